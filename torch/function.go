@@ -69,7 +69,7 @@ func (c *FunctionContext) MarkNonDifferentiable(outputs ...*Tensor) {
 	c.constant = append(c.constant, outputs...)
 }
 
-// NeedsInputGrad reports whether the input requires gradients.
+// NeedsInputGrad reports whether the input requires gradients, and the results get a history.
 func (c *FunctionContext) NeedsInputGrad(input int) bool {
 	return input >= 0 && input < len(c.needs) && c.needs[input]
 }
@@ -123,6 +123,10 @@ func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
 		p.scope = youngest(p.scope, t.scope)
 		p.marks |= t.marks
 	}
+	recorded = recorded && p.marks&noGrad == 0
+	if !recorded {
+		clear(c.needs)
+	}
 	out, err := f.Forward(c, in)
 	if err == nil && len(out) == 0 {
 		err = invalid("Forward returned no outputs")
@@ -130,7 +134,6 @@ func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
 	if err != nil {
 		return nil, opErrorOnce(op, inputs, err)
 	}
-	recorded = recorded && p.marks&noGrad == 0
 	constant := make([]bool, len(out))
 	for i, t := range out {
 		constant[i] = slices.ContainsFunc(c.constant, func(o *Tensor) bool { return o != nil && t != nil && o.h == t.h })
