@@ -658,6 +658,13 @@ func (g *Group) member() error {
 	return nil
 }
 
+// abort ends the job after an error of this rank alone, and returns the error: the other ranks wait
+// for this one in a collective, or would match this rank's next one with it.
+func (g *Group) abort(name string, err error) error {
+	g.job.member.Abort(fmt.Sprintf("%s at %s failed: %v", name, caller(), err))
+	return err
+}
+
 // caller returns the line of the program that called this package, or a module of a network that
 // did.
 func caller() string {

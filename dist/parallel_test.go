@@ -59,6 +59,16 @@ func batch(numbers []int) (x, y *torch.Tensor, err error) {
 	return x, y, err
 }
 
+// dealt returns the numbers of a batch's samples that rank r of n has.
+func dealt(first, size, r, n int) (mine []int) {
+	for i := first; i < first+size; i++ {
+		if i%n == r {
+			mine = append(mine, i)
+		}
+	}
+	return mine
+}
+
 // Batches of these sizes: the last are smaller than 8 ranks, and than 3.
 var batchSizes = []int{16, 13, 16, 9, 5, 2}
 
@@ -71,12 +81,7 @@ func trainSmall(net nn.Module, parallel *DataParallel, r, n int) error {
 	defer opt.Close()
 	at := 0
 	for _, size := range batchSizes {
-		var mine []int
-		for i := at; i < at+size; i++ {
-			if i%n == r {
-				mine = append(mine, i)
-			}
-		}
+		mine := dealt(at, size, r, n)
 		at += size
 		turn := torch.NewScope("turn")
 		var loss *torch.Tensor

@@ -39,12 +39,8 @@ import (
 // Step, State and construction are collectives: all ranks make them, in the same order. One
 // goroutine at a time uses a ZeroRedundancyOptimizer.
 type ZeroRedundancyOptimizer struct {
-	g        *Group
-	inner    optim.Optimizer
-	parts    []shardedParameter
-	order    []*shardedParameter // by the optimizer's indexes, which count through its groups
-	flats    []*flatParameters
-	gathered []*torch.Tensor // what State returned
+	dividedOptimizer
+	flats []*flatParameters
 }
 
 // flatParameters is the memory of the parameters of one dtype.
@@ -57,13 +53,36 @@ type flatParameters struct {
 
 // shardedParameter is a parameter in its flat memory.
 type shardedParameter struct {
-	param   *torch.Tensor
-	marked  *torch.Tensor // the same under NoGrad
-	flat    *flatParameters
-	begin   int64         // the parameter's first element in flat.all
-	address uintptr       // of the parameter
-	lo, hi  int64         // the elements of the parameter, in memory order, that this rank updates
-	piece   *torch.Tensor // these elements: a leaf [hi-lo], which may be empty
+	param          *torch.Tensor
+	marked         *torch.Tensor // the same under NoGrad
+	shape, strides []int64       // of the parameter
+	elements       int64
+	flat           *flatParameters
+	begin          int64         // the parameter's first element in flat.all
+	address        uintptr       // of the parameter
+	lo, hi         int64         // the elements of the parameter, in memory order, that this rank updates
+	piece          *torch.Tensor // these elements: a leaf [hi-lo], which may be empty
+}
+
+func newShardedParameter(p *torch.Tensor) shardedParameter {
+	return shardedParameter{param: p, marked: p.NoGrad(), shape: p.Shape(), strides: p.Strides(), elements: p.Elements()}
+}
+
+// place gives the parameter the next place in its flat memory.
+func (p *shardedParameter) place(f *flatParameters) {
+	p.flat, p.begin = f, f.elements
+	f.elements += aligned(p.elements, p.param.DType())
+}
+
+// cut finds the elements of the parameter that rank r updates.
+func (p *shardedParameter) cut(r int64) {
+	within := func(at int64) int64 { return min(max(at-p.begin, 0), p.elements) }
+	p.lo, p.hi = within(r*p.flat.share), within((r+1)*p.flat.share)
+}
+
+// of returns the parameter's place in a flat tensor, with its shape.
+func (p *shardedParameter) of(flat *torch.Tensor) *torch.Tensor {
+	return flat.Narrow(0, p.begin, p.elements).AsStrided(p.shape, p.strides, torch.AsStridedOptions{})
 }
 
 // alignment is the number of bytes at whose multiples parameters and ranks' parts begin, so that
@@ -84,7 +103,7 @@ const alignment = 16
 //
 // Close the optimizer before the group. It does not own the parameters, which stay valid.
 func NewZeroRedundancyOptimizer(g *Group, params []*torch.Tensor, build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*ZeroRedundancyOptimizer, error) {
-	z := &ZeroRedundancyOptimizer{g: g}
+	z := &ZeroRedundancyOptimizer{dividedOptimizer: dividedOptimizer{name: "ZeroRedundancyOptimizer", g: g}}
 	err := z.agree(params)
 	if err == nil {
 		err = z.construct(build)
@@ -112,7 +131,8 @@ func (z *ZeroRedundancyOptimizer) agree(params []*torch.Tensor) error {
 			mine.Err = fmt.Sprintf("parameter %d is in the list twice", i)
 		}
 		seen[p] = true
-		z.parts = append(z.parts, shardedParameter{param: p, marked: p.NoGrad()})
+		part := newShardedParameter(p)
+		z.parts = append(z.parts, &part)
 		mine.Tensors = append(mine.Tensors, fmt.Sprintf("parameter %d %v%v of strides %v", i, p.DType(), p.Shape(), p.Strides()))
 	}
 	if len(params) == 0 {
@@ -160,14 +180,13 @@ func (z *ZeroRedundancyOptimizer) construct(build func([]*torch.Tensor) (optim.O
 	if err := mine.agree(z.g); err != nil || failure != nil {
 		return cmp.Or(failure, err)
 	}
-	for i := range z.parts {
-		p := &z.parts[i]
+	for i, p := range z.parts {
 		err := p.param.SetData(views[i])
 		if err == nil {
 			p.address, err = p.param.Pointer()
 		}
 		if err != nil {
-			return z.abort("NewZeroRedundancyOptimizer", err)
+			return z.g.abort("NewZeroRedundancyOptimizer", err)
 		}
 	}
 	if err := z.gatherParameters("NewZeroRedundancyOptimizer"); err != nil {
@@ -176,71 +195,28 @@ func (z *ZeroRedundancyOptimizer) construct(build func([]*torch.Tensor) (optim.O
 	return z.synchronize()
 }
 
-// build makes the optimizer of this rank's part.
-func (z *ZeroRedundancyOptimizer) build(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
-	if build == nil {
-		return fmt.Errorf("build is nil: %w", cuda.ErrInvalidArgument)
-	}
-	shard := make([]*torch.Tensor, len(z.parts))
-	for i := range z.parts {
-		shard[i] = z.parts[i].piece
-	}
-	inner, err := build(shard)
-	if err != nil {
-		return err
-	}
-	if inner == nil {
-		return fmt.Errorf("build returned no optimizer: %w", cuda.ErrInvalidArgument)
-	}
-	z.inner = inner
-	switch inner.(type) {
-	case *optim.LAMB, *optim.Muon:
-		return fmt.Errorf("%T computes with whole parameters, of which a rank has a part: use an optimizer of single elements, such as AdamW: %w", inner, cuda.ErrInvalidArgument)
-	}
-	return z.index()
-}
-
-// index finds the optimizer's parameters among the parts.
-func (z *ZeroRedundancyOptimizer) index() error {
-	of := make(map[*torch.Tensor]*shardedParameter, len(z.parts))
-	for i := range z.parts {
-		of[z.parts[i].piece] = &z.parts[i]
-	}
-	for _, g := range z.inner.Groups() {
-		for _, t := range g.Params {
-			p := of[t]
-			if p == nil {
-				return fmt.Errorf("the optimizer has a parameter that is not of the shard: %w", cuda.ErrInvalidArgument)
-			}
-			z.order = append(z.order, p)
-		}
-	}
-	return nil
-}
-
 // layOut gives each parameter its place.
 func (z *ZeroRedundancyOptimizer) layOut() {
 	byDType := map[torch.DType]*flatParameters{}
-	for i := range z.parts {
-		p := &z.parts[i]
+	for _, p := range z.parts {
 		dtype := p.param.DType()
-		p.flat = byDType[dtype]
-		if p.flat == nil {
-			p.flat = &flatParameters{}
-			byDType[dtype] = p.flat
-			z.flats = append(z.flats, p.flat)
+		f := byDType[dtype]
+		if f == nil {
+			f = &flatParameters{}
+			byDType[dtype] = f
+			z.flats = append(z.flats, f)
 		}
-		p.begin = p.flat.elements
-		p.flat.elements += aligned(p.param.Elements(), dtype)
+		p.place(f)
 	}
-	n, r := int64(z.g.Size()), int64(z.g.Rank())
-	for i := range z.parts {
-		p := &z.parts[i]
-		f := p.flat
-		f.share = aligned((f.elements+n-1)/n, p.param.DType())
-		within := func(at int64) int64 { return min(max(at-p.begin, 0), p.param.Elements()) }
-		p.lo, p.hi = within(r*f.share), within((r+1)*f.share)
+	for _, p := range z.parts {
+		p.flat.divide(z.g.Size(), p.param.DType())
+		p.cut(int64(z.g.Rank()))
 	}
+}
+
+// divide gives each of n ranks an equal part.
+func (f *flatParameters) divide(n int, d torch.DType) {
+	f.share = aligned((f.elements+int64(n)-1)/int64(n), d)
 }
 
 // aligned rounds a number of elements up.
@@ -251,8 +227,7 @@ func aligned(n int64, d torch.DType) int64 {
 
 // fill makes the flat memory, with the parameters' values.
 func (z *ZeroRedundancyOptimizer) fill(scope *torch.Scope) (views []*torch.Tensor, err error) {
-	for i := range z.parts {
-		p := &z.parts[i]
+	for _, p := range z.parts {
 		f := p.flat
 		if f.all == nil {
 			all, err := torch.Zeros(z.g.Device(), p.param.DType(), f.share*int64(z.g.Size()))
@@ -265,7 +240,7 @@ func (z *ZeroRedundancyOptimizer) fill(scope *torch.Scope) (views []*torch.Tenso
 			}
 		}
 		all := f.all.In(scope)
-		view := all.Narrow(0, p.begin, p.param.Elements()).AsStrided(p.param.Shape(), p.param.Strides(), torch.AsStridedOptions{})
+		view := p.of(all)
 		if err := view.CopyFrom(p.marked, torch.CopyOptions{NonBlocking: true}); err != nil {
 			return nil, err
 		}
@@ -318,7 +293,7 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 	}
 	for i, p := range z.parts {
 		if at, err := p.param.Pointer(); err != nil || at != p.address {
-			return z.abort("ZeroRedundancyOptimizer.Step",
+			return z.g.abort("ZeroRedundancyOptimizer.Step",
 				errors.Join(err, fmt.Errorf("dist: ZeroRedundancyOptimizer.Step: parameter %d has moved to other memory: make the optimizer after nn.To: %w", i, cuda.ErrInvalidArgument)))
 		}
 	}
@@ -328,7 +303,7 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 	case errors.Is(err, optim.ErrNoGradients), errors.Is(err, cuda.ErrCapture):
 		return err // on all ranks
 	case err != nil:
-		return z.abort("ZeroRedundancyOptimizer.Step", err)
+		return z.g.abort("ZeroRedundancyOptimizer.Step", err)
 	}
 	if err := z.gatherParameters("ZeroRedundancyOptimizer.Step"); err != nil {
 		return err
@@ -339,21 +314,13 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 	return z.ZeroGrad()
 }
 
-// abort ends the job after an error of this rank alone, and returns it: the other ranks wait for
-// this one in a collective, or would match this rank's next one with it.
-func (z *ZeroRedundancyOptimizer) abort(name string, err error) error {
-	z.g.job.member.Abort(fmt.Sprintf("%s at %s failed: %v", name, caller(), err))
-	return err
-}
-
 // update steps this rank's part.
 func (z *ZeroRedundancyOptimizer) update() (err error) {
 	scope := torch.NewScope("gradients of a shard")
 	defer scope.Close()
 	var stepped []*torch.Tensor // pieces with a gradient
 	some := false
-	for i := range z.parts {
-		p := &z.parts[i]
+	for _, p := range z.parts {
 		grad := p.marked.Grad()
 		if grad == nil {
 			continue
@@ -363,14 +330,14 @@ func (z *ZeroRedundancyOptimizer) update() (err error) {
 		if p.lo == p.hi {
 			continue
 		}
-		if !slices.Equal(grad.Strides(), p.param.Strides()) {
+		if !slices.Equal(grad.Strides(), p.strides) {
 			like := scope.Own(p.marked.EmptyLike())
 			if err := like.CopyFrom(grad, torch.CopyOptions{NonBlocking: true}); err != nil {
 				return err
 			}
 			grad = like
 		}
-		row := grad.AsStrided([]int64{p.param.Elements()}, []int64{1}, torch.AsStridedOptions{}).Narrow(0, p.lo, p.hi-p.lo)
+		row := grad.AsStrided([]int64{p.elements}, []int64{1}, torch.AsStridedOptions{}).Narrow(0, p.lo, p.hi-p.lo)
 		if err := errors.Join(row.Err(), p.piece.SetGrad(row)); err != nil {
 			return err
 		}
@@ -409,28 +376,6 @@ func (z *ZeroRedundancyOptimizer) Groups() []optim.Group {
 	return groups
 }
 
-// LRs returns the current learning rate of each group.
-func (z *ZeroRedundancyOptimizer) LRs() []float64 {
-	if z.inner == nil {
-		return nil
-	}
-	return z.inner.LRs()
-}
-
-// SetLR sets one learning rate for all groups, or one for each group. All ranks set the same.
-func (z *ZeroRedundancyOptimizer) SetLR(rates ...float64) error {
-	if z.inner == nil {
-		return fmt.Errorf("dist: ZeroRedundancyOptimizer.SetLR: %w", torch.ErrClosed)
-	}
-	return z.inner.SetLR(rates...)
-}
-
-// Capturable reports whether a captured Step follows SetLR.
-func (z *ZeroRedundancyOptimizer) Capturable() bool {
-	c, ok := z.inner.(interface{ Capturable() bool })
-	return ok && c.Capturable()
-}
-
 // Close frees this rank's state, and the optimizer that build made. A later Step returns
 // torch.ErrClosed.
 func (z *ZeroRedundancyOptimizer) Close() error {
@@ -448,11 +393,4 @@ func (z *ZeroRedundancyOptimizer) Close() error {
 		f.all.Close()
 	}
 	return err
-}
-
-func (z *ZeroRedundancyOptimizer) dropGathered() {
-	for _, t := range z.gathered {
-		t.Close()
-	}
-	z.gathered = nil
 }

@@ -15,10 +15,91 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// StateBytes returns the bytes of state that this rank holds, masters included.
-func (z *ZeroRedundancyOptimizer) StateBytes() (int64, error) {
+// dividedOptimizer is an optimizer of this rank's parts of parameters.
+type dividedOptimizer struct {
+	name     string // of the type, for errors
+	g        *Group
+	inner    optim.Optimizer
+	parts    []*shardedParameter
+	order    []*shardedParameter // by the optimizer's indexes, which count through its groups
+	gathered []*torch.Tensor     // what State returned
+}
+
+// build makes the optimizer of this rank's part.
+func (z *dividedOptimizer) build(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
+	if build == nil {
+		return fmt.Errorf("build is nil: %w", cuda.ErrInvalidArgument)
+	}
+	shard := make([]*torch.Tensor, len(z.parts))
+	for i, p := range z.parts {
+		shard[i] = p.piece
+	}
+	inner, err := build(shard)
+	if err != nil {
+		return err
+	}
+	if inner == nil {
+		return fmt.Errorf("build returned no optimizer: %w", cuda.ErrInvalidArgument)
+	}
+	z.inner = inner
+	switch inner.(type) {
+	case *optim.LAMB, *optim.Muon:
+		return fmt.Errorf("%T computes with whole parameters, of which a rank has a part: use an optimizer of single elements, such as AdamW: %w", inner, cuda.ErrInvalidArgument)
+	}
+	return z.index()
+}
+
+// index finds the optimizer's parameters among the parts.
+func (z *dividedOptimizer) index() error {
+	of := make(map[*torch.Tensor]*shardedParameter, len(z.parts))
+	for _, p := range z.parts {
+		of[p.piece] = p
+	}
+	for _, g := range z.inner.Groups() {
+		for _, t := range g.Params {
+			p := of[t]
+			if p == nil {
+				return fmt.Errorf("the optimizer has a parameter that is not of the shard: %w", cuda.ErrInvalidArgument)
+			}
+			z.order = append(z.order, p)
+		}
+	}
+	return nil
+}
+
+// LRs returns the current learning rate of each group.
+func (z *dividedOptimizer) LRs() []float64 {
 	if z.inner == nil {
-		return 0, fmt.Errorf("dist: ZeroRedundancyOptimizer.StateBytes: %w", torch.ErrClosed)
+		return nil
+	}
+	return z.inner.LRs()
+}
+
+// SetLR sets one learning rate for all groups, or one for each group. All ranks set the same.
+func (z *dividedOptimizer) SetLR(rates ...float64) error {
+	if z.inner == nil {
+		return fmt.Errorf("dist: %s.SetLR: %w", z.name, torch.ErrClosed)
+	}
+	return z.inner.SetLR(rates...)
+}
+
+// Capturable reports whether a captured Step follows SetLR.
+func (z *dividedOptimizer) Capturable() bool {
+	c, ok := z.inner.(interface{ Capturable() bool })
+	return ok && c.Capturable()
+}
+
+func (z *dividedOptimizer) dropGathered() {
+	for _, t := range z.gathered {
+		t.Close()
+	}
+	z.gathered = nil
+}
+
+// StateBytes returns the bytes of state that this rank holds, masters included.
+func (z *dividedOptimizer) StateBytes() (int64, error) {
+	if z.inner == nil {
+		return 0, fmt.Errorf("dist: %s.StateBytes: %w", z.name, torch.ErrClosed)
 	}
 	s, err := z.inner.State()
 	if err != nil {
@@ -68,15 +149,15 @@ func splitState(name string) (index int, rest string, ok bool) {
 //
 // So optim.Save is called on all ranks too, with a path for each. train.Checkpoint with World does
 // all of this.
-func (z *ZeroRedundancyOptimizer) State() (optim.State, error) {
+func (z *dividedOptimizer) State() (optim.State, error) {
 	if z.inner == nil {
-		return optim.State{}, fmt.Errorf("dist: ZeroRedundancyOptimizer.State: %w", torch.ErrClosed)
+		return optim.State{}, fmt.Errorf("dist: %s.State: %w", z.name, torch.ErrClosed)
 	}
 	z.dropGathered()
 	own, err := z.inner.State()
 	kinds, err := z.describe(own, err)
 	if err != nil {
-		return optim.State{}, fmt.Errorf("dist: ZeroRedundancyOptimizer.State: %w", err)
+		return optim.State{}, fmt.Errorf("dist: %s.State: %w", z.name, err)
 	}
 	whole := optim.State{Metadata: own.Metadata}
 	scope := torch.NewScope("state on its way")
@@ -85,11 +166,11 @@ func (z *ZeroRedundancyOptimizer) State() (optim.State, error) {
 	for _, k := range kinds {
 		t, err := z.wholeState(scope, rows, own, k)
 		if err != nil {
-			err = fmt.Errorf("dist: ZeroRedundancyOptimizer.State: %s: %w", stateOf(k), err)
+			err = fmt.Errorf("dist: %s.State: %s: %w", z.name, stateOf(k), err)
 			if known := new(Error); errors.As(err, &known) { // of the collective
 				return optim.State{}, err
 			}
-			return optim.State{}, z.abort("ZeroRedundancyOptimizer.State", err)
+			return optim.State{}, z.g.abort(z.name+".State", err)
 		}
 		z.gathered = append(z.gathered, t)
 		whole.Tensors = append(whole.Tensors, nn.Named{Name: stateOf(k), Tensor: t})
@@ -101,7 +182,7 @@ func stateOf(k shardedState) string { return fmt.Sprintf("state.%d.%s", k.Index,
 
 // describe returns the tensors of the whole state, which are the same on all ranks, or the failure
 // of one. Every rank that has elements of a parameter must have state of the same names.
-func (z *ZeroRedundancyOptimizer) describe(own optim.State, failure error) ([]shardedState, error) {
+func (z *dividedOptimizer) describe(own optim.State, failure error) ([]shardedState, error) {
 	mine := struct {
 		State []shardedState
 		Err   string
@@ -168,10 +249,10 @@ func (z *ZeroRedundancyOptimizer) describe(own optim.State, failure error) ([]sh
 
 // owners returns the number of ranks that update elements of the parameter.
 func (p *shardedParameter) owners() int64 {
-	if p.param.Elements() == 0 {
+	if p.elements == 0 {
 		return 0
 	}
-	return (p.begin+p.param.Elements()-1)/p.flat.share - p.begin/p.flat.share + 1
+	return (p.begin+p.elements-1)/p.flat.share - p.begin/p.flat.share + 1
 }
 
 // stateRow is the state of one name and dtype for all parameters of a flat memory.
@@ -182,7 +263,7 @@ type stateRow struct {
 }
 
 // wholeState returns a new tensor with the state of all ranks. rows has what was gathered so far.
-func (z *ZeroRedundancyOptimizer) wholeState(scope *torch.Scope, rows map[stateRow]*torch.Tensor, own optim.State, k shardedState) (*torch.Tensor, error) {
+func (z *dividedOptimizer) wholeState(scope *torch.Scope, rows map[stateRow]*torch.Tensor, own optim.State, k shardedState) (*torch.Tensor, error) {
 	if k.Scalar {
 		return torch.Full(cuda.CPU, k.DType, k.Value)
 	}
@@ -195,12 +276,12 @@ func (z *ZeroRedundancyOptimizer) wholeState(scope *torch.Scope, rows map[stateR
 		}
 		rows[at] = row
 	}
-	t := rows[at].Narrow(0, p.begin, p.param.Elements()).AsStrided(p.param.Shape(), p.param.Strides(), torch.AsStridedOptions{}).Keep()
+	t := p.of(rows[at]).Keep()
 	return t, t.Err()
 }
 
 // gatherRow gathers the state of one name and dtype.
-func (z *ZeroRedundancyOptimizer) gatherRow(scope *torch.Scope, own optim.State, at stateRow) (*torch.Tensor, error) {
+func (z *dividedOptimizer) gatherRow(scope *torch.Scope, own optim.State, at stateRow) (*torch.Tensor, error) {
 	all, err := torch.Zeros(cuda.CPU, at.dtype, at.flat.share*int64(z.g.Size()))
 	if err != nil {
 		return nil, err
@@ -218,7 +299,7 @@ func (z *ZeroRedundancyOptimizer) gatherRow(scope *torch.Scope, own optim.State,
 			return nil, err
 		}
 	}
-	c, err := z.g.begin("ZeroRedundancyOptimizer.State", at.name, mine, all)
+	c, err := z.g.begin(z.name+".State", at.name, mine, all)
 	if err != nil {
 		return nil, err
 	}
@@ -227,9 +308,9 @@ func (z *ZeroRedundancyOptimizer) gatherRow(scope *torch.Scope, own optim.State,
 
 // LoadState replaces the state by this rank's part of a whole state, which State or an optimizer of
 // one process made. It sets the learning rates too. It is no collective: every rank has s.
-func (z *ZeroRedundancyOptimizer) LoadState(s optim.State) error {
+func (z *dividedOptimizer) LoadState(s optim.State) error {
 	if z.inner == nil {
-		return fmt.Errorf("dist: ZeroRedundancyOptimizer.LoadState: %w", torch.ErrClosed)
+		return fmt.Errorf("dist: %s.LoadState: %w", z.name, torch.ErrClosed)
 	}
 	scope := torch.NewScope("a part of a state")
 	defer scope.Close()
@@ -237,7 +318,7 @@ func (z *ZeroRedundancyOptimizer) LoadState(s optim.State) error {
 	for _, n := range s.Tensors {
 		t, err := z.cut(scope, n)
 		if err != nil {
-			return fmt.Errorf("dist: ZeroRedundancyOptimizer.LoadState: %s: %w", n.Name, err)
+			return fmt.Errorf("dist: %s.LoadState: %s: %w", z.name, n.Name, err)
 		}
 		if t != nil {
 			part.Tensors = append(part.Tensors, nn.Named{Name: n.Name, Tensor: t})
@@ -251,7 +332,7 @@ func (z *ZeroRedundancyOptimizer) LoadState(s optim.State) error {
 }
 
 // cut returns this rank's part of a tensor of a state, or nil for none.
-func (z *ZeroRedundancyOptimizer) cut(scope *torch.Scope, n nn.Named) (*torch.Tensor, error) {
+func (z *dividedOptimizer) cut(scope *torch.Scope, n nn.Named) (*torch.Tensor, error) {
 	if err := n.Tensor.Err(); err != nil {
 		return nil, err
 	}
@@ -261,19 +342,19 @@ func (z *ZeroRedundancyOptimizer) cut(scope *torch.Scope, n nn.Named) (*torch.Te
 	}
 	p := z.order[index]
 	switch {
-	case name != "step" && !slices.Equal(n.Tensor.Shape(), p.param.Shape()):
-		return nil, fmt.Errorf("it has the shape %v, and its parameter %v: %w", n.Tensor.Shape(), p.param.Shape(), cuda.ErrInvalidArgument)
+	case name != "step" && !slices.Equal(n.Tensor.Shape(), p.shape):
+		return nil, fmt.Errorf("it has the shape %v, and its parameter %v: %w", n.Tensor.Shape(), p.shape, cuda.ErrInvalidArgument)
 	case p.lo == p.hi:
 		return nil, nil
 	case name == "step":
 		return n.Tensor, nil
 	}
-	row, err := torch.Empty(cuda.CPU, n.Tensor.DType(), p.param.Elements())
+	row, err := torch.Empty(cuda.CPU, n.Tensor.DType(), p.elements)
 	if err != nil {
 		return nil, err
 	}
 	row = scope.Own(row)
-	whole := row.AsStrided(p.param.Shape(), p.param.Strides(), torch.AsStridedOptions{})
+	whole := row.AsStrided(p.shape, p.strides, torch.AsStridedOptions{})
 	if err := whole.CopyFrom(n.Tensor, torch.CopyOptions{}); err != nil {
 		return nil, err
 	}
