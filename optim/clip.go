@@ -11,6 +11,11 @@ import (
 // ClipOptions are the options of [ClipGradNorm]. The zero value selects the Euclidean norm.
 type ClipOptions struct {
 	NormType float64 // order of the norm; 0 stands for 2; 1 and math.Inf(1) are also common
+	// Whole, if not nil, returns the norm of all gradients from that of the parameters' gradients,
+	// a scalar, and the order of the norm, where other processes have other parts of the
+	// parameters: dist.FullyShardedDataParallel.ClipGradNorm sets it. It is called without
+	// gradients too. ClipGradNorm owns the result.
+	Whole func(norm *torch.Tensor, order float64) *torch.Tensor
 }
 
 // ClipGradNorm scales the gradients of the parameters in place, all by one factor, so that their
@@ -37,16 +42,10 @@ func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torc
 	if err != nil {
 		return nil, err
 	}
-	if len(grads) == 0 {
-		return torch.Zeros(cuda.CPU, torch.Float32)
+	total, err := totalNorm(grads, o, &temporary)
+	if err != nil || len(grads) == 0 {
+		return total, err
 	}
-	norms, err := torch.ForeachNorm(grads, o.NormType)
-	temporary = append(temporary, norms...)
-	if err != nil {
-		return nil, err
-	}
-	// Gradients on several devices fail here, before any gradient has changed.
-	total := temporary.add(torch.Stack(norms, 0)).NormOrd(o.NormType)
 	shifted := temporary.add(total.AddScalar(1e-6))
 	factor := temporary.add(temporary.add(temporary.add(shifted.Reciprocal()).MulScalar(maxNorm)).ClampMax(1))
 	if err := factor.Err(); err != nil {
@@ -58,6 +57,27 @@ func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torc
 		return nil, err
 	}
 	return total, nil
+}
+
+// totalNorm returns the norm of all gradients.
+func totalNorm(grads []*torch.Tensor, o ClipOptions, temporary *handles) (total *torch.Tensor, err error) {
+	if len(grads) == 0 {
+		total, err = torch.Zeros(cuda.CPU, torch.Float32)
+	} else {
+		var norms []*torch.Tensor
+		norms, err = torch.ForeachNorm(grads, o.NormType)
+		*temporary = append(*temporary, norms...)
+		if err == nil {
+			// Gradients on several devices fail here, before any gradient has changed.
+			total = temporary.add(torch.Stack(norms, 0)).NormOrd(o.NormType)
+			err = total.Err()
+		}
+	}
+	if err != nil || o.Whole == nil {
+		return total, err
+	}
+	total = o.Whole(temporary.add(total), o.NormType)
+	return total, total.Err()
 }
 
 // ClipGradValue clamps every element of the parameters' gradients to [-maxValue, maxValue], in

@@ -29,6 +29,9 @@ import (
 //
 // A skipped step leaves parameters, state and step counts as they are, and drops the gradients as
 // any Step does. A schedule counts it. A GradScaler serves one goroutine at a time.
+//
+// An optimizer whose gradients are divided among processes has a method AgreeOnFound, which makes
+// the finding that of all of them: dist.FullyShardedOptimizer does.
 type GradScaler struct {
 	o      GradScalerOptions
 	device cuda.Device
@@ -127,6 +130,13 @@ func (s *GradScaler) unscale(o Optimizer, step *scaledStep) error {
 	inverse := open.add(open.add(wide.Reciprocal()).ToDType(torch.Float32))
 	for _, k := range slices.SortedFunc(maps.Keys(byKind), gradKind.compare) {
 		if err := s.unscaleOn(k.device, byKind[k], step.found, inverse, &open); err != nil {
+			return err
+		}
+	}
+	if d, ok := o.(interface {
+		AgreeOnFound(found *torch.Tensor) error
+	}); ok {
+		if err := d.AgreeOnFound(step.found); err != nil {
 			return err
 		}
 	}
