@@ -472,15 +472,19 @@ func (d *DataParallel) NoSync(fn func() error) error {
 // rows, whose value may be NaN. Weigh makes a small collective, for which the host does not wait on
 // a GPU.
 func (d *DataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
+	return weigh(d.g, loss, samples)
+}
+
+func weigh(g *Group, loss *torch.Tensor, samples int) *torch.Tensor {
 	if samples < 0 || loss == nil && samples > 0 {
 		return torch.Fail("dist.Weigh", fmt.Errorf("%d samples: a rank with samples has a loss: %w", samples, cuda.ErrInvalidArgument))
 	}
-	total, err := torch.Full(d.g.Device(), torch.Float64, float64(samples))
+	total, err := torch.Full(g.Device(), torch.Float64, float64(samples))
 	if err != nil {
 		return torch.Fail("dist.Weigh", err)
 	}
 	defer total.Close()
-	if err := d.g.AllReduce(total, Average); err != nil {
+	if err := g.AllReduce(total, Average); err != nil {
 		return torch.Fail("dist.Weigh", err)
 	}
 	if loss == nil {

@@ -216,4 +216,10 @@ var edges = []edge{
 		"    order(*stream_, c10::cuda::getCurrentCUDAStream(group_.device));\n", "", "dist", "TestGPUBucketsAreInOrder", 2},
 	{"the caller waits for the reduction of gradients", "cshim/src/dist/reducer.cc",
 		"    if (stream_) order(c10::cuda::getCurrentCUDAStream(group_.device), *stream_);\n", "", "dist", "TestGPUBucketsAreInOrder", 2},
+	{"a block waits until its parameters are gathered", "dist/shardedblock.go",
+		"	if err := b.await(); err != nil {\n		return err\n	}\n	if b.shown {", "	if b.shown {", "dist", "TestFullyShardedTrainsAsOne", 0},
+	{"the gradients of a part wait for their reduction", "dist/fullysharded.go",
+		"			if err := f.await(); err != nil {\n				return err\n			}\n", "			_ = f\n", "dist", "TestFullyShardedTrainsAsOne", 0},
+	{"the memory of a block's gradients is used again after their reduction", "dist/shardedblock.go",
+		"		if err := f.await(); err != nil {\n			return err\n		}\n", "", "dist", "TestFullyShardedTrainsAsOne", 0},
 }

@@ -1,0 +1,660 @@
+package dist
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// FullyShardedOptions are the options of [NewFullyShardedDataParallel].
+type FullyShardedOptions struct {
+	// KeepAfterForward keeps the parameters of each block from its forward pass until its backward
+	// pass (ZeRO stage 2; PyTorch's reshard_after_forward=False): a rank then has all parameters at
+	// the end of forward, and sends a third less. Otherwise they are gathered again in backward,
+	// and a rank has those of two blocks at most (ZeRO stage 3).
+	KeepAfterForward bool
+}
+
+// FullyShardedStats are the bytes that a rank holds.
+type FullyShardedStats struct {
+	ParameterBytes   int64 // of this rank's parts of the parameters
+	GradientBytes    int64 // of the averaged gradients of these
+	GatheredBytes    int64 // of blocks that are gathered now
+	MaxGatheredBytes int64 // the maximum of GatheredBytes
+}
+
+// FullyShardedDataParallel trains one model on all ranks of a group, of which each keeps 1/N of the
+// parameters, gradients and optimizer state (PyTorch's fully_shard, ZeRO stages 2 and 3). The model
+// becomes what one process would make of the batches of all ranks.
+//
+// The network says which parameters are gathered together: every parameter belongs to a
+// [ShardedBlock], such as a layer of a transformer.
+//
+//	var blocks []nn.Module
+//	for range 24 {
+//		blocks = append(blocks, dist.NewShardedBlock(nn.NewTransformerEncoderLayer(1024, 16, nn.TransformerEncoderLayerOptions{})))
+//	}
+//	net := nn.NewSequential(blocks...)
+//	sharded, err := dist.NewFullyShardedDataParallel(world, net, dist.FullyShardedOptions{})
+//	...
+//	opt, err := sharded.NewOptimizer(func(shard []*torch.Tensor) (optim.Optimizer, error) {
+//		return optim.NewAdamW(shard, optim.AdamWOptions{LR: 1e-3})
+//	})
+//	...
+//	loss := sharded.Forward(x).MSELoss(y)
+//	err = sharded.Backward(loss)
+//	...
+//	norm, err := sharded.ClipGradNorm(1, optim.ClipOptions{})
+//	...
+//	err = opt.Step()
+//
+// A block's parameters are gathered while the block before it computes, and freed when it has
+// computed, in forward and again in backward. Its gradients are averaged over ranks, each rank
+// getting those of its part, under the backward pass of the block before it.
+//
+// All ranks make the same passes through the same blocks in the same order, on batches of any
+// sizes: a rank without samples makes them on a batch of no rows. Blocks that no rank uses have no
+// gradients. Options.Debug finds ranks that differ.
+//
+// On a GPU, Forward and Backward enqueue their work, on the current stream and on a stream of
+// their own for the collectives, and do not wait; the blocks run on the stream of Forward. They
+// cannot be captured in a graph. One goroutine at a time uses a FullyShardedDataParallel.
+type FullyShardedDataParallel struct {
+	g      *Group
+	net    nn.Module
+	o      FullyShardedOptions
+	stream *cuda.OwnedStream             // of the collectives; nil on the CPU
+	blocks []*ShardedBlock               // in the order of the network
+	empty  map[torch.DType]*torch.Tensor // what modules have while their blocks are not gathered
+	link   *torch.Tensor                 // a leaf without elements, which makes blocks have a history
+	stats  FullyShardedStats
+	closed bool
+
+	on        cuda.Stream // of the latest Forward
+	inForward bool
+	visited   []*ShardedBlock // in the forward pass under way
+	order     []*ShardedBlock // of the forward pass before, which the next one is expected to have
+	backward  bool            // a backward pass is under way
+	at        int             // in order, of the block that backward has come to
+	stepped   bool            // there are no gradients since Step or ZeroGrad
+	changes   int             // counts the changes of the parameters
+	state     []*torch.Tensor // what State returned
+}
+
+// NewFullyShardedDataParallel divides the parameters of a network among the ranks, with rank 0's
+// values. The network has the same blocks, parameters and buffers, by name, shape, strides and
+// dtype, on all ranks, or it is an error on all ranks that names the first difference. It may be on
+// the CPU still: blocks move to the group's device one after the other, so a network fits that is
+// larger than a device. Buffers are made rank 0's, and each rank then keeps its own.
+//
+// From then on nn.Parameters(net) are this rank's parts: rows of elements, and empty ones. Nothing
+// but the blocks themselves sees whole parameters: call ConvertSyncBatchNorm, nn.Freeze and nn.Load
+// before, and [FullyShardedDataParallel.State] after. Hooks of the parts are not called.
+//
+// These are errors: a parameter outside of the blocks, a block inside of another one, a parameter
+// that two blocks share (one that is twice in a block is one parameter), an nn.Graphed.
+//
+// Close it before the group; the network cannot be used then. After an error, too, the parameters
+// may be gone.
+func NewFullyShardedDataParallel(g *Group, net nn.Module, o FullyShardedOptions) (*FullyShardedDataParallel, error) {
+	d := &FullyShardedDataParallel{g: g, net: net, o: o, stepped: true, empty: map[torch.DType]*torch.Tensor{}}
+	err := d.agree()
+	if err == nil {
+		if err = d.construct(); err != nil {
+			d.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dist.NewFullyShardedDataParallel: %w", err)
+	}
+	return d, nil
+}
+
+// agree finds the blocks, and compares them with those of the other ranks.
+func (d *FullyShardedDataParallel) agree() error {
+	mine := modelText{Options: fmt.Sprintf("%+v", d.o)}
+	if d.net == nil {
+		mine.Err = "the network is nil"
+	} else if err := d.find("", d.net); err != nil {
+		mine.Err = err.Error()
+	}
+	owner := map[*torch.Tensor]string{}
+	for _, b := range d.blocks {
+		for _, p := range b.params {
+			full := b.prefix + p.names[0]
+			t := p.param
+			switch {
+			case mine.Err != "":
+			case t.Err() != nil:
+				mine.Err = fmt.Sprintf("%s: %v", full, t.Err())
+			case owner[t] != "":
+				mine.Err = fmt.Sprintf("%s and %s are one parameter in two blocks, which are not gathered at the same time: put both modules into one ShardedBlock", owner[t], full)
+			case !dense(p.shape, p.strides):
+				mine.Err = fmt.Sprintf("%s has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy", full, p.shape, p.strides)
+			}
+			owner[t] = full
+			mine.Tensors = append(mine.Tensors, fmt.Sprintf("%s %v%v of strides %v, trained: %v, in the block %s", full, t.DType(), p.shape, p.strides, t.RequiresGrad(), b.name))
+		}
+	}
+	if mine.Err == "" && len(owner) == 0 {
+		mine.Err = "the network has no ShardedBlock with a parameter"
+	}
+	if mine.Err == "" {
+		for _, n := range nn.NamedBuffers(d.net) {
+			mine.Tensors = append(mine.Tensors, fmt.Sprintf("%s %v%v", n.Name, n.Tensor.DType(), n.Tensor.Shape()))
+			if err := n.Tensor.Err(); err != nil {
+				mine.Err = fmt.Sprintf("%s: %v", n.Name, err)
+			}
+		}
+	}
+	return mine.agree(d.g)
+}
+
+// find lists the blocks of a module.
+func (d *FullyShardedDataParallel) find(prefix string, m nn.Module) error {
+	switch m := m.(type) {
+	case nil:
+		return nil
+	case *nn.Graphed:
+		return fmt.Errorf("%s is an nn.Graphed, whose graphs need parameters that stay where they are: leave it out", blockName(prefix))
+	case *ShardedBlock:
+		return d.add(prefix, m)
+	}
+	parts := m.Parts()
+	if len(parts.Parameters) > 0 {
+		return fmt.Errorf("the parameter %s is outside of the blocks: make the module that has it a ShardedBlock", prefix+parts.Parameters[0].Name)
+	}
+	for _, c := range parts.Modules {
+		if err := d.find(prefix+c.Name+".", c.Module); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// blockName returns the name of the module with the prefix.
+func blockName(prefix string) string {
+	if prefix == "" {
+		return "the network"
+	}
+	return strings.TrimSuffix(prefix, ".")
+}
+
+// add lists a block.
+func (d *FullyShardedDataParallel) add(prefix string, b *ShardedBlock) error {
+	if slices.Contains(d.blocks, b) { // it is used twice
+		return nil
+	}
+	switch {
+	case b.module == nil:
+		return fmt.Errorf("%s is a block without a module", blockName(prefix))
+	case b.d != nil:
+		return fmt.Errorf("%s is a block of another FullyShardedDataParallel", blockName(prefix))
+	}
+	if err := plain(prefix, b.module); err != nil {
+		return err
+	}
+	b.name, b.prefix, b.params, b.flats, b.named = blockName(prefix), prefix, nil, nil, nil
+	of := map[*torch.Tensor]*blockParameter{}
+	for _, n := range nn.NamedParameters(b.module) {
+		p := of[n.Tensor]
+		if p == nil {
+			p = &blockParameter{shardedParameter: newShardedParameter(n.Tensor)}
+			of[n.Tensor] = p
+			b.params = append(b.params, p)
+		}
+		p.names = append(p.names, n.Name)
+	}
+	d.blocks = append(d.blocks, b)
+	return nil
+}
+
+// plain returns an error if a block's module has blocks or graphs in it.
+func plain(prefix string, m nn.Module) error {
+	switch m.(type) {
+	case nil:
+		return nil
+	case *ShardedBlock:
+		return fmt.Errorf("%s is a block inside of another block: take one of them out", blockName(prefix))
+	case *nn.Graphed:
+		return fmt.Errorf("%s is an nn.Graphed, whose graphs need parameters that stay where they are: leave it out", blockName(prefix))
+	}
+	for _, c := range m.Parts().Modules {
+		if err := plain(prefix+c.Name+".", c.Module); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// construct divides the parameters.
+func (d *FullyShardedDataParallel) construct() (err error) {
+	if d.g.Device() != cuda.CPU {
+		if d.stream, err = cuda.NewOwnedStream(d.g.Device(), cuda.StreamOptions{Priority: -1}); err != nil {
+			return d.fail("NewFullyShardedDataParallel", err)
+		}
+	}
+	for _, n := range nn.NamedBuffers(d.net) {
+		if err := d.shareBuffer(n.Tensor); err != nil {
+			return d.fail("NewFullyShardedDataParallel", fmt.Errorf("%s: %w", n.Name, err))
+		}
+	}
+	if d.link, err = torch.Empty(d.g.Device(), torch.Float32, 0); err == nil {
+		err = d.link.SetRequiresGrad(true)
+	}
+	if err != nil {
+		return d.fail("NewFullyShardedDataParallel", err)
+	}
+	for _, b := range d.blocks {
+		b.d = d
+		for _, p := range b.params {
+			if dtype := p.param.DType(); d.empty[dtype] == nil {
+				if d.empty[dtype], err = torch.Empty(d.g.Device(), dtype, 0); err != nil {
+					return d.fail("NewFullyShardedDataParallel", err)
+				}
+			}
+		}
+		if err := b.lay(); err != nil {
+			return d.fail("NewFullyShardedDataParallel", fmt.Errorf("%s: %w", b.name, err))
+		}
+		b.list()
+	}
+	d.order = d.blocks
+	if d.stream == nil {
+		return nil
+	}
+	return d.g.Device().Synchronize() // the old memory of the parameters is read until here
+}
+
+// shareBuffer moves a buffer to the device, with rank 0's values.
+func (d *FullyShardedDataParallel) shareBuffer(t *torch.Tensor) error {
+	if t.Device() != d.g.Device() {
+		moved := t.NoGrad().To(d.g.Device())
+		defer moved.Close()
+		if err := errors.Join(moved.Err(), t.SetData(moved)); err != nil {
+			return err
+		}
+	}
+	if t.Elements() == 0 {
+		return nil
+	}
+	return d.g.Broadcast(t, 0)
+}
+
+// fail ends the job after an error of this rank, unless the job has ended already.
+func (d *FullyShardedDataParallel) fail(call string, err error) error {
+	if known := new(Error); errors.As(err, &known) {
+		return err
+	}
+	return d.g.abort(call, err)
+}
+
+// launch begins a collective: on a GPU on the current stream, and on the CPU behind the caller.
+func (d *FullyShardedDataParallel) launch(c *call, t []*torch.Tensor, run launch) (*Work, error) {
+	if d.stream == nil {
+		return c.async(t, run)
+	}
+	return nil, c.sync(t, run)
+}
+
+// onStream calls fn with the collectives' stream as the current one.
+func (d *FullyShardedDataParallel) onStream(fn func() error) error {
+	if d.stream == nil {
+		return fn()
+	}
+	return cuda.WithStream(d.stream.Stream, fn)
+}
+
+// current returns the current stream of the device.
+func (d *FullyShardedDataParallel) current() (cuda.Stream, error) {
+	if d.stream == nil {
+		return cuda.Stream{}, nil
+	}
+	return cuda.GetCurrentCUDAStream(d.g.Device())
+}
+
+// follow makes the current stream wait for the collectives so far.
+func (d *FullyShardedDataParallel) follow() error {
+	on, err := d.current()
+	if err != nil || d.stream == nil {
+		return err
+	}
+	return on.Wait(d.stream.Stream)
+}
+
+// precede makes later collectives, and whoever gets memory of their stream, wait for the current
+// stream so far.
+func (d *FullyShardedDataParallel) precede() error {
+	on, err := d.current()
+	if err != nil || d.stream == nil {
+		return err
+	}
+	return d.stream.Wait(on)
+}
+
+// gathered counts the bytes of blocks that are gathered.
+func (d *FullyShardedDataParallel) gathered(bytes int64) {
+	d.stats.GatheredBytes += bytes
+	d.stats.MaxGatheredBytes = max(d.stats.MaxGatheredBytes, d.stats.GatheredBytes)
+}
+
+// Stats returns the bytes that this rank holds.
+func (d *FullyShardedDataParallel) Stats() FullyShardedStats { return d.stats }
+
+// Parts returns the parts of the network.
+func (d *FullyShardedDataParallel) Parts() nn.Parts { return d.net.Parts() }
+
+// SetTraining chooses the mode of the network itself; nn.Train chooses that of its parts too.
+func (d *FullyShardedDataParallel) SetTraining(training bool) {
+	if m, ok := d.net.(nn.Moder); ok {
+		m.SetTraining(training)
+	}
+}
+
+// Parameters returns this rank's parts of the parameters, in the order of nn.Parameters(net), each
+// once: part i has elements of parameter i, as a row, or none.
+func (d *FullyShardedDataParallel) Parameters() []*torch.Tensor {
+	var all []*torch.Tensor
+	for _, b := range d.blocks {
+		for _, p := range b.params {
+			all = append(all, p.piece)
+		}
+	}
+	return all
+}
+
+// Forward computes the network's output. The network's blocks compute inside of it alone.
+func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
+	if err := d.begin(); err != nil {
+		return torch.Fail("dist.FullyShardedDataParallel", err)
+	}
+	returned := false
+	defer func() {
+		if !returned { // The other ranks wait, although the program may recover from the panic.
+			d.inForward = false
+			d.g.abort("FullyShardedDataParallel.Forward", errors.New("a panic"))
+		}
+	}()
+	y := d.net.Forward(x)
+	returned = true
+	d.inForward = false
+	d.order, d.visited = d.visited, nil
+	d.at = len(d.order)
+	if err := d.freeAll(func(b *ShardedBlock) bool { return d.o.KeepAfterForward && b.used }); err != nil {
+		return torch.Fail("dist.FullyShardedDataParallel", d.fail("FullyShardedDataParallel.Forward", err))
+	}
+	return y
+}
+
+var errClosedModel = fmt.Errorf("dist: FullyShardedDataParallel: %w", torch.ErrClosed)
+
+// ready refuses passes that cannot begin.
+func (d *FullyShardedDataParallel) ready(call string) error {
+	switch {
+	case d.closed:
+		return errClosedModel
+	case d.inForward || d.backward:
+		return fmt.Errorf("dist: FullyShardedDataParallel.%s inside of another pass: %w", call, cuda.ErrInvalidArgument)
+	}
+	return d.g.check("FullyShardedDataParallel."+call, nil)
+}
+
+// begin begins a forward pass.
+func (d *FullyShardedDataParallel) begin() error {
+	err := d.ready("Forward")
+	if err != nil {
+		return err
+	}
+	if d.on, err = d.current(); err != nil {
+		return err
+	}
+	if d.stream != nil {
+		if capturing, err := d.on.Capturing(); err != nil || capturing {
+			return errors.Join(err, fmt.Errorf("dist: FullyShardedDataParallel.Forward: it cannot be captured in a graph, because its parameters move: %w", cuda.ErrCapture))
+		}
+	}
+	// The parameters are as the optimizer's step on the current stream leaves them.
+	err = errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede())
+	if err != nil {
+		return d.fail("FullyShardedDataParallel.Forward", err)
+	}
+	d.inForward, d.visited = true, nil
+	return nil
+}
+
+// freeAll frees the blocks that need not stay.
+func (d *FullyShardedDataParallel) freeAll(stays func(*ShardedBlock) bool) error {
+	var errs []error
+	for _, b := range d.blocks {
+		if b.whole && !stays(b) {
+			errs = append(errs, b.free())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// enter makes a block ready to compute, and begins to gather the one that is expected next.
+func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
+	if !d.inForward {
+		return fmt.Errorf("the block computes outside of FullyShardedDataParallel.Forward, or again in backward: call that, and make checkpoints inside of blocks: %w", cuda.ErrInvalidArgument)
+	}
+	on, err := d.current()
+	if err == nil && on != d.on {
+		err = fmt.Errorf("the block computes on %v, and Forward was called on %v: an nn.Parallel belongs inside of a block: %w", on, d.on, cuda.ErrInvalidArgument)
+	}
+	if err == nil {
+		// One that was gathered ahead and not used.
+		err = d.freeAll(func(other *ShardedBlock) bool { return other == b || d.o.KeepAfterForward && other.used })
+	}
+	if err == nil {
+		err = b.show()
+	}
+	i := len(d.visited)
+	d.visited = append(d.visited, b)
+	if err == nil && i+1 < len(d.order) && d.order[i] == b {
+		err = d.order[i+1].gather()
+	}
+	if err != nil {
+		return d.fail("FullyShardedDataParallel.Forward", err)
+	}
+	return nil
+}
+
+// leave ends a block's forward pass. recorded says that a backward pass may follow.
+func (d *FullyShardedDataParallel) leave(b *ShardedBlock, recorded bool) error {
+	if recorded && d.o.KeepAfterForward {
+		return nil
+	}
+	if err := b.free(); err != nil {
+		return d.fail("FullyShardedDataParallel.Forward", err)
+	}
+	return nil
+}
+
+// reach makes a block ready for its backward pass, and begins to gather the one that is expected
+// next.
+func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
+	if !d.backward {
+		return fmt.Errorf("dist: %s: its backward pass is not one of FullyShardedDataParallel.Backward, or of Around: %w", b.name, cuda.ErrInvalidArgument)
+	}
+	err := d.freeAll(func(other *ShardedBlock) bool { return other == b || d.o.KeepAfterForward && other.used })
+	if err == nil {
+		err = b.show()
+	}
+	if err != nil {
+		return err
+	}
+	for i := min(d.at, len(d.order)) - 1; i >= 0; i-- {
+		if d.order[i] != b {
+			continue
+		}
+		d.at = i
+		if i > 0 && d.order[i-1].used {
+			return d.order[i-1].gather()
+		}
+		break
+	}
+	return nil
+}
+
+// Backward computes the gradients of the loss on this rank, and averages them over all ranks: each
+// gets those of its parts of the parameters. They are added to what the parts have from earlier
+// passes, so several passes before a step accumulate, and hold no more than one.
+//
+// Every trained parameter of a block that backward comes to gets a gradient, or it is an error that
+// names it: freeze what is not used. The current stream is that of Forward.
+//
+// The average is over ranks: [FullyShardedDataParallel.Weigh] makes it that of samples. The loss's
+// own error is returned before anything happens. An error or a panic in backward ends the job,
+// since other ranks then wait for gradients that never come.
+func (d *FullyShardedDataParallel) Backward(loss *torch.Tensor) error {
+	if err := loss.Err(); err != nil {
+		return err
+	}
+	return d.Around(loss.Backward)
+}
+
+// Around calls a function that makes one backward pass, and averages the gradients as
+// [FullyShardedDataParallel.Backward] does. It is for passes that others make:
+//
+//	err := sharded.Around(func() error { return scaler.Backward(loss) })
+func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
+	if err := d.ready("Backward"); err != nil {
+		return err
+	}
+	returned := false
+	defer func() {
+		d.backward = false
+		if !returned || err != nil {
+			err = errors.Join(err, d.cancel())
+		}
+		if !returned {
+			d.g.abort("FullyShardedDataParallel.Backward", errors.New("a panic"))
+		}
+	}()
+	d.backward, d.at = true, len(d.order)
+	on, err := d.current()
+	if err == nil && on != d.on {
+		returned = true
+		return fmt.Errorf("dist: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.on, cuda.ErrInvalidArgument)
+	}
+	if err == nil {
+		err = d.precede()
+	}
+	if err == nil {
+		err = backward()
+	}
+	if err == nil {
+		err = d.complete()
+	}
+	returned = true
+	if err == nil {
+		d.stepped = false
+		return nil
+	}
+	if v := d.g.job.member.Verdict(); v != nil {
+		if known := new(Error); !errors.As(err, &known) {
+			err = &Error{Call: "FullyShardedDataParallel.Backward", Group: d.g.name, Rank: d.g.job.env.Rank, Culprit: culprit(verdict{v}), Err: verdict{v}}
+		}
+		return err
+	}
+	return d.fail("FullyShardedDataParallel.Backward", err)
+}
+
+// complete ends a backward pass.
+func (d *FullyShardedDataParallel) complete() error {
+	for _, b := range d.blocks {
+		for _, f := range b.flats {
+			if err := f.await(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := d.follow(); err != nil {
+		return err
+	}
+	for _, b := range d.blocks {
+		if err := b.deliver(); err != nil {
+			return err
+		}
+	}
+	return d.freeAll(func(b *ShardedBlock) bool { return d.o.KeepAfterForward && b.used })
+}
+
+// cancel ends a backward pass that failed.
+func (d *FullyShardedDataParallel) cancel() error {
+	var errs []error
+	var params []*torch.Tensor
+	for _, b := range d.blocks {
+		b.used = false
+		for _, p := range b.params {
+			params = append(params, p.param)
+		}
+		for _, f := range b.flats {
+			f.reduced = false
+		}
+	}
+	errs = append(errs, torch.ClearGrads(params...))
+	d.freeAll(func(*ShardedBlock) bool { return false }) // what failed is known
+	return errors.Join(errs...)
+}
+
+// Weigh returns the loss, the mean over this rank's samples, times its share: see
+// [DataParallel.Weigh]. A rank without samples gives the loss of a batch of no rows.
+func (d *FullyShardedDataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
+	return weigh(d.g, loss, samples)
+}
+
+// ClipGradNorm scales the gradients of all parts on all ranks by one factor, so that the norm of
+// the gradients of the whole model is at most maxNorm: see optim.ClipGradNorm, which sees one
+// rank's parts alone. It is a collective: all ranks call it. It returns the norm before scaling,
+// on the group's device, which the caller closes.
+func (d *FullyShardedDataParallel) ClipGradNorm(maxNorm float64, o optim.ClipOptions) (*torch.Tensor, error) {
+	if err := d.ready("ClipGradNorm"); err != nil {
+		return nil, err
+	}
+	o.Whole = d.wholeNorm
+	return optim.ClipGradNorm(d.Parameters(), maxNorm, o)
+}
+
+// wholeNorm makes the norm of the ranks' norms.
+func (d *FullyShardedDataParallel) wholeNorm(own *torch.Tensor, order float64) *torch.Tensor {
+	scope := torch.NewScope("norms")
+	defer scope.Close()
+	mine := own.In(scope).ToDType(torch.Float64).To(d.g.Device()).Reshape(1)
+	all, err := torch.Empty(d.g.Device(), torch.Float64, int64(d.g.Size()))
+	if err = errors.Join(err, mine.Err()); err != nil {
+		return torch.Fail("ClipGradNorm", d.fail("FullyShardedDataParallel.ClipGradNorm", err))
+	}
+	all = scope.Own(all)
+	if err := d.g.AllGather(all, mine); err != nil {
+		return torch.Fail("ClipGradNorm", err)
+	}
+	return all.NormOrd(order).ToDType(own.DType()).Keep()
+}
+
+// Close frees this rank's parts. The network cannot be used then.
+func (d *FullyShardedDataParallel) Close() error {
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	d.dropState()
+	errs := []error{d.precede(), d.link.Close()}
+	for _, b := range d.blocks {
+		errs = append(errs, b.close())
+	}
+	for _, t := range d.empty {
+		errs = append(errs, t.Close())
+	}
+	if d.stream != nil {
+		errs = append(errs, d.stream.Close())
+	}
+	return errors.Join(errs...)
+}

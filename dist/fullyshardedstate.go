@@ -1,0 +1,273 @@
+package dist
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// FullyShardedOptimizer is an optimizer of a [FullyShardedDataParallel]'s parameters. Each rank has
+// the state of its parts and updates them. State and LoadState are of the whole parameters, as the
+// optimizer of one process has them, so a checkpoint fits any number of ranks.
+//
+// A GradScaler finds infinities on all ranks: its Unscale and Step are collectives then. State is
+// one too. One goroutine at a time uses a FullyShardedOptimizer.
+type FullyShardedOptimizer struct {
+	dividedOptimizer
+	d *FullyShardedDataParallel
+}
+
+// NewOptimizer returns the optimizer that build makes of this rank's parts of the parameters, which
+// are [FullyShardedDataParallel.Parameters]. Its formula must be one of each element by itself:
+// LAMB and Muon are refused. All ranks call it; an error of one is one of all. Close it before d.
+func (d *FullyShardedDataParallel) NewOptimizer(build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*FullyShardedOptimizer, error) {
+	if err := d.ready("NewOptimizer"); err != nil {
+		return nil, err
+	}
+	o := &FullyShardedOptimizer{dividedOptimizer{name: "FullyShardedOptimizer", g: d.g}, d}
+	for _, b := range d.blocks {
+		for _, p := range b.params {
+			o.parts = append(o.parts, &p.shardedParameter)
+		}
+	}
+	failure := o.build(build)
+	mine := modelText{}
+	if failure != nil {
+		mine.Err = failure.Error()
+	}
+	if err := mine.agree(d.g); err != nil || failure != nil {
+		o.Close()
+		if failure != nil {
+			err = failure
+		}
+		return nil, fmt.Errorf("dist: FullyShardedDataParallel.NewOptimizer: %w", err)
+	}
+	return o, nil
+}
+
+// Step updates this rank's parts from their gradients, and drops these. It returns
+// optim.ErrNoGradients, on all ranks, if there was no Backward since the last Step or ZeroGrad. It
+// is no collective: the next Forward gathers the parameters.
+func (o *FullyShardedOptimizer) Step() error {
+	if o.inner == nil {
+		return fmt.Errorf("dist: FullyShardedOptimizer.Step: %w", torch.ErrClosed)
+	}
+	if err := o.d.ready("Step"); err != nil {
+		return err
+	}
+	if o.d.stepped {
+		return fmt.Errorf("dist: FullyShardedOptimizer.Step: %w", optim.ErrNoGradients)
+	}
+	o.dropGathered()
+	o.d.changes++
+	err := o.inner.Step()
+	if errors.Is(err, optim.ErrNoGradients) { // on this rank, whose parts are all empty
+		err = nil
+	}
+	if k, ok := o.inner.(interface{ KeepsGradients() bool }); err == nil && (!ok || !k.KeepsGradients()) {
+		o.d.stepped = true
+	}
+	return err
+}
+
+// ZeroGrad drops the gradients of this rank's parts.
+func (o *FullyShardedOptimizer) ZeroGrad() error {
+	if o.inner == nil {
+		return fmt.Errorf("dist: FullyShardedOptimizer.ZeroGrad: %w", torch.ErrClosed)
+	}
+	o.d.stepped = true
+	return torch.ClearGrads(o.d.Parameters()...)
+}
+
+// Groups returns the groups of the optimizer, with this rank's parts of the parameters.
+func (o *FullyShardedOptimizer) Groups() []optim.Group {
+	if o.inner == nil {
+		return nil
+	}
+	return o.inner.Groups()
+}
+
+// AgreeOnFound makes a GradScaler's finding that of all ranks: found is 1 if a gradient of this
+// rank is not finite, and 0 otherwise.
+func (o *FullyShardedOptimizer) AgreeOnFound(found *torch.Tensor) error {
+	return o.g.AllReduce(found, Max)
+}
+
+// Close frees this rank's state. A later Step returns torch.ErrClosed.
+func (o *FullyShardedOptimizer) Close() error {
+	o.dropGathered()
+	if o.inner == nil {
+		return nil
+	}
+	err := o.inner.Close()
+	o.inner = nil
+	return err
+}
+
+// State returns the whole parameters and the buffers, by the names that nn.State(net) had, as the
+// network of one process has them. The tensors are on the CPU, whole on every rank, and are freed
+// by the next State or Close; the buffers are the network's. State is a collective, which gathers
+// one block after the other and waits for the device: all ranks call it, and then one of them
+// writes a file.
+//
+//	state, err := sharded.State()
+//	if err == nil && world.Rank() == 0 {
+//		err = nn.SaveTensors("model.safetensors", state, nil)
+//	}
+//
+// train.Checkpoint with World does all of this.
+func (d *FullyShardedDataParallel) State() ([]nn.Named, error) {
+	if err := d.ready("State"); err != nil {
+		return nil, err
+	}
+	d.dropState()
+	if err := errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede()); err != nil {
+		return nil, d.fail("FullyShardedDataParallel.State", err)
+	}
+	whole := map[*torch.Tensor]*torch.Tensor{} // by the part
+	for _, b := range d.blocks {
+		err := b.show()
+		for _, p := range b.params {
+			if err != nil {
+				break
+			}
+			host := p.view.NoGrad().To(cuda.CPU)
+			if d.stream == nil {
+				host = p.view.NoGrad().Clone()
+			}
+			d.state = append(d.state, host)
+			whole[p.piece] = host
+			err = host.Err()
+		}
+		if err = errors.Join(err, b.free()); err != nil {
+			return nil, d.fail("FullyShardedDataParallel.State", fmt.Errorf("%s: %w", b.name, err))
+		}
+	}
+	state := nn.State(d.net)
+	for i, n := range state {
+		if t := whole[n.Tensor]; t != nil {
+			state[i].Tensor = t
+		}
+	}
+	return state, nil
+}
+
+func (d *FullyShardedDataParallel) dropState() {
+	for _, t := range d.state {
+		t.Close()
+	}
+	d.state = nil
+}
+
+// LoadState replaces the parameters and the buffers by this rank's parts of whole ones, which
+// State, or nn.State of one process's network, returned, or a file has: each rank has the same. The
+// names, shapes and dtypes must be the network's, or nothing changes, and the error names the first
+// difference. It is no collective.
+func (d *FullyShardedDataParallel) LoadState(state []nn.Named) error {
+	if err := d.ready("LoadState"); err != nil {
+		return err
+	}
+	given, specs := map[string]*torch.Tensor{}, map[string]torch.Spec{}
+	for _, n := range state {
+		if err := n.Tensor.Err(); err != nil {
+			return fmt.Errorf("dist: FullyShardedDataParallel.LoadState: %s: %w", n.Name, err)
+		}
+		given[n.Name] = n.Tensor
+		specs[n.Name] = torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}
+	}
+	err := d.load(specs, func(name string, use func(*torch.Tensor) error) error { return use(given[name]) })
+	if err != nil {
+		return fmt.Errorf("dist: FullyShardedDataParallel.LoadState: %w", err)
+	}
+	return nil
+}
+
+// LoadCheckpoint is [FullyShardedDataParallel.LoadState] of an open file, of which it holds one
+// tensor at a time.
+func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
+	if err := d.ready("LoadCheckpoint"); err != nil {
+		return err
+	}
+	specs := map[string]torch.Spec{}
+	for _, s := range c.Tensors() {
+		specs[s.Name] = s
+	}
+	err := d.load(specs, func(name string, use func(*torch.Tensor) error) error {
+		t, err := c.Read(name)
+		if err != nil {
+			return err
+		}
+		return errors.Join(use(t), t.Close())
+	})
+	if err != nil {
+		return fmt.Errorf("dist: FullyShardedDataParallel.LoadCheckpoint: %s: %w", c.Path(), err)
+	}
+	return nil
+}
+
+// load replaces parameters and buffers by the tensors with the specs, which read gives to its
+// argument.
+func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(name string, use func(*torch.Tensor) error) error) error {
+	state, parts := nn.State(d.net), map[*torch.Tensor]*blockParameter{}
+	for _, b := range d.blocks {
+		for _, p := range b.params {
+			parts[p.piece] = p
+		}
+	}
+	names := map[string]bool{}
+	for _, n := range state {
+		dtype, shape := n.Tensor.DType(), n.Tensor.Shape()
+		if p := parts[n.Tensor]; p != nil {
+			shape = p.shape
+		}
+		s, ok := specs[n.Name]
+		switch {
+		case !ok:
+			return fmt.Errorf("there is no tensor %s: %w", n.Name, cuda.ErrInvalidArgument)
+		case s.DType != dtype || !slices.Equal(s.Shape, shape):
+			return fmt.Errorf("%s is %v%v there, and %v%v in the network: %w", n.Name, s.DType, s.Shape, dtype, shape, cuda.ErrInvalidArgument)
+		}
+		names[n.Name] = true
+	}
+	for name := range specs {
+		if !names[name] {
+			return fmt.Errorf("the network has no tensor %s: %w", name, cuda.ErrInvalidArgument)
+		}
+	}
+	d.changes++
+	for _, n := range state {
+		err := read(n.Name, func(t *torch.Tensor) error {
+			if p := parts[n.Tensor]; p != nil {
+				return p.load(t)
+			}
+			return n.Tensor.CopyFrom(t, torch.CopyOptions{})
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// load replaces the part by that of a whole parameter.
+func (p *blockParameter) load(whole *torch.Tensor) error {
+	if p.lo == p.hi {
+		return nil
+	}
+	scope := torch.NewScope("a parameter on its way")
+	defer scope.Close()
+	row, err := torch.Empty(whole.Device(), whole.DType(), p.elements)
+	if err != nil {
+		return err
+	}
+	row = scope.Own(row)
+	if err := row.AsStrided(p.shape, p.strides, torch.AsStridedOptions{}).CopyFrom(whole.NoGrad(), torch.CopyOptions{}); err != nil {
+		return err
+	}
+	return p.piece.NoGrad().CopyFrom(row.Narrow(0, p.lo, p.hi-p.lo), torch.CopyOptions{})
+}

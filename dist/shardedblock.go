@@ -1,0 +1,569 @@
+package dist
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// ShardedBlock is a module whose parameters a [FullyShardedDataParallel] gathers together before
+// the module computes, and frees after. It takes the module's place in the network:
+//
+//	net := nn.NewSequential(dist.NewShardedBlock(stem), dist.NewShardedBlock(first), dist.NewShardedBlock(head))
+//
+// Before NewFullyShardedDataParallel it is the module. From then on its parameters, as
+// nn.Parameters and nn.State list them, are this rank's parts, and those of the module inside are
+// empty but while it computes.
+//
+// Its backward pass is one of its own inside of the network's, so that its end is known. Therefore
+// nothing but its output may lead backward into the module, not a tensor that the module leaves
+// elsewhere; and neither may the module change its input in place, nor others its output.
+type ShardedBlock struct {
+	module nn.Module
+	d      *FullyShardedDataParallel // nil before it is made
+
+	name    string // in the network
+	prefix  string // of its parameters' names there
+	flats   []*blockFlat
+	params  []*blockParameter
+	named   []nn.Named // the parts, by the names of their parameters in the module
+	buffers []nn.Named
+
+	whole bool    // the parameters are gathered, or on their way
+	shown bool    // the module has them
+	works []*Work // that gather them, on the CPU
+	used  bool    // a backward pass is expected
+
+	failed error // of works, which is the end of the job
+}
+
+// blockFlat is the memory of a block's parameters of one dtype, the trained or the frozen ones.
+type blockFlat struct {
+	flatParameters       // all has memory while the block is gathered
+	bytes          int64 // of all
+	trained        bool
+	grads          *torch.Tensor // [N*share]: this rank's gradients of all, with memory while they are reduced; nil if frozen
+	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil if frozen
+	added          *torch.Tensor // [share]: what is added to sum, while that is under way
+	work           *Work         // that reduces grads, on the CPU
+	reduced        bool          // in the backward pass under way
+}
+
+// blockParameter is a parameter of a block.
+type blockParameter struct {
+	shardedParameter
+	in    *blockFlat
+	names []string      // in the module
+	view  *torch.Tensor // of in.all
+	grad  *torch.Tensor // of in.grads
+	row   *torch.Tensor // of in.sum: the gradient of piece
+}
+
+// NewShardedBlock returns the module as a block.
+func NewShardedBlock(m nn.Module) *ShardedBlock { return &ShardedBlock{module: m} }
+
+// Parts returns the parts of the module, or from NewFullyShardedDataParallel on this rank's parts
+// of its parameters, and its buffers.
+func (b *ShardedBlock) Parts() nn.Parts {
+	switch {
+	case b.d != nil:
+		return nn.Parts{Parameters: b.named, Buffers: b.buffers}
+	case b.module == nil:
+		return nn.Parts{}
+	}
+	return b.module.Parts()
+}
+
+// SetTraining chooses the mode of the module and all its parts.
+func (b *ShardedBlock) SetTraining(training bool) { nn.Train(b.module, training) }
+
+// Forward gathers the parameters and computes the module's output.
+func (b *ShardedBlock) Forward(x *torch.Tensor) *torch.Tensor {
+	if b.module == nil {
+		return torch.Fail("dist.ShardedBlock", fmt.Errorf("the module is nil: %w", cuda.ErrInvalidArgument))
+	}
+	if b.d == nil || x.Err() != nil {
+		return b.module.Forward(x)
+	}
+	return torch.Function{Name: "ShardedBlock", Forward: b.forward, Backward: b.back}.Apply1(x, b.d.link)
+}
+
+// forward computes the output of in[0]. The second input makes it have a history also where the
+// first one has none.
+func (b *ShardedBlock) forward(c *torch.FunctionContext, in []*torch.Tensor) ([]*torch.Tensor, error) {
+	x, recorded := in[0], c.NeedsInputGrad(1)
+	if recorded {
+		x = x.Detach().EnableGrad()
+		if c.NeedsInputGrad(0) {
+			if err := x.SetRequiresGrad(true); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := b.d.enter(b); err != nil {
+		return nil, err
+	}
+	y := b.module.Forward(x)
+	if err := y.Err(); err != nil {
+		return nil, errors.Join(err, b.free())
+	}
+	if recorded = recorded && y.RequiresGrad(); recorded {
+		c.SaveForBackward(y, x)
+		c.Data = b.d.changes
+		b.used = true
+	} else {
+		c.MarkNonDifferentiable(y)
+	}
+	return []*torch.Tensor{y}, b.d.leave(b, recorded)
+}
+
+// back makes the backward pass of the module.
+func (b *ShardedBlock) back(c *torch.FunctionContext, gradients []*torch.Tensor) ([]*torch.Tensor, error) {
+	if c.Data != b.d.changes {
+		return nil, fmt.Errorf("dist: %s: the parameters have changed since Forward, and backward would compute with the new ones: call Backward before Step: %w",
+			b.name, cuda.ErrInvalidArgument)
+	}
+	if err := b.d.reach(b); err != nil {
+		return nil, err
+	}
+	y, x := c.SavedTensors()[0], c.SavedTensors()[1]
+	if err := y.BackwardWith(torch.BackwardOptions{Gradient: gradients[0]}); err != nil {
+		return nil, err
+	}
+	if err := b.finish(); err != nil {
+		return nil, err
+	}
+	if !c.NeedsInputGrad(0) {
+		return []*torch.Tensor{nil, nil}, nil
+	}
+	return []*torch.Tensor{x.Grad(), nil}, nil
+}
+
+// finish averages the gradients that the block's backward pass has made.
+func (b *ShardedBlock) finish() error {
+	missing, trained := b.missing()
+	if len(missing) > 0 {
+		return fmt.Errorf("dist: backward made no gradient for %s on rank %d: freeze the parameters before NewFullyShardedDataParallel: %w",
+			abbreviated(missing), b.d.g.rank, cuda.ErrInvalidArgument)
+	}
+	if trained > 0 {
+		if err := b.reduce(); err != nil {
+			return err
+		}
+	}
+	b.used = false
+	return b.free()
+}
+
+// resize gives a flat tensor memory, or with 0 bytes takes it away.
+func resize(t *torch.Tensor, bytes int64) error {
+	return torch.CAPI("ShardedBlock", []*torch.Tensor{t}, func(c []*capi.Tensor) error { return capi.ResizeStorage(c[0], bytes) })
+}
+
+// gather begins to gather the parameters, behind what the collectives' stream has so far.
+func (b *ShardedBlock) gather() error {
+	if b.whole {
+		return nil
+	}
+	b.whole = true
+	return b.d.onStream(func() error {
+		for _, f := range b.flats {
+			if f.share == 0 {
+				continue
+			}
+			if err := resize(f.all, f.bytes); err != nil {
+				return err
+			}
+			b.d.gathered(f.bytes)
+			c, err := b.d.g.begin("AllGather of "+b.name, "", f.mine, f.all)
+			if err != nil {
+				return err
+			}
+			work, err := b.d.launch(c, []*torch.Tensor{f.all, f.mine}, allGather)
+			if err != nil {
+				return err
+			}
+			if work != nil {
+				b.works = append(b.works, work)
+			}
+		}
+		return nil
+	})
+}
+
+// show waits for the parameters, on a GPU on the current stream, and gives them to the module.
+func (b *ShardedBlock) show() error {
+	if err := b.gather(); err != nil {
+		return err
+	}
+	if err := b.await(); err != nil {
+		return err
+	}
+	if b.shown {
+		return nil
+	}
+	if err := b.d.follow(); err != nil {
+		return err
+	}
+	b.shown = true
+	for _, p := range b.params {
+		if err := p.param.SetData(p.view); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// await waits for the collectives on the CPU.
+func (b *ShardedBlock) await() error {
+	var errs []error
+	for _, w := range b.works {
+		errs = append(errs, w.Wait(), w.Close())
+	}
+	b.works = nil
+	if b.failed == nil {
+		b.failed = errors.Join(errs...)
+	}
+	return b.failed
+}
+
+// free takes the parameters away from the module and gives back their memory, which the
+// collectives' stream may use after what the current stream has so far.
+func (b *ShardedBlock) free() error {
+	if !b.whole {
+		return nil
+	}
+	if err := b.await(); err != nil {
+		// After the end of the job a thread of Gloo may still write to the memory, which therefore
+		// stays, until the tensor goes.
+		return err
+	}
+	var errs []error
+	if b.shown {
+		for _, p := range b.params {
+			errs = append(errs, p.param.SetData(b.d.empty[p.param.DType()]))
+		}
+		errs = append(errs, b.d.precede())
+	}
+	for _, f := range b.flats {
+		errs = append(errs, resize(f.all, 0))
+		b.d.gathered(-f.bytes)
+	}
+	b.whole, b.shown = false, false
+	return errors.Join(errs...)
+}
+
+// missing returns the trained parameters without a gradient.
+func (b *ShardedBlock) missing() (names []string, trained int) {
+	for _, p := range b.params {
+		if !p.in.trained {
+			continue
+		}
+		trained++
+		g := p.marked.Grad()
+		if g == nil {
+			names = append(names, b.prefix+p.names[0])
+			continue
+		}
+		g.Close()
+	}
+	return names, trained
+}
+
+// reduce begins to average the gradients over the ranks, and drops this rank's.
+func (b *ShardedBlock) reduce() error {
+	scope := torch.NewScope("gradients of a block")
+	defer scope.Close()
+	for _, f := range b.flats {
+		if !f.trained || f.share == 0 {
+			continue
+		}
+		if err := f.await(); err != nil {
+			return err
+		}
+		if err := b.d.onStream(func() error { return resize(f.grads, f.bytes) }); err != nil {
+			return err
+		}
+	}
+	// The memory may be that of an earlier block, which the collectives' stream has still to read.
+	if err := b.d.follow(); err != nil {
+		return err
+	}
+	var into, from, whole []*torch.Tensor
+	for _, p := range b.params {
+		if p.in.trained {
+			whole, into, from = append(whole, p.param), append(into, p.grad), append(from, scope.Own(p.marked.Grad()))
+		}
+	}
+	if err := torch.ForeachCopy_(into, from); err != nil {
+		return err
+	}
+	if err := torch.ClearGrads(whole...); err != nil {
+		return err
+	}
+	for _, f := range b.flats {
+		if f.trained && f.share > 0 {
+			if err := b.reduceFlat(f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// reduceFlat averages the gradients of a flat memory, and adds what the parts have from earlier
+// passes.
+func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
+	again, err := b.hold(f)
+	if err != nil {
+		return err
+	}
+	if err := b.d.precede(); err != nil { // after the copy of the gradients
+		return err
+	}
+	return b.d.onStream(func() error {
+		out := f.sum
+		if again {
+			if f.added, err = torch.Empty(b.d.g.Device(), f.sum.DType(), f.share); err != nil {
+				return err
+			}
+			out = f.added
+		}
+		c, err := b.d.g.begin("ReduceScatter of "+b.name, Average, out, f.grads)
+		if err != nil {
+			return err
+		}
+		f.work, err = b.d.launch(c, []*torch.Tensor{out, f.grads}, reduceScatter(Average))
+		if err != nil {
+			return err
+		}
+		f.reduced = true
+		if f.work != nil {
+			return nil // await does the rest
+		}
+		return f.settle()
+	})
+}
+
+// hold moves the gradients that the parts have from earlier passes to f.sum, and reports whether it
+// has any gradients.
+func (b *ShardedBlock) hold(f *blockFlat) (any bool, err error) {
+	if f.reduced { // of a block that is used twice
+		return true, nil
+	}
+	var without []*torch.Tensor
+	for _, p := range b.params {
+		if p.in != f || p.row == nil {
+			continue
+		}
+		g := p.piece.NoGrad().Grad()
+		if g == nil {
+			without = append(without, p.row)
+			continue
+		}
+		any = true
+		at, err := g.Pointer()
+		own, err2 := p.row.Pointer()
+		if err = errors.Join(err, err2); err == nil && at != own {
+			err = p.row.CopyFrom(g, torch.CopyOptions{NonBlocking: true})
+		}
+		g.Close()
+		if err != nil {
+			return false, err
+		}
+	}
+	if any && len(without) > 0 {
+		err = torch.ForeachZero_(without)
+	}
+	return any, err
+}
+
+// await waits for the reduction on the CPU, and settles it.
+func (f *blockFlat) await() error {
+	if f.work == nil {
+		return nil
+	}
+	err := errors.Join(f.work.Wait(), f.work.Close())
+	f.work = nil
+	if err != nil {
+		return err // a thread of Gloo may still read the memory
+	}
+	return f.settle()
+}
+
+// settle adds to earlier gradients, and gives back the memory, on the collectives' stream.
+func (f *blockFlat) settle() error {
+	var err error
+	if f.added != nil {
+		err = errors.Join(f.sum.Add_(f.added).Err(), f.added.Close())
+		f.added = nil
+	}
+	return errors.Join(err, resize(f.grads, 0))
+}
+
+// deliver gives the averaged gradients to the parts.
+func (b *ShardedBlock) deliver() error {
+	for _, p := range b.params {
+		if p.row == nil || !p.in.reduced {
+			continue
+		}
+		if err := p.piece.SetGrad(p.row); err != nil {
+			return err
+		}
+	}
+	for _, f := range b.flats {
+		f.reduced = false
+	}
+	return nil
+}
+
+// close frees everything.
+func (b *ShardedBlock) close() error {
+	err := b.free()
+	for _, f := range b.flats {
+		err = errors.Join(err, f.await())
+		for _, t := range []*torch.Tensor{f.all, f.mine, f.grads, f.sum} {
+			if t != nil {
+				err = errors.Join(err, t.Close())
+			}
+		}
+	}
+	for _, p := range b.params {
+		for _, t := range []*torch.Tensor{p.view, p.grad, p.row, p.piece} {
+			if t != nil {
+				err = errors.Join(err, t.Close())
+			}
+		}
+	}
+	return err
+}
+
+// lay makes the flat memories of the block's parameters, with rank 0's values, and the parts.
+func (b *ShardedBlock) lay() error {
+	type kind struct {
+		dtype   torch.DType
+		trained bool
+	}
+	of := map[kind]*blockFlat{}
+	for _, p := range b.params {
+		k := kind{p.param.DType(), p.param.RequiresGrad()}
+		if of[k] == nil {
+			of[k] = &blockFlat{trained: k.trained}
+			b.flats = append(b.flats, of[k])
+		}
+		p.in = of[k]
+		p.place(&p.in.flatParameters)
+	}
+	for _, p := range b.params {
+		p.in.divide(b.d.g.Size(), p.param.DType())
+		p.cut(int64(b.d.g.Rank()))
+	}
+	if err := b.d.onStream(b.allocate); err != nil {
+		return err
+	}
+	b.whole = true
+	if err := b.d.follow(); err != nil {
+		return err
+	}
+	for _, p := range b.params {
+		if err := p.view.CopyFrom(p.marked, torch.CopyOptions{}); err != nil {
+			return err
+		}
+	}
+	for _, f := range b.flats {
+		if f.share == 0 {
+			continue
+		}
+		if err := b.d.g.Broadcast(f.all, 0); err != nil {
+			return err
+		}
+		own := f.all.Narrow(0, int64(b.d.g.Rank())*f.share, f.share)
+		err := f.mine.CopyFrom(own, torch.CopyOptions{NonBlocking: true})
+		if err = errors.Join(err, own.Close()); err != nil {
+			return err
+		}
+	}
+	b.shown = true
+	return b.free()
+}
+
+// allocate makes the tensors of the block, on the collectives' stream, which their memory belongs
+// to.
+func (b *ShardedBlock) allocate() error {
+	device, n := b.d.g.Device(), int64(b.d.g.Size())
+	made := func(t *torch.Tensor, err error) *torch.Tensor {
+		if err != nil {
+			return torch.Fail("dist.ShardedBlock", err)
+		}
+		return t
+	}
+	dtypes := map[*blockFlat]torch.DType{}
+	for _, p := range b.params {
+		dtypes[p.in] = p.param.DType()
+	}
+	for _, f := range b.flats {
+		d := dtypes[f]
+		f.bytes = n * f.share * int64(d.Size())
+		f.all = made(torch.Zeros(device, d, n*f.share))
+		f.mine = made(torch.Zeros(device, d, f.share))
+		b.d.gathered(f.bytes)
+		b.d.stats.ParameterBytes += f.share * int64(d.Size())
+		if f.trained {
+			f.grads = made(torch.Empty(device, d, n*f.share))
+			f.sum = made(torch.Zeros(device, d, f.share))
+			b.d.stats.GradientBytes += f.share * int64(d.Size())
+		}
+	}
+	part := func(p *blockParameter, flat *torch.Tensor) *torch.Tensor {
+		begin := int64(0)
+		if p.lo < p.hi {
+			begin = p.begin + p.lo - int64(b.d.g.Rank())*p.flat.share
+		}
+		t := flat.Narrow(0, begin, p.hi-p.lo)
+		defer t.Close()
+		return t.Detach()
+	}
+	whole := func(p *blockParameter, flat *torch.Tensor) *torch.Tensor {
+		t := flat.Narrow(0, p.begin, p.elements)
+		defer t.Close()
+		return t.AsStrided(p.shape, p.strides, torch.AsStridedOptions{})
+	}
+	for _, p := range b.params {
+		p.view, p.piece = whole(p, p.in.all), part(p, p.in.mine)
+		if err := errors.Join(p.view.Err(), p.piece.Err(), p.piece.SetRequiresGrad(p.in.trained)); err != nil {
+			return err
+		}
+		if !p.in.trained {
+			continue
+		}
+		p.grad = whole(p, p.in.grads)
+		if p.lo < p.hi {
+			p.row = part(p, p.in.sum)
+		}
+		if err := p.grad.Err(); err != nil {
+			return err
+		}
+	}
+	for _, f := range b.flats {
+		if f.trained {
+			if err := resize(f.grads, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// list names the parts and the buffers for Parts, in the module's order.
+func (b *ShardedBlock) list() {
+	for _, n := range nn.NamedParameters(b.module) {
+		i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return slices.Contains(p.names, n.Name) })
+		b.named = append(b.named, nn.Named{Name: n.Name, Tensor: b.params[i].piece})
+	}
+	b.buffers = nn.NamedBuffers(b.module)
+}
