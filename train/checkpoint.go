@@ -25,6 +25,7 @@ import (
 // torch.set_rng_state and torch.cuda.set_rng_state take them, and "metadata". That of a job also
 // has "ranks", a list with the "generators" and the "loader" of each rank.
 type Checkpoint struct {
+	// Model may be a dist.FullyShardedDataParallel, whose checkpoint is that of the whole model.
 	Model     nn.Module
 	Optimizer optim.Optimizer
 	Scheduler *optim.Scheduler
@@ -123,7 +124,11 @@ func (c *Checkpoint) fill(file map[string]any) error {
 		}
 	}
 	if c.Model != nil {
-		file[stateKey] = nn.State(c.Model)
+		state, err := c.modelState()
+		if err != nil {
+			return err
+		}
+		file[stateKey] = state
 	}
 	if c.Scheduler != nil {
 		file[schedulerKey] = map[string]any{countKey: c.Scheduler.Count()}
@@ -148,6 +153,20 @@ func (c *Checkpoint) fill(file map[string]any) error {
 		}
 	}
 	return nil
+}
+
+// modelState returns the parameters and buffers of the model, whole also where ranks have parts.
+func (c *Checkpoint) modelState() ([]nn.Named, error) {
+	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
+	switch {
+	case !ok:
+		return nn.State(c.Model), nil
+	case c.World == nil:
+		return nil, fmt.Errorf("train: a checkpoint of a FullyShardedDataParallel needs World: %w", cuda.ErrInvalidArgument)
+	case c.EMA != nil:
+		return nil, fmt.Errorf("train: the averages of a FullyShardedDataParallel are of parts of its parameters, and cannot be saved: leave EMA out: %w", cuda.ErrInvalidArgument)
+	}
+	return sharded.State()
 }
 
 // generators returns the states of the random generators that a training on the device draws from,
@@ -206,7 +225,11 @@ func (c *Checkpoint) load(file *nn.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	if c.Model != nil {
+	if sharded, ok := c.Model.(*dist.FullyShardedDataParallel); ok {
+		if err := sharded.LoadCheckpoint(file); err != nil {
+			return err
+		}
+	} else if c.Model != nil {
 		if _, err := file.LoadInto(c.Model, nn.LoadOptions{}); err != nil {
 			return err
 		}

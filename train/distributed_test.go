@@ -45,6 +45,8 @@ func TestJobProcess(t *testing.T) {
 	switch way {
 	case "train", dividedWay:
 		trainRank(t, world)
+	case shardedWay:
+		trainSharded(t, world)
 	case "errors":
 		checkpointErrors(t, world)
 	case "data":

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -32,7 +33,8 @@ type StepperOptions struct {
 	// EMA, if not nil, is updated after each step.
 	EMA *optim.EMA
 	// Backward, if not nil, is called with the backward pass of each step, which it calls once.
-	// dist.DataParallel.Around averages the gradients of several processes.
+	// dist.DataParallel.Around averages the gradients of several processes. A Model that is a
+	// dist.FullyShardedDataParallel needs its Around, and an Optimizer of its NewOptimizer.
 	Backward func(pass func() error) error
 
 	// Graph captures the step on a GPU as a CUDA graph and replays it: the host then makes a few
@@ -52,7 +54,8 @@ type Stepper struct {
 	o         StepperOptions
 	scheduler *optim.Scheduler
 	params    []*torch.Tensor
-	casts     *torch.ParameterCasts // with Autocast
+	sharded   *dist.FullyShardedDataParallel // Model, if it is one
+	casts     *torch.ParameterCasts          // with Autocast
 	graphed   *torch.Graphed
 	shapes    [][]int64 // of input and targets that graphs are for
 	said      map[string]bool
@@ -80,13 +83,19 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 		return nil, fmt.Errorf("train.NewStepper: Graph needs an optimizer with Capturable, or the graph would keep its first learning rate: %w", cuda.ErrInvalidArgument)
 	}
 	s := &Stepper{o: o, params: nn.Parameters(o.Model), said: map[string]bool{}}
+	if s.sharded, _ = o.Model.(*dist.FullyShardedDataParallel); s.sharded != nil {
+		if _, ok := o.Optimizer.(*dist.FullyShardedOptimizer); !ok || o.Backward == nil || o.Graph {
+			return nil, fmt.Errorf("train.NewStepper: a FullyShardedDataParallel needs its Around as Backward and an Optimizer of its NewOptimizer, and cannot be captured in a Graph: %w",
+				cuda.ErrInvalidArgument)
+		}
+	}
 	if o.Schedule != nil {
 		var err error
 		if s.scheduler, err = optim.NewScheduler(o.Optimizer, o.Schedule); err != nil {
 			return nil, err
 		}
 	}
-	if o.Autocast != 0 {
+	if o.Autocast != 0 && s.sharded == nil { // whose weights are not there when a step begins
 		var err error
 		if s.casts, err = torch.NewParameterCasts(o.Autocast, s.params); err != nil {
 			return nil, err
@@ -203,7 +212,13 @@ func (s *Stepper) clip() error {
 	if s.o.ClipNorm == 0 {
 		return nil
 	}
-	norm, err := optim.ClipGradNorm(s.params, s.o.ClipNorm, optim.ClipOptions{})
+	var norm *torch.Tensor
+	var err error
+	if s.sharded != nil {
+		norm, err = s.sharded.ClipGradNorm(s.o.ClipNorm, optim.ClipOptions{})
+	} else {
+		norm, err = optim.ClipGradNorm(s.params, s.o.ClipNorm, optim.ClipOptions{})
+	}
 	if err != nil {
 		return err
 	}
