@@ -13,7 +13,11 @@ import (
 	"time"
 )
 
-var times = Options{Interval: 20 * time.Millisecond, Silence: 2 * time.Second}
+// times have a silence that no busy machine reaches.
+var times = Options{Interval: 20 * time.Millisecond, Silence: time.Minute}
+
+// patience ends a test that hangs.
+const patience = 2 * time.Minute
 
 const token = "secret"
 
@@ -34,7 +38,7 @@ func job(t *testing.T, n int) (*Hub, []*Member) {
 		t.Cleanup(members[r].Close)
 	}
 	each(t, members, func(m *Member) error {
-		return m.Arrive("job", []int{0, 1, 2}[:n], Call{Seq: 1, Name: "Init"}, true, 10*time.Second)
+		return m.Arrive("job", []int{0, 1, 2}[:n], Call{Seq: 1, Name: "Init"}, true, patience)
 	})
 	return h, members
 }
@@ -58,7 +62,7 @@ func requireVerdict(t *testing.T, members []*Member, kind Kind, rank int, says .
 	for _, m := range members {
 		select {
 		case <-m.Failed():
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("rank %d has no verdict", m.rank)
 		}
 		v := m.Verdict()
@@ -77,10 +81,10 @@ func TestOrderlyEnd(t *testing.T) {
 	_, members := job(t, 3)
 	for seq := range uint64(3) {
 		each(t, members, func(m *Member) error {
-			return m.Arrive("g#b", []int{0, 1, 2}, Call{Seq: seq + 1, Name: "Barrier"}, false, 10*time.Second)
+			return m.Arrive("g#b", []int{0, 1, 2}, Call{Seq: seq + 1, Name: "Barrier"}, false, patience)
 		})
 	}
-	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", 20*time.Second) })
+	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 	for _, m := range members {
 		m.Close()
 		m.Close()
@@ -93,16 +97,26 @@ func TestOrderlyEnd(t *testing.T) {
 func TestLostMember(t *testing.T) {
 	_, members := job(t, 3)
 	members[1].Enter("g", Call{Seq: 7, Name: "AllReduce", Line: "train.go:1"})
-	each(t, members, func(m *Member) error {
-		return m.Arrive("g#b", []int{0, 1, 2}, Call{Seq: 1}, false, 10*time.Second)
-	})
 	members[1].beatNow()
 	members[1].Close() // without Part
 	requireVerdict(t, []*Member{members[0], members[2]}, Lost, 1, "rank 1 (pid ", "AllReduce #7 at train.go:1")
 }
 
 // beatNow sends a beat before the next one is due.
-func (m *Member) beatNow() { m.send(m.status(message{Kind: kindBeat})) }
+func (m *Member) beatNow() { m.send(message{Kind: kindBeat}) }
+
+// tell returns when the hub knows the calls of all members.
+func tell(t *testing.T, members []*Member) {
+	t.Helper()
+	all := make([]int, len(members))
+	for r := range all {
+		all[r] = r
+	}
+	each(t, members, func(m *Member) error {
+		m.beatNow()
+		return m.Arrive("tell#b", all, Call{Seq: 1}, false, patience) // behind the beat
+	})
+}
 
 func TestLostHub(t *testing.T) {
 	h, members := job(t, 2)
@@ -110,15 +124,15 @@ func TestLostHub(t *testing.T) {
 	requireVerdict(t, members, Lost, 0, "rank 0, which serves the job, is lost")
 }
 
-// A member that is connected and silent.
+// A member that is connected and silent. The test moves its last sign of life into the past.
 func TestSilentMember(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := NewHub(l, 2, token, Options{Interval: 10 * time.Millisecond, Silence: 300 * time.Millisecond})
+	h := NewHub(l, 2, token, times)
 	defer h.Close()
-	m, err := Dial(t.Context(), []string{l.Addr().String()}, token, 0, Options{Interval: 10 * time.Millisecond, Silence: 20 * time.Second})
+	m, err := Dial(t.Context(), []string{l.Addr().String()}, token, 0, times)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,8 +142,15 @@ func TestSilentMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	fmt.Fprintf(silent, `{"k":"hello","r":1,"t":%q,"n":"rank 1 (pid 5 on b)"}`+"\n", token)
-	requireVerdict(t, []*Member{m}, Silent, 1, "rank 1 (pid 5 on b) has given no sign of life for 300ms", "it has called no collective")
+	fmt.Fprintf(silent, `{"k":"hello","r":1,"t":%q,"n":"rank 1 (pid 5 on b)"}`+"\n"+`{"k":"arrive","n":"job","m":[0,1],"c":{"Seq":1},"d":%d}`+"\n",
+		token, patience)
+	if err := m.Arrive("job", []int{0, 1}, Call{Seq: 1}, false, patience); err != nil {
+		t.Fatal(err)
+	}
+	h.mu.Lock()
+	h.ranks[1].heard = h.ranks[1].heard.Add(-times.Silence)
+	h.mu.Unlock()
+	requireVerdict(t, []*Member{m}, Silent, 1, "rank 1 (pid 5 on b) has given no sign of life for 1m0s", "it has called no collective")
 }
 
 func TestSilentHub(t *testing.T) {
@@ -161,7 +182,7 @@ func TestMismatch(t *testing.T) {
 	var all sync.WaitGroup
 	for r, what := range []string{"float32[3]", "float32[4]"} {
 		all.Go(func() {
-			members[r].Arrive("g#d", []int{0, 1}, Call{Seq: 2, Name: "AllReduce", What: what, Line: fmt.Sprintf("f.go:%d", r)}, true, 10*time.Second)
+			members[r].Arrive("g#d", []int{0, 1}, Call{Seq: 2, Name: "AllReduce", What: what, Line: fmt.Sprintf("f.go:%d", r)}, true, patience)
 		})
 	}
 	all.Wait()
@@ -173,6 +194,7 @@ func TestReportBlamesTheRankThatIsBehind(t *testing.T) {
 	for r, m := range members {
 		m.Enter("g", Call{Seq: uint64(3 + r%2), Name: "AllReduce", Line: fmt.Sprintf("f.go:%d", r)})
 	}
+	tell(t, members)
 	members[1].Report("g", []int{1, 2}, Call{Seq: 4, Name: "AllReduce", Line: "f.go:1"}, "connection reset")
 	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "has not entered it", "AllReduce #3 at f.go:2", "connection reset")
 }
@@ -188,7 +210,7 @@ func TestLeftBehind(t *testing.T) {
 	_, members := job(t, 2)
 	members[0].Enter("g", Call{Seq: 1, Name: "AllReduce", Line: "a.go:1"})
 	members[1].Enter("g", Call{Done: true})
-	if err := members[1].Part(t.Context(), "b.go:9", 20*time.Second); err == nil {
+	if err := members[1].Part(t.Context(), "b.go:9", patience); err == nil {
 		t.Error("Part returned nil while a rank waits")
 	}
 	requireVerdict(t, members, Left, 1, "closed its group at b.go:9", "AllReduce #1 at a.go:1")
@@ -230,7 +252,7 @@ func TestStrangersAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		io.WriteString(conn, sent) // may fail, if it is refused before its end
-		conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		conn.SetReadDeadline(time.Now().Add(patience))
 		if n, err := conn.Read(make([]byte, 1)); n != 0 || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %d bytes, %v: want the end of the connection", name, n, err)
 		} else if e, ok := err.(net.Error); ok && e.Timeout() {
@@ -238,7 +260,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		}
 		conn.Close()
 	}
-	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", 20*time.Second) })
+	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 }
 
 // Two processes of a rank end a job that has not met yet.
@@ -270,20 +292,20 @@ func TestRankOfAnotherJobIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stranger.Close()
-		err = stranger.Arrive("job", []int{0, 1, 2}, Call{Seq: 1, Name: "Init"}, true, 10*time.Second)
+		err = stranger.Arrive("job", []int{0, 1, 2}, Call{Seq: 1, Name: "Init"}, true, patience)
 		if err == nil {
 			t.Error("the stranger has arrived")
 		}
 		requireVerdict(t, []*Member{stranger}, Mismatch, rank, says, "set MASTER_PORT", fmt.Sprintf("rank %d (pid ", rank))
 	}
-	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", 20*time.Second) })
+	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 }
 
 // A rank that goes on and never leaves is named to those that wait for it.
 func TestRankThatDoesNotPart(t *testing.T) {
 	_, members := job(t, 3)
 	members[2].Enter("g", Call{Seq: 5, Name: "AllReduce", Line: "a.go:1", Done: true})
-	members[2].beatNow()
+	tell(t, members)
 	for _, m := range members[:2] {
 		go m.Part(t.Context(), "b.go:9", 100*time.Millisecond)
 	}

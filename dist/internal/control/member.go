@@ -114,7 +114,7 @@ func (m *Member) Arrive(name string, members []int, c Call, compare bool, timeou
 // Report tells the hub that a call failed here. The hub ends the job, with the rank that it finds
 // at fault: Failed will be closed.
 func (m *Member) Report(group string, members []int, c Call, text string) {
-	m.send(m.status(message{Kind: kindBeat}))
+	m.send(message{Kind: kindBeat})
 	m.send(message{Kind: kindReport, Name: group, Members: members, Call: &c, Text: text})
 }
 
@@ -125,7 +125,7 @@ func (m *Member) Abort(text string) { m.send(message{Kind: kindAbort, Text: text
 // line. Ranks that wait for this one in a collective end the job, and so do ranks that do not call
 // Part within the timeout of the first one.
 func (m *Member) Part(ctx context.Context, at string, timeout time.Duration) error {
-	m.send(m.status(message{Kind: kindLeave, Text: at, Timeout: timeout}))
+	m.send(message{Kind: kindLeave, Text: at, Timeout: timeout})
 	select {
 	case <-m.left:
 		return nil
@@ -156,8 +156,12 @@ func (m *Member) send(msg message) {
 	}
 }
 
-// status adds the rank's calls to a message.
+// status adds the rank's calls to a message that has them. The writer calls it, so that no message
+// has older calls than the one before it.
 func (m *Member) status(msg message) message {
+	if msg.Kind != kindBeat && msg.Kind != kindLeave {
+		return msg
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	msg.Calls = maps.Clone(m.calls)
@@ -235,7 +239,7 @@ func (m *Member) write() {
 	put := func(msg message) {
 		if !broken {
 			m.conn.SetWriteDeadline(time.Now().Add(m.o.Silence))
-			broken = encoder.Encode(msg) != nil
+			broken = encoder.Encode(m.status(msg)) != nil
 		}
 	}
 	for {
@@ -272,7 +276,7 @@ func (m *Member) beat() {
 			m.fail(&Verdict{Silent, 0, fmt.Sprintf("rank 0, which serves the job, has given no sign of life for %v: it is stopped, or its host or network is gone", m.o.Silence)})
 		}
 		select {
-		case m.out <- m.status(message{Kind: kindBeat}):
+		case m.out <- message{Kind: kindBeat}:
 		default: // the connection is stuck, and the hub finds this rank silent
 		}
 	}
