@@ -13,7 +13,7 @@ import (
 )
 
 // quick are options for ranks that are goroutines of one process, which share its cores.
-var quick = Options{Timeout: 20 * time.Second, Silence: 10 * time.Second}
+var quick = Options{Timeout: 2 * time.Minute, Silence: time.Minute}
 
 func expectValues(what string, t *torch.Tensor, want ...float64) error {
 	got, err := t.Float64s()

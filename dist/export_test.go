@@ -20,6 +20,12 @@ func LaunchJob(t *testing.T, n int, worker string, environment ...string) []*Pro
 	return launchJob(t, n, worker, environment...)
 }
 
+// RequireSuccess waits until all processes have ended without an error.
+func RequireSuccess(t *testing.T, all []*Process) {
+	t.Helper()
+	requireSuccess(t, all)
+}
+
 // Text is what the process has printed.
 func (p *process) Text() string { return p.output.String() }
 

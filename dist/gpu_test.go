@@ -25,7 +25,7 @@ func onGPUs(t *testing.T, worker string) {
 // onOwnGPU returns the worker that runs a rank's part on its GPU.
 func onOwnGPU(run func(g *Group) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		o := impatient
+		o := patient
 		o.CPU = false
 		g, err := Init(ctx, o)
 		if err != nil {
@@ -310,7 +310,7 @@ func TestCallsOfStepsAreEqual(t *testing.T) {
 
 // reduceForEverOnGPUs is reduceForEver with NCCL.
 func reduceForEverOnGPUs(ctx context.Context) error {
-	o := impatient
+	o := patient
 	o.CPU = false
 	g, err := Init(ctx, o)
 	if err != nil {
@@ -343,5 +343,5 @@ func TestGPUKilledRankIsNamed(t *testing.T) {
 		p.expect(t, "running")
 	}
 	all[1].Process.Kill()
-	requireErrors(t, all, 1, false, 30*time.Second, "lost=true", "rank 1", "AllReduce #")
+	requireErrors(t, all, 1, false, "lost=true", "rank 1", "AllReduce #")
 }

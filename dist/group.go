@@ -182,16 +182,23 @@ func (j *job) connect(ctx context.Context) error {
 	if j.env.AgentStore {
 		server = "the launcher"
 	}
+	serves := j.env.Rank == 0 && !j.env.AgentStore
 	// LibTorch tries again after its own timeout.
 	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("%s did not serve it within %v: %w", server, j.o.Timeout, ErrTimeout))
 	defer stop()
-	store, err := await(inTime, j, func() (*capi.Store, error) {
-		if j.env.Address == "" {
-			return capi.LocalStore(j.o.Timeout)
-		}
-		return capi.ConnectStore(j.env.Address, j.env.Port, j.env.Rank == 0 && !j.env.AgentStore,
-			fmt.Sprintf("torchstream/attempt_%d", j.env.Attempt), j.o.Timeout)
-	}, capi.FreeStore)
+	var store *capi.Store
+	var err error
+	if j.env.Address != "" && !serves {
+		err = reach(inTime, net.JoinHostPort(j.env.Address, strconv.Itoa(j.env.Port)))
+	}
+	if err == nil {
+		store, err = await(inTime, j, func() (*capi.Store, error) {
+			if j.env.Address == "" {
+				return capi.LocalStore(j.o.Timeout)
+			}
+			return capi.ConnectStore(j.env.Address, j.env.Port, serves, fmt.Sprintf("torchstream/attempt_%d", j.env.Attempt), j.o.Timeout)
+		}, capi.FreeStore)
+	}
 	j.store = store
 	if err != nil {
 		if strings.Contains(err.Error(), "EADDRINUSE") {
@@ -255,6 +262,29 @@ func unresolved(ctx context.Context, address string) error {
 		return fmt.Errorf("set MASTER_ADDR to an address of the host of rank 0 that every host can resolve: %w", err)
 	}
 	return nil
+}
+
+// reach returns when somebody listens at the address, or the context ends. LibTorch, which connects
+// then, prints a warning with a stack of C++ for every attempt that fails.
+func reach(ctx context.Context, address string) error {
+	var failed error
+	var dialer net.Dialer
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err == nil {
+			return conn.Close()
+		}
+		if failed == nil || ctx.Err() == nil {
+			failed = err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("%w (the last attempt: %v)", context.Cause(ctx), failed)
+		}
+	}
 }
 
 func (j *job) kind() string {

@@ -123,7 +123,7 @@ func weights(net nn.Module) ([]float64, error) {
 
 func init() {
 	workers["train"] = func(ctx context.Context) error {
-		g, err := Init(ctx, impatient)
+		g, err := Init(ctx, patient)
 		if err != nil {
 			return err
 		}

@@ -176,7 +176,7 @@ func syncNorms(g *Group, d cuda.Device) error {
 
 func init() {
 	workers["sync batch norm"] = func(ctx context.Context) error {
-		g, err := Init(ctx, impatient)
+		g, err := Init(ctx, patient)
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -14,12 +18,18 @@ import (
 
 func init() { dist.AddWorker("record a straggler", recordAStraggler) }
 
-// recordAStraggler records collectives to which rank 1 comes late.
+// recordAStraggler records collectives to which rank 1 comes late: it waits until the others are
+// about to come, which they tell it through a pipe.
 func recordAStraggler(ctx context.Context) error {
 	world, err := dist.Init(ctx, dist.Options{CPU: true})
 	if err != nil {
 		return err
 	}
+	others, err := os.OpenFile(os.Getenv(pathVariable), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer others.Close()
 	rec, err := trace.Start(trace.Options{})
 	if err != nil {
 		return err
@@ -28,9 +38,14 @@ func recordAStraggler(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for range 6 { // the group's thread may end the record of the last one after Stop
+	for range 8 { // the group's thread may end the record of the last one after Stop
 		if world.Rank() == 1 {
+			if _, err := io.ReadFull(others, make([]byte, world.Size()-1)); err != nil {
+				return err
+			}
 			work(1 << 17) // tens of milliseconds
+		} else if _, err := others.Write([]byte{0}); err != nil {
+			return err
 		}
 		if err := world.AllReduce(x, dist.Average); err != nil {
 			return err
@@ -62,10 +77,9 @@ func recordAStraggler(ctx context.Context) error {
 
 // The recordings of all ranks name the one that the others wait for.
 func TestTimelineNamesTheStraggler(t *testing.T) {
-	for rank, p := range dist.LaunchJob(t, 3, "record a straggler") {
-		<-p.Ended()
-		if !p.ProcessState.Success() {
-			t.Errorf("rank %d: %s", rank, p.Text())
-		}
+	path := filepath.Join(t.TempDir(), "others")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
 	}
+	dist.RequireSuccess(t, dist.LaunchJob(t, 3, "record a straggler", pathVariable+"="+path))
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
@@ -16,7 +15,7 @@ import (
 // torchrun serves the store in its own process, and keeps it when it restarts the ranks.
 func TestStoreOfALauncher(t *testing.T) {
 	port := freePort(t)
-	store, err := capi.ConnectStore("127.0.0.1", port, true, "", 20*time.Second)
+	store, err := capi.ConnectStore("127.0.0.1", port, true, "", patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +46,7 @@ func TestStoreOfALauncher(t *testing.T) {
 
 func init() {
 	workers["torchrun"] = func(ctx context.Context) error {
-		g, err := Init(ctx, impatient)
+		g, err := Init(ctx, patient)
 		if err != nil {
 			return err
 		}
@@ -69,7 +68,7 @@ func TestTorchrunLaunches(t *testing.T) {
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 		t.Skipf("needs a python3 with torch: %s", lines[len(lines)-1])
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	run := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--no-python", os.Args[0])
 	run.Env = append(os.Environ(), workerVariable+"=torchrun")
