@@ -19,7 +19,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
@@ -28,8 +27,13 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// checkpointVariable is the checkpoint's path in a rank that reports its steps.
-const checkpointVariable = "TORCHSTREAM_EXAMPLE_CHECKPOINT"
+const (
+	// checkpointVariable is the checkpoint's path in a rank that reports its steps.
+	checkpointVariable = "TORCHSTREAM_EXAMPLE_CHECKPOINT"
+	// holdVariable is the rank that waits for its signal, and the number of steps after which it
+	// does: "1:8". Otherwise the training may be over when the signal comes.
+	holdVariable = "TORCHSTREAM_EXAMPLE_HOLD"
+)
 
 const (
 	images        = 576
@@ -55,9 +59,15 @@ type parameter struct {
 
 const reportPrefix = "step "
 
-// reportSteps prints every step, and writes a checkpoint after each third.
-func reportSteps(o options) options {
+// reportSteps prints every step, and writes a checkpoint after each third. After the step that
+// holdVariable names it waits for the end of the context, or of the process.
+func reportSteps(ctx context.Context, o options) options {
 	o.checkpoint, o.every, o.epochs = os.Getenv(checkpointVariable), 3, 2
+	victim, after := -1, 0
+	if restarts := os.Getenv("TORCHELASTIC_RESTART_COUNT"); restarts == "" || restarts == "0" {
+		fmt.Sscanf(os.Getenv(holdVariable), "%d:%d", &victim, &after)
+	}
+	steps := 0
 	o.onStep = func(s step) error {
 		loss, err := s.loss.Float64s()
 		if err != nil {
@@ -78,6 +88,9 @@ func reportSteps(o options) options {
 		}
 		text, err := json.Marshal(r)
 		fmt.Printf("%s%s\n", reportPrefix, text)
+		if steps++; s.rank == victim && steps == after {
+			<-ctx.Done()
+		}
 		return err
 	}
 	return o
@@ -111,6 +124,9 @@ const leavesLine = "leaves by a signal"
 func runRank(o options) int {
 	ctx, stop := interrupt.Context(grace)
 	defer stop()
+	if os.Getenv(checkpointVariable) != "" {
+		o = reportSteps(ctx, o)
+	}
 	r, err := run(ctx, o, os.Stdout)
 	switch {
 	case errors.Is(err, errTerminated):
@@ -134,8 +150,9 @@ type rank struct {
 	err   error
 }
 
-// start starts the ranks of a job on "cpu" or "gpu", which end with the test at the latest.
-func start(t *testing.T, device string, world int, checkpoint string) []*rank {
+// start starts the ranks of a job on "cpu" or "gpu", which end with the test at the latest. The
+// part's victim waits for its signal.
+func start(t *testing.T, device string, c part, checkpoint string) []*rank {
 	t.Helper()
 	port, err := freeport.Find()
 	if err != nil {
@@ -145,13 +162,14 @@ func start(t *testing.T, device string, world int, checkpoint string) []*rank {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 3*time.Minute)
-	ranks := make([]*rank, world)
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	ranks := make([]*rank, c.world)
 	for n := range ranks {
 		r := &rank{Cmd: exec.CommandContext(ctx, self), lines: make(chan string, 1024)}
 		number := strconv.Itoa(n)
 		r.Env = append(os.Environ(), variable+"="+device, checkpointVariable+"="+checkpoint, "RANK="+number, "LOCAL_RANK="+number,
-			"WORLD_SIZE="+strconv.Itoa(world), "LOCAL_WORLD_SIZE="+strconv.Itoa(world), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
+			"WORLD_SIZE="+strconv.Itoa(c.world), "LOCAL_WORLD_SIZE="+strconv.Itoa(c.world), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1",
+			fmt.Sprintf("%s=%d:%d", holdVariable, c.victim, c.after))
 		out, err := r.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -179,9 +197,9 @@ func start(t *testing.T, device string, world int, checkpoint string) []*rank {
 	return ranks
 }
 
-// follow reads what the ranks print to their ends, and calls at before it reads on after each step
-// of rank 0, with the number of its steps.
-func follow(t *testing.T, ranks []*rank, at func(step int)) {
+// follow reads what the ranks print to their ends, and sends the part's victim the signal after its
+// last step.
+func follow(t *testing.T, ranks []*rank, c part, signal os.Signal) {
 	t.Helper()
 	var all sync.WaitGroup
 	for n, r := range ranks {
@@ -197,8 +215,8 @@ func follow(t *testing.T, ranks []*rank, at func(step int)) {
 					t.Errorf("%q: %v", line, err)
 				}
 				r.steps = append(r.steps, s)
-				if n == 0 && at != nil {
-					at(len(r.steps))
+				if n == c.victim && len(r.steps) == c.after {
+					r.Process.Signal(signal)
 				}
 			}
 		})
@@ -326,26 +344,23 @@ func TestGPUElastic(t *testing.T) {
 	elastic(t, "gpu", 0.02, part{2, 1, 8}, part{1, 0, 7}, part{2, 0, 13}, part{1, 0, 4}, part{2, -1, 0})
 }
 
-// part is a part of a training: its number of ranks, and the rank that is killed after so many
-// steps of rank 0, or -1.
+// part is a part of a training: its number of ranks, and the rank that gets a signal after so many
+// steps, or -1.
 type part struct{ world, victim, after int }
 
 func elastic(t *testing.T, device string, rounding float64, parts ...part) {
 	t.Helper()
 	want := newHistory()
-	ranks := start(t, device, parts[0].world, filepath.Join(t.TempDir(), "whole.pt"))
-	follow(t, ranks, nil)
+	whole := part{world: parts[0].world, victim: -1}
+	ranks := start(t, device, whole, filepath.Join(t.TempDir(), "whole.pt"))
+	follow(t, ranks, whole, nil)
 	want.add(t, ranks)
 	requireEnd(t, ranks)
 
 	got, path := newHistory(), filepath.Join(t.TempDir(), "last.pt")
 	for part, c := range parts {
-		ranks := start(t, device, c.world, path)
-		follow(t, ranks, func(step int) {
-			if step == c.after && c.victim >= 0 {
-				ranks[c.victim].Process.Kill()
-			}
-		})
+		ranks := start(t, device, c, path)
+		follow(t, ranks, c, os.Kill)
 		got.add(t, ranks)
 		if c.victim < 0 {
 			requireEnd(t, ranks)
@@ -370,12 +385,9 @@ func elastic(t *testing.T, device string, rounding float64, parts ...part) {
 // SIGTERM at one rank ends all of them behind the same step, with a checkpoint of it.
 func TestTerminated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
-	ranks := start(t, "cpu", 2, path)
-	follow(t, ranks, func(step int) {
-		if step == 4 {
-			ranks[1].Process.Signal(syscall.SIGTERM)
-		}
-	})
+	c := part{2, 1, 4}
+	ranks := start(t, "cpu", c, path)
+	follow(t, ranks, c, syscall.SIGTERM)
 	last := ranks[0].steps[len(ranks[0].steps)-1]
 	for n, r := range ranks {
 		var exit *exec.ExitError
@@ -411,10 +423,10 @@ func TestTorchrunRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	c := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts=1", "--no-python", self)
-	c.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"), "OMP_NUM_THREADS=1")
+	c.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"), holdVariable+"=1:8", "OMP_NUM_THREADS=1")
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
