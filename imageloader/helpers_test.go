@@ -25,6 +25,7 @@ func openFile(path string) (archive.File, error) { return os.Open(path) }
 // varying speed.
 type fakeCodec struct {
 	open  *atomic.Int64 // decoders that are not closed
+	begun *atomic.Int64 // decodes
 	block chan struct{} // if not nil, decode waits until it is closed
 }
 
@@ -44,6 +45,9 @@ func (fakeDecoder) Header([]byte) (imagecapi.Info, error) {
 }
 
 func (d fakeDecoder) Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
+	if d.c.begun != nil {
+		d.c.begun.Add(1)
+	}
 	if d.c.block != nil {
 		<-d.c.block
 	}

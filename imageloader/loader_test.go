@@ -556,8 +556,8 @@ func TestSparseMemberIsABadSample(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-		case <-time.After(10 * time.Second):
-			t.Fatalf("%s: not done after 10 s", name)
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("%s: not done after two minutes", name)
 		}
 	}
 }
@@ -775,15 +775,15 @@ func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 	}
 }
 
-// TestCancelEndsTheEpochSoon: an epoch ends within 200 ms after its context, at any time, and
-// releases everything.
+// TestCancelEndsTheEpochSoon: an epoch ends with its context, at any time, without decoding more
+// than its workers have begun, and releases everything.
 func TestCancelEndsTheEpochSoon(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 400, func(i int) bool { return i%11 == 0 })
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		path := archivetest.WriteFile(t, name, data)
 		for round := range 100 {
-			var decoders atomic.Int64
+			var decoders, begun atomic.Int64
 			o := Options{BatchSize: 1 + round%20, Transform: Train(4), Workers: 1 + round%5, BadSamples: BadSamplePolicy(1 + round%2), Shuffle: round%3 != 0, ShuffleBuffer: 64}
 			if round%3 == 0 { // not held in memory
 				o.ShuffleBytes = 20_000
@@ -794,21 +794,23 @@ func TestCancelEndsTheEpochSoon(t *testing.T) {
 			if o.BadSamples == Substitute {
 				o.BatchSize += 20 // not all of them bad
 			}
-			l, err := open(t.Context(), path, o, openFile, fakeCodec{open: &decoders})
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{open: &decoders, begun: &begun})
 			if err != nil {
 				t.Fatal(err)
 			}
 			cause := errors.New("enough")
 			ctx, cancel := context.WithCancelCause(t.Context())
-			var cancelled atomic.Int64
+			const never = -1
+			var cancelled atomic.Int64 // the number of decodes then
+			cancelled.Store(never)
 			stop := func() {
-				cancelled.Store(time.Now().UnixNano())
 				if round%4 == 3 {
 					go l.Close()
 					cause = ErrClosed
 				} else {
 					cancel(cause)
 				}
+				cancelled.Store(begun.Load())
 			}
 			var calls atomic.Int64
 			at := rand.Int64N(3 * 400 / int64(o.BatchSize))
@@ -837,9 +839,10 @@ func TestCancelEndsTheEpochSoon(t *testing.T) {
 				free <- struct{}{}
 				return nil
 			})
-			if c := cancelled.Load(); c != 0 {
-				if took := time.Since(time.Unix(0, c)); took > 200*time.Millisecond {
-					t.Errorf("round %d: %v after the end of the context", round, took)
+			if c := cancelled.Load(); c != never {
+				// Close comes at some time after it is called; a worker may be about to decode.
+				if n := begun.Load() - c; round%4 != 3 && n > int64(o.Workers+o.BatchSize) {
+					t.Errorf("round %d: %d samples are decoded after the end of the context", round, n)
 				}
 				if err != nil && !errors.Is(err, cause) {
 					t.Errorf("round %d: error %v", round, err)

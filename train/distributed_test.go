@@ -38,7 +38,7 @@ func TestJobProcess(t *testing.T) {
 	if way == "" {
 		t.Skip("other tests run it")
 	}
-	world, err := dist.Init(t.Context(), dist.Options{CPU: true, Timeout: 30 * time.Second})
+	world, err := dist.Init(t.Context(), dist.Options{CPU: true, Timeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func startJob(t *testing.T, size int, way, path string, steps int) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer stop()
 	texts := make([]bytes.Buffer, size)
 	var ranks []*exec.Cmd

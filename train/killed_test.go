@@ -129,6 +129,7 @@ func killed(t *testing.T, way string, times int) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
+	t.Logf("-kill-seed=%d draws these moments again", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	dir, died := t.TempDir(), 0
 	for died < times {
@@ -147,18 +148,18 @@ func killed(t *testing.T, way string, times int) {
 		t.Fatal("the resumed training has no result")
 	}
 	if !reflect.DeepEqual(got.Figures, whole.Figures) || got.Scale != whole.Scale {
-		t.Errorf("seed %d: figures %+v, scale %v\nwant %+v, %v", seed, got.Figures, got.Scale, whole.Figures, whole.Scale)
+		t.Errorf("figures %+v, scale %v\nwant %+v, %v", got.Figures, got.Scale, whole.Figures, whole.Scale)
 	}
 	for name, bits := range whole.Bits {
 		if !reflect.DeepEqual(got.Bits[name], bits) {
-			t.Errorf("seed %d: %s differs", seed, name)
+			t.Errorf("%s differs", name)
 		}
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "*.tmp*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("files are left: %v, %v", left, err)
 	}
-	t.Logf("killed %d times, seed %d", died, seed)
+	t.Logf("killed %d times", died)
 }
 
 // moment says when to kill a process: after so many steps, and then some time.

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +19,9 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
+// patience ends a test that hangs.
+const patience = 4 * time.Minute
+
 const childVariable = "TORCHSTREAM_TEST_ARGS"
 
 // TestMain makes this program the command itself, for tests that need a process.
@@ -32,7 +36,7 @@ func TestMain(m *testing.M) {
 // process is the command as a process of its own, which is killed if it hangs.
 func process(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	command := exec.CommandContext(ctx, os.Args[0])
 	command.Env = append(os.Environ(), childVariable+"="+strings.Join(args, "\n"), "XDG_CACHE_HOME="+t.TempDir())
@@ -110,24 +114,33 @@ func TestCommandsRefusePipes(t *testing.T) {
 
 // TestSignalsEndCommands: SIGINT and SIGTERM, while a server keeps the command waiting.
 func TestSignalsEndCommands(t *testing.T) {
-	asked, over := make(chan struct{}, 100), make(chan struct{})
-	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		asked <- struct{}{}
+	asked, over := make(chan string, 100), make(chan struct{}) // asked has the paths
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- r.URL.Path
 		<-over
 	}))
 	defer server.Close()
 	defer close(over)
+	commands := 0
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		for _, args := range [][]string{{"inspect"}, {"inspect", "-fix", "out.tgz"}, {"index"}, {"bench", "loader", "-archive"}, {"preview", "-archive"}} {
-			command, stderr := process(t, append(args, server.URL+"/a.tgz")...)
+			commands++
+			path := fmt.Sprintf("/%d.tgz", commands)
+			command, stderr := process(t, append(args, server.URL+path)...)
 			command.Dir = t.TempDir()
 			if err := command.Start(); err != nil {
 				t.Fatal(err)
 			}
-			select {
-			case <-asked:
-			case <-time.After(time.Minute):
-				t.Fatalf("%q asks for nothing: %s", args, stderr)
+			for limit := time.After(patience); ; {
+				select {
+				case got := <-asked:
+					if got != path { // a late request of the command before
+						continue
+					}
+				case <-limit:
+					t.Fatalf("%q asks for nothing: %s", args, stderr)
+				}
+				break
 			}
 			if err := command.Process.Signal(s); err != nil {
 				t.Fatal(err)
