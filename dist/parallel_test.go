@@ -672,7 +672,7 @@ func TestBackwardThatFailsEndsTheJob(t *testing.T) {
 
 // A panic in a backward ends the job on the others, also if the program goes on after it.
 func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
-	ended := make(chan struct{})
+	begun, ended := make(chan struct{}), make(chan struct{})
 	errs := onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
 		scope := torch.NewScope("pass")
 		defer scope.Close()
@@ -682,7 +682,13 @@ func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 		}
 		if g.Rank() == 0 {
 			defer close(ended)
+			close(begun)
 			return d.Backward(loss)
+		}
+		select { // The panic would end rank 0 in NewDataParallel too.
+		case <-begun:
+		case <-g.job.member.Failed():
+			return g.Err()
 		}
 		func() {
 			defer func() { recover() }()
