@@ -160,7 +160,7 @@ func TestSilentResponsesAreRepeated(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer server.Close()
-	file, err := archive.OpenRemote(t.Context(), server.URL, byHTTP(server.Client()), archive.Times(time.Microsecond, 50*time.Millisecond))
+	file, err := archive.OpenRemote(t.Context(), server.URL, byHTTP(server.Client()), archive.Times(time.Microsecond, 300*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,6 +221,7 @@ func TestSourceTriesAreLimited(t *testing.T) {
 	}
 
 	s.Bad, s.Asked = 0, 0
+	times = archive.Times(time.Microsecond, time.Minute) // nothing stops
 	if f, err = archive.OpenRemote(t.Context(), "store://x", s.OpenSource, times); err != nil {
 		t.Fatal(err)
 	}

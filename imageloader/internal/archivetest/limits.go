@@ -4,18 +4,47 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
 
-// Within ends the program if the test runs for longer than the 10 seconds that bad input may take.
+// Within ends the program if the test computes for longer than the 10 seconds that bad input may
+// take, or hangs. A test that waits for a core does not compute.
 func Within(t *testing.T) {
 	t.Helper()
-	timer := time.AfterFunc(10*time.Second, func() {
+	const limit, patience = 10 * time.Second, 2 * time.Minute
+	begun, before := time.Now(), cpuTime()
+	var timer *time.Timer
+	var ended atomic.Bool
+	set := make(chan struct{})
+	timer = time.AfterFunc(limit, func() {
+		if <-set; ended.Load() {
+			return
+		}
+		took := (cpuTime() - before) / time.Duration(runtime.GOMAXPROCS(0))
+		if took < limit && time.Since(begun) < patience {
+			timer.Reset(limit - took)
+			return
+		}
 		buf := make([]byte, 1<<20)
 		panic(fmt.Sprintf("%s hangs:\n%s", t.Name(), buf[:runtime.Stack(buf, true)]))
 	})
-	t.Cleanup(func() { timer.Stop() })
+	close(set)
+	t.Cleanup(func() {
+		ended.Store(true)
+		timer.Stop()
+	})
+}
+
+// cpuTime returns the time of all cores that the process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // NoLeaks checks at the end of the test that it has left no goroutine and no open file.
@@ -23,8 +52,8 @@ func NoLeaks(t *testing.T) {
 	t.Helper()
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
-		for range 2000 { // goroutines end a moment after their last action
-			if runtime.NumGoroutine() <= goroutines {
+		for range 30_000 { // goroutines end a moment after their last action
+			if runtime.NumGoroutine() <= goroutines && openFiles(t) <= files {
 				break
 			}
 			time.Sleep(time.Millisecond)
