@@ -21,17 +21,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// TestMain ends a hanging run and prints all stacks.
-func TestMain(m *testing.M) {
-	limit := time.AfterFunc(5*time.Minute, func() {
-		buf := make([]byte, 1<<20)
-		fmt.Fprintf(os.Stderr, "the tests hang\n%s\n", buf[:runtime.Stack(buf, true)])
-		os.Exit(2)
-	})
-	code := cudatest.Main(m)
-	limit.Stop()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(cudatest.Main(m)) }
 
 // onDevices runs the test on the CPU and on a GPU.
 func onDevices(t *testing.T, fn func(t *testing.T, device cuda.Device)) {
