@@ -392,7 +392,7 @@ func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 
 func init() {
 	workers["sharded"] = func(ctx context.Context) error {
-		g, err := Init(ctx, impatient)
+		g, err := Init(ctx, patient)
 		if err != nil {
 			return err
 		}
@@ -502,8 +502,8 @@ func TestFullyShardedNamesALostRank(t *testing.T) {
 	for _, where := range []string{"forward", "backward"} {
 		t.Run(where, func(t *testing.T) {
 			all := launchJob(t, 2, "sharded until a rank ends", "WHERE="+where)
-			all[1].wait(t, 60*time.Second)
-			all[0].wait(t, 60*time.Second)
+			all[1].wait(t)
+			all[0].wait(t)
 			if text := all[0].output.String(); !strings.Contains(text, "rank 1 is lost: true") || !strings.Contains(text, "culprit 1") {
 				t.Errorf("rank 0:\n%s", text)
 			}
@@ -513,7 +513,7 @@ func TestFullyShardedNamesALostRank(t *testing.T) {
 
 func init() {
 	workers["sharded until a rank ends"] = func(ctx context.Context) error {
-		g, err := Init(ctx, impatient)
+		g, err := Init(ctx, patient)
 		if err != nil {
 			return err
 		}

@@ -129,6 +129,9 @@ func Init(ctx context.Context, o Options) (*Group, error) {
 	if o.Silence == 0 {
 		o.Silence = defaultSilence
 	}
+	if err := capi.Check(); err != nil { // before this rank waits for another one
+		return nil, err
+	}
 	j := &job{env: env, o: o, watched: make(chan struct{})}
 	if j.device, err = deviceOf(env, o); err != nil {
 		return nil, err
