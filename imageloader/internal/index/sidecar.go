@@ -59,6 +59,11 @@ type sidecar struct {
 	saving saving
 	sums   *sums // nil: the archive has no plain tars
 
+	// ends has the section of the blobs' ends, from the first use of a blob on. It saves a call of
+	// the system for each blob.
+	loadEnds sync.Once
+	ends     []byte
+
 	// blobs has the members' blobs that are not yet in the file, one after another. kept has their
 	// places: 0, or place<<24 | size.
 	mu    sync.RWMutex

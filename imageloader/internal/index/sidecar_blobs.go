@@ -21,29 +21,39 @@ func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	if b := s.keptBlob(number, buffer); b != nil {
 		return b
 	}
-	ends, ok := s.places[sectionBlobEnds]
-	blobs := s.places[sectionBlobs]
-	if !ok || uint64(number) >= ends.count || ends.count > ends.size/8 {
+	begin, end, ok := s.placeOfBlob(number)
+	if !ok {
 		return nil
 	}
-	pair := slices.Grow(buffer[:0], 16)[:16]
-	if number == 0 {
-		clear(pair[:8])
-		if _, err := s.file.ReadAt(pair[8:], int64(ends.offset)); err != nil {
-			return nil
-		}
-	} else if _, err := s.file.ReadAt(pair, int64(ends.offset)+8*int64(number-1)); err != nil {
-		return nil
-	}
-	begin, end := binary.LittleEndian.Uint64(pair), binary.LittleEndian.Uint64(pair[8:])
-	if begin >= end || end > blobs.size || end-begin > maxBlobBytes {
-		return nil
-	}
-	b := slices.Grow(pair[:0], int(end-begin))[:end-begin]
-	if _, err := s.file.ReadAt(b, int64(blobs.offset+begin)); err != nil {
+	b := slices.Grow(buffer[:0], int(end-begin))[:end-begin]
+	if _, err := s.file.ReadAt(b, int64(s.places[sectionBlobs].offset+begin)); err != nil {
 		return nil
 	}
 	return b
+}
+
+// placeOfBlob returns where a member's blob is in the section of blobs. ok is false if there is
+// none.
+func (s *sidecar) placeOfBlob(number int32) (begin, end uint64, ok bool) {
+	s.loadEnds.Do(func() {
+		p := s.places[sectionBlobEnds]
+		if p.count > p.size/8 {
+			return
+		}
+		ends := make([]byte, 8*p.count)
+		if _, err := s.file.ReadAt(ends, int64(p.offset)); err == nil {
+			s.ends = ends
+		}
+	})
+	if int(number) >= len(s.ends)/8 {
+		return 0, 0, false
+	}
+	le := binary.LittleEndian
+	if number > 0 {
+		begin = le.Uint64(s.ends[8*int(number-1):])
+	}
+	end = le.Uint64(s.ends[8*int(number):])
+	return begin, end, begin < end && end <= s.places[sectionBlobs].size && end-begin <= maxBlobBytes
 }
 
 // keptBlob returns the blob that keep was given for a member, written over buffer or into a larger
