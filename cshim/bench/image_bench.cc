@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
   measure("whole decode", [&](size_t i) {
     const int w = infos[i].width;
     const int h = infos[i].height;
-    decode(i, {sizeof(ts_image_geometry), 0, 0, w, h, w, h, 0, 0, w, h, 1, false});
+    decode(i, {sizeof(ts_image_geometry), 0, 0, w, h, w, h, 0, 0, w, h, 1, false, 0, false});
   });
   measure("crop decode", [&](size_t i) {
     ts_image_geometry g = crops[i];

@@ -137,8 +137,9 @@ int main(int argc, char** argv) {
     Made& kept = made_by_spacing[0];
     const EntriesIn in = {kept.blobs[i].data(), kept.blobs[i].size(), &kept.proofs[i]};
     check(ts::guard("plan", [&] {
-      own.plan(files[i].data(), files[i].size(), infos[i], crops[i], in,
-               reinterpret_cast<uint8_t*>(planned.data()), planned.size() * sizeof(uint64_t));
+      PlanMemory to = {reinterpret_cast<uint8_t*>(planned.data()),
+                       planned.size() * sizeof(uint64_t), nullptr};
+      own.plan(files[i].data(), files[i].size(), infos[i], crops[i], in, &to);
     }));
   });
   row("crop, entries verified", [&](size_t i) {
