@@ -266,6 +266,7 @@ func TestGraphedModuleMayBeClosed(t *testing.T) {
 	}
 	early, late, w := full(staleValue, elements), full(freshValue, elements), full(1, 1)
 	o.check(w.SetRequiresGrad(true))
+	o.check(gpu.Synchronize()) // the calls are on other streams
 	// The results are copied one after the other, for longer than one kernel needs to write the
 	// memory of all of them.
 	fn := func(in []*torch.Tensor) ([]*torch.Tensor, error) {
