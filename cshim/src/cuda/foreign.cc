@@ -146,7 +146,9 @@ void Foreign::run() noexcept {
   ts_error_free(guard("Foreign::run", [this] {
     for (Use& use : uses_) {
       if (use.recorded) continue;
-      wait_for_no_capture();  // which the stream took part in
+      // The stream took part in a capture, and must not take part in another one before the record,
+      // or the memory would go back without one.
+      const auto turn = wait_for_no_capture();
       record(use);
     }
     // The owner's code may do what a capture elsewhere forbids to other threads.
