@@ -24,7 +24,10 @@ type BatchNorm struct {
 	momentum, eps float64
 	ranks         []int         // the possible numbers of dimensions of an input
 	shared        BatchNormFunc // of Synchronize; nil without
+	counts        *BatchCounts  // nil without
 }
+
+func (b *BatchNorm) countWith(c *BatchCounts) { b.counts = c }
 
 // BatchNormFunc computes the output of a [BatchNorm] in training: x normalised by the mean and
 // variance of each channel, which it also moves the running statistics by, in place. A tensor other
@@ -105,7 +108,7 @@ func (b *BatchNorm) normalise(x *torch.Tensor) *torch.Tensor {
 		if bad := checkStatistics(b.kind, x.Shape(), b.ranks, b.shared == nil, true); bad != nil {
 			return bad
 		}
-		if b.NumBatches != nil {
+		if b.NumBatches != nil && !b.counts.later(b.NumBatches, x.Scope()) {
 			if counted := b.NumBatches.NoGrad().AddInt_(1); counted.Err() != nil {
 				return counted
 			}

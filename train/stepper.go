@@ -55,7 +55,8 @@ type Stepper struct {
 	scheduler *optim.Scheduler
 	params    []*torch.Tensor
 	sharded   *dist.FullyShardedDataParallel // Model, if it is one
-	casts     *torch.ParameterCasts          // with Autocast
+	counts    *nn.BatchCounts
+	casts     *torch.ParameterCasts // with Autocast
 	graphed   *torch.Graphed
 	shapes    [][]int64 // of input and targets that graphs are for
 	said      map[string]bool
@@ -82,7 +83,7 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	if c, ok := o.Optimizer.(interface{ Capturable() bool }); o.Graph && ok && !c.Capturable() {
 		return nil, fmt.Errorf("train.NewStepper: Graph needs an optimizer with Capturable, or the graph would keep its first learning rate: %w", cuda.ErrInvalidArgument)
 	}
-	s := &Stepper{o: o, params: nn.Parameters(o.Model), said: map[string]bool{}}
+	s := &Stepper{o: o, params: nn.Parameters(o.Model), counts: nn.NewBatchCounts(o.Model), said: map[string]bool{}}
 	if s.sharded, _ = o.Model.(*dist.FullyShardedDataParallel); s.sharded != nil {
 		if _, ok := o.Optimizer.(*dist.FullyShardedOptimizer); !ok || o.Backward == nil || o.Graph {
 			return nil, fmt.Errorf("train.NewStepper: a FullyShardedDataParallel needs its Around as Backward and an Optimizer of its NewOptimizer, and cannot be captured in a Graph: %w",
@@ -141,7 +142,11 @@ func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 			return nil, err
 		}
 	}
+	s.counts.Begin(in[0].Scope())
 	output := s.o.Model.Forward(s.input(in[0]))
+	if err := s.counts.End(); err != nil && output.Err() == nil {
+		return nil, err
+	}
 	loss := s.loss(output, in[1:])
 	if err := s.update(loss); err != nil {
 		return nil, err

@@ -245,6 +245,39 @@ func TestStepperGraph(t *testing.T) {
 	}
 }
 
+// countBatches makes steps and requires that normalisations have counted each of them.
+func countBatches(t *testing.T, device cuda.Device, graph bool) {
+	t.Helper()
+	s := newSmall(t, device)
+	first, second := nn.NewBatchNorm1d(6, nn.BatchNorm1dOptions{}), nn.NewBatchNorm1d(4, nn.BatchNorm1dOptions{})
+	net := nn.NewSequential(first, s.net, second)
+	defer nn.Close(nn.NewSequential(first, second))
+	if err := nn.To(net, device); err != nil {
+		t.Fatal(err)
+	}
+	step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: s.opt, Graph: graph})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer step.Close()
+	for want := int64(1); want <= 5; want++ {
+		s.losses(t, step, 1)
+		for i, n := range []*nn.BatchNorm1d{first, second} {
+			if got, err := n.NumBatches.Int64(); err != nil || got != want {
+				t.Errorf("normalisation %d counted %d batches of %d: %v", i, got, want, err)
+			}
+		}
+	}
+}
+
+func TestStepperCountsBatches(t *testing.T) { countBatches(t, cuda.CPU, false) }
+
+func TestGPUStepperCountsBatches(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	countBatches(t, cuda.Device(0), false)
+	countBatches(t, cuda.Device(0), true)
+}
+
 // curious is a model that reads a value, which no graph can capture.
 type curious struct{ nn.Module }
 

@@ -1,0 +1,76 @@
+package nn
+
+import (
+	"sync"
+
+	"github.com/torchstream/torchstream/torch"
+)
+
+// BatchCounts counts the batches of a model's normalisations in one call for each forward pass.
+// Without it each [BatchNorm] adds 1 to its NumBatches when it normalises a batch in training,
+// which costs the host as much as any other operator. Between Begin and End the additions wait, and
+// End makes all of them, so NumBatches is PyTorch's num_batches_tracked before Begin and after End.
+//
+// One goroutine at a time calls Begin and End. The forward pass in between may use several.
+type BatchCounts struct {
+	mu      sync.Mutex
+	scope   *torch.Scope // of the pass, or nil; guarded by mu
+	waiting []*torch.Tensor
+	known   map[*torch.Tensor]bool // those in waiting; guarded by mu, as waiting is
+}
+
+// NewBatchCounts makes every BatchNorm of the model count with the result, in place of an earlier
+// one. Do not call it while another goroutine uses the model.
+func NewBatchCounts(m Module) *BatchCounts {
+	c := &BatchCounts{known: map[*torch.Tensor]bool{}}
+	walk("", m, func(_ string, part Module, _ Parts) {
+		if b, ok := part.(interface{ countWith(c *BatchCounts) }); ok {
+			b.countWith(c)
+		}
+	})
+	return c
+}
+
+// Begin starts a pass. A normalisation whose input belongs to the scope waits for End; others, such
+// as those of a function that is captured as a graph of its own, count at once.
+func (c *BatchCounts) Begin(scope *torch.Scope) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.end()
+	c.scope = scope
+}
+
+// end forgets the pass. The caller must hold mu.
+func (c *BatchCounts) end() {
+	c.scope, c.waiting = nil, c.waiting[:0]
+	clear(c.known)
+}
+
+// End adds 1 to the count of each normalisation that waits. It enqueues the additions on the
+// current stream, also after a pass that failed. The pass is over if End fails, too.
+func (c *BatchCounts) End() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer c.end()
+	if len(c.waiting) == 0 {
+		return nil
+	}
+	_, err := torch.Call("_foreach_add_.Scalar", c.waiting, 1)
+	return err
+}
+
+// later reports whether End will add 1 to the count. A second use of a normalisation in one pass
+// counts at once, since LibTorch adds to the tensors of a list at the same time.
+func (c *BatchCounts) later(count *torch.Tensor, scope *torch.Scope) bool {
+	if c == nil || scope == nil || count.Err() != nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if scope != c.scope || c.known[count] {
+		return false
+	}
+	c.known[count] = true
+	c.waiting = append(c.waiting, count)
+	return true
+}
