@@ -30,13 +30,14 @@ type rule interface {
 // engine is the part that all optimizers share: parameter groups, the collection of gradients,
 // state that follows the parameters, learning rates in device memory, saving and loading.
 type engine struct {
-	name    string // "SGD"
-	common  common
-	groups  []*group
-	params  []*torch.Tensor // of all groups
-	batches []batch         // kept between steps for their memory
-	open    handles         // temporary tensors of a step
-	found   *torch.Tensor   // a step that a GradScaler began: 1 on the device to skip it; else nil
+	name      string // "SGD"
+	common    common
+	groups    []*group
+	params    []*torch.Tensor // of all groups
+	batches   []batch         // kept between steps for their memory
+	open      handles         // temporary tensors of a step
+	gradients *torch.Scope    // of a step; nil outside of one
+	found     *torch.Tensor   // a step that a GradScaler began: 1 on the device to skip it; else nil
 }
 
 // common are the options that all optimizers share.
@@ -50,7 +51,8 @@ type common struct {
 type group struct {
 	rule     rule
 	params   []*torch.Tensor
-	base, lr float64 // learning rates: the first and the current one
+	marked   []*torch.Tensor // the parameters under NoGrad
+	base, lr float64         // learning rates: the first and the current one
 	decay    float64
 	rate     *torch.Tensor // Capturable's learning rate, on the parameters' device; nil before the first step
 	slots    []*slot
@@ -130,6 +132,7 @@ func (e *engine) build() error {
 	for _, g := range e.groups {
 		for _, s := range g.slots {
 			s.marked = s.param.NoGrad()
+			g.marked = append(g.marked, s.marked)
 		}
 	}
 	return nil
@@ -320,34 +323,38 @@ func (e *engine) release() {
 	e.open.close()
 	clear(e.open)
 	e.open = e.open[:0]
+	e.gradients.Close()
+	e.gradients = nil
 	e.batches = e.batches[:0]
 	e.found = nil
 }
 
 // collect sorts the parameters that have a gradient into batches.
 func (e *engine) collect() error {
+	e.gradients = torch.NewScope("gradients of a step")
 	for _, g := range e.groups {
 		first := len(e.batches)
-		for _, s := range g.slots {
-			grad := s.marked.Grad()
+		grads, err := torch.Gradients(e.gradients, g.marked...)
+		if err != nil {
+			return err
+		}
+		for i, s := range g.slots {
+			grad := grads[i]
 			if grad == nil {
 				continue
 			}
-			e.open.add(grad)
-			if err := grad.Err(); err != nil {
-				return err
-			}
-			if grad.Device() == cuda.CPU {
+			device, dtype := grad.Device(), grad.DType()
+			if device == cuda.CPU {
 				var err error
 				if grad, err = e.arrange(g, s, grad); err != nil {
 					return err
 				}
 			}
-			params, err := e.masterOf(s, grad.Device(), grad.DType())
+			params, err := e.masterOf(s, device, dtype)
 			if err != nil {
 				return fmt.Errorf("optim.%s.Step: the float32 copy of parameter %d: %w", e.name, s.index, err)
 			}
-			b := e.batch(g, first, grad.Device(), grad.DType(), s.master != nil)
+			b := e.batch(g, first, device, dtype, s.master != nil)
 			if other := &e.batches[first]; e.common.capturable && b.device != other.device {
 				return fmt.Errorf("optim.%s.Step: the gradients of parameters %d and %d are on %v and %v, and Capturable needs those of a group on one device: use one group per device: %w",
 					e.name, other.slots[0].index, s.index, other.device, b.device, cuda.ErrInvalidArgument)

@@ -151,7 +151,7 @@ func (r sgdRule) accelerate(b *batch) ([]*torch.Tensor, error) {
 
 // begin makes a copy of the gradient the parameter's velocity.
 func (s *slot) begin(grad *torch.Tensor) error {
-	v := grad.Clone()
+	v := grad.Clone().Keep() // the gradient's scope ends with the step
 	if err := v.Err(); err != nil {
 		return err
 	}

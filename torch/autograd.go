@@ -52,6 +52,34 @@ func (t *Tensor) Grad() *Tensor {
 	return provenance{t.scope, t.marks}.result(g)
 }
 
+// Gradients returns the gradients of leaves as [Tensor.Grad] does, nil for a leaf without one. Their
+// handles belong to the scope, which closes them together; the gradients themselves live until they are
+// dropped. Optimizers read hundreds of gradients in a step.
+func Gradients(scope *Scope, leaves ...*Tensor) ([]*Tensor, error) {
+	if scope == nil || scope.s == nil {
+		return nil, opError("Gradients", nil, invalid("the scope is nil, or was not made by NewScope"))
+	}
+	gradients := make([]*Tensor, len(leaves))
+	for i, t := range leaves {
+		var g *capi.Tensor
+		err := t.use("Gradients", func(c *capi.Tensor) (err error) {
+			g, err = capi.Grad(c)
+			return err
+		})
+		switch {
+		case err != nil:
+			return nil, err
+		case g == nil:
+			continue
+		}
+		gradients[i] = provenance{scope, t.marks}.tensor(g)
+		if err := gradients[i].failure(); err != nil {
+			return nil, opError("Gradients", []*Tensor{t}, err)
+		}
+	}
+	return gradients, nil
+}
+
 // SetGrad replaces the gradient of a leaf; nil drops it.
 func (t *Tensor) SetGrad(gradient *Tensor) error {
 	return t.use("SetGrad", func(c *capi.Tensor) error {

@@ -303,3 +303,47 @@ func TestNormalizeImages(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestGradientsBelongToTheScope(t *testing.T) {
+	scope := torch.NewScope("parameters")
+	defer scope.Close()
+	a, b := scope.Own(floats(t, []float32{1, 2}, 2)), scope.Own(floats(t, []float32{3}, 1))
+	for _, p := range []*torch.Tensor{a, b} {
+		if err := p.SetRequiresGrad(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Square().Sum().Backward(); err != nil {
+		t.Fatal(err)
+	}
+	step := torch.NewScope("step")
+	got, err := torch.Gradients(step, a.NoGrad(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if values, err := got[0].Float64s(); err != nil || !reflect.DeepEqual(values, []float64{2, 4}) || got[1] != nil {
+		t.Errorf("got %v %v, %v", got, values, err)
+	}
+	if got[0].Scope() != step || got[0].MulScalar(2).Scope() != step || got[0].Mul(a).RequiresGrad() {
+		t.Error("the gradient is not in the scope, or lost the mark of its leaf")
+	}
+	step.Close()
+	if _, err := got[0].Float64s(); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("after the scope: %v", err)
+	}
+	if g := a.Grad(); g == nil || g.Err() != nil {
+		t.Errorf("the gradient ended with the scope: %v", g)
+	}
+	if _, err := torch.Gradients(step, a); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("in a closed scope: %v", err)
+	}
+	if _, err := torch.Gradients(nil, a); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("without a scope: %v", err)
+	}
+	other := torch.NewScope("another")
+	defer other.Close()
+	b.Close()
+	if _, err := torch.Gradients(other, a, b); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("of a closed tensor: %v", err)
+	}
+}
