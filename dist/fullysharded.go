@@ -281,10 +281,7 @@ func (d *FullyShardedDataParallel) shareBuffer(t *torch.Tensor) error {
 			return err
 		}
 	}
-	if t.Elements() == 0 {
-		return nil
-	}
-	return d.g.Broadcast(t, 0)
+	return d.share(t)
 }
 
 // fail ends the job after an error of this rank, unless the job has ended already.
@@ -295,12 +292,28 @@ func (d *FullyShardedDataParallel) fail(call string, err error) error {
 	return d.g.abort(call, err)
 }
 
-// launch begins a collective: on a GPU on the current stream, and on the CPU behind the caller.
-func (d *FullyShardedDataParallel) launch(c *call, t []*torch.Tensor, run launch) (*Work, error) {
-	if d.stream == nil {
-		return c.async(t, run)
+// launch begins a collective: on a GPU on the current stream, and on the CPU behind the caller. One
+// rank alone copies.
+func (d *FullyShardedDataParallel) launch(name string, detail any, out, in *torch.Tensor, run launch) (*Work, error) {
+	if d.g.Size() == 1 {
+		return nil, out.CopyFrom(in, torch.CopyOptions{NonBlocking: true})
 	}
-	return nil, c.sync(t, run)
+	c, err := d.g.begin(name, detail, out, in)
+	switch {
+	case err != nil:
+		return nil, err
+	case d.stream == nil:
+		return c.async([]*torch.Tensor{out, in}, run)
+	}
+	return nil, c.sync([]*torch.Tensor{out, in}, run)
+}
+
+// share makes a tensor that of rank 0.
+func (d *FullyShardedDataParallel) share(t *torch.Tensor) error {
+	if d.g.Size() == 1 || t.Elements() == 0 {
+		return nil
+	}
+	return d.g.Broadcast(t, 0)
 }
 
 // onStream calls fn with the collectives' stream as the current one.
@@ -543,9 +556,6 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	if err == nil && on != d.on {
 		returned = true
 		return fmt.Errorf("dist: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.on, cuda.ErrInvalidArgument)
-	}
-	if err == nil {
-		err = d.precede()
 	}
 	if err == nil {
 		err = backward()

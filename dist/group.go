@@ -703,7 +703,7 @@ func (g *Group) abort(name string, err error) error {
 func caller() string {
 	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
-	own := [...]string{"dist.", "nn.", "torch."}
+	own := [...]string{"cuda.", "dist.", "nn.", "torch."}
 	for {
 		f, more := frames.Next()
 		name, ours := strings.CutPrefix(f.Function, "github.com/torchstream/torchstream/")

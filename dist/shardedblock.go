@@ -180,11 +180,7 @@ func (b *ShardedBlock) gather() error {
 				return err
 			}
 			b.d.gathered(f.bytes)
-			c, err := b.d.g.begin("AllGather of "+b.name, "", f.mine, f.all)
-			if err != nil {
-				return err
-			}
-			work, err := b.d.launch(c, []*torch.Tensor{f.all, f.mine}, allGather)
+			work, err := b.d.launch("AllGather of "+b.name, "", f.all, f.mine, allGather)
 			if err != nil {
 				return err
 			}
@@ -334,11 +330,7 @@ func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
 			}
 			out = f.added
 		}
-		c, err := b.d.g.begin("ReduceScatter of "+b.name, Average, out, f.grads)
-		if err != nil {
-			return err
-		}
-		f.work, err = b.d.launch(c, []*torch.Tensor{out, f.grads}, reduceScatter(Average))
+		f.work, err = b.d.launch("ReduceScatter of "+b.name, Average, out, f.grads, reduceScatter(Average))
 		if err != nil {
 			return err
 		}
@@ -476,10 +468,7 @@ func (b *ShardedBlock) lay() error {
 		}
 	}
 	for _, f := range b.flats {
-		if f.share == 0 {
-			continue
-		}
-		if err := b.d.g.Broadcast(f.all, 0); err != nil {
+		if err := b.d.share(f.all); err != nil {
 			return err
 		}
 		own := f.all.Narrow(0, int64(b.d.g.Rank())*f.share, f.share)

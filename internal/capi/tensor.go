@@ -415,7 +415,11 @@ func RecordStream(t *Tensor, s Stream) error {
 func ResizeStorage(t *Tensor, bytes int64) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_tensor_resize_storage(t, C.size_t(bytes)))
+	resize := func() error { return failure(C.ts_tensor_resize_storage(t, C.size_t(bytes))) }
+	if s := sanitizer.Load(); s != nil {
+		return s.call(resize, func() { s.freed("a resizing of memory") })
+	}
+	return resize()
 }
 
 // CopyBatch calls ts_tensor_copy_batch. after and done may be nil.

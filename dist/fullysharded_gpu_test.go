@@ -1,0 +1,92 @@
+package dist
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// scales is a module without products, which also computes on devices that compute nothing.
+type scales struct{ row, all *torch.Tensor }
+
+func (s scales) Forward(x *torch.Tensor) *torch.Tensor {
+	return x.Mul(s.row).Mul(s.all.View(10, 100))
+}
+
+func (s scales) Parts() nn.Parts {
+	return nn.Parts{Parameters: []nn.Named{{Name: "row", Tensor: s.row}, {Name: "all", Tensor: s.all}}}
+}
+
+// The stream sanitizer finds nothing in divided trainings, of one rank and so without NCCL: it
+// knows the orders of gathers, computation, reductions, steps and memory that is used again.
+func TestSanitizerOfShardedBlocks(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	if cuda.RunningSanitizer() != nil {
+		t.Skip("the environment has started a sanitizer, which must find nothing in the other tests")
+	}
+	o := quick
+	o.CPU = true
+	o.Environment = &Environment{Launcher: "test", Size: 1, LocalSize: 1, Address: "127.0.0.1", Port: freePort(t)}
+	g, err := Init(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	g.job.device = 0
+	for name, options := range map[string]FullyShardedOptions{"stage 3": {}, "stage 2": {KeepAfterForward: true}} {
+		t.Run(name, func(t *testing.T) {
+			on := cudatest.Stream(t, 0)
+			s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Stop()
+			if err := cuda.WithStream(on, func() error { return trainScales(g, options) }); err != nil {
+				t.Error(err)
+			}
+			for _, f := range s.Findings() {
+				if !f.Kind.Note() {
+					t.Error(&f)
+				}
+			}
+		})
+	}
+}
+
+// trainScales makes steps of two passes each through five blocks, one of them twice.
+func trainScales(g *Group, o FullyShardedOptions) error {
+	var blocks []nn.Module
+	for range 5 {
+		s := scales{full(cuda.CPU, torch.Float32, 1, 100), full(cuda.CPU, torch.Float32, 1, 1000)}
+		if err := errors.Join(s.row.SetRequiresGrad(true), s.all.SetRequiresGrad(true)); err != nil {
+			return err
+		}
+		blocks = append(blocks, NewShardedBlock(s))
+	}
+	net := nn.NewSequential(blocks[0], blocks[1], blocks[2], blocks[3], blocks[2], blocks[4])
+	d, err := NewFullyShardedDataParallel(g, net, o)
+	if err != nil {
+		return err
+	}
+	opt, err := d.NewOptimizer(func(shard []*torch.Tensor) (optim.Optimizer, error) {
+		return optim.NewSGD(shard, optim.SGDOptions{LR: 0.1, Momentum: 0.9})
+	})
+	if err != nil {
+		return err
+	}
+	x := full(g.Device(), torch.Float32, 1, 10, 100)
+	for range 4 {
+		for range 2 {
+			scope := torch.NewScope("pass")
+			err = errors.Join(err, d.Backward(d.Forward(x.In(scope)).Sum()), scope.Close())
+		}
+		err = errors.Join(err, opt.Step())
+	}
+	return errors.Join(err, opt.Close(), d.Close(), x.Close())
+}
