@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"sync"
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/decodeplan"
@@ -24,6 +25,15 @@ type entryPoints struct {
 	// proofs has, by sample, the proof that the image library gives when all entry points of its
 	// blob were compared with the image; 0: they were not, in this process.
 	proofs []atomic.Uint64
+
+	heads     *heads // nil until a consumer inflates
+	makeHeads sync.Once
+}
+
+// headsOf returns the heads of the index's images, for a consumer that inflates.
+func (p *entryPoints) headsOf() *heads {
+	p.makeHeads.Do(func() { p.heads = newHeads(len(p.proofs)) })
+	return p.heads
 }
 
 // forWorker returns the entry points for one worker with this decoder, or nil if there are none, or
@@ -47,6 +57,10 @@ type workerEntryPoints struct {
 	d      entryPointDecoder
 	proof  uint64
 	buffer []byte // for a blob that is used, or made
+	blob   []byte // of the latest plan from an image's bytes
+
+	// Of images that are not on the host; reused.
+	head, plans []byte
 }
 
 // plannable reports whether sample i may have a plan: its entry points were compared with the
@@ -74,6 +88,7 @@ func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry, to *
 	} else if b.proof = b.points.proofs[i].Load(); b.proof == 0 {
 		return decodeplan.Row{}
 	}
+	b.blob = blob
 	at, n, err := d.AppendPlan(data, g, blob, proof, to.plans.Memory, &to.used)
 	if err != nil { // the host says what is wrong with the image
 		return decodeplan.Row{}

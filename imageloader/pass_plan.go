@@ -90,6 +90,9 @@ func (q *planner) plan(j *job) bool {
 	if j.bad != nil || j.staging == nil || j.size > maxPlanned || !q.w.points.plannable(j.sample.Index) {
 		return false
 	}
+	if q.planMember(j) {
+		return true
+	}
 	began := time.Now()
 	data, err := q.r.Content(j.sample.Index)
 	q.read += time.Since(began)
@@ -102,6 +105,9 @@ func (q *planner) plan(j *job) bool {
 	}
 	j.data = data
 	planned := q.w.plan(j, &info)
+	if planned {
+		q.keepHead(j, &info)
+	}
 	j.data = nil
 	if planned && q.w.crops(&info) {
 		q.cropped++

@@ -136,6 +136,7 @@ func (l *Loader) decodeAgain(known *index.Index, a *archive.Archive, s Sample, a
 type staging struct {
 	plans *decodeplan.Plans
 	used  atomic.Uint64
+	rooms atomic.Uint64 // bytes of the consumer's rooms
 	rows  []rowPlan
 }
 
@@ -158,33 +159,49 @@ func newStaging(plans *decodeplan.Plans, size int) (*staging, error) {
 	return &staging{plans: plans, rows: make([]rowPlan, size)}, nil
 }
 
-// put copies a plan of another slot into the memory. It returns false if there is no room.
-func (s *staging) put(plan []byte) (decodeplan.Row, bool) {
-	bytes := (uint64(len(plan)) + decodeplan.Align - 1) / decodeplan.Align * decodeplan.Align
+// reserve returns memory for what belongs to a row, and the row with its place. It returns false if
+// there is no room.
+func (s *staging) reserve(row decodeplan.Row) (to []byte, at decodeplan.Row, fits bool) {
+	begin, fits := reserve(&s.used, decodeplan.Aligned(row.Span()), len(s.plans.Memory))
+	if fits && row.Member.InputBytes > 0 {
+		_, fits = reserve(&s.rooms, row.Member.Room(), s.plans.Rooms)
+	}
+	if !fits {
+		return nil, decodeplan.Row{}, false
+	}
+	row.At = begin
+	return s.plans.Memory[begin:][:row.Span()], row, true
+}
+
+// reserve adds bytes to used, if they are no more than the maximum then. It returns what was used
+// before.
+func reserve(used *atomic.Uint64, bytes, maximum int) (before int, fits bool) {
 	for {
-		at := s.used.Load()
-		if at+bytes > uint64(len(s.plans.Memory)) {
-			return decodeplan.Row{}, false
+		at := used.Load()
+		if at+uint64(bytes) > uint64(maximum) {
+			return 0, false
 		}
-		if s.used.CompareAndSwap(at, at+bytes) {
-			copy(s.plans.Memory[at:], plan)
-			return decodeplan.Row{At: int(at), Bytes: len(plan)}, true
+		if used.CompareAndSwap(at, at+uint64(bytes)) {
+			return int(at), true
 		}
 	}
 }
 
-// plan returns the memory of a row's plan.
-func (s *staging) plan(row int) []byte {
-	r := s.rows[row].Row
-	return s.plans.Memory[r.At : r.At+r.Bytes]
+// move copies what belongs to a row of a slot into the memory. It returns false if there is no
+// room.
+func (s *staging) move(from *staging, row decodeplan.Row) (decodeplan.Row, bool) {
+	to, moved, fits := s.reserve(row)
+	copy(to, from.plans.Memory[row.At:][:row.Span()])
+	return moved, fits
 }
 
 // take makes a row of s that of another slot's row.
 func (s *staging) take(row int, from *staging, fromRow int) {
 	r := from.rows[fromRow]
-	if from != s && r.Bytes > 0 {
+	// Rows may share a plan, but not a member, which is inflated for one image.
+	if r.Bytes > 0 && (from != s || r.Member.InputBytes > 0) {
 		var fits bool
-		r.Row, fits = s.put(from.plan(fromRow))
+		r.Row, fits = s.move(from, r.Row)
 		r.lost = !fits
 	}
 	s.rows[row] = r
@@ -197,18 +214,17 @@ func exchangePlans(to *slot, row int, from *slot, fromRow int, both bool) {
 		return
 	}
 	before := to.staging.rows[row]
+	if both && to == from {
+		to.staging.rows[row], to.staging.rows[fromRow] = to.staging.rows[fromRow], before
+		return
+	}
 	to.staging.take(row, from.staging, fromRow)
 	if !both {
 		return
 	}
-	if to == from {
-		from.staging.rows[fromRow] = before
-		return
-	}
 	if before.Bytes > 0 { // its memory in to.staging is still as it was
 		var fits bool
-		plan := to.staging.plans.Memory[before.At : before.At+before.Bytes]
-		before.Row, fits = from.staging.put(plan)
+		before.Row, fits = from.staging.move(to.staging, before.Row)
 		before.lost = !fits
 	}
 	from.staging.rows[fromRow] = before

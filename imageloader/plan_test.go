@@ -12,19 +12,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
-
-// alignedBytes returns memory that is aligned for plans.
-func alignedBytes(n int) []byte {
-	memory := make([]byte, n+decodeplan.Align)
-	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % decodeplan.Align
-	return memory[skip:][:n:n]
-}
 
 // planned is a consumer of FillPlans. It decodes every row that has a plan with DecodeRow.
 type planned struct {
@@ -256,24 +248,25 @@ func TestPlansAreMoved(t *testing.T) {
 		return a, b
 	}
 	set := func(s *slot, row int, p []byte) {
-		r, ok := s.staging.put(p)
+		to, r, ok := s.staging.reserve(decodeplan.Row{Bytes: len(p)})
 		if !ok {
 			t.Fatal("no room")
 		}
+		copy(to, p)
 		s.staging.rows[row] = rowPlan{Row: r, repeat: repeat{size: int64(len(p))}}
 	}
 	a, b := slots(100)
 	set(a, 0, plan('a', 20))
 	set(b, 2, plan('b', 30))
 	exchangePlans(a, 0, b, 2, true)
-	if got := a.staging.plan(0); !bytes.Equal(got, plan('b', 30)) || a.staging.rows[0].repeat.size != 30 {
+	if got := planIn(a.staging, 0); !bytes.Equal(got, plan('b', 30)) || a.staging.rows[0].repeat.size != 30 {
 		t.Errorf("%q", got)
 	}
-	if got := b.staging.plan(2); !bytes.Equal(got, plan('a', 20)) || b.staging.rows[2].repeat.size != 20 {
+	if got := planIn(b.staging, 2); !bytes.Equal(got, plan('a', 20)) || b.staging.rows[2].repeat.size != 20 {
 		t.Errorf("%q", got)
 	}
 	exchangePlans(a, 0, a, 1, true)
-	if got := a.staging.plan(1); !bytes.Equal(got, plan('b', 30)) || a.staging.rows[0].Bytes != 0 {
+	if got := planIn(a.staging, 1); !bytes.Equal(got, plan('b', 30)) || a.staging.rows[0].Bytes != 0 {
 		t.Errorf("%q", got)
 	}
 	exchangePlans(b, 0, a, 1, false) // 32 bytes behind 64
@@ -288,6 +281,47 @@ func TestPlansAreMoved(t *testing.T) {
 		if r := s.staging.rows[0]; !r.lost || r.Bytes != 0 || r.repeat.size != 40 {
 			t.Errorf("%+v", r)
 		}
+	}
+}
+
+// TestMembersAreMoved: a member's row takes its compressed bytes and a room of the slot along, and
+// shares them with no other row.
+func TestMembersAreMoved(t *testing.T) {
+	row := decodeplan.Row{Bytes: 16, Member: decodeplan.Member{Input: 16, InputBytes: 5, Window: 21, WindowBytes: 3, Skip: 7, Bytes: 100}}
+	room := row.Member.Room()
+	slots := func(rooms int) (a, b *slot) {
+		for _, s := range []**slot{&a, &b} {
+			st, err := newStaging(&decodeplan.Plans{Memory: alignedBytes(96), Rows: make([]decodeplan.Row, 3), Rooms: rooms}, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			*s = &slot{staging: st}
+		}
+		to, at, ok := a.staging.reserve(row)
+		if !ok {
+			t.Fatal("no room")
+		}
+		copy(to, "plan of 16 bytes inputwin")
+		a.staging.rows[0] = rowPlan{Row: at, repeat: repeat{size: 9}}
+		return a, b
+	}
+	a, b := slots(2 * room)
+	exchangePlans(b, 1, a, 0, false)
+	moved := b.staging.rows[1]
+	if got := b.staging.plans.Memory[moved.At:][:moved.Span()]; string(got) != "plan of 16 bytes inputwi" || moved.Member != row.Member || moved.lost {
+		t.Errorf("%q, %+v", got, moved)
+	}
+	b.staging.take(0, b.staging, 1) // a substitute
+	if second := b.staging.rows[0]; second.At == moved.At || second.Bytes != 16 || second.lost || b.staging.rooms.Load() != uint64(2*room) {
+		t.Errorf("%+v beside %+v", second, moved)
+	}
+	b.staging.take(2, b.staging, 1)
+	if third := b.staging.rows[2]; !third.lost || third.Bytes != 0 || third.repeat.size != 9 {
+		t.Errorf("without a room: %+v", third)
+	}
+	exchangePlans(b, 0, b, 1, true)
+	if b.staging.rows[0] != moved || b.staging.rooms.Load() != uint64(2*room) {
+		t.Errorf("an exchange within the slot: %+v", b.staging.rows)
 	}
 }
 
@@ -369,4 +403,10 @@ func TestDecodeRowJudgesAsFillDoes(t *testing.T) {
 			t.Errorf("%s: %v, want its SampleError", s.Name, err)
 		}
 	}
+}
+
+// planIn returns the memory of a row's plan.
+func planIn(s *staging, row int) []byte {
+	r := s.rows[row].Row
+	return s.plans.Memory[r.At : r.At+r.Bytes]
 }

@@ -61,14 +61,30 @@ type decoding struct {
 	row    int           // bytes of a row's pixels
 	bytes  int           // of a slot's memory for plans
 	head   int           // bytes that a run of a decoder writes in front of the plans
+	// rooms is the device memory that a batch's members are inflated into, in bytes. 0: the source
+	// inflates. Only tests set it: see inflate.
+	rooms int
 
 	plans []decodeplan.Plans // by host slot
 	rows  [][]int            // by device slot: the row of each image that the device was to decode
 	flags [][]int32          // by device slot, for each of them: not 0 if the host must decode it
 
-	request []capi.GPUDecodeImage // of the batch that is decoded next; reused
+	// Of members, by device slot: what their ranges must become, and what they became.
+	members  [][]member
+	inflated [][]capi.GPUInflateResult
+
+	// Of the batch that is decoded next; reused.
+	request []capi.GPUDecodeImage
+	ranges  []capi.GPUDecodeMember
 
 	decoded, again, memory atomic.Int64 // see Stats
+	inflates               atomic.Int64 // members that the device was given to inflate
+}
+
+// member is an image whose compressed data the device inflates.
+type member struct {
+	image    int // among those that the device decodes
+	checksum uint32
 }
 
 // maxDecoded is the maximum of max_images of ts_gpu_decoder_new.
@@ -119,13 +135,62 @@ func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 	d.decoded.Add(int64(len(d.rows[slot])))
 }
 
-// requests sets request to the images of the first n rows of a host slot that the device decodes
-// into a device slot. The results of a run are rows of pixels, one for each row of the batch.
+// inflate makes the device inflate the members of compressed archives, too. It is called before the
+// device is opened.
+func (d *decoding) inflate(batch int) {
+	const window = 48 << 10 // and the bytes between a checkpoint and its member
+	d.rooms = 2*d.bytes + batch*window
+	d.bytes += d.bytes / 2 // of a member all bytes travel, of other images those of the crop
+	d.head = capi.GPUDecoderInflatingHeadBytes(batch, batch)
+}
+
+// requests sets request and ranges to the images of the first n rows of a host slot that the device
+// decodes into a device slot. The results of a run are rows of pixels, one for each row of the
+// batch.
 func (d *decoding) requests(slot, host, n int) {
-	d.request = d.request[:0]
+	d.request, d.ranges, d.members[slot] = d.request[:0], d.ranges[:0], d.members[slot][:0]
+	room := 0
 	d.planned(slot, host, n, func(row, plan int) {
-		d.request = append(d.request, capi.GPUDecodeImage{Plan: uintptr(d.head + plan), Result: uintptr(row * d.row)})
+		at := d.head + plan
+		if m := &d.plans[host].Rows[row].Member; m.InputBytes > 0 {
+			d.ranges = append(d.ranges, capi.GPUDecodeMember{Image: uintptr(len(d.request)), Scan: uintptr(m.Scan), Range: capi.GPUInflateRange{
+				Input: uintptr(at + m.Input), InputBytes: uintptr(m.InputBytes), Window: uintptr(at + m.Window), WindowBytes: uintptr(m.WindowBytes),
+				Skip: uintptr(m.Skip), Bytes: uintptr(m.Bytes), Room: uintptr(room), SkipBits: int32(m.SkipBits)}})
+			d.members[slot] = append(d.members[slot], member{len(d.request), m.Checksum})
+			room += m.Room()
+		}
+		d.request = append(d.request, capi.GPUDecodeImage{Plan: uintptr(at), Result: uintptr(row * d.row)})
 	})
+	d.inflates.Add(int64(len(d.ranges)))
+}
+
+// newDecoder makes a decoder for batches on a device.
+func (d *decoding) newDecoder(device int32, batch, scratch int) (*capi.GPUDecoder, error) {
+	if d.rooms > 0 {
+		return capi.NewInflatingGPUDecoder(device, batch, d.head+d.bytes, scratch, d.rooms)
+	}
+	return capi.NewGPUDecoder(device, batch, d.head+d.bytes, scratch)
+}
+
+// run decodes what requests has found, with the results in images.
+func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, images *torch.Tensor, on capi.Stream) error {
+	return torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
+		if len(d.ranges) > 0 {
+			return capi.RunInflatingGPUDecoder(decoder, staging, d.request, d.ranges, results[0], d.flags[slot], d.inflated[slot], on)
+		}
+		return capi.RunGPUDecoder(decoder, staging, d.request, results[0], d.flags[slot], on)
+	})
+}
+
+// judge flags the images of a slot that were inflated to other bytes than they should. The results
+// must have arrived.
+func (d *decoding) judge(slot int) {
+	for i, m := range d.members[slot] {
+		if r := d.inflated[slot][i]; r.Failed != 0 || r.Checksum != m.checksum {
+			d.flags[slot][m.image] = 1
+		}
+	}
+	d.members[slot] = d.members[slot][:0] // once is enough
 }
 
 // hostRuns calls use with each run of rows whose pixels the source has written.
@@ -150,6 +215,7 @@ func (d *decoding) hostRuns(slot, n int, use func(first, rows int) error) error 
 // not keep them. The flags must have arrived. It reports whether there were any. bad is an error of
 // the source, err one of put.
 func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, put func(row int) error) (mended bool, bad, err error) {
+	d.judge(slot)
 	for i, row := range d.rows[slot] {
 		if d.flags[slot][i] == 0 {
 			continue

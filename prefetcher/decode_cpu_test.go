@@ -25,13 +25,21 @@ type cpuDecoding struct {
 }
 
 // onCPU is a decoderFeed.
-func onCPU(t *testing.T, source Source) *Prefetcher {
+func onCPU(t *testing.T, source Source) *Prefetcher { return openOnCPU(t, source, false) }
+
+// inflatingOnCPU is a decoderFeed whose device inflates, too.
+func inflatingOnCPU(t *testing.T, source Source) *Prefetcher { return openOnCPU(t, source, true) }
+
+func openOnCPU(t *testing.T, source Source, inflate bool) *Prefetcher {
 	t.Helper()
 	p, err := open(source, Options{Device: cuda.CPU, Depth: 1 + decoders}, func(device ringDevice) ringDevice {
 		d := &cpuDecoding{cpuDevice: device.(*cpuDevice)}
 		var err error
 		if d.decode, err = newDecoding(source, d.slots); err != nil {
 			t.Fatal(err)
+		}
+		if inflate {
+			d.decode.inflate(int(d.batch))
 		}
 		return d
 	})
@@ -63,17 +71,19 @@ func (d *cpuDecoding) Open() (err error) {
 			return err
 		}
 		d.staging = append(d.staging, memory)
-		g.plans = append(g.plans, decodeplan.Plans{Memory: memory[g.head:], Rows: make([]decodeplan.Row, d.batch)})
+		g.plans = append(g.plans, decodeplan.Plans{Memory: memory[g.head:], Rows: make([]decodeplan.Row, d.batch), Rooms: g.rooms})
 	}
 	for range d.depth {
 		g.rows = append(g.rows, nil)
 		g.flags = append(g.flags, make([]int32, d.batch))
+		g.members = append(g.members, nil)
+		g.inflated = append(g.inflated, make([]capi.GPUInflateResult, d.batch))
 	}
 	if d.pixels, d.memory, err = d.ownMemory(d.fields[g.images], 1); err != nil {
 		return err
 	}
 	const scratch = 8 << 20 // less than a batch needs, so that it is decoded in parts
-	d.decoder, err = capi.NewGPUDecoder(capi.DeviceCPU, int(d.batch), g.head+g.bytes, scratch)
+	d.decoder, err = g.newDecoder(capi.DeviceCPU, int(d.batch), scratch)
 	g.memory.Add(int64(g.head + g.bytes + scratch))
 	return err
 }
@@ -88,9 +98,7 @@ func (d *cpuDecoding) Copy(slot, host, n int, released []*cuda.Event, copied *cu
 	g.requests(slot, host, n)
 	if len(g.request) > 0 {
 		staging := d.staging[host][:g.head+g.plans[host].Used]
-		if err := torch.CAPI("decode", []*torch.Tensor{d.host[host].tensors[g.images]}, func(results []*capi.Tensor) error {
-			return capi.RunGPUDecoder(d.decoder, staging, g.request, results[0], g.flags[slot], capi.Stream{Device: capi.DeviceCPU})
-		}); err != nil {
+		if err := g.run(d.decoder, slot, staging, d.host[host].tensors[g.images], capi.Stream{Device: capi.DeviceCPU}); err != nil {
 			return err
 		}
 	}

@@ -33,11 +33,12 @@ const (
 // decoder's next batch.
 type gpuDecoding struct {
 	*decoding
-	units   [decoders]gpuDecoder
-	turn    int // of the unit that has the batch between Copy and Finish
-	staging []*cuda.Pinned
-	flagged *cuda.Pinned
-	arrived []*cuda.Event // by device slot: its images are decoded, and their flags are on the host
+	units     [decoders]gpuDecoder
+	turn      int // of the unit that has the batch between Copy and Finish
+	staging   []*cuda.Pinned
+	flagged   *cuda.Pinned
+	inflating *cuda.Pinned  // results of inflating; nil if the source inflates
+	arrived   []*cuda.Event // by device slot: its images are decoded, and their flags are on the host
 
 	pinned           *cuda.Pinned  // pixels of an image that the host has decoded
 	pixels, uploaded *torch.Tensor // pinned, as a tensor; its copy on the device
@@ -63,13 +64,20 @@ func (d *gpuDevice) openDecoding() error {
 			return err
 		}
 		g.staging = append(g.staging, p)
-		g.plans = append(g.plans, decodeplan.Plans{Memory: p.Bytes()[g.head:], Rows: make([]decodeplan.Row, batch)})
+		g.plans = append(g.plans, decodeplan.Plans{Memory: p.Bytes()[g.head:], Rows: make([]decodeplan.Row, batch), Rooms: g.rooms})
 	}
 	var err error
 	if g.flagged, err = cuda.NewPinned(4 * batch * d.depth); err != nil {
 		return err
 	}
 	flags := unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(g.flagged.Bytes()))), batch*d.depth)
+	var results []capi.GPUInflateResult
+	if g.rooms > 0 {
+		if g.inflating, err = cuda.NewPinned(int(unsafe.Sizeof(results[0])) * batch * d.depth); err != nil {
+			return err
+		}
+		results = unsafe.Slice((*capi.GPUInflateResult)(unsafe.Pointer(unsafe.SliceData(g.inflating.Bytes()))), batch*d.depth)
+	}
 	for j := range d.depth {
 		e, err := cuda.NewEvent(cuda.EventOptions{})
 		if err != nil {
@@ -81,6 +89,10 @@ func (d *gpuDevice) openDecoding() error {
 		}
 		g.rows = append(g.rows, make([]int, 0, batch))
 		g.flags = append(g.flags, flags[j*batch:][:batch:batch])
+		g.members = append(g.members, nil)
+		if g.rooms > 0 {
+			g.inflated = append(g.inflated, results[j*batch:][:batch:batch])
+		}
 	}
 	if g.pinned, err = cuda.NewPinned(g.row); err != nil {
 		return err
@@ -98,13 +110,13 @@ func (d *gpuDevice) openDecoding() error {
 		if u.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{}); err != nil {
 			return err
 		}
-		if u.decoder, err = capi.NewGPUDecoder(int32(d.device), batch, g.head+g.bytes, scratch); err != nil {
+		if u.decoder, err = g.newDecoder(int32(d.device), batch, scratch); err != nil {
 			return err
 		}
 		if u.staged, err = d.own(torch.EmptySpec(d.device, field, d.batch)); err != nil {
 			return err
 		}
-		g.memory.Add(int64(g.head+g.bytes+scratch+4*batch) + d.batch*field.Bytes())
+		g.memory.Add(int64(g.head+g.bytes+g.rooms+scratch+4*batch) + d.batch*field.Bytes())
 		for _, to := range d.copyTo {
 			to = slices.Clone(to)
 			to[g.images] = u.staged
@@ -138,7 +150,7 @@ func (g *gpuDecoding) close() error {
 	for _, e := range g.arrived {
 		errs = append(errs, e.Close())
 	}
-	for _, p := range append(g.staging, g.flagged, g.pinned) {
+	for _, p := range append(g.staging, g.flagged, g.inflating, g.pinned) {
 		errs = append(errs, p.Close())
 	}
 	return errors.Join(errs...)
@@ -159,9 +171,7 @@ func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) 
 			}
 		}
 		staging := g.staging[host].Bytes()[:g.head+g.plans[host].Used]
-		if err := torch.CAPI("decode", []*torch.Tensor{u.staged}, func(results []*capi.Tensor) error {
-			return capi.RunGPUDecoder(u.decoder, staging, g.request, results[0], g.flags[slot], u.stream.CAPI())
-		}); err != nil {
+		if err := g.run(u.decoder, slot, staging, u.staged, u.stream.CAPI()); err != nil {
 			return err
 		}
 		d.slots.bytes.Add(int64(len(staging)))

@@ -124,6 +124,7 @@ func (d *fakeDecoding) Open() (err error) {
 	for range d.depth {
 		g.rows = append(g.rows, nil)
 		g.flags = append(g.flags, make([]int32, d.batch))
+		g.members = append(g.members, nil)
 	}
 	if d.pixels, err = d.own(torch.EmptySpec(cuda.CPU, d.fields[g.images], 1)); err != nil {
 		return err

@@ -1328,7 +1328,7 @@ typedef struct ts_gpu_inflate_range {
 typedef struct ts_gpu_inflate_result {
   int32_t failed;    /* 0, or 1 if the stream or the window is damaged, if the stream ends before
                         the range does or has more blocks than 1024 and one for each 64 bytes of
-                        input, or if the packed window has more than 128 KiB */
+                        input, or than 16384, or if the packed window has more than 128 KiB */
   uint32_t checksum; /* CRC-32 (IEEE) of the range; 0 if it failed */
 } ts_gpu_inflate_result;
 
@@ -1351,6 +1351,41 @@ TS_API ts_error* ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging
                                      const ts_gpu_inflate_range* ranges, int64_t count,
                                      ts_tensor* rooms, ts_gpu_inflate_result* results,
                                      ts_stream stream);
+
+/* ---- decoding JPEGs that a GPU inflates ------------------------------------------------------ */
+
+/* Makes a ts_gpu_decoder for ts_gpu_decoder_run_inflating. rooms_bytes: the maximum of the rooms of
+ * a run's members, each TS_INFLATER_WINDOW_BYTES, the bytes up to the end of its range, and 16. The
+ * staging memory and the rooms together have less than 4 GiB. */
+TS_API ts_error* ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images,
+                                              size_t staging_bytes, size_t scratch_bytes,
+                                              size_t rooms_bytes, ts_gpu_decoder** decoder);
+
+/* Returns the bytes at the beginning of the staging memory that a run of so many images and members
+ * writes. */
+TS_API size_t ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members);
+
+/* An image whose compressed data are in a deflate stream. */
+typedef struct ts_gpu_decode_member {
+  size_t image;               /* which of the images, whose plan ts_image_plan_head has written */
+  size_t scan;                /* byte of the range where the data of its scan begin; they reach to
+                                 the end of the range, or before it */
+  ts_gpu_inflate_range range; /* its room is a byte of the decoder's rooms */
+} ts_gpu_decode_member;
+
+/* Does ts_gpu_decoder_run, after it has inflated the ranges of members, at most one an image. The
+ * places of a range's input and window are those in the staging memory. inflated: pinned memory of
+ * member_count results, borrowed as `failed` is.
+ *
+ * An image whose range failed, or has another checksum than it should have, was decoded from wrong
+ * bytes: failed[i] may be 0, and the caller looks at inflated too. No bytes of a stream, a window
+ * or an image make the device read or write outside of what belongs to the image. */
+TS_API ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging,
+                                              size_t bytes, const ts_gpu_decode_image* images,
+                                              int64_t count, const ts_gpu_decode_member* members,
+                                              int64_t member_count, ts_tensor* results,
+                                              int32_t* failed, ts_gpu_inflate_result* inflated,
+                                              ts_stream stream);
 
 /* ---- traces ---------------------------------------------------------------------------------- */
 

@@ -302,6 +302,23 @@ TS_API ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* 
                                       uint64_t* proof, ts_image_plans plans, size_t* at,
                                       size_t* planned);
 
+/* The beginning of a JPEG, up to the data of its scan, whose other bytes are elsewhere. */
+typedef struct ts_image_head {
+  const uint8_t* data; /* may lack segments that decoding does not need: APP1 to APP13, comments */
+  size_t bytes;
+  size_t file_bytes; /* of the whole file, as the entries know it */
+  size_t scan;       /* byte of the whole file where the scan's data begin */
+} ts_image_head;
+
+/* Does ts_image_plan_segments for an image whose compressed data a ts_gpu_decoder inflates
+ * (ts_gpu_decoder_run_inflating): the plan has everything but these. The caller vouches for what
+ * this call cannot see: that the entries were verified with the whole file, and that its bytes are
+ * still those. Whatever they are, the decoder's accesses are bounded. 0 also for entries of another
+ * file_bytes or scan, and for a head of other than the usual segments. */
+TS_API ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head,
+                                    const ts_image_geometry* geometry, ts_image_entries entries,
+                                    uint8_t* buffer, size_t capacity, size_t* planned);
+
 /* How many JPEGs a decoder has decoded in which way. The pixels are the same in all of them. */
 typedef struct ts_image_decoder_stats {
   size_t size;              /* sizeof(ts_image_decoder_stats), set by the caller */

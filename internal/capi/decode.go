@@ -6,6 +6,9 @@ package capi
 #cgo nocallback ts_gpu_decoder_free
 #cgo nocallback ts_gpu_decoder_head_bytes
 #cgo nocallback ts_gpu_decoder_run
+#cgo nocallback ts_gpu_decoder_new_inflating
+#cgo nocallback ts_gpu_decoder_inflating_head_bytes
+#cgo nocallback ts_gpu_decoder_run_inflating
 */
 import "C"
 
@@ -28,6 +31,18 @@ func NewGPUDecoder(device int32, maxImages, stagingBytes, scratchBytes int) (d *
 	return d, err
 }
 
+// NewInflatingGPUDecoder makes a decoder for RunInflatingGPUDecoder.
+func NewInflatingGPUDecoder(device int32, maxImages, stagingBytes, scratchBytes, roomsBytes int) (d *GPUDecoder, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_gpu_decoder_new_inflating(C.int32_t(device), C.int64_t(maxImages), C.size_t(stagingBytes), C.size_t(scratchBytes),
+		C.size_t(roomsBytes), &d))
+	return d, err
+}
+
 func FreeGPUDecoder(d *GPUDecoder) {
 	C.ts_gpu_decoder_free(d)
 	if s := sanitizer.Load(); s != nil {
@@ -43,6 +58,23 @@ func GPUDecoderHeadBytes(images int) int {
 	}
 	return int(C.ts_gpu_decoder_head_bytes(C.int64_t(images)))
 }
+
+// GPUDecoderInflatingHeadBytes is GPUDecoderHeadBytes for RunInflatingGPUDecoder.
+func GPUDecoderInflatingHeadBytes(images, members int) int {
+	if Check() != nil {
+		return 0
+	}
+	return int(C.ts_gpu_decoder_inflating_head_bytes(C.int64_t(images), C.int64_t(members)))
+}
+
+// GPUDecodeMember has the layout of ts_gpu_decode_member.
+type GPUDecodeMember struct {
+	Image, Scan uintptr
+	Range       GPUInflateRange
+}
+
+// It does not compile with another size than C's.
+var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeMember{})-C.sizeof_ts_gpu_decode_member]
 
 // GPUDecodeImage has the layout of ts_gpu_decode_image.
 type GPUDecodeImage struct {
@@ -74,9 +106,33 @@ func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, resul
 	return err
 }
 
+// RunInflatingGPUDecoder calls ts_gpu_decoder_run_inflating. inflated is memory as failed is, with
+// a result for each member.
+func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, members []GPUDecodeMember, results *Tensor, failed []int32,
+	inflated []GPUInflateResult, on Stream) error {
+	if len(failed) < len(images) || len(inflated) < len(members) {
+		return &Error{Code: CodeInvalidArgument, Origin: "RunInflatingGPUDecoder", Message: "failed or inflated has fewer numbers than there are images or members"}
+	}
+	computing.enter()
+	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
+	err := failure(C.ts_gpu_decoder_run_inflating(d, (*C.uint8_t)(unsafe.SliceData(staging)), C.size_t(len(staging)),
+		(*C.ts_gpu_decode_image)(unsafe.Pointer(unsafe.SliceData(images))), C.int64_t(len(images)),
+		(*C.ts_gpu_decode_member)(unsafe.Pointer(unsafe.SliceData(members))), C.int64_t(len(members)), results,
+		(*C.int32_t)(unsafe.SliceData(failed)), (*C.ts_gpu_inflate_result)(unsafe.Pointer(unsafe.SliceData(inflated))), on.c()))
+	if s != nil && err == nil && len(images) > 0 && on.Device != DeviceCPU {
+		flags := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(failed))), 4*len(images))
+		outcomes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(inflated))), len(members)*int(unsafe.Sizeof(GPUInflateResult{})))
+		s.filled("RunInflatingGPUDecoder", on, results, staging, flags, outcomes)
+	}
+	return err
+}
+
 // filled tells the stream sanitizer of work on a stream that reads staging and writes the memory of
 // a tensor and, on the host, written.
-func (s *Sanitizer) filled(what string, on Stream, results *Tensor, staging, written []byte) {
+func (s *Sanitizer) filled(what string, on Stream, results *Tensor, staging []byte, written ...[]byte) {
 	var room [1]C.ts_tensor_extent
 	one := [1]*Tensor{results}
 	at := s.check.Here(what, 2)
@@ -87,7 +143,12 @@ func (s *Sanitizer) filled(what string, on Stream, results *Tensor, staging, wri
 		return racecheck.Access{Queue: q, Write: write, Memory: racecheck.Memory{
 			Device: DeviceCPU, Storage: b, StorageBytes: n, Region: racecheck.Region{Begin: b, Row: n, Rows: 1, Pitch: n}, Track: true}}
 	}
-	accesses := []racecheck.Access{host(staging, false), host(written, true)}
+	accesses := []racecheck.Access{host(staging, false)}
+	for _, bytes := range written {
+		if len(bytes) > 0 {
+			accesses = append(accesses, host(bytes, true))
+		}
+	}
 	if all := extents(room[:], one[:]); all != nil {
 		accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[0]), Queue: q, Write: true})
 	}

@@ -217,6 +217,9 @@ static ts_error* absent_ts_gpu_inflater_new(int32_t device, int64_t max_ranges, 
 static void absent_ts_gpu_inflater_free(ts_gpu_inflater* inflater) {}
 static size_t absent_ts_gpu_inflater_head_bytes(int64_t ranges) { return 0; }
 static ts_error* absent_ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder) { return (ts_error*)&torchstream_capi_absent; }
+static size_t absent_ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) { return 0; }
+static ts_error* absent_ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_trace_start(int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_trace_stop(ts_trace** trace) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_trace_free(ts_trace* trace) {}
@@ -436,6 +439,9 @@ static struct {
   void (*ts_gpu_inflater_free)(ts_gpu_inflater* inflater);
   size_t (*ts_gpu_inflater_head_bytes)(int64_t ranges);
   ts_error* (*ts_gpu_inflater_run)(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream);
+  ts_error* (*ts_gpu_decoder_new_inflating)(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder);
+  size_t (*ts_gpu_decoder_inflating_head_bytes)(int64_t images, int64_t members);
+  ts_error* (*ts_gpu_decoder_run_inflating)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream);
   ts_error* (*ts_trace_start)(int32_t flags);
   ts_error* (*ts_trace_stop)(ts_trace** trace);
   void (*ts_trace_free)(ts_trace* trace);
@@ -654,6 +660,9 @@ static struct {
   absent_ts_gpu_inflater_free,
   absent_ts_gpu_inflater_head_bytes,
   absent_ts_gpu_inflater_run,
+  absent_ts_gpu_decoder_new_inflating,
+  absent_ts_gpu_decoder_inflating_head_bytes,
+  absent_ts_gpu_decoder_run_inflating,
   absent_ts_trace_start,
   absent_ts_trace_stop,
   absent_ts_trace_free,
@@ -874,6 +883,9 @@ static const char* const names[] = {
   "ts_gpu_inflater_free",
   "ts_gpu_inflater_head_bytes",
   "ts_gpu_inflater_run",
+  "ts_gpu_decoder_new_inflating",
+  "ts_gpu_decoder_inflating_head_bytes",
+  "ts_gpu_decoder_run_inflating",
   "ts_trace_start",
   "ts_trace_stop",
   "ts_trace_free",
@@ -1093,6 +1105,9 @@ ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging
 void ts_gpu_inflater_free(ts_gpu_inflater* inflater) { table.ts_gpu_inflater_free(inflater); }
 size_t ts_gpu_inflater_head_bytes(int64_t ranges) { return table.ts_gpu_inflater_head_bytes(ranges); }
 ts_error* ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream) { return table.ts_gpu_inflater_run(inflater, staging, bytes, ranges, count, rooms, results, stream); }
+ts_error* ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder) { return table.ts_gpu_decoder_new_inflating(device, max_images, staging_bytes, scratch_bytes, rooms_bytes, decoder); }
+size_t ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) { return table.ts_gpu_decoder_inflating_head_bytes(images, members); }
+ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return table.ts_gpu_decoder_run_inflating(decoder, staging, bytes, images, count, members, member_count, results, failed, inflated, stream); }
 ts_error* ts_trace_start(int32_t flags) { return table.ts_trace_start(flags); }
 ts_error* ts_trace_stop(ts_trace** trace) { return table.ts_trace_stop(trace); }
 void ts_trace_free(ts_trace* trace) { table.ts_trace_free(trace); }

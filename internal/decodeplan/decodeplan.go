@@ -12,11 +12,49 @@ type Plans struct {
 	Rows []Row
 	// Used is the number of bytes from the beginning of Memory that hold plans.
 	Used int
+	// Rooms is the maximum of the sum of Member.Room of the rows. 0: the consumer does not inflate,
+	// and no row has a member.
+	Rooms int
 }
 
 // Row is the place of a row's plan in Plans.Memory. The zero value is that of a row whose pixels
 // the source has written. Two rows may have one plan.
-type Row struct{ At, Bytes int }
+type Row struct {
+	At, Bytes int
+	// Member says where the image's compressed data come from if the plan has none
+	// (imagecapi.PlanHead). The zero value: the plan has them.
+	Member Member
+}
+
+// Member is a range of a deflate stream, with an image in it. Places are bytes from the beginning
+// of the row's plan, behind the plan; the input's is a multiple of Align.
+type Member struct {
+	Input, InputBytes   int // compressed bytes, from a checkpoint on; 0 bytes: there is no member
+	Window, WindowBytes int // the checkpoint's window, packed as in an index
+	SkipBits            int // of the first byte
+	Skip                int // bytes of output before the range
+	Bytes               int // of the range
+	Scan                int // byte of the range where the data of the image's scan begin
+	Checksum            uint32
+}
 
 // Align is the alignment of a plan, in bytes.
 const Align = 16
+
+// window is TS_INFLATER_WINDOW_BYTES, and slack the bytes that a decoder wants behind a range.
+const window, slack = 32 << 10, 16
+
+// Room returns the bytes of device memory that the member is inflated into.
+func (m *Member) Room() int { return Aligned(window + m.Skip + m.Bytes + slack) }
+
+// Span returns the bytes of Plans.Memory from the beginning of the row's plan to the end of what
+// belongs to it.
+func (r *Row) Span() int {
+	if m := &r.Member; m.InputBytes > 0 {
+		return max(m.Input+m.InputBytes, m.Window+m.WindowBytes)
+	}
+	return r.Bytes
+}
+
+// Aligned returns the next multiple of Align.
+func Aligned(bytes int) int { return (bytes + Align - 1) / Align * Align }

@@ -10,6 +10,8 @@ package imagecapi
 #cgo nocallback ts_image_make_entries
 #cgo noescape ts_image_plan_segments
 #cgo nocallback ts_image_plan_segments
+#cgo noescape ts_image_plan_head
+#cgo nocallback ts_image_plan_head
 #cgo noescape ts_image_plan_append
 #cgo nocallback ts_image_plan_append
 #cgo noescape ts_image_decoder_get_stats
@@ -18,6 +20,7 @@ package imagecapi
 import "C"
 
 import (
+	"runtime"
 	"sync/atomic"
 	"unsafe"
 )
@@ -87,6 +90,25 @@ func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uin
 		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))},
 		&place, &planned))
 	return int(place), int(planned), err
+}
+
+// PlanHead is PlanSegments for an image whose compressed data another decoder inflates
+// (capi.RunInflatingGPUDecoder): head is the beginning of a file of fileBytes bytes, up to the byte
+// scan where the data of its scan begin, and may lack segments that do not matter to decoding. The
+// caller knows that the entry points are those of the file.
+func PlanHead(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries, buffer []byte) (n int, err error) {
+	c := geometry(g)
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	data := unsafe.SliceData(head)
+	if data != nil {
+		pin.Pin(data)
+	}
+	from := C.ts_image_head{data: (*C.uint8_t)(data), bytes: C.size_t(len(head)), file_bytes: C.size_t(fileBytes), scan: C.size_t(scan)}
+	var planned C.size_t
+	err = failure(C.ts_image_plan_head(d, &from, &c, C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
+		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &planned))
+	return int(planned), err
 }
 
 func entriesBuffer(buffer []byte, spacing int) C.ts_image_entries_buffer {

@@ -28,6 +28,7 @@ static ts_error* absent_ts_image_decode_make_entries(ts_image_decoder* decoder, 
 static ts_error* absent_ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_augmenter_new(ts_augmenter** augmenter) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -57,6 +58,7 @@ static struct {
   ts_error* (*ts_image_decode_with_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof);
   ts_error* (*ts_image_plan_segments)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_plan_append)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned);
+  ts_error* (*ts_image_plan_head)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_decoder_get_stats)(const ts_image_decoder* decoder, ts_image_decoder_stats* stats);
   ts_error* (*ts_image_resize)(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride);
   ts_error* (*ts_augmenter_new)(ts_augmenter** augmenter);
@@ -85,6 +87,7 @@ static struct {
   absent_ts_image_decode_with_entries,
   absent_ts_image_plan_segments,
   absent_ts_image_plan_append,
+  absent_ts_image_plan_head,
   absent_ts_image_decoder_get_stats,
   absent_ts_image_resize,
   absent_ts_augmenter_new,
@@ -115,6 +118,7 @@ static const char* const names[] = {
   "ts_image_decode_with_entries",
   "ts_image_plan_segments",
   "ts_image_plan_append",
+  "ts_image_plan_head",
   "ts_image_decoder_get_stats",
   "ts_image_resize",
   "ts_augmenter_new",
@@ -144,6 +148,7 @@ ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t*
 ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return table.ts_image_decode_with_entries(decoder, data, bytes, geometry, entries, dst, stride, proof); }
 ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_segments(decoder, data, bytes, geometry, entries, proof, buffer, capacity, planned); }
 ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return table.ts_image_plan_append(decoder, data, bytes, geometry, entries, proof, plans, at, planned); }
+ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_head(decoder, head, geometry, entries, buffer, capacity, planned); }
 ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return table.ts_image_decoder_get_stats(decoder, stats); }
 ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return table.ts_image_resize(decoder, src, width, height, src_stride, geometry, dst, dst_stride); }
 ts_error* ts_augmenter_new(ts_augmenter** augmenter) { return table.ts_augmenter_new(augmenter); }

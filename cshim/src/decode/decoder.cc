@@ -1,11 +1,14 @@
 #include "decode/decoder.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <string>
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "decode/inflater.h"
 #include "jpeg/plan.h"
 #include "torch/tensor.h"
 
@@ -15,32 +18,73 @@ namespace {
 using jpeg::Place;
 using jpeg::Plan;
 
-size_t head_bytes(int64_t images) {
-  const size_t bytes = static_cast<size_t>(images) * sizeof(Place);
+size_t aligned(size_t bytes) {
   return (bytes + jpeg::kPlanAlign - 1) / jpeg::kPlanAlign * jpeg::kPlanAlign;
 }
+
+size_t head_bytes(int64_t images) { return aligned(static_cast<size_t>(images) * sizeof(Place)); }
 
 [[noreturn]] void throw_image(int64_t index, const std::string& what) {
   throw Failure(TS_ERROR_INVALID_ARGUMENT, "image " + std::to_string(index) + ": " + what);
 }
 
+size_t head_of(const ts_gpu_decoder::Batch& batch) {
+  return ts_gpu_decoder_inflating_head_bytes(batch.count, batch.member_count);
+}
+
 // Returns a plan, after checking that it is one and lies within the staging memory. Its inside is
 // the planner's.
-const Plan& checked_plan(int64_t index, const ts_gpu_decode_image& image, const uint8_t* staging,
-                         size_t head, size_t bytes, size_t results_bytes) {
-  if (image.plan < head || image.plan % jpeg::kPlanAlign != 0 || image.plan > bytes ||
-      bytes - image.plan < sizeof(Plan)) {
+const Plan& checked_plan(int64_t index, const ts_gpu_decoder::Batch& batch) {
+  const ts_gpu_decode_image& image = batch.images[index];
+  if (image.plan < head_of(batch) || image.plan % jpeg::kPlanAlign != 0 ||
+      image.plan > batch.bytes || batch.bytes - image.plan < sizeof(Plan)) {
     throw_image(index, "its plan is not inside the staging memory, behind the head");
   }
-  const Plan& plan = *reinterpret_cast<const Plan*>(staging + image.plan);
-  if (plan.magic != jpeg::kPlanMagic || plan.bytes > bytes - image.plan) {
+  const Plan& plan = *reinterpret_cast<const Plan*>(batch.staging + image.plan);
+  if (plan.magic != jpeg::kPlanMagic || plan.bytes > batch.bytes - image.plan) {
     throw_image(index, "it has no plan of ts_image_plan_segments");
   }
   const size_t result = static_cast<size_t>(plan.x.size) * static_cast<size_t>(plan.y.size) * 3;
-  if (image.result > results_bytes || results_bytes - image.result < result) {
+  if (image.result > batch.results_bytes || batch.results_bytes - image.result < result) {
     throw_image(index, "its pixels do not fit into the results");
   }
   return plan;
+}
+
+// Checks the plans. Writes the members' ranges behind the places, and into the plan of each member
+// where its scan will be.
+void check_plans(const ts_gpu_decoder& decoder, const ts_gpu_decoder::Batch& batch) {
+  auto* const ranges = reinterpret_cast<deflate::Range*>(batch.staging + head_bytes(batch.count));
+  for (int64_t i = 0; i < batch.member_count; ++i) {
+    const ts_gpu_decode_member& member = batch.members[i];
+    ranges[i] = checked_range(i, member.range, head_of(batch), batch.bytes, decoder.rooms_bytes,
+                              jpeg::kScanSlack);
+    const auto index = static_cast<int64_t>(member.image);
+    require(member.image < static_cast<size_t>(batch.count), "a member's image is none");
+    const Plan& plan = checked_plan(index, batch);
+    if (member.scan > member.range.bytes || plan.scan_bytes > member.range.bytes - member.scan) {
+      throw_image(index, "its scan is not inside its member's range");
+    }
+    const size_t scan =
+        decoder.rooms_at + member.range.room + deflate::kWindow + member.range.skip + member.scan;
+    const auto at = static_cast<uint32_t>(scan - batch.images[index].plan);
+    // A batch may run again.
+    if (plan.scan_at != 0 && plan.scan_at != at) {
+      throw_image(index, "its plan has its own compressed data, or two members are of the image");
+    }
+    uint8_t* const to = batch.staging + batch.images[index].plan + offsetof(Plan, scan_at);
+    std::memcpy(to, &at, sizeof at);
+  }
+  // Any other plan has its scan within it: a plan that was a member's in another run has not.
+  int64_t others = batch.count - batch.member_count;
+  for (int64_t i = 0; i < batch.count; ++i) {
+    const Plan& plan = checked_plan(i, batch);
+    const bool own = plan.scan_at != 0 && plan.scan_at <= plan.bytes &&
+                     plan.scan_bytes <= plan.bytes - plan.scan_at;
+    if (own && --others < 0)
+      throw_image(i, "its plan has its compressed data, and it is a member's");
+  }
+  require(others == 0, "an image without compressed data in its plan has no member");
 }
 
 // Adds an image's needs to those of the images that are decoded with it.
@@ -60,28 +104,34 @@ void widen(const Plan& plan, Work* work) {
 }  // namespace
 }  // namespace ts::decode
 
-ts_gpu_decoder::ts_gpu_decoder(int32_t on, int64_t images, size_t staging_bytes,
-                               size_t scratch_bytes)
+ts_gpu_decoder::ts_gpu_decoder(int32_t on, int64_t max, size_t staged, size_t scratch_bytes,
+                               size_t rooms)
     : device(on),
-      max_images(images),
-      staging(ts::decode::memory_on(on, staging_bytes)),
+      max_images(max),
+      staging_bytes(staged),
+      rooms_at(ts::decode::aligned(staged)),
+      rooms_bytes(rooms),
+      staging(ts::decode::memory_on(on, rooms_at + rooms)),
       scratch(ts::decode::memory_on(on, scratch_bytes)),
-      flags(ts::decode::memory_on(on, static_cast<size_t>(images) * sizeof(int32_t))) {}
+      flags(ts::decode::memory_on(on, static_cast<size_t>(max) * sizeof(int32_t))),
+      outcomes(ts::decode::memory_on(
+          on, rooms == 0 ? 1 : static_cast<size_t>(max) * sizeof(ts::deflate::Result))) {}
 
-void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image* images,
-                         int64_t count, uint8_t* results, size_t results_bytes, int32_t* failed,
-                         const ts::decode::Queue& queue, const Mark& mark) {
+void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, const Mark& mark) {
   using namespace ts::decode;
+  const int64_t count = batch.count;
+  const ts_gpu_decode_image* const images = batch.images;
+  uint8_t* const from = batch.staging;
   const auto capacity = static_cast<uint64_t>(scratch.nbytes());
-  const size_t head = head_bytes(count);
   // Every check, and all places, come before anything is enqueued.
+  check_plans(*this, batch);
   auto* const places = reinterpret_cast<Place*>(from);
   for (int64_t first = 0; first < count;) {
     uint64_t total = 0;
     uint64_t coefficients = 0;
     int64_t end = first;
     for (; end < count; ++end) {
-      const Plan& plan = checked_plan(end, images[end], from, head, bytes, results_bytes);
+      const Plan& plan = *reinterpret_cast<const Plan*>(from + images[end].plan);
       const ts::jpeg::Scratch needs = ts::jpeg::scratch_of(plan);
       if (needs.total() > capacity) {
         throw_image(end, "it needs " + std::to_string(needs.total()) +
@@ -114,15 +164,23 @@ void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image*
   }
   if (count == 0) return;
 
-  for (const at::Tensor* memory : {&staging, &scratch, &flags}) queue.keep(*memory);
+  for (const at::Tensor* used : {&staging, &scratch, &flags, &outcomes}) queue.keep(*used);
   auto* const flag = static_cast<int32_t*>(flags.mutable_data_ptr());
   const size_t flag_bytes = static_cast<size_t>(count) * sizeof(int32_t);
   const auto done = [&](int piece) {
     if (mark) mark(piece);
   };
   done(-1);
-  queue.copy_in(staging.mutable_data_ptr(), from, bytes);
+  auto* const memory = static_cast<uint8_t*>(staging.mutable_data_ptr());
+  queue.copy_in(memory, from, batch.bytes);
   queue.zero(flag, flag_bytes);
+  InflateWork inflate = {};
+  inflate.ranges = reinterpret_cast<const ts::deflate::Range*>(memory + head_bytes(count));
+  inflate.staging = memory;
+  inflate.rooms = memory + rooms_at;
+  inflate.results = static_cast<ts::deflate::Result*>(outcomes.mutable_data_ptr());
+  inflate.count = static_cast<uint32_t>(batch.member_count);
+  if (inflate.count > 0) queue.launch(inflate);
   done(0);
   for (int64_t first = 0; first < count;) {
     Work work = {};
@@ -134,10 +192,10 @@ void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image*
       widen(plan, &work);
       zeroed = places[end].coefficients + ts::jpeg::scratch_of(plan).coefficients;
     }
-    work.places = static_cast<const Place*>(staging.const_data_ptr()) + first;
-    work.staging = static_cast<uint8_t*>(staging.mutable_data_ptr());
+    work.places = reinterpret_cast<const Place*>(memory) + first;
+    work.staging = memory;
     work.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());
-    work.results = results;
+    work.results = batch.results;
     work.failed = flag + first;
     work.images = static_cast<uint32_t>(end - first);
     queue.zero(work.scratch, zeroed);
@@ -148,23 +206,84 @@ void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image*
     }
     first = end;
   }
-  queue.copy_out(failed, flag, flag_bytes);
+  queue.copy_out(batch.failed, flag, flag_bytes);
+  if (inflate.count == 0) return;
+  queue.copy_out(batch.inflated, inflate.results, inflate.count * sizeof(ts::deflate::Result));
 }
+
+namespace ts::decode {
+namespace {
+
+void make(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes,
+          size_t rooms_bytes, ts_gpu_decoder** decoder) {
+  enter_thread();
+  require(decoder != nullptr, "decoder is NULL");
+  require(max_images >= 1 && max_images <= 65535, "max_images must be from 1 to 65535");
+  require(staging_bytes > 0 && scratch_bytes > 0, "memory of 0 bytes");
+  // A plan reaches the rooms by an offset of 32 bits.
+  require(rooms_bytes == 0 || (staging_bytes <= UINT32_MAX - jpeg::kPlanAlign &&
+                               rooms_bytes <= UINT32_MAX - aligned(staging_bytes)),
+          "the staging memory and the rooms have 4 GiB or more");
+  ready_device(device, "a decoder's memory");
+  *decoder = std::make_unique<ts_gpu_decoder>(device, max_images, staging_bytes, scratch_bytes,
+                                              rooms_bytes)
+                 .release();
+}
+
+// Runs a batch whose results are the tensor's memory.
+void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* results,
+         ts_stream stream) {
+  enter_thread();
+  require(decoder != nullptr, "decoder is NULL");
+  require(batch.staging != nullptr && batch.failed != nullptr, "staging or failed is NULL");
+  require(batch.images != nullptr || batch.count == 0, "images is NULL");
+  require(batch.count >= 0 && batch.count <= decoder->max_images,
+          "count is negative, or over the decoder's max_images");
+  require(batch.member_count >= 0 && batch.member_count <= batch.count,
+          "member_count is negative, or over count");
+  require(batch.bytes <= decoder->staging_bytes, "bytes is over the decoder's staging_bytes");
+  require(reinterpret_cast<uintptr_t>(batch.staging) % jpeg::kPlanAlign == 0,
+          "staging is not aligned to 16 bytes");
+  require(batch.bytes >= ts_gpu_decoder_inflating_head_bytes(batch.count, batch.member_count),
+          "the staging memory has no head");
+  const at::Tensor to = value_of(results, "results");
+  const Queue queue(stream);
+  require(queue.device() == decoder->device && device_index(to.device()) == decoder->device,
+          "stream, results and decoder are on different devices");
+  require(to.scalar_type() == at::ScalarType::Byte && to.is_contiguous(),
+          "results must be contiguous uint8");
+  queue.keep(to);
+  batch.results = to.mutable_data_ptr<uint8_t>();
+  batch.results_bytes = to.nbytes();
+  decoder->run(batch, queue, nullptr);
+  mark_written(to);
+}
+
+}  // namespace
+}  // namespace ts::decode
 
 size_t ts_gpu_decoder_head_bytes(int64_t images) {
   return images <= 0 ? 0 : ts::decode::head_bytes(images);
 }
 
+size_t ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) {
+  return ts_gpu_decoder_head_bytes(images) +
+         (members <= 0 ? 0 : ts::decode::range_head_bytes(members));
+}
+
 ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes,
                              size_t scratch_bytes, ts_gpu_decoder** decoder) {
   return ts::guard(__func__, [&] {
-    ts::enter_thread();
-    ts::require(decoder != nullptr, "decoder is NULL");
-    ts::require(max_images >= 1 && max_images <= 65535, "max_images must be from 1 to 65535");
-    ts::require(staging_bytes > 0 && scratch_bytes > 0, "memory of 0 bytes");
-    ts::decode::ready_device(device, "a decoder's memory");
-    *decoder = std::make_unique<ts_gpu_decoder>(device, max_images, staging_bytes, scratch_bytes)
-                   .release();
+    ts::decode::make(device, max_images, staging_bytes, scratch_bytes, 0, decoder);
+  });
+}
+
+ts_error* ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes,
+                                       size_t scratch_bytes, size_t rooms_bytes,
+                                       ts_gpu_decoder** decoder) {
+  return ts::guard(__func__, [&] {
+    ts::require(rooms_bytes > 0, "rooms of 0 bytes");
+    ts::decode::make(device, max_images, staging_bytes, scratch_bytes, rooms_bytes, decoder);
   });
 }
 
@@ -176,26 +295,22 @@ ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t b
                              const ts_gpu_decode_image* images, int64_t count, ts_tensor* results,
                              int32_t* failed, ts_stream stream) {
   return ts::guard(__func__, [&] {
-    ts::enter_thread();
-    ts::require(decoder != nullptr, "decoder is NULL");
-    ts::require(staging != nullptr && failed != nullptr, "staging or failed is NULL");
-    ts::require(images != nullptr || count == 0, "images is NULL");
-    ts::require(count >= 0 && count <= decoder->max_images,
-                "count is negative, or over the decoder's max_images");
-    ts::require(bytes <= decoder->staging.nbytes(), "bytes is over the decoder's staging_bytes");
-    ts::require(reinterpret_cast<uintptr_t>(staging) % ts::jpeg::kPlanAlign == 0,
-                "staging is not aligned to 16 bytes");
-    ts::require(bytes >= ts_gpu_decoder_head_bytes(count), "the staging memory has no head");
-    const at::Tensor to = ts::value_of(results, "results");
-    const ts::decode::Queue queue(stream);
-    ts::require(
-        queue.device() == decoder->device && ts::device_index(to.device()) == decoder->device,
-        "stream, results and decoder are on different devices");
-    ts::require(to.scalar_type() == at::ScalarType::Byte && to.is_contiguous(),
-                "results must be contiguous uint8");
-    queue.keep(to);
-    decoder->run(staging, bytes, images, count, to.mutable_data_ptr<uint8_t>(), to.nbytes(), failed,
-                 queue, nullptr);
-    ts::mark_written(to);
+    const ts_gpu_decoder::Batch batch = {staging, bytes,   images, count,  nullptr,
+                                         0,       nullptr, 0,      failed, nullptr};
+    ts::decode::run(decoder, batch, results, stream);
+  });
+}
+
+ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes,
+                                       const ts_gpu_decode_image* images, int64_t count,
+                                       const ts_gpu_decode_member* members, int64_t member_count,
+                                       ts_tensor* results, int32_t* failed,
+                                       ts_gpu_inflate_result* inflated, ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::require(member_count == 0 || (members != nullptr && inflated != nullptr),
+                "members or inflated is NULL");
+    const ts_gpu_decoder::Batch batch = {staging,      bytes,   images, count,  members,
+                                         member_count, nullptr, 0,      failed, inflated};
+    ts::decode::run(decoder, batch, results, stream);
   });
 }

@@ -17,11 +17,6 @@ using deflate::Range;
 static_assert(sizeof(deflate::Result) == sizeof(ts_gpu_inflate_result), "one is the other");
 static_assert(deflate::kWindow == TS_INFLATER_WINDOW_BYTES, "the header has this number");
 
-size_t range_head_bytes(int64_t ranges) {
-  const size_t bytes = static_cast<size_t>(ranges) * sizeof(Range);
-  return (bytes + kAlign - 1) / kAlign * kAlign;
-}
-
 [[noreturn]] void throw_range(int64_t index, const std::string& what) {
   throw Failure(TS_ERROR_INVALID_ARGUMENT, "range " + std::to_string(index) + ": " + what);
 }
@@ -30,9 +25,15 @@ bool lies_in(size_t begin, size_t bytes, size_t all) {
   return begin <= all && bytes <= all - begin;
 }
 
-// Returns what the kernel is told of a range, after checking that its memory is there.
+}  // namespace
+
+size_t range_head_bytes(int64_t ranges) {
+  const size_t bytes = static_cast<size_t>(ranges) * sizeof(Range);
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
 Range checked_range(int64_t index, const ts_gpu_inflate_range& r, size_t head, size_t bytes,
-                    size_t rooms_bytes) {
+                    size_t rooms_bytes, size_t behind) {
   if (r.input % kAlign != 0 || r.input < head || !lies_in(r.input, r.input_bytes, bytes)) {
     throw_range(index,
                 "its input is not inside the staging memory, behind the head, at a "
@@ -48,7 +49,8 @@ Range checked_range(int64_t index, const ts_gpu_inflate_range& r, size_t head, s
   if (r.skip > deflate::kMaxOutput || r.bytes > deflate::kMaxOutput - r.skip) {
     throw_range(index, "skip and bytes are more than 1 GiB");
   }
-  if (r.room % kAlign != 0 || !lies_in(r.room, deflate::kWindow + r.skip + r.bytes, rooms_bytes)) {
+  if (r.room % kAlign != 0 ||
+      !lies_in(r.room, deflate::kWindow + r.skip + r.bytes + behind, rooms_bytes)) {
     throw_range(index, "its room is not inside the rooms, at a multiple of 16 bytes");
   }
   Range range = {};
@@ -63,7 +65,6 @@ Range checked_range(int64_t index, const ts_gpu_inflate_range& r, size_t head, s
   return range;
 }
 
-}  // namespace
 }  // namespace ts::decode
 
 ts_gpu_inflater::ts_gpu_inflater(int32_t on, int64_t ranges, size_t staging_bytes)

@@ -32,10 +32,12 @@ constexpr uint32_t kMaxOutput = 1u << 30;
 constexpr uint32_t kMaxPackedWindow = 4 * kWindow;
 // Inputs and rooms begin at multiples of this number of bytes.
 constexpr uint32_t kAlign = 16;
-// Maximum number of blocks of a range: so many, and one more for each kBlockInput bytes of input. A
-// block costs a team tens of microseconds, if it has ten bits or a thousand.
+// Maximum number of blocks of a range: kBlocks, and one more for each kBlockInput bytes of input,
+// up to kMaxBlocks. A block costs a team tens of microseconds, if it has ten bits or a thousand, so
+// that no range keeps a team busy for more than a second by its blocks.
 constexpr uint32_t kBlocks = 1024;
 constexpr uint32_t kBlockInput = 64;
+constexpr uint32_t kMaxBlocks = 16384;
 
 // What to inflate. Places are bytes of the staging memory, that of the room of the rooms.
 struct Range {
@@ -714,7 +716,7 @@ TS_DEVICE Result inflate(Team& team, const Range& range, const uint8_t* staging,
   const uint32_t wanted = range.skip + range.bytes;
   uint32_t produced = 0;
   uint32_t bit = range.skip_bits;
-  uint32_t blocks = kBlocks + input.bytes / kBlockInput;
+  uint32_t blocks = smaller(kBlocks + input.bytes / kBlockInput, kMaxBlocks);
   for (bool last = false; produced < wanted; --blocks) {
     if (last || blocks == 0) return failed;
     const Header header = begin_block(team, input, bit, s);

@@ -372,6 +372,25 @@ ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, s
   });
 }
 
+ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head,
+                             const ts_image_geometry* geometry, ts_image_entries entries,
+                             uint8_t* buffer, size_t capacity, size_t* planned) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::require(head != nullptr, "head is NULL");
+    ts::require(entries.data != nullptr || entries.bytes == 0, "entries.data is NULL");
+    ts::image::PlanMemory to = ts::image::plan_memory(buffer, capacity, nullptr);
+    ts::require(planned != nullptr, "planned is NULL");
+    const ts_image_geometry known = ts::image::checked(geometry);
+    const ts_image_info info = ts::image::bounded_header(decoder, head->data, head->bytes);
+    ts::image::check_crop(known, info.width, info.height);
+    const ts::image::FileHead from = {head->data, head->bytes, head->file_bytes, head->scan};
+    const ts::image::EntriesIn in = {entries.data, entries.bytes, nullptr};
+    const bool jpeg = info.format == TS_IMAGE_FORMAT_JPEG && ts::image::reduction_of(known) == 1;
+    *planned = jpeg ? decoder->jpeg.plan_head(from, known, in, &to) : 0;
+  });
+}
+
 ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder,
                                      ts_image_decoder_stats* stats) {
   return ts::guard(__func__, [&] {

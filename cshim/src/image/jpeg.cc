@@ -604,7 +604,7 @@ size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info&
                       entries.of().mcus == uint64_t{scan.mcus_per_row} * scan.mcu_rows;
     return same ? plan_jpeg(frame, scan, entries, geometry, to) : 0;
   };
-  if (read_frame(data, bytes, &tables_, &frame, &scan)) return planned();
+  if (read_frame(data, bytes, bytes, &tables_, &frame, &scan)) return planned();
   JpegState* state = state_.get();
   const End end_image{state};
   open_image(data, bytes, {0, 0, header.width, header.height});
@@ -613,6 +613,23 @@ size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info&
     return 0;
   }
   return planned();
+}
+
+size_t JpegDecoder::plan_head(const FileHead& head, const ts_image_geometry& geometry,
+                              const EntriesIn& in, PlanMemory* to) {
+  Entries entries;
+  Frame frame;
+  Scan scan;
+  if (!entries.attach(in.blob, in.bytes) || entries.of().bytes != head.file_bytes ||
+      entries.of().scan != head.scan || head.scan >= head.file_bytes ||
+      !read_frame(head.data, head.bytes, head.file_bytes, &tables_, &frame, &scan) ||
+      entries.of().mcus != uint64_t{scan.mcus_per_row} * scan.mcu_rows) {
+    return 0;
+  }
+  scan.data = nullptr;
+  scan.begin = head.scan;
+  scan.end = head.file_bytes;
+  return plan_jpeg(frame, scan, entries, geometry, to);
 }
 
 size_t JpegDecoder::plan_scan(const uint8_t* data, size_t bytes, const ts_image_info& header,

@@ -58,6 +58,14 @@ struct EntriesOut {
   uint64_t proof = 0;  // as in EntriesIn
 };
 
+// What a file has in front of its scan's data, or as much of that as a decoder needs.
+struct FileHead {
+  const uint8_t* data;
+  size_t bytes;
+  // Of the whole file: its size, and the byte where the scan's data begin.
+  size_t file_bytes, scan;
+};
+
 class JpegDecoder {
  public:
   explicit JpegDecoder(int64_t max_pixels);
@@ -87,6 +95,11 @@ class JpegDecoder {
   // Failure if libjpeg-turbo cannot start to decode the image.
   size_t plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
               const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to);
+
+  // Plans the decoding of the image's crop as plan_jpeg does without the scan's data, from entries
+  // that the caller knows to be those of the file. Returns 0 also for a head that is not usual.
+  size_t plan_head(const FileHead& head, const ts_image_geometry& geometry, const EntriesIn& in,
+                   PlanMemory* to);
 
   // Plans the decoding of the image's crop without entries, as plan_whole_scan does. Otherwise this
   // is plan; but throws Failure also if jpeg_check refuses the file.

@@ -34,8 +34,14 @@ uint16_t word(const uint8_t* from) { return static_cast<uint16_t>(from[0] << 8 |
 // Reads the segments of one file. Every function returns false for what libjpeg-turbo has to read.
 class Reader {
  public:
-  Reader(const uint8_t* data, size_t bytes, Tables* tables, Frame* frame, Scan* scan)
-      : data_(data), bytes_(bytes), tables_(tables), frame_(frame), scan_(scan) {
+  Reader(const uint8_t* data, size_t bytes, size_t file_bytes, Tables* tables, Frame* frame,
+         Scan* scan)
+      : data_(data),
+        bytes_(bytes),
+        file_bytes_(file_bytes),
+        tables_(tables),
+        frame_(frame),
+        scan_(scan) {
     *frame_ = {};
     *scan_ = {};
   }
@@ -210,11 +216,11 @@ class Reader {
         ++scan_->blocks;
       }
     }
-    return bytes_ >= blocks / 8;  // JpegDecoder refuses smaller files
+    return file_bytes_ >= blocks / 8;  // JpegDecoder refuses smaller files
   }
 
   const uint8_t* data_;
-  size_t bytes_;
+  size_t bytes_, file_bytes_;
   Tables* tables_;
   Frame* frame_;
   Scan* scan_;
@@ -263,8 +269,9 @@ bool frame_of(const jpeg_decompress_struct& codec, Frame* frame) {
   return true;
 }
 
-bool read_frame(const uint8_t* data, size_t bytes, Tables* tables, Frame* frame, Scan* scan) {
-  return Reader(data, bytes, tables, frame, scan).read();
+bool read_frame(const uint8_t* data, size_t bytes, size_t file_bytes, Tables* tables, Frame* frame,
+                Scan* scan) {
+  return Reader(data, bytes, file_bytes, tables, frame, scan).read();
 }
 
 }  // namespace ts::image

@@ -39,7 +39,9 @@ struct Tables {
 
 // Reads the headers of a baseline JPEG as libjpeg-turbo does, about eight times as fast. Returns
 // false for a file whose headers are damaged, or have anything that is not usual: libjpeg-turbo
-// then reads them. The frame and the scan borrow the tables.
-bool read_frame(const uint8_t* data, size_t bytes, Tables* tables, Frame* frame, Scan* scan);
+// then reads them. The frame and the scan borrow the tables. file_bytes: of the file, of which the
+// first bytes are enough that hold its headers.
+bool read_frame(const uint8_t* data, size_t bytes, size_t file_bytes, Tables* tables, Frame* frame,
+                Scan* scan);
 
 }  // namespace ts::image

@@ -260,8 +260,10 @@ bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& 
     if (run.last + 1 < entries.count()) {
       // The byte behind the last one may be a stuffed one.
       run.end = scan.begin + ((size_t{entries.bit_at(run.last + 1)} + 7) >> 3) + 1;
-    } else {
+    } else if (scan.data != nullptr) {
       run.end = scan_end(scan, std::min(scan.end, scan.begin + (entries.bit_at(run.last) >> 3)));
+    } else {
+      run.end = scan.end;
     }
     run.end = std::min(run.end, scan.end);
     return run.begin < run.end && use(run);
@@ -284,7 +286,7 @@ struct Parts {
 
 // Places the parts. Returns the plan's bytes, 0 if they or the scratch memory are too many. Without
 // room for them parts->header is NULL.
-size_t place_parts(size_t entries_bytes, PlanMemory* to, Plan* plan, Parts* parts) {
+size_t place_parts(size_t entries_bytes, bool has_scan, PlanMemory* to, Plan* plan, Parts* parts) {
   if (jpeg::scratch_of(*plan).total() > jpeg::kMaxPlanScratch) return 0;
   Layout layout;
   layout.take(sizeof *plan);
@@ -292,7 +294,7 @@ size_t place_parts(size_t entries_bytes, PlanMemory* to, Plan* plan, Parts* part
   plan->quantisers_at = layout.take(size_t{plan->components} * DCTSIZE2 * sizeof(uint16_t));
   plan->entries_at = layout.take(entries_bytes);
   plan->segments_at = layout.take(size_t{plan->segments} * sizeof(jpeg::Segment));
-  plan->scan_at = layout.take(size_t{plan->scan_bytes} + jpeg::kScanSlack);
+  plan->scan_at = has_scan ? layout.take(size_t{plan->scan_bytes} + jpeg::kScanSlack) : 0;
   const size_t bytes = layout.used();
   if (bytes > INT32_MAX) return 0;
   plan->magic = jpeg::kPlanMagic;
@@ -374,12 +376,14 @@ size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
     segments += uint64_t{run.last} - run.first + 1;
     return scan_bytes <= max_bytes;
   });
+  const bool has_scan = scan.data != nullptr;
+  if (!has_scan) scan_bytes = scan.end - scan.begin;
   if (!possible || scan_bytes > INT32_MAX / 2) return 0;
   plan.scan_bytes = static_cast<uint32_t>(scan_bytes);
   plan.segments = static_cast<uint32_t>(segments);
 
   Parts parts = {};
-  const size_t size = place_parts(packed.bytes, to, &plan, &parts);
+  const size_t size = place_parts(packed.bytes, has_scan, to, &plan, &parts);
   if (parts.header == nullptr) return size;
   write_head(frame, plan, codes, parts);
   std::memcpy(parts.entries, packed.data, packed.bytes);
@@ -387,14 +391,17 @@ size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
   uint8_t* segment_to = parts.segments;
   each_run(plan, scan, entries, [&](const Run& run) {
     const auto begin = static_cast<uint32_t>(run.begin - scan.begin);
-    std::memcpy(parts.scan + copied, scan.data + run.begin, run.end - run.begin);
+    const uint32_t shift = has_scan ? copied - begin : 0;
     for (uint32_t entry = run.first; entry <= run.last; ++entry) {
-      segment_to = write_segment(entry, copied - begin, segment_to);
+      segment_to = write_segment(entry, shift, segment_to);
     }
-    copied += static_cast<uint32_t>(run.end - run.begin);
+    if (has_scan) {
+      std::memcpy(parts.scan + copied, scan.data + run.begin, run.end - run.begin);
+      copied += static_cast<uint32_t>(run.end - run.begin);
+    }
     return true;
   });
-  std::memset(parts.scan + copied, 0, jpeg::kScanSlack);
+  if (has_scan) std::memset(parts.scan + copied, 0, jpeg::kScanSlack);
   return plan.bytes;
 }
 
@@ -423,7 +430,7 @@ size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geom
   const size_t entries_bytes = size_t{plan.entries} * jpeg::kScanEntryBytes + 8;
 
   Parts parts = {};
-  const size_t size = place_parts(entries_bytes, to, &plan, &parts);
+  const size_t size = place_parts(entries_bytes, true, to, &plan, &parts);
   if (parts.header == nullptr) return size;
   write_head(frame, plan, codes, parts);
   std::memset(parts.entries, 0, entries_bytes);

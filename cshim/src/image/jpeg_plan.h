@@ -29,6 +29,9 @@ struct PlanMemory {
 // be valid, is that of the upright image. Returns the plan's bytes, also if the memory has no room
 // for them; then it takes none, and the content of memory that is not shared is undefined. Returns
 // 0 for an image or geometry that only the host decodes.
+//
+// Without scan.data the plan has no compressed segments, its scan_at is 0, and its scan_bytes are
+// those from scan.begin to the file's end. Whoever decodes it sets scan_at to where they are.
 size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
                  const ts_image_geometry& geometry, PlanMemory* to);
 

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 
+#include "deflate/streams.h"
 #include "image/entropy.h"
 #include "jpeg/plan.h"
 #include "support.h"
@@ -255,6 +256,207 @@ TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
     }
   }
   EXPECT_GT(flagged, 4 * kBatch / 4);
+}
+
+// Images in deflate streams, beside images in their plans.
+struct StagedMembers {
+  Staged staged;
+  std::vector<Job> jobs;
+  std::vector<ts_gpu_decode_member> members;
+  std::vector<uint32_t> checksums;
+  size_t rooms = 0;
+};
+
+constexpr size_t kMemberBatch = 24;
+constexpr size_t kMemberStaging = 16 << 20;
+
+StagedMembers draw_members(int32_t device, Random& random, ts_image_decoder* host) {
+  StagedMembers batch{Staged(device, kMemberStaging, 0), {}, {}, {}, 0};
+  Staged& staged = batch.staged;
+  staged.used = ts_gpu_decoder_inflating_head_bytes(kMemberBatch, kMemberBatch);
+  for (size_t i = 0; i < kMemberBatch; ++i) {
+    batch.jobs.push_back(draw_job(random, host, kKinds[random() % 8]));
+    const Job& job = batch.jobs.back();
+    if (i % 3 == 2) {
+      EXPECT_TRUE(staged.add(host, job));
+      continue;
+    }
+    const size_t scan = job.blob[20] | size_t{job.blob[21]} << 8;  // image/entries.h
+    const ts_image_head head = {job.file.data(), scan, job.file.size(), scan};
+    size_t planned = 0;
+    EXPECT_OK(ts_image_plan_head(host, &head, &job.geometry, {job.blob.data(), job.blob.size()},
+                                 staged.memory.data() + staged.used, staged.capacity - staged.used,
+                                 &planned));
+    EXPECT_GT(planned, 0u);
+    staged.images.push_back({staged.used, staged.result_bytes});
+    staged.used += planned;
+    staged.result_bytes += job.expected.size();
+
+    // The range begins some bytes before the file, and other bytes follow it.
+    ts_gpu_decode_member member = {};
+    Bytes content(random() % 2000);
+    for (uint8_t& byte : content) byte = static_cast<uint8_t>(random());
+    member.range.skip = content.empty() ? 0 : random() % content.size();
+    member.image = i;
+    member.scan = content.size() - member.range.skip + scan;
+    content.insert(content.end(), job.file.begin(), job.file.end());
+    member.range.bytes = content.size() - member.range.skip;
+    const auto* const range = content.data() + member.range.skip;
+    batch.checksums.push_back(
+        static_cast<uint32_t>(crc32(0, range, static_cast<uInt>(member.range.bytes))));
+    content.resize(content.size() + random() % 2000, 7);
+    const Bytes stream = streams::deflated(content, 6, Z_DEFAULT_STRATEGY);
+    std::memcpy(staged.memory.data() + staged.used, stream.data(), stream.size());
+    member.range.input = staged.used;
+    member.range.input_bytes = stream.size();
+    member.range.room = batch.rooms;
+    staged.used += (stream.size() + kAlign - 1) / kAlign * kAlign;
+    batch.rooms +=
+        (TS_INFLATER_WINDOW_BYTES + member.range.skip + member.range.bytes + 2 * kAlign) / kAlign *
+        kAlign;
+    batch.members.push_back(member);
+  }
+  return batch;
+}
+
+GpuDecoder new_inflating_decoder(int32_t device, size_t rooms) {
+  ts_gpu_decoder* decoder = nullptr;
+  EXPECT_OK(ts_gpu_decoder_new_inflating(device, kMemberBatch, kMemberStaging, 256 << 20, rooms,
+                                         &decoder));
+  return GpuDecoder(decoder);
+}
+
+Bytes run_members(ts_gpu_decoder* decoder, const StagedMembers& batch, std::vector<int32_t>* failed,
+                  std::vector<ts_gpu_inflate_result>* inflated) {
+  const Staged& staged = batch.staged;
+  const ts_stream stream = test::stream_on(staged.device);
+  const test::Tensor results =
+      test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, staged.device);
+  const test::HostMemory flags(staged.device, kMemberBatch * sizeof(int32_t));
+  const test::HostMemory outcomes(staged.device, kMemberBatch * sizeof(ts_gpu_inflate_result));
+  test::synchronize(staged.device);
+  EXPECT_OK(ts_gpu_decoder_run_inflating(
+      decoder, staged.memory.data(), staged.used, staged.images.data(),
+      static_cast<int64_t>(staged.images.size()), batch.members.data(),
+      static_cast<int64_t>(batch.members.size()), results, reinterpret_cast<int32_t*>(flags.data()),
+      reinterpret_cast<ts_gpu_inflate_result*>(outcomes.data()), stream));
+  test::synchronize(staged.device);
+  failed->resize(staged.images.size());
+  std::memcpy(failed->data(), flags.data(), failed->size() * sizeof(int32_t));
+  inflated->resize(batch.members.size());
+  std::memcpy(inflated->data(), outcomes.data(), inflated->size() * sizeof(ts_gpu_inflate_result));
+  return test::read<uint8_t>(results);
+}
+
+TEST_P(DecodeOn, MembersOfStreamsEqualTheHostsDecoder) {
+  Random random(86);
+  const Decoder host = new_decoder();
+  const GpuDecoder decoder = new_inflating_decoder(GetParam(), 16 << 20);
+  ASSERT_NE(decoder, nullptr);
+  for (int round = 0; round < 6 * rounds(); ++round) {
+    const StagedMembers batch = draw_members(GetParam(), random, host.get());
+    for (int turn = 0; turn < 2; ++turn) {  // the second one on plans that have been run
+      std::vector<int32_t> failed;
+      std::vector<ts_gpu_inflate_result> inflated;
+      const Bytes results = run_members(decoder.get(), batch, &failed, &inflated);
+      for (size_t i = 0; i < batch.members.size(); ++i) {
+        ASSERT_EQ(inflated[i].failed, 0) << i;
+        ASSERT_EQ(inflated[i].checksum, batch.checksums[i]) << i;
+      }
+      for (size_t i = 0; i < batch.jobs.size(); ++i) {
+        ASSERT_EQ(failed[i], 0) << "round " << round << ", image " << i;
+        const Bytes& expected = batch.jobs[i].expected;
+        const auto* got = results.data() + batch.staged.images[i].result;
+        ASSERT_EQ(std::memcmp(got, expected.data(), expected.size()), 0)
+            << "round " << round << ", image " << i;
+      }
+    }
+  }
+}
+
+// Any bytes in the place of some streams: their failure or their checksum says so, nothing faults,
+// and the images beside them are right.
+TEST_P(DecodeOn, DamagedMembersDisturbNoNeighbour) {
+  Random random(87);
+  const Decoder host = new_decoder();
+  const GpuDecoder decoder = new_inflating_decoder(GetParam(), 16 << 20);
+  ASSERT_NE(decoder, nullptr);
+  int64_t found = 0, damaged = 0;
+  for (int round = 0; round < 8 * rounds(); ++round) {
+    StagedMembers batch = draw_members(GetParam(), random, host.get());
+    std::vector<bool> changed(kMemberBatch);
+    for (size_t i = 0; i < batch.members.size(); i += 2) {
+      const ts_gpu_inflate_range& range = batch.members[i].range;
+      for (int changes = uniform(random, 1, 30); changes > 0; --changes) {
+        uint8_t& byte = batch.staged.memory.data()[range.input + random() % range.input_bytes];
+        byte = static_cast<uint8_t>(random());
+      }
+      if (i % 4 == 0) batch.members[i].range.input_bytes /= 2;
+      changed[batch.members[i].image] = true;
+    }
+    std::vector<int32_t> failed;
+    std::vector<ts_gpu_inflate_result> inflated;
+    const Bytes results = run_members(decoder.get(), batch, &failed, &inflated);
+    for (size_t i = 0; i < batch.members.size(); i += 2) {
+      ++damaged;
+      found += inflated[i].failed != 0 || inflated[i].checksum != batch.checksums[i];
+    }
+    for (size_t i = 0; i < batch.jobs.size(); ++i) {
+      if (changed[i]) continue;
+      ASSERT_EQ(failed[i], 0) << "round " << round << ", image " << i;
+      const Bytes& expected = batch.jobs[i].expected;
+      const auto* got = results.data() + batch.staged.images[i].result;
+      ASSERT_EQ(std::memcmp(got, expected.data(), expected.size()), 0)
+          << "round " << round << ", image " << i;
+    }
+  }
+  EXPECT_GT(found, damaged * 3 / 4);  // changes behind the range are not noticed
+}
+
+TEST_P(DecodeOn, WrongMembersAreErrors) {
+  Random random(88);
+  const Decoder host = new_decoder();
+  const StagedMembers batch = draw_members(GetParam(), random, host.get());
+  const GpuDecoder decoder = new_inflating_decoder(GetParam(), batch.rooms);
+  ASSERT_NE(decoder, nullptr);
+  ts_gpu_decoder* none = nullptr;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "rooms",
+               ts_gpu_decoder_new_inflating(GetParam(), 1, 1 << 20, 1 << 20, 0, &none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "4 GiB",
+               ts_gpu_decoder_new_inflating(GetParam(), 1, 1 << 20, 1 << 20, UINT32_MAX, &none));
+  const Staged& staged = batch.staged;
+  const test::Tensor results =
+      test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, GetParam());
+  const test::HostMemory flags(GetParam(), kMemberBatch * sizeof(int32_t));
+  const test::HostMemory outcomes(GetParam(), kMemberBatch * sizeof(ts_gpu_inflate_result));
+  const auto refused = [&](const char* text, auto change) {
+    std::vector<ts_gpu_decode_member> members = batch.members;
+    change(&members);
+    EXPECT_FAILS(
+        TS_ERROR_INVALID_ARGUMENT, text,
+        ts_gpu_decoder_run_inflating(
+            decoder.get(), staged.memory.data(), staged.used, staged.images.data(),
+            static_cast<int64_t>(staged.images.size()), members.data(),
+            static_cast<int64_t>(members.size()), results, reinterpret_cast<int32_t*>(flags.data()),
+            reinterpret_cast<ts_gpu_inflate_result*>(outcomes.data()),
+            test::stream_on(GetParam())));
+  };
+  using Members = std::vector<ts_gpu_decode_member>;
+  refused("a member's image", [](Members* m) { m->front().image = kMemberBatch; });
+  refused("its scan", [](Members* m) { m->front().scan += 1; });
+  refused("its scan", [](Members* m) { m->front().scan = SIZE_MAX; });
+  refused("its room", [](Members* m) { m->back().range.bytes += 64; });
+  refused("its input", [](Members* m) { m->front().range.input = 0; });
+  refused("two members", [](Members* m) {
+    (*m)[1] = (*m)[0];
+    (*m)[1].range.room += 64;
+  });
+  refused("has no member", [](Members* m) { m->pop_back(); });
+  EXPECT_FAILS(
+      TS_ERROR_INVALID_ARGUMENT, "has no member",
+      ts_gpu_decoder_run(decoder.get(), staged.memory.data(), staged.used, staged.images.data(),
+                         static_cast<int64_t>(staged.images.size()), results,
+                         reinterpret_cast<int32_t*>(flags.data()), test::stream_on(GetParam())));
 }
 
 TEST_P(DecodeOn, WrongArgumentsAreErrors) {

@@ -190,6 +190,9 @@ TEST(ParallelInflate, RefusesManyTinyBlocks) {
     if (!got.failed) {
       EXPECT_EQ(got.room.back(), 42);
     }
+    // Input behind the range does not make more blocks welcome than the maximum.
+    stream.resize(stream.size() + (size_t{2} << 20));
+    EXPECT_EQ(inflate(&rng, stream, 0, {}, 0, 1).failed, blocks > ts::deflate::kMaxBlocks);
   }
 }
 

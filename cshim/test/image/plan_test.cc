@@ -177,6 +177,113 @@ TEST(Plan, DamagedSegmentsDoNoHarm) {
   EXPECT_GT(failed, tried / 2);
 }
 
+// Plans from what a file has in front of its scan, and adds the scan where the decoder finds it.
+// Returns nothing for an image of the host's.
+Bytes plan_of_head(JpegDecoder* decoder, const Bytes& file, size_t scan,
+                   const ts_image_geometry& geometry, const Bytes& blob) {
+  const Bytes front(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(scan));
+  const FileHead head = {front.data(), front.size(), file.size(), scan};
+  const EntriesIn in = {blob.data(), blob.size(), nullptr};
+  PlanMemory none = {};
+  Bytes plan(decoder->plan_head(head, geometry, in, &none));
+  if (plan.empty()) return plan;
+  const size_t size = plan.size();
+  PlanMemory to = {plan.data(), size, nullptr};
+  EXPECT_EQ(decoder->plan_head(head, geometry, in, &to), size);
+  auto& header = *reinterpret_cast<ts::jpeg::Plan*>(plan.data());
+  EXPECT_EQ(header.scan_at, 0u);
+  EXPECT_EQ(header.scan_bytes, file.size() - scan);
+  header.scan_at = static_cast<uint32_t>(size) + 3;  // at no multiple of anything
+  plan.resize(size + 3);
+  plan.insert(plan.end(), file.begin() + static_cast<std::ptrdiff_t>(scan), file.end());
+  plan.resize(plan.size() + ts::jpeg::kScanSlack);
+  return plan;
+}
+
+TEST(Plan, HeadsGiveTheHostsPixels) {
+  Random random(77);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  for (const Kind& kind : kKinds) {
+    for (int i = 0; i < 30 * rounds(); ++i) {
+      int width, height;
+      draw_size(random, &width, &height);
+      Bytes file = usual(random, kind, width, height);
+      if (i % 3 == 0) file.insert(file.end(), {0xFF, 0xD9, 1, 2, 0xFF, 0, 7});  // behind the end
+      const Blob blob = make_blob(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 9)));
+      ASSERT_GT(blob.bytes.size(), 0u);
+      Entries entries;
+      ASSERT_TRUE(entries.attach(blob.bytes.data(), blob.bytes.size()));
+      if (i % 4 == 0) {  // the image before is cut off
+        const Bytes cut(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(file.size() / 2));
+        Resizer sink;
+        EXPECT_THROW(decoder.decode(cut.data(), cut.size(), {0, 0, 1, 1}, &sink), ts::Failure);
+      }
+      for (int k = 0; k < 8; ++k) {
+        const ts_image_geometry g =
+            k == 0 ? crop(0, 0, width, height) : draw_geometry(random, width, height, 90);
+        const Bytes plan = plan_of_head(&decoder, file, entries.of().scan, g, blob.bytes);
+        ASSERT_GT(plan.size(), 0u) << kind.name;
+        emulate::Device device(plan);
+        ASSERT_TRUE(device.entropy()) << kind.name << " " << width << " x " << height;
+        device.finish();
+        ASSERT_EQ(device.result, host_pixels(host.get(), file, g)) << kind.name;
+      }
+    }
+  }
+}
+
+// Heads are kept from earlier reads of their files, and entries come from an index.
+TEST(Plan, WrongHeadsDoNoHarm) {
+  Random random(78);
+  JpegDecoder decoder(1 << 24);
+  int planned = 0, refused = 0;
+  for (int i = 0; i < 2000 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    const Bytes file = usual(random, kKinds[random() % 8], width, height);
+    const Blob blob = make_blob(&decoder, file, 4);
+    Entries entries;
+    ASSERT_TRUE(entries.attach(blob.bytes.data(), blob.bytes.size()));
+    const size_t scan = entries.of().scan;
+    Bytes front(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(scan));
+    FileHead head = {front.data(), front.size(), file.size(), scan};
+    switch (random() % 5) {
+      case 0:
+        head.file_bytes += random() % 3;
+        break;
+      case 1:
+        head.scan -= random() % 3;
+        break;
+      case 2:
+        head.bytes = random() % head.bytes;
+        break;
+      default:
+        front[2 + random() % (front.size() - 2)] = static_cast<uint8_t>(random());
+    }
+    const ts_image_geometry g = crop(0, 0, 1, 1);
+    const EntriesIn in = {blob.bytes.data(), blob.bytes.size(), nullptr};
+    PlanMemory none = {};
+    Bytes plan(decoder.plan_head(head, g, in, &none));
+    PlanMemory to = {plan.data(), plan.size(), nullptr};
+    if (!plan.empty()) decoder.plan_head(head, g, in, &to);
+    if (plan.empty()) {
+      ++refused;
+      continue;
+    }
+    ++planned;
+    const auto size = static_cast<uint32_t>(plan.size());
+    reinterpret_cast<ts::jpeg::Plan*>(plan.data())->scan_at = size;
+    plan.insert(plan.end(), file.begin() + static_cast<std::ptrdiff_t>(scan), file.end());
+    plan.resize(plan.size() + ts::jpeg::kScanSlack);
+    emulate::Device device(plan);
+    device.entropy();
+    device.finish();
+  }
+  EXPECT_GT(planned, 200);
+  EXPECT_GT(refused, 200);
+}
+
 TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
   Random random(75);
   JpegDecoder decoder(1 << 24);
@@ -291,14 +398,15 @@ TEST(Plan, HeadersAreLibjpegs) {
     draw_size(random, &width, &height);
     Bytes file = usual(random, kKinds[random() % 8], width, height);
     Headers own, expected;
-    ASSERT_TRUE(read_frame(file.data(), file.size(), &own.tables, &own.frame, &own.scan));
+    ASSERT_TRUE(
+        read_frame(file.data(), file.size(), file.size(), &own.tables, &own.frame, &own.scan));
     const bool damaged = random() % 4 != 0;
     for (int changes = damaged ? uniform(random, 1, 3) : 0; changes > 0; --changes) {
       file[2 + random() % (own.scan.begin - 2)] ^= static_cast<uint8_t>(1 << random() % 8);
     }
     if (damaged && random() % 8 == 0) file.resize(random() % own.scan.begin);
     const Bytes exact(file);
-    if (!read_frame(exact.data(), exact.size(), &own.tables, &own.frame, &own.scan)) {
+    if (!read_frame(exact.data(), exact.size(), exact.size(), &own.tables, &own.frame, &own.scan)) {
       ASSERT_TRUE(damaged);
       continue;
     }

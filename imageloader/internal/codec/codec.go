@@ -152,3 +152,9 @@ func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, ds
 func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
 	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }
+
+// PlanHead is Plan for an image whose compressed data another decoder inflates: see
+// imagecapi.PlanHead.
+func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob, buffer []byte) (n int, err error) {
+	return imagecapi.PlanHead(d.d, head, fileBytes, scan, g, blob, buffer)
+}

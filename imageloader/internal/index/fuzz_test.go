@@ -103,6 +103,12 @@ func FuzzIndex(f *testing.F) {
 			if m.kind != archive.Regular || m.size > 1<<20 || m.size == 0 || x.work == 0 {
 				continue
 			}
+			if p, ok := r.Packed(i); ok {
+				if p.Skip < 0 || p.Lead < archive.BlockBytes || p.Window < 0 || p.Window > archive.MaxWindowBytes || int64(p.Input) > x.info.Size() {
+					t.Fatalf("%s: %+v", x.Name(i), p)
+				}
+				_ = r.ReadPacked(&p, make([]byte, p.Window), make([]byte, p.Input)) // any bytes
+			}
 			b := make([]byte, m.size)
 			// A .tar.gz is inflated from windows of the index, which only a checksum finds out.
 			if r.Read(i, b) != nil || path == packed && m.flags&recordSummed == 0 {

@@ -25,12 +25,15 @@ type Reader struct {
 	archive *archive.Reader
 	segment []byte // several samples, or the header and the content of a sample in a tar
 	content []byte // of Content, with room for headers before it
+
+	lead   uint32 // see Lead
+	leadOf int    // the sample
 }
 
 // NewReader returns a Reader for an Index whose Random is true, and an open archive that has not
 // changed since it was indexed. The caller closes the Reader before the archive.
 func NewReader(x *Index, a *archive.Archive) *Reader {
-	return &Reader{x: x, archive: archive.NewReader(a)}
+	return &Reader{x: x, archive: archive.NewReader(a), leadOf: -1}
 }
 
 // FileTime returns the time that the Reader has waited for compressed files, without inflating.
@@ -88,6 +91,56 @@ func (r *Reader) read(i int, p, room []byte) error {
 	}
 	if x.memory.lazy != nil {
 		x.memory.keep(at, p)
+	}
+	if s.format == archive.TarGzip {
+		lead := min(archive.Lead(x.Name(i)), int64(len(r.segment))) // readGzip has compared the headers
+		r.lead, r.leadOf = crc32.ChecksumIEEE(r.segment[int64(len(r.segment))-lead:]), i
+	}
+	return nil
+}
+
+// Lead returns the CRC-32 of the bytes before the content of sample i that Packed.Lead counts. ok
+// is false unless the sample is the one that Read or Content has read last, from a gzip shard.
+func (r *Reader) Lead(i int) (checksum uint32, ok bool) { return r.lead, r.leadOf == i }
+
+// Packed is what it takes to inflate a sample's headers and content.
+type Packed struct {
+	Lead     int // bytes of headers before the content
+	Skip     int // bytes of output before the headers
+	SkipBits int // of the first compressed byte: they belong to the block before
+	Window   int // bytes of the packed window
+	Input    int // compressed bytes: at least those up to the content's end
+
+	shard  int
+	window int64 // place of the window
+	input  int64 // place in the shard
+}
+
+// Packed says what to inflate for sample i. ok is false for a sample that is not a regular file of
+// a gzip shard, or is in memory.
+func (r *Reader) Packed(i int) (p Packed, ok bool) {
+	x, at := r.x, r.x.at(i)
+	defer runtime.KeepAlive(x)
+	m := &x.samples[at]
+	s := &x.shards[m.shard]
+	lead := archive.Lead(x.Name(i))
+	if s.format != archive.TarGzip || m.kind != archive.Regular || m.offset < lead || x.InMemory(i) != nil {
+		return Packed{}, false
+	}
+	mark, until := s.enter(m.offset-lead, m.offset+m.size)
+	p = Packed{Lead: int(lead), Skip: int(m.offset - lead - mark.Output), SkipBits: int(mark.Bit & 7), Window: int(mark.Size),
+		Input: int(until - mark.Bit>>3), shard: int(m.shard), window: mark.At, input: mark.Bit >> 3}
+	return p, p.Input > 0 // marks are the index's
+}
+
+// ReadPacked fills window and input, of the sizes in p.
+func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {
+	defer runtime.KeepAlive(r.x)
+	if n, err := r.x.windows.ReadAt(window, p.window); n < len(window) {
+		return err
+	}
+	if n, err := r.archive.ReadAt(p.shard, input, p.input); n < len(input) {
+		return err
 	}
 	return nil
 }

@@ -182,3 +182,57 @@ func TestLostShardFailsOnlyItsSamples(t *testing.T) {
 		}
 	}
 }
+
+// TestPackedSaysWhereASampleIs: the headers before each sample are those of the archive, and what
+// is read of it begins at its checkpoint.
+func TestPackedSaysWhereASampleIs(t *testing.T) {
+	data := archivetest.Tar(t, archivetest.Photos(30)...)
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.GzipSplit(t, data, len(data), 6))
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := testConfig()
+	config.HoldBytes = 1 // samples are not kept in memory
+	x := open(t, path, config)
+	defer closeIndex(t, x)
+	a := openArchive(t, path)
+	defer a.Close()
+	r := NewReader(x, a)
+	defer r.Close()
+	for i := range x.samples {
+		m := &x.samples[i]
+		if _, ok := r.Lead(i); ok {
+			t.Errorf("%s has headers before it is read", x.Name(i))
+		}
+		if err := r.Read(i, make([]byte, m.size)); err != nil {
+			t.Fatal(err)
+		}
+		p, ok := r.Packed(i)
+		lead, read := r.Lead(i)
+		if !ok || !read || lead != crc32.ChecksumIEEE(data[m.offset-int64(p.Lead):m.offset]) {
+			t.Fatalf("%s: %+v, %v, %v", x.Name(i), p, ok, read)
+		}
+		window, input := make([]byte, p.Window), make([]byte, p.Input)
+		if err := r.ReadPacked(&p, window, input); err != nil || !strings.Contains(string(file), string(input)) {
+			t.Errorf("%s: other compressed bytes (%v)", x.Name(i), err)
+		}
+		if mark, _ := x.shards[0].enter(m.offset-int64(p.Lead), m.offset); mark.Output+int64(p.Skip+p.Lead) != m.offset {
+			t.Errorf("%s: %+v does not lead to byte %d", x.Name(i), p, m.offset)
+		}
+	}
+	plain := archivetest.WriteFile(t, "a.tar", data)
+	y := open(t, plain, config)
+	defer closeIndex(t, y)
+	b := openArchive(t, plain)
+	defer b.Close()
+	other := NewReader(y, b)
+	defer other.Close()
+	if err := other.Read(0, make([]byte, y.samples[0].size)); err != nil {
+		t.Fatal(err)
+	}
+	_, led := other.Lead(0)
+	if _, ok := other.Packed(0); ok || led {
+		t.Error("a sample of a tar is packed")
+	}
+}
