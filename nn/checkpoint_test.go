@@ -32,11 +32,11 @@ var damaged = []struct {
 	text string
 }{
 	{"empty", nil, "not a safetensors file: 0 bytes"},
-	{"short", []byte{1, 2, 3}, "not a safetensors file: 3 bytes"},
+	{"short", []byte{1, 2, 3}, "not a safetensors file: 3 bytes long: copy or save it again"},
 	{"no header", safetensors("", 0), "does not start with {"},
 	{"header longer than the file", binary.LittleEndian.AppendUint64(nil, 100), "should have 100 bytes"},
 	{"huge header", append(binary.LittleEndian.AppendUint64(nil, 1<<62), "{}"...), "should have 4611686018427387904 bytes"},
-	{"negative header", append(binary.LittleEndian.AppendUint64(nil, 1<<63+5), "{}"...), "header should have"},
+	{"negative header", append(binary.LittleEndian.AppendUint64(nil, 1<<63+5), "{}"...), "and the file has 10: copy or save it again, or name another file"},
 	{"another format", []byte("PK\x03\x04 a zip file, but cut short"), "zip archive, perhaps cut short"},
 	{"PyTorch before 1.6", []byte("\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."), "PyTorch before 1.6"},
 	{"not JSON", safetensors("{nonsense}", 0), "header"},

@@ -155,11 +155,12 @@ func (c *Checkpoint) readHeader() error {
 // readSafetensors fills the checkpoint from a safetensors file that starts with head.
 func (c *Checkpoint) readSafetensors(head []byte, size int64) error {
 	if len(head) < 8 {
-		return fmt.Errorf("not a safetensors file: %d bytes long", size)
+		return fmt.Errorf("not a safetensors file: %d bytes long: copy or save it again, or name another file", size)
 	}
 	n := binary.LittleEndian.Uint64(head)
 	if n > maxHeader || int64(n) > size-8 {
-		return fmt.Errorf("not a safetensors file, or cut short: the header should have %d bytes and the file has %d", n, size)
+		return fmt.Errorf("not a safetensors file, nor .pt or .pth, or cut short: the header should have %d bytes and the file has %d: "+
+			"copy or save it again, or name another file", n, size)
 	}
 	header := make([]byte, n)
 	if _, err := c.file.ReadAt(header, 8); err != nil {
