@@ -96,7 +96,7 @@ type Config struct {
 	// it before the batch is released.
 	Direct bool
 	// Checked holds every batch back until Device.Check has passed it. Meanwhile the next batches
-	// are copied.
+	// are copied. It excludes Direct.
 	Checked   bool
 	Scheduler Scheduler // nil selects the Go runtime
 
@@ -195,6 +195,9 @@ type Stats struct {
 func New[S comparable, E any](dev Device[S, E], cfg Config) (*Ring[S, E], error) {
 	if cfg.Slots < 1 || cfg.Hosts < 1 || cfg.Batch < 1 {
 		return nil, fmt.Errorf("%d device slots, %d host slots, batches of %d samples: all must be at least 1", cfg.Slots, cfg.Hosts, cfg.Batch)
+	}
+	if cfg.Checked && cfg.Direct {
+		return nil, errors.New("a ring that omits the copy has no copies to check")
 	}
 	if cfg.maxReleased == 0 {
 		cfg.maxReleased = 16
@@ -394,9 +397,6 @@ func (r *Ring[S, E]) check(ep *epoch) {
 		ep.err = bad
 		for _, b := range ep.copied {
 			r.freeSlots = append(r.freeSlots, b.slot)
-			if r.cfg.Direct {
-				r.freeHosts = append(r.freeHosts, b.host)
-			}
 		}
 		ep.copied = nil
 	case checked != Unchecked:
