@@ -54,8 +54,9 @@ func (p *program) add(kind int32, integers [9]int32, values ...float64) {
 func (p *program) call(f Func) { p.calls = append(p.calls, call{len(p.ops), f}) }
 
 // Pixels is an image in memory: Height rows of Width pixels of three bytes, red, green and blue.
-// Rows begin Stride bytes apart. The memory belongs to the loader and is valid during the call that
-// gets it.
+// The pixel of row y and column x begins at Pix[y*Stride+3*x]. Stride is at least 3*Width, and
+// bytes between rows are not the image's. The memory belongs to the loader. A [Func] may use it
+// until it returns.
 type Pixels struct {
 	Pix           []byte
 	Width, Height int
