@@ -36,6 +36,7 @@ type Loader struct {
 	list     *index.List                 // nil: there is none
 	counters counters
 	spare    spareSlots
+	repeated rereader
 
 	queueBytes int64 // the constant, or less in a test
 
@@ -224,6 +225,9 @@ func (l *Loader) Close() error {
 	}
 	l.mu.Unlock()
 	l.running.Wait()
+	l.repeated.mu.Lock()
+	l.repeated.close()
+	l.repeated.mu.Unlock()
 	l.spare.close()
 	if x := l.index.Load(); x != nil {
 		return x.Close()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -54,6 +55,10 @@ func meanSize(x *index.Index) int64 {
 // Options.TrustIndex trusts: so a first epoch has none.
 //
 // The info of deliver is what DecodeRow takes.
+//
+// A type that embeds a Loader and has a Fill of its own has this FillPlans too, and a prefetcher
+// that decodes on a device calls it instead of that Fill. Such a type has a PlanBytes of its own
+// that returns an error, or a FillPlans.
 func (l *Loader) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error),
 	deliver func(n int, info any) error) error {
 	if _, err := l.PlanBytes(); err != nil {
@@ -64,9 +69,11 @@ func (l *Loader) FillPlans(ctx context.Context, epoch int, lend func(context.Con
 
 // DecodeRow decodes a row of a batch of FillPlans on the host, as Fill does: dst gets its Size *
 // Size * 3 bytes. A consumer calls it for rows whose plan it could not decode. It reads the image
-// from the archive again. info is the batch's. It returns an error if the archive has changed, if
-// reading fails or ctx ends meanwhile, if the loader is closed, and for an image that turns out to
-// be bad: only where Options.TrustIndex trusts entry points that were forged on purpose.
+// from the archive again, which stays open for further calls with the same ctx, until Close, an
+// error, or a call with another one. Calls run one at a time. info is the batch's. It returns an
+// error if the archive has changed, if reading fails or ctx ends meanwhile, if the loader is
+// closed, and for an image that turns out to be bad: only where Options.TrustIndex trusts entry
+// points that were forged on purpose.
 func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
 	batch, ok := info.(Info)
 	if !ok || row < 0 || row >= len(batch.repeats) {
@@ -83,15 +90,52 @@ func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) e
 	l.running.Add(1)
 	l.mu.Unlock()
 	defer l.running.Done()
+	l.repeated.mu.Lock()
+	defer l.repeated.mu.Unlock()
+	err := l.repeated.open(ctx, l, batch.known)
+	if err == nil {
+		err = l.decodeAgain(batch.known, l.repeated.reader, batch.Samples[row], batch.repeats[row], dst)
+	}
+	if err != nil {
+		l.repeated.close()
+	}
+	return stopCause(ctx, err)
+}
+
+// rereader is the archive that DecodeRow reads. It stays open for the rows of an epoch.
+type rereader struct {
+	mu     sync.Mutex      // held while a row is decoded
+	ends   <-chan struct{} // Done of the epoch's context, with which the archive's reads end
+	known  *index.Index
+	a      *archive.Archive // nil if none is open
+	reader *index.Reader
+}
+
+// open opens the archive, unless it is open for a context that ends with this one, and this index.
+func (r *rereader) open(ctx context.Context, l *Loader, known *index.Index) error {
+	if r.a != nil && r.ends == ctx.Done() && r.known == known {
+		return nil
+	}
+	r.close()
 	a, err := archive.Open(ctx, l.path, l.archiveConfig())
 	if err != nil {
-		return stopCause(ctx, err)
+		return err
 	}
-	defer func() { _ = a.Close() }() // nothing was written
-	if batch.known == nil || !batch.known.Matches(a) {
+	if known == nil || !known.Matches(a) {
+		_ = a.Close() // nothing was written
 		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
 	}
-	return stopCause(ctx, l.decodeAgain(batch.known, a, batch.Samples[row], batch.repeats[row], dst))
+	r.ends, r.known, r.a, r.reader = ctx.Done(), known, a, index.NewReader(known, a)
+	return nil
+}
+
+// close closes what is open.
+func (r *rereader) close() {
+	if r.a != nil {
+		r.reader.Close()
+		_ = r.a.Close() // nothing was written
+	}
+	r.ends, r.known, r.a, r.reader = nil, nil, nil, nil
 }
 
 // repeat is what it takes to decode a sample again, beside the Sample: see item.
@@ -103,9 +147,7 @@ type repeat struct {
 
 // decodeAgain reads a sample of an archive with random access, and decodes it on the host without
 // entry points.
-func (l *Loader) decodeAgain(known *index.Index, a *archive.Archive, s Sample, again repeat, dst []byte) error {
-	r := index.NewReader(known, a)
-	defer r.Close()
+func (l *Loader) decodeAgain(known *index.Index, r *index.Reader, s Sample, again repeat, dst []byte) error {
 	data := known.InMemory(s.Index)
 	if data == nil {
 		data = make([]byte, again.size)
@@ -244,9 +286,14 @@ func (p *pass) decodeLost(r *ready) error {
 	if r.slot.staging == nil {
 		return nil
 	}
+	var reader *index.Reader
 	for row := range r.samples {
 		if again := &r.slot.staging.rows[row]; again.lost {
-			if err := p.l.decodeAgain(p.known, p.archive, r.samples[row], again.repeat, r.slot.image(row, p.asm.row)); err != nil {
+			if reader == nil {
+				reader = index.NewReader(p.known, p.archive)
+				defer reader.Close()
+			}
+			if err := p.l.decodeAgain(p.known, reader, r.samples[row], again.repeat, r.slot.image(row, p.asm.row)); err != nil {
 				return err
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
@@ -402,6 +403,64 @@ func TestDecodeRowJudgesAsFillDoes(t *testing.T) {
 		case !ok && (!errors.As(err, &bad) || bad.Name != s.Name):
 			t.Errorf("%s: %v, want its SampleError", s.Name, err)
 		}
+	}
+}
+
+// DecodeRow opens the archive once for the rows of an epoch, and Close closes it.
+func TestDecodeRowOpensTheArchiveOnce(t *testing.T) {
+	data, err := os.ReadFile(planArchive(t, "t.tar", 3, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const url = "store://b/t.tar"
+	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(data), Version: "1"}})
+	opened := 0
+	l, err := Open(url, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index"),
+		OpenSource: func(ctx context.Context, url string) (Source, error) {
+			opened++
+			return s.OpenSource(ctx, url)
+		}})
+	if err != nil {
+		t.Skip(err)
+	}
+	defer l.Close()
+	if _, err := collect(t, l, 0, 2); err != nil {
+		t.Fatal(err)
+	}
+	x, dst := l.index.Load(), make([]byte, 3*32*32)
+	decode := func(ctx context.Context, i int) error {
+		s := x.Sample(i)
+		return l.DecodeRow(ctx, Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, repeats: []repeat{{size: s.Size}}}, 0, dst)
+	}
+	good := 0 // a sample
+	for decode(t.Context(), good) != nil {
+		good++
+	}
+	for epoch := range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var after [3]int // opened, after each call
+		opened = 0
+		for call := range after {
+			if err := decode(ctx, good); err != nil {
+				t.Fatal(err)
+			}
+			after[call] = opened
+		}
+		if after[0] == 0 || after[2] != after[0] {
+			t.Errorf("epoch %d: after its calls the archive was opened %v times", epoch, after)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := decode(ctx, good); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context: %v", err)
+	}
+	if err := decode(t.Context(), good); err != nil {
+		t.Errorf("after an error: %v", err)
+	}
+	if err := l.Close(); err != nil || l.repeated.a != nil {
+		t.Errorf("after Close: %v, and the archive is open: %v", err, l.repeated.a != nil)
 	}
 }
 

@@ -87,6 +87,8 @@ type Options struct {
 	// decodes all other images beside them. The batches are those of Host, to the bit. It takes up
 	// to 1 GiB of device memory (Stats.DecoderBytes), and as much pinned memory for each host slot
 	// as PlanBytes of the source says.
+	// A source that embeds a Loader and has a Fill of its own is asked by the Loader's FillPlans
+	// instead, unless it has its own PlanBytes, which returns an error, or its own FillPlans.
 	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the
 	// workers, and takes time of the GPU.
 	Decode Decode
