@@ -20,6 +20,7 @@ import (
 	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/freeport"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -431,7 +432,7 @@ func (r *distReport) write(out io.Writer, asJSON bool) error {
 
 func (r *distReport) table(out io.Writer) error {
 	fmt.Fprintf(out, "%d ranks on %s, LibTorch %s; %s\n\n", r.Ranks, r.Device, r.LibTorch, r.Method)
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	w := printable.NewTable(out, tabwriter.AlignRight)
 	fmt.Fprintln(w, "all-reduce, MiB\tms\tbus GB/s\tPyTorch, ms\t")
 	for _, row := range r.Reduce {
 		theirs := "-"

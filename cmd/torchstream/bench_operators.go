@@ -12,6 +12,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -312,7 +313,7 @@ func hostNanoseconds(d cuda.Device, entry operatorEntry, o *operands, rounds int
 
 func (r *operatorReport) table(w io.Writer) error {
 	fmt.Fprintf(w, "%s, LibTorch %s, %s: host nanoseconds a call, medians of %d repeats of %d calls\n\n", r.Device, r.LibTorch, r.Go, r.Repeats, r.Calls)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	table := printable.NewTable(w, tabwriter.AlignRight)
 	fmt.Fprintln(table, "operator\tcall\tC++\tGo\tdifference\t")
 	for _, row := range r.Rows {
 		call := "method"

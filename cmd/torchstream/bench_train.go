@@ -15,6 +15,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/prefetcher"
 )
@@ -383,7 +384,7 @@ func (r *trainReport) table(w io.Writer) error {
 	fmt.Fprintf(w, "%s, LibTorch %s, CUDA %s, %s, %d CPUs; %s\n", r.Device, r.LibTorch, r.CUDA, r.Go, r.CPUs, r.Method)
 	table := func(title, header string, rows func(*tabwriter.Writer)) error {
 		fmt.Fprintf(w, "\n%s\n", title)
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+		t := printable.NewTable(w, tabwriter.AlignRight)
 		fmt.Fprintln(t, header)
 		rows(t)
 		return t.Flush()

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"text/tabwriter"
 
 	"github.com/torchstream/torchstream/internal/bundle"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/library"
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 // bundleCommand copies a program and the libraries that it loads into a folder that can be moved.
@@ -50,7 +50,7 @@ func bundleCommand(ctx context.Context, args []string, stdout, stderr io.Writer)
 }
 
 func printBundle(w io.Writer, r *bundle.Report) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := printable.NewTable(w, 0)
 	row := func(bytes int64, path, why string) {
 		fmt.Fprintf(t, "%7.1f MB\t%s\t%s\n", float64(bytes)/1e6, path, why)
 	}

@@ -14,12 +14,12 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/library"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -57,7 +57,7 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 			return err
 		}
 	} else {
-		table := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+		table := printable.NewTable(stdout, 0)
 		for _, f := range findings {
 			fmt.Fprintf(table, "%s\t%s\t%s\n", f.State, f.What, f.Found)
 			if f.ToDo != "" {

@@ -16,11 +16,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -526,7 +526,7 @@ func (r *linkReport) print(asJSON bool, out io.Writer) error {
 }
 
 func (r *linkReport) table(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	w := printable.NewTable(out, 0)
 	fmt.Fprintln(w, "rank\thost\tdevice\tproduct, ms")
 	for _, row := range r.Ranks {
 		fmt.Fprintf(w, "%d\t%s\t%s\t%.3f\n", row.Rank, row.Host, strings.TrimSpace(row.Device+" "+row.Place), row.MS)

@@ -219,7 +219,7 @@ func (r inspection) printSizes(table io.Writer) {
 
 // print writes the report; web says that classes are labels of WebDataset.
 func (r inspection) print(w io.Writer, limit int, web bool) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	table := printable.NewTable(w, 0)
 	fmt.Fprintf(w, "%s: %s, %.1f MB\n", printable.Name(r.File), r.Format, float64(r.FileBytes)/1e6)
 	fmt.Fprintf(table, "samples\t%d in %d classes, %d bad\n", r.Samples, len(r.Classes), r.BadCount)
 	if r.Ignored > 0 {
@@ -249,7 +249,7 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 
 	if len(r.Classes) > 0 {
 		most := slices.MaxFunc(r.Classes, func(a, b inspectedClass) int { return a.Samples - b.Samples }).Samples
-		table = tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		table = printable.NewTable(w, 0)
 		fmt.Fprintln(table, "\nlabel\tclass\tsamples\tbad\t")
 		for _, c := range r.Classes {
 			fmt.Fprintf(table, "%5d\t%s\t%7d\t%3d\t%s\n", c.Label, printable.Name(c.Name), c.Samples, c.Bad, strings.Repeat("#", (30*c.Samples+most-1)/max(most, 1)))
@@ -264,7 +264,7 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 	}
 	if len(r.Bad) > 0 {
 		fmt.Fprintf(w, "\nbad members: %d\n", r.BadCount)
-		table = tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		table = printable.NewTable(w, 0)
 		for _, reason := range byCount(r.BadBy) {
 			fmt.Fprintf(table, "%7d\t%s\n", r.BadBy[reason], reason)
 		}
@@ -275,7 +275,7 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 	}
 	if len(r.Warned) > 0 {
 		fmt.Fprintf(w, "\ndamaged members that are decoded all the same: %d (-damaged refuse has them be bad)\n", r.Warnings)
-		if err := printMembers(w, tabwriter.NewWriter(w, 0, 0, 2, ' ', 0), r.Warned, limit, r.Warnings); err != nil {
+		if err := printMembers(w, printable.NewTable(w, 0), r.Warned, limit, r.Warnings); err != nil {
 			return err
 		}
 	}
@@ -286,7 +286,10 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 			fmt.Fprintf(w, "class %s has no member left\n", printable.Name(class))
 		}
 	}
-	if r.Damage != "" {
+	switch nothing := r.Samples+r.BadCount+r.Ignored == 0; {
+	case r.Damage != "" && nothing:
+		fmt.Fprintf(w, "\nThe file is no archive (a .tar, .tar.gz or .tar.zst), or its beginning is damaged:\n%s\n", printable.Text(r.Damage))
+	case r.Damage != "":
 		fmt.Fprintf(w, "\nThe archive is damaged, and the above is what comes before that:\n%s\n", printable.Text(r.Damage))
 	}
 	return nil
@@ -298,7 +301,7 @@ func (r inspection) printFindings(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprintln(w)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	table := printable.NewTable(w, 0)
 	fmt.Fprintln(table, "verdict\tcount\twhat\tfirst members")
 	for _, f := range r.Findings {
 		const named = 3

@@ -288,6 +288,20 @@ func TestInspectDamagedArchive(t *testing.T) {
 	}
 }
 
+// A file that is no archive is not called a damaged one.
+func TestInspectOfAnotherFile(t *testing.T) {
+	for name, data := range map[string]string{"short": "hello", "long": strings.Repeat("hello ", 500)} {
+		path := filepath.Join(t.TempDir(), name+".txt")
+		if err := os.WriteFile(path, []byte(data), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		status, stdout, _ := command(t, "inspect", path)
+		if status != 1 || !strings.Contains(stdout, "The file is no archive (a .tar, .tar.gz or .tar.zst)") || strings.Contains(stdout, "the above") {
+			t.Errorf("%s: status %d\n%s", name, status, stdout)
+		}
+	}
+}
+
 // TestInspectDamagedImages: damaged images that are decoded all the same are listed apart, and
 // -damaged decides which those are.
 func TestInspectDamagedImages(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -533,7 +534,7 @@ func (r *streamsReport) measurePython(ctx context.Context, python string, device
 func (r *streamsReport) table(w io.Writer) error {
 	fmt.Fprintf(w, "%s, LibTorch %s, CUDA %s, %s, %d CPUs; host ns per call: median (minimum) of %d repeats of %d calls, %d where the device gets work\n\n",
 		r.Device, r.LibTorch, r.CUDA, r.Go, r.CPUs, r.Method.Repeats, r.Method.Calls, r.Method.EnqueuedCalls)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	table := printable.NewTable(w, tabwriter.AlignRight)
 	fmt.Fprintln(table, "call\tns\tover an empty call\tPython\t")
 	for _, name := range callNames {
 		c, over := r.Calls[name], "-"

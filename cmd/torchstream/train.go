@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -480,7 +479,7 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) er
 	}
 	fmt.Fprintf(stdout, "%s: %d images in %d classes\n", printable.Name(path), report.Samples, len(report.Classes))
 	few := fewImages(report.Classes)
-	table := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	table := printable.NewTable(stdout, 0)
 	fmt.Fprintln(table, "label\timages\tclass\t")
 	suspicious := 0
 	for label, c := range report.Classes {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
@@ -95,7 +94,7 @@ func (p predictor) archive(ctx context.Context, path string, limit int) error {
 		labels[i] = slices.Index(p.settings.Classes, class)
 	}
 	shown, known, right := 0, 0, 0
-	table := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	table := printable.NewTable(p.out, 0)
 	err = p.each(ctx, loader, func(sample imageloader.Sample, best []guess) {
 		mark := ""
 		if label := labels[sample.Label]; label >= 0 {
@@ -133,7 +132,7 @@ func (p predictor) files(ctx context.Context, paths []string) error {
 		return err
 	}
 	defer decoder.Close()
-	table := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	table := printable.NewTable(p.out, 0)
 	for some := range slices.Chunk(paths, p.batch) {
 		if err := p.some(ctx, decoder, some, table); err != nil {
 			return err

@@ -1,0 +1,39 @@
+package printable
+
+import (
+	"io"
+	"text/tabwriter"
+)
+
+// NewTable returns a writer that aligns cells, which tabs end, in columns two blanks apart. flags
+// are those of package tabwriter. Lines end without blanks. The caller calls Flush.
+func NewTable(w io.Writer, flags uint) *tabwriter.Writer {
+	return tabwriter.NewWriter(&trimmer{w: w}, 0, 0, 2, ' ', flags)
+}
+
+// trimmer omits the blanks at the ends of lines.
+type trimmer struct {
+	w      io.Writer
+	blanks []byte // that the line may end with
+	line   []byte
+}
+
+func (t *trimmer) Write(p []byte) (int, error) {
+	t.line = t.line[:0]
+	for _, c := range p {
+		switch c {
+		case ' ':
+			t.blanks = append(t.blanks, c)
+			continue
+		case '\n':
+		default:
+			t.line = append(t.line, t.blanks...)
+		}
+		t.blanks = t.blanks[:0]
+		t.line = append(t.line, c)
+	}
+	if _, err := t.w.Write(t.line); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
