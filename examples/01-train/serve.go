@@ -17,8 +17,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// maxUpload bounds the bytes of a photograph.
-const maxUpload = 10 << 20
+const (
+	maxUpload  = 10 << 20 // bytes of a photograph
+	maxUploads = 32       // that are read and predicted at a time: 320 MiB of photographs at most
+)
 
 func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flag.NewFlagSet("01-train serve", flag.ContinueOnError)
@@ -60,6 +62,7 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 type handler struct {
 	p       predictor
 	decoder *serve.Decoder
+	places  chan struct{} // one for each upload that is answered
 }
 
 // answer is one class of an answer.
@@ -74,12 +77,20 @@ func newHandler(p predictor) (*handler, error) {
 		Decode: decode.Options{Transform: evalTransform(p.settings.Size), MaxBytes: maxUpload, MaxPixels: 100_000_000},
 		Device: p.device,
 	})
-	return &handler{p, decoder}, err
+	return &handler{p, decoder, make(chan struct{}, maxUploads)}, err
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		http.Error(w, "POST a photograph", http.StatusMethodNotAllowed)
+		return
+	}
+	select {
+	case h.places <- struct{}{}:
+		defer func() { <-h.places }()
+	default: // a queue would hold the photographs of clients that have given up
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, fmt.Sprintf("%d photographs are being predicted: try again", cap(h.places)), http.StatusServiceUnavailable)
 		return
 	}
 	upload, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxUpload))

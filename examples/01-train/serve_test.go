@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -78,6 +79,35 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 		if w.Code != c.status || !strings.Contains(w.Body.String(), c.words) {
 			t.Errorf("%s: status %d, %q", name, w.Code, w.Body)
 		}
+	}
+}
+
+// Uploads beyond the limit are told to come again, before a byte of them is read.
+func TestServerBoundsUploads(t *testing.T) {
+	h := &handler{places: make(chan struct{}, 1)}
+	body, client := io.Pipe()
+	answered := make(chan int)
+	go func() {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", body))
+		answered <- w.Code
+	}()
+	if _, err := client.Write([]byte("a byte")); err != nil { // returns when the server has read it
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(errors.New("is read"))))
+	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" || !strings.Contains(w.Body.String(), "try again") {
+		t.Errorf("status %d, Retry-After %q, %q", w.Code, w.Header().Get("Retry-After"), w.Body)
+	}
+	client.CloseWithError(io.ErrUnexpectedEOF)
+	if code := <-answered; code != http.StatusBadRequest {
+		t.Errorf("status %d of the upload that breaks off", code)
+	}
+	w = httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(io.ErrUnexpectedEOF)))
+	if w.Code != http.StatusBadRequest {
+		t.Errorf("status %d after the first upload has ended, want its place", w.Code)
 	}
 }
 
