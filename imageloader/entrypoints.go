@@ -64,9 +64,17 @@ type workerEntryPoints struct {
 }
 
 // plannable reports whether sample i may have a plan: its entry points were compared with the
-// image, or need no comparison.
+// image, or are there and need no comparison.
 func (b *workerEntryPoints) plannable(i int) bool {
-	return b.points.trusted || b.points.proofs[i].Load() != 0
+	if !b.points.trusted {
+		return b.points.proofs[i].Load() != 0
+	}
+	blob := b.points.store.EntryPoints(i, b.buffer)
+	if len(blob) == 0 {
+		return false
+	}
+	b.buffer = blob[:cap(blob)]
+	return true
 }
 
 // plan writes the plan of sample i, for another decoder, to a slot's memory for plans. The row has

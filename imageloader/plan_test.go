@@ -195,6 +195,33 @@ func TestPlansChangeNoBatch(t *testing.T) {
 	}
 }
 
+// Trusted entry points make plans in the first epoch of a process.
+func TestTrustedEntryPointsMakePlansAtOnce(t *testing.T) {
+	const photos = 6
+	o := Options{BatchSize: 4, Transform: Train(32), Workers: 2, BadSamples: Skip, TrustIndex: true, IndexFile: filepath.Join(t.TempDir(), "index")}
+	path := planArchive(t, "t.tar", photos, 2)
+	var want []copied
+	for process := range 2 {
+		l, err := Open(path, o)
+		if err != nil {
+			t.Skip(err)
+		}
+		defer l.Close()
+		if process == 0 {
+			if want, err = collect(t, l, 0, 2); err != nil {
+				t.Fatal(err)
+			}
+			l.Close() // saves the entry points
+			continue
+		}
+		c := planned{slots: 2, capacity: 1 << 20}
+		got, err := c.epoch(t, l, 0)
+		if err != nil || digest(got) != digest(want) || c.rows != photos {
+			t.Errorf("%v: %v, want %v; %d plans, want %d", err, names(got), names(want), c.rows, photos)
+		}
+	}
+}
+
 // A resumed epoch of plans has the batches that the whole one has from there on.
 func TestPlansResume(t *testing.T) {
 	path := planArchive(t, "t.tar", 24, 2)
