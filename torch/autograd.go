@@ -52,9 +52,9 @@ func (t *Tensor) Grad() *Tensor {
 	return provenance{t.scope, t.marks}.result(g)
 }
 
-// Gradients returns the gradients of leaves as [Tensor.Grad] does, nil for a leaf without one. Their
-// handles belong to the scope, which closes them together; the gradients themselves live until they are
-// dropped. Optimizers read hundreds of gradients in a step.
+// Gradients returns the gradients of leaves as [Tensor.Grad] does, nil for a leaf without one.
+// Their handles belong to the scope, which closes them together; the gradients themselves live
+// until they are dropped. Optimizers read hundreds of gradients in a step.
 func Gradients(scope *Scope, leaves ...*Tensor) ([]*Tensor, error) {
 	if scope == nil || scope.s == nil {
 		return nil, opError("Gradients", nil, invalid("the scope is nil, or was not made by NewScope"))
