@@ -147,8 +147,8 @@ std::string measure(const Batch& batch, int64_t spacing, int rounds, int* wrong)
     return std::string(text);
   };
   const auto images_of = static_cast<double>(count);
-  const char* names[] = {"copy",   "zero",    "sync",    "entropy", "transform",
-                         "pixels", "weights", "columns", "results", "all"};
+  const char* names[] = {"copy",    "zero",    "sync",    "entropy", "transform", "pixels",
+                         "weights", "columns", "results", "augment", "all"};
   std::string json = "{\"spacing\": " + std::to_string(spacing) +
                      ", \"different\": " + std::to_string(different) +
                      ", \"file_bytes\": " + number(static_cast<double>(compressed) / images_of) +

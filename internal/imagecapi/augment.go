@@ -6,6 +6,8 @@ package imagecapi
 #cgo nocallback ts_augmenter_new
 #cgo noescape ts_augmenter_run
 #cgo nocallback ts_augmenter_run
+#cgo noescape ts_image_plan_augment
+#cgo nocallback ts_image_plan_augment
 */
 import "C"
 
@@ -81,4 +83,18 @@ func Augment(a *Augmenter, pixels []byte, width, height, stride int, ops []Augme
 	}
 	return failure(C.ts_augmenter_run(a, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width), C.int32_t(height), C.size_t(stride),
 		(*C.ts_augment_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int64_t(len(ops))))
+}
+
+// PlanAugment appends ops to a plan of PlanSegments at the beginning of buffer, so that the decoder
+// of the plan runs them on the pixels. n is the plan's new size, over len(buffer) if there is no
+// room; the plan is then unchanged. n is 0, and the plan unchanged, if only the host runs one of
+// ops.
+func PlanAugment(buffer []byte, ops []AugmentOp) (n int, err error) {
+	if err := Check(); err != nil {
+		return 0, err
+	}
+	var planned C.size_t
+	err = failure(C.ts_image_plan_augment((*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)),
+		(*C.ts_augment_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int64_t(len(ops)), &planned))
+	return int(planned), err
 }

@@ -34,6 +34,7 @@ static ts_error* absent_ts_image_resize(ts_image_decoder* decoder, const uint8_t
 static ts_error* absent_ts_augmenter_new(ts_augmenter** augmenter) { return (ts_error*)&torchstream_imagecapi_absent; }
 static void absent_ts_augmenter_free(ts_augmenter* augmenter) {}
 static ts_error* absent_ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_inflater_new(size_t spacing, ts_inflater** inflater) { return (ts_error*)&torchstream_imagecapi_absent; }
 static void absent_ts_inflater_free(ts_inflater* inflater) {}
 static ts_error* absent_ts_inflater_reset(ts_inflater* inflater, int32_t skip_bits, size_t history) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -64,6 +65,7 @@ static struct {
   ts_error* (*ts_augmenter_new)(ts_augmenter** augmenter);
   void (*ts_augmenter_free)(ts_augmenter* augmenter);
   ts_error* (*ts_augmenter_run)(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count);
+  ts_error* (*ts_image_plan_augment)(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned);
   ts_error* (*ts_inflater_new)(size_t spacing, ts_inflater** inflater);
   void (*ts_inflater_free)(ts_inflater* inflater);
   ts_error* (*ts_inflater_reset)(ts_inflater* inflater, int32_t skip_bits, size_t history);
@@ -93,6 +95,7 @@ static struct {
   absent_ts_augmenter_new,
   absent_ts_augmenter_free,
   absent_ts_augmenter_run,
+  absent_ts_image_plan_augment,
   absent_ts_inflater_new,
   absent_ts_inflater_free,
   absent_ts_inflater_reset,
@@ -124,6 +127,7 @@ static const char* const names[] = {
   "ts_augmenter_new",
   "ts_augmenter_free",
   "ts_augmenter_run",
+  "ts_image_plan_augment",
   "ts_inflater_new",
   "ts_inflater_free",
   "ts_inflater_reset",
@@ -154,6 +158,7 @@ ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t
 ts_error* ts_augmenter_new(ts_augmenter** augmenter) { return table.ts_augmenter_new(augmenter); }
 void ts_augmenter_free(ts_augmenter* augmenter) { table.ts_augmenter_free(augmenter); }
 ts_error* ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count) { return table.ts_augmenter_run(augmenter, pixels, width, height, stride, ops, count); }
+ts_error* ts_image_plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned) { return table.ts_image_plan_augment(buffer, capacity, ops, count, planned); }
 ts_error* ts_inflater_new(size_t spacing, ts_inflater** inflater) { return table.ts_inflater_new(spacing, inflater); }
 void ts_inflater_free(ts_inflater* inflater) { table.ts_inflater_free(inflater); }
 ts_error* ts_inflater_reset(ts_inflater* inflater, int32_t skip_bits, size_t history) { return table.ts_inflater_reset(inflater, skip_bits, history); }

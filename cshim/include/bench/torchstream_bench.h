@@ -38,8 +38,9 @@ enum {
   TS_BENCH_DECODE_WEIGHTS = 6,
   TS_BENCH_DECODE_COLUMNS = 7,
   TS_BENCH_DECODE_RESULTS = 8,
-  TS_BENCH_DECODE_ALL = 9, /* a whole run, of several that are enqueued behind one another */
-  TS_BENCH_DECODE_PIECES = 10
+  TS_BENCH_DECODE_AUGMENT = 9, /* nothing without steps */
+  TS_BENCH_DECODE_ALL = 10,    /* a whole run, of several that are enqueued behind one another */
+  TS_BENCH_DECODE_PIECES = 11
 };
 
 /* Does ts_gpu_decoder_run `rounds` times, twice, and waits. milliseconds: TS_BENCH_DECODE_PIECES

@@ -2,6 +2,7 @@
 
 #include "decode/launch.h"
 #include "jpeg/stages.h"
+#include "jpeg/steps.h"
 
 namespace ts::decode {
 
@@ -19,6 +20,7 @@ constexpr uint32_t kSegmentThreads = 128;
 constexpr uint32_t kBlockThreads = 256;  // of the transform: eight a block of 8 x 8
 constexpr uint32_t kPixelThreads = 256;
 constexpr uint32_t kWeightThreads = 128;
+constexpr int32_t kStepThreads = 512;
 
 __device__ Memory memory_of_block(const Work& work) {
   return jpeg::memory_of(work.places[blockIdx.y], work.staging, work.scratch, work.results);
@@ -158,6 +160,24 @@ __global__ void __launch_bounds__(kPixelThreads) results(Work work) {
   if (index < jpeg::result_count(plan)) jpeg::write_result(plan, memory, index);
 }
 
+// The team of jpeg/steps.h: the threads of a block.
+struct StepTeam {
+  template <typename F>
+  __device__ void each(int32_t count, F f) {
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < count; i += kStepThreads) f(i);
+    __syncthreads();
+  }
+  __device__ void add(int32_t* at) { atomicAdd(at, 1); }
+};
+
+// One block an image.
+__global__ void __launch_bounds__(kStepThreads) augment(Work work) {
+  __shared__ jpeg::StepState state;
+  const Memory memory = memory_of_block(work);
+  StepTeam team;
+  jpeg::run_steps(team, jpeg::plan_at(memory.base), memory, &state);
+}
+
 uint32_t blocks_of(uint32_t work, uint32_t each) { return (work + each - 1) / each; }
 
 }  // namespace kernels
@@ -190,6 +210,10 @@ cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
     case Stage::kResults:
       results<<<dim3(blocks_of(work.outputs, kPixelThreads), work.images), kPixelThreads, 0,
                 stream>>>(work);
+      break;
+    case Stage::kAugment:
+      if (work.steps == 0) break;
+      augment<<<dim3(1, work.images), kStepThreads, 0, stream>>>(work);
       break;
   }
   return cudaGetLastError();

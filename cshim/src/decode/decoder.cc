@@ -99,6 +99,7 @@ void widen(const Plan& plan, Work* work) {
                                             static_cast<uint32_t>(plan.y.source_size));
   work->columns = std::max(work->columns, count(plan.x, plan.y.source_size));
   work->outputs = std::max(work->outputs, count(plan.x, plan.y.size));
+  work->steps = std::max(work->steps, plan.steps);
 }
 
 }  // namespace

@@ -48,6 +48,12 @@ bool run_stage(Stage stage, const Work& work, const jpeg::Place& place) {
     case Stage::kResults:
       jpeg::write_results(plan, memory);
       return true;
+    case Stage::kAugment: {
+      jpeg::StepState state;
+      jpeg::StepLoop team;
+      jpeg::run_steps(team, plan, memory, &state);
+      return true;
+    }
   }
   return false;
 }

@@ -11,8 +11,8 @@ namespace ts::decode {
 
 // The stages of a batch, in their order. Each is one kernel but the first, which is launch_sync.
 // The coefficients are zeroed first.
-enum class Stage { kSync, kEntropy, kTransform, kPixels, kWeights, kColumns, kResults };
-constexpr int kStages = 7;
+enum class Stage { kSync, kEntropy, kTransform, kPixels, kWeights, kColumns, kResults, kAugment };
+constexpr int kStages = 8;
 
 // Images that are decoded at once. Pointers are to the device's memory.
 struct Work {
@@ -23,7 +23,7 @@ struct Work {
   int32_t* failed;  // one an image: set to 1 if the host must decode it
   uint32_t images;
   // The maximum of all images.
-  uint32_t subsequences, segments, blocks, pixels, columns, outputs;
+  uint32_t subsequences, segments, blocks, pixels, columns, outputs, steps;
 };
 
 // Enqueues a stage on the stream of the current device.

@@ -10,6 +10,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "jpeg/augment.h"
+#include "jpeg/plan.h"
+#include "jpeg/steps.h"
 
 #if defined(__x86_64__)
 #define TS_HASWELL __attribute__((target("avx2,fma")))
@@ -24,6 +27,10 @@ struct ts_augmenter {
 
 namespace ts::image {
 namespace {
+
+using jpeg::clamp255;
+using jpeg::cut;
+using jpeg::plus;
 
 constexpr int32_t kMaxSide = 65535;
 constexpr int32_t kMaxTaps = 1001;  // maximum width and height of the blur's kernel
@@ -52,21 +59,6 @@ void run(Args... args) {
   } else {
     Kernel::run(args...);
   }
-}
-
-// Computes a + alpha * b, rounded once, like torch's add(b, alpha) on float32.
-TS_INLINE float plus(float a, float alpha, float b) { return __builtin_fmaf(b, alpha, a); }
-
-TS_INLINE float clamp255(float value) {
-  const float low = value > 0.0F ? value : 0.0F;  // NaN becomes 0 too
-  return low < 255.0F ? low : 255.0F;
-}
-
-// Converts to uint8 like torch, which truncates.
-TS_INLINE uint8_t cut(float value) { return static_cast<uint8_t>(static_cast<int32_t>(value)); }
-
-TS_INLINE float grey(uint8_t r, uint8_t g, uint8_t b) {
-  return plus(plus(static_cast<float>(r) * 0.2989F, 0.587F, g), 0.114F, b);
 }
 
 // ---- tables: each byte is replaced independently of its neighbours ---------------------------
@@ -111,7 +103,7 @@ Histograms histograms(const Pixels& image) {
 
 void brightness(Pixels* image, double factor) {
   const auto f = static_cast<float>(factor);
-  look_up(image, table_of([&](int i) { return cut(clamp255(static_cast<float>(i) * f)); }));
+  look_up(image, table_of([&](int i) { return jpeg::brightened(i, f); }));
 }
 
 struct GreySum {
@@ -121,7 +113,7 @@ struct GreySum {
       const size_t count = std::min<size_t>(pixels, 4096);  // fits in 32 bits
       int32_t part = 0;
       for (size_t i = 0; i < count; ++i) {
-        part += static_cast<int32_t>(grey(bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2]));
+        part += static_cast<int32_t>(jpeg::grey(bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2]));
       }
       sum += part;
       bytes += 3 * count;
@@ -138,9 +130,7 @@ void contrast(Pixels* image, double factor) {
   const float mean = static_cast<float>(sum) / static_cast<float>(pixels);
   const auto ratio = static_cast<float>(factor);
   const auto rest = static_cast<float>(1.0 - factor);
-  look_up(image, table_of([&](int i) {
-            return cut(clamp255(plus(static_cast<float>(i) * ratio, rest, mean)));
-          }));
+  look_up(image, table_of([&](int i) { return jpeg::blended(i, ratio, rest, mean); }));
 }
 
 void autocontrast(Pixels* image) {
@@ -151,11 +141,8 @@ void autocontrast(Pixels* image) {
     int high = 255;
     while (h[c][static_cast<size_t>(low)] == 0) ++low;
     while (h[c][static_cast<size_t>(high)] == 0) --high;
-    const float minimum = low == high ? 0.0F : static_cast<float>(low);
-    const float scale =
-        low == high ? 1.0F : static_cast<float>(high - low) * static_cast<float>(1.0 / 255.0);
-    tables[c] =
-        table_of([&](int i) { return cut(clamp255((static_cast<float>(i) - minimum) / scale)); });
+    const jpeg::Stretch stretch = jpeg::stretch_of(low, high);
+    tables[c] = table_of([&](int i) { return jpeg::stretched(i, stretch); });
   }
   look_up(image, tables);
 }
@@ -170,10 +157,9 @@ void equalize(Pixels* image) {
     const int32_t step = (pixels - h[c][static_cast<size_t>(high)]) / 255;
     int32_t below = 0;
     tables[c] = table_of([&](int i) {
-      if (step == 0) return static_cast<uint8_t>(i);
-      const int32_t level = i == 0 ? 0 : (below + step / 2) / step;
+      const uint8_t level = jpeg::equalized(i, below, step);
       below += h[c][static_cast<size_t>(i)];
-      return static_cast<uint8_t>(std::min(level, 255));
+      return level;
     });
   }
   look_up(image, tables);
@@ -183,99 +169,31 @@ void equalize(Pixels* image) {
 
 struct Grayscale {
   TS_INLINE static void run(uint8_t* bytes, size_t pixels) {
-    for (size_t i = 0; i < pixels; ++i, bytes += 3) {
-      bytes[0] = bytes[1] = bytes[2] = cut(grey(bytes[0], bytes[1], bytes[2]));
-    }
+    for (size_t i = 0; i < pixels; ++i, bytes += 3) jpeg::make_grey(bytes);
   }
 };
 
 struct Saturation {
   TS_INLINE static void run(uint8_t* bytes, size_t pixels, float ratio, float rest) {
-    for (size_t i = 0; i < pixels; ++i, bytes += 3) {
-      const auto light =
-          static_cast<float>(static_cast<int32_t>(grey(bytes[0], bytes[1], bytes[2])));
-      const uint8_t r = bytes[0];
-      const uint8_t g = bytes[1];
-      const uint8_t b = bytes[2];
-      bytes[0] = cut(clamp255(plus(static_cast<float>(r) * ratio, rest, light)));
-      bytes[1] = cut(clamp255(plus(static_cast<float>(g) * ratio, rest, light)));
-      bytes[2] = cut(clamp255(plus(static_cast<float>(b) * ratio, rest, light)));
-    }
+    for (size_t i = 0; i < pixels; ++i, bytes += 3) jpeg::saturate(bytes, ratio, rest);
   }
 };
 
 struct Hue {
   static constexpr size_t kBlock = 256;
 
-  TS_INLINE static float unit(float value) {
-    const float low = value > 0.0F ? value : 0.0F;
-    return low < 1.0F ? low : 1.0F;
-  }
-
-  // Converts to HSV, turns the hue, and converts back. The loops have no branches, so that the
-  // compiler vectorises them.
   TS_INLINE static void run(uint8_t* bytes, size_t pixels, float turn) {
     float r[kBlock];
     float g[kBlock];
     float b[kBlock];
-    constexpr auto k255 = static_cast<float>(1.0 / 255.0);
-    constexpr auto k6 = static_cast<float>(1.0 / 6.0);
     for (size_t done = 0; done < pixels; done += kBlock, bytes += 3 * kBlock) {
       const size_t count = std::min(kBlock, pixels - done);
       for (size_t i = 0; i < count; ++i) {
-        r[i] = static_cast<float>(bytes[3 * i]) * k255;
-        g[i] = static_cast<float>(bytes[3 * i + 1]) * k255;
-        b[i] = static_cast<float>(bytes[3 * i + 2]) * k255;
+        r[i] = static_cast<float>(bytes[3 * i]) * jpeg::kPerByte;
+        g[i] = static_cast<float>(bytes[3 * i + 1]) * jpeg::kPerByte;
+        b[i] = static_cast<float>(bytes[3 * i + 2]) * jpeg::kPerByte;
       }
-      for (size_t i = 0; i < count; ++i) {
-        const float low = std::min(std::min(r[i], g[i]), b[i]);
-        const float v = std::max(std::max(r[i], g[i]), b[i]);
-        const bool equal = low == v;
-        const float range = v - low;
-        const float s = range / (equal ? 1.0F : v);
-        const float divisor = equal ? 1.0F : range;
-        const float rc = (v - r[i]) / divisor;
-        const float gc = (v - g[i]) / divisor;
-        const float bc = (v - b[i]) / divisor;
-        const float of_red = bc - gc;
-        const float of_green = (rc + 2.0F) - bc;
-        const float of_blue = (gc + 4.0F) - rc;
-        float h = v == g[i] ? of_green : of_blue;
-        h = v == r[i] ? of_red : h;
-        h = h * k6 + 1.0F;
-        h = h >= 1.0F ? h - 1.0F : h;
-        h += turn;
-        h = h >= 1.0F ? h - 1.0F : h;
-        h = h < 0.0F ? h + 1.0F : h;
-        const float h6 = h * 6.0F;
-        const auto sector = static_cast<int32_t>(h6);
-        const float f = h6 - static_cast<float>(sector);
-        const float sf = s * f;
-        const float rest = 1.0F - s;
-        const float q = unit((1.0F - sf) * v);
-        const float t = unit((sf + rest) * v);
-        const float p = unit(rest * v);
-        const bool is0 = sector == 0 || sector >= 6;
-        const bool is1 = sector == 1;
-        const bool is2 = sector == 2;
-        const bool is3 = sector == 3;
-        const bool is4 = sector == 4;
-        float red = v;  // sectors 0 and 5
-        red = is1 ? q : red;
-        red = is2 || is3 ? p : red;
-        red = is4 ? t : red;
-        float green = p;  // sectors 4 and 5
-        green = is0 ? t : green;
-        green = is1 || is2 ? v : green;
-        green = is3 ? q : green;
-        float blue = q;  // sector 5
-        blue = is0 || is1 ? p : blue;
-        blue = is2 ? t : blue;
-        blue = is3 || is4 ? v : blue;
-        r[i] = red * 255.999F;
-        g[i] = green * 255.999F;
-        b[i] = blue * 255.999F;
-      }
+      for (size_t i = 0; i < count; ++i) jpeg::turn_hue(&r[i], &g[i], &b[i], turn);
       for (size_t i = 0; i < count; ++i) {
         bytes[3 * i] = cut(r[i]);
         bytes[3 * i + 1] = cut(g[i]);
@@ -288,17 +206,11 @@ struct Hue {
 // ---- neighbourhoods --------------------------------------------------------------------------
 
 struct Sharpen {
-  // Sharpens one row without its first and last pixel. The blurred value is (8 neighbours + 5 times
-  // the pixel) / 13, rounded. It cannot lie half-way between two integers, so integer arithmetic
-  // gives torch's result.
+  // Sharpens one row without its first and last pixel.
   TS_INLINE static void run(const uint8_t* above, const uint8_t* here, const uint8_t* below,
                             uint8_t* out, size_t begin, size_t end, float rest) {
     for (size_t i = begin; i < end; ++i) {
-      const int32_t sum = above[i - 3] + above[i] + above[i + 3] + here[i - 3] + 5 * here[i] +
-                          here[i + 3] + below[i - 3] + below[i] + below[i + 3];
-      const int32_t blurred = (2 * sum + 13) / 26;
-      const auto value = static_cast<float>(here[i]);
-      out[i] = cut(clamp255(plus(value, rest, static_cast<float>(blurred) - value)));
+      out[i] = jpeg::sharpened(above + i, here + i, below + i, rest);
     }
   }
 };
@@ -353,133 +265,39 @@ void gaussian(int32_t taps, double sigma, float* out) {
   }
 }
 
-// Returns the source index of index i of a padded side, or -1 for the fill.
-int32_t padded(int32_t i, int32_t side, int32_t mode) {
-  if (i >= 0 && i < side) return i;
-  switch (mode) {
-    case TS_PADDING_EDGE:
-      return i < 0 ? 0 : side - 1;
-    case TS_PADDING_REFLECT:
-      return i < 0 ? -i : 2 * (side - 1) - i;
-    case TS_PADDING_SYMMETRIC:
-      return i < 0 ? -i - 1 : 2 * side - 1 - i;
-    default:
-      return -1;
-  }
-}
-
 // ---- grid transforms: the source position of each output pixel -------------------------------
 
-// Converts a grid value to a coordinate like torch's grid_sample with align_corners=False. Far
-// values and NaN become coordinates near the image that are outside of it too.
-TS_INLINE float coordinate(float grid, float half, float side) {
-  const float at = __builtin_fmaf(grid + 1.0F, half, -0.5F);
-  const float low = at > -2.0F ? at : -2.0F;
-  return low < side + 1.0F ? low : side + 1.0F;
-}
-
 struct AffineRow {
-  TS_INLINE static void run(float* xs, float* ys, int32_t outputs, int32_t width, int32_t height,
-                            float y, const float* theta) {
-    const auto w = static_cast<float>(width);
-    const auto h = static_cast<float>(height);
-    const float first = (1.0F - static_cast<float>(outputs)) * 0.5F;
+  TS_INLINE static void run(float* xs, float* ys, int32_t outputs, float y, jpeg::Grid grid) {
+    const float first = jpeg::first_place(outputs);
     for (int32_t i = 0; i < outputs; ++i) {
-      const float x = first + static_cast<float>(i);
-      const float gx = __builtin_fmaf(y, theta[1], x * theta[0]) + theta[2];
-      const float gy = __builtin_fmaf(y, theta[4], x * theta[3]) + theta[5];
-      xs[i] = coordinate(gx, w * 0.5F, w);
-      ys[i] = coordinate(gy, h * 0.5F, h);
+      jpeg::affine_source(grid, first + static_cast<float>(i), y, xs + i, ys + i);
     }
   }
 };
 
 struct PerspectiveRow {
-  TS_INLINE static void run(float* xs, float* ys, int32_t width, int32_t height, float y,
-                            const float* theta) {
-    const auto w = static_cast<float>(width);
-    const auto h = static_cast<float>(height);
-    for (int32_t i = 0; i < width; ++i) {
-      const float x = static_cast<float>(i) + 0.5F;
-      const float gx = __builtin_fmaf(y, theta[1], x * theta[0]) + theta[2];
-      const float gy = __builtin_fmaf(y, theta[4], x * theta[3]) + theta[5];
-      const float under = __builtin_fmaf(y, theta[7], x * theta[6]) + 1.0F;
-      xs[i] = coordinate(gx / under - 1.0F, w * 0.5F, w);
-      ys[i] = coordinate(gy / under - 1.0F, h * 0.5F, h);
+  TS_INLINE static void run(float* xs, float* ys, int32_t outputs, float y, jpeg::Grid grid) {
+    for (int32_t i = 0; i < outputs; ++i) {
+      jpeg::perspective_source(grid, static_cast<float>(i) + 0.5F, y, xs + i, ys + i);
     }
   }
 };
 
-struct Sampled {
-  const uint8_t* image;
-  int32_t width, height;
-  int32_t outputs;  // pixels of an output row
-  uint8_t fill[3];
-  // Whether there is a fill. torchvision's arithmetic without a fill is not that of black.
-  bool filled;
-};
-
 struct NearestRow {
-  TS_INLINE static void run(const Sampled* from, const float* xs, const float* ys, uint8_t* out) {
-    for (int32_t i = 0; i < from->outputs; ++i, out += 3) {
-      const auto x = static_cast<int32_t>(__builtin_rintf(xs[i]));
-      const auto y = static_cast<int32_t>(__builtin_rintf(ys[i]));
-      const bool inside = x >= 0 && x < from->width && y >= 0 && y < from->height;
-      const uint8_t* pixel =
-          inside ? from->image + (static_cast<size_t>(y) * static_cast<size_t>(from->width) +
-                                  static_cast<size_t>(x)) *
-                                     3
-                 : from->fill;
-      out[0] = pixel[0];
-      out[1] = pixel[1];
-      out[2] = pixel[2];
+  TS_INLINE static void run(jpeg::Sampled from, const float* xs, const float* ys, int32_t outputs,
+                            uint8_t* out) {
+    for (int32_t i = 0; i < outputs; ++i, out += 3) {
+      jpeg::sample_nearest(from, xs[i], ys[i], out);
     }
   }
 };
 
 struct BilinearRow {
-  TS_INLINE static void run(const Sampled* from, const float* xs, const float* ys, uint8_t* out) {
-    static const uint8_t kNothing[3] = {0, 0, 0};
-    const auto width = static_cast<size_t>(from->width);
-    for (int32_t i = 0; i < from->outputs; ++i, out += 3) {
-      const float left = __builtin_floorf(xs[i]);
-      const float top = __builtin_floorf(ys[i]);
-      const float w = xs[i] - left;
-      const float e = 1.0F - w;
-      const float n = ys[i] - top;
-      const float s = 1.0F - n;
-      const float weight[4] = {s * e, s * w, n * e, n * w};
-      const auto x = static_cast<int32_t>(left);
-      const auto y = static_cast<int32_t>(top);
-      const bool in_x[2] = {x >= 0 && x < from->width, x + 1 >= 0 && x + 1 < from->width};
-      const bool in_y[2] = {y >= 0 && y < from->height, y + 1 >= 0 && y + 1 < from->height};
-      const uint8_t* pixel[4];
-      bool all = true;
-      for (int k = 0; k < 4; ++k) {
-        const bool inside = in_x[k & 1] && in_y[k >> 1];
-        all = all && inside;
-        pixel[k] = inside ? from->image + (static_cast<size_t>(y + (k >> 1)) * width +
-                                           static_cast<size_t>(x + (k & 1))) *
-                                              3
-                          : kNothing;
-      }
-      float sum[3];
-      for (int c = 0; c < 3; ++c) {
-        float value = static_cast<float>(pixel[0][c]) * weight[0];
-        for (int k = 1; k < 4; ++k) {
-          value = __builtin_fmaf(static_cast<float>(pixel[k][c]), weight[k], value);
-        }
-        sum[c] = value;
-      }
-      if (from->filled && !all) {
-        float mask = 0;
-        for (int k = 0; k < 4; ++k) mask += pixel[k] == kNothing ? 0.0F : weight[k];
-        for (int c = 0; c < 3; ++c) {
-          const auto fill = static_cast<float>(from->fill[c]);
-          sum[c] = (sum[c] - fill) * mask + fill;
-        }
-      }
-      for (int c = 0; c < 3; ++c) out[c] = cut(clamp255(__builtin_rintf(sum[c])));
+  TS_INLINE static void run(jpeg::Sampled from, const float* xs, const float* ys, int32_t outputs,
+                            uint8_t* out) {
+    for (int32_t i = 0; i < outputs; ++i, out += 3) {
+      jpeg::sample_bilinear(from, xs[i], ys[i], out);
     }
   }
 };
@@ -651,14 +469,12 @@ void invert(Workspace* work, const ts_augment_op&) {
 
 void solarize(Workspace* work, const ts_augment_op& op) {
   const auto threshold = static_cast<float>(op.values[0]);
-  look_up(&work->image, table_of([&](int i) {
-    return static_cast<uint8_t>(static_cast<float>(i) >= threshold ? 255 - i : i);
-  }));
+  look_up(&work->image, table_of([&](int i) { return jpeg::solarized(i, threshold); }));
 }
 
 void posterize(Workspace* work, const ts_augment_op& op) {
-  const int mask = 0xFF << (8 - op.integers[0]) & 0xFF;
-  for (uint8_t& byte : work->image.bytes) byte = static_cast<uint8_t>(byte & mask);
+  const int32_t bits = op.integers[0];
+  for (uint8_t& byte : work->image.bytes) byte = jpeg::posterized(byte, bits);
 }
 
 void autocontrast(Workspace* work, const ts_augment_op&) { autocontrast(&work->image); }
@@ -710,10 +526,11 @@ void crop(Workspace* work, const ts_augment_op& op) {
   work->other.resize(op.integers[2], op.integers[3]);
   work->columns.resize(static_cast<size_t>(work->other.width));
   for (int32_t x = 0; x < work->other.width; ++x) {
-    work->columns[static_cast<size_t>(x)] = padded(left + x, work->image.width, op.integers[4]);
+    work->columns[static_cast<size_t>(x)] =
+        jpeg::padded(left + x, work->image.width, op.integers[4]);
   }
   for (int32_t y = 0; y < work->other.height; ++y) {
-    const int32_t source = padded(top + y, work->image.height, op.integers[4]);
+    const int32_t source = jpeg::padded(top + y, work->image.height, op.integers[4]);
     uint8_t* to = work->other.row(y);
     const uint8_t* row = source < 0 ? nullptr : work->image.row(source);
     for (const int32_t column : work->columns) {
@@ -753,7 +570,7 @@ void blur(Workspace* work, const ts_augment_op& op) {
   for (int32_t y = 0; y < work->image.height; ++y) {
     for (int32_t k = 0; k < height; ++k) {
       rows[static_cast<size_t>(k)] =
-          work->image.row(padded(y + k - height / 2, work->image.height, TS_PADDING_REFLECT));
+          work->image.row(jpeg::padded(y + k - height / 2, work->image.height, TS_PADDING_REFLECT));
     }
     float* line = work->x.data() + 3 * margin;
     run<BlurRows>(static_cast<const uint8_t* const*>(rows.data()),
@@ -772,20 +589,15 @@ void blur(Workspace* work, const ts_augment_op& op) {
 
 // Writes one output row of a grid transform from the source coordinates in work->x and work->y.
 void sample(Workspace* work, const ts_augment_op& op, int32_t y) {
-  Sampled from = {work->image.bytes.data(),
-                  work->image.width,
-                  work->image.height,
-                  work->other.width,
-                  {},
-                  false};
+  jpeg::Sampled from = {work->image.bytes.data(), work->image.width, work->image.height, {}, false};
   from.filled = op.integers[1] != 0;
   if (from.filled) put_color(op.integers + 2, from.fill);
   const float* xs = work->x.data();
   const float* ys = work->y.data();
   if (op.integers[0] == TS_INTERPOLATION_NEAREST) {
-    run<NearestRow>(static_cast<const Sampled*>(&from), xs, ys, work->other.row(y));
+    run<NearestRow>(from, xs, ys, work->other.width, work->other.row(y));
   } else {
-    run<BilinearRow>(static_cast<const Sampled*>(&from), xs, ys, work->other.row(y));
+    run<BilinearRow>(from, xs, ys, work->other.width, work->other.row(y));
   }
 }
 
@@ -795,15 +607,11 @@ void affine(Workspace* work, const ts_augment_op& op) {
                      same ? work->image.height : op.integers[6]);
   work->x.resize(static_cast<size_t>(work->other.width));
   work->y.resize(static_cast<size_t>(work->other.width));
-  const float half[2] = {0.5F * static_cast<float>(work->image.width),
-                         0.5F * static_cast<float>(work->image.height)};
-  float theta[6];
-  for (int i = 0; i < 6; ++i) theta[i] = static_cast<float>(op.values[i]) / half[i / 3];
-  const float first = (1.0F - static_cast<float>(work->other.height)) * 0.5F;
+  const jpeg::Grid grid = jpeg::grid_of(op.values, 6, work->image.width, work->image.height);
+  const float first = jpeg::first_place(work->other.height);
   for (int32_t y = 0; y < work->other.height; ++y) {
-    run<AffineRow>(work->x.data(), work->y.data(), work->other.width, work->image.width,
-                   work->image.height, first + static_cast<float>(y),
-                   static_cast<const float*>(theta));
+    run<AffineRow>(work->x.data(), work->y.data(), work->other.width, first + static_cast<float>(y),
+                   grid);
     sample(work, op, y);
   }
   std::swap(work->image, work->other);
@@ -813,14 +621,10 @@ void perspective(Workspace* work, const ts_augment_op& op) {
   work->other.resize(work->image.width, work->image.height);
   work->x.resize(static_cast<size_t>(work->image.width));
   work->y.resize(static_cast<size_t>(work->image.width));
-  const float half[2] = {0.5F * static_cast<float>(work->image.width),
-                         0.5F * static_cast<float>(work->image.height)};
-  float theta[8];
-  for (int i = 0; i < 6; ++i) theta[i] = static_cast<float>(op.values[i]) / half[i / 3];
-  for (int i = 6; i < 8; ++i) theta[i] = static_cast<float>(op.values[i]);
+  const jpeg::Grid grid = jpeg::grid_of(op.values, 8, work->image.width, work->image.height);
   for (int32_t y = 0; y < work->image.height; ++y) {
-    run<PerspectiveRow>(work->x.data(), work->y.data(), work->image.width, work->image.height,
-                        static_cast<float>(y) + 0.5F, static_cast<const float*>(theta));
+    run<PerspectiveRow>(work->x.data(), work->y.data(), work->image.width,
+                        static_cast<float>(y) + 0.5F, grid);
     sample(work, op, y);
   }
   std::swap(work->image, work->other);
@@ -907,16 +711,54 @@ void check(const ts_augment_op& op, Size* size) {
   operation_of(op).check(op, size);
 }
 
-}  // namespace
-
-void Augmenter::run(uint8_t* pixels, int32_t width, int32_t height, size_t stride,
-                    const ts_augment_op* ops, int64_t count) {
+// Checks operations on an image of the size, which together keep it. Calls use(op, size) after each
+// with the size of its result.
+template <typename Use>
+void check_all(const ts_augment_op* ops, int64_t count, int32_t width, int32_t height, Use&& use) {
   Size size = {};
   size.width = width;
   size.height = height;
-  for (int64_t i = 0; i < count; ++i) check(ops[i], &size);
+  for (int64_t i = 0; i < count; ++i) {
+    check(ops[i], &size);
+    use(ops[i], size);
+  }
   require(size.width == width && size.height == height, "the operations change the image's size");
   require(!size.mixing, "a mixture is begun and not ended");
+}
+
+}  // namespace
+
+size_t plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count) {
+  require(capacity >= sizeof(jpeg::Plan), "there is no plan in the buffer");
+  jpeg::Plan plan;
+  std::memcpy(&plan, buffer, sizeof plan);
+  require(plan.magic == jpeg::kPlanMagic && plan.bytes <= capacity && plan.steps == 0,
+          "the buffer has no plan, or one with operations");
+  bool on_device = true;
+  check_all(ops, count, plan.x.size, plan.y.size, [&](const ts_augment_op& op, const Size& size) {
+    on_device = on_device && jpeg::has_step(op.kind) && size.width == plan.x.size &&
+                size.height == plan.y.size;
+  });
+  if (!on_device || count > INT32_MAX / static_cast<int64_t>(2 * sizeof(ts_augment_op))) return 0;
+  if (count == 0) return plan.bytes;
+  static_assert(alignof(ts_augment_op) <= jpeg::kPlanAlign, "a plan's part is aligned");
+  const size_t bytes = static_cast<size_t>(count) * sizeof(ts_augment_op);
+  const size_t padding = (jpeg::kPlanAlign - bytes % jpeg::kPlanAlign) % jpeg::kPlanAlign;
+  const size_t size = plan.bytes + bytes + padding;
+  plan.steps = static_cast<uint32_t>(count);
+  if (size > INT32_MAX || jpeg::scratch_of(plan).total() > jpeg::kMaxPlanScratch) return 0;
+  if (size > capacity) return size;
+  plan.steps_at = plan.bytes;
+  plan.bytes = static_cast<uint32_t>(size);
+  std::memcpy(buffer + plan.steps_at, ops, bytes);
+  std::memset(buffer + plan.steps_at + bytes, 0, padding);
+  std::memcpy(buffer, &plan, sizeof plan);
+  return size;
+}
+
+void Augmenter::run(uint8_t* pixels, int32_t width, int32_t height, size_t stride,
+                    const ts_augment_op* ops, int64_t count) {
+  check_all(ops, count, width, height, [](const ts_augment_op&, const Size&) {});
   Pixels& image = work_.image;  // also the result: operations swap the contents with work_.other
   image.resize(width, height);
   for (int32_t y = 0; y < height; ++y) {
@@ -952,5 +794,17 @@ ts_error* ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t wid
     ts::require(stride >= static_cast<size_t>(width) * 3, "stride is less than width * 3 bytes");
     ts::require(count >= 0 && (ops != nullptr || count == 0), "ops is NULL");
     augmenter->augmenter.run(pixels, width, height, stride, ops, count);
+  });
+}
+
+ts_error* ts_image_plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops,
+                                int64_t count, size_t* planned) {
+  return ts::guard(__func__, [&] {
+    ts::require(buffer != nullptr, "buffer is NULL");
+    ts::require(reinterpret_cast<uintptr_t>(buffer) % ts::jpeg::kPlanAlign == 0,
+                "buffer is not aligned to 16 bytes");
+    ts::require(count >= 0 && (ops != nullptr || count == 0), "ops is NULL");
+    ts::require(planned != nullptr, "planned is NULL");
+    *planned = ts::image::plan_augment(buffer, capacity, ops, count);
   });
 }

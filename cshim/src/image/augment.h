@@ -47,6 +47,13 @@ struct Workspace {
   std::vector<float> sum;  // of the mixture so far
 };
 
+// Appends operations to a plan of plan_jpeg (image/jpeg_plan.h), which is aligned as there. Returns
+// the plan's bytes. Returns 0, with the plan unchanged, if only the host runs one of the
+// operations, and more than the capacity, with the plan unchanged, if there is no room. Throws
+// Failure (INVALID_ARGUMENT) for what Augmenter::run refuses, and for a plan that is none or has
+// operations.
+size_t plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count);
+
 class Augmenter {
  public:
   // Runs the operations in order on rows that are stride bytes apart. Together they must keep the

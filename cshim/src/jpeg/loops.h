@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "jpeg/stages.h"
+#include "jpeg/steps.h"
 #include "jpeg/sync.h"
 
 namespace ts::jpeg {
@@ -125,5 +126,16 @@ inline void write_columns(const Plan& plan, const Memory& memory) {
 inline void write_results(const Plan& plan, const Memory& memory) {
   for (int32_t i = 0; i < result_count(plan); ++i) write_result(plan, memory, i);
 }
+
+// The team of jpeg/steps.h on the host.
+struct StepLoop {
+  bool backwards = false;  // the order must not matter
+
+  template <typename F>
+  void each(int32_t count, F f) {
+    for (int32_t i = 0; i < count; ++i) f(backwards ? count - 1 - i : i);
+  }
+  void add(int32_t* at) { ++*at; }
+};
 
 }  // namespace ts::jpeg

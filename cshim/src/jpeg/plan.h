@@ -15,7 +15,7 @@ namespace ts::jpeg {
 constexpr int kMaxComponents = 3;
 constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
 constexpr int kMaxTables = 4;   // Huffman tables of an image
-constexpr uint32_t kPlanMagic = 0x31505354;
+constexpr uint32_t kPlanMagic = 0x32505354;
 // Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
 constexpr uint32_t kPlanAlign = 16;
 // Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
@@ -104,6 +104,10 @@ struct Plan {
   // (stored_x + x * x_by_x + y * x_by_y, stored_y + x * y_by_x + y * y_by_y) of the stored image.
   int32_t stored_x, stored_y, x_by_x, x_by_y, y_by_x, y_by_y;
   Axis x, y;
+
+  // Operations on the resized pixels (jpeg/steps.h), which keep their size: ts_augment_op[steps].
+  // They are the last part of the plan.
+  uint32_t steps, steps_at;
 };
 
 // The device memory that an image needs while it is decoded, in bytes. Each part is a multiple of
@@ -153,6 +157,10 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   scratch.coefficients = aligned_scratch(uint64_t{plan.total_blocks} * 64 * sizeof(int16_t));
   scratch.samples = aligned_scratch(uint64_t{plan.total_blocks} * 64);
   scratch.pixels = aligned_scratch(width * height * 4);
+  if (plan.steps != 0) {  // one of its operations may need room for its result
+    const auto result = static_cast<uint64_t>(plan.x.size) * static_cast<uint64_t>(plan.y.size) * 3;
+    scratch.pixels = aligned_scratch(larger(width * height * 4, result));
+  }
   scratch.columns = aligned_scratch(static_cast<uint64_t>(plan.x.size) * height * 4);
   scratch.weights = weights_bytes(plan.x) + weights_bytes(plan.y);
   scratch.sync = aligned_scratch(plan.subsequences * kSubsequenceScratch +

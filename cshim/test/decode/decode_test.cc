@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "deflate/streams.h"
-#include "image/entropy.h"
+#include "image/steps.h"
 #include "jpeg/plan.h"
 #include "support.h"
 
@@ -16,6 +16,7 @@ constexpr size_t kAlign = 16;
 struct Job {
   Bytes file, blob, expected;
   ts_image_geometry geometry;
+  Ops ops = {};  // on the pixels
 };
 
 // Returns a file, its entries (or none), a geometry and the host's pixels.
@@ -74,6 +75,9 @@ struct Staged {
     EXPECT_OK(ts_image_plan_segments(host, job.file.data(), job.file.size(), &job.geometry,
                                      {job.blob.data(), job.blob.size()}, nullptr, to,
                                      capacity - used, &planned));
+    if (planned == 0 || planned > capacity - used) return false;
+    EXPECT_OK(ts_image_plan_augment(to, capacity - used, job.ops.data(),
+                                    static_cast<int64_t>(job.ops.size()), &planned));
     if (planned == 0 || planned > capacity - used) return false;
     images.push_back({used, result_bytes});
     used += (planned + kAlign - 1) / kAlign * kAlign;
@@ -141,6 +145,40 @@ TEST_P(DecodeOn, CropsEqualTheHostsDecoder) {
         ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0)
             << "batch " << batch << ", image " << i << ": " << jobs[i].geometry.resize_width
             << " x " << jobs[i].geometry.resize_height;
+      }
+    }
+  }
+}
+
+// Operations on the pixels, beside images that have none.
+TEST_P(DecodeOn, AugmentedCropsEqualTheHosts) {
+  Random random(86);
+  const Decoder host = new_decoder();
+  const HostAugmenter augmenter = new_host_augmenter();
+  constexpr int64_t kBatch = 48;
+  for (const size_t scratch : {size_t{512} << 20, size_t{6} << 20}) {
+    const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 32 << 20, scratch);
+    ASSERT_NE(decoder, nullptr);
+    for (int batch = 0; batch < 6 * rounds(); ++batch) {
+      Staged staged(GetParam(), 32 << 20, kBatch);
+      std::vector<Job> jobs;
+      for (int64_t i = 0; i < kBatch; ++i) {
+        Job job = draw_job(random, host.get(), kKinds[random() % 8]);
+        const Image image = {job.geometry.window_width, job.geometry.window_height, 3,
+                             job.expected};
+        job.ops.resize(random() % 5);
+        for (ts_augment_op& op : job.ops) op = draw_step(random, image.width, image.height);
+        job.expected = run_on_host(augmenter.get(), image, job.ops);
+        ASSERT_TRUE(staged.add(host.get(), job));
+        jobs.push_back(std::move(job));
+      }
+      std::vector<int32_t> failed;
+      const Bytes results = run(decoder.get(), staged, &failed);
+      for (size_t i = 0; i < jobs.size(); ++i) {
+        ASSERT_EQ(failed[i], 0) << "batch " << batch << ", image " << i;
+        const auto* got = results.data() + staged.images[i].result;
+        ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0)
+            << "batch " << batch << ", image " << i << ": " << jobs[i].ops.size() << " operations";
       }
     }
   }

@@ -22,7 +22,7 @@ struct Device {
     const Scratch scratch = scratch_of(p);
     coefficients.resize(size_t{p.total_blocks} * 64);
     samples.resize(size_t{p.total_blocks} * 64);
-    pixels.resize(static_cast<size_t>(pixel_count(p)));
+    pixels.resize(p.steps == 0 ? static_cast<size_t>(pixel_count(p)) : scratch.pixels / 4);
     columns.resize(static_cast<size_t>(column_count(p)));
     weights.resize(std::max(scratch.weights, kWeightsHeader));  // never NULL
     result.resize(static_cast<size_t>(result_count(p)) * 3);
@@ -67,6 +67,13 @@ struct Device {
     weigh_axes(plan(), memory());
     write_columns(plan(), memory());
     write_results(plan(), memory());
+  }
+
+  // Runs the operations on the result, the threads in one order or the other.
+  void augment(bool backwards) {
+    StepState state;
+    StepLoop team = {backwards};
+    run_steps(team, plan(), memory(), &state);
   }
 
   // Of the subsequences, after synchronise, and the number of times that one was decoded.

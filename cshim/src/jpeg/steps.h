@@ -1,0 +1,324 @@
+// The steps of a plan: operations of torchvision's transforms on the pixels behind the resize, by a
+// team of threads. A team is a block of a GPU (decode/decode.cu) or a loop of the host
+// (jpeg/loops.h). It has
+//
+//   each(count, f)   calls f(0) to f(count - 1), in any order; then all threads have done so
+//   add(at)          adds one to a number that several threads add to
+//
+// Every access is inside of the image or its room, whatever the parameters.
+#pragma once
+
+#include <cstdint>
+
+#include "jpeg/augment.h"
+#include "jpeg/stages.h"
+#include "torchstream_image.h"
+
+namespace ts::jpeg {
+
+// Reports whether run_steps runs an operation of this kind.
+constexpr bool has_step(int32_t kind) {
+  return kind >= TS_AUGMENT_FLIP_HORIZONTAL && kind <= TS_AUGMENT_PERMUTE &&
+         kind != TS_AUGMENT_BLUR;
+}
+
+// What the threads of a team share.
+struct StepState {
+  int32_t counts[3][256];  // of the values of each channel, or of the grey values in the first
+  uint8_t table[3][256];   // what becomes of the values of each channel
+};
+
+// An image, and room for another of its size.
+struct Canvas {
+  uint8_t* image;
+  uint8_t* room;
+  int32_t width, height;
+};
+
+TS_HOST_DEVICE const ts_augment_op* steps_of(const Plan& plan, const uint8_t* base) {
+  return reinterpret_cast<const ts_augment_op*>(base + plan.steps_at);
+}
+
+// Calls f(x, y, pixel) for each pixel.
+template <typename Team, typename F>
+TS_DEVICE void each_pixel(Team& team, const Canvas& canvas, uint8_t* pixels, F f) {
+  team.each(canvas.width * canvas.height, [&](int32_t i) {
+    const int32_t y = i / canvas.width;
+    f(i - y * canvas.width, y, pixels + static_cast<int64_t>(i) * 3);
+  });
+}
+
+// Calls f(x, y, pixel) for each pixel of the room, which then is the image.
+template <typename Team, typename F>
+TS_DEVICE void redraw(Team& team, Canvas* canvas, F f) {
+  each_pixel(team, *canvas, canvas->room, f);
+  uint8_t* const image = canvas->room;
+  canvas->room = canvas->image;
+  canvas->image = image;
+}
+
+TS_HOST_DEVICE void copy_pixel(const uint8_t* from, uint8_t* to) {
+  to[0] = from[0];
+  to[1] = from[1];
+  to[2] = from[2];
+}
+
+// Returns the image as the source of an operation, with the colour of what is outside of it.
+TS_HOST_DEVICE Sampled source_of(const Canvas& canvas, const int32_t* fill) {
+  Sampled from = {canvas.image, canvas.width, canvas.height, {}, true};
+  for (int c = 0; c < 3; ++c) from.fill[c] = static_cast<uint8_t>(fill[c]);
+  return from;
+}
+
+TS_HOST_DEVICE void copy_from(const Sampled& from, int32_t x, int32_t y, uint8_t* to) {
+  const bool inside = x >= 0 && x < from.width && y >= 0 && y < from.height;
+  copy_pixel(inside ? pixel_of(from, x, y) : from.fill, to);
+}
+
+// ---- operations that replace bytes by a table --------------------------------------------------
+
+template <typename Team>
+TS_DEVICE void count_values(Team& team, const Canvas& canvas, bool greys, StepState* state) {
+  team.each(3 * 256, [&](int32_t i) { state->counts[i / 256][i % 256] = 0; });
+  each_pixel(team, canvas, canvas.image, [&](int32_t, int32_t, const uint8_t* pixel) {
+    if (greys) {
+      team.add(&state->counts[0][cut(grey(pixel[0], pixel[1], pixel[2]))]);
+    } else {
+      for (int c = 0; c < 3; ++c) team.add(&state->counts[c][pixel[c]]);
+    }
+  });
+}
+
+TS_HOST_DEVICE float mean_value(const int32_t* counts, int32_t pixels) {
+  int64_t sum = 0;
+  for (int32_t i = 0; i < 256; ++i) sum += static_cast<int64_t>(counts[i]) * i;
+  return static_cast<float>(sum) / static_cast<float>(pixels);
+}
+
+TS_HOST_DEVICE int32_t lowest_value(const int32_t* counts) {
+  int32_t low = 0;
+  while (low < 255 && counts[low] == 0) ++low;
+  return low;
+}
+
+TS_HOST_DEVICE int32_t highest_value(const int32_t* counts) {
+  int32_t high = 255;
+  while (high > 0 && counts[high] == 0) --high;
+  return high;
+}
+
+TS_HOST_DEVICE uint8_t equalized_by(const int32_t* counts, int32_t pixels, int32_t byte) {
+  int32_t below = 0;
+  for (int32_t i = 0; i < byte; ++i) below += counts[i];
+  return equalized(byte, below, (pixels - counts[highest_value(counts)]) / 255);
+}
+
+// Returns what becomes of a byte whose channel has these counts.
+TS_HOST_DEVICE uint8_t replaced(const ts_augment_op& op, const StepState& state, int32_t channel,
+                                int32_t byte, int32_t pixels) {
+  const int32_t* const counts = state.counts[channel];
+  const auto value = static_cast<float>(op.values[0]);
+  switch (op.kind) {
+    case TS_AUGMENT_BRIGHTNESS:
+      return brightened(byte, value);
+    case TS_AUGMENT_CONTRAST:
+      return blended(byte, value, static_cast<float>(1.0 - op.values[0]),
+                     mean_value(state.counts[0], pixels));
+    case TS_AUGMENT_INVERT:
+      return static_cast<uint8_t>(255 - byte);
+    case TS_AUGMENT_SOLARIZE:
+      return solarized(byte, value);
+    case TS_AUGMENT_POSTERIZE:
+      return posterized(byte, clamped(op.integers[0], 0, 8));
+    case TS_AUGMENT_AUTOCONTRAST:
+      return stretched(byte, stretch_of(lowest_value(counts), highest_value(counts)));
+    default:
+      return equalized_by(counts, pixels, byte);
+  }
+}
+
+template <typename Team>
+TS_DEVICE void replace_bytes(Team& team, const ts_augment_op& op, const Canvas& canvas,
+                             StepState* state) {
+  const bool greys = op.kind == TS_AUGMENT_CONTRAST;
+  if (greys || op.kind == TS_AUGMENT_AUTOCONTRAST || op.kind == TS_AUGMENT_EQUALIZE) {
+    count_values(team, canvas, greys, state);
+  }
+  team.each(3 * 256, [&](int32_t i) {
+    state->table[i / 256][i % 256] =
+        replaced(op, *state, i / 256, i % 256, canvas.width * canvas.height);
+  });
+  each_pixel(team, canvas, canvas.image, [&](int32_t, int32_t, uint8_t* pixel) {
+    for (int c = 0; c < 3; ++c) pixel[c] = state->table[c][pixel[c]];
+  });
+}
+
+// ---- operations on the colours of a pixel ------------------------------------------------------
+
+template <typename Team>
+TS_DEVICE void change_colors(Team& team, const ts_augment_op& op, const Canvas& canvas) {
+  const auto value = static_cast<float>(op.values[0]);
+  const auto rest = static_cast<float>(1.0 - op.values[0]);
+  const int32_t* const in = op.integers;
+  each_pixel(team, canvas, canvas.image, [&](int32_t x, int32_t y, uint8_t* pixel) {
+    const uint8_t from[3] = {pixel[0], pixel[1], pixel[2]};
+    switch (op.kind) {
+      case TS_AUGMENT_SATURATION:
+        saturate(pixel, value, rest);
+        break;
+      case TS_AUGMENT_GRAYSCALE:
+        make_grey(pixel);
+        break;
+      case TS_AUGMENT_PERMUTE:
+        for (int c = 0; c < 3; ++c) pixel[c] = from[clamped(in[c], 0, 2)];
+        break;
+      case TS_AUGMENT_ERASE:
+        if (x >= in[0] && x - in[0] < in[2] && y >= in[1] && y - in[1] < in[3]) {
+          for (int c = 0; c < 3; ++c) pixel[c] = static_cast<uint8_t>(in[4 + c]);
+        }
+        break;
+      default: {  // hue
+        float color[3];
+        for (int c = 0; c < 3; ++c) color[c] = times(static_cast<float>(from[c]), kPerByte);
+        turn_hue(&color[0], &color[1], &color[2], value);
+        for (int c = 0; c < 3; ++c) pixel[c] = cut(color[c]);
+      }
+    }
+  });
+}
+
+// ---- operations that compute a pixel from others -----------------------------------------------
+
+// Flips, turns (a square, or by a half), crops and pads.
+template <typename Team>
+TS_DEVICE void move_pixels(Team& team, const ts_augment_op& op, Canvas* canvas) {
+  const int32_t* const in = op.integers;
+  const int32_t last_x = canvas->width - 1;
+  const int32_t last_y = canvas->height - 1;
+  const Sampled from = source_of(*canvas, in + 5);
+  redraw(team, canvas, [&](int32_t x, int32_t y, uint8_t* to) {
+    int32_t from_x = x;
+    int32_t from_y = y;
+    switch (op.kind) {
+      case TS_AUGMENT_FLIP_HORIZONTAL:
+        from_x = last_x - x;
+        break;
+      case TS_AUGMENT_FLIP_VERTICAL:
+        from_y = last_y - y;
+        break;
+      case TS_AUGMENT_QUARTER_TURNS:  // counter-clockwise, as torch.rot90 turns
+        if (in[0] == 1 || in[0] == 2) from_x = last_x - (in[0] == 1 ? y : x);
+        if (in[0] == 3) from_x = y;
+        if (in[0] == 2 || in[0] == 3) from_y = last_y - (in[0] == 3 ? x : y);
+        if (in[0] == 1) from_y = x;
+        break;
+      default:  // crop
+        from_x = padded(in[0] + x, from.width, in[4]);
+        from_y = padded(in[1] + y, from.height, in[4]);
+    }
+    copy_from(from, from_x, from_y, to);
+  });
+}
+
+template <typename Team>
+TS_DEVICE void sharpen(Team& team, const ts_augment_op& op, Canvas* canvas) {
+  const int32_t last_x = canvas->width - 1;
+  const int32_t last_y = canvas->height - 1;
+  const auto rest = static_cast<float>(1.0 - op.values[0]);
+  const int64_t row = static_cast<int64_t>(canvas->width) * 3;
+  const uint8_t* const image = canvas->image;
+  redraw(team, canvas, [&](int32_t x, int32_t y, uint8_t* to) {
+    const uint8_t* const here = image + y * row + x * 3;
+    if (x == 0 || y == 0 || x == last_x || y == last_y) {
+      copy_pixel(here, to);
+      return;
+    }
+    for (int c = 0; c < 3; ++c) {
+      to[c] = sharpened(here + c - row, here + c, here + c + row, rest);
+    }
+  });
+}
+
+// Runs an affine transform or a perspective.
+template <typename Team>
+TS_DEVICE void warp(Team& team, const ts_augment_op& op, Canvas* canvas) {
+  const bool affine = op.kind == TS_AUGMENT_AFFINE;
+  const bool whole = op.integers[0] == TS_INTERPOLATION_NEAREST;
+  const Grid grid = grid_of(op.values, affine ? 6 : 8, canvas->width, canvas->height);
+  const float first_x = affine ? first_place(canvas->width) : 0.5F;
+  const float first_y = affine ? first_place(canvas->height) : 0.5F;
+  Sampled from = source_of(*canvas, op.integers + 2);
+  from.filled = op.integers[1] != 0;
+  if (!from.filled) from.fill[0] = from.fill[1] = from.fill[2] = 0;
+  redraw(team, canvas, [&](int32_t x, int32_t y, uint8_t* to) {
+    float source_x, source_y;
+    const float at_x = first_x + static_cast<float>(x);
+    const float at_y = first_y + static_cast<float>(y);
+    if (affine) {
+      affine_source(grid, at_x, at_y, &source_x, &source_y);
+    } else {
+      perspective_source(grid, at_x, at_y, &source_x, &source_y);
+    }
+    if (whole) {
+      sample_nearest(from, source_x, source_y, to);
+    } else {
+      sample_bilinear(from, source_x, source_y, to);
+    }
+  });
+}
+
+// ---- all ---------------------------------------------------------------------------------------
+
+// Runs an operation for which has_step is true, which keeps the image's size.
+template <typename Team>
+TS_DEVICE void run_step(Team& team, const ts_augment_op& op, StepState* state, Canvas* canvas) {
+  switch (op.kind) {
+    case TS_AUGMENT_FLIP_HORIZONTAL:
+    case TS_AUGMENT_FLIP_VERTICAL:
+    case TS_AUGMENT_QUARTER_TURNS:
+    case TS_AUGMENT_CROP:
+      move_pixels(team, op, canvas);
+      break;
+    case TS_AUGMENT_SHARPNESS:
+      sharpen(team, op, canvas);
+      break;
+    case TS_AUGMENT_AFFINE:
+    case TS_AUGMENT_PERSPECTIVE:
+      warp(team, op, canvas);
+      break;
+    case TS_AUGMENT_SATURATION:
+    case TS_AUGMENT_HUE:
+    case TS_AUGMENT_GRAYSCALE:
+    case TS_AUGMENT_ERASE:
+    case TS_AUGMENT_PERMUTE:
+      change_colors(team, op, *canvas);
+      break;
+    case TS_AUGMENT_BRIGHTNESS:
+    case TS_AUGMENT_CONTRAST:
+    case TS_AUGMENT_INVERT:
+    case TS_AUGMENT_SOLARIZE:
+    case TS_AUGMENT_POSTERIZE:
+    case TS_AUGMENT_AUTOCONTRAST:
+    case TS_AUGMENT_EQUALIZE:
+      replace_bytes(team, op, *canvas, state);
+      break;
+    default:
+      break;
+  }
+}
+
+// Runs the steps of a plan on its result. The pixels' part of the scratch memory is the room.
+template <typename Team>
+TS_DEVICE void run_steps(Team& team, const Plan& plan, const Memory& memory, StepState* state) {
+  Canvas canvas = {memory.result, reinterpret_cast<uint8_t*>(memory.pixels), plan.x.size,
+                   plan.y.size};
+  const ts_augment_op* const steps = steps_of(plan, memory.base);
+  for (uint32_t i = 0; i < plan.steps; ++i) run_step(team, steps[i], state, &canvas);
+  if (canvas.image == memory.result) return;
+  const uint8_t* const image = canvas.image;
+  each_pixel(team, canvas, memory.result, [&](int32_t x, int32_t y, uint8_t* to) {
+    copy_pixel(image + (static_cast<int64_t>(y) * canvas.width + x) * 3, to);
+  });
+}
+
+}  // namespace ts::jpeg
