@@ -58,9 +58,8 @@ type workerEntryPoints struct {
 	proof  uint64
 	buffer []byte // for a blob that is used, or made
 	blob   []byte // of the latest plan from an image's bytes
-
-	// Of images that are not on the host; reused.
-	head, plans []byte
+	head   []byte // of an image that is not on the host; reused
+	plans  []byte // for a plan that is not written in its place, aligned; reused
 }
 
 // plannable reports whether sample i may have a plan: its entry points were compared with the
@@ -77,10 +76,10 @@ func (b *workerEntryPoints) plannable(i int) bool {
 	return true
 }
 
-// plan writes the plan of sample i, for another decoder, to a slot's memory for plans. The row has
-// no bytes if only the host decodes the image, also when nobody has compared its entry points yet,
-// and if there is no room.
-func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry, to *staging) decodeplan.Row {
+// plan writes the plan of sample i and of operations on its pixels, for another decoder, to a
+// slot's memory for plans. The row has no bytes if only the host decodes the image or runs an
+// operation, also when nobody has compared its entry points yet, and if there is no room.
+func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, to *staging) decodeplan.Row {
 	d, ok := b.d.(planDecoder)
 	if !ok {
 		return decodeplan.Row{}
@@ -97,11 +96,31 @@ func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry, to *
 		return decodeplan.Row{}
 	}
 	b.blob = blob
+	if len(ops) > 0 {
+		return b.planAugmented(d, data, g, blob, proof, ops, to)
+	}
 	at, n, err := d.AppendPlan(data, g, blob, proof, to.plans.Memory, &to.used)
 	if err != nil { // the host says what is wrong with the image
 		return decodeplan.Row{}
 	}
 	return decodeplan.Row{At: at, Bytes: n}
+}
+
+// planAugmented does plan for a sample with operations.
+func (b *workerEntryPoints) planAugmented(d planDecoder, data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64,
+	ops []imagecapi.AugmentOp, to *staging) decodeplan.Row {
+	for {
+		n, err := d.PlanAugmented(data, g, blob, proof, ops, b.plans)
+		if err != nil || n == 0 {
+			return decodeplan.Row{}
+		}
+		if n <= len(b.plans) {
+			memory, row, _ := to.reserve(decodeplan.Row{Bytes: n})
+			copy(memory, b.plans)
+			return row
+		}
+		b.plans = alignedBytes(2 * n)
+	}
 }
 
 // decode decodes sample i as the decoder's decode does. When a blob is first used in this process,

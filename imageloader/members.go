@@ -131,9 +131,10 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, lead uint32, blob
 // bytes. Members with more, which lie far behind their checkpoint, are inflated on the host.
 const maxMember, maxPacked = 8 << 20, 4 << 20
 
-// headsFor returns the heads for the consumer of a job's row, or nil if it does not inflate.
+// headsFor returns the heads for the consumer of a job's row, or nil if it does not inflate. Images
+// with Transform.Ops are planned from their bytes.
 func (q *planner) headsFor(j *job) *heads {
-	if j.staging.plans.Rooms == 0 {
+	if j.staging.plans.Rooms == 0 || q.w.augmenter != nil {
 		return nil
 	}
 	return q.w.points.points.headsOf()

@@ -52,12 +52,17 @@ func (p *pass) newPlanner(r *index.Reader) (*planner, error) {
 	}
 	plan := &planner{w: worker{p: p, d: d, points: points}, r: r, good: make([]int, 0, maxGroup), idle: time.Now()}
 	plan.w.reset()
+	if plan.w.augmenter, err = p.l.plan.NewAugmenter(); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("imageloader: no augmenter: %w", err)
+	}
 	return plan, nil
 }
 
 // close frees the planner's memory outside of Go.
 func (q *planner) close() {
 	if q != nil {
+		q.w.augmenter.Close()
 		q.w.d.Close()
 	}
 }

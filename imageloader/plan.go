@@ -21,8 +21,8 @@ import (
 func (l *Loader) PlanBytes() (int, error) {
 	t := &l.o.Transform
 	switch {
-	case len(t.Ops) > 0 || len(t.Mix) > 0:
-		return 0, errors.New("imageloader: Transform.Ops and Transform.Mix run on the host: leave them out, or decode on the host")
+	case len(t.Mix) > 0:
+		return 0, errors.New("imageloader: Transform.Mix runs on the host, which needs the pixels: leave it out, or decode on the host")
 	case l.o.NoEntryPoints:
 		return 0, errors.New("imageloader: a GPU decodes by entry points, and Options.NoEntryPoints is set")
 	case l.o.NoIndex:
@@ -36,6 +36,10 @@ func (l *Loader) PlanBytes() (int, error) {
 	}
 	return int(min(max(int64(l.o.BatchSize)*(mean+tables), minimum), maximum)), nil
 }
+
+// Augments reports whether plans have operations on the pixels: those of Transform.Ops. A
+// prefetcher calls it.
+func (l *Loader) Augments() bool { return len(l.o.Transform.Ops) > 0 }
 
 // meanSize returns the mean size of an index's samples, from about a thousand of them.
 func meanSize(x *index.Index) int64 {
@@ -163,6 +167,10 @@ func (l *Loader) decodeAgain(known *index.Index, r *index.Reader, s Sample, agai
 	defer d.Close()
 	w := worker{p: &pass{l: l, known: known}, d: d, pixelsOnly: true}
 	w.reset()
+	if w.augmenter, err = l.plan.NewAugmenter(); err != nil {
+		return fmt.Errorf("imageloader: no augmenter: %w", err)
+	}
+	defer w.augmenter.Close()
 	j := job{item: item{sample: s, size: again.size, data: data, epoch: again.epoch, again: again.again}, dst: dst}
 	state, err := w.decode(&j)
 	if state == good {
@@ -326,7 +334,14 @@ func (w *worker) plan(j *job, info *imagecapi.Info) bool {
 	if w.points == nil || !w.p.known.Random() || info.Format != imagecapi.JPEG || info.Progressive {
 		return false
 	}
-	row := w.points.plan(j.sample.Index, j.data, &w.geometry, s)
+	var ops []imagecapi.AugmentOp
+	if w.augmenter != nil {
+		var ok bool
+		if ops, ok = w.augmenter.Operations(); !ok {
+			return false
+		}
+	}
+	row := w.points.plan(j.sample.Index, j.data, &w.geometry, ops, s)
 	s.rows[j.row] = rowPlan{Row: row, repeat: again}
 	return row.Bytes > 0
 }

@@ -91,7 +91,7 @@ func (c *planned) check(t *testing.T, plans *decodeplan.Plans, p decodeplan.Row,
 		t.Fatalf("a plan of %d bytes at %d, of %d that are used", p.Bytes, p.At, plans.Used)
 	}
 	plan := plans.Memory[p.At:][:p.Bytes]
-	if !bytes.HasPrefix(plan, []byte("TSP1")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
+	if !bytes.HasPrefix(plan, []byte("TSP2")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
 		t.Fatalf("what lies at %d is no plan of %d bytes", p.At, p.Bytes)
 	}
 	sum, key := sha256.Sum256(plan), [2]int{epoch, sample}
@@ -136,6 +136,8 @@ func TestPlansChangeNoBatch(t *testing.T) {
 		d.Close()
 	}
 	const photos, damaged = 24, 6
+	augmented := Train(64)
+	augmented.Ops = []transform.Op{transform.TrivialAugmentWide{}, transform.RandomErasing{P: 0.5}}
 	c := &planned{slots: 3}
 	for _, name := range []string{"t.tar", "t.tgz"} {
 		path := planArchive(t, name, photos, damaged)
@@ -143,7 +145,7 @@ func TestPlansChangeNoBatch(t *testing.T) {
 			for _, geometry := range []struct {
 				name string
 				o    Transform
-			}{{"train", Train(64)}, {"eval", Eval(80, 64)}} {
+			}{{"train", Train(64)}, {"eval", Eval(80, 64)}, {"operations", augmented}} {
 				for _, workers := range []int{1, 4} {
 					for _, capacity := range []int{1 << 20, 40 << 10} {
 						t.Run(fmt.Sprintf("%s, %v, %s, %d workers, %d bytes", name, policy, geometry.name, workers, capacity), func(t *testing.T) {
@@ -357,7 +359,7 @@ func TestPlansAreRefused(t *testing.T) {
 	path := planArchive(t, "t.tar", 1, 0)
 	side := filepath.Join(t.TempDir(), "index")
 	for name, o := range map[string]Options{
-		"Ops":           {Transform: Transform{Size: 8, Ops: []transform.Op{transform.RandomGrayscale{P: 1}}}},
+		"Mix":           {Transform: Transform{Size: 8, Mix: []transform.BatchOp{transform.CutMix{}}}, Classes: []string{"a", "b"}},
 		"NoEntryPoints": {NoEntryPoints: true},
 		"NoIndex":       {NoIndex: true},
 	} {

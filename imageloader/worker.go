@@ -49,8 +49,9 @@ func (w *worker) decode(j *job) (flightState, error) {
 		if err := w.draw(j, &info); err != nil {
 			return bad, judge.bad(&j.sample, Unsupported, err)
 		}
+		planned := w.plan(j, &info)
 		switch {
-		case w.plan(j, &info):
+		case planned:
 			w.countCrop(&info)
 			w.p.l.counters.planned(1)
 		case w.points != nil && info.Format == imagecapi.JPEG && !info.Progressive:
@@ -62,8 +63,8 @@ func (w *worker) decode(j *job) (flightState, error) {
 			w.count(&info)
 			damage = tolerated(w.d)
 		}
-		if err == nil && w.augmenter != nil {
-			err = w.augmenter.Apply(w.rng, j.dst)
+		if err == nil && !planned {
+			err = w.augmenter.Run(w.rng, j.dst)
 		}
 	}
 	if err == nil && j.mask.size > 0 {
@@ -111,10 +112,14 @@ func (w *worker) decodeMask(j *job, info *imagecapi.Info) (flightState, error) {
 	return bad, e
 }
 
-// draw draws the geometry of a job's image.
+// draw draws the geometry of a job's image, and the parameters of Transform.Ops.
 func (w *worker) draw(j *job, info *imagecapi.Info) error {
 	order.SeedRepeat(&w.source, w.p.l.o.Seed, order.OfSample, j.epoch, j.sample.Index, j.again)
-	return w.p.l.plan.Geometry(w.rng, info, &w.geometry)
+	err := w.p.l.plan.Geometry(w.rng, info, &w.geometry)
+	if err == nil {
+		w.augmenter.Draw(w.rng)
+	}
+	return err
 }
 
 // crops reports whether only a crop of the image is wanted.

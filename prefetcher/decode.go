@@ -19,10 +19,12 @@ type Decode int
 const (
 	// Host decodes in the source's workers.
 	Host Decode = iota
-	// Auto decodes on the device if that is a GPU and the source can leave images to it. Otherwise
-	// it is Host.
+	// Auto decodes on the device if that is a GPU and the source can leave images to it, without
+	// operations on their pixels (imageloader's Transform.Ops): how long a GPU takes for these is
+	// not measured yet. Otherwise it is Host.
 	Auto
-	// Device is Auto, but New returns an error where Auto would decode as Host.
+	// Device decodes on the device, with operations too. New returns an error where the device is
+	// the CPU, or the source cannot leave images to it.
 	Device
 )
 
@@ -46,6 +48,8 @@ type planner interface {
 	// PlanBytes returns the size of a slot's memory for plans, or an error that says why there are
 	// none.
 	PlanBytes() (int, error)
+	// Augments reports whether plans have operations on the pixels.
+	Augments() bool
 	// FillPlans is Fill, with memory for plans beside each slot.
 	FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(n int, info any) error) error
 	// DecodeRow writes the pixels of a row of a batch, which it decodes on the host.

@@ -20,7 +20,8 @@ import (
 // the value of the image's pixels, and whether the decoder is to flag it.
 type plannedSource struct {
 	rawSource
-	refuses  error               // of PlanBytes
+	refuses  error // of PlanBytes
+	augments bool
 	again    func(row int) error // of DecodeRow
 	repeated atomic.Int64        // calls of DecodeRow
 }
@@ -34,6 +35,7 @@ func (s *plannedSource) Finishes() []tensor.Finish {
 	return []tensor.Finish{{Mean: []float32{0, 0, 0}, Std: []float32{1, 1, 1}}, {}}
 }
 
+func (s *plannedSource) Augments() bool          { return s.augments }
 func (s *plannedSource) PlanBytes() (int, error) { return decodeplan.Align * s.batch, s.refuses }
 
 // host reports whether the source decodes a sample, and flagged whether the decoder flags it.
@@ -264,6 +266,24 @@ func TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses(t *testing.T) {
 		}
 		closeFeed(t, p)
 	})
+}
+
+// TestAutoLeavesOperationsToTheHost: Auto is Host for a source whose plans have operations.
+func TestAutoLeavesOperationsToTheHost(t *testing.T) {
+	for _, augments := range []bool{false, true} {
+		source := &plannedSource{rawSource: rawSource{batch: 1}, augments: augments}
+		s, err := newSlots(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decode := range []Decode{Auto, Device} {
+			o := Options{Decode: decode}
+			d, err := o.decoding(source, s)
+			if want := decode == Device || !augments; err != nil || (d != nil) != want {
+				t.Errorf("%v, with operations %v: the device decodes: %v, %v", decode, augments, d != nil, err)
+			}
+		}
+	}
 }
 
 func TestDecodeOption(t *testing.T) {

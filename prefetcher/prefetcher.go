@@ -84,9 +84,11 @@ type Options struct {
 	// Decode selects where images are decoded. The zero value is Host: the source's workers decode
 	// them. With Auto and Device an imageloader.Loader leaves the baseline JPEGs of an indexed
 	// archive to the GPU, from the epoch on in which their entry points are known to be right, and
-	// decodes all other images beside them. The batches are those of Host, to the bit. It takes up
-	// to 1 GiB of device memory (Stats.DecoderBytes), and as much pinned memory for each host slot
-	// as PlanBytes of the source says.
+	// decodes all other images beside them. With Device the GPU also runs the steps of
+	// Transform.Ops, for samples whose steps it can all run; with Auto images with Ops are the
+	// host's. The batches are those of Host, to the bit. It takes up to 1 GiB of device memory
+	// (Stats.DecoderBytes), and as much pinned memory for each host slot as PlanBytes of the source
+	// says.
 	// A source that embeds a Loader and has a Fill of its own is asked by the Loader's FillPlans
 	// instead, unless it has its own PlanBytes, which returns an error, or its own FillPlans.
 	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the
@@ -227,8 +229,11 @@ func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
 	if err == nil && o.Device == cuda.CPU {
 		d, err = nil, errors.New("the device is the CPU")
 	}
-	if err != nil && o.Decode == Device {
+	switch {
+	case err != nil && o.Decode == Device:
 		return nil, fmt.Errorf("Options.Decode is Device: %w", err)
+	case err == nil && o.Decode == Auto && d.source.Augments():
+		return nil, nil
 	}
 	return d, nil
 }

@@ -11,7 +11,8 @@ import (
 // RandomRotation turns the image counter-clockwise by an angle in degrees that is uniform in
 // Degrees, about its centre or about Center (pixels from the left and from the top). Pixels from
 // outside get the colour Fill. With Expand the image becomes as large as it must be to hold the
-// whole turned image, and a CenterCrop has to follow.
+// whole turned image, and a CenterCrop has to follow. A GPU that decodes runs it too. With Expand
+// it keeps its samples on the host.
 type RandomRotation struct {
 	Degrees       [2]float64
 	Interpolation Interpolation
@@ -39,7 +40,7 @@ func (o RandomRotation) draw(rng *rand.Rand, p *program) {
 // RandomAffine turns by an angle in degrees that is uniform in Degrees, moves by up to Translate
 // (parts of the width and of the height) either way, magnifies by a factor that is uniform in Scale
 // (zero value: 1), and shears by angles in degrees that are uniform in Shear[0] to Shear[1] along x
-// and in Shear[2] to Shear[3] along y.
+// and in Shear[2] to Shear[3] along y. A GPU that decodes runs it too.
 type RandomAffine struct {
 	Degrees       [2]float64
 	Translate     [2]float64

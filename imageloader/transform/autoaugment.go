@@ -5,7 +5,8 @@ import (
 	"math/rand/v2"
 )
 
-// AutoAugment applies one of the 25 rules of a Policy, drawn at random: up to two operations.
+// AutoAugment applies one of the 25 rules of a Policy, drawn at random: up to two operations. A GPU
+// that decodes runs it too.
 type AutoAugment struct {
 	Policy        AutoAugmentPolicy
 	Interpolation Interpolation

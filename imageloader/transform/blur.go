@@ -8,7 +8,8 @@ import (
 )
 
 // GaussianBlur blurs with a kernel of KernelSize pixels (width, height; odd; 0: 3) and a standard
-// deviation in pixels that is uniform in Sigma (zero value: 0.1 to 2).
+// deviation in pixels that is uniform in Sigma (zero value: 0.1 to 2). It keeps its samples on the
+// host.
 type GaussianBlur struct {
 	KernelSize [2]int
 	Sigma      [2]float64
@@ -41,7 +42,7 @@ func (o GaussianBlur) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomAdjustSharpness blurs (SharpnessFactor below 1; 0 blurs fully) or sharpens (above 1), with
-// probability P (0: 1/2).
+// probability P (0: 1/2). A GPU that decodes runs it too.
 type RandomAdjustSharpness struct{ SharpnessFactor, P float64 }
 
 func (o RandomAdjustSharpness) check(w, h int) (int, int, error) {

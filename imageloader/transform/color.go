@@ -10,7 +10,7 @@ import (
 // ColorJitter multiplies brightness, contrast and saturation by factors that are uniform in 1-x to
 // 1+x (but not negative), x being the field of that name, and turns the hue by a part of the circle
 // that is uniform in -Hue to Hue (at most 1/2), in random order. A field that is 0 changes nothing.
-// A range that is not zero replaces the interval.
+// A range that is not zero replaces the interval. A GPU that decodes runs it too.
 type ColorJitter struct {
 	Brightness, Contrast, Saturation, Hue                     float64
 	BrightnessRange, ContrastRange, SaturationRange, HueRange [2]float64
@@ -78,7 +78,7 @@ var jitterKinds = [4]int32{
 // RandomPhotometricDistort changes brightness, contrast, saturation and hue by factors that are
 // uniform in intervals (zero values: 0.875 to 1.125, 0.5 to 1.5, 0.5 to 1.5 and -0.05 to 0.05),
 // contrast before or after saturation and hue, and permutes the channels: each with probability P
-// (0: 1/2).
+// (0: 1/2). A GPU that decodes runs it too.
 type RandomPhotometricDistort struct {
 	Brightness, Contrast, Saturation, Hue [2]float64
 	P                                     float64
@@ -123,7 +123,7 @@ func (o RandomPhotometricDistort) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomChannelPermutation permutes the channels. All six permutations are equally likely, the one
-// that changes nothing included.
+// that changes nothing included. A GPU that decodes runs it too.
 type RandomChannelPermutation struct{}
 
 func (RandomChannelPermutation) check(w, h int) (int, int, error) { return w, h, nil }
@@ -137,13 +137,14 @@ func (RandomChannelPermutation) draw(rng *rand.Rand, p *program) {
 	p.add(imagecapi.AugmentPermute, order)
 }
 
-// Grayscale makes the three channels equal.
+// Grayscale makes the three channels equal. A GPU that decodes runs it too.
 type Grayscale struct{}
 
 func (Grayscale) check(w, h int) (int, int, error) { return w, h, nil }
 func (Grayscale) draw(_ *rand.Rand, p *program)    { p.add(imagecapi.AugmentGrayscale, [9]int32{}) }
 
-// RandomGrayscale makes the three channels equal with probability P (0: 0.1).
+// RandomGrayscale makes the three channels equal with probability P (0: 0.1). A GPU that decodes
+// runs it too.
 type RandomGrayscale struct{ P float64 }
 
 func (o RandomGrayscale) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
@@ -154,7 +155,8 @@ func (o RandomGrayscale) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomInvert replaces every byte by 255 minus it, with probability P (0: 1/2).
+// RandomInvert replaces every byte by 255 minus it, with probability P (0: 1/2). A GPU that decodes
+// runs it too.
 type RandomInvert struct{ P float64 }
 
 func (o RandomInvert) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
@@ -165,7 +167,8 @@ func (o RandomInvert) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomPosterize keeps the upper Bits (1 to 8) bits of every byte, with probability P (0: 1/2).
+// RandomPosterize keeps the upper Bits (1 to 8) bits of every byte, with probability P (0: 1/2). A
+// GPU that decodes runs it too.
 type RandomPosterize struct {
 	Bits int
 	P    float64
@@ -185,7 +188,7 @@ func (o RandomPosterize) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomSolarize inverts the bytes that are Threshold or more (0 to 255; 0 inverts all), with
-// probability P (0: 1/2).
+// probability P (0: 1/2). A GPU that decodes runs it too.
 type RandomSolarize struct{ Threshold, P float64 }
 
 func (o RandomSolarize) check(w, h int) (int, int, error) {
@@ -202,7 +205,7 @@ func (o RandomSolarize) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomAutocontrast stretches the values of every channel to 0 to 255, with probability P (0:
-// 1/2).
+// 1/2). A GPU that decodes runs it too.
 type RandomAutocontrast struct{ P float64 }
 
 func (o RandomAutocontrast) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
@@ -213,7 +216,8 @@ func (o RandomAutocontrast) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomEqualize evens out the histogram of every channel, with probability P (0: 1/2).
+// RandomEqualize evens out the histogram of every channel, with probability P (0: 1/2). A GPU that
+// decodes runs it too.
 type RandomEqualize struct{ P float64 }
 
 func (o RandomEqualize) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }

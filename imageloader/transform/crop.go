@@ -19,7 +19,7 @@ const (
 )
 
 // Pad adds Padding pixels at the left, top, right and bottom. A crop has to follow, since the steps
-// together must keep the size.
+// together must keep the size. It keeps its samples on the host.
 type Pad struct {
 	Padding [4]int
 	Fill    Color // of PadConstant
@@ -38,7 +38,8 @@ func (o Pad) draw(_ *rand.Rand, p *program) {
 // RandomCrop takes a random square of Size pixels a side out of the image with Padding pixels
 // (left, top, right, bottom) around it. Size 0 keeps the image's size: CIFAR-10 is trained with
 // RandomCrop{Padding: [4]int{4, 4, 4, 4}}. For a random crop of a larger image,
-// Transform.RandomCrop costs less.
+// Transform.RandomCrop costs less. A GPU that decodes runs it too. Where it changes the image's
+// size it keeps its samples on the host.
 type RandomCrop struct {
 	Size    int
 	Padding [4]int
@@ -71,7 +72,8 @@ func (o RandomCrop) draw(rng *rand.Rand, p *program) {
 	p.crop(x-o.Padding[0], y-o.Padding[1], w, h, o.Mode, o.Fill)
 }
 
-// CenterCrop takes the middle square of Size pixels a side; a smaller image gets a black border.
+// CenterCrop takes the middle square of Size pixels a side; a smaller image gets a black border. A
+// GPU that decodes runs it too. Where it changes the image's size it keeps its samples on the host.
 type CenterCrop struct{ Size int }
 
 func (o CenterCrop) check(w, h int) (int, int, error) {

@@ -14,7 +14,8 @@ import (
 //
 // Value is the colour before normalisation, as everywhere in Ops: torchvision's value=0 after
 // Normalize is 255 * Mean here. Random is torchvision's value="random" instead: every byte is drawn
-// such that it is standard normal after normalisation, as far as 0 to 255 reach.
+// such that it is standard normal after normalisation, as far as 0 to 255 reach. A GPU that decodes
+// runs it too. With Random it keeps its samples on the host.
 type RandomErasing struct {
 	P            float64
 	Scale, Ratio [2]float64

@@ -32,13 +32,13 @@ func mixes(op Op) bool {
 var moves = []int32{imagecapi.AugmentFlipHorizontal, imagecapi.AugmentFlipVertical, imagecapi.AugmentQuarterTurns,
 	imagecapi.AugmentCrop, imagecapi.AugmentAffine, imagecapi.AugmentPerspective}
 
-// Moves reports whether the last Apply has moved pixels. A [Func] does not count.
+// Moves reports whether what was drawn last moves pixels. A [Func] does not count.
 func (a *Augmenter) Moves() bool {
 	return slices.ContainsFunc(a.program.ops, func(op imagecapi.AugmentOp) bool { return slices.Contains(moves, op.Kind) })
 }
 
-// ApplyMoves moves the pixels of a mask of Size x Size x 3 bytes, in place, as the last Apply has
-// moved those of the image. Every pixel is a copy of the nearest one, all three bytes together;
+// ApplyMoves moves the pixels of a mask of Size x Size x 3 bytes, in place, as what was drawn last
+// moves those of the image. Every pixel is a copy of the nearest one, all three bytes together;
 // pixels from outside of the mask are fill, unless the image's are copies of its edge.
 func (a *Augmenter) ApplyMoves(mask []byte, fill Color) error {
 	a.moved = a.moved[:0]

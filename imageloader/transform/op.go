@@ -18,6 +18,11 @@ import (
 //
 // The parameters of a step are drawn from (Options.Seed, epoch, sample index), after those of the
 // crop and the flip, so that adding steps changes neither.
+//
+// A GPU that decodes (prefetcher.Options.Decode) runs the steps behind its decoding, with the same
+// bits, if it can run all that are drawn for a sample. Otherwise the sample is decoded on the host,
+// and its steps run there. The comment of each step says which. A step whose probability did not
+// hit keeps no sample on the host.
 type Op interface {
 	// check returns the size that the step gives images of width x height pixels, or says which
 	// field is wrong.
@@ -67,7 +72,7 @@ type Pixels struct {
 // the sample's own generator: numbers drawn from it, and from nothing else, are the same with any
 // number of workers and after a resume. An error makes the sample a bad one, with the reason
 // Rejected. Several goroutines call a Func at a time, each with its own image. With Options.Masks a
-// Func sees the image alone, so it must not move pixels.
+// Func sees the image alone, so it must not move pixels. It keeps its samples on the host.
 type Func func(rng *rand.Rand, image *Pixels) error
 
 func (f Func) check(w, h int) (int, int, error) {

@@ -9,7 +9,7 @@ import (
 )
 
 // RandomPerspective moves, with probability P (0: 1/2), each corner inwards by up to half of
-// DistortionScale (0: 1/2) of the side.
+// DistortionScale (0: 1/2) of the side. A GPU that decodes runs it too.
 type RandomPerspective struct {
 	DistortionScale float64
 	P               float64

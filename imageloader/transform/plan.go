@@ -70,15 +70,36 @@ type FuncError struct{ Err error }
 func (e FuncError) Error() string { return e.Err.Error() }
 func (e FuncError) Unwrap() error { return e.Err }
 
-// Apply runs the Ops on Size x Size x 3 bytes, in place, and draws their parameters from rng. An
-// error of a Func is a [FuncError]; the pixels are then undefined.
-func (a *Augmenter) Apply(rng *rand.Rand, pixels []byte) error {
-	t := a.t
-	a.program.reset(t)
-	for _, op := range t.Ops {
+// Draw draws the parameters of the Ops for an image from rng. A nil augmenter draws nothing.
+func (a *Augmenter) Draw(rng *rand.Rand) {
+	if a == nil {
+		return
+	}
+	a.program.reset(a.t)
+	for _, op := range a.t.Ops {
 		op.draw(rng, &a.program)
 	}
-	done := 0
+}
+
+// Apply does Draw and Run.
+func (a *Augmenter) Apply(rng *rand.Rand, pixels []byte) error {
+	a.Draw(rng)
+	return a.Run(rng, pixels)
+}
+
+// Operations returns what was drawn last, valid until the next Draw. ok is false if Go code is
+// among it: only Run carries it out.
+func (a *Augmenter) Operations() (ops []imagecapi.AugmentOp, ok bool) {
+	return a.program.ops, len(a.program.calls) == 0
+}
+
+// Run runs what was drawn last on Size x Size x 3 bytes, in place. rng has done the draws. An error
+// of a Func is a [FuncError]; the pixels are then undefined. A nil augmenter changes nothing.
+func (a *Augmenter) Run(rng *rand.Rand, pixels []byte) error {
+	if a == nil {
+		return nil
+	}
+	t, done := a.t, 0
 	for _, c := range a.program.calls {
 		if err := a.run(pixels, a.program.ops[done:c.after]); err != nil {
 			return err

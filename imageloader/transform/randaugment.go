@@ -9,7 +9,7 @@ import (
 )
 
 // RandAugment does NumOps (0: 2) random operations, each with strength Magnitude (0: 9) out of
-// NumMagnitudeBins (0: 31).
+// NumMagnitudeBins (0: 31). A GPU that decodes runs it too.
 type RandAugment struct {
 	NumOps, Magnitude, NumMagnitudeBins int
 	Interpolation                       Interpolation
@@ -54,7 +54,7 @@ func (o RandAugment) draw(rng *rand.Rand, p *program) {
 }
 
 // TrivialAugmentWide does one random operation with a random strength out of NumMagnitudeBins (0:
-// 31).
+// 31). A GPU that decodes runs it too.
 type TrivialAugmentWide struct {
 	NumMagnitudeBins int
 	Interpolation    Interpolation

@@ -145,6 +145,17 @@ func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, ds
 	return imagecapi.DecodeMakeEntries(d.d, data, g, dst, stride, 0, buffer)
 }
 
+// PlanAugmented writes the plan of what DecodeByEntryPoints would decode, and ops would make of the
+// pixels, to buffer, which is aligned to 16 bytes. n is its size, 0 if only the host decodes the
+// image or runs one of ops, also while *proof is 0, or over len(buffer) if it did not fit.
+func (d *Decoder) PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
+	n, err = imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
+	if err != nil || n == 0 || n > len(buffer) {
+		return n, err
+	}
+	return imagecapi.PlanAugment(buffer, ops)
+}
+
 // AppendPlan writes the plan of what DecodeByEntryPoints would decode behind the plans in memory,
 // which other goroutines write to at the same time. The memory is aligned to 16 bytes, and used is
 // how much of it the plans take. n is the plan's size, and at its place; n is 0 if only the host
