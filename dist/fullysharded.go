@@ -541,6 +541,11 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	if err := d.ready("Backward"); err != nil {
 		return err
 	}
+	// Nothing is freed on this rank alone: the blocks that stay gathered are those of all ranks.
+	on, err := d.current()
+	if err == nil && on != d.on {
+		return fmt.Errorf("dist: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.on, cuda.ErrInvalidArgument)
+	}
 	returned := false
 	defer func() {
 		d.backward = false
@@ -552,11 +557,6 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 		}
 	}()
 	d.backward, d.at = true, len(d.order)
-	on, err := d.current()
-	if err == nil && on != d.on {
-		returned = true
-		return fmt.Errorf("dist: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.on, cuda.ErrInvalidArgument)
-	}
 	if err == nil {
 		err = backward()
 	}

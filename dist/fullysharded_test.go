@@ -587,6 +587,48 @@ type forgetful struct{ nn.Module }
 
 func (forgetful) Forward(x *torch.Tensor) *torch.Tensor { return x.MulScalar(2) }
 
+// table is a module whose output is a view of its parameter.
+type table struct{ rows *torch.Tensor }
+
+func (m table) Forward(*torch.Tensor) *torch.Tensor { return m.rows.Narrow(0, 1, 2) }
+
+func (m table) Parts() nn.Parts {
+	return nn.Parts{Parameters: []nn.Named{{Name: "rows", Tensor: m.rows}}}
+}
+
+// An output that is a view of a parameter can be read when the parameter's memory is freed.
+func TestFullyShardedOutputsOutliveParameters(t *testing.T) {
+	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
+		for _, trained := range []bool{true, false} {
+			rows := full(cuda.CPU, torch.Float64, 3, 4, 5)
+			if err := rows.SetRequiresGrad(trained); err != nil {
+				return err
+			}
+			d, err := NewFullyShardedDataParallel(g, NewShardedBlock(table{rows}), FullyShardedOptions{})
+			if err != nil {
+				return err
+			}
+			x := full(cuda.CPU, torch.Float64, 1, 1)
+			y := d.Forward(x)
+			got, err := y.Sum().Float64()
+			if err != nil || got != 30 || y.RequiresGrad() != trained || d.Stats().GatheredBytes != 0 {
+				return fmt.Errorf("trained %v: %v, %v, %v, %+v", trained, got, err, y.RequiresGrad(), d.Stats())
+			}
+			if trained {
+				err = d.Backward(y.Sum())
+				grad := d.Parameters()[0].Grad()
+				if got, err2 := grad.Sum().Float64(); err != nil || err2 != nil || got != 10 {
+					return fmt.Errorf("the gradient is %v: %w", got, errors.Join(err, err2))
+				}
+			}
+			if err := d.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
 // What fails in a backward pass ends the job.
 func TestFullyShardedBackwardFails(t *testing.T) {
 	for name, c := range map[string]struct {

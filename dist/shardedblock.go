@@ -22,7 +22,9 @@ import (
 //
 // Its backward pass is one of its own inside of the network's, so that its end is known. Therefore
 // nothing but its output may lead backward into the module, not a tensor that the module leaves
-// elsewhere; and neither may the module change its input in place, nor others its output.
+// elsewhere; and neither may the module change its input in place, nor others its output. An output
+// that is a view of a parameter is copied. Other views of parameters must not be used after Forward:
+// their memory is freed, and the program crashes.
 type ShardedBlock struct {
 	module nn.Module
 	d      *FullyShardedDataParallel // nil before it is made
@@ -108,8 +110,8 @@ func (b *ShardedBlock) forward(c *torch.FunctionContext, in []*torch.Tensor) ([]
 	if err := b.d.enter(b); err != nil {
 		return nil, err
 	}
-	y := b.module.Forward(x)
-	if err := y.Err(); err != nil {
+	y, err := b.own(b.module.Forward(x))
+	if err != nil {
 		return nil, errors.Join(err, b.free())
 	}
 	if recorded = recorded && y.RequiresGrad(); recorded {
@@ -120,6 +122,32 @@ func (b *ShardedBlock) forward(c *torch.FunctionContext, in []*torch.Tensor) ([]
 		c.MarkNonDifferentiable(y)
 	}
 	return []*torch.Tensor{y}, b.d.leave(b, recorded)
+}
+
+// own returns the output of the module, or a copy of one that lies in the parameters' memory, such
+// as rows of a table of positions: that memory is freed, and a read of it is a crash.
+func (b *ShardedBlock) own(y *torch.Tensor) (*torch.Tensor, error) {
+	if err := y.Err(); err != nil {
+		return nil, err
+	}
+	at, err := y.Pointer()
+	if err != nil || y.Elements() == 0 {
+		return y, nil // a tensor without an address is no view
+	}
+	for _, f := range b.flats {
+		if f.share == 0 {
+			continue
+		}
+		begin, err := f.all.Pointer()
+		if err != nil {
+			return nil, err
+		}
+		if begin <= at && at < begin+uintptr(f.bytes) {
+			y = y.Clone()
+			return y, y.Err()
+		}
+	}
+	return y, nil
 }
 
 // back makes the backward pass of the module.
