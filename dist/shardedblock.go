@@ -23,8 +23,8 @@ import (
 // Its backward pass is one of its own inside of the network's, so that its end is known. Therefore
 // nothing but its output may lead backward into the module, not a tensor that the module leaves
 // elsewhere; and neither may the module change its input in place, nor others its output. An output
-// that is a view of a parameter is copied. Other views of parameters must not be used after Forward:
-// their memory is freed, and the program crashes.
+// that is a view of a parameter is copied. Other views of parameters must not be used after
+// Forward: their memory is freed, and the program crashes.
 type ShardedBlock struct {
 	module nn.Module
 	d      *FullyShardedDataParallel // nil before it is made
