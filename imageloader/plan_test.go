@@ -179,8 +179,10 @@ func TestPlansChangeNoBatch(t *testing.T) {
 									// Its order is that of a stream.
 								case epoch == 0 && c.rows != 0:
 									t.Errorf("%d rows have plans before their entry points are known", c.rows)
-								case epoch > 1 && c.rows == 0, epoch > 1 && capacity == 1<<20 && c.rows < photos:
+								case epoch > 1 && capacity == 1<<20 && c.rows < photos:
 									t.Errorf("epoch %d: %d rows of %d photographs have plans", epoch, c.rows, photos)
+								// One plan fits the small memory. It is lost if its row moves
+								// to a slot that has one, so that an epoch may have none.
 								case capacity != 1<<20 && c.rows == photos:
 									t.Error("every plan had room")
 								}
