@@ -387,7 +387,7 @@ ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* hea
     const ts::image::FileHead from = {head->data, head->bytes, head->file_bytes, head->scan};
     const ts::image::EntriesIn in = {entries.data, entries.bytes, nullptr};
     const bool jpeg = info.format == TS_IMAGE_FORMAT_JPEG && ts::image::reduction_of(known) == 1;
-    *planned = jpeg ? decoder->jpeg.plan_head(from, known, in, &to) : 0;
+    *planned = jpeg ? decoder->jpeg.plan_head(from, info, known, in, &to) : 0;
   });
 }
 

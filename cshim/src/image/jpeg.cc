@@ -592,6 +592,17 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   rows(box, sink);
 }
 
+namespace {
+
+// Reports whether the frame is of the image that the geometry was checked with. The header comes
+// from another parser, and a plan's accesses are inside of its image only if both read the same.
+bool is_frame_of(const ts_image_info& header, const Frame& frame) {
+  return frame.width == header.width && frame.height == header.height &&
+         frame.components == header.components;
+}
+
+}  // namespace
+
 size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
                          const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to) {
   Entries entries;
@@ -600,7 +611,7 @@ size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info&
   Frame frame;
   Scan scan;
   const auto planned = [&] {
-    const bool same = entries.of().scan == scan.begin &&
+    const bool same = is_frame_of(header, frame) && entries.of().scan == scan.begin &&
                       entries.of().mcus == uint64_t{scan.mcus_per_row} * scan.mcu_rows;
     return same ? plan_jpeg(frame, scan, entries, geometry, to) : 0;
   };
@@ -615,14 +626,16 @@ size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info&
   return planned();
 }
 
-size_t JpegDecoder::plan_head(const FileHead& head, const ts_image_geometry& geometry,
-                              const EntriesIn& in, PlanMemory* to) {
+size_t JpegDecoder::plan_head(const FileHead& head, const ts_image_info& header,
+                              const ts_image_geometry& geometry, const EntriesIn& in,
+                              PlanMemory* to) {
   Entries entries;
   Frame frame;
   Scan scan;
   if (!entries.attach(in.blob, in.bytes) || entries.of().bytes != head.file_bytes ||
       entries.of().scan != head.scan || head.scan >= head.file_bytes ||
       !read_frame(head.data, head.bytes, head.file_bytes, &tables_, &frame, &scan) ||
+      !is_frame_of(header, frame) ||
       entries.of().mcus != uint64_t{scan.mcus_per_row} * scan.mcu_rows) {
     return 0;
   }
@@ -641,7 +654,7 @@ size_t JpegDecoder::plan_scan(const uint8_t* data, size_t bytes, const ts_image_
   Frame frame;
   Scan scan;
   if (!describe_scan(state->codec, data, bytes, tables_.codes, &scan) ||
-      !frame_of(state->codec, &frame)) {
+      !frame_of(state->codec, &frame) || !is_frame_of(header, frame)) {
     return 0;
   }
   return plan_whole_scan(frame, scan, geometry, to);

@@ -91,15 +91,17 @@ class JpegDecoder {
 
   // Plans the decoding of the image's crop from its entries for another decoder, as plan_jpeg does
   // (image/jpeg_plan.h). The geometry is that of the upright image, and valid for an image of this
-  // header. Returns 0 also unless the entries are proven, or trusted without a proof. Throws
-  // Failure if libjpeg-turbo cannot start to decode the image.
+  // header. Returns 0 also for a file whose frame is another than the header's, and unless the
+  // entries are proven, or trusted without a proof. Throws Failure if libjpeg-turbo cannot start to
+  // decode the image.
   size_t plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
               const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to);
 
   // Plans the decoding of the image's crop as plan_jpeg does without the scan's data, from entries
-  // that the caller knows to be those of the file. Returns 0 also for a head that is not usual.
-  size_t plan_head(const FileHead& head, const ts_image_geometry& geometry, const EntriesIn& in,
-                   PlanMemory* to);
+  // that the caller knows to be those of the file. The geometry is valid for an image of this
+  // header. Returns 0 also for a head that is not usual, or has another frame than the header's.
+  size_t plan_head(const FileHead& head, const ts_image_info& header,
+                   const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to);
 
   // Plans the decoding of the image's crop without entries, as plan_whole_scan does. Otherwise this
   // is plan; but throws Failure also if jpeg_check refuses the file.

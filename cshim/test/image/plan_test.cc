@@ -185,11 +185,12 @@ Bytes plan_of_head(JpegDecoder* decoder, const Bytes& file, size_t scan,
   const FileHead head = {front.data(), front.size(), file.size(), scan};
   const EntriesIn in = {blob.data(), blob.size(), nullptr};
   PlanMemory none = {};
-  Bytes plan(decoder->plan_head(head, geometry, in, &none));
+  const ts_image_info info = jpeg_header(front.data(), front.size());
+  Bytes plan(decoder->plan_head(head, info, geometry, in, &none));
   if (plan.empty()) return plan;
   const size_t size = plan.size();
   PlanMemory to = {plan.data(), size, nullptr};
-  EXPECT_EQ(decoder->plan_head(head, geometry, in, &to), size);
+  EXPECT_EQ(decoder->plan_head(head, info, geometry, in, &to), size);
   auto& header = *reinterpret_cast<ts::jpeg::Plan*>(plan.data());
   EXPECT_EQ(header.scan_at, 0u);
   EXPECT_EQ(header.scan_bytes, file.size() - scan);
@@ -264,9 +265,16 @@ TEST(Plan, WrongHeadsDoNoHarm) {
     const ts_image_geometry g = crop(0, 0, 1, 1);
     const EntriesIn in = {blob.bytes.data(), blob.bytes.size(), nullptr};
     PlanMemory none = {};
-    Bytes plan(decoder.plan_head(head, g, in, &none));
+    ts_image_info info = {};
+    try {
+      info = jpeg_header(head.data, head.bytes);
+    } catch (const ts::Failure&) {
+      ++refused;
+      continue;
+    }
+    Bytes plan(decoder.plan_head(head, info, g, in, &none));
     PlanMemory to = {plan.data(), plan.size(), nullptr};
-    if (!plan.empty()) decoder.plan_head(head, g, in, &to);
+    if (!plan.empty()) decoder.plan_head(head, info, g, in, &to);
     if (plan.empty()) {
       ++refused;
       continue;
@@ -282,6 +290,40 @@ TEST(Plan, WrongHeadsDoNoHarm) {
   }
   EXPECT_GT(planned, 200);
   EXPECT_GT(refused, 200);
+}
+
+// The geometry is checked with a header that another parser has read. A plan for an image of
+// another size would read outside of it, however well the entries are proven.
+TEST(Plan, AnotherHeadersImageHasNone) {
+  Random random(79);
+  JpegDecoder decoder(1 << 24);
+  const Bytes file = encode_jpeg(picture(random, 100, 80), {});
+  Blob blob = make_blob(&decoder, file, 4);
+  Entries entries;
+  ASSERT_TRUE(entries.attach(blob.bytes.data(), blob.bytes.size()));
+  const FileHead head = {file.data(), entries.of().scan, file.size(), entries.of().scan};
+  const EntriesIn proven = {blob.bytes.data(), blob.bytes.size(), &blob.proof};
+  const EntriesIn trusted = {blob.bytes.data(), blob.bytes.size(), nullptr};
+  const ts_image_geometry g = crop(0, 0, 8, 8);
+  const auto is_planned = [&](const ts_image_info& info) {
+    PlanMemory none = {};
+    const bool whole = decoder.plan_scan(file.data(), file.size(), info, g, &none) > 0;
+    EXPECT_EQ(decoder.plan(file.data(), file.size(), info, g, proven, &none) > 0, whole);
+    EXPECT_EQ(decoder.plan(file.data(), file.size(), info, g, trusted, &none) > 0, whole);
+    EXPECT_EQ(decoder.plan_head(head, info, g, trusted, &none) > 0, whole);
+    return whole;
+  };
+  const ts_image_info own = jpeg_header(file.data(), file.size());
+  EXPECT_TRUE(is_planned(own));
+  ts_image_info other = own;
+  --other.width;
+  EXPECT_FALSE(is_planned(other));
+  other = own;
+  --other.height;
+  EXPECT_FALSE(is_planned(other));
+  other = own;
+  other.components = 1;
+  EXPECT_FALSE(is_planned(other));
 }
 
 TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
