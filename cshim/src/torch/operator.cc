@@ -1021,8 +1021,9 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
     if (op->tensor_returns >= 0 && type_of(result.type()) == Type::kTensor) ++op->tensor_returns;
     if (!has_form(result.type())) op->unknown_return = result.type()->str();
   }
-  op->unboxed =
-      op->non_blocking < 0 && !op->reads_values ? unboxed_call_of(name, overload) : nullptr;
+  op->unboxed = op->non_blocking < 0 && !op->reads_values
+                    ? unboxed_call_of(name, overload, op->parameters.size())
+                    : nullptr;
   for (Parameter& parameter : op->parameters) unbox_default(parameter);
   return op;
 }

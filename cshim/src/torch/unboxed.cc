@@ -249,6 +249,7 @@ struct Caller;
 template <typename Operator, typename Result, typename... Parameters>
 struct Caller<Operator, Result(Parameters...)> {
   static_assert(sizeof...(Parameters) <= kMaxUnboxedArgs);
+  static constexpr size_t parameters = sizeof...(Parameters);
 
   static void call(const UnboxedArg* args, ts_tensor** results) {
     run(args, results, std::index_sequence_for<Parameters...>());
@@ -268,13 +269,14 @@ struct Caller<Operator, Result(Parameters...)> {
 struct Row {
   const char* name;
   const char* overload;
+  size_t parameters;
   UnboxedCall call;
 };
 
 template <typename... Operators>
 struct Table {
-  static constexpr Row rows[] = {
-      {Operators::name, Operators::overload_name, &Caller<Operators>::call}...};
+  static constexpr Row rows[] = {{Operators::name, Operators::overload_name,
+                                  Caller<Operators>::parameters, &Caller<Operators>::call}...};
 };
 
 namespace op = at::_ops;
@@ -318,9 +320,12 @@ using Frequent = Table<  //
 
 }  // namespace
 
-UnboxedCall unboxed_call_of(const std::string& name, const std::string& overload) {
+UnboxedCall unboxed_call_of(const std::string& name, const std::string& overload,
+                            size_t parameters) {
   for (const Row& row : Frequent::rows) {
-    if (name == row.name && overload == row.overload) return row.call;
+    if (name == row.name && overload == row.overload) {
+      return parameters == row.parameters ? row.call : nullptr;
+    }
   }
   return nullptr;
 }

@@ -29,7 +29,10 @@ constexpr size_t kMaxUnboxedArgs = 16;
 // written if the call succeeds; NULL drops them.
 using UnboxedCall = void (*)(const UnboxedArg* args, ts_tensor** results);
 
-// The call of an operator ("aten::add", "Tensor"), or NULL if it is not one of the frequent ones.
-UnboxedCall unboxed_call_of(const std::string& name, const std::string& overload);
+// The call of an operator ("aten::add", "Tensor"), or NULL if it is not one of the frequent ones,
+// or has another number of parameters than it had in the headers that this was compiled with: the
+// call reads one argument for each of those.
+UnboxedCall unboxed_call_of(const std::string& name, const std::string& overload,
+                            size_t parameters);
 
 }  // namespace ts
