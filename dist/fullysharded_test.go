@@ -582,6 +582,38 @@ func TestFullyShardedMisuse(t *testing.T) {
 	}))
 }
 
+// A block that gets memory for only some of its parameters gives back that memory, and counts no
+// other.
+func TestFullyShardedCountsWhatItHasGathered(t *testing.T) {
+	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
+		block := NewShardedBlock(nn.NewSequential(table{full(cuda.CPU, torch.Float64, 3, 4, 5)}, table{full(cuda.CPU, torch.Float32, 3, 7)}))
+		d, err := NewFullyShardedDataParallel(g, block, FullyShardedOptions{})
+		if err != nil {
+			return err
+		}
+		if len(block.flats) != 2 {
+			return fmt.Errorf("the block has %d flat memories, want 2", len(block.flats))
+		}
+		if err := block.flats[1].all.Close(); err != nil { // makes its allocation fail
+			return err
+		}
+		if err := block.gather(); !errors.Is(err, torch.ErrClosed) {
+			return fmt.Errorf("gather: %w", err)
+		}
+		if n := d.Stats().GatheredBytes; n != 4*5*8 {
+			return fmt.Errorf("%d bytes are gathered, want %d", n, 4*5*8)
+		}
+		if err := block.free(); !errors.Is(err, torch.ErrClosed) {
+			return fmt.Errorf("free: %w", err)
+		}
+		if n := d.Stats().GatheredBytes; n != 0 {
+			return fmt.Errorf("%d bytes are gathered after all was freed", n)
+		}
+		d.Close() // fails as free does
+		return nil
+	}))
+}
+
 // forgetful has a parameter that it does not use.
 type forgetful struct{ nn.Module }
 

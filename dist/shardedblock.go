@@ -48,6 +48,7 @@ type ShardedBlock struct {
 type blockFlat struct {
 	flatParameters       // all has memory while the block is gathered
 	bytes          int64 // of all
+	held           bool  // all has memory, which the statistics count
 	trained        bool
 	grads          *torch.Tensor // [N*share]: this rank's gradients of all, with memory while they are reduced; nil if frozen
 	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil if frozen
@@ -193,6 +194,22 @@ func resize(t *torch.Tensor, bytes int64) error {
 	return torch.CAPI("ShardedBlock", []*torch.Tensor{t}, func(c []*capi.Tensor) error { return capi.ResizeStorage(c[0], bytes) })
 }
 
+// hold gives the parameters of f memory, or takes it away, and counts its bytes once.
+func (b *ShardedBlock) hold(f *blockFlat, held bool) error {
+	bytes, change := int64(0), -f.bytes
+	if held {
+		bytes, change = f.bytes, f.bytes
+	}
+	if err := resize(f.all, bytes); err != nil {
+		return err
+	}
+	if f.held != held {
+		f.held = held
+		b.d.gathered(change)
+	}
+	return nil
+}
+
 // gather begins to gather the parameters, behind what the collectives' stream has so far.
 func (b *ShardedBlock) gather() error {
 	if b.whole {
@@ -204,10 +221,9 @@ func (b *ShardedBlock) gather() error {
 			if f.share == 0 {
 				continue
 			}
-			if err := resize(f.all, f.bytes); err != nil {
+			if err := b.hold(f, true); err != nil {
 				return err
 			}
-			b.d.gathered(f.bytes)
 			work, err := b.d.launch("AllGather of "+b.name, "", f.all, f.mine, allGather)
 			if err != nil {
 				return err
@@ -275,8 +291,7 @@ func (b *ShardedBlock) free() error {
 		errs = append(errs, b.d.precede())
 	}
 	for _, f := range b.flats {
-		errs = append(errs, resize(f.all, 0))
-		b.d.gathered(-f.bytes)
+		errs = append(errs, b.hold(f, false))
 	}
 	b.whole, b.shown = false, false
 	return errors.Join(errs...)
@@ -343,7 +358,7 @@ func (b *ShardedBlock) reduce() error {
 // reduceFlat averages the gradients of a flat memory, and adds what the parts have from earlier
 // passes.
 func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
-	again, err := b.hold(f)
+	again, err := b.keep(f)
 	if err != nil {
 		return err
 	}
@@ -370,9 +385,9 @@ func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
 	})
 }
 
-// hold moves the gradients that the parts have from earlier passes to f.sum, and reports whether it
+// keep moves the gradients that the parts have from earlier passes to f.sum, and reports whether it
 // has any gradients.
-func (b *ShardedBlock) hold(f *blockFlat) (any bool, err error) {
+func (b *ShardedBlock) keep(f *blockFlat) (any bool, err error) {
 	if f.reduced { // of a block that is used twice
 		return true, nil
 	}
@@ -528,6 +543,7 @@ func (b *ShardedBlock) allocate() error {
 		f.bytes = n * f.share * int64(d.Size())
 		f.all = made(torch.Zeros(device, d, n*f.share))
 		f.mine = made(torch.Zeros(device, d, f.share))
+		f.held = true
 		b.d.gathered(f.bytes)
 		b.d.stats.ParameterBytes += f.share * int64(d.Size())
 		if f.trained {
