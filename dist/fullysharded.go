@@ -266,10 +266,7 @@ func (d *FullyShardedDataParallel) construct() (err error) {
 		b.list()
 	}
 	d.order = d.blocks
-	if d.stream == nil {
-		return nil
-	}
-	return d.g.Device().Synchronize() // the old memory of the parameters is read until here
+	return nil
 }
 
 // shareBuffer moves a buffer to the device, with rank 0's values.
@@ -277,7 +274,15 @@ func (d *FullyShardedDataParallel) shareBuffer(t *torch.Tensor) error {
 	if t.Device() != d.g.Device() {
 		moved := t.NoGrad().To(d.g.Device())
 		defer moved.Close()
-		if err := errors.Join(moved.Err(), t.SetData(moved)); err != nil {
+		if err := moved.Err(); err != nil {
+			return err
+		}
+		if d.stream != nil { // the old memory may be read still, and goes with SetData
+			if err := d.g.Device().Synchronize(); err != nil {
+				return err
+			}
+		}
+		if err := t.SetData(moved); err != nil {
 			return err
 		}
 	}

@@ -520,6 +520,13 @@ func (b *ShardedBlock) lay() error {
 			return err
 		}
 	}
+	if b.d.stream != nil {
+		// Taken away from the parameters, their old memory may be used again by the stream that it
+		// belongs to, which need not wait for the current one's copy.
+		if err := b.d.g.Device().Synchronize(); err != nil {
+			return err
+		}
+	}
 	b.shown = true
 	return b.free()
 }
