@@ -22,7 +22,7 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"without CUDA, for which the shim is built without CUDA too. LibTorch's files come from pip's package index; neither pip nor Python is\n"+
 		"run for them. Of pip's options (PIP_INDEX_URL and others, pip.conf) index-url, extra-index-url, find-links, proxy and cert count.", stderr)
 	from := set.String("from", "", "release archive: a path, or an https or file URL")
-	sum := set.String("sha256", "", "SHA-256 of the release archive (default: from the file of the same name with .sha256 at its end)")
+	sum := set.String("sha256", "", "SHA-256 of the release archive (default: from the file, or the URL, whose path has .sha256 at its end)")
 	image := set.Bool("image", false, "install only the image library, which package imageloader needs; no LibTorch")
 	release := set.String("libtorch", "", "LibTorch release to build for: "+strings.Join(setup.Releases(), " or "))
 	cpu := set.Bool("cpu", false, "build for a LibTorch without CUDA, which is a fifth of the size: the same as -libtorch "+setup.DefaultRelease+setup.WithoutCUDA)

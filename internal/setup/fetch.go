@@ -34,7 +34,7 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	if want == "" {
 		var text []byte
 		if remote {
-			text, err = get(ctx, http.DefaultClient, o.From+".sha256", "")
+			text, err = get(ctx, http.DefaultClient, checksumOf(u), "")
 		} else {
 			text, err = os.ReadFile(archive + ".sha256")
 		}
@@ -50,6 +50,17 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 		return downloaded, download(ctx, http.DefaultClient, o.From, downloaded, strings.TrimSpace(want), o.Log)
 	}
 	return archive, verify(archive, strings.TrimSpace(want))
+}
+
+// checksumOf returns the URL of an archive's checksum. The query stays: it may hold what lets the
+// caller read both.
+func checksumOf(archive *url.URL) string {
+	u := *archive
+	u.Path += ".sha256"
+	if u.RawPath != "" { // the path as it was written, with its escapes
+		u.RawPath += ".sha256"
+	}
+	return u.String()
 }
 
 // verify compares a file's SHA-256.

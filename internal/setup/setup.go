@@ -27,7 +27,7 @@ import (
 // Options say what to install.
 type Options struct {
 	From     string // release archive: a path, or an https or file URL; "" builds the libraries
-	SHA256   string // of the archive; "" reads it from the file or URL From + ".sha256"
+	SHA256   string // of the archive; "" reads it from the file or URL whose path has .sha256 at its end
 	Image    bool   // only the image library, which needs no LibTorch
 	LibTorch string // an installed LibTorch: site-packages, its torch folder, or an unpacked archive; "" installs one
 	Release  string // the LibTorch to install for a build, such as "2.15" or "2.11-cpu"; "" is the default

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -318,6 +319,22 @@ func TestIndexIsPips(t *testing.T) {
 		got := readIndex(func(name string) string { return c.environment[name] }, c.files)
 		if fmt.Sprint(got) != fmt.Sprint(c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestChecksumIsBesideTheArchive(t *testing.T) {
+	for archive, want := range map[string]string{
+		"https://host/a.tar.gz":                "https://host/a.tar.gz.sha256",
+		"https://host/a.tar.gz?token=b%2Fc&d":  "https://host/a.tar.gz.sha256?token=b%2Fc&d",
+		"https://name:word@host/a%2Fb.tgz?c#d": "https://name:word@host/a%2Fb.tgz.sha256?c#d",
+	} {
+		u, err := url.Parse(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := checksumOf(u); got != want {
+			t.Errorf("the checksum of %s is at %s, want %s", archive, got, want)
 		}
 	}
 }
