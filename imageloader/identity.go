@@ -1,11 +1,15 @@
 package imageloader
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
 
 // Identity is what decides the batches of a loader's epochs. Loaders whose identities differ only
 // in Path and Rank are ranks of one training: every epoch deals them the same sequence.
 type Identity struct {
-	Path    string            `json:"path"`    // of the archive, as it was given to Open
+	Path    string            `json:"path"`    // of the archive, as given to Open; of a URL without what may be secret
 	Bytes   int64             `json:"bytes"`   // of the archive
 	Samples int               `json:"samples"` // 0 for an archive that was opened without reading it
 	Digest  string            `json:"digest"`  // of the samples' names, sizes and labels; "" as Samples is 0
@@ -20,7 +24,7 @@ type Identity struct {
 // archive, as saving a State does.
 func (l *Loader) Identity() Identity {
 	id := l.identity(l.index.Load())
-	return Identity{Path: l.path, Bytes: id.Bytes, Samples: id.Samples, Digest: id.Digest, Classes: l.classesDigest(),
+	return Identity{Path: archive.Shown(l.path), Bytes: id.Bytes, Samples: id.Samples, Digest: id.Digest, Classes: l.classesDigest(),
 		Options: l.fingerprint(l.opened), Batches: l.Batches(), Rank: l.o.Rank, World: l.o.World}
 }
 

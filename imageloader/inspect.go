@@ -88,7 +88,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *na
 	}
 	config := l.indexConfig()
 	config.Progress = progress
-	b, err := index.NewBuilder(l.path, config)
+	b, err := index.NewBuilder(archive.Shown(l.path), config)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *na
 	labels := b.Labels()
 	if labels.Odd >= 0 { // there are no classes
 		if err == nil {
-			err = &index.LabelError{File: l.path, Name: in.firstNames[labels.Odd], Label: b.Directory(labels.Odd)}
+			err = &index.LabelError{File: archive.Shown(l.path), Name: in.firstNames[labels.Odd], Label: b.Directory(labels.Odd)}
 		}
 		return nil, err
 	}

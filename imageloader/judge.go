@@ -17,7 +17,7 @@ type judge struct {
 }
 
 func newJudge(path string, o *Options) judge {
-	return judge{path: path, maxBytes: o.MaxSampleBytes, maxPixels: o.MaxPixels}
+	return judge{path: archive.Shown(path), maxBytes: o.MaxSampleBytes, maxPixels: o.MaxPixels}
 }
 
 func (j *judge) bad(s *Sample, r Reason, err error) *SampleError {

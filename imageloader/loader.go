@@ -140,7 +140,7 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 	}
 	if !x.Random() {
 		return fmt.Errorf("imageloader: %s: Options.Weights and Options.Balanced need random access, and this is a stream of more than Options.ShuffleBytes (%d): "+
-			"make an index with torchstream index, repack it as .tar, or raise ShuffleBytes", l.path, l.o.ShuffleBytes)
+			"make an index with torchstream index, repack it as .tar, or raise ShuffleBytes", archive.Shown(l.path), l.o.ShuffleBytes)
 	}
 	weight, option := func(i int) float64 { return l.o.Weights(l.sample(x, i)) }, "Weights"
 	if l.o.Balanced {
@@ -151,7 +151,7 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 		weight, option = func(i int) float64 { return 1 / perClass[x.Label(i)] }, "Balanced"
 	}
 	if l.weights, err = order.NewWeights(x.Len(), weight); err != nil {
-		return fmt.Errorf("imageloader: Options.%s: %s: %w", option, l.path, err)
+		return fmt.Errorf("imageloader: Options.%s: %s: %w", option, archive.Shown(l.path), err)
 	}
 	return nil
 }

@@ -63,7 +63,7 @@ func (l *Loader) fill(ctx context.Context, epoch int, plans bool, lend lender, d
 	p.archive = a
 	defer func() { _ = p.archive.Close() }() // nothing was written
 	if p.known != nil && !p.known.Matches(a) {
-		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
+		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", archive.Shown(l.path))
 	}
 	return p.run(lend, deliver)
 }

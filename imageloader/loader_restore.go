@@ -61,7 +61,7 @@ func (l *Loader) Restore(ctx context.Context, states ...State) error {
 	}
 	r, kind, err := l.restore(ctx, states)
 	if err != nil {
-		return fmt.Errorf("imageloader: %s can't go on from this state: %w", l.path, err)
+		return fmt.Errorf("imageloader: %s can't go on from this state: %w", archive.Shown(l.path), err)
 	}
 	l.mu.Lock()
 	l.resume, l.order = r, kind

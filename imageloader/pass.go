@@ -422,7 +422,7 @@ func (p *pass) report() {
 		case <-ticker.C:
 		}
 		now := p.l.Stats()
-		p.l.o.Logger.Info("loader", "archive", p.l.path, "epoch", p.epoch, "stats", now.Since(before))
+		p.l.o.Logger.Info("loader", "archive", archive.Shown(p.l.path), "epoch", p.epoch, "stats", now.Since(before))
 		before = now
 	}
 }

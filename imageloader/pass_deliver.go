@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
@@ -90,7 +91,7 @@ func (d *delivery) hand(r *ready, whole bool) error {
 func (d *delivery) end(last *ready) error {
 	p, o := d.p, &d.p.l.o
 	none := func(format string, args ...any) error {
-		return fmt.Errorf("%w in epoch %d of %s: "+format, append([]any{ErrNoSamples, p.epoch, p.l.path}, args...)...)
+		return fmt.Errorf("%w in epoch %d of %s: "+format, append([]any{ErrNoSamples, p.epoch, archive.Shown(p.l.path)}, args...)...)
 	}
 	switch n := len(last.samples); {
 	case d.samples < p.asm.wanted:
@@ -110,5 +111,5 @@ func (d *delivery) end(last *ready) error {
 	if p.build != nil {
 		orphans = p.build.Orphans()
 	}
-	return index.NoSamples(p.l.path, p.archive.Position(), orphans, false)
+	return index.NoSamples(archive.Shown(p.l.path), p.archive.Position(), orphans, false)
 }

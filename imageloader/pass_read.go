@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
@@ -248,7 +249,7 @@ func (p *pass) readKnown(emit func(item) error) error {
 
 // readFirst reads the archive member by member, and makes its index.
 func (p *pass) readFirst(emit func(item) error) error {
-	b, err := index.NewBuilder(p.l.path, p.l.indexConfig())
+	b, err := index.NewBuilder(archive.Shown(p.l.path), p.l.indexConfig())
 	if err != nil {
 		return err
 	}
@@ -262,7 +263,7 @@ func (p *pass) readFirst(emit func(item) error) error {
 	}
 	x, err := b.Finish(p.archive)
 	if err != nil { // every sample was delivered all the same
-		p.l.o.Logger.Warn("no index", "archive", p.l.path, "error", err)
+		p.l.o.Logger.Warn("no index", "archive", archive.Shown(p.l.path), "error", err)
 		return nil
 	}
 	if !p.l.index.CompareAndSwap(nil, x) {

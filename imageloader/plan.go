@@ -127,7 +127,7 @@ func (r *rereader) open(ctx context.Context, l *Loader, known *index.Index) erro
 	}
 	if known == nil || !known.Matches(a) {
 		_ = a.Close() // nothing was written
-		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
+		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", archive.Shown(l.path))
 	}
 	r.ends, r.known, r.a, r.reader = ctx.Done(), known, a, index.NewReader(known, a)
 	return nil

@@ -34,3 +34,31 @@ func Text(text string) string {
 	}
 	return b.String()
 }
+
+// URL returns a URL as a message may show it: a name, a password or a token in it may be secret.
+// It need not be a valid URL. A path that begins with / or . is shown as it is.
+func URL(address string) string {
+	scheme, rest, found := strings.Cut(address, "://")
+	switch {
+	case found:
+		scheme += "://"
+	case strings.HasPrefix(address, "/"), strings.HasPrefix(address, "."):
+		return address
+	default:
+		scheme, rest = "", address
+	}
+	shown, hidden := rest, ""
+	if i := strings.IndexAny(rest, "?#"); i >= 0 {
+		shown, hidden = rest[:i], rest[i:]
+	}
+	switch i := strings.LastIndexByte(shown, '@'); {
+	case strings.Contains(hidden, "@"): // what is before it may be of a password with ? or #
+		shown = "***"
+	case i >= 0: // a password may have any other character
+		shown = "***" + shown[i:]
+	}
+	if hidden != "" {
+		hidden = "?***"
+	}
+	return scheme + shown + hidden
+}

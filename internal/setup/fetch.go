@@ -14,6 +14,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 var hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -24,7 +26,7 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	u, err := url.Parse(o.From)
 	remote := err == nil && u.Scheme != "" && u.Scheme != "file"
 	if remote && u.Scheme != "https" {
-		return "", fmt.Errorf("-from %s: want a path, or a URL that begins with https:// or file://", redacted(o.From))
+		return "", fmt.Errorf("-from %s: want a path, or a URL that begins with https:// or file://", printable.URL(o.From))
 	}
 	archive := o.From
 	if err == nil && u.Scheme == "file" {
@@ -80,36 +82,8 @@ func verify(path, want string) error {
 	return nil
 }
 
-// redacted returns a URL as a message may show it: a name, a password or a token in it may be
-// secret. It need not be a valid URL. A path that begins with / or . is shown as it is.
-func redacted(address string) string {
-	scheme, rest, found := strings.Cut(address, "://")
-	switch {
-	case found:
-		scheme += "://"
-	case strings.HasPrefix(address, "/"), strings.HasPrefix(address, "."):
-		return address
-	default:
-		scheme, rest = "", address
-	}
-	shown, hidden := rest, ""
-	if i := strings.IndexAny(rest, "?#"); i >= 0 {
-		shown, hidden = rest[:i], rest[i:]
-	}
-	switch i := strings.LastIndexByte(shown, '@'); {
-	case strings.Contains(hidden, "@"): // what is before it may be of a password with ? or #
-		shown = "***"
-	case i >= 0: // a password may have any other character
-		shown = "***" + shown[i:]
-	}
-	if hidden != "" {
-		hidden = "?***"
-	}
-	return scheme + shown + hidden
-}
-
 // invalid is the error for a text that is no URL. The parser's own quotes the text.
-func invalid(address string) error { return fmt.Errorf("%s is no valid URL", redacted(address)) }
+func invalid(address string) error { return fmt.Errorf("%s is no valid URL", printable.URL(address)) }
 
 // request makes a request, and returns the response if its status is one of the accepted ones.
 func request(ctx context.Context, client *http.Client, address, accept string, header http.Header, statuses ...int) (*http.Response, error) {
@@ -126,7 +100,7 @@ func request(ctx context.Context, client *http.Client, address, accept string, h
 	answer, err := client.Do(r)
 	var named *url.Error
 	if errors.As(err, &named) {
-		return nil, fmt.Errorf("%s: %w", redacted(named.URL), named.Err)
+		return nil, fmt.Errorf("%s: %w", printable.URL(named.URL), named.Err)
 	}
 	if err != nil {
 		return nil, err
@@ -137,7 +111,7 @@ func request(ctx context.Context, client *http.Client, address, accept string, h
 		}
 	}
 	answer.Body.Close()
-	return nil, &statusError{redacted(address), answer.StatusCode}
+	return nil, &statusError{printable.URL(address), answer.StatusCode}
 }
 
 type statusError struct {
@@ -159,7 +133,7 @@ func get(ctx context.Context, client *http.Client, address, accept string) ([]by
 	const limit = 64 << 20
 	text, err := io.ReadAll(io.LimitReader(answer.Body, limit))
 	if err == nil && len(text) == limit {
-		err = fmt.Errorf("%s is longer than %d bytes", redacted(address), limit)
+		err = fmt.Errorf("%s is longer than %d bytes", printable.URL(address), limit)
 	}
 	return text, err
 }
@@ -184,7 +158,7 @@ func download(ctx context.Context, client *http.Client, address, path, want stri
 			}
 			os.Remove(part)
 			if !resumed {
-				return fmt.Errorf("%s: %w", redacted(address), err) // the server has another file
+				return fmt.Errorf("%s: %w", printable.URL(address), err) // the server has another file
 			}
 		}
 		var status *statusError

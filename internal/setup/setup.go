@@ -22,6 +22,7 @@ import (
 
 	"github.com/torchstream/torchstream/cshim"
 	"github.com/torchstream/torchstream/internal/library"
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 // Options say what to install.
@@ -164,7 +165,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 		defer os.Remove(archive)
 	}
 	if err := unpack(archive, stage); err != nil {
-		return fmt.Errorf("%s: %w", redacted(o.From), err)
+		return fmt.Errorf("%s: %w", printable.URL(o.From), err)
 	}
 	names := []string{"libtorchstream_image.so", "libtorchstream.so"}
 	if o.Image {
@@ -172,7 +173,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 	}
 	for _, name := range names {
 		if _, err := os.Stat(filepath.Join(stage, "lib", name)); err != nil {
-			return fmt.Errorf("%s has no lib/%s: it is no release archive of torchstream", redacted(o.From), name)
+			return fmt.Errorf("%s has no lib/%s: it is no release archive of torchstream", printable.URL(o.From), name)
 		}
 	}
 	if o.Image {
@@ -183,7 +184,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 		return err
 	}
 	if len(locks) != 1 {
-		return fmt.Errorf("%s has %d files share/torchstream/libtorch-*.lock, and a release archive has one", redacted(o.From), len(locks))
+		return fmt.Errorf("%s has %d files share/torchstream/libtorch-*.lock, and a release archive has one", printable.URL(o.From), len(locks))
 	}
 	text, err := os.ReadFile(locks[0])
 	if err != nil {

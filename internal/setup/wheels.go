@@ -22,6 +22,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 // wheel is a line of a lock: a package, its version and the SHA-256 of one file.
@@ -379,7 +381,7 @@ func find(ctx context.Context, client *http.Client, indexURL string, w wheel) (s
 	resolve := func(link string) (string, error) {
 		u, err := page.Parse(link)
 		if err != nil {
-			return "", fmt.Errorf("%s: a link: %w", redacted(page.String()), invalid(link))
+			return "", fmt.Errorf("%s: a link: %w", printable.URL(page.String()), invalid(link))
 		}
 		if u.User == nil && u.Host == page.Host {
 			u.User = page.User // the index wants the same name and password for its files

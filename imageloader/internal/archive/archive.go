@@ -169,8 +169,8 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 // Reopen opens the archive again, to be read from its beginning. The caller closes both.
 func (a *Archive) Reopen() (*Archive, error) { return Open(a.ctx, a.path, a.config) }
 
-// Path returns the path that Open was given.
-func (a *Archive) Path() string { return a.path }
+// Path returns the path that Open was given, as messages show it (see [Shown]).
+func (a *Archive) Path() string { return Shown(a.path) }
 
 // Info describes all shards together, by the sum of their sizes and the latest of their times.
 func (a *Archive) Info() fs.FileInfo { return a.info }
@@ -249,7 +249,7 @@ func (a *Archive) openAgain(i int) (File, error) {
 	}
 	info, err := file.Stat()
 	if err == nil && !s.Info.IsDir() && !SameFile(info, s.Info) { // a directory's files are checked one by one
-		err = fmt.Errorf("%s: %w", s.Path, ErrSourceChanged)
+		err = fmt.Errorf("%s: %w", Shown(s.Path), ErrSourceChanged)
 	}
 	if err != nil {
 		_ = file.Close() // err says more
@@ -392,7 +392,7 @@ func (a *Archive) Fail(err error) error {
 	if a.shard >= 0 {
 		file = a.shards[a.shard].Path
 	}
-	e := &Error{File: file, Member: a.name, Position: a.position, Err: Explain(err)}
+	e := &Error{File: Shown(file), Member: a.name, Position: a.position, Err: Explain(err)}
 	if a.in != nil {
 		e.Offset = a.in.offset
 	}

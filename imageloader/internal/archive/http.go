@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -14,13 +15,13 @@ import (
 
 // OpenHTTP opens the file behind an http(s) URL, whose server must answer range requests. client
 // may be nil, and stays the caller's.
-func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, error) {
-	if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
-		scheme, _, _ := strings.Cut(url, "://")
+func OpenHTTP(ctx context.Context, address string, client *http.Client) (Source, error) {
+	if !strings.HasPrefix(address, "http://") && !strings.HasPrefix(address, "https://") {
+		scheme, _, _ := strings.Cut(address, "://")
 		return nil, fmt.Errorf("%s:// is not opened without Options.OpenSource "+
 			"(package imageloader/blob has one for s3, gs, azblob and file): %w", scheme, errors.ErrUnsupported)
 	}
-	s := &httpSource{url: url, client: client, idle: func() {}}
+	s := &httpSource{url: address, client: client, idle: func() {}}
 	if client == nil {
 		transport, ok := http.DefaultTransport.(*http.Transport)
 		if ok {
@@ -78,11 +79,15 @@ func (s *httpSource) ReadRange(ctx context.Context, offset, n int64) (io.ReadClo
 func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w%w", err, quietly{errors.ErrUnsupported}) // not a URL
+		// The error of the parser quotes the URL, in which there may be secrets.
+		return nil, fmt.Errorf("it is no valid URL%w", quietly{errors.ErrUnsupported})
 	}
 	request.Header.Set("Range", "bytes="+strconv.FormatInt(offset, 10)+"-"+strconv.FormatInt(offset+n-1, 10))
 	request.Header.Set("Accept-Encoding", "identity") // the file's own bytes
 	r, err := s.client.Do(request)
+	if named := (*url.Error)(nil); errors.As(err, &named) {
+		err = &url.Error{Op: named.Op, URL: Shown(named.URL), Err: named.Err}
+	}
 	if err != nil {
 		return nil, err
 	}

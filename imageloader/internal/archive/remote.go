@@ -96,7 +96,7 @@ func openRemote(ctx context.Context, name string, open openSource, times sourceT
 	}
 	if f.info = f.from.Info(); f.info.Size < 0 {
 		_ = f.Close() // err says more
-		return nil, fmt.Errorf("%s: its Source reports a size of %d bytes", name, f.info.Size)
+		return nil, fmt.Errorf("%s: its Source reports a size of %d bytes", Shown(name), f.info.Size)
 	}
 	return f, nil
 }
@@ -119,7 +119,7 @@ func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func
 			tries, wait, began = 1, f.times.backoff, time.Now()
 		}
 		if lasting(err) {
-			return fmt.Errorf("%s: %w", f.name, err)
+			return fmt.Errorf("%s: %w", Shown(f.name), err)
 		}
 		pause, spent := wait, time.Since(began)
 		wait = min(2*wait, sourcePause)
@@ -127,10 +127,10 @@ func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func
 		if errors.As(err, &asked) && asked.wait > pause {
 			if pause = asked.wait; spent+pause > f.times.budget {
 				return fmt.Errorf("%s: %w, and asks to wait %v: the loader waits up to %v in all",
-					f.name, err, asked.wait, f.times.budget)
+					Shown(f.name), err, asked.wait, f.times.budget)
 			}
 		} else if tries >= sourceTries && spent+pause > budget {
-			return fmt.Errorf("%s: %w (%d tries in %v)", f.name, err, tries, spent.Round(time.Millisecond))
+			return fmt.Errorf("%s: %w (%d tries in %v)", Shown(f.name), err, tries, spent.Round(time.Millisecond))
 		}
 		timer := time.NewTimer(pause)
 		select {

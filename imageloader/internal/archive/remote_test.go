@@ -455,3 +455,33 @@ func TestDroppedResponseIsNotACutFile(t *testing.T) {
 		}
 	}
 }
+
+// A URL's user, password and query may be secret, and so may those of a redirection.
+func TestErrorsOfURLsHaveNoSecret(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/moved.tgz":
+			http.Redirect(w, r, "http://name:SECRET@127.0.0.1:0/there.tgz?token=SECRET", http.StatusFound)
+		default:
+			http.Error(w, "no", http.StatusForbidden)
+		}
+	}))
+	defer server.Close()
+	for path, want := range map[string]string{"/refused.tgz": "/refused.tgz?***", "/moved.tgz": "/there.tgz?***", "/%zz.tgz": "no valid URL"} {
+		address := strings.Replace(server.URL, "://", "://name:SECRET@", 1) + path + "?token=SECRET"
+		_, err := archive.OpenHTTP(t.Context(), address, server.Client())
+		if err == nil || strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("OpenHTTP of %s: %v", path, err)
+		}
+		if path == "/moved.tgz" { // tried again for long
+			if !strings.Contains(fmt.Sprint(err), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+			continue
+		}
+		_, err = archive.Open(t.Context(), address, archive.Config{})
+		if err == nil || strings.Contains(err.Error(), "SECRET") || !strings.Contains(err.Error(), want) {
+			t.Errorf("Open of %s: %v, want %q", path, err, want)
+		}
+	}
+}

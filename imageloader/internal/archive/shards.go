@@ -27,7 +27,7 @@ func ShardPaths(path string, ignore func(path string) bool) ([]string, error) {
 	}
 	list, err := expandBraces(path, nil)
 	if err != nil {
-		return nil, fmt.Errorf("imageloader: %s: %w", path, err)
+		return nil, fmt.Errorf("imageloader: %s: %w", Shown(path), err)
 	}
 	var paths []string
 	for _, p := range list {
@@ -49,7 +49,7 @@ func ShardPaths(path string, ignore func(path string) bool) ([]string, error) {
 		paths = append(paths, found...)
 	}
 	if len(paths) > MaxShards {
-		return nil, fmt.Errorf("imageloader: %s: %d shards, over the limit of %d", path, len(paths), MaxShards)
+		return nil, fmt.Errorf("imageloader: %s: %d shards, over the limit of %d", Shown(path), len(paths), MaxShards)
 	}
 	return paths, nil
 }

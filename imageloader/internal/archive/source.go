@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
@@ -48,6 +49,15 @@ func IsURL(path string) bool {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-."
 	scheme, _, found := strings.Cut(path, "://")
 	return found && scheme != "" && strings.Trim(scheme, letters) == ""
+}
+
+// Shown returns the path of an archive or a shard as messages show it: of a URL without what may be
+// secret.
+func Shown(path string) string {
+	if strings.Contains(path, "://") { // also in braces, which IsURL does not look into
+		return printable.URL(path)
+	}
+	return path
 }
 
 // opener returns a function that opens shards as long as ctx lasts.

@@ -113,7 +113,7 @@ func shardDigest(a *archive.Archive, r *archive.Reader, shard int) (uint32, erro
 	sum := uint32(0)
 	for _, at := range []int64{0, size - int64(len(b))} {
 		if n, err := r.ReadAt(shard, b, at); n < len(b) {
-			return 0, fmt.Errorf("%s: %w", s.Path, archive.Explain(err))
+			return 0, fmt.Errorf("%s: %w", archive.Shown(s.Path), archive.Explain(err))
 		}
 		sum = crc32.Update(sum, crc32.IEEETable, b)
 	}
