@@ -31,8 +31,8 @@ var damaged = []struct {
 	file []byte
 	text string
 }{
-	{"empty", nil, "not a safetensors file: 0 bytes"},
-	{"short", []byte{1, 2, 3}, "not a safetensors file: 3 bytes long: copy or save it again"},
+	{"empty", nil, "not a safetensors file, nor .pt or .pth: 0 bytes"},
+	{"short", []byte{1, 2, 3}, "not a safetensors file, nor .pt or .pth: 3 bytes long: copy or save it again"},
 	{"no header", safetensors("", 0), "does not start with {"},
 	{"header longer than the file", binary.LittleEndian.AppendUint64(nil, 100), "should have 100 bytes"},
 	{"huge header", append(binary.LittleEndian.AppendUint64(nil, 1<<62), "{}"...), "should have 4611686018427387904 bytes"},

@@ -155,7 +155,7 @@ func (c *Checkpoint) readHeader() error {
 // readSafetensors fills the checkpoint from a safetensors file that starts with head.
 func (c *Checkpoint) readSafetensors(head []byte, size int64) error {
 	if len(head) < 8 {
-		return fmt.Errorf("not a safetensors file: %d bytes long: copy or save it again, or name another file", size)
+		return fmt.Errorf("not a safetensors file, nor .pt or .pth: %d bytes long: copy or save it again, or name another file", size)
 	}
 	n := binary.LittleEndian.Uint64(head)
 	if n > maxHeader || int64(n) > size-8 {
