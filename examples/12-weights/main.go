@@ -13,7 +13,7 @@
 //
 // A copy costs nothing while it takes less time than a block computes. A parameter of four bytes is
 // two operations for each token of the batch, so the number of tokens decides. The logits are those
-// of the whole model, to the bit.
+// of the whole model, to the bit: TestLogitsAreThoseOfTheWholeModel compares them.
 package main
 
 import (
@@ -391,6 +391,8 @@ func (r *result) print(o options, device cuda.Device, out io.Writer) error {
 	mib := func(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
 	ms := func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
 	fmt.Fprintf(out, "%d tokens after %d sequences of %d, on %v\n\n", o.tokens, o.batch, o.prompt, device)
+	first := fmt.Sprint(r.tokens[o.prompt : o.prompt+o.tokens])
+	fmt.Fprintf(out, "the first sequence goes on with the tokens %s\n\n", strings.Trim(first, "[]"))
 	rows := [][]string{
 		{"blocks", fmt.Sprint(o.layers)},
 		{"parameters, to hold the model whole", mib(r.whole)},

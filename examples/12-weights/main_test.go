@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -175,6 +176,9 @@ func TestRunWritesTheWeightsOnce(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, &out)
 		}
 	}
+	if want := fmt.Sprint(r.tokens[9-o.tokens : 9]); !strings.Contains(out.String(), want[1:len(want)-1]) {
+		t.Errorf("the first sequence's tokens %s are not in\n%s", want, &out)
+	}
 	if n := torch.LiveTensors(); n > before {
 		t.Errorf("%d tensors are left", n-before)
 	}
@@ -234,7 +238,7 @@ func TestMistakesSayWhatToDo(t *testing.T) {
 		`small.safetensors.index.json: there is no tensor "h.8.ln_1.weight"`:                     func(o *options) { o.layers = 9 },
 		"small.safetensors.index.json: tensor h.0.ln_1.weight is float32[32], and the model has": func(o *options) { o.width = 64 },
 		"small.safetensors.index.json: tensor wpe.weight is float32[16 32], and the model has":   func(o *options) { o.context = 20 },
-		"damaged.safetensors: not a safetensors file":                                            func(o *options) { o.weights = damaged },
+		"damaged.safetensors: not a safetensors file, nor .pt or .pth":                           func(o *options) { o.weights = damaged },
 		"-vocabulary 0":     func(o *options) { o.vocabulary = 0 },
 		"-layers 0":         func(o *options) { o.layers = 0 },
 		"the first pass is": func(o *options) { o.tokens = 1 },
