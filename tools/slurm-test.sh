@@ -83,7 +83,7 @@ submit() {
   sbatch --parsable --partition="$2" --nodes=2 --ntasks=3 --ntasks-per-node=2 --gpus-per-node=0 --cpus-per-task=1 -o "$1.out" "$OLDPWD/examples/launch/slurm.sbatch" \
     "${training[@]}" -checkpoint "$1.pt" -save "$1.safetensors"
   local end=$((SECONDS + limit))
-  until grep -q "epoch 1:" "$1.out" 2>/dev/null; do ((SECONDS < end)) || fail "$1 does not begin: $(cat "$1.out")"; sleep 0.1; done
+  until grep -q "epoch 2:" "$1.out" 2>/dev/null; do ((SECONDS < end)) || fail "$1 does not begin: $(cat "$1.out")"; sleep 0.1; done
 }
 # Waits for the end of a job, which must have gone on once.
 require_end() {

@@ -404,7 +404,7 @@ func TestTerminated(t *testing.T) {
 	if _, err := run(t.Context(), o, &out); err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("goes on in epoch %d after batch %d", last.Epoch, last.Batch); !strings.Contains(out.String(), want) {
+	if want := fmt.Sprintf("goes on in epoch %d after batch %d", last.Epoch+1, last.Batch); !strings.Contains(out.String(), want) {
 		t.Errorf("%q is not in\n%s", want, out.String())
 	}
 }
@@ -451,7 +451,7 @@ func TestTorchrunRestarts(t *testing.T) {
 	if err := c.Wait(); err != nil {
 		t.Fatalf("%v\n%s", err, text.String())
 	}
-	for _, want := range []string{"goes on in epoch 0 after batch ", "rank 1 (pid ", "is lost"} {
+	for _, want := range []string{"goes on in epoch 1 after batch ", "rank 1 (pid ", "is lost"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("%q is not in\n%s", want, text.String())
 		}

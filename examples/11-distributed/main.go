@@ -176,6 +176,9 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	// Every rank reads the same archive, and gets other samples of the same order.
 	loader, err := imageloader.OpenContext(ctx, o.archive, imageloader.Options{BatchSize: o.batch / world.Size(), Transform: imageloader.Train(o.size),
 		Shuffle: true, Seed: o.seed, Rank: world.Rank(), World: world.Size()})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: name another archive with -archive FILE", err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +235,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 		}
 		if images > 0 { // the checkpoint may be of the end of an epoch
 			r.losses = append(r.losses, loss)
-			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch, loss, float64(images)/time.Since(begun).Seconds())
+			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch+1, loss, float64(images)/time.Since(begun).Seconds())
 		}
 	}
 	if err := t.finish(out); err != nil {
@@ -301,7 +304,7 @@ func (t *trainer) begin(ctx context.Context, loader *imageloader.Loader, out io.
 	}
 	if place := t.state.Loader; place != nil {
 		t.first = place.Epoch()
-		fmt.Fprintf(out, "goes on in epoch %d after batch %d\n", t.first, place.Batches())
+		fmt.Fprintf(out, "goes on in epoch %d after batch %d\n", t.first+1, place.Batches())
 	}
 	return nil
 }

@@ -329,7 +329,7 @@ func TestMistakesSayWhatToDo(t *testing.T) {
 	o := small()
 	o.archive = "none.tgz"
 	o.dist.Environment = alone()
-	if _, err := run(t.Context(), o, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), o.archive) {
-		t.Errorf("got %v, want an error with %q", err, o.archive)
+	if _, err := run(t.Context(), o, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), o.archive) || !strings.Contains(err.Error(), "-archive FILE") {
+		t.Errorf("got %v, want an error with %q and the flag", err, o.archive)
 	}
 }
