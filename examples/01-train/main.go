@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -34,6 +35,9 @@ func main() {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{"train": trainCommand, "predict": predictCommand, "serve": serveCommand}
 	if len(args) == 0 || commands[args[0]] == nil {
+		if len(args) > 0 && !slices.Contains([]string{"-h", "-help", "--help", "help"}, args[0]) {
+			fmt.Fprintf(stderr, "01-train: there is no command %q\n", args[0])
+		}
 		fmt.Fprintln(stderr, "usage: 01-train train [options]\n       01-train predict [options] FILE...\n       01-train serve [options]\nAll list their options with -h.")
 		return 2
 	}

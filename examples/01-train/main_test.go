@@ -184,7 +184,7 @@ func TestWrongCommandLinesAreExplained(t *testing.T) {
 		says   string
 	}{
 		{nil, 2, "usage"},
-		{[]string{"learn"}, 2, "usage"},
+		{[]string{"trian"}, 2, "there is no command \"trian\"\nusage"},
 		{[]string{"train", "-epochs", "0"}, 2, "-epochs"},
 		{[]string{"train", "photos.tgz"}, 2, "photos.tgz"},
 		{[]string{"train", "-device", "tpu"}, 2, "tpu"},

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/decode"
@@ -44,7 +45,7 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	defer handler.decoder.Close()
 	listener, err := net.Listen("tcp", *address)
 	if err != nil {
-		return fmt.Errorf("-address %s: %w", *address, err)
+		return fmt.Errorf("-address %s: %w: -address localhost:0 picks a free port", *address, err)
 	}
 	fmt.Fprintf(stdout, "curl --data-binary @photo.jpg http://%v/\n", listener.Addr())
 	// Shutdown waits for uploads that have begun, so that a client that stalls must not hold it up.
@@ -106,6 +107,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answers, err := h.predict(r.Context(), upload)
 	if err != nil {
 		code, text := statusOf(err)
+		if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/") {
+			text += "; the body is a form: send the photograph alone, with curl --data-binary @photo.jpg"
+		}
 		if code == http.StatusServiceUnavailable {
 			slog.Error("01-train: predicting an upload", "error", err)
 		}

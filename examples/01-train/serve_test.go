@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -108,6 +109,40 @@ func TestServerBoundsUploads(t *testing.T) {
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(io.ErrUnexpectedEOF)))
 	if w.Code != http.StatusBadRequest {
 		t.Errorf("status %d after the first upload has ended, want its place", w.Code)
+	}
+}
+
+// A form gets the advice to send the photograph alone.
+func TestServerExplainsForms(t *testing.T) {
+	_, checkpoint := small(t, "-epochs", "1")
+	p, err := newPredictor(checkpoint, "cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := newHandler(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.decoder.Close()
+	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\nphoto\r\n--b--\r\n"))
+	r.Header.Set("Content-Type", "multipart/form-data; boundary=b")
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	if w.Code != http.StatusUnsupportedMediaType || !strings.Contains(w.Body.String(), "--data-binary") {
+		t.Errorf("status %d, %q", w.Code, w.Body)
+	}
+}
+
+func TestTakenPortSaysWhatToDo(t *testing.T) {
+	_, checkpoint := small(t, "-epochs", "1")
+	taken, err := net.Listen("tcp", "localhost:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	err = serveCommand(t.Context(), []string{"-checkpoint", checkpoint, "-device", "cpu", "-address", taken.Addr().String()}, io.Discard, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "-address localhost:0") {
+		t.Errorf("got %v", err)
 	}
 }
 
