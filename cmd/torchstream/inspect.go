@@ -137,7 +137,8 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	if *fix != "" && written == nil {
-		return fmt.Errorf("nothing was written to %s: the archive itself is damaged", *fix)
+		return fmt.Errorf("nothing was written to %s: the archive itself is damaged: fetch it again, or unpack what is readable "+
+			"(tar -xf %s -C FOLDER) and fix that (torchstream inspect -fix %s FOLDER)", *fix, set.Arg(0), *fix)
 	}
 	if err != nil || written == nil && (found.BadCount > 0 || found.Samples == 0) {
 		return errFound
@@ -219,6 +220,10 @@ func (r inspection) printSizes(table io.Writer) {
 
 // print writes the report; web says that classes are labels of WebDataset.
 func (r inspection) print(w io.Writer, limit int, web bool) error {
+	if r.Damage != "" && r.Samples+r.BadCount+r.Ignored == 0 {
+		_, err := fmt.Fprintf(w, "The file is no archive (a .tar, .tar.gz or .tar.zst), or its beginning is damaged:\n%s\n", printable.Text(r.Damage))
+		return err
+	}
 	table := printable.NewTable(w, 0)
 	fmt.Fprintf(w, "%s: %s, %.1f MB\n", printable.Name(r.File), r.Format, float64(r.FileBytes)/1e6)
 	fmt.Fprintf(table, "samples\t%d in %d classes, %d bad\n", r.Samples, len(r.Classes), r.BadCount)
@@ -286,10 +291,7 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 			fmt.Fprintf(w, "class %s has no member left\n", printable.Name(class))
 		}
 	}
-	switch nothing := r.Samples+r.BadCount+r.Ignored == 0; {
-	case r.Damage != "" && nothing:
-		fmt.Fprintf(w, "\nThe file is no archive (a .tar, .tar.gz or .tar.zst), or its beginning is damaged:\n%s\n", printable.Text(r.Damage))
-	case r.Damage != "":
+	if r.Damage != "" {
 		fmt.Fprintf(w, "\nThe archive is damaged, and the above is what comes before that:\n%s\n", printable.Text(r.Damage))
 	}
 	return nil

@@ -65,7 +65,7 @@ func commands() []entry {
 	return []entry{
 		{"setup", "[-from ARCHIVE]", "installs the shim and LibTorch, for programs outside of a clone", setupCommand},
 		{"doctor", "[-dist] [-json]", "what is installed, what is missing, what to do; -dist: the links between GPUs", doctor},
-		{"inspect", "[-json] [-fix OUT] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
+		{"inspect", "[-fix OUT] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
 		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
 		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
 		{"train", "-archive FILE", "trains a classifier of the archive's classes", trainCommand},
@@ -162,6 +162,16 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	if name == "" {
 		return usageError{fmt.Sprintf("a %s is needed: %s", kind, want)}
 	}
+	names := make([]string, len(known))
+	for i, e := range known {
+		names[i] = e.name
+	}
+	if kind == "command" {
+		names = append(names, "bench")
+	}
+	if near := nearest(names, name); near != "" {
+		return usageError{fmt.Sprintf("there is no %s %q: did you mean %s?", kind, name, near)}
+	}
 	return usageError{fmt.Sprintf("there is no %s %q: want %s", kind, name, want)}
 }
 
@@ -233,44 +243,52 @@ func parseOptions(set *flag.FlagSet, args []string) error {
 		return usageError{err.Error()}
 	}
 	message := "no option -" + name
-	if near := nearest(set, name); near != "" {
+	var names []string
+	set.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+	if near := nearest(names, name); near != "" {
 		message += ": did you mean -" + near + "?"
 	}
 	return usageError{message}
 }
 
-// nearest returns the option whose name differs least from a text, or "" if all differ in more than
-// a third of it.
-func nearest(set *flag.FlagSet, text string) string {
+// nearest returns the name that differs least from a text, or "" if all differ in more than a third
+// of it.
+func nearest(names []string, text string) string {
 	found, least := "", max(1, len(text)/3)+1
-	set.VisitAll(func(f *flag.Flag) {
-		if d := editDistance(f.Name, text); d < least {
-			found, least = f.Name, d
+	for _, name := range names {
+		if d := editDistance(name, text); d < least {
+			found, least = name, d
 		}
-	})
+	}
 	return found
 }
 
-// editDistance counts the insertions, deletions and substitutions of bytes that make one text the
-// other (Levenshtein's distance).
+// editDistance counts the insertions, deletions and substitutions of bytes, and the swaps of two
+// neighbours, that make one text the other (the optimal string alignment distance).
 func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	// table[i][j] is the distance of the first i bytes of a and the first j bytes of b.
+	table := make([][]int, len(a)+1)
+	for i := range table {
+		table[i] = make([]int, len(b)+1)
+		table[i][0] = i
 	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replaced := diagonal
-			if a[i] != b[j] {
+	for j := range table[0] {
+		table[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			replaced := table[i-1][j-1]
+			if a[i-1] != b[j-1] {
 				replaced++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+			least := min(replaced, table[i-1][j]+1, table[i][j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				least = min(least, table[i-2][j-2]+1)
+			}
+			table[i][j] = least
 		}
 	}
-	return row[len(b)]
+	return table[len(a)][len(b)]
 }
 
 func writeJSON(w io.Writer, value any) error {

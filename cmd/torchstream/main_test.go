@@ -25,6 +25,24 @@ func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	return status, out.String(), errs.String()
 }
 
+func TestHelpIsATable(t *testing.T) {
+	status, stdout, _ := command(t, "help")
+	rows := 0
+	for line := range strings.Lines(stdout) {
+		if !strings.HasPrefix(line, "  torchstream ") {
+			continue
+		}
+		rows++
+		const column = 42
+		if len(line) <= column || line[column-2:column] != "  " || line[column] == ' ' {
+			t.Errorf("what the command does is not in column %d of %q", column, line)
+		}
+	}
+	if status != 0 || rows != len(commands())+len(benchmarks()) {
+		t.Errorf("status %d, %d rows\n%s", status, rows, stdout)
+	}
+}
+
 func TestCommandLine(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing.tgz")
 	for _, c := range []struct {
@@ -33,9 +51,13 @@ func TestCommandLine(t *testing.T) {
 		says   string // on stderr
 	}{
 		{nil, 2, "a command is needed"},
-		{[]string{"dokter"}, 2, `no command "dokter"`},
+		{[]string{"dokter"}, 2, `no command "dokter": did you mean doctor?`},
+		{[]string{"trian"}, 2, `no command "trian": did you mean train?`},
+		{[]string{"bnech"}, 2, "did you mean bench?"},
+		{[]string{"photographs"}, 2, `no command "photographs": want setup, doctor`},
 		{[]string{"bench"}, 2, "loader, streams, train, operators or dist"},
-		{[]string{"bench", "gpu"}, 2, `no benchmark "gpu"`},
+		{[]string{"bench", "gpu"}, 2, `no benchmark "gpu": want loader`},
+		{[]string{"bench", "lodaer"}, 2, "did you mean loader?"},
 		{[]string{"bench", "loader"}, 2, "-archive"},
 		{[]string{"bench", "loader", "-archive", photos, "-batch", "0"}, 2, "-batch"},
 		{[]string{"bench", "loader", "-archive", photos, "-quick"}, 2, "-quick"},
@@ -295,9 +317,9 @@ func TestInspectOfAnotherFile(t *testing.T) {
 		if err := os.WriteFile(path, []byte(data), 0o666); err != nil {
 			t.Fatal(err)
 		}
-		status, stdout, _ := command(t, "inspect", path)
-		if status != 1 || !strings.Contains(stdout, "The file is no archive (a .tar, .tar.gz or .tar.zst)") || strings.Contains(stdout, "the above") {
-			t.Errorf("%s: status %d\n%s", name, status, stdout)
+		status, stdout, stderr := command(t, "inspect", path)
+		if status != 1 || stdout != "" || !strings.Contains(stderr, `it is no archive (it begins with "hello`) {
+			t.Errorf("%s: status %d\n%s%s", name, status, stdout, stderr)
 		}
 	}
 }
@@ -370,7 +392,8 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, _ := os.ReadFile(out) // compared below
-	if status, _, stderr := command(t, "inspect", "-fix", out, cut); status != 1 || !strings.Contains(stderr, "nothing was written to "+out) {
+	if status, _, stderr := command(t, "inspect", "-fix", out, cut); status != 1 || !strings.Contains(stderr, "nothing was written to "+out) ||
+		!strings.Contains(stderr, "fetch it again") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
 	if now, err := os.ReadFile(out); err != nil || !bytes.Equal(now, before) {

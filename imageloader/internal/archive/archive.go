@@ -291,6 +291,9 @@ func (a *Archive) start(s *Shard) error {
 			return a.Fail(fmt.Errorf("it is %s; repack it as .tar or .tar.gz", other.name))
 		}
 	}
+	if !bytes.Contains(head, []byte{0}) { // a header pads its fields with zeros
+		return a.Fail(fmt.Errorf("it is no archive (it begins with %.20q): want a .tar, .tar.gz or .tar.zst, or a folder", head))
+	}
 	a.format = Tar
 	seekable := &seekableStream{stream{reader: a.packed}, a.file}
 	a.in = &seekable.stream
