@@ -168,7 +168,11 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	if world.Rank() != 0 {
 		out = io.Discard
 	}
-	fmt.Fprintf(out, "%d ranks, rank 0 on %v\n", world.Size(), world.Device())
+	ranks := "ranks"
+	if world.Size() == 1 {
+		ranks = "rank"
+	}
+	fmt.Fprintf(out, "%d %s, rank 0 on %v\n", world.Size(), ranks, world.Device())
 	if o.batch%world.Size() != 0 {
 		return nil, fmt.Errorf("-batch %d: %d ranks cannot share it equally", o.batch, world.Size())
 	}

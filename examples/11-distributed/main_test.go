@@ -56,7 +56,7 @@ func TestOneProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.losses) != 3 || r.losses[2] >= r.losses[0] || !strings.Contains(out.String(), "1 ranks, rank 0 on cpu") {
+	if len(r.losses) != 3 || r.losses[2] >= r.losses[0] || !strings.Contains(out.String(), "1 rank, rank 0 on cpu") {
 		t.Errorf("losses %v\n%s", r.losses, out.String())
 	}
 	for _, name := range []string{o.save, o.timeline} {
