@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -92,7 +93,7 @@ func (p *progress) clear() {
 	}
 }
 
-const columns = "%5s  %10s  %9s  %9s  %9s  %9s  %9s  %7s  %s\n"
+const columns = "%5s  %10s  %9s  %9s  %9s  %10s  %9s  %7s  %8s  %s"
 
 // epoch prints the line of a complete epoch.
 func (p *progress) epoch(e Epoch) {
@@ -103,7 +104,7 @@ func (p *progress) epoch(e Epoch) {
 	}
 	if !p.header {
 		p.header = true
-		fmt.Fprintf(w, columns, "epoch", "lr", "loss", "top-1", "test loss", "test top-1", "images/s", "waited", "memory")
+		printRow(w, "epoch", "lr at end", "loss", "top-1", "test loss", "test top-1", "images/s", "waited", "memory", "best")
 	}
 	test, top1 := "-", "-"
 	if e.Eval != nil {
@@ -113,14 +114,17 @@ func (p *progress) epoch(e Epoch) {
 	if e.ReservedBytes > 0 {
 		memory = fmt.Sprintf("%.2f GB", float64(e.ReservedBytes)/1e9)
 	}
+	best := ""
 	if e.Best {
-		memory += "  best"
+		best = "*"
 	}
 	printRow(w, fmt.Sprint(e.Epoch), fmt.Sprintf("%.3g", e.LR), fmt.Sprintf("%.4f", e.Train.Loss), e.Train.share(), test, top1,
-		fmt.Sprintf("%.0f", e.ImagesPerSecond), fmt.Sprintf("%.1f %%", 100*e.WaitShare), memory)
+		fmt.Sprintf("%.0f", e.ImagesPerSecond), fmt.Sprintf("%.1f %%", 100*e.WaitShare), memory, best)
 }
 
-func printRow(w io.Writer, cells ...any) { fmt.Fprintf(w, columns, cells...) }
+func printRow(w io.Writer, cells ...any) {
+	fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf(columns, cells...), " "))
+}
 
 // share is the top-1 accuracy as text.
 func (m *Metrics) share() string {

@@ -153,9 +153,9 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // an error. It holds its OS thread, because LibTorch plans cuDNN's convolutions for each thread
 // anew.
 //
-// When ctx ends, Run finishes the current step, saves last.pt and returns an error that wraps
-// ctx.Err() and says how to go on. Before the first step of a new run there is nothing to save. If
-// the evaluation was running, the resumed run repeats it. If the loss becomes NaN or infinite, Run
+// When ctx ends, Run finishes the current step, saves last.pt and returns an InterruptedError, which
+// wraps ctx.Err() and says how to go on. Before the first step of a new run there is nothing to
+// save. If the evaluation was running, the resumed run repeats it. If the loss becomes NaN or infinite, Run
 // notices at the end of the epoch or at the next checkpoint, leaves the checkpoints with results as
 // they are and returns an error. With Loader, and without Loss, a model that has fewer outputs than
 // the loader has classes is an error before the first step.
@@ -263,6 +263,27 @@ func (r *runner) impatient() bool {
 	return r.Patience > 0 && best != nil && r.at.Epoch-best.Epoch >= r.Patience
 }
 
+// InterruptedError is the error of a Run that its context ended in good order.
+type InterruptedError struct {
+	Epoch      int    // the running one, from 1
+	Step       int    // the last complete one, over all epochs, from 1; 0 before the first
+	Checkpoint string // path of the last.pt from which Config.Resume goes on; "" if nothing is saved
+	Err        error  // of the context
+}
+
+func (e *InterruptedError) Error() string {
+	goOn := "Resume goes on from " + e.Checkpoint
+	switch {
+	case e.Checkpoint == "" && e.Step == 0:
+		goOn = "nothing is saved: run again"
+	case e.Checkpoint == "":
+		goOn = "no checkpoint, because Config.Dir is empty"
+	}
+	return fmt.Sprintf("train: interrupted in epoch %d after step %d: %s: %v", e.Epoch, e.Step, goOn, e.Err)
+}
+
+func (e *InterruptedError) Unwrap() error { return e.Err }
+
 // hookError is an error of the program's own hook.
 type hookError struct{ error }
 
@@ -282,7 +303,7 @@ func (r *runner) ended(ctx context.Context, err error) error {
 	}
 	r.report.Stopped = r.at.Epoch < r.Epochs
 	if r.at.Step == 0 && r.first {
-		return fmt.Errorf("train: stopped before the first step, so nothing is saved: run again: %w", ctx.Err())
+		return &InterruptedError{Epoch: r.at.Epoch + 1, Err: ctx.Err()}
 	}
 	if saved := r.saveLast("training"); saved != nil {
 		return r.failed(errors.Join(err, saved))
@@ -290,11 +311,11 @@ func (r *runner) ended(ctx context.Context, err error) error {
 	if stop {
 		return nil
 	}
-	goOn := "no checkpoint, because Config.Dir is empty"
+	interrupted := &InterruptedError{Epoch: r.at.Epoch + 1, Step: r.at.Step, Err: ctx.Err()}
 	if r.Dir != "" {
-		goOn = fmt.Sprintf("to go on from %s, run again with Resume", r.path(lastFile))
+		interrupted.Checkpoint = r.path(lastFile)
 	}
-	return fmt.Errorf("train: stopped in epoch %d, after step %d; %s: %w", r.at.Epoch+1, r.at.Step, goOn, ctx.Err())
+	return interrupted
 }
 
 // epoch trains on the batches of the epoch that are left, and evaluates.

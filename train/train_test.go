@@ -339,7 +339,9 @@ func TestFiles(t *testing.T) {
 	if rows := strings.Split(strings.TrimSpace(string(text)), "\n"); err != nil || len(rows) != 4 || !strings.HasPrefix(rows[3], "3,15,0.01,") {
 		t.Errorf("log.csv: %v\n%s", err, text)
 	}
-	if out := lines.String(); strings.Count(out, "\n") != 4 || !strings.Contains(out, "best") || strings.Contains(out, "\r") {
+	out := lines.String()
+	if rows := strings.Split(out, "\n"); len(rows) != 5 || !strings.Contains(rows[0], "lr at end") || strings.Contains(out, "\r") ||
+		strings.Index(rows[0], "best") < 0 || strings.Index(rows[1], "*") != strings.Index(rows[0], "best") { // the first epoch is the best so far
 		t.Errorf("progress:\n%s", out)
 	}
 	files, err := os.ReadDir(j.Dir)
@@ -536,6 +538,9 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 	}
 	newJob(t, job{path: path, Config: train.Config{Dir: dir, Epochs: 1}}).run(t)
 	if _, err := train.Run(ended, newJob(t, job{path: path, Config: train.Config{Dir: dir, Resume: true}}).Config); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	} else if interrupted := (*train.InterruptedError)(nil); !errors.As(err, &interrupted) || interrupted.Checkpoint != last || interrupted.Epoch != 2 ||
+		!strings.HasPrefix(err.Error(), "train: interrupted in epoch 2 after step") || !strings.Contains(err.Error(), "Resume goes on from "+last) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(last); err != nil {

@@ -431,7 +431,7 @@ func (r *distReport) write(out io.Writer, asJSON bool) error {
 }
 
 func (r *distReport) table(out io.Writer) error {
-	fmt.Fprintf(out, "%d ranks on %s, LibTorch %s; %s\n\n", r.Ranks, r.Device, r.LibTorch, r.Method)
+	fmt.Fprintf(out, "%s on %s, LibTorch %s; %s\n\n", counted(r.Ranks, "rank", "ranks"), r.Device, r.LibTorch, r.Method)
 	w := printable.NewTable(out, tabwriter.AlignRight)
 	fmt.Fprintln(w, "all-reduce, MiB\tms\tbus GB/s\tPyTorch, ms\t")
 	for _, row := range r.Reduce {

@@ -133,8 +133,13 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		if err := writeJSON(stdout, found); err != nil {
 			return err
 		}
-	} else if err := found.print(stdout, *limit, *web); err != nil {
-		return err
+	} else {
+		if err := found.print(stdout, *limit, *web); err != nil {
+			return err
+		}
+		if len(found.Classes) == 1 && !*web && *list == "" {
+			fmt.Fprintf(stdout, "\n%s\n", oneClass)
+		}
 	}
 	if *fix != "" && written == nil {
 		return fmt.Errorf("nothing was written to %s: the archive itself is damaged: fetch it again, or unpack what is readable "+
@@ -226,7 +231,7 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 	}
 	table := printable.NewTable(w, 0)
 	fmt.Fprintf(w, "%s: %s, %.1f MB\n", printable.Name(r.File), r.Format, float64(r.FileBytes)/1e6)
-	fmt.Fprintf(table, "samples\t%d in %d classes, %d bad\n", r.Samples, len(r.Classes), r.BadCount)
+	fmt.Fprintf(table, "samples\t%d in %s, %d bad\n", r.Samples, counted(len(r.Classes), "class", "classes"), r.BadCount)
 	if r.Ignored > 0 {
 		members, orphans := "members outside of class directories", "images in no directory at all"
 		if web {

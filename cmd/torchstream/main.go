@@ -105,6 +105,11 @@ func usage(w io.Writer) error {
 // reported already.
 var errFound = errors.New("something bad was found")
 
+// interruptedError is the error of an interrupted command that says how to go on.
+type interruptedError struct{ message string }
+
+func (e interruptedError) Error() string { return e.message }
+
 // usageError is a wrong command line.
 type usageError struct{ message string }
 
@@ -114,6 +119,7 @@ func (e usageError) Error() string { return e.message }
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := dispatch(ctx, args, stdout, stderr)
 	var wrong usageError
+	var interrupted interruptedError
 	switch {
 	case err == nil || errors.Is(err, flag.ErrHelp):
 		return 0
@@ -122,6 +128,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.As(err, &wrong):
 		fmt.Fprintf(stderr, "torchstream: %v\n%s\n", err, hint(args))
 		return 2
+	case errors.As(err, &interrupted):
+		fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(interrupted.message))
+		return interrupt.Status
 	case ctx.Err() != nil:
 		fmt.Fprintln(stderr, "torchstream: interrupted")
 		return interrupt.Status

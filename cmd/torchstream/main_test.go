@@ -260,7 +260,7 @@ func TestInspectBadMembers(t *testing.T) {
 	if status != 1 {
 		t.Errorf("status %d", status)
 	}
-	for _, want := range []string{"3 in 1 classes, 3 bad", "1 members outside", "a/broken.jpg", "and 2 more"} {
+	for _, want := range []string{"3 in 1 class, 3 bad", "1 members outside", "a/broken.jpg", "and 2 more"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
 		}
@@ -277,7 +277,7 @@ func TestInspectBadMembers(t *testing.T) {
 
 // TestInspectForeignNames: names of members and classes can't write to the terminal.
 func TestInspectForeignNames(t *testing.T) {
-	const evil = "\x1b[2J\nsamples  1 in 1 classes, 0 bad\u202e"
+	const evil = "\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e"
 	path := writeTar(t, map[string]string{"a" + evil + "/x" + evil + ".jpg": "", "b/y.jpg": ""})
 	for _, args := range [][]string{{"inspect", path}, {"inspect", "-index", path}, {"inspect", path + "\x1b[2J"}, {"bench", "loader", "-archive", path}} {
 		status, stdout, stderr := command(t, args...)
@@ -287,7 +287,7 @@ func TestInspectForeignNames(t *testing.T) {
 		}
 	}
 	_, stdout, _ := command(t, "inspect", path)
-	for _, want := range []string{`  "a\x1b[2J\n`, "\n" + `"a\x1b[2J\nsamples  1 in 1 classes, 0 bad\u202e/x\x1b[2J`, "  b  ", "\nb/y.jpg  "} {
+	for _, want := range []string{`  "a\x1b[2J\n`, "\n" + `"a\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e/x\x1b[2J`, "  b  ", "\nb/y.jpg  "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %s in\n%s", want, stdout)
 		}
@@ -345,7 +345,7 @@ func TestInspectDamagedImages(t *testing.T) {
 		}
 	}
 	_, stdout, _ := command(t, "inspect", path)
-	for _, want := range []string{"2 in 1 classes, 0 bad", "damaged members that are decoded all the same: 1", "a/short.png  damaged  truncated PNG"} {
+	for _, want := range []string{"2 in 1 class, 0 bad", "damaged members that are decoded all the same: 1", "a/short.png  damaged  truncated PNG"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
 		}
@@ -380,7 +380,7 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 		len(r.Findings) == 0 || r.Findings[0].Count != 2 || !slices.Equal(r.Findings[0].First, []string{"a/bad.png", "b/bad.png"}) {
 		t.Errorf("%v in %s", err, stdout)
 	}
-	if status, stdout, _ := command(t, "inspect", out); status != 0 || !strings.Contains(stdout, "1 in 1 classes, 0 bad") {
+	if status, stdout, _ := command(t, "inspect", out); status != 0 || !strings.Contains(stdout, "1 in 1 class, 0 bad") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
 	data, err := os.ReadFile(photos)

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/printable"
@@ -66,7 +68,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
 	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start from; tensors of another shape, such as the head, start anew")
 	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained: train only the tensors that the checkpoint did not have")
-	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with parameters in float32 (default: all in float32)")
+	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with parameters in float32; fp16 on a GPU only (default: all in float32)")
 	set.BoolVar(&o.channelsLast, "channels-last", false, "keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
 	set.BoolVar(&o.graph, "graph", false, "on a GPU: replay each step as a CUDA graph, which frees the host")
 	set.IntVar(&o.patience, "patience", 0, "end after so many epochs without a better one (default: never)")
@@ -135,6 +137,47 @@ func (o *trainOptions) settings() map[string]string {
 		"lr": fmt.Sprint(o.lr), "weight-decay": fmt.Sprint(o.decay), "warmup": fmt.Sprint(o.warmup), "clip": fmt.Sprint(o.clip),
 		"ema": fmt.Sprint(o.ema), "seed": fmt.Sprint(o.seed), "freeze": strconv.FormatBool(o.freeze),
 		"amp": o.amp, "channels-last": strconv.FormatBool(o.channelsLast),
+	}
+}
+
+// oneClass is what is wrong with the classes of an archive that has only one.
+const oneClass = "one class: nothing to tell apart; the directory of a file is its class"
+
+// printUnused says which options have no effect, or not the whole effect.
+func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Writer) {
+	if images >= 0 && o.batch > images {
+		fmt.Fprintf(stdout, "-batch %d is more than there is: a step has all of the %s\n", o.batch, counted(images, "image", "images"))
+	}
+	if o.graph && device == cuda.CPU {
+		fmt.Fprintln(stdout, "-graph has no effect on the CPU: CUDA graphs are for GPUs")
+	}
+}
+
+// counted returns a number with its noun.
+func counted[N int | int64](n N, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// checkWritable refuses a folder that cannot be made or written to. It makes nothing.
+func checkWritable(folder string) error {
+	for {
+		info, err := os.Stat(folder)
+		switch parent := filepath.Dir(folder); {
+		case errors.Is(err, fs.ErrNotExist) && parent != folder:
+			folder = parent
+			continue
+		case err != nil:
+			return err
+		case !info.IsDir():
+			return fmt.Errorf("%s is not a directory", printable.Name(folder))
+		}
+		if err := unix.Access(folder, unix.W_OK|unix.X_OK); err != nil {
+			return fmt.Errorf("cannot write to the directory %s: %w", printable.Name(folder), err)
+		}
+		return nil
 	}
 }
 
@@ -252,6 +295,12 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
+	if device == cuda.CPU && o.amp == "fp16" {
+		return usageError{"-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
+	}
+	if err := checkWritable(o.out); err != nil {
+		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
+	}
 	if err := o.checkFolder(); err != nil {
 		return err
 	}
@@ -270,6 +319,10 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	}
 	defer loader.Close()
 	defer feed.Close()
+	if classes := loader.Classes(); len(classes) == 1 {
+		return fmt.Errorf("%s has %s (%s)", printable.Name(o.archive), oneClass, printable.Name(classes[0]))
+	}
+	o.printUnused(device, loader.Len(), stdout)
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
 		Log: slog.New(slog.NewTextHandler(stderr, nil))}
@@ -310,16 +363,27 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	begin := time.Now()
 	report, err := train.Run(ctx, c)
 	if err != nil {
-		if ctx.Err() != nil {
-			how := ""
-			if report.Steps > 0 {
-				how = "; -resume does so"
-			}
-			fmt.Fprintf(stderr, "torchstream: %s%s\n", printable.Text(err.Error()), how)
-		}
-		return err
+		return interruption(ctx, err, stderr)
 	}
 	return o.finish(report, time.Since(begin), stdout)
+}
+
+// interruption says how to go on after an interruption, in the words of the command line. Of another
+// error after an interruption, such as that of the last checkpoint, it prints the text, because
+// the command's status tells only the interruption.
+func interruption(ctx context.Context, err error, stderr io.Writer) error {
+	var interrupted *train.InterruptedError
+	switch {
+	case !errors.As(err, &interrupted):
+		if ctx.Err() != nil {
+			fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(err.Error()))
+		}
+		return err
+	case interrupted.Checkpoint == "":
+		return interruptedError{"interrupted before the first step: nothing is saved, run the same command again"}
+	}
+	return interruptedError{fmt.Sprintf("interrupted in epoch %d after step %d: the same command with -resume goes on from %s",
+		interrupted.Epoch, interrupted.Step, interrupted.Checkpoint)}
 }
 
 func (o *trainOptions) pickDevice() (cuda.Device, error) {
@@ -452,11 +516,11 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 func (o *trainOptions) finish(report *train.Report, took time.Duration, stdout io.Writer) error {
 	best := report.Best()
 	if n := report.Stepper.Replays; n > 0 {
-		fmt.Fprintf(stdout, "\n%d of the %d steps of this run replayed a CUDA graph", n, report.Stepper.Steps)
+		fmt.Fprintf(stdout, "\n%d of the %s of this run replayed a CUDA graph", n, counted(report.Stepper.Steps, "step", "steps"))
 	}
-	fmt.Fprintf(stdout, "\n%d steps, %s in this run; the best epoch is %d", report.Steps, took.Round(100*time.Millisecond), best.Epoch)
+	fmt.Fprintf(stdout, "\n%s, %s in this run; the best epoch is %d", counted(report.Steps, "step", "steps"), took.Round(100*time.Millisecond), best.Epoch)
 	if best.Eval != nil {
-		fmt.Fprintf(stdout, ", right on %.1f %% of %d held-back images", 100*best.Eval.Top1, best.Eval.Samples)
+		fmt.Fprintf(stdout, ", right on %.1f %% of %s", 100*best.Eval.Top1, counted(best.Eval.Samples, "held-back image", "held-back images"))
 	} else {
 		fmt.Fprint(stdout, ", by its loss in training: name held-back images with -test FILE")
 	}
@@ -465,24 +529,55 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, stdout i
 	return err
 }
 
-// printClasses prints the classes of an archive with their counts, and points at those with
-// suspiciously few images.
-func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) error {
+// countClasses returns the classes of an archive or a directory, with names and counts, by label.
+func countClasses(ctx context.Context, path string, stderr io.Writer) ([]imageloader.ClassReport, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		return nil // a directory has no index: its classes are in the file system
+		return countDirectory(ctx, path)
 	}
 	progress, done := readingProgress(stderr)
 	report, err := imageloader.InspectIndex(ctx, path, imageloader.Options{}, progress)
 	done()
 	if err != nil {
+		return nil, err
+	}
+	return report.Classes, nil
+}
+
+// countDirectory counts the images of a directory, which has no index to inspect, by the samples
+// that a loader finds in it.
+func countDirectory(ctx context.Context, path string) ([]imageloader.ClassReport, error) {
+	counts := map[int]int{}
+	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{Weights: func(s imageloader.Sample) float64 {
+		counts[int(s.Label)]++
+		return 1
+	}})
+	if err != nil {
+		return nil, err
+	}
+	var classes []imageloader.ClassReport
+	for label, name := range loader.Classes() {
+		classes = append(classes, imageloader.ClassReport{Name: name, Samples: counts[label]})
+	}
+	return classes, loader.Close()
+}
+
+// printClasses prints the classes of an archive with their counts, and points at those with
+// suspiciously few images.
+func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) error {
+	classes, err := countClasses(ctx, path, stderr)
+	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "%s: %d images in %d classes\n", printable.Name(path), report.Samples, len(report.Classes))
-	few := fewImages(report.Classes)
+	samples := 0
+	for _, c := range classes {
+		samples += c.Samples
+	}
+	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.Name(path), counted(samples, "image", "images"), counted(len(classes), "class", "classes"))
+	few := fewImages(classes)
 	table := printable.NewTable(stdout, 0)
 	fmt.Fprintln(table, "label\timages\tclass\t")
 	suspicious := 0
-	for label, c := range report.Classes {
+	for label, c := range classes {
 		note := ""
 		if c.Samples < few {
 			note = "few images: is the name a typo?"
@@ -502,18 +597,13 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) er
 
 // warnUntested prints the classes of which -test has no image.
 func (o *trainOptions) warnUntested(ctx context.Context, classes []string, stdout, stderr io.Writer) error {
-	if info, err := os.Stat(o.test); err == nil && info.IsDir() {
-		return nil // a directory has no index
-	}
-	progress, done := readingProgress(stderr)
-	report, err := imageloader.InspectIndex(ctx, o.test, imageloader.Options{}, progress)
-	done()
+	tested, err := countClasses(ctx, o.test, stderr)
 	if err != nil {
 		return err
 	}
 	var untested []string
 	for _, class := range classes {
-		if !slices.ContainsFunc(report.Classes, func(c imageloader.ClassReport) bool { return c.Name == class && c.Samples > 0 }) {
+		if !slices.ContainsFunc(tested, func(c imageloader.ClassReport) bool { return c.Name == class && c.Samples > 0 }) {
 			untested = append(untested, printable.Name(class))
 		}
 	}

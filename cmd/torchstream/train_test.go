@@ -151,8 +151,19 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // the line of the first epoch
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
-	if status := run(ctx, args, stdout, stderr); status != 130 || !strings.Contains(stderr.String(), "-resume") {
+	if status := run(ctx, args, stdout, stderr); status != 130 ||
+		stderr.String() != "torchstream: interrupted in epoch 2 after step 3: the same command with -resume goes on from "+filepath.Join(out, "last.pt")+"\n" {
 		t.Fatalf("status %d, %s", status, stderr)
+	}
+	if !strings.Contains(stdout.String(), "lr at end") || !strings.Contains(stdout.String(), "memory  best\n") {
+		t.Errorf("the table has other headings:\n%s", stdout)
+	}
+	stdout, stderr = &interrupter{text: "parameters to train", cancel: func() {}}, &bytes.Buffer{}
+	early, stop := context.WithCancel(context.Background())
+	stdout.cancel = stop
+	if status := run(early, append(args, "-out", filepath.Join(t.TempDir(), "early")), stdout, stderr); status != 130 ||
+		stderr.String() != "torchstream: interrupted before the first step: nothing is saved, run the same command again\n" {
+		t.Errorf("status %d, %s", status, stderr)
 	}
 	if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" || !strings.Contains(stderr, "has an earlier run (1 of 2 epochs): -resume to go on") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
@@ -171,8 +182,8 @@ func TestTrainOptions(t *testing.T) {
 	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
 	profile := filepath.Join(t.TempDir(), "step.json")
-	stdout := trainSmall(t, archive, out, "-amp", "fp16", "-channels-last", "-graph", "-patience", "5", "-tensorboard", "-profile", profile, "-save-steps", "2")
-	if !strings.Contains(stdout, "6 steps, ") || strings.Contains(stdout, "replayed") {
+	stdout := trainSmall(t, archive, out, "-amp", "bf16", "-channels-last", "-graph", "-patience", "5", "-tensorboard", "-profile", profile, "-save-steps", "2")
+	if !strings.Contains(stdout, "6 steps, ") || strings.Contains(stdout, "replayed") || !strings.Contains(stdout, "-graph has no effect on the CPU") {
 		t.Error(stdout)
 	}
 	events, err := filepath.Glob(filepath.Join(out, "events.out.tfevents.*"))
@@ -184,8 +195,8 @@ func TestTrainOptions(t *testing.T) {
 			t.Errorf("%s: %v, %v", path, info, err)
 		}
 	}
-	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-channels-last", "-amp", "bf16"}
-	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "amp fp16, not bf16") {
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-channels-last"}
+	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "amp bf16, not ") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }
@@ -204,6 +215,7 @@ func TestTrainMistakes(t *testing.T) {
 		"-lr NaN: must be":       {"-archive", photos, "-lr", "nan"},
 		"-ema NaN: must be":      {"-archive", photos, "-ema", "nan"},
 		"-warmup +Inf: must":     {"-archive", photos, "-warmup", "inf"},
+		"CPU: use -amp bf16":     {"-archive", photos, "-amp", "fp16", "-device", "cpu"},
 		"-device \"tpu\"":        {"-archive", photos, "-device", "tpu"},
 		"train takes 0 argument": {photos},
 	} {
@@ -220,7 +232,7 @@ func TestTrainMistakes(t *testing.T) {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	// The test archive has a class that the training archive has not.
-	archive, test := fewPhotos(t, map[string]int{"cat": 2}), fewPhotos(t, map[string]int{"cat": 1, "cta": 1})
+	archive, test := fewPhotos(t, map[string]int{"cat": 2, "dog": 2}), fewPhotos(t, map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "cta") {
@@ -244,6 +256,79 @@ func TestTrainOtherClasses(t *testing.T) {
 	}
 	if got := otherClasses(`["a","b"]`, `["b","a"]`); !strings.HasSuffix(got, "in another order") {
 		t.Error(got)
+	}
+}
+
+// One class is an error, and inspect points at it.
+func TestTrainOneClass(t *testing.T) {
+	archive, out := fewPhotos(t, map[string]int{"cat": 3}), filepath.Join(t.TempDir(), "out")
+	if status, stdout, stderr := command(t, "train", "-archive", archive, "-device", "cpu", "-out", out); status != 1 ||
+		!strings.Contains(stdout, "3 images in 1 class\n") || !strings.Contains(stderr, "has one class: nothing to tell apart; the directory of a file is its class (cat)") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+	if fileExists(out) {
+		t.Error("there is a folder of results")
+	}
+	if status, stdout, _ := command(t, "inspect", archive); status != 0 || !strings.Contains(stdout, "3 in 1 class,") || !strings.Contains(stdout, "\none class: nothing to tell apart") {
+		t.Errorf("status %d, %s", status, stdout)
+	}
+	if _, stdout, _ := command(t, "inspect", fewPhotos(t, map[string]int{"cat": 1, "dog": 1})); strings.Contains(stdout, "one class") {
+		t.Error(stdout)
+	}
+}
+
+// A directory's classes are printed as an archive's, and so are those of which -test has no image.
+func TestTrainDirectory(t *testing.T) {
+	folders := map[string]string{"archive": t.TempDir(), "test": t.TempDir()}
+	var file bytes.Buffer
+	if err := png.Encode(&file, image.NewGray(image.Rect(0, 0, 8, 8))); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"archive/cat/1.png", "archive/cat/2.png", "archive/dog/1.png", "test/dog/1.png"} {
+		kind, name, _ := strings.Cut(path, "/")
+		path = filepath.Join(folders[kind], name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, file.Bytes(), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stdout := trainSmall(t, folders["archive"], filepath.Join(t.TempDir(), "out"), "-test", folders["test"], "-epochs", "1")
+	for _, want := range []string{
+		"3 images in 2 classes\n", "\n    0       2  cat", "\n    1       1  dog", "says nothing about them: cat\n", "\n1 step, ", "of 1 held-back image\n",
+		"-batch 4 is more than there is: a step has all of the 3 images\n",
+	} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+}
+
+// A folder that cannot be made is an error before the archive is read, and nothing is made.
+func TestTrainUnwritable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, out := range []string{file, filepath.Join(file, "a", "b")} {
+		if status, stdout, stderr := command(t, "train", "-archive", photos, "-device", "cpu", "-out", out); status != 1 || stdout != "" ||
+			!strings.Contains(stderr, "torchstream: -out "+out+": ") || !strings.Contains(stderr, "not a directory") {
+			t.Errorf("status %d, %s%s", status, stdout, stderr)
+		}
+	}
+	parent := t.TempDir()
+	if err := checkWritable(filepath.Join(parent, "a", "b")); err != nil || fileExists(filepath.Join(parent, "a")) {
+		t.Error(err)
+	}
+	if os.Geteuid() == 0 {
+		t.Skip("root writes to every directory")
+	}
+	if err := os.Chmod(parent, 0o555); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkWritable(filepath.Join(parent, "a")); err == nil || !strings.Contains(err.Error(), "cannot write to the directory "+parent) {
+		t.Error(err)
 	}
 }
 
