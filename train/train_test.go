@@ -341,7 +341,7 @@ func TestFiles(t *testing.T) {
 	}
 	out := lines.String()
 	if rows := strings.Split(out, "\n"); len(rows) != 5 || !strings.Contains(rows[0], "lr at end") || strings.Contains(out, "\r") ||
-		strings.Index(rows[0], "best") < 0 || strings.Index(rows[1], "*") != strings.Index(rows[0], "best") { // the first epoch is the best so far
+		!strings.Contains(rows[0], "best") || strings.Index(rows[1], "*") != strings.Index(rows[0], "best") { // the first epoch is the best so far
 		t.Errorf("progress:\n%s", out)
 	}
 	files, err := os.ReadDir(j.Dir)

@@ -133,13 +133,8 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		if err := writeJSON(stdout, found); err != nil {
 			return err
 		}
-	} else {
-		if err := found.print(stdout, *limit, *web); err != nil {
-			return err
-		}
-		if len(found.Classes) == 1 && !*web && *list == "" {
-			fmt.Fprintf(stdout, "\n%s\n", oneClass)
-		}
+	} else if err := found.print(stdout, *limit, *web, *list != ""); err != nil {
+		return err
 	}
 	if *fix != "" && written == nil {
 		return fmt.Errorf("nothing was written to %s: the archive itself is damaged: fetch it again, or unpack what is readable "+
@@ -223,8 +218,9 @@ func (r inspection) printSizes(table io.Writer) {
 	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3, float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
 }
 
-// print writes the report; web says that classes are labels of WebDataset.
-func (r inspection) print(w io.Writer, limit int, web bool) error {
+// print writes the report; web says that classes are labels of WebDataset, listed that they are
+// those of a list.
+func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	if r.Damage != "" && r.Samples+r.BadCount+r.Ignored == 0 {
 		_, err := fmt.Fprintf(w, "The file is no archive (a .tar, .tar.gz or .tar.zst), or its beginning is damaged:\n%s\n", printable.Text(r.Damage))
 		return err
@@ -267,6 +263,9 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 		if err := table.Flush(); err != nil {
 			return err
 		}
+	}
+	if len(r.Classes) == 1 && !web && !listed {
+		fmt.Fprintf(w, "\n%s\n", oneClass)
 	}
 
 	if err := r.printFindings(w); err != nil {

@@ -368,9 +368,9 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	return o.finish(report, time.Since(begin), stdout)
 }
 
-// interruption says how to go on after an interruption, in the words of the command line. Of another
-// error after an interruption, such as that of the last checkpoint, it prints the text, because
-// the command's status tells only the interruption.
+// interruption says how to go on after an interruption, in the words of the command line. It prints
+// another error after an interruption, such as that of the last checkpoint, because the command's
+// status tells only the interruption.
 func interruption(ctx context.Context, err error, stderr io.Writer) error {
 	var interrupted *train.InterruptedError
 	switch {
