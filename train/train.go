@@ -157,8 +157,8 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // wraps ctx.Err() and says how to go on. Before the first step of a new run there is nothing to
 // save. If the evaluation was running, the resumed run repeats it. If the loss becomes NaN or
 // infinite, Run notices at the end of the epoch or at the next checkpoint, leaves the checkpoints
-// with results as they are and returns an error. With Loader, and without Loss, a model that has fewer outputs than
-// the loader has classes is an error before the first step.
+// with results as they are and returns an error. With Loader, and without Loss, a model that has
+// fewer outputs than the loader has classes is an error before the first step.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
