@@ -314,8 +314,12 @@ func TestCloudClientsReadAnArchive(t *testing.T) {
 func TestWrongURLsAreNotRetried(t *testing.T) {
 	for _, url := range []string{"s3://bucket", "s3://bucket/", "gs://%zz/a", "ftp://host/a.tar", "s3://bucket/a.tar?what=1", "file:///"} {
 		t.Run(url, func(t *testing.T) {
+			shown, _, found := strings.Cut(url, "?")
+			if found { // a query may be secret
+				shown += "?***"
+			}
 			_, err := imageloader.Open(url, imageloader.Options{OpenSource: Open})
-			if err == nil || !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), url) {
+			if err == nil || !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), shown) {
 				t.Errorf("error %v", err)
 			}
 		})
