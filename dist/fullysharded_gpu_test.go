@@ -7,6 +7,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -23,10 +24,10 @@ func (s scales) Parts() nn.Parts {
 	return nn.Parts{Parameters: []nn.Named{{Name: "row", Tensor: s.row}, {Name: "all", Tensor: s.all}}}
 }
 
-// The stream sanitizer finds nothing in divided trainings, of one rank and so without NCCL: it
-// knows the orders of gathers, computation, reductions, steps and memory that is used again.
-func TestSanitizerOfShardedBlocks(t *testing.T) {
-	cudatest.RequireGPUs(t, 1)
+// aloneOnGPU returns a group of one rank on the first GPU, without NCCL. It skips the test if the
+// environment has started a sanitizer, which must find nothing in the other tests.
+func aloneOnGPU(t *testing.T) *Group {
+	t.Helper()
 	if cuda.RunningSanitizer() != nil {
 		t.Skip("the environment has started a sanitizer, which must find nothing in the other tests")
 	}
@@ -37,24 +38,88 @@ func TestSanitizerOfShardedBlocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.Close()
+	t.Cleanup(func() { g.Close() })
 	g.job.device = 0
+	return g
+}
+
+// requireNoFindings fails the test if the sanitizer finds more than notes in what fn does.
+func requireNoFindings(t *testing.T, fn func() error) {
+	t.Helper()
+	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	if err := fn(); err != nil {
+		t.Error(err)
+	}
+	for _, f := range s.Findings() {
+		if !f.Kind.Note() {
+			t.Error(&f)
+		}
+	}
+}
+
+// The stream sanitizer finds nothing in divided trainings, of one rank and so without NCCL: it
+// knows the orders of gathers, computation, reductions, steps and memory that is used again.
+func TestSanitizerOfShardedBlocks(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	g := aloneOnGPU(t)
 	for name, options := range map[string]FullyShardedOptions{"stage 3": {}, "stage 2": {KeepAfterForward: true}} {
 		t.Run(name, func(t *testing.T) {
 			on := cudatest.Stream(t, 0)
-			s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Stop()
-			if err := cuda.WithStream(on, func() error { return trainScales(g, options) }); err != nil {
-				t.Error(err)
-			}
-			for _, f := range s.Findings() {
-				if !f.Kind.Note() {
-					t.Error(&f)
+			requireNoFindings(t, func() error {
+				return cuda.WithStream(on, func() error { return trainScales(g, options) })
+			})
+		})
+	}
+}
+
+// withBuffer is a module with a buffer.
+type withBuffer struct {
+	nn.Module
+	buffer *torch.Tensor
+}
+
+func (m withBuffer) Parts() nn.Parts {
+	p := m.Module.Parts()
+	p.Buffers = append(p.Buffers, nn.Named{Name: "buffer", Tensor: m.buffer})
+	return p
+}
+
+// Memory that parameters and buffers had before construction goes back to the stream that it
+// belongs to, which need not wait for the current stream: it may be used again only when the copies
+// of its values are done.
+func TestSanitizerOfShardedConstruction(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	g := aloneOnGPU(t)
+	for name, device := range map[string]cuda.Device{"parameters": 0, "buffers of another GPU": 1} {
+		t.Run(name, func(t *testing.T) {
+			cudatest.RequireGPUs(t, int(device)+1)
+			side, on := cudatest.Stream(t, device), cudatest.Stream(t, 0)
+			requireNoFindings(t, func() error {
+				var s scales
+				var buffer *torch.Tensor
+				err := cuda.WithStream(side, func() error {
+					s = scales{full(device, torch.Float32, 1, 100), full(device, torch.Float32, 1, 1000)}
+					buffer = full(device, torch.Float32, 1, 50)
+					return errors.Join(s.row.SetRequiresGrad(true), s.all.SetRequiresGrad(true), buffer.Err())
+				})
+				if err = errors.Join(err, on.Wait(side), cuda.DefaultStream(device).Wait(side)); err != nil {
+					return err
 				}
-			}
+				return cuda.WithStream(on, func() error {
+					if err := capi.DelayStream(on.CAPI(), delay); err != nil {
+						return err
+					}
+					d, err := NewFullyShardedDataParallel(g, NewShardedBlock(withBuffer{s, buffer}), FullyShardedOptions{})
+					if err != nil {
+						return err
+					}
+					return errors.Join(d.Close(), buffer.Close())
+				})
+			})
 		})
 	}
 }

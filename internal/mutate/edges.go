@@ -236,6 +236,10 @@ var edges = []edge{
 		"{ return false }), d.precede())\n	if err != nil {\n		return d.fail(\"FullyShardedDataParallel.Forward\", err)", "{ return false }))\n	if err != nil {\n		return d.fail(\"FullyShardedDataParallel.Forward\", err)", "dist", "TestSanitizerOfShardedBlocks", 1},
 	{"a block's parameters come into memory that is zeroed", "dist/shardedblock.go",
 		"	if err := b.d.follow(); err != nil {\n		return err\n	}\n	for _, p := range b.params {\n		if err := p.view.CopyFrom", "	for _, p := range b.params {\n		if err := p.view.CopyFrom", "dist", "TestSanitizerOfShardedBlocks", 1},
+	{"a parameter's old memory is given back after it is read", "dist/shardedblock.go",
+		"		if err := b.d.g.Device().Synchronize(); err != nil {\n			return err\n		}\n", "", "dist", "TestSanitizerOfShardedConstruction", 1},
+	{"a buffer's old memory is given back after it is read", "dist/fullysharded.go",
+		"			if err := d.g.Device().Synchronize(); err != nil {\n				return err\n			}\n", "", "dist", "TestSanitizerOfShardedConstruction", 2},
 	{"a closed model's memory is used again after its use", "dist/fullysharded.go",
 		"errs := []error{d.precede(), d.link.Close()}", "errs := []error{d.link.Close()}", "dist", "TestSanitizerOfShardedBlocks", 1},
 }
