@@ -699,6 +699,37 @@ func TestChangedTarBehindURLIsAnError(t *testing.T) {
 	}
 }
 
+// TestIndexOfURLHasNoSecret: an index says which URL its archive has, without user, password and
+// query, and so it is in use when the query is another one, as that of a signed URL is.
+func TestIndexOfURLHasNoSecret(t *testing.T) {
+	data := string(archivetest.Gzip(t, archivetest.Numbered(t, 0, 1, 2, 3)))
+	file := filepath.Join(t.TempDir(), "index")
+	for i, url := range []string{"store://name:SECRET@b/a.tgz?sig=SECRET/1", "store://name:SECRET@b/a.tgz?sig=SECRET/22", "store://b/other.tgz"} {
+		s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: data, Version: "1"}})
+		var log bytes.Buffer
+		o := Options{Transform: Eval(4, 4), BatchSize: 1, IndexFile: file, OpenSource: s.OpenSource, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		l, err := open(t.Context(), url, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = collect(t, l, 0, 4)
+		l.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if opened := strings.Contains(log.String(), "opened index"); opened != (i == 1) || strings.Contains(log.String(), "SECRET") {
+			t.Errorf("%s: opened the index: %t\n%s", url, opened, &log)
+		}
+		index, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(index, []byte("SECRET")) || i < 2 && !bytes.Contains(index, []byte("a.tgz?***")) {
+			t.Errorf("the index of %s has its secret, or another name: %q", url, index)
+		}
+	}
+}
+
 // readCounter counts the bytes of random reads.
 type readCounter struct {
 	archive.File

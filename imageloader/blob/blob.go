@@ -33,6 +33,7 @@ import (
 	"gocloud.dev/gcerrors"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 // Open opens the object at a URL. Use it as [imageloader.Options.OpenSource]. The path after the
@@ -49,7 +50,7 @@ func Open(ctx context.Context, name string) (imageloader.Source, error) {
 	// The clients keep the context to request tokens later, so it must outlive this call.
 	bucket, err := blob.OpenBucket(context.WithoutCancel(ctx), u.String())
 	if err != nil {
-		return nil, lasting{err, errors.ErrUnsupported} // opening a bucket makes no request
+		return nil, lasting{printable.Error(err), errors.ErrUnsupported} // opening a bucket makes no request
 	}
 	s, err := open(ctx, bucket, key)
 	if err != nil {
@@ -65,9 +66,9 @@ func Open(ctx context.Context, name string) (imageloader.Source, error) {
 // path after the host. The caller keeps ownership of the bucket.
 func In(bucket *blob.Bucket) func(ctx context.Context, name string) (imageloader.Source, error) {
 	return func(ctx context.Context, name string) (imageloader.Source, error) {
-		u, err := url.Parse(name)
+		u, err := parse(name)
 		if err != nil {
-			return nil, lasting{err, errors.ErrUnsupported}
+			return nil, err
 		}
 		s, err := open(ctx, bucket, strings.TrimPrefix(u.Path, "/"))
 		if err != nil {
@@ -77,11 +78,20 @@ func In(bucket *blob.Bucket) func(ctx context.Context, name string) (imageloader
 	}
 }
 
-// split splits the URL of an object into the URL of its bucket and its key.
-func split(name string) (bucket *url.URL, key string, err error) {
+// parse parses a URL. The error of package url quotes the URL, in which there may be secrets.
+func parse(name string) (*url.URL, error) {
 	u, err := url.Parse(name)
 	if err != nil {
-		return nil, "", lasting{err, errors.ErrUnsupported}
+		return nil, lasting{fmt.Errorf("%s is no valid URL", printable.URL(name)), errors.ErrUnsupported}
+	}
+	return u, nil
+}
+
+// split splits the URL of an object into the URL of its bucket and its key.
+func split(name string) (bucket *url.URL, key string, err error) {
+	u, err := parse(name)
+	if err != nil {
+		return nil, "", err
 	}
 	u.RawPath = ""
 	if u.Scheme == "file" {
@@ -90,7 +100,7 @@ func split(name string) (bucket *url.URL, key string, err error) {
 		u.Path, key = "", strings.TrimPrefix(u.Path, "/")
 	}
 	if key == "" {
-		return nil, "", lasting{fmt.Errorf("%s names no object: it should be like %s://bucket/key", name, u.Scheme), errors.ErrUnsupported}
+		return nil, "", lasting{fmt.Errorf("%s names no object: it should be like %s://bucket/key", printable.URL(name), u.Scheme), errors.ErrUnsupported}
 	}
 	return u, key, nil
 }
@@ -103,6 +113,7 @@ func (e lasting) Unwrap() []error { return []error{e.err, e.kind} }
 
 // failed wraps a store's error with its kind.
 func failed(err error) error {
+	err = printable.Error(err) // Azure's signature is in the URL of every request
 	switch gcerrors.Code(err) {
 	case gcerrors.NotFound:
 		return lasting{err, fs.ErrNotExist}

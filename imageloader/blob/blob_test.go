@@ -21,6 +21,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
+	"gocloud.dev/blob/azureblob"
 	"gocloud.dev/blob/memblob"
 	"gocloud.dev/gcerrors"
 
@@ -312,7 +315,10 @@ func TestCloudClientsReadAnArchive(t *testing.T) {
 
 // A wrong URL is an error that the loader does not retry, and makes no request.
 func TestWrongURLsAreNotRetried(t *testing.T) {
-	for _, url := range []string{"s3://bucket", "s3://bucket/", "gs://%zz/a", "ftp://host/a.tar", "s3://bucket/a.tar?what=1", "file:///"} {
+	for _, url := range []string{
+		"s3://bucket", "s3://bucket/", "gs://%zz/a", "ftp://host/a.tar", "s3://bucket/a.tar?what=SECRET", "file:///",
+		"s3://bucket?token=SECRET", "gs://%zz/a?token=SECRET", "ftp://host/a.tar?token=SECRET",
+	} {
 		t.Run(url, func(t *testing.T) {
 			shown, _, found := strings.Cut(url, "?")
 			if found { // a query may be secret
@@ -322,9 +328,38 @@ func TestWrongURLsAreNotRetried(t *testing.T) {
 			if err == nil || !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), shown) {
 				t.Errorf("error %v", err)
 			}
+			_, alone := Open(t.Context(), url)
+			if text := fmt.Sprint(err, alone); alone == nil || strings.Contains(text, "SECRET") {
+				t.Errorf("errors %s", text)
+			}
 		})
 	}
 	if _, err := imageloader.Open("file:///none/a.tar", imageloader.Options{OpenSource: Open}); err == nil {
 		t.Error("no error")
+	}
+}
+
+// Azure's client quotes the URL of a request that fails, with the signature of its container.
+func TestErrorsOfRequestsHaveNoSignature(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.URL.RawQuery, "SECRET") {
+			t.Errorf("%s has no signature", r.URL)
+		}
+		panic(http.ErrAbortHandler) // the connection breaks off
+	}))
+	defer server.Close()
+	options := &container.ClientOptions{ClientOptions: policy.ClientOptions{Retry: policy.RetryOptions{MaxRetries: -1}}}
+	client, err := container.NewClientWithNoCredential(server.URL+"/account/bucket?sv=2022-11-02&sig=SECRET", options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := azureblob.OpenBucket(t.Context(), client, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bucket.Close()
+	_, err = In(bucket)(t.Context(), "azblob://bucket/train.tgz")
+	if text := fmt.Sprint(err); err == nil || strings.Contains(text, "SECRET") || !strings.Contains(text, "train.tgz?***") {
+		t.Errorf("error %v", err)
 	}
 }

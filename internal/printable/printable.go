@@ -3,6 +3,7 @@
 package printable
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -61,4 +62,21 @@ func URL(address string) string {
 		hidden = "?***"
 	}
 	return scheme + shown + hidden
+}
+
+// urlInText matches a URL in a text, up to a space or a quote. A backslash begins an escape of %q.
+var urlInText = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://(?:\\.|[^\s"\\])+`)
+
+// Error returns err, such as one of another library, with a text in which every URL is as [URL]
+// shows it.
+func Error(err error) error { return shown{err} }
+
+type shown struct{ err error }
+
+func (e shown) Unwrap() error { return e.err }
+func (e shown) Error() string {
+	return urlInText.ReplaceAllStringFunc(e.err.Error(), func(address string) string {
+		bare := strings.TrimRight(address, ".,:;')]}") // the text's own
+		return URL(bare) + address[len(bare):]
+	})
 }

@@ -1,6 +1,9 @@
 package printable
 
-import "testing"
+import (
+	"errors"
+	"testing"
+)
 
 func TestName(t *testing.T) {
 	for name, want := range map[string]string{
@@ -60,6 +63,23 @@ func TestURLsHaveNoSecret(t *testing.T) {
 	} {
 		if got := URL(address); got != want {
 			t.Errorf("%s is shown as %s, want %s", address, got, want)
+		}
+	}
+}
+
+func TestErrorsHaveNoSecretOfTheirURLs(t *testing.T) {
+	for text, want := range map[string]string{
+		"no URL: a@b?c": "no URL: a@b?c",
+		`Get "https://host/a.tgz?sig=SECRET": dial tcp: refused`:      `Get "https://host/a.tgz?***": dial tcp: refused`,
+		"s3://bucket/a?token=SECRET: no such key":                     "s3://bucket/a?***: no such key",
+		"(see https://name:SECRET@host/a, or ftp://host/b?SECRET.)":   "(see https://***@host/a, or ftp://host/b?***.)",
+		`for URL "ftp://host?a=\"b\"&sig=SECRET"; schemes: file`:      `for URL "ftp://host?***"; schemes: file`,
+		"https://host/a?name='x'&sig=SECRET and then":                 "https://host/a?*** and then",
+		"HTTP://host/a?SECRET\nX-Sig: https://host/b?SECRET\tSECRET2": "HTTP://host/a?***\nX-Sig: https://host/b?***\tSECRET2",
+	} {
+		err := errors.New(text)
+		if got := Error(err); got.Error() != want || !errors.Is(got, err) {
+			t.Errorf("%q is shown as %q, want %q", text, got, want)
 		}
 	}
 }

@@ -80,7 +80,7 @@ LAYERS = {
         "internal/safefile",
         "tensor",
     ],
-    "imageloader/blob": ["imageloader"],
+    "imageloader/blob": ["imageloader", "internal/printable"],
     "imageloader/prometheus": ["imageloader"],
     # Streams, tensors, networks.
     "cuda": ["internal/capi", "internal/origin", "internal/racecheck"],

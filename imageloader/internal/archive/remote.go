@@ -9,6 +9,8 @@ import (
 	"path"
 	"sync"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 // The times and sizes of requests to a Source.
@@ -118,6 +120,7 @@ func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func
 		if further {
 			tries, wait, began = 1, f.times.backoff, time.Now()
 		}
+		err = printable.Error(err) // a store's library quotes the URLs of its requests
 		if lasting(err) {
 			return fmt.Errorf("%s: %w", Shown(f.name), err)
 		}
@@ -335,7 +338,7 @@ func (f *remoteFile) Stat() (fs.FileInfo, error) { return remoteInfo{f}, nil }
 // remoteInfo describes a remoteFile. Sys is its SourceInfo.
 type remoteInfo struct{ f *remoteFile }
 
-func (i remoteInfo) Name() string       { return path.Base(i.f.name) }
+func (i remoteInfo) Name() string       { return path.Base(Shown(i.f.name)) }
 func (i remoteInfo) Size() int64        { return i.f.info.Size }
 func (i remoteInfo) Mode() fs.FileMode  { return 0o444 }
 func (i remoteInfo) ModTime() time.Time { return i.f.info.ModTime }

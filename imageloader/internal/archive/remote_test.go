@@ -485,3 +485,17 @@ func TestErrorsOfURLsHaveNoSecret(t *testing.T) {
 		}
 	}
 }
+
+// A Source's error may quote the URL of its request. It stays the same kind of error.
+func TestErrorsOfSourcesHaveNoSecret(t *testing.T) {
+	for _, kind := range []error{fs.ErrNotExist, archive.ErrSourceChanged} {
+		open := func(context.Context, string) (archive.Source, error) {
+			return nil, fmt.Errorf(`Get "https://store/a.tgz?sig=SECRET": %w`, kind)
+		}
+		_, err := archive.Open(t.Context(), "store://name:SECRET@bucket/a.tgz?token=SECRET", archive.Config{OpenSource: open})
+		if text := fmt.Sprint(err); !errors.Is(err, kind) || strings.Contains(text, "SECRET") || !strings.Contains(text, "https://store/a.tgz?***") ||
+			!strings.Contains(text, "store://***@bucket/a.tgz?***") {
+			t.Errorf("error %v", err)
+		}
+	}
+}

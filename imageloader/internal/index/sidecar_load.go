@@ -38,7 +38,7 @@ func (s *sidecar) load(a *archive.Archive, b *Builder) (*Index, error) {
 func (s *sidecar) loadShards(a *archive.Archive) (formats []string, err error) {
 	size := 0
 	for _, shard := range a.Shards() {
-		size += shardBytes + len(filepath.Base(shard.Path))
+		size += shardBytes + len(shardName(shard.Path))
 	}
 	if p := s.places[sectionShards]; p.count != uint64(len(a.Shards())) || p.size != uint64(size) {
 		return nil, errIndexStale
@@ -64,6 +64,10 @@ func (s *sidecar) loadShards(a *archive.Archive) (formats []string, err error) {
 	return formats, nil
 }
 
+// shardName returns the name of a shard in an index: without its folder, and of a URL without what
+// may be secret, since others may read the file. An index serves a URL with another signature too.
+func shardName(path string) string { return filepath.Base(archive.Shown(path)) }
+
 // nextShard splits the next item, with a known format, off the section of shards.
 func nextShard(data []byte) (item []byte, name string, rest []byte, ok bool) {
 	if len(data) < shardBytes {
@@ -81,7 +85,7 @@ func nextShard(data []byte) (item []byte, name string, rest []byte, ok bool) {
 func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, name, format string) error {
 	le := binary.LittleEndian
 	now := &a.Shards()[shard]
-	if int64(le.Uint64(item)) != now.Info.Size() || name != filepath.Base(now.Path) {
+	if int64(le.Uint64(item)) != now.Info.Size() || name != shardName(now.Path) {
 		return errIndexStale
 	}
 	if int64(le.Uint64(item[8:])) == now.Info.ModTime().UnixNano() && !now.Info.ModTime().IsZero() {

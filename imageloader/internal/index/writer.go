@@ -172,7 +172,7 @@ func encodeShards(a *archive.Archive) (shards []byte, err error) {
 		if err != nil {
 			return nil, err
 		}
-		name := filepath.Base(s.Path)
+		name := shardName(s.Path)
 		shards = binary.LittleEndian.AppendUint64(shards, uint64(s.Info.Size()))
 		shards = binary.LittleEndian.AppendUint64(shards, uint64(s.Info.ModTime().UnixNano()))
 		shards = binary.LittleEndian.AppendUint32(shards, digest)
