@@ -525,8 +525,9 @@ func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
 // gets those of its parts of the parameters. They are added to what the parts have from earlier
 // passes, so several passes before a step accumulate, and hold no more than one.
 //
-// Every trained parameter of a block that backward comes to gets a gradient, or it is an error that
-// names it: freeze what is not used. The current stream is that of Forward.
+// Every trained parameter of a block that backward comes to gets a gradient, of at least one use of
+// the block, or it is an error that names it: freeze what is not used. The current stream is that
+// of Forward.
 //
 // The average is over ranks: [FullyShardedDataParallel.Weigh] makes it that of samples. The loss's
 // own error is returned before anything happens. An error or a panic in backward ends the job,
@@ -584,6 +585,14 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 
 // complete ends a backward pass.
 func (d *FullyShardedDataParallel) complete() error {
+	var missing []string
+	for _, b := range d.blocks {
+		missing = append(missing, b.missing()...)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("dist: backward made no gradient for %s on rank %d: freeze the parameters before NewFullyShardedDataParallel: %w",
+			abbreviated(missing), d.g.rank, cuda.ErrInvalidArgument)
+	}
 	for _, b := range d.blocks {
 		for _, f := range b.flats {
 			if err := f.await(); err != nil {
@@ -608,11 +617,9 @@ func (d *FullyShardedDataParallel) cancel() error {
 	var params []*torch.Tensor
 	for _, b := range d.blocks {
 		b.used = false
+		b.passed()
 		for _, p := range b.params {
 			params = append(params, p.param)
-		}
-		for _, f := range b.flats {
-			f.reduced = false
 		}
 	}
 	errs = append(errs, torch.ClearGrads(params...))

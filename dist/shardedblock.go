@@ -40,6 +40,7 @@ type ShardedBlock struct {
 	shown bool    // the module has them
 	works []*Work // that gather them, on the CPU
 	used  bool    // a backward pass is expected
+	made  bool    // the backward pass under way has come to the block
 
 	failed error // of works, which is the end of the job
 }
@@ -65,6 +66,7 @@ type blockParameter struct {
 	view  *torch.Tensor // of in.all
 	grad  *torch.Tensor // of in.grads
 	row   *torch.Tensor // of in.sum: the gradient of piece
+	got   bool          // a gradient in the backward pass under way
 }
 
 // NewShardedBlock returns the module as a block.
@@ -175,16 +177,10 @@ func (b *ShardedBlock) back(c *torch.FunctionContext, gradients []*torch.Tensor)
 
 // finish averages the gradients that the block's backward pass has made.
 func (b *ShardedBlock) finish() error {
-	missing, trained := b.missing()
-	if len(missing) > 0 {
-		return fmt.Errorf("dist: backward made no gradient for %s on rank %d: freeze the parameters before NewFullyShardedDataParallel: %w",
-			abbreviated(missing), b.d.g.rank, cuda.ErrInvalidArgument)
+	if err := b.reduce(); err != nil {
+		return err
 	}
-	if trained > 0 {
-		if err := b.reduce(); err != nil {
-			return err
-		}
-	}
+	b.made = true
 	b.used = false
 	return b.free()
 }
@@ -297,25 +293,22 @@ func (b *ShardedBlock) free() error {
 	return errors.Join(errs...)
 }
 
-// missing returns the trained parameters without a gradient.
-func (b *ShardedBlock) missing() (names []string, trained int) {
+// missing names the trained parameters to which the backward pass under way, which has come to the
+// block, gave no gradient.
+func (b *ShardedBlock) missing() (names []string) {
 	for _, p := range b.params {
-		if !p.in.trained {
-			continue
-		}
-		trained++
-		g := p.marked.Grad()
-		if g == nil {
+		if b.made && p.in.trained && !p.got {
 			names = append(names, b.prefix+p.names[0])
-			continue
 		}
-		g.Close()
 	}
-	return names, trained
+	return names
 }
 
 // reduce begins to average the gradients over the ranks, and drops this rank's.
 func (b *ShardedBlock) reduce() error {
+	if !slices.ContainsFunc(b.flats, func(f *blockFlat) bool { return f.trained }) {
+		return nil
+	}
 	scope := torch.NewScope("gradients of a block")
 	defer scope.Close()
 	for _, f := range b.flats {
@@ -333,16 +326,27 @@ func (b *ShardedBlock) reduce() error {
 	if err := b.d.follow(); err != nil {
 		return err
 	}
-	var into, from, whole []*torch.Tensor
+	var into, from, whole, none []*torch.Tensor
 	for _, p := range b.params {
-		if p.in.trained {
-			whole, into, from = append(whole, p.param), append(into, p.grad), append(from, scope.Own(p.marked.Grad()))
+		if !p.in.trained {
+			continue
 		}
+		g := p.marked.Grad()
+		if g == nil { // as of one that another use of the block needs
+			none = append(none, p.grad)
+			continue
+		}
+		p.got = true
+		whole, into, from = append(whole, p.param), append(into, p.grad), append(from, scope.Own(g))
 	}
-	if err := torch.ForeachCopy_(into, from); err != nil {
-		return err
+	var err error
+	if len(into) > 0 {
+		err = errors.Join(torch.ForeachCopy_(into, from), torch.ClearGrads(whole...))
 	}
-	if err := torch.ClearGrads(whole...); err != nil {
+	if len(none) > 0 {
+		err = errors.Join(err, torch.ForeachZero_(none))
+	}
+	if err != nil {
 		return err
 	}
 	for _, f := range b.flats {
@@ -451,10 +455,19 @@ func (b *ShardedBlock) deliver() error {
 			return err
 		}
 	}
+	b.passed()
+	return nil
+}
+
+// passed ends a backward pass of the network.
+func (b *ShardedBlock) passed() {
+	b.made = false
+	for _, p := range b.params {
+		p.got = false
+	}
 	for _, f := range b.flats {
 		f.reduced = false
 	}
-	return nil
 }
 
 // close frees everything.
