@@ -32,6 +32,8 @@ type distReport struct {
 	Method   string           `json:"method"`
 	Reduce   []*distReduceRow `json:"all_reduce"`
 	Train    []*distTrainRow  `json:"train"`
+	// Sharded compares what ranks may divide.
+	Sharded []*distShardedRow `json:"sharded,omitempty"`
 	// PythonNote says why figures of PyTorch are missing.
 	PythonNote string `json:"python_note,omitempty"`
 }
@@ -73,18 +75,23 @@ type distBench struct {
 	steps  int
 	rounds int
 	bf16   bool
+	// shardedSteps is the number of steps of a round of what ranks divide.
+	shardedSteps int
 }
 
 // benchDist measures all-reduces and data-parallel training. Started alone it starts the ranks
 // itself; a launcher's ranks measure together.
 func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("bench dist", "Measures all-reduces, and training steps of ranks that average their gradients beside ranks that do not, on data that lie on the device. "+
-		"Without a launcher\nit starts -ranks processes on this machine, and then those of PyTorch, if a python3 can import its torch.", stderr)
-	b := distBench{trainBench: trainBench{context: 1024}}
+	set := flags("bench dist", "Measures all-reduces, and training steps of ranks that average their gradients beside ranks that do not, and of a GPT-2 whose\n"+
+		"optimizer state, gradients and parameters the ranks divide, on data that lie on the device. Without a launcher it starts -ranks processes\n"+
+		"on this machine, and then those of PyTorch, if a python3 can import its torch.", stderr)
+	var b distBench
 	// Without a GPU the work takes a minute at most.
 	models, batches, mib, size, steps := "resnet50,resnet18", "256,32", 1024, 224, 40
+	sharded, sequences, context, shardedSteps := "gpt2-medium", 8, 1024, 10
 	if cuda.DeviceCount() == 0 {
 		models, batches, mib, size, steps = "resnet18", "8", 64, 64, 5
+		sharded, sequences, context, shardedSteps = tinyGPT, 2, 64, 3
 	}
 	ranks := set.Int("ranks", max(cuda.DeviceCount(), 1), "processes to start")
 	asJSON := set.Bool("json", false, "print one JSON object")
@@ -95,13 +102,20 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	set.IntVar(&b.size, "size", size, "pixels of an image's side")
 	set.IntVar(&b.steps, "steps", steps, "steps of a round")
 	set.IntVar(&b.rounds, "rounds", 3, "rounds, of which the best counts")
-	python := set.String("python", "python3", "the Python whose DistributedDataParallel is the peer; empty for none")
+	gpts := set.String("sharded", sharded, "the GPT-2s whose memory the ranks divide, "+tinyGPT+" for a quick look; empty for none")
+	set.IntVar(&sequences, "sequences", sequences, "sequences in a batch of a rank, for a GPT-2")
+	set.IntVar(&b.context, "context", context, "tokens of a sequence, for a GPT-2")
+	set.IntVar(&b.shardedSteps, "sharded-steps", shardedSteps, "steps of a round, for a GPT-2")
+	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
-	if *ranks < 1 || *largest < 1 || b.size < 1 || b.steps < 1 || b.rounds < 1 {
-		return errors.New("bench dist: -ranks, -mib, -size, -steps and -rounds must be 1 or more")
+	if min(*ranks, *largest, b.size, b.steps, b.rounds, sequences, b.shardedSteps) < 1 {
+		return errors.New("bench dist: -ranks, -mib, -size, -steps, -rounds, -sequences and -sharded-steps must be 1 or more")
+	}
+	if b.context < 1 || b.context > 1024 {
+		return errors.New("bench dist: -context must be from 1 to 1024, the positions of a GPT-2")
 	}
 	environment, err := dist.ReadEnvironment(os.Getenv)
 	if err != nil {
@@ -118,6 +132,9 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	report, err := b.measureAll(*names, *sizes, *largest)
+	if err == nil {
+		err = b.measureSharded(*gpts, sequences, report)
+	}
 	if err == nil && b.world.Rank() == 0 {
 		err = report.write(stdout, *asJSON)
 	}
@@ -158,21 +175,33 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	if cpu || cuda.DeviceCount() == 0 {
 		device = "cpu"
 	}
+	type dividedRow struct {
+		Model string   `json:"model"`
+		Batch int      `json:"batch"`
+		Ways  []string `json:"ways"`
+	}
 	type measured struct {
-		Bytes  []int64 `json:"bytes"`
-		Steps  int     `json:"steps"`
-		Rounds int     `json:"rounds"`
+		Bytes        []int64      `json:"bytes"`
+		Steps        int          `json:"steps"`
+		Rounds       int          `json:"rounds"`
+		Sharded      []dividedRow `json:"sharded"`
+		ShardedSteps int          `json:"sharded_steps"`
 	}
 	job := struct {
 		peerJob
 		Dist measured `json:"dist"`
-	}{peerJob{Device: device, Size: b.size, Context: b.context}, measured{nil, b.steps, b.rounds}}
+	}{peerJob{Device: device, Size: b.size, Context: b.context, Rows: []peerRow{}}, measured{[]int64{}, b.steps, b.rounds, []dividedRow{}, b.shardedSteps}}
 	for _, row := range report.Reduce {
 		job.Dist.Bytes = append(job.Dist.Bytes, row.Bytes)
 	}
 	for _, row := range report.Train {
 		if row.Mode == "eager" {
 			job.Rows = append(job.Rows, peerRow{Model: row.Model, Batch: row.Batch})
+		}
+	}
+	for _, row := range report.Sharded {
+		if row.Way == shardedWays[0] {
+			job.Dist.Sharded = append(job.Dist.Sharded, dividedRow{row.Model, row.Batch, shardedWays})
 		}
 	}
 	text, err := json.Marshal(job)
@@ -193,10 +222,11 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 		return pythonFailure(python, err, complaint.Bytes())
 	}
 	var peer struct {
-		Torch  string             `json:"torch"`
-		Reduce []float64          `json:"all_reduce_ms"`
-		Rates  map[string]float64 `json:"rates"`
-		Errors []string           `json:"errors"`
+		Torch   string                        `json:"torch"`
+		Reduce  []float64                     `json:"all_reduce_ms"`
+		Rates   map[string]float64            `json:"rates"`
+		Sharded map[string]*distShardedFigure `json:"sharded"`
+		Errors  []string                      `json:"errors"`
 	}
 	if err := json.Unmarshal(out.Bytes(), &peer); err != nil {
 		return fmt.Errorf("%s: cannot read what it printed: %w", python, err)
@@ -210,6 +240,9 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 			ddp, static := rate("ddp"), rate("ddp_static")
 			row.PyTorch = &distTorchDP{alone, ddp, static, ddp / alone, static / alone}
 		}
+	}
+	for _, row := range report.Sharded {
+		row.PyTorch = peer.Sharded[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, row.Way)]
 	}
 	if len(peer.Errors) > 0 {
 		return fmt.Errorf("%s: %s", python, strings.Join(peer.Errors, "; "))
@@ -451,8 +484,12 @@ func (r *distReport) table(out io.Writer) error {
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%.0f\t%.0f\t%.1f %%\t%s\t\n", row.Model, row.Batch, row.Mode, row.Alone, row.Together, 100*row.Linear, theirs)
 	}
-	if r.PythonNote != "" {
-		fmt.Fprintf(w, "\nPyTorch: %s\n", r.PythonNote)
+	if err := errors.Join(w.Flush(), r.shardedTable(out)); err != nil {
+		return err
 	}
-	return w.Flush()
+	if r.PythonNote != "" {
+		_, err := fmt.Fprintf(out, "\nPyTorch: %s\n", r.PythonNote)
+		return err
+	}
+	return nil
 }

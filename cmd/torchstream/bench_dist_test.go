@@ -1,12 +1,93 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"os/exec"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
 )
+
+// Two processes on the CPU measure everything, and PyTorch beside them where this machine has it.
+func TestBenchDist(t *testing.T) {
+	args := []string{"bench", "dist", "-json", "-ranks", "2", "-cpu", "-mib", "1", "-rounds", "1", "-steps", "1", "-models", "resnet18", "-batches", "2", "-size", "32",
+		"-sharded", tinyGPT, "-sequences", "1", "-context", "8", "-sharded-steps", "1"}
+	if _, err := exec.LookPath("python3"); err != nil {
+		args = append(args, "-python", "")
+	}
+	c, stderr := process(t, args...)
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr)
+	}
+	var report distReport
+	decoder := json.NewDecoder(bytes.NewReader(out))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&report); err != nil {
+		t.Fatal(err)
+	}
+	t.Log(report.PythonNote)
+	peer := report.PythonNote == ""
+	if r := report.Reduce; len(r) != 1 || r[0].MS <= 0 || r[0].BusGBps <= 0 || peer && r[0].PyTorch <= 0 {
+		t.Errorf("all-reduces: %s", out)
+	}
+	if r := report.Train; len(r) != 1 || r[0].Alone <= 0 || r[0].Together <= 0 || peer && (r[0].PyTorch == nil || r[0].PyTorch.DDP <= 0) {
+		t.Errorf("training: %s", out)
+	}
+	var ways []string
+	for _, row := range report.Sharded {
+		ways = append(ways, row.Way)
+		if row.Model != tinyGPT || row.Batch != 1 || row.Context != 8 || row.Go.StepMS <= 0 || peer && (row.PyTorch == nil || row.PyTorch.StepMS <= 0) {
+			t.Errorf("%+v: %+v, %+v", row, row.Go, row.PyTorch)
+		}
+	}
+	if !slices.Equal(ways, shardedWays) {
+		t.Errorf("%q, want %q", ways, shardedWays)
+	}
+	var table strings.Builder
+	if err := report.table(&table); err != nil || strings.Count(table.String(), tinyGPT) != len(shardedWays) {
+		t.Errorf("%v\n%s", err, table.String())
+	}
+}
+
+// The chain of blocks computes what the GPT-2 computes, and has all of its parameters.
+func TestShardedGPTIsTheGPT(t *testing.T) {
+	gpt, err := newGPT(tinyGPT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(gpt)
+	nn.Train(gpt, false)
+	chain := shardedGPT(gpt)
+	blocks := nn.Parameters(chain)
+	for _, n := range nn.NamedParameters(gpt) {
+		if !slices.Contains(blocks, n.Tensor) {
+			t.Errorf("no block has %s", n.Name)
+		}
+	}
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	tokens, err := torch.FromInt64s([]int64{3, 1, 4, 1, 5, 9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens = scope.Own(tokens).View(2, 3)
+	same, err := chain.Forward(tokens).Equal(gpt.Forward(tokens))
+	if err != nil || !same {
+		t.Errorf("equal: %v, %v", same, err)
+	}
+	if _, ok := chain.Parts().Modules[0].Module.(*dist.ShardedBlock); !ok {
+		t.Error("the first module is no block")
+	}
+}
 
 // What two ranks write at once is kept whole, and the last line is the reason of their failure.
 func TestRanksThatFailGiveTheirReason(t *testing.T) {

@@ -59,19 +59,15 @@ func (b *trainBench) newTraineeAround(model, mode string, around func(pass func(
 	if err = nn.To(t.net, b.device); err != nil {
 		return nil, err
 	}
-	o := train.StepperOptions{Model: t.net, Graph: mode == "graph", Backward: around}
+	o := b.stepperOptions(model)
+	o.Model, o.Graph, o.Backward = t.net, mode == "graph", around
 	if around == nil {
 		o.Backward = t.pass
 	}
-	if b.device != cuda.CPU {
-		o.Autocast = torch.BFloat16
-	}
-	if isGPT(model) {
-		o.Loss = func(logits *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
-			return logits.Flatten(0, 1).CrossEntropy(targets[0].Flatten(0, 1))
+	if !isGPT(model) {
+		if err = nn.ToMemoryFormat(t.net, torch.ChannelsLast); err != nil {
+			return nil, err
 		}
-	} else if err = nn.ToMemoryFormat(t.net, torch.ChannelsLast); err != nil {
-		return nil, err
 	}
 	params := nn.Parameters(t.net)
 	if strings.HasPrefix(model, "vit") || isGPT(model) {
@@ -85,6 +81,20 @@ func (b *trainBench) newTraineeAround(model, mode string, around func(pass func(
 	o.Optimizer = t.opt
 	t.step, err = train.NewStepper(o)
 	return t, err
+}
+
+// stepperOptions are the options of a network's steps but for Model, Optimizer and Backward.
+func (b *trainBench) stepperOptions(model string) train.StepperOptions {
+	var o train.StepperOptions
+	if b.device != cuda.CPU {
+		o.Autocast = torch.BFloat16
+	}
+	if isGPT(model) {
+		o.Loss = func(logits *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
+			return logits.Flatten(0, 1).CrossEntropy(targets[0].Flatten(0, 1))
+		}
+	}
+	return o
 }
 
 // close frees the network and all that a step left.

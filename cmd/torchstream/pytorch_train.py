@@ -8,10 +8,12 @@ PyTorch's fused AdamW; images are in channels_last. ResNets and the ViT are torc
 same networks of this file, as GPT-2 always is: Hugging Face's network with fewer layers of Python around it.
 
 With "one_step" it makes one step of the first row with this file's network and prints a line. With "dist", one process
-for each rank measures all-reduces and DistributedDataParallel for `torchstream bench dist`:
+for each rank measures all-reduces, DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard for
+`torchstream bench dist`:
 
-    "dist": {"bytes": [1048576], "steps": 40, "rounds": 3}
+    "dist": {"bytes": [1048576], "steps": 40, "rounds": 3, "sharded": [{"model": "gpt2", "batch": 8}], "sharded_steps": 10}
 """
+import gc
 import json
 import os
 import sys
@@ -131,7 +133,7 @@ class GPT2(nn.Module):
         return F.linear(self.ln_f(self.blocks(y)), self.wte.weight)
 
 
-GPT2_SIZES = {"gpt2": {}, "gpt2-medium": dict(layers=24, width=1024, heads=16), "gpt2-large": dict(layers=36, width=1280, heads=20),
+GPT2_SIZES = {"gpt2-tiny": dict(layers=2, width=64, heads=2), "gpt2": {}, "gpt2-medium": dict(layers=24, width=1024, heads=16), "gpt2-large": dict(layers=36, width=1280, heads=20),
               "gpt2-xl": dict(layers=48, width=1600, heads=25)}
 
 
@@ -156,12 +158,14 @@ class Trainee:
         self.net = network(model, job["size"], plain).to(self.device)
         if not self.gpt:
             self.net = self.net.to(memory_format=torch.channels_last)
-        if self.gpt or model.startswith("vit"):
-            self.opt = torch.optim.AdamW(self.net.parameters(), lr=1e-4, fused=True, capturable=self.gpu)
-        else:
-            self.opt = torch.optim.SGD(self.net.parameters(), lr=.01, momentum=.9)
+        self.opt = self.optimizer()
         self.loss = nn.CrossEntropyLoss()
         self.parts = [0., 0., 0.]
+
+    def optimizer(self):
+        if self.gpt or self.model.startswith("vit"):
+            return torch.optim.AdamW(self.net.parameters(), lr=1e-4, fused=True, capturable=self.gpu)
+        return torch.optim.SGD(self.net.parameters(), lr=.01, momentum=.9)
 
     def step(self, batch, size, context):
         """Return a function that makes a step on data of its own, and adds the seconds of its parts to self.parts."""
@@ -191,8 +195,27 @@ class Trainee:
         return step
 
 
+def divide(trainee, way, gpu, rank):
+    """Make the trainee one of all ranks: `way` is as in bench_dist_sharded.go."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+    if way.startswith("FullyShardedDataParallel"):
+        mesh = init_device_mesh("cuda" if gpu else "cpu", (torch.distributed.get_world_size(),))
+        kind = dict(mesh=mesh, **(dict(reshard_after_forward=False) if way.endswith("stage 2") else {}))
+        for block in trainee.net.blocks:
+            fully_shard(block, **kind)
+        fully_shard(trainee.net, **kind)
+        trainee.opt = trainee.optimizer()
+        return
+    if way == "ZeroRedundancyOptimizer":
+        trainee.opt = ZeroRedundancyOptimizer(trainee.net.parameters(), torch.optim.AdamW, lr=1e-4, fused=True, capturable=gpu)
+    trainee.net = DistributedDataParallel(trainee.net, device_ids=[rank] if gpu else None, gradient_as_bucket_view=True)
+
+
 def distributed(job):
-    """Print all-reduces, and the images a second of a rank alone and with DistributedDataParallel."""
+    """Print all-reduces, the images a second of a rank alone and with DistributedDataParallel, and divided steps."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     gpu, rank, options = job["device"] != "cpu", int(os.environ["LOCAL_RANK"]), job["dist"]
@@ -203,6 +226,11 @@ def distributed(job):
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = True
     dist.init_process_group("nccl" if gpu else "gloo", **({"device_id": device} if gpu else {}))
+
+    def free():
+        gc.collect()
+        if gpu:
+            torch.cuda.empty_cache()
 
     def best(run, n):
         """Return the seconds of a call: of the slowest rank, in the best round."""
@@ -241,10 +269,33 @@ def distributed(job):
             except Exception as e:
                 errors.append(f"{r['model']}, batch {r['batch']}, {way}: {type(e).__name__}: {e}")
             trainee = step = None
-            if gpu:
-                torch.cuda.empty_cache()
+            free()
+
+    divided = {}
+    for r in options["sharded"]:
+        for way in r["ways"]:
+            try:
+                trainee = Trainee(job, r["model"])
+                divide(trainee, way, gpu, rank)
+                step = trainee.step(r["batch"], job["size"], job["context"])
+                for _ in range(5):
+                    step()
+                if gpu:
+                    sync()
+                    torch.cuda.reset_peak_memory_stats()
+                figure = {"step_ms": best(step, options["sharded_steps"]) * 1e3}
+                if gpu:
+                    trainee.opt.zero_grad(set_to_none=True)
+                    held = torch.tensor([torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()], device=device)
+                    dist.all_reduce(held, dist.ReduceOp.MAX)
+                    figure |= dict(zip(("held_bytes", "peak_bytes"), held.tolist()))
+                divided[f"{r['model']}/{r['batch']}/{way}"] = figure
+            except Exception as e:
+                errors.append(f"{r['model']}, batch {r['batch']}, {way}: {type(e).__name__}: {e}")
+            trainee = step = None
+            free()
     if dist.get_rank() == 0:
-        print(json.dumps({"torch": torch.__version__, "all_reduce_ms": reduced, "rates": rates, "errors": errors}))
+        print(json.dumps({"torch": torch.__version__, "all_reduce_ms": reduced, "rates": rates, "sharded": divided, "errors": errors}))
     dist.destroy_process_group()
 
 
