@@ -311,11 +311,12 @@ func (a *arguments) release() {
 }
 
 // invoke runs the operator with the collected arguments, as the function invoke does.
-func (n *namedOperator) invoke(a *arguments, flags int32, out []*capi.Tensor, all *capi.Results) (provenance, error) {
+func (n *namedOperator) invoke(a *arguments, out []*capi.Tensor, list *capi.List, all *capi.Results) (provenance, error) {
+	flags := checkedNil
 	if n.waits {
 		flags |= capi.CallWaits
 	}
-	return invoke(n.name, n.op, nil, a.in.list(), a.args.list(), a.ints.list(), a.text, checkedNil|flags, out, all)
+	return invoke(n.name, n.op, nil, a.in.list(), a.args.list(), a.ints.list(), a.text, flags, out, list, all)
 }
 
 func (n *namedOperator) call(given []any) ([]*Tensor, error) {
@@ -329,16 +330,16 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 		return n.fail(opError(n.name, operandsOf(given), err))
 	}
 	out := make([]*capi.Tensor, n.results)
-	var all *capi.Results
+	var list *capi.List
 	if n.list {
-		all = new(capi.Results)
+		list = new(capi.List)
 	}
-	p, err := n.invoke(&a, 0, out, all)
+	p, err := n.invoke(&a, out, list, nil)
 	if err != nil {
 		return n.fail(err)
 	}
 	if n.list {
-		out = all.Tensors
+		out = list.Tensors()
 	}
 	return n.wrap(p, &a, out)
 }
@@ -356,7 +357,7 @@ func (n *namedOperator) one(given []any) (*Tensor, error) {
 	if n.written[0] >= 0 {
 		out = nil // the result is an operand
 	}
-	p, err := n.invoke(&a, 0, out, nil)
+	p, err := n.invoke(&a, out, nil, nil)
 	switch {
 	case err != nil:
 		return failed(err), err
@@ -381,7 +382,7 @@ func (n *namedOperator) values(given []any) ([]any, error) {
 		return nil, opError(n.name, operandsOf(given), err)
 	}
 	var all capi.Results
-	p, err := n.invoke(&a, anyResults, nil, &all)
+	p, err := n.invoke(&a, nil, nil, &all)
 	if err != nil {
 		return nil, err
 	}

@@ -86,13 +86,13 @@ func (p provenance) result(c *capi.Tensor) *Tensor {
 // call runs the operator. Operands that no argument refers to may be nil (absent optional
 // arguments). call keeps no slice, so that the generated methods have their slices on the stack.
 func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor) (provenance, error) {
-	return o.run(in, args, ints, text, flags, out, nil)
+	return o.run(in, args, ints, text, flags, out, nil, nil)
 }
 
-// run implements call, and with all the call of an operator whose results are not a fixed number of
-// tensors.
+// run implements call, and with list or all the call of an operator whose results are not a fixed
+// number of tensors.
 func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor,
-	all *capi.Results) (provenance, error) {
+	list *capi.List, all *capi.Results) (provenance, error) {
 	if operators[o].waits || o == opTo {
 		flags |= capi.CallWaits
 	}
@@ -103,23 +103,21 @@ func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, 
 		flags |= takesCasts
 	}
 	e, err := o.entry()
-	return invoke(operators[o].method, e, err, in, args, ints, text, flags, out, all)
+	return invoke(operators[o].method, e, err, in, args, ints, text, flags, out, list, all)
 }
 
 // checkedNil, a flag of invoke, says that nil operands were checked: an optional argument, or an
 // absent element of a Tensor?[], refers to each.
 const checkedNil int32 = 1 << 29
 
-// anyResults, a flag of invoke, says that all takes results of any type, and not a list of tensors.
-const anyResults int32 = 1 << 28
-
 // takesCasts, a flag of invoke, says that the casts of a ParameterCasts may be the operands.
 const takesCasts int32 = 1 << 27
 
 // invoke runs the operator e, whose name in errors is op. unknown is the error of looking e up; an
-// operand's own error precedes it. The results are in out if all is nil, else in all.
+// operand's own error precedes it. The results are in all, of any type, if it is not nil; else in
+// list, any number of tensors, if that is not nil; else in out.
 func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []capi.Arg, ints []int64, text []byte,
-	flags int32, out []*capi.Tensor, all *capi.Results) (provenance, error) {
+	flags int32, out []*capi.Tensor, list *capi.List, all *capi.Results) (provenance, error) {
 	var p provenance
 	var few [8]*capi.Tensor
 	cs := few[:]
@@ -159,16 +157,15 @@ func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []cap
 				pass.replace(in, cs, p.marks)
 			}
 		}
-		anything := flags&anyResults != 0
-		flags &^= checkedNil | anyResults | takesCasts
+		flags &^= checkedNil | takesCasts
 		flags |= int32(p.marks)
 		switch {
 		case unknown != nil:
 			err = unknown
-		case anything:
-			*all, err = capi.CallOperatorResults(e, args, cs, ints, text, flags&^capi.CallWaits)
 		case all != nil:
-			all.Tensors, err = capi.CallOperatorList(e, args, cs, ints, text, flags&^capi.CallWaits)
+			*all, err = capi.CallOperatorResults(e, args, cs, ints, text, flags&^capi.CallWaits)
+		case list != nil:
+			err = capi.CallOperatorList(e, args, cs, ints, text, flags&^capi.CallWaits, list)
 		default:
 			_, err = capi.CallOperator(e, args, cs, ints, text, flags, out)
 		}
@@ -200,7 +197,7 @@ func named(args []capi.Arg, i int) bool {
 // one calls an operator with one result.
 func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
 	var out [1]*capi.Tensor
-	p, err := o.run(in, args, ints, text, 0, out[:], nil)
+	p, err := o.run(in, args, ints, text, 0, out[:], nil, nil)
 	if err != nil {
 		return failed(err)
 	}
@@ -248,7 +245,7 @@ func (o operator) four(in []*Tensor, args []capi.Arg, ints []int64, text []byte)
 // truth calls an operator that returns a bool.
 func (o operator) truth(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (bool, error) {
 	var all capi.Results
-	if _, err := o.run(in, args, ints, text, anyResults, nil, &all); err != nil {
+	if _, err := o.run(in, args, ints, text, 0, nil, nil, &all); err != nil {
 		return false, err
 	}
 	return len(all.Args) == 1 && all.Args[0].Value == 1, nil
@@ -256,15 +253,18 @@ func (o operator) truth(in []*Tensor, args []capi.Arg, ints []int64, text []byte
 
 // list calls an operator that returns a list.
 func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte) ([]*Tensor, error) {
-	var all capi.Results
-	p, err := o.run(in, args, ints, text, 0, nil, &all)
+	var all capi.List
+	p, err := o.run(in, args, ints, text, 0, nil, &all, nil)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*Tensor, len(all.Tensors))
-	for i, c := range all.Tensors {
+	results := all.Tensors()
+	out := make([]*Tensor, len(results))
+	for i, c := range results {
 		out[i] = o.result(p, in, c)
-		err = errors.Join(err, out[i].failure())
+		if failure := out[i].failure(); failure != nil {
+			err = errors.Join(err, failure)
+		}
 	}
 	return out, err
 }

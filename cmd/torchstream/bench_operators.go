@@ -97,6 +97,14 @@ func typed(name string, f func(o *operands) *torch.Tensor) operatorEntry {
 	return operatorEntry{name, false, f}
 }
 
+// lastOf returns the last of an operator's results.
+func lastOf(results []*torch.Tensor, err error) *torch.Tensor {
+	if err != nil {
+		return torch.Fail("bench operators", err)
+	}
+	return results[len(results)-1]
+}
+
 // generic is an entry of an operator by its name in LibTorch.
 func generic(name, operator string, arguments func(o *operands) []any) operatorEntry {
 	return operatorEntry{name, true, func(o *operands) *torch.Tensor { return torch.Call1(operator, arguments(o)...) }}
@@ -154,13 +162,9 @@ func operatorTable() []operatorEntry {
 		typed("Expand", func(o *operands) T { return o.a.Expand(3, 4) }),
 		typed("Narrow", func(o *operands) T { return o.m.Narrow(0, 1, 2) }),
 		typed("Select", func(o *operands) T { return o.m.Select(0, 1) }),
-		typed("Chunk", func(o *operands) T {
-			parts, err := o.m.Chunk(2, 1)
-			if err != nil {
-				return torch.Fail("bench operators", err)
-			}
-			return parts[1]
-		}),
+		typed("Chunk", func(o *operands) T { return lastOf(o.m.Chunk(2, 1)) }),
+		typed("Split", func(o *operands) T { return lastOf(o.m.Split(2, 1)) }),
+		typed("Unbind", func(o *operands) T { return lastOf(o.m.Unbind(0)) }),
 		typed("Cat", func(o *operands) T { return torch.Cat([]T{o.a, o.b}, 0) }),
 		typed("Stack", func(o *operands) T { return torch.Stack([]T{o.a, o.b}, 0) }),
 		typed("IndexSelect", func(o *operands) T { return o.m.IndexSelect(0, o.index) }),

@@ -28,7 +28,7 @@ extern "C" {
 
 /* Changes whenever a signature, a fixed struct or an enumerator of this header changes. A client
  * compares it with ts_abi_version() once at load. */
-#define TS_ABI_VERSION 4
+#define TS_ABI_VERSION 5
 
 /* Returns the TS_ABI_VERSION of the loaded library. */
 TS_API int32_t ts_abi_version(void);
@@ -771,11 +771,13 @@ TS_API ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments,
 /* The results of an operator, however many. */
 typedef struct ts_tensor_list ts_tensor_list;
 
-/* Does ts_operator_call for any number of results; Tensor[] results are flattened. list: ends with
- * ts_tensor_list_take or ts_tensor_list_free. */
+/* Does ts_operator_call for any number of results; Tensor[] results are flattened. count: their
+ * number. Not more than capacity are written to results, and list becomes NULL. More are in list,
+ * which ends with ts_tensor_list_take or ts_tensor_list_free, and results is untouched. */
 TS_API ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments,
                                        ts_tensor* const* tensors, int64_t tensor_count,
-                                       int32_t flags, ts_tensor_list** list, int64_t* count);
+                                       int32_t flags, ts_tensor** results, int64_t capacity,
+                                       ts_tensor_list** list, int64_t* count);
 /* Moves the references to an array of as many tensors as ts_operator_call_list counted, and frees
  * the list. Takes ownership of the list and gives that of the tensors. */
 TS_API void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors);

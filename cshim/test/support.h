@@ -236,15 +236,17 @@ class Call {
     return ts_operator_call_results(op_, arguments(), tensors_.data(),
                                     static_cast<int64_t>(tensors_.size()), flags_, results, size);
   }
-  ts_error* run_list(ts_tensor_list** list, int64_t* count) const {
+  ts_error* run_list(ts_tensor** results, int64_t capacity, ts_tensor_list** list,
+                     int64_t* count) const {
     return ts_operator_call_list(op_, arguments(), tensors_.data(),
-                                 static_cast<int64_t>(tensors_.size()), flags_, list, count);
+                                 static_cast<int64_t>(tensors_.size()), flags_, results, capacity,
+                                 list, count);
   }
   // Returns all results, including the elements of lists.
   std::vector<Tensor> all() const {
     ts_tensor_list* list = nullptr;
     int64_t count = 0;
-    EXPECT_OK(run_list(&list, &count));
+    EXPECT_OK(run_list(nullptr, 0, &list, &count));
     if (list == nullptr) return {};
     std::vector<ts_tensor*> handles(static_cast<size_t>(count), nullptr);
     ts_tensor_list_take(list, handles.data());

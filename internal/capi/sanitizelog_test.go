@@ -211,8 +211,9 @@ func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
 			return out
 		},
 		"CallOperatorList": func() []*Tensor {
-			out, _ := CallOperatorList(unbind, self, on, nil, nil, 0)
-			return out
+			var out List
+			CallOperatorList(unbind, self, on, nil, nil, 0, &out)
+			return out.Tensors()
 		},
 		"CallOperatorResults": func() []*Tensor {
 			r, _ := CallOperatorResults(clone, self, on, nil, nil, 0)

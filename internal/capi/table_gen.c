@@ -128,7 +128,7 @@ static ts_error* absent_ts_tensor_get_extents(ts_tensor* const* tensors, int64_t
 static ts_error* absent_ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return (ts_error*)&torchstream_capi_absent; }
 static const char* absent_ts_operator_schema(const ts_operator* op) { return ""; }
 static ts_error* absent_ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor_list** list, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) {}
 static ts_error* absent_ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) {}
@@ -350,7 +350,7 @@ static struct {
   ts_error* (*ts_operator_find)(const char* name, const char* overload, const ts_operator** op);
   const char* (*ts_operator_schema)(const ts_operator* op);
   ts_error* (*ts_operator_call)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count);
-  ts_error* (*ts_operator_call_list)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor_list** list, int64_t* count);
+  ts_error* (*ts_operator_call_list)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count);
   void (*ts_tensor_list_take)(ts_tensor_list* list, ts_tensor** tensors);
   ts_error* (*ts_operator_call_results)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size);
   void (*ts_results_take)(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints);
@@ -1016,7 +1016,7 @@ ts_error* ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_ten
 ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return table.ts_operator_find(name, overload, op); }
 const char* ts_operator_schema(const ts_operator* op) { return table.ts_operator_schema(op); }
 ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return table.ts_operator_call(op, arguments, tensors, tensor_count, flags, results, capacity, count); }
-ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor_list** list, int64_t* count) { return table.ts_operator_call_list(op, arguments, tensors, tensor_count, flags, list, count); }
+ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count) { return table.ts_operator_call_list(op, arguments, tensors, tensor_count, flags, results, capacity, list, count); }
 void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) { table.ts_tensor_list_take(list, tensors); }
 ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return table.ts_operator_call_results(op, arguments, tensors, tensor_count, flags, results, size); }
 void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) { table.ts_results_take(results, args, tensors, ints); }

@@ -57,8 +57,14 @@ static inline ts_error* call_operator(const ts_operator* op, ts_arguments argume
 }
 #cgo noescape call_operator
 #cgo nocallback call_operator
-#cgo noescape ts_operator_call_list
-#cgo nocallback ts_operator_call_list
+
+// ts_operator_call_list, as above.
+static inline ts_error* call_operator_list(const ts_operator* op, ts_arguments arguments, const uintptr_t* tensors, int64_t tensor_count,
+                                           int32_t flags, uintptr_t* results, int64_t capacity, ts_tensor_list** list, int64_t* count) {
+  return ts_operator_call_list(op, arguments, (ts_tensor* const*)tensors, tensor_count, flags, (ts_tensor**)results, capacity, list, count);
+}
+#cgo noescape call_operator_list
+#cgo nocallback call_operator_list
 #cgo noescape ts_tensor_list_take
 #cgo nocallback ts_tensor_list_take
 #cgo noescape ts_tensor_get_grad
@@ -549,29 +555,47 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 	}
 }
 
-// CallOperatorList is CallOperator for operators that return lists. It returns all results,
-// whatever their number.
-func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
+// List has the results of an operator, however many.
+type List struct {
+	few  [8]*Tensor // all results, if there is room for them: no second call of C moves them
+	many []*Tensor  // all results, if there are more
+	n    int
+}
+
+// Tensors returns the results, nil for one that is undefined. The slice may be a part of l.
+func (l *List) Tensors() []*Tensor {
+	if l.many != nil {
+		return l.many
+	}
+	return l.few[:l.n]
+}
+
+// CallOperatorList is CallOperator for operators that return lists. It writes all results to out,
+// which must be empty before.
+func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out *List) error {
 	s := sanitizer.Load()
 	s.begin()
 	for {
 		computing.enter()
 		var n C.int64_t
 		var list *C.ts_tensor_list
-		e := C.ts_operator_call_list(op, arguments(args, ints, text), unsafe.SliceData(tensors), C.int64_t(len(tensors)),
-			C.int32_t(flags), &list, &n)
+		e := C.call_operator_list(op, arguments(args, ints, text), numbers(tensors), C.int64_t(len(tensors)),
+			C.int32_t(flags), numbers(out.few[:]), C.int64_t(len(out.few)), &list, &n)
 		computing.leave()
 		if e == nil {
-			out := make([]*Tensor, n)
-			C.ts_tensor_list_take(list, unsafe.SliceData(out))
-			if s != nil {
-				s.operated(op, args, tensors, out)
+			out.n = int(n)
+			if list != nil {
+				out.many = make([]*Tensor, n)
+				C.ts_tensor_list_take(list, unsafe.SliceData(out.many))
 			}
-			return out, nil
+			if s != nil {
+				s.operated(op, args, tensors, out.Tensors())
+			}
+			return nil
 		}
 		if err := busy(failure(e)); err != nil {
 			s.failed("a failed operator")
-			return nil, err
+			return err
 		}
 	}
 }

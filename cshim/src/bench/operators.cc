@@ -115,6 +115,8 @@ const Peer kPeers[] = {
     {"Narrow", [](const Operands& o, Held& hold) { hold(at::narrow(o.m, 0, 1, 2)); }},
     {"Select", [](const Operands& o, Held& hold) { hold(at::select(o.m, 0, 1)); }},
     {"Chunk", [](const Operands& o, Held& hold) { hold(at::chunk(o.m, 2, 1)); }},
+    {"Split", [](const Operands& o, Held& hold) { hold(at::split(o.m, 2, 1)); }},
+    {"Unbind", [](const Operands& o, Held& hold) { hold(at::unbind(o.m, 0)); }},
     {"Cat", [](const Operands& o, Held& hold) { hold(at::cat({o.a, o.b}, 0)); }},
     {"Stack", [](const Operands& o, Held& hold) { hold(at::stack({o.a, o.b}, 0)); }},
     {"IndexSelect",

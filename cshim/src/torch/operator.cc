@@ -279,11 +279,11 @@ struct ts_operator {
   bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
   int32_t non_blocking = -1;  // which parameter is this; -1: none
   ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
-  ts::UnboxedCall unboxed = nullptr;               // NULL: it is always called boxed
+  ts::UnboxedCall unboxed = {};                    // none: it is always called boxed
 };
 
 struct ts_tensor_list {
-  c10::SmallVector<at::Tensor, 4> tensors;
+  std::vector<at::Tensor> tensors;
 };
 
 struct ts_results {
@@ -886,14 +886,13 @@ c10::DeviceIndex gpu_of(const UnboxedArg* args, size_t count) {
   return -1;
 }
 
-// Calls the operator unboxed, if it is one of the frequent ones, its arguments can be unboxed, and
+// Does an unboxed call of the operator (`call`, of the arguments), if they can be unboxed, and
 // neither a capture nor a copy to the host that is under way has to be told of its operands.
-// Otherwise returns false, and has done nothing. results: NULL drops them.
-bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
-                 ts_tensor** results) {
+// Otherwise returns false, and has done nothing.
+template <typename Call>
+bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags, Call&& call) {
   const size_t count = op.parameters.size();
-  if (op.unboxed == nullptr || somebody_captures() || any_pending() ||
-      operands.arg_count > static_cast<int64_t>(count)) {
+  if (somebody_captures() || any_pending() || operands.arg_count > static_cast<int64_t>(count)) {
     return false;
   }
   constexpr ts_arg kDefault{TS_ARG_KIND_DEFAULT, 0, 0};
@@ -908,14 +907,14 @@ bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
   const c10::DeviceIndex gpu = asks_for_gpu ? gpu_of(args.data(), count) : -1;
   std::optional<RandomTurn> turn;
   if (op.random && gpu >= 0) turn.emplace();
-  const auto call = [&] {
+  const auto run = [&] {
     const Modes modes(flags);
-    op.unboxed(args.data(), results);
+    call(args.data());
   };
   if (gpu < 0 || op.libraries == Libraries::kNone) {
-    call();
+    run();
   } else {
-    run_with_libraries(op.libraries, gpu, call);
+    run_with_libraries(op.libraries, gpu, run);
   }
   return true;
 }
@@ -1023,7 +1022,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   }
   op->unboxed = op->non_blocking < 0 && !op->reads_values
                     ? unboxed_call_of(name, overload, op->parameters.size())
-                    : nullptr;
+                    : UnboxedCall{};
   for (Parameter& parameter : op->parameters) unbox_default(parameter);
   return op;
 }
@@ -1082,7 +1081,10 @@ ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_ten
     const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
     ts::check_arrays(operands);
     ts::check_capacity(*op, capacity);
-    if (ts::run_unboxed(*op, operands, flags, capacity > 0 ? results : nullptr)) {
+    const auto unboxed = [&](const ts::UnboxedArg* args) {
+      op->unboxed.tensors(args, capacity > 0 ? results : nullptr);
+    };
+    if (op->unboxed.tensors != nullptr && ts::run_unboxed(*op, operands, flags, unboxed)) {
       *count = op->tensor_returns;
       return;
     }
@@ -1098,20 +1100,31 @@ ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_ten
 
 ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments,
                                 ts_tensor* const* tensors, int64_t tensor_count, int32_t flags,
-                                ts_tensor_list** list, int64_t* count) {
+                                ts_tensor** results, int64_t capacity, ts_tensor_list** list,
+                                int64_t* count) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(op != nullptr, "op is NULL");
     ts::require(list != nullptr && count != nullptr, "list or count is NULL");
+    ts::require(capacity >= 0 && (capacity == 0 || results != nullptr), "results is NULL");
     ts::check_flags(flags);
     const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
     ts::check_arrays(operands);
-    ts::CallStack call;
-    ts::run(*op, operands, flags, *call);
-    auto results = std::make_unique<ts_tensor_list>();
-    ts::each_result(*call, [&](at::Tensor t) { results->tensors.push_back(std::move(t)); });
-    *count = static_cast<int64_t>(results->tensors.size());
-    *list = results.release();
+    std::vector<at::Tensor> all;
+    const auto unboxed = [&](const ts::UnboxedArg* args) { all = op->unboxed.list(args); };
+    if (op->unboxed.list == nullptr || !ts::run_unboxed(*op, operands, flags, unboxed)) {
+      ts::CallStack call;
+      ts::run(*op, operands, flags, *call);
+      ts::each_result(*call, [&](at::Tensor t) { all.push_back(std::move(t)); });
+    }
+    const auto length = static_cast<int64_t>(all.size());
+    if (length <= capacity) {
+      for (at::Tensor& t : all) *results++ = ts::handle_or_null(std::move(t));
+      *list = nullptr;
+    } else {
+      *list = std::make_unique<ts_tensor_list>(ts_tensor_list{std::move(all)}).release();
+    }
+    *count = length;
   });
 }
 

@@ -9,7 +9,9 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "torch/tensor.h"
 
@@ -251,18 +253,37 @@ struct Caller<Operator, Result(Parameters...)> {
   static_assert(sizeof...(Parameters) <= kMaxUnboxedArgs);
   static constexpr size_t parameters = sizeof...(Parameters);
 
-  static void call(const UnboxedArg* args, ts_tensor** results) {
-    run(args, results, std::index_sequence_for<Parameters...>());
+  static constexpr UnboxedCall call() {
+    if constexpr (std::is_same_v<Result, std::vector<at::Tensor>>) {
+      return {nullptr, &list};
+    } else {
+      return {&tensors, nullptr};
+    }
   }
 
+  static void tensors(const UnboxedArg* args, ts_tensor** results) {
+    tensors(args, results, std::index_sequence_for<Parameters...>());
+  }
+
+  static Result list(const UnboxedArg* args) {
+    return list(args, std::index_sequence_for<Parameters...>());
+  }
+
+ private:
   template <size_t... I>
-  static void run(const UnboxedArg* args, ts_tensor** results, std::index_sequence<I...>) {
-    std::tuple<Value<Parameters>...> values{args[I]...};
+  static void tensors(const UnboxedArg* args, ts_tensor** results, std::index_sequence<I...>) {
+    std::tuple<Value<Parameters>...> values{args[I]...};  // the result may be one of them
     if constexpr (std::is_void_v<Result>) {
       Operator::call(std::get<I>(values).get()...);
     } else {
       hand_out(Operator::call(std::get<I>(values).get()...), results);
     }
+  }
+
+  template <size_t... I>
+  static Result list(const UnboxedArg* args, std::index_sequence<I...>) {
+    std::tuple<Value<Parameters>...> values{args[I]...};
+    return Operator::call(std::get<I>(values).get()...);
   }
 };
 
@@ -276,7 +297,7 @@ struct Row {
 template <typename... Operators>
 struct Table {
   static constexpr Row rows[] = {{Operators::name, Operators::overload_name,
-                                  Caller<Operators>::parameters, &Caller<Operators>::call}...};
+                                  Caller<Operators>::parameters, Caller<Operators>::call()}...};
 };
 
 namespace op = at::_ops;
@@ -313,9 +334,17 @@ using Frequent = Table<  //
     op::gather, op::index_select, op::narrow, op::permute, op::reshape, op::select_int,
     op::slice_Tensor, op::squeeze, op::squeeze_dim, op::stack, op::t, op::transpose_int,
     op::unsqueeze, op::view,
+    // Lists
+    op::_foreach_add_List, op::_foreach_addcmul_Scalar, op::_foreach_div_List,
+    op::_foreach_lerp_Scalar, op::_foreach_mul_Scalar, op::_foreach_mul_Tensor,
+    op::_foreach_norm_Scalar, op::_foreach_sqrt, op::broadcast_tensors, op::chunk,
+    op::meshgrid_indexing, op::split_Tensor, op::split_sizes, op::split_with_sizes,
+    op::tensor_split_sections, op::unbind_int,
     // Many tensors
-    op::_foreach_add__List, op::_foreach_add__Scalar, op::_foreach_mul__Scalar,
-    op::_foreach_mul__Tensor, op::_foreach_zero_, op::_fused_adam_, op::_fused_adam__tensor_lr,
+    op::_foreach_add__List, op::_foreach_add__Scalar, op::_foreach_addcdiv__Scalar,
+    op::_foreach_addcmul__Scalar, op::_foreach_clamp_max__Scalar, op::_foreach_clamp_min__Scalar,
+    op::_foreach_lerp__Scalar, op::_foreach_mul__Scalar, op::_foreach_mul__Tensor,
+    op::_foreach_sqrt_, op::_foreach_zero_, op::_fused_adam_, op::_fused_adam__tensor_lr,
     op::_fused_adamw_, op::_fused_adamw__tensor_lr, op::_fused_sgd_, op::_fused_sgd__tensor_lr>;
 
 }  // namespace
@@ -324,10 +353,10 @@ UnboxedCall unboxed_call_of(const std::string& name, const std::string& overload
                             size_t parameters) {
   for (const Row& row : Frequent::rows) {
     if (name == row.name && overload == row.overload) {
-      return parameters == row.parameters ? row.call : nullptr;
+      return parameters == row.parameters ? row.call : UnboxedCall{};
     }
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace ts

@@ -3,9 +3,12 @@
 // reference count, and a boxed list an allocation or two.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "torchstream.h"
 
@@ -25,13 +28,19 @@ struct UnboxedArg {
 // The maximum number of parameters of such an operator.
 constexpr size_t kMaxUnboxedArgs = 16;
 
-// Calls an operator. args: one for each parameter of its schema. results: room for all its tensors,
-// written if the call succeeds; NULL drops them.
-using UnboxedCall = void (*)(const UnboxedArg* args, ts_tensor** results);
+// How to call an operator; at most one of the functions is there. args: one for each parameter of
+// the operator's schema.
+struct UnboxedCall {
+  // For a fixed number of tensors. results: room for all, written if the call succeeds; NULL drops
+  // them.
+  void (*tensors)(const UnboxedArg* args, ts_tensor** results) = nullptr;
+  // For a list of tensors.
+  std::vector<at::Tensor> (*list)(const UnboxedArg* args) = nullptr;
+};
 
-// The call of an operator ("aten::add", "Tensor"), or NULL if it is not one of the frequent ones,
-// or has another number of parameters than it had in the headers that this was compiled with: the
-// call reads one argument for each of those.
+// Returns the call of an operator ("aten::add", "Tensor"). It has no function if the operator is
+// not a frequent one, or has another number of parameters than it had in the headers that this was
+// compiled with: the function reads one argument for each of those.
 UnboxedCall unboxed_call_of(const std::string& name, const std::string& overload,
                             size_t parameters);
 

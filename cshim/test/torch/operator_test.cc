@@ -194,15 +194,52 @@ TEST(Operator, AListOfResultsThatIsNotTakenIsFreed) {
   const int64_t before = ts_tensor_count();
   ts_tensor_list* list = nullptr;
   int64_t count = 0;
-  ASSERT_OK(Call("aten::unbind", "int").tensor(x).run_list(&list, &count));
+  ASSERT_OK(Call("aten::unbind", "int").tensor(x).run_list(nullptr, 0, &list, &count));
   EXPECT_EQ(count, 3);
   ts_tensor_list_free(list);
   ts_tensor_list_free(nullptr);
   EXPECT_EQ(ts_tensor_count(), before);
   list = nullptr;
-  EXPECT_FAILS(TS_ERROR_OPERATOR, "",
-               Call("aten::unbind", "int").tensor(x).integer(7).run_list(&list, &count));
+  EXPECT_FAILS(
+      TS_ERROR_OPERATOR, "",
+      Call("aten::unbind", "int").tensor(x).integer(7).run_list(nullptr, 0, &list, &count));
   EXPECT_EQ(list, nullptr);
+}
+
+TEST(Operator, AListOfResultsIsWrittenWhereThereIsRoom) {
+  Tensor x = make<float>({3, 1, 2}, {3});
+  const int64_t before = ts_tensor_count();
+  // Called unboxed, boxed, and of an operator that returns no list.
+  const auto lists = [&] {
+    return std::vector<std::pair<Call, int64_t>>{
+        {Call("aten::unbind", "int").tensor(x), 3},
+        {Call("aten::hsplit", "array").tensor(x).ints({1, 2}), 3},
+        {Call("aten::topk").tensor(x).integer(2), 2},
+    };
+  };
+  for (const auto& [call, length] : lists()) {
+    for (int64_t capacity = 0; capacity <= 4; ++capacity) {
+      SCOPED_TRACE(std::to_string(length) + " results and room for " + std::to_string(capacity));
+      ts_tensor* out[4] = {};
+      ts_tensor_list* list = nullptr;
+      int64_t count = 0;
+      ASSERT_OK(call.run_list(out, capacity, &list, &count));
+      EXPECT_EQ(count, length);
+      EXPECT_EQ(list == nullptr, length <= capacity);
+      EXPECT_EQ(ts_tensor_count() - before, length <= capacity ? length : 0);
+      for (int64_t i = 0; i < 4; ++i) {
+        EXPECT_EQ(out[i] != nullptr, length <= capacity && i < length);
+        ts_tensor_free(out[i]);
+      }
+      ts_tensor_list_free(list);
+    }
+  }
+  EXPECT_EQ(ts_tensor_count(), before);
+  ts_tensor_list* list = nullptr;
+  int64_t count = -7;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "results is NULL",
+               Call("aten::unbind", "int").tensor(x).run_list(nullptr, 3, &list, &count));
+  EXPECT_EQ(count, -7);
 }
 
 TEST(Operator, InPlaceResultsCanBeDropped) {
@@ -216,8 +253,21 @@ TEST(Operator, InPlaceResultsCanBeDropped) {
   EXPECT_EQ(ts_tensor_count(), before + 1);
 }
 
+std::vector<uint8_t> bytes(const ts_tensor* tensor) {
+  std::vector<uint8_t> all(static_cast<size_t>(test::describe(tensor).bytes));
+  EXPECT_OK(ts_tensor_read(tensor, all.data(), all.size()));
+  return all;
+}
+
+void expect_same(const ts_tensor* got, const ts_tensor* want) {
+  EXPECT_EQ(test::describe(got).dtype, test::describe(want).dtype);
+  EXPECT_EQ(test::describe(got).channels_last, test::describe(want).channels_last);
+  EXPECT_EQ(shape(got), shape(want));
+  EXPECT_EQ(bytes(got), bytes(want));
+}
+
 // Operators that are called unboxed, with every type of argument that they have. The call of a list
-// of results, which is always boxed, says what they return.
+// of results, which is boxed for an operator that returns none, says what they return.
 TEST(Operator, UnboxedCallsEqualBoxedOnes) {
   Tensor a = make<float>({1, -2, 3, 4, -5, 6}, {2, 3});
   Tensor b = make<float>({2, 7, 1, 8, 2, 8}, {2, 3});
@@ -228,11 +278,6 @@ TEST(Operator, UnboxedCallsEqualBoxedOnes) {
   Tensor two = make<int64_t>({1, 0}, {2});
   Tensor mask = make<float>({0, -1e9F, 0, 0}, {2, 2});
   Tensor heads = make<float>({1, 2, 3, 4}, {1, 1, 2, 2});
-  const auto bytes = [](const ts_tensor* tensor) {
-    std::vector<uint8_t> all(static_cast<size_t>(test::describe(tensor).bytes));
-    EXPECT_OK(ts_tensor_read(tensor, all.data(), all.size()));
-    return all;
-  };
   const std::vector<Call> calls = {
       Call("aten::neg").tensor(a),
       Call("aten::add", "Tensor").tensor(a).tensor(b),
@@ -304,10 +349,52 @@ TEST(Operator, UnboxedCallsEqualBoxedOnes) {
     for (size_t j = 0; j < boxed.size(); ++j) {
       Tensor unboxed;
       *unboxed.out() = out[j];
-      EXPECT_EQ(test::describe(unboxed).dtype, test::describe(boxed[j]).dtype);
-      EXPECT_EQ(test::describe(unboxed).channels_last, test::describe(boxed[j]).channels_last);
-      EXPECT_EQ(shape(unboxed), shape(boxed[j]));
-      EXPECT_EQ(bytes(unboxed), bytes(boxed[j]));
+      expect_same(unboxed, boxed[j]);
+    }
+  }
+}
+
+// The call of results of any type is always boxed.
+TEST(Operator, UnboxedListsEqualBoxedOnes) {
+  Tensor a = make<float>({1, -2, 3, 4, -5, 6}, {2, 3});
+  Tensor b = make<float>({2, 7, 1, 8, 2, 8}, {2, 3});
+  Tensor row = make<float>({1, 2, 4}, {3});
+  Tensor two = make<float>({2}, {});
+  const std::vector<Call> calls = {
+      Call("aten::chunk").tensor(a).integer(2).integer(1),
+      Call("aten::chunk").tensor(a).integer(2),
+      Call("aten::split", "Tensor").tensor(a).integer(2).integer(-1),
+      Call("aten::split", "sizes").tensor(a).ints({1, 2}).integer(1),
+      Call("aten::split_with_sizes").tensor(a).ints({0, 3}).integer(1),
+      Call("aten::tensor_split", "sections").tensor(a).integer(4).integer(1),
+      Call("aten::unbind", "int").tensor(a).integer(1),
+      Call("aten::broadcast_tensors").tensors({a, row}),
+      Call("aten::meshgrid", "indexing").tensors({row, row}).text("xy"),
+      Call("aten::_foreach_add", "List").tensors({a, row}).tensors({b, row}).real(0.5),
+      Call("aten::_foreach_addcmul", "Scalar").tensors({a}).tensors({b}).tensors({a}).integer(3),
+      Call("aten::_foreach_div", "List").tensors({a, row}).tensors({b, row}),
+      Call("aten::_foreach_lerp", "Scalar").tensors({a, b}).tensors({b, a}).real(0.25),
+      Call("aten::_foreach_mul", "Scalar").tensors({a, row}).real(0.5),
+      Call("aten::_foreach_mul", "Tensor").tensors({a, row}).tensor(two),
+      Call("aten::_foreach_norm", "Scalar").tensors({a, row}),
+      Call("aten::_foreach_norm", "Scalar").tensors({a, row}).integer(1).integer(TS_DTYPE_FLOAT64),
+      Call("aten::_foreach_sqrt").tensors({row, b}),
+  };
+  for (size_t i = 0; i < calls.size(); ++i) {
+    SCOPED_TRACE("call " + std::to_string(i));
+    const std::vector<Tensor> unboxed = calls[i].all();
+    ts_results* results = nullptr;
+    ts_results_size size = {};
+    ASSERT_OK(calls[i].run_results(&results, &size));
+    ASSERT_EQ(size.args, 1);
+    ASSERT_EQ(size.tensors, static_cast<int64_t>(unboxed.size()));
+    ts_arg arg;
+    std::vector<ts_tensor*> boxed(unboxed.size());
+    ts_results_take(results, &arg, boxed.data(), nullptr);
+    for (size_t j = 0; j < boxed.size(); ++j) {
+      Tensor owned;
+      *owned.out() = boxed[j];
+      expect_same(unboxed[j], owned);
     }
   }
 }
@@ -334,6 +421,8 @@ TEST(Operator, UnboxedCallsKeepReferenceCounts) {
       Call("aten::add_", "Tensor").tensor(a).tensor(a).one();
       ASSERT_OK(Call("aten::add_", "Tensor").tensor(a).tensor(other).drop());
       ASSERT_OK(Call("aten::_foreach_mul_", "Scalar").tensors({a, other}).real(0.5).drop());
+      Call("aten::chunk").tensor(a).integer(2).all();
+      Call("aten::_foreach_add", "List").tensors({a, other}).tensors({other, a}).all();
       EXPECT_FAILS(TS_ERROR_OPERATOR, "size",
                    Call("aten::add", "Tensor").tensor(a).tensor(three).drop());
       EXPECT_FAILS(TS_ERROR_OPERATOR, "", Call("aten::cat").tensors({a, a}).integer(7).drop());
