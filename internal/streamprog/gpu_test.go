@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -78,9 +79,7 @@ type host struct {
 
 func newMachine(t *testing.T, devices int) *machine {
 	t.Helper()
-	if n := cuda.DeviceCount(); n < devices {
-		t.Skipf("needs %d GPU(s), this machine has %d", devices, n)
-	}
+	cudatest.RequireGPUs(t, devices)
 	m := &machine{t: t, devices: devices}
 	m.watch("the streams")
 	t.Cleanup(func() {
