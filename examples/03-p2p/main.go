@@ -29,13 +29,8 @@ import (
 var peer string
 
 func main() {
-	w := workload{}
-	lesson.Main("03-p2p", 2, func(flags *flag.FlagSet) {
-		flags.IntVar(&w.MiB, "mib", 1024, "size of the tensor in `MiB`")
-		flags.IntVar(&w.Copies, "copies", 4, "number of copies")
-		flags.IntVar(&w.Products, "products", 8, "products of four factors on each computing GPU")
-		flags.IntVar(&w.Rounds, "rounds", 9, "rounds: figures are their medians")
-	}, w.run)
+	var w workload
+	lesson.Main("03-p2p", 2, w.flags, w.run)
 }
 
 // workload holds the sizes of the experiment.
@@ -46,7 +41,14 @@ type workload struct {
 	Rounds   int `json:"rounds"`
 }
 
-func (w workload) bytes() float64 { return float64(w.MiB) * (1 << 20) * float64(w.Copies) }
+func (w *workload) flags(f *flag.FlagSet) {
+	f.IntVar(&w.MiB, "mib", 1024, "size of the tensor in `MiB`")
+	f.IntVar(&w.Copies, "copies", 4, "number of copies")
+	f.IntVar(&w.Products, "products", 8, "products of four factors on each computing GPU")
+	f.IntVar(&w.Rounds, "rounds", 9, "rounds: figures are their medians")
+}
+
+func (w *workload) bytes() float64 { return float64(w.MiB) * (1 << 20) * float64(w.Copies) }
 
 // report is the output of -json. Times are milliseconds, medians of the rounds.
 type report struct {
@@ -112,11 +114,11 @@ func why(on string, c choice) string {
 	return "serial: both: the receiver's default stream waits, and the driver orders the sender's"
 }
 
-func (w workload) run(ctx context.Context, l *lesson.Lesson) error {
+func (w *workload) run(ctx context.Context, l *lesson.Lesson) error {
 	if w.MiB < 1 || w.Copies < 1 || w.Products < 1 || w.Rounds < 1 {
 		return errors.New("-mib, -copies, -products and -rounds must be at least 1")
 	}
-	e, err := newExperiment(l.Device, l.Device+1, w)
+	e, err := newExperiment(l.Device, l.Device+1, *w)
 	if err != nil {
 		return err
 	}

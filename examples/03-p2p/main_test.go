@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
+	"io"
 	"strings"
 	"testing"
 
@@ -88,7 +90,22 @@ func TestPrintWithPeer(t *testing.T) {
 }
 
 func TestWorkloadIsChecked(t *testing.T) {
-	if err := (workload{MiB: 1, Copies: 1, Products: 0, Rounds: 1}).run(t.Context(), &lesson.Lesson{}); err == nil || !strings.Contains(err.Error(), "-products") {
+	if err := (&workload{MiB: 1, Copies: 1, Products: 0, Rounds: 1}).run(t.Context(), &lesson.Lesson{}); err == nil || !strings.Contains(err.Error(), "-products") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// The experiment takes the values that the flags have after Parse. Without two GPUs it fails for
+// another reason.
+func TestFlagsReachTheExperiment(t *testing.T) {
+	var w workload
+	flags := flag.NewFlagSet("03-p2p", flag.ContinueOnError)
+	w.flags(flags)
+	run := w.run
+	if err := flags.Parse(strings.Fields("-mib 1 -copies 1 -products 1 -rounds 1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(t.Context(), &lesson.Lesson{Out: io.Discard}); err != nil && strings.Contains(err.Error(), "-products") {
+		t.Error(err)
 	}
 }
