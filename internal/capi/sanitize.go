@@ -39,6 +39,8 @@ type Sanitizer struct {
 	notices map[uint64][]uint64 // clocks by token
 	graph   *Graph              // the one being captured
 	share   *Graph
+	ends    sync.Cond // of mu: graph is nil again, or stopped is set
+	stopped bool
 	pass    *racecheck.Place // of the latest backward pass
 }
 
@@ -62,10 +64,12 @@ func StartSanitizer(o racecheck.Options) (*Sanitizer, *racecheck.Checker, error)
 }
 
 func newSanitizer(check *racecheck.Checker) *Sanitizer {
-	return &Sanitizer{
+	s := &Sanitizer{
 		check: check, log: takeLog,
 		streams: map[Stream]racecheck.Queue{}, handles: map[queueKey]racecheck.Queue{}, notices: map[uint64][]uint64{},
 	}
+	s.ends.L = &s.mu
+	return s
 }
 
 func startSanitizer(check *racecheck.Checker) (*Sanitizer, error) {
@@ -84,6 +88,10 @@ func startSanitizer(check *racecheck.Checker) (*Sanitizer, error) {
 func (s *Sanitizer) Stop() {
 	if sanitizer.CompareAndSwap(s, nil) {
 		C.ts_sanitizer_stop()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.stopped = true // nobody will say that the capture under way has ended
+		s.ends.Broadcast()
 	}
 }
 
@@ -574,6 +582,11 @@ func graphKey(g *Graph) uintptr { return uintptr(unsafe.Pointer(g)) }
 func (s *Sanitizer) began(g *Graph, st Stream, share *Graph) {
 	q := s.queue(st)
 	s.mu.Lock()
+	// Another goroutine's capture has ended, or this one would not have begun, but the goroutine may
+	// not have said so yet.
+	for s.graph != nil && !s.stopped {
+		s.ends.Wait()
+	}
 	s.graph, s.share = g, share
 	s.mu.Unlock()
 	s.check.Begin(q)
@@ -583,19 +596,17 @@ func (s *Sanitizer) began(g *Graph, st Stream, share *Graph) {
 func (s *Sanitizer) ended(g *Graph, ok bool) {
 	s.freed("Capture")
 	s.mu.Lock()
-	captured := s.graph == g
-	share := s.share
-	if captured {
-		s.graph, s.share = nil, nil
-	}
-	s.mu.Unlock()
+	defer s.mu.Unlock()
 	switch {
-	case !captured:
+	case s.graph != g:
+		return
 	case ok:
-		s.check.End(graphKey(g), graphKey(share))
+		s.check.End(graphKey(g), graphKey(s.share))
 	default:
 		s.check.End(0, 0)
 	}
+	s.graph, s.share = nil, nil
+	s.ends.Broadcast()
 }
 
 func (s *Sanitizer) replayed(g *Graph, st Stream) {

@@ -2,6 +2,8 @@ package capi
 
 import (
 	"testing"
+	"testing/synctest"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/internal/racecheck"
 )
@@ -233,4 +235,34 @@ func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
 			}
 		}
 	}
+}
+
+// places stand for two graphs. A pointer to a graph is none into Go's memory, which may move.
+var places [2]byte
+
+// A capture may begin in one goroutine before another has said that its own has ended. It counts
+// from that end on: else its operators would be taken for work of its stream.
+func TestCapturesFollowEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLogged(t)
+		l.s.log = func([]entry) int { return 0 }
+		first, second := (*Graph)(unsafe.Pointer(&places[0])), (*Graph)(unsafe.Pointer(&places[1]))
+		l.s.began(first, Stream{}, nil)
+		began := make(chan struct{})
+		go func() {
+			defer close(began)
+			l.s.began(second, Stream{}, nil)
+		}()
+		synctest.Wait()
+		select {
+		case <-began:
+			t.Error("the second capture has begun before the first has ended")
+		default:
+		}
+		l.s.ended(first, true)
+		<-began
+		if l.s.graph != second {
+			t.Error("the second capture is not the one under way")
+		}
+	})
 }
