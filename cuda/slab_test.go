@@ -129,6 +129,7 @@ func TestSlab(t *testing.T) {
 		t.Errorf("InFlight of an event without a record: got %v, want ErrNotRecorded", err)
 	}
 	check(t, WithStream(stream, load.queue))
+	check(t, stream.Wait(DefaultStream(0))) // whose memory device is
 	check(t, capi.CopyBatch(stream.s, nil, []*capi.Tensor{device}, []*capi.Tensor{host}, nil))
 	check(t, copied.Record(stream))
 	check(t, s.InFlight(1, copied))
