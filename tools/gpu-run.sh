@@ -116,6 +116,7 @@ uses_gpu() { grep -qaF libtorchstream.so "$1"; }
 # Tests that race on purpose: the controls of tests that prove an order.
 races_on_purpose='TestOrdering|TestFork|TestJoin|TestCopyBatchIsOrdered|TestCopyPeerIsOrdered|TestStridedCopiesAreOrdered'
 races_on_purpose+='|TestFreedMemoryAndOtherStreams|TestProgramsWithoutEdgesOnGPUs|TestGPUMissingEdges|TestUnlockedGoroutinesLoseTheirStream'
+races_on_purpose+='|TestDelayShowsAMissingEdge'
 
 # Tests that cannot hold under compute-sanitizer: it takes device memory for itself, it is slow, it may keep streams from
 # running side by side, and a process has either it or the profiler, which use the same interface.
