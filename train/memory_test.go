@@ -88,12 +88,13 @@ func TestStepsKeepMemoryFlat(t *testing.T) {
 	}
 }
 
-// startTeams computes on as many OS threads as may be inside LibTorch at a time. OpenMP keeps a
-// team of threads for every thread that computes, and a goroutine that steps may change its thread
-// after a collection, so the number of threads rises until each has its team.
-func startTeams(t *testing.T) {
+// startThreads computes on as many OS threads as may be inside LibTorch at a time, because a
+// goroutine that steps may change its thread after a collection. On the CPU, OpenMP keeps a team of
+// threads for every thread that computes. On a GPU, each has a handle of cuBLAS, and making one
+// takes the memory of a workspace for a moment, which the allocator then keeps.
+func startThreads(t *testing.T, device cuda.Device) {
 	t.Helper()
-	ones, err := torch.Ones(cuda.CPU, torch.Float32, 1<<18)
+	ones, err := torch.Ones(device, torch.Float32, 512, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +108,8 @@ func startTeams(t *testing.T) {
 			defer runtime.UnlockOSThread()
 			locked.Done()
 			locked.Wait() // so that every goroutine has a thread of its own
-			sum := ones.Add(ones)
-			errs[i] = errors.Join(sum.Err(), sum.Close())
+			sum, product := ones.Add(ones), ones.MM(ones)
+			errs[i] = errors.Join(sum.Err(), sum.Close(), product.Err(), product.Close())
 		})
 	}
 	done.Wait()
@@ -122,9 +123,7 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 		steps = min(steps, 1000)
 	}
 	s := newSmall(t, device)
-	if device == cuda.CPU {
-		startTeams(t)
-	}
+	startThreads(t, device)
 	step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt, ClipNorm: 1, Graph: graph})
 	if err != nil {
 		t.Fatal(err)
