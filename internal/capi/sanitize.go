@@ -90,7 +90,7 @@ func (s *Sanitizer) Stop() {
 		C.ts_sanitizer_stop()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.stopped = true // nobody will say that the capture under way has ended
+		s.stopped = true // so that no capture waits for the end of another, which is not told any more
 		s.ends.Broadcast()
 	}
 }
@@ -582,8 +582,7 @@ func graphKey(g *Graph) uintptr { return uintptr(unsafe.Pointer(g)) }
 func (s *Sanitizer) began(g *Graph, st Stream, share *Graph) {
 	q := s.queue(st)
 	s.mu.Lock()
-	// Another goroutine's capture has ended, or this one would not have begun, but the goroutine may
-	// not have said so yet.
+	// Captures exclude each other, but the end of the one before may not have been told yet.
 	for s.graph != nil && !s.stopped {
 		s.ends.Wait()
 	}
