@@ -40,9 +40,9 @@ go list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./cmd/... ./examples/.
   go build "${build[@]}" -o "$out/bin/$(basename "$package")" "$package"
 done
 
-# The files that tests and programs read: testdata of every package, the shim's test data, the example archives.
+# The files that tests and programs read: testdata of every package, the shim's test data, the example archives, launchers.
 find . -path ./gpu-bundle -prune -o -path './cshim/build*' -prune -o -path ./.git -prune -o \
-  -type d \( -name testdata -o -path ./cshim/test/data -o -path ./examples/data \) -print | while read -r folder; do
+  -type d \( -name testdata -o -path ./cshim/test/data -o -path ./examples/data -o -path ./examples/launch \) -print | while read -r folder; do
   mkdir -p "$out/tree/$folder"
   cp -R "$folder/." "$out/tree/$folder/"
 done

@@ -184,12 +184,11 @@ func TestGPUShellLoop(t *testing.T) {
 	loop(t, "gpu")
 }
 
+// launcher starts ranks on one host.
+const launcher = "../launch/loop.sh"
+
 // loop starts two ranks with examples/launch/loop.sh.
 func loop(t *testing.T, device string) {
-	script := "../launch/loop.sh"
-	if _, err := os.Stat(script); err != nil {
-		t.Skip("needs examples/launch, which a bundle does not have")
-	}
 	port, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +199,7 @@ func loop(t *testing.T, device string) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
-	c := exec.CommandContext(ctx, script, "2", self)
+	c := exec.CommandContext(ctx, launcher, "2", self)
 	c.Env = append(os.Environ(), variable+"="+device, "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
 	out, err := c.CombinedOutput()
 	if err != nil {
@@ -213,10 +212,6 @@ func loop(t *testing.T, device string) {
 
 // The loop has the status of the rank that fails, and ends the others.
 func TestShellLoopFails(t *testing.T) {
-	script := "../launch/loop.sh"
-	if _, err := os.Stat(script); err != nil {
-		t.Skip("needs examples/launch, which a bundle does not have")
-	}
 	for _, c := range []struct {
 		name, fails string
 		status      int
@@ -227,7 +222,7 @@ func TestShellLoopFails(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			pids := filepath.Join(t.TempDir(), "pids")
-			cmd := exec.CommandContext(t.Context(), script, "3", "bash", "-c", `[ $RANK = 1 ] && { `+c.fails+`; }; echo $$ >>"$PIDS"; exec sleep 600`)
+			cmd := exec.CommandContext(t.Context(), launcher, "3", "bash", "-c", `[ $RANK = 1 ] && { `+c.fails+`; }; echo $$ >>"$PIDS"; exec sleep 600`)
 			cmd.Env = append(os.Environ(), "PIDS="+pids)
 			err := cmd.Run()
 			var exit *exec.ExitError
@@ -250,10 +245,6 @@ func TestShellLoopFails(t *testing.T) {
 // SIGTERM at the loop, and a terminal's Ctrl-C, reach each rank once. A second signal would kill it
 // before its checkpoint is written.
 func TestShellLoopIsTerminated(t *testing.T) {
-	script := "../launch/loop.sh"
-	if _, err := os.Stat(script); err != nil {
-		t.Skip("needs examples/launch, which a bundle does not have")
-	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -272,7 +263,7 @@ func TestShellLoopIsTerminated(t *testing.T) {
 			}
 			ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer stop()
-			cmd := exec.CommandContext(ctx, script, "2", self)
+			cmd := exec.CommandContext(ctx, launcher, "2", self)
 			cmd.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"), "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			out, err := cmd.StdoutPipe()
