@@ -199,20 +199,7 @@ func (d *decoding) judge(slot int) {
 
 // hostRuns calls use with each run of rows whose pixels the source has written.
 func (d *decoding) hostRuns(slot, n int, use func(first, rows int) error) error {
-	first := 0
-	for i := 0; i <= len(d.rows[slot]); i++ {
-		end := n
-		if i < len(d.rows[slot]) {
-			end = d.rows[slot][i]
-		}
-		if end > first {
-			if err := use(first, end-first); err != nil {
-				return err
-			}
-		}
-		first = end + 1
-	}
-	return nil
+	return decodeplan.Gaps(d.rows[slot], n, use)
 }
 
 // mend decodes the flagged images of a slot on the host, and hands their pixels to put, which may

@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -40,4 +41,33 @@ func ExampleDecoder_Batch() {
 	logits := net.Forward(x.NoGrad())
 	fmt.Println(x.Shape(), logits.Shape(), logits.Err())
 	// Output: [1 3 224 224] [1 10] <nil>
+}
+
+// A request of several photographs, one of which is none. A GPU decodes them if there is one.
+func ExampleOptions() {
+	gpu := cuda.DeviceCount() > 0
+	d, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: transform.Eval(256, 224)}, OnDevice: gpu})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer d.Close()
+	upload, err := os.ReadFile("../cshim/test/data/420.jpg")
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	scope := torch.NewScope("request")
+	defer scope.Close()
+	x, err := d.Batch(context.Background(), scope, upload, []byte("not a photograph"), upload)
+	var faults decode.Errors
+	if err != nil && !errors.As(err, &faults) {
+		log.Fatal(err) // the machine's
+	}
+	for _, f := range faults {
+		fmt.Println(f.Image, f.Kind) // the answer of this client; the others have their rows
+	}
+	fmt.Println(x.Shape(), gpu == (d.Stats().Decoded == 2))
+	// Output:
+	// 1 not an image
+	// [3 3 224 224] true
 }

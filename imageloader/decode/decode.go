@@ -105,6 +105,7 @@ type worker struct {
 	info      imagecapi.Info
 	geometry  imagecapi.Geometry
 	scratch   []byte // of Options.Planar
+	planned   []byte // for the plan of an image, aligned
 }
 
 // New makes a decoder. It fails if an option is wrong, and with [ErrNoLibrary] without the image
@@ -202,20 +203,32 @@ func (d *Decoder) Transform() transform.Transform { return d.plan.Transform() }
 // for Workers and MaxMemory, which it shares with other calls, and for the images that it has
 // begun: ctx ends only the former wait. Decoding one image allocates nothing in the steady state.
 func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) error {
+	return d.decodeInto(ctx, dst, nil, images)
+}
+
+// decodeInto does Decode, and DecodePlans if there is memory for plans.
+func (d *Decoder) decodeInto(ctx context.Context, dst []byte, to *planning, images [][]byte) error {
 	defer runtime.KeepAlive(d) // its cleanup would close the pool between two images
-	p := d.pool
-	if len(dst) != len(images)*p.row {
-		return fmt.Errorf("decode: dst has %d bytes, and %d images of %d x %d pixels need %d",
-			len(dst), len(images), p.o.Transform.Size, p.o.Transform.Size, len(images)*p.row)
+	if err := d.room(dst, len(images)); err != nil {
+		return err
 	}
 	if len(images) == 1 {
-		return together([]error{p.decode(ctx, 0, images[0], dst)})
+		return together([]error{d.pool.decode(ctx, 0, images[0], dst, to)})
 	}
-	return p.decodeAll(ctx, dst, slices.Clone(images)) // the caller's slice stays on its stack
+	return d.pool.decodeAll(ctx, dst, to, slices.Clone(images)) // the caller's slice stays on its stack
+}
+
+// room returns an error unless dst has exactly the room for n images.
+func (p *pool) room(dst []byte, n int) error {
+	if len(dst) != n*p.row {
+		return fmt.Errorf("decode: dst has %d bytes, and %d images of %d x %d pixels need %d",
+			len(dst), n, p.o.Transform.Size, p.o.Transform.Size, n*p.row)
+	}
+	return nil
 }
 
 // decodeAll decodes several images at a time.
-func (p *pool) decodeAll(ctx context.Context, dst []byte, images [][]byte) error {
+func (p *pool) decodeAll(ctx context.Context, dst []byte, to *planning, images [][]byte) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	failed := make([]error, len(images))
@@ -224,7 +237,7 @@ func (p *pool) decodeAll(ctx context.Context, dst []byte, images [][]byte) error
 	for range min(len(images), p.workers) {
 		running.Go(func() {
 			for i := next.take(); i < len(images); i = next.take() {
-				failed[i] = p.decode(ctx, i, images[i], dst[i*p.row:][:p.row])
+				failed[i] = p.decode(ctx, i, images[i], dst[i*p.row:][:p.row], to)
 				if failed[i] != nil && faultOf(failed[i]) == nil {
 					cancel(failed[i])
 					return
@@ -236,12 +249,16 @@ func (p *pool) decodeAll(ctx context.Context, dst []byte, images [][]byte) error
 	return together(failed)
 }
 
-// decode decodes image i of a call into its row.
-func (p *pool) decode(ctx context.Context, i int, data, row []byte) error {
+// decode decodes image i of a call into its row, or plans it.
+func (p *pool) decode(ctx context.Context, i int, data, row []byte, to *planning) error {
 	err := p.with(ctx, data, math.MaxInt, func(w *worker) error {
 		order.Seed(&w.source, p.o.Seed, order.OfSample, 0, i)
 		if err := p.plan.Geometry(w.rng, &w.info, &w.geometry); err != nil {
 			return fault(ErrUnsupported, err)
+		}
+		w.augmenter.Draw(w.rng)
+		if !p.o.Planar && w.plan(i, data, to) {
+			return nil
 		}
 		return w.pixels(p, data, row)
 	})
@@ -252,7 +269,7 @@ func (p *pool) decode(ctx context.Context, i int, data, row []byte) error {
 	return err
 }
 
-// pixels decodes by the worker's geometry, and transforms.
+// pixels decodes by the worker's geometry, and runs what its augmenter has drawn.
 func (w *worker) pixels(p *pool, data, row []byte) error {
 	to := row
 	if p.o.Planar {
@@ -273,7 +290,7 @@ func (w *worker) pixels(p *pool, data, row []byte) error {
 	return nil
 }
 
-// augment runs the steps of Transform.Ops. A panic of a Func is an error of the image, since it may
+// augment runs what was drawn of Transform.Ops. A panic of a Func is an error of the image, since it may
 // come from any goroutine.
 func (w *worker) augment(pixels []byte) (err error) {
 	defer func() {
@@ -281,7 +298,7 @@ func (w *worker) augment(pixels []byte) (err error) {
 			err = fault(ErrRejected, fmt.Errorf("a Func of the transform panicked: %v", v))
 		}
 	}()
-	if err = w.augmenter.Apply(w.rng, pixels); err == nil {
+	if err = w.augmenter.Run(w.rng, pixels); err == nil {
 		return nil
 	}
 	var rejected transform.FuncError

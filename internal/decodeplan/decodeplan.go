@@ -58,3 +58,21 @@ func (r *Row) Span() int {
 
 // Aligned returns the next multiple of Align.
 func Aligned(bytes int) int { return (bytes + Align - 1) / Align * Align }
+
+// Gaps calls use with each run of the rows 0 to n-1 that are not in planned, which ascends.
+func Gaps(planned []int, n int, use func(first, rows int) error) error {
+	first := 0
+	for i := 0; i <= len(planned); i++ {
+		end := n
+		if i < len(planned) {
+			end = planned[i]
+		}
+		if end > first {
+			if err := use(first, end-first); err != nil {
+				return err
+			}
+		}
+		first = end + 1
+	}
+	return nil
+}

@@ -65,6 +65,7 @@ LAYERS = {
         "imageloader/internal/codec",
         "imageloader/internal/order",
         "imageloader/transform",
+        "internal/decodeplan",
         "internal/imagecapi",
         "internal/origin",
     ],
@@ -107,7 +108,8 @@ LAYERS = {
         "trace",
     ],
     "train": ["cuda", "dist", "imageloader", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
-    "serve": ["cuda", "imageloader/decode", "tensor", "torch"],
+    # internal/capi: the decoder.
+    "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "tensor", "torch"],
     # For other people's tests.
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.

@@ -150,7 +150,7 @@ func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, ds
 // image or runs one of ops, also while *proof is 0, or over len(buffer) if it did not fit.
 func (d *Decoder) PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
-	if err != nil || n == 0 || n > len(buffer) {
+	if err != nil || n == 0 || n > len(buffer) || len(ops) == 0 {
 		return n, err
 	}
 	return imagecapi.PlanAugment(buffer, ops)

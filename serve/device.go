@@ -1,0 +1,378 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// The memory of a unit. Images that do not fit are decoded on the host.
+const (
+	maxPlanned   = 256       // images of a call
+	plansBytes   = 32 << 20  // plans, which contain the compressed data
+	scratchBytes = 256 << 20 // coefficients and pixels: what the largest plan needs (kMaxPlanScratch of cshim/src/jpeg/plan.h)
+)
+
+// units are the GPU's decoders. A call of Batch has one of them until its images are decoded.
+type units struct {
+	free   chan *unit
+	done   chan struct{} // closed by close
+	mu     sync.Mutex    // held by put and close
+	closed bool
+	device int64 // bytes of all units
+	pinned int64 // likewise
+}
+
+// unit decodes the images of one call at a time, on a stream of its own: the stream of the call may
+// be behind, and its work must not wait for that of other calls.
+type unit struct {
+	device  cuda.Device
+	stream  *cuda.OwnedStream // nil on the CPU
+	decoder *capi.GPUDecoder
+	arrived *cuda.Event // the images are decoded, and the flags are on the host
+	memory  []*cuda.Pinned
+	staging []byte
+	plans   decodeplan.Plans // in staging, behind the head
+	flags   []int32          // of each image: not 0 if the host has to decode it
+	rows    []int            // of the images that the unit decodes
+	images  []capi.GPUDecodeImage
+	pending bool // arrived, or the stream, was not waited for yet
+}
+
+// newUnits makes n units. On the CPU, for tests, they run the same arithmetic without streams.
+func newUnits(device cuda.Device, n int) (*units, error) {
+	s := &units{free: make(chan *unit, n), done: make(chan struct{})}
+	for range n {
+		u, err := newUnit(device)
+		if err != nil {
+			s.close()
+			return nil, err
+		}
+		s.free <- u
+		s.device += int64(len(u.staging) + scratchBytes + 4*maxPlanned)
+		s.pinned += int64(len(u.staging) + 4*maxPlanned)
+	}
+	return s, nil
+}
+
+func newUnit(device cuda.Device) (*unit, error) {
+	u := &unit{device: device}
+	head := capi.GPUDecoderHeadBytes(maxPlanned)
+	if err := u.open(head); err != nil {
+		u.close()
+		return nil, err
+	}
+	u.plans = decodeplan.Plans{Memory: u.staging[head:], Rows: make([]decodeplan.Row, maxPlanned)}
+	return u, nil
+}
+
+func (u *unit) open(head int) (err error) {
+	if u.device == cuda.CPU {
+		u.staging = make([]byte, head+plansBytes+decodeplan.Align)
+		skip := -uintptr(unsafe.Pointer(unsafe.SliceData(u.staging))) % decodeplan.Align
+		u.staging = u.staging[skip:][:head+plansBytes]
+		u.flags = make([]int32, maxPlanned)
+		u.decoder, err = capi.NewGPUDecoder(capi.DeviceCPU, maxPlanned, len(u.staging), scratchBytes)
+		return err
+	}
+	for _, bytes := range []int{head + plansBytes, 4 * maxPlanned} {
+		p, err := cuda.NewPinned(bytes)
+		if err != nil {
+			return err
+		}
+		u.memory = append(u.memory, p)
+	}
+	u.staging = u.memory[0].Bytes()
+	u.flags = unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(u.memory[1].Bytes()))), maxPlanned)
+	if u.stream, err = cuda.NewOwnedStream(u.device, cuda.StreamOptions{}); err != nil {
+		return err
+	}
+	if u.arrived, err = cuda.NewEvent(cuda.EventOptions{}); err != nil {
+		return err
+	}
+	// The decoder's memory then belongs to the stream, and needs no order with other work.
+	return cuda.WithStream(u.stream.Stream, func() (err error) {
+		u.decoder, err = capi.NewGPUDecoder(int32(u.device), maxPlanned, len(u.staging), scratchBytes)
+		return err
+	})
+}
+
+// close frees the unit's memory. The stream has no work.
+func (u *unit) close() {
+	if u.decoder != nil {
+		capi.FreeGPUDecoder(u.decoder)
+	}
+	errs := []error{u.arrived.Close(), u.stream.Close()}
+	for _, p := range u.memory {
+		errs = append(errs, p.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		slog.Debug("serve: closing a decoder", "err", err)
+	}
+}
+
+// close ends the units that no call has; put ends the others.
+func (s *units) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	close(s.done)
+	for {
+		select {
+		case u := <-s.free:
+			u.close()
+		default:
+			return
+		}
+	}
+}
+
+// take waits for a unit.
+func (s *units) take(ctx context.Context) (*unit, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	select {
+	case u := <-s.free:
+		return u, nil
+	case <-s.done:
+		return nil, decode.ErrClosed
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// put gives a unit back. Its memory is used again, so it waits for work that a failed call has left.
+func (s *units) put(u *unit) {
+	if u.pending {
+		if err := u.stream.Synchronize(); err != nil {
+			slog.Debug("serve: waiting for a decoder", "err", err) // the next call has the same error
+		}
+		u.pending = false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		u.close()
+		return
+	}
+	s.free <- u
+}
+
+// request sets rows and images to the first n rows of plans that have one. A row of the results has
+// the given number of bytes.
+func (u *unit) request(n, bytes int) {
+	head := len(u.staging) - len(u.plans.Memory)
+	u.rows, u.images = u.rows[:0], u.images[:0]
+	for row, r := range u.plans.Rows[:min(n, len(u.plans.Rows))] {
+		if r.Bytes > 0 {
+			u.rows = append(u.rows, row)
+			u.images = append(u.images, capi.GPUDecodeImage{Plan: uintptr(head + r.At), Result: uintptr(row * bytes)})
+		}
+	}
+}
+
+// decode enqueues the decoding of what request has found, on the unit's stream, and returns the
+// pixels, uint8 of the shape: those of all other rows are undefined. The current stream waits for
+// them.
+func (u *unit) decode(shape []int64) (*torch.Tensor, error) {
+	if u.stream == nil {
+		pixels, err := torch.Empty(u.device, torch.Uint8, shape...)
+		if err == nil {
+			err = u.run(pixels, capi.Stream{Device: capi.DeviceCPU})
+		}
+		return closedUnless(pixels, err)
+	}
+	current, err := cuda.GetCurrentCUDAStream(u.device)
+	if err != nil {
+		return nil, err
+	}
+	// Memory of the current stream could have work of that stream before it.
+	var pixels *torch.Tensor
+	err = cuda.WithStream(u.stream.Stream, func() (err error) {
+		pixels, err = torch.Empty(u.device, torch.Uint8, shape...)
+		return err
+	})
+	if err == nil {
+		err = pixels.RecordStream(current)
+	}
+	if err == nil {
+		u.pending = true
+		err = u.run(pixels, u.stream.CAPI())
+	}
+	if err == nil {
+		err = u.arrived.Record(u.stream.Stream)
+	}
+	if err == nil {
+		err = current.WaitEvent(u.arrived)
+	}
+	return closedUnless(pixels, err)
+}
+
+// closedUnless returns a tensor, or closes it if there is an error.
+func closedUnless(t *torch.Tensor, err error) (*torch.Tensor, error) {
+	if err != nil {
+		if t != nil {
+			t.Close()
+		}
+		return nil, err
+	}
+	return t, nil
+}
+
+func (u *unit) run(pixels *torch.Tensor, on capi.Stream) error {
+	head := len(u.staging) - len(u.plans.Memory)
+	return torch.CAPI("decode", []*torch.Tensor{pixels}, func(results []*capi.Tensor) error {
+		return capi.RunGPUDecoder(u.decoder, u.staging[:head+u.plans.Used], u.images, results[0], u.flags, on)
+	})
+}
+
+// failed waits until the images are decoded, and returns the rows that the host has to decode.
+func (u *unit) failed() (rows []int, err error) {
+	if u.pending {
+		if err := u.arrived.Synchronize(); err != nil {
+			return nil, err
+		}
+		u.pending = false
+	}
+	for i, row := range u.rows {
+		if u.flags[i] != 0 {
+			rows = append(rows, row)
+		}
+	}
+	return rows, nil
+}
+
+// batchOnDevice is Batch with a unit.
+func (d *Decoder) batchOnDevice(ctx context.Context, scope *torch.Scope, images [][]byte) (*torch.Tensor, error) {
+	u, err := d.units.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer d.units.put(u)
+	host, err := d.hostPixels(len(images))
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	defer host.Close()
+	memory, err := host.Bytes()
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	faults, err := faultsOf(d.d.DecodePlans(ctx, memory, &u.plans, images...))
+	if err != nil {
+		return nil, err
+	}
+	if len(faults) == len(images) {
+		return nil, faults
+	}
+	u.request(len(images), d.d.Bytes())
+	d.planned.Add(int64(len(u.rows)))
+	src, err := u.decode(host.Shape())
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	defer src.Close() // in the streams' order
+	out, err := d.finishRows(scope, host, src, u.rows)
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	more, err := d.mend(ctx, u, images, rowsOf{out, src, host, memory})
+	if err != nil {
+		out.Close()
+		return nil, err
+	}
+	if faults = append(faults, more...); len(faults) == 0 {
+		return out, nil
+	}
+	if len(faults) == len(images) {
+		out.Close()
+		out = nil
+	}
+	slices.SortFunc(faults, func(a, b *decode.Error) int { return a.Image - b.Image })
+	return out, faults
+}
+
+// faultsOf splits an error of package decode.
+func faultsOf(err error) (decode.Errors, error) {
+	var faults decode.Errors
+	if errors.As(err, &faults) {
+		return faults, nil
+	}
+	return nil, err
+}
+
+// finishRows queues, on the current stream, the copies of the rows of host that are not in decoded
+// to src, and the finish of src.
+func (d *Decoder) finishRows(scope *torch.Scope, host, src *torch.Tensor, decoded []int) (*torch.Tensor, error) {
+	n := src.Shape()[0]
+	if err := decodeplan.Gaps(decoded, int(n), func(first, rows int) error { return upload(src, host, first, rows) }); err != nil {
+		return nil, err
+	}
+	out, err := d.empty(scope, n)
+	if err == nil {
+		err = d.normalise(out, src)
+	}
+	return closedUnless(out, err)
+}
+
+// upload queues the copy of rows of host to src.
+func upload(src, host *torch.Tensor, first, rows int) error {
+	to, from := src.Narrow(0, int64(first), int64(rows)), host.Narrow(0, int64(first), int64(rows))
+	defer to.Close()
+	defer from.Close()
+	return to.CopyFrom(from, torch.CopyOptions{NonBlocking: true})
+}
+
+// rowsOf has the rows of a batch: finished, as pixels on the device, and as pixels on the host.
+type rowsOf struct {
+	out, src, host *torch.Tensor
+	memory         []byte // of host
+}
+
+// mend waits for the images that the unit decodes. It decodes those that it could not on the host,
+// and queues their copies and their finish. It returns the faults that the host has found.
+func (d *Decoder) mend(ctx context.Context, u *unit, images [][]byte, b rowsOf) (decode.Errors, error) {
+	rows, err := u.failed()
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	d.again.Add(int64(len(rows)))
+	var faults decode.Errors
+	size := d.d.Bytes()
+	for _, row := range rows {
+		found, err := faultsOf(d.d.DecodeRow(ctx, b.memory[row*size:][:size], row, images[row]))
+		if err != nil {
+			return nil, err
+		}
+		faults = append(faults, found...)
+		if err := d.finishRow(b, row); err != nil {
+			return nil, fmt.Errorf("serve: %w", err)
+		}
+	}
+	return faults, nil
+}
+
+// finishRow queues the copy and the finish of one row.
+func (d *Decoder) finishRow(b rowsOf, row int) error {
+	if err := upload(b.src, b.host, row, 1); err != nil {
+		return err
+	}
+	to, from := b.out.Narrow(0, int64(row), 1), b.src.Narrow(0, int64(row), 1)
+	defer to.Close()
+	defer from.Close()
+	return d.normalise(to, from)
+}
