@@ -155,7 +155,8 @@ func (s *units) take(ctx context.Context) (*unit, error) {
 	}
 }
 
-// put gives a unit back. Its memory is used again, so it waits for work that a failed call has left.
+// put gives a unit back. Its memory is used again, so put waits for work that a failed call has
+// left.
 func (s *units) put(u *unit) {
 	if u.pending {
 		if err := u.stream.Synchronize(); err != nil {

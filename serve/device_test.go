@@ -243,15 +243,7 @@ func TestOnDeviceForManyGoroutines(t *testing.T) {
 	images := photos(t)
 	o := serve.Options{Device: devices()[len(devices())-1], Concurrent: 2, Decode: decode.Options{Transform: transform.Eval(40, 32)}}
 	plain, d := newDecoder(t, o), newUnitDecoder(t, o)
-	var want [][]byte
-	for i := range images {
-		x, err := plain.Batch(t.Context(), nil, images[i])
-		if err != nil {
-			t.Fatal(err)
-		}
-		want = append(want, contents(t, x))
-		x.Close()
-	}
+	want := valuesOf(t, plain, images)
 	var all sync.WaitGroup
 	for g := range 8 {
 		all.Go(func() {
@@ -308,49 +300,8 @@ func TestOnDeviceOrder(t *testing.T) {
 	plain, d := newDecoder(t, o), newUnitDecoder(t, o)
 	images := planned(t, d, photos(t))
 	before := d.Stats().Decoded
-	var want [][]byte
-	for i := range images {
-		x, err := plain.Batch(t.Context(), nil, images[i])
-		if err != nil {
-			t.Fatal(err)
-		}
-		want = append(want, contents(t, x))
-		x.Close()
-	}
-	var all sync.WaitGroup
-	for g := range 4 {
-		s := cudatest.Stream(t, device)
-		cudatest.Delay(t, s, 200*time.Millisecond)
-		all.Go(func() {
-			err := cuda.WithStream(s, func() error {
-				scope := torch.NewScope("stream")
-				defer scope.Close()
-				var list []*torch.Tensor
-				for i := range 20 {
-					x, err := d.Batch(t.Context(), scope, images[(g+i)%len(images)])
-					if err != nil {
-						return err
-					}
-					list = append(list, x)
-				}
-				got := make([]byte, len(want[0]))
-				for i, x := range list {
-					if err := x.ReadBytes(got); err != nil {
-						return err
-					}
-					if !bytes.Equal(got, want[(g+i)%len(images)]) {
-						t.Errorf("goroutine %d, batch %d: other values", g, i)
-					}
-				}
-				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-	if st := d.Stats(); st.Decoded != before+80 {
-		t.Errorf("the device got %d images, want 80", st.Decoded-before)
+	batchesAreOrdered(t, d, images, valuesOf(t, plain, images), 200*time.Millisecond)
+	if n := d.Stats().Decoded - before; n != 80 {
+		t.Errorf("the device got %d images, want 80", n)
 	}
 }

@@ -217,19 +217,31 @@ func TestBatchesAreOrderedOnTheirStreams(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	images := photos(t)
 	d := newDecoder(t, serve.Options{Device: device, Decode: decode.Options{Transform: transform.Eval(80, 64)}})
-	var want [][]byte
-	for i := range images {
-		x, err := d.Batch(t.Context(), nil, images[i])
+	batchesAreOrdered(t, d, images, valuesOf(t, d, images), 20*time.Millisecond)
+}
+
+// valuesOf returns the values of each image's own batch.
+func valuesOf(t *testing.T, d *serve.Decoder, images [][]byte) (values [][]byte) {
+	t.Helper()
+	for _, image := range images {
+		x, err := d.Batch(t.Context(), nil, image)
 		if err != nil {
 			t.Fatal(err)
 		}
-		want = append(want, contents(t, x))
+		values = append(values, contents(t, x))
 		x.Close()
 	}
+	return values
+}
+
+// batchesAreOrdered makes 20 batches of an image on each of four streams that are held back, and
+// compares them.
+func batchesAreOrdered(t *testing.T, d *serve.Decoder, images, want [][]byte, delay time.Duration) {
+	t.Helper()
 	var all sync.WaitGroup
 	for g := range 4 {
-		s := cudatest.Stream(t, device)
-		cudatest.Delay(t, s, 20*time.Millisecond)
+		s := cudatest.Stream(t, d.Device())
+		cudatest.Delay(t, s, delay)
 		all.Go(func() {
 			err := cuda.WithStream(s, func() error {
 				scope := torch.NewScope("stream")
@@ -264,14 +276,21 @@ func TestBatchesAreOrderedOnTheirStreams(t *testing.T) {
 // TestBatchDoesNotWaitForItsStream: Batch returns while the stream is held back.
 func TestBatchDoesNotWaitForItsStream(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
+	for name, onDevice := range map[string]bool{"host": false, "device": true} {
+		t.Run(name, func(t *testing.T) {
+			doesNotWait(t, newDecoder(t, serve.Options{Device: device, OnDevice: onDevice}))
+		})
+	}
+}
+
+func doesNotWait(t *testing.T, d *serve.Decoder) {
 	images := photos(t)[:2]
-	d := newDecoder(t, serve.Options{Device: device})
 	warm, err := d.Batch(t.Context(), nil, images...) // allocates
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer warm.Close()
-	s := cudatest.Stream(t, device)
+	s := cudatest.Stream(t, d.Device())
 	err = cuda.WithStream(s, func() error {
 		x, err := d.Batch(t.Context(), nil, images...) // allocates for this stream
 		if err != nil {

@@ -290,8 +290,8 @@ func (w *worker) pixels(p *pool, data, row []byte) error {
 	return nil
 }
 
-// augment runs what was drawn of Transform.Ops. A panic of a Func is an error of the image, since it may
-// come from any goroutine.
+// augment runs what was drawn of Transform.Ops. A panic of a Func is an error of the image, since
+// it may come from any goroutine.
 func (w *worker) augment(pixels []byte) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -67,9 +67,9 @@ var edges = []edge{
 		"		return d.p.Synchronize() // the", "		return nil // the", "prefetcher", "TestGPUDecodeHandsDamageBack", 1},
 
 	{"a request's batch waits for the images that the device decodes", "serve/device.go",
-		"	if err == nil {\n		err = current.WaitEvent(u.arrived)\n	}\n", "", "serve", "TestOnDeviceIsTheHosts", 1},
+		"	if err == nil {\n		err = current.WaitEvent(u.arrived)\n	}\n", "", "serve", "TestSanitizerOfRequests", 1},
 	{"a request's pixels are kept until the stream of its batch has read them", "serve/device.go",
-		"		err = pixels.RecordStream(current)\n", "		_ = current\n", "serve", "TestOnDeviceOrder", 1},
+		"		err = pixels.RecordStream(current)\n", "		_ = current\n", "serve", "TestSanitizerOfRequests", 1},
 	{"the host waits for the flags of a request", "serve/device.go",
 		"		if err := u.arrived.Synchronize(); err != nil {\n			return nil, err\n		}\n", "", "serve", "TestOnDeviceFaults", 1},
 

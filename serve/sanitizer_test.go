@@ -1,0 +1,61 @@
+package serve_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/serve"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// TestSanitizerOfRequests: the stream sanitizer finds nothing in calls of several goroutines, each
+// on a stream of its own, with images for the GPU, images for the host, and such that the GPU hands
+// back. It also runs on devices that compute nothing.
+func TestSanitizerOfRequests(t *testing.T) {
+	device := cudatest.RequireGPUs(t, 1)[0]
+	if cuda.RunningSanitizer() != nil {
+		t.Skip("the environment has started a sanitizer")
+	}
+	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	images := append(photos(t)[:4], uploads(t)...)
+	d := newDecoder(t, serve.Options{Device: device, OnDevice: true})
+	var all sync.WaitGroup
+	for g := range 3 {
+		stream := cudatest.Stream(t, device)
+		all.Go(func() {
+			err := cuda.WithStream(stream, func() error {
+				for i := range 8 {
+					scope := torch.NewScope("request")
+					defer scope.Close()
+					x, _ := d.Batch(t.Context(), scope, images[(7*g+i)%len(images):][:4]...)
+					if x != nil && x.MulScalar(2).Err() != nil {
+						t.Error(x.Err())
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if err := device.Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	if d.Stats().Decoded == 0 {
+		t.Error("the GPU has decoded nothing")
+	}
+	for _, f := range s.Findings() {
+		if !f.Kind.Note() {
+			t.Errorf("found in a correct program:\n%v", &f)
+		}
+	}
+}
