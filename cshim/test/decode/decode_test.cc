@@ -184,8 +184,8 @@ TEST_P(DecodeOn, AugmentedCropsEqualTheHosts) {
   }
 }
 
-// Any bytes in the place of some images' segments: they are flagged or not, nothing faults, and the
-// images beside them are right.
+// Any bytes in the place of some images' segments or entries: they are flagged or not, nothing
+// faults, and the images beside them are right. Every position of a batch has its turn.
 TEST_P(DecodeOn, DamagedSegmentsDisturbNoNeighbour) {
   Random random(82);
   const Decoder host = new_decoder();
@@ -201,18 +201,23 @@ TEST_P(DecodeOn, DamagedSegmentsDisturbNoNeighbour) {
       ASSERT_TRUE(staged.add(host.get(), job));
       jobs.push_back(std::move(job));
     }
-    for (size_t i = 0; i < jobs.size(); i += 2) {
+    for (size_t i = batch % 2; i < jobs.size(); i += 2) {
       uint8_t* const plan = staged.memory.data() + staged.images[i].plan;
       const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan);
+      // No entries: one segment begins with the scan.
+      const uint32_t entries = header.segments_at - header.entries_at;
+      const bool forge = entries != 0 && random() % 4 == 0;
+      const uint32_t begin = forge ? header.entries_at : header.scan_at;
+      const uint32_t bytes = forge ? entries : header.scan_bytes;
       for (int changes = uniform(random, 1, 60); changes > 0; --changes) {
-        uint8_t& byte = plan[header.scan_at + random() % header.scan_bytes];
+        uint8_t& byte = plan[begin + random() % bytes];
         byte = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
       }
     }
     std::vector<int32_t> failed;
     const Bytes results = run(decoder.get(), staged, &failed);
     for (size_t i = 0; i < jobs.size(); ++i) {
-      if (i % 2 == 0) {
+      if (i % 2 == static_cast<size_t>(batch % 2)) {
         flagged += failed[i];
         continue;
       }
@@ -270,7 +275,7 @@ TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
       ASSERT_TRUE(staged.add(host.get(), job));
       jobs.push_back(std::move(job));
     }
-    for (size_t i = 0; i < jobs.size(); i += 2) {
+    for (size_t i = batch % 2; i < jobs.size(); i += 2) {
       uint8_t* const plan = staged.memory.data() + staged.images[i].plan;
       const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan);
       const bool noise = random() % 4 == 0;  // nothing synchronises
@@ -283,7 +288,7 @@ TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
     std::vector<int32_t> failed;
     const Bytes results = run(decoder.get(), staged, &failed);
     for (size_t i = 0; i < jobs.size(); ++i) {
-      if (i % 2 == 0) {
+      if (i % 2 == static_cast<size_t>(batch % 2)) {
         flagged += failed[i];
         continue;
       }
