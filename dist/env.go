@@ -28,6 +28,9 @@ type Environment struct {
 	Launcher string // "torchrun", "slurm", "openmpi", or "none" for a process that was started alone
 	// Job tells jobs apart that meet at one port by mistake; "" if the launcher does not name them.
 	Job string
+	// Warning says why a job of one process may not be what was meant, and what to do; "" for all
+	// other jobs. Init writes it to Options.Log.
+	Warning string
 }
 
 // ReadEnvironment returns the place in the job that the variables give:
@@ -35,13 +38,14 @@ type Environment struct {
 //   - RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK and LOCAL_WORLD_SIZE, which
 //     torchrun, Kubernetes' training operators and shell loops set. Without LOCAL_RANK, it is 0 if
 //     every process has a host of its own, which the launcher then promises.
+//   - Under Open MPI, OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. A job of several
+//     hosts also needs MASTER_ADDR. The port is 29500, unless MASTER_PORT names another.
 //   - Under srun, SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE with
 //     SLURM_NODEID, and SLURM_STEP_NODELIST, whose first host serves, unless MASTER_ADDR names
 //     another. A step on one host needs no name of it, and meets at 127.0.0.1. The port is 20000
 //     and SLURM_JOB_ID modulo 20000, unless MASTER_PORT names another.
-//   - Under Open MPI, OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. A job of several
-//     hosts also needs MASTER_ADDR. The port is 29500, unless MASTER_PORT names another.
-//   - None of these: a job of one process.
+//   - None of these: a job of one process. Under SLURM, but not under srun, as in a batch script,
+//     Warning is set if SLURM_NTASKS says that the allocation is for several tasks.
 //
 // The job's name is in TORCHSTREAM_JOB, which a shell loop may set, or else TORCHELASTIC_RUN_ID,
 // SLURM_JOB_ID and SLURM_STEP_ID, or PMIX_NAMESPACE.
@@ -56,7 +60,15 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 		e = Environment{Launcher: "torchrun", Rank: r.number("RANK", -1), Size: r.number("WORLD_SIZE", -1), LocalRank: r.number("LOCAL_RANK", 0),
 			LocalSize: r.number("LOCAL_WORLD_SIZE", 0), AgentStore: getenv("TORCHELASTIC_USE_AGENT_STORE") == "True",
 			Attempt: r.number("TORCHELASTIC_RESTART_COUNT", 0), Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 0)}
-	case getenv("SLURM_STEP_NUM_TASKS") != "" && getenv("SLURM_PROCID") != "":
+	// Before SLURM, because mpirun starts its daemons with srun in an allocation.
+	case getenv("OMPI_COMM_WORLD_SIZE") != "":
+		e = Environment{Launcher: "openmpi", Rank: r.number("OMPI_COMM_WORLD_RANK", -1), Size: r.number("OMPI_COMM_WORLD_SIZE", -1),
+			LocalRank: r.number("OMPI_COMM_WORLD_LOCAL_RANK", -1), LocalSize: r.number("OMPI_COMM_WORLD_LOCAL_SIZE", 0),
+			Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 29500)}
+		if e.Address == "" && e.LocalSize == e.Size {
+			e.Address = "127.0.0.1"
+		}
+	case getenv("SLURM_STEP_NUM_TASKS") != "" && getenv("SLURM_PROCID") != "", r.number("SLURM_STEP_NUM_TASKS", 0) > 1, r.number("SLURM_PROCID", 0) > 0:
 		e = Environment{Launcher: "slurm", Rank: r.number("SLURM_PROCID", -1), Size: r.number("SLURM_STEP_NUM_TASKS", -1),
 			LocalRank: r.number("SLURM_LOCALID", -1), LocalSize: tasksOf(getenv("SLURM_STEP_TASKS_PER_NODE"), r.number("SLURM_NODEID", 0)),
 			Address: getenv("MASTER_ADDR"),
@@ -68,15 +80,13 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 		default:
 			e.Address = firstHost(getenv("SLURM_STEP_NODELIST"))
 		}
-	case getenv("OMPI_COMM_WORLD_SIZE") != "":
-		e = Environment{Launcher: "openmpi", Rank: r.number("OMPI_COMM_WORLD_RANK", -1), Size: r.number("OMPI_COMM_WORLD_SIZE", -1),
-			LocalRank: r.number("OMPI_COMM_WORLD_LOCAL_RANK", -1), LocalSize: r.number("OMPI_COMM_WORLD_LOCAL_SIZE", 0),
-			Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 29500)}
-		if e.Address == "" && e.LocalSize == e.Size {
-			e.Address = "127.0.0.1"
-		}
 	default:
-		return Environment{Launcher: "none", Size: 1, LocalSize: 1}, nil
+		e = Environment{Launcher: "none", Size: 1, LocalSize: 1}
+		if tasks := r.number("SLURM_NTASKS", 0); tasks > 1 {
+			e.Warning = fmt.Sprintf("SLURM_NTASKS is %d, but without srun's SLURM_PROCID and SLURM_STEP_NUM_TASKS this process is a job of one rank: "+
+				"start the ranks with srun, or unset SLURM_NTASKS", tasks)
+		}
+		return e, r.err
 	}
 	e.Job = jobName(getenv, e.Launcher)
 	if r.err != nil {

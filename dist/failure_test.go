@@ -72,7 +72,7 @@ func TestTakenPortIsNamed(t *testing.T) {
 	if err == nil {
 		g.Close()
 	}
-	if err == nil || !strings.Contains(err.Error(), "another job uses it: set MASTER_PORT to a free port") {
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.HasSuffix(err.Error(), "another process uses this port: set MASTER_PORT to a free port: address already in use") {
 		t.Error(err)
 	}
 }

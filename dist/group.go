@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -155,6 +156,9 @@ func Init(ctx context.Context, o Options) (*Group, error) {
 		return nil, fmt.Errorf("dist.Init: rank %d of %d: %w", env.Rank, env.Size, err)
 	}
 	if o.Log != nil {
+		if env.Warning != "" {
+			o.Log.Warn("dist: " + env.Warning)
+		}
 		o.Log.Info("dist: connected", "rank", env.Rank, "size", env.Size, "device", j.device.String(), "launcher", env.Launcher)
 	}
 	return g, nil
@@ -205,7 +209,8 @@ func (j *job) connect(ctx context.Context) error {
 	j.store = store
 	if err != nil {
 		if strings.Contains(err.Error(), "EADDRINUSE") {
-			return fmt.Errorf("the store at %s:%d: another job uses it: set MASTER_PORT to a free port: %w", j.env.Address, j.env.Port, err)
+			// The text of c10d says no more.
+			return fmt.Errorf("the store at %s:%d: another process uses this port: set MASTER_PORT to a free port: %w", j.env.Address, j.env.Port, syscall.EADDRINUSE)
 		}
 		if unknown := unresolved(ctx, j.env.Address); unknown != nil {
 			err = fmt.Errorf("%w: %w", err, unknown)

@@ -91,6 +91,9 @@ func main() {
 	flag.DurationVar(&o.dist.Timeout, "timeout", 0, "of a collective (default 5m)")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
 	flag.Parse()
+	if env, err := dist.ReadEnvironment(os.Getenv); err == nil && env.Warning != "" { // Init returns err
+		fmt.Fprintln(os.Stderr, "11-distributed: warning:", env.Warning)
+	}
 	ctx, stop := interrupt.Context(grace)
 	_, err := run(ctx, o, os.Stdout)
 	stop()
