@@ -3,16 +3,20 @@
 // Decodes a batch of IMAGES (256) photographs of the archive, or of synthetic ones of about 109 KB,
 // three quarters of them 4:4:4, to RandomResizedCrop(224). Compares every pixel with the host's.
 // Prints a JSON object with the milliseconds of each stage, for an entry every 8 and every 16 MCUs,
-// and (spacing 0) for images without entries, which the GPU finds in the stage "sync";
-// "turns" is a batch's time where two decoders on two streams take turns, and "issue" the host's
-// part of it.
-// Exits with 1 if a pixel differs.
+// and (spacing 0) for images without entries, which the GPU finds in the stages "sync", "sums" and
+// "entries", with subsequences of the planner's size and of others. "passes" is the number of times
+// that a subsequence is decoded for its state, and "rounds" that of decodes behind one another, of
+// the first images, counted on the host. "turns" is a batch's time where two decoders on two
+// streams take turns, and "issue" the host's part of it. Exits with 1 if a pixel differs.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 #include "bench/torchstream_bench.h"
 #include "image_bench.h"
+#include "jpeg/loops.h"
 #include "photographs.h"
 #include "torchstream.h"
 
@@ -33,9 +37,51 @@ struct Batch {
   std::vector<ts_image_geometry> crops;
 };
 
-// The figures of one spacing (0: no entries), as a JSON object. Counts images that differ from the
-// host's.
-std::string measure(const Batch& batch, int64_t spacing, int rounds, int* wrong) {
+// Cuts the scan of a plan without entries into other subsequences than the planner.
+void cut(uint8_t* memory, uint32_t subsequence_bytes) {
+  auto& plan = *reinterpret_cast<ts::jpeg::Plan*>(memory);
+  plan.subsequence_bytes = subsequence_bytes;
+  plan.subsequences = (plan.scan_bytes + subsequence_bytes - 1) / subsequence_bytes;
+}
+
+// Counts what the search costs, over images of their own.
+class SearchCost {
+ public:
+  void add(const uint8_t* memory) {
+    const ts::jpeg::Plan& plan = ts::jpeg::plan_at(memory);
+    const auto tables = std::make_unique<ts::jpeg::HuffmanTables>();
+    ts::jpeg::build_tables(plan, memory, tables.get());
+    std::vector<ts::jpeg::SyncState> starts(plan.subsequences), ends(plan.subsequences);
+    std::vector<ts::jpeg::SyncState> borders(size_t{2} * ts::jpeg::sync_blocks(plan));
+    std::vector<ts::jpeg::SyncSum> sums(plan.subsequences);
+    const ts::jpeg::SyncCost cost = ts::jpeg::synchronise(
+        plan, memory, *tables, {starts.data(), ends.data(), borders.data(), sums.data(), nullptr},
+        ts::jpeg::kSyncThreads, ts::jpeg::kSyncLaunches);
+    passes_ += cost.passes;
+    subsequences_ += plan.subsequences;
+    rounds_ += cost.rounds;
+    max_rounds_ = std::max(max_rounds_, cost.rounds);
+    ++images_;
+  }
+
+  std::string json() const {
+    if (images_ == 0) return "";
+    char text[128];
+    std::snprintf(text, sizeof text, ", \"passes\": %.2f, \"rounds\": %.1f, \"max_rounds\": %.0f",
+                  static_cast<double>(passes_) / static_cast<double>(subsequences_),
+                  static_cast<double>(rounds_) / static_cast<double>(images_),
+                  static_cast<double>(max_rounds_));
+    return text;
+  }
+
+ private:
+  uint64_t passes_ = 0, subsequences_ = 0, rounds_ = 0, max_rounds_ = 0, images_ = 0;
+};
+
+// The figures of one spacing, as a JSON object. Spacing 0: no entries, and subsequences of so many
+// bytes. Counts images that differ from the host's.
+std::string measure(const Batch& batch, int64_t spacing, uint32_t subsequence_bytes, int rounds,
+                    int* wrong) {
   const size_t count = batch.files.size();
   ts_image_decoder* host = nullptr;
   check(ts_image_decoder_new(0, &host));
@@ -73,10 +119,15 @@ std::string measure(const Batch& batch, int64_t spacing, int rounds, int* wrong)
                                    {blobs[i].data(), blobs[i].size()}, trusted, staging + used,
                                    capacity - used, &planned));
       if (planned == 0) stop("an image has no plan");
+      if (spacing == 0) cut(staging + used, subsequence_bytes);
       images.push_back({used, i * kPixels});
       used += (planned + kAlign - 1) / kAlign * kAlign;
     }
     plan_seconds = seconds_since(begin);
+  }
+  SearchCost search;
+  for (size_t i = 0; spacing == 0 && i < std::min<size_t>(count, 16); ++i) {
+    search.add(staging + images[i].plan);
   }
   Bytes expected(count * kPixels);
   const auto begin = std::chrono::steady_clock::now();
@@ -147,10 +198,12 @@ std::string measure(const Batch& batch, int64_t spacing, int rounds, int* wrong)
     return std::string(text);
   };
   const auto images_of = static_cast<double>(count);
-  const char* names[] = {"copy",    "zero",    "sync",    "entropy", "transform", "pixels",
-                         "weights", "columns", "results", "augment", "all"};
+  const char* names[] = {"copy",    "zero",    "tables",    "sync",   "sums",
+                         "entries", "entropy", "transform", "pixels", "weights",
+                         "columns", "results", "augment",   "all"};
   std::string json = "{\"spacing\": " + std::to_string(spacing) +
-                     ", \"different\": " + std::to_string(different) +
+                     ", \"subsequence_bytes\": " + std::to_string(subsequence_bytes) +
+                     search.json() + ", \"different\": " + std::to_string(different) +
                      ", \"file_bytes\": " + number(static_cast<double>(compressed) / images_of) +
                      ", \"staged_bytes\": " + number(static_cast<double>(used) / images_of) +
                      ", \"plan_us\": " + number(plan_seconds * 1e6 / images_of) +
@@ -196,8 +249,9 @@ int main(int argc, char** argv) {
   int wrong = 0;
   std::string json = "{\"images\": " + std::to_string(batch.files.size()) +
                      ", \"rounds\": " + std::to_string(rounds) + ", \"spacings\": [";
-  for (const int64_t spacing : {8, 16, 0}) {
-    json += (spacing == 8 ? "" : ", ") + measure(batch, spacing, rounds, &wrong);
+  json += measure(batch, 8, 0, rounds, &wrong) + ", " + measure(batch, 16, 0, rounds, &wrong);
+  for (const uint32_t bytes : {ts::jpeg::kSubsequenceBytes, 64u, 256u, 512u}) {
+    json += ", " + measure(batch, 0, bytes, rounds, &wrong);
   }
   std::printf("%s]}\n", json.c_str());
   return wrong == 0 ? 0 : 1;

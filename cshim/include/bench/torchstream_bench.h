@@ -31,16 +31,19 @@ TS_API ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t by
 enum {
   TS_BENCH_DECODE_COPY = 0, /* the staging memory to the device */
   TS_BENCH_DECODE_ZERO = 1, /* the coefficients */
-  TS_BENCH_DECODE_SYNC = 2, /* the search for the entries of whole scans */
-  TS_BENCH_DECODE_ENTROPY = 3,
-  TS_BENCH_DECODE_TRANSFORM = 4,
-  TS_BENCH_DECODE_PIXELS = 5,
-  TS_BENCH_DECODE_WEIGHTS = 6,
-  TS_BENCH_DECODE_COLUMNS = 7,
-  TS_BENCH_DECODE_RESULTS = 8,
-  TS_BENCH_DECODE_AUGMENT = 9, /* nothing without steps */
-  TS_BENCH_DECODE_ALL = 10,    /* a whole run, of several that are enqueued behind one another */
-  TS_BENCH_DECODE_PIECES = 11
+  TS_BENCH_DECODE_TABLES = 2,
+  TS_BENCH_DECODE_SYNC = 3,    /* the states in whole scans */
+  TS_BENCH_DECODE_SUMS = 4,    /* what lies before each subsequence of them */
+  TS_BENCH_DECODE_ENTRIES = 5, /* their entries */
+  TS_BENCH_DECODE_ENTROPY = 6,
+  TS_BENCH_DECODE_TRANSFORM = 7,
+  TS_BENCH_DECODE_PIXELS = 8,
+  TS_BENCH_DECODE_WEIGHTS = 9,
+  TS_BENCH_DECODE_COLUMNS = 10,
+  TS_BENCH_DECODE_RESULTS = 11,
+  TS_BENCH_DECODE_AUGMENT = 12, /* nothing without steps */
+  TS_BENCH_DECODE_ALL = 13,     /* a whole run, of several that are enqueued behind one another */
+  TS_BENCH_DECODE_PIECES = 14
 };
 
 /* Does ts_gpu_decoder_run `rounds` times, twice, and waits. milliseconds: TS_BENCH_DECODE_PIECES

@@ -6,7 +6,10 @@
 // nvcc compiles these for the device alone, because they call functions of the device. g++ compiles
 // them with the host's counterparts of those, for tests.
 #define TS_DEVICE __device__ __forceinline__
+// Of both, for what is rare: a call, so that a kernel's loop stays small.
+#define TS_HOST_DEVICE_RARE __host__ __device__ __noinline__ inline
 #else
 #define TS_HOST_DEVICE inline
 #define TS_DEVICE inline
+#define TS_HOST_DEVICE_RARE inline
 #endif

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "decode/launch.h"
+#include "decode/load_plan.h"
 #include "jpeg/stages.h"
 #include "jpeg/steps.h"
 
@@ -16,6 +17,7 @@ using jpeg::Plan;
 
 // Every kernel has a grid of (work of the largest image, images), so that a block works on one
 // image. Blocks behind the end of a smaller image return at once.
+constexpr uint32_t kTableThreads = 256;
 constexpr uint32_t kSegmentThreads = 128;
 constexpr uint32_t kBlockThreads = 256;  // of the transform: eight a block of 8 x 8
 constexpr uint32_t kPixelThreads = 256;
@@ -26,22 +28,29 @@ __device__ Memory memory_of_block(const Work& work) {
   return jpeg::memory_of(work.places[blockIdx.y], work.staging, work.scratch, work.results);
 }
 
-// One thread a segment. The image's Huffman tables are in shared memory.
+// One block an image: its Huffman tables, for the kernels that decode it.
+__global__ void __launch_bounds__(kTableThreads) build(Work work) {
+  __shared__ __align__(16) jpeg::HuffmanTables tables;
+  const uint8_t* const base = memory_of_block(work).base;
+  const Plan& plan = jpeg::plan_at(base);
+  jpeg::build_tables_1(plan, base, &tables, threadIdx.x, kTableThreads);
+  __syncthreads();
+  jpeg::build_tables_2(plan, base, &tables, threadIdx.x, kTableThreads);
+  __syncthreads();
+  auto* const to = reinterpret_cast<uint4*>(work.scratch + work.places[blockIdx.y].tables);
+  for (uint32_t i = threadIdx.x; i < sizeof tables / sizeof(uint4); i += kTableThreads) {
+    to[i] = reinterpret_cast<const uint4*>(&tables)[i];
+  }
+}
+
+// One thread a segment.
 __global__ void __launch_bounds__(kSegmentThreads) entropy(Work work) {
   __shared__ Plan plan;
-  __shared__ jpeg::HuffmanTables tables;
+  __shared__ __align__(16) jpeg::HuffmanTables tables;
   const Memory memory = memory_of_block(work);
   const uint32_t first = blockIdx.x * kSegmentThreads;
   if (first >= jpeg::plan_at(memory.base).segments) return;
-  static_assert(sizeof(Plan) % sizeof(uint32_t) == 0, "a plan is copied by words");
-  for (uint32_t i = threadIdx.x; i < sizeof(Plan) / sizeof(uint32_t); i += kSegmentThreads) {
-    reinterpret_cast<uint32_t*>(&plan)[i] = reinterpret_cast<const uint32_t*>(memory.base)[i];
-  }
-  __syncthreads();
-  jpeg::build_tables_1(plan, memory.base, &tables, threadIdx.x, kSegmentThreads);
-  __syncthreads();
-  jpeg::build_tables_2(plan, memory.base, &tables, threadIdx.x, kSegmentThreads);
-  __syncthreads();
+  load_plan<kSegmentThreads>(work, &plan, &tables);
   const uint32_t segment = first + threadIdx.x;
   if (segment >= plan.segments) return;
   if (!jpeg::decode_segment(plan, memory.base, tables, segment, memory.coefficients)) {
@@ -186,8 +195,13 @@ using namespace kernels;
 
 cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
   switch (stage) {
+    case Stage::kTables:
+      build<<<dim3(1, work.images), kTableThreads, 0, stream>>>(work);
+      break;
     case Stage::kSync:
-      return launch_sync(work, stream);
+    case Stage::kSums:
+    case Stage::kEntries:
+      return launch_search(stage, work, stream);
     case Stage::kEntropy:
       entropy<<<dim3(blocks_of(work.segments, kSegmentThreads), work.images), kSegmentThreads, 0,
                 stream>>>(work);

@@ -156,7 +156,8 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
       place.pixels = place.samples + needs.samples;
       place.columns = place.pixels + needs.pixels;
       place.weights = place.columns + needs.columns;
-      place.sync = place.weights + needs.weights;
+      place.tables = place.weights + needs.weights;
+      place.sync = place.tables + needs.tables;
       place.result = images[i].result;
       coefficient += needs.coefficients;
       other += needs.total() - needs.coefficients;

@@ -11,28 +11,28 @@ namespace {
 using jpeg::Memory;
 using jpeg::Plan;
 
-std::unique_ptr<jpeg::HuffmanTables> tables_of(const Plan& plan, const uint8_t* base) {
-  auto tables = std::make_unique<jpeg::HuffmanTables>();
-  jpeg::build_tables(plan, base, tables.get());
-  return tables;
-}
-
 // Returns false if the host's decoder must decode the image.
 bool run_stage(Stage stage, const Work& work, const jpeg::Place& place) {
   const Memory memory = jpeg::memory_of(place, work.staging, work.scratch, work.results);
   const Plan& plan = jpeg::plan_at(memory.base);
+  auto* const tables = reinterpret_cast<jpeg::HuffmanTables*>(work.scratch + place.tables);
+  const jpeg::SyncMemory sync = jpeg::sync_memory(plan, work.scratch + place.sync);
   switch (stage) {
-    case Stage::kSync: {
+    case Stage::kTables:
+      jpeg::build_tables(plan, memory.base, tables);
+      return true;
+    case Stage::kSync:
       if (plan.subsequences == 0) return true;
-      uint64_t passes = 0;
-      return jpeg::synchronise(plan, memory.base, *tables_of(plan, memory.base),
-                               jpeg::sync_memory(plan, work.scratch + place.sync),
-                               jpeg::kSyncThreads, jpeg::kSyncLaunches,
-                               work.staging + place.plan + plan.entries_at, &passes);
-    }
+      jpeg::synchronise(plan, memory.base, *tables, sync, jpeg::kSyncThreads, jpeg::kSyncLaunches);
+      return true;
+    case Stage::kSums:
+      return plan.subsequences == 0 || jpeg::sum_subsequences(plan, sync);
+    case Stage::kEntries:
+      return plan.subsequences == 0 ||
+             jpeg::write_all_entries(plan, memory.base, *tables, sync,
+                                     work.staging + place.plan + plan.entries_at);
     case Stage::kEntropy:
-      return jpeg::decode_segments(plan, memory.base, *tables_of(plan, memory.base),
-                                   memory.coefficients);
+      return jpeg::decode_segments(plan, memory.base, *tables, memory.coefficients);
     case Stage::kTransform:
       jpeg::transform_blocks(plan, memory);
       return true;

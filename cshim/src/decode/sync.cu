@@ -1,5 +1,6 @@
 // The search for the entries of whole scans: jpeg/sync.h has its arithmetic.
 #include "decode/launch.h"
+#include "decode/load_plan.h"
 #include "jpeg/stages.h"
 #include "jpeg/sync.h"
 
@@ -25,25 +26,12 @@ __device__ SyncMemory sync_of_block(const Work& work, const Plan& plan) {
   return jpeg::sync_memory(plan, work.scratch + work.places[blockIdx.y].sync);
 }
 
-// Copies the plan and builds its tables in shared memory. All threads of the block call it.
-__device__ void load_plan(const uint8_t* base, Plan* plan, jpeg::HuffmanTables* tables) {
-  static_assert(sizeof(Plan) % sizeof(uint32_t) == 0, "a plan is copied by words");
-  for (uint32_t i = threadIdx.x; i < sizeof(Plan) / sizeof(uint32_t); i += kThreads) {
-    reinterpret_cast<uint32_t*>(plan)[i] = reinterpret_cast<const uint32_t*>(base)[i];
-  }
-  __syncthreads();
-  jpeg::build_tables_1(*plan, base, tables, threadIdx.x, kThreads);
-  __syncthreads();
-  jpeg::build_tables_2(*plan, base, tables, threadIdx.x, kThreads);
-  __syncthreads();
-}
-
 // One thread a subsequence. In each round a thread decodes its subsequence if the state in which it
 // begins has changed, and hands its last state to the thread behind it. After n rounds the states
 // of the first n threads no longer change, so there are no more rounds than threads, and one.
 __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t launch) {
   __shared__ Plan plan;
-  __shared__ jpeg::HuffmanTables tables;
+  __shared__ __align__(16) jpeg::HuffmanTables tables;
   __shared__ SyncState last[kThreads];
   const uint8_t* const base = plan_of_block(work);
   const uint32_t first = blockIdx.x * kThreads;
@@ -57,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t laun
     if (threadIdx.x == 0) after[blockIdx.x] = before[blockIdx.x];
     return;
   }
-  load_plan(base, &plan, &tables);
+  load_plan<kThreads>(work, &plan, &tables);
   const uint32_t index = first + threadIdx.x;
   const bool real = index < plan.subsequences;
   SyncState start = {};
@@ -133,11 +121,11 @@ __global__ void __launch_bounds__(kSumThreads) sums(Work work) {
 // One thread a subsequence, as in synchronise.
 __global__ void __launch_bounds__(kThreads) entries(Work work) {
   __shared__ Plan plan;
-  __shared__ jpeg::HuffmanTables tables;
+  __shared__ __align__(16) jpeg::HuffmanTables tables;
   const uint8_t* const base = plan_of_block(work);
   const uint32_t first = blockIdx.x * kThreads;
   if (first >= jpeg::plan_at(base).subsequences) return;
-  load_plan(base, &plan, &tables);
+  load_plan<kThreads>(work, &plan, &tables);
   const uint32_t index = first + threadIdx.x;
   if (index >= plan.subsequences) return;
   const SyncMemory memory = sync_of_block(work, plan);
@@ -150,15 +138,19 @@ __global__ void __launch_bounds__(kThreads) entries(Work work) {
 
 }  // namespace kernels
 
-cudaError_t launch_sync(const Work& work, cudaStream_t stream) {
+cudaError_t launch_search(Stage stage, const Work& work, cudaStream_t stream) {
   using namespace kernels;
   if (work.subsequences == 0) return cudaSuccess;
   const dim3 grid((work.subsequences + kThreads - 1) / kThreads, work.images);
-  for (uint32_t launch = 0; launch < jpeg::kSyncLaunches; ++launch) {
-    synchronise<<<grid, kThreads, 0, stream>>>(work, launch);
+  if (stage == Stage::kSync) {
+    for (uint32_t launch = 0; launch < jpeg::kSyncLaunches; ++launch) {
+      synchronise<<<grid, kThreads, 0, stream>>>(work, launch);
+    }
+  } else if (stage == Stage::kSums) {
+    sums<<<dim3(1, work.images), kSumThreads, 0, stream>>>(work);
+  } else {
+    entries<<<grid, kThreads, 0, stream>>>(work);
   }
-  sums<<<dim3(1, work.images), kSumThreads, 0, stream>>>(work);
-  entries<<<grid, kThreads, 0, stream>>>(work);
   return cudaGetLastError();
 }
 

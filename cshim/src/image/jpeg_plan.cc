@@ -416,6 +416,7 @@ size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geom
     return 0;
   }
   plan.scan_bytes = static_cast<uint32_t>(bytes);
+  plan.subsequence_bytes = jpeg::kSubsequenceBytes;
   plan.subsequences = (plan.scan_bytes + jpeg::kSubsequenceBytes - 1) / jpeg::kSubsequenceBytes;
   plan.spacing = kScanSpacing;
   plan.entries = (plan.mcus + kScanSpacing - 1) / kScanSpacing;

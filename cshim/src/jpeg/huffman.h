@@ -12,9 +12,24 @@
 
 namespace ts::jpeg {
 
-constexpr int kLookBits = 10;
+constexpr int kLookBits = 11;
 
-// A look-up table by the next kLookBits bits: length << 8 | symbol; 0 for longer codes.
+// What a symbol does, packed into 16 bits: the bits of its code and of the value behind it, those
+// of the value, and the coefficients that it passes, of which kBlockEnd ends a block.
+constexpr uint32_t kBlockEnd = 127;  // more than a block from any coefficient, unlike a long run
+
+TS_HOST_DEVICE uint32_t packed_step(uint32_t length, uint32_t symbol) {
+  const uint32_t size = symbol & 15;
+  const uint32_t run = symbol >> 4 & 15;
+  const uint32_t passed = size == 0 && run != 15 ? kBlockEnd : run + 1;
+  return (length + size) | size << 5 | passed << 9;
+}
+
+TS_HOST_DEVICE uint32_t step_bits(uint32_t step) { return step & 31; }
+TS_HOST_DEVICE uint32_t value_bits(uint32_t step) { return step >> 5 & 15; }
+TS_HOST_DEVICE uint32_t passed_by(uint32_t step) { return step >> 9; }
+
+// A look-up table by the next kLookBits bits: the packed step; 0 for longer codes.
 struct HuffmanTable {
   uint16_t look[1 << kLookBits];
   // Of each length: the first 16-bit prefix without a code of this length or shorter, and for a
@@ -28,6 +43,9 @@ struct HuffmanTables {
   HuffmanTable table[kMaxTables];
   uint8_t natural[64];  // the natural order of the zigzag positions
 };
+
+static_assert(sizeof(HuffmanTables) == kTablesScratch && kTablesScratch % 16 == 0,
+              "jpeg/plan.h has the size, and the tables are copied by 16 bytes");
 
 TS_HOST_DEVICE uint8_t natural_place(int32_t i) {
   constexpr uint8_t kOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
@@ -74,7 +92,8 @@ TS_HOST_DEVICE uint16_t look_up_entry(const HuffmanCode& code, const HuffmanTabl
   for (int length = 1; length <= kLookBits; ++length) {
     if (bits < table.limit[length]) {
       const int32_t index = static_cast<int32_t>(bits >> (16 - length)) + table.offset[length];
-      return static_cast<uint16_t>(length << 8 | code.symbols[index & 255]);
+      return static_cast<uint16_t>(
+          packed_step(static_cast<uint32_t>(length), code.symbols[index & 255]));
     }
   }
   return 0;
@@ -271,15 +290,15 @@ TS_HOST_DEVICE void enter_block(const Plan& plan, int16_t* coefficients, Cursor*
   at->out = coefficients + uint64_t{block} * 64;
 }
 
-// Finds a code that the look-up does not hold. Returns length << 8 | symbol, or 0.
+// Finds a code that the look-up does not hold. Returns the packed step, or 0. `prefix` is the next
+// 16 bits. The limits do not fall, so the number of those that are reached tells the length without
+// a branch.
 TS_HOST_DEVICE uint32_t find_long_code(const HuffmanTable& table, uint32_t prefix) {
-  for (int length = kLookBits + 1; length <= 16; ++length) {
-    if (prefix < table.limit[length]) {
-      const int32_t index = static_cast<int32_t>(prefix >> (16 - length)) + table.offset[length];
-      return static_cast<uint32_t>(length) << 8 | table.symbols[index & 255];
-    }
-  }
-  return 0;
+  if (prefix >= table.limit[16]) return 0;
+  uint32_t length = kLookBits + 1;
+  for (int i = kLookBits + 1; i < 16; ++i) length += prefix >= table.limit[i] ? 1 : 0;
+  const int32_t index = static_cast<int32_t>(prefix >> (16 - length)) + table.offset[length];
+  return packed_step(length, table.symbols[index & 255]);
 }
 
 // Returns the value that `size` (0 to 15) bits encode: half of the codes are negative.
@@ -303,14 +322,12 @@ TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader
     found = find_long_code(table, static_cast<uint32_t>(reader->bits >> 48));
     if (found == 0) return reader->count < 16 ? Step::kNeedsBits : Step::kBad;
   }
-  const uint32_t length = found >> 8;
-  const uint32_t size = found & 15;
-  const uint32_t run = found >> 4 & 15;
-  if (static_cast<int32_t>(length + size) > reader->count) return Step::kNeedsBits;
-  const uint64_t behind = reader->bits << length;
+  const uint32_t size = value_bits(found);
+  if (static_cast<int32_t>(step_bits(found)) > reader->count) return Step::kNeedsBits;
+  const uint64_t behind = reader->bits << (step_bits(found) - size);
   const int32_t value = extend(static_cast<uint32_t>(behind >> 1 >> (63 - size)), size);
   reader->bits = behind << size;
-  reader->count -= static_cast<int32_t>(length + size);
+  reader->count -= static_cast<int32_t>(step_bits(found));
 
   if (at->coefficient == 0) {
     // Wraps like libjpeg's predictor. No array is indexed by a variable, which would put it into
@@ -327,11 +344,11 @@ TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader
     at->coefficient = 1;
     return Step::kDecoded;
   }
-  if (size == 0 && run != 15) {
+  if (passed_by(found) == kBlockEnd) {
     at->coefficient = 64;
     return Step::kDecoded;
   }
-  at->coefficient += run + 1;
+  at->coefficient += passed_by(found);
   if (at->coefficient > 64) return Step::kBad;
   if (size != 0 && at->out != nullptr) {
     at->out[tables.natural[at->coefficient - 1]] = static_cast<int16_t>(value);

@@ -15,11 +15,18 @@ inline void build_tables(const Plan& plan, const uint8_t* base, HuffmanTables* t
   for (uint32_t t = 0; t < kThreads; ++t) build_tables_2(plan, base, tables, t, kThreads);
 }
 
+// What a search costs: the subsequences that were decoded, some of them several times, and the
+// rounds of all launches that follow each other on the device, of each launch those of its slowest
+// block.
+struct SyncCost {
+  uint64_t passes = 0;
+  uint64_t rounds = 0;
+};
+
 // Synchronises the subsequences of one block of threads, from `first` on, in one launch: see the
 // kernel of decode/sync.cu. `before` has the blocks' last states after the launch before, `after`
-// receives this block's. Returns the number of subsequences that were decoded, some of them several
-// times.
-inline uint64_t synchronise_block(const Plan& plan, const uint8_t* base,
+// receives this block's. Returns the cost.
+inline SyncCost synchronise_block(const Plan& plan, const uint8_t* base,
                                   const HuffmanTables& tables, const SyncMemory& memory,
                                   uint32_t first, uint32_t threads, uint32_t launch,
                                   const SyncState* before, SyncState* after) {
@@ -27,20 +34,21 @@ inline uint64_t synchronise_block(const Plan& plan, const uint8_t* base,
   const uint32_t end = smaller(plan.subsequences, first + threads);
   if (launch != 0 && (first == 0 || before[block - 1] == memory.starts[first])) {
     after[block] = before[block];
-    return 0;
+    return {};
   }
-  uint64_t passes = 0;
+  SyncCost cost;
   const auto pass = [&](uint32_t i, const SyncState& start) {
     memory.starts[i] = memory.ends[i] = start;
     memory.sums[i] =
         pass_subsequence(plan, base, tables, end_of_subsequence(plan, i), &memory.ends[i]);
-    ++passes;
+    ++cost.passes;
   };
   for (uint32_t i = first; i < end && launch == 0; ++i) pass(i, first_state(plan, base, i));
   if (launch != 0) pass(first, before[block - 1]);
   // A round of the device hands on the states of the round before, so the loop goes backwards.
   for (bool changed = true; changed;) {
     changed = false;
+    ++cost.rounds;
     for (uint32_t i = end - 1; i > first; --i) {
       if (memory.starts[i] == memory.ends[i - 1]) continue;
       pass(i, memory.ends[i - 1]);
@@ -48,34 +56,49 @@ inline uint64_t synchronise_block(const Plan& plan, const uint8_t* base,
     }
   }
   after[block] = memory.ends[end - 1];
-  return passes;
+  return cost;
 }
 
-// Finds the entries of a plan of a whole scan, and writes them to `entries`, with blocks of
-// `threads` threads. memory.borders has two states for each block. Adds the number of subsequences
-// that were decoded to *passes. Returns false if the host must decode the image.
-inline bool synchronise(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
-                        const SyncMemory& memory, uint32_t threads, uint32_t launches,
-                        uint8_t* entries, uint64_t* passes) {
-  const uint32_t count = plan.subsequences;
-  const uint32_t blocks = (count + threads - 1) / threads;
+// Finds the states at the beginnings of all subsequences, with blocks of `threads` threads.
+// memory.borders has two states for each block. Returns the cost.
+inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
+                            const SyncMemory& memory, uint32_t threads, uint32_t launches) {
+  SyncCost cost;
+  const uint32_t blocks = (plan.subsequences + threads - 1) / threads;
   for (uint32_t launch = 0; launch < launches; ++launch) {
     const SyncState* const before = memory.borders + (launch + 1) % 2 * blocks;
     SyncState* const after = memory.borders + launch % 2 * blocks;
-    for (uint32_t first = 0; first < count; first += threads) {
-      *passes +=
+    uint64_t rounds = 0;
+    for (uint32_t first = 0; first < plan.subsequences; first += threads) {
+      const SyncCost block =
           synchronise_block(plan, base, tables, memory, first, threads, launch, before, after);
+      cost.passes += block.passes;
+      rounds = larger(rounds, block.rounds);
     }
+    cost.rounds += rounds;
   }
+  return cost;
+}
+
+// Sums what lies before each subsequence. Returns false if a state is not the one in which the
+// subsequence before ends, or if blocks are missing.
+inline bool sum_subsequences(const Plan& plan, const SyncMemory& memory) {
   SyncSum sum = {};
-  for (uint32_t i = 0; i < count; ++i) {
-    if (i != 0 && !(memory.starts[i] == memory.ends[i - 1])) return false;
+  bool good = true;
+  for (uint32_t i = 0; i < plan.subsequences; ++i) {
+    good = good && (i == 0 || memory.starts[i] == memory.ends[i - 1]);
     memory.before[i] = sum;
     sum = joined(sum, memory.sums[i]);
   }
-  if (sum.blocks < plan.mcus * plan.blocks) return false;
+  return good && sum.blocks >= plan.mcus * plan.blocks;
+}
+
+// Writes all entries to `entries`, from the states and sums. Returns false if the host must decode
+// the image.
+inline bool write_all_entries(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
+                              const SyncMemory& memory, uint8_t* entries) {
   bool good = true;
-  for (uint32_t i = 0; i < count; ++i) {
+  for (uint32_t i = 0; i < plan.subsequences; ++i) {
     good = write_entries(plan, base, tables, end_of_subsequence(plan, i), memory.starts[i],
                          memory.before[i], memory.ends[i], entries) &&
            good;

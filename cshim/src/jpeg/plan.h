@@ -19,8 +19,8 @@ constexpr uint32_t kPlanMagic = 0x32505354;
 // Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
 constexpr uint32_t kPlanAlign = 16;
 // Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
-// parts that jpeg/sync.h cuts the scan into, and of an entry, which is a bit (uint32_t) and three
-// predictors (int16_t).
+// parts that jpeg/sync.h cuts the scan into, a multiple of four, and of an entry, which is a bit
+// (uint32_t) and three predictors (int16_t).
 constexpr uint32_t kSubsequenceBytes = 128;
 constexpr uint32_t kScanEntryBytes = 10;
 // Bytes behind the compressed bytes that loads may touch.
@@ -98,7 +98,7 @@ struct Plan {
   uint32_t segments, scan_bytes;
   // Parts of the whole scan, which is in the plan without gaps. The device finds the entries and
   // writes them to entries_at before it decodes segments. 0: the plan has the entries.
-  uint32_t subsequences;
+  uint32_t subsequences, subsequence_bytes;
 
   // The pixels that the resize needs, in the upright frame: pixel (x, y) of them is pixel
   // (stored_x + x * x_by_x + y * x_by_y, stored_y + x * y_by_x + y * y_by_y) of the stored image.
@@ -113,9 +113,9 @@ struct Plan {
 // The device memory that an image needs while it is decoded, in bytes. Each part is a multiple of
 // kScratchAlign.
 struct Scratch {
-  uint64_t coefficients, samples, pixels, columns, weights, sync;
+  uint64_t coefficients, samples, pixels, columns, weights, tables, sync;
   TS_HOST_DEVICE uint64_t total() const {
-    return coefficients + samples + pixels + columns + weights + sync;
+    return coefficients + samples + pixels + columns + weights + tables + sync;
   }
 };
 
@@ -140,6 +140,8 @@ TS_HOST_DEVICE uint64_t weights_bytes(const Axis& axis) {
                          size * static_cast<uint64_t>(axis.pitch) * sizeof(int16_t));
 }
 
+constexpr uint64_t kTablesScratch = 18016;  // HuffmanTables of jpeg/huffman.h
+
 // The search for entries in a whole scan (jpeg/sync.h): the subsequences of one block of threads,
 // and the bytes for each subsequence and each block.
 constexpr uint32_t kSyncThreads = 128;
@@ -163,6 +165,7 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   }
   scratch.columns = aligned_scratch(static_cast<uint64_t>(plan.x.size) * height * 4);
   scratch.weights = weights_bytes(plan.x) + weights_bytes(plan.y);
+  scratch.tables = aligned_scratch(kTablesScratch);
   scratch.sync = aligned_scratch(plan.subsequences * kSubsequenceScratch +
                                  sync_blocks(plan) * kSyncBlockScratch);
   return scratch;
@@ -170,8 +173,8 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
 
 // Where an image's plan, scratch memory and result are, as byte offsets.
 struct Place {
-  uint64_t plan;                                                   // in the staging memory
-  uint64_t coefficients, samples, pixels, columns, weights, sync;  // in the scratch memory
+  uint64_t plan;                                                           // in the staging memory
+  uint64_t coefficients, samples, pixels, columns, weights, tables, sync;  // in the scratch memory
   uint64_t result;  // in the batch: rows of x.size * 3 bytes
 };
 

@@ -82,13 +82,13 @@ TS_HOST_DEVICE SyncMemory sync_memory(const Plan& plan, uint8_t* scratch) {
 
 // Returns the bit at which the states of subsequence `index` end.
 TS_HOST_DEVICE uint32_t end_of_subsequence(const Plan& plan, uint32_t index) {
-  return index + 1 >= plan.subsequences ? UINT32_MAX : (index + 1) * kSubsequenceBytes * 8;
+  return index + 1 >= plan.subsequences ? UINT32_MAX : (index + 1) * plan.subsequence_bytes * 8;
 }
 
 // Returns the state from which subsequence `index` is decoded first: the true one of the first
 // subsequence, a guess for the others.
 TS_HOST_DEVICE SyncState first_state(const Plan& plan, const uint8_t* base, uint32_t index) {
-  uint32_t byte = index * kSubsequenceBytes;
+  uint32_t byte = index * plan.subsequence_bytes;
   // The byte behind 0xFF is stuffed, or belongs to a marker.
   if (index != 0 && base[plan.scan_at + byte - 1] == 0xFF) ++byte;
   return {byte * 8, 0, 0};
@@ -160,12 +160,10 @@ TS_HOST_DEVICE bool pass_marker(const Plan& plan, const uint8_t* base, BitReader
   return true;
 }
 
-// Decodes from *state to the first symbol that begins at or behind bit `until`, and leaves *state
-// there. Goes on behind whatever is no symbol: in a state that is wrong, nothing means anything.
-// What the next symbol is depends on the state and the bytes alone.
-TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
-                                        const HuffmanTables& tables, uint32_t until,
-                                        SyncState* state) {
+// Computes pass_subsequence, whatever the bytes.
+TS_HOST_DEVICE_RARE SyncSum pass_carefully(const Plan& plan, const uint8_t* base,
+                                           const HuffmanTables& tables, uint32_t until,
+                                           SyncState* state) {
   SyncSum sum = {};
   if (state->ended != 0) return sum;
   Cursor at = cursor_at(plan, *state);
@@ -218,6 +216,204 @@ TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
   return sum;
 }
 
+// ---- words --------------------------------------------------------------------------------------
+//
+// Nearly all of a scan is codes and stuffed bytes, far from its end. These are decoded from whole
+// words, without a look at the end of the data or a position: bits are only counted.
+
+// Bytes before the end of the scan that no word is taken from: the bits of two words, each byte of
+// them stuffed, and a word that is loaded ahead, have room between there and the end.
+constexpr uint32_t kWordMargin = 48;
+
+// Returns the byte, a multiple of four, up to which a pass to bit `until` may take words.
+TS_HOST_DEVICE uint32_t end_of_words(const Plan& plan, uint32_t until) {
+  const uint32_t end = plan.scan_bytes < kWordMargin ? 0 : plan.scan_bytes - kWordMargin;
+  return smaller(until >> 3, end) & ~3u;
+}
+
+struct WordReader {
+  const uint8_t* data;
+  uint32_t next;   // the byte behind those that were taken, a multiple of four
+  uint32_t until;  // the byte at which the pass ends, a multiple of four
+  uint32_t ahead;  // the word at `next`
+  bool stuffed;    // the byte at `next` is a stuffed one
+  uint64_t bits;   // the next bits, from the top down; zeros behind them
+  int32_t count;   // the number of bits
+  int32_t behind;  // of the bits that were taken, those from behind `until`
+};
+
+// Loads the word at a multiple of four bytes.
+TS_HOST_DEVICE uint32_t load_word(const uint8_t* from) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(__ldg(reinterpret_cast<const uint32_t*>(from)), 0, 0x0123);
+#else
+  return load_big_endian(from);
+#endif
+}
+
+// Takes the word ahead, from its byte `first` on. Needs room for 32 bits. Returns false for a byte
+// 0xFF that no stuffed byte follows.
+TS_HOST_DEVICE bool take_word(WordReader* reader, uint32_t first) {
+  const uint32_t word = reader->ahead;
+  const int32_t before = reader->count;
+  const uint32_t ones = ((word & 0x7F7F7F7F) + 0x01010101) & word & 0x80808080;
+  bool good = true;
+  if (ones == 0 && !reader->stuffed && first == 0) {
+    reader->bits |= uint64_t{word} << (32 - reader->count);
+    reader->count += 32;
+  } else {
+    for (uint32_t i = first; i < 4; ++i) {
+      const uint32_t byte = word >> (24 - 8 * i) & 0xFF;
+      if (reader->stuffed) {
+        good = good && byte == 0;
+        reader->stuffed = false;
+        continue;
+      }
+      reader->bits |= uint64_t{byte} << (56 - reader->count);
+      reader->count += 8;
+      reader->stuffed = byte == 0xFF;
+    }
+  }
+  if (reader->next >= reader->until) reader->behind += reader->count - before;
+  reader->next += 4;
+  reader->ahead = load_word(reader->data + reader->next);
+  return good && (!reader->stuffed || reader->ahead >> 24 == 0);
+}
+
+// Returns the bit of the scan `count` bits behind byte `from`, without the stuffed bytes between.
+TS_HOST_DEVICE uint32_t bit_behind(const uint8_t* data, uint32_t from, uint32_t count) {
+  uint32_t byte = from + (data[from - 1] == 0xFF ? 1 : 0);
+  for (; count >= 8; count -= 8) byte += data[byte] == 0xFF ? 2 : 1;
+  return byte * 8 + count;
+}
+
+// Returns the place of the bit that lies `count` bits before byte `next`. By values: whose address
+// a call takes lies in the slow memory of its thread.
+TS_HOST_DEVICE_RARE uint32_t position_before(const uint8_t* data, uint32_t next, int32_t count) {
+  BitReader bytes = {};
+  bytes.data = data;
+  bytes.next = next;
+  bytes.count = count;
+  return position_of(bytes);
+}
+
+// Takes bits that the reader has.
+TS_HOST_DEVICE void skip_bits(WordReader* reader, uint32_t count) {
+  reader->bits <<= count;
+  reader->count -= static_cast<int32_t>(count);
+}
+
+// Returns the next step, if 16 bits are there; 0 if they begin with no code.
+TS_HOST_DEVICE uint32_t next_step(const HuffmanTable& table, const WordReader& reader) {
+  const uint32_t step = table.look[reader.bits >> (64 - kLookBits)];
+  return step != 0 ? step : find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
+}
+
+// Decodes from *state, before byte `until`, to the first symbol that begins at or behind that byte.
+// Calls use->mcu() where an MCU begins, before its first symbol. Returns false, with *state and
+// *sum as they were, if there is more to the bytes than words, if use->mcu() does, or, with
+// Use::kStrict, at whatever is no symbol. *sum is zero before.
+template <typename Use>
+TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
+                               uint32_t until, SyncState* state, SyncSum* sum, Use* use) {
+  WordReader reader;
+  reader.data = base + plan.scan_at;
+  reader.next = state->bit >> 5 << 2;
+  reader.until = until;
+  reader.ahead = load_word(reader.data + reader.next);
+  reader.stuffed = false;
+  reader.bits = 0;
+  reader.count = reader.behind = 0;
+  if (!take_word(&reader, state->bit >> 3 & 3)) return false;
+  skip_bits(&reader, state->bit & 7);
+
+  SyncSum part = {};
+  uint32_t block = state->place >> 6;
+  uint32_t coefficient = state->place & 63;
+  uint32_t component = plan.block_component[block];
+  const HuffmanTable* dc_table = &tables.table[plan.block_dc[block]];
+  const HuffmanTable* ac_table = &tables.table[plan.block_ac[block]];
+  while (true) {
+    while (reader.count <= 32) {
+      if (!take_word(&reader, 0)) return false;
+    }
+    if (reader.count <= reader.behind) break;
+    if (coefficient == 0) {
+      if (block == 0 && !use->mcu(plan, reader, part)) return false;
+      const uint32_t step = next_step(*dc_table, reader);
+      if (step == 0) {
+        if (Use::kStrict) return false;
+        skip_bits(&reader, 1);
+        continue;
+      }
+      const uint32_t size = value_bits(step);
+      const uint64_t value = reader.bits << (step_bits(step) - size) >> 1 >> (63 - size);
+      const auto difference = static_cast<uint32_t>(extend(static_cast<uint32_t>(value), size));
+      for (uint32_t c = 0; c < kMaxComponents; ++c) {
+        const uint32_t dc = static_cast<uint32_t>(part.dc[c]) + (c == component ? difference : 0);
+        part.dc[c] = static_cast<int32_t>(dc);
+      }
+      skip_bits(&reader, step_bits(step));
+      coefficient = 1;
+    }
+    for (int i = 0; i < kSymbolsAtOnce && reader.count > reader.behind; ++i) {
+      uint32_t step = ac_table->look[reader.bits >> (64 - kLookBits)];
+      if (step == 0) {
+        if (reader.count < 16) break;
+        step = find_long_code(*ac_table, static_cast<uint32_t>(reader.bits >> 48));
+        if (step == 0) {
+          if (Use::kStrict) return false;
+          step = 1;  // passes a bit and no coefficient
+        }
+      }
+      if (static_cast<int32_t>(step_bits(step)) > reader.count) break;
+      skip_bits(&reader, step_bits(step));
+      coefficient += passed_by(step);
+      if (coefficient >= 64) break;
+    }
+    if (coefficient < 64) continue;
+    // A run out of the block ends it too.
+    if (Use::kStrict && coefficient != 64 && coefficient < kBlockEnd) return false;
+    coefficient = 0;
+    ++part.blocks;
+    if (++block == plan.blocks) block = 0;
+    component = plan.block_component[block];
+    dc_table = &tables.table[plan.block_dc[block]];
+    ac_table = &tables.table[plan.block_ac[block]];
+  }
+  state->bit = bit_behind(reader.data, until, static_cast<uint32_t>(reader.behind - reader.count));
+  state->place = static_cast<uint16_t>(block << 6 | coefficient);
+  *sum = part;
+  return true;
+}
+
+// Does nothing where an MCU begins.
+struct Passing {
+  static constexpr bool kStrict = false;
+  TS_HOST_DEVICE bool mcu(const Plan& /*plan*/, const WordReader& /*reader*/,
+                          const SyncSum& /*part*/) const {
+    return true;
+  }
+};
+
+// Decodes from *state to the first symbol that begins at or behind bit `until`, and leaves *state
+// there. Goes on behind whatever is no symbol: in a state that is wrong, nothing means anything.
+// What the next symbol is depends on the state and the bytes alone, so a pass may be cut anywhere.
+TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
+                                        const HuffmanTables& tables, uint32_t until,
+                                        SyncState* state) {
+  SyncSum sum = {};
+  if (state->ended != 0) return sum;
+  const uint32_t words = end_of_words(plan, until);
+  Passing use;
+  if (state->bit < words * 8) pass_words(plan, base, tables, words, state, &sum, &use);
+  if (state->bit >= until) return sum;
+  SyncState rest = *state;
+  const SyncSum behind = pass_carefully(plan, base, tables, until, &rest);
+  *state = rest;
+  return joined(sum, behind);
+}
+
 // Writes entry `index` in the form of a plan that plans a scan (see kScanEntryBytes). Returns false
 // if a predictor does not fit.
 TS_HOST_DEVICE bool write_entry(uint8_t* entries, uint32_t index, uint32_t bit,
@@ -233,13 +429,11 @@ TS_HOST_DEVICE bool write_entry(uint8_t* entries, uint32_t index, uint32_t bit,
   return fits;
 }
 
-// Decodes a subsequence from its true state, and writes the entries of the MCUs that begin in it.
-// `before` is the sum of all subsequences before it, `end` the state in which it was left. Returns
-// false if the host must decode the image.
-TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base,
-                                  const HuffmanTables& tables, uint32_t until,
-                                  const SyncState& state, const SyncSum& before,
-                                  const SyncState& end, uint8_t* entries) {
+// Computes write_entries, whatever the bytes.
+TS_HOST_DEVICE_RARE bool write_carefully(const Plan& plan, const uint8_t* base,
+                                         const HuffmanTables& tables, uint32_t until,
+                                         const SyncState& state, const SyncSum& before,
+                                         const SyncState& end, uint8_t* entries) {
   const uint32_t total = plan.mcus * plan.blocks;
   if (before.blocks >= total) return true;  // behind the last MCU
   if (state.ended != 0) return false;
@@ -295,6 +489,46 @@ TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base,
     enter_block(plan, &at);
   }
   return state_of(reader, at) == end;
+}
+
+// Writes the entries of the MCUs that begin in words.
+struct Writing {
+  static constexpr bool kStrict = true;
+  uint8_t* entries;
+  uint32_t next_mcu;  // the next one that begins
+  SyncSum before;
+
+  TS_HOST_DEVICE bool mcu(const Plan& plan, const WordReader& reader, const SyncSum& part) {
+    if (next_mcu >= plan.mcus) return false;
+    const uint32_t mcu = next_mcu++;
+    if (mcu % plan.spacing != 0) return true;
+    const uint32_t bit =
+        position_before(reader.data, reader.next + (reader.stuffed ? 1 : 0), reader.count);
+    return write_entry(entries, mcu / plan.spacing, bit, joined(before, part).dc);
+  }
+};
+
+// Decodes a subsequence from its true state, and writes the entries of the MCUs that begin in it.
+// `before` is the sum of all subsequences before it, `end` the state in which it was left. Returns
+// false if the host must decode the image.
+TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base,
+                                  const HuffmanTables& tables, uint32_t until,
+                                  const SyncState& state, const SyncSum& before,
+                                  const SyncState& end, uint8_t* entries) {
+  SyncState at = state;
+  SyncSum sum = before;
+  const uint32_t words = end_of_words(plan, until);
+  const uint32_t mcu = before.blocks / plan.blocks;
+  // Where restart markers belong only the careful way knows, and it decodes again what is odd.
+  if (plan.restart_interval == 0 && state.ended == 0 && state.bit < words * 8 &&
+      before.blocks < plan.mcus * plan.blocks &&
+      before.blocks - mcu * plan.blocks == state.place >> 6) {
+    Writing use = {entries, mcu + (state.place != 0 ? 1 : 0), before};
+    SyncSum part = {};
+    if (pass_words(plan, base, tables, words, &at, &part, &use)) sum = joined(before, part);
+  }
+  if (at.ended == 0 && at.bit >= until) return at == end;
+  return write_carefully(plan, base, tables, until, at, sum, end, entries);
 }
 
 }  // namespace ts::jpeg

@@ -53,8 +53,9 @@ struct Device {
     const SyncMemory memory = {starts.data(), ends.data(), borders.data(), sums.data(),
                                before.data()};
     auto* const entries = reinterpret_cast<uint8_t*>(plan_memory.data()) + p.entries_at;
-    return ts::jpeg::synchronise(p, base(), *build_tables(), memory, threads, launches, entries,
-                                 &passes);
+    const auto tables = build_tables();
+    passes += ts::jpeg::synchronise(p, base(), *tables, memory, threads, launches).passes;
+    return sum_subsequences(p, memory) && write_all_entries(p, base(), *tables, memory, entries);
   }
 
   // Decodes all segments. Returns false if one of them fails.

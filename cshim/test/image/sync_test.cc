@@ -87,6 +87,64 @@ TEST(Sync, EntriesAreTheIndexes) {
   EXPECT_LT(passes, 9 * subsequences);  // 7.4: half of the files are noise
 }
 
+// From any state, true or not, over good bytes and damaged ones, words lead where the careful way
+// does.
+TEST(Sync, WordsAreTheCarefulWay) {
+  Random random(97);
+  JpegDecoder decoder(1 << 24);
+  int by_words = 0, tried = 0;
+  for (int i = 0; i < 150 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    const Bytes file = usual(random, kKinds[random() % 8], width * 3, height * 3);
+    Bytes bytes = plan_of(&decoder, file, crop(0, 0, width * 3, height * 3));
+    ASSERT_GT(bytes.size(), 0u);
+    const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(bytes.data());
+    uint8_t* const scan = bytes.data() + header.scan_at;
+    for (int changes = i % 3 == 0 ? 0 : uniform(random, 1, 40); changes > 0; --changes) {
+      const size_t at = random() % header.scan_bytes;
+      scan[at] = static_cast<uint8_t>(random());
+      // Stuffed bytes in a row, and bytes 0xFF that nothing is stuffed behind.
+      for (size_t k = at; k + 1 < header.scan_bytes && random() % 2 == 0; k += 2) {
+        scan[k] = 0xFF;
+        scan[k + 1] = random() % 8 == 0 ? static_cast<uint8_t>(random()) : 0;
+      }
+    }
+    const emulate::Device device(bytes);
+    const auto tables = device.build_tables();
+    const ts::jpeg::Plan& plan = device.plan();
+    for (int k = 0; k < 200; ++k) {
+      const uint32_t byte = random() % plan.scan_bytes;
+      if (byte != 0 && device.base()[plan.scan_at + byte - 1] == 0xFF) continue;
+      const uint32_t block = random() % plan.blocks;
+      const uint32_t coefficient = random() % 3 == 0 ? 0 : random() % 64;
+      const SyncState from = {byte * 8 + static_cast<uint32_t>(random() % 8),
+                              static_cast<uint16_t>(block << 6 | coefficient), 0};
+      const uint32_t until =
+          ts::jpeg::end_of_words(plan, (byte + static_cast<uint32_t>(uniform(random, 1, 600))) * 8);
+      if (from.bit >= until * 8) continue;
+      ++tried;
+      SyncState words = from, careful = from;
+      ts::jpeg::SyncSum sum = {};
+      ts::jpeg::Passing use;
+      if (!ts::jpeg::pass_words(plan, device.base(), *tables, until, &words, &sum, &use)) {
+        ASSERT_TRUE(words == from);
+        continue;
+      }
+      ++by_words;
+      const ts::jpeg::SyncSum want =
+          ts::jpeg::pass_carefully(plan, device.base(), *tables, until * 8, &careful);
+      ASSERT_TRUE(words == careful) << i << " " << from.bit << " to " << until * 8 << ": "
+                                    << words.bit << ", not " << careful.bit;
+      ASSERT_EQ(sum.blocks, want.blocks);
+      ASSERT_EQ(want.markers, 0u);
+      for (int c = 0; c < 3; ++c) ASSERT_EQ(sum.dc[c], want.dc[c]);
+    }
+  }
+  EXPECT_GT(by_words, tried / 4);
+  EXPECT_LT(by_words, tried);
+}
+
 TEST(Sync, CropsEqualTheHostsDecoder) {
   Random random(92);
   JpegDecoder decoder(1 << 24);
