@@ -26,13 +26,23 @@ __device__ SyncMemory sync_of_block(const Work& work, const Plan& plan) {
   return jpeg::sync_memory(plan, work.scratch + work.places[blockIdx.y].sync);
 }
 
-// One thread a subsequence. In each round a thread decodes its subsequence if the state in which it
-// begins has changed, and hands its last state to the thread behind it. After n rounds the states
-// of the first n threads no longer change, so there are no more rounds than threads, and one.
+// The team of jpeg/sync.h: the threads of a block.
+struct Team {
+  template <typename F>
+  __device__ __forceinline__ void each(uint32_t count, F f) {
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) f(i);
+    __syncthreads();
+  }
+  __device__ __forceinline__ uint32_t add(uint32_t* at) { return atomicAdd(at, 1); }
+};
+
+// A block of threads synchronises kThreads subsequences, and leaves the last state in the borders.
 __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t launch) {
   __shared__ Plan plan;
   __shared__ __align__(16) jpeg::HuffmanTables tables;
-  __shared__ SyncState last[kThreads];
+  __shared__ SyncState starts[kThreads], ends[kThreads];
+  __shared__ SyncSum sums[kThreads];
+  __shared__ uint32_t list[kThreads], counts[2];
   const uint8_t* const base = plan_of_block(work);
   const uint32_t first = blockIdx.x * kThreads;
   if (first >= jpeg::plan_at(base).subsequences) return;
@@ -40,49 +50,28 @@ __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t laun
   const uint32_t blocks = jpeg::sync_blocks(jpeg::plan_at(base));
   const SyncState* const before = memory.borders + (launch + 1) % 2 * blocks;
   SyncState* const after = memory.borders + launch % 2 * blocks;
-  if (launch != 0 && (first == 0 || before[blockIdx.x - 1] == memory.starts[first])) {
-    // The block has begun with the right state.
+  if (launch != 0 && jpeg::begins_well(memory, first, blockIdx.x, before)) {
     if (threadIdx.x == 0) after[blockIdx.x] = before[blockIdx.x];
     return;
   }
   load_plan<kThreads>(work, &plan, &tables);
-  const uint32_t index = first + threadIdx.x;
-  const bool real = index < plan.subsequences;
-  SyncState start = {};
-  SyncState end = {};
-  SyncSum sum = {};
-  bool changed = false;
-  if (real && launch == 0) {
-    start = jpeg::first_state(plan, base, index);
-    changed = true;
-  } else if (real) {
-    start = memory.starts[index];
-    end = memory.ends[index];
-    sum = memory.sums[index];
-    if (threadIdx.x == 0) {
-      start = before[blockIdx.x - 1];
-      changed = true;
-    }
+  const uint32_t size = jpeg::smaller(kThreads, plan.subsequences - first);
+  Team team;
+  if (launch != 0) {
+    team.each(size, [&](uint32_t i) {
+      starts[i] = i == 0 ? before[blockIdx.x - 1] : memory.starts[first + i];
+      ends[i] = memory.ends[first + i];
+      sums[i] = memory.sums[first + i];
+    });
   }
-  do {
-    if (changed) {
-      end = start;
-      sum = jpeg::pass_subsequence(plan, base, tables, jpeg::end_of_subsequence(plan, index), &end);
-    }
-    last[threadIdx.x] = end;
-    __syncthreads();
-    changed = false;
-    if (real && threadIdx.x != 0) {
-      const SyncState now = last[threadIdx.x - 1];
-      changed = !(now == start);
-      start = now;
-    }
-  } while (__syncthreads_or(changed) != 0);
-  if (!real) return;
-  memory.starts[index] = start;
-  memory.ends[index] = end;
-  memory.sums[index] = sum;
-  if (threadIdx.x == kThreads - 1 || index + 1 == plan.subsequences) after[blockIdx.x] = end;
+  jpeg::synchronise_block(team, plan, base, tables, first, size, launch == 0,
+                          {starts, ends, sums, list, counts});
+  team.each(size, [&](uint32_t i) {
+    memory.starts[first + i] = starts[i];
+    memory.ends[first + i] = ends[i];
+    memory.sums[first + i] = sums[i];
+  });
+  if (threadIdx.x == 0) after[blockIdx.x] = ends[size - 1];
 }
 
 // One block an image: the sums of all subsequences before each. The image fails if a state is not

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "jpeg/stages.h"
 #include "jpeg/steps.h"
@@ -15,65 +16,47 @@ inline void build_tables(const Plan& plan, const uint8_t* base, HuffmanTables* t
   for (uint32_t t = 0; t < kThreads; ++t) build_tables_2(plan, base, tables, t, kThreads);
 }
 
-// What a search costs: the subsequences that were decoded, some of them several times, and the
-// rounds of all launches that follow each other on the device, of each launch those of its slowest
-// block.
-struct SyncCost {
-  uint64_t passes = 0;
-  uint64_t rounds = 0;
+// The team of jpeg/sync.h on the host.
+struct SyncLoop {
+  bool backwards = false;  // the order must not matter
+
+  template <typename F>
+  void each(uint32_t count, F f) {
+    for (uint32_t i = 0; i < count; ++i) f(backwards ? count - 1 - i : i);
+  }
+  uint32_t add(uint32_t* at) { return (*at)++; }
 };
 
-// Synchronises the subsequences of one block of threads, from `first` on, in one launch: see the
-// kernel of decode/sync.cu. `before` has the blocks' last states after the launch before, `after`
-// receives this block's. Returns the cost.
-inline SyncCost synchronise_block(const Plan& plan, const uint8_t* base,
-                                  const HuffmanTables& tables, const SyncMemory& memory,
-                                  uint32_t first, uint32_t threads, uint32_t launch,
-                                  const SyncState* before, SyncState* after) {
-  const uint32_t block = first / threads;
-  const uint32_t end = smaller(plan.subsequences, first + threads);
-  if (launch != 0 && (first == 0 || before[block - 1] == memory.starts[first])) {
-    after[block] = before[block];
-    return {};
-  }
-  SyncCost cost;
-  const auto pass = [&](uint32_t i, const SyncState& start) {
-    memory.starts[i] = memory.ends[i] = start;
-    memory.sums[i] =
-        pass_subsequence(plan, base, tables, end_of_subsequence(plan, i), &memory.ends[i]);
-    ++cost.passes;
-  };
-  for (uint32_t i = first; i < end && launch == 0; ++i) pass(i, first_state(plan, base, i));
-  if (launch != 0) pass(first, before[block - 1]);
-  // A round of the device hands on the states of the round before, so the loop goes backwards.
-  for (bool changed = true; changed;) {
-    changed = false;
-    ++cost.rounds;
-    for (uint32_t i = end - 1; i > first; --i) {
-      if (memory.starts[i] == memory.ends[i - 1]) continue;
-      pass(i, memory.ends[i - 1]);
-      changed = true;
-    }
-  }
-  after[block] = memory.ends[end - 1];
-  return cost;
-}
-
-// Finds the states at the beginnings of all subsequences, with blocks of `threads` threads.
-// memory.borders has two states for each block. Returns the cost.
+// Finds the states at the beginnings of all subsequences, with blocks of `threads` threads, as the
+// kernel of decode/sync.cu does. memory.borders has two states for each block. Returns the cost;
+// its rounds are those that follow each other on the device, of each launch those of its slowest
+// block.
 inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
-                            const SyncMemory& memory, uint32_t threads, uint32_t launches) {
+                            const SyncMemory& memory, uint32_t threads, uint32_t launches,
+                            bool backwards = false) {
   SyncCost cost;
+  SyncLoop team = {backwards};
   const uint32_t blocks = (plan.subsequences + threads - 1) / threads;
+  std::vector<uint32_t> work(smaller(threads, plan.subsequences));
   for (uint32_t launch = 0; launch < launches; ++launch) {
     const SyncState* const before = memory.borders + (launch + 1) % 2 * blocks;
     SyncState* const after = memory.borders + launch % 2 * blocks;
     uint64_t rounds = 0;
-    for (uint32_t first = 0; first < plan.subsequences; first += threads) {
-      const SyncCost block =
-          synchronise_block(plan, base, tables, memory, first, threads, launch, before, after);
-      cost.passes += block.passes;
-      rounds = larger(rounds, block.rounds);
+    for (uint32_t block = 0; block < blocks; ++block) {
+      const uint32_t first = block * threads;
+      const uint32_t size = smaller(threads, plan.subsequences - first);
+      if (launch != 0 && begins_well(memory, first, block, before)) {
+        after[block] = before[block];
+        continue;
+      }
+      if (launch != 0) memory.starts[first] = before[block - 1];
+      uint32_t counts[2];
+      const SyncCost one = synchronise_block(
+          team, plan, base, tables, first, size, launch == 0,
+          {memory.starts + first, memory.ends + first, memory.sums + first, work.data(), counts});
+      after[block] = memory.ends[first + size - 1];
+      cost.passes += one.passes;
+      rounds = larger(rounds, one.rounds);
     }
     cost.rounds += rounds;
   }

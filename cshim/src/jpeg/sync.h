@@ -80,6 +80,13 @@ TS_HOST_DEVICE SyncMemory sync_memory(const Plan& plan, uint8_t* scratch) {
   return memory;
 }
 
+// Reports whether the block of threads from subsequence `first` on has begun with the right state.
+// `before` has the blocks' last states after the launch before.
+TS_HOST_DEVICE bool begins_well(const SyncMemory& memory, uint32_t first, uint32_t block,
+                                const SyncState* before) {
+  return block == 0 || before[block - 1] == memory.starts[first];
+}
+
 // Returns the bit at which the states of subsequence `index` end.
 TS_HOST_DEVICE uint32_t end_of_subsequence(const Plan& plan, uint32_t index) {
   return index + 1 >= plan.subsequences ? UINT32_MAX : (index + 1) * plan.subsequence_bytes * 8;
@@ -412,6 +419,63 @@ TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
   const SyncSum behind = pass_carefully(plan, base, tables, until, &rest);
   *state = rest;
   return joined(sum, behind);
+}
+
+// The subsequences of a block of threads, while it synchronises them.
+struct SyncBlock {
+  SyncState *starts, *ends;
+  SyncSum* sums;
+  uint32_t* work;    // those to decode
+  uint32_t* counts;  // of them, and of the round before or behind, in turns
+};
+
+// What a search costs: the subsequences that were decoded, some of them several times, and the
+// rounds.
+struct SyncCost {
+  uint64_t passes = 0;
+  uint64_t rounds = 0;
+};
+
+// Synchronises `size` subsequences from `first` on. In each round those are decoded whose beginning
+// is not the state in which the one before has ended: all of them in a first launch, which begins
+// with guesses, and the first one of any other, whose states are there. Few subsequences are left
+// after some rounds, so the threads take them from a list, and whole warps are done. After n rounds
+// the states of the first n subsequences no longer change, so there are no more rounds than
+// subsequences, and one.
+//
+// A team has each(count, f), which calls f for each number below count, in any order or at once,
+// and ends when all calls have; and add(at), which counts and returns the count before.
+template <typename Team>
+TS_DEVICE SyncCost synchronise_block(Team& team, const Plan& plan, const uint8_t* base,
+                                     const HuffmanTables& tables, uint32_t first, uint32_t size,
+                                     bool guesses, const SyncBlock& block) {
+  SyncCost cost;
+  uint32_t count = guesses ? size : 1;
+  team.each(size, [&](uint32_t i) {
+    block.work[i] = i;
+    if (i == 0) block.counts[0] = 0;
+    if (guesses) block.starts[i] = first_state(plan, base, first + i);
+  });
+  for (uint32_t turn = 0; count != 0; turn ^= 1) {
+    cost.passes += count;
+    ++cost.rounds;
+    team.each(count, [&](uint32_t k) {
+      const uint32_t i = block.work[k];
+      SyncState state = block.starts[i];
+      block.sums[i] =
+          pass_subsequence(plan, base, tables, end_of_subsequence(plan, first + i), &state);
+      block.ends[i] = state;
+    });
+    team.each(size, [&](uint32_t i) {
+      // Every thread has read the other count before the last barrier.
+      if (i == 0) block.counts[turn ^ 1] = 0;
+      if (i == 0 || block.starts[i] == block.ends[i - 1]) return;
+      block.starts[i] = block.ends[i - 1];
+      block.work[team.add(&block.counts[turn])] = i;
+    });
+    count = block.counts[turn];
+  }
+  return cost;
 }
 
 // Writes entry `index` in the form of a plan that plans a scan (see kScanEntryBytes). Returns false

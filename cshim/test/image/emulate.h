@@ -43,7 +43,7 @@ struct Device {
 
   // Finds the entries of a plan of a whole scan, as decode/sync.cu does with blocks of `threads`
   // threads. Returns false if the host must decode the image.
-  bool synchronise(uint32_t threads, uint32_t launches) {
+  bool synchronise(uint32_t threads, uint32_t launches, bool backwards = false) {
     const Plan& p = plan();
     starts.resize(p.subsequences);
     ends.resize(p.subsequences);
@@ -54,7 +54,8 @@ struct Device {
                                before.data()};
     auto* const entries = reinterpret_cast<uint8_t*>(plan_memory.data()) + p.entries_at;
     const auto tables = build_tables();
-    passes += ts::jpeg::synchronise(p, base(), *tables, memory, threads, launches).passes;
+    passes +=
+        ts::jpeg::synchronise(p, base(), *tables, memory, threads, launches, backwards).passes;
     return sum_subsequences(p, memory) && write_all_entries(p, base(), *tables, memory, entries);
   }
 

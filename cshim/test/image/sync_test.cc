@@ -71,7 +71,7 @@ TEST(Sync, EntriesAreTheIndexes) {
       for (const auto& [threads, launches] :
            {std::pair<uint32_t, uint32_t>{1 << 20, 1}, {3, 400}}) {
         emulate::Device device(plan);
-        ASSERT_TRUE(device.synchronise(threads, launches))
+        ASSERT_TRUE(device.synchronise(threads, launches, i % 2 == 0))
             << kind.name << " " << width << " x " << height << ", " << threads << " threads";
         ASSERT_EQ(other_entries(device, blob.bytes), 0)
             << kind.name << " " << width << " x " << height << ", " << threads << " threads";
