@@ -332,8 +332,9 @@ uint8_t* write_segment(uint32_t entry, uint32_t shift, uint8_t* to) {
   return to + sizeof segment;
 }
 
-// MCUs of a segment of a plan without entries.
-constexpr uint32_t kScanSpacing = 8;
+// The maximum number of blocks in a segment of a plan without entries, unless an MCU has more. The
+// longest segment bounds the time of a small batch from below; a short one costs 18 bytes of plan.
+constexpr uint32_t kScanBlocks = 8;
 
 }  // namespace
 
@@ -418,8 +419,8 @@ size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geom
   plan.scan_bytes = static_cast<uint32_t>(bytes);
   plan.subsequence_bytes = jpeg::kSubsequenceBytes;
   plan.subsequences = (plan.scan_bytes + jpeg::kSubsequenceBytes - 1) / jpeg::kSubsequenceBytes;
-  plan.spacing = kScanSpacing;
-  plan.entries = (plan.mcus + kScanSpacing - 1) / kScanSpacing;
+  plan.spacing = std::max(1U, kScanBlocks / plan.blocks);
+  plan.entries = (plan.mcus + plan.spacing - 1) / plan.spacing;
   plan.stride = jpeg::kScanEntryBytes * 8;
   plan.widths[0] = 32;
   std::fill(plan.widths + 1, std::end(plan.widths), uint8_t{16});

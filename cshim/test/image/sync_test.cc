@@ -11,8 +11,6 @@ namespace {
 using namespace samples;
 using ts::jpeg::SyncState;
 
-constexpr uint32_t kSpacing = 8;  // of plans of a whole scan
-
 Bytes plan_of(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& geometry) {
   const Bytes exact(file);
   const ts_image_info info = jpeg_header(exact.data(), exact.size());
@@ -22,6 +20,11 @@ Bytes plan_of(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& 
   to = {plan.data(), plan.size(), nullptr};
   EXPECT_EQ(decoder->plan_scan(exact.data(), exact.size(), info, geometry, &to), plan.size());
   return plan;
+}
+
+// Returns the number of MCUs between two entries of a plan.
+uint32_t spacing_of(const Bytes& plan) {
+  return reinterpret_cast<const ts::jpeg::Plan*>(plan.data())->spacing;
 }
 
 // Returns the states at the beginnings of the subsequences of a decoder that goes through the whole
@@ -63,10 +66,10 @@ TEST(Sync, EntriesAreTheIndexes) {
       int width, height;
       draw_size(random, &width, &height);
       const Bytes file = usual(random, kind, width, height);
-      const Blob blob = make_blob(&decoder, file, kSpacing);
-      ASSERT_GT(blob.bytes.size(), 0u);
       const Bytes plan = plan_of(&decoder, file, crop(0, 0, width, height));
       ASSERT_GT(plan.size(), 0u) << kind.name;
+      const Blob blob = make_blob(&decoder, file, spacing_of(plan));
+      ASSERT_GT(blob.bytes.size(), 0u);
       // One launch is enough for one block. Small blocks need many.
       for (const auto& [threads, launches] :
            {std::pair<uint32_t, uint32_t>{1 << 20, 1}, {3, 400}}) {
@@ -222,7 +225,7 @@ TEST(Sync, VerdictsAreTheHosts) {
     Blob blob;
     Bytes plan;
     try {
-      blob = make_blob(&decoder, file, kSpacing);
+      blob = make_blob(&decoder, file, spacing_of(whole));
       plan = plan_of(&decoder, file, crop(0, 0, width, height));
     } catch (const ts::Failure&) {
       continue;  // the file's structure is damaged
@@ -256,8 +259,9 @@ TEST(Sync, FlatImagesAreFound) {
     Image image{1200, 900, kind.channels, {}};
     image.pixels.assign(size_t{1200} * 900 * static_cast<size_t>(kind.channels), 250);
     const Bytes file = encode_jpeg(image, options);
-    const Blob blob = make_blob(&decoder, file, kSpacing);
-    emulate::Device device(plan_of(&decoder, file, crop(0, 0, 1200, 900)));
+    const Bytes plan = plan_of(&decoder, file, crop(0, 0, 1200, 900));
+    const Blob blob = make_blob(&decoder, file, spacing_of(plan));
+    emulate::Device device(plan);
     EXPECT_TRUE(device.synchronise(ts::jpeg::kSyncThreads, ts::jpeg::kSyncLaunches)) << kind.name;
     EXPECT_EQ(other_entries(device, blob.bytes), 0) << kind.name;
     passes += device.passes;
@@ -280,8 +284,9 @@ TEST(Sync, ManyFillBytesAreTheHosts) {
   for (const auto& [fill, good] : {std::pair<size_t, bool>{60, true}, {64, false}, {5000, false}}) {
     Bytes filled = file;
     filled.insert(filled.begin() + static_cast<std::ptrdiff_t>(marker), fill, 0xFF);
-    ASSERT_GT(make_blob(&decoder, filled, kSpacing).bytes.size(), 0u);
-    emulate::Device device(plan_of(&decoder, filled, crop(0, 0, 200, 150)));
+    const Bytes plan = plan_of(&decoder, filled, crop(0, 0, 200, 150));
+    ASSERT_GT(make_blob(&decoder, filled, spacing_of(plan)).bytes.size(), 0u);
+    emulate::Device device(plan);
     EXPECT_EQ(device.synchronise(128, 4), good) << fill;
   }
 }
