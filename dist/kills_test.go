@@ -124,6 +124,7 @@ type fault struct {
 	Work       int
 	Draw       int  // of the kind
 	GPU        bool // the job is one of GPUs
+	Sharded    bool // the ranks divide the parameters
 }
 
 const (
@@ -157,7 +158,7 @@ func trainingWithAFault(ctx context.Context) error {
 		}
 		call++
 	}
-	weights, err := trainFrom(ctx, os.Getenv(pathVariable), killOptions(f.GPU), at)
+	weights, err := trainFrom(ctx, os.Getenv(pathVariable), killOptions(f.GPU), f.Sharded, at)
 	if err != nil {
 		fmt.Println("failed:", err)
 		return nil
@@ -167,8 +168,74 @@ func trainingWithAFault(ctx context.Context) error {
 	return err
 }
 
+// killedModel is what the jobs of TestKills train.
+type killedModel struct {
+	model     nn.Module // of the checkpoint
+	optimizer optim.Optimizer
+	forward   func(x *torch.Tensor) *torch.Tensor
+	state     func() ([]nn.Named, error)
+	// start follows the load of the checkpoint.
+	start    func() error
+	backward func(loss *torch.Tensor) error
+	end      func() error
+}
+
+func killedSGD(params []*torch.Tensor) (optim.Optimizer, error) {
+	return optim.NewSGD(params, optim.SGDOptions{LR: 0.01, Momentum: 0.9})
+}
+
+// newKilledModel returns a model that every rank has whole.
+func newKilledModel(world *dist.Group) (*killedModel, error) {
+	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewTanh(), nn.NewLinear(8, 3, nn.LinearOptions{}))
+	if err := errors.Join(nn.ToDType(net, torch.Float64), nn.To(net, world.Device())); err != nil {
+		return nil, err
+	}
+	opt, err := killedSGD(nn.Parameters(net))
+	if err != nil {
+		return nil, err
+	}
+	var parallel *dist.DataParallel
+	return &killedModel{
+		model: net, optimizer: opt, forward: net.Forward,
+		state: func() ([]nn.Named, error) { return nn.State(net), nil },
+		start: func() (err error) {
+			parallel, err = dist.NewDataParallel(world, net, dist.DataParallelOptions{})
+			return err
+		},
+		backward: func(loss *torch.Tensor) error { return parallel.Backward(loss) },
+		end: func() error {
+			if parallel == nil {
+				return nil
+			}
+			return parallel.Close()
+		},
+	}, nil
+}
+
+// newShardedKilledModel returns a model that the ranks divide.
+func newShardedKilledModel(world *dist.Group) (*killedModel, error) {
+	net := nn.NewSequential(dist.NewShardedBlock(nn.NewLinear(6, 8, nn.LinearOptions{})), nn.NewTanh(),
+		dist.NewShardedBlock(nn.NewLinear(8, 3, nn.LinearOptions{})))
+	if err := nn.ToDType(net, torch.Float64); err != nil {
+		return nil, err
+	}
+	sharded, err := dist.NewFullyShardedDataParallel(world, net, dist.FullyShardedOptions{})
+	if err != nil {
+		return nil, err
+	}
+	opt, err := sharded.NewOptimizer(killedSGD)
+	if err != nil {
+		return nil, err
+	}
+	return &killedModel{
+		model: sharded, optimizer: opt, forward: sharded.Forward, state: sharded.State,
+		start: func() error { return nil }, backward: sharded.Backward,
+		end: func() error { return errors.Join(opt.Close(), sharded.Close()) },
+	}, nil
+}
+
 // trainFrom trains to killSteps. It calls at before each call that other ranks take part in.
-func trainFrom(ctx context.Context, path string, o dist.Options, at func(world *dist.Group)) (weights []float64, err error) {
+func trainFrom(ctx context.Context, path string, o dist.Options, sharded bool, at func(world *dist.Group)) (weights []float64, err error) {
 	at(nil)
 	world, err := dist.Init(ctx, o)
 	if err != nil {
@@ -181,28 +248,27 @@ func trainFrom(ctx context.Context, path string, o dist.Options, at func(world *
 	if err := torch.ManualSeed(5); err != nil {
 		return nil, err
 	}
-	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewTanh(), nn.NewLinear(8, 3, nn.LinearOptions{}))
-	if err := errors.Join(nn.ToDType(net, torch.Float64), nn.To(net, world.Device())); err != nil {
-		return nil, err
+	newModel := newKilledModel
+	if sharded {
+		newModel = newShardedKilledModel
 	}
-	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01, Momentum: 0.9})
+	m, err := newModel(world)
 	if err != nil {
 		return nil, err
 	}
+	defer m.end()
 	if err := torch.ManualSeed(uint64(6 + world.Rank())); err != nil {
 		return nil, err
 	}
-	c := train.Checkpoint{Model: net, Optimizer: opt, Device: world.Device(), World: world}
+	c := train.Checkpoint{Model: m.model, Optimizer: m.optimizer, Device: world.Device(), World: world}
 	at(world)
 	if err := c.Load(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	at(world)
-	parallel, err := dist.NewDataParallel(world, net, dist.DataParallelOptions{})
-	if err != nil {
+	if err := m.start(); err != nil {
 		return nil, err
 	}
-	defer parallel.Close()
 	first, _ := strconv.Atoi(c.Metadata["step"])
 	var saving *train.Saving
 	for step := first; step < killSteps; step++ {
@@ -211,10 +277,10 @@ func trainFrom(ctx context.Context, path string, o dist.Options, at func(world *
 			return nil, err
 		}
 		at(world)
-		if err := parallel.Backward(net.Forward(x).Square().Mean()); err != nil {
+		if err := m.backward(m.forward(x).Square().Mean()); err != nil {
 			return nil, err
 		}
-		if err := errors.Join(opt.Step(), opt.ZeroGrad()); err != nil {
+		if err := errors.Join(m.optimizer.Step(), m.optimizer.ZeroGrad()); err != nil {
 			return nil, err
 		}
 		at(world)
@@ -237,7 +303,11 @@ func trainFrom(ctx context.Context, path string, o dist.Options, at func(world *
 			return nil, err
 		}
 	}
-	for _, n := range nn.State(net) {
+	state, err := m.state()
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range state {
 		values, err := n.Tensor.NoGrad().To(cuda.CPU).Float64s()
 		if err != nil {
 			return nil, err
@@ -274,9 +344,10 @@ func exchange(world *dist.Group, step int) error {
 	return err
 }
 
-// Whatever happens to a rank at any moment, every other rank ends within the stated time, with an
-// error that names a rank, and the job that is started again computes what it would have computed.
-// A fault that does no harm, such as a straggler that is not too late, changes nothing.
+// Whatever happens to a rank at any moment, of a job whose ranks have the model whole or divide it,
+// every other rank ends within the stated time, with an error that names a rank, and the job that
+// is started again computes what it would have computed. A fault that does no harm, such as a
+// straggler that is not too late, changes nothing.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	makeFaults(t, *kills, 3, fault{Rank: -1}, "kill", "stop", "cut", "disk", "straggle", "stuck", "kill")
@@ -296,10 +367,16 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 	}
 	t.Logf("-kill-seed=%d makes these faults again", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	want := map[int][]float64{}
+	type job struct {
+		size    int
+		sharded bool
+	}
+	want := map[job][]float64{}
 	for size := 2; size <= largest; size++ {
-		all := launchTraining(t, size, filepath.Join(t.TempDir(), "whole.pt"), none)
-		want[size] = learned(t, all)
+		for _, sharded := range []bool{false, true} {
+			none.Sharded = sharded
+			want[job{size, sharded}] = learned(t, launchTraining(t, size, filepath.Join(t.TempDir(), "whole.pt"), none))
+		}
 	}
 	var mu sync.Mutex
 	ended := map[string]int{}
@@ -307,14 +384,20 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 	for n := range count {
 		size := 2 + random.IntN(largest-1)
 		f := fault{Kind: kinds[n%len(kinds)], Rank: random.IntN(size), Call: random.IntN(3*killSteps+5) - 1, Work: random.IntN(1 << 12),
-			Draw: random.IntN(1 << 16), GPU: none.GPU}
+			Draw: random.IntN(1 << 16), GPU: none.GPU, Sharded: (n%len(kinds)+n/len(kinds))%2 == 1} // each kind with both
 		if f.Kind == "disk" {
 			f.Rank = 0 // writes the checkpoint
 		}
 		if f.Call < 0 {
 			f.Work = random.IntN(1 << 20) // until some moment of Init
 		}
-		t.Run(fmt.Sprintf("%d %s rank %d of %d", n, f.Kind, f.Rank, size), func(t *testing.T) {
+		none := none
+		none.Sharded = f.Sharded
+		name := fmt.Sprintf("%d %s rank %d of %d", n, f.Kind, f.Rank, size)
+		if f.Sharded {
+			name += ", divided"
+		}
+		t.Run(name, func(t *testing.T) {
 			if !f.GPU { // jobs on GPUs share them
 				t.Parallel()
 			}
@@ -325,7 +408,7 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 				ended[f.Kind]++
 				mu.Unlock()
 			}
-			requireWeights(t, size, learned(t, launchTraining(t, size, path, none)), want[size])
+			requireWeights(t, size, learned(t, launchTraining(t, size, path, none)), want[job{size, f.Sharded}])
 			if left, _ := filepath.Glob(path + ".tmp*"); len(left) > 0 {
 				t.Errorf("files are left: %v", left)
 			}
