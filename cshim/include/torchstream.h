@@ -571,7 +571,9 @@ TS_API ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stre
  * backward saved included, then have the new one. Until it is allocated again, whoever reads or
  * writes one of them crashes. Freed memory belongs to the stream that was current when it was
  * allocated: order that after all other uses before. TS_ERROR_INVALID_ARGUMENT for memory that is
- * not LibTorch's, and if there is memory while `bytes` is not 0; TS_ERROR_CAPTURE in a capture. */
+ * not LibTorch's, and if there is memory while `bytes` is not 0. Memory that is allocated in a
+ * capture is the graph's: free it before the end of the capture, and replays have it meanwhile.
+ * TS_ERROR_CAPTURE in a capture for memory from before. */
 TS_API ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes);
 
 /* Does one step of a prefetcher on `stream`: waits for `after` (NULL: nothing), copies src[i] into

@@ -193,6 +193,23 @@ void made_in_capture(const at::Tensor& tensor) {
   });
 }
 
+void require_own_memory_in_capture(const at::Tensor& tensor, const char* what) {
+  if (!somebody_captures()) return;
+  if (!tensor.is_cuda()) return throw_if_in_capture(what);
+  bool captured = false;
+  bool own = false;
+  with_capture(c10::cuda::getCurrentCUDAStream(tensor.get_device()),
+               [&](CaptureRecord& capture, CUDAStream) {
+                 captured = true;
+                 auto* storage = tensor.storage().unsafeGetStorageImpl();
+                 own = storage->nbytes() == 0 || capture.made.count(storage) != 0;
+               });
+  if (captured ? own : !captures_here) return;
+  throw Failure(TS_ERROR_CAPTURE,
+                std::string(what) + " is not possible while a graph is captured: " +
+                    (captured ? "the memory is from before" : "the stream is not captured"));
+}
+
 void generator_in_capture(const std::shared_ptr<Randomness>& generator, c10::DeviceIndex device,
                           const std::function<void(unsigned long long)>& begin) {
   with_capture(std::nullopt, [&](CaptureRecord& capture, CUDAStream) {

@@ -121,6 +121,9 @@ void hold_in_capture(const at::Tensor& tensor, c10::cuda::CUDAStream stream);
 void hold_in_capture(const at::Tensor& tensor);
 // Tells the capture that the memory was made in it.
 void made_in_capture(const at::Tensor& tensor);
+// CAPTURE, in a capture, for a tensor on a GPU that has memory from before it, and for any tensor
+// if the current stream of its device is not captured.
+void require_own_memory_in_capture(const at::Tensor& tensor, const char* what);
 // The error of a capture that made memory on another GPU.
 [[noreturn]] void throw_made_elsewhere();
 // Tells the capture that it draws from the generator, which belongs to the device. Calls begin with

@@ -374,7 +374,7 @@ ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const at::Tensor value = ts::value_of(tensor);
-    ts::refuse_in_capture("the resizing of a storage");
+    ts::require_own_memory_in_capture(value, "the resizing of a storage");
     ts::await_pending(value);
     c10::StorageImpl* const storage = value.storage().unsafeGetStorageImpl();
     ts::require(storage->resizable() && storage->allocator() != nullptr,
@@ -384,5 +384,6 @@ ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) {
     c10::DataPtr memory = storage->allocator()->allocate(bytes);
     storage->set_data_ptr_noswap(std::move(memory));
     storage->set_nbytes(bytes);
+    if (bytes != 0) ts::made_in_capture(value);
   });
 }
