@@ -63,8 +63,10 @@ type FullyShardedStats struct {
 // gradients. Options.Debug finds ranks that differ.
 //
 // On a GPU, Forward and Backward enqueue their work, on the current stream and on a stream of
-// their own for the collectives, and do not wait; the blocks run on the stream of Forward. They
-// cannot be captured in a graph. One goroutine at a time uses a FullyShardedDataParallel.
+// their own for the collectives, and do not wait; the blocks run on the stream of Forward. The
+// whole step, Forward, Backward and the optimizer's Step, can be captured with torch.Graphed: its
+// graph has the collectives, and memory of its own for gathered parameters. Close the graphs before
+// the FullyShardedDataParallel. One goroutine at a time uses it.
 type FullyShardedDataParallel struct {
 	g      *Group
 	net    nn.Module
@@ -337,6 +339,18 @@ func (d *FullyShardedDataParallel) current() (cuda.Stream, error) {
 	return cuda.GetCurrentCUDAStream(d.g.Device())
 }
 
+// rejoin ends a pass: if the current stream is captured, that of the collectives is too, and a
+// capture ends with its first stream after all others.
+func (d *FullyShardedDataParallel) rejoin() error {
+	if d.stream == nil {
+		return nil
+	}
+	if capturing, err := d.on.Capturing(); err != nil || !capturing {
+		return err
+	}
+	return d.follow()
+}
+
 // follow makes the current stream wait for the collectives so far.
 func (d *FullyShardedDataParallel) follow() error {
 	on, err := d.current()
@@ -404,7 +418,8 @@ func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
 	d.inForward = false
 	d.order, d.visited = d.visited, nil
 	d.at = len(d.order)
-	if err := d.freeAll(func(b *ShardedBlock) bool { return d.o.KeepAfterForward && b.used }); err != nil {
+	err := d.freeAll(func(b *ShardedBlock) bool { return d.o.KeepAfterForward && b.used })
+	if err = errors.Join(err, d.rejoin()); err != nil {
 		return torch.Fail("dist.FullyShardedDataParallel", d.fail("FullyShardedDataParallel.Forward", err))
 	}
 	return y
@@ -432,9 +447,9 @@ func (d *FullyShardedDataParallel) begin() error {
 	if d.on, err = d.current(); err != nil {
 		return err
 	}
-	if d.stream != nil {
+	if d.stream != nil && slices.ContainsFunc(d.blocks, func(b *ShardedBlock) bool { return b.whole }) {
 		if capturing, err := d.on.Capturing(); err != nil || capturing {
-			return errors.Join(err, fmt.Errorf("dist: FullyShardedDataParallel.Forward: it cannot be captured in a graph, because its parameters move: %w", cuda.ErrCapture))
+			return errors.Join(err, fmt.Errorf("dist: FullyShardedDataParallel.Forward: a graph cannot free the parameters that an earlier pass has gathered: call Backward after Forward, or compute under NoGrad: %w", cuda.ErrCapture))
 		}
 	}
 	// The parameters are as the optimizer's step on the current stream leaves them.
@@ -608,7 +623,8 @@ func (d *FullyShardedDataParallel) complete() error {
 			return err
 		}
 	}
-	return d.freeAll(func(b *ShardedBlock) bool { return d.o.KeepAfterForward && b.used })
+	err := d.freeAll(func(b *ShardedBlock) bool { return d.o.KeepAfterForward && b.used })
+	return errors.Join(err, d.rejoin())
 }
 
 // cancel ends a backward pass that failed.

@@ -3,6 +3,7 @@ package dist
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -67,12 +68,14 @@ func TestSanitizerOfShardedBlocks(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
 	for name, options := range map[string]FullyShardedOptions{"stage 3": {}, "stage 2": {KeepAfterForward: true}} {
-		t.Run(name, func(t *testing.T) {
-			on := cudatest.Stream(t, 0)
-			requireNoFindings(t, func() error {
-				return cuda.WithStream(on, func() error { return trainScales(g, options) })
+		for _, graph := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, graph: %v", name, graph), func(t *testing.T) {
+				on := cudatest.Stream(t, 0)
+				requireNoFindings(t, func() error {
+					return cuda.WithStream(on, func() error { return trainScales(g, options, graph) })
+				})
 			})
-		})
+		}
 	}
 }
 
@@ -124,8 +127,9 @@ func TestSanitizerOfShardedConstruction(t *testing.T) {
 	}
 }
 
-// trainScales makes steps of two passes each through five blocks, one of them twice.
-func trainScales(g *Group, o FullyShardedOptions) error {
+// trainScales makes steps of two passes each through five blocks, one of them twice. With graph all
+// but the first step are replays of a graph.
+func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
 	var blocks []nn.Module
 	for range 5 {
 		s := scales{full(cuda.CPU, torch.Float32, 1, 100), full(cuda.CPU, torch.Float32, 1, 1000)}
@@ -140,18 +144,34 @@ func trainScales(g *Group, o FullyShardedOptions) error {
 		return err
 	}
 	opt, err := d.NewOptimizer(func(shard []*torch.Tensor) (optim.Optimizer, error) {
-		return optim.NewSGD(shard, optim.SGDOptions{LR: 0.1, Momentum: 0.9})
+		return optim.NewSGD(shard, optim.SGDOptions{LR: 0.1, Momentum: 0.9, Capturable: true})
 	})
 	if err != nil {
 		return err
 	}
 	x := full(g.Device(), torch.Float32, 1, 10, 100)
-	for range 4 {
+	graphed := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+		var err error
+		var loss *torch.Tensor
 		for range 2 {
-			scope := torch.NewScope("pass")
-			err = errors.Join(err, d.Backward(d.Forward(x.In(scope)).Sum()), scope.Close())
+			loss = d.Forward(in[0]).Sum()
+			err = errors.Join(err, d.Backward(loss))
 		}
-		err = errors.Join(err, opt.Step())
+		return []*torch.Tensor{loss}, errors.Join(err, opt.Step())
+	}, torch.GraphedOptions{})
+	call := graphed.CallEager
+	if graph {
+		call = graphed.Call
 	}
-	return errors.Join(err, opt.Close(), d.Close(), x.Close())
+	for range 4 {
+		_, failed := call(x)
+		err = errors.Join(err, failed)
+	}
+	if s := graphed.Stats(); err == nil && graph && (s.Captures != 1 || s.Hits != 3) {
+		err = fmt.Errorf("the steps were no replays of one graph: %+v", s)
+	}
+	if s := d.Stats(); err == nil && s.GatheredBytes != 0 {
+		err = fmt.Errorf("blocks are gathered still: %+v", s)
+	}
+	return errors.Join(err, graphed.Close(), opt.Close(), d.Close(), x.Close())
 }

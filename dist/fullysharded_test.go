@@ -429,6 +429,7 @@ func init() {
 		}
 		return nil
 	})
+	workers["sharded graph on GPUs"] = onOwnGPU(shardedGraph)
 	workers["sharded on GPUs"] = onOwnGPU(func(g *Group) error { return allShardedCases(g, g.Device()) })
 }
 
@@ -451,6 +452,40 @@ func TestGPUFullyShardedTrainsAsOne(t *testing.T) { onGPUs(t, "sharded on GPUs")
 
 // Gathers, computation and reductions wait for each other, and memory is used again after its use.
 func TestGPUFullyShardedIsInOrder(t *testing.T) { onGPUs(t, "late sharded on GPUs") }
+
+func TestGPUFullyShardedStepIsAGraph(t *testing.T) { onGPUs(t, "sharded graph on GPUs") }
+
+// shardedGraph captures steps with gathers and reductions as one graph, in both stages.
+func shardedGraph(g *Group) error {
+	d := g.Device()
+	scope := torch.NewScope("fixed")
+	defer scope.Close()
+	x, y, err := batch([]int{g.Rank(), g.Rank() + 2, g.Rank() + 4})
+	if err != nil {
+		return err
+	}
+	x, y = scope.Own(scope.Own(x).To(d)), scope.Own(scope.Own(y).To(d))
+	for _, c := range shardedCases[:2] {
+		c.build = func(params []*torch.Tensor) (optim.Optimizer, error) {
+			return optim.NewAdamW(params, optim.AdamWOptions{LR: 0.01, Capturable: true})
+		}
+		eager, replayed, err := eagerAndReplayed(x, y, func() (*steps, error) {
+			r, err := startSharded(g, d, c, 1)
+			if err != nil {
+				return nil, err
+			}
+			setLR := func(step int) error { return r.opt.SetLR(0.01 / float64(step+1)) }
+			return &steps{r.sharded, r.sharded, r.opt, setLR, r.end}, nil
+		})
+		if err == nil && !slices.Equal(eager, replayed) {
+			err = fmt.Errorf("the graph's weights differ by %g", difference(eager, replayed))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+	}
+	return nil
+}
 
 // When backward comes to the output of the first block, the blocks behind it have no gradients and
 // no parameters any more.

@@ -296,7 +296,7 @@ func graphOnGPUs(g *Group) error {
 // captured.
 func TestCallsOfStepsAreEqual(t *testing.T) {
 	for name, compare := range map[string]func(*Group) error{
-		"DataParallel": graphOnGPUs, "SyncBatchNorm": syncNormGraph, "ZeroRedundancyOptimizer": zeroGraph,
+		"DataParallel": graphOnGPUs, "SyncBatchNorm": syncNormGraph, "ZeroRedundancyOptimizer": zeroGraph, "FullyShardedDataParallel": shardedGraph,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for rank, err := range inProcess(t, 2, quick, compare) {

@@ -13,10 +13,12 @@ import (
 // steps is a training whose steps can be captured.
 type steps struct {
 	net      nn.Module
-	parallel *DataParallel
-	opt      optim.Optimizer
-	before   func(step int) error // nil, or called before each step
-	end      func() error
+	parallel interface {
+		Backward(loss *torch.Tensor) error
+	}
+	opt    optim.Optimizer
+	before func(step int) error // nil, or called before each step
+	end    func() error
 }
 
 // startSteps begins a training of the net with SGD.

@@ -85,9 +85,8 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	}
 	s := &Stepper{o: o, params: nn.Parameters(o.Model), counts: nn.NewBatchCounts(o.Model), said: map[string]bool{}}
 	if s.sharded, _ = o.Model.(*dist.FullyShardedDataParallel); s.sharded != nil {
-		if _, ok := o.Optimizer.(*dist.FullyShardedOptimizer); !ok || o.Backward == nil || o.Graph {
-			return nil, fmt.Errorf("train.NewStepper: a FullyShardedDataParallel needs its Around as Backward and an Optimizer of its NewOptimizer, and cannot be captured in a Graph: %w",
-				cuda.ErrInvalidArgument)
+		if _, ok := o.Optimizer.(*dist.FullyShardedOptimizer); !ok || o.Backward == nil {
+			return nil, fmt.Errorf("train.NewStepper: a FullyShardedDataParallel needs its Around as Backward and an Optimizer of its NewOptimizer: %w", cuda.ErrInvalidArgument)
 		}
 	}
 	if o.Schedule != nil {
