@@ -18,8 +18,8 @@
 
 #include <cstdint>
 
-#include "jpeg/huffman.h"
 #include "jpeg/plan.h"
+#include "jpeg/words.h"
 
 namespace ts::jpeg {
 
@@ -112,13 +112,6 @@ TS_HOST_DEVICE BitReader reader_at(const Plan& plan, const uint8_t* base, uint32
   reader.bits <<= bit & 7;
   reader.count -= static_cast<int32_t>(bit & 7);
   return reader;
-}
-
-// Returns the place of the next bit.
-TS_HOST_DEVICE uint32_t position_of(const BitReader& reader) {
-  int32_t part;
-  const uint32_t byte = current_byte(reader, &part);
-  return byte * 8 + (part == 0 ? 0 : 8 - static_cast<uint32_t>(part));
 }
 
 // Returns a bit that the next one does not lie behind. It lies before it by the stuffed bytes among
@@ -223,68 +216,10 @@ TS_HOST_DEVICE_RARE SyncSum pass_carefully(const Plan& plan, const uint8_t* base
   return sum;
 }
 
-// ---- words --------------------------------------------------------------------------------------
-//
-// Nearly all of a scan is codes and stuffed bytes, far from its end. These are decoded from whole
-// words, without a look at the end of the data or a position: bits are only counted.
-
-// Bytes before the end of the scan that no word is taken from: the bits of two words, each byte of
-// them stuffed, and a word that is loaded ahead, have room between there and the end.
-constexpr uint32_t kWordMargin = 48;
-
 // Returns the byte, a multiple of four, up to which a pass to bit `until` may take words.
 TS_HOST_DEVICE uint32_t end_of_words(const Plan& plan, uint32_t until) {
   const uint32_t end = plan.scan_bytes < kWordMargin ? 0 : plan.scan_bytes - kWordMargin;
   return smaller(until >> 3, end) & ~3u;
-}
-
-struct WordReader {
-  const uint8_t* data;
-  uint32_t next;   // the byte behind those that were taken, a multiple of four
-  uint32_t until;  // the byte at which the pass ends, a multiple of four
-  uint32_t ahead;  // the word at `next`
-  bool stuffed;    // the byte at `next` is a stuffed one
-  uint64_t bits;   // the next bits, from the top down; zeros behind them
-  int32_t count;   // the number of bits
-  int32_t behind;  // of the bits that were taken, those from behind `until`
-};
-
-// Loads the word at a multiple of four bytes.
-TS_HOST_DEVICE uint32_t load_word(const uint8_t* from) {
-#if defined(__CUDA_ARCH__)
-  return __byte_perm(__ldg(reinterpret_cast<const uint32_t*>(from)), 0, 0x0123);
-#else
-  return load_big_endian(from);
-#endif
-}
-
-// Takes the word ahead, from its byte `first` on. Needs room for 32 bits. Returns false for a byte
-// 0xFF that no stuffed byte follows.
-TS_HOST_DEVICE bool take_word(WordReader* reader, uint32_t first) {
-  const uint32_t word = reader->ahead;
-  const int32_t before = reader->count;
-  const uint32_t ones = ((word & 0x7F7F7F7F) + 0x01010101) & word & 0x80808080;
-  bool good = true;
-  if (ones == 0 && !reader->stuffed && first == 0) {
-    reader->bits |= uint64_t{word} << (32 - reader->count);
-    reader->count += 32;
-  } else {
-    for (uint32_t i = first; i < 4; ++i) {
-      const uint32_t byte = word >> (24 - 8 * i) & 0xFF;
-      if (reader->stuffed) {
-        good = good && byte == 0;
-        reader->stuffed = false;
-        continue;
-      }
-      reader->bits |= uint64_t{byte} << (56 - reader->count);
-      reader->count += 8;
-      reader->stuffed = byte == 0xFF;
-    }
-  }
-  if (reader->next >= reader->until) reader->behind += reader->count - before;
-  reader->next += 4;
-  reader->ahead = load_word(reader->data + reader->next);
-  return good && (!reader->stuffed || reader->ahead >> 24 == 0);
 }
 
 // Returns the bit of the scan `count` bits behind byte `from`, without the stuffed bytes between.
@@ -292,28 +227,6 @@ TS_HOST_DEVICE uint32_t bit_behind(const uint8_t* data, uint32_t from, uint32_t 
   uint32_t byte = from + (data[from - 1] == 0xFF ? 1 : 0);
   for (; count >= 8; count -= 8) byte += data[byte] == 0xFF ? 2 : 1;
   return byte * 8 + count;
-}
-
-// Returns the place of the bit that lies `count` bits before byte `next`. By values: whose address
-// a call takes lies in the slow memory of its thread.
-TS_HOST_DEVICE_RARE uint32_t position_before(const uint8_t* data, uint32_t next, int32_t count) {
-  BitReader bytes = {};
-  bytes.data = data;
-  bytes.next = next;
-  bytes.count = count;
-  return position_of(bytes);
-}
-
-// Takes bits that the reader has.
-TS_HOST_DEVICE void skip_bits(WordReader* reader, uint32_t count) {
-  reader->bits <<= count;
-  reader->count -= static_cast<int32_t>(count);
-}
-
-// Returns the next step, if 16 bits are there; 0 if they begin with no code.
-TS_HOST_DEVICE uint32_t next_step(const HuffmanTable& table, const WordReader& reader) {
-  const uint32_t step = table.look[reader.bits >> (64 - kLookBits)];
-  return step != 0 ? step : find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
 }
 
 // Decodes from *state, before byte `until`, to the first symbol that begins at or behind that byte.
@@ -324,15 +237,7 @@ template <typename Use>
 TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
                                uint32_t until, SyncState* state, SyncSum* sum, Use* use) {
   WordReader reader;
-  reader.data = base + plan.scan_at;
-  reader.next = state->bit >> 5 << 2;
-  reader.until = until;
-  reader.ahead = load_word(reader.data + reader.next);
-  reader.stuffed = false;
-  reader.bits = 0;
-  reader.count = reader.behind = 0;
-  if (!take_word(&reader, state->bit >> 3 & 3)) return false;
-  skip_bits(&reader, state->bit & 7);
+  if (!begin_words(base + plan.scan_at, state->bit, until, &reader)) return false;
 
   SyncSum part = {};
   uint32_t block = state->place >> 6;
