@@ -57,7 +57,7 @@ type workerEntryPoints struct {
 	d      entryPointDecoder
 	proof  uint64
 	buffer []byte // for a blob that is used, or made
-	blob   []byte // of the latest plan from an image's bytes
+	blob   []byte // of the latest image, if a call has compared it, or planned with it; see keepHead
 	head   []byte // of an image that is not on the host; reused
 	plans  []byte // for a plan that is not written in its place, aligned; reused
 }
@@ -128,6 +128,7 @@ func (b *workerEntryPoints) planAugmented(d planDecoder, data []byte, g *imageca
 // origin gives the right pixels or an error.
 func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
+	b.blob = nil
 	if blob := p.store.EntryPoints(i, b.buffer); len(blob) > 0 {
 		b.buffer = blob[:cap(blob)]
 		if p.trusted {
@@ -138,6 +139,7 @@ func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, ds
 		err := b.d.DecodeByEntryPoints(data, g, dst, stride, blob, &b.proof)
 		if b.proof != before {
 			p.proofs[i].Store(b.proof)
+			b.blob = blob
 		}
 		return err
 	}
@@ -148,6 +150,7 @@ func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, ds
 	if err == nil && n > 0 && n <= len(b.buffer) {
 		p.store.KeepEntryPoints(i, b.buffer[:n])
 		p.proofs[i].Store(proof)
+		b.blob = b.buffer[:n]
 	}
 	return err
 }

@@ -4,11 +4,13 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"hash/maphash"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -131,28 +133,88 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, lead uint32, blob
 // bytes. Members with more, which lie far behind their checkpoint, are inflated on the host.
 const maxMember, maxPacked = 8 << 20, 4 << 20
 
-// headsFor returns the heads for the consumer of a job's row, or nil if it does not inflate. Images
-// with Transform.Ops are planned from their bytes.
-func (q *planner) headsFor(j *job) *heads {
-	if j.staging.plans.Rooms == 0 || q.w.augmenter != nil {
-		return nil
-	}
-	return q.w.points.points.headsOf()
+// packed says what to inflate for sample i. ok is false if the host inflates it.
+func packed(x *index.Index, i int) (at index.Packed, ok bool) {
+	at, ok = x.Packed(i)
+	return at, ok && at.Input <= maxPacked && at.Skip <= maxMember && x.Size(i) <= maxMember-int64(at.Skip)
 }
 
-// keepHead keeps the head of a job's file, which is planned from its bytes.
-func (q *planner) keepHead(j *job, info *imagecapi.Info) {
-	if h := q.headsFor(j); h != nil {
-		if lead, ok := q.r.Lead(j.sample.Index); ok {
-			h.keep(j.sample.Index, j.data, info, lead, q.w.points.blob)
+// MemberBytes returns what a consumer needs that inflates the members of a compressed archive
+// (decodeplan.Plans.Rooms): staging is the memory for the plans of a batch in the place of
+// PlanBytes, in bytes, and rooms the device memory that a batch is inflated into. Members without
+// room are inflated on the host. Both are 0 if the host inflates all members: those of an archive
+// that is not a .tgz or that is kept in memory, and of images with Transform.Ops. A prefetcher
+// calls it.
+func (l *Loader) MemberBytes() (staging, rooms int) {
+	if _, err := l.PlanBytes(); err != nil || l.Augments() {
+		return 0, 0
+	}
+	x := l.index.Load()
+	if x == nil { // it may become that of a .tgz
+		return l.bytesOfBatch(spread{n: 1, sum: typicalBytes + planTables}), l.bytesOfBatch(spread{n: 1, sum: typicalBytes + typicalWindow})
+	}
+	var inputs, outputs spread
+	members := 0
+	for i := 0; i < x.Len(); i += 1 + x.Len()/1000 {
+		size := x.Size(i)
+		at, ok := packed(x, i)
+		if !ok {
+			inputs.add(size + planTables) // the plan has its data
+			outputs.add(0)
+			continue
 		}
+		members++
+		m := decodeplan.Member{Skip: at.Skip, Bytes: at.Lead + int(size)}
+		inputs.add(int64(at.Input+at.Window) + planTables)
+		outputs.add(int64(m.Room()))
+	}
+	if members == 0 {
+		return 0, 0
+	}
+	return l.bytesOfBatch(inputs), l.bytesOfBatch(outputs)
+}
+
+// spread has the sums of numbers of bytes, and of their squares.
+type spread struct {
+	n, sum  int64
+	squares float64
+}
+
+func (s *spread) add(bytes int64) {
+	s.n++
+	s.sum += bytes
+	s.squares += float64(bytes) * float64(bytes)
+}
+
+// bytesOfBatch returns the memory for a batch of samples with this spread: the mean sum of a random
+// batch, and four standard deviations, within the bounds of a slot's memory.
+func (l *Loader) bytesOfBatch(s spread) int {
+	batch, mean := float64(l.o.BatchSize), float64(s.sum)/float64(s.n)
+	deviation := math.Sqrt(batch * max(0, s.squares/float64(s.n)-mean*mean))
+	return decodeplan.Aligned(int(min(max(batch*mean+4*deviation, minPlanBytes), maxPlanBytes)))
+}
+
+// headsFor returns the heads for the consumer of a job's row, or nil if it does not inflate. Images
+// with Transform.Ops are planned from their bytes.
+func (w *worker) headsFor(j *job) *heads {
+	if j.staging == nil || j.staging.plans.Rooms == 0 || w.augmenter != nil || !w.p.fetchPlans() {
+		return nil
+	}
+	return w.points.points.headsOf()
+}
+
+// keepHead keeps the head of a job's file for later passes, if its entry points are those of the
+// blob that was used last.
+func (w *worker) keepHead(j *job, info *imagecapi.Info) {
+	if h := w.headsFor(j); h != nil && j.led && len(w.points.blob) > 0 {
+		h.keep(j.sample.Index, j.data, info, j.lead, w.points.blob)
 	}
 }
 
 // planMember plans a job's image from its head, and reads the compressed member into the slot. It
 // returns false if the host is to inflate the member.
 func (q *planner) planMember(j *job) bool {
-	h := q.headsFor(j)
+	h := q.w.headsFor(j)
 	if h == nil {
 		return false
 	}
@@ -160,8 +222,8 @@ func (q *planner) planMember(j *job) bool {
 	if head == nil {
 		return false
 	}
-	at, ok := q.r.Packed(j.sample.Index)
-	if !ok || at.Input > maxPacked || at.Skip > maxMember || j.size > maxMember-int64(at.Skip) {
+	at, ok := packed(q.w.p.known, j.sample.Index)
+	if !ok {
 		return false
 	}
 	if q.w.p.l.judge.header(&j.sample, &head.info) != nil || q.w.draw(j, &head.info) != nil {

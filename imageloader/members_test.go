@@ -3,10 +3,13 @@ package imageloader
 import (
 	"bytes"
 	"hash/crc32"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -126,4 +129,66 @@ func FuzzSplitHead(f *testing.F) {
 		g := imagecapi.Geometry{CropWidth: 1, CropHeight: 1, ResizeWidth: 4, ResizeHeight: 4, WindowWidth: 4, WindowHeight: 4}
 		_, _ = d.PlanHead(slices.Concat(tables, frame), len(data), scan, &g, data, alignedBytes(1<<16))
 	})
+}
+
+// TestMemberBytes: the memory for members fits random batches of theirs, within its bounds, and
+// there is none where the host inflates.
+func TestMemberBytes(t *testing.T) {
+	const batch = 16
+	small := Options{BatchSize: batch, Transform: Train(64), ShuffleBytes: 1 << 16}
+	held, augmented, huge := small, small, small
+	held.ShuffleBytes = 0
+	augmented.Transform.Ops = []transform.Op{transform.RandomErasing{}}
+	huge.BatchSize = 1 << 16
+	packed := planArchive(t, "t.tgz", 60, 2)
+	for _, test := range []struct {
+		name, path string
+		o          Options
+		inflates   bool
+	}{{"tgz", packed, small, true}, {"huge batches", packed, huge, true}, {"kept in memory", packed, held, false}, {"operations", packed, augmented, false},
+		{"tar", planArchive(t, "t.tar", 5, 0), small, false}} {
+		t.Run(test.name, func(t *testing.T) {
+			test.o.IndexFile = filepath.Join(t.TempDir(), "index")
+			l, err := Open(test.path, test.o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			staging, rooms := l.MemberBytes()
+			if !test.inflates {
+				if staging != 0 || rooms != 0 {
+					t.Errorf("%d and %d bytes", staging, rooms)
+				}
+				return
+			}
+			if staging < minPlanBytes || staging > maxPlanBytes || rooms < minPlanBytes || rooms > maxPlanBytes || staging%decodeplan.Align+rooms%decodeplan.Align != 0 {
+				t.Errorf("%d and %d bytes", staging, rooms)
+			}
+			x := l.index.Load()
+			for first := 0; first+batch <= x.Len(); first += batch {
+				inputs, outputs := 0, 0
+				for i := first; i < first+batch; i++ {
+					at, ok := x.Packed(i)
+					if !ok {
+						t.Fatalf("%s is not packed", x.Name(i))
+					}
+					inputs += at.Input + at.Window
+					outputs += (&decodeplan.Member{Skip: at.Skip, Bytes: at.Lead + int(x.Size(i))}).Room()
+				}
+				if inputs > staging || outputs > rooms {
+					t.Errorf("a batch has %d bytes for %d, and %d for %d", inputs, staging, outputs, rooms)
+				}
+			}
+		})
+	}
+	// Numbers of 10 and 30 bytes: a mean of 20, and a standard deviation of 10.
+	l := &Loader{o: Options{BatchSize: 1 << 20}}
+	var s spread
+	for range 50 {
+		s.add(10)
+		s.add(30)
+	}
+	if got, want := l.bytesOfBatch(s), 20<<20+4*10<<10; got != want {
+		t.Errorf("%d bytes for a batch, want %d", got, want)
+	}
 }

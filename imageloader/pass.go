@@ -102,6 +102,8 @@ type job struct {
 	staging   *staging // for the plan of the row; nil: the image is decoded here
 	row       int      // of staging
 	borrowed  bool     // data is the index's: read only, and not to be recycled
+	lead      uint32   // with led, the CRC-32 of the tar's headers before data: see index.Reader.Lead
+	led       bool
 }
 
 // begin sets where in the epoch the pass begins.
@@ -338,6 +340,7 @@ func (p *pass) contents(j *job, r *index.Reader) (ok bool, err error) {
 	}
 	if !j.borrowed {
 		err = r.Read(i, j.data)
+		j.lead, j.led = r.Lead(i)
 	}
 	if err == nil && j.mask.size > 0 && !j.mask.borrowed {
 		err = r.Read(mask, j.mask.data)

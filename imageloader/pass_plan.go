@@ -111,7 +111,8 @@ func (q *planner) plan(j *job) bool {
 	j.data = data
 	planned := q.w.plan(j, &info)
 	if planned {
-		q.keepHead(j, &info)
+		j.lead, j.led = q.r.Lead(j.sample.Index)
+		q.w.keepHead(j, &info)
 	}
 	j.data = nil
 	if planned && q.w.crops(&info) {

@@ -28,14 +28,22 @@ func (l *Loader) PlanBytes() (int, error) {
 	case l.o.NoIndex:
 		return 0, errors.New("imageloader: a GPU decodes by the entry points of an index, and Options.NoIndex is set")
 	}
-	// A plan has the crop's share of the file, a few kilobytes of tables, and the entry points.
-	const typical, tables, minimum, maximum = 128 << 10, 8 << 10, 1 << 20, 256 << 20
-	mean := int64(typical)
+	mean := int64(typicalBytes)
 	if x := l.index.Load(); x != nil && x.Len() > 0 {
 		mean = meanSize(x)
 	}
-	return int(min(max(int64(l.o.BatchSize)*(mean+tables), minimum), maximum)), nil
+	return int(min(max(int64(l.o.BatchSize)*(mean+planTables), minPlanBytes), maxPlanBytes)), nil
 }
+
+// Sizes for PlanBytes and MemberBytes, in bytes. A plan has the crop's share of the file, a few
+// kilobytes of tables, and the entry points.
+const (
+	typicalBytes  = 128 << 10 // of a file, while they are not known
+	typicalWindow = 48 << 10  // a window, and the bytes from a checkpoint to its member
+	planTables    = 8 << 10
+	minPlanBytes  = 1 << 20
+	maxPlanBytes  = 256 << 20
+)
 
 // Augments reports whether plans have operations on the pixels: those of Transform.Ops. A
 // prefetcher calls it.

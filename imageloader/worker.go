@@ -58,6 +58,9 @@ func (w *worker) decode(j *job) (flightState, error) {
 			err = w.points.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
 			w.count(&info)
 			damage = tolerated(w.d)
+			if err == nil && damage == "" {
+				w.keepHead(j, &info)
+			}
 		default:
 			err = w.d.Decode(j.data, &w.geometry, j.dst, stride)
 			w.count(&info)

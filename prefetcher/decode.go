@@ -48,6 +48,10 @@ type planner interface {
 	// PlanBytes returns the size of a slot's memory for plans, or an error that says why there are
 	// none.
 	PlanBytes() (int, error)
+	// MemberBytes returns the size of a slot's memory for plans, in the place of PlanBytes, and the
+	// device memory of a batch, if the device is to inflate the members of the source's archive. 0,
+	// 0: the source inflates.
+	MemberBytes() (staging, rooms int)
 	// Augments reports whether plans have operations on the pixels.
 	Augments() bool
 	// FillPlans is Fill, with memory for plans beside each slot.
@@ -66,7 +70,7 @@ type decoding struct {
 	bytes  int           // of a slot's memory for plans
 	head   int           // bytes that a run of a decoder writes in front of the plans
 	// rooms is the device memory that a batch's members are inflated into, in bytes. 0: the source
-	// inflates. Only tests set it: see inflate.
+	// inflates.
 	rooms int
 
 	plans []decodeplan.Plans // by host slot
@@ -82,7 +86,7 @@ type decoding struct {
 	ranges  []capi.GPUDecodeMember
 
 	decoded, again, memory atomic.Int64 // see Stats
-	inflates               atomic.Int64 // members that the device was given to inflate
+	inflates               atomic.Int64 // of the decoded images: the device was given to inflate them
 }
 
 // member is an image whose compressed data the device inflates.
@@ -111,8 +115,12 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 	if images < 0 || !s.work[images] {
 		return nil, errors.New("the source has no field \"images\" that needs a finish")
 	}
-	return &decoding{source: p, images: images, finish: p.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
-		head: capi.GPUDecoderHeadBytes(int(s.batch))}, nil
+	d := &decoding{source: p, images: images, finish: p.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
+		head: capi.GPUDecoderHeadBytes(int(s.batch))}
+	if staging, rooms := p.MemberBytes(); rooms > 0 {
+		d.bytes, d.rooms, d.head = max(bytes, staging), rooms, capi.GPUDecoderInflatingHeadBytes(int(s.batch), int(s.batch))
+	}
+	return d, nil
 }
 
 // fill runs an epoch of the source.
@@ -137,15 +145,6 @@ func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 		}
 	}
 	d.decoded.Add(int64(len(d.rows[slot])))
-}
-
-// inflate makes the device inflate the members of compressed archives, too. It is called before the
-// device is opened.
-func (d *decoding) inflate(batch int) {
-	const window = 48 << 10 // and the bytes between a checkpoint and its member
-	d.rooms = 2*d.bytes + batch*window
-	d.bytes += d.bytes / 2 // of a member all bytes travel, of other images those of the crop
-	d.head = capi.GPUDecoderInflatingHeadBytes(batch, batch)
 }
 
 // requests sets request and ranges to the images of the first n rows of a host slot that the device

@@ -25,21 +25,13 @@ type cpuDecoding struct {
 }
 
 // onCPU is a decoderFeed.
-func onCPU(t *testing.T, source Source) *Prefetcher { return openOnCPU(t, source, false) }
-
-// inflatingOnCPU is a decoderFeed whose device inflates, too.
-func inflatingOnCPU(t *testing.T, source Source) *Prefetcher { return openOnCPU(t, source, true) }
-
-func openOnCPU(t *testing.T, source Source, inflate bool) *Prefetcher {
+func onCPU(t *testing.T, source Source) *Prefetcher {
 	t.Helper()
 	p, err := open(source, Options{Device: cuda.CPU, Depth: 1 + decoders}, func(device ringDevice) ringDevice {
 		d := &cpuDecoding{cpuDevice: device.(*cpuDevice)}
 		var err error
 		if d.decode, err = newDecoding(source, d.slots); err != nil {
 			t.Fatal(err)
-		}
-		if inflate {
-			d.decode.inflate(int(d.batch))
 		}
 		return d
 	})
@@ -84,7 +76,7 @@ func (d *cpuDecoding) Open() (err error) {
 	}
 	const scratch = 8 << 20 // less than a batch needs, so that it is decoded in parts
 	d.decoder, err = g.newDecoder(capi.DeviceCPU, int(d.batch), scratch)
-	g.memory.Add(int64(g.head + g.bytes + scratch))
+	g.memory.Add(int64(g.head + g.bytes + g.rooms + scratch))
 	return err
 }
 

@@ -293,8 +293,13 @@ func decodeHandsDamageBack(t *testing.T, decoder decoderFeed) {
 // there. The stream sanitizer sees every edge, too.
 func TestGPUDecodeOrder(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	path := decodeArchive(t, 150)
-	o := imageloader.Options{Transform: imageloader.Train(160), BadSamples: imageloader.Skip}
+	for _, name := range []string{"set.tar", "set.tgz"} {
+		t.Run(name, func(t *testing.T) { decodeInOrder(t, decodeArchiveOf(t, 150, name)) })
+	}
+}
+
+func decodeInOrder(t *testing.T, path string) {
+	o := imageloader.Options{Transform: imageloader.Train(160), BadSamples: imageloader.Skip, ShuffleBytes: 1 << 16}
 	plain, l := newLoader(t, path, o), newLoader(t, path, o)
 	stream, err := cuda.NewStream(0, cuda.StreamOptions{})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
 )
@@ -39,25 +40,11 @@ func sameEpochs(t *testing.T, host, device *Prefetcher, first, last int) {
 }
 
 // TestCPUDecodeInflates: the members of a .tgz that the device inflates give the host's batches.
-func TestCPUDecodeInflates(t *testing.T) { decodeInflates(t, inflatingOnCPU) }
+func TestCPUDecodeInflates(t *testing.T) { decodeInflates(t, onCPU) }
 
 func TestGPUDecodeInflates(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	decodeInflates(t, inflatingOnGPU)
-}
-
-// inflatingOnGPU is a decoderFeed whose device inflates, too.
-func inflatingOnGPU(t *testing.T, source Source) *Prefetcher {
-	t.Helper()
-	p, err := open(source, Options{Decode: Device}, func(device ringDevice) ringDevice {
-		d := device.(*gpuDevice)
-		d.decode.inflate(int(d.batch))
-		return d
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	decodeInflates(t, onGPU)
 }
 
 // memberOptions keeps no archive in memory, so that every epoch reads it.
@@ -77,10 +64,10 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 			plain, l := newLoader(t, path, o), newLoader(t, path, o)
 			nothingLeft(t, func() {
 				host, device := newFeed(t, plain, Options{}), decoder(t, l)
-				// The first epoch finds the entry points, the second the heads of files.
+				// The first epoch finds the entry points, and the heads of the files.
 				sameEpochs(t, host, device, 0, 3)
-				if st, n := device.Stats(), device.slots.decode.inflates.Load(); n < 60 || st.DecodedAgain != 0 {
-					t.Errorf("%d members are inflated, %d images decoded again", n, st.DecodedAgain)
+				if st := device.Stats(); st.Inflated < 120 || st.Inflated != st.Decoded || st.DecodedAgain != 0 {
+					t.Errorf("%d members of %d images are inflated, %d images decoded again", st.Inflated, st.Decoded, st.DecodedAgain)
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
@@ -92,12 +79,12 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 // TestCPUDecodeHandsDamagedMembersBack: images whose compressed members are damaged on their way to
 // the device are decoded again, and disturb no neighbour.
 func TestCPUDecodeHandsDamagedMembersBack(t *testing.T) {
-	decodeHandsDamagedMembersBack(t, inflatingOnCPU)
+	decodeHandsDamagedMembersBack(t, onCPU)
 }
 
 func TestGPUDecodeHandsDamagedMembersBack(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	decodeHandsDamagedMembersBack(t, inflatingOnGPU)
+	decodeHandsDamagedMembersBack(t, onGPU)
 }
 
 func decodeHandsDamagedMembersBack(t *testing.T, decoder decoderFeed) {
@@ -123,7 +110,7 @@ func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 	o := memberOptions(imageloader.Skip, false)
 	l := newLoader(t, path, o)
 	plain := newLoader(t, path, o)
-	host, device := newFeed(t, plain, Options{}), inflatingOnCPU(t, l)
+	host, device := newFeed(t, plain, Options{}), onCPU(t, l)
 	sameEpochs(t, host, device, 0, 2)
 	want, _ := epochValues(t, host, 3)
 	before, err := os.Stat(path)
@@ -164,4 +151,64 @@ func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 	}
 	closeFeed(t, host)
 	closeFeed(t, device)
+}
+
+// TestSanitizerOfInflatedMembers: the stream sanitizer finds nothing when the device inflates. On
+// devices that compute nothing every member has a wrong checksum, and the host decodes it again.
+func TestSanitizerOfInflatedMembers(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	if cuda.RunningSanitizer() != nil {
+		t.Skip("the environment has started a sanitizer, which must find nothing in the other tests")
+	}
+	l := newLoader(t, decodeArchiveOf(t, 60, "set.tgz"), memberOptions(imageloader.Skip, false))
+	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	p := onGPU(t, l)
+	for epoch := range 4 {
+		for b, err := range p.Epoch(t.Context(), epoch) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if epoch == 1 && b.Index == 1 {
+				break
+			}
+			sum := b.Images.Sum() // on the consumer's stream
+			if err := sum.Err(); err != nil {
+				t.Fatal(err)
+			}
+			sum.Close()
+		}
+	}
+	st := p.Stats()
+	closeFeed(t, p)
+	if st.Inflated < 90 || st.DecodedAgain > st.Decoded {
+		t.Errorf("%+v", st)
+	}
+	for _, f := range s.Findings() {
+		if !f.Kind.Note() {
+			t.Errorf("found in a correct program:\n%v", &f)
+		}
+	}
+}
+
+// TestDecoderBytesCountRooms: the memory that members are inflated into is reported, and is that of
+// the decoders alone: a .tar needs none.
+func TestDecoderBytesCountRooms(t *testing.T) {
+	for name, inflates := range map[string]bool{"set.tgz": true, "set.tar": false} {
+		l := newLoader(t, decodeArchiveOf(t, 20, name), memberOptions(imageloader.Skip, false))
+		p := onCPU(t, l)
+		d := p.slots.decode
+		plans, err := l.PlanBytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		staging, rooms := l.MemberBytes()
+		if (rooms > 0) != inflates || d.rooms != rooms || d.bytes != max(plans, staging) || p.Stats().DecoderBytes < int64(d.head+d.bytes+d.rooms) {
+			t.Errorf("%s: %d bytes of plans, %d of rooms: %d are reported", name, d.bytes, d.rooms, p.Stats().DecoderBytes)
+		}
+		closeFeed(t, p)
+	}
 }

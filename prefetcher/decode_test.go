@@ -37,6 +37,7 @@ func (s *plannedSource) Finishes() []tensor.Finish {
 
 func (s *plannedSource) Augments() bool          { return s.augments }
 func (s *plannedSource) PlanBytes() (int, error) { return decodeplan.Align * s.batch, s.refuses }
+func (s *plannedSource) MemberBytes() (int, int) { return 0, 0 }
 
 // host reports whether the source decodes a sample, and flagged whether the decoder flags it.
 func (s *plannedSource) host(epoch, sample int) bool    { return (epoch+sample)%5 == 0 || epoch == 1 }

@@ -86,9 +86,12 @@ type Options struct {
 	// archive to the GPU, from the epoch on in which their entry points are known to be right, and
 	// decodes all other images beside them. With Device the GPU also runs the steps of
 	// Transform.Ops, for samples whose steps it can all run; with Auto images with Ops are the
-	// host's. The batches are those of Host, to the bit. It takes up to 1 GiB of device memory
-	// (Stats.DecoderBytes), and as much pinned memory for each host slot as PlanBytes of the source
-	// says.
+	// host's. The GPU also inflates the members of a .tgz that is not kept in memory, without Ops,
+	// once an epoch of this process has read them. The batches are those of Host, to the bit.
+	// Device memory (Stats.DecoderBytes): twice the images of a batch, up to 512 MiB of scratch
+	// memory, a host slot's plans, and for a .tgz up to 256 MiB more. Each host slot has as much
+	// pinned memory for plans as PlanBytes of the source says, for a .tgz MemberBytes: at most 256
+	// MiB.
 	// A source that embeds a Loader and has a Fill of its own is asked by the Loader's FillPlans
 	// instead, unless it has its own PlanBytes, which returns an error, or its own FillPlans.
 	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the
@@ -374,7 +377,11 @@ type Stats struct {
 	// DecodedAgain those of them that it handed back, because their bytes did not end where their
 	// entry points say: the host has decoded these.
 	Decoded, DecodedAgain int64
-	DecoderBytes          int64 // device memory of the decoders, with their results
+	// Inflated counts those of Decoded whose members of a .tgz the device was given to inflate.
+	// DecodedAgain includes those of them that had another checksum than when the host has read
+	// them.
+	Inflated     int64
+	DecoderBytes int64 // device memory of the decoders, with their results
 	// FinishTime is the host time for queueing the finish; on the CPU, for executing it.
 	FinishTime time.Duration
 	Elapsed    time.Duration // in epochs
@@ -411,6 +418,7 @@ func (p *Prefetcher) Stats() Stats {
 	}
 	if d := p.slots.decode; d != nil {
 		s.Decoded, s.DecodedAgain, s.DecoderBytes = d.decoded.Load(), d.again.Load(), d.memory.Load()
+		s.Inflated = d.inflates.Load()
 	}
 	if p.starved != nil {
 		s.ConsumerWait = r.FirstWait + p.starved.time()

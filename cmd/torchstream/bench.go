@@ -48,6 +48,7 @@ type loaderResult struct {
 	BusBytesPerImage     float64           `json:"bus_bytes_per_image,omitempty"` // copied to the GPU
 	DecodedOnDevice      int64             `json:"decoded_on_device,omitempty"`   // images that the GPU was given
 	DecodedAgain         int64             `json:"decoded_again,omitempty"`       // those of them that the host has decoded after all
+	InflatedOnDevice     int64             `json:"inflated_on_device,omitempty"`  // images that the GPU was given compressed in a .tgz
 	DecoderBytes         int64             `json:"decoder_bytes,omitempty"`       // device memory of the decoders
 	Stats                imageloader.Stats `json:"stats"`
 	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
@@ -154,8 +155,8 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 func (result *loaderResult) print(stdout io.Writer) error {
 	s := result.Stats
 	if result.DecodedOnDevice > 0 {
-		if _, err := fmt.Fprintf(stdout, "%d of %d images decoded on %s, %d of them again on the host; %.0f bytes an image on the bus, %.1f host cores\n",
-			result.DecodedOnDevice, result.Images, result.Device, result.DecodedAgain, result.BusBytesPerImage, result.HostCores); err != nil {
+		if _, err := fmt.Fprintf(stdout, "%d of %d images decoded on %s, %d of them inflated there, %d again on the host; %.0f bytes an image on the bus, %.1f host cores\n",
+			result.DecodedOnDevice, result.Images, result.Device, result.InflatedOnDevice, result.DecodedAgain, result.BusBytesPerImage, result.HostCores); err != nil {
 			return err
 		}
 	}
@@ -228,8 +229,8 @@ type feeder interface {
 
 // deviceStats are figures of a device.
 type deviceStats struct {
-	finish                                     time.Duration // of the host
-	bytes, decoded, decodedAgain, decoderBytes int64
+	finish                                               time.Duration // of the host
+	bytes, decoded, decodedAgain, inflated, decoderBytes int64
 }
 
 // measurement is one run of `bench loader`.
@@ -307,6 +308,7 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 		r.FinishSeconds = (now.finish - before.finish).Seconds()
 		r.BusBytesPerImage = float64(now.bytes-before.bytes) / float64(r.Images)
 		r.DecodedOnDevice, r.DecodedAgain = now.decoded-before.decoded, now.decodedAgain-before.decodedAgain
+		r.InflatedOnDevice = now.inflated - before.inflated
 		r.DecoderBytes = now.decoderBytes
 	}
 	r.Seconds = elapsed.Seconds()

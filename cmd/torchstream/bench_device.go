@@ -86,5 +86,5 @@ func (p prefetched) epoch(ctx context.Context, epoch int, count func(n int) (mor
 
 func (p prefetched) stats() deviceStats {
 	s := p.Stats()
-	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.DecoderBytes}
+	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecoderBytes}
 }

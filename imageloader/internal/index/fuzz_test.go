@@ -103,7 +103,7 @@ func FuzzIndex(f *testing.F) {
 			if m.kind != archive.Regular || m.size > 1<<20 || m.size == 0 || x.work == 0 {
 				continue
 			}
-			if p, ok := r.Packed(i); ok {
+			if p, ok := x.Packed(i); ok {
 				if p.Skip < 0 || p.Lead < archive.BlockBytes || p.Window < 0 || p.Window > archive.MaxWindowBytes || int64(p.Input) > x.info.Size() {
 					t.Fatalf("%s: %+v", x.Name(i), p)
 				}

@@ -117,14 +117,13 @@ type Packed struct {
 }
 
 // Packed says what to inflate for sample i. ok is false for a sample that is not a regular file of
-// a gzip shard, or is in memory.
-func (r *Reader) Packed(i int) (p Packed, ok bool) {
-	x, at := r.x, r.x.at(i)
+// a gzip shard, and for an index that keeps its samples in memory.
+func (x *Index) Packed(i int) (p Packed, ok bool) {
 	defer runtime.KeepAlive(x)
-	m := &x.samples[at]
+	m := &x.samples[x.at(i)]
 	s := &x.shards[m.shard]
 	lead := archive.Lead(x.Name(i))
-	if s.format != archive.TarGzip || m.kind != archive.Regular || m.offset < lead || x.InMemory(i) != nil {
+	if s.format != archive.TarGzip || m.kind != archive.Regular || m.offset < lead || x.memory.holds() {
 		return Packed{}, false
 	}
 	mark, until := s.enter(m.offset-lead, m.offset+m.size)

@@ -208,7 +208,7 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 		if err := r.Read(i, make([]byte, m.size)); err != nil {
 			t.Fatal(err)
 		}
-		p, ok := r.Packed(i)
+		p, ok := x.Packed(i)
 		lead, read := r.Lead(i)
 		if !ok || !read || lead != crc32.ChecksumIEEE(data[m.offset-int64(p.Lead):m.offset]) {
 			t.Fatalf("%s: %+v, %v, %v", x.Name(i), p, ok, read)
@@ -232,7 +232,7 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, led := other.Lead(0)
-	if _, ok := other.Packed(0); ok || led {
+	if _, ok := y.Packed(0); ok || led {
 		t.Error("a sample of a tar is packed")
 	}
 }
