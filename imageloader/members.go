@@ -27,6 +27,7 @@ type jpegHead struct {
 	tables   string // the segments that other images may have too; shared with them
 	frame    string // the frame's and the scan's
 	scan     int    // byte of the file where the data of its scan begin
+	end      int64  // of its compressed bytes: see index.Inflated
 	checksum uint32 // CRC-32 of the tar's headers and the file
 	entries  uint64 // hash of the blob that the bytes were compared with
 }
@@ -103,9 +104,8 @@ func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 	return nil, nil, 0, false
 }
 
-// keep keeps the head of sample i, whose bytes are data, behind tar headers with the CRC-32 lead,
-// and were planned by the blob.
-func (h *heads) keep(i int, data []byte, info *imagecapi.Info, lead uint32, blob []byte) {
+// keep keeps the head of sample i, whose bytes are data, and were compared with the blob.
+func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflated, blob []byte) {
 	hash := maphash.Bytes(h.seed, blob)
 	if before := h.heads[i].Load(); before != nil && before.entries == hash {
 		return
@@ -124,8 +124,8 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, lead uint32, blob
 	}
 	h.mu.Unlock()
 	if known {
-		h.heads[i].Store(&jpegHead{info: *info, tables: shared, frame: string(frame), scan: scan,
-			checksum: crc32.Update(lead, crc32.IEEETable, data), entries: hash})
+		h.heads[i].Store(&jpegHead{info: *info, tables: shared, frame: string(frame), scan: scan, end: from.End,
+			checksum: crc32.Update(from.Lead, crc32.IEEETable, data), entries: hash})
 	}
 }
 
@@ -133,10 +133,12 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, lead uint32, blob
 // bytes. Members with more, which lie far behind their checkpoint, are inflated on the host.
 const maxMember, maxPacked = 8 << 20, 4 << 20
 
-// packed says what to inflate for sample i. ok is false if the host inflates it.
-func packed(x *index.Index, i int) (at index.Packed, ok bool) {
+// packed says what to inflate for sample i, whose compressed bytes end at a place of its file. ok
+// is false if the host inflates it.
+func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
 	at, ok = x.Packed(i)
-	return at, ok && at.Input <= maxPacked && at.Skip <= maxMember && x.Size(i) <= maxMember-int64(at.Skip)
+	at.EndAt(end)
+	return at, ok && at.Input > 0 && at.Input <= maxPacked && at.Skip <= maxMember && x.Size(i) <= maxMember-int64(at.Skip)
 }
 
 // MemberBytes returns what a consumer needs that inflates the members of a compressed archive
@@ -157,15 +159,17 @@ func (l *Loader) MemberBytes() (staging, rooms int) {
 	members := 0
 	for i := 0; i < x.Len(); i += 1 + x.Len()/1000 {
 		size := x.Size(i)
-		at, ok := packed(x, i)
+		at, ok := packed(x, i, math.MaxInt64)
 		if !ok {
 			inputs.add(size + planTables) // the plan has its data
 			outputs.add(0)
 			continue
 		}
 		members++
+		// The place where the compressed bytes end is not known. Nobody makes more of them than of
+		// output, but for a few headers of blocks.
 		m := decodeplan.Member{Skip: at.Skip, Bytes: at.Lead + int(size)}
-		inputs.add(int64(at.Input+at.Window) + planTables)
+		inputs.add(int64(min(at.Input, m.Skip+m.Bytes)+at.Window) + planTables)
 		outputs.add(int64(m.Room()))
 	}
 	if members == 0 {
@@ -206,8 +210,8 @@ func (w *worker) headsFor(j *job) *heads {
 // keepHead keeps the head of a job's file for later passes, if its entry points are those of the
 // blob that was used last.
 func (w *worker) keepHead(j *job, info *imagecapi.Info) {
-	if h := w.headsFor(j); h != nil && j.led && len(w.points.blob) > 0 {
-		h.keep(j.sample.Index, j.data, info, j.lead, w.points.blob)
+	if h := w.headsFor(j); h != nil && j.inflated.End > 0 && len(w.points.blob) > 0 {
+		h.keep(j.sample.Index, j.data, info, j.inflated, w.points.blob)
 	}
 }
 
@@ -222,7 +226,7 @@ func (q *planner) planMember(j *job) bool {
 	if head == nil {
 		return false
 	}
-	at, ok := packed(q.w.p.known, j.sample.Index)
+	at, ok := packed(q.w.p.known, j.sample.Index, head.end)
 	if !ok {
 		return false
 	}

@@ -98,12 +98,11 @@ type job struct {
 	item
 	position  int
 	dst       []byte
-	dstTarget []byte   // empty without targets: see assembly.target
-	staging   *staging // for the plan of the row; nil: the image is decoded here
-	row       int      // of staging
-	borrowed  bool     // data is the index's: read only, and not to be recycled
-	lead      uint32   // with led, the CRC-32 of the tar's headers before data: see index.Reader.Lead
-	led       bool
+	dstTarget []byte         // empty without targets: see assembly.target
+	staging   *staging       // for the plan of the row; nil: the image is decoded here
+	row       int            // of staging
+	borrowed  bool           // data is the index's: read only, and not to be recycled
+	inflated  index.Inflated // data
 }
 
 // begin sets where in the epoch the pass begins.
@@ -340,7 +339,7 @@ func (p *pass) contents(j *job, r *index.Reader) (ok bool, err error) {
 	}
 	if !j.borrowed {
 		err = r.Read(i, j.data)
-		j.lead, j.led = r.Lead(i)
+		j.inflated = r.Inflated(i)
 	}
 	if err == nil && j.mask.size > 0 && !j.mask.borrowed {
 		err = r.Read(mask, j.mask.data)

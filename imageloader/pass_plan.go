@@ -111,7 +111,7 @@ func (q *planner) plan(j *job) bool {
 	j.data = data
 	planned := q.w.plan(j, &info)
 	if planned {
-		j.lead, j.led = q.r.Lead(j.sample.Index)
+		j.inflated = q.r.Inflated(j.sample.Index)
 		q.w.keepHead(j, &info)
 	}
 	j.data = nil

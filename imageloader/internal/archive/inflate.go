@@ -16,6 +16,7 @@ type rangeInflater struct {
 	inflater *imagecapi.Inflater
 	packed   []byte
 	out      []byte
+	end      int64 // see Reader.InflatedTo
 }
 
 func newRangeInflater() (*rangeInflater, error) {
@@ -32,6 +33,7 @@ func (r *rangeInflater) close() { imagecapi.FreeInflater(r.inflater) }
 // with its window in windows. until is an upper bound of the end of the compressed bytes in the
 // file.
 func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, head, dst []byte) error {
+	r.end = 0
 	r.packed = slices.Grow(r.packed[:0], int(c.Size))
 	window := r.packed[:c.Size] // free until the first compressed bytes
 	r.packed = r.packed[:cap(r.packed)]
@@ -44,6 +46,7 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 	if err := imagecapi.ResetInflater(r.inflater, int(c.Bit&7), windowBytes); err != nil {
 		return err
 	}
+	single := true   // gzip member
 	at := c.Bit >> 3 // the next read of the file
 	lo, hi := 0, 0
 	more := func() error {
@@ -97,12 +100,16 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 				return fmt.Errorf("no gzip member where one should follow: %w", gzip.ErrHeader)
 			}
 			lo += 8 + n
+			single = false
 			if err := imagecapi.ResetInflater(r.inflater, 0, 0); err != nil {
 				return err
 			}
 		} else if consumed+produced == 0 && at == until {
 			return io.ErrUnexpectedEOF
 		}
+	}
+	if single {
+		r.end = at - int64(hi-lo)
 	}
 	return nil
 }

@@ -61,6 +61,15 @@ func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, unt
 	return r.inflate.read(&r.timed, windows, from, offset, until, head, p)
 }
 
+// InflatedTo returns the place in the file behind the compressed bytes that the last call of
+// Inflate has inflated. It is 0 after an error, and if the bytes are of several gzip members.
+func (r *Reader) InflatedTo() int64 {
+	if r.inflate == nil {
+		return 0
+	}
+	return r.inflate.end
+}
+
 // FileTime returns the time that Inflate has waited for files, without inflating.
 func (r *Reader) FileTime() time.Duration { return r.timed.spent }
 

@@ -26,14 +26,14 @@ type Reader struct {
 	segment []byte // several samples, or the header and the content of a sample in a tar
 	content []byte // of Content, with room for headers before it
 
-	lead   uint32 // see Lead
-	leadOf int    // the sample
+	inflated   Inflated // of the sample that was inflated last
+	inflatedOf int      // this sample
 }
 
 // NewReader returns a Reader for an Index whose Random is true, and an open archive that has not
 // changed since it was indexed. The caller closes the Reader before the archive.
 func NewReader(x *Index, a *archive.Archive) *Reader {
-	return &Reader{x: x, archive: archive.NewReader(a), leadOf: -1}
+	return &Reader{x: x, archive: archive.NewReader(a), inflatedOf: -1}
 }
 
 // FileTime returns the time that the Reader has waited for compressed files, without inflating.
@@ -94,14 +94,27 @@ func (r *Reader) read(i int, p, room []byte) error {
 	}
 	if s.format == archive.TarGzip {
 		lead := min(archive.Lead(x.Name(i)), int64(len(r.segment))) // readGzip has compared the headers
-		r.lead, r.leadOf = crc32.ChecksumIEEE(r.segment[int64(len(r.segment))-lead:]), i
+		r.inflated.Lead, r.inflatedOf = crc32.ChecksumIEEE(r.segment[int64(len(r.segment))-lead:]), i
 	}
 	return nil
 }
 
-// Lead returns the CRC-32 of the bytes before the content of sample i that Packed.Lead counts. ok
-// is false unless the sample is the one that Read or Content has read last, from a gzip shard.
-func (r *Reader) Lead(i int) (checksum uint32, ok bool) { return r.lead, r.leadOf == i }
+// Inflated is what Read finds out about a sample of a gzip shard beside its content.
+type Inflated struct {
+	Lead uint32 // CRC-32 of the bytes before the content that Packed.Lead counts
+	// End is the place in the shard behind the compressed bytes of the content, or 0 if Packed says
+	// nothing of use: the sample lies in several gzip members.
+	End int64
+}
+
+// Inflated returns what is known of sample i if it is the one that Read or Content has read last,
+// from a gzip shard. Otherwise End is 0.
+func (r *Reader) Inflated(i int) Inflated {
+	if r.inflatedOf != i {
+		return Inflated{}
+	}
+	return r.inflated
+}
 
 // Packed is what it takes to inflate a sample's headers and content.
 type Packed struct {
@@ -131,6 +144,9 @@ func (x *Index) Packed(i int) (p Packed, ok bool) {
 		Input: int(until - mark.Bit>>3), shard: int(m.shard), window: mark.At, input: mark.Bit >> 3}
 	return p, p.Input > 0 // marks are the index's
 }
+
+// EndAt leaves out the compressed bytes behind Inflated.End of the sample.
+func (p *Packed) EndAt(end int64) { p.Input = int(max(0, min(int64(p.Input), end-p.input))) }
 
 // ReadPacked fills window and input, of the sizes in p.
 func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {
@@ -169,6 +185,9 @@ func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 		mark, until := s.enter(m.offset-lead, end)
 		if err := r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset-lead, until, r.segment, p); err != nil {
 			return err
+		}
+		if p != nil {
+			r.inflated.End = r.archive.InflatedTo()
 		}
 		if archive.Heads(r.segment[lead%archive.BlockBytes:], name, m.size) {
 			return nil

@@ -202,16 +202,20 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 	defer r.Close()
 	for i := range x.samples {
 		m := &x.samples[i]
-		if _, ok := r.Lead(i); ok {
+		if r.Inflated(i).End != 0 {
 			t.Errorf("%s has headers before it is read", x.Name(i))
 		}
 		if err := r.Read(i, make([]byte, m.size)); err != nil {
 			t.Fatal(err)
 		}
 		p, ok := x.Packed(i)
-		lead, read := r.Lead(i)
-		if !ok || !read || lead != crc32.ChecksumIEEE(data[m.offset-int64(p.Lead):m.offset]) {
-			t.Fatalf("%s: %+v, %v, %v", x.Name(i), p, ok, read)
+		inflated, whole := r.Inflated(i), p.Input
+		if !ok || inflated.Lead != crc32.ChecksumIEEE(data[m.offset-int64(p.Lead):m.offset]) {
+			t.Fatalf("%s: %+v, %+v, %v", x.Name(i), p, inflated, ok)
+		}
+		p.EndAt(inflated.End)
+		if p.Input > whole || i+5 < len(x.samples) && p.Input == whole {
+			t.Errorf("%s: %d bytes of %d end with the sample", x.Name(i), p.Input, whole)
 		}
 		window, input := make([]byte, p.Window), make([]byte, p.Input)
 		if err := r.ReadPacked(&p, window, input); err != nil || !strings.Contains(string(file), string(input)) {
@@ -231,8 +235,37 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 	if err := other.Read(0, make([]byte, y.samples[0].size)); err != nil {
 		t.Fatal(err)
 	}
-	_, led := other.Lead(0)
-	if _, ok := y.Packed(0); ok || led {
+	if _, ok := y.Packed(0); ok || other.Inflated(0).End != 0 {
 		t.Error("a sample of a tar is packed")
+	}
+}
+
+// TestInflatedEndsWithItsGzipMember: a sample that lies in several gzip members has no end, because
+// a deflate stream ends inside of it.
+func TestInflatedEndsWithItsGzipMember(t *testing.T) {
+	data := archivetest.Tar(t, archivetest.Photos(10)...)
+	for name, test := range map[string]struct {
+		bytes int // of a gzip member
+		ends  bool
+	}{"one": {len(data), true}, "several": {1000, false}} {
+		t.Run(name, func(t *testing.T) {
+			path := archivetest.WriteFile(t, "a.tgz", archivetest.GzipSplit(t, data, test.bytes, 6))
+			config := testConfig()
+			config.HoldBytes = 1 // samples are not kept in memory
+			x := open(t, path, config)
+			defer closeIndex(t, x)
+			a := openArchive(t, path)
+			defer a.Close()
+			r := NewReader(x, a)
+			defer r.Close()
+			for i := range x.samples {
+				if err := r.Read(i, make([]byte, x.samples[i].size)); err != nil {
+					t.Fatal(err)
+				}
+				if end := r.Inflated(i).End; (end > 0) != test.ends {
+					t.Errorf("%s of %d bytes ends at %d", x.Name(i), x.samples[i].size, end)
+				}
+			}
+		})
 	}
 }
