@@ -88,6 +88,7 @@ test-null-device: shim ## run the stream sanitizer's tests for GPUs on devices t
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$' ./cudatest
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfSharded' ./dist
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$' ./serve
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfInflatedMembers$$' ./prefetcher
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$' ./cuda
 
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
