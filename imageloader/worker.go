@@ -55,12 +55,9 @@ func (w *worker) decode(j *job) (flightState, error) {
 			w.countCrop(&info)
 			w.p.l.counters.planned(1)
 		case w.points != nil && info.Format == imagecapi.JPEG && !info.Progressive:
-			err = w.points.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
+			err = w.decodeByPoints(j, &info, stride)
 			w.count(&info)
 			damage = tolerated(w.d)
-			if err == nil && damage == "" {
-				w.keepHead(j, &info)
-			}
 		default:
 			err = w.d.Decode(j.data, &w.geometry, j.dst, stride)
 			w.count(&info)
@@ -91,6 +88,15 @@ func (w *worker) decode(j *job) (flightState, error) {
 		return fatal, err
 	}
 	return bad, e
+}
+
+// decodeByPoints decodes a JPEG by its entry points, or makes them.
+func (w *worker) decodeByPoints(j *job, info *imagecapi.Info, stride int) error {
+	err := w.points.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
+	if err == nil && tolerated(w.d) == "" {
+		w.keepHead(j, info)
+	}
+	return err
 }
 
 // decodeMask decodes the mask of a job whose image was decoded, or returns the reason why it makes

@@ -62,6 +62,7 @@ Range checked_range(int64_t index, const ts_gpu_inflate_range& r, size_t head, s
   range.window_bytes = static_cast<uint32_t>(r.window_bytes);
   range.skip = static_cast<uint32_t>(r.skip);
   range.bytes = static_cast<uint32_t>(r.bytes);
+  range.behind = static_cast<uint32_t>(behind);
   return range;
 }
 

@@ -17,7 +17,7 @@ size_t range_head_bytes(int64_t ranges);
 
 // Returns the description of a range, after checking that its memory is there: its input and window
 // among `bytes` bytes of staging memory, behind the first `head` ones, and its room with `behind`
-// bytes behind it. INVALID_ARGUMENT names the range by its index.
+// bytes behind it, which become zeros. INVALID_ARGUMENT names the range by its index.
 deflate::Range checked_range(int64_t index, const ts_gpu_inflate_range& range, size_t head,
                              size_t bytes, size_t rooms_bytes, size_t behind = 0);
 

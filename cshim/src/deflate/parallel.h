@@ -47,7 +47,7 @@ struct Range {
   uint32_t window_bytes;  // of the packed window, as docs/index-format.md describes it
   uint32_t skip;          // bytes of output before the range
   uint32_t bytes;         // of the range
-  uint32_t unused;
+  uint32_t behind;        // zeros to write behind the range, at most kThreads
 };
 
 struct Result {
@@ -699,7 +699,7 @@ TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, Sta
 }
 
 // Inflates a range to its room: kWindow bytes of window, then `skip` bytes of output, then the
-// range.
+// range, then `behind` zeros, which are also there if it fails.
 //
 // A team has kThreads threads. each(f) calls f(thread) in each of them, any(f) also returns whether
 // one f returned true, and min(f) the minimum; scan(value, use) calls use(thread, sum of the values
@@ -712,8 +712,11 @@ TS_DEVICE Result inflate(Team& team, const Range& range, const uint8_t* staging,
   const Input input = {staging + range.input, range.input_bytes};
   uint8_t* const room = rooms + range.room;
   uint8_t* const output = room + kWindow;
-  if (!unpack_window(team, staging + range.window, range.window_bytes, room, s)) return failed;
   const uint32_t wanted = range.skip + range.bytes;
+  team.each([&](uint32_t t) {
+    if (t < range.behind) output[wanted + t] = 0;
+  });
+  if (!unpack_window(team, staging + range.window, range.window_bytes, room, s)) return failed;
   uint32_t produced = 0;
   uint32_t bit = range.skip_bits;
   uint32_t blocks = smaller(kBlocks + input.bytes / kBlockInput, kMaxBlocks);

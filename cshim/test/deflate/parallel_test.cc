@@ -86,7 +86,11 @@ uint32_t checksum_of(const uint8_t* data, size_t bytes) {
 Inflated inflate(std::mt19937* rng, const Bytes& stream, uint32_t skip_bits, const Bytes& window,
                  size_t skip, size_t bytes) {
   const auto way = (*rng)() % 2 == 0 ? &team::inflate<team::Loop> : &team::inflate<team::Reverse>;
-  return way(stream, skip_bits, window, static_cast<uint32_t>(skip), static_cast<uint32_t>(bytes));
+  Inflated inflated =
+      way(stream, skip_bits, window, static_cast<uint32_t>(skip), static_cast<uint32_t>(bytes));
+  // Also where the range fails.
+  EXPECT_EQ(inflated.behind, Bytes(inflated.behind.size(), 0));
+  return inflated;
 }
 
 // Expects output[skip, skip + bytes) and its checksum.

@@ -61,7 +61,8 @@ inline Bytes pack_window(const uint8_t* window, const uint64_t* used) {
 struct Inflated {
   bool failed;
   uint32_t checksum;
-  Bytes room;  // the window, the skipped bytes and the range
+  Bytes room;    // the window, the skipped bytes and the range
+  Bytes behind;  // what lies behind the range: zeros
 };
 
 // Inflates a range. The input, or the window for odd `skip_bits`, lies at the end of its memory,
@@ -85,8 +86,9 @@ Inflated inflate(const Bytes& input, uint32_t skip_bits, const Bytes& window, ui
   range.window_bytes = static_cast<uint32_t>(window.size());
   range.skip = skip;
   range.bytes = bytes;
+  range.behind = 16;
   Inflated inflated = {};
-  inflated.room.assign(size_t{ts::deflate::kWindow} + skip + bytes, 0xa5);
+  inflated.room.assign(size_t{ts::deflate::kWindow} + skip + bytes + range.behind, 0xa5);
   // The state has any content at first.
   const auto state = std::make_unique<ts::deflate::State>();
   std::memset(static_cast<void*>(state.get()), 0, sizeof *state);
@@ -95,6 +97,8 @@ Inflated inflate(const Bytes& input, uint32_t skip_bits, const Bytes& window, ui
       ts::deflate::inflate(team, range, staging.data(), inflated.room.data(), state.get());
   inflated.failed = result.failed != 0;
   inflated.checksum = result.checksum;
+  inflated.behind.assign(inflated.room.end() - range.behind, inflated.room.end());
+  inflated.room.resize(inflated.room.size() - range.behind);
   return inflated;
 }
 

@@ -87,6 +87,7 @@ void compare_team(const Bytes& stream, const Bytes& want, bool whole, uint32_t h
   const auto other = team::inflate<team::Reverse>(rest, hash % 8, window, some, 700);
   demand(one.failed == other.failed && one.checksum == other.checksum);
   demand(one.failed || one.room == other.room);
+  demand(one.behind == std::vector<uint8_t>(one.behind.size(), 0));
 }
 
 }  // namespace
