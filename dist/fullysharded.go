@@ -87,6 +87,7 @@ type FullyShardedDataParallel struct {
 	stepped   bool            // there are no gradients since Step or ZeroGrad
 	changes   int             // counts the changes of the parameters
 	state     []*torch.Tensor // what State returned
+	averages  []*torch.Tensor // what EMAState returned
 }
 
 // NewFullyShardedDataParallel divides the parameters of a network among the ranks, with rank 0's
@@ -684,6 +685,7 @@ func (d *FullyShardedDataParallel) Close() error {
 	}
 	d.closed = true
 	d.dropState()
+	d.dropAverages()
 	errs := []error{d.precede(), d.link.Close()}
 	for _, b := range d.blocks {
 		errs = append(errs, b.close())

@@ -156,6 +156,7 @@ type shardedRun struct {
 	sharded *FullyShardedDataParallel
 	opt     optim.Optimizer
 	scaler  *optim.GradScaler
+	ema     *optim.EMA
 }
 
 func startSharded(g *Group, d cuda.Device, c shardedCase, seed uint64) (*shardedRun, error) {
@@ -166,6 +167,9 @@ func startSharded(g *Group, d cuda.Device, c shardedCase, seed uint64) (*sharded
 	}
 	if g == nil {
 		if r.net, err = newBlockNet(seed, d, func(m nn.Module) nn.Module { return m }); err != nil {
+			return nil, err
+		}
+		if r.ema, err = optim.NewEMA(nn.State(r.net), optim.EMAOptions{Decay: 0.8}); err != nil {
 			return nil, err
 		}
 		r.opt, err = c.build(slices.Compact(nn.Parameters(r.net)))
@@ -184,12 +188,15 @@ func startSharded(g *Group, d cuda.Device, c shardedCase, seed uint64) (*sharded
 	if r.sharded, err = NewFullyShardedDataParallel(g, r.net, c.o); err != nil {
 		return nil, err
 	}
+	if r.ema, err = optim.NewEMA(nn.State(r.sharded), optim.EMAOptions{Decay: 0.8}); err != nil {
+		return nil, err
+	}
 	r.opt, err = r.sharded.NewOptimizer(c.build)
 	return r, err
 }
 
 func (r *shardedRun) end() error {
-	errs := []error{r.opt.Close(), r.scaler.Close()}
+	errs := []error{r.opt.Close(), r.scaler.Close(), r.ema.Close()}
 	if r.sharded != nil {
 		return errors.Join(append(errs, r.sharded.Close())...)
 	}
@@ -255,9 +262,9 @@ func (r *shardedRun) step(d cuda.Device, c shardedCase, first, size int) error {
 		}
 	}
 	if c.scaled {
-		return errors.Join(r.scaler.Step(r.opt), r.scaler.Update(), r.opt.ZeroGrad())
+		return errors.Join(r.scaler.Step(r.opt), r.scaler.Update(), r.opt.ZeroGrad(), r.ema.Update())
 	}
-	return errors.Join(r.opt.Step(), r.opt.ZeroGrad())
+	return errors.Join(r.opt.Step(), r.opt.ZeroGrad(), r.ema.Update())
 }
 
 const shardedSteps = 20
@@ -327,6 +334,13 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 		if diff, err = compareStates(alone.opt, ranks.opt); err != nil || diff > 1e-12 {
 			return fmt.Errorf("%s: the states differ by %g: %w", when, diff, err)
 		}
+		averages, err := ranks.sharded.EMAState(ranks.ema)
+		if err != nil {
+			return err
+		}
+		if diff, err = compareNamed(averages, alone.ema.State()); err != nil || diff > 1e-12 {
+			return fmt.Errorf("%s: the averages differ by %g: %w", when, diff, err)
+		}
 		return nil
 	}
 	must := func(errs ...error) error { return errors.Join(errs...) }
@@ -345,7 +359,7 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	if err != nil {
 		return err
 	}
-	if err := must(again.sharded.LoadState(nn.State(alone.net)), again.opt.LoadState(state), ranks.end()); err != nil {
+	if err := must(again.sharded.LoadState(nn.State(alone.net)), again.opt.LoadState(state), again.sharded.LoadEMAState(again.ema, alone.ema.State()), ranks.end()); err != nil {
 		return err
 	}
 	ranks = again

@@ -164,6 +164,13 @@ func (d *FullyShardedDataParallel) dropState() {
 	d.state = nil
 }
 
+func (d *FullyShardedDataParallel) dropAverages() {
+	for _, t := range d.averages {
+		t.Close()
+	}
+	d.averages = nil
+}
+
 // LoadState replaces the parameters and the buffers by this rank's parts of whole ones, which
 // State, or nn.State of one process's network, returned, or a file has: each rank has the same. The
 // names, shapes and dtypes must be the network's, or nothing changes, and the error names the first
@@ -213,16 +220,11 @@ func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
 // load replaces parameters and buffers by the tensors with the specs, which read gives to its
 // argument.
 func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(name string, use func(*torch.Tensor) error) error) error {
-	state, parts := nn.State(d.net), map[*torch.Tensor]*blockParameter{}
-	for _, b := range d.blocks {
-		for _, p := range b.params {
-			parts[p.piece] = p
-		}
-	}
+	state, parts := nn.State(d.net), d.byName()
 	names := map[string]bool{}
 	for _, n := range state {
 		dtype, shape := n.Tensor.DType(), n.Tensor.Shape()
-		if p := parts[n.Tensor]; p != nil {
+		if p := parts[n.Name]; p != nil {
 			shape = p.shape
 		}
 		s, ok := specs[n.Name]
@@ -242,7 +244,7 @@ func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(n
 	d.changes++
 	for _, n := range state {
 		err := read(n.Name, func(t *torch.Tensor) error {
-			if p := parts[n.Tensor]; p != nil {
+			if p := parts[n.Name]; p != nil {
 				return p.load(t)
 			}
 			return n.Tensor.CopyFrom(t, torch.CopyOptions{})
@@ -261,13 +263,117 @@ func (p *blockParameter) load(whole *torch.Tensor) error {
 	}
 	scope := torch.NewScope("a parameter on its way")
 	defer scope.Close()
-	row, err := torch.Empty(whole.Device(), whole.DType(), p.elements)
+	part, err := p.partOf(scope, whole)
 	if err != nil {
 		return err
 	}
-	row = scope.Own(row)
-	if err := row.AsStrided(p.shape, p.strides, torch.AsStridedOptions{}).CopyFrom(whole.NoGrad(), torch.CopyOptions{}); err != nil {
+	return p.piece.NoGrad().CopyFrom(part, torch.CopyOptions{})
+}
+
+// EMAState returns the averages of nn.State(net), of which each rank has those of its parts, as
+// averages of the whole parameters: the EMA of one process has the same. The tensors of parameters
+// are on the CPU, whole on every rank, and are freed by the next EMAState or Close; those of
+// buffers are the EMA's. EMAState is a collective, which waits for the device.
+func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]nn.Named, error) {
+	const call = "FullyShardedDataParallel.EMAState"
+	if err := d.ready("EMAState"); err != nil {
+		return nil, err
+	}
+	d.dropAverages()
+	state, parts := e.State(), d.byName()
+	mine := modelText{}
+	own := map[*flatParameters][]partOf{}
+	for _, n := range state {
+		mine.Tensors = append(mine.Tensors, fmt.Sprintf("an average of %v of %s", n.Tensor.DType(), n.Name))
+		if p := parts[n.Name]; p != nil {
+			if shape := n.Tensor.Shape(); !slices.Equal(shape, []int64{p.hi - p.lo}) {
+				mine.Err = fmt.Sprintf("the average of %s has the shape %v, and this rank's part of the parameter %d elements: make the EMA of nn.State(net)", n.Name, shape, p.hi-p.lo)
+			}
+			own[p.flat] = append(own[p.flat], partOf{&p.shardedParameter, n.Tensor})
+		}
+	}
+	if err := mine.agree(d.g); err != nil {
+		return nil, fmt.Errorf("dist: %s: %w", call, err)
+	}
+	whole := map[*shardedParameter]*torch.Tensor{}
+	for _, b := range d.blocks {
+		for _, f := range b.flats {
+			if err := d.gatherAverages(call, f, own[&f.flatParameters], whole); err != nil {
+				return nil, d.fail(call, fmt.Errorf("%s: %w", b.name, err))
+			}
+		}
+	}
+	for i, n := range state {
+		if p := parts[n.Name]; p != nil {
+			state[i].Tensor = whole[&p.shardedParameter]
+		}
+	}
+	return state, nil
+}
+
+// gatherAverages adds the averages of all ranks to whole, of which own are this rank's.
+func (d *FullyShardedDataParallel) gatherAverages(call string, f *blockFlat, own []partOf, whole map[*shardedParameter]*torch.Tensor) error {
+	if len(own) == 0 {
+		return nil
+	}
+	scope := torch.NewScope("averages on their way")
+	defer scope.Close()
+	all, err := gatherParts(scope, d.g, call, stateRow{&f.flatParameters, "averages", own[0].t.DType()}, own)
+	if err != nil {
 		return err
 	}
-	return p.piece.NoGrad().CopyFrom(row.Narrow(0, p.lo, p.hi-p.lo), torch.CopyOptions{})
+	for _, part := range own {
+		t := part.p.of(all).Keep()
+		d.averages = append(d.averages, t)
+		if err := t.Err(); err != nil {
+			return err
+		}
+		whole[part.p] = t
+	}
+	return nil
+}
+
+// LoadEMAState copies this rank's parts of averages of the whole parameters, which EMAState, or the
+// EMA of one process, returned, into an EMA of nn.State(net). Names and shapes must be the
+// network's, or nothing changes. It is no collective: each rank has the same.
+func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []nn.Named) error {
+	if err := d.ready("LoadEMAState"); err != nil {
+		return err
+	}
+	scope := torch.NewScope("averages on their way")
+	defer scope.Close()
+	parts := d.byName()
+	part := make([]nn.Named, len(state))
+	for i, n := range state {
+		part[i] = n
+		p := parts[n.Name]
+		if p == nil || n.Tensor.Err() != nil { // the EMA says what is wrong
+			continue
+		}
+		if shape := n.Tensor.Shape(); !slices.Equal(shape, p.shape) {
+			return fmt.Errorf("dist: FullyShardedDataParallel.LoadEMAState: %s has the shape %v, and its parameter %v: %w", n.Name, shape, p.shape, cuda.ErrInvalidArgument)
+		}
+		var err error
+		if part[i].Tensor, err = p.partOf(scope, n.Tensor); err != nil {
+			return fmt.Errorf("dist: FullyShardedDataParallel.LoadEMAState: %s: %w", n.Name, err)
+		}
+	}
+	return e.LoadState(part)
+}
+
+// byName returns the parameters by the names that nn.State gives to their parts.
+func (d *FullyShardedDataParallel) byName() map[string]*blockParameter {
+	of := map[*torch.Tensor]*blockParameter{}
+	for _, b := range d.blocks {
+		for _, p := range b.params {
+			of[p.piece] = p
+		}
+	}
+	parts := map[string]*blockParameter{}
+	for _, n := range nn.State(d.net) {
+		if p := of[n.Tensor]; p != nil {
+			parts[n.Name] = p
+		}
+	}
+	return parts
 }

@@ -282,28 +282,49 @@ func (z *dividedOptimizer) wholeState(scope *torch.Scope, rows map[stateRow]*tor
 
 // gatherRow gathers the state of one name and dtype.
 func (z *dividedOptimizer) gatherRow(scope *torch.Scope, own optim.State, at stateRow) (*torch.Tensor, error) {
-	all, err := torch.Zeros(cuda.CPU, at.dtype, at.flat.share*int64(z.g.Size()))
+	var mine []partOf
+	for _, n := range own.Tensors {
+		index, name, _ := splitState(n.Name)
+		p := z.order[index]
+		if name == at.name && p.flat == at.flat && n.Tensor.DType() == at.dtype && len(n.Tensor.Shape()) > 0 {
+			mine = append(mine, partOf{p, n.Tensor})
+		}
+	}
+	return gatherParts(scope, z.g, z.name+".State", at, mine)
+}
+
+// partOf is a tensor with this rank's elements of a parameter.
+type partOf struct {
+	p *shardedParameter
+	t *torch.Tensor
+}
+
+// gatherParts returns a flat tensor on the CPU with all ranks' parts, of which mine are this
+// rank's. It is a collective.
+func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []partOf) (*torch.Tensor, error) {
+	all, err := torch.Zeros(cuda.CPU, at.dtype, at.flat.share*int64(g.Size()))
 	if err != nil {
 		return nil, err
 	}
 	all = scope.Own(all)
-	first := int64(z.g.Rank()) * at.flat.share
-	mine := all.Narrow(0, first, at.flat.share)
-	for _, n := range own.Tensors {
-		index, name, _ := splitState(n.Name)
-		p := z.order[index]
-		if name != at.name || p.flat != at.flat || n.Tensor.DType() != at.dtype || p.lo == p.hi || len(n.Tensor.Shape()) == 0 {
+	first := int64(g.Rank()) * at.flat.share
+	own := all.Narrow(0, first, at.flat.share)
+	for _, m := range mine {
+		if m.p.lo == m.p.hi {
 			continue
 		}
-		if err := mine.Narrow(0, p.begin+p.lo-first, p.hi-p.lo).CopyFrom(n.Tensor, torch.CopyOptions{}); err != nil {
+		if err := own.Narrow(0, m.p.begin+m.p.lo-first, m.p.hi-m.p.lo).CopyFrom(m.t, torch.CopyOptions{}); err != nil {
 			return nil, err
 		}
 	}
-	c, err := z.g.begin(z.name+".State", at.name, mine, all)
+	if at.flat.share == 0 {
+		return all, nil
+	}
+	c, err := g.begin(call, at.name, own, all)
 	if err != nil {
 		return nil, err
 	}
-	return all, c.sync([]*torch.Tensor{all, mine}, allGather)
+	return all, c.sync([]*torch.Tensor{all, own}, allGather)
 }
 
 // LoadState replaces the state by this rank's part of a whole state, which State or an optimizer of
@@ -349,13 +370,17 @@ func (z *dividedOptimizer) cut(scope *torch.Scope, n nn.Named) (*torch.Tensor, e
 	case name == "step":
 		return n.Tensor, nil
 	}
-	row, err := torch.Empty(cuda.CPU, n.Tensor.DType(), p.elements)
+	return p.partOf(scope, n.Tensor)
+}
+
+// partOf returns this rank's elements of a tensor of the parameter's shape, as a row.
+func (p *shardedParameter) partOf(scope *torch.Scope, whole *torch.Tensor) (*torch.Tensor, error) {
+	row, err := torch.Empty(whole.Device(), whole.DType(), p.elements)
 	if err != nil {
 		return nil, err
 	}
 	row = scope.Own(row)
-	whole := row.AsStrided(p.shape, p.strides, torch.AsStridedOptions{})
-	if err := whole.CopyFrom(n.Tensor, torch.CopyOptions{}); err != nil {
+	if err := row.AsStrided(p.shape, p.strides, torch.AsStridedOptions{}).CopyFrom(whole.NoGrad(), torch.CopyOptions{}); err != nil {
 		return nil, err
 	}
 	return row.Narrow(0, p.lo, p.hi-p.lo), nil

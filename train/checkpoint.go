@@ -25,7 +25,8 @@ import (
 // torch.set_rng_state and torch.cuda.set_rng_state take them, and "metadata". That of a job also
 // has "ranks", a list with the "generators" and the "loader" of each rank.
 type Checkpoint struct {
-	// Model may be a dist.FullyShardedDataParallel, whose checkpoint is that of the whole model.
+	// Model may be a dist.FullyShardedDataParallel, whose checkpoint is that of the whole model. EMA
+	// is then of nn.State(Model), and its averages are whole in the file too.
 	Model     nn.Module
 	Optimizer optim.Optimizer
 	Scheduler *optim.Scheduler
@@ -134,7 +135,11 @@ func (c *Checkpoint) fill(file map[string]any) error {
 		file[schedulerKey] = map[string]any{countKey: c.Scheduler.Count()}
 	}
 	if c.EMA != nil {
-		file[emaKey] = c.EMA.State()
+		state, err := c.emaState()
+		if err != nil {
+			return err
+		}
+		file[emaKey] = state
 	}
 	if c.Scaler != nil {
 		state, err := c.Scaler.State()
@@ -163,10 +168,16 @@ func (c *Checkpoint) modelState() ([]nn.Named, error) {
 		return nn.State(c.Model), nil
 	case c.World == nil:
 		return nil, fmt.Errorf("train: a checkpoint of a FullyShardedDataParallel needs World: %w", cuda.ErrInvalidArgument)
-	case c.EMA != nil:
-		return nil, fmt.Errorf("train: the averages of a FullyShardedDataParallel are of parts of its parameters, and cannot be saved: leave EMA out: %w", cuda.ErrInvalidArgument)
 	}
 	return sharded.State()
+}
+
+// emaState returns the averages, whole also where ranks have those of parts.
+func (c *Checkpoint) emaState() ([]nn.Named, error) {
+	if sharded, ok := c.Model.(*dist.FullyShardedDataParallel); ok {
+		return sharded.EMAState(c.EMA)
+	}
+	return c.EMA.State(), nil
 }
 
 // generators returns the states of the random generators that a training on the device draws from,
@@ -240,7 +251,11 @@ func (c *Checkpoint) load(file *nn.Checkpoint) error {
 		}
 	}
 	if c.EMA != nil {
-		if err := loadEMA(file, c.EMA); err != nil {
+		load := c.EMA.LoadState
+		if sharded, ok := c.Model.(*dist.FullyShardedDataParallel); ok {
+			load = func(state []nn.Named) error { return sharded.LoadEMAState(c.EMA, state) }
+		}
+		if err := loadEMA(file, load); err != nil {
 			return err
 		}
 	}
@@ -332,7 +347,7 @@ func value[T any](file *nn.Checkpoint, path ...any) (T, bool) {
 	return t, ok && err == nil
 }
 
-func loadEMA(file *nn.Checkpoint, ema *optim.EMA) error {
+func loadEMA(file *nn.Checkpoint, load func([]nn.Named) error) error {
 	dict, ok := value[map[any]any](file, emaKey)
 	if !ok {
 		return errors.New("it has no averages: the interrupted run had no EMA")
@@ -351,5 +366,5 @@ func loadEMA(file *nn.Checkpoint, ema *optim.EMA) error {
 		}
 		state = append(state, nn.Named{Name: key, Tensor: t})
 	}
-	return ema.LoadState(state)
+	return load(state)
 }

@@ -50,13 +50,16 @@ func trainSharded(t *testing.T, world *dist.Group) {
 	opt, err := sharded.NewOptimizer(buildAdamW)
 	must(err)
 	defer opt.Close()
-	c := &train.Checkpoint{Model: sharded, Optimizer: opt, Device: cuda.CPU, World: world, Metadata: map[string]string{"step": "0"}}
+	ema, err := optim.NewEMA(nn.State(sharded), optim.EMAOptions{Decay: 0.7})
+	must(err)
+	defer ema.Close()
+	c := &train.Checkpoint{Model: sharded, Optimizer: opt, EMA: ema, Device: cuda.CPU, World: world, Metadata: map[string]string{"step": "0"}}
 	if err := c.Load(os.Getenv(jobPath)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
 	_, err = train.NewStepper(train.StepperOptions{Model: sharded, Optimizer: opt})
 	require(t, err, "needs its Around as Backward")
-	stepper, err := train.NewStepper(train.StepperOptions{Model: sharded, Optimizer: opt, Backward: sharded.Around, ClipNorm: 0.1, Autocast: torch.BFloat16})
+	stepper, err := train.NewStepper(train.StepperOptions{Model: sharded, Optimizer: opt, Backward: sharded.Around, EMA: ema, ClipNorm: 0.1, Autocast: torch.BFloat16})
 	must(err)
 	defer stepper.Close()
 	first, _ := strconv.Atoi(c.Metadata["step"])
@@ -76,9 +79,17 @@ func trainSharded(t *testing.T, world *dist.Group) {
 	}
 	state, err := sharded.State()
 	must(err)
-	fmt.Println("first", first, "weights", digest(t, state...))
-	c.EMA = &optim.EMA{}
-	require(t, c.Save(os.Getenv(jobPath)), "leave EMA out")
+	averages, err := sharded.EMAState(ema)
+	must(err)
+	fmt.Println("first", first, "weights", digest(t, append(state, averages...)...))
+	other, err := optim.NewEMA(nn.State(sharded)[:1], optim.EMAOptions{})
+	must(err)
+	defer other.Close()
+	if world.Rank() == 0 {
+		other = ema
+	}
+	_, err = sharded.EMAState(other)
+	require(t, err, "an average of")
 }
 
 // A job whose ranks have parts of the parameters writes the file of one process. It goes on to the
@@ -115,7 +126,12 @@ func TestCheckpointOfShardedParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer opt.Close()
-	c := &train.Checkpoint{Model: net, Optimizer: opt, Device: cuda.CPU}
+	ema, err := optim.NewEMA(nn.State(net), optim.EMAOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ema.Close()
+	c := &train.Checkpoint{Model: net, Optimizer: opt, EMA: ema, Device: cuda.CPU}
 	if err := c.Load(part); err != nil || c.Metadata["step"] != "4" {
 		t.Fatalf("%v, %v", c.Metadata, err)
 	}
