@@ -195,7 +195,7 @@ func (u *unit) decode(shape []int64) (*torch.Tensor, error) {
 		if err == nil {
 			err = u.run(pixels, capi.Stream{Device: capi.DeviceCPU})
 		}
-		return closedUnless(pixels, err)
+		return closeOnError(pixels, err)
 	}
 	current, err := cuda.GetCurrentCUDAStream(u.device)
 	if err != nil {
@@ -220,11 +220,11 @@ func (u *unit) decode(shape []int64) (*torch.Tensor, error) {
 	if err == nil {
 		err = current.WaitEvent(u.arrived)
 	}
-	return closedUnless(pixels, err)
+	return closeOnError(pixels, err)
 }
 
-// closedUnless returns a tensor, or closes it if there is an error.
-func closedUnless(t *torch.Tensor, err error) (*torch.Tensor, error) {
+// closeOnError returns a tensor, or closes it if there is an error.
+func closeOnError(t *torch.Tensor, err error) (*torch.Tensor, error) {
 	if err != nil {
 		if t != nil {
 			t.Close()
@@ -327,7 +327,7 @@ func (d *Decoder) finishRows(scope *torch.Scope, host, src *torch.Tensor, decode
 	if err == nil {
 		err = d.normalise(out, src)
 	}
-	return closedUnless(out, err)
+	return closeOnError(out, err)
 }
 
 // upload queues the copy of rows of host to src.

@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -237,8 +238,35 @@ func TestOnDeviceLimits(t *testing.T) {
 	}
 }
 
+// TestOnDeviceWaitsForATurn: a call waits while all units are taken, until its context ends, or the
+// decoder.
+func TestOnDeviceWaitsForATurn(t *testing.T) {
+	images := photos(t)[:2]
+	for _, device := range devices() {
+		d := newUnitDecoder(t, serve.Options{Device: device, Concurrent: 1})
+		release, err := serve.TakeUnit(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cause := errors.New("the client has gone")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		ended, closed := make(chan error), make(chan error)
+		go func() { ended <- second(d.Batch(ctx, nil, images...)) }()
+		go func() { closed <- second(d.Batch(t.Context(), nil, images...)) }()
+		cancel(cause)
+		if err := <-ended; !errors.Is(err, cause) {
+			t.Errorf("%v: %v, want the context's cause", device, err)
+		}
+		d.Close()
+		if err := <-closed; !errors.Is(err, decode.ErrClosed) {
+			t.Errorf("%v: %v, want ErrClosed", device, err)
+		}
+		release()
+	}
+}
+
 // TestOnDeviceForManyGoroutines: calls of many goroutines take turns, and each gets its own images.
-// A context ends the wait for a turn, and Close ends the decoder beside them.
+// Close ends the decoder beside them.
 func TestOnDeviceForManyGoroutines(t *testing.T) {
 	images := photos(t)
 	o := serve.Options{Device: devices()[len(devices())-1], Concurrent: 2, Decode: decode.Options{Transform: transform.Eval(40, 32)}}

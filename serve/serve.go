@@ -235,7 +235,7 @@ func (d *Decoder) finish(scope *torch.Scope, host *torch.Tensor, n int64) (_ *to
 	if err == nil {
 		err = d.normalise(out, src)
 	}
-	return closedUnless(out, err)
+	return closeOnError(out, err)
 }
 
 // empty returns a tensor for a batch of n images.

@@ -17,7 +17,8 @@ import (
 // needs the host, and if the plan has room in plans.Memory. The plan has no entry points, so that
 // the consumer finds damage in the rest of the file: it calls [Decoder.DecodeRow] then.
 //
-// Images beyond len(plans.Rows) have no plans. With Options.Planar no image has one.
+// Images beyond len(plans.Rows) have no plans. With Options.Planar no image has one. Each of
+// Options.Workers keeps up to 4 MiB for plans.
 func (d *Decoder) DecodePlans(ctx context.Context, dst []byte, plans *decodeplan.Plans, images ...[]byte) error {
 	clear(plans.Rows)
 	plans.Used = 0
