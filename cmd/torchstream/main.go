@@ -14,6 +14,7 @@
 //	torchstream bench train                 images and tokens a second in training, beside PyTorch
 //	torchstream bench operators             what the call of an operator costs, beside C++
 //	torchstream bench dist                  all-reduces and data-parallel training of several processes
+//	torchstream bench serve -images FOLDER  the latency of requests of encoded images to a batch
 //
 // The program opens the shim and LibTorch when a command needs them: inspect, index, preview and
 // bench loader to host memory need the image library alone.
@@ -80,6 +81,7 @@ func benchmarks() []entry {
 		{"train", "[-json]", "images and tokens a second in training, beside PyTorch", benchTrain},
 		{"operators", "[-json]", "what the call of an operator costs, beside C++", benchOperators},
 		{"dist", "[-ranks N]", "all-reduces and data-parallel training of several processes", benchDist},
+		{"serve", "-images FOLDER", "the latency of requests of encoded images to a batch", benchServe},
 	}
 }
 
@@ -160,7 +162,7 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	case "help", "-h", "-help", "--help":
 		return usage(stdout)
 	case "bench":
-		kind, known, want = "benchmark", benchmarks(), "loader, streams, train, operators or dist"
+		kind, known, want = "benchmark", benchmarks(), "loader, streams, train, operators, dist or serve"
 		name, args = first(args)
 	}
 	for _, e := range known {

@@ -55,7 +55,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"trian"}, 2, `no command "trian": did you mean train?`},
 		{[]string{"bnech"}, 2, "did you mean bench?"},
 		{[]string{"photographs"}, 2, `no command "photographs": want setup, doctor`},
-		{[]string{"bench"}, 2, "loader, streams, train, operators or dist"},
+		{[]string{"bench"}, 2, "loader, streams, train, operators, dist or serve"},
 		{[]string{"bench", "gpu"}, 2, `no benchmark "gpu": want loader`},
 		{[]string{"bench", "lodaer"}, 2, "did you mean loader?"},
 		{[]string{"bench", "loader"}, 2, "-archive"},
