@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/settle"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -168,27 +169,8 @@ func TestModulesReportErrors(t *testing.T) {
 	}
 }
 
-// settled frees the references that earlier tests left to the garbage collector, and returns how
-// many references remain.
-func settled() int64 {
-	last, same := torch.LiveTensors(), 0
-	for same < 3 {
-		ran := make(chan struct{})
-		runtime.AddCleanup(new(*int), func(ran chan struct{}) { close(ran) }, ran)
-		runtime.GC()
-		<-ran // the collector runs the cleanups now
-		runtime.Gosched()
-		if n := torch.LiveTensors(); n == last {
-			same++
-		} else {
-			last, same = n, 0
-		}
-	}
-	return last
-}
-
 func TestTrainingHoldsNoMoreMemoryOverTime(t *testing.T) {
-	before := settled()
+	before := settle.Wait(torch.LiveTensors)
 	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
 		nn.NewLinear(4, 2, nn.LinearOptions{}))
 	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1, Momentum: 0.9, WeightDecay: 0.01})

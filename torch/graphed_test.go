@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/settle"
 )
 
 // recorder is a capturer without a GPU: a replay counts, a capture runs the function. Its fields
@@ -149,7 +150,7 @@ func TestGraphedCapturesForEachKindOfArgument(t *testing.T) {
 func TestGraphedIsBounded(t *testing.T) {
 	g, r := graphed(double, GraphedOptions{MaxGraphs: 2})
 	a, b, c := vector(t, 1), vector(t, 2), vector(t, 3)
-	live := Settled()
+	live := settle.Wait(LiveTensors)
 	for _, x := range []*Tensor{a, b, a, c, a, b} { // c replaces b, b replaces c
 		if _, err := g.Call(x); err != nil {
 			t.Fatal(err)
@@ -287,7 +288,7 @@ func TestGraphedCapturesAgainWhenSomethingMoved(t *testing.T) {
 
 func TestGraphedReturnsErrors(t *testing.T) {
 	x := vector(t, 2)
-	live := Settled()
+	live := settle.Wait(LiveTensors)
 	broken := errors.New("broken")
 	fails := true
 	g, r := graphed(func(in []*Tensor) ([]*Tensor, error) {

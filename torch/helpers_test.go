@@ -10,6 +10,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/settle"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -111,4 +112,4 @@ func collect(done func() bool) bool {
 
 // settled waits until the garbage collector has freed the tensors of earlier tests, and returns the
 // number of references.
-func settled() int64 { return torch.Settled() }
+func settled() int64 { return settle.Wait(torch.LiveTensors) }

@@ -114,6 +114,7 @@ LAYERS = {
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.
     "torch/internal/opgen": ["torch/internal/schema"],
+    "internal/settle": [],
     "internal/trampoline": [],
     "internal/simulate": [],
     "internal/streamprog": [],
