@@ -38,7 +38,8 @@ type FullyShardedStats struct {
 //
 //	var blocks []nn.Module
 //	for range 24 {
-//		blocks = append(blocks, dist.NewShardedBlock(nn.NewTransformerEncoderLayer(1024, 16, nn.TransformerEncoderLayerOptions{})))
+//		layer := nn.NewTransformerEncoderLayer(1024, 16, nn.TransformerEncoderLayerOptions{})
+//		blocks = append(blocks, dist.NewShardedBlock(layer))
 //	}
 //	net := nn.NewSequential(blocks...)
 //	sharded, err := dist.NewFullyShardedDataParallel(world, net, dist.FullyShardedOptions{})

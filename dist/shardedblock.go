@@ -14,7 +14,11 @@ import (
 // ShardedBlock is a module whose parameters a [FullyShardedDataParallel] gathers together before
 // the module computes, and frees after. It takes the module's place in the network:
 //
-//	net := nn.NewSequential(dist.NewShardedBlock(stem), dist.NewShardedBlock(first), dist.NewShardedBlock(head))
+//	net := nn.NewSequential(
+//		dist.NewShardedBlock(stem),
+//		dist.NewShardedBlock(first),
+//		dist.NewShardedBlock(head),
+//	)
 //
 // Before NewFullyShardedDataParallel it is the module. From then on its parameters, as
 // nn.Parameters and nn.State list them, are this rank's parts, and those of the module inside are
