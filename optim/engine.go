@@ -334,16 +334,25 @@ func (e *engine) collect() error {
 	e.gradients = torch.NewScope("gradients of a step")
 	for _, g := range e.groups {
 		first := len(e.batches)
-		grads, err := torch.Gradients(e.gradients, g.marked...)
+		all, err := torch.Gradients(e.gradients, g.marked...)
 		if err != nil {
 			return err
 		}
-		for i, s := range g.slots {
-			grad := grads[i]
-			if grad == nil {
-				continue
+		slots, grads := g.slots, all
+		if slices.Contains(all, nil) {
+			slots, grads = nil, nil
+			for i, grad := range all {
+				if grad != nil {
+					slots, grads = append(slots, g.slots[i]), append(grads, grad)
+				}
 			}
-			device, dtype := grad.Device(), grad.DType()
+		}
+		devices, dtypes, err := torch.DevicesAndDTypes(grads...)
+		if err != nil {
+			return err
+		}
+		for i, s := range slots {
+			grad, device, dtype := grads[i], devices[i], dtypes[i]
 			if device == cuda.CPU {
 				var err error
 				if grad, err = e.arrange(g, s, grad); err != nil {

@@ -59,23 +59,23 @@ func Gradients(scope *Scope, leaves ...*Tensor) ([]*Tensor, error) {
 	if scope == nil || scope.s == nil {
 		return nil, opError("Gradients", nil, invalid("the scope is nil, or was not made by NewScope"))
 	}
+	found := make([]*capi.Tensor, len(leaves))
+	if err := with("Gradients", leaves, func(cs []*capi.Tensor) error { return capi.LeafGrads(cs, found) }); err != nil {
+		return nil, err
+	}
 	gradients := make([]*Tensor, len(leaves))
-	for i, t := range leaves {
-		var g *capi.Tensor
-		err := t.use("Gradients", func(c *capi.Tensor) (err error) {
-			g, err = capi.Grad(c)
-			return err
-		})
-		switch {
-		case err != nil:
-			return nil, err
-		case g == nil:
+	var err error
+	for i, c := range found {
+		if c == nil {
 			continue
 		}
-		gradients[i] = provenance{scope, t.marks}.tensor(g)
-		if err := gradients[i].failure(); err != nil {
-			return nil, opError("Gradients", []*Tensor{t}, err)
+		gradients[i] = provenance{scope, leaves[i].marks}.tensor(c) // which frees c in a scope that has ended
+		if failure := gradients[i].failure(); failure != nil && err == nil {
+			err = opError("Gradients", []*Tensor{leaves[i]}, failure)
 		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	return gradients, nil
 }

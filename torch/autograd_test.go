@@ -334,8 +334,12 @@ func TestGradientsBelongToTheScope(t *testing.T) {
 	if g := a.Grad(); g == nil || g.Err() != nil {
 		t.Errorf("the gradient ended with the scope: %v", g)
 	}
-	if _, err := torch.Gradients(step, a); !errors.Is(err, torch.ErrClosed) {
+	before := torch.LiveTensors()
+	if _, err := torch.Gradients(step, a, b, a); !errors.Is(err, torch.ErrClosed) {
 		t.Errorf("in a closed scope: %v", err)
+	}
+	if n := torch.LiveTensors(); n != before {
+		t.Errorf("a closed scope left %d references", n-before)
 	}
 	if _, err := torch.Gradients(nil, a); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("without a scope: %v", err)

@@ -146,6 +146,22 @@ func (t *Tensor) Device() cuda.Device {
 	return cuda.Device(i.Device)
 }
 
+// DevicesAndDTypes returns the device and the dtype of each tensor. It asks LibTorch once, where
+// [Tensor.Device] and [Tensor.DType] ask once each. It fails if a tensor failed, is closed or is
+// nil.
+func DevicesAndDTypes(tensors ...*Tensor) ([]cuda.Device, []DType, error) {
+	numbers := make([]int32, 2*len(tensors))
+	devices, dtypes := numbers[:len(tensors)], numbers[len(tensors):]
+	if err := with("DevicesAndDTypes", tensors, func(cs []*capi.Tensor) error { return capi.TensorKinds(cs, devices, dtypes) }); err != nil {
+		return nil, nil, err
+	}
+	on, of := make([]cuda.Device, len(tensors)), make([]DType, len(tensors))
+	for i := range tensors {
+		on[i], of[i] = cuda.Device(devices[i]), DType(dtypes[i])
+	}
+	return on, of, nil
+}
+
 // IsContiguous reports whether the elements are in memory in the given order without gaps.
 func (t *Tensor) IsContiguous(f MemoryFormat) bool {
 	i, ok := t.info()

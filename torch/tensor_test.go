@@ -3,6 +3,7 @@ package torch_test
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -115,6 +116,31 @@ func TestInPlaceFailureLeavesTheTarget(t *testing.T) {
 		t.Fatalf("an in-place operator returned %v", got)
 	}
 	wantValues(t, x, 2, 4, 6)
+}
+
+func TestDevicesAndDTypes(t *testing.T) {
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	a := scope.Own(floats(t, []float32{1, 2}, 2))
+	b := a.ToDType(torch.Float64)
+	devices, dtypes, err := torch.DevicesAndDTypes(a, b, a)
+	if err != nil || !slices.Equal(devices, []cuda.Device{cuda.CPU, cuda.CPU, cuda.CPU}) || !slices.Equal(dtypes, []torch.DType{torch.Float32, torch.Float64, torch.Float32}) {
+		t.Errorf("got %v %v, %v", devices, dtypes, err)
+	}
+	if devices, dtypes, err := torch.DevicesAndDTypes(); err != nil || len(devices) != 0 || len(dtypes) != 0 {
+		t.Errorf("of none: %v %v, %v", devices, dtypes, err)
+	}
+	bad := a.Add(floats(t, []float32{1, 2, 3}, 3))
+	if _, _, err := torch.DevicesAndDTypes(a, bad); err == nil || err.Error() != bad.Err().Error() {
+		t.Errorf("of a failed tensor: %v", err)
+	}
+	if _, _, err := torch.DevicesAndDTypes(a, nil); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("of nil: %v", err)
+	}
+	b.Close()
+	if _, _, err := torch.DevicesAndDTypes(a, b); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("of a closed tensor: %v", err)
+	}
 }
 
 func TestCloseIsIdempotent(t *testing.T) {

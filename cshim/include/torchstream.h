@@ -521,6 +521,9 @@ typedef struct ts_tensor_info {
 } ts_tensor_info;
 
 TS_API ts_error* ts_tensor_get_info(const ts_tensor* tensor, ts_tensor_info* info);
+/* Returns the device and the dtype of `count` tensors, in arrays of as many values. */
+TS_API ts_error* ts_tensor_get_kinds(ts_tensor* const* tensors, int64_t count, int32_t* devices,
+                                     int32_t* dtypes);
 /* Returns sizes and strides in elements, in arrays of `capacity` values each, filled up to ndim;
  * either may be NULL. TS_ERROR_INVALID_ARGUMENT if capacity < ndim. */
 TS_API ts_error* ts_tensor_get_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides,
@@ -837,6 +840,9 @@ TS_API ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* ou
                                  int64_t input_count, int32_t flags, ts_tensor** gradients);
 /* Returns the gradient, NULL if there is none. */
 TS_API ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient);
+/* Returns the gradients of `count` tensors, NULL for a tensor that has none. */
+TS_API ts_error* ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count,
+                                     ts_tensor** gradients);
 /* Sets the gradient, which the tensor then shares; NULL drops it. */
 TS_API ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient);
 /* Drops the gradients of `count` tensors. */

@@ -100,6 +100,7 @@ static void absent_ts_tensor_free(ts_tensor* tensor) {}
 static void absent_ts_tensor_free_all(ts_tensor* const* tensors, int64_t count) {}
 static int64_t absent_ts_tensor_count(void) { return 0; }
 static ts_error* absent_ts_tensor_get_info(const ts_tensor* tensor, ts_tensor_info* info) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_get_kinds(ts_tensor* const* tensors, int64_t count, int32_t* devices, int32_t* dtypes) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides, int64_t capacity) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_address(const ts_tensor* tensor, uintptr_t* address) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_set_lent(const ts_tensor* tensor, bool lent) { return (ts_error*)&torchstream_capi_absent; }
@@ -135,6 +136,7 @@ static void absent_ts_results_take(ts_results* results, ts_arg* args, ts_tensor*
 static ts_error* absent_ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return (ts_error*)&torchstream_capi_absent; }
@@ -322,6 +324,7 @@ static struct {
   void (*ts_tensor_free_all)(ts_tensor* const* tensors, int64_t count);
   int64_t (*ts_tensor_count)(void);
   ts_error* (*ts_tensor_get_info)(const ts_tensor* tensor, ts_tensor_info* info);
+  ts_error* (*ts_tensor_get_kinds)(ts_tensor* const* tensors, int64_t count, int32_t* devices, int32_t* dtypes);
   ts_error* (*ts_tensor_get_shape)(const ts_tensor* tensor, int64_t* sizes, int64_t* strides, int64_t capacity);
   ts_error* (*ts_tensor_get_address)(const ts_tensor* tensor, uintptr_t* address);
   ts_error* (*ts_tensor_set_lent)(const ts_tensor* tensor, bool lent);
@@ -357,6 +360,7 @@ static struct {
   ts_error* (*ts_tensor_backward)(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph);
   ts_error* (*ts_tensor_grads)(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients);
   ts_error* (*ts_tensor_get_grad)(const ts_tensor* tensor, ts_tensor** gradient);
+  ts_error* (*ts_tensor_get_grads)(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients);
   ts_error* (*ts_tensor_set_grad)(ts_tensor* tensor, const ts_tensor* gradient);
   ts_error* (*ts_tensor_clear_grads)(ts_tensor* const* tensors, int64_t count);
   ts_error* (*ts_tensor_set_requires_grad)(ts_tensor* tensor, bool requires_grad);
@@ -543,6 +547,7 @@ static struct {
   absent_ts_tensor_free_all,
   absent_ts_tensor_count,
   absent_ts_tensor_get_info,
+  absent_ts_tensor_get_kinds,
   absent_ts_tensor_get_shape,
   absent_ts_tensor_get_address,
   absent_ts_tensor_set_lent,
@@ -578,6 +583,7 @@ static struct {
   absent_ts_tensor_backward,
   absent_ts_tensor_grads,
   absent_ts_tensor_get_grad,
+  absent_ts_tensor_get_grads,
   absent_ts_tensor_set_grad,
   absent_ts_tensor_clear_grads,
   absent_ts_tensor_set_requires_grad,
@@ -766,6 +772,7 @@ static const char* const names[] = {
   "ts_tensor_free_all",
   "ts_tensor_count",
   "ts_tensor_get_info",
+  "ts_tensor_get_kinds",
   "ts_tensor_get_shape",
   "ts_tensor_get_address",
   "ts_tensor_set_lent",
@@ -801,6 +808,7 @@ static const char* const names[] = {
   "ts_tensor_backward",
   "ts_tensor_grads",
   "ts_tensor_get_grad",
+  "ts_tensor_get_grads",
   "ts_tensor_set_grad",
   "ts_tensor_clear_grads",
   "ts_tensor_set_requires_grad",
@@ -988,6 +996,7 @@ void ts_tensor_free(ts_tensor* tensor) { table.ts_tensor_free(tensor); }
 void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count) { table.ts_tensor_free_all(tensors, count); }
 int64_t ts_tensor_count(void) { return table.ts_tensor_count(); }
 ts_error* ts_tensor_get_info(const ts_tensor* tensor, ts_tensor_info* info) { return table.ts_tensor_get_info(tensor, info); }
+ts_error* ts_tensor_get_kinds(ts_tensor* const* tensors, int64_t count, int32_t* devices, int32_t* dtypes) { return table.ts_tensor_get_kinds(tensors, count, devices, dtypes); }
 ts_error* ts_tensor_get_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides, int64_t capacity) { return table.ts_tensor_get_shape(tensor, sizes, strides, capacity); }
 ts_error* ts_tensor_get_address(const ts_tensor* tensor, uintptr_t* address) { return table.ts_tensor_get_address(tensor, address); }
 ts_error* ts_tensor_set_lent(const ts_tensor* tensor, bool lent) { return table.ts_tensor_set_lent(tensor, lent); }
@@ -1023,6 +1032,7 @@ void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int
 ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph) { return table.ts_tensor_backward(tensor, gradient, retain_graph); }
 ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return table.ts_tensor_grads(outputs, output_gradients, output_count, inputs, input_count, flags, gradients); }
 ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return table.ts_tensor_get_grad(tensor, gradient); }
+ts_error* ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) { return table.ts_tensor_get_grads(tensors, count, gradients); }
 ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { return table.ts_tensor_set_grad(tensor, gradient); }
 ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return table.ts_tensor_clear_grads(tensors, count); }
 ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return table.ts_tensor_set_requires_grad(tensor, requires_grad); }

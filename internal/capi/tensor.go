@@ -65,6 +65,18 @@ static inline ts_error* call_operator_list(const ts_operator* op, ts_arguments a
 }
 #cgo noescape call_operator_list
 #cgo nocallback call_operator_list
+
+// The same of calls for many tensors.
+static inline ts_error* get_grads(const uintptr_t* tensors, int64_t count, uintptr_t* gradients) {
+  return ts_tensor_get_grads((ts_tensor* const*)tensors, count, (ts_tensor**)gradients);
+}
+#cgo noescape get_grads
+#cgo nocallback get_grads
+static inline ts_error* get_kinds(const uintptr_t* tensors, int64_t count, int32_t* devices, int32_t* dtypes) {
+  return ts_tensor_get_kinds((ts_tensor* const*)tensors, count, devices, dtypes);
+}
+#cgo noescape get_kinds
+#cgo nocallback get_kinds
 #cgo noescape ts_tensor_list_take
 #cgo nocallback ts_tensor_list_take
 #cgo noescape ts_tensor_get_grad
@@ -255,6 +267,14 @@ func DescribeTensor(t *Tensor) (TensorInfo, error) {
 	}
 	return TensorInfo{int64(i.numel), int64(i.bytes), int32(i.ndim), int32(i.dtype), int32(i.device), int32(i.element_size), bool(i.contiguous),
 		bool(i.channels_last), bool(i.requires_grad), bool(i.pinned)}, nil
+}
+
+// TensorKinds writes the device and the dtype of each tensor.
+func TensorKinds(ts []*Tensor, devices, dtypes []int32) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.get_kinds(numbers(ts), C.int64_t(len(ts)), (*C.int32_t)(unsafe.SliceData(devices)), (*C.int32_t)(unsafe.SliceData(dtypes))))
 }
 
 // TensorShape fills size and stride, which have one element for every dimension. Either may be nil.
@@ -659,6 +679,14 @@ func Backward(t, gradient *Tensor, retainGraph bool) error {
 func Grad(t *Tensor) (g *Tensor, err error) {
 	err = failure(C.ts_tensor_get_grad(t, &g))
 	return g, err
+}
+
+// LeafGrads writes the gradients of all tensors to out, nil for a tensor that has none.
+func LeafGrads(ts, out []*Tensor) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.get_grads(numbers(ts), C.int64_t(len(ts)), numbers(out)))
 }
 
 // SetGrad sets the tensor's gradient. A nil gradient removes it.

@@ -142,6 +142,26 @@ ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) {
   });
 }
 
+ts_error* ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(count >= 0, "count is negative");
+    ts::require(count == 0 || (tensors != nullptr && gradients != nullptr),
+                "tensors or gradients is NULL");
+    const bool captured = ts::somebody_captures();
+    for (int64_t i = 0; i < count; ++i) {
+      const at::Tensor value = ts::value_of(tensors[i]);
+      if (captured) ts::hold_in_capture(value);
+    }
+    if (captured) ts::gradients_in_capture();
+    // Nothing below fails: a failed call has made no handle.
+    for (int64_t i = 0; i < count; ++i) {
+      const at::Tensor& known = ts::impl_of(tensors[i])->grad();
+      gradients[i] = known.defined() ? ts::to_handle(known) : nullptr;
+    }
+  });
+}
+
 ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();

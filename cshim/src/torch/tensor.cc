@@ -333,6 +333,22 @@ ts_error* ts_tensor_get_info(const ts_tensor* tensor, ts_tensor_info* info) {
   });
 }
 
+ts_error* ts_tensor_get_kinds(ts_tensor* const* tensors, int64_t count, int32_t* devices,
+                              int32_t* dtypes) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(count >= 0, "count is negative");
+    ts::require(count == 0 || (tensors != nullptr && devices != nullptr && dtypes != nullptr),
+                "tensors, devices or dtypes is NULL");
+    for (int64_t i = 0; i < count; ++i) ts::require(tensors[i] != nullptr, "a tensor is NULL");
+    for (int64_t i = 0; i < count; ++i) {
+      const c10::TensorImpl& tensor = *ts::impl_of(tensors[i]);
+      devices[i] = ts::device_index(tensor.device());
+      dtypes[i] = static_cast<int32_t>(c10::typeMetaToScalarType(tensor.dtype()));
+    }
+  });
+}
+
 ts_error* ts_tensor_get_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides,
                               int64_t capacity) {
   return ts::guard(__func__, [&] {

@@ -42,6 +42,35 @@ TEST(Autograd, BackwardAccumulatesIntoLeaves) {
   ASSERT_OK(ts_tensor_clear_grads(all, 1));
 }
 
+TEST(Autograd, GradientsOfManyTensors) {
+  Tensor x = parameter({1, 2, 3});
+  Tensor none = parameter({1});
+  Tensor y = parameter({5});
+  ASSERT_OK(ts_tensor_backward(square_sum(x), nullptr, false));
+  ASSERT_OK(ts_tensor_backward(square_sum(y), nullptr, false));
+  const int64_t before = ts_tensor_count();
+  ts_tensor* leaves[3] = {x, none, y};
+  ts_tensor* gradients[3] = {x, x, x};
+  ASSERT_OK(ts_tensor_get_grads(leaves, 3, gradients));
+  EXPECT_EQ(gradients[1], nullptr);
+  EXPECT_EQ(ts_tensor_count(), before + 2);
+  Tensor first;
+  Tensor last;
+  *first.out() = gradients[0];
+  *last.out() = gradients[2];
+  EXPECT_EQ(read<float>(first), (Floats{2, 4, 6}));
+  EXPECT_EQ(read<float>(last), (Floats{10}));
+  ASSERT_OK(ts_tensor_get_grads(nullptr, 0, nullptr));
+
+  ts_tensor* broken[2] = {x, nullptr};
+  ts_tensor* untouched[2] = {};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_tensor_get_grads(broken, 2, untouched));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_tensor_get_grads(leaves, 2, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "negative", ts_tensor_get_grads(leaves, -1, untouched));
+  EXPECT_EQ(untouched[0], nullptr);
+  EXPECT_EQ(ts_tensor_count(), before + 2);
+}
+
 TEST(Autograd, BackwardWithAGradient) {
   Tensor x = parameter({1, 2});
   Tensor y = Call("aten::mul", "Tensor").tensor(x).tensor(x).one();

@@ -32,6 +32,27 @@ TEST(Tensor, FromDataCopies) {
   EXPECT_FALSE(info.pinned);
 }
 
+TEST(Tensor, KindsOfManyTensors) {
+  Tensor floats = make<float>({1, 2}, {2});
+  Tensor ints = make<int64_t>({3}, {1});
+  ts_tensor* all[2] = {floats, ints};
+  int32_t devices[2] = {7, 7};
+  int32_t dtypes[2] = {-7, -7};
+  ts_tensor* broken[2] = {floats, nullptr};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_tensor_get_kinds(broken, 2, devices, dtypes));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_tensor_get_kinds(all, 2, devices, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "negative",
+               ts_tensor_get_kinds(all, -1, devices, dtypes));
+  EXPECT_EQ(devices[0], 7);
+  EXPECT_EQ(dtypes[0], -7);
+  ASSERT_OK(ts_tensor_get_kinds(all, 2, devices, dtypes));
+  EXPECT_EQ(devices[0], TS_DEVICE_CPU);
+  EXPECT_EQ(devices[1], TS_DEVICE_CPU);
+  EXPECT_EQ(dtypes[0], TS_DTYPE_FLOAT32);
+  EXPECT_EQ(dtypes[1], TS_DTYPE_INT64);
+  ASSERT_OK(ts_tensor_get_kinds(nullptr, 0, nullptr, nullptr));
+}
+
 TEST(Tensor, ScalarsAndEmptyTensorsKeepTheirShape) {
   EXPECT_EQ(describe(test::scalar(1)).ndim, 0);
   Tensor none = make<float>({}, {0, 3});
