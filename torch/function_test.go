@@ -10,6 +10,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/settle"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -26,8 +27,7 @@ var cube = torch.Function{
 
 // Every level of gradients of x cubed: 3 x x, 6 x, 6.
 func TestFunctionHasGradientsOfGradients(t *testing.T) {
-	capi.ReleaseCallbacks() // those of earlier tests
-	before := capi.LiveCallbacks()
+	before := liveCallbacks()
 	live := settled()
 	scope := torch.NewScope("pass")
 	w := leaf(t, []float32{2, 3})
@@ -118,8 +118,7 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 }
 
 func TestFunctionWithoutHistory(t *testing.T) {
-	capi.ReleaseCallbacks() // those of earlier tests
-	before := capi.LiveCallbacks()
+	before := liveCallbacks()
 	w, x := leaf(t, []float32{2}), floats(t, []float32{2})
 	for name, in := range map[string]*torch.Tensor{"constant": x, "NoGrad": w.NoGrad()} {
 		y := cube.Apply1(in)
@@ -204,8 +203,7 @@ func TestErrorsOfFunctions(t *testing.T) {
 		}, Backward: good}, nil, "modified by an inplace operation"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			capi.ReleaseCallbacks() // those of earlier tests
-			before := capi.LiveCallbacks()
+			before := liveCallbacks()
 			w := leaf(t, []float32{1, 2})
 			scope := torch.NewScope("pass")
 			y := c.f.Apply1(w.In(scope))
@@ -306,9 +304,17 @@ func TestFunctionThatComputesForwardAgain(t *testing.T) {
 	wantGrad(t, w, 27, 27*256)
 }
 
+// liveCallbacks returns the number of callbacks after those of earlier tests are released, some of
+// which wait for the collector.
+func liveCallbacks() int64 {
+	return settle.Wait(func() int64 {
+		capi.ReleaseCallbacks()
+		return capi.LiveCallbacks()
+	})
+}
+
 func TestFunctionOfManyGoroutines(t *testing.T) {
-	capi.ReleaseCallbacks() // those of earlier tests
-	before := capi.LiveCallbacks()
+	before := liveCallbacks()
 	var wg sync.WaitGroup
 	for range 32 {
 		wg.Go(func() {

@@ -150,8 +150,7 @@ func TestStepInAHook(t *testing.T) {
 }
 
 func TestRemovedHooksAreNotCalled(t *testing.T) {
-	capi.ReleaseCallbacks() // those of earlier tests
-	before := capi.LiveCallbacks()
+	before := liveCallbacks()
 	w := leaf(t, []float32{1})
 	var hooks [3]*torch.Hook
 	var calls [3]int
@@ -187,8 +186,7 @@ func TestRemovedHooksAreNotCalled(t *testing.T) {
 
 // The Go function is released with the tensor, or with the graph node, that it is registered on.
 func TestHooksEndWithTheirTensor(t *testing.T) {
-	capi.ReleaseCallbacks() // those of earlier tests
-	before := capi.LiveCallbacks()
+	before := liveCallbacks()
 	nothing := func(*torch.Tensor) (*torch.Tensor, error) { return nil, nil }
 	w, err := torch.Ones(cuda.CPU, torch.Float32, 2)
 	if err != nil {
@@ -382,8 +380,7 @@ func TestDeepBackwardInsideOfHooks(t *testing.T) {
 }
 
 func TestCallbacksAtTheEndOfBackward(t *testing.T) {
-	capi.ReleaseCallbacks() // those of earlier tests
-	before := capi.LiveCallbacks()
+	before := liveCallbacks()
 	if err := torch.QueueCallback(func() error { return nil }); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("outside of a pass: got %v, want ErrInvalidArgument", err)
 	}
