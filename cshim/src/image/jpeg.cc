@@ -76,7 +76,9 @@ int32_t failure_code(int message) {
     case JERR_OUT_OF_MEMORY:
     case JERR_NO_BACKING_STORE:
       return TS_ERROR_OUT_OF_MEMORY;
+#if JPEG_LIB_VERSION < 70  // Ubuntu's has libjpeg 8's interface, in which this is no error
     case JERR_ARITH_NOTIMPL:
+#endif
     case JERR_BAD_PRECISION:
     case JERR_CCIR601_NOTIMPL:
     case JERR_COMPONENT_COUNT:
