@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"unsafe"
 
@@ -23,7 +22,7 @@ const (
 	scratchBytes = 256 << 20 // coefficients and pixels: what the largest plan needs (kMaxPlanScratch of cshim/src/jpeg/plan.h)
 )
 
-// units are the GPU's decoders. A call of Batch has one of them until its images are decoded.
+// units are the GPU's decoders. A call of Batch has one of them until the GPU has decoded.
 type units struct {
 	free   chan *unit
 	done   chan struct{} // closed by close
@@ -241,8 +240,8 @@ func (u *unit) run(pixels *torch.Tensor, on capi.Stream) error {
 	})
 }
 
-// failed waits until the images are decoded, and returns the rows that the host has to decode.
-func (u *unit) failed() (rows []int, err error) {
+// decoded waits until the images are decoded, and returns the rows that the host need not decode.
+func (u *unit) decoded() (rows []int, err error) {
 	if u.pending {
 		if err := u.arrived.Synchronize(); err != nil {
 			return nil, err
@@ -250,130 +249,148 @@ func (u *unit) failed() (rows []int, err error) {
 		u.pending = false
 	}
 	for i, row := range u.rows {
-		if u.flags[i] != 0 {
+		if u.flags[i] == 0 {
 			rows = append(rows, row)
 		}
 	}
 	return rows, nil
 }
 
-// batchOnDevice is Batch with a unit.
+// batchOnDevice is Batch with a unit. The unit goes back before the host decodes what the unit did
+// not, which may take long.
 func (d *Decoder) batchOnDevice(ctx context.Context, scope *torch.Scope, images [][]byte) (*torch.Tensor, error) {
-	u, err := d.units.take(ctx)
+	there, err := d.decodeThere(ctx, scope, images)
 	if err != nil {
 		return nil, err
 	}
-	defer d.units.put(u)
+	defer there.close() // in the streams' order
+	if len(there.good) == 0 {
+		return d.batchOnHost(ctx, scope, images)
+	}
+	if len(there.good) == len(images) {
+		return there.take(), nil
+	}
 	host, err := d.hostPixels(len(images))
 	if err != nil {
 		return nil, fmt.Errorf("serve: %w", err)
 	}
 	defer host.Close()
-	memory, err := host.Bytes()
-	if err != nil {
-		return nil, fmt.Errorf("serve: %w", err)
-	}
-	faults, err := faultsOf(d.d.DecodePlans(ctx, memory, &u.plans, images...))
+	faults, err := d.decodeRest(ctx, host, there.good, images)
 	if err != nil {
 		return nil, err
 	}
 	if len(faults) == len(images) {
 		return nil, faults
 	}
-	u.request(len(images), d.d.Bytes())
-	d.planned.Add(int64(len(u.rows)))
-	src, err := u.decode(host.Shape())
-	if err != nil {
+	if err := d.finishRest(scope, there, host); err != nil {
 		return nil, fmt.Errorf("serve: %w", err)
 	}
-	defer src.Close() // in the streams' order
-	out, err := d.finishRows(scope, host, src, u.rows)
-	if err != nil {
-		return nil, fmt.Errorf("serve: %w", err)
+	if len(faults) > 0 {
+		return there.take(), faults
 	}
-	more, err := d.mend(ctx, u, images, rowsOf{out, src, host, memory})
-	if err != nil {
-		out.Close()
-		return nil, err
-	}
-	if faults = append(faults, more...); len(faults) == 0 {
-		return out, nil
-	}
-	if len(faults) == len(images) {
-		out.Close()
-		out = nil
-	}
-	slices.SortFunc(faults, func(a, b *decode.Error) int { return a.Image - b.Image })
-	return out, faults
+	return there.take(), nil
 }
 
-// faultsOf splits an error of package decode.
-func faultsOf(err error) (decode.Errors, error) {
-	var faults decode.Errors
+// decoded is what a unit has made of a call's images.
+type decoded struct {
+	good   []int         // the rows that it has decoded, in order
+	pixels *torch.Tensor // uint8 [N Size Size 3], of which the other rows are undefined; nil if good is empty
+	out    *torch.Tensor // the batch, if it was queued; nil if the host has to decode a row first
+}
+
+// take returns the batch, which close then leaves open.
+func (d *decoded) take() *torch.Tensor {
+	out := d.out
+	d.out = nil
+	return out
+}
+
+func (d *decoded) close() {
+	for _, t := range []*torch.Tensor{d.pixels, d.out} {
+		if t != nil {
+			t.Close()
+		}
+	}
+}
+
+// decodeThere decodes images with a unit, and waits for it.
+func (d *Decoder) decodeThere(ctx context.Context, scope *torch.Scope, images [][]byte) (*decoded, error) {
+	u, err := d.units.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer d.units.put(u)
+	if err := d.d.Plan(ctx, &u.plans, images...); err != nil {
+		return nil, err
+	}
+	there := &decoded{}
+	if u.request(len(images), d.d.Bytes()); len(u.rows) == 0 {
+		return there, nil
+	}
+	d.planned.Add(int64(len(u.rows)))
+	n, size := int64(len(images)), d.output.Shape[1]
+	if there.pixels, err = u.decode([]int64{n, size, size, 3}); err == nil && len(u.rows) == len(images) {
+		// The device goes on with the batch at once. Images that it could not decode are finished
+		// again.
+		there.out, err = d.finish(scope, there.pixels)
+	}
+	if err == nil {
+		there.good, err = u.decoded()
+	}
+	if err != nil {
+		there.close()
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	d.again.Add(int64(len(u.rows) - len(there.good)))
+	return there, nil
+}
+
+// decodeRest decodes the rows that are not in good on the host.
+func (d *Decoder) decodeRest(ctx context.Context, host *torch.Tensor, good []int, images [][]byte) (faults decode.Errors, err error) {
+	memory, err := host.Bytes()
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	var rest []int
+	_ = decodeplan.Gaps(good, len(images), func(first, rows int) error { // returns what the function does
+		for row := first; row < first+rows; row++ {
+			rest = append(rest, row)
+		}
+		return nil
+	})
+	err = d.d.DecodeRows(ctx, memory, rest, images)
 	if errors.As(err, &faults) {
 		return faults, nil
 	}
 	return nil, err
 }
 
-// finishRows queues, on the current stream, the copies of the rows of host that are not in decoded
-// to src, and the finish of src.
-func (d *Decoder) finishRows(scope *torch.Scope, host, src *torch.Tensor, decoded []int) (*torch.Tensor, error) {
-	n := src.Shape()[0]
-	if err := decodeplan.Gaps(decoded, int(n), func(first, rows int) error { return upload(src, host, first, rows) }); err != nil {
-		return nil, err
-	}
-	out, err := d.empty(scope, n)
-	if err == nil {
-		err = d.normalise(out, src)
-	}
-	return closeOnError(out, err)
-}
-
-// upload queues the copy of rows of host to src.
-func upload(src, host *torch.Tensor, first, rows int) error {
-	to, from := src.Narrow(0, int64(first), int64(rows)), host.Narrow(0, int64(first), int64(rows))
-	defer to.Close()
-	defer from.Close()
-	return to.CopyFrom(from, torch.CopyOptions{NonBlocking: true})
-}
-
-// rowsOf has the rows of a batch: finished, as pixels on the device, and as pixels on the host.
-type rowsOf struct {
-	out, src, host *torch.Tensor
-	memory         []byte // of host
-}
-
-// mend waits for the images that the unit decodes. It decodes those that it could not on the host,
-// and queues their copies and their finish. It returns the faults that the host has found.
-func (d *Decoder) mend(ctx context.Context, u *unit, images [][]byte, b rowsOf) (decode.Errors, error) {
-	rows, err := u.failed()
-	if err != nil {
-		return nil, fmt.Errorf("serve: %w", err)
-	}
-	d.again.Add(int64(len(rows)))
-	var faults decode.Errors
-	size := d.d.Bytes()
-	for _, row := range rows {
-		found, err := faultsOf(d.d.DecodeRow(ctx, b.memory[row*size:][:size], row, images[row]))
-		if err != nil {
-			return nil, err
+// finishRest queues the copies of the rows of host that the unit has not decoded, and the finish of
+// these, or of the batch if it was not queued.
+func (d *Decoder) finishRest(scope *torch.Scope, there *decoded, host *torch.Tensor) (err error) {
+	n := int(there.pixels.Shape()[0])
+	if err := decodeplan.Gaps(there.good, n, func(first, rows int) error {
+		if err := onRows(there.pixels, host, first, rows, copyPixels); err != nil || there.out == nil {
+			return err
 		}
-		faults = append(faults, found...)
-		if err := d.finishRow(b, row); err != nil {
-			return nil, fmt.Errorf("serve: %w", err)
-		}
-	}
-	return faults, nil
-}
-
-// finishRow queues the copy and the finish of one row.
-func (d *Decoder) finishRow(b rowsOf, row int) error {
-	if err := upload(b.src, b.host, row, 1); err != nil {
+		return onRows(there.out, there.pixels, first, rows, d.normalise)
+	}); err != nil {
 		return err
 	}
-	to, from := b.out.Narrow(0, int64(row), 1), b.src.Narrow(0, int64(row), 1)
+	if there.out == nil {
+		there.out, err = d.finish(scope, there.pixels)
+	}
+	return err
+}
+
+// onRows calls fn with some rows of two tensors.
+func onRows(dst, src *torch.Tensor, first, rows int, fn func(dst, src *torch.Tensor) error) error {
+	to, from := dst.Narrow(0, int64(first), int64(rows)), src.Narrow(0, int64(first), int64(rows))
 	defer to.Close()
 	defer from.Close()
-	return d.normalise(to, from)
+	return fn(to, from)
+}
+
+func copyPixels(dst, src *torch.Tensor) error {
+	return dst.CopyFrom(src, torch.CopyOptions{NonBlocking: true})
 }

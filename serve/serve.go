@@ -178,12 +178,17 @@ func (d *Decoder) Batch(ctx context.Context, scope *torch.Scope, images ...[]byt
 	if d.units != nil {
 		return d.batchOnDevice(ctx, scope, images)
 	}
+	return d.batchOnHost(ctx, scope, images)
+}
+
+// batchOnHost is Batch without a unit.
+func (d *Decoder) batchOnHost(ctx context.Context, scope *torch.Scope, images [][]byte) (*torch.Tensor, error) {
 	host, faults, err := d.pixels(ctx, images)
 	if err != nil {
 		return nil, err
 	}
 	defer host.Close()
-	out, err := d.finish(scope, host, int64(len(images)))
+	out, err := d.uploaded(scope, host)
 	if err != nil {
 		return nil, fmt.Errorf("serve: %w", err)
 	}
@@ -218,30 +223,30 @@ func (d *Decoder) pixels(ctx context.Context, images [][]byte) (host *torch.Tens
 	return host, nil, nil
 }
 
-// finish queues the copy to the device and the normalisation on the current stream.
-func (d *Decoder) finish(scope *torch.Scope, host *torch.Tensor, n int64) (_ *torch.Tensor, err error) {
-	src := host
-	if d.device != cuda.CPU {
-		size := d.output.Shape[1]
-		if src, err = torch.Empty(d.device, torch.Uint8, n, size, size, 3); err != nil {
-			return nil, err
-		}
-		defer src.Close() // in the stream's order
-		if err := src.CopyFrom(host, torch.CopyOptions{NonBlocking: true}); err != nil {
-			return nil, err
-		}
+// uploaded queues the copy to the device and the finish on the current stream.
+func (d *Decoder) uploaded(scope *torch.Scope, host *torch.Tensor) (_ *torch.Tensor, err error) {
+	if d.device == cuda.CPU {
+		return d.finish(scope, host)
 	}
-	out, err := d.empty(scope, n)
+	src, err := torch.Empty(d.device, torch.Uint8, host.Shape()...)
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close() // in the stream's order
+	if err := copyPixels(src, host); err != nil {
+		return nil, err
+	}
+	return d.finish(scope, src)
+}
+
+// finish queues the way from pixels to a batch on the current stream.
+func (d *Decoder) finish(scope *torch.Scope, src *torch.Tensor) (*torch.Tensor, error) {
+	o := torch.TensorOptions{Device: d.device, DType: d.output.DType, Scope: scope, MemoryFormat: d.output.MemoryFormat}
+	out, err := o.Empty(append([]int64{src.Shape()[0]}, d.output.Shape...)...)
 	if err == nil {
 		err = d.normalise(out, src)
 	}
 	return closeOnError(out, err)
-}
-
-// empty returns a tensor for a batch of n images.
-func (d *Decoder) empty(scope *torch.Scope, n int64) (*torch.Tensor, error) {
-	o := torch.TensorOptions{Device: d.device, DType: d.output.DType, Scope: scope, MemoryFormat: d.output.MemoryFormat}
-	return o.Empty(append([]int64{n}, d.output.Shape...)...)
 }
 
 // normalise queues the way from pixels to a batch's numbers, or to bytes in the batch's layout.
@@ -251,5 +256,5 @@ func (d *Decoder) normalise(out, src *torch.Tensor) error {
 	}
 	channelsFirst := src.Permute(0, 3, 1, 2)
 	defer channelsFirst.Close()
-	return out.CopyFrom(channelsFirst, torch.CopyOptions{NonBlocking: true})
+	return copyPixels(out, channelsFirst)
 }

@@ -203,19 +203,16 @@ func (d *Decoder) Transform() transform.Transform { return d.plan.Transform() }
 // for Workers and MaxMemory, which it shares with other calls, and for the images that it has
 // begun: ctx ends only the former wait. Decoding one image allocates nothing in the steady state.
 func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) error {
-	return d.decodeInto(ctx, dst, nil, images)
-}
-
-// decodeInto does Decode, and DecodePlans if there is memory for plans.
-func (d *Decoder) decodeInto(ctx context.Context, dst []byte, to *planning, images [][]byte) error {
 	defer runtime.KeepAlive(d) // its cleanup would close the pool between two images
 	if err := d.room(dst, len(images)); err != nil {
 		return err
 	}
+	p := d.pool
 	if len(images) == 1 {
-		return together([]error{d.pool.decode(ctx, 0, images[0], dst, to)})
+		return together([]error{p.decode(ctx, 0, images[0], dst)})
 	}
-	return d.pool.decodeAll(ctx, dst, to, slices.Clone(images)) // the caller's slice stays on its stack
+	all := slices.Clone(images) // the caller's slice stays on its stack
+	return p.each(ctx, len(all), func(ctx context.Context, i int) error { return p.decode(ctx, i, all[i], dst[i*p.row:][:p.row]) })
 }
 
 // room returns an error unless dst has exactly the room for n images.
@@ -227,17 +224,18 @@ func (p *pool) room(dst []byte, n int) error {
 	return nil
 }
 
-// decodeAll decodes several images at a time.
-func (p *pool) decodeAll(ctx context.Context, dst []byte, to *planning, images [][]byte) error {
+// each calls fn for the numbers 0 to n-1, several at a time. An error that is no fault of an image
+// ends the context of fn.
+func (p *pool) each(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	failed := make([]error, len(images))
+	failed := make([]error, n)
 	var next counter
 	var running sync.WaitGroup
-	for range min(len(images), p.workers) {
+	for range min(n, p.workers) {
 		running.Go(func() {
-			for i := next.take(); i < len(images); i = next.take() {
-				failed[i] = p.decode(ctx, i, images[i], dst[i*p.row:][:p.row], to)
+			for i := next.take(); i < n; i = next.take() {
+				failed[i] = fn(ctx, i)
 				if failed[i] != nil && faultOf(failed[i]) == nil {
 					cancel(failed[i])
 					return
@@ -249,16 +247,11 @@ func (p *pool) decodeAll(ctx context.Context, dst []byte, to *planning, images [
 	return together(failed)
 }
 
-// decode decodes image i of a call into its row, or plans it.
-func (p *pool) decode(ctx context.Context, i int, data, row []byte, to *planning) error {
+// decode decodes image i of a call into its row.
+func (p *pool) decode(ctx context.Context, i int, data, row []byte) error {
 	err := p.with(ctx, data, math.MaxInt, func(w *worker) error {
-		order.Seed(&w.source, p.o.Seed, order.OfSample, 0, i)
-		if err := p.plan.Geometry(w.rng, &w.info, &w.geometry); err != nil {
-			return fault(ErrUnsupported, err)
-		}
-		w.augmenter.Draw(w.rng)
-		if !p.o.Planar && w.plan(i, data, to) {
-			return nil
+		if err := w.draw(p, i); err != nil {
+			return err
 		}
 		return w.pixels(p, data, row)
 	})
@@ -267,6 +260,16 @@ func (p *pool) decode(ctx context.Context, i int, data, row []byte, to *planning
 		clear(row)
 	}
 	return err
+}
+
+// draw draws the geometry and the operations of image i of a call.
+func (w *worker) draw(p *pool, i int) error {
+	order.Seed(&w.source, p.o.Seed, order.OfSample, 0, i)
+	if err := p.plan.Geometry(w.rng, &w.info, &w.geometry); err != nil {
+		return fault(ErrUnsupported, err)
+	}
+	w.augmenter.Draw(w.rng)
+	return nil
 }
 
 // pixels decodes by the worker's geometry, and runs what its augmenter has drawn.
@@ -365,6 +368,22 @@ func grown(b []byte, n int) []byte {
 // with checks an image against the limits and calls fn with a worker that has read its header. The
 // caller has room bytes for pixels: if the whole image needs more, they count as memory.
 func (p *pool) with(ctx context.Context, data []byte, room int, fn func(*worker) error) error {
+	return p.open(ctx, data, func(w *worker) (int64, error) {
+		need, err := p.need(&w.info, room)
+		if err != nil {
+			return 0, err
+		}
+		if err := acquire(ctx, p.memory, need); err != nil {
+			return need, err
+		}
+		defer p.memory.Release(need)
+		return need, fn(w)
+	})
+}
+
+// open calls fn with a worker that has read an image's header. fn returns the memory in bytes that
+// the worker may have needed.
+func (p *pool) open(ctx context.Context, data []byte, fn func(*worker) (int64, error)) error {
 	switch {
 	case len(data) == 0:
 		return fault(ErrNotImage, errors.New("it has no bytes"))
@@ -386,22 +405,24 @@ func (p *pool) with(ctx context.Context, data []byte, room int, fn func(*worker)
 	if w.info, err = codec.Header(data); err != nil {
 		return imageFault(err)
 	}
-	n := int64(w.info.Width) * int64(w.info.Height)
+	need, err = fn(w)
+	return err
+}
+
+// need returns the memory in bytes that an image takes, unless it is over a limit.
+func (p *pool) need(info *imagecapi.Info, room int) (int64, error) {
+	n := int64(info.Width) * int64(info.Height)
 	if n > p.o.MaxPixels {
-		return tooLarge("MaxPixels", n, p.o.MaxPixels, "pixels")
+		return 0, tooLarge("MaxPixels", n, p.o.MaxPixels, "pixels")
 	}
-	need = memoryOf(&w.info)
+	need := memoryOf(info)
 	if int64(room) < 3*n {
 		need += 3 * n
 	}
 	if need > p.o.MaxMemory {
-		return tooLarge("MaxMemory", need, p.o.MaxMemory, "bytes of memory to decode it")
+		return 0, tooLarge("MaxMemory", need, p.o.MaxMemory, "bytes of memory to decode it")
 	}
-	if err := acquire(ctx, p.memory, need); err != nil {
-		return err
-	}
-	defer p.memory.Release(need)
-	return fn(w)
+	return need, nil
 }
 
 // acquire waits for a part of a limit. When ctx ends first, or has ended, the error is its cause.

@@ -2,6 +2,8 @@ package decode
 
 import (
 	"context"
+	"errors"
+	"math"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -10,29 +12,60 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// DecodePlans is [Decoder.Decode] for a consumer that decodes images itself: package serve, on a
-// GPU. An image with a plan in plans.Rows has undefined pixels in dst; the plan describes those of
-// Decode, to the bit. All other images, the errors and the waiting are as Decode's. An image has a
-// plan if it is a baseline JPEG without damage in its headers, if no operation of the transform
-// needs the host, and if the plan has room in plans.Memory. The plan has no entry points, so that
-// the consumer finds damage in the rest of the file: it calls [Decoder.DecodeRow] then.
+// Plan writes plans of images for a consumer that decodes them itself: package serve, on a GPU. A
+// plan, in plans.Rows, describes the pixels that Decode writes, to the bit. An image has one if it
+// is a baseline JPEG within the limits and without damage in its headers, if no operation of the
+// transform needs the host, and if there is room in plans.Memory and plans.Rows. The plan has no
+// entry points, so that the consumer finds damage in the rest of the file. [Decoder.DecodeRows] is
+// for the images without a plan, also those at fault, and for those that the consumer cannot
+// decode. With Options.Planar no image has a plan.
 //
-// Images beyond len(plans.Rows) have no plans. With Options.Planar no image has one. Each of
-// Options.Workers keeps up to 4 MiB for plans.
-func (d *Decoder) DecodePlans(ctx context.Context, dst []byte, plans *decodeplan.Plans, images ...[]byte) error {
+// Plan waits for Workers, and not for MaxMemory. Each of Workers keeps up to 4 MiB for plans.
+// Errors are those of the machine and the program, and the end of ctx.
+func (d *Decoder) Plan(ctx context.Context, plans *decodeplan.Plans, images ...[]byte) error {
+	defer runtime.KeepAlive(d)
 	clear(plans.Rows)
 	plans.Used = 0
-	return d.decodeInto(ctx, dst, &planning{plans: plans}, images)
+	p, to := d.pool, &planning{plans: plans}
+	if p.o.Planar {
+		return nil
+	}
+	n := min(len(images), len(plans.Rows))
+	err := p.each(ctx, n, func(ctx context.Context, i int) error { return p.planImage(ctx, i, images[i], to) })
+	var faults Errors
+	if errors.As(err, &faults) {
+		return nil
+	}
+	return err
 }
 
-// DecodeRow decodes an image as Decode does image number row of a call: with the same random
-// numbers and limits, and that number in its error. dst has [Decoder.Bytes] bytes.
-func (d *Decoder) DecodeRow(ctx context.Context, dst []byte, row int, image []byte) error {
+// planImage plans image i of a call, if it can.
+func (p *pool) planImage(ctx context.Context, i int, data []byte, to *planning) error {
+	return p.open(ctx, data, func(w *worker) (int64, error) {
+		if _, err := p.need(&w.info, math.MaxInt); err != nil {
+			return 0, err
+		}
+		if err := w.draw(p, i); err != nil {
+			return 0, err
+		}
+		w.plan(i, data, to)
+		return 0, nil
+	})
+}
+
+// DecodeRows decodes images[row] for each of rows, as Decode does with all of images: to the same
+// place in dst, with the same random numbers, and with the same errors. Other images, and their
+// places, are left alone.
+func (d *Decoder) DecodeRows(ctx context.Context, dst []byte, rows []int, images [][]byte) error {
 	defer runtime.KeepAlive(d)
-	if err := d.room(dst, 1); err != nil {
+	if err := d.room(dst, len(images)); err != nil {
 		return err
 	}
-	return together([]error{d.pool.decode(ctx, row, image, dst, nil)})
+	p := d.pool
+	return p.each(ctx, len(rows), func(ctx context.Context, i int) error {
+		row := rows[i]
+		return p.decode(ctx, row, images[row], dst[row*p.row:][:p.row])
+	})
 }
 
 // planning hands out the memory for the plans of a call.
@@ -41,8 +74,8 @@ type planning struct {
 	mu    sync.Mutex // held while plans.Used changes
 }
 
-// put copies the plan of image i into the memory. It returns false if there is no room.
-func (t *planning) put(i int, plan []byte) bool {
+// put copies the plan of image i into the memory, if there is room.
+func (t *planning) put(i int, plan []byte) {
 	t.mu.Lock()
 	at := t.plans.Used
 	fits := len(plan) <= len(t.plans.Memory)-at
@@ -54,36 +87,35 @@ func (t *planning) put(i int, plan []byte) bool {
 		copy(t.plans.Memory[at:], plan)
 		t.plans.Rows[i] = decodeplan.Row{At: at, Bytes: len(plan)}
 	}
-	return fits
 }
 
 // keptPlan is the size in bytes up to which a worker keeps its memory for plans.
 const keptPlan = 4 << 20
 
-// plan plans image i of a call by the worker's geometry, and by what its augmenter has drawn. It
-// returns false if the host has to decode the image; then the host also judges it.
-func (w *worker) plan(i int, data []byte, to *planning) bool {
-	if to == nil || i >= len(to.plans.Rows) || w.info.Format != imagecapi.JPEG || w.info.Progressive {
-		return false
+// plan plans image i of a call by the worker's geometry, and by what its augmenter has drawn. What
+// it cannot plan is the host's, which also judges it.
+func (w *worker) plan(i int, data []byte, to *planning) {
+	if w.info.Format != imagecapi.JPEG || w.info.Progressive {
+		return
 	}
 	var ops []imagecapi.AugmentOp
 	if w.augmenter != nil {
 		var ok bool
 		if ops, ok = w.augmenter.Operations(); !ok {
-			return false
+			return
 		}
 	}
 	for {
 		n, err := w.d.PlanAugmented(data, &w.geometry, nil, nil, ops, w.planned)
 		if err != nil || n == 0 || n > len(to.plans.Memory) {
-			return false
+			return
 		}
 		if n <= len(w.planned) {
-			put := to.put(i, w.planned[:n])
+			to.put(i, w.planned[:n])
 			if len(w.planned) > keptPlan {
 				w.planned = nil
 			}
-			return put
+			return
 		}
 		w.planned = aligned(n + n/4)
 	}

@@ -2,7 +2,6 @@ package decode_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -20,24 +19,31 @@ func newPlans(bytes, rows int) *decodeplan.Plans {
 	return &decodeplan.Plans{Memory: memory, Rows: make([]decodeplan.Row, rows)}
 }
 
-// TestDecodePlansLeavesTheRestToTheHost: images with a plan have no pixels, and all others, and the
-// errors, are those of Decode.
-func TestDecodePlansLeavesTheRestToTheHost(t *testing.T) {
+// TestPlansAndRowsAreDecode: the images without a plan, and any others, have the pixels and the
+// errors of Decode, and plans lie beside each other in their memory.
+func TestPlansAndRowsAreDecode(t *testing.T) {
 	names, images := corpus(t)
 	names, images = append(names, "text"), append(images, []byte("text"))
-	o := decode.Options{Transform: transform.Eval(40, 32), Seed: 3}
-	planar := o
+	o := decode.Options{Transform: transform.Train(32), Seed: 3}
+	o.Transform.Ops = []transform.Op{transform.ColorJitter{Brightness: 0.5}}
+	blurred, planar, few, strict := o, o, o, o
+	blurred.Transform.Ops = []transform.Op{transform.GaussianBlur{KernelSize: [2]int{3, 3}}}
 	planar.Planar = true
+	few.MaxPixels = 1000
+	strict.MaxMemory = 1
 	for name, c := range map[string]struct {
 		o           decode.Options
 		bytes, rows int
-		least, most int // plans
+		min, max    int // plans
 	}{
-		"room":      {o, 4 << 20, len(images), 15, 60},
-		"few rows":  {o, 4 << 20, 30, 5, 30},
-		"little":    {o, 40 << 10, len(images), 1, 8},
-		"no memory": {o, 0, len(images), 0, 0},
-		"planar":    {planar, 4 << 20, len(images), 0, 0},
+		"room":               {o, 4 << 20, len(images), 15, 60},
+		"few rows":           {o, 4 << 20, 30, 5, 30},
+		"little memory":      {o, 40 << 10, len(images), 1, 8},
+		"no memory":          {o, 0, len(images), 0, 0},
+		"planar":             {planar, 4 << 20, len(images), 0, 0},
+		"the host's":         {blurred, 4 << 20, len(images), 0, 0},
+		"more pixels":        {few, 4 << 20, len(images), 0, 10},
+		"more memory needed": {strict, 4 << 20, len(images), 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDecoder(t, c.o)
@@ -45,30 +51,24 @@ func TestDecodePlansLeavesTheRestToTheHost(t *testing.T) {
 			wantErr := d.Decode(t.Context(), want, images...)
 			plans := newPlans(c.bytes, c.rows)
 			for range 2 { // what is left of a call does not matter to the next
-				if err := d.DecodePlans(t.Context(), got, plans, images...); fmt.Sprint(err) != fmt.Sprint(wantErr) || !slices.Equal(faulty(t, err), faulty(t, wantErr)) {
-					t.Fatalf("%v, want %v", err, wantErr)
+				if err := d.Plan(t.Context(), plans, images...); err != nil {
+					t.Fatal(err)
 				}
 			}
-			planned, end := 0, 0
-			rows := slices.Clone(plans.Rows)
-			for i, r := range rows {
-				if r.Bytes > 0 {
-					planned++
+			if planned := checkPlans(t, plans); planned < c.min || planned > c.max {
+				t.Errorf("%d plans", planned)
+			}
+			var rest []int
+			for i := range images {
+				if i >= c.rows || plans.Rows[i].Bytes == 0 {
+					rest = append(rest, i)
+				} else {
 					copy(got[i*d.Bytes():][:d.Bytes()], want[i*d.Bytes():])
 				}
 			}
-			slices.SortFunc(rows, func(a, b decodeplan.Row) int { return a.At - b.At })
-			for _, r := range rows {
-				if r.Bytes == 0 {
-					continue
-				}
-				if r.At < end || r.At%decodeplan.Align != 0 || r.At+r.Bytes > plans.Used || plans.Used > c.bytes {
-					t.Fatalf("a plan at %d of %d bytes, behind %d, of %d used", r.At, r.Bytes, end, plans.Used)
-				}
-				end = r.At + r.Bytes
-			}
-			if planned < c.least || planned > c.most {
-				t.Errorf("%d plans", planned)
+			err := d.DecodeRows(t.Context(), got, rest, images)
+			if fmt.Sprint(err) != fmt.Sprint(wantErr) || !slices.Equal(faulty(t, err), faulty(t, wantErr)) {
+				t.Errorf("%v, want %v", err, wantErr)
 			}
 			for i := range images {
 				if row := i * d.Bytes(); !bytes.Equal(got[row:][:d.Bytes()], want[row:][:d.Bytes()]) {
@@ -79,25 +79,42 @@ func TestDecodePlansLeavesTheRestToTheHost(t *testing.T) {
 	}
 }
 
-// TestDecodeRowIsARowOfDecode: with random crops and operations, and in its error.
-func TestDecodeRowIsARowOfDecode(t *testing.T) {
-	o := decode.Options{Transform: transform.Train(32), Seed: 9}
-	o.Transform.Ops = []transform.Op{transform.ColorJitter{Brightness: 0.5}}
-	d := newDecoder(t, o)
-	images := [][]byte{photo(t), photo(t), []byte("text"), photo(t)}
-	want, row := make([]byte, len(images)*d.Bytes()), make([]byte, d.Bytes())
-	_ = d.Decode(t.Context(), want, images...) // faults of the text
-	for i := range images {
-		err := d.DecodeRow(t.Context(), row, i, images[i])
-		if !bytes.Equal(row, want[i*d.Bytes():][:d.Bytes()]) {
-			t.Errorf("row %d: other pixels", i)
+// checkPlans returns how many plans there are, none of which overlap.
+func checkPlans(t *testing.T, plans *decodeplan.Plans) (n int) {
+	t.Helper()
+	rows := slices.Clone(plans.Rows)
+	slices.SortFunc(rows, func(a, b decodeplan.Row) int { return a.At - b.At })
+	end := 0
+	for _, r := range rows {
+		if r.Bytes == 0 {
+			continue
 		}
-		var faults decode.Errors
-		if bad := errors.As(err, &faults); bad != (i == 2) || bad && (len(faults) != 1 || faults[0].Image != i) {
-			t.Errorf("row %d: %v", i, err)
+		if r.At < end || r.At%decodeplan.Align != 0 || r.At+r.Bytes > plans.Used || plans.Used > len(plans.Memory) {
+			t.Fatalf("a plan at %d of %d bytes, behind %d, of %d used", r.At, r.Bytes, end, plans.Used)
+		}
+		end = r.At + r.Bytes
+		n++
+	}
+	return n
+}
+
+// TestRowsAreLeftAlone: DecodeRows writes its rows alone, and wants memory for all.
+func TestRowsAreLeftAlone(t *testing.T) {
+	d := newDecoder(t, decode.Options{Transform: transform.Train(32)})
+	images := [][]byte{photo(t), photo(t), []byte("text"), photo(t)}
+	dst := bytes.Repeat([]byte{7}, len(images)*d.Bytes())
+	for _, rows := range [][]int{nil, {1}, {1, 2}} {
+		if err := d.DecodeRows(t.Context(), dst, rows, images); !slices.Equal(faulty(t, err), rows[min(1, len(rows)):]) {
+			t.Errorf("%v: %v", rows, err)
 		}
 	}
-	if err := d.DecodeRow(t.Context(), row[1:], 0, images[0]); err == nil {
+	for i := range images {
+		row := dst[i*d.Bytes():][:d.Bytes()]
+		if untouched := bytes.Count(row, []byte{7}) == len(row); untouched != (i == 0 || i == 3) {
+			t.Errorf("row %d is untouched: %v", i, untouched)
+		}
+	}
+	if err := d.DecodeRows(t.Context(), dst[1:], nil, images); err == nil {
 		t.Error("too little memory was accepted")
 	}
 }
