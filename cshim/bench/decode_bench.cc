@@ -49,7 +49,7 @@ class SearchCost {
  public:
   void add(const uint8_t* memory) {
     const ts::jpeg::Plan& plan = ts::jpeg::plan_at(memory);
-    const auto tables = std::make_unique<ts::jpeg::HuffmanTables>();
+    const auto tables = std::make_unique<ts::jpeg::SearchTables>();
     ts::jpeg::build_tables(plan, memory, tables.get());
     std::vector<ts::jpeg::SyncState> starts(plan.subsequences), ends(plan.subsequences);
     std::vector<ts::jpeg::SyncState> borders(size_t{2} * ts::jpeg::sync_blocks(plan));
@@ -250,7 +250,7 @@ int main(int argc, char** argv) {
   std::string json = "{\"images\": " + std::to_string(batch.files.size()) +
                      ", \"rounds\": " + std::to_string(rounds) + ", \"spacings\": [";
   json += measure(batch, 8, 0, rounds, &wrong) + ", " + measure(batch, 16, 0, rounds, &wrong);
-  for (const uint32_t bytes : {ts::jpeg::kSubsequenceBytes, 64u, 256u, 512u}) {
+  for (const uint32_t bytes : {ts::jpeg::kSubsequenceBytes, 128u, 512u}) {
     json += ", " + measure(batch, 0, bytes, rounds, &wrong);
   }
   std::printf("%s]}\n", json.c_str());

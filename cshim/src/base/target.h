@@ -13,3 +13,10 @@
 #define TS_DEVICE inline
 #define TS_HOST_DEVICE_RARE inline
 #endif
+
+// Before a loop of a fixed number of turns: the device's code has each turn by itself.
+#if defined(__CUDA_ARCH__)
+#define TS_UNROLL _Pragma("unroll")
+#else
+#define TS_UNROLL
+#endif

@@ -30,12 +30,14 @@ __device__ Memory memory_of_block(const Work& work) {
 
 // One block an image: its Huffman tables, for the kernels that decode it.
 __global__ void __launch_bounds__(kTableThreads) build(Work work) {
-  __shared__ __align__(16) jpeg::HuffmanTables tables;
+  __shared__ __align__(16) jpeg::SearchTables tables;
   const uint8_t* const base = memory_of_block(work).base;
   const Plan& plan = jpeg::plan_at(base);
   jpeg::build_tables_1(plan, base, &tables, threadIdx.x, kTableThreads);
   __syncthreads();
   jpeg::build_tables_2(plan, base, &tables, threadIdx.x, kTableThreads);
+  __syncthreads();
+  jpeg::build_tables_3(plan, &tables, threadIdx.x, kTableThreads);
   __syncthreads();
   auto* const to = reinterpret_cast<uint4*>(work.scratch + work.places[blockIdx.y].tables);
   for (uint32_t i = threadIdx.x; i < sizeof tables / sizeof(uint4); i += kTableThreads) {

@@ -15,7 +15,7 @@ using jpeg::Plan;
 bool run_stage(Stage stage, const Work& work, const jpeg::Place& place) {
   const Memory memory = jpeg::memory_of(place, work.staging, work.scratch, work.results);
   const Plan& plan = jpeg::plan_at(memory.base);
-  auto* const tables = reinterpret_cast<jpeg::HuffmanTables*>(work.scratch + place.tables);
+  auto* const tables = reinterpret_cast<jpeg::SearchTables*>(work.scratch + place.tables);
   const jpeg::SyncMemory sync = jpeg::sync_memory(plan, work.scratch + place.sync);
   switch (stage) {
     case Stage::kTables:

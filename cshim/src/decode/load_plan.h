@@ -6,10 +6,10 @@
 
 namespace ts::decode::kernels {
 
-// Copies the plan and the tables of the block's image. All kThreads threads of the block call it.
-template <uint32_t kThreads>
-__device__ __forceinline__ void load_plan(const Work& work, jpeg::Plan* plan,
-                                          jpeg::HuffmanTables* tables) {
+// Copies the plan and the tables of the block's image, those for the search too if they are
+// SearchTables. All kThreads threads of the block call it.
+template <uint32_t kThreads, typename Tables>
+__device__ __forceinline__ void load_plan(const Work& work, jpeg::Plan* plan, Tables* tables) {
   static_assert(sizeof(jpeg::Plan) % sizeof(uint32_t) == 0, "a plan is copied by words");
   const jpeg::Place& place = work.places[blockIdx.y];
   const auto* words = reinterpret_cast<const uint32_t*>(work.staging + place.plan);

@@ -39,7 +39,7 @@ struct Team {
 // A block of threads synchronises kThreads subsequences, and leaves the last state in the borders.
 __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t launch) {
   __shared__ Plan plan;
-  __shared__ __align__(16) jpeg::HuffmanTables tables;
+  __shared__ __align__(16) jpeg::SearchTables tables;
   __shared__ SyncState starts[kThreads], ends[kThreads];
   __shared__ SyncSum sums[kThreads];
   __shared__ uint32_t list[kThreads], counts[2];
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kSumThreads) sums(Work work) {
 // One thread a subsequence, as in synchronise.
 __global__ void __launch_bounds__(kThreads) entries(Work work) {
   __shared__ Plan plan;
-  __shared__ __align__(16) jpeg::HuffmanTables tables;
+  __shared__ __align__(16) jpeg::SearchTables tables;
   const uint8_t* const base = plan_of_block(work);
   const uint32_t first = blockIdx.x * kThreads;
   if (first >= jpeg::plan_at(base).subsequences) return;

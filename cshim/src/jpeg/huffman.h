@@ -44,7 +44,16 @@ struct HuffmanTables {
   uint8_t natural[64];  // the natural order of the zigzag positions
 };
 
-static_assert(sizeof(HuffmanTables) == kTablesScratch && kTablesScratch % 16 == 0,
+// Look-ups of two symbols at once, for the search for entries (jpeg/sync.h), which needs no values:
+// by the next kLookBits bits, the bits of the first symbol, and of the second one if its code is
+// among them too and the first one does not end the block, and the coefficients that they pass
+// << 8. 0 for longer codes.
+struct SearchTables : HuffmanTables {
+  uint16_t pairs[kMaxTables][1 << kLookBits];
+};
+
+static_assert(sizeof(SearchTables) == kTablesScratch && sizeof(HuffmanTables) % 16 == 0 &&
+                  kTablesScratch % 16 == 0,
               "jpeg/plan.h has the size, and the tables are copied by 16 bytes");
 
 TS_HOST_DEVICE uint8_t natural_place(int32_t i) {
@@ -99,7 +108,7 @@ TS_HOST_DEVICE uint16_t look_up_entry(const HuffmanCode& code, const HuffmanTabl
   return 0;
 }
 
-// Builds what thread `thread` of `threads` has to build of the tables, in two steps with a barrier
+// Builds what thread `thread` of `threads` has to build of the tables, in steps with a barrier
 // between them.
 TS_HOST_DEVICE void build_tables_1(const Plan& plan, const uint8_t* base, HuffmanTables* tables,
                                    uint32_t thread, uint32_t threads) {
@@ -119,6 +128,32 @@ TS_HOST_DEVICE void build_tables_2(const Plan& plan, const uint8_t* base, Huffma
     for (uint32_t i = thread; i < 256; i += threads) table.symbols[i] = codes[t].symbols[i];
     for (uint32_t i = thread; i < 1u << kLookBits; i += threads) {
       table.look[i] = look_up_entry(codes[t], table, i);
+    }
+  }
+}
+
+// The first coefficients of a block that a pair does not lead out of with its first symbol.
+constexpr uint32_t kMaxPairPlace = 47;
+
+TS_HOST_DEVICE uint16_t pair_entry(const HuffmanTable& table, uint32_t prefix) {
+  const uint32_t first = table.look[prefix];
+  const uint32_t bits = step_bits(first);
+  const uint32_t passed = passed_by(first);
+  if (first != 0 && passed != kBlockEnd && bits < kLookBits) {
+    const uint32_t second = table.look[prefix << bits & ((1 << kLookBits) - 1)];
+    if (second != 0 && step_bits(second) - value_bits(second) <= kLookBits - bits) {
+      return static_cast<uint16_t>((bits + step_bits(second)) | (passed + passed_by(second)) << 8);
+    }
+  }
+  return static_cast<uint16_t>(bits | passed << 8);
+}
+
+// Builds a thread's share of the pairs, after build_tables_2 and a barrier.
+TS_HOST_DEVICE void build_tables_3(const Plan& plan, SearchTables* tables, uint32_t thread,
+                                   uint32_t threads) {
+  for (uint32_t t = 0; t < plan.tables; ++t) {
+    for (uint32_t i = thread; i < 1u << kLookBits; i += threads) {
+      tables->pairs[t][i] = pair_entry(tables->table[t], i);
     }
   }
 }

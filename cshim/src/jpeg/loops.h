@@ -10,10 +10,11 @@
 
 namespace ts::jpeg {
 
-inline void build_tables(const Plan& plan, const uint8_t* base, HuffmanTables* tables) {
+inline void build_tables(const Plan& plan, const uint8_t* base, SearchTables* tables) {
   constexpr uint32_t kThreads = 3;
   for (uint32_t t = 0; t < kThreads; ++t) build_tables_1(plan, base, tables, t, kThreads);
   for (uint32_t t = 0; t < kThreads; ++t) build_tables_2(plan, base, tables, t, kThreads);
+  for (uint32_t t = 0; t < kThreads; ++t) build_tables_3(plan, tables, t, kThreads);
 }
 
 // The team of jpeg/sync.h on the host.
@@ -31,7 +32,7 @@ struct SyncLoop {
 // kernel of decode/sync.cu does. memory.borders has two states for each block. Returns the cost;
 // its rounds are those that follow each other on the device, of each launch those of its slowest
 // block.
-inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
+inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                             const SyncMemory& memory, uint32_t threads, uint32_t launches,
                             bool backwards = false) {
   SyncCost cost;
@@ -78,7 +79,7 @@ inline bool sum_subsequences(const Plan& plan, const SyncMemory& memory) {
 
 // Writes all entries to `entries`, from the states and sums. Returns false if the host must decode
 // the image.
-inline bool write_all_entries(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
+inline bool write_all_entries(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                               const SyncMemory& memory, uint8_t* entries) {
   bool good = true;
   for (uint32_t i = 0; i < plan.subsequences; ++i) {

@@ -21,7 +21,7 @@ constexpr uint32_t kPlanAlign = 16;
 // Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
 // parts that jpeg/sync.h cuts the scan into, a multiple of four, and of an entry, which is a bit
 // (uint32_t) and three predictors (int16_t).
-constexpr uint32_t kSubsequenceBytes = 128;
+constexpr uint32_t kSubsequenceBytes = 256;
 constexpr uint32_t kScanEntryBytes = 10;
 // Bytes behind the compressed bytes that loads may touch.
 constexpr uint32_t kScanSlack = 16;
@@ -140,7 +140,7 @@ TS_HOST_DEVICE uint64_t weights_bytes(const Axis& axis) {
                          size * static_cast<uint64_t>(axis.pitch) * sizeof(int16_t));
 }
 
-constexpr uint64_t kTablesScratch = 18016;  // HuffmanTables of jpeg/huffman.h
+constexpr uint64_t kTablesScratch = 34400;  // SearchTables of jpeg/huffman.h
 
 // The search for entries in a whole scan (jpeg/sync.h): the subsequences of one block of threads,
 // and the bytes for each subsequence and each block.

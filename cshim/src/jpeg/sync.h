@@ -234,7 +234,7 @@ TS_HOST_DEVICE uint32_t bit_behind(const uint8_t* data, uint32_t from, uint32_t 
 // *sum as they were, if there is more to the bytes than words, if use->mcu() does, or, with
 // Use::kStrict, at whatever is no symbol. *sum is zero before.
 template <typename Use>
-TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
+TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                                uint32_t until, SyncState* state, SyncSum* sum, Use* use) {
   WordReader reader;
   if (!begin_words(base + plan.scan_at, state->bit, until, &reader)) return false;
@@ -243,45 +243,48 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Huff
   uint32_t block = state->place >> 6;
   uint32_t coefficient = state->place & 63;
   uint32_t component = plan.block_component[block];
-  const HuffmanTable* dc_table = &tables.table[plan.block_dc[block]];
-  const HuffmanTable* ac_table = &tables.table[plan.block_ac[block]];
+  uint32_t dc_table = plan.block_dc[block];
+  uint32_t ac_table = plan.block_ac[block];
   while (true) {
-    while (reader.count <= 32) {
-      if (!take_word(&reader, 0)) return false;
-    }
+    if (reader.count <= 32 && !take_word(&reader, 0)) return false;
     if (reader.count <= reader.behind) break;
-    if (coefficient == 0) {
-      if (block == 0 && !use->mcu(plan, reader, part)) return false;
-      const uint32_t step = next_step(*dc_table, reader);
-      if (step == 0) {
+    const HuffmanTable& table = tables.table[coefficient == 0 ? dc_table : ac_table];
+    uint32_t step = table.look[next_look(reader)];
+    if (coefficient == 0 || step == 0) {
+      // A DC difference, or a long code. One more word is enough for any.
+      if (reader.count <= 32) continue;
+      if (coefficient == 0 && block == 0 && !use->mcu(plan, reader, part)) return false;
+      if (step == 0) step = find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
+      if (step == 0) {  // no code
         if (Use::kStrict) return false;
         skip_bits(&reader, 1);
         continue;
       }
-      const uint32_t size = value_bits(step);
-      const uint64_t value = reader.bits << (step_bits(step) - size) >> 1 >> (63 - size);
-      const auto difference = static_cast<uint32_t>(extend(static_cast<uint32_t>(value), size));
-      for (uint32_t c = 0; c < kMaxComponents; ++c) {
-        const uint32_t dc = static_cast<uint32_t>(part.dc[c]) + (c == component ? difference : 0);
-        part.dc[c] = static_cast<int32_t>(dc);
-      }
-      skip_bits(&reader, step_bits(step));
-      coefficient = 1;
-    }
-    for (int i = 0; i < kSymbolsAtOnce && reader.count > reader.behind; ++i) {
-      uint32_t step = ac_table->look[reader.bits >> (64 - kLookBits)];
-      if (step == 0) {
-        if (reader.count < 16) break;
-        step = find_long_code(*ac_table, static_cast<uint32_t>(reader.bits >> 48));
-        if (step == 0) {
-          if (Use::kStrict) return false;
-          step = 1;  // passes a bit and no coefficient
+      if (coefficient == 0) {
+        const auto difference = static_cast<uint32_t>(value_of(step, reader));
+        for (uint32_t c = 0; c < kMaxComponents; ++c) {
+          const uint32_t dc = static_cast<uint32_t>(part.dc[c]) + (c == component ? difference : 0);
+          part.dc[c] = static_cast<int32_t>(dc);
         }
+        coefficient = 1;
+      } else {
+        coefficient += passed_by(step);
       }
-      if (static_cast<int32_t>(step_bits(step)) > reader.count) break;
       skip_bits(&reader, step_bits(step));
-      coefficient += passed_by(step);
-      if (coefficient >= 64) break;
+    }
+    // Without a branch, for which a warp would wait: what is not decoded has no bits.
+    const uint16_t* const pairs = tables.pairs[ac_table];
+    const uint16_t* const singles = tables.table[ac_table].look;
+    TS_UNROLL
+    for (int i = 0; i < kSymbolsAtOnce; ++i) {
+      // A second symbol must begin before `until`, and in the block.
+      const bool pair = reader.count - reader.behind >= kLookBits && coefficient <= kMaxPairPlace;
+      const uint32_t both = (pair ? pairs : singles)[next_look(reader)];
+      const uint32_t bits = step_bits(both);
+      const bool decoded = bits != 0 && static_cast<int32_t>(bits) <= reader.count &&
+                           reader.count > reader.behind && coefficient < 64;
+      coefficient += decoded ? both >> (pair ? 8 : 9) : 0;
+      skip_bits(&reader, decoded ? bits : 0);
     }
     if (coefficient < 64) continue;
     // A run out of the block ends it too.
@@ -290,8 +293,8 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Huff
     ++part.blocks;
     if (++block == plan.blocks) block = 0;
     component = plan.block_component[block];
-    dc_table = &tables.table[plan.block_dc[block]];
-    ac_table = &tables.table[plan.block_ac[block]];
+    dc_table = plan.block_dc[block];
+    ac_table = plan.block_ac[block];
   }
   state->bit = bit_behind(reader.data, until, static_cast<uint32_t>(reader.behind - reader.count));
   state->place = static_cast<uint16_t>(block << 6 | coefficient);
@@ -312,7 +315,7 @@ struct Passing {
 // there. Goes on behind whatever is no symbol: in a state that is wrong, nothing means anything.
 // What the next symbol is depends on the state and the bytes alone, so a pass may be cut anywhere.
 TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
-                                        const HuffmanTables& tables, uint32_t until,
+                                        const SearchTables& tables, uint32_t until,
                                         SyncState* state) {
   SyncSum sum = {};
   if (state->ended != 0) return sum;
@@ -352,7 +355,7 @@ struct SyncCost {
 // and ends when all calls have; and add(at), which counts and returns the count before.
 template <typename Team>
 TS_DEVICE SyncCost synchronise_block(Team& team, const Plan& plan, const uint8_t* base,
-                                     const HuffmanTables& tables, uint32_t first, uint32_t size,
+                                     const SearchTables& tables, uint32_t first, uint32_t size,
                                      bool guesses, const SyncBlock& block) {
   SyncCost cost;
   uint32_t count = guesses ? size : 1;
@@ -480,9 +483,8 @@ struct Writing {
 // Decodes a subsequence from its true state, and writes the entries of the MCUs that begin in it.
 // `before` is the sum of all subsequences before it, `end` the state in which it was left. Returns
 // false if the host must decode the image.
-TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base,
-                                  const HuffmanTables& tables, uint32_t until,
-                                  const SyncState& state, const SyncSum& before,
+TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+                                  uint32_t until, const SyncState& state, const SyncSum& before,
                                   const SyncState& end, uint8_t* entries) {
   SyncState at = state;
   SyncSum sum = before;

@@ -102,10 +102,9 @@ TS_HOST_DEVICE bool begin_words(const uint8_t* data, uint32_t bit, uint32_t unti
   return good;
 }
 
-// Returns the next step, if 16 bits are there; 0 if they begin with no code.
-TS_HOST_DEVICE uint32_t next_step(const HuffmanTable& table, const WordReader& reader) {
-  const uint32_t step = table.look[reader.bits >> (64 - kLookBits)];
-  return step != 0 ? step : find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
+// Returns the index of the next look-up.
+TS_HOST_DEVICE uint32_t next_look(const WordReader& reader) {
+  return static_cast<uint32_t>(reader.bits >> (64 - kLookBits));
 }
 
 // Returns the value behind the code of a step, from the next bits.
@@ -113,6 +112,13 @@ TS_HOST_DEVICE int32_t value_of(uint32_t step, const WordReader& reader) {
   const uint32_t size = value_bits(step);
   const uint64_t value = reader.bits << (step_bits(step) - size) >> 1 >> (63 - size);
   return extend(static_cast<uint32_t>(value), size);
+}
+
+// Stores the value behind a step's code, if it has one, before the coefficient that follows it.
+TS_HOST_DEVICE void store_value(const HuffmanTables& tables, uint32_t step, int32_t value,
+                                uint32_t coefficient, int16_t* out) {
+  if (value_bits(step) == 0 || coefficient > 64 || out == nullptr) return;
+  out[tables.natural[coefficient - 1]] = static_cast<int16_t>(value);
 }
 
 // Decodes a segment that another one follows, of a scan without restart markers, whose bytes end
@@ -139,38 +145,44 @@ TS_HOST_DEVICE bool decode_words(const Plan& plan, const uint8_t* base, const Hu
   const uint32_t end = at.mcu + plan.spacing;
   uint32_t coefficient = 0;
   while (true) {
-    // While symbols are left, no more is taken than the bits of a word from behind their end.
-    if (reader.next >= max_next) return false;
-    while (reader.count <= 32) {
-      if (!take_word(&reader, 0)) return false;
+    if (reader.count <= 32) {
+      // While symbols are left, no more is taken than the bits of a word from behind their end.
+      if (reader.next >= max_next || !take_word(&reader, 0)) return false;
     }
-    if (coefficient == 0) {
-      const uint32_t step = next_step(tables.table[at.dc_table], reader);
+    const HuffmanTable& table = tables.table[coefficient == 0 ? at.dc_table : at.ac_table];
+    uint32_t step = table.look[next_look(reader)];
+    if (coefficient == 0 || step == 0) {
+      // A DC difference, or a long code. One more word is enough for any.
+      if (reader.count <= 32) continue;
+      if (step == 0) step = find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
       if (step == 0) return false;
-      const auto difference = static_cast<uint32_t>(value_of(step, reader));
+      const int32_t value = value_of(step, reader);
       skip_bits(&reader, step_bits(step));
-      for (uint32_t c = 0; c < kMaxComponents; ++c) {
-        if (c != at.component) continue;
-        at.dc[c] = static_cast<int32_t>(static_cast<uint32_t>(at.dc[c]) + difference);
-        if (at.out != nullptr) at.out[0] = static_cast<int16_t>(at.dc[c]);
+      if (coefficient == 0) {
+        for (uint32_t c = 0; c < kMaxComponents; ++c) {
+          if (c != at.component) continue;
+          at.dc[c] =
+              static_cast<int32_t>(static_cast<uint32_t>(at.dc[c]) + static_cast<uint32_t>(value));
+          if (at.out != nullptr) at.out[0] = static_cast<int16_t>(at.dc[c]);
+        }
+        coefficient = 1;
+      } else {
+        coefficient += passed_by(step);
+        store_value(tables, step, value, coefficient, at.out);
       }
-      coefficient = 1;
     }
-    const HuffmanTable& table = tables.table[at.ac_table];
+    // With hardly a branch, for which a warp would wait: what is not decoded has no bits.
+    const uint16_t* const look = tables.table[at.ac_table].look;
+    TS_UNROLL
     for (int i = 0; i < kSymbolsAtOnce; ++i) {
-      uint32_t step = table.look[reader.bits >> (64 - kLookBits)];
-      if (step == 0) {
-        if (reader.count < 16) break;
-        step = find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
-        if (step == 0) return false;
-      }
-      if (static_cast<int32_t>(step_bits(step)) > reader.count) break;
-      coefficient += passed_by(step);
-      if (coefficient <= 64 && value_bits(step) != 0 && at.out != nullptr) {
-        at.out[tables.natural[coefficient - 1]] = static_cast<int16_t>(value_of(step, reader));
-      }
-      skip_bits(&reader, step_bits(step));
-      if (coefficient >= 64) break;
+      const uint32_t next_step = look[next_look(reader)];
+      const uint32_t bits = step_bits(next_step);
+      const bool decoded =
+          bits != 0 && static_cast<int32_t>(bits) <= reader.count && coefficient < 64;
+      const int32_t value = value_of(next_step, reader);
+      coefficient += decoded ? passed_by(next_step) : 0;
+      store_value(tables, decoded ? next_step : 0, value, coefficient, at.out);
+      skip_bits(&reader, decoded ? bits : 0);
     }
     if (coefficient < 64) continue;
     if (coefficient != 64 && coefficient < kBlockEnd) return false;  // a run out of the block

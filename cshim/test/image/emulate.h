@@ -35,8 +35,8 @@ struct Device {
             columns.data(), weights.data(),      result.data()};
   }
 
-  std::unique_ptr<HuffmanTables> build_tables() const {
-    auto tables = std::make_unique<HuffmanTables>();
+  std::unique_ptr<SearchTables> build_tables() const {
+    auto tables = std::make_unique<SearchTables>();
     ts::jpeg::build_tables(plan(), base(), tables.get());
     return tables;
   }
