@@ -19,11 +19,19 @@ type FullyShardedOptions struct {
 	// the end of forward, and sends a third less. Otherwise they are gathered again in backward,
 	// and a rank has those of two blocks at most (ZeRO stage 3).
 	KeepAfterForward bool
+	// GatherDType, if not 0, is the floating-point dtype in which parameters of all floating-point
+	// dtypes are gathered, such as BFloat16 (param_dtype of PyTorch's MixedPrecisionPolicy): the
+	// blocks compute with such parameters, and a gather sends and takes half of what it does for
+	// float32. The parts, which the optimizer updates, keep the dtype of the parameters, in which
+	// gradients are averaged and files are written. Inputs are not cast: use autocast, or give the
+	// network inputs of this dtype. Buffers keep their dtype, and LibTorch's BatchNorm may refuse
+	// buffers that differ from its parameters.
+	GatherDType torch.DType
 }
 
 // FullyShardedStats are the bytes that a rank holds.
 type FullyShardedStats struct {
-	ParameterBytes   int64 // of this rank's parts of the parameters
+	ParameterBytes   int64 // of this rank's parts of the parameters, and of these in GatherDType
 	GradientBytes    int64 // of the averaged gradients of these
 	GatheredBytes    int64 // of blocks that are gathered now
 	MaxGatheredBytes int64 // the maximum of GatheredBytes
@@ -125,6 +133,8 @@ func (d *FullyShardedDataParallel) agree() error {
 	mine := modelText{Options: fmt.Sprintf("%+v", d.o)}
 	if d.net == nil {
 		mine.Err = "the network is nil"
+	} else if d.o.GatherDType != 0 && !floating(d.o.GatherDType) {
+		mine.Err = fmt.Sprintf("GatherDType is %v: it must be one of floating-point numbers", d.o.GatherDType)
 	} else if err := d.find("", d.net); err != nil {
 		mine.Err = err.Error()
 	}
@@ -258,7 +268,7 @@ func (d *FullyShardedDataParallel) construct() (err error) {
 	for _, b := range d.blocks {
 		b.d = d
 		for _, p := range b.params {
-			if dtype := p.param.DType(); d.empty[dtype] == nil {
+			if dtype := d.gatherDType(p.param.DType()); d.empty[dtype] == nil {
 				if d.empty[dtype], err = torch.Empty(d.g.Device(), dtype, 0); err != nil {
 					return d.fail("NewFullyShardedDataParallel", err)
 				}
@@ -271,6 +281,18 @@ func (d *FullyShardedDataParallel) construct() (err error) {
 	}
 	d.order = d.blocks
 	return nil
+}
+
+func floating(d torch.DType) bool {
+	return d == torch.Float16 || d == torch.BFloat16 || d == torch.Float32 || d == torch.Float64
+}
+
+// gatherDType returns the dtype in which parameters are gathered.
+func (d *FullyShardedDataParallel) gatherDType(of torch.DType) torch.DType {
+	if d.o.GatherDType != 0 && floating(of) {
+		return d.o.GatherDType
+	}
+	return of
 }
 
 // shareBuffer moves a buffer to the device, with rank 0's values.

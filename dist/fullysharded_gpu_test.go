@@ -67,7 +67,9 @@ func requireNoFindings(t *testing.T, fn func() error) {
 func TestSanitizerOfShardedBlocks(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
-	for name, options := range map[string]FullyShardedOptions{"stage 3": {}, "stage 2": {KeepAfterForward: true}} {
+	for name, options := range map[string]FullyShardedOptions{
+		"stage 3": {}, "stage 2": {KeepAfterForward: true}, "stage 3, gathered in bfloat16": {GatherDType: torch.BFloat16},
+	} {
 		for _, graph := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, graph: %v", name, graph), func(t *testing.T) {
 				on := cudatest.Stream(t, 0)

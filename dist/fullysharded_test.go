@@ -467,6 +467,147 @@ func TestGPUFullyShardedTrainsAsOne(t *testing.T) { onGPUs(t, "sharded on GPUs")
 // Gathers, computation and reductions wait for each other, and memory is used again after its use.
 func TestGPUFullyShardedIsInOrder(t *testing.T) { onGPUs(t, "late sharded on GPUs") }
 
+// gatheredNet is a network of float64 whose blocks are used once each: a block that is used twice
+// adds up its gradients in the parts' dtype, and a whole network in that of the gathers.
+func gatheredNet(seed uint64, wrap func(nn.Module) nn.Module) (nn.Module, error) {
+	seeding.Lock()
+	defer seeding.Unlock()
+	if err := torch.ManualSeed(seed); err != nil {
+		return nil, err
+	}
+	linear := func(in, out int) nn.Module { return nn.NewLinear(in, out, nn.LinearOptions{}) }
+	tied, frozen := nn.NewLinear(5, 7, nn.LinearOptions{NoBias: true}), linear(7, 7)
+	if err := nn.Freeze(frozen); err != nil {
+		return nil, err
+	}
+	net := nn.NewSequential(wrap(nn.NewSequential(linear(6, 7), nn.NewTanh())), wrap(tiedLinear{nn.Parameters(tied)[0]}),
+		wrap(nn.NewSequential(frozen, nn.NewTanh(), linear(7, 11))), wrap(linear(11, 3)))
+	return net, nn.ToDType(net, torch.Float64)
+}
+
+// gatheredInFloat32 compares a training of float64 parameters that are gathered in float32 with one
+// process, which computes each rank's gradients with rounded parameters.
+func gatheredInFloat32(g *Group) error {
+	none := func(m nn.Module) nn.Module { return m }
+	masters, err := gatheredNet(1, none)
+	if err != nil {
+		return err
+	}
+	low, err := gatheredNet(1, none)
+	if err = errors.Join(err, nn.ToDType(low, torch.Float32)); err != nil {
+		return err
+	}
+	net, err := gatheredNet(uint64(1+g.Rank()), func(m nn.Module) nn.Module { return NewShardedBlock(m) })
+	if err != nil {
+		return err
+	}
+	sharded, err := NewFullyShardedDataParallel(g, net, FullyShardedOptions{GatherDType: torch.Float32})
+	if err != nil {
+		return err
+	}
+	params, rounded := slices.Compact(nn.Parameters(masters)), slices.Compact(nn.Parameters(low))
+	opt, err := adamW(params)
+	if err != nil {
+		return err
+	}
+	divided, err := sharded.NewOptimizer(adamW)
+	if err != nil {
+		return err
+	}
+	first := 0
+	for _, size := range batchSizes {
+		scope := torch.NewScope("turn")
+		single := func(rank int) (x, y *torch.Tensor, samples int, err error) {
+			mine := dealt(first, size, rank, g.Size())
+			if x, y, err = batch(mine); err == nil {
+				x, y = scope.Own(x).ToDType(torch.Float32), scope.Own(y).ToDType(torch.Float32)
+			}
+			return x, y, len(mine), err
+		}
+		for i, p := range rounded {
+			if err := p.NoGrad().CopyFrom(params[i].NoGrad(), torch.CopyOptions{}); err != nil {
+				return err
+			}
+		}
+		for rank := range g.Size() {
+			x, y, samples, err := single(rank)
+			if err != nil {
+				return err
+			}
+			loss := low.Forward(x).MSELoss(y)
+			if samples == 0 {
+				continue
+			}
+			if err := loss.MulScalar(float64(samples*g.Size()) / float64(size)).Backward(); err != nil {
+				return err
+			}
+			if err := addGradients(scope, params, rounded, 1/float64(g.Size())); err != nil {
+				return err
+			}
+		}
+		x, y, samples, err := single(g.Rank())
+		if err != nil {
+			return err
+		}
+		loss := sharded.Weigh(sharded.Forward(x).MSELoss(y), samples)
+		if err := errors.Join(loss.Err(), sharded.Backward(loss), divided.Step(), opt.Step(), opt.ZeroGrad(), scope.Close()); err != nil {
+			return err
+		}
+		first += size
+	}
+	state, err := sharded.State()
+	if err != nil {
+		return err
+	}
+	if diff, err := compareNamed(state, nn.State(masters)); err != nil || diff > 1e-12 {
+		return fmt.Errorf("the weights differ by %g: %w", diff, err)
+	}
+	var blocks []int64
+	for _, b := range sharded.blocks {
+		var bytes int64
+		for _, f := range b.flats {
+			if f.dtype != torch.Float32 || f.mine.DType() != torch.Float64 {
+				return fmt.Errorf("%s: %v is gathered in %v", b.name, f.mine.DType(), f.dtype)
+			}
+			bytes += 4 * f.share * int64(g.Size())
+		}
+		blocks = append(blocks, bytes)
+	}
+	slices.Sort(blocks)
+	if two := blocks[len(blocks)-1] + blocks[len(blocks)-2]; sharded.Stats().MaxGatheredBytes > two {
+		return fmt.Errorf("%d bytes were gathered, and two blocks have %d", sharded.Stats().MaxGatheredBytes, two)
+	}
+	return errors.Join(sharded.LoadState(nn.State(masters)), divided.Close(), sharded.Close(), opt.Close(), nn.Close(masters), nn.Close(low))
+}
+
+// addGradients adds the gradients of some parameters, times a factor, to those of others, in the
+// dtype of these.
+func addGradients(scope *torch.Scope, to, from []*torch.Tensor, factor float64) error {
+	for i, p := range from {
+		grad := p.Grad()
+		if grad == nil {
+			continue
+		}
+		part := scope.Own(grad).NoGrad().ToDType(to[i].DType()).MulScalar(factor)
+		if sum := to[i].Grad(); sum != nil {
+			part = part.Add(scope.Own(sum))
+		}
+		if err := to[i].SetGrad(part); err != nil {
+			return err
+		}
+	}
+	return torch.ClearGrads(from...)
+}
+
+// Parameters are gathered in another dtype, and updated and saved in their own.
+func TestFullyShardedGathersInAnotherDType(t *testing.T) {
+	for _, n := range []int{1, 2, 3} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			requireNone(t, inProcess(t, n, quick, gatheredInFloat32))
+		})
+	}
+}
+
 func TestGPUFullyShardedStepIsAGraph(t *testing.T) { onGPUs(t, "sharded graph on GPUs") }
 
 // shardedGraph captures steps with gathers and reductions as one graph, in both stages.

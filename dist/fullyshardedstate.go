@@ -129,32 +129,48 @@ func (d *FullyShardedDataParallel) State() ([]nn.Named, error) {
 	if err := errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede()); err != nil {
 		return nil, d.fail("FullyShardedDataParallel.State", err)
 	}
-	whole := map[*torch.Tensor]*torch.Tensor{} // by the part
+	whole := map[*shardedParameter]*torch.Tensor{}
 	for _, b := range d.blocks {
-		err := b.show()
-		for _, p := range b.params {
-			if err != nil {
-				break
-			}
-			host := p.view.NoGrad().To(cuda.CPU)
-			if d.stream == nil {
-				host = p.view.NoGrad().Clone()
-			}
-			d.state = append(d.state, host)
-			whole[p.piece] = host
-			err = host.Err()
-		}
-		if err = errors.Join(err, b.free()); err != nil {
+		if err := errors.Join(d.wholeOf(b, whole), b.free()); err != nil {
 			return nil, d.fail("FullyShardedDataParallel.State", fmt.Errorf("%s: %w", b.name, err))
 		}
 	}
-	state := nn.State(d.net)
+	state, parts := nn.State(d.net), d.byName()
 	for i, n := range state {
-		if t := whole[n.Tensor]; t != nil {
-			state[i].Tensor = t
+		if p := parts[n.Name]; p != nil {
+			state[i].Tensor = whole[&p.shardedParameter]
 		}
 	}
 	return state, nil
+}
+
+// wholeOf adds the block's whole parameters to whole, on the CPU.
+func (d *FullyShardedDataParallel) wholeOf(b *ShardedBlock, whole map[*shardedParameter]*torch.Tensor) error {
+	own := map[*blockFlat][]partOf{} // of parameters that are gathered in another dtype
+	for _, p := range b.params {
+		if p.in.low != nil {
+			own[p.in] = append(own[p.in], partOf{&p.shardedParameter, p.piece.NoGrad()})
+			continue
+		}
+		if err := b.show(); err != nil {
+			return err
+		}
+		host := p.view.NoGrad().To(cuda.CPU)
+		if d.stream == nil {
+			host = p.view.NoGrad().Clone()
+		}
+		d.state = append(d.state, host)
+		if err := host.Err(); err != nil {
+			return err
+		}
+		whole[&p.shardedParameter] = host
+	}
+	for _, f := range b.flats {
+		if err := d.gatherWhole("FullyShardedDataParallel.State", f, own[f], &d.state, whole); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (d *FullyShardedDataParallel) dropState() {
@@ -298,7 +314,7 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]nn.Named, error) {
 	whole := map[*shardedParameter]*torch.Tensor{}
 	for _, b := range d.blocks {
 		for _, f := range b.flats {
-			if err := d.gatherAverages(call, f, own[&f.flatParameters], whole); err != nil {
+			if err := d.gatherWhole(call, f, own[&f.flatParameters], &d.averages, whole); err != nil {
 				return nil, d.fail(call, fmt.Errorf("%s: %w", b.name, err))
 			}
 		}
@@ -311,20 +327,21 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]nn.Named, error) {
 	return state, nil
 }
 
-// gatherAverages adds the averages of all ranks to whole, of which own are this rank's.
-func (d *FullyShardedDataParallel) gatherAverages(call string, f *blockFlat, own []partOf, whole map[*shardedParameter]*torch.Tensor) error {
+// gatherWhole adds whole tensors of parameters on the CPU to whole and to kept, of which own are
+// this rank's parts.
+func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []partOf, kept *[]*torch.Tensor, whole map[*shardedParameter]*torch.Tensor) error {
 	if len(own) == 0 {
 		return nil
 	}
-	scope := torch.NewScope("averages on their way")
+	scope := torch.NewScope("parts on their way")
 	defer scope.Close()
-	all, err := gatherParts(scope, d.g, call, stateRow{&f.flatParameters, "averages", own[0].t.DType()}, own)
+	all, err := gatherParts(scope, d.g, call, stateRow{&f.flatParameters, "parts", own[0].t.DType()}, own)
 	if err != nil {
 		return err
 	}
 	for _, part := range own {
 		t := part.p.of(all).Keep()
-		d.averages = append(d.averages, t)
+		*kept = append(*kept, t)
 		if err := t.Err(); err != nil {
 			return err
 		}

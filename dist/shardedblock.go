@@ -51,9 +51,12 @@ type ShardedBlock struct {
 
 // blockFlat is the memory of a block's parameters of one dtype, the trained or the frozen ones.
 type blockFlat struct {
-	flatParameters       // all has memory while the block is gathered
-	bytes          int64 // of all
-	held           bool  // all has memory, which the statistics count
+	flatParameters               // all has memory while the block is gathered
+	dtype          torch.DType   // of all; mine has that of the parameters
+	low            *torch.Tensor // [share]: mine in dtype; nil if it is the parameters'
+	bytes          int64         // of all
+	gradBytes      int64         // of grads
+	held           bool          // all has memory, which the statistics count
 	trained        bool
 	grads          *torch.Tensor // [N*share]: this rank's gradients of all, with memory while they are reduced; nil if frozen
 	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil if frozen
@@ -224,7 +227,14 @@ func (b *ShardedBlock) gather() error {
 			if err := b.hold(f, true); err != nil {
 				return err
 			}
-			work, err := b.d.launch("AllGather of "+b.name, "", f.all, f.mine, allGather)
+			mine := f.mine
+			if f.low != nil {
+				if err := f.low.CopyFrom(f.mine, torch.CopyOptions{NonBlocking: true}); err != nil {
+					return err
+				}
+				mine = f.low
+			}
+			work, err := b.d.launch("AllGather of "+b.name, "", f.all, mine, allGather)
 			if err != nil {
 				return err
 			}
@@ -286,7 +296,7 @@ func (b *ShardedBlock) free() error {
 	var errs []error
 	if b.shown {
 		for _, p := range b.params {
-			errs = append(errs, p.param.SetData(b.d.empty[p.param.DType()]))
+			errs = append(errs, p.param.SetData(b.d.empty[p.in.dtype]))
 		}
 		errs = append(errs, b.d.precede())
 	}
@@ -322,7 +332,7 @@ func (b *ShardedBlock) reduce() error {
 		if err := f.await(); err != nil {
 			return err
 		}
-		if err := b.d.onStream(func() error { return resize(f.grads, f.bytes) }); err != nil {
+		if err := b.d.onStream(func() error { return resize(f.grads, f.gradBytes) }); err != nil {
 			return err
 		}
 	}
@@ -479,7 +489,7 @@ func (b *ShardedBlock) close() error {
 	err := b.free()
 	for _, f := range b.flats {
 		err = errors.Join(err, f.await())
-		for _, t := range []*torch.Tensor{f.all, f.mine, f.grads, f.sum} {
+		for _, t := range []*torch.Tensor{f.all, f.mine, f.low, f.grads, f.sum} {
 			if t != nil {
 				err = errors.Join(err, t.Close())
 			}
@@ -505,17 +515,20 @@ func (b *ShardedBlock) lay() error {
 	for _, p := range b.params {
 		k := kind{p.param.DType(), p.param.RequiresGrad()}
 		if of[k] == nil {
-			of[k] = &blockFlat{trained: k.trained}
+			of[k] = &blockFlat{trained: k.trained, dtype: b.d.gatherDType(k.dtype)}
 			b.flats = append(b.flats, of[k])
 		}
 		p.in = of[k]
-		p.place(&p.in.flatParameters)
+		p.place(&p.in.flatParameters, smaller(p.param.DType(), p.in.dtype))
 	}
 	for _, p := range b.params {
-		p.in.divide(b.d.g.Size(), p.param.DType())
+		p.in.divide(b.d.g.Size(), smaller(p.param.DType(), p.in.dtype))
 		p.cut(int64(b.d.g.Rank()))
 	}
-	if err := b.d.onStream(b.allocate); err != nil {
+	scope := torch.NewScope("whole parameters of a block")
+	defer scope.Close()
+	whole := map[*blockFlat]*torch.Tensor{} // in the parameters' dtype
+	if err := b.d.onStream(func() error { return b.allocate(scope, whole) }); err != nil {
 		return err
 	}
 	b.whole = true
@@ -523,15 +536,15 @@ func (b *ShardedBlock) lay() error {
 		return err
 	}
 	for _, p := range b.params {
-		if err := p.view.CopyFrom(p.marked, torch.CopyOptions{}); err != nil {
+		if err := p.of(whole[p.in]).CopyFrom(p.marked, torch.CopyOptions{}); err != nil {
 			return err
 		}
 	}
 	for _, f := range b.flats {
-		if err := b.d.share(f.all); err != nil {
+		if err := b.d.share(whole[f]); err != nil {
 			return err
 		}
-		own := f.all.Narrow(0, int64(b.d.g.Rank())*f.share, f.share)
+		own := whole[f].Narrow(0, int64(b.d.g.Rank())*f.share, f.share)
 		err := f.mine.CopyFrom(own, torch.CopyOptions{NonBlocking: true})
 		if err = errors.Join(err, own.Close()); err != nil {
 			return err
@@ -548,9 +561,17 @@ func (b *ShardedBlock) lay() error {
 	return b.free()
 }
 
+// smaller returns the dtype of fewer bytes.
+func smaller(a, b torch.DType) torch.DType {
+	if b.Size() < a.Size() {
+		return b
+	}
+	return a
+}
+
 // allocate makes the tensors of the block, on the collectives' stream, which their memory belongs
-// to.
-func (b *ShardedBlock) allocate() error {
+// to, and memory of the scope for the whole parameters.
+func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torch.Tensor) error {
 	device, n := b.d.g.Device(), int64(b.d.g.Size())
 	made := func(t *torch.Tensor, err error) *torch.Tensor {
 		if err != nil {
@@ -564,12 +585,18 @@ func (b *ShardedBlock) allocate() error {
 	}
 	for _, f := range b.flats {
 		d := dtypes[f]
-		f.bytes = n * f.share * int64(d.Size())
-		f.all = made(torch.Zeros(device, d, n*f.share))
+		f.bytes, f.gradBytes = n*f.share*int64(f.dtype.Size()), n*f.share*int64(d.Size())
+		f.all = made(torch.Zeros(device, f.dtype, n*f.share))
 		f.mine = made(torch.Zeros(device, d, f.share))
+		wholeOf[f] = scope.Own(f.all.Keep())
 		f.held = true
 		b.d.gathered(f.bytes)
 		b.d.stats.ParameterBytes += f.share * int64(d.Size())
+		if f.dtype != d {
+			f.low = made(torch.Empty(device, f.dtype, f.share))
+			wholeOf[f] = scope.Own(made(torch.Zeros(device, d, n*f.share)))
+			b.d.stats.ParameterBytes += f.share * int64(f.dtype.Size())
+		}
 		if f.trained {
 			f.grads = made(torch.Empty(device, d, n*f.share))
 			f.sum = made(torch.Zeros(device, d, f.share))

@@ -68,10 +68,11 @@ func newShardedParameter(p *torch.Tensor) shardedParameter {
 	return shardedParameter{param: p, marked: p.NoGrad(), shape: p.Shape(), strides: p.Strides(), elements: p.Elements()}
 }
 
-// place gives the parameter the next place in its flat memory.
-func (p *shardedParameter) place(f *flatParameters) {
+// place gives the parameter the next place in its flat memory, which begins at a multiple of the
+// alignment in the dtype.
+func (p *shardedParameter) place(f *flatParameters, d torch.DType) {
 	p.flat, p.begin = f, f.elements
-	f.elements += aligned(p.elements, p.param.DType())
+	f.elements += aligned(p.elements, d)
 }
 
 // cut finds the elements of the parameter that rank r updates.
@@ -206,7 +207,7 @@ func (z *ZeroRedundancyOptimizer) layOut() {
 			byDType[dtype] = f
 			z.flats = append(z.flats, f)
 		}
-		p.place(f)
+		p.place(f, p.param.DType())
 	}
 	for _, p := range z.parts {
 		p.flat.divide(z.g.Size(), p.param.DType())

@@ -25,8 +25,8 @@ import (
 // torch.set_rng_state and torch.cuda.set_rng_state take them, and "metadata". That of a job also
 // has "ranks", a list with the "generators" and the "loader" of each rank.
 type Checkpoint struct {
-	// Model may be a dist.FullyShardedDataParallel, whose checkpoint is that of the whole model. EMA
-	// is then of nn.State(Model), and its averages are whole in the file too.
+	// Model may be a dist.FullyShardedDataParallel, whose checkpoint is that of the whole model.
+	// EMA is then of nn.State(Model), and its averages are whole in the file too.
 	Model     nn.Module
 	Optimizer optim.Optimizer
 	Scheduler *optim.Scheduler

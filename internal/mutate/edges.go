@@ -242,7 +242,7 @@ var edges = []edge{
 	{"the first gather waits for the optimizer", "dist/fullysharded.go",
 		"{ return false }), d.precede())\n	if err != nil {\n		return d.fail(\"FullyShardedDataParallel.Forward\", err)", "{ return false }))\n	if err != nil {\n		return d.fail(\"FullyShardedDataParallel.Forward\", err)", "dist", "TestSanitizerOfShardedBlocks", 1},
 	{"a block's parameters come into memory that is zeroed", "dist/shardedblock.go",
-		"	if err := b.d.follow(); err != nil {\n		return err\n	}\n	for _, p := range b.params {\n		if err := p.view.CopyFrom", "	for _, p := range b.params {\n		if err := p.view.CopyFrom", "dist", "TestSanitizerOfShardedBlocks", 1},
+		"	if err := b.d.follow(); err != nil {\n		return err\n	}\n	for _, p := range b.params {\n		if err := p.of(", "	for _, p := range b.params {\n		if err := p.of(", "dist", "TestSanitizerOfShardedBlocks", 1},
 	{"a parameter's old memory is given back after it is read", "dist/shardedblock.go",
 		"		if err := b.d.g.Device().Synchronize(); err != nil {\n			return err\n		}\n", "", "dist", "TestSanitizerOfShardedConstruction", 1},
 	{"a buffer's old memory is given back after it is read", "dist/fullysharded.go",
