@@ -214,6 +214,17 @@ type gpuDevice struct {
 	gpu     *gpuDecoding      // nil: the source decodes
 }
 
+// streams returns the streams of the open device by their names in recordings.
+func (d *gpuDevice) streams() map[string]cuda.Stream {
+	named := map[string]cuda.Stream{"prefetcher": d.p}
+	if d.gpu != nil {
+		for i := range d.gpu.units {
+			named[fmt.Sprintf("decoder %d", i)] = d.gpu.units[i].stream.Stream
+		}
+	}
+	return named
+}
+
 func (d *gpuDevice) Open() (err error) {
 	// The goroutine stays locked until it ends, which ends its thread too: LibTorch's per-thread
 	// caches are freed with the thread.

@@ -201,7 +201,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 		idle = &starved{device: o.Device}
 		gpu := &gpuDevice{slots: s, device: o.Device, priority: o.Priority, starved: idle}
 		device = gpu
-		tracer.copiesOn(&gpu.p)
+		tracer.name(gpu.streams)
 	}
 	device = wrap(device)
 	cfg.Checked = s.decode != nil

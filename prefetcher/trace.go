@@ -14,8 +14,8 @@ import (
 // tracer records the batches that Options.Trace names. A nil tracer does nothing.
 type tracer struct {
 	window     trace.Window
-	first, end int          // batches: first included, end exclusive
-	copies     *cuda.Stream // nil on the CPU
+	first, end int                           // batches: first included, end exclusive
+	streams    func() map[string]cuda.Stream // by their names in the recording; nil on the CPU
 	logger     *slog.Logger
 
 	mu       sync.Mutex
@@ -67,10 +67,10 @@ func writable(name string) error {
 	return err
 }
 
-// copiesOn sets the location of the stream P, which the recording names.
-func (t *tracer) copiesOn(p *cuda.Stream) {
+// name sets what returns the streams that the recording names.
+func (t *tracer) name(streams func() map[string]cuda.Stream) {
 	if t != nil {
-		t.copies = p
+		t.streams = streams
 	}
 }
 
@@ -110,8 +110,10 @@ func (t *tracer) recording() bool {
 // start begins the recording. The caller of start, stop and fail holds mu.
 func (t *tracer) start() {
 	recorder, err := trace.Start(trace.Options{})
-	if err == nil && t.copies != nil {
-		err = recorder.NameStream(*t.copies, "prefetcher")
+	if err == nil && t.streams != nil {
+		for name, stream := range t.streams() {
+			err = errors.Join(err, recorder.NameStream(stream, name))
+		}
 	}
 	if recorder == nil {
 		t.over = true
