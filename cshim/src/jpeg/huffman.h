@@ -402,10 +402,12 @@ TS_HOST_DEVICE bool meets(const Entry& entry, uint32_t shift, const BitReader& r
   return same;
 }
 
-// Computes decode_segment (jpeg/words.h), whatever the bytes and the entries.
-TS_HOST_DEVICE_RARE bool decode_carefully(const Plan& plan, const uint8_t* base,
-                                          const HuffmanTables& tables, uint32_t index,
-                                          int16_t* coefficients) {
+// Decodes segment `index` of the plan, which is at `base`. Writes the coefficients of the MCUs that
+// the crop needs into their blocks, in natural order; the others stay as they are, so the caller
+// has zeroed the memory. Returns false if the host must decode the image.
+TS_HOST_DEVICE bool decode_segment(const Plan& plan, const uint8_t* base,
+                                   const HuffmanTables& tables, uint32_t index,
+                                   int16_t* coefficients) {
   const Segment segment = reinterpret_cast<const Segment*>(base + plan.segments_at)[index];
   const Entry entry = entry_at(plan, base, segment.entry);
   const bool last = segment.entry + 1 >= plan.entries;

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
+#include "jpeg/huffman.h"
 #include "jpeg/idct.h"
 #include "jpeg/pixels.h"
 #include "jpeg/plan.h"
 #include "jpeg/resample.h"
-#include "jpeg/words.h"
 
 namespace ts::jpeg {
 

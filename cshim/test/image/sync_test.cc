@@ -148,50 +148,6 @@ TEST(Sync, WordsAreTheCarefulWay) {
   EXPECT_LT(by_words, tried);
 }
 
-// Over good bytes and damaged ones, from true entries and forged ones, the verdict on a segment and
-// the coefficients of a good one are those of the careful way.
-TEST(Sync, SegmentsAreTheCarefulOnes) {
-  Random random(98);
-  JpegDecoder decoder(1 << 24);
-  int good = 0, bad = 0, by_words = 0;
-  for (int i = 0; i < 1500 * rounds(); ++i) {
-    int width, height;
-    draw_size(random, &width, &height);
-    const Bytes file = usual(random, kKinds[random() % 8], width * 2, height * 2);
-    emulate::Device device(plan_of(&decoder, file, crop(0, 0, width * 2, height * 2)));
-    ASSERT_TRUE(device.synchronise(ts::jpeg::kSyncThreads, ts::jpeg::kSyncLaunches));
-    const ts::jpeg::Plan& plan = device.plan();
-    auto* const memory = reinterpret_cast<uint8_t*>(device.plan_memory.data());
-    for (int changes = i % 4 == 0 ? 0 : uniform(random, 1, 4); changes > 0; --changes) {
-      const bool entry = random() % 4 == 0;
-      const size_t bytes = entry ? plan.entries * ts::jpeg::kScanEntryBytes : plan.scan_bytes;
-      uint8_t& byte = memory[(entry ? plan.entries_at : plan.scan_at) + random() % bytes];
-      byte = random() % 3 == 0 ? 0xFF : static_cast<uint8_t>(byte + uniform(random, -1, 1));
-    }
-    const auto tables = device.build_tables();
-    std::vector<int16_t> want(device.coefficients.size());
-    for (uint32_t k = 0; k < plan.segments; ++k) {
-      std::fill(want.begin(), want.end(), int16_t{0});
-      std::fill(device.coefficients.begin(), device.coefficients.end(), int16_t{0});
-      const bool careful = ts::jpeg::decode_carefully(plan, device.base(), *tables, k, want.data());
-      ASSERT_EQ(
-          ts::jpeg::decode_segment(plan, device.base(), *tables, k, device.coefficients.data()),
-          careful)
-          << i << ", segment " << k;
-      ASSERT_TRUE(!careful || want == device.coefficients) << i << ", segment " << k;
-      ++(careful ? good : bad);
-      // Those whose bytes are far from the end, without restart markers.
-      if (!careful || plan.restart_interval != 0 || k + 1 == plan.segments) continue;
-      by_words +=
-          (ts::jpeg::entry_at(plan, device.base(), k + 1).bit >> 3) + ts::jpeg::kWordMargin + 1 <
-          plan.scan_bytes;
-    }
-  }
-  EXPECT_GT(by_words, good / 2);
-  EXPECT_GT(good, 1000);
-  EXPECT_GT(bad, 50);
-}
-
 TEST(Sync, CropsEqualTheHostsDecoder) {
   Random random(92);
   JpegDecoder decoder(1 << 24);
