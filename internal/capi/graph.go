@@ -115,9 +115,13 @@ func GraphHandles(g *Graph) (exec, graph uintptr, err error) {
 func FreeGraph(g *Graph) error {
 	computing.enter()
 	defer computing.leave()
+	s, captured := sanitizer.Load(), false
+	if s != nil {
+		captured = s.freeing(g)
+	}
 	err := failure(C.ts_graph_destroy(g))
-	if s := sanitizer.Load(); s != nil && err == nil {
-		s.freedGraph(g)
+	if s != nil && err == nil {
+		s.freedGraph(g, captured)
 	}
 	return err
 }

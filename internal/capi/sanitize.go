@@ -612,9 +612,20 @@ func (s *Sanitizer) replayed(g *Graph, st Stream) {
 	s.check.Replay(graphKey(g), s.queue(st), s.check.Here("Graph.Replay", 1))
 }
 
-// freedGraph follows the end of a graph, or of a capture that failed.
-func (s *Sanitizer) freedGraph(g *Graph) {
-	s.check.FreeGraph(graphKey(g)) // before the frees are applied
+// freeing precedes the end of a graph, whose address a graph of another goroutine has as soon as it
+// is free, and whose frees another goroutine may apply. It reports whether g is being captured.
+func (s *Sanitizer) freeing(g *Graph) (captured bool) {
+	s.check.FreeGraph(graphKey(g))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return g != nil && s.graph == g
+}
+
+// freedGraph follows the end of a graph, or of a capture that failed. captured is what freeing has
+// returned.
+func (s *Sanitizer) freedGraph(g *Graph, captured bool) {
 	s.freed("Graph.Close")
-	s.ended(g, false)
+	if captured {
+		s.ended(g, false)
+	}
 }

@@ -266,3 +266,26 @@ func TestCapturesFollowEachOther(t *testing.T) {
 		}
 	})
 }
+
+// A graph that is captured while another goroutine frees one may have that one's address. Its
+// capture goes on.
+func TestFreedGraphDoesNotEndACaptureAtItsAddress(t *testing.T) {
+	l := newLogged(t)
+	l.s.log = func([]entry) int { return 0 }
+	g := (*Graph)(unsafe.Pointer(&places[0]))
+	l.s.began(g, Stream{}, nil)
+	l.s.ended(g, true)
+	captured := l.s.freeing(g)
+	l.s.began(g, Stream{}, nil)
+	l.s.freedGraph(g, captured)
+	if l.s.graph != g {
+		t.Fatal("the end of a graph has ended the capture of the next one")
+	}
+	if captured = l.s.freeing(g); !captured {
+		t.Error("a graph that is being captured is taken for one whose capture has ended")
+	}
+	l.s.freedGraph(g, captured)
+	if l.s.graph != nil {
+		t.Error("a capture that failed has not ended")
+	}
+}
