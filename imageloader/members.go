@@ -17,9 +17,10 @@ import (
 
 // A consumer that inflates (decodeplan.Plans.Rooms) gets a JPEG of a .tgz as it is compressed. Its
 // bytes are not on the host then, so the plan is made from the head that an earlier pass of this
-// process has seen: one that planned the image from its bytes, which were compared with the index's
-// checksum and with the entry points. The consumer compares the checksum of what it inflates, tar
-// header included, with that of those bytes, and hands an image back whose checksum differs.
+// process has kept. That pass compared the image's bytes with the index's checksum, and with the
+// entry points or, if these are trusted, planned the image by them. The consumer compares the
+// checksum of what it inflates, tar header included, with that of those bytes, and hands an image
+// back whose checksum differs.
 
 // jpegHead is what a plan needs of a JPEG that is not on the host.
 type jpegHead struct {
