@@ -116,18 +116,19 @@ func (u *unit) close() {
 		errs = append(errs, p.Close())
 	}
 	if err := errors.Join(errs...); err != nil {
-		slog.Debug("serve: closing a decoder", "err", err)
+		slog.Debug("serve: closing a decoder", "error", err)
 	}
 }
 
 // close ends the units that no call has; put ends the others.
 func (s *units) close() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
+	again := s.closed
+	s.closed = true
+	s.mu.Unlock() // put adds no unit any more, and u.close calls CUDA
+	if again {
 		return
 	}
-	s.closed = true
 	close(s.done)
 	for {
 		select {
@@ -159,17 +160,19 @@ func (s *units) take(ctx context.Context) (*unit, error) {
 func (s *units) put(u *unit) {
 	if u.pending {
 		if err := u.stream.Synchronize(); err != nil {
-			slog.Debug("serve: waiting for a decoder", "err", err) // the next call has the same error
+			slog.Debug("serve: waiting for a decoder", "error", err) // the next call has the same error
 		}
 		u.pending = false
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		u.close()
-		return
+	closed := s.closed
+	if !closed {
+		s.free <- u // has room for all units
 	}
-	s.free <- u
+	s.mu.Unlock()
+	if closed {
+		u.close()
+	}
 }
 
 // request sets rows and images to the first n rows of plans that have one. A row of the results has

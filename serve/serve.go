@@ -123,8 +123,9 @@ func (d *Decoder) openUnits(n int) (err error) {
 	return nil
 }
 
-// Close frees the memory for decoding. Batches stay valid, and calls in progress end as usual;
-// later ones return [decode.ErrClosed]. Close never fails, and further calls do nothing.
+// Close frees the memory for decoding. Batches stay valid. Calls in progress end as usual, or with
+// [decode.ErrClosed] if they have not begun all of their images; later ones return that error.
+// Close never fails, and further calls do nothing. Memory that a call uses is freed at its end.
 func (d *Decoder) Close() error {
 	d.cleanup.Stop()
 	if d.units != nil {
