@@ -33,16 +33,16 @@ func compile(t *testing.T, folder, name, source string, options ...string) strin
 func TestOpenLibraryExplainsFailures(t *testing.T) {
 	bound := func(unsafe.Pointer) string { t.Error("the library was used"); return "" }
 	open := func(folder string, bind func(unsafe.Pointer) string) error {
-		_, err := OpenLibrary(library.Search{Program: folder, Clone: "/src"}, LibraryName, "ts_image_abi_version", 3, bind)
+		_, err := OpenLibrary(library.Search{Program: folder, Clone: "/no/clone"}, LibraryName, "ts_image_abi_version", 3, bind)
 		return err
 	}
 	cases := map[string]func(t *testing.T, folder string) ([]string, error){
 		"missing": func(t *testing.T, folder string) ([]string, error) {
-			_, err := OpenLibrary(library.Search{Program: folder, Clone: "/src"}, "libtorchstream_none.so", "ts_image_abi_version", 3, bound)
-			return []string{"there is no libtorchstream_none.so", folder, "beside the program", "/src/cshim/build/lib (the clone)"}, err
+			_, err := OpenLibrary(library.Search{Program: folder, Clone: "/no/clone"}, "libtorchstream_none.so", "ts_image_abi_version", 3, bound)
+			return []string{"there is no libtorchstream_none.so", folder, "beside the program", "/no/clone/cshim/build/lib (the clone)"}, err
 		},
 		"not where the variable says": func(t *testing.T, folder string) ([]string, error) {
-			_, err := OpenLibrary(library.Search{Library: folder, Clone: "/src"}, LibraryName, "ts_image_abi_version", 3, bound)
+			_, err := OpenLibrary(library.Search{Library: folder, Clone: "/no/clone"}, LibraryName, "ts_image_abi_version", 3, bound)
 			return []string{"there is no " + LibraryName + " in " + folder, "TORCHSTREAM_LIBRARY"}, err
 		},
 		"older": func(t *testing.T, folder string) ([]string, error) {
@@ -96,9 +96,9 @@ func TestOpenLibraryExplainsFailures(t *testing.T) {
 			if !errors.As(err, &e) || !errors.Is(err, CodeNoLibrary) {
 				t.Fatalf("got %v, want a CodeNoLibrary", err)
 			}
-			for _, w := range append(want, "`make -C /src image`", e.Origin) {
-				if w == "`make -C /src image`" && name == "missing" {
-					w = "`make -C /src shim`"
+			for _, w := range append(want, "`make -C /no/clone image`", e.Origin) {
+				if w == "`make -C /no/clone image`" && name == "missing" {
+					w = "`make -C /no/clone shim`"
 				}
 				if !strings.Contains(err.Error(), w) {
 					t.Errorf("%q does not say %q", err, w)

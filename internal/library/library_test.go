@@ -82,8 +82,8 @@ func TestSetupIsOneCommand(t *testing.T) {
 		search     Search
 		name, want string
 	}{
-		{Search{Clone: "/src"}, "libtorchstream.so", "make -C /src shim"},
-		{Search{Clone: "/src"}, "libtorchstream_image.so", "make -C /src image"},
+		{Search{Clone: "/no/clone"}, "libtorchstream.so", "make -C /no/clone shim"},
+		{Search{Clone: "/no/clone"}, "libtorchstream_image.so", "make -C /no/clone image"},
 		{Search{Version: "v0.1.0"}, "libtorchstream.so", "go run " + Module + "/cmd/torchstream@v0.1.0 setup"},
 		{Search{}, "libtorchstream_image.so", "go run " + Module + "/cmd/torchstream@latest setup"},
 	} {
@@ -117,20 +117,20 @@ func TestLibTorchVersion(t *testing.T) {
 
 // Each message of the dynamic loader becomes one that says what to do.
 func TestUnusable(t *testing.T) {
-	s := Search{Clone: "/src", LoaderPath: "/other/torch/lib"}
+	s := Search{Clone: "/no/clone", LoaderPath: "/other/torch/lib"}
 	const path = "/lib/libtorchstream.so"
 	for _, c := range []struct {
 		name, why string
 		want      []string
 	}{
 		{"a library of LibTorch is missing", "libtorch_cpu.so: cannot open shared object file: No such file or directory",
-			[]string{path, "needs libtorch_cpu.so of LibTorch", "/other/torch/lib", "`make -C /src shim`"}},
+			[]string{path, "needs libtorch_cpu.so of LibTorch", "/other/torch/lib", "`make -C /no/clone shim`"}},
 		{"a library of CUDA is missing", "libcudart.so.13: cannot open shared object file: No such file or directory",
 			[]string{"needs libcudart.so.13 of CUDA"}},
 		{"the C library is old", "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by /lib/libtorchstream.so)",
 			[]string{"GLIBC_2.38", "this system is older"}},
-		{"another symbol", path + ": undefined symbol: _ZN3c10", []string{"_ZN3c10", "`make -C /src shim`"}},
-		{"not a library", path + ": file too short", []string{path, "file too short", "`make -C /src shim`"}},
+		{"another symbol", path + ": undefined symbol: _ZN3c10", []string{"_ZN3c10", "`make -C /no/clone shim`"}},
+		{"not a library", path + ": file too short", []string{path, "file too short", "`make -C /no/clone shim`"}},
 	} {
 		got := s.Unusable(path, c.why)
 		for _, want := range c.want {
