@@ -28,7 +28,7 @@ type jpegHead struct {
 	tables   string // the segments that other images may have too; shared with them
 	frame    string // the frame's and the scan's
 	scan     int    // byte of the file where the data of its scan begin
-	end      int64  // of its compressed bytes: see index.Inflated
+	end      int64  // of its compressed bytes: see index.Inflated; 0: see refuse
 	checksum uint32 // CRC-32 of the tar's headers and the file
 	entries  uint64 // hash of the blob that the bytes were compared with
 }
@@ -127,6 +127,16 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflat
 	if known {
 		h.heads[i].Store(&jpegHead{info: *info, tables: shared, frame: string(frame), scan: scan, end: from.End,
 			checksum: crc32.Update(from.Lead, crc32.IEEETable, data), entries: hash})
+	}
+}
+
+// refuse leaves a sample to the host from now on, because a consumer could not inflate it. The
+// consumer would hand an unusual stream back in every epoch, and wait each time.
+func (h *heads) refuse(i int) {
+	if head := h.heads[i].Load(); head != nil {
+		refused := *head
+		refused.end = 0
+		h.heads[i].Store(&refused)
 	}
 }
 
@@ -253,7 +263,7 @@ func (q *planner) planMember(j *job) bool {
 	if err != nil { // reading the sample finds the error again, and has words for it
 		return false
 	}
-	j.staging.rows[j.row] = rowPlan{Row: row, repeat: repeat{j.size, j.epoch, j.again}}
+	j.staging.rows[j.row] = rowPlan{Row: row, repeat: repeat{j.size, j.epoch, j.again, true}}
 	if q.w.crops(&head.info) {
 		q.cropped++
 	}

@@ -103,6 +103,11 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 	if h.heads[0].Load() != first {
 		t.Error("the same entry points replace a head")
 	}
+	h.refuse(2)
+	h.keep(2, photo(t, 2), &imagecapi.Info{}, index.Inflated{End: 7}, []byte("entries"))
+	if got := h.heads[2].Load(); got.end != 0 || got.scan == 0 {
+		t.Errorf("a refused head is %+v", got)
+	}
 	h.keep(0, photo(t, 0), &imagecapi.Info{}, index.Inflated{}, []byte("others"))
 	if h.heads[0].Load() == first {
 		t.Error("a head of other entry points stays")

@@ -106,6 +106,9 @@ func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) e
 	defer l.repeated.mu.Unlock()
 	err := l.repeated.open(ctx, l, batch.known)
 	if err == nil {
+		if batch.repeats[row].member {
+			l.entryPoints(batch.known).headsOf().refuse(batch.Samples[row].Index)
+		}
 		err = l.decodeAgain(batch.known, l.repeated.reader, batch.Samples[row], batch.repeats[row], dst)
 	}
 	if err != nil {
@@ -152,9 +155,10 @@ func (r *rereader) close() {
 
 // repeat is what it takes to decode a sample again, beside the Sample: see item.
 type repeat struct {
-	size  int64
-	epoch int
-	again uint64
+	size   int64
+	epoch  int
+	again  uint64
+	member bool // the consumer has inflated it
 }
 
 // decodeAgain reads a sample of an archive with random access, and decodes it on the host without
@@ -337,7 +341,7 @@ func (w *worker) plan(j *job, info *imagecapi.Info) bool {
 	if s == nil {
 		return false
 	}
-	again := repeat{j.size, j.epoch, j.again}
+	again := repeat{size: j.size, epoch: j.epoch, again: j.again}
 	s.rows[j.row] = rowPlan{repeat: again}
 	if w.points == nil || !w.p.known.Random() || info.Format != imagecapi.JPEG || info.Progressive {
 		return false

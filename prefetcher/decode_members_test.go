@@ -95,8 +95,12 @@ func decodeHandsDamagedMembersBack(t *testing.T, decoder decoderFeed) {
 	nothingLeft(t, func() {
 		host, device := newFeed(t, plain, Options{}), decoder(t, source)
 		sameEpochs(t, host, device, 0, 3)
-		if st := device.Stats(); source.members < 10 || st.DecodedAgain < int64(source.members) {
+		st := device.Stats()
+		if source.members < 10 || st.DecodedAgain < int64(source.members) {
 			t.Errorf("%d members are damaged, and %d images decoded again", source.members, st.DecodedAgain)
+		}
+		if st.Inflated >= st.Decoded {
+			t.Errorf("%d of %d images are inflated: the device is given what it handed back", st.Inflated, st.Decoded)
 		}
 		closeFeed(t, host)
 		closeFeed(t, device)
@@ -154,7 +158,8 @@ func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 }
 
 // TestSanitizerOfInflatedMembers: the stream sanitizer finds nothing when the device inflates. On
-// devices that compute nothing every member has a wrong checksum, and the host decodes it again.
+// devices that compute nothing nearly every member has a wrong checksum, and the host decodes it
+// again.
 func TestSanitizerOfInflatedMembers(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	if cuda.RunningSanitizer() != nil {
@@ -184,7 +189,7 @@ func TestSanitizerOfInflatedMembers(t *testing.T) {
 	}
 	st := p.Stats()
 	closeFeed(t, p)
-	if st.Inflated < 90 || st.DecodedAgain > st.Decoded {
+	if st.Inflated < 40 || st.DecodedAgain > st.Decoded {
 		t.Errorf("%+v", st)
 	}
 	for _, f := range s.Findings() {
