@@ -20,9 +20,11 @@
 
 namespace ts::deflate {
 
-constexpr uint32_t kThreads = 256;      // of a team
-constexpr uint32_t kSubsequence = 512;  // bits of a thread in one step
-constexpr uint32_t kWindow = 32768;     // bytes before the output
+constexpr uint32_t kThreads = 256;  // of a team
+// Bits of a thread in one step. A block of zlib's has up to 16,383 symbols, those of a JPEG 8 to 9
+// bits each: so it takes one step, and not a second one for its last few symbols.
+constexpr uint32_t kSubsequence = 576;
+constexpr uint32_t kWindow = 32768;  // bytes before the output
 // Maximum numbers of bytes of an input, and of the output from the checkpoint to the end of a
 // range. A place in bits has 32 bits.
 constexpr uint32_t kMaxInput = 1u << 28;
