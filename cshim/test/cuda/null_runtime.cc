@@ -1,4 +1,5 @@
-// CUDA's runtime, and the functions of cuBLAS that a capture calls, for devices that do nothing:
+// CUDA's runtime, and the functions of cuBLAS and cuDNN that captures, products and convolutions
+// call, for devices that do nothing:
 // their memory is the host's, kernels and products write nothing, and a copy is done when its call
 // returns. So everything that the host does for a GPU can run without one: the caching allocator,
 // the current streams, events, captures, and the stream sanitizer. Results of computations are
@@ -554,5 +555,63 @@ int cublasSetMathMode(void* /*handle*/, int /*mode*/) { return 0; }
 int cublasSetPointerMode_v2(void* /*handle*/, int /*mode*/) { return 0; }
 int cublasSetStream_v2(void* /*handle*/, cudaStream_t /*stream*/) { return 0; }
 int cublasSetWorkspace_v2(void* /*handle*/, void* /*memory*/, size_t /*bytes*/) { return 0; }
+
+// The arguments of a product are read by nobody, so these functions have none.
+int cublasGemmEx() { return 0; }
+int cublasGemmStridedBatchedEx() { return 0; }
+int cublasSgemm_v2() { return 0; }
+int cublasSgemmStridedBatched() { return 0; }
+int cublasLtMatmul() { return 0; }
+
+int cublasLtMatmulAlgoGetHeuristic(void* /*handle*/, void* /*product*/, void* /*a*/, void* /*b*/,
+                                   void* /*c*/, void* /*d*/, void* /*preference*/,
+                                   int /*requested*/, void* /*results*/, int* count) {
+  *count = 1;
+  return 0;
+}
+
+// ---- cuDNN: every convolution has one plan, which needs no workspace and computes nothing
+
+int cudnnCreate(cudaStream_t** handle) {
+  *handle = new cudaStream_t();
+  return 0;
+}
+
+int cudnnSetStream(cudaStream_t* handle, cudaStream_t stream) {
+  *handle = stream;
+  return 0;
+}
+
+int cudnnGetStream(const cudaStream_t* handle, cudaStream_t* stream) {
+  *stream = *handle;
+  return 0;
+}
+
+int cudnnBackendCreateDescriptor(int /*type*/, void** descriptor) {
+  *descriptor = std::malloc(1);
+  return 0;
+}
+
+int cudnnBackendDestroyDescriptor(void* descriptor) {
+  std::free(descriptor);
+  return 0;
+}
+
+int cudnnBackendSetAttribute(void* /*descriptor*/, int /*name*/, int /*type*/, int64_t /*count*/,
+                             const void* /*elements*/) {
+  return 0;
+}
+
+int cudnnBackendGetAttribute(void* /*descriptor*/, int /*name*/, int type, int64_t requested,
+                             int64_t* count, void* elements) {
+  constexpr int kInt64 = 3;        // CUDNN_TYPE_INT64
+  constexpr int kDescriptor = 15;  // CUDNN_TYPE_BACKEND_DESCRIPTOR
+  if (count != nullptr) *count = type == kInt64 || type == kDescriptor ? 1 : 0;
+  if (type == kInt64 && requested > 0 && elements != nullptr) *static_cast<int64_t*>(elements) = 0;
+  return 0;
+}
+
+int cudnnBackendFinalize(void* /*descriptor*/) { return 0; }
+int cudnnBackendExecute(void* /*handle*/, void* /*plan*/, void* /*pointers*/) { return 0; }
 
 }  // extern "C"
