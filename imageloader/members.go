@@ -177,8 +177,8 @@ func (l *Loader) MemberBytes() (staging, rooms int) {
 			continue
 		}
 		members++
-		// The place where the compressed bytes end is not known. Nobody makes more of them than of
-		// output, but for a few headers of blocks.
+		// The place where the compressed bytes end is not known. Compressors make no more of them
+		// than of output, but for a few headers of blocks.
 		m := decodeplan.Member{Skip: at.Skip, Bytes: at.Lead + int(size)}
 		inputs.add(int64(min(at.Input, m.Skip+m.Bytes)+at.Window) + planTables)
 		outputs.add(int64(m.Room()))

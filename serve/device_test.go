@@ -88,8 +88,8 @@ func same(t *testing.T, what string, got, want *torch.Tensor, gotErr, wantErr er
 	}
 }
 
-// TestOnDeviceIsTheHosts: whoever decodes, a batch of any images has the same bits and the same
-// errors.
+// TestOnDeviceIsTheHosts: a batch of any images has the same bits and the same errors, whether the
+// device or the host decodes it.
 func TestOnDeviceIsTheHosts(t *testing.T) {
 	images := append(photos(t), uploads(t)...)
 	half := transform.Train(48)

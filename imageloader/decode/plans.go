@@ -3,6 +3,7 @@ package decode
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"runtime"
 	"sync"
@@ -55,11 +56,17 @@ func (p *pool) planImage(ctx context.Context, i int, data []byte, to *planning) 
 
 // DecodeRows decodes images[row] for each of rows, as Decode does with all of images: to the same
 // place in dst, with the same random numbers, and with the same errors. Other images, and their
-// places, are left alone.
+// places, are left alone. No number stands twice in rows; one that is no image's is an error before
+// anything is decoded.
 func (d *Decoder) DecodeRows(ctx context.Context, dst []byte, rows []int, images [][]byte) error {
 	defer runtime.KeepAlive(d)
 	if err := d.room(dst, len(images)); err != nil {
 		return err
+	}
+	for _, row := range rows {
+		if row < 0 || row >= len(images) {
+			return fmt.Errorf("decode: DecodeRows of row %d: the images are %d, from row 0 on", row, len(images))
+		}
 	}
 	p := d.pool
 	return p.each(ctx, len(rows), func(ctx context.Context, i int) error {

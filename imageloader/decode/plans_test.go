@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -106,6 +107,11 @@ func TestRowsAreLeftAlone(t *testing.T) {
 	for _, rows := range [][]int{nil, {1}, {1, 2}} {
 		if err := d.DecodeRows(t.Context(), dst, rows, images); !slices.Equal(faulty(t, err), rows[min(1, len(rows)):]) {
 			t.Errorf("%v: %v", rows, err)
+		}
+	}
+	for _, wrong := range [][]int{{0, 4}, {0, -1}} {
+		if err := d.DecodeRows(t.Context(), dst, wrong, images); err == nil || !strings.Contains(err.Error(), fmt.Sprint("row ", wrong[1])) {
+			t.Errorf("%v: %v", wrong, err)
 		}
 	}
 	for i := range images {
