@@ -185,6 +185,9 @@ func (g *Graphed) results(op string, arguments []*Tensor, call func([]*Tensor) (
 			return nil, in[i].failure()
 		}
 	}
+	if len(results) > 0 && len(g.eager) > 0 && results[0] == g.eager[0] {
+		g.keep(nil, nil) // the scope has them, and the next call need not run beside them
+	}
 	return in, nil
 }
 

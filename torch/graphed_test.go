@@ -3,6 +3,7 @@ package torch
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -144,6 +145,28 @@ func TestGraphedCapturesForEachKindOfArgument(t *testing.T) {
 	}
 	if r.shared != n {
 		t.Errorf("%d of %d later graphs share memory, want all", r.shared, n)
+	}
+}
+
+// Results of a call without a graph end with the scope of the arguments, before the next call.
+func TestGraphedKeepsNoResultsOfAScope(t *testing.T) {
+	g, _ := graphed(double, GraphedOptions{})
+	defer g.Close()
+	x := vector(t, 2)
+	live := settle.Wait(LiveTensors)
+	for range 2 {
+		scope := NewScope("call")
+		results, err := g.CallEager(scope.Own(x.Keep()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := results[0].Float64s(); err != nil || !slices.Equal(got, []float64{2, 2}) {
+			t.Errorf("%v, %v, want 2 and 2", got, err)
+		}
+		scope.Close()
+		if kept := LiveTensors() - live; kept != 0 {
+			t.Errorf("%d tensors are kept, want none", kept)
+		}
 	}
 }
 
