@@ -108,9 +108,11 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	set.IntVar(&b.shardedSteps, "sharded-steps", shardedSteps, "steps of a round, for a GPT-2")
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
+	graphs := set.Bool("graphs", true, "on a GPU, measure steps as graphs too")
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
+	b.noGraphs = !*graphs
 	if min(*ranks, *largest, b.size, b.steps, b.rounds, sequences, b.shardedSteps) < 1 {
 		return errors.New("bench dist: -ranks, -mib, -size, -steps, -rounds, -sequences and -sharded-steps must be 1 or more")
 	}
@@ -200,7 +202,7 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 		}
 	}
 	for _, row := range report.Sharded {
-		if row.Way == shardedWays[0] {
+		if row.Way == shardedWays[0] && row.Mode == "eager" {
 			job.Dist.Sharded = append(job.Dist.Sharded, dividedRow{row.Model, row.Batch, shardedWays})
 		}
 	}
@@ -242,6 +244,9 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 		}
 	}
 	for _, row := range report.Sharded {
+		if row.Mode != "eager" {
+			continue
+		}
 		row.PyTorch = peer.Sharded[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, row.Way)]
 	}
 	if len(peer.Errors) > 0 {

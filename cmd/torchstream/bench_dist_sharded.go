@@ -24,6 +24,7 @@ type distShardedRow struct {
 	Batch   int                `json:"batch"`   // sequences of a rank
 	Context int                `json:"context"` // tokens of a sequence
 	Way     string             `json:"way"`     // one of shardedWays
+	Mode    string             `json:"mode"`    // "eager" or "graph"
 	Go      *distShardedFigure `json:"go"`
 	PyTorch *distShardedFigure `json:"pytorch"`
 }
@@ -37,7 +38,8 @@ type distShardedFigure struct {
 
 // shardedWays are what ranks divide: nothing, optimizer state, gradients too, parameters too.
 // pytorch_train.py knows these names.
-var shardedWays = []string{"DataParallel", "ZeroRedundancyOptimizer", "FullyShardedDataParallel, stage 2", "FullyShardedDataParallel, stage 3"}
+var shardedWays = []string{"DataParallel", "ZeroRedundancyOptimizer", "FullyShardedDataParallel, stage 2", "FullyShardedDataParallel, stage 3",
+	"FullyShardedDataParallel, stage 3, gathered in bfloat16"}
 
 // tinyGPT is a GPT-2 for tests, which package models does not have by name.
 const tinyGPT = "gpt2-tiny"
@@ -98,7 +100,7 @@ type shardedTrainee struct {
 	sharded  *dist.FullyShardedDataParallel // nil if they are not
 }
 
-func (b *distBench) newShardedTrainee(model, way string) (_ *shardedTrainee, err error) {
+func (b *distBench) newShardedTrainee(model, way, mode string) (_ *shardedTrainee, err error) {
 	t := &shardedTrainee{trainee: trainee{b: &b.trainBench, model: model}}
 	defer func() {
 		if err != nil {
@@ -114,9 +116,14 @@ func (b *distBench) newShardedTrainee(model, way string) (_ *shardedTrainee, err
 		return optim.NewAdamW(params, optim.AdamWOptions{LR: 1e-4, Capturable: true})
 	}
 	o := b.stepperOptions(model)
+	o.Graph = mode == "graph"
 	if stage, ok := strings.CutPrefix(way, "FullyShardedDataParallel, "); ok {
-		t.sharded, err = dist.NewFullyShardedDataParallel(b.world, shardedGPT(gpt), dist.FullyShardedOptions{KeepAfterForward: stage == "stage 2"})
-		if err != nil {
+		options := dist.FullyShardedOptions{KeepAfterForward: stage == "stage 2"}
+		if strings.HasSuffix(stage, "bfloat16") {
+			options.GatherDType = torch.BFloat16
+			o.Autocast = torch.BFloat16 // also on the CPU
+		}
+		if t.sharded, err = dist.NewFullyShardedDataParallel(b.world, shardedGPT(gpt), options); err != nil {
 			return nil, err
 		}
 		o.Model, o.Backward = t.sharded, t.sharded.Around
@@ -169,22 +176,24 @@ func (b *distBench) measureSharded(names string, batch int, r *distReport) error
 		return nil
 	}
 	for model := range strings.SplitSeq(names, ",") {
-		for _, way := range shardedWays {
-			row := &distShardedRow{Model: model, Batch: batch, Context: b.context, Way: way}
-			var err error
-			if row.Go, err = b.shardedStep(model, batch, way); err != nil {
-				return fmt.Errorf("bench dist: %s, %s: %w", model, way, err)
+		for _, mode := range b.modes() {
+			for _, way := range shardedWays {
+				row := &distShardedRow{Model: model, Batch: batch, Context: b.context, Way: way, Mode: mode}
+				var err error
+				if row.Go, err = b.shardedStep(model, batch, way, mode); err != nil {
+					return fmt.Errorf("bench dist: %s, %s, %s: %w", model, way, mode, err)
+				}
+				r.Sharded = append(r.Sharded, row)
 			}
-			r.Sharded = append(r.Sharded, row)
 		}
 	}
 	return nil
 }
 
-func (b *distBench) shardedStep(model string, batch int, way string) (_ *distShardedFigure, err error) {
+func (b *distBench) shardedStep(model string, batch int, way, mode string) (_ *distShardedFigure, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	t, err := b.newShardedTrainee(model, way)
+	t, err := b.newShardedTrainee(model, way, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -209,6 +218,9 @@ func (b *distBench) shardedStep(model string, batch int, way string) (_ *distSha
 	if err != nil {
 		return nil, err
 	}
+	if stats := t.step.Stats(); mode == "graph" && stats.Replays < int64(b.shardedSteps*b.rounds) {
+		return nil, fmt.Errorf("%d of %d steps replayed a graph", stats.Replays, stats.Steps)
+	}
 	f := &distShardedFigure{StepMS: s * 1e3}
 	if b.device == cuda.CPU {
 		return f, nil
@@ -232,9 +244,9 @@ func (r *distReport) shardedTable(out io.Writer) error {
 	fmt.Fprintf(out, "\n%d sequences of %d tokens a rank, AdamW; GiB: what the rank with most has allocated between steps, and at the maximum\n\n",
 		r.Sharded[0].Batch, r.Sharded[0].Context)
 	w := printable.NewTable(out, tabwriter.AlignRight)
-	fmt.Fprintln(w, "model\tway\tstep, ms\theld, GiB\tpeak, GiB\tPyTorch, ms\theld\tpeak\t")
+	fmt.Fprintln(w, "model\tway\tmode\tstep, ms\theld, GiB\tpeak, GiB\tPyTorch, ms\theld\tpeak\t")
 	for _, row := range r.Sharded {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t\n", row.Model, row.Way, row.Go, row.PyTorch)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t\n", row.Model, row.Way, row.Mode, row.Go, row.PyTorch)
 	}
 	return w.Flush()
 }

@@ -113,6 +113,8 @@ type trainBench struct {
 	memory  int64
 	workers int
 	decode  prefetcher.Decode
+	// noGraphs leaves out steps as graphs.
+	noGraphs bool
 }
 
 // defaultBatches are the batch sizes that a network is measured with.
@@ -137,7 +139,7 @@ func (b *trainBench) batchesOf(model string) []int {
 
 // modes are the ways to run a step.
 func (b *trainBench) modes() []string {
-	if b.device == cuda.CPU {
+	if b.device == cuda.CPU || b.noGraphs {
 		return []string{"eager"}
 	}
 	return []string{"eager", "graph"}

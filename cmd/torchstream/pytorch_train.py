@@ -198,12 +198,14 @@ class Trainee:
 def divide(trainee, way, gpu, rank):
     """Make the trainee one of all ranks: `way` is as in bench_dist_sharded.go."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
     if way.startswith("FullyShardedDataParallel"):
         mesh = init_device_mesh("cuda" if gpu else "cpu", (torch.distributed.get_world_size(),))
         kind = dict(mesh=mesh, **(dict(reshard_after_forward=False) if way.endswith("stage 2") else {}))
+        if way.endswith("bfloat16"):
+            kind["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in trainee.net.blocks:
             fully_shard(block, **kind)
         fully_shard(trainee.net, **kind)
