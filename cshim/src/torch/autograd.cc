@@ -148,12 +148,11 @@ ts_error* ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tenso
     ts::require(count >= 0, "count is negative");
     ts::require(count == 0 || (tensors != nullptr && gradients != nullptr),
                 "tensors or gradients is NULL");
-    const bool captured = ts::somebody_captures();
-    for (int64_t i = 0; i < count; ++i) {
-      const at::Tensor value = ts::value_of(tensors[i]);
-      if (captured) ts::hold_in_capture(value);
+    for (int64_t i = 0; i < count; ++i) ts::require(tensors[i] != nullptr, "a tensor is NULL");
+    if (ts::somebody_captures()) {
+      for (int64_t i = 0; i < count; ++i) ts::hold_in_capture(ts::value_of(tensors[i]));
+      ts::gradients_in_capture();
     }
-    if (captured) ts::gradients_in_capture();
     // Nothing below fails: a failed call has made no handle.
     for (int64_t i = 0; i < count; ++i) {
       const at::Tensor& known = ts::impl_of(tensors[i])->grad();
