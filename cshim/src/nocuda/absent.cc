@@ -55,7 +55,7 @@ cudaError_t launch_normalize(void*, PixelType, const uint8_t*, const NormalizeSh
 namespace ts::decode {
 
 cudaError_t launch(Stage, const Work&, cudaStream_t) { return ts_no_cuda(); }
-cudaError_t launch_sync(const Work&, cudaStream_t) { return ts_no_cuda(); }
+cudaError_t launch_search(Stage, const Work&, cudaStream_t) { return ts_no_cuda(); }
 cudaError_t launch(const InflateWork&, cudaStream_t) { return ts_no_cuda(); }
 
 }  // namespace ts::decode
