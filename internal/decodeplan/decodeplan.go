@@ -1,6 +1,6 @@
-// Package decodeplan is what a source of images and the prefetcher share when the prefetcher's GPU
-// decodes the images: the two do not import each other. Packages imageloader/decode and serve share
-// it likewise.
+// Package decodeplan has the types that a source of images and the prefetcher share when the
+// prefetcher's GPU decodes the images: the two do not import each other. Packages
+// imageloader/decode and serve share them likewise.
 package decodeplan
 
 // Plans holds the plans of one slot's images. The consumer owns it, and lends it together with the

@@ -1,5 +1,6 @@
 // Package settle waits for the garbage collector. It is for tests that count what the collector
-// frees, and imports nothing, so that the tests of every package can import it.
+// frees, and imports no other package of the module, so that the tests of every package can import
+// it.
 package settle
 
 import "runtime"
