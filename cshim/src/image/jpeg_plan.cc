@@ -412,10 +412,10 @@ size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geom
   Codes codes;
   if (!plan_image(frame, scan, geometry, &plan, &codes)) return 0;
   const size_t bytes = scan_end(scan, scan.begin) - scan.begin;
-  // Bits and blocks are counted by uint32_t.
-  if (bytes == 0 || bytes > INT32_MAX / 8 || uint64_t{plan.mcus} * plan.blocks > INT32_MAX) {
-    return 0;
-  }
+  // Bits and blocks are counted by uint32_t. A block has two codes of a bit or more: a scan of
+  // fewer bits is damaged, and the entries of its frame would take the memory of other plans.
+  const uint64_t blocks = uint64_t{plan.mcus} * plan.blocks;
+  if (bytes > INT32_MAX / 8 || blocks > INT32_MAX || blocks > uint64_t{bytes} * 4) return 0;
   plan.scan_bytes = static_cast<uint32_t>(bytes);
   plan.subsequence_bytes = jpeg::kSubsequenceBytes;
   plan.subsequences = (plan.scan_bytes + jpeg::kSubsequenceBytes - 1) / jpeg::kSubsequenceBytes;

@@ -270,6 +270,30 @@ TEST(Sync, FlatImagesAreFound) {
   EXPECT_LT(passes, 14 * subsequences);  // 11.7
 }
 
+// A scan whose bits are too few for the blocks of its frame is the host's: a plan of it would have
+// entries for all of them.
+TEST(Sync, FewerBitsThanBlocksHaveNoPlan) {
+  JpegDecoder decoder(1 << 24);
+  Image image{64, 64, 1, Bytes(size_t{64} * 64, 250)};
+  Bytes file = encode_jpeg(image, {});
+  const Bytes plan = plan_of(&decoder, file, crop(0, 0, 8, 8));
+  ASSERT_GT(plan.size(), 0u);
+  const uint32_t bytes = reinterpret_cast<const ts::jpeg::Plan*>(plan.data())->scan_bytes;
+  const uint8_t marker[] = {0xFF, 0xC0};
+  const auto frame = std::search(file.begin(), file.end(), marker, marker + 2);
+  ASSERT_NE(frame, file.end());
+  const auto claim = [&](uint32_t blocks) {
+    const uint32_t width = 8 * blocks;
+    frame[5] = 0;
+    frame[6] = 8;
+    frame[7] = static_cast<uint8_t>(width >> 8);
+    frame[8] = static_cast<uint8_t>(width);
+    return plan_of(&decoder, file, crop(0, 0, 8, 8)).size();
+  };
+  EXPECT_GT(claim(4 * bytes), 0u);  // two bits a block
+  EXPECT_EQ(claim(4 * bytes + 1), 0u);
+}
+
 TEST(Sync, ManyFillBytesAreTheHosts) {
   Random random(96);
   JpegDecoder decoder(1 << 24);
