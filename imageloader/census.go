@@ -14,6 +14,9 @@ import (
 const (
 	// maxNamed is the maximum number of members that Report.Bad and Report.Warned name.
 	maxNamed = 1000
+	// maxDoubtful is the maximum number of bad members that are held until it is known whether
+	// their directory is a class.
+	maxDoubtful = 20 * maxNamed
 	// maxFirst is the maximum number of members that a Finding names.
 	maxFirst = 5
 	// maxRows is the maximum number of findings of one verdict that have rows of their own.
@@ -62,13 +65,14 @@ type census struct {
 	formats              map[string]int
 	width, height, bytes []int64       // of good images
 	others               []memberOfDir // members that do not claim to be images
-	bad, warned          namedSamples  // of members that claim to be images
-	doubtful             namedSamples  // bad members that do not
+	bad, warned          namedSamples  // of classes
+	doubtful             []badOfDir    // bad members that do not, of directories without an image so far
 	rows                 map[row]*firsts
 	rowsOf               map[Verdict]int
 }
 
 type dirCount struct {
+	image        bool // a member claims to be an image: the directory is a class
 	samples, bad int
 	bytes        int64
 	badBy        map[Reason]int
@@ -92,6 +96,7 @@ func (c *census) add(f inspected) {
 	d := &c.dirs[f.dir]
 	d.samples++
 	d.bytes += f.bytes
+	d.image = d.image || f.image
 	if !f.image {
 		c.others = append(c.others, memberOfDir{int32(f.index), int32(f.dir)})
 	}
@@ -104,12 +109,11 @@ func (c *census) add(f inspected) {
 			d.badBy = map[Reason]int{}
 		}
 		d.badBy[f.bad.Reason]++
-		if !f.image {
-			c.doubtful.add(f.dir, f.bad)
-			return
+		if d.image {
+			c.refuse(f.dir, f.bad)
+		} else {
+			c.doubt(f.dir, f.bad)
 		}
-		c.bad.add(f.dir, f.bad)
-		c.note(row{verdict: FindingRefused, what: kindOfError(f.bad)}, f.index, f.name)
 		return
 	}
 	if f.warned != nil {
@@ -124,6 +128,44 @@ func (c *census) add(f inspected) {
 	if f.width > 0 {
 		c.width, c.height = append(c.width, int64(f.width)), append(c.height, int64(f.height))
 	}
+}
+
+// refuse notes a bad sample.
+func (c *census) refuse(dir int, e *SampleError) {
+	c.bad.add(dir, e)
+	c.note(row{verdict: FindingRefused, what: kindOfError(e)}, e.Index, e.Name)
+}
+
+// doubt keeps a bad member of a directory without an image so far. If too many are held, each
+// directory keeps its first ones only, so that no directory pushes out the members of another.
+func (c *census) doubt(dir int, e *SampleError) {
+	c.doubtful = append(c.doubtful, badOfDir{e, dir})
+	if len(c.doubtful) < maxDoubtful {
+		return
+	}
+	c.settle(func(dir int) bool { return c.dirs[dir].image })
+	slices.SortFunc(c.doubtful, byIndex)
+	for limit := maxNamed; limit > 0 && len(c.doubtful) > maxDoubtful/2; limit /= 2 {
+		kept := map[int]int{}
+		c.doubtful = slices.DeleteFunc(c.doubtful, func(b badOfDir) bool {
+			kept[b.dir]++
+			return kept[b.dir] > limit
+		})
+	}
+	kept := min(len(c.doubtful), maxDoubtful/2)
+	clear(c.doubtful[kept:])
+	c.doubtful = c.doubtful[:kept]
+}
+
+// settle refuses the doubtful members of the directories that are classes.
+func (c *census) settle(class func(dir int) bool) {
+	c.doubtful = slices.DeleteFunc(c.doubtful, func(b badOfDir) bool {
+		if class(b.dir) {
+			c.refuse(b.dir, b.SampleError)
+			return true
+		}
+		return false
+	})
 }
 
 // note counts a sample into a row. Rows over the maximum are counted together.
@@ -175,11 +217,7 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		}
 	}
 	ofClass := func(b badOfDir) bool { return labels.OfDirectory[b.dir] >= 0 }
-	doubtful := c.doubtful.first(ofClass)
-	for _, b := range doubtful {
-		c.note(row{verdict: FindingRefused, what: kindOfError(b.SampleError)}, b.Index, b.Name)
-	}
-	c.bad.list = append(c.bad.list, doubtful...)
+	c.settle(func(dir int) bool { return labels.OfDirectory[dir] >= 0 })
 	bad, warned := c.bad.first(ofClass), c.warned.first(ofClass)
 	r.WarnedCount = c.warned.count
 	c.renumber(labels, bad, warned)
@@ -217,7 +255,7 @@ func (c *census) findings(r *Report) (list []Finding) {
 		count := f.count
 		if row.verdict == FindingRefused && !detailed(Reason(row.what)) && row.what != "others" {
 			if n := r.BadBy[Reason(row.what)]; n > 0 {
-				count = n // those of doubtful are not all named
+				count = n // not all doubtful members were kept
 			}
 		}
 		if row.format && (count*rareShare > len(c.bytes) || len(c.formats) == 1) {
@@ -329,10 +367,13 @@ func (n *namedSamples) add(dir int, e *SampleError) {
 	}
 }
 
+// byIndex compares samples by their places among the members of all directories.
+func byIndex(a, b badOfDir) int { return cmp.Compare(a.Index, b.Index) }
+
 // first returns the first samples that keep wants, in order.
 func (n *namedSamples) first(keep func(badOfDir) bool) []badOfDir {
 	n.list = slices.DeleteFunc(n.list, func(b badOfDir) bool { return !keep(b) })
-	slices.SortFunc(n.list, func(a, b badOfDir) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortFunc(n.list, byIndex)
 	clear(n.list[min(len(n.list), maxNamed):])
 	n.list = n.list[:min(len(n.list), maxNamed)]
 	return n.list

@@ -26,9 +26,12 @@ type Report struct {
 	Formats   map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
 	Width     Range          // pixels, of good images
 	Height    Range
-	Bytes     Range          // compressed, of good images
-	Bad       []*SampleError // the first 1,000
-	BadBy     map[Reason]int // all bad samples
+	Bytes     Range // compressed, of good images
+	// Bad are the first 1,000 bad samples. If 20,000 or more members that are no images come before
+	// the first image of their directories, Bad may lack some of these directories' samples. BadBy
+	// counts them all the same.
+	Bad   []*SampleError
+	BadBy map[Reason]int // all bad samples
 	// Warned are the first 1,000 of the damaged images that are good samples (see Options.Damaged),
 	// and WarnedCount counts all.
 	Warned      []*SampleError
