@@ -253,21 +253,9 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 		return err
 	}
 
-	if len(r.Classes) > 0 {
-		most := slices.MaxFunc(r.Classes, func(a, b inspectedClass) int { return a.Samples - b.Samples }).Samples
-		table = printable.NewTable(w, 0)
-		fmt.Fprintln(table, "\nlabel\tclass\tsamples\tbad\t")
-		for _, c := range r.Classes {
-			fmt.Fprintf(table, "%5d\t%s\t%7d\t%3d\t%s\n", c.Label, printable.Name(c.Name), c.Samples, c.Bad, strings.Repeat("#", (30*c.Samples+most-1)/max(most, 1)))
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
+	if err := r.printClasses(w, !web && !listed); err != nil {
+		return err
 	}
-	if len(r.Classes) == 1 && !web && !listed {
-		fmt.Fprintf(w, "\n%s\n", oneClass)
-	}
-
 	if err := r.printFindings(w); err != nil {
 		return err
 	}
@@ -297,6 +285,30 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	}
 	if r.Damage != "" {
 		fmt.Fprintf(w, "\nThe archive is damaged, and the above is what comes before that:\n%s\n", printable.Text(r.Damage))
+	}
+	return nil
+}
+
+// printClasses prints the classes as a table, and what to do about too few of them if directories
+// are the classes.
+func (r inspection) printClasses(w io.Writer, directories bool) error {
+	if len(r.Classes) > 0 {
+		most := slices.MaxFunc(r.Classes, func(a, b inspectedClass) int { return a.Samples - b.Samples }).Samples
+		table := printable.NewTable(w, 0)
+		fmt.Fprintln(table, "\nlabel\tclass\tsamples\tbad\t")
+		for _, c := range r.Classes {
+			bar := strings.Repeat("#", (30*c.Samples+most-1)/max(most, 1))
+			fmt.Fprintf(table, "%5d\t%s\t%7d\t%3d\t%s\n", c.Label, printable.Name(c.Name), c.Samples, c.Bad, bar)
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+	}
+	switch {
+	case directories && r.Samples == 0:
+		fmt.Fprintf(w, "\n%s\n", noClass)
+	case directories && len(r.Classes) == 1:
+		fmt.Fprintf(w, "\n%s\n", oneClass)
 	}
 	return nil
 }

@@ -324,6 +324,19 @@ func TestInspectOfAnotherFile(t *testing.T) {
 	}
 }
 
+// TestInspectOfImagesInNoDirectory: the report says what a class is.
+func TestInspectOfImagesInNoDirectory(t *testing.T) {
+	path := writeTar(t, map[string]string{"a.png": "", "b.jpg": ""})
+	status, stdout, _ := command(t, "inspect", path)
+	if status != 1 || !strings.Contains(stdout, "0 in 0 classes") || !strings.Contains(stdout, "\n"+noClass+"\n") {
+		t.Errorf("status %d\n%s", status, stdout)
+	}
+	path = writeTar(t, map[string]string{"a/a.png": "", "b/b.jpg": ""})
+	if _, stdout, _ := command(t, "inspect", path); strings.Contains(stdout, noClass) {
+		t.Errorf("of samples:\n%s", stdout)
+	}
+}
+
 // TestInspectDamagedImages: damaged images that are decoded all the same are listed apart, and
 // -damaged decides which those are.
 func TestInspectDamagedImages(t *testing.T) {

@@ -143,6 +143,9 @@ func (o *trainOptions) settings() map[string]string {
 // oneClass is what is wrong with the classes of an archive that has only one.
 const oneClass = "one class: nothing to tell apart; the directory of a file is its class"
 
+// noClass is what to know of an archive without samples.
+const noClass = "no samples: a sample's class is the name of the directory that it is in"
+
 // printUnused says which options have no effect, or not the whole effect.
 func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Writer) {
 	if images >= 0 && o.batch > images {
