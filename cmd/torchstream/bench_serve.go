@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,13 +16,15 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/serve"
 )
 
 // serveReport is the output of bench serve.
 type serveReport struct {
 	Device        string     `json:"device"`
-	Images        int        `json:"images"` // different ones, which take turns
+	Images        int        `json:"images"`   // different ones, which take turns
+	LeftOut       int        `json:"left_out"` // files of the folder that are no images, or are too many bytes
 	BytesPerImage float64    `json:"bytes_per_image"`
 	Request       int        `json:"request"` // images
 	Clients       int        `json:"clients"`
@@ -44,6 +47,7 @@ type serveRow struct {
 // serveBench is what bench serve measures.
 type serveBench struct {
 	images           [][]byte
+	leftOut          int // files
 	request, clients int
 	length           time.Duration
 	o                serve.Options
@@ -53,7 +57,7 @@ type serveBench struct {
 func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bench serve -images FOLDER", "Makes normalised batches of requests of encoded images, as a server does, for a while: the time of a request, from its bytes to the end of\n"+
 		"the work on the device. On a GPU it measures both, images that the host decodes and images that the GPU decodes.", stderr)
-	folder := set.String("images", "", "`FOLDER` of images; files that are none are left out")
+	folder := set.String("images", "", "`FOLDER` of images, or of folders of them; files that are none are left out, and what is more than 1 GiB")
 	request := set.Int("request", 8, "images of a request")
 	clients := set.Int("clients", 1, "requests at a time, each on a stream of its own")
 	size := set.Int("size", 224, "pixels of a result's side: the centre of the image, resized to 8/7 of it")
@@ -84,7 +88,7 @@ func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if err := b.read(ctx, *folder); err != nil {
 		return err
 	}
-	report := serveReport{Device: device.String(), Images: len(b.images), Request: *request, Clients: *clients}
+	report := serveReport{Device: device.String(), Images: len(b.images), LeftOut: b.leftOut, Request: *request, Clients: *clients}
 	for _, image := range b.images {
 		report.BytesPerImage += float64(len(image)) / float64(len(b.images))
 	}
@@ -105,11 +109,17 @@ func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	return report.table(stdout)
 }
 
-// read reads the images of a folder, up to 1 GiB of them.
+// read reads the images of a folder and the folders in it, up to 1 GiB of them. It counts the files
+// that it leaves out.
 func (b *serveBench) read(ctx context.Context, folder string) error {
-	files, err := os.ReadDir(folder)
+	root, err := filepath.EvalSymlinks(folder) // walks follow no links
 	if err != nil {
 		return err
+	}
+	if info, err := os.Stat(root); err != nil {
+		return err
+	} else if !info.IsDir() {
+		return fmt.Errorf("%s is a file: -images is a folder of images: unpack an archive first (tar -xf ARCHIVE -C FOLDER)", printable.Name(folder))
 	}
 	d, err := decode.New(b.o.Decode)
 	if err != nil {
@@ -117,28 +127,34 @@ func (b *serveBench) read(ctx context.Context, folder string) error {
 	}
 	defer d.Close()
 	pixels := make([]byte, d.Bytes())
-	total := int64(0)
-	for _, f := range files {
-		info, err := f.Info()
-		if err != nil || !info.Mode().IsRegular() || total+info.Size() > 1<<30 {
-			continue
+	left := int64(1 << 30)
+	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
 		}
-		data, err := os.ReadFile(filepath.Join(folder, f.Name()))
+		info, err := os.Stat(path) // of a link's target
+		if err != nil || !info.Mode().IsRegular() || info.Size() > left {
+			b.leftOut++
+			return ctx.Err()
+		}
+		data, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}
 		var faults decode.Errors
 		if err := d.Decode(ctx, pixels, data); errors.As(err, &faults) {
-			continue
+			b.leftOut++
+			return nil
 		} else if err != nil {
 			return err
 		}
-		b.images, total = append(b.images, data), total+int64(len(data))
+		b.images, left = append(b.images, data), left-int64(len(data))
+		return nil
+	})
+	if err == nil && len(b.images) == 0 {
+		err = fmt.Errorf("%s has no images (%s left out): -images is a folder with them", printable.Name(folder), counted(b.leftOut, "file", "files"))
 	}
-	if len(b.images) == 0 {
-		return fmt.Errorf("%s has no images: -images is a folder with them", folder)
-	}
-	return nil
+	return err
 }
 
 // measure measures one way of decoding.
@@ -214,6 +230,9 @@ func (b *serveBench) requests(ctx context.Context, d *serve.Decoder, number int,
 }
 
 func (r *serveReport) table(w io.Writer) error {
+	if r.LeftOut > 0 {
+		fmt.Fprintf(w, "%d images; %s left out: no images, or more than 1 GiB\n", r.Images, counted(r.LeftOut, "file", "files"))
+	}
 	fmt.Fprintf(w, "requests of %d images, %d at a time, of %.0f bytes an image, to %s\n", r.Request, r.Clients, r.BytesPerImage, r.Device)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "decoded by\tmedian ms\tp90\tp99\timages/s\trequests\ton the device\tagain\t")
