@@ -59,13 +59,14 @@ void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_i
                                box.height(), 0,      0,      box.width(), box.height(), 0,
                                false,        0,      false};
   std::vector<uint8_t> plan, blob(1 << 18);
-  EntriesOut out = {8, blob.data(), blob.size()};  // the spacing of plans of whole scans
+  EntriesOut out = {0, blob.data(), blob.size()};
   ts_error* error = ts::guard(__func__, [&] {
     PlanMemory to = {};
     plan.resize(own->plan_scan(file.data(), file.size(), info, g, &to));
     if (plan.empty()) return;
     to = {plan.data(), plan.size(), nullptr};
     own->plan_scan(file.data(), file.size(), info, g, &to);
+    out.spacing = reinterpret_cast<const ts::jpeg::Plan*>(plan.data())->spacing;
     own->make_entries(file.data(), file.size(), &out);
   });
   if (error != nullptr) {
