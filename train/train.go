@@ -70,7 +70,8 @@ type Config struct {
 	Dir       string
 	Resume    bool // goes on from last.pt in Dir, if there is one
 	SaveSteps int  // saves last.pt every so many steps too; 0 for once an epoch
-	// Patience, if not 0, ends the training after so many epochs without a better one.
+	// Patience, if not 0, ends the training after so many epochs without a better one, in the order
+	// of Report.Best.
 	Patience int
 	// TensorBoard writes the figures of each epoch to an event file in Dir too.
 	TensorBoard bool
@@ -119,9 +120,10 @@ type Report struct {
 	Stopped bool         // by a hook, Patience or the context, before the last epoch was complete
 }
 
-// Best returns the best epoch, the earlier of equals: the one with the highest Top1 of the
-// evaluation, or else, if there are no classes or no evaluation, with the lowest loss. Without
-// evaluation that is the loss of training. It returns nil if no epoch is complete.
+// Best returns the best epoch: the one with the highest Top1 of the evaluation, and among equals
+// with the lowest Loss of the evaluation. If there are no classes or no evaluation, it is the one
+// with the lowest loss, without evaluation that of training. Of epochs that are equal in all of
+// this the earliest is the best. Best returns nil if no epoch is complete.
 func (r *Report) Best() *Epoch {
 	for i := len(r.Epochs) - 1; i >= 0; i-- {
 		if r.Epochs[i].Best {
@@ -143,7 +145,7 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 		return true
 	}
 	a, b := e.decisive(), other.decisive()
-	if e.Eval != nil && a.Classes > 0 {
+	if e.Eval != nil && a.Classes > 0 && a.Top1 != b.Top1 {
 		return a.Top1 > b.Top1
 	}
 	return a.Loss < b.Loss

@@ -575,6 +575,57 @@ func TestHooks(t *testing.T) {
 	}
 }
 
+// At equal top-1 the lower loss of the evaluation makes the best epoch, for best.pt, for Patience
+// and after a resume.
+func TestBestOfEqualTop1(t *testing.T) {
+	o := job{path: archive(t), withEval: true, Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true}}
+	after := map[int]map[string][]uint64{} // parameters by epoch
+	epoch := 1                             // the running one
+	run := func(stop int) *train.Report {
+		j := newJob(t, o)
+		j.Model = nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes, nn.LinearOptions{}))
+		opt, err := optim.NewSGD(nn.Parameters(j.Model), optim.SGDOptions{LR: 0.01})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer opt.Close()
+		j.Optimizer = opt
+		// The loss of epoch n is |n-3| and a little of the network. Its gradient is the same for
+		// the outputs of all classes, so the top-1 does not change.
+		j.Loss = func(output *torch.Tensor, _ *prefetcher.Batch) *torch.Tensor {
+			return output.Mean().MulScalar(1e-3).AddScalar(math.Abs(float64(epoch) - 3))
+		}
+		j.OnEpoch = func(e train.Epoch) error {
+			after[e.Epoch] = j.bits(t)
+			if epoch = e.Epoch + 1; e.Epoch == stop {
+				return train.ErrStop
+			}
+			return nil
+		}
+		return j.run(t)
+	}
+	run(2)
+	report := run(0)
+	if len(report.Epochs) != 5 || report.Best().Epoch != 3 || !report.Stopped {
+		t.Fatalf("%d epochs, best %+v, stopped %v", len(report.Epochs), report.Best(), report.Stopped)
+	}
+	for i, e := range report.Epochs {
+		if e.Best != (i < 3) || e.Eval.Top1 != report.Epochs[0].Eval.Top1 {
+			t.Errorf("epoch %d: best %v, evaluation %+v", e.Epoch, e.Best, e.Eval)
+		}
+	}
+	if reflect.DeepEqual(after[2], after[3]) {
+		t.Error("epoch 3 has the parameters of epoch 2")
+	}
+	net := nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes, nn.LinearOptions{}))
+	if _, err := nn.Load(filepath.Join(o.Dir, "best.pt"), net); err != nil {
+		t.Fatal(err)
+	}
+	if saved := (&job{Config: train.Config{Model: net}}).bits(t); !reflect.DeepEqual(saved, after[3]) {
+		t.Error("best.pt is not of epoch 3")
+	}
+}
+
 // The parameters and the running statistics of a frozen part do not change.
 func TestFrozenPart(t *testing.T) {
 	j := newJob(t, job{withEval: true})
