@@ -39,6 +39,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/internal/printable"
 )
@@ -137,8 +138,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "torchstream: interrupted")
 		return interrupt.Status
 	}
-	fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(err.Error()))
+	fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(advised(err)))
 	return 1
+}
+
+// advised returns the text of an error. That of a bad sample names the command that removes it, in
+// place of the options of package imageloader.
+func advised(err error) string {
+	text := err.Error()
+	var bad *imageloader.SampleError
+	if !errors.As(err, &bad) {
+		return text
+	}
+	before, after, found := strings.Cut(text, bad.Error())
+	if !found {
+		return text
+	}
+	_, more, joined := strings.Cut(after, "\n") // the texts of errors.Join
+	if joined {
+		more = "\n" + more
+	}
+	return fmt.Sprintf("%s%v (`torchstream inspect -fix OUT %s` writes an archive without the bad members)%s", before, bad, printable.Name(bad.File), more)
 }
 
 // hint names the help for a wrong command line.
@@ -224,6 +244,9 @@ func parse(set *flag.FlagSet, args []string, want int) error {
 		return infinite
 	}
 	if set.NArg() != want {
+		if say := misplaced(set, want); say != "" {
+			return usageError{say}
+		}
 		plural := "s"
 		if want == 1 {
 			plural = ""
@@ -231,6 +254,24 @@ func parse(set *flag.FlagSet, args []string, want int) error {
 		return usageError{fmt.Sprintf("%s takes %d argument%s, not %d: %q", set.Name(), want, plural, set.NArg(), set.Args())}
 	}
 	return nil
+}
+
+// misplaced says what is probably meant by more arguments than a command takes: an archive without
+// its option, or options behind the arguments, where flag reads none. It returns "" if neither is
+// likely.
+func misplaced(set *flag.FlagSet, want int) string {
+	quoted := make([]string, set.NArg())
+	for i, arg := range set.Args() {
+		quoted[i] = printable.Name(arg)
+	}
+	_, argument, _ := strings.Cut(set.Name(), " ")
+	if archive := set.Lookup("archive"); want == 0 && archive != nil && archive.Value.String() == "" {
+		return fmt.Sprintf("%s takes its archive as an option: did you mean -archive %s?", set.Name(), strings.Join(quoted, " "))
+	}
+	if want == 1 && set.NArg() > 1 && strings.HasPrefix(set.Arg(1), "-") && argument != "" {
+		return fmt.Sprintf("options come before %s: %s %s", argument, strings.Join(quoted[1:], " "), quoted[0])
+	}
+	return ""
 }
 
 // parseOptions reads a command's options. The list of all options is printed for -h alone: after a

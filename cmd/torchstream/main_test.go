@@ -69,6 +69,9 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"dokter"}, 2, "Run `torchstream help`"},
 		{[]string{"inspect"}, 2, "inspect FILE takes 1 argument"},
 		{[]string{"inspect", missing}, 1, missing},
+		{[]string{"inspect", missing, "-show", "3"}, 2, "options come before FILE: -show 3 " + missing},
+		{[]string{"inspect", missing, missing}, 2, "inspect FILE takes 1 argument, not 2"},
+		{[]string{"preview", missing}, 2, "did you mean -archive " + missing + "?"},
 	} {
 		status, stdout, stderr := command(t, c.args...)
 		if status != c.status || !strings.Contains(stderr, c.says) {

@@ -379,7 +379,7 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 	switch {
 	case !errors.As(err, &interrupted):
 		if ctx.Err() != nil {
-			fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(err.Error()))
+			fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(advised(err)))
 		}
 		return err
 	case interrupted.Checkpoint == "":

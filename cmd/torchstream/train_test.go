@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"image"
 	"image/color"
 	"image/png"
@@ -203,21 +205,23 @@ func TestTrainOptions(t *testing.T) {
 
 func TestTrainMistakes(t *testing.T) {
 	for says, args := range map[string][]string{
-		"train needs -archive":   {},
-		"want one of resnet18":   {"-archive", photos, "-model", "gpt2"},
-		"want adamw or sgd":      {"-archive", photos, "-optimizer", "lion"},
-		"-size 31: must be at":   {"-archive", photos, "-size", "31"},
-		"-ema 1: must be from 0": {"-archive", photos, "-ema", "1"},
-		"-freeze needs":          {"-archive", photos, "-freeze"},
-		"want bf16 or fp16":      {"-archive", photos, "-amp", "fp8"},
-		"-lr -1: must be at":     {"-archive", photos, "-lr", "-1"},
-		"-patience -1: must be":  {"-archive", photos, "-patience", "-1"},
-		"-lr NaN: must be":       {"-archive", photos, "-lr", "nan"},
-		"-ema NaN: must be":      {"-archive", photos, "-ema", "nan"},
-		"-warmup +Inf: must":     {"-archive", photos, "-warmup", "inf"},
-		"CPU: use -amp bf16":     {"-archive", photos, "-amp", "fp16", "-device", "cpu"},
-		"-device \"tpu\"":        {"-archive", photos, "-device", "tpu"},
-		"train takes 0 argument": {photos},
+		"train needs -archive":                     {},
+		"want one of resnet18":                     {"-archive", photos, "-model", "gpt2"},
+		"want adamw or sgd":                        {"-archive", photos, "-optimizer", "lion"},
+		"-size 31: must be at":                     {"-archive", photos, "-size", "31"},
+		"-ema 1: must be from 0":                   {"-archive", photos, "-ema", "1"},
+		"-freeze needs":                            {"-archive", photos, "-freeze"},
+		"want bf16 or fp16":                        {"-archive", photos, "-amp", "fp8"},
+		"-lr -1: must be at":                       {"-archive", photos, "-lr", "-1"},
+		"-patience -1: must be":                    {"-archive", photos, "-patience", "-1"},
+		"-lr NaN: must be":                         {"-archive", photos, "-lr", "nan"},
+		"-ema NaN: must be":                        {"-archive", photos, "-ema", "nan"},
+		"-warmup +Inf: must":                       {"-archive", photos, "-warmup", "inf"},
+		"CPU: use -amp bf16":                       {"-archive", photos, "-amp", "fp16", "-device", "cpu"},
+		"-device \"tpu\"":                          {"-archive", photos, "-device", "tpu"},
+		"did you mean -archive x y.tgz -epochs 3?": {"x y.tgz", "-epochs", "3"},
+		"did you mean -archive \"x\\x1b\"?":        {"x\x1b"},
+		"train takes 0 arguments, not 1":           {"-archive", photos, photos},
 	} {
 		if status, stdout, stderr := command(t, append([]string{"train"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, stdout %q, stderr %q does not say %q", args, status, stdout, stderr, says)
@@ -237,6 +241,27 @@ func TestTrainMistakes(t *testing.T) {
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "cta") {
 		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
+// The error of a bad image names the command that removes it, not the options of a Go program, and
+// keeps the texts of the other errors.
+func TestTrainBadImage(t *testing.T) {
+	var encoded bytes.Buffer
+	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
+		t.Fatal(err)
+	}
+	good := encoded.String()
+	archive := writeTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
+	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", filepath.Join(t.TempDir(), "out"))
+	says := "(`torchstream inspect -fix OUT " + archive + "` writes an archive without the bad members)\n"
+	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged`) || !strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	bad := &imageloader.SampleError{File: "x.tar", Name: "a/1.png", Reason: imageloader.Empty}
+	err := errors.Join(fmt.Errorf("train: %w (Go)", bad), errors.New("disk is full"))
+	if got, want := advised(err), "train: "+bad.Error()+" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
