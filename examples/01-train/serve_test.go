@@ -18,19 +18,25 @@ import (
 	"testing/iotest"
 )
 
-// TestServerAnswersAsPredictDoes: uploads get the classes that the command prints for the files,
-// also beside each other, and faults of images get statuses of their own.
-func TestServerAnswersAsPredictDoes(t *testing.T) {
-	_, checkpoint := small(t, "-epochs", "1")
+// newServer returns a checkpoint of one epoch and a server of it, which ends with the test.
+func newServer(t *testing.T) (checkpoint string, h *handler) {
+	t.Helper()
+	_, checkpoint = small(t, "-epochs", "1")
 	p, err := newPredictor(checkpoint, "cpu")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := newHandler(p)
-	if err != nil {
+	if h, err = newHandler(p); err != nil {
 		t.Fatal(err)
 	}
-	defer h.decoder.Close()
+	t.Cleanup(func() { h.decoder.Close() })
+	return checkpoint, h
+}
+
+// TestServerAnswersAsPredictDoes: uploads get the classes that the command prints for the files,
+// also beside each other, and faults of images get statuses of their own.
+func TestServerAnswersAsPredictDoes(t *testing.T) {
+	checkpoint, h := newServer(t)
 	paths := extract(t, 4)
 	_, stdout, _ := command(t, append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu"}, paths...)...)
 	lines := strings.Split(stdout, "\n")
@@ -114,16 +120,7 @@ func TestServerBoundsUploads(t *testing.T) {
 
 // A form gets the advice to send the photograph alone.
 func TestServerExplainsForms(t *testing.T) {
-	_, checkpoint := small(t, "-epochs", "1")
-	p, err := newPredictor(checkpoint, "cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := newHandler(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.decoder.Close()
+	_, h := newServer(t)
 	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\nphoto\r\n--b--\r\n"))
 	r.Header.Set("Content-Type", "multipart/form-data; boundary=b")
 	w := httptest.NewRecorder()

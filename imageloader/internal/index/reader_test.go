@@ -183,6 +183,20 @@ func TestLostShardFailsOnlyItsSamples(t *testing.T) {
 	}
 }
 
+// readerOf opens an index that keeps no samples in memory, and a reader of it, until the test ends.
+func readerOf(t *testing.T, path string) (*Index, *Reader) {
+	t.Helper()
+	config := testConfig()
+	config.HoldBytes = 1
+	x := open(t, path, config)
+	t.Cleanup(func() { closeIndex(t, x) })
+	a := openArchive(t, path)
+	t.Cleanup(func() { a.Close() })
+	r := NewReader(x, a)
+	t.Cleanup(func() { r.Close() })
+	return x, r
+}
+
 // TestPackedSaysWhereASampleIs: the headers before each sample are those of the archive, and what
 // is read of it begins at its checkpoint.
 func TestPackedSaysWhereASampleIs(t *testing.T) {
@@ -192,14 +206,7 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := testConfig()
-	config.HoldBytes = 1 // samples are not kept in memory
-	x := open(t, path, config)
-	defer closeIndex(t, x)
-	a := openArchive(t, path)
-	defer a.Close()
-	r := NewReader(x, a)
-	defer r.Close()
+	x, r := readerOf(t, path)
 	for i := range x.samples {
 		m := &x.samples[i]
 		if r.Inflated(i).End != 0 {
@@ -226,12 +233,7 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 		}
 	}
 	plain := archivetest.WriteFile(t, "a.tar", data)
-	y := open(t, plain, config)
-	defer closeIndex(t, y)
-	b := openArchive(t, plain)
-	defer b.Close()
-	other := NewReader(y, b)
-	defer other.Close()
+	y, other := readerOf(t, plain)
 	if err := other.Read(0, make([]byte, y.samples[0].size)); err != nil {
 		t.Fatal(err)
 	}
@@ -250,14 +252,7 @@ func TestInflatedEndsWithItsGzipMember(t *testing.T) {
 	}{"one": {len(data), true}, "several": {1000, false}} {
 		t.Run(name, func(t *testing.T) {
 			path := archivetest.WriteFile(t, "a.tgz", archivetest.GzipSplit(t, data, test.bytes, 6))
-			config := testConfig()
-			config.HoldBytes = 1 // samples are not kept in memory
-			x := open(t, path, config)
-			defer closeIndex(t, x)
-			a := openArchive(t, path)
-			defer a.Close()
-			r := NewReader(x, a)
-			defer r.Close()
+			x, r := readerOf(t, path)
 			for i := range x.samples {
 				if err := r.Read(i, make([]byte, x.samples[i].size)); err != nil {
 					t.Fatal(err)
