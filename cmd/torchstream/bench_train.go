@@ -430,9 +430,10 @@ func (r *trainReport) table(w io.Writer) error {
 		}))
 	}
 	if len(r.Fed) > 0 {
-		err = errors.Join(err, table("Fed from "+r.Fed[0].Archive, "network\tbatch\tmode\timages/s\tresident\tratio\tshare waited\tworkers\t", func(t *tabwriter.Writer) {
+		err = errors.Join(err, table("Fed from "+r.Fed[0].Archive, "network\tbatch\tmode\timages/s\tresident\tratio\tshare waited\tworkers\thost cores\tresident\t", func(t *tabwriter.Writer) {
 			for _, row := range r.Fed {
-				fmt.Fprintf(t, "%s\t%d\t%s\t%.0f\t%.0f\t%.3f\t%.3f\t%d\t\n", row.Model, row.Batch, row.Mode, row.ImagesPerSecond, row.Resident, row.Share, row.WaitShare, row.Workers)
+				fmt.Fprintf(t, "%s\t%d\t%s\t%.0f\t%.0f\t%.3f\t%.3f\t%d\t%.1f\t%.1f\t\n", row.Model, row.Batch, row.Mode, row.ImagesPerSecond, row.Resident, row.Share, row.WaitShare,
+					row.Workers, row.HostCores, row.ResidentHostCores)
 			}
 		}))
 	}

@@ -46,6 +46,10 @@ type fedRow struct {
 	Share    float64 `json:"share_of_resident"`
 	// WaitShare is the share of the time that the device waited for a batch.
 	WaitShare float64 `json:"wait_share"`
+	// HostCores is the CPU time a second of the whole process: reading, decoding and training.
+	// ResidentHostCores is that of the resident rate, so that the difference is the feeding's.
+	HostCores         float64 `json:"host_cores"`
+	ResidentHostCores float64 `json:"resident_host_cores"`
 }
 
 const oneStepDone = "first step done"
@@ -211,13 +215,16 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	}
 	var start time.Time
 	var before prefetcher.Stats
-	var took time.Duration
+	var cpu, took time.Duration
 	for batch, err := range feed.Epoch(ctx, 0) {
 		if err != nil {
 			return err
 		}
 		if steps == warm {
 			if err := b.wait(); err != nil {
+				return err
+			}
+			if cpu, err = cpuTime(); err != nil {
 				return err
 			}
 			start, before = time.Now(), feed.Stats()
@@ -231,6 +238,9 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 				return err
 			}
 			took = time.Since(start)
+			if row.HostCores, err = coresSince(cpu, took); err != nil {
+				return err
+			}
 			break
 		}
 	}
@@ -251,7 +261,13 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	if _, err := b.repeat(3, step); err != nil {
 		return err
 	}
+	if cpu, err = cpuTime(); err != nil {
+		return err
+	}
 	if took, err = b.repeat(steps-warm, step); err != nil {
+		return err
+	}
+	if row.ResidentHostCores, err = coresSince(cpu, took); err != nil {
 		return err
 	}
 	row.Resident = float64((steps-warm)*row.Batch) / took.Seconds()

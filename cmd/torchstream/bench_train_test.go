@@ -59,7 +59,8 @@ func TestBenchTrain(t *testing.T) {
 	if cuda.DeviceCount() > 0 && !slices.Equal(issued, modes) || cuda.DeviceCount() == 0 && issued != nil {
 		t.Errorf("issue times of %v", issued)
 	}
-	if fed := report.Fed; len(fed) != 1 || fed[0].ImagesPerSecond <= 0 || fed[0].Share <= 0 || fed[0].Workers != 1 {
+	if fed := report.Fed; len(fed) != 1 || fed[0].ImagesPerSecond <= 0 || fed[0].Share <= 0 || fed[0].Workers != 1 ||
+		fed[0].HostCores <= 0 || fed[0].ResidentHostCores <= 0 {
 		t.Errorf("fed: %+v", fed)
 	}
 	if table := stderr.String(); !strings.Contains(table, "resnet18") || !strings.Contains(table, archive) {
