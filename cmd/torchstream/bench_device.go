@@ -56,6 +56,17 @@ func parseDevice(name string) (cuda.Device, error) {
 	return cuda.Device(n), nil
 }
 
+// pickDevice is parseDevice, where "" selects the first GPU, or the CPU without one.
+func pickDevice(name string) (cuda.Device, error) {
+	switch {
+	case name != "":
+		return parseDevice(name)
+	case cuda.DeviceCount() > 0:
+		return cuda.Device(0), nil
+	}
+	return cuda.CPU, nil
+}
+
 // device is a target that a prefetcher feeds.
 type device struct {
 	cuda.Device

@@ -73,15 +73,9 @@ func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	case *request < 1 || *clients < 1 || *clients > 64 || *size < 7 || *seconds <= 0:
 		return usageError{"-request and -seconds are more than 0, -clients is from 1 to 64, and -size at least 7"}
 	}
-	device := cuda.CPU
-	if *name != "" || cuda.DeviceCount() > 0 {
-		if *name == "" {
-			*name = "cuda"
-		}
-		var err error
-		if device, err = parseDevice(*name); err != nil {
-			return err
-		}
+	device, err := pickDevice(*name)
+	if err != nil {
+		return err
 	}
 	b := serveBench{request: *request, clients: *clients, length: time.Duration(*seconds * float64(time.Second))}
 	b.o = serve.Options{Device: device, Concurrent: *clients, Decode: decode.Options{Transform: transform.Eval(*size*8/7, *size)}}

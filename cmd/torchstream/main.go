@@ -8,6 +8,7 @@
 //	torchstream index FILE                  the index of an archive, otherwise made by the first epoch
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
+//	torchstream predict IMAGE|FOLDER...     the classes of images, by a checkpoint of train
 //	torchstream bundle PROGRAM -o DIR       a program with all that it loads, for other machines
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
@@ -71,6 +72,7 @@ func commands() []entry {
 		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
 		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
 		{"train", "-archive FILE", "trains a classifier of the archive's classes", trainCommand},
+		{"predict", "IMAGE|FOLDER...", "the classes of images, by a checkpoint of train", predictCommand},
 		{"bundle", "PROGRAM -o DIR", "a program with all that it loads, for machines without Go and LibTorch", bundleCommand},
 	}
 }
@@ -176,7 +178,7 @@ func hint(args []string) string {
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train, bundle or bench"
+	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train, predict, bundle or bench"
 	name, args := first(args)
 	switch name {
 	case "help", "-h", "-help", "--help":
@@ -226,6 +228,9 @@ func flags(name, about string, stderr io.Writer) *flag.FlagSet {
 	return set
 }
 
+// oneOrMore is the number of arguments of a command that takes any, and at least one.
+const oneOrMore = -1
+
 // parse reads a command's options and checks that `want` arguments are left. Numbers are finite:
 // NaN and infinities, which flag accepts, would pass most comparisons.
 func parse(set *flag.FlagSet, args []string, want int) error {
@@ -242,6 +247,12 @@ func parse(set *flag.FlagSet, args []string, want int) error {
 	})
 	if infinite != nil {
 		return infinite
+	}
+	if want == oneOrMore {
+		if set.NArg() == 0 {
+			return usageError{set.Name() + " takes at least 1 argument"}
+		}
+		return nil
 	}
 	if set.NArg() != want {
 		if say := misplaced(set, want); say != "" {

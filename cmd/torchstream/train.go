@@ -294,7 +294,7 @@ func byName(of map[string]string) []string {
 
 // run opens the images, builds the model and trains it.
 func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
-	device, err := o.pickDevice()
+	device, err := pickDevice(o.device)
 	if err != nil {
 		return err
 	}
@@ -389,16 +389,6 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 		interrupted.Epoch, interrupted.Step, interrupted.Checkpoint)}
 }
 
-func (o *trainOptions) pickDevice() (cuda.Device, error) {
-	switch {
-	case o.device != "":
-		return parseDevice(o.device)
-	case cuda.DeviceCount() > 0:
-		return cuda.Device(0), nil
-	}
-	return cuda.CPU, nil
-}
-
 // open opens an archive and a prefetcher of it.
 func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string, options imageloader.Options, window trace.Window) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	options.BatchSize, options.Workers, options.Seed = o.batch, o.workers, o.seed
@@ -420,11 +410,7 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 	if err := torch.ManualSeed(o.seed); err != nil {
 		return err
 	}
-	size := 0
-	if strings.HasPrefix(o.model, "vit") {
-		size = o.size
-	}
-	if c.Model, err = models.ByName(o.model, models.Options{NumClasses: len(c.Loader.Classes()), ImageSize: size}); err != nil {
+	if c.Model, err = newModel(o.model, len(c.Loader.Classes()), o.size); err != nil {
 		return err
 	}
 	if err := o.loadPretrained(c.Model, stdout); err != nil {
@@ -468,6 +454,15 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 	}
 	c.Schedule = o.schedule(c.Loader.Batches())
 	return nil
+}
+
+// newModel makes one of the classifiers for images of the size.
+func newModel(name string, classes, size int) (nn.Module, error) {
+	o := models.Options{NumClasses: classes}
+	if strings.HasPrefix(name, "vit") {
+		o.ImageSize = size
+	}
+	return models.ByName(name, o)
 }
 
 // schedule rises for the first epochs and then falls to 0 along a cosine.

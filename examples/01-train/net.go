@@ -76,7 +76,7 @@ func loadCheckpoint(path string) (nn.Module, settings, error) {
 	}
 	if meta["format"] != format {
 		if meta["model"] != "" { // torchstream train names it
-			return nil, s, fmt.Errorf("%s is a checkpoint of torchstream train: docs/serving.md has a program that serves it, and this one takes those of `01-train train`", path)
+			return nil, s, fmt.Errorf("%s is a checkpoint of torchstream train: `torchstream predict` takes it, docs/serving.md has a program that serves it, and this one takes those of `01-train train`", path)
 		}
 		return nil, s, fmt.Errorf("%s is not a checkpoint of this program: its format is %q, not %q", path, meta["format"], format)
 	}

@@ -1,0 +1,395 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/serve"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// predictCommand classifies images.
+func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	set := flags("predict IMAGE|FOLDER...", "Classifies images with a checkpoint of torchstream train. A FOLDER stands for the images in it and in its folders, - for the names on\n"+
+		"standard input, one a line. A file that is no image, or a damaged one, is named on standard error, and the others go on; the exit status is 1 then.\n"+
+		"In folders, files that are no images are only counted.", stderr)
+	checkpoint := set.String("checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
+	name := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
+	batch := set.Int("batch", 32, "images a step")
+	top := set.Int("top", 3, "number of classes to print for an image, the most probable first")
+	asJSON := set.Bool("json", false, "print one JSON object a line for each file")
+	if err := parse(set, args, oneOrMore); err != nil {
+		return err
+	}
+	if *batch < 1 || *top < 1 {
+		return usageError{"-batch and -top are at least 1"}
+	}
+	for _, arg := range set.Args() {
+		if len(arg) > 1 && arg[0] == '-' && !fileExists(arg) {
+			return usageError{"options come before the images: " + printable.Name(arg)}
+		}
+	}
+	device, err := pickDevice(*name)
+	if err != nil {
+		return err
+	}
+	c, err := newClassifier(*checkpoint, device)
+	if err != nil {
+		return err
+	}
+	defer c.decoder.Close()
+	defer nn.Close(c.net)
+	p := predictor{classifier: c, top: min(*top, len(c.classes)), asJSON: *asJSON, stdout: stdout, stderr: stderr}
+	images, err := p.images(ctx, set.Args(), os.Stdin)
+	if err != nil {
+		return err
+	}
+	for _, image := range images {
+		p.nameWidth = max(p.nameWidth, width(image.path))
+	}
+	for _, class := range c.classes {
+		p.classWidth = max(p.classWidth, width(class))
+	}
+	for some := range slices.Chunk(images, *batch) {
+		if err := p.predict(ctx, some); err != nil {
+			return err
+		}
+	}
+	return p.finish()
+}
+
+// classifier is a network that torchstream train has made.
+type classifier struct {
+	net     nn.Module
+	decoder *serve.Decoder
+	classes []string
+}
+
+// newClassifier opens a checkpoint of torchstream train on a device.
+func newClassifier(path string, device cuda.Device) (*classifier, error) {
+	file, err := nn.OpenCheckpoint(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: no such checkpoint: torchstream train writes one, best.pt in the folder of its -out; -checkpoint FILE names it", printable.Name(path))
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	about := file.Metadata()
+	c := &classifier{}
+	size, err := strconv.Atoi(about["size"])
+	if err != nil || json.Unmarshal([]byte(about["classes"]), &c.classes) != nil || len(c.classes) == 0 || !slices.Contains(classifiers(), about["model"]) {
+		return nil, fmt.Errorf("%s is no checkpoint of torchstream train, which names its model, its classes and its size: -checkpoint FILE names another, for instance trained/best.pt",
+			printable.Name(path))
+	}
+	// The decoder checks the size, of which a ViT allocates the square. The transform is that of
+	// train's -test.
+	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: transform.Eval(size*8/7, size)}})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", printable.Name(path), err)
+	}
+	if err := c.load(file, about["model"], size); err != nil {
+		return nil, errors.Join(err, c.decoder.Close())
+	}
+	return c, nil
+}
+
+// load makes the network, with the checkpoint's parameters, on the decoder's device.
+func (c *classifier) load(file *nn.Checkpoint, model string, size int) (err error) {
+	if c.net, err = newModel(model, len(c.classes), size); err != nil {
+		return err
+	}
+	_, err = file.LoadInto(c.net, nn.LoadOptions{})
+	if err == nil {
+		nn.Train(c.net, false)
+		err = nn.To(c.net, c.decoder.Device())
+	}
+	if err != nil {
+		return errors.Join(err, nn.Close(c.net))
+	}
+	return nil
+}
+
+// guess is a class and its probability, from 0 to 1.
+type guess struct {
+	Class       string  `json:"class"`
+	Label       int     `json:"label"` // the class's number in the network
+	Probability float64 `json:"probability"`
+}
+
+// classify returns the most probable classes of encoded images, in falling order. Images at fault
+// have none: faults names them.
+func (c *classifier) classify(ctx context.Context, images [][]byte, top int) (guesses [][]guess, faults decode.Errors, err error) {
+	scope := torch.NewScope("images")
+	defer scope.Close()
+	guesses = make([][]guess, len(images))
+	x, err := c.decoder.Batch(ctx, scope, images...)
+	if errors.As(err, &faults) && x == nil {
+		return guesses, faults, nil // all are at fault
+	}
+	if err != nil && faults == nil {
+		return nil, nil, err
+	}
+	values, indices := c.net.Forward(x.NoGrad()).Softmax(1).TopK(int64(top), 1)
+	probabilities, err := values.Float64s()
+	if err != nil {
+		return nil, nil, err
+	}
+	labels, err := indices.Int64s()
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range images {
+		if slices.ContainsFunc(faults, func(e *decode.Error) bool { return e.Image == i }) {
+			continue // its pixels are zero
+		}
+		for j := i * top; j < (i+1)*top; j++ {
+			guesses[i] = append(guesses[i], guess{c.classes[labels[j]], int(labels[j]), probabilities[j]})
+		}
+	}
+	return guesses, faults, nil
+}
+
+// predictor classifies files and prints what they are.
+type predictor struct {
+	*classifier
+	top            int
+	asJSON         bool
+	nameWidth      int // characters of the longest name
+	classWidth     int // likewise
+	stdout, stderr io.Writer
+
+	files, bad int // files that were classified, and those that could not be
+	leftOut    int // files in folders that are no images
+}
+
+// imageFile is a file to classify.
+type imageFile struct {
+	path   string
+	walked bool // found in a folder, where other files may be too
+}
+
+// predictedFile is a row of the output.
+type predictedFile struct {
+	File    string  `json:"file"`
+	Classes []guess `json:"classes,omitempty"`
+	Error   string  `json:"error,omitempty"`
+}
+
+// images returns the files that arguments stand for, in their order, those of a folder by their
+// names. It reports the names that do not exist.
+func (p *predictor) images(ctx context.Context, args []string, stdin io.Reader) (images []imageFile, err error) {
+	var paths []string
+	for _, arg := range args {
+		if arg != "-" {
+			paths = append(paths, arg)
+			continue
+		}
+		lines := bufio.NewScanner(stdin)
+		for lines.Scan() {
+			if lines.Text() != "" {
+				paths = append(paths, lines.Text())
+			}
+		}
+		if err := lines.Err(); err != nil {
+			return nil, fmt.Errorf("the names on standard input: %w", err)
+		}
+	}
+	for _, path := range paths {
+		if info, err := os.Stat(path); err != nil || !info.IsDir() {
+			images = append(images, imageFile{path: path}) // whose error comes when it is read
+			continue
+		}
+		found, err := p.walk(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, found...)
+	}
+	return images, nil
+}
+
+// walk returns the files of a folder and of the folders in it. It follows links to files, and the
+// folder's own.
+func (p *predictor) walk(ctx context.Context, folder string) (images []imageFile, err error) {
+	root := folder + string(filepath.Separator) // WalkDir then follows a link
+	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		path = filepath.Clean(path)
+		if err != nil {
+			if err := p.refuse(path, err); err != nil {
+				return err
+			}
+			if entry != nil && entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if entry.IsDir() {
+			return ctx.Err()
+		}
+		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // of a link's target
+			p.leftOut++
+			return nil
+		}
+		images = append(images, imageFile{path, true})
+		return nil
+	})
+	return images, err
+}
+
+// predict classifies the images of one step and prints a row for each.
+func (p *predictor) predict(ctx context.Context, images []imageFile) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var data [][]byte
+	read := make([]error, len(images))
+	for i, image := range images {
+		var bytes []byte
+		if bytes, read[i] = readImage(image.path); read[i] == nil {
+			data = append(data, bytes)
+		}
+	}
+	var guesses [][]guess
+	var faults decode.Errors
+	if len(data) > 0 {
+		var err error
+		if guesses, faults, err = p.classify(ctx, data, p.top); err != nil {
+			return err
+		}
+	}
+	next := 0 // of data
+	for i, image := range images {
+		err := read[i]
+		var found []guess
+		if err == nil {
+			if at := slices.IndexFunc(faults, func(e *decode.Error) bool { return e.Image == next }); at >= 0 {
+				err = faults[at]
+			}
+			found = guesses[next]
+			next++
+		}
+		if err := p.row(image, found, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxImageBytes is the maximum of a file's size, which is decode.Options.MaxBytes' default.
+const maxImageBytes = 64 << 20
+
+// readImage reads a file. It refuses one that is too large before it reads it.
+func readImage(path string) ([]byte, error) {
+	f, err := safefile.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read
+	data, err := io.ReadAll(io.LimitReader(f, maxImageBytes+1))
+	if err == nil && len(data) > maxImageBytes {
+		err = &decode.Error{Kind: decode.ErrTooLarge, Err: fmt.Errorf("more than %d MiB", maxImageBytes>>20)}
+	}
+	return data, err
+}
+
+// row prints what a file is, or what is wrong with it.
+func (p *predictor) row(image imageFile, found []guess, err error) error {
+	switch {
+	case errors.Is(err, decode.ErrNotImage) && image.walked:
+		p.leftOut++
+		return nil
+	case err != nil:
+		return p.refuse(image.path, err)
+	}
+	p.files++
+	if p.asJSON {
+		return writeJSON(p.stdout, predictedFile{File: image.path, Classes: found})
+	}
+	var line strings.Builder
+	pad(&line, image.path, p.nameWidth)
+	for _, g := range found {
+		line.WriteString("  ")
+		pad(&line, g.Class, p.classWidth)
+		fmt.Fprintf(&line, "  %5.1f %%", 100*g.Probability)
+	}
+	_, err = fmt.Fprintln(p.stdout, line.String())
+	return err
+}
+
+// width returns the number of characters of a name as it is printed.
+func width(name string) int { return utf8.RuneCountInString(printable.Name(name)) }
+
+func pad(line *strings.Builder, name string, to int) {
+	line.WriteString(printable.Name(name))
+	line.WriteString(strings.Repeat(" ", max(0, to-width(name))))
+}
+
+// refuse reports a file that cannot be classified.
+func (p *predictor) refuse(path string, err error) error {
+	p.bad++
+	says := err.Error()
+	var fault *decode.Error
+	var limit *decode.LimitError
+	var read *fs.PathError
+	switch {
+	case errors.Is(err, decode.ErrNotImage) && isArchive(path):
+		says = "an archive, not an image: unpack it (tar -xf ARCHIVE -C FOLDER) and name the FOLDER"
+	case errors.As(err, &fault):
+		says = fmt.Sprintf("%v: %v", fault.Kind, fault.Err)
+		if errors.As(err, &limit) {
+			says = strings.ReplaceAll(says, "Options."+limit.Limit, "the maximum")
+		}
+	case errors.As(err, &read):
+		says = read.Err.Error()
+	}
+	if _, err := fmt.Fprintf(p.stderr, "torchstream: %s: %s\n", printable.Name(path), printable.Text(says)); err != nil || !p.asJSON {
+		return err
+	}
+	return writeJSON(p.stdout, predictedFile{File: path, Error: says})
+}
+
+// isArchive reports whether a file has the name of an archive.
+func isArchive(path string) bool {
+	return slices.ContainsFunc([]string{".tar", ".tgz", ".tar.gz", ".tar.zst"}, func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
+}
+
+// finish says how many files were left out or bad.
+func (p *predictor) finish() error {
+	left := ""
+	if p.leftOut > 0 {
+		left = fmt.Sprintf("%s left out: no images", counted(p.leftOut, "file", "files"))
+	}
+	switch {
+	case p.bad > 0:
+		fmt.Fprintf(p.stderr, "torchstream: %d of %s could not be classified\n", p.bad, counted(p.files+p.bad, "file", "files"))
+		if left != "" {
+			fmt.Fprintln(p.stderr, "torchstream: "+left)
+		}
+		return errFound
+	case p.files == 0 && left != "":
+		return fmt.Errorf("nothing to classify: %s", left)
+	case p.files == 0:
+		return errors.New("nothing to classify: no names on standard input, or a folder without files")
+	case left != "":
+		fmt.Fprintln(p.stderr, "torchstream: "+left)
+	}
+	return nil
+}
