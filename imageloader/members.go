@@ -156,10 +156,9 @@ func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
 // (decodeplan.Plans.Rooms): staging is the memory for the plans of a batch in the place of
 // PlanBytes, in bytes, and rooms the device memory that a batch is inflated into. Members without
 // room are inflated on the host. Both are 0 if the host inflates all members: those of an archive
-// that is not a .tgz or that is kept in memory, and of images with Transform.Ops. A prefetcher
-// calls it.
+// that is not a .tgz or that is kept in memory. A prefetcher calls it.
 func (l *Loader) MemberBytes() (staging, rooms int) {
-	if _, err := l.PlanBytes(); err != nil || l.Augments() {
+	if _, err := l.PlanBytes(); err != nil {
 		return 0, 0
 	}
 	x := l.index.Load()
@@ -209,10 +208,9 @@ func (l *Loader) bytesOfBatch(s spread) int {
 	return decodeplan.Aligned(int(min(max(batch*mean+4*deviation, minPlanBytes), maxPlanBytes)))
 }
 
-// headsFor returns the heads for the consumer of a job's row, or nil if it does not inflate. Images
-// with Transform.Ops are planned from their bytes.
+// headsFor returns the heads for the consumer of a job's row, or nil if it does not inflate.
 func (w *worker) headsFor(j *job) *heads {
-	if j.staging == nil || j.staging.plans.Rooms == 0 || w.augmenter != nil || !w.p.fetchPlans() {
+	if j.staging == nil || j.staging.plans.Rooms == 0 || !w.p.fetchPlans() {
 		return nil
 	}
 	return w.points.points.headsOf()
@@ -244,7 +242,11 @@ func (q *planner) planMember(j *job) bool {
 	if q.w.p.l.judge.header(&j.sample, &head.info) != nil || q.w.draw(j, &head.info) != nil {
 		return false
 	}
-	plan := q.w.points.planHead(j.sample.Index, int(j.size), head, h, &q.w.geometry)
+	ops, ok := q.w.operations()
+	if !ok {
+		return false
+	}
+	plan := q.w.points.planHead(j.sample.Index, int(j.size), head, h, &q.w.geometry, ops)
 	if len(plan) == 0 {
 		return false
 	}
@@ -270,9 +272,9 @@ func (q *planner) planMember(j *job) bool {
 	return true
 }
 
-// planHead returns a plan of a sample whose bytes are not here, valid until the next call, or
-// nothing if there is none.
-func (b *workerEntryPoints) planHead(i, bytes int, head *jpegHead, all *heads, g *imagecapi.Geometry) []byte {
+// planHead returns a plan of a sample whose bytes are not here, and of operations on its pixels,
+// valid until the next call, or nothing if there is none.
+func (b *workerEntryPoints) planHead(i, bytes int, head *jpegHead, all *heads, g *imagecapi.Geometry, ops []imagecapi.AugmentOp) []byte {
 	d, ok := b.d.(planDecoder)
 	if !ok {
 		return nil
@@ -284,7 +286,7 @@ func (b *workerEntryPoints) planHead(i, bytes int, head *jpegHead, all *heads, g
 	b.buffer = blob[:cap(blob)]
 	b.head = append(append(b.head[:0], head.tables...), head.frame...)
 	for {
-		n, err := d.PlanHead(b.head, bytes, head.scan, g, blob, b.plans)
+		n, err := d.PlanHead(b.head, bytes, head.scan, g, blob, ops, b.plans)
 		if err != nil || n == 0 { // the host says what is wrong with the image
 			return nil
 		}

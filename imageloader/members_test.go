@@ -9,7 +9,6 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -50,11 +49,11 @@ func TestSplitHeadKeepsWhatDecodingNeeds(t *testing.T) {
 				t.Fatalf("no entry points: %v", err)
 			}
 			plan := alignedBytes(1 << 20)
-			p, err := d.PlanHead(head, len(data), scan, &g, blob[:n], plan)
+			p, err := d.PlanHead(head, len(data), scan, &g, blob[:n], nil, plan)
 			if err != nil || p == 0 || p > len(plan) {
 				t.Fatalf("a plan of %d bytes: %v", p, err)
 			}
-			if p, err := d.PlanHead(head, len(data)+1, scan, &g, blob[:n], plan); err != nil || p != 0 {
+			if p, err := d.PlanHead(head, len(data)+1, scan, &g, blob[:n], nil, plan); err != nil || p != 0 {
 				t.Errorf("entry points of another file plan %d bytes: %v", p, err)
 			}
 		})
@@ -133,7 +132,7 @@ func FuzzSplitHead(f *testing.F) {
 		}
 		defer d.Close()
 		g := imagecapi.Geometry{CropWidth: 1, CropHeight: 1, ResizeWidth: 4, ResizeHeight: 4, WindowWidth: 4, WindowHeight: 4}
-		_, _ = d.PlanHead(slices.Concat(tables, frame), len(data), scan, &g, data, alignedBytes(1<<16))
+		_, _ = d.PlanHead(slices.Concat(tables, frame), len(data), scan, &g, data, nil, alignedBytes(1<<16))
 	})
 }
 
@@ -142,16 +141,15 @@ func FuzzSplitHead(f *testing.F) {
 func TestMemberBytes(t *testing.T) {
 	const batch = 16
 	small := Options{BatchSize: batch, Transform: Train(64), ShuffleBytes: 1 << 16}
-	held, augmented, huge := small, small, small
+	held, huge := small, small
 	held.ShuffleBytes = 0
-	augmented.Transform.Ops = []transform.Op{transform.RandomErasing{}}
 	huge.BatchSize = 1 << 16
 	packed := planArchive(t, "t.tgz", 60, 2)
 	for _, test := range []struct {
 		name, path string
 		o          Options
 		inflates   bool
-	}{{"tgz", packed, small, true}, {"huge batches", packed, huge, true}, {"kept in memory", packed, held, false}, {"operations", packed, augmented, false},
+	}{{"tgz", packed, small, true}, {"huge batches", packed, huge, true}, {"kept in memory", packed, held, false},
 		{"tar", planArchive(t, "t.tar", 5, 0), small, false}} {
 		t.Run(test.name, func(t *testing.T) {
 			test.o.IndexFile = filepath.Join(t.TempDir(), "index")

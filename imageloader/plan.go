@@ -346,14 +346,20 @@ func (w *worker) plan(j *job, info *imagecapi.Info) bool {
 	if w.points == nil || !w.p.known.Random() || info.Format != imagecapi.JPEG || info.Progressive {
 		return false
 	}
-	var ops []imagecapi.AugmentOp
-	if w.augmenter != nil {
-		var ok bool
-		if ops, ok = w.augmenter.Operations(); !ok {
-			return false
-		}
+	ops, ok := w.operations()
+	if !ok {
+		return false
 	}
 	row := w.points.plan(j.sample.Index, j.data, &w.geometry, ops, s)
 	s.rows[j.row] = rowPlan{Row: row, repeat: again}
 	return row.Bytes > 0
+}
+
+// operations returns what was drawn of Transform.Ops for the current image. ok is false if Go code
+// is among it.
+func (w *worker) operations() (ops []imagecapi.AugmentOp, ok bool) {
+	if w.augmenter == nil {
+		return nil, true
+	}
+	return w.augmenter.Operations()
 }

@@ -128,6 +128,14 @@ func newLoader(t *testing.T, path string, o imageloader.Options) *imageloader.Lo
 	return l
 }
 
+// deviceOps has steps that a GPU runs, and mixedOps some that only the host runs.
+var (
+	deviceOps = []transform.Op{transform.RandAugment{NumOps: 3}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
+		transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.RandomErasing{}}
+	mixedOps = []transform.Op{transform.TrivialAugmentWide{}, transform.RandomApply{Ops: []transform.Op{transform.GaussianBlur{}}, P: 0.3},
+		transform.RandomErasing{Random: true, P: 0.2}}
+)
+
 // TestGPUDecodeEqualsTheHost: the batches of Decode: Device are those of Decode: Host, to the bit,
 // for every finish, and after epochs that were left early.
 func TestGPUDecodeEqualsTheHost(t *testing.T) {
@@ -144,10 +152,7 @@ func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 	half.Contiguous = true
 	bicubic.Interpolation = transform.Bicubic
 	augmented, mixed := train, train
-	augmented.Ops = []transform.Op{transform.RandAugment{NumOps: 3}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
-		transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.RandomErasing{}}
-	mixed.Ops = []transform.Op{transform.TrivialAugmentWide{}, transform.RandomApply{Ops: []transform.Op{transform.GaussianBlur{}}, P: 0.3},
-		transform.RandomErasing{Random: true, P: 0.2}}
+	augmented.Ops, mixed.Ops = deviceOps, mixedOps
 	for _, test := range []struct {
 		name   string
 		o      imageloader.Transform
@@ -182,12 +187,13 @@ func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 	}
 }
 
-// compressed returns the compressed bytes of a plan, which are its last part. All else in a plan is
-// trusted: its parts are where the header says.
+// compressed returns the compressed bytes of a plan, which are its last part but for operations.
+// All else in a plan is trusted: its parts are where the header says.
 func compressed(plan []byte) ([]byte, error) {
-	const scanAt, scanBytes, slack = 276, 284, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
+	// Offsets in Plan of cshim/src/jpeg/plan.h, kScanSlack, and the bytes of a ts_augment_op.
+	const scanAt, scanBytes, steps, slack, stepBytes = 276, 284, 392, 16, 104
 	at, n := int(binary.LittleEndian.Uint32(plan[scanAt:])), int(binary.LittleEndian.Uint32(plan[scanBytes:]))
-	if want := (at + n + slack + decodeplan.Align - 1) / decodeplan.Align * decodeplan.Align; n == 0 || at < scanBytes || want != len(plan) {
+	if want := decodeplan.Aligned(at+n+slack) + decodeplan.Aligned(stepBytes*int(binary.LittleEndian.Uint32(plan[steps:]))); n == 0 || at < scanBytes || want != len(plan) {
 		return nil, fmt.Errorf("a plan of %d bytes with %d compressed ones at %d: cshim/src/jpeg/plan.h has changed", len(plan), n, at)
 	}
 	return plan[at : at+n], nil

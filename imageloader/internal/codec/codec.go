@@ -150,6 +150,11 @@ func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, ds
 // image or runs one of ops, also while *proof is 0, or over len(buffer) if it did not fit.
 func (d *Decoder) PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
+	return augmented(n, err, ops, buffer)
+}
+
+// augmented appends ops to a plan of n bytes in buffer, if it is there: see PlanAugmented.
+func augmented(n int, err error, ops []imagecapi.AugmentOp, buffer []byte) (int, error) {
 	if err != nil || n == 0 || n > len(buffer) || len(ops) == 0 {
 		return n, err
 	}
@@ -164,8 +169,9 @@ func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, pr
 	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }
 
-// PlanHead is Plan for an image whose compressed data another decoder inflates: see
+// PlanHead is PlanAugmented for an image whose compressed data another decoder inflates: see
 // imagecapi.PlanHead.
-func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob, buffer []byte) (n int, err error) {
-	return imagecapi.PlanHead(d.d, head, fileBytes, scan, g, blob, buffer)
+func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
+	n, err = imagecapi.PlanHead(d.d, head, fileBytes, scan, g, blob, buffer)
+	return augmented(n, err, ops, buffer)
 }
