@@ -45,9 +45,9 @@ const (
 	maxPlanBytes  = 256 << 20
 )
 
-// Augments reports whether plans have operations on the pixels: those of Transform.Ops. A
-// prefetcher calls it.
-func (l *Loader) Augments() bool { return len(l.o.Transform.Ops) > 0 }
+// StepsOnDevice reports whether a GPU that decodes runs every step of Transform.Ops, whatever is
+// drawn for a sample. A prefetcher calls it.
+func (l *Loader) StepsOnDevice() bool { return l.plan.StepsOnDevice() }
 
 // meanSize returns the mean size of an index's samples, from about a thousand of them.
 func meanSize(x *index.Index) int64 {

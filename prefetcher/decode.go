@@ -19,12 +19,13 @@ type Decode int
 const (
 	// Host decodes in the source's workers.
 	Host Decode = iota
-	// Auto decodes on the device if that is a GPU and the source can leave images to it, without
-	// operations on their pixels (imageloader's Transform.Ops): how long a GPU takes for these is
-	// not measured yet. Otherwise it is Host.
+	// Auto decodes on the device if that is a GPU and the source can leave images to it, with every
+	// step on their pixels (imageloader's Transform.Ops). Otherwise it is Host: so with a step that
+	// keeps all or some of its samples on the host, as the step's comment says.
 	Auto
-	// Device decodes on the device, with operations too. New returns an error where the device is
-	// the CPU, or the source cannot leave images to it.
+	// Device decodes on the device. The source's workers decode the images that the device can't
+	// decode, or has not every step of. New returns an error where the device is the CPU, or the
+	// source cannot leave images to it.
 	Device
 )
 
@@ -52,8 +53,8 @@ type planner interface {
 	// device memory of a batch, if the device is to inflate the members of the source's archive. 0,
 	// 0: the source inflates.
 	MemberBytes() (staging, rooms int)
-	// Augments reports whether plans have operations on the pixels.
-	Augments() bool
+	// StepsOnDevice reports whether the device runs every step on the pixels of every image.
+	StepsOnDevice() bool
 	// FillPlans is Fill, with memory for plans beside each slot.
 	FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(n int, info any) error) error
 	// DecodeRow writes the pixels of a row of a batch, which it decodes on the host.

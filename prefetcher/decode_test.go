@@ -20,8 +20,8 @@ import (
 // the value of the image's pixels, and whether the decoder is to flag it.
 type plannedSource struct {
 	rawSource
-	refuses  error // of PlanBytes
-	augments bool
+	refuses  error               // of PlanBytes
+	hostStep bool                // a step that only the host runs
 	again    func(row int) error // of DecodeRow
 	repeated atomic.Int64        // calls of DecodeRow
 }
@@ -35,7 +35,7 @@ func (s *plannedSource) Finishes() []tensor.Finish {
 	return []tensor.Finish{{Mean: []float32{0, 0, 0}, Std: []float32{1, 1, 1}}, {}}
 }
 
-func (s *plannedSource) Augments() bool          { return s.augments }
+func (s *plannedSource) StepsOnDevice() bool     { return !s.hostStep }
 func (s *plannedSource) PlanBytes() (int, error) { return decodeplan.Align * s.batch, s.refuses }
 func (s *plannedSource) MemberBytes() (int, int) { return 0, 0 }
 
@@ -269,10 +269,10 @@ func TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses(t *testing.T) {
 	})
 }
 
-// TestAutoLeavesOperationsToTheHost: Auto is Host for a source whose plans have operations.
-func TestAutoLeavesOperationsToTheHost(t *testing.T) {
-	for _, augments := range []bool{false, true} {
-		source := &plannedSource{rawSource: rawSource{batch: 1}, augments: augments}
+// TestAutoLeavesStepsToTheHost: Auto is Host for a source with a step that only the host runs.
+func TestAutoLeavesStepsToTheHost(t *testing.T) {
+	for _, hostStep := range []bool{false, true} {
+		source := &plannedSource{rawSource: rawSource{batch: 1}, hostStep: hostStep}
 		s, err := newSlots(source)
 		if err != nil {
 			t.Fatal(err)
@@ -280,8 +280,8 @@ func TestAutoLeavesOperationsToTheHost(t *testing.T) {
 		for _, decode := range []Decode{Auto, Device} {
 			o := Options{Decode: decode}
 			d, err := o.decoding(source, s)
-			if want := decode == Device || !augments; err != nil || (d != nil) != want {
-				t.Errorf("%v, with operations %v: the device decodes: %v, %v", decode, augments, d != nil, err)
+			if want := decode == Device || !hostStep; err != nil || (d != nil) != want {
+				t.Errorf("%v, with a step of the host %v: the device decodes: %v, %v", decode, hostStep, d != nil, err)
 			}
 		}
 	}

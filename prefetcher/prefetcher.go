@@ -84,10 +84,10 @@ type Options struct {
 	// Decode selects where images are decoded. The zero value is Host: the source's workers decode
 	// them. With Auto and Device an imageloader.Loader leaves the baseline JPEGs of an indexed
 	// archive to the GPU, from the epoch on in which their entry points are known to be right, and
-	// decodes all other images beside them. With Device the GPU also runs the steps of
-	// Transform.Ops, for samples whose steps it can all run; with Auto images with Ops are the
-	// host's. The GPU also inflates the members of a .tgz that is not kept in memory, without Ops,
-	// once an epoch of this process has read them. The batches are those of Host, to the bit.
+	// decodes all other images beside them. The GPU also runs the steps of Transform.Ops, for
+	// samples whose steps it can all run; Auto is Host if it can't run each of them. The GPU also
+	// inflates the members of a .tgz that is not kept in memory, once an epoch of this process has
+	// read them. The batches are those of Host, to the bit.
 	// Device memory (Stats.DecoderBytes): twice the images of a batch, up to 512 MiB of scratch
 	// memory, a host slot's plans, and for a .tgz up to 256 MiB more. Each host slot has as much
 	// pinned memory for plans as PlanBytes of the source says, for a .tgz MemberBytes: at most 256
@@ -235,7 +235,7 @@ func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
 	switch {
 	case err != nil && o.Decode == Device:
 		return nil, fmt.Errorf("Options.Decode is Device: %w", err)
-	case err == nil && o.Decode == Auto && d.source.Augments():
+	case err == nil && o.Decode == Auto && !d.source.StepsOnDevice():
 		return nil, nil
 	}
 	return d, nil

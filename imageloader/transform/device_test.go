@@ -114,6 +114,9 @@ func TestGPURunsWhatItsCommentSays(t *testing.T) {
 	plan := barePlan(t)
 	for name, examples := range claims {
 		for _, c := range examples {
+			if got := onDevice([]Op{c.op}, 32); got != c.gpu {
+				t.Errorf("%s: a GPU runs every draw of %+v: %v", name, c.op, got)
+			}
 			drawn := 0
 			for seed := range uint64(300) {
 				copy(plan, pristine)

@@ -95,7 +95,7 @@ func checkOps(ops []Op, width, height int) error {
 			return fmt.Errorf("field Ops[%d] (%T) is on %d x %d pixels: it must come before or after steps that change the size, "+
 				"not between", i, op, w, h)
 		}
-		if r, ok := op.(interface{ expands() bool }); ok && r.expands() {
+		if expands(op) {
 			if next, ok := at(ops, i+1).(interface{ crops() bool }); !ok || isNil(ops[i+1]) || !next.crops() {
 				return fmt.Errorf("field Ops[%d] (%T) has Expand, which makes images of any size: "+
 					"the next step must be a CenterCrop", i, op)
@@ -152,6 +152,36 @@ func (o RandomOrder) steps() []Op  { return o.Ops }
 func onPixels(op Op) bool {
 	o, ok := op.(interface{ onPixels() bool })
 	return ok && o.onPixels()
+}
+
+// onDevice reports whether a GPU that decodes runs steps on images of size x size pixels, whatever
+// they draw. It keeps the size of an image. The comment of each step says the same, and
+// TestGPURunsWhatItsCommentSays compares them.
+func onDevice(ops []Op, size int) bool {
+	for _, op := range ops {
+		if w, h, err := op.check(size, size); err != nil || w != size || h != size {
+			return false
+		}
+		if onPixels(op) || mixes(op) || expands(op) || blurs(op) {
+			return false
+		}
+		if o, ok := op.(interface{ steps() []Op }); ok && !onDevice(o.steps(), size) {
+			return false
+		}
+	}
+	return true
+}
+
+// expands reports whether a step makes images of any size.
+func expands(op Op) bool {
+	o, ok := op.(interface{ expands() bool })
+	return ok && o.expands()
+}
+
+// blurs reports whether a step is a blur, for which a GPU that decodes has no kernel.
+func blurs(op Op) bool {
+	_, ok := op.(interface{ sides() [2]int })
+	return ok
 }
 
 func (Func) onPixels() bool            { return true }

@@ -20,6 +20,9 @@ func Compile(t Transform) (*Plan, error) {
 	return &Plan{t}, nil
 }
 
+// StepsOnDevice reports whether a GPU that decodes runs every step of Ops, whatever is drawn.
+func (p *Plan) StepsOnDevice() bool { return onDevice(p.t.Ops, p.t.Size) }
+
 // Transform returns the transform with its defaults filled in.
 func (p *Plan) Transform() Transform { return p.t }
 
