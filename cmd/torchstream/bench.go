@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,6 +51,7 @@ type loaderResult struct {
 	DecodedAgain         int64             `json:"decoded_again,omitempty"`       // those of them that the host has decoded after all
 	InflatedOnDevice     int64             `json:"inflated_on_device,omitempty"`  // images that the GPU was given compressed in a .tgz
 	DecoderBytes         int64             `json:"decoder_bytes,omitempty"`       // device memory of the decoders
+	Threads              []threadsRow      `json:"threads"`                       // that HostCores is made of
 	Stats                imageloader.Stats `json:"stats"`
 	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
 }
@@ -99,6 +101,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	epochs := set.Int("epochs", 0, "measure so many whole epochs instead, and say how large the process is after each")
 	outputs := set.String("outputs", "", "measure nothing; write the pixels of the first -images images, by name, to this `FILE`: bytes [images, size, size, 3] (not for train-float and train-bfloat16)")
 	images := set.Int("images", 64, "for -outputs")
+	profile := set.String("cpuprofile", "", "write a profile of the CPU time that is measured to this `FILE`, for go tool pprof")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := parse(set, args, 0); err != nil {
 		return err
@@ -127,6 +130,14 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		return writeJSON(stdout, map[string]int{"images": n})
 	}
 	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, warm: *warm}
+	if *profile != "" {
+		file, err := safefile.Create(*profile, safefile.Raw)
+		if err != nil {
+			return err
+		}
+		defer file.Close() // measurement.run has closed it, unless it failed
+		m.profile = file
+	}
 	if *device != "" {
 		var err error
 		if m.target, err = pickTarget(*device, *decode); err != nil {
@@ -240,13 +251,15 @@ type measurement struct {
 	epochs  int // 0: length counts
 	warm    int // epochs before the clock starts
 	o       imageloader.Options
-	target  target // nil: host memory
+	target  target   // nil: host memory
+	profile *os.File // of the CPU time; nil: none
 
 	r      loaderResult
 	warmed int // epochs so far
 	first  bool
 	begin  time.Time
 	cpu    time.Duration
+	tasks  map[int]threadTime
 	stats  imageloader.Stats // when the clock started
 	device deviceStats       // then, too
 }
@@ -297,6 +310,15 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 	after, err := cpuTime()
 	if err != nil {
 		return err
+	}
+	if r.Threads, err = threadsSince(m.tasks, elapsed); err != nil {
+		return err
+	}
+	if m.profile != nil {
+		pprof.StopCPUProfile()
+		if err := m.profile.Close(); err != nil {
+			return err
+		}
 	}
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
@@ -359,6 +381,14 @@ func (m *measurement) count(n int, loader *imageloader.Loader, feed feeder) (mor
 		m.stats = loader.Stats()
 		if feed != nil {
 			m.device = feed.stats()
+		}
+		if m.profile != nil {
+			if err := pprof.StartCPUProfile(m.profile); err != nil {
+				return false, err
+			}
+		}
+		if m.tasks, err = threadTimes(); err != nil {
+			return false, err
 		}
 		m.cpu, err = cpuTime()
 		m.begin = time.Now()

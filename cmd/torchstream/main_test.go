@@ -121,6 +121,22 @@ func TestBenchLoader(t *testing.T) {
 	}
 }
 
+// TestBenchLoaderProfile: -cpuprofile writes a profile, and replaces no other file.
+func TestBenchLoaderProfile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cpu.out")
+	args := []string{"bench", "loader", "-archive", photos, "-size", "16", "-seconds", "0.05", "-cpuprofile", path}
+	if status, _, stderr := command(t, args...); status != 0 {
+		t.Fatalf("status %d: %s", status, stderr)
+	}
+	profile, err := os.ReadFile(path)
+	if err != nil || !bytes.HasPrefix(profile, []byte("\x1f\x8b")) { // of gzip
+		t.Errorf("%d bytes, %v", len(profile), err)
+	}
+	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, path) {
+		t.Errorf("status %d: %s", status, stderr)
+	}
+}
+
 // Every contract says what the stages took; with -epochs the memory after each is said too.
 func TestBenchLoaderContracts(t *testing.T) {
 	checkContracts(t, []contractCase{
