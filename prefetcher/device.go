@@ -275,8 +275,8 @@ func (d *gpuDevice) Open() (err error) {
 	return nil
 }
 
-// nameThread names the calling goroutine's thread, to which it is locked, for top, perf, and the CPU
-// times of threads. A failure changes nothing else.
+// nameThread names the calling goroutine's thread, to which it is locked, for top, perf, and the
+// CPU times of threads. A failure changes nothing else.
 func nameThread() { _ = os.WriteFile("/proc/thread-self/comm", []byte("prefetcher"), 0) }
 
 // pin allocates one host slot: a single buffer that holds all fields.

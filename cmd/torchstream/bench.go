@@ -129,15 +129,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		}
 		return writeJSON(stdout, map[string]int{"images": n})
 	}
-	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, warm: *warm}
-	if *profile != "" {
-		file, err := safefile.Create(*profile, safefile.Raw)
-		if err != nil {
-			return err
-		}
-		defer file.Close() // measurement.run has closed it, unless it failed
-		m.profile = file
-	}
+	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, warm: *warm, profile: *profile}
 	if *device != "" {
 		var err error
 		if m.target, err = pickTarget(*device, *decode); err != nil {
@@ -251,8 +243,8 @@ type measurement struct {
 	epochs  int // 0: length counts
 	warm    int // epochs before the clock starts
 	o       imageloader.Options
-	target  target   // nil: host memory
-	profile *os.File // of the CPU time; nil: none
+	target  target // nil: host memory
+	profile string // file for a profile of the CPU time; empty: none
 
 	r      loaderResult
 	warmed int // epochs so far
@@ -260,6 +252,7 @@ type measurement struct {
 	begin  time.Time
 	cpu    time.Duration
 	tasks  map[int]threadTime
+	cpuOut *os.File          // m.profile
 	stats  imageloader.Stats // when the clock started
 	device deviceStats       // then, too
 }
@@ -267,6 +260,10 @@ type measurement struct {
 func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 	r := &m.r
 	r.Batch, r.Size, r.MemoryMB, r.Cores = m.o.BatchSize, m.o.Transform.Size, m.o.ShuffleBytes>>20, runtime.GOMAXPROCS(0)
+	if err := m.openProfile(); err != nil {
+		return err
+	}
+	defer m.cpuOut.Close() // endProfile has closed it, unless something failed
 	m.begin = time.Now()
 	loader, err := imageloader.OpenContext(ctx, m.archive, m.o)
 	if err != nil {
@@ -314,11 +311,8 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 	if r.Threads, err = threadsSince(m.tasks, elapsed); err != nil {
 		return err
 	}
-	if m.profile != nil {
-		pprof.StopCPUProfile()
-		if err := m.profile.Close(); err != nil {
-			return err
-		}
+	if err := m.endProfile(); err != nil {
+		return err
 	}
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
@@ -382,10 +376,8 @@ func (m *measurement) count(n int, loader *imageloader.Loader, feed feeder) (mor
 		if feed != nil {
 			m.device = feed.stats()
 		}
-		if m.profile != nil {
-			if err := pprof.StartCPUProfile(m.profile); err != nil {
-				return false, err
-			}
+		if err := m.beginProfile(); err != nil {
+			return false, err
 		}
 		if m.tasks, err = threadTimes(); err != nil {
 			return false, err
@@ -396,6 +388,31 @@ func (m *measurement) count(n int, loader *imageloader.Loader, feed feeder) (mor
 	}
 	m.r.Images += int64(n)
 	return m.epochs > 0 || time.Since(m.begin) < m.length, nil
+}
+
+// openProfile creates the file of the profile.
+func (m *measurement) openProfile() (err error) {
+	if m.profile != "" {
+		m.cpuOut, err = safefile.Create(m.profile, safefile.Raw)
+	}
+	return err
+}
+
+// beginProfile begins the profile, if there is one.
+func (m *measurement) beginProfile() error {
+	if m.cpuOut == nil {
+		return nil
+	}
+	return pprof.StartCPUProfile(m.cpuOut)
+}
+
+// endProfile writes the profile, if there is one.
+func (m *measurement) endProfile() error {
+	if m.cpuOut == nil {
+		return nil
+	}
+	pprof.StopCPUProfile()
+	return m.cpuOut.Close()
 }
 
 // residentBytes is how much memory the process has now, after what is garbage was given back.
