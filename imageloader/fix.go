@@ -53,9 +53,9 @@ type FixReport struct {
 // another image of the group would take the sample's place.
 //
 // Fix fails before it writes if the archive itself is damaged, if no sample is good, if a class
-// would end (see FixOptions), and if the new file would replace the input or anything but an
-// archive of the same format. The new file is there as a whole or not at all. If writing fails,
-// Fix returns the Report with the error.
+// would end (see FixOptions), and if there is a file with the name of the new one, unless that is
+// empty. The new file is there as a whole or not at all. If writing fails, Fix returns the Report
+// with the error.
 func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progress func(Progress)) (*Report, *FixReport, error) {
 	if o.List != "" {
 		return nil, nil, errors.New("imageloader: Fix takes no Options.List: the list would name samples that are left out")
@@ -64,7 +64,7 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 	if err != nil {
 		return nil, nil, err
 	}
-	format, err := fixFormat(out)
+	compress, err := fixFormat(out)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -73,7 +73,7 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 		return nil, nil, stopCause(ctx, err)
 	}
 	defer func() { _ = a.Close() }() // nothing was written
-	if err := checkFixed(a, out, format); err != nil {
+	if err := checkFixed(a, out); err != nil {
 		return nil, nil, err
 	}
 	x := fixing{l: l, a: a, progress: progress, names: newNameSet()}
@@ -92,7 +92,7 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 	for _, s := range a.Shards() {
 		mode &= s.Info.Mode().Perm() | 0o600
 	}
-	file, err := safefile.Replace(out, format.kind, mode, func(f *os.File) error { return x.write(ctx, f, format) })
+	file, err := safefile.Replace(out, safefile.Raw, mode, func(f *os.File) error { return x.write(ctx, f, compress) })
 	if err != nil {
 		return report, nil, stopCause(ctx, fixError(out, err))
 	}
@@ -113,14 +113,11 @@ func fixError(out string, err error) error {
 	return fmt.Errorf("imageloader: writing %s: %w", out, err)
 }
 
-// archiveFormat is a format that Fix writes.
-type archiveFormat struct {
-	kind   safefile.Kind
-	writer func(w io.Writer) (io.WriteCloser, error)
-}
+// compression makes a writer that compresses what is written to it.
+type compression func(w io.Writer) (io.WriteCloser, error)
 
-// fixFormat chooses the format by the file's name.
-func fixFormat(out string) (archiveFormat, error) {
+// fixFormat chooses the compression by the file's name.
+func fixFormat(out string) (compression, error) {
 	name := strings.ToLower(filepath.Base(out))
 	is := func(suffixes ...string) bool {
 		return slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(name, s) })
@@ -128,17 +125,13 @@ func fixFormat(out string) (archiveFormat, error) {
 	switch {
 	case archive.IsURL(out):
 	case is(".tar"):
-		ustar := func(head []byte) bool { return len(head) >= 262 && string(head[257:262]) == "ustar" }
-		plain := func(w io.Writer) (io.WriteCloser, error) { return unpacked{w}, nil }
-		return archiveFormat{safefile.Kind{Name: "a tar archive", Is: ustar}, plain}, nil
+		return func(w io.Writer) (io.WriteCloser, error) { return unpacked{w}, nil }, nil
 	case is(".tgz", ".tar.gz"):
-		deflated := func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil }
-		return archiveFormat{safefile.Prefix("a gzip file", "\x1f\x8b\x08"), deflated}, nil
+		return func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil }, nil
 	case is(".tar.zst"):
-		frames := func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w, zstd.WithEncoderConcurrency(1)) }
-		return archiveFormat{safefile.Prefix("a zstd file", "\x28\xb5\x2f\xfd"), frames}, nil
+		return func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w, zstd.WithEncoderConcurrency(1)) }, nil
 	}
-	return archiveFormat{}, fmt.Errorf("imageloader: %s: the name of a fixed archive is that of a local file and "+
+	return nil, fmt.Errorf("imageloader: %s: the name of a fixed archive is that of a local file and "+
 		"ends in .tar, .tgz, .tar.gz or .tar.zst", out)
 }
 
@@ -147,14 +140,12 @@ type unpacked struct{ io.Writer }
 
 func (unpacked) Close() error { return nil }
 
-// checkFixed refuses a place that belongs to the input, or to a file of another kind.
-func checkFixed(a *archive.Archive, out string, f archiveFormat) error {
-	if err := safefile.Check(out, f.kind); err != nil {
-		return fmt.Errorf("imageloader: %w", err)
-	}
+// checkFixed refuses a place that belongs to the input, or to any file with content: an archive may
+// be the only one with its images.
+func checkFixed(a *archive.Archive, out string) error {
 	existing, err := os.Stat(out)
 	if err != nil {
-		existing = nil // Check has seen that there is none
+		existing = nil // Check says why
 	}
 	folder, err := os.Stat(filepath.Dir(out))
 	if err != nil {
@@ -170,6 +161,12 @@ func checkFixed(a *archive.Archive, out string, f archiveFormat) error {
 		if s.Info.IsDir() && inside(filepath.Dir(out), folder, s.Info) {
 			return fmt.Errorf("imageloader: %s lies inside of %s, which is read: write the fixed archive elsewhere", out, s.Path)
 		}
+	}
+	if existing != nil && existing.Mode().IsRegular() && existing.Size() > 0 {
+		return fmt.Errorf("imageloader: %s exists, and a fixed archive replaces no file: give another name, or remove it first", out)
+	}
+	if err := safefile.Check(out, safefile.Raw); err != nil {
+		return fmt.Errorf("imageloader: %w", err)
 	}
 	return nil
 }
@@ -264,9 +261,9 @@ func (x *fixing) unchanged() error {
 }
 
 // write writes the archive that is left.
-func (x *fixing) write(ctx context.Context, file io.Writer, format archiveFormat) error {
+func (x *fixing) write(ctx context.Context, file io.Writer, compress compression) error {
 	buffered := bufio.NewWriterSize(file, 1<<20)
-	packed, err := format.writer(buffered)
+	packed, err := compress(buffered)
 	if err != nil {
 		return err
 	}

@@ -109,7 +109,10 @@ func TestFixKeepsTheGoodMembers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := Fix(t.Context(), path, out, Options{}, FixOptions{}, nil); err != nil { // over the first one
+			if err := os.Truncate(out, 0); err != nil { // an empty file is replaced
+				t.Fatal(err)
+			}
+			if _, _, err := Fix(t.Context(), path, out, Options{}, FixOptions{}, nil); err != nil {
 				t.Fatal(err)
 			}
 			if twice, err := os.ReadFile(out); err != nil || !bytes.Equal(once, twice) {
@@ -217,7 +220,12 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 	folder := t.TempDir()
 	other := filepath.Join(folder, "notes.tgz")
 	link := filepath.Join(folder, "link.tar")
-	if err := errors.Join(os.WriteFile(other, []byte("notes"), 0o644), os.Symlink(path, link)); err != nil {
+	earlier := filepath.Join(folder, "earlier.tar")
+	if err := errors.Join(os.WriteFile(other, []byte("notes"), 0o644), os.Symlink(path, link), os.WriteFile(earlier, good, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	directory := filepath.Join(t.TempDir(), "directory.tar")
+	if err := os.Mkdir(directory, 0o777); err != nil {
 		t.Fatal(err)
 	}
 	cut := archivetest.WriteFile(t, "cut.tgz", archivetest.Gzip(t, good)[:300])
@@ -230,7 +238,9 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 	}{
 		"the input":                 {path, path, drop, "is the archive that is read"},
 		"a link to the input":       {path, link, drop, "is the archive that is read"},
-		"a file of another kind":    {path, other, drop, "a file of another kind"},
+		"a file of another kind":    {path, other, drop, "notes.tgz exists, and a fixed archive replaces no file: give another name"},
+		"another archive":           {path, earlier, drop, "earlier.tar exists, and a fixed archive replaces no file"},
+		"a directory":               {path, directory, drop, "directory.tar is a directory"},
 		"another format":            {path, filepath.Join(folder, "out.zip"), drop, "ends in .tar"},
 		"a URL":                     {path, "http://localhost/out.tar", drop, "local file"},
 		"a missing folder":          {path, filepath.Join(folder, "none", "out.tar"), drop, "no such file"},
@@ -243,9 +253,11 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 			t.Errorf("%s: error %v", what, err)
 		}
 	}
-	folderIsClean(t, folder, "notes.tgz", "link.tar")
-	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, good) {
-		t.Error("the input was changed")
+	folderIsClean(t, folder, "notes.tgz", "link.tar", "earlier.tar")
+	for _, file := range []string{path, earlier} {
+		if now, err := os.ReadFile(file); err != nil || !bytes.Equal(now, good) {
+			t.Errorf("%s was changed", file)
+		}
 	}
 	out := filepath.Join(folder, "out.tar")
 	if _, fixed, err := Fix(t.Context(), path, out, Options{}, drop, nil); err != nil || !slices.Equal(fixed.Dropped, []string{"b"}) {
@@ -254,7 +266,7 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 }
 
 // TestInterruptedFixLeavesNothing: a context that ends while the archive is written leaves nothing
-// behind, and an archive that was there stays.
+// behind, and an archive that appears meanwhile stays.
 func TestInterruptedFixLeavesNothing(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(400, 400))
 	var list []archivetest.Member
@@ -264,20 +276,27 @@ func TestInterruptedFixLeavesNothing(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, list...))
 	folder := t.TempDir()
 	out := filepath.Join(folder, "out.tar")
-	before := archivetest.Tar(t, list[:1]...)
-	if err := os.WriteFile(out, before, 0o644); err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
-	written := false
+	defer cancel()
+	written, then := false, cancel
 	progress := func(Progress) {
 		if list, err := filepath.Glob(out + ".*.tmp"); err == nil && len(list) > 0 { // the second pass
 			written = true
-			cancel()
+			then()
 		}
 	}
 	if _, _, err := Fix(ctx, path, out, Options{}, FixOptions{}, progress); !errors.Is(err, context.Canceled) || !written {
 		t.Errorf("error %v, writing begun: %v", err, written)
+	}
+	folderIsClean(t, folder)
+	before := archivetest.Tar(t, list[:1]...)
+	then = func() {
+		if err := os.WriteFile(out, before, 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, _, err := Fix(t.Context(), path, out, Options{}, FixOptions{}, progress); err == nil || !strings.Contains(err.Error(), "out.tar is a file of another kind, and only an empty file is replaced") {
+		t.Errorf("error %v", err)
 	}
 	folderIsClean(t, folder, "out.tar")
 	if now, err := os.ReadFile(out); err != nil || !bytes.Equal(now, before) {

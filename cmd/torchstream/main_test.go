@@ -406,7 +406,7 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 			t.Errorf("status %d, no %q in\n%s%s", status, want, stdout, stderr)
 		}
 	}
-	_, stdout, _ = command(t, "inspect", "-json", "-drop-classes", "-fix", out, path)
+	_, stdout, _ = command(t, "inspect", "-json", "-drop-classes", "-fix", filepath.Join(t.TempDir(), "again.tgz"), path)
 	var r inspection
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.Fixed == nil || r.Fixed.Members != 1 || r.Fixed.LeftOut != 2 || r.BadCount != 2 ||
 		len(r.Findings) == 0 || r.Findings[0].Count != 2 || !slices.Equal(r.Findings[0].First, []string{"a/bad.png", "b/bad.png"}) {
@@ -424,12 +424,16 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, _ := os.ReadFile(out) // compared below
-	if status, _, stderr := command(t, "inspect", "-fix", out, cut); status != 1 || !strings.Contains(stderr, "nothing was written to "+out) ||
-		!strings.Contains(stderr, "fetch it again") {
+	if status, _, stderr := command(t, "inspect", "-drop-classes", "-fix", out, path); status != 1 || !strings.Contains(stderr, out+" exists, and") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
 	if now, err := os.ReadFile(out); err != nil || !bytes.Equal(now, before) {
 		t.Errorf("the file that was there is gone: %v", err)
+	}
+	none := filepath.Join(t.TempDir(), "none.tgz")
+	if status, _, stderr := command(t, "inspect", "-fix", none, cut); status != 1 || !strings.Contains(stderr, "nothing was written to "+none) ||
+		!strings.Contains(stderr, "fetch it again") || fileExists(none) {
+		t.Errorf("status %d, %q", status, stderr)
 	}
 	for _, args := range [][]string{{"-fix", out, "-index"}, {"-drop-classes"}} {
 		if status, _, stderr := command(t, slices.Concat([]string{"inspect"}, args, []string{path})...); status != 2 {
