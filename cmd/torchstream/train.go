@@ -184,6 +184,27 @@ func checkWritable(folder string) error {
 	}
 }
 
+// checkTest refuses a -test that does not exist or is -archive.
+func (o *trainOptions) checkTest() error {
+	if o.test == "" {
+		return nil
+	}
+	same := o.test == o.archive
+	if plain := !strings.ContainsAny(o.test, "{*?[") && !strings.Contains(o.test, "://"); plain { // neither shards nor a URL
+		test, err := os.Stat(o.test)
+		if err != nil {
+			return fmt.Errorf("-test: %w", err)
+		}
+		archive, err := os.Stat(o.archive)
+		same = same || err == nil && os.SameFile(test, archive)
+	}
+	if same {
+		return usageError{fmt.Sprintf("-test %s is -archive, so the accuracy would be that on images of the training: name an archive of held-back images, or leave -test out",
+			printable.Name(o.test))}
+	}
+	return nil
+}
+
 // checkFolder refuses a new run in the folder of an earlier one, before work begins, and says how
 // to go on.
 func (o *trainOptions) checkFolder() error {
@@ -307,10 +328,8 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := o.checkFolder(); err != nil {
 		return err
 	}
-	if plain := !strings.ContainsAny(o.test, "{*?[") && !strings.Contains(o.test, "://"); o.test != "" && plain { // neither shards nor a URL
-		if _, err := os.Stat(o.test); err != nil {
-			return fmt.Errorf("-test: %w", err)
-		}
+	if err := o.checkTest(); err != nil {
+		return err
 	}
 	if err := printClasses(ctx, o.archive, stdout, stderr); err != nil {
 		return err
@@ -512,18 +531,27 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 
 // finish prints the result, and how to use it.
 func (o *trainOptions) finish(report *train.Report, took time.Duration, stdout io.Writer) error {
-	best := report.Best()
+	best, path := report.Best(), filepath.Join(o.out, "best.pt")
 	if n := report.Stepper.Replays; n > 0 {
 		fmt.Fprintf(stdout, "\n%d of the %s of this run replayed a CUDA graph", n, counted(report.Stepper.Steps, "step", "steps"))
 	}
-	fmt.Fprintf(stdout, "\n%s, %s in this run; the best epoch is %d", counted(report.Steps, "step", "steps"), took.Round(100*time.Millisecond), best.Epoch)
+	result := fmt.Sprintf("the best epoch is %d", best.Epoch)
 	if best.Eval != nil {
-		fmt.Fprintf(stdout, ", right on %.1f %% of %s", 100*best.Eval.Top1, counted(best.Eval.Samples, "held-back image", "held-back images"))
+		result += fmt.Sprintf(", right on %.1f %% of %s", 100*best.Eval.Top1, counted(best.Eval.Samples, "held-back image", "held-back images"))
 	} else {
-		fmt.Fprint(stdout, ", by its loss in training: name held-back images with -test FILE")
+		result += ", by its loss in training: name held-back images with -test FILE"
 	}
-	_, err := fmt.Fprintf(stdout, "\ncheckpoint %s; in Python: torch.load(%q, weights_only=True)[\"state_dict\"]\n",
-		filepath.Join(o.out, "best.pt"), filepath.Join(o.out, "best.pt"))
+	if report.Stepper.Steps > 0 {
+		fmt.Fprintf(stdout, "\n%s, %s in this run; %s\n", counted(report.Steps, "step", "steps"), took.Round(100*time.Millisecond), result)
+	} else {
+		fmt.Fprintf(stdout, "%s is of a run that is finished (%d of %s, %s), so there was nothing to train; %s\n", printable.Name(filepath.Join(o.out, "last.pt")),
+			len(report.Epochs), counted(o.epochs, "epoch", "epochs"), counted(report.Steps, "step", "steps"), result)
+		if report.Stopped {
+			fmt.Fprintln(stdout, "-patience ended it: -resume with a larger one goes on")
+		}
+		fmt.Fprintf(stdout, "-out DIR -pretrained %s trains its result further\n", path)
+	}
+	_, err := fmt.Fprintf(stdout, "checkpoint %s: torchstream predict -checkpoint %[1]s classifies images; in Python: torch.load(%q, weights_only=True)[\"state_dict\"]\n", path, path)
 	return err
 }
 

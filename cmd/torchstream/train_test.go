@@ -18,6 +18,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/train"
 )
 
 // fewPhotos writes an archive with so many images of each class.
@@ -54,8 +55,8 @@ func trainSmall(t *testing.T, archive, out string, args ...string) string {
 func TestTrain(t *testing.T) {
 	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
-	stdout := trainSmall(t, archive, out, "-test", archive)
-	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat", "resnet18: 11177538 parameters", "test top-1", "6 steps, ", "best.pt", "torch.load"} {
+	stdout := trainSmall(t, archive, out, "-test", fewPhotos(t, map[string]int{"cat": 5, "dog": 5}))
+	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat", "resnet18: 11177538 parameters", "test top-1", "6 steps, ", "torchstream predict -checkpoint " + filepath.Join(out, "best.pt"), "torch.load"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
 		}
@@ -79,6 +80,24 @@ func TestTrain(t *testing.T) {
 		for _, n := range nn.State(net) {
 			n.Tensor.Close()
 		}
+	}
+
+	// A finished run that is resumed says that it is finished, and changes nothing.
+	last, err := os.ReadFile(filepath.Join(out, "last.pt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout = trainSmall(t, archive, out, "-resume")
+	for _, want := range []string{
+		filepath.Join(out, "last.pt") + " is of a run that is finished (2 of 2 epochs, 6 steps), so there was nothing to train; the best epoch is ",
+		"-out DIR -pretrained " + filepath.Join(out, "best.pt") + " trains its result further\n", "torchstream predict -checkpoint ",
+	} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+	if now, err := os.ReadFile(filepath.Join(out, "last.pt")); err != nil || !bytes.Equal(now, last) {
+		t.Errorf("last.pt has changed: %v", err)
 	}
 
 	// The same folder is for -resume, with the same options, only.
@@ -178,6 +197,17 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	}
 }
 
+// A run that -patience has ended is finished, and goes on with a larger one.
+func TestTrainEndedByPatience(t *testing.T) {
+	var out bytes.Buffer
+	o := trainOptions{out: "run1", epochs: 9}
+	report := &train.Report{Stopped: true, Steps: 12, Epochs: []train.Epoch{{Epoch: 1, Best: true}, {Epoch: 2}}}
+	if err := o.finish(report, 0, &out); err != nil || !strings.Contains(out.String(), "run1/last.pt is of a run that is finished (2 of 9 epochs, 12 steps)") ||
+		!strings.Contains(out.String(), "\n-patience ended it: -resume with a larger one goes on\n") {
+		t.Errorf("%v, %s", err, out.String())
+	}
+}
+
 // Mixed precision, memory order, graphs (which the CPU has not), event files and a profile go
 // together; a run resumes only with the same precision.
 func TestTrainOptions(t *testing.T) {
@@ -225,6 +255,20 @@ func TestTrainMistakes(t *testing.T) {
 	} {
 		if status, stdout, stderr := command(t, append([]string{"train"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, stdout %q, stderr %q does not say %q", args, status, stdout, stderr, says)
+		}
+	}
+	target, err := filepath.Abs(photos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link.tgz")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []string{photos, link} {
+		if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", test, "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out")); status != 2 ||
+			stdout != "" || !strings.Contains(stderr, "-test "+test+" is -archive, so the accuracy") {
+			t.Errorf("status %d, %s%s", status, stdout, stderr)
 		}
 	}
 	missing := filepath.Join(t.TempDir(), "missing.tgz")
