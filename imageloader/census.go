@@ -190,7 +190,7 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 	r := &Report{
 		File:      a.Path(),
 		Format:    a.Format(),
-		FileBytes: a.Info().Size(),
+		FileBytes: a.FileBytes(),
 		Ignored:   labels.Ignored,
 		Orphans:   labels.Orphans,
 		Formats:   c.formats,

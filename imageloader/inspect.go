@@ -18,10 +18,10 @@ import (
 type Report struct {
 	File      string
 	Format    string // "tar", "tar.gz", "tar.zst" or "directory"; of the first shard
-	FileBytes int64
-	Samples   int // members in the directories of classes, bad ones included
-	Ignored   int // other members, not counting directories
-	Orphans   int // images among the ignored members, which lie outside of any directory
+	FileBytes int64  // of all shards; of a directory, the files in it
+	Samples   int    // members in the directories of classes, bad ones included
+	Ignored   int    // other members, not counting directories
+	Orphans   int    // images among the ignored members, which lie outside of any directory
 	Classes   []ClassReport
 	Formats   map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
 	Width     Range          // pixels, of good images

@@ -3,7 +3,10 @@ package imageloader
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
@@ -64,5 +67,27 @@ func TestInspectIndex(t *testing.T) {
 	}
 	if _, err := InspectIndex(t.Context(), t.TempDir(), Options{}, nil); err == nil {
 		t.Error("a directory has an index")
+	}
+}
+
+// The size of a directory is that of its files, of several shards the sum.
+func TestInspectFileBytes(t *testing.T) {
+	list := []archivetest.Member{{Name: "a/1.jpg", Data: strings.Repeat("x", 1000)}, {Name: "b/2.jpg", Data: strings.Repeat("y", 234)}, {Name: "notes.txt", Data: "12345"}}
+	root := archivetest.Extract(t, list)
+	if err := os.Symlink("nowhere", filepath.Join(root, "a", "broken.jpg")); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Inspect(t.Context(), root, Options{}, nil); err != nil || r.FileBytes != 1239 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	folder := t.TempDir()
+	shard := archivetest.Tar(t, list...)
+	for _, name := range []string{"1.tar", "2.tar"} {
+		if err := os.WriteFile(filepath.Join(folder, name), shard, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := Inspect(t.Context(), filepath.Join(folder, "*.tar"), Options{}, nil); err != nil || r.FileBytes != 2*int64(len(shard)) {
+		t.Errorf("%+v, %v", r, err)
 	}
 }

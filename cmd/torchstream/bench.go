@@ -163,10 +163,10 @@ func (result *loaderResult) print(stdout io.Writer) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%d workers on %d cores, batches of %d, %d x %d pixels, in %s; %d bad samples\n"+
-		"busy of %.1f s: reading %.1f s, inflating %.1f s, decoding %.1f s on %d workers, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
-		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, result.Workers, result.Cores, result.Batch, result.Size, result.Size, result.Device,
-		result.BadSamples, s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.Workers, result.FinishSeconds, s.WaitData.Seconds(), s.WaitSlot.Seconds(), result.Advice)
+	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%s on %s, batches of %d, %d x %d pixels, in %s; %s\n"+
+		"busy of %.1f s: reading %.1f s, inflating %.1f s, decoding %.1f s on %s, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
+		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, counted(result.Workers, "worker", "workers"), counted(result.Cores, "core", "cores"), result.Batch, result.Size, result.Size, result.Device,
+		counted(result.BadSamples, "bad sample", "bad samples"), s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), counted(s.Workers, "worker", "workers"), result.FinishSeconds, s.WaitData.Seconds(), s.WaitSlot.Seconds(), result.Advice)
 	for i, rss := range result.RSSAfterEpoch {
 		if err == nil {
 			_, err = fmt.Fprintf(stdout, "after epoch %d: %.1f MB\n", i, float64(rss)/1e6)
@@ -271,7 +271,7 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 	}
 	defer loader.Close()
 	r.OpenSeconds = time.Since(m.begin).Seconds()
-	fmt.Fprintf(stderr, "%s: %d samples of %d classes\n", m.archive, loader.Len(), len(loader.Classes()))
+	fmt.Fprintf(stderr, "%s: %s of %s\n", m.archive, counted(loader.Len(), "sample", "samples"), counted(len(loader.Classes()), "class", "classes"))
 
 	var feed feeder
 	if m.target != nil {

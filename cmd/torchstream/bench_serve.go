@@ -225,9 +225,9 @@ func (b *serveBench) requests(ctx context.Context, d *serve.Decoder, number int,
 
 func (r *serveReport) table(w io.Writer) error {
 	if r.LeftOut > 0 {
-		fmt.Fprintf(w, "%d images; %s left out: no images, or more than 1 GiB\n", r.Images, counted(r.LeftOut, "file", "files"))
+		fmt.Fprintf(w, "%s; %s left out: no images, or more than 1 GiB\n", counted(r.Images, "image", "images"), counted(r.LeftOut, "file", "files"))
 	}
-	fmt.Fprintf(w, "requests of %d images, %d at a time, of %.0f bytes an image, to %s\n", r.Request, r.Clients, r.BytesPerImage, r.Device)
+	fmt.Fprintf(w, "requests of %s, %d at a time, of %.0f bytes an image, to %s\n", counted(r.Request, "image", "images"), r.Clients, r.BytesPerImage, r.Device)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "decoded by\tmedian ms\tp90\tp99\timages/s\trequests\ton the device\tagain\t")
 	for _, row := range r.Rows {

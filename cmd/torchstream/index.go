@@ -63,7 +63,8 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if *asJSON {
 		return writeJSON(stdout, result)
 	}
-	_, err = fmt.Fprintf(stdout, "%s: %.1f MB, %d samples of %d classes, in %.1f s\n%s\n", r.File, float64(r.Bytes)/1e6, r.Samples, r.Classes, result.Seconds, result.access())
+	_, err = fmt.Fprintf(stdout, "%s: %s, %s of %s, in %.1f s\n%s\n", r.File, byteSize(r.Bytes), counted(r.Samples, "sample", "samples"),
+		counted(r.Classes, "class", "classes"), result.Seconds, result.access())
 	return err
 }
 
@@ -74,7 +75,7 @@ func (r indexResult) access() string {
 	case !r.Random:
 		return "the archive is read in its own order: a stream of this kind can't be entered in the middle"
 	case r.Checkpoints > 0:
-		return fmt.Sprintf("samples can be read in any order, each from one of %d checkpoints, inflating %.2f times its size", r.Checkpoints, r.Work)
+		return fmt.Sprintf("samples can be read in any order, each from one of %s, inflating %.2f times its size", counted(r.Checkpoints, "checkpoint", "checkpoints"), r.Work)
 	}
 	return "samples can be read in any order"
 }

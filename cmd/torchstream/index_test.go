@@ -62,7 +62,7 @@ func TestIndexOfMasks(t *testing.T) {
 	png := "\x89PNG\r\n\x1a\n"
 	archive := writeTar(t, map[string]string{"i/1.png": png, "m/1.png": png, "i/2.png": png, "notes.txt": "text"})
 	status, stdout, stderr := command(t, "index", "-masks", "i/*.png,m/*.png", archive)
-	if status != 0 || !strings.Contains(stdout, "1 samples of 0 classes") {
+	if status != 0 || !strings.Contains(stdout, "1 sample of 0 classes") {
 		t.Errorf("status %d, %q, %q", status, stdout, stderr)
 	}
 	made, err := os.ReadFile(archive + ".tsidx")
@@ -160,7 +160,7 @@ func TestIndexOfList(t *testing.T) {
 	if err := os.WriteFile(list, []byte("1.png,cat\na/2.png,dog\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if status, stdout, stderr := command(t, "preview", "-archive", good, "-list", list, "-size", "16", "-o", list+".png"); status != 0 || !strings.Contains(stdout, "2 samples in 1 batches, 2 classes") {
+	if status, stdout, stderr := command(t, "preview", "-archive", good, "-list", list, "-size", "16", "-o", list+".png"); status != 0 || !strings.Contains(stdout, "2 samples in 1 batch, 2 classes") {
 		t.Errorf("status %d, %q, %q", status, stdout, stderr)
 	}
 	if status, _, stderr := command(t, "inspect", "-fix", list+".tar", "-list", list, path); status != 2 || !strings.Contains(stderr, "-fix takes no -list") {

@@ -188,6 +188,17 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	return out
 }
 
+// byteSize returns a number of bytes with a unit in which it is not 0.0.
+func byteSize(bytes int64) string {
+	switch {
+	case bytes < 100:
+		return counted(bytes, "byte", "bytes")
+	case bytes < 1e6:
+		return fmt.Sprintf("%.1f KB", float64(bytes)/1e3)
+	}
+	return fmt.Sprintf("%.1f MB", float64(bytes)/1e6)
+}
+
 func memberOf(e *imageloader.SampleError) badMember {
 	detail := ""
 	if e.Err != nil {
@@ -226,7 +237,7 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 		return err
 	}
 	table := printable.NewTable(w, 0)
-	fmt.Fprintf(w, "%s: %s, %.1f MB\n", printable.Name(r.File), r.Format, float64(r.FileBytes)/1e6)
+	fmt.Fprintf(w, "%s: %s, %s\n", printable.Name(r.File), r.Format, byteSize(r.FileBytes))
 	fmt.Fprintf(table, "samples\t%d in %s, %d bad\n", r.Samples, counted(len(r.Classes), "class", "classes"), r.BadCount)
 	if r.Ignored > 0 {
 		members, orphans := "members outside of class directories", "images in no directory at all"
@@ -277,8 +288,8 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 		}
 	}
 	if f := r.Fixed; f != nil {
-		fmt.Fprintf(w, "\nwrote %s: %.1f MB, %d members; %d left out, %d written again as PNG\n",
-			printable.Name(f.File), float64(f.Bytes)/1e6, f.Members, f.LeftOut, f.Rewritten)
+		fmt.Fprintf(w, "\nwrote %s: %s, %s; %d left out, %d written again as PNG\n",
+			printable.Name(f.File), byteSize(f.Bytes), counted(f.Members, "member", "members"), f.LeftOut, f.Rewritten)
 		for _, class := range f.Dropped {
 			fmt.Fprintf(w, "class %s has no member left\n", printable.Name(class))
 		}

@@ -92,17 +92,29 @@ func usage(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, "torchstream looks at the machine and at archives of images, trains classifiers, and measures.")
 	fmt.Fprintln(&b)
-	line := func(e entry, prefix string) {
-		fmt.Fprintf(&b, "  torchstream %-26s  %s\n", prefix+e.name+" "+e.args, e.about)
-	}
 	for _, e := range commands() {
-		line(e, "")
+		b.WriteString(e.usage(""))
 	}
 	for _, e := range benchmarks() {
-		line(e, "bench ")
+		b.WriteString(e.usage("bench "))
 	}
 	fmt.Fprintln(&b, "\nEach command explains its options with -h.")
 	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// usage returns the line of a command in the list of all.
+func (e entry) usage(prefix string) string {
+	return fmt.Sprintf("  torchstream %-26s  %s\n", prefix+e.name+" "+e.args, e.about)
+}
+
+// benchUsage lists the benchmarks.
+func benchUsage(w io.Writer) error {
+	text := "usage: torchstream bench NAME [options]\nMeasures one of:\n\n"
+	for _, e := range benchmarks() {
+		text += e.usage("bench ")
+	}
+	_, err := io.WriteString(w, text+"\nEach explains its options with -h.\n")
 	return err
 }
 
@@ -180,12 +192,13 @@ func hint(args []string) string {
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train, predict, bundle or bench"
 	name, args := first(args)
-	switch name {
-	case "help", "-h", "-help", "--help":
-		return usage(stdout)
-	case "bench":
-		kind, known, want = "benchmark", benchmarks(), "loader, streams, train, operators, dist or serve"
+	list := usage
+	if name == "bench" {
+		kind, known, want, list = "benchmark", benchmarks(), "loader, streams, train, operators, dist or serve", benchUsage
 		name, args = first(args)
+	}
+	if slices.Contains([]string{"help", "-h", "-help", "--help"}, name) {
+		return list(stdout)
 	}
 	for _, e := range known {
 		if e.name == name {

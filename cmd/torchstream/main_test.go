@@ -98,6 +98,30 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// The list of benchmarks is asked for as that of all commands.
+func TestBenchHelp(t *testing.T) {
+	for _, name := range []string{"-h", "--help", "help"} {
+		status, stdout, stderr := command(t, "bench", name)
+		if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "usage: torchstream bench NAME") || strings.Contains(stdout, "torchstream inspect") {
+			t.Errorf("bench %s: status %d, %q, %s", name, status, stderr, stdout)
+		}
+		for _, e := range benchmarks() {
+			if !strings.Contains(stdout, "  torchstream bench "+e.name+" ") {
+				t.Errorf("bench %s does not list %s:\n%s", name, e.name, stdout)
+			}
+		}
+	}
+}
+
+// Sizes are in a unit in which they are not 0.0.
+func TestByteSize(t *testing.T) {
+	for bytes, want := range map[int64]string{0: "0 bytes", 1: "1 byte", 99: "99 bytes", 100: "0.1 KB", 4096: "4.1 KB", 999_949: "999.9 KB", 1e6: "1.0 MB", 3_456_000_000: "3456.0 MB"} {
+		if got := byteSize(bytes); got != want {
+			t.Errorf("%d: %s, want %s", bytes, got, want)
+		}
+	}
+}
+
 func TestBenchLoader(t *testing.T) {
 	status, stdout, stderr := command(t, "bench", "loader", "-archive", photos, "-batch", "16", "-workers", "2", "-size", "32", "-seconds", "0.05", "-json")
 	if status != 0 {
@@ -401,7 +425,7 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 		t.Errorf("status %d, %q", status, stderr)
 	}
 	status, stdout, stderr := command(t, "inspect", "-drop-classes", "-fix", out, path)
-	for _, want := range []string{"wrote " + out, "1 members; 2 left out, 0 written again", "class b has no member left", "refused        2  damaged: PNG"} {
+	for _, want := range []string{"wrote " + out, "1 member; 2 left out, 0 written again", "class b has no member left", "refused        2  damaged: PNG"} {
 		if status != 0 || !strings.Contains(stdout, want) {
 			t.Errorf("status %d, no %q in\n%s%s", status, want, stdout, stderr)
 		}

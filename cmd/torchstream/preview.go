@@ -113,9 +113,10 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	bad := ""
 	if n := loader.Stats().Bad; n > 0 {
-		bad = fmt.Sprintf("; %d bad samples were left out (torchstream inspect names them)", n)
+		bad = fmt.Sprintf("; %s left out (torchstream inspect names what is bad)", counted(n, "bad sample was", "bad samples were"))
 	}
-	_, err = fmt.Fprintf(stdout, "%s: %d samples in %d batches, %d classes in all%s\n", *out, shown, drawn, len(classes), bad)
+	_, err = fmt.Fprintf(stdout, "%s: %s in %s, %s in all%s\n", *out, counted(shown, "sample", "samples"), counted(drawn, "batch", "batches"),
+		counted(len(classes), "class", "classes"), bad)
 	return err
 }
 

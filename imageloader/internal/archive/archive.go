@@ -113,6 +113,7 @@ type Archive struct {
 	magic    [magicBytes]byte
 	scratch  []byte
 
+	inTrees  int64         // sizes of the files of directories that the walk has reached
 	readTime time.Duration // spent on reading files in order, without inflating
 	shared   sharedFiles
 }
@@ -174,6 +175,18 @@ func (a *Archive) Path() string { return Shown(a.path) }
 
 // Info describes all shards together, by the sum of their sizes and the latest of their times.
 func (a *Archive) Info() fs.FileInfo { return a.info }
+
+// FileBytes returns the sum of the sizes of all shards. A directory has the sizes of the files in
+// it that the walk has reached.
+func (a *Archive) FileBytes() int64 {
+	bytes := a.inTrees
+	for _, s := range a.shards {
+		if !s.Info.IsDir() {
+			bytes += s.Info.Size()
+		}
+	}
+	return bytes
+}
 
 // MaxStreamBytes returns an upper bound of the (inflated) tar stream of a shard with the given
 // format and file size. A walk fails if a stream inflates to more.

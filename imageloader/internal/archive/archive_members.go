@@ -92,6 +92,9 @@ func (a *Archive) nextOfTree() (m Member, found bool, err error) {
 	a.position++
 	a.name = m.Name
 	m.Shard = a.shard
+	if m.Kind == Regular {
+		a.inTrees += m.Size
+	}
 	a.current(&m)
 	return m, true, nil
 }
