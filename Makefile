@@ -82,7 +82,7 @@ test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11
 .PHONY: test-null-device
 test-null-device: export NULL_DEVICES = 2
 test-null-device: shim ## run the stream sanitizer's tests for GPUs on devices that compute nothing
-	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver
+	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver null_nvjpeg decode_nvjpeg_test
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizer' ./torch
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOnGPUs$$' ./internal/streamprog -sanitized 100
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$' ./cudatest
@@ -90,6 +90,8 @@ test-null-device: shim ## run the stream sanitizer's tests for GPUs on devices t
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$' ./serve
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfInflatedMembers$$' ./prefetcher
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$' ./cuda
+	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_nvjpeg_test
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers' ./cmd/torchstream
 
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
 # has no LibTorch.

@@ -8,12 +8,12 @@
 #
 # go test -exec "$PWD/tools/null-device.sh" runs the tests of a package so. Results of kernels are meaningless, so only
 # tests that compare none can pass; make test-null-device has a list. Convolutions and products have functions that do
-# nothing too, so a ResNet trains; cuDNN's attention has none.
+# nothing too, so a ResNet trains; cuDNN's attention has none. null_nvjpeg stands in for nvJPEG.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 null=$root/cshim/build/null
 [[ -e $null/libnull_runtime.so && -e $null/libcuda.so.1 ]] || {
-  echo "null-device: error: no $null/libnull_runtime.so: run cshim/setup/shim.sh -- null_runtime null_driver" >&2
+  echo "null-device: error: no $null/libnull_runtime.so: run cshim/setup/shim.sh -- null_runtime null_driver null_nvjpeg" >&2
   exit 2
 }
 export LD_LIBRARY_PATH=$null${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

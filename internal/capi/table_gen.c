@@ -234,6 +234,7 @@ static void absent_ts_bench_noop(void) {}
 static ts_error* absent_ts_bench_add(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_bench_operator(int32_t device, const char* name, int32_t rounds, double* nanoseconds) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds, double* nanoseconds) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_bench_nvjpeg(int32_t device, int32_t backend, const uint8_t* data, const size_t* sizes, int64_t count, int64_t batch, int32_t threads, double seconds, ts_bench_nvjpeg_rate* rate) { return (ts_error*)&torchstream_capi_absent; }
 
 static struct {
   const char* (*ts_libtorch_version)(void);
@@ -458,6 +459,7 @@ static struct {
   ts_error* (*ts_bench_add)(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held);
   ts_error* (*ts_bench_operator)(int32_t device, const char* name, int32_t rounds, double* nanoseconds);
   ts_error* (*ts_bench_peer)(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds, double* nanoseconds);
+  ts_error* (*ts_bench_nvjpeg)(int32_t device, int32_t backend, const uint8_t* data, const size_t* sizes, int64_t count, int64_t batch, int32_t threads, double seconds, ts_bench_nvjpeg_rate* rate);
 } table = {
   absent_ts_libtorch_version,
   absent_ts_cuda_version,
@@ -681,6 +683,7 @@ static struct {
   absent_ts_bench_add,
   absent_ts_bench_operator,
   absent_ts_bench_peer,
+  absent_ts_bench_nvjpeg,
 };
 
 static const char* const names[] = {
@@ -906,6 +909,7 @@ static const char* const names[] = {
   "ts_bench_add",
   "ts_bench_operator",
   "ts_bench_peer",
+  "ts_bench_nvjpeg",
 };
 
 const char* ts_libtorch_version(void) { return table.ts_libtorch_version(); }
@@ -1130,6 +1134,7 @@ void ts_bench_noop(void) { table.ts_bench_noop(); }
 ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held) { return table.ts_bench_add(device, rounds, in_place, out_of_place, held); }
 ts_error* ts_bench_operator(int32_t device, const char* name, int32_t rounds, double* nanoseconds) { return table.ts_bench_operator(device, name, rounds, nanoseconds); }
 ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds, double* nanoseconds) { return table.ts_bench_peer(dst_device, src_device, bytes, rounds, nanoseconds); }
+ts_error* ts_bench_nvjpeg(int32_t device, int32_t backend, const uint8_t* data, const size_t* sizes, int64_t count, int64_t batch, int32_t threads, double seconds, ts_bench_nvjpeg_rate* rate) { return table.ts_bench_nvjpeg(device, backend, data, sizes, count, batch, threads, seconds, rate); }
 
 // Fills the table with the functions of an open library. Returns the name of the first function
 // that the library lacks, and NULL if it has all; only then the table is changed.

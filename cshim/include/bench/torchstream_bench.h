@@ -68,6 +68,32 @@ TS_API ts_error* ts_bench_gpu_inflate(ts_gpu_inflater* inflater, uint8_t* stagin
                                       ts_tensor* rooms, ts_gpu_inflate_result* results,
                                       ts_stream stream, int32_t rounds, double* milliseconds);
 
+/* The implementations of nvJPEG that are measured, with nvJPEG's numbers (nvjpegBackend_t). */
+enum {
+  TS_BENCH_NVJPEG_CUDA = 2,    /* Huffman codes on CUDA cores too, in large batches */
+  TS_BENCH_NVJPEG_HARDWARE = 3 /* the GPU's JPEG engines */
+};
+
+typedef struct ts_bench_nvjpeg_rate {
+  int64_t images;   /* decoded in the measured time */
+  int64_t left_out; /* of the call's images, those that nvJPEG does not decode in batches */
+  int64_t batch;    /* images a batch: fewer than asked for if there are not so many */
+  double seconds;   /* measured */
+  double cpu_seconds;
+  int32_t engines; /* of the GPU, and 0 but for TS_BENCH_NVJPEG_HARDWARE */
+  int32_t cores_per_engine;
+} ts_bench_nvjpeg_rate;
+
+/* Decodes JPEGs with NVIDIA's nvJPEG for so many seconds, after each thread has decoded all of them
+ * once: whole images, to interleaved RGB in device memory, without a crop. The batches take turns.
+ * Each thread has a decoder state and a stream of its own and waits for each of its batches. data:
+ * the images behind one another, `count` of them with these sizes in bytes. libnvjpeg is loaded at
+ * the first call. UNSUPPORTED without the library, without the implementation on this GPU, or if it
+ * decodes none of the images. Blocks. */
+TS_API ts_error* ts_bench_nvjpeg(int32_t device, int32_t backend, const uint8_t* data,
+                                 const size_t* sizes, int64_t count, int64_t batch, int32_t threads,
+                                 double seconds, ts_bench_nvjpeg_rate* rate);
+
 #ifdef __cplusplus
 }
 #endif
