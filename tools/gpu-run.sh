@@ -323,17 +323,19 @@ decode() {
   rm -f "$out/decode.txt" "$out/decode.json" "$out/inflate.json"
   step "decode" "$out/decode.txt" bash -c '"$0" >"$1"; rc=$?; cat "$1"; exit $rc' "$here/shim/decode_bench" "$out/decode.json"
   step "inflate" "$out/decode.txt" bash -c '"$0" >"$1"; rc=$?; cat "$1"; exit $rc' "$here/shim/inflate_bench" "$out/inflate.json"
-  # The whole way from an archive to batches, decoded by the workers and by the GPU.
-  local plain=${archive%.tgz}.tar file where workers
+  # The whole way from an archive to batches, decoded by the workers and by the GPU. Other GPU decoders run once.
+  local plain=${archive%.tgz}.tar file where workers peers
   rm -f "$out/decode-loader.json"
   make_archive "$out/decode.txt"
   [[ -f $archive ]] || return
   [[ -f $plain ]] || gzip -dc "$archive" >"$plain"
   for file in "$plain" "$archive"; do
     while read -r where workers; do
+      peers=()
+      [[ $file != "$plain" || $where != device || $workers != 4 ]] || peers=(-peers all)
       step "bench loader, ${file##*.}, $where, $workers workers" "$out/decode.txt" bash -c 'json=$1; shift; "$@" | tee -a "$json"; exit "${PIPESTATUS[0]}"' - \
         "$out/decode-loader.json" "$here/bin/torchstream" bench loader -json -archive "$file" -batch 256 -workers "$workers" -device cuda -decode "$where" \
-        -contract train-bfloat16 -warm 1 -repeat 8 -seconds 8
+        -contract train-bfloat16 -warm 1 -repeat 8 -seconds 8 "${peers[@]}"
     done <<<"host 16"$'\n'"device 4"$'\n'"device 16"
   done
 }

@@ -54,6 +54,7 @@ type loaderResult struct {
 	Threads              []threadsRow      `json:"threads"`                       // that HostCores is made of
 	Stats                imageloader.Stats `json:"stats"`
 	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
+	Peers                []gpuPeer         `json:"peers,omitempty"`                 // with -peers
 }
 
 // contracts are what an image becomes, by the name that -contract gives.
@@ -102,6 +103,8 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	outputs := set.String("outputs", "", "measure nothing; write the pixels of the first -images images, by name, to this `FILE`: bytes [images, size, size, 3] (not for train-float and train-bfloat16)")
 	images := set.Int("images", 64, "for -outputs")
 	profile := set.String("cpuprofile", "", "write a profile of the CPU time that is measured to this `FILE`, for go tool pprof")
+	names := set.String("peers", "", "then measure other GPU decoders of the same images on the same GPU, for 3 s each: all, or some of nvjpeg,torchvision,dali")
+	python := set.String("python", "python3", "the Python that has the peers torchvision and dali; empty for none")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := parse(set, args, 0); err != nil {
 		return err
@@ -130,11 +133,13 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		return writeJSON(stdout, map[string]int{"images": n})
 	}
 	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, warm: *warm, profile: *profile}
-	if *device != "" {
-		var err error
-		if m.target, err = pickTarget(*device, *decode); err != nil {
-			return err
-		}
+	var err error
+	if m.target, err = pickTarget(*device, *decode); err != nil {
+		return err
+	}
+	peers, err := peersOf(*names, *archive, *contract, m.target)
+	if err != nil {
+		return err
 	}
 	m.o = imageloader.Options{
 		BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip, NoIndex: *noIndex,
@@ -144,7 +149,8 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	if m.target != nil {
 		m.r.Device, m.r.Decode = m.target.String(), *decode
 	}
-	if err := m.run(ctx, stderr); err != nil {
+	peers.set(*python, *batch, *size, *seconds)
+	if err := m.runWithPeers(ctx, peers, stderr); err != nil {
 		return err
 	}
 	result := m.r
@@ -172,7 +178,7 @@ func (result *loaderResult) print(stdout io.Writer) error {
 			_, err = fmt.Fprintf(stdout, "after epoch %d: %.1f MB\n", i, float64(rss)/1e6)
 		}
 	}
-	return err
+	return errors.Join(err, printPeers(stdout, result.Peers))
 }
 
 // writeOutputs writes the pixels of the first n samples by name and returns how many there are.

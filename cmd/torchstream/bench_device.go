@@ -12,8 +12,11 @@ import (
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
-// pickTarget reads -device and -decode of a benchmark.
+// pickTarget reads -device and -decode of a benchmark. No device is no target.
 func pickTarget(name, decode string) (target, error) {
+	if name == "" {
+		return nil, nil
+	}
 	where, err := parseDecode(decode)
 	if err != nil {
 		return nil, err
