@@ -244,7 +244,7 @@ func (p *pass) row(it *item, wait bool) (j job, ok bool) {
 	if !ok {
 		return job{}, false
 	}
-	return job{item: *it, position: position, dst: slot.image(row, p.asm.row), dstTarget: slot.targetOf(row, p.asm.target), staging: slot.staging, row: row}, true
+	return job{item: *it, position: position, dst: slot.image(row, p.asm.row), dstTarget: slot.targetOf(row, p.asm.target), staging: slot.staging.of(row), row: row}, true
 }
 
 // fetch reads samples from an archive with random access, and plans the images that it can plan.

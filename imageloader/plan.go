@@ -64,7 +64,8 @@ func meanSize(x *index.Index) int64 {
 // the second field, are as Fill's. The plans describe the pixels that Fill would write, to the bit,
 // and which samples are bad does not depend on who decodes. Only baseline JPEGs get a plan, of an
 // archive with random access, by entry points that were compared with their images, or that
-// Options.TrustIndex trusts: so a first epoch has none.
+// Options.TrustIndex trusts: so a first epoch has none. The loader also decodes
+// the rows that Plans.HostRows leaves to it.
 //
 // The info of deliver is what DecodeRow takes.
 //
@@ -219,6 +220,14 @@ func newStaging(plans *decodeplan.Plans, size int) (*staging, error) {
 		return nil, fmt.Errorf("imageloader: the lent memory for plans has %d rows, not %d, or is not aligned to %d bytes", len(plans.Rows), size, decodeplan.Align)
 	}
 	return &staging{plans: plans, rows: make([]rowPlan, size)}, nil
+}
+
+// of returns the staging for a row's plan, or nil if the consumer wants its pixels.
+func (s *staging) of(row int) *staging {
+	if s == nil || row%decodeplan.Group < s.plans.HostRows {
+		return nil
+	}
+	return s
 }
 
 // reserve returns memory for what belongs to a row, and the row with its place. It returns false if

@@ -23,6 +23,7 @@ import (
 type planned struct {
 	capacity int // of a slot's memory for plans
 	slots    int
+	hostRows int // Plans.HostRows
 	rows     int // that had a plan, of all epochs
 
 	// seen has the digest of the plan of each sample in each epoch: a sample has one plan, in
@@ -42,7 +43,7 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 	lent := make(chan *slot, c.slots)
 	for range c.slots {
 		s := &slot{fields: [][]byte{make([]byte, batch*size), make([]byte, 8*batch)}}
-		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch)}
+		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch), HostRows: c.hostRows}
 		free <- s
 	}
 	err = l.FillPlans(t.Context(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
@@ -124,6 +125,50 @@ func planArchive(t *testing.T, name string, photos, damaged int) string {
 		data = archivetest.Gzip(t, data)
 	}
 	return archivetest.WriteFile(t, name, data)
+}
+
+// TestRowsOfTheHost: rows that the consumer leaves to the loader have no plans, and the pixels that
+// the plans of the others describe.
+func TestRowsOfTheHost(t *testing.T) {
+	if d, err := (shimCodec{}).newDecoder(0); err != nil {
+		t.Skip(err)
+	} else {
+		d.Close()
+	}
+	const photos = 48
+	o := Options{BatchSize: photos + 1, Transform: Train(64), Shuffle: true, Workers: 2, IndexFile: filepath.Join(t.TempDir(), "index")}
+	l, err := Open(planArchive(t, "t.tar", photos, 0), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for epoch := range 2 { // the entry points become known
+		if _, err := (&planned{slots: 2, capacity: 4 << 20}).epoch(t, l, epoch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := collect(t, l, 2, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rows := range []int{0, 1, 5, decodeplan.Group} {
+		c := &planned{slots: 2, capacity: 4 << 20, hostRows: rows}
+		got, err := c.epoch(t, l, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if digest(got) != digest(want) {
+			t.Errorf("with %d rows of the host there are other batches: %v, want %v", rows, names(got), names(want))
+		}
+		// Four groups, the last of one row; one of the samples is no photograph.
+		min, max := 3*(decodeplan.Group-rows)-1, 3*(decodeplan.Group-rows)+1
+		if rows == decodeplan.Group {
+			min, max = 0, 0
+		}
+		if c.rows < min || c.rows > max {
+			t.Errorf("with %d rows of the host %d have plans, want %d to %d", rows, c.rows, min, max)
+		}
+	}
 }
 
 // TestPlansChangeNoBatch: batches whose images another decoder decodes, from plans, are those of

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/decodeplan"
@@ -21,7 +22,9 @@ const (
 	Host Decode = iota
 	// Auto decodes on the device if that is a GPU and the source can leave images to it, with every
 	// step on their pixels (imageloader's Transform.Ops). Otherwise it is Host: so with a step that
-	// keeps all or some of its samples on the host, as the step's comment says.
+	// keeps all or some of its samples on the host, as the step's comment says. The source's workers
+	// decode as many of the images as they have time for: with a loop that takes batches slower than
+	// they can be made, the GPU decodes only what the workers can't.
 	Auto
 	// Device decodes on the device. The source's workers decode the images that the device can't
 	// decode, or has not every step of. New returns an error where the device is the CPU, or the
@@ -86,6 +89,8 @@ type decoding struct {
 	request []capi.GPUDecodeImage
 	ranges  []capi.GPUDecodeMember
 
+	mix *mixture // nil if the device decodes all that it can
+
 	decoded, again, memory atomic.Int64 // see Stats
 	inflates               atomic.Int64 // of the decoded images: the device was given to inflate them
 }
@@ -126,13 +131,19 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 
 // fill runs an epoch of the source.
 func (d *decoding) fill(ctx context.Context, epoch int, s *slots, lend func(context.Context) (int, error), deliver func(int, any) error) error {
+	d.mix.begin(s.hosts)
 	return d.source.FillPlans(ctx, epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+		asked := time.Now()
 		k, err := lend(ctx)
 		if err != nil {
 			return nil, nil, public(err)
 		}
+		d.plans[k].HostRows = d.mix.lends(asked, time.Now())
 		return s.host[k].bytes, &d.plans[k], nil
-	}, deliver)
+	}, func(n int, info any) error {
+		d.mix.delivers(time.Now())
+		return deliver(n, info)
+	})
 }
 
 // planned notes which of the first n rows of a host slot the device decodes into a device slot. use

@@ -95,7 +95,9 @@ type Options struct {
 	// A source that embeds a Loader and has a Fill of its own is asked by the Loader's FillPlans
 	// instead, unless it has its own PlanBytes, which returns an error, or its own FillPlans.
 	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the
-	// workers, and takes time of the GPU.
+	// workers, and takes time of the GPU. Device takes more of it, and less of the host.
+	// The GPU's decoding has the lowest priority. So compute takes precedence on a stream with
+	// cuda.StreamOptions.Priority of -1, and not on the default stream.
 	Decode Decode
 	// Priority is the priority of the stream P, as in cuda.StreamOptions: with -1 and lower the
 	// finish runs before compute that is already queued.
@@ -237,6 +239,9 @@ func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
 		return nil, fmt.Errorf("Options.Decode is Device: %w", err)
 	case err == nil && o.Decode == Auto && !d.source.StepsOnDevice():
 		return nil, nil
+	}
+	if d != nil && o.Decode == Auto {
+		d.mix = &mixture{}
 	}
 	return d, nil
 }

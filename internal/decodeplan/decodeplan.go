@@ -13,6 +13,9 @@ type Plans struct {
 	Rows []Row
 	// Used is the number of bytes from the beginning of Memory that hold plans.
 	Used int
+	// HostRows is how many of each Group rows of the slot, the first ones, the source decodes itself
+	// although it could plan them. The consumer sets it before it lends the slot.
+	HostRows int
 	// Rooms is the maximum of the sum of Member.Room of the rows. 0: the consumer does not inflate,
 	// and no row has a member.
 	Rooms int
@@ -38,6 +41,10 @@ type Member struct {
 	Scan                int // byte of the range where the data of the image's scan begin
 	Checksum            uint32
 }
+
+// Group is the number of rows of which a source decodes Plans.HostRows itself. They lie behind one
+// another, so that one copy takes them.
+const Group = 16
 
 // Align is the alignment of a plan, in bytes.
 const Align = 16
