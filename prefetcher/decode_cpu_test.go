@@ -150,3 +150,23 @@ func TestCPUDecodeResumes(t *testing.T) {
 	closeFeed(t, host)
 	closeFeed(t, device)
 }
+
+// TestAutoMixesHostAndDevice: a mixture leaves images to the loader's workers, and the batches stay
+// the host's.
+func TestAutoMixesHostAndDevice(t *testing.T) {
+	path := decodeArchive(t, 150)
+	o := imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip}
+	host, device := newFeed(t, newLoader(t, path, o), Options{Device: cuda.CPU}), onCPU(t, newLoader(t, path, o))
+	sameEpochs(t, host, device, 0, 1) // the entry points become known
+	before := device.Stats().Decoded
+	sameEpochs(t, host, device, 2, 2)
+	all := device.Stats().Decoded - before
+	device.slots.decode.mix = &mixture{rows: decodeplan.Group}
+	before = device.Stats().Decoded
+	sameEpochs(t, host, device, 3, 3)
+	if mixed := device.Stats().Decoded - before; mixed > all/2 {
+		t.Errorf("with a mixture the device decodes %d images of an epoch, without %d", mixed, all)
+	}
+	closeFeed(t, host)
+	closeFeed(t, device)
+}

@@ -8,8 +8,8 @@ import (
 )
 
 // mixture decides how many images the source's workers decode beside the device: as many as they
-// have time for. The source has nothing to do while it waits for a slot and has delivered every slot
-// before: its workers could have decoded more. A slot that it need not wait for shows that its
+// have time for. The source has nothing to do while it waits for a slot and has delivered every
+// slot before: its workers could have decoded more. A slot that it need not wait for shows that its
 // batches are needed sooner. The methods of nil leave all images to the device.
 type mixture struct {
 	mu   sync.Mutex

@@ -7,10 +7,10 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// simulateMixture runs a source whose workers take work for a batch that they decode alone, and planning
-// for one that they only plan, in front of a loop that takes a batch every interval and holds ahead
-// batches. It returns the rows of each group that the workers decode at last, and how long the loop
-// has waited in the second half.
+// simulateMixture runs a source whose workers take work for a batch that they decode alone, and
+// planning for one that they only plan, in front of a loop that takes a batch every interval and
+// holds ahead batches. It returns the rows of each group that the workers decode at last, and how
+// long the loop has waited in the second half.
 func simulateMixture(m *mixture, work, planning, interval time.Duration, batches, ahead int) (rows int, waited time.Duration) {
 	m.begin(ahead)
 	start := time.Unix(0, 0)

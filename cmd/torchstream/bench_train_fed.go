@@ -178,7 +178,7 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 			continue
 		}
 		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
-		if err := b.measureFed(ctx, row); err != nil {
+		if err := b.onStream(func() error { return b.measureFed(ctx, row) }); err != nil {
 			return fmt.Errorf("bench train: %s from %s: %w", name, b.archive, err)
 		}
 		report.Fed = append(report.Fed, row)
@@ -186,10 +186,24 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 	return nil
 }
 
-// measureFed trains for a while, after a first pass over the archive.
-func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
+// onStream runs fn on a stream of the priority that is wanted, so that compute takes precedence
+// over a GPU's decoding.
+func (b *trainBench) onStream(fn func() error) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	if b.device == cuda.CPU || b.priority == 0 {
+		return fn()
+	}
+	stream, err := cuda.NewOwnedStream(b.device, cuda.StreamOptions{Priority: b.priority})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	return cuda.WithStream(stream.Stream, fn)
+}
+
+// measureFed trains for a while, after a first pass over the archive.
+func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	// An epoch of many passes, so that its beginning does not count.
 	loader, err := imageloader.OpenContext(ctx, b.archive, imageloader.Options{BatchSize: row.Batch, Transform: imageloader.Train(b.size), Shuffle: true,
 		Seed: 1, Repeat: 1 << 20, ShuffleBytes: b.memory << 20, Workers: b.workers, DropLast: true})

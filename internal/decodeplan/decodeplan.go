@@ -13,8 +13,8 @@ type Plans struct {
 	Rows []Row
 	// Used is the number of bytes from the beginning of Memory that hold plans.
 	Used int
-	// HostRows is how many of each Group rows of the slot, the first ones, the source decodes itself
-	// although it could plan them. The consumer sets it before it lends the slot.
+	// HostRows is how many of each Group rows of the slot, the first ones, the source decodes
+	// itself although it could plan them. The consumer sets it before it lends the slot.
 	HostRows int
 	// Rooms is the maximum of the sum of Member.Room of the rows. 0: the consumer does not inflate,
 	// and no row has a member.
