@@ -173,8 +173,11 @@ struct Input {
   // Returns 32 bits. Those behind the end are 0.
   TS_HOST_DEVICE uint32_t word(uint32_t i) const {
     if (i < bytes / 4) return reinterpret_cast<const uint32_t*>(data)[i];
-    uint32_t word = 0;
-    for (uint32_t at = 4 * i; at < bytes; ++at) word |= uint32_t{data[at]} << (at % 4 * 8);
+    // At most three bytes are left. No loop, because nvcc would unroll one at every call.
+    const uint32_t at = 4 * i;
+    uint32_t word = at < bytes ? data[at] : 0;
+    if (at + 1 < bytes) word |= uint32_t{data[at + 1]} << 8;
+    if (at + 2 < bytes) word |= uint32_t{data[at + 2]} << 16;
     return word;
   }
 };
