@@ -61,6 +61,11 @@ struct Result {
 
 TS_HOST_DEVICE uint32_t smaller(uint32_t a, uint32_t b) { return b < a ? b : a; }
 
+// Returns the number of bytes from an address to the next multiple of `align`.
+TS_HOST_DEVICE uint32_t to_multiple_of(uint32_t align, const uint8_t* address) {
+  return static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(address)) % align;
+}
+
 TS_HOST_DEVICE uint32_t reversed(uint32_t v) {
 #if defined(__CUDA_ARCH__)
   return __brev(v);
@@ -179,6 +184,12 @@ struct Input {
     if (at + 1 < bytes) word |= uint32_t{data[at + 1]} << 8;
     if (at + 2 < bytes) word |= uint32_t{data[at + 2]} << 16;
     return word;
+  }
+  // Returns the word that begins at any byte.
+  TS_HOST_DEVICE uint32_t word_at(uint32_t byte) const {
+    const uint32_t low = word(byte / 4);
+    const uint32_t shift = byte % 4 * 8;
+    return shift == 0 ? low : low >> shift | word(byte / 4 + 1) << (32 - shift);
   }
 };
 
@@ -680,6 +691,32 @@ TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, u
   }
 }
 
+// Copies thread t's share of `length` bytes of the input, which lie in it from byte `from` on.
+TS_HOST_DEVICE void copy_stored(const Input& input, uint32_t from, uint32_t length, uint32_t t,
+                                uint8_t* to) {
+  constexpr uint32_t kAtOnce = 4;  // words that a thread loads before it stores them
+  const uint32_t head = smaller(to_multiple_of(4, to), length);
+  const uint32_t words = (length - head) / 4;
+  const uint32_t tail = head + 4 * words;
+  if (t < head) to[t] = input.data[from + t];
+  if (t < length - tail) to[tail + t] = input.data[from + tail + t];
+  auto* const out = reinterpret_cast<uint32_t*>(to + head);
+  from += head;
+  for (uint32_t first = t; first < words; first += kAtOnce * kThreads) {
+    uint32_t values[kAtOnce];
+    TS_UNROLL
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
+      const uint32_t i = first + k * kThreads;
+      if (i < words) values[k] = input.word_at(from + 4 * i);
+    }
+    TS_UNROLL
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
+      const uint32_t i = first + k * kThreads;
+      if (i < words) out[i] = values[k];
+    }
+  }
+}
+
 // Returns the CRC-32 of bytes.
 template <typename Team>
 TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, State* s) {
@@ -735,11 +772,7 @@ TS_DEVICE Result inflate(Team& team, const Range& range, const uint8_t* staging,
       const uint32_t from = bit / 8;
       const uint32_t length = smaller(header.length, wanted - produced);
       if (length > input.bytes - from) return failed;
-      team.each([&](uint32_t t) {
-        for (uint32_t i = t; i < length; i += kThreads) {
-          output[produced + i] = input.data[from + i];
-        }
-      });
+      team.each([&](uint32_t t) { copy_stored(input, from, length, t, output + produced); });
       produced += length;
       bit += 8 * length;
     } else {
