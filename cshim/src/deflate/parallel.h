@@ -277,6 +277,13 @@ TS_HOST_DEVICE uint32_t checksum_entry(uint32_t byte) {
   return byte;
 }
 
+constexpr uint32_t kSlices = 4;  // tables: a word is added to a checksum at once
+
+// What a thread loads at once to add it.
+struct alignas(16) Piece {
+  uint32_t words[4];
+};
+
 // Returns a * b modulo the polynomial.
 TS_HOST_DEVICE uint32_t product(uint32_t a, uint32_t b) {
   uint32_t sum = 0;
@@ -287,12 +294,18 @@ TS_HOST_DEVICE uint32_t product(uint32_t a, uint32_t b) {
   return sum;
 }
 
-// Returns what a checksum of some bytes adds to that of those bytes and n more.
+// Returns what a checksum of some bytes adds to that of those bytes and n more, at most kMaxOutput.
 TS_HOST_DEVICE uint32_t shifted(uint32_t checksum, uint32_t n) {
-  uint32_t power = 1u << 23;  // x^8
-  for (; n != 0; n >>= 1) {
-    if (n & 1) checksum = product(power, checksum);
-    power = product(power, power);
+  // x^8, and the square of each modulo the polynomial.
+  constexpr uint32_t kPowers[] = {
+      0x00800000, 0x00008000, 0xedb88320, 0xb1e6b092, 0xa06a2517, 0xed627dae,
+      0x88d14467, 0xd7bbfe6a, 0xec447f11, 0x8e7ea170, 0x6427800e, 0x4d47bae0,
+      0x09fe548f, 0x83852d0f, 0x30362f1a, 0x7b5a9cc3, 0x31fec169, 0x9fec022a,
+      0x6c8dedc4, 0x15d6874d, 0x5fde7a4e, 0xbad90e37, 0x2e4e5eef, 0x4eaba214,
+      0xa8a472c0, 0x429a969e, 0x148d302a, 0xc40ba6d0, 0xc4e22c3c, 0x40000000,
+  };
+  for (uint32_t i = 0; n >> i != 0; ++i) {
+    if (n >> i & 1) checksum = product(kPowers[i], checksum);
   }
   return checksum;
 }
@@ -334,7 +347,8 @@ struct State {
   Unpacking unpacking;
   Run runs[kRuns];
   uint8_t packed[kPackedBytes];
-  uint32_t checksums[256];
+  // Of a byte: what it adds to a checksum with up to kSlices - 1 bytes behind it.
+  uint32_t checksums[kSlices][256];
   // Of each thread: its place in the input; where the next one's codes begin; how it got there; the
   // bytes that it makes; their place in the output; and how many of them are written, which its own
   // thread knows first and the others after a barrier.
@@ -717,20 +731,42 @@ TS_HOST_DEVICE void copy_stored(const Input& input, uint32_t from, uint32_t leng
   }
 }
 
-// Returns the CRC-32 of bytes.
+// Adds a word to a checksum, with the tables of State::checksums.
+TS_HOST_DEVICE uint32_t add_word(const State& s, uint32_t sum, uint32_t word) {
+  sum ^= word;
+  return s.checksums[3][sum & 0xff] ^ s.checksums[2][sum >> 8 & 0xff] ^
+         s.checksums[1][sum >> 16 & 0xff] ^ s.checksums[0][sum >> 24];
+}
+
+TS_HOST_DEVICE uint32_t add_bytes(const State& s, uint32_t sum, const uint8_t* data, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i) sum = s.checksums[0][(sum ^ data[i]) & 0xff] ^ sum >> 8;
+  return sum;
+}
+
+// Returns the CRC-32 of bytes. A thread takes pieces of 16 bytes that follow each other.
 template <typename Team>
 TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, State* s) {
-  const uint32_t each = (bytes + kThreads - 1) / kThreads;
+  const uint32_t head = smaller(to_multiple_of(sizeof(Piece), data), bytes);
+  const auto* const pieces = reinterpret_cast<const Piece*>(data + head);
+  const uint32_t count = (bytes - head) / sizeof(Piece);
+  const uint32_t tail = head + count * sizeof(Piece);
+  const uint32_t each = (count + kThreads - 1) / kThreads;
   team.each([&](uint32_t t) {
-    for (uint32_t i = t; i < 256; i += kThreads) s->checksums[i] = checksum_entry(i);
+    for (uint32_t i = t; i < 256; i += kThreads) {
+      uint32_t entry = i;
+      for (uint32_t k = 0; k < kSlices; ++k) s->checksums[k][i] = entry = checksum_entry(entry);
+    }
   });
   team.each([&](uint32_t t) {
-    const uint32_t end = smaller((t + 1) * each, bytes);
-    uint32_t sum = t == 0 ? 0xffffffff : 0;
+    uint32_t sum = t == 0 ? add_bytes(*s, 0xffffffff, data, head) : 0;
+    const uint32_t end = smaller((t + 1) * each, count);
     for (uint32_t i = t * each; i < end; ++i) {
-      sum = s->checksums[(sum ^ data[i]) & 0xff] ^ sum >> 8;
+      const Piece piece = pieces[i];
+      for (const uint32_t word : piece.words) sum = add_word(*s, sum, word);
     }
-    s->bytes[t] = shifted(sum, bytes - end);
+    if (t == kThreads - 1) sum = add_bytes(*s, sum, data + tail, bytes - tail);
+    const uint32_t from_end = t == kThreads - 1 ? 0 : bytes - head - end * sizeof(Piece);
+    s->bytes[t] = shifted(sum, from_end);
   });
   team.each([&](uint32_t t) {
     uint32_t sum = 0;
