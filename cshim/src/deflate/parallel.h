@@ -77,6 +77,15 @@ TS_HOST_DEVICE uint32_t reversed(uint32_t v) {
 #endif
 }
 
+// Returns the number of bits that are set.
+TS_HOST_DEVICE uint32_t ones(uint32_t v) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__popc(v));
+#else
+  return static_cast<uint32_t>(__builtin_popcount(v));
+#endif
+}
+
 constexpr uint32_t kMaxCodeBits = 15;
 
 // A Huffman code whose code words of up to kBits bits are looked up at once.
@@ -91,10 +100,16 @@ struct Code {
   int32_t offset[kMaxCodeBits + 1];
 };
 
-// Returns the number of the first n symbols whose code words have this length.
+// Returns the number of the first n symbols whose code words have this length. The lengths, up to
+// 15, are at a multiple of four bytes, and so many that whole words can be loaded.
 TS_HOST_DEVICE uint32_t count_of(const uint8_t* lengths, uint32_t n, uint32_t length) {
+  const auto* const words = reinterpret_cast<const uint32_t*>(lengths);
+  const uint32_t pattern = length * 0x01010101;
+  // A byte that differs sets its highest bit, which no byte had.
+  const auto same = [&](uint32_t i) { return ~((words[i] ^ pattern) + 0x7f7f7f7f) & 0x80808080; };
   uint32_t count = 0;
-  for (uint32_t i = 0; i < n; ++i) count += lengths[i] == length;
+  for (uint32_t i = 0; i < n / 4; ++i) count += ones(same(i));
+  if (n % 4 != 0) count += ones(same(n / 4) << (32 - n % 4 * 8));
   return count;
 }
 
@@ -340,8 +355,9 @@ struct State {
   LitlenCode litlen;
   DistCode dist;
   Precode precode;
-  uint8_t lengths[kLitlens + kDists];
-  uint8_t precode_lengths[kPrecodes];
+  // At multiples of four bytes, with whole words.
+  alignas(4) uint8_t lengths[kLitlens + kDists];
+  alignas(4) uint8_t precode_lengths[(kPrecodes + 3) / 4 * 4];
   bool fits[2];
   Header header;
   Unpacking unpacking;
