@@ -179,7 +179,8 @@ constexpr uint32_t kLitlens = 288;  // symbols for literals and lengths, two of 
 constexpr uint32_t kDists = 32;     // symbols for distances, two of them invalid
 constexpr uint32_t kPrecodes = 19;
 
-using LitlenCode = Code<10, kLitlens>;
+constexpr uint32_t kLitlenBits = 10;  // that are looked up at once
+using LitlenCode = Code<kLitlenBits, kLitlens>;
 using DistCode = Code<8, kDists>;
 using Precode = Code<7, kPrecodes>;  // no code word is longer
 
@@ -213,12 +214,14 @@ class Bits {
   TS_HOST_DEVICE Bits(const Input& input, uint32_t bit)
       : input_(input), next_(bit / 32 + 1), bits_(input.word(bit / 32) >> bit % 32) {
     count_ = 32 - bit % 32;
+    ahead_ = input.word(next_);
   }
-  // Makes at least 33 bits ready.
+  // Makes at least 33 bits ready. Loads a word that the next call needs, so that none waits.
   TS_HOST_DEVICE void fill() {
     if (count_ > 32) return;
-    bits_ |= uint64_t{input_.word(next_++)} << count_;
+    bits_ |= uint64_t{ahead_} << count_;
     count_ += 32;
+    ahead_ = input_.word(++next_);
   }
   TS_HOST_DEVICE uint32_t peek() const { return static_cast<uint32_t>(bits_); }
   TS_HOST_DEVICE void drop(uint32_t n) {
@@ -234,7 +237,8 @@ class Bits {
 
  private:
   const Input input_;
-  uint32_t next_;  // the next word
+  uint32_t next_;   // the word behind those that are taken
+  uint32_t ahead_;  // that word
   uint32_t count_;
   uint64_t bits_;
 };
@@ -248,6 +252,17 @@ struct Symbol {
   uint32_t length;  // bytes of output
   uint32_t value;   // the literal, or the distance
 };
+
+// Short literals that are read between two fills, without a branch: nearly all symbols of a JPEG
+// are such.
+constexpr uint32_t kLiteralsAtOnce = 3;
+static_assert(kLiteralsAtOnce * kLitlenBits <= 33, "fill makes as many bits ready");
+
+// Returns the entry of the next symbol if it is a literal that is looked up at once, or 0.
+TS_HOST_DEVICE uint32_t short_literal(const LitlenCode& litlen, const Bits& bits) {
+  const uint32_t entry = litlen.look[bits.peek() & ((1u << kLitlenBits) - 1)];
+  return entry < 256 << 4 ? entry : 0;
+}
 
 // Reads a literal, or a length and its distance.
 TS_HOST_DEVICE Symbol next_symbol(const LitlenCode& litlen, const DistCode& dist, Bits* bits) {
@@ -594,9 +609,20 @@ TS_DEVICE Header begin_block(Team& team, const Input& input, uint32_t bit, State
 // Decodes the codes of thread t from its place to `stop`, and counts the bytes that they make.
 TS_HOST_DEVICE void follow(const Input& input, uint32_t t, uint32_t stop, State* s) {
   Bits bits(input, s->bit[t]);
+  // A short literal that begins before this bit ends in the input.
+  const uint32_t inside = smaller(stop, input.bits() - smaller(input.bits(), kLitlenBits));
   uint32_t bytes = 0;
   Kind state = kLiteral;
   while (bits.position() < stop) {
+    bits.fill();
+    uint32_t entry = 0;
+    TS_UNROLL
+    for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
+      entry = bits.position() < inside ? short_literal(s->litlen, bits) : 0;
+      bits.drop(entry & 15);
+      bytes += entry != 0 ? 1 : 0;
+    }
+    if (entry != 0 || bits.position() >= stop) continue;
     const Symbol symbol = next_symbol(s->litlen, s->dist, &bits);
     if (symbol.kind >= kEnd || bits.position() > input.bits()) {
       state = bits.position() > input.bits() ? kBad : symbol.kind;
@@ -657,6 +683,16 @@ TS_HOST_DEVICE bool write(const Input& input, uint32_t t, uint32_t first, uint32
   uint32_t bit = s->bit[t];
   Bits bits(input, bit);
   while (at < end) {
+    bits.fill();
+    uint32_t entry = 0;
+    TS_UNROLL
+    for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
+      entry = at < end ? short_literal(s->litlen, bits) : 0;
+      if (entry != 0) output[at++] = static_cast<uint8_t>(entry >> 4);
+      bits.drop(entry & 15);
+    }
+    bit = bits.position();
+    if (entry != 0 || at >= end) continue;
     const Symbol symbol = next_symbol(s->litlen, s->dist, &bits);
     if (symbol.kind == kLiteral) {
       output[at++] = static_cast<uint8_t>(symbol.value);
