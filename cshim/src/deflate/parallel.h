@@ -201,11 +201,11 @@ struct Input {
     if (at + 2 < bytes) word |= uint32_t{data[at + 2]} << 16;
     return word;
   }
-  // Returns the word that begins at any byte.
-  TS_HOST_DEVICE uint32_t word_at(uint32_t byte) const {
-    const uint32_t low = word(byte / 4);
-    const uint32_t shift = byte % 4 * 8;
-    return shift == 0 ? low : low >> shift | word(byte / 4 + 1) << (32 - shift);
+  // Returns the 32 bits from any bit on.
+  TS_HOST_DEVICE uint32_t bits_at(uint32_t bit) const {
+    const uint32_t low = word(bit / 32);
+    const uint32_t shift = bit % 32;
+    return shift == 0 ? low : low >> shift | word(bit / 32 + 1) << (32 - shift);
   }
 };
 
@@ -258,10 +258,11 @@ struct Symbol {
 constexpr uint32_t kLiteralsAtOnce = 3;
 static_assert(kLiteralsAtOnce * kLitlenBits <= 33, "fill makes as many bits ready");
 
-// Returns the entry of the next symbol if it is a literal that is looked up at once, or 0.
-TS_HOST_DEVICE uint32_t short_literal(const LitlenCode& litlen, const Bits& bits) {
+// Returns the entry of the next symbol if it is a literal that is looked up at once, and `wanted`
+// is set, or 0.
+TS_HOST_DEVICE uint32_t short_literal(const LitlenCode& litlen, const Bits& bits, bool wanted) {
   const uint32_t entry = litlen.look[bits.peek() & ((1u << kLitlenBits) - 1)];
-  return entry < 256 << 4 ? entry : 0;
+  return wanted && entry < 256 << 4 ? entry : 0;
 }
 
 // Reads a literal, or a length and its distance.
@@ -365,6 +366,22 @@ struct Header {
   uint32_t litlens, dists;
 };
 
+// How far the lengths of a dynamic block are read.
+struct Lengths {
+  uint32_t bit;
+  uint32_t count;   // of the lengths
+  uint32_t before;  // the last one
+  bool bad;
+};
+
+// Bits of a header whose code words are decoded at once: of most headers all.
+constexpr uint32_t kSteps = 1024;
+
+// Returns the place in State::lengths of a length.
+TS_HOST_DEVICE uint32_t place_of_length(uint32_t i, uint32_t litlens) {
+  return i < litlens ? i : kLitlens + i - litlens;
+}
+
 // The shared memory of a team.
 struct State {
   LitlenCode litlen;
@@ -375,11 +392,15 @@ struct State {
   alignas(4) uint8_t precode_lengths[(kPrecodes + 3) / 4 * 4];
   bool fits[2];
   Header header;
+  Lengths reading;
   Unpacking unpacking;
   Run runs[kRuns];
   uint8_t packed[kPackedBytes];
-  // Of a byte: what it adds to a checksum with up to kSlices - 1 bytes behind it.
-  uint32_t checksums[kSlices][256];
+  union {
+    // Of a byte: what it adds to a checksum with up to kSlices - 1 bytes behind it.
+    uint32_t checksums[kSlices][256];
+    uint32_t steps[kSteps];  // of a header's bits: see length_step
+  };
   // Of each thread: its place in the input; where the next one's codes begin; how it got there; the
   // bytes that it makes; their place in the output; and how many of them are written, which its own
   // thread knows first and the others after a barrier.
@@ -464,7 +485,7 @@ TS_DEVICE bool unpack_window(Team& team, const uint8_t* packed, uint32_t bytes, 
   return true;
 }
 
-// Reads the beginning of a block, and of a dynamic one the precode.
+// Reads the beginning of a block, and of a dynamic one the lengths of the precode.
 TS_HOST_DEVICE Header read_header(const Input& input, uint32_t bit, State* s) {
   constexpr uint8_t kOrder[] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
   Header header = {kDamaged, false, 0, 0, 0, 0};
@@ -491,10 +512,6 @@ TS_HOST_DEVICE Header read_header(const Input& input, uint32_t bit, State* s) {
         bits.fill();
         s->precode_lengths[kOrder[i]] = static_cast<uint8_t>(i < precodes ? bits.take(3) : 0);
       }
-      for (uint32_t length = 1; length <= kMaxCodeBits; ++length) {
-        s->precode.count[length] = count_of(s->precode_lengths, kPrecodes, length);
-      }
-      if (!set_limits(&s->precode, false)) break;
       header.kind = kDynamic;
       break;
     }
@@ -506,34 +523,86 @@ TS_HOST_DEVICE Header read_header(const Input& input, uint32_t bit, State* s) {
   return header;
 }
 
-// Reads the lengths of the code words of a dynamic block. Returns false if they are damaged.
-// State::lengths is zero before.
-TS_HOST_DEVICE bool read_lengths(const Input& input, Header* header, State* s) {
-  Bits bits(input, header->bit);
-  const uint32_t all = header->litlens + header->dists;
-  uint8_t before = 0;
-  for (uint32_t i = 0; i < all;) {
-    bits.fill();
-    const uint32_t entry = look_up(s->precode, bits.peek());
-    bits.drop(entry & 15);
-    const uint32_t symbol = entry >> 4;
-    uint32_t times = 1;
-    if (symbol < 16) {
-      before = static_cast<uint8_t>(symbol);
-    } else if (symbol == 16) {
-      if (i == 0) return false;
-      times = 3 + bits.take(2);
-    } else {
-      before = 0;
-      times = symbol == 17 ? 3 + bits.take(3) : 11 + bits.take(7);
+// What a code word of the precode says, wherever it is: the bits to its end << 16, the number of
+// lengths << 8, and their value, or kRepeat for that of the length before. 0 if there is none.
+constexpr uint32_t kRepeat = 16;
+
+TS_HOST_DEVICE uint32_t length_step(const Precode& code, uint32_t bits) {
+  const uint32_t entry = look_up(code, bits);
+  const uint32_t passed = entry & 15;
+  const uint32_t symbol = entry >> 4;
+  bits >>= passed;
+  if (entry == 0) return 0;
+  if (symbol < 16) return passed << 16 | 1 << 8 | symbol;
+  if (symbol == 16) return (passed + 2) << 16 | (3 + (bits & 3)) << 8 | kRepeat;
+  if (symbol == 17) return (passed + 3) << 16 | (3 + (bits & 7)) << 8;
+  return (passed + 7) << 16 | (11 + (bits & 127)) << 8;
+}
+
+// Sets lengths of a dynamic block by State::steps, which hold the code words at kSteps bits from
+// Lengths::bit on, up to the last one that begins there. State::lengths is zero before.
+TS_HOST_DEVICE void take_steps(uint32_t litlens, uint32_t all, State* s) {
+  Lengths now = s->reading;
+  for (uint32_t at = 0; at < kSteps && now.count < all;) {
+    const uint32_t step = s->steps[at];
+    const uint32_t value = step & 0xff;
+    const uint32_t times = step >> 8 & 0xff;
+    now.bad = step == 0 || (value == kRepeat && now.count == 0);
+    if (now.bad) break;
+    const uint32_t end = smaller(now.count + times, all);
+    // Zeros are there.
+    if (value != 0 && value != kRepeat)
+      s->lengths[place_of_length(now.count, litlens)] = static_cast<uint8_t>(value);
+    if (value != kRepeat) now.before = value;
+    for (uint32_t i = now.count; value == kRepeat && i < end; ++i) {
+      s->lengths[place_of_length(i, litlens)] = static_cast<uint8_t>(now.before);
     }
-    if (times > all - i || bits.position() > input.bits()) return false;
-    for (; times > 0; --times, ++i) {
-      s->lengths[i < header->litlens ? i : kLitlens + i - header->litlens] = before;
-    }
+    now.bad = now.count + times > all;
+    now.count = end;
+    now.bit += step >> 16;
+    at += step >> 16;
   }
-  header->bit = bits.position();
-  return s->lengths[256] != 0;
+  s->reading = now;
+}
+
+// Reads the lengths of the code words of a dynamic block, whose precode has its lengths. Returns
+// the bit behind them, or 0 if they are damaged. All threads decode the code words at all bits, and
+// one goes from each to the next, which is most of what cannot be done side by side.
+template <typename Team>
+TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& header, State* s) {
+  team.each([&](uint32_t t) {
+    if (t <= kMaxCodeBits) s->precode.count[t] = count_of(s->precode_lengths, kPrecodes, t);
+  });
+  team.each([&](uint32_t t) {
+    if (t != 0) return;
+    s->fits[0] = set_limits(&s->precode, false);
+    s->reading = {header.bit, 0, 0, false};
+  });
+  if (!team.read(s->fits[0])) return 0;
+  team.each([&](uint32_t t) {
+    const uint32_t length = t < kPrecodes ? s->precode_lengths[t] : 0;
+    if (length != 0) {
+      place_symbol(&s->precode, length, t, count_of(s->precode_lengths, t, length));
+    }
+  });
+  team.each([&](uint32_t t) {
+    if (t < sizeof(s->precode.look) / 2) fill_entry(&s->precode, t);
+  });
+  const uint32_t all = header.litlens + header.dists;
+  Lengths now = {header.bit, 0, 0, false};
+  while (now.count < all) {
+    team.each([&](uint32_t t) {
+      for (uint32_t i = t; i < kSteps; i += kThreads) {
+        s->steps[i] = length_step(s->precode, input.bits_at(now.bit + i));
+      }
+    });
+    team.each([&](uint32_t t) {
+      if (t == 0) take_steps(header.litlens, all, s);
+    });
+    now = team.read(s->reading);
+    if (now.bad || now.bit > input.bits()) return 0;
+  }
+  return s->lengths[256] == 0 ? 0 : now.bit;
 }
 
 // Builds the codes of State::lengths. Returns false if they are impossible.
@@ -579,19 +648,8 @@ TS_DEVICE Header begin_block(Team& team, const Input& input, uint32_t bit, State
   });
   Header header = team.read(s->header);
   if (header.kind == kDynamic) {
-    team.each([&](uint32_t t) {
-      const uint32_t length = t < kPrecodes ? s->precode_lengths[t] : 0;
-      if (length != 0) {
-        place_symbol(&s->precode, length, t, count_of(s->precode_lengths, t, length));
-      }
-    });
-    team.each([&](uint32_t t) {
-      if (t < sizeof(s->precode.look) / 2) fill_entry(&s->precode, t);
-    });
-    team.each([&](uint32_t t) {
-      if (t == 0 && !read_lengths(input, &s->header, s)) s->header.kind = kDamaged;
-    });
-    header = team.read(s->header);
+    header.bit = read_lengths(team, input, header, s);
+    if (header.bit == 0) header.kind = kDamaged;
   } else if (header.kind == kFixed) {
     team.each([&](uint32_t t) {
       for (uint32_t i = t; i < kLitlens + kDists; i += kThreads) {
@@ -618,7 +676,7 @@ TS_HOST_DEVICE void follow(const Input& input, uint32_t t, uint32_t stop, State*
     uint32_t entry = 0;
     TS_UNROLL
     for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
-      entry = bits.position() < inside ? short_literal(s->litlen, bits) : 0;
+      entry = short_literal(s->litlen, bits, bits.position() < inside);
       bits.drop(entry & 15);
       bytes += entry != 0 ? 1 : 0;
     }
@@ -687,7 +745,7 @@ TS_HOST_DEVICE bool write(const Input& input, uint32_t t, uint32_t first, uint32
     uint32_t entry = 0;
     TS_UNROLL
     for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
-      entry = at < end ? short_literal(s->litlen, bits) : 0;
+      entry = short_literal(s->litlen, bits, at < end);
       if (entry != 0) output[at++] = static_cast<uint8_t>(entry >> 4);
       bits.drop(entry & 15);
     }
@@ -773,7 +831,7 @@ TS_HOST_DEVICE void copy_stored(const Input& input, uint32_t from, uint32_t leng
     TS_UNROLL
     for (uint32_t k = 0; k < kAtOnce; ++k) {
       const uint32_t i = first + k * kThreads;
-      if (i < words) values[k] = input.word_at(from + 4 * i);
+      if (i < words) values[k] = input.bits_at(8 * (from + 4 * i));
     }
     TS_UNROLL
     for (uint32_t k = 0; k < kAtOnce; ++k) {
