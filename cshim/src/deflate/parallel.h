@@ -550,12 +550,16 @@ TS_HOST_DEVICE void take_steps(uint32_t litlens, uint32_t all, State* s) {
     now.bad = step == 0 || (value == kRepeat && now.count == 0);
     if (now.bad) break;
     const uint32_t end = smaller(now.count + times, all);
-    // Zeros are there.
-    if (value != 0 && value != kRepeat)
-      s->lengths[place_of_length(now.count, litlens)] = static_cast<uint8_t>(value);
-    if (value != kRepeat) now.before = value;
-    for (uint32_t i = now.count; value == kRepeat && i < end; ++i) {
-      s->lengths[place_of_length(i, litlens)] = static_cast<uint8_t>(now.before);
+    // Several lengths of value 0 are there.
+    if (value == kRepeat) {
+      for (uint32_t i = now.count; i < end; ++i) {
+        s->lengths[place_of_length(i, litlens)] = static_cast<uint8_t>(now.before);
+      }
+    } else {
+      if (value != 0) {
+        s->lengths[place_of_length(now.count, litlens)] = static_cast<uint8_t>(value);
+      }
+      now.before = value;
     }
     now.bad = now.count + times > all;
     now.count = end;
@@ -566,8 +570,8 @@ TS_HOST_DEVICE void take_steps(uint32_t litlens, uint32_t all, State* s) {
 }
 
 // Reads the lengths of the code words of a dynamic block, whose precode has its lengths. Returns
-// the bit behind them, or 0 if they are damaged. All threads decode the code words at all bits, and
-// one goes from each to the next, which is most of what cannot be done side by side.
+// the bit behind them, or 0 if they are damaged. All threads decode the code words at all bits, so
+// that the one that goes from each to the next does little else.
 template <typename Team>
 TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& header, State* s) {
   team.each([&](uint32_t t) {
