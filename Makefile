@@ -91,7 +91,7 @@ test-null-device: shim ## run the stream sanitizer's tests for GPUs on devices t
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfInflatedMembers$$' ./prefetcher
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$' ./cuda
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_nvjpeg_test
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers' ./cmd/torchstream
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchTrainBesideEngines$$' ./cmd/torchstream
 
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
 # has no LibTorch.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -251,6 +252,10 @@ type measurement struct {
 	o       imageloader.Options
 	target  target // nil: host memory
 	profile string // file for a profile of the CPU time; empty: none
+	// For another goroutine, of a run in the background.
+	started chan struct{} // closed when the clock starts; nil: nobody waits
+	seen    atomic.Int64  // images since then
+	stopped atomic.Bool   // ends the run
 
 	r      loaderResult
 	warmed int // epochs so far
@@ -347,6 +352,9 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 }
 
 func (m *measurement) over() bool {
+	if m.stopped.Load() {
+		return true
+	}
 	if m.epochs > 0 {
 		return m.r.Epochs >= m.epochs
 	}
@@ -390,10 +398,14 @@ func (m *measurement) count(n int, loader *imageloader.Loader, feed feeder) (mor
 		}
 		m.cpu, err = cpuTime()
 		m.begin = time.Now()
+		if m.started != nil {
+			close(m.started)
+		}
 		return true, err
 	}
 	m.r.Images += int64(n)
-	return m.epochs > 0 || time.Since(m.begin) < m.length, nil
+	m.seen.Add(int64(n))
+	return !m.stopped.Load() && (m.epochs > 0 || time.Since(m.begin) < m.length), nil
 }
 
 // openProfile creates the file of the profile.

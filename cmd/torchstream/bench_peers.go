@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	_ "embed"
@@ -11,11 +12,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
@@ -38,6 +41,8 @@ type gpuPeer struct {
 	ImagesPerSecond float64 `json:"images_per_second,omitempty"`
 	HostCores       float64 `json:"host_cores,omitempty"` // CPU seconds a second
 	Engines         int32   `json:"engines,omitempty"`    // of the GPU
+	// LoaderImagesPerSecond is the loader's rate, if it runs beside. HostCores is then of both.
+	LoaderImagesPerSecond float64 `json:"loader_images_per_second,omitempty"`
 	// WhyNot is the reason why there is no figure.
 	WhyNot string `json:"why_not,omitempty"`
 }
@@ -114,13 +119,31 @@ func (p *peerBench) set(python string, batch, size int, seconds float64) {
 func (m *measurement) runWithPeers(ctx context.Context, peers *peerBench, stderr io.Writer) error {
 	err := m.run(ctx, stderr)
 	if err == nil && peers != nil {
-		m.r.Peers, err = peers.run(ctx)
+		m.r.Peers, err = peers.run(ctx, m)
 	}
 	return err
 }
 
+// beside runs the loader once more, and body while the loader makes batches. It returns the
+// loader's images a second meanwhile.
+func (m *measurement) beside(ctx context.Context, body func()) (float64, error) {
+	again := measurement{archive: m.archive, length: math.MaxInt64, warm: m.warm, o: m.o, target: m.target, started: make(chan struct{})}
+	ended := make(chan error, 1)
+	go func() { ended <- again.run(ctx, io.Discard) }()
+	select {
+	case <-again.started:
+	case err := <-ended:
+		return 0, cmp.Or(err, errors.New("the loader ended before its second batch"))
+	}
+	begin := time.Now()
+	body()
+	rate := float64(again.seen.Load()) / time.Since(begin).Seconds()
+	again.stopped.Store(true)
+	return rate, <-ended
+}
+
 // run measures every peer. What keeps one from running is in its row.
-func (p *peerBench) run(ctx context.Context) ([]gpuPeer, error) {
+func (p *peerBench) run(ctx context.Context, m *measurement) ([]gpuPeer, error) {
 	data, sizes, err := readJPEGs(ctx, p.archive, peerBatches*p.batch)
 	if err != nil {
 		return nil, err
@@ -129,6 +152,7 @@ func (p *peerBench) run(ctx context.Context) ([]gpuPeer, error) {
 	for _, name := range p.names {
 		if name == "nvjpeg" {
 			rows = append(rows, p.nvjpeg(data, sizes)...)
+			rows = append(rows, p.besideLoader(ctx, m, data, sizes))
 		} else {
 			rows = append(rows, p.inPython(ctx, name)...)
 		}
@@ -150,23 +174,41 @@ func (p *peerBench) threads() []int {
 // nvjpeg measures NVIDIA's library by itself: the GPU's engines, and CUDA cores.
 func (p *peerBench) nvjpeg(data []byte, sizes []uintptr) []gpuPeer {
 	var rows []gpuPeer
-	for _, way := range []struct {
-		implementation int
-		says           string
-	}{{capi.NVJPEGHardware, "JPEG engines"}, {capi.NVJPEGCUDA, "CUDA cores"}} {
-		for _, threads := range p.threads() {
-			row := gpuPeer{Peer: "nvjpeg", Way: way.says + ", whole images to uint8 RGB, no crop", Threads: threads}
-			r, err := capi.BenchNVJPEG(int32(p.device), way.implementation, data, sizes, p.batch, threads, p.seconds)
-			if err != nil {
-				row.WhyNot = err.Error()
-			} else {
-				row.Batch, row.Images, row.LeftOut, row.Seconds, row.Engines = r.Batch, r.Images, r.LeftOut, r.Seconds, r.Engines
-				row.rate(r.CPUSeconds)
-			}
-			rows = append(rows, row)
-		}
+	for _, threads := range p.threads() {
+		rows = append(rows, p.engines("whole images to uint8 RGB, no crop", threads, data, sizes))
+	}
+	for _, threads := range p.threads() {
+		rows = append(rows, p.decoded(capi.NVJPEGCUDA, "CUDA cores, whole images to uint8 RGB, no crop", threads, data, sizes))
 	}
 	return rows
+}
+
+// besideLoader measures the engines while the loader runs: whether the two together decode more.
+func (p *peerBench) besideLoader(ctx context.Context, m *measurement, data []byte, sizes []uintptr) gpuPeer {
+	threads := p.threads()
+	var row gpuPeer
+	rate, err := m.beside(ctx, func() { row = p.engines("while the loader runs", threads[len(threads)-1], data, sizes) })
+	if err != nil {
+		return gpuPeer{Peer: "nvjpeg", Way: row.Way, WhyNot: err.Error()}
+	}
+	row.LoaderImagesPerSecond = rate
+	return row
+}
+
+func (p *peerBench) engines(says string, threads int, data []byte, sizes []uintptr) gpuPeer {
+	return p.decoded(capi.NVJPEGHardware, "JPEG engines, "+says, threads, data, sizes)
+}
+
+func (p *peerBench) decoded(implementation int, says string, threads int, data []byte, sizes []uintptr) gpuPeer {
+	row := gpuPeer{Peer: "nvjpeg", Way: says, Threads: threads}
+	r, err := capi.BenchNVJPEG(int32(p.device), implementation, data, sizes, p.batch, threads, p.seconds)
+	if err != nil {
+		row.WhyNot = err.Error()
+		return row
+	}
+	row.Batch, row.Images, row.LeftOut, row.Seconds, row.Engines = r.Batch, r.Images, r.LeftOut, r.Seconds, r.Engines
+	row.rate(r.CPUSeconds)
+	return row
 }
 
 // inPython measures a library of Python.
@@ -211,7 +253,7 @@ func (p *peerBench) inPython(ctx context.Context, name string) []gpuPeer {
 // chooses them as gpu_peers.py does.
 func readJPEGs(ctx context.Context, archive string, max int) (data []byte, sizes []uintptr, err error) {
 	fail := func(err error) ([]byte, []uintptr, error) {
-		return nil, nil, fmt.Errorf("%s: -peers reads a file, .tar or .tar.gz: %w", printable.Name(archive), err)
+		return nil, nil, fmt.Errorf("%s: other decoders get the JPEGs of a file, .tar or .tar.gz: %w", printable.Name(archive), err)
 	}
 	file, err := os.Open(archive)
 	if err != nil {
@@ -271,6 +313,9 @@ func printPeers(w io.Writer, peers []gpuPeer) error {
 			says += ": " + p.WhyNot
 		case p.LeftOut > 0:
 			says += fmt.Sprintf("; %d images left out, which it does not decode", p.LeftOut)
+		}
+		if p.LoaderImagesPerSecond > 0 {
+			says += fmt.Sprintf(", at %.0f images/s", p.LoaderImagesPerSecond)
 		}
 		if p.WhyNot == "" {
 			rate, cores = fmt.Sprintf("%.0f", p.ImagesPerSecond), fmt.Sprintf("%.1f", p.HostCores)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/imageloader"
 )
 
 func TestPeersAreChecked(t *testing.T) {
@@ -114,12 +116,27 @@ func TestBenchLoaderPeers(t *testing.T) {
 		}
 		if p.WhyNot != "" {
 			t.Logf("%s, %s: %s", p.Peer, p.Way, p.WhyNot)
-		} else if p.Batch != 16 || p.Images < 16 || p.HostCores <= 0 || (p.Engines > 0) != strings.Contains(p.Way, "engines") {
+		} else if (p.LoaderImagesPerSecond > 0) != strings.Contains(p.Way, "loader") || p.Batch != 16 || p.Images < 16 || p.HostCores <= 0 || (p.Engines > 0) != strings.Contains(p.Way, "engines") {
 			t.Errorf("%+v", p)
 		}
 	}
-	if rows["nvjpeg"] < 2 || rows["torchvision"] != 1 || rows["dali"] != 1 {
+	if rows["nvjpeg"] < 3 || rows["torchvision"] != 1 || rows["dali"] != 1 {
 		t.Errorf("rows %v", rows)
+	}
+}
+
+// A loader runs in the background until the body has ended.
+func TestLoaderRunsBeside(t *testing.T) {
+	m := measurement{archive: photos, warm: 1, o: imageloader.Options{BatchSize: 16, Workers: 2, Transform: imageloader.Train(32)}}
+	body := measurement{archive: photos, epochs: 2, o: m.o}
+	var failed error
+	rate, err := m.beside(t.Context(), func() { failed = body.run(t.Context(), io.Discard) })
+	if err != nil || failed != nil || body.r.Images == 0 || rate <= 0 {
+		t.Errorf("%v images a second, %v; %d images of the body, %v", rate, err, body.r.Images, failed)
+	}
+	m.archive = writeTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture"})
+	if _, err := m.beside(t.Context(), func() { t.Error("nothing to run beside") }); err == nil {
+		t.Error("no error of an archive without good samples")
 	}
 }
 
@@ -127,9 +144,10 @@ func TestPeersArePrinted(t *testing.T) {
 	var out strings.Builder
 	err := printPeers(&out, []gpuPeer{
 		{Peer: "nvjpeg", Way: "engines", Threads: 4, ImagesPerSecond: 20200.4, HostCores: 1.25, LeftOut: 3},
+		{Peer: "nvjpeg", Way: "engines, while the loader runs", ImagesPerSecond: 19000, LoaderImagesPerSecond: 160000},
 		{Peer: "dali", Way: "not measured", WhyNot: "there is no DALI"},
 	})
-	if err != nil || !strings.Contains(out.String(), "20200") || !strings.Contains(out.String(), "3 images left out") || !strings.Contains(out.String(), "not measured: there is no DALI") {
+	if err != nil || !strings.Contains(out.String(), "20200") || !strings.Contains(out.String(), "3 images left out") || !strings.Contains(out.String(), "runs, at 160000 images/s") || !strings.Contains(out.String(), "not measured: there is no DALI") {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	out.Reset()

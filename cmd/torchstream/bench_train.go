@@ -114,6 +114,7 @@ type trainBench struct {
 	workers  int
 	priority int // of the stream of a fed training
 	decode   prefetcher.Decode
+	engines  bool
 	// noGraphs leaves out steps as graphs.
 	noGraphs bool
 }
@@ -170,6 +171,7 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	set.IntVar(&b.priority, "priority", 0, "priority of the stream that trains from -archive; -1 is above the GPU's decoding")
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
+	set.BoolVar(&b.engines, "engines", false, "with -archive, on a GPU: measure resident steps beside the GPU's JPEG engines too, which decode the archive meanwhile (nvJPEG)")
 	one := set.Bool("one-step", false, "only make one step of the first network at its smallest batch, and print a line: what -first runs")
 	if err := parse(set, args, 0); err != nil {
 		return err
@@ -438,6 +440,12 @@ func (r *trainReport) table(w io.Writer) error {
 					row.Workers, row.HostCores, row.ResidentHostCores)
 			}
 		}))
+		for _, row := range r.Fed {
+			if e := row.Engines; e != nil {
+				_, note := fmt.Fprintf(w, "%s beside the JPEG engines: %s\n", row.Model, e)
+				err = errors.Join(err, note)
+			}
+		}
 	}
 	if r.PythonNote != "" {
 		_, note := fmt.Fprintf(w, "\nPyTorch: %s\n", r.PythonNote)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -50,6 +51,25 @@ type fedRow struct {
 	// ResidentHostCores is that of the resident rate, so that the difference is the feeding's.
 	HostCores         float64 `json:"host_cores"`
 	ResidentHostCores float64 `json:"resident_host_cores"`
+	// Engines is the resident rate while the GPU's JPEG engines decode, with -engines on a GPU.
+	Engines *enginesRow `json:"beside_engines,omitempty"`
+}
+
+// enginesRow is a training on data that lie on the device, while the GPU's JPEG engines decode the
+// archive's images, whole ones, as fast as they can. They feed nothing.
+type enginesRow struct {
+	ImagesPerSecond float64 `json:"images_per_second"` // of the training
+	Share           float64 `json:"share_of_resident"`
+	Decoded         float64 `json:"decoded_per_second"` // by the engines
+	// WhyNot is the reason why there is no figure.
+	WhyNot string `json:"why_not,omitempty"`
+}
+
+func (e *enginesRow) String() string {
+	if e.WhyNot != "" {
+		return "not measured: " + e.WhyNot
+	}
+	return fmt.Sprintf("%.0f images/s, %.3f of resident, while they decode %.0f images/s", e.ImagesPerSecond, e.Share, e.Decoded)
 }
 
 const oneStepDone = "first step done"
@@ -286,5 +306,55 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	}
 	row.Resident = float64((steps-warm)*row.Batch) / took.Seconds()
 	row.Share = row.ImagesPerSecond / row.Resident
-	return nil
+	if b.engines && b.device != cuda.CPU {
+		row.Engines, err = b.besideEngines(ctx, row, step)
+	}
+	return err
+}
+
+// besideEngines makes steps while the JPEG engines decode the archive's images. The steps count
+// when the engines have begun: nvJPEG allocates first.
+func (b *trainBench) besideEngines(ctx context.Context, row *fedRow, step func() error) (*enginesRow, error) {
+	data, sizes, err := readJPEGs(ctx, b.archive, peerBatches*row.Batch)
+	if err != nil {
+		return &enginesRow{WhyNot: err.Error()}, nil
+	}
+	const begun = 500 * time.Millisecond
+	length := begun.Seconds() + max(3*b.seconds, 3)
+	var rate capi.NVJPEGRate
+	var failed error
+	decoded := make(chan struct{})
+	begin := time.Now()
+	go func() {
+		defer close(decoded)
+		rate, failed = capi.BenchNVJPEG(int32(b.device), capi.NVJPEGHardware, data, sizes, row.Batch, 2, length)
+	}()
+	steps, start, ended := 0, time.Time{}, false
+	for !ended && err == nil {
+		if start.IsZero() && time.Since(begin) >= begun {
+			err = b.wait()
+			steps, start = 0, time.Now()
+		}
+		err = errors.Join(err, step())
+		steps++
+		select {
+		case <-decoded:
+			ended = true
+		default:
+		}
+	}
+	err = errors.Join(err, b.wait())
+	took := time.Since(start)
+	<-decoded // it uses the device
+	switch {
+	case err != nil:
+		return nil, err
+	case failed != nil:
+		return &enginesRow{WhyNot: failed.Error()}, nil
+	case start.IsZero():
+		return &enginesRow{WhyNot: "a step takes longer than the measurement"}, nil
+	}
+	r := &enginesRow{ImagesPerSecond: float64(steps*row.Batch) / took.Seconds(), Decoded: float64(rate.Images) / rate.Seconds}
+	r.Share = r.ImagesPerSecond / row.Resident
+	return r, nil
 }

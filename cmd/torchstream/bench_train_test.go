@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 )
 
 // Every row has positive figures, and PyTorch's where this machine has it.
@@ -67,6 +68,30 @@ func TestBenchTrain(t *testing.T) {
 		t.Errorf("the table:\n%s", table)
 	}
 	t.Log(report.PythonNote)
+}
+
+// On a GPU, and on devices that do nothing with a stand-in for nvJPEG.
+func TestBenchTrainBesideEngines(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	var out, stderr bytes.Buffer
+	if err := benchTrain(t.Context(), []string{"-json", "-table", "-python", "", "-models", "resnet18", "-batches", "4", "-size", "32", "-seconds", "0.05", "-archive", photos,
+		"-workers", "1", "-engines"}, &out, &stderr); err != nil {
+		t.Fatal(err)
+	}
+	var report trainReport
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Fed) != 1 || report.Fed[0].Engines == nil || !strings.Contains(stderr.String(), "resnet18 beside the JPEG engines") {
+		t.Fatalf("fed: %+v\n%s", report.Fed, &stderr)
+	}
+	e := *report.Fed[0].Engines
+	if e.WhyNot != "" {
+		t.Skip(e.WhyNot)
+	}
+	if e.ImagesPerSecond <= 0 || e.Decoded <= 0 || e.Share <= 0 {
+		t.Errorf("%+v", e)
+	}
 }
 
 // A new process of this program makes a step and says so.
