@@ -67,7 +67,7 @@ func NewGPT2(o GPT2Options) (*GPT2, error) {
 
 // Forward computes the logits [N T VocabSize] of the token after each of the tokens [N T].
 func (g *GPT2) Forward(tokens *torch.Tensor) *torch.Tensor {
-	return g.head(g.transformer.Forward(tokens))
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return g.head(g.transformer.Forward(in[0])) }, tokens)
 }
 
 // Embed computes what the first of Blocks takes: the vectors [N T Width] of the tokens [N T], with
@@ -87,7 +87,9 @@ func (g *GPT2) Blocks() []nn.Module {
 }
 
 // Logits computes the logits [N T VocabSize] from the result [N T Width] of the last block.
-func (g *GPT2) Logits(x *torch.Tensor) *torch.Tensor { return g.head(g.transformer.norm.Forward(x)) }
+func (g *GPT2) Logits(x *torch.Tensor) *torch.Tensor {
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return g.head(g.transformer.norm.Forward(in[0])) }, x)
+}
 
 func (g *GPT2) head(x *torch.Tensor) *torch.Tensor {
 	return x.Linear(g.transformer.tokens.Weight, nil)
@@ -193,7 +195,9 @@ func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) *torch
 		if caches != nil {
 			cache = caches[i]
 		}
-		x = b.run(x, cache)
+		y := b.run(x, cache)
+		x.Close()
+		x = y
 	}
 	return g.norm.Forward(x)
 }
@@ -210,10 +214,11 @@ func (g *gpt2Transformer) embed(tokens *torch.Tensor, past int64) *torch.Tensor 
 	if shape[1] > g.longest {
 		return torch.Fail("models.GPT2", fmt.Errorf("a sequence has %d tokens, and the model has %d positions: %w", shape[1], g.longest, cuda.ErrInvalidArgument))
 	}
-	positions := g.positions.Weight.Narrow(0, past, shape[1])
-	x := g.tokens.Forward(tokens).Add(positions)
-	positions.Close() // it has no scope
-	return g.dropout.Forward(x)
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		positions := g.positions.Weight.Narrow(0, past, shape[1])
+		defer positions.Close() // it has no scope
+		return g.dropout.Forward(g.tokens.Forward(in[0]).Add(positions))
+	}, tokens)
 }
 
 // Parts returns the parts by Hugging Face's names.
@@ -269,9 +274,12 @@ func newGPT2Block(o GPT2Options) *gpt2Block {
 func (b *gpt2Block) Forward(x *torch.Tensor) *torch.Tensor { return b.run(x, nil) }
 
 func (b *gpt2Block) run(x *torch.Tensor, cache *nn.KVCache) *torch.Tensor {
-	x = b.attention.run(b.norm1.Forward(x), cache).Add(x)
-	hidden := b.activation.Forward(b.up.Forward(b.norm2.Forward(x)))
-	return x.Add(b.dropout.Forward(b.down.Forward(hidden)))
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		x := in[0]
+		x = b.attention.run(b.norm1.Forward(x), cache).Add(x)
+		hidden := b.activation.Forward(b.up.Forward(b.norm2.Forward(x)))
+		return x.Add(b.dropout.Forward(b.down.Forward(hidden)))
+	}, x)
 }
 
 // Parts returns the parts by Hugging Face's names.

@@ -154,8 +154,11 @@ func newViTBlock(width, heads int, dropout float64) (*vitBlock, error) {
 
 // Forward returns a tensor of x's shape [N L 768].
 func (b *vitBlock) Forward(x *torch.Tensor) *torch.Tensor {
-	x = b.dropout.Forward(b.attention.Forward(b.norm1.Forward(x))).Add(x)
-	return x.Add(b.mlp.Forward(b.norm2.Forward(x)))
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		x := in[0]
+		x = b.dropout.Forward(b.attention.Forward(b.norm1.Forward(x))).Add(x)
+		return x.Add(b.mlp.Forward(b.norm2.Forward(x)))
+	}, x)
 }
 
 // Parts returns the parts by torchvision's names.

@@ -65,12 +65,17 @@ func (t *TransformerEncoderLayer) Parts() Parts {
 
 // Forward returns a tensor of x's shape.
 func (t *TransformerEncoderLayer) Forward(x *torch.Tensor) *torch.Tensor {
+	return t.result(torch.Tidy(t.forward, x), x)
+}
+
+func (t *TransformerEncoderLayer) forward(in ...*torch.Tensor) *torch.Tensor {
+	x := in[0]
 	if t.normFirst {
 		x1 := x.Add(t.attend(t.Norm1.Forward(x)))
-		return t.result(x1.Add(t.feed(t.Norm2.Forward(x1))), x)
+		return x1.Add(t.feed(t.Norm2.Forward(x1)))
 	}
 	x1 := t.Norm1.Forward(x.Add(t.attend(x)))
-	return t.result(t.Norm2.Forward(x1.Add(t.feed(x1))), x)
+	return t.Norm2.Forward(x1.Add(t.feed(x1)))
 }
 
 func (t *TransformerEncoderLayer) attend(x *torch.Tensor) *torch.Tensor {

@@ -24,6 +24,7 @@ type Scope struct {
 	// Tensor refers to its Scope.
 	fresh []Tensor
 	casts atomic.Pointer[passCasts] // set by ParameterCasts.Begin
+	outer *Scope                    // of a Tidy: the scope of its result
 }
 
 // scopeState is the part of a Scope that the cleanup needs. It has no reference to the Scope, which
@@ -57,9 +58,14 @@ var scopesBorn atomic.Uint64
 // NewScope returns an empty scope. Errors of tensors that are used after the scope's end contain
 // the name.
 func NewScope(name string) *Scope {
-	s := &Scope{s: &scopeState{made: origin.New("scope"), name: name, born: scopesBorn.Add(1)}}
+	s := newScope(name)
 	s.cleanup = runtime.AddCleanup(s, (*scopeState).caught, s.s)
 	return s
+}
+
+// newScope returns a scope that the collector does not close.
+func newScope(name string) *Scope {
+	return &Scope{s: &scopeState{made: origin.New("scope"), name: name, born: scopesBorn.Add(1)}}
 }
 
 // Name returns the name that was passed to NewScope.

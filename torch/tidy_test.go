@@ -1,0 +1,133 @@
+package torch_test
+
+import (
+	"errors"
+	"math"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// What a function computes in a Tidy ends with it, but for its result and what backward needs.
+func TestTidyEndsWhatAFunctionComputes(t *testing.T) {
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	x := scope.Own(floats(t, []float32{0.5, 1, 1.5}, 3))
+	if err := x.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	var left *torch.Tensor
+	before := torch.LiveTensors()
+	y := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		left = in[0].Mul(in[1])
+		return left.Exp().Sum()
+	}, x, x)
+	if live := torch.LiveTensors() - before; live != 1 {
+		t.Errorf("%d tensors are left, want the result", live)
+	}
+	if y.Scope() != scope {
+		t.Errorf("the result is in %v", y.Scope())
+	}
+	if err := left.Add(x).Err(); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("an operator on a tensor of the function: %v", err)
+	}
+	if err := y.Backward(); err != nil {
+		t.Fatal(err)
+	}
+	gradient := make([]float64, 3) // of the sum of exp(x*x)
+	for i := range gradient {
+		at := float64(i+1) / 2
+		gradient[i] = 2 * at * math.Exp(at*at)
+	}
+	wantValues(t, x.Grad(), gradient...)
+}
+
+// The result has the scope that an operator's has: the youngest of the operands, or none.
+func TestTidyResultBelongsToTheYoungestScope(t *testing.T) {
+	older, younger := torch.NewScope("older"), torch.NewScope("younger")
+	defer older.Close()
+	defer younger.Close()
+	a, b, loose := older.Own(floats(t, []float32{1}, 1)), younger.Own(floats(t, []float32{2}, 1)), floats(t, []float32{3}, 1)
+	defer loose.Close()
+	same := func(in ...*torch.Tensor) *torch.Tensor { return in[0] }
+	for _, c := range []struct {
+		name string
+		in   []*torch.Tensor
+		want *torch.Scope
+	}{{"the younger one last", []*torch.Tensor{a, b}, younger}, {"the younger one first", []*torch.Tensor{b, a}, younger},
+		{"a tensor without a scope", []*torch.Tensor{loose, a}, older}, {"no scope", []*torch.Tensor{loose}, nil}} {
+		y := torch.Tidy(same, c.in...)
+		if y.Err() != nil || y.Scope() != c.want {
+			t.Errorf("%s: the result is in %v: %v", c.name, y.Scope(), y.Err())
+		}
+		y.Close()
+		if c.in[0].Add(c.in[0]).Err() != nil {
+			t.Errorf("%s: the end of the result ended the operand", c.name)
+		}
+	}
+}
+
+// Modes and casts hold in a Tidy as outside of it.
+func TestTidyKeepsModesAndCasts(t *testing.T) {
+	w := floats(t, []float32{1, 2, 3, 4}, 2, 2)
+	defer w.Close()
+	if err := w.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	casts, err := torch.NewParameterCasts(torch.BFloat16, []*torch.Tensor{w})
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := func(in ...*torch.Tensor) *torch.Tensor { return in[0].MatMul(w) }
+	for pass := range 2 {
+		scope := torch.NewScope("pass")
+		x := scope.Own(floats(t, []float32{1, 1}, 1, 2))
+		if err := casts.Begin(scope); err != nil {
+			t.Fatal(err)
+		}
+		made := scope.Len()
+		y := torch.Tidy(layer, x.NoGrad().Autocast(torch.BFloat16))
+		if y.DType() != torch.BFloat16 || y.RequiresGrad() || y.AddScalar(1).DType() != torch.BFloat16 {
+			t.Errorf("pass %d: the result is %v, recorded: %v: %v", pass, y.DType(), y.RequiresGrad(), y.Err())
+		}
+		if want := 1 + pass; made != want { // the second pass casts the weight that the first one used
+			t.Errorf("pass %d begins with %d tensors, want %d", pass, made, want)
+		}
+		scope.Close()
+	}
+}
+
+func TestTidyPassesErrorsOn(t *testing.T) {
+	x := floats(t, []float32{1, 2, 3}, 3)
+	called := false
+	bad := torch.Fail("test", cuda.ErrInvalidArgument)
+	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { called = true; return in[0] }, x, bad).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || called {
+		t.Errorf("of an operand: %v, called: %v", err, called)
+	}
+	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return bad }, x).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("of the function: %v", err)
+	}
+	if torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return nil }, x).Err() == nil {
+		t.Error("a function returned no tensor, and there is no error")
+	}
+	x.Close()
+	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return in[0] }, x).Err(); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("of a closed operand: %v", err)
+	}
+}
+
+func BenchmarkTidy(b *testing.B) {
+	x, err := torch.Zeros(cuda.CPU, torch.Float32, 1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer x.Close()
+	scope := torch.NewScope("bench")
+	defer scope.Close()
+	x = scope.Own(x)
+	same := func(in ...*torch.Tensor) *torch.Tensor { return in[0] }
+	for b.Loop() {
+		torch.Tidy(same, x).Close()
+	}
+}
