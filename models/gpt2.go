@@ -195,7 +195,7 @@ func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) *torch
 		if caches != nil {
 			cache = caches[i]
 		}
-		y := b.run(x, cache)
+		y := b.run(x, cache) // a handle of its own
 		x.Close()
 		x = y
 	}

@@ -508,6 +508,60 @@ func TestOptionsAreChecked(t *testing.T) {
 
 // Inputs of a wrong shape are errors that say what the model takes, and an error of a layer names
 // the layer's path.
+// A forward pass leaves its result, and what backward needs, but no handle of a layer's output,
+// which would keep memory that backward does not need.
+func TestTransformersKeepNoOutputsOfLayers(t *testing.T) {
+	gpt, err := models.NewGPT2(models.GPT2Options{VocabSize: 10, Positions: 8, Layers: 2, Heads: 2, Width: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vit, err := models.NewViTB16(models.ViTOptions{ImageSize: 32, NumClasses: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := torch.FromInt64s([]int64{1, 2, 3}, 1, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, err := torch.Zeros(cuda.CPU, torch.Float32, 1, 3, 32, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vectors, err := torch.Zeros(cuda.CPU, torch.Float32, 3, 1, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := func(first bool) nn.Module {
+		return nn.NewTransformerEncoderLayer(8, 2, nn.TransformerEncoderLayerOptions{Feedforward: 8, NormFirst: first})
+	}
+	for _, c := range []struct {
+		name string
+		net  nn.Module
+		x    *torch.Tensor
+		made int
+	}{
+		{"GPT-2", gpt, tokens, 1},
+		{"a block", gpt.Blocks()[0], vectors, 1},
+		{"ViT", vit, images, 2}, // what the head takes, and the logits
+		{"a layer", layer(false), vectors, 1},
+		{"a layer, normalised first", layer(true), vectors, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, training := range []bool{true, false} {
+				nn.Train(c.net, training)
+				scope := torch.NewScope("pass")
+				x := c.x.In(scope)
+				before := scope.Len()
+				y := c.net.Forward(x)
+				if made := scope.Len() - before; y.Err() != nil || made != c.made || y.Scope() != scope {
+					t.Errorf("training: %v: %d tensors are left, in %v: %v", training, made, y.Scope(), y.Err())
+				}
+				scope.Close()
+			}
+		})
+	}
+}
+
 func TestInputsAreChecked(t *testing.T) {
 	resnet, err := models.NewResNet18(models.ResNetOptions{NumClasses: 2})
 	if err != nil {

@@ -79,11 +79,14 @@ func (v *ViT) Forward(x *torch.Tensor) *torch.Tensor {
 	if len(shape) != 4 || shape[2] != v.image || shape[3] != v.image {
 		return torch.Fail("models.ViT", fmt.Errorf("the input is %v, and the images must have %d x %d pixels: %w", shape, v.image, v.image, cuda.ErrInvalidArgument))
 	}
-	patches := v.projection.Forward(x).Flatten(2, -1).Permute(0, 2, 1)
-	token := v.classToken.Expand(shape[0], -1, -1)
-	y := torch.Cat([]*torch.Tensor{token, patches}, 1)
-	token.Close() // it has no scope
-	return v.Head.Forward(v.encoder.Forward(y).Select(1, 0))
+	return v.Head.Forward(torch.Tidy(v.features, x))
+}
+
+// features computes the vectors [N 768] that the head takes.
+func (v *ViT) features(in ...*torch.Tensor) *torch.Tensor {
+	patches := v.projection.Forward(in[0]).Flatten(2, -1).Permute(0, 2, 1)
+	token := v.classToken.In(in[0].Scope()).Expand(patches.Shape()[0], -1, -1)
+	return v.encoder.Forward(torch.Cat([]*torch.Tensor{token, patches}, 1)).Select(1, 0)
 }
 
 // Parts returns the modules by torchvision's names.
@@ -110,7 +113,9 @@ type vitEncoder struct {
 func (e *vitEncoder) Forward(x *torch.Tensor) *torch.Tensor {
 	x = e.dropout.Forward(x.Add(e.positions))
 	for _, b := range e.blocks {
-		x = b.Forward(x)
+		y := b.Forward(x)
+		x.Close()
+		x = y
 	}
 	return e.norm.Forward(x)
 }
