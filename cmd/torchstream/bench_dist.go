@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,13 +40,37 @@ type distReport struct {
 	PythonNote string `json:"python_note,omitempty"`
 }
 
-// distReduceRow is an all-reduce of float32.
+// distReduceRow is a sum of float32 over the ranks.
 type distReduceRow struct {
-	Bytes   int64   `json:"bytes"`
-	MS      float64 `json:"ms"`
-	BusGBps float64 `json:"bus_gb_s"` // bytes * 2 (ranks - 1) / ranks / time
-	PyTorch float64 `json:"pytorch_ms,omitempty"`
+	Bytes int64 `json:"bytes"`
+	distReduceTimes
+	BusGBps float64          `json:"bus_gb_s"` // bytes * 2 (ranks - 1) / ranks / time
+	PyTorch *distReduceTimes `json:"pytorch,omitempty"`
 }
+
+// distReduceTimes are milliseconds of an all-reduce. The graph has all calls of a round, so its
+// time is NCCL's without the host's.
+type distReduceTimes struct {
+	MS      float64 `json:"ms"`
+	IssueMS float64 `json:"issue_ms,omitempty"` // of the host, on a GPU
+	GraphMS float64 `json:"graph_ms,omitempty"` // on a GPU
+}
+
+func (t *distReduceTimes) String() string {
+	switch {
+	case t == nil:
+		return "-\t-\t-"
+	case t.IssueMS == 0:
+		return fmt.Sprintf("%.3f\t-\t-", t.MS)
+	case t.GraphMS == 0:
+		return fmt.Sprintf("%.3f\t%.3f\t-", t.MS, t.IssueMS)
+	}
+	return fmt.Sprintf("%.3f\t%.3f\t%.3f", t.MS, t.IssueMS, t.GraphMS)
+}
+
+// reduceCalls is the number of all-reduces in a round: small ones need many, because a round also
+// has the time until the first one begins and until the host sees the end.
+func reduceCalls(bytes int64) int { return int(min(200, max(20, (1<<30)/bytes))) }
 
 // distTrainRow compares ranks that train one model with ranks that each train their own.
 type distTrainRow struct {
@@ -182,8 +208,12 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 		Batch int      `json:"batch"`
 		Ways  []string `json:"ways"`
 	}
+	type reduceRow struct {
+		Bytes int64 `json:"bytes"`
+		Calls int   `json:"calls"`
+	}
 	type measured struct {
-		Bytes        []int64      `json:"bytes"`
+		Reduce       []reduceRow  `json:"reduce"`
 		Steps        int          `json:"steps"`
 		Rounds       int          `json:"rounds"`
 		Sharded      []dividedRow `json:"sharded"`
@@ -192,9 +222,9 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	job := struct {
 		peerJob
 		Dist measured `json:"dist"`
-	}{peerJob{Device: device, Size: b.size, Context: b.context, Rows: []peerRow{}}, measured{[]int64{}, b.steps, b.rounds, []dividedRow{}, b.shardedSteps}}
+	}{peerJob{Device: device, Size: b.size, Context: b.context, Rows: []peerRow{}}, measured{[]reduceRow{}, b.steps, b.rounds, []dividedRow{}, b.shardedSteps}}
 	for _, row := range report.Reduce {
-		job.Dist.Bytes = append(job.Dist.Bytes, row.Bytes)
+		job.Dist.Reduce = append(job.Dist.Reduce, reduceRow{row.Bytes, reduceCalls(row.Bytes)})
 	}
 	for _, row := range report.Train {
 		if row.Mode == "eager" {
@@ -225,7 +255,7 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	}
 	var peer struct {
 		Torch   string                        `json:"torch"`
-		Reduce  []float64                     `json:"all_reduce_ms"`
+		Reduce  []*distReduceTimes            `json:"all_reduce"`
 		Rates   map[string]float64            `json:"rates"`
 		Sharded map[string]*distShardedFigure `json:"sharded"`
 		Errors  []string                      `json:"errors"`
@@ -317,7 +347,7 @@ func (b *distBench) measureAll(names, sizes string, largest int) (*distReport, e
 	b.device = b.world.Device()
 	r := &distReport{
 		Device: b.device.String(), Ranks: b.world.Size(), LibTorch: capi.LibTorchVersion(),
-		Method: fmt.Sprintf("the slowest rank of the best of %d rounds; steps: %d of %d x %d pixels", b.rounds, b.steps, b.size, b.size),
+		Method: fmt.Sprintf("the slowest rank of the best of %d rounds, of 20 to 200 all-reduces or %d steps of %d x %d pixels", b.rounds, b.steps, b.size, b.size),
 	}
 	if b.device != cuda.CPU {
 		properties, err := b.device.Properties()
@@ -354,50 +384,100 @@ func (b *distBench) measureAll(names, sizes string, largest int) (*distReport, e
 	return r, nil
 }
 
+// together returns on all ranks at the same time, as exactly as a GPU's all-reduce does: from the
+// host's barrier a rank returns some 10 µs after another one, which the first call would wait for.
+func (b *distBench) together() error {
+	x, err := torch.Zeros(b.device, torch.Float32, 1)
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	return errors.Join(b.wait(), b.world.Barrier(), b.world.AllReduce(x, dist.Sum), b.wait())
+}
+
 // best returns the seconds of a call: of the slowest rank, in the best round.
 func (b *distBench) best(calls int, call func() error) (float64, error) {
-	best := 0.0
+	took, _, err := b.bestIssued(calls, call)
+	return took, err
+}
+
+// bestIssued is best, and the seconds that the host took to issue a call.
+func (b *distBench) bestIssued(calls int, call func() error) (took, issue float64, err error) {
 	for range b.rounds {
-		if err := errors.Join(b.wait(), b.world.Barrier()); err != nil {
-			return 0, err
+		if err := b.together(); err != nil {
+			return 0, 0, err
 		}
 		begun := time.Now()
 		for range calls {
 			if err := call(); err != nil {
-				return 0, err
+				return 0, 0, err
 			}
 		}
+		issued := time.Since(begun)
 		if err := b.wait(); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
-		all, err := dist.AllGatherObject(b.world, time.Since(begun).Seconds()/float64(calls))
+		all, err := dist.AllGatherObject(b.world, [2]float64{time.Since(begun).Seconds() / float64(calls), issued.Seconds() / float64(calls)})
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
-		slowest := 0.0
-		for _, s := range all {
-			slowest = max(slowest, s)
-		}
-		if best == 0 || slowest < best {
-			best = slowest
+		slowest := slices.MaxFunc(all, func(a, b [2]float64) int { return cmp.Compare(a[0], b[0]) })
+		if took == 0 || slowest[0] < took {
+			took, issue = slowest[0], slowest[1]
 		}
 	}
-	return best, nil
+	return took, issue, nil
 }
 
 func (b *distBench) reduce(bytes int64) (*distReduceRow, error) {
-	x, err := torch.Ones(b.device, torch.Float32, bytes/4)
+	x, err := torch.Zeros(b.device, torch.Float32, bytes/4) // whose sums stay finite
 	if err != nil {
 		return nil, err
 	}
 	defer x.Close()
-	call := func() error { return b.world.AllReduce(x, dist.Average) }
+	call := func() error { return b.world.AllReduce(x, dist.Sum) }
 	if err := call(); err != nil {
 		return nil, err
 	}
-	s, err := b.best(20, call)
+	calls := reduceCalls(bytes)
+	s, issue, err := b.bestIssued(calls, call)
+	if err != nil {
+		return nil, err
+	}
 	n := float64(b.world.Size())
-	return &distReduceRow{Bytes: bytes, MS: s * 1e3, BusGBps: float64(bytes) * 2 * (n - 1) / n / s / 1e9}, err
+	row := &distReduceRow{Bytes: bytes, BusGBps: float64(bytes) * 2 * (n - 1) / n / s / 1e9}
+	row.MS = s * 1e3
+	if b.device == cuda.CPU {
+		return row, nil
+	}
+	row.IssueMS = issue * 1e3
+	if b.noGraphs {
+		return row, nil
+	}
+	row.GraphMS, err = b.reduceGraph(calls, call)
+	return row, err
+}
+
+// reduceGraph returns the milliseconds of an all-reduce in a graph of several.
+func (b *distBench) reduceGraph(calls int, call func() error) (ms float64, err error) {
+	on := cuda.DefaultStream(b.device)
+	graph, err := cuda.Capture(cuda.CaptureOptions{Stream: on}, func() error {
+		for range calls {
+			if err := call(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	replay := func() error { return graph.Replay(on) }
+	err = replay() // the first one uploads the graph
+	if err == nil {
+		ms, err = b.best(1, replay)
+	}
+	return ms * 1e3 / float64(calls), errors.Join(err, b.wait(), graph.Close())
 }
 
 // train measures a network alone, and then with the others.
@@ -471,13 +551,9 @@ func (r *distReport) write(out io.Writer, asJSON bool) error {
 func (r *distReport) table(out io.Writer) error {
 	fmt.Fprintf(out, "%s on %s, LibTorch %s; %s\n\n", counted(r.Ranks, "rank", "ranks"), r.Device, r.LibTorch, r.Method)
 	w := printable.NewTable(out, tabwriter.AlignRight)
-	fmt.Fprintln(w, "all-reduce, MiB\tms\tbus GB/s\tPyTorch, ms\t")
+	fmt.Fprintln(w, "all-reduce, MiB\tbus GB/s\tms\tof the host\tin a graph\tPyTorch, ms\tof the host\tin a graph\t")
 	for _, row := range r.Reduce {
-		theirs := "-"
-		if row.PyTorch > 0 {
-			theirs = fmt.Sprintf("%.3f", row.PyTorch)
-		}
-		fmt.Fprintf(w, "%d\t%.3f\t%.1f\t%s\t\n", row.Bytes>>20, row.MS, row.BusGBps, theirs)
+		fmt.Fprintf(w, "%d\t%.1f\t%v\t%v\t\n", row.Bytes>>20, row.BusGBps, &row.distReduceTimes, row.PyTorch)
 	}
 	if len(r.Train) > 0 {
 		fmt.Fprintln(w, "\nmodel\tbatch\tmode\timages/s alone\ttogether\tof linear\tPyTorch alone\tDDP\tof linear\twith its static graph\t")

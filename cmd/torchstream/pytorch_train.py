@@ -11,7 +11,7 @@ With "one_step" it makes one step of the first row with this file's network and 
 for each rank measures all-reduces, DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard for
 `torchstream bench dist`:
 
-    "dist": {"bytes": [1048576], "steps": 40, "rounds": 3, "sharded": [{"model": "gpt2", "batch": 8}], "sharded_steps": 10}
+    "dist": {"reduce": [{"bytes": 1048576, "calls": 200}], "steps": 40, "rounds": 3, "sharded": [{"model": "gpt2", "batch": 8}], "sharded_steps": 10}
 """
 import gc
 import json
@@ -234,26 +234,35 @@ def distributed(job):
         if gpu:
             torch.cuda.empty_cache()
 
-    def best(run, n):
-        """Return the seconds of a call: of the slowest rank, in the best round."""
+    begin = torch.zeros(1, device=device)
+
+    def rounds(run, n):
+        """Return the seconds of a call, and of the host for it: of the slowest rank, in the best round."""
         found = []
         for _ in range(options["rounds"]):
             sync()
             dist.barrier()
+            dist.all_reduce(begin)  # from which the ranks return at the same time
+            sync()
             start = time.perf_counter()
             for _ in range(n):
                 run()
+            issued = time.perf_counter() - start
             sync()
-            took = torch.tensor([(time.perf_counter() - start) / n], dtype=torch.float64, device=device)
+            took = torch.tensor([(time.perf_counter() - start) / n, issued / n], dtype=torch.float64, device=device)
             dist.all_reduce(took, dist.ReduceOp.MAX)
-            found.append(took.item())
+            found.append(took.tolist())
         return min(found)
 
+    def best(run, n):
+        return rounds(run, n)[0]
+
     reduced = []
-    for size in options["bytes"]:
-        x = torch.ones(size // 4, device=device)
+    for r in options["reduce"]:
+        x = torch.zeros(r["bytes"] // 4, device=device)
         dist.all_reduce(x)
-        reduced.append(best(lambda: dist.all_reduce(x), 20) * 1e3)
+        took, issued = rounds(lambda: dist.all_reduce(x), r["calls"])
+        reduced.append({"ms": took * 1e3, **({"issue_ms": issued * 1e3} if gpu else {})})
         del x
 
     rates, errors = {}, []
@@ -296,8 +305,23 @@ def distributed(job):
                 errors.append(f"{r['model']}, batch {r['batch']}, {way}: {type(e).__name__}: {e}")
             trainee = step = None
             free()
+    if gpu:  # last, since a capture that fails leaves NCCL undefined
+        try:
+            for r, times in zip(options["reduce"], reduced):
+                x = torch.zeros(r["bytes"] // 4, device=device)
+                dist.all_reduce(x)
+                sync()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    for _ in range(r["calls"]):
+                        dist.all_reduce(x)
+                graph.replay()
+                times["graph_ms"] = best(graph.replay, 1) * 1e3 / r["calls"]
+                del graph, x
+        except Exception as e:
+            errors.append(f"all-reduces in a graph: {type(e).__name__}: {e}")
     if dist.get_rank() == 0:
-        print(json.dumps({"torch": torch.__version__, "all_reduce_ms": reduced, "rates": rates, "sharded": divided, "errors": errors}))
+        print(json.dumps({"torch": torch.__version__, "all_reduce": reduced, "rates": rates, "sharded": divided, "errors": errors}))
     dist.destroy_process_group()
 
 
