@@ -32,7 +32,7 @@ type FullyShardedOptions struct {
 // FullyShardedStats are the bytes that a rank holds.
 type FullyShardedStats struct {
 	ParameterBytes   int64 // of this rank's parts of the parameters, and of these in GatherDType
-	GradientBytes    int64 // of the averaged gradients of these
+	GradientBytes    int64 // of the averaged gradients of these: 0 between Step and Backward
 	GatheredBytes    int64 // of blocks that are gathered now
 	MaxGatheredBytes int64 // the maximum of GatheredBytes
 }
@@ -363,13 +363,14 @@ func (d *FullyShardedDataParallel) current() (cuda.Stream, error) {
 	return cuda.GetCurrentCUDAStream(d.g.Device())
 }
 
-// rejoin ends a pass: if the current stream is captured, that of the collectives is too, and a
-// capture ends with its first stream after all others.
+// rejoin ends a pass or a step: if the current stream is captured, that of the collectives is too,
+// and a capture ends with its first stream after all others.
 func (d *FullyShardedDataParallel) rejoin() error {
-	if d.stream == nil {
-		return nil
+	on, err := d.current()
+	if err != nil || d.stream == nil {
+		return err
 	}
-	if capturing, err := d.on.Capturing(); err != nil || !capturing {
+	if capturing, err := on.Capturing(); err != nil || !capturing {
 		return err
 	}
 	return d.follow()
@@ -665,6 +666,20 @@ func (d *FullyShardedDataParallel) cancel() error {
 	errs = append(errs, torch.ClearGrads(params...))
 	d.freeAll(func(*ShardedBlock) bool { return false }) // what failed is known
 	return errors.Join(errs...)
+}
+
+// release gives back the memory of the averaged gradients, which the collectives' stream may use
+// after what the current stream has so far.
+func (d *FullyShardedDataParallel) release() error {
+	d.stepped = true
+	if d.stats.GradientBytes == 0 {
+		return nil
+	}
+	err := d.precede()
+	for _, b := range d.blocks {
+		b.release()
+	}
+	return errors.Join(err, d.rejoin())
 }
 
 // Weigh returns the loss, the mean over this rank's samples, times its share: see

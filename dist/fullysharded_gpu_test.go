@@ -129,6 +129,61 @@ func TestSanitizerOfShardedConstruction(t *testing.T) {
 	}
 }
 
+// The memory of a rank's gradients is free between steps. The next pass, which may use it again,
+// waits for its readers, also if that pass's Forward came before.
+func TestSanitizerOfShardedGradients(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	g := aloneOnGPU(t)
+	on := cudatest.Stream(t, 0)
+	requireNoFindings(t, func() error {
+		return cuda.WithStream(on, func() error { return readGradients(g, on) })
+	})
+}
+
+func readGradients(g *Group, on cuda.Stream) error {
+	const elements = 1 << 20
+	weight := full(cuda.CPU, torch.Float32, 1, elements)
+	if err := weight.SetRequiresGrad(true); err != nil {
+		return err
+	}
+	d, err := NewFullyShardedDataParallel(g, NewShardedBlock(scaled{weight}), FullyShardedOptions{})
+	if err != nil {
+		return err
+	}
+	opt, err := d.NewOptimizer(func(shard []*torch.Tensor) (optim.Optimizer, error) {
+		return optim.NewSGD(shard, optim.SGDOptions{LR: 0.1})
+	})
+	if err != nil {
+		return err
+	}
+	x := full(g.Device(), torch.Float32, 1, elements)
+	scope := torch.NewScope("passes")
+	first, second := d.Forward(x.In(scope)).Sum(), d.Forward(x.In(scope)).Sum()
+	allocated := func() int64 {
+		m, failed := g.Device().Memory()
+		err = errors.Join(err, failed)
+		return m.Allocated
+	}
+	err = errors.Join(err, d.Backward(first))
+	grad := d.Parameters()[0].Grad()
+	with := allocated()
+	err = errors.Join(err, capi.DelayStream(on.CAPI(), delay), scope.Own(grad.Mul(grad)).Err(), grad.Close(), opt.ZeroGrad())
+	if freed := with - allocated() + 4*elements; err == nil && freed < 4*elements { // the product is new
+		err = fmt.Errorf("%d bytes of gradients are free after ZeroGrad, of %d", freed, 4*elements)
+	}
+	err = errors.Join(err, d.Backward(second), opt.Step(), scope.Close())
+	return errors.Join(err, opt.Close(), d.Close(), x.Close())
+}
+
+// scaled is a module with one parameter.
+type scaled struct{ weight *torch.Tensor }
+
+func (s scaled) Forward(x *torch.Tensor) *torch.Tensor { return x.Mul(s.weight) }
+
+func (s scaled) Parts() nn.Parts {
+	return nn.Parts{Parameters: []nn.Named{{Name: "weight", Tensor: s.weight}}}
+}
+
 // trainScales makes steps of two passes each through five blocks, one of them twice. With graph all
 // but the first step are replays of a graph.
 func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
@@ -172,8 +227,8 @@ func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
 	if s := graphed.Stats(); err == nil && graph && (s.Captures != 1 || s.Hits != 3) {
 		err = fmt.Errorf("the steps were no replays of one graph: %+v", s)
 	}
-	if s := d.Stats(); err == nil && s.GatheredBytes != 0 {
-		err = fmt.Errorf("blocks are gathered still: %+v", s)
+	if s := d.Stats(); err == nil && s.GatheredBytes+s.GradientBytes != 0 {
+		err = fmt.Errorf("blocks or gradients are there still: %+v", s)
 	}
 	return errors.Join(err, graphed.Close(), opt.Close(), d.Close(), x.Close())
 }

@@ -157,6 +157,8 @@ type shardedRun struct {
 	opt     optim.Optimizer
 	scaler  *optim.GradScaler
 	ema     *optim.EMA
+	// gradientBytes is Stats().GradientBytes before the latest step.
+	gradientBytes int64
 }
 
 func startSharded(g *Group, d cuda.Device, c shardedCase, seed uint64) (*shardedRun, error) {
@@ -239,6 +241,9 @@ func (r *shardedRun) step(d cuda.Device, c shardedCase, first, size int) error {
 			return err
 		}
 		first += size
+	}
+	if r.sharded != nil {
+		r.gradientBytes = r.sharded.Stats().GradientBytes
 	}
 	if c.scaled {
 		if err := r.scaler.Unscale(r.opt); err != nil {
@@ -372,7 +377,7 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 // memoryIsDivided requires that each rank holds 1/N, and gathers two blocks at most.
 func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 	n := int64(g.Size())
-	var whole, trained, padding int64
+	var whole, trained, unused, padding int64
 	var blocks []int64
 	for _, b := range r.sharded.blocks {
 		var bytes int64
@@ -382,7 +387,10 @@ func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 		}
 		for _, p := range b.params {
 			whole += 8 * p.elements
-			if p.in.trained {
+			switch {
+			case p.in.trained && b.name == "unused": // which gets no gradients
+				unused += 8 * p.elements
+			case p.in.trained:
 				trained += 8 * p.elements
 			}
 		}
@@ -407,8 +415,10 @@ func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 		return fmt.Errorf("blocks are gathered still: %+v", s)
 	case s.ParameterBytes > (whole+padding)/n || s.ParameterBytes*n < whole:
 		return fmt.Errorf("a rank has %d bytes of %d: %+v", s.ParameterBytes, whole, s)
-	case s.GradientBytes > (trained+padding)/n || s.GradientBytes*n < trained:
-		return fmt.Errorf("a rank has %d bytes of gradients of %d: %+v", s.GradientBytes, trained, s)
+	case r.gradientBytes > (trained+padding)/n || r.gradientBytes*n < trained:
+		return fmt.Errorf("a rank has %d bytes of gradients of %d before a step", r.gradientBytes, trained)
+	case s.GradientBytes != 0:
+		return fmt.Errorf("a rank has %d bytes of gradients after a step", s.GradientBytes)
 	case !c.o.KeepAfterForward && s.MaxGatheredBytes > two:
 		return fmt.Errorf("%d bytes were gathered, and two blocks have %d: %v", s.MaxGatheredBytes, two, blocks)
 	case s.MaxGatheredBytes > all:
@@ -420,7 +430,7 @@ func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 		}
 	}
 	state, err := r.opt.(*FullyShardedOptimizer).StateBytes()
-	if limit := 2*(trained+padding)/n + 8*64; err != nil || state > limit {
+	if limit := 2*(trained+unused+padding)/n + 8*64; err != nil || state > limit {
 		return fmt.Errorf("a rank has %d bytes of state, of which it may have %d: %w", state, limit, err)
 	}
 	return nil

@@ -70,7 +70,7 @@ func (o *FullyShardedOptimizer) Step() error {
 		err = nil
 	}
 	if k, ok := o.inner.(interface{ KeepsGradients() bool }); err == nil && (!ok || !k.KeepsGradients()) {
-		o.d.stepped = true
+		err = o.d.release()
 	}
 	return err
 }
@@ -80,8 +80,7 @@ func (o *FullyShardedOptimizer) ZeroGrad() error {
 	if o.inner == nil {
 		return fmt.Errorf("dist: FullyShardedOptimizer.ZeroGrad: %w", torch.ErrClosed)
 	}
-	o.d.stepped = true
-	return torch.ClearGrads(o.d.Parameters()...)
+	return errors.Join(torch.ClearGrads(o.d.Parameters()...), o.d.release())
 }
 
 // Groups returns the groups of the optimizer, with this rank's parts of the parameters.

@@ -59,7 +59,7 @@ type blockFlat struct {
 	held           bool          // all has memory, which the statistics count
 	trained        bool
 	grads          *torch.Tensor // [N*share]: this rank's gradients of all, with memory while they are reduced; nil if frozen
-	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil if frozen
+	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil while there are none
 	added          *torch.Tensor // [share]: what is added to sum, while that is under way
 	work           *Work         // that reduces grads, on the CPU
 	reduced        bool          // in the backward pass under way
@@ -72,7 +72,7 @@ type blockParameter struct {
 	names []string      // in the module
 	view  *torch.Tensor // of in.all
 	grad  *torch.Tensor // of in.grads
-	row   *torch.Tensor // of in.sum: the gradient of piece
+	row   *torch.Tensor // of in.sum: the gradient of piece; nil if that is empty
 	got   bool          // a gradient in the backward pass under way
 }
 
@@ -332,7 +332,7 @@ func (b *ShardedBlock) reduce() error {
 		if err := f.await(); err != nil {
 			return err
 		}
-		if err := b.d.onStream(func() error { return resize(f.grads, f.gradBytes) }); err != nil {
+		if err := b.d.onStream(func() error { return errors.Join(resize(f.grads, f.gradBytes), b.receive(f)) }); err != nil {
 			return err
 		}
 	}
@@ -371,6 +371,55 @@ func (b *ShardedBlock) reduce() error {
 		}
 	}
 	return nil
+}
+
+// receive gives the averaged gradients memory, of the collectives' stream, unless they have some.
+func (b *ShardedBlock) receive(f *blockFlat) (err error) {
+	if f.sum != nil {
+		return nil
+	}
+	if f.sum, err = torch.Empty(b.d.g.Device(), f.grads.DType(), f.share); err != nil {
+		f.sum = nil
+		return err
+	}
+	b.d.stats.GradientBytes += f.gradBytes / int64(b.d.g.Size())
+	var rows []*blockParameter
+	var sizes []int64 // of each row, and of the gap before it
+	at := int64(0)
+	for _, p := range b.params {
+		if p.in == f && p.lo < p.hi {
+			begin := p.begin + p.lo - int64(b.d.g.Rank())*f.share
+			rows, sizes = append(rows, p), append(sizes, begin-at, p.hi-p.lo)
+			at = begin + p.hi - p.lo
+		}
+	}
+	views, err := f.sum.SplitSizes(append(sizes, f.share-at), 0)
+	if err != nil {
+		return err
+	}
+	for i, v := range views {
+		if i%2 == 1 {
+			rows[i/2].row = v
+		} else {
+			v.Close()
+		}
+	}
+	return nil
+}
+
+// release closes the averaged gradients.
+func (b *ShardedBlock) release() {
+	for _, p := range b.params {
+		p.row.Close()
+		p.row = nil
+	}
+	for _, f := range b.flats {
+		if f.sum != nil {
+			f.sum.Close()
+			f.sum = nil
+			b.d.stats.GradientBytes -= f.gradBytes / int64(b.d.g.Size())
+		}
+	}
 }
 
 // reduceFlat averages the gradients of a flat memory, and adds what the parts have from earlier
@@ -489,14 +538,15 @@ func (b *ShardedBlock) close() error {
 	err := b.free()
 	for _, f := range b.flats {
 		err = errors.Join(err, f.await())
-		for _, t := range []*torch.Tensor{f.all, f.mine, f.low, f.grads, f.sum} {
+		for _, t := range []*torch.Tensor{f.all, f.mine, f.low, f.grads} {
 			if t != nil {
 				err = errors.Join(err, t.Close())
 			}
 		}
 	}
+	b.release()
 	for _, p := range b.params {
-		for _, t := range []*torch.Tensor{p.view, p.grad, p.row, p.piece} {
+		for _, t := range []*torch.Tensor{p.view, p.grad, p.piece} {
 			if t != nil {
 				err = errors.Join(err, t.Close())
 			}
@@ -599,8 +649,6 @@ func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torc
 		}
 		if f.trained {
 			f.grads = made(torch.Empty(device, d, n*f.share))
-			f.sum = made(torch.Zeros(device, d, f.share))
-			b.d.stats.GradientBytes += f.share * int64(d.Size())
 		}
 	}
 	part := func(p *blockParameter, flat *torch.Tensor) *torch.Tensor {
@@ -626,9 +674,6 @@ func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torc
 			continue
 		}
 		p.grad = whole(p, p.in.grads)
-		if p.lo < p.hi {
-			p.row = part(p, p.in.sum)
-		}
 		if err := p.grad.Err(); err != nil {
 			return err
 		}

@@ -241,6 +241,8 @@ var edges = []edge{
 		"	if err := d.follow(); err != nil {\n		return err\n	}\n	for _, b := range d.blocks {\n		if err := b.deliver", "	for _, b := range d.blocks {\n		if err := b.deliver", "dist", "TestSanitizerOfShardedBlocks", 1},
 	{"the first gather waits for the optimizer", "dist/fullysharded.go",
 		"{ return false }), d.precede())\n	if err != nil {\n		return d.fail(\"FullyShardedDataParallel.Forward\", err)", "{ return false }))\n	if err != nil {\n		return d.fail(\"FullyShardedDataParallel.Forward\", err)", "dist", "TestSanitizerOfShardedBlocks", 1},
+	{"the memory of a part's gradients is used again after the step", "dist/fullysharded.go",
+		"	err := d.precede()\n	for _, b := range d.blocks {\n		b.release()", "	var err error\n	for _, b := range d.blocks {\n		b.release()", "dist", "TestSanitizerOfShardedGradients", 1},
 	{"a block's parameters come into memory that is zeroed", "dist/shardedblock.go",
 		"	if err := b.d.follow(); err != nil {\n		return err\n	}\n	for _, p := range b.params {\n		if err := p.of(", "	for _, p := range b.params {\n		if err := p.of(", "dist", "TestSanitizerOfShardedBlocks", 1},
 	{"a parameter's old memory is given back after it is read", "dist/shardedblock.go",
