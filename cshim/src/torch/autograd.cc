@@ -18,6 +18,7 @@
 #include "cuda/sanitizer.h"
 #include "torch/callback.h"
 #include "torch/node.h"
+#include "torch/pass.h"
 #include "torch/pending.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
@@ -73,7 +74,7 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
     ts::await_pending(with);
     const ts::CaptureWatch watch("backward");
     const ts::LoggedFor backward(ts::LoggedFor::Doer::kLibrary);
-    value.backward(with, retain_graph, /*create_graph=*/false);
+    ts::run_backward(value, with, retain_graph);
   });
 }
 

@@ -1,0 +1,194 @@
+// LibTorch's engine treats each node of a graph as if the next one could belong to another device,
+// stream or pass. Around each it sets the thread's state twice, passes the locked queue of a
+// thread and sets streams: about 20,000 instructions, more than most nodes take themselves. Where
+// all nodes have one device and one stream, one node stands for the graph here. The engine runs it
+// as it runs any node, with the thread, the state, the stream, the errors and the end of the pass
+// that are the engine's. It runs the nodes of the graph in the engine's order, so that sums have
+// the same bits.
+#include "torch/pass.h"
+
+#include <ATen/ops/ones_like.h>
+#include <c10/core/Stream.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/input_buffer.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "torch/node.h"
+
+namespace ts {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::InputBuffer;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// A node that has not run.
+struct Waiting {
+  int64_t edges = 0;  // how many edges have yet to bring it a gradient, or none
+  std::optional<InputBuffer> gradients;
+};
+
+// The nodes that a root leads to, and the root.
+using Graph = std::unordered_map<Node*, Waiting>;
+
+// Whether the engine would run the node on the device's thread and stream.
+bool belongs_to(const Node& node, c10::Device device, c10::Stream stream) {
+  bool found = device.is_cpu();
+  for (uint32_t i = 0; i < node.num_inputs(); ++i) {
+    const torch::autograd::InputMetadata& input = node.input_metadata(i);
+    if (input.was_default_constructed()) continue;  // an output that has no gradient
+    if (input.device() != device) return false;
+    if (!device.is_cpu() && input.stream() != stream) return false;
+    found = true;
+  }
+  return found;
+}
+
+// Returns the graph, or nothing if it has several devices or streams.
+std::optional<Graph> find_graph(Node* root, c10::Device device, c10::Stream stream) {
+  Graph graph;
+  graph.reserve(512);
+  graph.emplace(root, Waiting{});
+  std::vector<Node*> open{root};
+  while (!open.empty()) {
+    Node* node = open.back();
+    open.pop_back();
+    if (!belongs_to(*node, device, stream)) return std::nullopt;
+    for (const Edge& edge : node->next_edges()) {
+      if (!edge.is_valid()) continue;
+      const auto [next, added] = graph.try_emplace(edge.function.get());
+      ++next->second.edges;
+      if (added) open.push_back(edge.function.get());
+    }
+  }
+  return graph;
+}
+
+// A node whose gradients are all there.
+struct Ready {
+  Node* node;
+  InputBuffer gradients;
+};
+
+// The order of the engine's queue, as a heap: nodes made later come first.
+bool comes_later(const Ready& a, const Ready& b) {
+  return a.node->sequence_nr() < b.node->sequence_nr();
+}
+
+class PassNode final : public Node {
+ public:
+  PassNode(Edge root, Graph graph, bool retain_graph)
+      : Node(root.function->sequence_nr()),
+        root_(std::move(root)),
+        graph_(std::move(graph)),
+        retain_graph_(retain_graph) {
+    const auto& input = root_.function->input_metadata(root_.input_nr);
+    if (!input.device().is_cpu()) stream_ = input.stream();
+    input_metadata_.emplace_back(input);
+  }
+
+  std::string name() const override { return "PassNode"; }
+
+  variable_list apply(variable_list&& gradients) override {
+    InputBuffer first(root_.function->num_inputs());
+    add(first, root_, std::move(gradients.front()));
+    push(Ready{root_.function.get(), std::move(first)});
+    while (!ready_.empty()) {
+      Ready next = pop();
+      send(*next.node, run(*next.node, std::move(next.gradients.buffer)));
+    }
+    return {};
+  }
+
+ private:
+  void add(InputBuffer& to, const Edge& edge, at::Tensor&& gradient) const {
+    to.add(edge.input_nr, std::move(gradient), stream_, stream_, edge.function.get());
+  }
+
+  void push(Ready ready) {
+    ready_.push_back(std::move(ready));
+    std::push_heap(ready_.begin(), ready_.end(), comes_later);
+  }
+
+  Ready pop() {
+    std::pop_heap(ready_.begin(), ready_.end(), comes_later);
+    Ready next = std::move(ready_.back());
+    ready_.pop_back();
+    return next;
+  }
+
+  // Runs a node with its hooks. A leaf takes over a gradient that nothing else refers to, so no
+  // copy of the gradients is kept unless a hook needs it.
+  variable_list run(Node& node, variable_list gradients) const {
+    for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
+    for (const auto& [output, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
+    for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);
+    if (!retain_graph_) node.will_release_variables();
+    variable_list kept;
+    const bool has_post_hooks = !node.post_hooks().empty();
+    if (has_post_hooks) kept = gradients;
+    variable_list results = node(std::move(gradients));
+    torch::autograd::validate_outputs(
+        node.next_edges(), results, [&node](const std::string& message) {
+          return "Function " + node.name() + " returned an " + message;
+        });
+    if (has_post_hooks) {
+      for (const auto& hook : node.post_hooks()) results = (*hook)(results, kept);
+    }
+    if (!retain_graph_) node.release_variables();
+    return results;
+  }
+
+  // Brings a node's results to the nodes that they are the gradients for.
+  void send(const Node& node, variable_list&& results) {
+    for (size_t i = 0; i < results.size(); ++i) {
+      const Edge& edge = node.next_edge(i);
+      if (!edge.is_valid()) continue;
+      Waiting& waiting = graph_.find(edge.function.get())->second;
+      if (!waiting.gradients) waiting.gradients.emplace(edge.function->num_inputs());
+      add(*waiting.gradients, edge, std::move(results[i]));
+      if (--waiting.edges > 0) continue;
+      push(Ready{edge.function.get(), std::move(*waiting.gradients)});
+      waiting.gradients.reset();
+    }
+  }
+
+  const Edge root_;
+  Graph graph_;
+  const bool retain_graph_;
+  std::optional<c10::Stream> stream_;  // none on the CPU
+  std::vector<Ready> ready_;           // a heap
+};
+
+}  // namespace
+
+void run_backward(const at::Tensor& value, const at::Tensor& gradient, bool retain_graph) {
+  Edge root = torch::autograd::impl::gradient_edge(value);
+  const auto& input = root.function->input_metadata(root.input_nr);
+  std::optional<Graph> graph;
+  if (!torch::autograd::AnomalyMode::is_enabled()) {
+    graph = find_graph(root.function.get(), input.device(), input.stream());
+  }
+  if (!graph) {
+    value.backward(gradient, retain_graph, /*create_graph=*/false);
+    return;
+  }
+  variable_list with{gradient.defined() ? gradient
+                                        : at::ones_like(value, LEGACY_CONTIGUOUS_MEMORY_FORMAT)};
+  const auto pass = make_node<PassNode>(std::move(root), std::move(*graph), retain_graph);
+  torch::autograd::Engine::get_default_engine().execute({Edge(pass, 0)}, with, retain_graph,
+                                                        /*create_graph=*/false,
+                                                        /*accumulate_grad=*/true);
+}
+
+}  // namespace ts
