@@ -4,6 +4,7 @@
 
 #include "deflate/streams.h"
 #include "image/steps.h"
+#include "image/unsynchronised.h"
 #include "jpeg/plan.h"
 #include "support.h"
 
@@ -260,6 +261,43 @@ TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
 }
 
 // Any bytes in the place of some scans: the images beside them are right, and nothing faults.
+// Images whose search takes longest, between others. The host decodes those that it does not reach
+// the end of.
+TEST_P(DecodeOn, UnsynchronisedImagesEqualTheHosts) {
+  const Decoder host = new_decoder();
+  Random random(28);
+  constexpr int64_t kBatch = 12;
+  const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 48 << 20, size_t{256} << 20);
+  Staged staged(GetParam(), 48 << 20, kBatch);
+  std::vector<Job> jobs;
+  for (int64_t i = 0; i < kBatch; ++i) {
+    Job job = draw_job(random, host.get(), kKinds[i % 8], false);
+    if (i % 3 != 0) {
+      const bool subsampled = i % 2 == 0;
+      const int side = subsampled ? 16 : 8;
+      const bool large = i % 6 == 5;
+      const int columns = large ? 60 : 20;
+      const int rows = large ? 50 : 15;
+      job.file = unsynchronised::image(random, columns, rows, subsampled);
+      job.geometry = draw_geometry(random, columns * side, rows * side, 250);
+      Image image;
+      const Outcome outcome = decode(host.get(), job.file, job.geometry, &image);
+      ASSERT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
+      job.expected = image.pixels;
+    }
+    ASSERT_TRUE(staged.add(host.get(), job));
+    jobs.push_back(std::move(job));
+  }
+  std::vector<int32_t> failed;
+  const Bytes results = run(decoder.get(), staged, &failed);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    ASSERT_EQ(failed[i], i % 6 == 5 ? 1 : 0) << i;
+    if (failed[i] != 0) continue;
+    const uint8_t* const got = results.data() + staged.images[i].result;
+    ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0) << i;
+  }
+}
+
 TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
   Random random(85);
   const Decoder host = new_decoder();

@@ -2,9 +2,11 @@
 // entries of a decoder that reads the scan from its beginning, and no access outside of the scan
 // whatever the bytes.
 #include <cstring>
+#include <tuple>
 
 #include "image/emulate.h"
 #include "image/entropy.h"
+#include "image/unsynchronised.h"
 
 namespace {
 
@@ -268,6 +270,38 @@ TEST(Sync, FlatImagesAreFound) {
     subsequences += device.plan().subsequences;
   }
   EXPECT_LT(passes, 14 * subsequences);  // 11.7
+}
+
+// The worst case: every subsequence waits for the one before. What all launches reach is found, at
+// a bounded cost, and the host decodes a longer scan.
+TEST(Sync, UnsynchronisedImagesEnd) {
+  Random random(97);
+  JpegDecoder decoder(1 << 24);
+  constexpr uint32_t kThreads = ts::jpeg::kSyncThreads;
+  constexpr uint32_t kReach = ts::jpeg::kSyncLaunches * kThreads;  // subsequences
+  int found = 0;
+  for (const auto& [columns, rows, subsampled] : {std::tuple<int, int, bool>{20, 17, false},
+                                                  {26, 21, false},
+                                                  {15, 20, true},
+                                                  {60, 50, false},
+                                                  {30, 25, true}}) {
+    const Bytes file = unsynchronised::image(random, columns, rows, subsampled);
+    const int side = subsampled ? 16 : 8;
+    const Bytes plan = plan_of(&decoder, file, crop(0, 0, columns * side, rows * side));
+    ASSERT_GT(plan.size(), 0u);
+    const Blob blob = make_blob(&decoder, file, spacing_of(plan));
+    ASSERT_GT(blob.bytes.size(), 0u);
+    emulate::Device device(plan);
+    const uint32_t subsequences = device.plan().subsequences;
+    const bool reached = subsequences <= kReach;
+    EXPECT_EQ(device.synchronise(kThreads, ts::jpeg::kSyncLaunches), reached) << subsequences;
+    EXPECT_GT(device.passes, 40 * subsequences);  // photographs take 2.5
+    EXPECT_LE(device.passes, kReach * (kThreads + 1) / 2 * ts::jpeg::sync_blocks(device.plan()));
+    if (!reached) continue;
+    EXPECT_EQ(other_entries(device, blob.bytes), 0);
+    ++found;
+  }
+  EXPECT_EQ(found, 3);
 }
 
 // A scan whose bits are too few for the blocks of its frame is the host's: a plan of it would have
