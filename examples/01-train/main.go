@@ -3,7 +3,7 @@
 //
 //	01-train train                              train on examples/data, in the repository's root
 //	01-train train -archive A.tgz -test B.tgz   train on other images: directory = class
-//	01-train predict FILE...                    predict photographs, or archives of them
+//	01-train predict FILE...                    predict photographs, or archives or folders of them
 //	01-train serve                              predict photographs that are uploaded over HTTP
 //
 // Start reading in train.go: train sets everything up, and trainer.epoch has the training loop.
@@ -21,6 +21,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/internal/interrupt"
 )
 
@@ -34,11 +35,17 @@ func main() {
 // run executes one command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{"train": trainCommand, "predict": predictCommand, "serve": serveCommand}
-	if len(args) == 0 || commands[args[0]] == nil {
-		if len(args) > 0 && !slices.Contains([]string{"-h", "-help", "--help", "help"}, args[0]) {
+	const usageText = "usage: 01-train train [options]\n       01-train predict [options] FILE...\n       01-train serve [options]\n" +
+		"Trains a small network on an archive of labelled photographs, and predicts photographs with it. All list their options with -h."
+	switch {
+	case len(args) > 0 && slices.Contains([]string{"-h", "-help", "--help", "help"}, args[0]):
+		fmt.Fprintln(stderr, usageText)
+		return 0
+	case len(args) == 0 || commands[args[0]] == nil:
+		if len(args) > 0 {
 			fmt.Fprintf(stderr, "01-train: there is no command %q\n", args[0])
 		}
-		fmt.Fprintln(stderr, "usage: 01-train train [options]\n       01-train predict [options] FILE...\n       01-train serve [options]\nAll list their options with -h.")
+		fmt.Fprintln(stderr, usageText)
 		return 2
 	}
 	err := commands[args[0]](ctx, args[1:], stdout, stderr)
@@ -62,8 +69,15 @@ type usageError struct{ message string }
 
 func (e usageError) Error() string { return e.message }
 
-func parse(set *flag.FlagSet, args []string, stderr io.Writer) error {
+// flags returns a flag set whose -h says what a command does. call is the command with its arguments.
+func flags(call, about string, stderr io.Writer) *flag.FlagSet {
+	set := flag.NewFlagSet("01-train", flag.ContinueOnError)
 	set.SetOutput(stderr)
+	lesson.Usage(set, "01-train "+call, about)
+	return set
+}
+
+func parse(set *flag.FlagSet, args []string) error {
 	if err := set.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return err

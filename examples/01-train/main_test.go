@@ -110,16 +110,50 @@ func TestTrainAndPredict(t *testing.T) {
 	if err := os.WriteFile(notImage, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// Bad files are named, alone and among others, which are predicted all the same.
 	for path, says := range map[string]string{
 		notImage: "not an image",
 		"../data/make_photos.py-that-is-not-there.jpg": "no such file",
 	} {
 		t.Run(says, func(t *testing.T) {
-			status, _, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", path)
-			if status != 1 || !strings.Contains(stderr, path) || !strings.Contains(stderr, says) {
-				t.Errorf("predict %s: status %d, %q does not say %q", path, status, stderr, says)
+			for _, list := range [][]string{{path}, {paths[0], path, paths[1], paths[2]}} {
+				args := append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "2"}, list...)
+				status, stdout, stderr := command(t, args...)
+				if status != 1 || !strings.Contains(stderr, path+": ") || !strings.Contains(stderr, says) || !strings.Contains(stderr, "1 of the photographs could not be") {
+					t.Errorf("predict %s: status %d, %q does not say %q", path, status, stderr, says)
+				}
+				if rows := strings.Count(stdout, "\n"); rows != len(list)-1 || strings.Contains(stdout, path) {
+					t.Errorf("predict %q:\n%s", list, stdout)
+				}
 			}
 		})
+	}
+	// A folder is predicted as an archive is: directory = class.
+	folder := t.TempDir()
+	for name, from := range map[string]string{"cat/1.jpg": paths[0], "cat/2.jpg": notImage, "rocket/3.jpg": paths[1]} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(folder, name)), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(from, filepath.Join(folder, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status, stdout, stderr = command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", folder)
+	if status != 1 || strings.Count(stdout, "\n") != 3 || !strings.Contains(stdout, " of 2 right") || !strings.Contains(stderr, "cat/2.jpg") ||
+		!strings.Contains(stderr, "1 of the photographs could not be") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+}
+
+// -h says what a command does, and is no mistake.
+func TestHelp(t *testing.T) {
+	for says, args := range map[string][]string{
+		"Trains a small network on an archive": {"-h"}, "usage: 01-train train [options]\nTrains": {"train", "-h"},
+		"usage: 01-train predict [options] FILE...\nPredicts": {"predict", "-h"}, "usage: 01-train serve [options]\nPredicts": {"serve", "-h"},
+	} {
+		if status, _, stderr := command(t, args...); status != 0 || !strings.Contains(stderr, says) {
+			t.Errorf("%q: status %d, %s", args, status, stderr)
+		}
 	}
 }
 
@@ -271,9 +305,10 @@ func TestPipesAreRejected(t *testing.T) {
 		})
 	}
 	t.Run("predict FILE", func(t *testing.T) {
-		p := predictor{settings: settings{Size: 32}, device: cuda.CPU, batch: 1, out: io.Discard}
-		if err := p.files(t.Context(), []string{pipe}); err == nil || !strings.Contains(err.Error(), pipe) {
-			t.Error(err)
+		var errs bytes.Buffer
+		p := predictor{settings: settings{Size: 32}, device: cuda.CPU, batch: 1, out: io.Discard, errs: &errs}
+		if bad, err := p.files(t.Context(), []string{pipe}); err != nil || bad != 1 || !strings.Contains(errs.String(), pipe) {
+			t.Errorf("%d bad, %v, %s", bad, err, errs.String())
 		}
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -36,7 +35,7 @@ type trainOptions struct {
 
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
-	set := flag.NewFlagSet("01-train train", flag.ContinueOnError)
+	set := flags("train [options]", "Trains a small network on labelled photographs, tests it on others after every epoch, and writes a checkpoint.", stderr)
 	set.StringVar(&o.Archive, "archive", "", "`FILE` of labelled images, .tgz or .tar, directory = class (default "+defaultArchive+")")
 	set.StringVar(&o.Test, "test", "", "`FILE` of held-back images of the same classes (default "+defaultTest+" if -archive is not given, else none)")
 	set.StringVar(&o.Device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
@@ -50,7 +49,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.Uint64Var(&o.Seed, "seed", 1, "seed of the weights, the order and the crops")
 	set.StringVar(&o.Checkpoint, "checkpoint", "01-train.safetensors", "`FILE` to write the network to")
 	set.StringVar(&o.jsonFile, "json", "", "`FILE` to write all figures to, as one JSON object")
-	if err := parse(set, args, stderr); err != nil {
+	if err := parse(set, args); err != nil {
 		return err
 	}
 	switch {

@@ -3,9 +3,10 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
+	"log/slog"
+	"os"
 	"slices"
 	"strings"
 
@@ -24,40 +25,54 @@ import (
 const shownClasses = 3
 
 func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flag.NewFlagSet("01-train predict", flag.ContinueOnError)
+	set := flags("predict [options] FILE...", "Predicts photographs, and archives (.tgz, .tar) or folders of them (directory = class). It names files at fault, and goes on with the others.", stderr)
 	checkpoint := set.String("checkpoint", "01-train.safetensors", "checkpoint `FILE` that train wrote")
 	deviceName := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	batch := set.Int("batch", 32, "images per step")
 	limit := set.Int("show", 20, "number of images of an archive to print; all are counted")
-	if err := parse(set, args, stderr); err != nil {
+	if err := parse(set, args); err != nil {
 		return err
 	}
 	if set.NArg() == 0 || *batch < 1 {
-		return usageError{"predict needs JPEG or PNG files, or archives (.tgz, .tar) of them, and a -batch of at least 1"}
+		return usageError{"predict needs photographs, or archives (.tgz, .tar) or folders of them, and a -batch of at least 1"}
 	}
 	p, err := newPredictor(*checkpoint, *deviceName)
 	if err != nil {
 		return err
 	}
-	p.batch, p.out = *batch, stdout
+	p.batch, p.out, p.errs = *batch, stdout, stderr
 
 	var files []string
+	bad := 0
 	for _, path := range set.Args() {
-		if isArchive(path) {
-			if err := p.archive(ctx, path, *limit); err != nil {
-				return err
-			}
-		} else {
+		if !isArchive(path) {
 			files = append(files, path)
+			continue
 		}
+		n, err := p.archive(ctx, path, *limit)
+		if err != nil {
+			return err
+		}
+		bad += n
 	}
-	if len(files) == 0 {
-		return nil
+	if len(files) > 0 {
+		n, err := p.files(ctx, files)
+		if err != nil {
+			return err
+		}
+		bad += n
 	}
-	return p.files(ctx, files)
+	if bad > 0 {
+		return fmt.Errorf("%d of the photographs could not be predicted: see above", bad)
+	}
+	return nil
 }
 
+// isArchive reports whether a path is an archive by its name, or a folder.
 func isArchive(path string) bool {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return true
+	}
 	return slices.ContainsFunc([]string{".tgz", ".tar", ".tar.gz"}, func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
 }
 
@@ -67,6 +82,7 @@ type predictor struct {
 	device   cuda.Device
 	batch    int
 	out      io.Writer
+	errs     io.Writer // names what is bad
 }
 
 // newPredictor loads a checkpoint's network to a device.
@@ -82,11 +98,13 @@ func newPredictor(checkpoint, deviceName string) (p predictor, err error) {
 }
 
 // archive predicts every image and prints the first ones. It also prints how many are correct,
-// counting the images whose directory is a class of the network.
-func (p predictor) archive(ctx context.Context, path string, limit int) error {
-	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size)})
+// counting the images whose directory is a class of the network. It returns the number of bad
+// images, which the loader leaves out and logs.
+func (p predictor) archive(ctx context.Context, path string, limit int) (bad int, err error) {
+	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size),
+		BadSamples: imageloader.Skip, Logger: slog.New(slog.NewTextHandler(p.errs, nil))})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer loader.Close()
 	labels := make([]int, len(loader.Classes())) // the network's class by the archive's
@@ -111,61 +129,80 @@ func (p predictor) archive(ctx context.Context, path string, limit int) error {
 		}
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if err := table.Flush(); err != nil {
-		return err
+		return 0, err
 	}
-	if n := loader.Len(); n > shown {
+	bad = int(loader.Stats().Bad)
+	if n := loader.Len() - bad; n > shown {
 		fmt.Fprintf(p.out, "... and %d more (-show %d prints all)\n", n-shown, n)
 	}
 	if known > 0 {
 		fmt.Fprintf(p.out, "%s: %d of %d right, %s (guessing: %s)\n", path, right, known, percent(float64(right)/float64(known)), percent(1/float64(len(p.settings.Classes))))
 	}
-	return nil
+	return bad, nil
 }
 
-// files predicts single photographs, a batch of them at a time.
-func (p predictor) files(ctx context.Context, paths []string) error {
+// files predicts single photographs, a batch of them at a time, and returns the number of those
+// that cannot be read or decoded.
+func (p predictor) files(ctx context.Context, paths []string) (bad int, err error) {
 	decoder, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: evalTransform(p.settings.Size)}, Device: p.device})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer decoder.Close()
 	table := printable.NewTable(p.out, 0)
 	for some := range slices.Chunk(paths, p.batch) {
-		if err := p.some(ctx, decoder, some, table); err != nil {
-			return err
+		n, err := p.some(ctx, decoder, some, table)
+		if err != nil {
+			return 0, err
 		}
+		bad += n
 	}
-	return table.Flush()
+	return bad, table.Flush()
 }
 
-// some predicts the photographs of one batch.
-func (p predictor) some(ctx context.Context, decoder *serve.Decoder, paths []string, table io.Writer) error {
+// some predicts the photographs of one batch, and names those at fault.
+func (p predictor) some(ctx context.Context, decoder *serve.Decoder, paths []string, table io.Writer) (bad int, err error) {
 	var images [][]byte
+	var read []string
 	for _, path := range paths {
 		data, err := safefile.ReadFile(path)
 		if err != nil {
-			return err
+			fmt.Fprintf(p.errs, "01-train: %v\n", err)
+			continue
 		}
-		images = append(images, data)
+		images, read = append(images, data), append(read, path)
+	}
+	if len(images) == 0 {
+		return len(paths), nil
 	}
 	scope := torch.NewScope("files")
 	defer scope.Close()
 	x, err := decoder.Batch(ctx, scope, images...)
-	var fault *decode.Error
-	if errors.As(err, &fault) {
-		return fmt.Errorf("%s: %v: %v", paths[fault.Image], fault.Kind, fault.Err)
+	var faults decode.Errors
+	if err != nil && !errors.As(err, &faults) {
+		return 0, err
 	}
-	if err != nil {
-		return err
+	for _, fault := range faults {
+		fmt.Fprintf(p.errs, "01-train: %s: %v: %v\n", read[fault.Image], fault.Kind, fault.Err)
+		read[fault.Image] = "" // its pixels are zero
+	}
+	bad = len(paths) - len(images) + len(faults)
+	if x == nil { // all are at fault
+		return bad, nil
 	}
 	best, err := p.best(x)
-	for i, path := range paths[:len(best)] {
-		p.row(table, path, best[i], "")
+	if err != nil {
+		return 0, err
 	}
-	return err
+	for i, path := range read {
+		if path != "" {
+			p.row(table, path, best[i], "")
+		}
+	}
+	return bad, nil
 }
 
 // guess is a class and its probability, from 0 to 1.

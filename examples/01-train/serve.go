@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,11 +23,11 @@ const (
 )
 
 func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flag.NewFlagSet("01-train serve", flag.ContinueOnError)
+	set := flags("serve [options]", "Predicts photographs that are uploaded over HTTP, with a checkpoint of train.", stderr)
 	checkpoint := set.String("checkpoint", "01-train.safetensors", "checkpoint `FILE` that train wrote")
 	deviceName := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	address := set.String("address", "localhost:8080", "`HOST:PORT` to listen on; port 0 picks a free one")
-	if err := parse(set, args, stderr); err != nil {
+	if err := parse(set, args); err != nil {
 		return err
 	}
 	if set.NArg() > 0 {

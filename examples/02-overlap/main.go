@@ -44,7 +44,7 @@ const (
 
 func main() {
 	rounds := 7
-	lesson.Main("02-overlap", 1, func(f *flag.FlagSet) {
+	lesson.Main("02-overlap", "Shows when copies to the GPU run while it computes, in all combinations of memory, stream and order.", 1, func(f *flag.FlagSet) {
 		f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement; figures are medians")
 	},
 		func(ctx context.Context, l *lesson.Lesson) error { return run(ctx, l, rounds) })

@@ -30,7 +30,7 @@ var peer string
 
 func main() {
 	var w workload
-	lesson.Main("03-p2p", 2, w.flags, w.run)
+	lesson.Main("03-p2p", "Shows when a copy from one GPU to another runs beside compute, by the streams of both sides.", 2, w.flags, w.run)
 }
 
 // workload holds the sizes of the experiment.

@@ -32,7 +32,7 @@ var peer string
 
 func main() {
 	rounds := 51
-	lesson.Main("04-graph", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement") }, func(ctx context.Context, l *lesson.Lesson) error {
+	lesson.Main("04-graph", "Measures what a CUDA graph saves where the host cannot queue kernels fast enough, and shows what a graph remembers.", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement") }, func(ctx context.Context, l *lesson.Lesson) error {
 		return run(ctx, l, rounds)
 	})
 }

@@ -84,7 +84,7 @@ func (f figures) ratios() ratios {
 
 func main() {
 	rounds := 30
-	lesson.Main("05-parallel", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement") },
+	lesson.Main("05-parallel", "Runs four independent branches on streams of their own, and compares them with the longest branch alone.", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement") },
 		func(ctx context.Context, l *lesson.Lesson) error { return run(ctx, l, rounds) })
 }
 

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/nn"
@@ -46,6 +47,7 @@ func main() {
 	flag.IntVar(&o.layers, "layers", 2, "blocks")
 	flag.Float64Var(&o.temperature, "temperature", 0.7, "0 takes the most probable character, 1 draws as the network says")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters, batches and text")
+	lesson.Usage(flag.CommandLine, "07-chargpt [options]", "Trains a small GPT on a text, byte by byte, and writes like it.")
 	flag.Parse()
 	ctx, stop := interrupt.Context(interrupt.Grace)
 	_, err := run(ctx, o, os.Stdout)

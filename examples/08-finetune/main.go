@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/interrupt"
@@ -53,6 +54,7 @@ func main() {
 	flag.IntVar(&o.pretrain, "pretrain", 8, "epochs of the first task")
 	flag.IntVar(&o.epochs, "epochs", 6, "epochs of the second task")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
+	lesson.Usage(flag.CommandLine, "08-finetune [options]", "Trains a network on photographs, gives it a new task with the trunk frozen, and compares with a network that begins anew.")
 	flag.Parse()
 	ctx, stop := interrupt.Context(interrupt.Grace)
 	_, err := run(ctx, o, os.Stdout)

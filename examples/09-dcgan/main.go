@@ -13,6 +13,7 @@ import (
 	"os"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/nn"
@@ -41,6 +42,7 @@ func main() {
 	flag.IntVar(&o.batch, "batch", 32, "images in a batch")
 	flag.IntVar(&o.width, "width", 24, "channels of the widest images")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters, drawings and noise")
+	lesson.Usage(flag.CommandLine, "09-dcgan [options]", "Trains an adversarial network that draws discs, squares and crosses.")
 	flag.Parse()
 	ctx, stop := interrupt.Context(interrupt.Grace)
 	_, err := run(ctx, o, os.Stdout)

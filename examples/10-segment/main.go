@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/transform"
@@ -50,6 +51,7 @@ func main() {
 	flag.IntVar(&o.epochs, "epochs", 20, "epochs of training")
 	flag.IntVar(&o.width, "width", 12, "channels at full size")
 	flag.Uint64Var(&o.seed, "seed", 1, "of images, parameters and batches")
+	lesson.Usage(flag.CommandLine, "10-segment [options]", "Trains a U-Net that finds discs, squares and crosses in noisy pictures, pixel by pixel.")
 	flag.Parse()
 	ctx, stop := interrupt.Context(interrupt.Grace)
 	_, err := run(ctx, o, os.Stdout)

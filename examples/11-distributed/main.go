@@ -37,6 +37,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/models"
@@ -90,6 +91,7 @@ func main() {
 	flag.BoolVar(&o.dist.Debug, "debug", false, "compare the collectives of all ranks")
 	flag.DurationVar(&o.dist.Timeout, "timeout", 0, "of a collective (default 5m)")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
+	lesson.Usage(flag.CommandLine, "11-distributed [options]", "Trains a network with several processes, one for each GPU; started alone, with one. torchrun, srun and mpirun start it too.")
 	flag.Parse()
 	if env, err := dist.ReadEnvironment(os.Getenv); err == nil && env.Warning != "" { // Init returns err
 		fmt.Fprintln(os.Stderr, "11-distributed: warning:", env.Warning)

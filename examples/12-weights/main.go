@@ -63,6 +63,7 @@ func main() {
 	flag.IntVar(&o.prompt, "prompt", 64, "tokens of a sequence at the beginning")
 	flag.IntVar(&o.tokens, "tokens", 8, "tokens to generate, each in one pass over the blocks")
 	flag.Uint64Var(&o.seed, "seed", 1, "of weights and prompt")
+	lesson.Usage(flag.CommandLine, "12-weights [options]", "Runs a model whose parameters stay in host memory: a block is copied to the device while the one before it computes.")
 	flag.Parse()
 	ctx, stop := interrupt.Context(interrupt.Grace)
 	_, err := run(ctx, o, os.Stdout)

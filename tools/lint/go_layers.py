@@ -150,6 +150,7 @@ LAYERS = {
     "examples/internal/study": ["cuda", "internal/safefile", "torch"],
     "examples/01-train": [
         "cuda",
+        "examples/internal/lesson",
         "imageloader",
         "imageloader/decode",
         "internal/interrupt",
@@ -167,6 +168,7 @@ LAYERS = {
     "examples/05-parallel": ["cuda", "examples/internal/lesson", "nn", "torch"],
     "examples/07-chargpt": [
         "cuda",
+        "examples/internal/lesson",
         "examples/internal/study",
         "internal/interrupt",
         "nn",
@@ -176,6 +178,7 @@ LAYERS = {
     ],
     "examples/08-finetune": [
         "cuda",
+        "examples/internal/lesson",
         "examples/internal/study",
         "imageloader",
         "internal/interrupt",
@@ -186,6 +189,7 @@ LAYERS = {
     ],
     "examples/09-dcgan": [
         "cuda",
+        "examples/internal/lesson",
         "examples/internal/study",
         "internal/interrupt",
         "nn",
@@ -196,6 +200,7 @@ LAYERS = {
     ],
     "examples/10-segment": [
         "cuda",
+        "examples/internal/lesson",
         "examples/internal/study",
         "imageloader",
         "imageloader/transform",
@@ -209,6 +214,7 @@ LAYERS = {
     "examples/11-distributed": [
         "cuda",
         "dist",
+        "examples/internal/lesson",
         "imageloader",
         "internal/interrupt",
         "models",

@@ -30,12 +30,22 @@ type Lesson struct {
 	Streams  map[cuda.Stream]string // names for the rows of the timeline; set before Record
 }
 
+// Usage has -h say how an example is called and what it does, before it lists the flags.
+func Usage(flags *flag.FlagSet, call, about string) {
+	flags.Usage = func() {
+		fmt.Fprintf(flags.Output(), "usage: %s\n%s\n", call, about)
+		flags.PrintDefaults()
+	}
+}
+
 // Main runs an example. It parses the flags (including those of more, if not nil) and runs the
 // function with a context that an interrupt ends. If the function fails, Main prints one line and
-// exits with status 1. gpus is the number of GPUs that the example needs.
-func Main(name string, gpus int, more func(*flag.FlagSet), run func(context.Context, *Lesson) error) {
+// exits with status 1. about is the sentence of -h, and gpus the number of GPUs that the example
+// needs.
+func Main(name, about string, gpus int, more func(*flag.FlagSet), run func(context.Context, *Lesson) error) {
 	l := &Lesson{Out: os.Stdout}
 	flags := flag.NewFlagSet(name, flag.ExitOnError)
+	Usage(flags, name+" [options]", about)
 	flags.BoolVar(&l.JSON, "json", false, "print the figures as one JSON object")
 	device := flags.Int("device", 0, "the first GPU to use")
 	flags.StringVar(&l.Timeline, "timeline", "", "draw the timeline to this `file`: .svg, .png, or .json for ui.perfetto.dev")

@@ -3,6 +3,7 @@ package lesson
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -33,6 +34,19 @@ func TestTable(t *testing.T) {
 	const want = "what            µs\na              1.5\nlonger name  10.25\n"
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
+// -h says what the example does before its flags.
+func TestUsage(t *testing.T) {
+	var out bytes.Buffer
+	flags := flag.NewFlagSet("99-test", flag.ContinueOnError)
+	flags.SetOutput(&out)
+	flags.Int("steps", 3, "steps of training")
+	Usage(flags, "99-test [options]", "Shows nothing.")
+	const want = "usage: 99-test [options]\nShows nothing.\n  -steps int\n"
+	if err := flags.Parse([]string{"-h"}); !errors.Is(err, flag.ErrHelp) || !strings.HasPrefix(out.String(), want) {
+		t.Errorf("%v, %q", err, out.String())
 	}
 }
 
