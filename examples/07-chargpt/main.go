@@ -41,11 +41,11 @@ func main() {
 	flag.StringVar(&o.prompt, "prompt", "The ", "what the network continues")
 	flag.IntVar(&o.steps, "steps", 1000, "steps of training")
 	flag.IntVar(&o.batch, "batch", 16, "sequences in a batch")
-	flag.IntVar(&o.context, "context", 96, "characters of a sequence")
-	flag.IntVar(&o.width, "width", 96, "size of a character's vector")
+	flag.IntVar(&o.context, "context", 96, "bytes of a sequence")
+	flag.IntVar(&o.width, "width", 96, "size of a byte's vector")
 	flag.IntVar(&o.heads, "heads", 4, "heads of an attention")
 	flag.IntVar(&o.layers, "layers", 2, "blocks")
-	flag.Float64Var(&o.temperature, "temperature", 0.7, "0 takes the most probable character, 1 draws as the network says")
+	flag.Float64Var(&o.temperature, "temperature", 0.7, "0 takes the most probable byte, 1 draws as the network says")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters, batches and text")
 	lesson.Usage(flag.CommandLine, "07-chargpt [options]", "Trains a small GPT on a text, byte by byte, and writes like it.")
 	flag.Parse()
@@ -60,7 +60,7 @@ func main() {
 
 // result is what a run learned.
 type result struct {
-	losses  []float64 // one of ten steps each, in bits a character
+	losses  []float64 // one of ten steps each, in bits a byte
 	samples []string
 }
 
@@ -84,7 +84,7 @@ func run(ctx context.Context, o options, out io.Writer) (*result, error) {
 	if err := nn.To(net, device); err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(out, "%d characters, %d different; %s\n", len(source.tokens), len(source.symbols), count(net))
+	fmt.Fprintf(out, "%d bytes of text, %d different; %s\n", len(source.tokens), len(source.symbols), count(net))
 	r := &result{}
 	if err := train(ctx, o, net, source, device, r, out); err != nil {
 		return nil, err
@@ -99,15 +99,21 @@ func run(ctx context.Context, o options, out io.Writer) (*result, error) {
 		if err != nil {
 			return nil, err
 		}
-		sample := strings.Join(strings.Fields(source.decode(tokens)), " ")
+		sample := readable(source.decode(tokens))
 		r.samples = append(r.samples, sample)
 		fmt.Fprintln(out, sample)
 	}
 	if o.picture == "" {
 		return r, nil
 	}
-	title := fmt.Sprintf("07-chargpt: loss in bits a character (%d characters of text)", len(source.tokens))
+	title := fmt.Sprintf("07-chargpt: loss in bits a byte (%d bytes of text)", len(source.tokens))
 	return r, study.Curves(o.picture, title, "x 10 steps", []study.Curve{{Name: "training", Values: r.losses}}, r.samples)
+}
+
+// readable returns what the network has written as one line of UTF-8. A character of several bytes
+// may be cut off at the end, or be none.
+func readable(written string) string {
+	return strings.Join(strings.Fields(strings.ToValidUTF8(written, "\ufffd")), " ")
 }
 
 func read(o options) (*text, error) {
@@ -186,7 +192,7 @@ func train(ctx context.Context, o options, net *gpt, source *text, device cuda.D
 			r.losses = append(r.losses, sum/10/math.Ln2)
 		}
 		if step%100 == 0 {
-			fmt.Fprintf(out, "step %d: %.2f bits a character\n", step, r.losses[len(r.losses)-1])
+			fmt.Fprintf(out, "step %d: %.2f bits a byte\n", step, r.losses[len(r.losses)-1])
 		}
 	}
 	return nil

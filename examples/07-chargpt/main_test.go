@@ -84,6 +84,29 @@ func TestGenerationEqualsWholePasses(t *testing.T) {
 	}
 }
 
+// Tokens are bytes: what they make is printed as UTF-8, and is counted in bytes.
+func TestBytesArePrintedAsText(t *testing.T) {
+	source, err := newText([]byte("\u00e4 10 \u00b5s"), 3, 1, 1, 1)
+	if err != nil || len(source.tokens) != 9 {
+		t.Fatalf("%v, %v", source, err)
+	}
+	tokens, err := source.encode("1\u00e4 \u00b5")
+	if err != nil || len(tokens) != 6 {
+		t.Fatalf("%v, %v", tokens, err)
+	}
+	for n, want := range map[int]string{6: "1\u00e4 \u00b5", 5: "1\u00e4 \ufffd", 2: "1\ufffd"} {
+		if got := readable(source.decode(tokens[:n])); got != want {
+			t.Errorf("%d tokens are %q, want %q", n, got, want)
+		}
+	}
+	if tokens, err := source.encode("\xc3"); err != nil || len(tokens) != 1 {
+		t.Errorf("half a character is %v, %v", tokens, err)
+	}
+	if _, err := source.encode("\u00fc"); err == nil || !strings.Contains(err.Error(), "\"\u00fc\"") {
+		t.Error(err)
+	}
+}
+
 func TestMistakesSayWhatToDo(t *testing.T) {
 	for want, change := range map[string]func(*options){
 		"name a text":           func(o *options) { o.text += ".none" },

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/torchstream/torchstream/torch"
 )
@@ -75,12 +76,16 @@ func put(memory []byte, tokens []int64) {
 
 func (t *text) encode(s string) ([]int64, error) {
 	var tokens []int64
-	for _, b := range []byte(s) {
-		i, ok := slices.BinarySearch(t.symbols, b)
-		if !ok {
-			return nil, fmt.Errorf("the prompt has %q, which is not in the text", b)
+	for len(s) > 0 {
+		_, n := utf8.DecodeRuneInString(s)
+		for _, b := range []byte(s[:n]) {
+			i, ok := slices.BinarySearch(t.symbols, b)
+			if !ok {
+				return nil, fmt.Errorf("the prompt has %q, which is not in the text: name another with -prompt", s[:n])
+			}
+			tokens = append(tokens, int64(i))
 		}
-		tokens = append(tokens, int64(i))
+		s = s[n:]
 	}
 	return tokens, nil
 }
