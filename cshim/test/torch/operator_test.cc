@@ -1,5 +1,11 @@
 // The generic operator call with every kind of argument, valid and invalid.
+#include <ATen/record_function.h>
+#include <dlfcn.h>
+#include <pthread.h>
+
 #include <cmath>
+#include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include "bench/torchstream_bench.h"
@@ -266,6 +272,63 @@ void expect_same(const ts_tensor* got, const ts_tensor* want) {
   EXPECT_EQ(bytes(got), bytes(want));
 }
 
+// Counts this thread's calls of operators, without those that operators make. LibTorch shows an
+// observer the arguments as boxed values: those of the caller, on the heap, if the call is boxed,
+// and otherwise copies on the thread's stack.
+class CallCounter {
+ public:
+  CallCounter() {
+    depth = boxed = unboxed = 0;
+    handle_ = function<decltype(at::addThreadLocalCallback)>(
+        "_ZN2at22addThreadLocalCallbackENS_22RecordFunctionCallbackE")(
+        at::RecordFunctionCallback(&start, &end)
+            .needsInputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
+  }
+  ~CallCounter() { function<decltype(at::removeCallback)>("_ZN2at14removeCallbackEm")(handle_); }
+  CallCounter(const CallCounter&) = delete;
+  CallCounter& operator=(const CallCounter&) = delete;
+
+  void expect(int want_boxed, int want_unboxed) const {
+    EXPECT_EQ(boxed, want_boxed);
+    EXPECT_EQ(unboxed, want_unboxed);
+  }
+
+ private:
+  // A function of LibTorch, which torchstream has loaded. The program has no path to link it by.
+  template <typename F>
+  static F* function(const char* mangled) {
+    void* found = dlsym(RTLD_DEFAULT, mangled);
+    if (found == nullptr) throw std::runtime_error(std::string("LibTorch has no ") + mangled);
+    return reinterpret_cast<F*>(found);
+  }
+
+  static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& call) {
+    if (depth++ == 0) ++(is_on_stack(call.inputs().data()) ? unboxed : boxed);
+    return nullptr;
+  }
+  static void end(const at::RecordFunction& /*call*/, at::ObserverContext* /*context*/) { --depth; }
+
+  static bool is_on_stack(const void* address) {
+    pthread_attr_t attributes;
+    void* lowest = nullptr;
+    size_t size = 0;
+    EXPECT_EQ(pthread_getattr_np(pthread_self(), &attributes), 0);
+    EXPECT_EQ(pthread_attr_getstack(&attributes, &lowest, &size), 0);
+    pthread_attr_destroy(&attributes);
+    const auto at = reinterpret_cast<uintptr_t>(address);
+    const auto from = reinterpret_cast<uintptr_t>(lowest);
+    return at >= from && at - from < size;
+  }
+
+  static thread_local int depth, boxed, unboxed;
+  at::CallbackHandle handle_ = 0;
+};
+
+thread_local int CallCounter::depth = 0;
+thread_local int CallCounter::boxed = 0;
+thread_local int CallCounter::unboxed = 0;
+
 // Operators that are called unboxed, with every type of argument that they have. The call of a list
 // of results, which is boxed for an operator that returns none, says what they return.
 TEST(Operator, UnboxedCallsEqualBoxedOnes) {
@@ -341,10 +404,19 @@ TEST(Operator, UnboxedCallsEqualBoxedOnes) {
   };
   for (size_t i = 0; i < calls.size(); ++i) {
     SCOPED_TRACE("call " + std::to_string(i));
-    const std::vector<Tensor> boxed = calls[i].all();
+    const std::vector<Tensor> boxed = [&] {
+      const CallCounter counter;
+      std::vector<Tensor> all = calls[i].all();
+      counter.expect(1, 0);
+      return all;
+    }();
     ts_tensor* out[2] = {};
     int64_t count = 0;
-    ASSERT_OK(calls[i].run(out, 2, &count));
+    {
+      const CallCounter counter;
+      ASSERT_OK(calls[i].run(out, 2, &count));
+      counter.expect(0, 1);
+    }
     ASSERT_EQ(count, static_cast<int64_t>(boxed.size()));
     for (size_t j = 0; j < boxed.size(); ++j) {
       Tensor unboxed;
@@ -382,10 +454,19 @@ TEST(Operator, UnboxedListsEqualBoxedOnes) {
   };
   for (size_t i = 0; i < calls.size(); ++i) {
     SCOPED_TRACE("call " + std::to_string(i));
-    const std::vector<Tensor> unboxed = calls[i].all();
+    const std::vector<Tensor> unboxed = [&] {
+      const CallCounter counter;
+      std::vector<Tensor> all = calls[i].all();
+      counter.expect(0, 1);
+      return all;
+    }();
     ts_results* results = nullptr;
     ts_results_size size = {};
-    ASSERT_OK(calls[i].run_results(&results, &size));
+    {
+      const CallCounter counter;
+      ASSERT_OK(calls[i].run_results(&results, &size));
+      counter.expect(1, 0);
+    }
     ASSERT_EQ(size.args, 1);
     ASSERT_EQ(size.tensors, static_cast<int64_t>(unboxed.size()));
     ts_arg arg;
