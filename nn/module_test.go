@@ -170,7 +170,7 @@ func TestModulesReportErrors(t *testing.T) {
 }
 
 func TestTrainingHoldsNoMoreMemoryOverTime(t *testing.T) {
-	before := settle.Wait(torch.LiveTensors)
+	before := settle.Wait(t, torch.LiveTensors)
 	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
 		nn.NewLinear(4, 2, nn.LinearOptions{}))
 	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1, Momentum: 0.9, WeightDecay: 0.01})

@@ -29,7 +29,7 @@ func TestClipGradNorm(t *testing.T) {
 			a, still, b := leaf(t, 1.5, 2), leaf(t, 1), leaf(t, 6)
 			turn(t, a) // 3, 4
 			turn(t, b) // 12
-			before := settled()
+			before := settled(t)
 			norm, err := optim.ClipGradNorm([]*torch.Tensor{a, still, b}, c.max, optim.ClipOptions{NormType: c.ord})
 			if err != nil {
 				t.Fatal(err)

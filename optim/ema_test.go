@@ -25,7 +25,7 @@ func TestEMA(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	before := settled()
+	before := settled(t)
 	named := []nn.Named{{Name: "w", Tensor: w}, {Name: "n", Tensor: n}, {Name: "d", Tensor: d}}
 	ema, err := optim.NewEMA(named, optim.EMAOptions{Decay: 0.75})
 	if err != nil {

@@ -201,7 +201,7 @@ func TestLoadOlderStates(t *testing.T) {
 		shared[fmt.Sprint("exp_avg", i)] = large
 	}
 	save(map[string]any{"state": map[any]any{int64(0): shared}, "param_groups": []any{group}})
-	before := settled()
+	before := settled(t)
 	if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), "share memory") || torch.LiveTensors() != before {
 		t.Errorf("tensors that share memory: %v", err)
 	}

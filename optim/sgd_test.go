@@ -188,7 +188,7 @@ func TestStepLeavesNothingBehind(t *testing.T) {
 		"keep gradients": {Momentum: 0.9, WeightDecay: 0.1, Nesterov: true, KeepGradients: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := settled()
+			before := settled(t)
 			opt, err := optim.NewSGD([]*torch.Tensor{w}, o)
 			if err != nil {
 				t.Fatal(err)

@@ -327,7 +327,7 @@ func TestOptimizersLeaveNothingBehind(t *testing.T) {
 		for _, capturable := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
 				p := newProblem(t, f, "float32")
-				before, caught := settled(), torch.Caught()
+				before, caught := settled(t), torch.Caught()
 				opt, err := make(p.params, capturable)
 				if err != nil {
 					t.Fatal(err)
@@ -355,7 +355,7 @@ func TestStateFollowsDType(t *testing.T) {
 				var results [2][]float64
 				for i, converted := range []bool{false, true} {
 					w := leaf(t, 8, -4)
-					before := settled()
+					before := settled(t)
 					opt, err := makers[name]([]*torch.Tensor{w}, capturable)
 					if err != nil {
 						t.Fatal(err)

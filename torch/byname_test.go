@@ -106,7 +106,7 @@ func TestCallTakesPartInBackwardAndNoGrad(t *testing.T) {
 	if out := call(t, "rrelu_with_noise.out", floats(t, []float32{-1, 2}), noise, torch.Keywords{"out": dst}); out[0] != dst {
 		t.Error("the result is the argument noise, not out")
 	}
-	before := settled()
+	before := settled(t)
 	call(t, "add_.Tensor", x, x)
 	if n := torch.LiveTensors(); n != before {
 		t.Errorf("an operator in place left %d references", n-before)

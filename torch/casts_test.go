@@ -112,7 +112,7 @@ func TestParameterCastsKeepTheBits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	live := settled()
+	live := settled(t)
 	for pass := range 3 { // the first one learns which parameters are cast
 		var made int
 		got, gotGrads := n.gradients(t, func(s *torch.Scope) error {

@@ -89,7 +89,7 @@ func TestConstructorsCompute(t *testing.T) {
 	// torch.manual_seed(1); torch.randint(3, 9, (2, 3)); torch.randperm(5)
 	wantValues(t, must2(o.RandInt(3, 9, 2, 3))(t), 4, 8, 3, 5, 4, 4)
 	wantValues(t, must2(o.RandPerm(5))(t), 1, 2, 4, 3, 0)
-	before := settled()
+	before := settled(t)
 	for _, c := range []func() (*torch.Tensor, error){
 		func() (*torch.Tensor, error) { return o.RandInt(5, 5, 2) },
 		func() (*torch.Tensor, error) { return o.Linspace(0, 1, -1) },

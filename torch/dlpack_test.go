@@ -132,7 +132,7 @@ func TestDLPackRoundTrip(t *testing.T) {
 
 // The memory of a struct that nobody takes lives until FreeDLPack.
 func TestFreeDLPack(t *testing.T) {
-	before := settled()
+	before := settled(t)
 	values := new([1 << 16]float32)
 	gone := make(chan struct{})
 	runtime.AddCleanup(values, func(c chan struct{}) { close(c) }, gone)

@@ -27,8 +27,8 @@ var cube = torch.Function{
 
 // Every level of gradients of x cubed: 3 x x, 6 x, 6.
 func TestFunctionHasGradientsOfGradients(t *testing.T) {
-	before := liveCallbacks()
-	live := settled()
+	before := liveCallbacks(t)
+	live := settled(t)
 	scope := torch.NewScope("pass")
 	w := leaf(t, []float32{2, 3})
 	y := cube.Apply1(w.In(scope))
@@ -118,7 +118,7 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 }
 
 func TestFunctionWithoutHistory(t *testing.T) {
-	before := liveCallbacks()
+	before := liveCallbacks(t)
 	w, x := leaf(t, []float32{2}), floats(t, []float32{2})
 	for name, in := range map[string]*torch.Tensor{"constant": x, "NoGrad": w.NoGrad()} {
 		y := cube.Apply1(in)
@@ -203,7 +203,7 @@ func TestErrorsOfFunctions(t *testing.T) {
 		}, Backward: good}, nil, "modified by an inplace operation"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := liveCallbacks()
+			before := liveCallbacks(t)
 			w := leaf(t, []float32{1, 2})
 			scope := torch.NewScope("pass")
 			y := c.f.Apply1(w.In(scope))
@@ -306,15 +306,16 @@ func TestFunctionThatComputesForwardAgain(t *testing.T) {
 
 // liveCallbacks returns the number of callbacks after those of earlier tests are released, some of
 // which wait for the collector.
-func liveCallbacks() int64 {
-	return settle.Wait(func() int64 {
+func liveCallbacks(t testing.TB) int64 {
+	t.Helper()
+	return settle.Wait(t, func() int64 {
 		capi.ReleaseCallbacks()
 		return capi.LiveCallbacks()
 	})
 }
 
 func TestFunctionOfManyGoroutines(t *testing.T) {
-	before := liveCallbacks()
+	before := liveCallbacks(t)
 	var wg sync.WaitGroup
 	for range 32 {
 		wg.Go(func() {

@@ -153,7 +153,7 @@ func TestGraphedKeepsNoResultsOfAScope(t *testing.T) {
 	g, _ := graphed(double, GraphedOptions{})
 	defer g.Close()
 	x := vector(t, 2)
-	live := settle.Wait(LiveTensors)
+	live := settle.Wait(t, LiveTensors)
 	for range 2 {
 		scope := NewScope("call")
 		results, err := g.CallEager(scope.Own(x.Keep()))
@@ -173,7 +173,7 @@ func TestGraphedKeepsNoResultsOfAScope(t *testing.T) {
 func TestGraphedIsBounded(t *testing.T) {
 	g, r := graphed(double, GraphedOptions{MaxGraphs: 2})
 	a, b, c := vector(t, 1), vector(t, 2), vector(t, 3)
-	live := settle.Wait(LiveTensors)
+	live := settle.Wait(t, LiveTensors)
 	for _, x := range []*Tensor{a, b, a, c, a, b} { // c replaces b, b replaces c
 		if _, err := g.Call(x); err != nil {
 			t.Fatal(err)
@@ -311,7 +311,7 @@ func TestGraphedCapturesAgainWhenSomethingMoved(t *testing.T) {
 
 func TestGraphedReturnsErrors(t *testing.T) {
 	x := vector(t, 2)
-	live := settle.Wait(LiveTensors)
+	live := settle.Wait(t, LiveTensors)
 	broken := errors.New("broken")
 	fails := true
 	g, r := graphed(func(in []*Tensor) ([]*Tensor, error) {

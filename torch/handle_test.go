@@ -17,7 +17,7 @@ import (
 func TestCloseRacesWithOperators(t *testing.T) {
 	for _, scoped := range []bool{false, true} {
 		t.Run(fmt.Sprintf("scoped=%v", scoped), func(t *testing.T) {
-			before := settled()
+			before := settled(t)
 			y := floats(t, []float32{1, 2, 3, 4})
 			for range 50 {
 				x, err := torch.Ones(cuda.CPU, torch.Float32, 4)
@@ -73,7 +73,7 @@ func TestCloseRacesWithOperators(t *testing.T) {
 }
 
 func TestGarbageCollectorFreesForgottenTensors(t *testing.T) {
-	before, caught := settled(), torch.Caught()
+	before, caught := settled(t), torch.Caught()
 	func() {
 		for range 10 {
 			if _, err := torch.Ones(cuda.CPU, torch.Float32, 2); err != nil {

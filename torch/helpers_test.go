@@ -112,4 +112,7 @@ func collect(done func() bool) bool {
 
 // settled waits until the garbage collector has freed the tensors of earlier tests, and returns the
 // number of references.
-func settled() int64 { return settle.Wait(torch.LiveTensors) }
+func settled(t testing.TB) int64 {
+	t.Helper()
+	return settle.Wait(t, torch.LiveTensors)
+}

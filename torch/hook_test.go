@@ -150,7 +150,7 @@ func TestStepInAHook(t *testing.T) {
 }
 
 func TestRemovedHooksAreNotCalled(t *testing.T) {
-	before := liveCallbacks()
+	before := liveCallbacks(t)
 	w := leaf(t, []float32{1})
 	var hooks [3]*torch.Hook
 	var calls [3]int
@@ -186,7 +186,7 @@ func TestRemovedHooksAreNotCalled(t *testing.T) {
 
 // The Go function is released with the tensor, or with the graph node, that it is registered on.
 func TestHooksEndWithTheirTensor(t *testing.T) {
-	before := liveCallbacks()
+	before := liveCallbacks(t)
 	nothing := func(*torch.Tensor) (*torch.Tensor, error) { return nil, nil }
 	w, err := torch.Ones(cuda.CPU, torch.Float32, 2)
 	if err != nil {
@@ -218,7 +218,7 @@ func TestHooksEndWithTheirTensor(t *testing.T) {
 var errPlanned = errors.New("planned")
 
 func TestErrorsOfHooksAreBackwards(t *testing.T) {
-	live := settled()
+	live := settled(t)
 	for name, c := range map[string]struct {
 		fail func() (*torch.Tensor, error)
 		is   error
@@ -265,7 +265,7 @@ func TestErrorsOfHooksAreBackwards(t *testing.T) {
 			wantGrad(t, w, 2)
 		})
 	}
-	if n := settled(); n != live {
+	if n := settled(t); n != live {
 		t.Errorf("%d tensors are left", n-live)
 	}
 }
@@ -380,7 +380,7 @@ func TestDeepBackwardInsideOfHooks(t *testing.T) {
 }
 
 func TestCallbacksAtTheEndOfBackward(t *testing.T) {
-	before := liveCallbacks()
+	before := liveCallbacks(t)
 	if err := torch.QueueCallback(func() error { return nil }); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("outside of a pass: got %v, want ErrInvalidArgument", err)
 	}

@@ -43,7 +43,7 @@ func TestLeaksNameTheirMaker(t *testing.T) {
 		}
 		return
 	}
-	settled() // the tensors of earlier tests are not counted
+	settled(t) // the tensors of earlier tests are not counted
 	before := torch.Caught()
 	forgetTensors(t)
 	if !collect(func() bool { return torch.Caught() >= before+5 }) {

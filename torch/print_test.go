@@ -132,7 +132,7 @@ func TestPrintingIsBounded(t *testing.T) {
 	for i := range shape {
 		shape[i] = 6
 	}
-	before := settled()
+	before := settled(t)
 	if got := fmt.Sprint(x.In(s).Expand(shape...)); !strings.HasSuffix(got, "cpu: [...]") {
 		t.Errorf("got %.100q", got)
 	}

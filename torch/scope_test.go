@@ -19,7 +19,7 @@ func TestDeviceMemoryIsFlat(t *testing.T) {
 	// matrix. On another thread than the warm-up's the loop would allocate one more.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	settled()
+	settled(t)
 	data, err := torch.Rand(gpu, torch.Float32, 64, 256)
 	must(t, data, err)
 	w, err := torch.Rand(gpu, torch.Float32, 256, 256)
@@ -123,7 +123,7 @@ func TestScopeTravelsWithTheData(t *testing.T) {
 }
 
 func TestScopeFreesEverything(t *testing.T) {
-	before := settled()
+	before := settled(t)
 	s := torch.NewScope("many")
 	x, err := torch.Ones(cuda.CPU, torch.Float32, 2)
 	if err != nil {
@@ -161,7 +161,7 @@ func TestLongScopeDoesNotGrow(t *testing.T) {
 	s := torch.NewScope("long")
 	defer s.Close()
 	x := floats(t, []float32{1}).In(s)
-	before := settled()
+	before := settled(t)
 	for range 5000 {
 		x.Add(x).Close()
 	}
@@ -176,7 +176,7 @@ func TestLongScopeDoesNotGrow(t *testing.T) {
 func TestTrainingLoopIsFlat(t *testing.T) {
 	w, b := leaf(t, []float32{0.5, -0.5, 0.25, 0.1}, 2, 2), leaf(t, []float32{0, 0}, 2)
 	data, target := floats(t, []float32{1, 2, 3, 4, 5, 6}, 3, 2), floats(t, make([]float32, 6), 3, 2)
-	settled()
+	settled(t)
 	caught, after := torch.Caught(), int64(0)
 	for turn := range 10_000 {
 		scope := torch.NewScope("turn")
@@ -232,14 +232,14 @@ func TestInLeavesNothingBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	before, caught := settled(), torch.Caught()
+	before, caught := settled(t), torch.Caught()
 	for range 1000 {
 		turn()
 	}
 	if live := torch.LiveTensors(); live != before {
 		t.Errorf("%d references remain", live-before)
 	}
-	settled()
+	settled(t)
 	if got := torch.Caught(); got != caught {
 		t.Errorf("%d tensors were left to the garbage collector", got-caught)
 	}
@@ -299,7 +299,7 @@ func TestLongScopeForgetsClosedResults(t *testing.T) {
 	s := torch.NewScope("long")
 	defer s.Close()
 	w := floats(t, []float32{1})
-	before := settled()
+	before := settled(t)
 	for range 5000 {
 		x := w.Add(w)
 		x.In(s).Close()

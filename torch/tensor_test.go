@@ -144,7 +144,7 @@ func TestDevicesAndDTypes(t *testing.T) {
 }
 
 func TestCloseIsIdempotent(t *testing.T) {
-	before := settled()
+	before := settled(t)
 	x, err := torch.Ones(cuda.CPU, torch.Float32, 2)
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +175,7 @@ func TestString(t *testing.T) {
 	must(t, scalar, err)
 	scope := torch.NewScope("s")
 	scope.Close()
-	before := settled()
+	before := settled(t)
 	for _, c := range []struct {
 		x    *torch.Tensor
 		want string

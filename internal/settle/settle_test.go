@@ -1,9 +1,12 @@
 package settle
 
 import (
+	"fmt"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // Each of a chain of values becomes unreachable when the cleanup of the one before has run, so the
@@ -19,7 +22,33 @@ func TestWaitFollowsAChainOfCleanups(t *testing.T) {
 	}
 	runtime.KeepAlive(chain)
 	chain = nil
-	if n := Wait(live.Load); n != 0 {
+	if n := Wait(t, live.Load); n != 0 {
 		t.Errorf("%d values remain", n)
+	}
+}
+
+// fatal is a test that keeps the message of Fatalf.
+type fatal struct {
+	testing.TB
+	message string
+}
+
+func (f *fatal) Helper() {}
+func (f *fatal) Fatalf(format string, args ...any) {
+	f.message = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+// A count that always changes ends the test.
+func TestWaitIsBounded(t *testing.T) {
+	var n int64
+	f, done := &fatal{TB: t}, make(chan struct{})
+	go func() {
+		defer close(done)
+		wait(f, func() int64 { n++; return n }, time.Millisecond)
+	}()
+	<-done
+	if !strings.HasPrefix(f.message, "settle: after 1ms the count still changes: it was ") && !strings.HasPrefix(f.message, "settle: after 1ms the collector has not run a cleanup") {
+		t.Errorf("the message is %q", f.message)
 	}
 }
