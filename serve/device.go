@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -28,8 +29,8 @@ type units struct {
 	done   chan struct{} // closed by close
 	mu     sync.Mutex    // held by put and close
 	closed bool
-	device int64 // bytes of all units
-	pinned int64 // likewise
+	device atomic.Int64 // bytes of the units that are not closed
+	pinned atomic.Int64 // likewise
 }
 
 // unit decodes the images of one call at a time, on a stream of its own: the stream of the call may
@@ -57,11 +58,22 @@ func newUnits(device cuda.Device, n int) (*units, error) {
 			s.close()
 			return nil, err
 		}
+		s.count(u, 1)
 		s.free <- u
-		s.device += int64(len(u.staging) + scratchBytes + 4*maxPlanned)
-		s.pinned += int64(len(u.staging) + 4*maxPlanned)
 	}
 	return s, nil
+}
+
+// count adds a unit's memory (by 1) to the bytes of all units, or takes it away (by -1).
+func (s *units) count(u *unit, by int64) {
+	s.device.Add(by * int64(len(u.staging)+scratchBytes+4*maxPlanned))
+	s.pinned.Add(by * int64(len(u.staging)+4*maxPlanned))
+}
+
+// end closes a unit for good.
+func (s *units) end(u *unit) {
+	u.close()
+	s.count(u, -1)
 }
 
 func newUnit(device cuda.Device) (*unit, error) {
@@ -133,7 +145,7 @@ func (s *units) close() {
 	for {
 		select {
 		case u := <-s.free:
-			u.close()
+			s.end(u)
 		default:
 			return
 		}
@@ -171,7 +183,7 @@ func (s *units) put(u *unit) {
 	}
 	s.mu.Unlock()
 	if closed {
-		u.close()
+		s.end(u)
 	}
 }
 

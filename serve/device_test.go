@@ -265,6 +265,29 @@ func TestOnDeviceWaitsForATurn(t *testing.T) {
 	}
 }
 
+// TestStatsAfterClose: the memory of a closed decoder is 0, and the counts stay.
+func TestStatsAfterClose(t *testing.T) {
+	for _, device := range devices() {
+		d := newUnitDecoder(t, serve.Options{Device: device, Concurrent: 2})
+		images := planned(t, d, photos(t))
+		before := d.Stats()
+		release, err := serve.TakeUnit(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if st := d.Stats(); st.DeviceBytes != before.DeviceBytes/2 || st.PinnedBytes != before.PinnedBytes/2 || st.DeviceBytes == 0 {
+			t.Errorf("%v: %+v while a call has one of two units, %+v before", device, st, before)
+		}
+		release()
+		if st := d.Stats(); st != (serve.Stats{Decoded: before.Decoded, DecodedAgain: before.DecodedAgain}) || st.Decoded < int64(len(images)) {
+			t.Errorf("%v: %+v, %+v before", device, st, before)
+		}
+	}
+}
+
 // TestOnDeviceForManyGoroutines: calls of many goroutines take turns, and each gets its own images.
 // Close ends the decoder beside them.
 func TestOnDeviceForManyGoroutines(t *testing.T) {

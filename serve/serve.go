@@ -137,20 +137,20 @@ func (d *Decoder) Close() error {
 // Device returns the device of the batches: a GPU, or cuda.CPU.
 func (d *Decoder) Device() cuda.Device { return d.device }
 
-// Stats are what the GPU has done for a [Decoder] with Options.OnDevice, and its memory. All are 0
-// without.
+// Stats are what the GPU has done for a [Decoder] with Options.OnDevice, and the memory that it has.
+// All are 0 without.
 type Stats struct {
 	Decoded      int64 // images that the GPU was given
 	DecodedAgain int64 // of Decoded: images that it could not decode, so that the host did
-	DeviceBytes  int64 // memory on the GPU for decoding
-	PinnedBytes  int64 // pinned memory for compressed data
+	DeviceBytes  int64 // memory on the GPU for decoding; 0 after Close, once the calls in progress end
+	PinnedBytes  int64 // pinned memory for compressed data; likewise
 }
 
-// Stats returns the figures so far. It may be called at any time.
+// Stats returns the figures so far. It may be called at any time, also after Close.
 func (d *Decoder) Stats() Stats {
 	s := Stats{Decoded: d.planned.Load(), DecodedAgain: d.again.Load()}
 	if d.units != nil {
-		s.DeviceBytes, s.PinnedBytes = d.units.device, d.units.pinned
+		s.DeviceBytes, s.PinnedBytes = d.units.device.Load(), d.units.pinned.Load()
 	}
 	return s
 }
