@@ -137,8 +137,8 @@ func (d *Decoder) Close() error {
 // Device returns the device of the batches: a GPU, or cuda.CPU.
 func (d *Decoder) Device() cuda.Device { return d.device }
 
-// Stats are what the GPU has done for a [Decoder] with Options.OnDevice, and the memory that it has.
-// All are 0 without.
+// Stats are what the GPU has done for a [Decoder] with Options.OnDevice, and the memory for it. All
+// are 0 without.
 type Stats struct {
 	Decoded      int64 // images that the GPU was given
 	DecodedAgain int64 // of Decoded: images that it could not decode, so that the host did

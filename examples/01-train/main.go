@@ -69,7 +69,7 @@ type usageError struct{ message string }
 
 func (e usageError) Error() string { return e.message }
 
-// flags returns a flag set whose -h says what a command does. call is the command with its arguments.
+// flags returns a flag set whose -h says what a command does. call is its name with its arguments.
 func flags(call, about string, stderr io.Writer) *flag.FlagSet {
 	set := flag.NewFlagSet("01-train", flag.ContinueOnError)
 	set.SetOutput(stderr)
