@@ -33,7 +33,9 @@ type distShardedRow struct {
 type distShardedFigure struct {
 	StepMS    float64 `json:"step_ms"`
 	HeldBytes int64   `json:"held_bytes,omitempty"` // allocated between steps
-	PeakBytes int64   `json:"peak_bytes,omitempty"` // allocated within a step
+	PeakBytes int64   `json:"peak_bytes,omitempty"` // allocated within a step, outside of graphs
+	// ReservedBytes is the maximum that LibTorch took of the device, with the memory of graphs.
+	ReservedBytes int64 `json:"reserved_bytes,omitempty"`
 }
 
 // shardedWays are what ranks divide: nothing, optimizer state, gradients too, parameters too.
@@ -229,9 +231,9 @@ func (b *distBench) shardedStep(model string, batch int, way, mode string) (_ *d
 	if err != nil {
 		return nil, err
 	}
-	all, err := dist.AllGatherObject(b.world, [2]int64{m.Allocated, m.PeakAllocated})
+	all, err := dist.AllGatherObject(b.world, [3]int64{m.Allocated, m.PeakAllocated, m.PeakReserved})
 	for _, m := range all {
-		f.HeldBytes, f.PeakBytes = max(f.HeldBytes, m[0]), max(f.PeakBytes, m[1])
+		f.HeldBytes, f.PeakBytes, f.ReservedBytes = max(f.HeldBytes, m[0]), max(f.PeakBytes, m[1]), max(f.ReservedBytes, m[2])
 	}
 	return f, err
 }
@@ -241,10 +243,10 @@ func (r *distReport) shardedTable(out io.Writer) error {
 	if len(r.Sharded) == 0 {
 		return nil
 	}
-	fmt.Fprintf(out, "\n%d sequences of %d tokens a rank, AdamW; GiB: what the rank with most has allocated between steps, and at the maximum\n\n",
+	fmt.Fprintf(out, "\n%d sequences of %d tokens a rank, AdamW; GiB: what the rank with most has allocated between steps, at the maximum without the memory of graphs, and reserved\n\n",
 		r.Sharded[0].Batch, r.Sharded[0].Context)
 	w := printable.NewTable(out, tabwriter.AlignRight)
-	fmt.Fprintln(w, "model\tway\tmode\tstep, ms\theld, GiB\tpeak, GiB\tPyTorch, ms\theld\tpeak\t")
+	fmt.Fprintln(w, "model\tway\tmode\tstep, ms\theld, GiB\tpeak, GiB\treserved\tPyTorch, ms\theld\tpeak\treserved\t")
 	for _, row := range r.Sharded {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t\n", row.Model, row.Way, row.Mode, row.Go, row.PyTorch)
 	}
@@ -254,10 +256,10 @@ func (r *distReport) shardedTable(out io.Writer) error {
 func (f *distShardedFigure) String() string {
 	switch {
 	case f == nil:
-		return "-\t-\t-"
+		return "-\t-\t-\t-"
 	case f.PeakBytes == 0:
-		return fmt.Sprintf("%.2f\t-\t-", f.StepMS)
+		return fmt.Sprintf("%.2f\t-\t-\t-", f.StepMS)
 	}
 	const gib = 1 << 30
-	return fmt.Sprintf("%.2f\t%.2f\t%.2f", f.StepMS, float64(f.HeldBytes)/gib, float64(f.PeakBytes)/gib)
+	return fmt.Sprintf("%.2f\t%.2f\t%.2f\t%.2f", f.StepMS, float64(f.HeldBytes)/gib, float64(f.PeakBytes)/gib, float64(f.ReservedBytes)/gib)
 }

@@ -297,9 +297,9 @@ def distributed(job):
                 figure = {"step_ms": best(step, options["sharded_steps"]) * 1e3}
                 if gpu:
                     trainee.opt.zero_grad(set_to_none=True)
-                    held = torch.tensor([torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()], device=device)
+                    held = torch.tensor([torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()], device=device)
                     dist.all_reduce(held, dist.ReduceOp.MAX)
-                    figure |= dict(zip(("held_bytes", "peak_bytes"), held.tolist()))
+                    figure |= dict(zip(("held_bytes", "peak_bytes", "reserved_bytes"), held.tolist()))
                 divided[f"{r['model']}/{r['batch']}/{way}"] = figure
             except Exception as e:
                 errors.append(f"{r['model']}, batch {r['batch']}, {way}: {type(e).__name__}: {e}")
