@@ -31,7 +31,7 @@ type FullyShardedOptions struct {
 
 // FullyShardedStats are the bytes that a rank holds.
 type FullyShardedStats struct {
-	ParameterBytes   int64 // of this rank's parts of the parameters, and of these in GatherDType
+	ParameterBytes   int64 // of this rank's parts of the parameters
 	GradientBytes    int64 // of the averaged gradients of these: 0 between Step and Backward
 	GatheredBytes    int64 // of blocks that are gathered now
 	MaxGatheredBytes int64 // the maximum of GatheredBytes

@@ -147,7 +147,7 @@ func (d *FullyShardedDataParallel) State() ([]nn.Named, error) {
 func (d *FullyShardedDataParallel) wholeOf(b *ShardedBlock, whole map[*shardedParameter]*torch.Tensor) error {
 	own := map[*blockFlat][]partOf{} // of parameters that are gathered in another dtype
 	for _, p := range b.params {
-		if p.in.low != nil {
+		if p.in.rounded {
 			own[p.in] = append(own[p.in], partOf{&p.shardedParameter, p.piece.NoGrad()})
 			continue
 		}

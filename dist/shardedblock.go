@@ -51,12 +51,12 @@ type ShardedBlock struct {
 
 // blockFlat is the memory of a block's parameters of one dtype, the trained or the frozen ones.
 type blockFlat struct {
-	flatParameters               // all has memory while the block is gathered
-	dtype          torch.DType   // of all; mine has that of the parameters
-	low            *torch.Tensor // [share]: mine in dtype; nil if it is the parameters'
-	bytes          int64         // of all
-	gradBytes      int64         // of grads
-	held           bool          // all has memory, which the statistics count
+	flatParameters             // all has memory while the block is gathered
+	dtype          torch.DType // of all; mine has that of the parameters
+	rounded        bool        // these differ
+	bytes          int64       // of all
+	gradBytes      int64       // of grads
+	held           bool        // all has memory, which the statistics count
 	trained        bool
 	grads          *torch.Tensor // [N*share]: this rank's gradients of all, with memory while they are reduced; nil if frozen
 	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil while there are none
@@ -228,13 +228,13 @@ func (b *ShardedBlock) gather() error {
 				return err
 			}
 			mine := f.mine
-			if f.low != nil {
-				if err := f.low.CopyFrom(f.mine, torch.CopyOptions{NonBlocking: true}); err != nil {
-					return err
-				}
-				mine = f.low
+			if f.rounded { // the rounded part ends with the gather
+				mine = mine.ToDType(f.dtype)
 			}
 			work, err := b.d.launch("AllGather of "+b.name, "", f.all, mine, allGather)
+			if f.rounded {
+				mine.Close()
+			}
 			if err != nil {
 				return err
 			}
@@ -538,7 +538,7 @@ func (b *ShardedBlock) close() error {
 	err := b.free()
 	for _, f := range b.flats {
 		err = errors.Join(err, f.await())
-		for _, t := range []*torch.Tensor{f.all, f.mine, f.low, f.grads} {
+		for _, t := range []*torch.Tensor{f.all, f.mine, f.grads} {
 			if t != nil {
 				err = errors.Join(err, t.Close())
 			}
@@ -642,10 +642,8 @@ func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torc
 		f.held = true
 		b.d.gathered(f.bytes)
 		b.d.stats.ParameterBytes += f.share * int64(d.Size())
-		if f.dtype != d {
-			f.low = made(torch.Empty(device, f.dtype, f.share))
+		if f.rounded = f.dtype != d; f.rounded {
 			wholeOf[f] = scope.Own(made(torch.Zeros(device, d, n*f.share)))
-			b.d.stats.ParameterBytes += f.share * int64(f.dtype.Size())
 		}
 		if f.trained {
 			f.grads = made(torch.Empty(device, d, n*f.share))
