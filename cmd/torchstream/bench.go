@@ -456,10 +456,3 @@ func cpuTime() (time.Duration, error) {
 	}
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), nil
 }
-
-// coresSince is the CPU time a second that this process has used since it had used the given CPU
-// time, the given duration ago.
-func coresSince(cpu, elapsed time.Duration) (float64, error) {
-	now, err := cpuTime()
-	return (now - cpu).Seconds() / elapsed.Seconds(), err
-}

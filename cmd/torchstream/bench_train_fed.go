@@ -41,8 +41,8 @@ type fedRow struct {
 	Decode          string  `json:"decode"` // where images are decoded
 	Workers         int     `json:"workers"`
 	ImagesPerSecond float64 `json:"images_per_second"`
-	// Resident is the rate of the same step on data that lie on the device, measured as long, right
-	// afterwards, because a GPU that is busy for seconds is slower than at first.
+	// Resident is the rate of the same steps on data that lie on the device, in turn with the fed
+	// ones. Share is the median of the rounds.
 	Resident float64 `json:"resident_images_per_second"`
 	Share    float64 `json:"share_of_resident"`
 	// WaitShare is the share of the time that the device waited for a batch.
@@ -242,72 +242,44 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	}
 	defer func() { err = errors.Join(err, t.close()) }()
 
-	length := max(3*b.seconds, 3)
-	warm, steps := loader.Len()/row.Batch+5, 0
-	if b.device == cuda.CPU { // on which a first pass would take minutes
-		length, warm = b.seconds, min(warm, 5)
-	}
-	var start time.Time
-	var before prefetcher.Stats
-	var cpu, took time.Duration
-	for batch, err := range feed.Epoch(ctx, 0) {
-		if err != nil {
-			return err
-		}
-		if steps == warm {
-			if err := b.wait(); err != nil {
-				return err
-			}
-			if cpu, err = cpuTime(); err != nil {
-				return err
-			}
-			start, before = time.Now(), feed.Stats()
-		}
-		if _, _, err := t.step.Step(batch.Images, batch.Labels); err != nil {
-			return err
-		}
-		steps++
-		if steps > warm+1 && time.Since(start).Seconds() >= length {
-			if err := b.wait(); err != nil {
-				return err
-			}
-			took = time.Since(start)
-			if row.HostCores, err = coresSince(cpu, took); err != nil {
-				return err
-			}
-			break
-		}
-	}
-	if took == 0 {
-		return errors.New("the epoch ended before the time was over")
-	}
-	after := feed.Stats()
-	row.ImagesPerSecond = float64((steps-warm)*row.Batch) / took.Seconds()
-	row.WaitShare = (after.ConsumerWait - before.ConsumerWait).Seconds() / took.Seconds()
-	row.Workers = loader.Stats().Workers
 	scope := torch.NewScope("bench train")
 	defer func() { err = errors.Join(err, scope.Close()) }()
 	input, target, err := t.data(scope, row.Batch, b.size, b.context)
 	if err != nil {
 		return err
 	}
-	step := t.call(input, target)
-	if _, err := b.repeat(3, step); err != nil {
-		return err
+	m := fedMeasurement{b: b, feed: feed, resident: t.call(input, target), rounds: fedRounds, settle: fedSettle,
+		length: max(3*b.seconds, 3) / fedRounds, skip: loader.Len()/row.Batch + fedSettle}
+	if b.device == cuda.CPU { // on which a first pass would take minutes
+		m.rounds, m.settle, m.length, m.skip = 1, 0, b.seconds, min(m.skip, 5)
 	}
-	if cpu, err = cpuTime(); err != nil {
-		return err
+	for batch, err := range feed.Epoch(ctx, 0) {
+		if err != nil {
+			return err
+		}
+		if err := m.beforeStep(); err != nil {
+			return err
+		}
+		if _, _, err := t.step.Step(batch.Images, batch.Labels); err != nil {
+			return err
+		}
+		if done, err := m.afterStep(); err != nil {
+			return err
+		} else if done {
+			break
+		}
 	}
-	if took, err = b.repeat(steps-warm, step); err != nil {
-		return err
+	if len(m.shares) < m.rounds {
+		return errors.New("the epoch ended before the time was over")
 	}
-	if row.ResidentHostCores, err = coresSince(cpu, took); err != nil {
-		return err
-	}
-	row.Resident = float64((steps-warm)*row.Batch) / took.Seconds()
-	row.Share = row.ImagesPerSecond / row.Resident
+	row.Workers = loader.Stats().Workers
+	images := float64(m.steps * row.Batch)
+	row.ImagesPerSecond, row.Resident = images/m.fed.took.Seconds(), images/m.still.took.Seconds()
+	row.Share = median(m.shares)
+	row.WaitShare = m.waited.Seconds() / m.fed.took.Seconds()
+	row.HostCores, row.ResidentHostCores = m.fed.cores(), m.still.cores()
 	if b.engines && b.device != cuda.CPU {
-		row.Engines, err = b.besideEngines(ctx, row, step)
+		row.Engines, err = b.besideEngines(ctx, row, m.resident)
 	}
 	return err
 }
@@ -357,4 +329,85 @@ func (b *trainBench) besideEngines(ctx context.Context, row *fedRow, step func()
 	r := &enginesRow{ImagesPerSecond: float64(steps*row.Batch) / took.Seconds(), Decoded: float64(rate.Images) / rate.Seconds}
 	r.Share = r.ImagesPerSecond / row.Resident
 	return r, nil
+}
+
+// Rounds of fed steps and as many resident ones, because a GPU's clock changes within seconds. The
+// first steps of a round do not count: they use up batches that came meanwhile.
+const (
+	fedRounds = 5
+	fedSettle = 10
+)
+
+// fedMeasurement measures fed and resident steps in turn.
+type fedMeasurement struct {
+	b              *trainBench
+	feed           *prefetcher.Prefetcher
+	resident       func() error
+	rounds, settle int
+	length         float64 // of the fed steps of a round, in seconds
+
+	skip, n    int // steps until the round begins, and since then
+	start      time.Time
+	cpu        time.Duration
+	before     prefetcher.Stats
+	steps      int // of all rounds
+	fed, still usedTime
+	waited     time.Duration
+	shares     []float64 // of the resident rate, by round
+}
+
+// usedTime is a time, and the CPU time that the process has used in it.
+type usedTime struct{ took, cpu time.Duration }
+
+func (u *usedTime) cores() float64 { return u.cpu.Seconds() / u.took.Seconds() }
+
+func (m *fedMeasurement) beforeStep() (err error) {
+	if m.skip > 0 {
+		m.skip--
+		return nil
+	}
+	if m.n == 0 {
+		if err = m.b.wait(); err != nil {
+			return err
+		}
+		m.before = m.feed.Stats()
+		m.cpu, err = cpuTime()
+		m.start = time.Now()
+	}
+	m.n++
+	return err
+}
+
+// afterStep reports whether all rounds are over.
+func (m *fedMeasurement) afterStep() (done bool, err error) {
+	if m.n < 2 || time.Since(m.start).Seconds() < m.length {
+		return false, nil
+	}
+	if err := m.b.wait(); err != nil {
+		return false, err
+	}
+	took := time.Since(m.start)
+	cpu, err := cpuTime()
+	if err != nil {
+		return false, err
+	}
+	m.fed = usedTime{m.fed.took + took, m.fed.cpu + cpu - m.cpu}
+	m.waited += m.feed.Stats().ConsumerWait - m.before.ConsumerWait
+
+	if _, err := m.b.repeat(3, m.resident); err != nil {
+		return false, err
+	}
+	if cpu, err = cpuTime(); err != nil {
+		return false, err
+	}
+	still, err := m.b.repeat(m.n, m.resident)
+	if err != nil {
+		return false, err
+	}
+	now, err := cpuTime()
+	m.still = usedTime{m.still.took + still, m.still.cpu + now - cpu}
+	m.shares = append(m.shares, still.Seconds()/took.Seconds())
+	m.steps += m.n
+	m.n, m.skip = 0, m.settle
+	return len(m.shares) == m.rounds, err
 }
