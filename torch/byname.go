@@ -130,8 +130,7 @@ func Schema(name string) (string, error) {
 
 // namedOperator is an operator that Call has looked up.
 type namedOperator struct {
-	op      *capi.Operator
-	name    string // in full, for errors
+	entry   // its name is in full
 	schema  string
 	params  []parameter
 	results int    // tensors in the schema's results
@@ -139,7 +138,6 @@ type namedOperator struct {
 	others  bool   // a result is neither a tensor nor a list of them
 	returns string // the results in the schema's notation
 	written []int  // for each result that is an argument: the argument's index; else -1
-	waits   bool   // may copy between host and device, and wait for the copy
 }
 
 type parameter struct {
@@ -220,14 +218,16 @@ func describe(e *capi.Operator, name string) (*namedOperator, error) {
 	if err != nil {
 		return nil, invalid("%v", err)
 	}
-	n := &namedOperator{op: e, name: name, schema: text, returns: text[strings.LastIndex(text, " -> ")+len(" -> "):]}
+	n := &namedOperator{entry: entry{op: e, name: name, flags: checkedNil}, schema: text, returns: text[strings.LastIndex(text, " -> ")+len(" -> "):]}
 	written := map[string]int{} // arguments by their alias annotations
 	for i, a := range s.Args {
 		n.params = append(n.params, parameterOf(a))
 		if a.Written && a.Type == "Tensor" {
 			written[a.Alias] = i
 		}
-		n.waits = n.waits || a.Name == "non_blocking"
+		if a.Name == "non_blocking" { // it may copy between host and device, and wait for the copy
+			n.flags |= capi.CallWaits
+		}
 	}
 	for _, r := range s.Returns {
 		of := -1
@@ -310,15 +310,6 @@ func (a *arguments) release() {
 	}
 }
 
-// invoke runs the operator with the collected arguments, as the function invoke does.
-func (n *namedOperator) invoke(a *arguments, out []*capi.Tensor, list *capi.List, all *capi.Results) (provenance, error) {
-	flags := checkedNil
-	if n.waits {
-		flags |= capi.CallWaits
-	}
-	return invoke(n.name, n.op, nil, a.in.list(), a.args.list(), a.ints.list(), a.text, flags, out, list, all)
-}
-
 func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 	if n.results == 1 && !n.list {
 		t, err := n.one(given)
@@ -329,17 +320,19 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 	if err := n.collect(&a, given); err != nil {
 		return n.fail(opError(n.name, operandsOf(given), err))
 	}
-	out := make([]*capi.Tensor, n.results)
-	var list *capi.List
+	var out []*capi.Tensor
+	var p provenance
+	var err error
 	if n.list {
-		list = new(capi.List)
+		var list capi.List
+		p, err = invokeList(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text, &list)
+		out = list.Tensors()
+	} else {
+		out = make([]*capi.Tensor, n.results)
+		p, err = invoke(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text, out)
 	}
-	p, err := n.invoke(&a, out, list, nil)
 	if err != nil {
 		return n.fail(err)
-	}
-	if n.list {
-		out = list.Tensors()
 	}
 	return n.wrap(p, &a, out)
 }
@@ -357,7 +350,7 @@ func (n *namedOperator) one(given []any) (*Tensor, error) {
 	if n.written[0] >= 0 {
 		out = nil // the result is an operand
 	}
-	p, err := n.invoke(&a, out, nil, nil)
+	p, err := invoke(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text, out)
 	switch {
 	case err != nil:
 		return failed(err), err
@@ -381,8 +374,7 @@ func (n *namedOperator) values(given []any) ([]any, error) {
 	if err := n.collect(&a, given); err != nil {
 		return nil, opError(n.name, operandsOf(given), err)
 	}
-	var all capi.Results
-	p, err := n.invoke(&a, nil, nil, &all)
+	all, p, err := invokeResults(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text)
 	if err != nil {
 		return nil, err
 	}

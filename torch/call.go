@@ -20,27 +20,57 @@ type operatorInfo struct {
 	waits    bool   // it waits for a GPU
 }
 
-// entry looks up the operator in LibTorch's registry once. The registry never changes and its
-// entries live as long as the process, so the cached pointer is the same for every caller.
-func (o operator) entry() (*capi.Operator, error) {
-	if e := entries[o].Load(); e != nil {
-		return e.op, nil
-	}
-	if err := capi.Check(); err != nil {
-		return nil, err
-	}
-	e, err := capi.FindOperator(operators[o].aten, operators[o].overload)
-	if err != nil {
-		return nil, err
-	}
-	entries[o].Store(&entry{e})
-	return e, nil
+// entry is an operator as calls need it. Calls read one small struct instead of a row of operators,
+// which is large.
+type entry struct {
+	op      *capi.Operator
+	name    string // for errors
+	flags   int32  // of every call: those of capi, checkedNil, takesCasts
+	unknown error  // why there is no op
 }
 
-// The struct is complete, as atomic.Pointer requires; the C type is incomplete.
-type entry struct{ op *capi.Operator }
+const (
+	// checkedNil says that nil operands were checked: an optional argument, or an absent element
+	// of a Tensor?[], refers to each.
+	checkedNil int32 = 1 << 29
+	// takesCasts says that the casts of a ParameterCasts may be the operands.
+	takesCasts int32 = 1 << 27
+
+	entryFlags = checkedNil | takesCasts // not the C function's
+)
 
 var entries [len(operators)]atomic.Pointer[entry]
+
+// entry returns the operator's entry.
+func (o operator) entry() *entry {
+	if e := entries[o].Load(); e != nil {
+		return e
+	}
+	return o.lookUp()
+}
+
+// lookUp finds the operator in LibTorch's registry, once if it succeeds: the registry never changes
+// and its entries live as long as the process, so that they are the same for every caller.
+func (o operator) lookUp() *entry {
+	info := &operators[o]
+	e := &entry{name: info.method}
+	if info.waits || o == opTo {
+		e.flags |= capi.CallWaits
+	}
+	if info.gaps {
+		e.flags |= checkedNil
+	}
+	if o.castsOperands() {
+		e.flags |= takesCasts
+	}
+	if e.unknown = capi.Check(); e.unknown != nil {
+		return e
+	}
+	if e.op, e.unknown = capi.FindOperator(info.aten, info.overload); e.unknown == nil {
+		entries[o].Store(e)
+	}
+	return e
+}
 
 // provenance holds the properties that results inherit from operands.
 type provenance struct {
@@ -66,12 +96,10 @@ func (p provenance) tensor(c *capi.Tensor) *Tensor {
 		o := newOwned(c)
 		return &Tensor{h: &o.handle, more: &o.more, marks: p.marks}
 	}
-	t := p.scope.add(c)
-	if t == nil {
-		return failed(p.scope.s.ended())
+	if t := p.scope.add(c, p.marks); t != nil {
+		return t
 	}
-	t.marks = p.marks
-	return t
+	return failed(p.scope.s.ended())
 }
 
 // result returns the tensor of an operator's result.
@@ -85,100 +113,121 @@ func (p provenance) result(c *capi.Tensor) *Tensor {
 
 // call runs the operator. Operands that no argument refers to may be nil (absent optional
 // arguments). call keeps no slice, so that the generated methods have their slices on the stack.
-func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor) (provenance, error) {
-	return o.run(in, args, ints, text, flags, out, nil, nil)
+func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, out []*capi.Tensor) (provenance, error) {
+	return invoke(o.entry(), in, args, ints, text, out)
 }
 
-// run implements call, and with list or all the call of an operator whose results are not a fixed
-// number of tensors.
-func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor,
-	list *capi.List, all *capi.Results) (provenance, error) {
-	if operators[o].waits || o == opTo {
-		flags |= capi.CallWaits
+// invoke runs the operator e, which returns out. An operand's own error precedes the operator's.
+func invoke(e *entry, in []*Tensor, args []capi.Arg, ints []int64, text []byte, out []*capi.Tensor) (provenance, error) {
+	var few operands
+	cs := few.of(in)
+	p, err := e.hold(in, args, cs)
+	if err != nil {
+		return p, err
 	}
-	if operators[o].gaps {
-		flags |= checkedNil
+	err = capi.CallOperator(e.op, args, cs, ints, text, e.flags&^entryFlags|int32(p.marks), out)
+	letGo(in)
+	if err != nil {
+		err = opError(e.name, in, err)
 	}
-	if o.castsOperands() {
-		flags |= takesCasts
-	}
-	e, err := o.entry()
-	return invoke(operators[o].method, e, err, in, args, ints, text, flags, out, list, all)
+	return p, err
 }
 
-// checkedNil, a flag of invoke, says that nil operands were checked: an optional argument, or an
-// absent element of a Tensor?[], refers to each.
-const checkedNil int32 = 1 << 29
-
-// takesCasts, a flag of invoke, says that the casts of a ParameterCasts may be the operands.
-const takesCasts int32 = 1 << 27
-
-// invoke runs the operator e, whose name in errors is op. unknown is the error of looking e up; an
-// operand's own error precedes it. The results are in all, of any type, if it is not nil; else in
-// list, any number of tensors, if that is not nil; else in out.
-func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []capi.Arg, ints []int64, text []byte,
-	flags int32, out []*capi.Tensor, list *capi.List, all *capi.Results) (provenance, error) {
-	var p provenance
-	var few [8]*capi.Tensor
-	cs := few[:]
-	if len(in) > len(few) {
-		cs = make([]*capi.Tensor, len(in))
+// invokeList is invoke for an operator that returns any number of tensors.
+func invokeList(e *entry, in []*Tensor, args []capi.Arg, ints []int64, text []byte, list *capi.List) (provenance, error) {
+	var few operands
+	cs := few.of(in)
+	p, err := e.hold(in, args, cs)
+	if err != nil {
+		return p, err
 	}
-	cs = cs[:len(in)]
-	var err error
-	held := 0
+	err = capi.CallOperatorList(e.op, args, cs, ints, text, e.flags&^(entryFlags|capi.CallWaits)|int32(p.marks), list)
+	letGo(in)
+	if err != nil {
+		err = opError(e.name, in, err)
+	}
+	return p, err
+}
+
+// invokeResults is invoke for an operator with results of any type.
+func invokeResults(e *entry, in []*Tensor, args []capi.Arg, ints []int64, text []byte) (all capi.Results, p provenance, err error) {
+	var few operands
+	cs := few.of(in)
+	if p, err = e.hold(in, args, cs); err != nil {
+		return all, p, err
+	}
+	all, err = capi.CallOperatorResults(e.op, args, cs, ints, text, e.flags&^(entryFlags|capi.CallWaits)|int32(p.marks))
+	letGo(in)
+	if err != nil {
+		err = opError(e.name, in, err)
+	}
+	return all, p, err
+}
+
+// operands has room for the operands of nearly all calls.
+type operands [8]*capi.Tensor
+
+func (o *operands) of(in []*Tensor) []*capi.Tensor {
+	if len(in) <= len(o) {
+		return o[:len(in)]
+	}
+	return make([]*capi.Tensor, len(in))
+}
+
+// hold writes the operands to cs. Unless it fails, a call of letGo must follow. What calls seldom
+// need is in other functions, so that the code of the others is in few lines of the cache.
+func (e *entry) hold(in []*Tensor, args []capi.Arg, cs []*capi.Tensor) (p provenance, err error) {
 	for i, t := range in {
 		if t == nil {
-			if flags&checkedNil == 0 && named(args, i) {
-				err = opError(op, in, invalid("operand %d is nil", i+1))
-				break
+			if e.flags&checkedNil == 0 && named(args, i) {
+				return p, e.refuse(in, i)
 			}
-			held++
 			continue
 		}
-		if t.h != nil { // it did not fail
-			cs[i] = t.h.acquire()
+		if t.h == nil { // it failed
+			return p, e.refuse(in, i)
 		}
-		if cs[i] == nil {
-			if cs[i], err = t.acquire(); err != nil {
-				if t.failure() == nil {
-					err = opError(op, in, err)
-				}
-				break
-			}
+		if cs[i] = t.h.acquire(); cs[i] == nil {
+			return p, e.refuse(in, i)
 		}
-		held++
 		p.scope = youngest(p.scope, t.scope)
 		p.marks |= t.marks
 	}
-	if err == nil {
-		if flags&takesCasts != 0 && p.scope != nil {
-			if pass := p.scope.casts.Load(); pass != nil {
-				pass.replace(in, cs, p.marks)
-			}
-		}
-		flags &^= checkedNil | takesCasts
-		flags |= int32(p.marks)
-		switch {
-		case unknown != nil:
-			err = unknown
-		case all != nil:
-			*all, err = capi.CallOperatorResults(e, args, cs, ints, text, flags&^capi.CallWaits)
-		case list != nil:
-			err = capi.CallOperatorList(e, args, cs, ints, text, flags&^capi.CallWaits, list)
-		default:
-			_, err = capi.CallOperator(e, args, cs, ints, text, flags, out)
-		}
-		if err != nil {
-			err = opError(op, in, err)
+	if e.op == nil {
+		return p, e.refuse(in, len(in))
+	}
+	if e.flags&takesCasts != 0 && p.scope != nil {
+		if pass := p.scope.casts.Load(); pass != nil {
+			pass.replace(in, cs, p.marks)
 		}
 	}
-	for _, t := range in[:held] {
+	return p, nil
+}
+
+// letGo follows a hold that did not fail.
+func letGo(in []*Tensor) {
+	for _, t := range in {
 		if t != nil {
 			t.h.release()
 		}
 	}
-	return p, err
+}
+
+// refuse lets the first n operands go and returns the error of the next one, or without a next one
+// that of the operator.
+//
+//go:noinline
+func (e *entry) refuse(in []*Tensor, n int) error {
+	letGo(in[:n])
+	switch {
+	case n == len(in):
+		return opError(e.name, in, e.unknown)
+	case in[n] == nil:
+		return opError(e.name, in, invalid("operand %d is nil", n+1))
+	case in[n].failure() != nil:
+		return in[n].failure()
+	}
+	return opError(e.name, in, in[n].gone())
 }
 
 // named reports whether an argument refers to operand i.
@@ -197,14 +246,28 @@ func named(args []capi.Arg, i int) bool {
 // one calls an operator with one result.
 func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
 	var out [1]*capi.Tensor
-	p, err := o.run(in, args, ints, text, 0, out[:], nil, nil)
+	p, err := invoke(o.entry(), in, args, ints, text, out[:])
 	if err != nil {
 		return failed(err)
 	}
 	return o.result(p, in, out[0])
 }
 
+// result returns the tensor of an operator's result.
 func (o operator) result(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
+	if p.scope != nil && c != nil {
+		if t := p.scope.add(c, p.marks); t != nil {
+			return t
+		}
+	}
+	return o.otherResult(p, in, c)
+}
+
+// otherResult is result where no scope took c. If p has a scope, that has ended and c is gone.
+func (o operator) otherResult(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
+	if p.scope != nil && c != nil {
+		return failed(opError(operators[o].method, in, p.scope.s.ended()))
+	}
 	r := p.result(c)
 	if err := r.failure(); err != nil {
 		return failed(opError(operators[o].method, in, err))
@@ -215,7 +278,7 @@ func (o operator) result(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
 // two calls an operator with two results.
 func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor) {
 	var out [2]*capi.Tensor
-	p, err := o.call(in, args, ints, text, 0, out[:])
+	p, err := o.call(in, args, ints, text, out[:])
 	if err != nil {
 		return failed(err), failed(err)
 	}
@@ -225,7 +288,7 @@ func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 // three calls an operator with three results.
 func (o operator) three(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor, *Tensor) {
 	var out [3]*capi.Tensor
-	p, err := o.call(in, args, ints, text, 0, out[:])
+	p, err := o.call(in, args, ints, text, out[:])
 	if err != nil {
 		return failed(err), failed(err), failed(err)
 	}
@@ -235,7 +298,7 @@ func (o operator) three(in []*Tensor, args []capi.Arg, ints []int64, text []byte
 // four calls an operator with four results.
 func (o operator) four(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor, *Tensor, *Tensor) {
 	var out [4]*capi.Tensor
-	p, err := o.call(in, args, ints, text, 0, out[:])
+	p, err := o.call(in, args, ints, text, out[:])
 	if err != nil {
 		return failed(err), failed(err), failed(err), failed(err)
 	}
@@ -244,8 +307,8 @@ func (o operator) four(in []*Tensor, args []capi.Arg, ints []int64, text []byte)
 
 // truth calls an operator that returns a bool.
 func (o operator) truth(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (bool, error) {
-	var all capi.Results
-	if _, err := o.run(in, args, ints, text, 0, nil, nil, &all); err != nil {
+	all, _, err := invokeResults(o.entry(), in, args, ints, text)
+	if err != nil {
 		return false, err
 	}
 	return len(all.Args) == 1 && all.Args[0].Value == 1, nil
@@ -254,7 +317,7 @@ func (o operator) truth(in []*Tensor, args []capi.Arg, ints []int64, text []byte
 // list calls an operator that returns a list.
 func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte) ([]*Tensor, error) {
 	var all capi.List
-	p, err := o.run(in, args, ints, text, 0, nil, &all, nil)
+	p, err := invokeList(o.entry(), in, args, ints, text, &all)
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +334,7 @@ func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte)
 
 // self calls an operator that changes its first operand and returns it.
 func (o operator) self(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
-	p, err := o.call(in, args, ints, text, 0, nil)
+	p, err := o.call(in, args, ints, text, nil)
 	if err != nil {
 		return failed(err)
 	}
@@ -280,7 +343,7 @@ func (o operator) self(in []*Tensor, args []capi.Arg, ints []int64, text []byte)
 
 // none calls an operator without results.
 func (o operator) none(in []*Tensor, args []capi.Arg, ints []int64, text []byte) error {
-	_, err := o.call(in, args, ints, text, 0, nil)
+	_, err := o.call(in, args, ints, text, nil)
 	return err
 }
 

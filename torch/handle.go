@@ -59,16 +59,16 @@ func (u unreachable) free() {
 	u.made.Closed()
 }
 
-// acquire returns nil if the handle is closed; otherwise a call of release must follow.
+// acquire returns nil if the handle is closed; otherwise a call of release must follow. It is small
+// enough to be inlined, as release is: each operator calls both for each operand.
 func (h *handle) acquire() *capi.Tensor {
-	if h.state.Add(1) > closing {
-		h.release() // the added count may have prevented the last user's free
-		return nil
+	if h.state.Add(1) < closing {
+		return h.c
 	}
-	return h.c
+	h.release() // the added count may have prevented the last user's free
+	return nil
 }
 
-// release is small enough to be inlined: each operator calls it for each operand.
 func (h *handle) release() {
 	if h.state.Add(-1) == closing {
 		h.free()

@@ -145,11 +145,12 @@ type CopyOptions struct {
 // to t's; it may have any dtype and any device. Gradients do not flow through the copy: use
 // [Tensor.Copy_] for a copy that backward sees.
 func (t *Tensor) CopyFrom(src *Tensor, o CopyOptions) error {
-	flags := int32(capi.CallNoGrad)
+	e := *opCopy_.entry()
+	e.flags |= capi.CallNoGrad
 	if !o.NonBlocking {
-		flags |= capi.CallWaits
+		e.flags |= capi.CallWaits
 	}
-	_, err := opCopy_.call([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.NonBlocking)}, nil, nil, flags, nil)
+	_, err := invoke(&e, []*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.NonBlocking)}, nil, nil, nil)
 	return err
 }
 

@@ -36,7 +36,8 @@ type scopeState struct {
 	mu     sync.Mutex
 	closed bool          // guarded by mu
 	chunks []*scopeChunk // guarded by mu
-	used   int           // entries in use of the last chunk; guarded by mu
+	last   *scopeChunk   // of chunks; guarded by mu
+	used   int           // entries in use of last; guarded by mu
 	// adopted holds tensors without a scope that In gave to this one; guarded by mu.
 	adopted []adopted
 }
@@ -151,7 +152,7 @@ func (s *scopeState) filled(chunk int) int {
 
 // add takes ownership of c and returns its tensor. If the scope has ended, add frees c and returns
 // nil.
-func (s *Scope) add(c *capi.Tensor) *Tensor {
+func (s *Scope) add(c *capi.Tensor, m marks) *Tensor {
 	state := s.s
 	state.mu.Lock()
 	if state.closed {
@@ -159,7 +160,11 @@ func (s *Scope) add(c *capi.Tensor) *Tensor {
 		capi.FreeTensor(c)
 		return nil
 	}
-	h := state.handle()
+	if state.last == nil || state.used == len(state.last) {
+		state.grow()
+	}
+	h := &state.last[state.used]
+	state.used++
 	h.made, h.c = origin.New("tensor"), c
 	if len(s.fresh) == 0 {
 		s.fresh = make([]Tensor, len(scopeChunk{}))
@@ -167,7 +172,7 @@ func (s *Scope) add(c *capi.Tensor) *Tensor {
 	t := &s.fresh[0]
 	s.fresh = s.fresh[1:]
 	state.mu.Unlock()
-	t.h, t.scope = h, s
+	t.h, t.scope, t.marks = h, s, m
 	return t
 }
 
@@ -191,16 +196,6 @@ func (s *Scope) adopt(t *Tensor) {
 	state.adopted = append(state.adopted, adopted{t.h, t.more})
 }
 
-// handle returns the next free handle. The caller must hold mu.
-func (s *scopeState) handle() *handle {
-	if len(s.chunks) == 0 || s.used == len(scopeChunk{}) {
-		s.grow()
-	}
-	h := &s.chunks[len(s.chunks)-1][s.used]
-	s.used++
-	return h
-}
-
 // grow starts a new chunk. It drops chunks whose tensors are all closed, so that a long-lived scope
 // whose tensors are closed individually does not grow.
 func (s *scopeState) grow() {
@@ -214,7 +209,8 @@ func (s *scopeState) grow() {
 		}
 	}
 	clear(s.chunks[len(live):])
-	s.chunks, s.used = append(live, new(scopeChunk)), 0
+	s.last = new(scopeChunk)
+	s.chunks, s.used = append(live, s.last), 0
 }
 
 // caught closes a scope that the garbage collector has found, to which no reference is left.
@@ -242,7 +238,7 @@ func (s *scopeState) close() (freed int64) {
 	}
 	s.closed = true
 	chunks, used, loose := s.chunks, s.used, s.adopted
-	s.chunks, s.adopted = nil, nil
+	s.chunks, s.last, s.adopted = nil, nil, nil
 	s.mu.Unlock()
 	if len(chunks) == 0 {
 		return 0

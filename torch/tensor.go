@@ -58,15 +58,23 @@ func (t *Tensor) acquire() (*capi.Tensor, error) {
 	if c := t.h.acquire(); c != nil {
 		return c, nil
 	}
+	return nil, t.gone()
+}
+
+// gone returns the error of a tensor whose handle is closed, or that has none.
+func (t *Tensor) gone() error {
+	if t.h == nil {
+		return errZero
+	}
 	if t.scope != nil && t.scope.s.isClosed() {
-		return nil, t.scope.s.ended()
+		return t.scope.s.ended()
 	}
 	if t.more != nil {
 		if s := t.more.ends.Load(); s != nil && s.isClosed() {
-			return nil, s.endedByIn()
+			return s.endedByIn()
 		}
 	}
-	return nil, closedError("the tensor was closed")
+	return closedError("the tensor was closed")
 }
 
 // use runs fn on the C tensor and adds the operator's name and place to its error.

@@ -210,7 +210,7 @@ func TestCaptureBesideManyWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	queue := func() error {
-		_, err := CallOperator(zero, []Arg{{Kind: ArgTensor}}, []*Tensor{x}, nil, nil, 0, nil)
+		err := CallOperator(zero, []Arg{{Kind: ArgTensor}}, []*Tensor{x}, nil, nil, 0, nil)
 		return err
 	}
 	if err := queue(); err != nil {

@@ -49,11 +49,15 @@ package capi
 #cgo noescape ts_operator_find
 #cgo nocallback ts_operator_find
 
-// ts_operator_call with the handles as numbers: cgo checks every pointer to memory with pointers
-// in it, and these are C's.
-static inline ts_error* call_operator(const ts_operator* op, ts_arguments arguments, const uintptr_t* tensors, int64_t tensor_count,
-                                      int32_t flags, uintptr_t* results, int64_t capacity, int64_t* count) {
-  return ts_operator_call(op, arguments, (ts_tensor* const*)tensors, tensor_count, flags, (ts_tensor**)results, capacity, count);
+// ts_operator_call with handles as numbers and without structs: cgo checks every pointer to memory
+// with pointers in it, and these are C's.
+static inline ts_error* call_operator(uintptr_t op, const ts_arg* args, int64_t arg_count, const int64_t* ints, int64_t int_count,
+                                      const char* text, size_t text_bytes, const uintptr_t* tensors, int64_t tensor_count,
+                                      int32_t flags, uintptr_t* results, int64_t capacity) {
+  const ts_arguments arguments = {args, arg_count, ints, int_count, text, text_bytes};
+  int64_t count;
+  return ts_operator_call((const ts_operator*)op, arguments, (ts_tensor* const*)tensors, tensor_count, flags,
+                          (ts_tensor**)results, capacity, &count);
 }
 #cgo noescape call_operator
 #cgo nocallback call_operator
@@ -549,28 +553,50 @@ func numbers(handles []*Tensor) *C.uintptr_t {
 	return (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(handles)))
 }
 
-// CallOperator calls the operator, writes its results to out, and returns their number. If out is
-// empty, results are dropped. The slices do not escape, so a caller can keep them on its stack. An
-// operator that draws random numbers waits for the end of a capture that is under way.
-func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
+// CallOperator calls the operator and writes its results to out. If out is empty, results are
+// dropped. The slices do not escape, so a caller can keep them on its stack. An operator that draws
+// random numbers waits for the end of a capture that is under way.
+func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) error {
+	if flags&CallWaits != 0 || sanitizer.Load() != nil {
+		return callOperator(op, args, tensors, ints, text, flags, out)
+	}
+	computing.enter()
+	e := passToC(op, args, tensors, ints, text, flags, out)
+	computing.leave()
+	if e == nil {
+		return nil
+	}
+	if err := busy(failure(e)); err != nil {
+		return err
+	}
+	return callOperator(op, args, tensors, ints, text, flags, out)
+}
+
+func passToC(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) *C.ts_error {
+	return C.call_operator(C.uintptr_t(uintptr(unsafe.Pointer(op))), (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int64_t(len(args)),
+		sizes(ints), C.int64_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text)),
+		numbers(tensors), C.int64_t(len(tensors)), C.int32_t(flags), numbers(out), C.int64_t(len(out)))
+}
+
+// callOperator is CallOperator for all calls: those that may wait for a GPU too, or that the stream
+// sanitizer sees.
+func callOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) error {
 	s := sanitizer.Load()
 	s.begin()
 	gate := copying(flags&CallWaits == 0)
 	for {
 		gate.enter()
-		var n C.int64_t
-		e := C.call_operator(op, arguments(args, ints, text), numbers(tensors), C.int64_t(len(tensors)),
-			C.int32_t(flags&^CallWaits), numbers(out), C.int64_t(len(out)), &n)
+		e := passToC(op, args, tensors, ints, text, flags&^CallWaits, out)
 		gate.leave()
 		if e == nil {
 			if s != nil {
-				s.operated(op, args, tensors, out[:min(int(n), len(out))])
+				s.operated(op, args, tensors, out)
 			}
-			return int(n), nil
+			return nil
 		}
 		if err := busy(failure(e)); err != nil {
 			s.failed("a failed operator")
-			return 0, err
+			return err
 		}
 	}
 }
