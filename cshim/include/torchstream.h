@@ -1298,6 +1298,23 @@ TS_API ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, s
                                     const ts_gpu_decode_image* images, int64_t count,
                                     ts_tensor* results, int32_t* failed, ts_stream stream);
 
+/* The entries that a run has found for a plan of ts_image_plan_scan. */
+typedef struct ts_gpu_decode_entries {
+  size_t plan;  /* byte of the staging memory where the plan begins */
+  size_t to;    /* byte of the host memory where its entries go */
+  size_t bytes; /* 10 for each of ts_image_search's entries */
+} ts_gpu_decode_entries;
+
+/* Enqueues copies of what the decoder's latest run has found, and returns. staging and `bytes` are
+ * that run's, whose plans this call reads, and so is the stream. memory: pinned memory of
+ * memory_bytes bytes, borrowed until the copies have completed. The entries of an image that the
+ * run has flagged are undefined. TS_ERROR_INVALID_ARGUMENT, with nothing enqueued, for a plan that
+ * is none or has its own entries, and for entries of another size or without room. */
+TS_API ts_error* ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging,
+                                             size_t bytes, const ts_gpu_decode_entries* entries,
+                                             int64_t count, uint8_t* memory, size_t memory_bytes,
+                                             ts_stream stream);
+
 /* ---- inflating on a GPU ---------------------------------------------------------------------- */
 
 /* Inflates many ranges of raw deflate streams on a GPU, each from a checkpoint of ts_inflater: the

@@ -302,6 +302,36 @@ TS_API ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* 
                                       uint64_t* proof, ts_image_plans plans, size_t* at,
                                       size_t* planned);
 
+/* What ts_image_pack_entries has to know of a file in whose scan a GPU finds the entries. */
+typedef struct ts_image_search {
+  uint64_t digest;     /* of the file, for its blob */
+  uint64_t proof;      /* of the file, for the proof of its entries; of this process alone */
+  uint64_t file_bytes; /* of the file */
+  uint64_t scan;       /* byte of the file where the scan's data begin */
+  uint32_t mcus;       /* of the scan */
+  uint32_t spacing;    /* MCUs between two entries that the GPU finds */
+  uint32_t entries;    /* that the GPU finds, 10 bytes each */
+  uint32_t wanted;     /* MCUs between two entries of the blob; 0: the file gets none */
+} ts_image_search;
+
+/* Does ts_image_plan_append without entries: the GPU finds them in the whole scan. plans.used may
+ * be NULL: then the plan goes to the beginning of the memory, and planned is over plans.bytes if it
+ * did not fit. It plans only files that are good whatever the scan has: a decoder with
+ * TS_IMAGE_DAMAGE_WARN or TS_IMAGE_DAMAGE_PARTIAL decodes them, if need be with a warning. planned
+ * is 0 for others that it takes no TS_ERROR_DECODE to refuse. search, if not NULL, is set for
+ * ts_image_pack_entries, which costs two digests of the file. */
+TS_API ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                    const ts_image_geometry* geometry, ts_image_plans plans,
+                                    ts_image_search* search, size_t* at, size_t* planned);
+
+/* Makes the blob that ts_image_decode_make_entries would make without a spacing, from the entries
+ * that a GPU has found (ts_gpu_decoder_copy_entries) in a plan of ts_image_plan_scan, which it has
+ * not flagged. found_bytes: 10 for each of search->entries. made->bytes is 0 if the file gets no
+ * entries, and if the found ones are impossible. */
+TS_API ts_error* ts_image_pack_entries(const ts_image_search* search, const uint8_t* found,
+                                       size_t found_bytes, ts_image_entries_buffer buffer,
+                                       ts_image_entries_made* made);
+
 /* The beginning of a JPEG, up to the data of its scan, whose other bytes are elsewhere. */
 typedef struct ts_image_head {
   const uint8_t* data; /* may lack segments that decoding does not need: APP1 to APP13, comments */

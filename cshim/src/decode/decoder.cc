@@ -261,6 +261,46 @@ void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* result
   mark_written(to);
 }
 
+void copy_entries(const ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes,
+                  const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory,
+                  size_t memory_bytes, ts_stream stream) {
+  enter_thread();
+  require(decoder != nullptr, "decoder is NULL");
+  require(count >= 0 && count <= decoder->max_images,
+          "count is negative, or over the decoder's max_images");
+  require(count == 0 || (staging != nullptr && entries != nullptr && memory != nullptr),
+          "staging, entries or memory is NULL");
+  require(bytes <= decoder->staging_bytes, "bytes is over the decoder's staging_bytes");
+  const Queue queue(stream);
+  require(queue.device() == decoder->device, "stream and decoder are on different devices");
+  const auto plan_of = [&](int64_t i) -> const Plan& {
+    return *reinterpret_cast<const Plan*>(staging + entries[i].plan);
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const ts_gpu_decode_entries& from = entries[i];
+    if (from.plan % jpeg::kPlanAlign != 0 || from.plan > bytes ||
+        bytes - from.plan < sizeof(Plan)) {
+      throw_image(i, "its plan is not inside the staging memory");
+    }
+    const Plan& plan = plan_of(i);
+    if (plan.magic != jpeg::kPlanMagic || plan.bytes > bytes - from.plan ||
+        plan.subsequences == 0 || plan.entries_at > plan.bytes ||
+        from.bytes != uint64_t{plan.entries} * jpeg::kScanEntryBytes ||
+        from.bytes > plan.bytes - plan.entries_at) {
+      throw_image(i, "it has no plan of ts_image_plan_scan with so many entries");
+    }
+    if (from.to > memory_bytes || from.bytes > memory_bytes - from.to) {
+      throw_image(i, "the memory has no room for its entries");
+    }
+  }
+  queue.keep(decoder->staging);
+  const auto* const found = static_cast<const uint8_t*>(decoder->staging.const_data_ptr());
+  for (int64_t i = 0; i < count; ++i) {
+    queue.copy_out(memory + entries[i].to, found + entries[i].plan + plan_of(i).entries_at,
+                   entries[i].bytes);
+  }
+}
+
 }  // namespace
 }  // namespace ts::decode
 
@@ -314,5 +354,13 @@ ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging
     const ts_gpu_decoder::Batch batch = {staging,      bytes,   images, count,  members,
                                          member_count, nullptr, 0,      failed, inflated};
     ts::decode::run(decoder, batch, results, stream);
+  });
+}
+
+ts_error* ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes,
+                                      const ts_gpu_decode_entries* entries, int64_t count,
+                                      uint8_t* memory, size_t memory_bytes, ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::decode::copy_entries(decoder, staging, bytes, entries, count, memory, memory_bytes, stream);
   });
 }

@@ -208,6 +208,20 @@ size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, 
   return bytes;
 }
 
+size_t pack_fitting(EntriesOf of, std::vector<EntryPoint>* points, uint8_t* buffer,
+                    size_t capacity) {
+  const uint64_t max_bytes = of.bytes * kMaxPermille / 1000;
+  size_t size = pack_entries(of, *points, buffer, capacity);
+  while (size > max_bytes && points->size() > 1) {
+    size_t kept = 0;
+    for (size_t i = 0; i < points->size(); i += 2) (*points)[kept++] = (*points)[i];
+    points->resize(kept);
+    of.spacing *= 2;
+    size = pack_entries(of, *points, buffer, capacity);
+  }
+  return size > max_bytes ? 0 : size;
+}
+
 uint32_t choose_spacing(uint64_t bytes, uint64_t mcus) {
   // A lower estimate of the bits of an entry: positions deviate from a straight line by some part
   // of the scan, and predictors differ. The caller notices where an entry takes more.

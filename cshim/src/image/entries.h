@@ -100,4 +100,10 @@ constexpr uint32_t kMaxPermille = 15;
 // 0 if the file is too small for entries to be worth their header.
 uint32_t choose_spacing(uint64_t bytes, uint64_t mcus);
 
+// Packs points as pack_entries does, those of of.spacing, or of twice as much as often as it takes
+// to have a blob of no more than kMaxPermille of the file. Removes the others from `points`.
+// Returns 0 also if no spacing does.
+size_t pack_fitting(EntriesOf of, std::vector<EntryPoint>* points, uint8_t* buffer,
+                    size_t capacity);
+
 }  // namespace ts::image

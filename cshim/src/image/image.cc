@@ -372,6 +372,54 @@ ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, s
   });
 }
 
+ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                             const ts_image_geometry* geometry, ts_image_plans plans,
+                             ts_image_search* search, size_t* at, size_t* planned) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::image::PlanMemory to = ts::image::plan_memory(plans.data, plans.bytes, plans.used);
+    ts::require(at != nullptr && planned != nullptr, "at or planned is NULL");
+    const ts_image_geometry known = ts::image::checked(geometry);
+    const ts_image_info info = ts::image::bounded_header(decoder, data, bytes);
+    ts::image::check_crop(known, info.width, info.height);
+    to.at = SIZE_MAX;
+    size_t size = 0;
+    ts_image_search found = {};
+    if (info.format == TS_IMAGE_FORMAT_JPEG && ts::image::reduction_of(known) == 1) {
+      size = decoder->jpeg.plan_scan(data, bytes, info, known, &to,
+                                     {true, search == nullptr ? nullptr : &found});
+    }
+    const bool taken = to.at != SIZE_MAX;
+    if (search != nullptr && taken && found.wanted != 0) {
+      found.digest = ts::image::xxh64(data, bytes, 0);
+      found.proof = ts::image::proof_of_file(data, bytes);
+    }
+    if (search != nullptr) *search = found;
+    *planned = taken || plans.used == nullptr ? size : 0;
+    *at = taken ? to.at : 0;
+  });
+}
+
+ts_error* ts_image_pack_entries(const ts_image_search* search, const uint8_t* found,
+                                size_t found_bytes, ts_image_entries_buffer buffer,
+                                ts_image_entries_made* made) {
+  return ts::guard(__func__, [&] {
+    ts::require(search != nullptr, "search is NULL");
+    ts::require(
+        search->spacing >= 1 && search->wanted % search->spacing == 0 &&
+            search->scan <= search->file_bytes &&
+            search->entries == (uint64_t{search->mcus} + search->spacing - 1) / search->spacing,
+        "search is not one of ts_image_plan_scan");
+    ts::require(
+        found != nullptr && found_bytes == uint64_t{search->entries} * ts::jpeg::kScanEntryBytes,
+        "found is NULL, or has another size than the search's entries");
+    const ts::image::EntriesOut out = ts::image::entries_out(buffer, made);
+    const size_t size = ts::image::pack_found(*search, found, out.buffer, out.capacity);
+    const bool written = size > 0 && size <= out.capacity;
+    *made = {size, written ? ts::image::proof_of_entries(search->proof, out.buffer, size) : 0};
+  });
+}
+
 ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head,
                              const ts_image_geometry* geometry, ts_image_entries entries,
                              uint8_t* buffer, size_t capacity, size_t* planned) {

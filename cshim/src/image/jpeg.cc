@@ -450,17 +450,22 @@ bool JpegDecoder::rows(const Box& box, Resizer* sink) {
   return !state->own || state->entropy.finish();
 }
 
-namespace {
-
-// Returns a proof that the entries of this blob were compared with this file's scan. It is valid as
-// long as the process lives, and cannot be forged without the secret.
-uint64_t prove(const uint8_t* data, size_t bytes, const uint8_t* blob, size_t blob_bytes) {
+uint64_t proof_of_file(const uint8_t* data, size_t bytes) {
   static const uint64_t secret = [] {
     std::random_device device;
     return uint64_t{device()} << 32 | device();
   }();
-  const uint64_t file = bytes < kMinXxh3 ? xxh64(data, bytes, secret) : xxh3(data, bytes, secret);
-  return std::max<uint64_t>(1, xxh64(blob, blob_bytes, file));
+  return bytes < kMinXxh3 ? xxh64(data, bytes, secret) : xxh3(data, bytes, secret);
+}
+
+uint64_t proof_of_entries(uint64_t file, const uint8_t* blob, size_t bytes) {
+  return std::max<uint64_t>(1, xxh64(blob, bytes, file));
+}
+
+namespace {
+
+uint64_t prove(const uint8_t* data, size_t bytes, const uint8_t* blob, size_t blob_bytes) {
+  return proof_of_entries(proof_of_file(data, bytes), blob, blob_bytes);
 }
 
 using Trust = JpegDecoder::Trust;
@@ -488,17 +493,10 @@ void JpegDecoder::record(size_t bytes, const EntriesOut* out) {
 void JpegDecoder::pack(const uint8_t* data, size_t bytes, EntriesOut* out) {
   if (spacing_ == 0 || !state_->entropy.finish_scan()) return;
   std::vector<EntryPoint>& points = state_->entropy.recorded();
-  EntriesOf of = {xxh64(data, bytes, 0), bytes, scan_begin_, mcus_, spacing_};
-  size_t size = pack_entries(of, points, out->buffer, out->capacity);
-  // Removes every second entry as long as the blob is over the maximum.
-  while (out->spacing == 0 && size > bytes * kMaxPermille / 1000 && points.size() > 1) {
-    size_t kept = 0;
-    for (size_t i = 0; i < points.size(); i += 2) points[kept++] = points[i];
-    points.resize(kept);
-    of.spacing *= 2;
-    size = pack_entries(of, points, out->buffer, out->capacity);
-  }
-  if (size == 0 || (out->spacing == 0 && size > bytes * kMaxPermille / 1000)) return;
+  const EntriesOf of = {xxh64(data, bytes, 0), bytes, scan_begin_, mcus_, spacing_};
+  const size_t size = out->spacing == 0 ? pack_fitting(of, &points, out->buffer, out->capacity)
+                                        : pack_entries(of, points, out->buffer, out->capacity);
+  if (size == 0) return;
   out->written = size;
   if (size > out->capacity) return;
   out->proof = prove(data, bytes, out->buffer, size);
@@ -648,18 +646,23 @@ size_t JpegDecoder::plan_head(const FileHead& head, const ts_image_info& header,
 }
 
 size_t JpegDecoder::plan_scan(const uint8_t* data, size_t bytes, const ts_image_info& header,
-                              const ts_image_geometry& geometry, PlanMemory* to) {
+                              const ts_image_geometry& geometry, PlanMemory* to,
+                              const ScanOptions& options) {
   jpeg_check(data, bytes);
+  Frame frame;
+  Scan scan;
+  const auto planned = [&] {
+    return is_frame_of(header, frame) ? plan_whole_scan(frame, scan, geometry, options, to) : 0;
+  };
+  if (read_frame(data, bytes, bytes, &tables_, &frame, &scan)) return planned();
   JpegState* state = state_.get();
   const End end_image{state};
   open_image(data, bytes, {0, 0, header.width, header.height});
-  Frame frame;
-  Scan scan;
   if (!describe_scan(state->codec, data, bytes, tables_.codes, &scan) ||
-      !frame_of(state->codec, &frame) || !is_frame_of(header, frame)) {
+      !frame_of(state->codec, &frame)) {
     return 0;
   }
-  return plan_whole_scan(frame, scan, geometry, to);
+  return planned();
 }
 
 namespace {

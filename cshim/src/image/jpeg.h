@@ -66,6 +66,12 @@ struct FileHead {
   size_t file_bytes, scan;
 };
 
+// Returns what a proof of entries of this file begins with. It is valid as long as the process
+// lives, and cannot be forged without its secret.
+uint64_t proof_of_file(const uint8_t* data, size_t bytes);
+// Returns the proof that the entries of this blob are those of the file with that proof.
+uint64_t proof_of_entries(uint64_t file, const uint8_t* blob, size_t bytes);
+
 class JpegDecoder {
  public:
   explicit JpegDecoder(int64_t max_pixels);
@@ -106,7 +112,8 @@ class JpegDecoder {
   // Plans the decoding of the image's crop without entries, as plan_whole_scan does. Otherwise this
   // is plan; but throws Failure also if jpeg_check refuses the file.
   size_t plan_scan(const uint8_t* data, size_t bytes, const ts_image_info& header,
-                   const ts_image_geometry& geometry, PlanMemory* to);
+                   const ts_image_geometry& geometry, PlanMemory* to,
+                   const ScanOptions& options = {});
 
   // Reports whether our own entropy decoder is used for the images that it can decode. It is not
   // used if the linked libjpeg has another layout than the one that it was written for.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "image/exif.h"
 #include "image/resize.h"
@@ -336,6 +337,14 @@ uint8_t* write_segment(uint32_t entry, uint32_t shift, uint8_t* to) {
 // longest segment bounds the time of a small batch from below; a short one costs 18 bytes of plan.
 constexpr uint32_t kScanBlocks = 8;
 
+// Returns the number of MCUs between two entries of a plan without entries. It divides `wanted`, if
+// that is not 0.
+uint32_t scan_spacing(uint32_t blocks, uint32_t wanted) {
+  uint32_t spacing = std::max(1U, kScanBlocks / blocks);
+  while (wanted % spacing != 0) --spacing;
+  return spacing;
+}
+
 }  // namespace
 
 uint8_t* PlanMemory::take(size_t wanted) {
@@ -407,11 +416,14 @@ size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
 }
 
 size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geometry& geometry,
-                       PlanMemory* to) {
+                       const ScanOptions& options, PlanMemory* to) {
   Plan plan = {};
   Codes codes;
   if (!plan_image(frame, scan, geometry, &plan, &codes)) return 0;
-  const size_t bytes = scan_end(scan, scan.begin) - scan.begin;
+  const size_t end = scan_end(scan, scan.begin);
+  const size_t bytes = end - scan.begin;
+  const bool ends = end + 1 < scan.end && scan.data[end + 1] == JPEG_EOI;
+  if (options.good_only && !ends) return 0;
   // Bits and blocks are counted by uint32_t. A block has two codes of a bit or more: a scan of
   // fewer bits is damaged, and the entries of its frame would take the memory of other plans.
   const uint64_t blocks = uint64_t{plan.mcus} * plan.blocks;
@@ -419,8 +431,12 @@ size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geom
   plan.scan_bytes = static_cast<uint32_t>(bytes);
   plan.subsequence_bytes = jpeg::kSubsequenceBytes;
   plan.subsequences = (plan.scan_bytes + jpeg::kSubsequenceBytes - 1) / jpeg::kSubsequenceBytes;
-  plan.spacing = std::max(1U, kScanBlocks / plan.blocks);
+  const uint32_t wanted = options.search == nullptr ? 0 : choose_spacing(scan.end, plan.mcus);
+  plan.spacing = scan_spacing(plan.blocks, wanted);
   plan.entries = (plan.mcus + plan.spacing - 1) / plan.spacing;
+  if (options.search != nullptr) {
+    *options.search = {0, 0, scan.end, scan.begin, plan.mcus, plan.spacing, plan.entries, wanted};
+  }
   plan.stride = jpeg::kScanEntryBytes * 8;
   plan.widths[0] = 32;
   std::fill(plan.widths + 1, std::end(plan.widths), uint8_t{16});
@@ -446,6 +462,25 @@ size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geom
   std::memcpy(parts.scan, scan.data + scan.begin, bytes);
   std::memset(parts.scan + bytes, 0, jpeg::kScanSlack);
   return plan.bytes;
+}
+
+size_t pack_found(const ts_image_search& search, const uint8_t* found, uint8_t* buffer,
+                  size_t capacity) {
+  if (search.wanted == 0) return 0;
+  std::vector<EntryPoint> points;
+  points.reserve(search.mcus / search.wanted + 1);
+  const uint32_t step = search.wanted / search.spacing;
+  for (uint32_t i = 0; i < search.entries; i += step) {
+    const uint8_t* const from = found + size_t{i} * jpeg::kScanEntryBytes;
+    EntryPoint point;
+    std::memcpy(&point.bit, from, sizeof point.bit);
+    std::memcpy(point.dc, from + sizeof point.bit, sizeof point.dc);
+    const bool follows = points.empty() ? point.bit == 0 : point.bit > points.back().bit;
+    if (!follows || point.bit / 8 >= search.file_bytes - search.scan) return 0;
+    points.push_back(point);
+  }
+  const EntriesOf of = {search.digest, search.file_bytes, search.scan, search.mcus, search.wanted};
+  return pack_fitting(of, &points, buffer, capacity);
 }
 
 }  // namespace ts::image

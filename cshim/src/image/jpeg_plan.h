@@ -35,9 +35,26 @@ struct PlanMemory {
 size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
                  const ts_image_geometry& geometry, PlanMemory* to);
 
+// What a plan of a whole scan is for.
+struct ScanOptions {
+  // Whether only files are planned whose scan is followed by the end marker. libjpeg-turbo decodes
+  // those whatever the scan has, with a warning if need be: it meets the end marker before the
+  // file's end, and no other marker that it could refuse.
+  bool good_only = false;
+  // If not NULL, is set but for the digest and the proof, which are the caller's, and the entries
+  // of the plan include those that the file's blob would have.
+  ts_image_search* search = nullptr;
+};
+
 // Writes a plan of an image without entries, which the decoder finds by itself (jpeg/sync.h): it
 // has all bytes of the scan. Otherwise this is plan_jpeg.
 size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geometry& geometry,
-                       PlanMemory* to);
+                       const ScanOptions& options, PlanMemory* to);
+
+// Makes the blob of a file from the entries that a decoder has found in its plan, as its plan has
+// them (jpeg/plan.h), with search.digest set. Returns the blob's size as pack_fitting does, 0 also
+// for entries that do not follow each other in the scan.
+size_t pack_found(const ts_image_search& search, const uint8_t* found, uint8_t* buffer,
+                  size_t capacity);
 
 }  // namespace ts::image

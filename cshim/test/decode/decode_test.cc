@@ -260,6 +260,86 @@ TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
   }
 }
 
+// What a run has found in whole scans comes back, and makes the blobs that the host makes.
+TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
+  Random random(85);
+  const Decoder host = new_decoder();
+  constexpr int64_t kBatch = 48;
+  const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 48 << 20, size_t{8} << 20);
+  ASSERT_NE(decoder, nullptr);
+  int packed = 0;
+  for (int batch = 0; batch < 2 * rounds(); ++batch) {
+    Staged staged(GetParam(), 48 << 20, kBatch);
+    std::vector<Job> jobs;
+    std::vector<ts_image_search> searches;
+    std::vector<ts_gpu_decode_entries> entries;
+    size_t wanted = 0;
+    for (int64_t i = 0; i < kBatch; ++i) {
+      const bool known = i % 4 == 0;
+      Job job = draw_job(random, host.get(), kKinds[random() % 8], known);
+      ts_image_search search = {};
+      if (known) {
+        ASSERT_TRUE(staged.add(host.get(), job));
+      } else {
+        size_t at = 0, planned = 0;
+        ASSERT_OK(ts_image_plan_scan(
+            host.get(), job.file.data(), job.file.size(), &job.geometry,
+            {staged.memory.data() + staged.used, staged.capacity - staged.used, nullptr}, &search,
+            &at, &planned));
+        ASSERT_GT(planned, 0u);
+        const size_t bytes = size_t{search.entries} * ts::jpeg::kScanEntryBytes;
+        entries.push_back({staged.used, wanted, bytes});
+        wanted += bytes;
+        staged.images.push_back({staged.used, staged.result_bytes});
+        staged.used += (planned + kAlign - 1) / kAlign * kAlign;
+        staged.result_bytes += job.expected.size();
+        searches.push_back(search);
+      }
+      jobs.push_back(std::move(job));
+    }
+    const ts_stream stream = test::stream_on(staged.device);
+    test::Tensor results =
+        test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, staged.device);
+    const test::HostMemory flags(staged.device, kBatch * sizeof(int32_t));
+    const test::HostMemory found(staged.device, wanted);
+    test::synchronize(staged.device);
+    EXPECT_OK(ts_gpu_decoder_run(decoder.get(), staged.memory.data(), staged.used,
+                                 staged.images.data(), kBatch, results,
+                                 reinterpret_cast<int32_t*>(flags.data()), stream));
+    const auto count = static_cast<int64_t>(entries.size());
+    EXPECT_OK(ts_gpu_decoder_copy_entries(decoder.get(), staged.memory.data(), staged.used,
+                                          entries.data(), count, found.data(), wanted, stream));
+    const auto refused = [&](ts_gpu_decode_entries other, size_t room, const char* text) {
+      EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, text,
+                   ts_gpu_decoder_copy_entries(decoder.get(), staged.memory.data(), staged.used,
+                                               &other, 1, found.data(), room, stream));
+    };
+    refused(entries[0], entries[0].bytes - 1, "no room");
+    refused({entries[0].plan, SIZE_MAX, entries[0].bytes}, wanted, "no room");
+    refused({entries[0].plan, 0, entries[0].bytes - 1}, wanted, "so many entries");
+    refused({staged.images[0].plan, 0, 10}, wanted, "no plan of ts_image_plan_scan");
+    refused({entries[0].plan + 8, 0, entries[0].bytes}, wanted, "inside the staging memory");
+    refused({staged.used, 0, entries[0].bytes}, wanted, "inside the staging memory");
+    test::synchronize(staged.device);
+    for (size_t i = 0, k = 0; i < jobs.size(); ++i) {
+      ASSERT_EQ(reinterpret_cast<const int32_t*>(flags.data())[i], 0);
+      if (i % 4 == 0) continue;
+      Bytes want(1 << 16), got(1 << 16);
+      ts_image_entries_made makes = {}, made = {};
+      EXPECT_OK(ts_image_make_entries(host.get(), jobs[i].file.data(), jobs[i].file.size(),
+                                      {want.data(), want.size(), 0}, &makes));
+      EXPECT_OK(ts_image_pack_entries(&searches[k], found.data() + entries[k].to, entries[k].bytes,
+                                      {got.data(), got.size(), 0}, &made));
+      ASSERT_EQ(made.bytes, makes.bytes);
+      ASSERT_EQ(made.proof, makes.proof);
+      ASSERT_EQ(std::memcmp(got.data(), want.data(), made.bytes), 0);
+      packed += made.bytes != 0;
+      ++k;
+    }
+  }
+  EXPECT_GT(packed, 10);
+}
+
 // Any bytes in the place of some scans: the images beside them are right, and nothing faults.
 // Images whose search takes longest, between others. The host decodes those that it does not reach
 // the end of.

@@ -364,4 +364,185 @@ TEST(Sync, WhatOnlyTheHostDecodesHasNoPlan) {
                ts::Failure);
 }
 
+#define ASSERT_NO_ERROR(call) ASSERT_EQ(Outcome(call).message, "")
+
+// Plans as ts_image_plan_scan does.
+Bytes search_plan(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& geometry,
+                  ts_image_search* search) {
+  const ts_image_info info = jpeg_header(file.data(), file.size());
+  const ScanOptions options = {true, search};
+  PlanMemory to = {};
+  Bytes plan(decoder->plan_scan(file.data(), file.size(), info, geometry, &to, options));
+  to = {plan.data(), plan.size(), nullptr};
+  decoder->plan_scan(file.data(), file.size(), info, geometry, &to, options);
+  return plan;
+}
+
+// The blob of the entries that are found in a file is the one that its whole decode makes, and so
+// is its proof.
+TEST(Sync, BlobsAreTheHosts) {
+  Random random(98);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  int packed = 0, none = 0;
+  for (int i = 0; i < 400 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    const int times = uniform(random, 1, 8);  // small files have no blob
+    width *= times;
+    height *= times;
+    const Bytes file = usual(random, kKinds[random() % 8], width, height);
+    const Blob blob = make_blob(&decoder, file, 0);
+    const ts_image_geometry g = draw_geometry(random, width, height, 90);
+    ts_image_search search = {};
+    Bytes memory(8 << 20);
+    const auto skip = static_cast<size_t>(-reinterpret_cast<uintptr_t>(memory.data()) % 16);
+    size_t at = 0, planned = 0;
+    ts_image_plans plans = {memory.data() + skip, memory.size() - 16, nullptr};
+    ASSERT_NO_ERROR(ts_image_plan_scan(host.get(), file.data(), file.size(), &g, plans, &search,
+                                       &at, &planned));
+    ASSERT_GT(planned, 0u);
+    ASSERT_LE(planned, plans.bytes);
+    EXPECT_EQ(at, 0u);
+    emulate::Device device(Bytes(plans.data, plans.data + planned));
+    ASSERT_TRUE(device.synchronise(ts::jpeg::kSyncThreads, ts::jpeg::kSyncLaunches));
+    const ts::jpeg::Plan& plan = device.plan();
+    ASSERT_EQ(search.entries, plan.entries);
+    ASSERT_EQ(search.spacing, plan.spacing);
+    ASSERT_TRUE(search.wanted == 0 || search.wanted % search.spacing == 0);
+    const uint8_t* const found = device.base() + plan.entries_at;
+    const size_t found_bytes = size_t{plan.entries} * ts::jpeg::kScanEntryBytes;
+    Bytes made(1 << 16);
+    ts_image_entries_made got = {};
+    ASSERT_NO_ERROR(
+        ts_image_pack_entries(&search, found, found_bytes, {made.data(), made.size(), 0}, &got));
+    made.resize(got.bytes);
+    ASSERT_EQ(made, blob.bytes) << width << " x " << height;
+    ASSERT_EQ(got.proof, blob.proof);
+    (got.bytes == 0 ? none : packed) += 1;
+    if (got.bytes == 0) continue;
+    Bytes small(got.bytes - 1, 7);
+    const Bytes before = small;
+    ASSERT_NO_ERROR(
+        ts_image_pack_entries(&search, found, found_bytes, {small.data(), small.size(), 0}, &got));
+    EXPECT_EQ(got.bytes, made.size());
+    EXPECT_EQ(small, before);
+    // Entries in an impossible order, as of a device that computes nothing.
+    const Bytes zeros(found_bytes);
+    if (blob.bytes.size() < 100) continue;
+    ASSERT_NO_ERROR(ts_image_pack_entries(&search, zeros.data(), zeros.size(),
+                                          {small.data(), small.size(), 0}, &got));
+    EXPECT_EQ(got.bytes, 0u);
+  }
+  EXPECT_GT(packed, 40);
+  EXPECT_GT(none, 40);
+}
+
+// Whatever bytes of a file change, a file with a plan is one that a decoder which tolerates damage
+// decodes; and its pixels are the host's unless the device flags it.
+TEST(Sync, PlannedFilesAreGood) {
+  Random random(99);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  ASSERT_NO_ERROR(ts_image_decoder_set_damage(host.get(), TS_IMAGE_DAMAGE_WARN));
+  int refused = 0, flagged = 0, good = 0;
+  for (int i = 0; i < 4000 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    Bytes file = usual(random, kKinds[random() % 8], width, height);
+    const uint8_t marker[] = {0xFF, 0xDA};
+    const auto scan = static_cast<size_t>(
+        std::search(file.begin(), file.end(), marker, marker + 2) - file.begin());
+    for (int changes = uniform(random, 0, 3); changes > 0; --changes) {
+      const size_t in_scan = scan + random() % (file.size() - scan);
+      const auto place = file.begin() + static_cast<std::ptrdiff_t>(in_scan);
+      switch (random() % 8) {
+        case 0:
+          file[2 + random() % (scan - 2)] = static_cast<uint8_t>(random());
+          break;
+        case 1:
+          file[file.size() - 1 - random() % 3] = static_cast<uint8_t>(random());
+          break;
+        case 2:
+          file.erase(place, place + std::min<std::ptrdiff_t>(file.end() - place, random() % 40));
+          break;
+        case 3: {
+          const uint8_t other[] = {0xFF, static_cast<uint8_t>(random())};
+          file.insert(place, other, other + 2);
+          break;
+        }
+        case 4:
+          file.insert(file.end() - 2, random() % 5, static_cast<uint8_t>(random()));
+          break;
+        default:
+          file[in_scan] = static_cast<uint8_t>(random());
+      }
+      if (file.size() < scan + 8) break;
+    }
+    Bytes plan;
+    ts_image_geometry g = {};
+    ts_image_search search = {};
+    try {
+      const ts_image_info info = jpeg_header(file.data(), file.size());
+      if (info.width > 1000 || info.height > 1000 || info.progressive != 0) continue;
+      g = draw_geometry(random, info.width, info.height, 90);
+      plan = search_plan(&decoder, file, g, random() % 2 == 0 ? &search : nullptr);
+    } catch (const ts::Failure&) {
+    }
+    if (plan.empty()) {
+      ++refused;
+      continue;
+    }
+    Image image;
+    const Outcome outcome = decode(host.get(), file, g, &image);
+    ASSERT_EQ(outcome.code, TS_ERROR_NONE) << i << ": " << outcome.message;
+    emulate::Device device(plan);
+    if (!device.synchronise(64, 20) || !device.entropy()) {
+      ++flagged;
+      continue;
+    }
+    ++good;
+    ASSERT_STREQ(ts_image_decoder_tolerated(host.get()), "") << i;
+    device.finish();
+    ASSERT_EQ(device.result, image.pixels) << i;
+  }
+  EXPECT_GT(refused, 500);
+  EXPECT_GT(flagged, 400);
+  EXPECT_GT(good, 500);
+}
+
+TEST(Sync, OtherSearchesAreRefused) {
+  Random random(100);
+  const Decoder host = new_decoder();
+  const Bytes file = usual(random, kKinds[2], 150, 150);
+  const ts_image_geometry g = crop(0, 0, 150, 150);
+  ts_image_search search = {};
+  size_t at = 0, planned = 0;
+  ASSERT_NO_ERROR(ts_image_plan_scan(host.get(), file.data(), file.size(), &g,
+                                     {nullptr, 0, nullptr}, &search, &at, &planned));
+  ASSERT_GT(planned, 0u);
+  Bytes found(size_t{search.entries} * ts::jpeg::kScanEntryBytes);
+  ts_image_entries_made made = {};
+  const auto refusal = [&](const ts_image_search* of, size_t bytes, ts_image_entries_made* to) {
+    const Outcome outcome(ts_image_pack_entries(of, found.data(), bytes, {nullptr, 0, 0}, to));
+    EXPECT_EQ(outcome.code, TS_ERROR_INVALID_ARGUMENT);
+    return outcome.message;
+  };
+  const auto has = [](const std::string& message, const char* part) {
+    return message.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has(refusal(nullptr, found.size(), &made), "search is NULL"));
+  EXPECT_TRUE(has(refusal(&search, found.size() - 1, &made), "another size"));
+  EXPECT_TRUE(has(refusal(&search, found.size(), nullptr), "made is NULL"));
+  ts_image_search other = search;
+  other.spacing = 0;
+  EXPECT_TRUE(has(refusal(&other, found.size(), &made), "not one of"));
+  other = search;
+  other.scan = other.file_bytes + 1;
+  EXPECT_TRUE(has(refusal(&other, found.size(), &made), "not one of"));
+  other = search;
+  ++other.entries;
+  EXPECT_TRUE(has(refusal(&other, found.size(), &made), "not one of"));
+}
+
 }  // namespace
