@@ -9,6 +9,7 @@ package capi
 #cgo nocallback ts_gpu_decoder_new_inflating
 #cgo nocallback ts_gpu_decoder_inflating_head_bytes
 #cgo nocallback ts_gpu_decoder_run_inflating
+#cgo nocallback ts_gpu_decoder_copy_entries
 */
 import "C"
 
@@ -130,8 +131,33 @@ func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeIma
 	return err
 }
 
+// GPUDecodeEntries has the layout of ts_gpu_decode_entries.
+type GPUDecodeEntries struct {
+	Plan, To, Bytes uintptr
+}
+
+// It does not compile with another size than C's.
+var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeEntries{})-C.sizeof_ts_gpu_decode_entries]
+
+// CopyGPUDecoderEntries calls ts_gpu_decoder_copy_entries, for the staging memory and the stream of
+// the decoder's latest run. memory is pinned memory of C, as staging is.
+func CopyGPUDecoderEntries(d *GPUDecoder, staging []byte, entries []GPUDecodeEntries, memory []byte, on Stream) error {
+	computing.enter()
+	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
+	err := failure(C.ts_gpu_decoder_copy_entries(d, (*C.uint8_t)(unsafe.SliceData(staging)), C.size_t(len(staging)),
+		(*C.ts_gpu_decode_entries)(unsafe.Pointer(unsafe.SliceData(entries))), C.int64_t(len(entries)),
+		(*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), on.c()))
+	if s != nil && err == nil && len(entries) > 0 && on.Device != DeviceCPU {
+		s.filled("CopyGPUDecoderEntries", on, nil, nil, memory)
+	}
+	return err
+}
+
 // filled tells the stream sanitizer of work on a stream that reads staging and writes the memory of
-// a tensor and, on the host, written.
+// a tensor, unless that is nil, and, on the host, written.
 func (s *Sanitizer) filled(what string, on Stream, results *Tensor, staging []byte, written ...[]byte) {
 	var room [1]C.ts_tensor_extent
 	one := [1]*Tensor{results}
@@ -143,14 +169,19 @@ func (s *Sanitizer) filled(what string, on Stream, results *Tensor, staging []by
 		return racecheck.Access{Queue: q, Write: write, Memory: racecheck.Memory{
 			Device: DeviceCPU, Storage: b, StorageBytes: n, Region: racecheck.Region{Begin: b, Row: n, Rows: 1, Pitch: n}, Track: true}}
 	}
-	accesses := []racecheck.Access{host(staging, false)}
+	var accesses []racecheck.Access
+	if len(staging) > 0 {
+		accesses = append(accesses, host(staging, false))
+	}
 	for _, bytes := range written {
 		if len(bytes) > 0 {
 			accesses = append(accesses, host(bytes, true))
 		}
 	}
-	if all := extents(room[:], one[:]); all != nil {
-		accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[0]), Queue: q, Write: true})
+	if results != nil {
+		if all := extents(room[:], one[:]); all != nil {
+			accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[0]), Queue: q, Write: true})
+		}
 	}
 	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
 	s.finish(own)

@@ -215,6 +215,7 @@ static ts_error* absent_ts_gpu_decoder_new(int32_t device, int64_t max_images, s
 static void absent_ts_gpu_decoder_free(ts_gpu_decoder* decoder) {}
 static size_t absent_ts_gpu_decoder_head_bytes(int64_t images) { return 0; }
 static ts_error* absent_ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_gpu_inflater_free(ts_gpu_inflater* inflater) {}
 static size_t absent_ts_gpu_inflater_head_bytes(int64_t ranges) { return 0; }
@@ -440,6 +441,7 @@ static struct {
   void (*ts_gpu_decoder_free)(ts_gpu_decoder* decoder);
   size_t (*ts_gpu_decoder_head_bytes)(int64_t images);
   ts_error* (*ts_gpu_decoder_run)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream);
+  ts_error* (*ts_gpu_decoder_copy_entries)(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream);
   ts_error* (*ts_gpu_inflater_new)(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater);
   void (*ts_gpu_inflater_free)(ts_gpu_inflater* inflater);
   size_t (*ts_gpu_inflater_head_bytes)(int64_t ranges);
@@ -664,6 +666,7 @@ static struct {
   absent_ts_gpu_decoder_free,
   absent_ts_gpu_decoder_head_bytes,
   absent_ts_gpu_decoder_run,
+  absent_ts_gpu_decoder_copy_entries,
   absent_ts_gpu_inflater_new,
   absent_ts_gpu_inflater_free,
   absent_ts_gpu_inflater_head_bytes,
@@ -890,6 +893,7 @@ static const char* const names[] = {
   "ts_gpu_decoder_free",
   "ts_gpu_decoder_head_bytes",
   "ts_gpu_decoder_run",
+  "ts_gpu_decoder_copy_entries",
   "ts_gpu_inflater_new",
   "ts_gpu_inflater_free",
   "ts_gpu_inflater_head_bytes",
@@ -1115,6 +1119,7 @@ ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_
 void ts_gpu_decoder_free(ts_gpu_decoder* decoder) { table.ts_gpu_decoder_free(decoder); }
 size_t ts_gpu_decoder_head_bytes(int64_t images) { return table.ts_gpu_decoder_head_bytes(images); }
 ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return table.ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream); }
+ts_error* ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream) { return table.ts_gpu_decoder_copy_entries(decoder, staging, bytes, entries, count, memory, memory_bytes, stream); }
 ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return table.ts_gpu_inflater_new(device, max_ranges, staging_bytes, inflater); }
 void ts_gpu_inflater_free(ts_gpu_inflater* inflater) { table.ts_gpu_inflater_free(inflater); }
 size_t ts_gpu_inflater_head_bytes(int64_t ranges) { return table.ts_gpu_inflater_head_bytes(ranges); }

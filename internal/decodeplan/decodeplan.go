@@ -25,6 +25,9 @@ type Plans struct {
 // the source has written. Two rows may have one plan.
 type Row struct {
 	At, Bytes int
+	// Found is the size of the entry points that the consumer finds in the image and hands back
+	// (capi.CopyGPUDecoderEntries), in bytes. 0: it finds none, or the source keeps none.
+	Found int
 	// Member says where the image's compressed data come from if the plan has none
 	// (imagecapi.PlanHead). The zero value: the plan has them.
 	Member Member

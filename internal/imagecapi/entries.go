@@ -14,6 +14,10 @@ package imagecapi
 #cgo nocallback ts_image_plan_head
 #cgo noescape ts_image_plan_append
 #cgo nocallback ts_image_plan_append
+#cgo noescape ts_image_plan_scan
+#cgo nocallback ts_image_plan_scan
+#cgo noescape ts_image_pack_entries
+#cgo nocallback ts_image_pack_entries
 #cgo noescape ts_image_decoder_get_stats
 #cgo nocallback ts_image_decoder_get_stats
 */
@@ -109,6 +113,47 @@ func PlanHead(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries
 	err = failure(C.ts_image_plan_head(d, &from, &c, C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
 		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &planned))
 	return int(planned), err
+}
+
+// Search is what PackEntries has to know of a file in whose scan a GPU finds the entry points. It
+// has the layout of ts_image_search.
+type Search struct {
+	Digest, Proof, FileBytes, Scan uint64
+	MCUs, Spacing                  uint32
+	Entries                        uint32 // that the GPU finds
+	Wanted                         uint32 // 0: the file gets no entry points
+}
+
+// It does not compile with another size than C's.
+var _ = [1]struct{}{}[unsafe.Sizeof(Search{})-C.sizeof_ts_image_search]
+
+// searchEntryBytes is the size of an entry point that a GPU finds.
+const searchEntryBytes = 10
+
+// FoundBytes returns the size of what a GPU finds for PackEntries, in bytes.
+func (s *Search) FoundBytes() int { return searchEntryBytes * int(s.Entries) }
+
+// PlanScan is PlanAppend without entry points, which the GPU finds: the plan has the whole scan.
+// With used nil the plan is at the beginning of memory, and n is more than len(memory) if it did
+// not fit. n is 0 also for an image that might be bad, whatever a GPU says of it, if damage is
+// tolerated (SetDamage). search, if not nil, is set for PackEntries.
+func PlanScan(d *Decoder, data []byte, g *Geometry, memory []byte, used *atomic.Uint64, search *Search) (at, n int, err error) {
+	c := geometry(g)
+	var place, planned C.size_t
+	err = failure(C.ts_image_plan_scan(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
+		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))},
+		(*C.ts_image_search)(unsafe.Pointer(search)), &place, &planned))
+	return int(place), int(planned), err
+}
+
+// PackEntries writes the entry points that DecodeMakeEntries would make with a spacing of 0 to
+// buffer, from those that a GPU has found by a plan of PlanScan and has not flagged, and returns
+// their size n in bytes, as DecodeMakeEntries does. n is 0 also if found is impossible.
+func PackEntries(search *Search, found, buffer []byte) (n int, proof uint64, err error) {
+	var made C.ts_image_entries_made
+	err = failure(C.ts_image_pack_entries((*C.ts_image_search)(unsafe.Pointer(search)), (*C.uint8_t)(unsafe.SliceData(found)), C.size_t(len(found)),
+		entriesBuffer(buffer, 0), &made))
+	return int(made.bytes), uint64(made.proof), err
 }
 
 func entriesBuffer(buffer []byte, spacing int) C.ts_image_entries_buffer {

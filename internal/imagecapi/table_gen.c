@@ -28,6 +28,8 @@ static ts_error* absent_ts_image_decode_make_entries(ts_image_decoder* decoder, 
 static ts_error* absent_ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_pack_entries(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -59,6 +61,8 @@ static struct {
   ts_error* (*ts_image_decode_with_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof);
   ts_error* (*ts_image_plan_segments)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_plan_append)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned);
+  ts_error* (*ts_image_plan_scan)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned);
+  ts_error* (*ts_image_pack_entries)(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_plan_head)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_decoder_get_stats)(const ts_image_decoder* decoder, ts_image_decoder_stats* stats);
   ts_error* (*ts_image_resize)(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride);
@@ -89,6 +93,8 @@ static struct {
   absent_ts_image_decode_with_entries,
   absent_ts_image_plan_segments,
   absent_ts_image_plan_append,
+  absent_ts_image_plan_scan,
+  absent_ts_image_pack_entries,
   absent_ts_image_plan_head,
   absent_ts_image_decoder_get_stats,
   absent_ts_image_resize,
@@ -121,6 +127,8 @@ static const char* const names[] = {
   "ts_image_decode_with_entries",
   "ts_image_plan_segments",
   "ts_image_plan_append",
+  "ts_image_plan_scan",
+  "ts_image_pack_entries",
   "ts_image_plan_head",
   "ts_image_decoder_get_stats",
   "ts_image_resize",
@@ -152,6 +160,8 @@ ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t*
 ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return table.ts_image_decode_with_entries(decoder, data, bytes, geometry, entries, dst, stride, proof); }
 ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_segments(decoder, data, bytes, geometry, entries, proof, buffer, capacity, planned); }
 ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return table.ts_image_plan_append(decoder, data, bytes, geometry, entries, proof, plans, at, planned); }
+ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return table.ts_image_plan_scan(decoder, data, bytes, geometry, plans, search, at, planned); }
+ts_error* ts_image_pack_entries(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_pack_entries(search, found, found_bytes, buffer, made); }
 ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_head(decoder, head, geometry, entries, buffer, capacity, planned); }
 ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return table.ts_image_decoder_get_stats(decoder, stats); }
 ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return table.ts_image_resize(decoder, src, width, height, src_stride, geometry, dst, dst_stride); }
