@@ -513,6 +513,7 @@ func (a *assembly) substitute(s *slot, samples []Sample) error {
 		copy(s.targetOf(row, a.target), s.targetOf(from, a.target))
 		if s.staging != nil {
 			s.staging.take(row, s.staging, from)
+			s.staging.rows[row].repeat.substitute = true
 		}
 		samples[row] = samples[from]
 	}

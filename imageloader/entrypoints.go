@@ -26,6 +26,8 @@ type entryPoints struct {
 	// blob were compared with the image; 0: they were not, in this process.
 	proofs []atomic.Uint64
 
+	found foundEntries
+
 	heads     *heads // nil until a consumer inflates
 	makeHeads sync.Once
 }
@@ -65,6 +67,9 @@ type workerEntryPoints struct {
 // plannable reports whether sample i may have a plan: its entry points were compared with the
 // image, or are there and need no comparison.
 func (b *workerEntryPoints) plannable(i int) bool {
+	if b == nil {
+		return false
+	}
 	if !b.points.trusted {
 		return b.points.proofs[i].Load() != 0
 	}

@@ -32,6 +32,7 @@ type Loader struct {
 	judge    judge
 	index    atomic.Pointer[index.Index] // nil until the archive has been read through
 	points   atomic.Pointer[entryPoints] // of the index; nil until a pass needs them
+	searched atomic.Pointer[searches]    // likewise
 	weights  *order.Weights              // nil: every sample once
 	list     *index.List                 // nil: there is none
 	counters counters

@@ -70,10 +70,13 @@ func (l *Loader) archiveConfig() archive.Config {
 	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile}
 }
 
+// keepsEntryPoints reports whether the options want entry points, and an index that keeps them.
+func (l *Loader) keepsEntryPoints() bool { return !l.o.NoEntryPoints && !l.o.NoIndex }
+
 // entryPoints returns the entry points of an index, or nil if it keeps none, or the options don't
 // want them.
 func (l *Loader) entryPoints(x *index.Index) *entryPoints {
-	if x == nil || !x.HasFile() || l.o.NoEntryPoints {
+	if x == nil || !x.HasFile() || !l.keepsEntryPoints() {
 		return nil
 	}
 	for {

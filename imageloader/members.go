@@ -107,13 +107,25 @@ func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 
 // keep keeps the head of sample i, whose bytes are data, and were compared with the blob.
 func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflated, blob []byte) {
-	hash := maphash.Bytes(h.seed, blob)
-	if before := h.heads[i].Load(); before != nil && before.entries == hash {
+	if before := h.heads[i].Load(); before != nil && before.entries == maphash.Bytes(h.seed, blob) {
 		return
 	}
+	h.put(i, h.make(data, info, from), blob)
+}
+
+// put keeps the head of sample i, unless it is nil: the blob's entry points are those of its file.
+func (h *heads) put(i int, head *jpegHead, blob []byte) {
+	if head != nil {
+		head.entries = maphash.Bytes(h.seed, blob)
+		h.heads[i].Store(head)
+	}
+}
+
+// make returns the head of a file, or nil if it has none.
+func (h *heads) make(data []byte, info *imagecapi.Info, from index.Inflated) *jpegHead {
 	tables, frame, scan, ok := splitHead(data)
 	if !ok {
-		return
+		return nil
 	}
 	h.mu.Lock()
 	shared, known := h.tables[string(tables)]
@@ -124,10 +136,11 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflat
 		known = true
 	}
 	h.mu.Unlock()
-	if known {
-		h.heads[i].Store(&jpegHead{info: *info, tables: shared, frame: string(frame), scan: scan, end: from.End,
-			checksum: crc32.Update(from.Lead, crc32.IEEETable, data), entries: hash})
+	if !known {
+		return nil
 	}
+	return &jpegHead{info: *info, tables: shared, frame: string(frame), scan: scan, end: from.End,
+		checksum: crc32.Update(from.Lead, crc32.IEEETable, data)}
 }
 
 // refuse leaves a sample to the host from now on, because a consumer could not inflate it. The
@@ -158,7 +171,7 @@ func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
 // room are inflated on the host. Both are 0 if the host inflates all members: those of an archive
 // that is not a .tgz or that is kept in memory. A prefetcher calls it.
 func (l *Loader) MemberBytes() (staging, rooms int) {
-	if _, err := l.PlanBytes(); err != nil {
+	if _, err := l.PlanBytes(); err != nil || !l.keepsEntryPoints() {
 		return 0, 0
 	}
 	x := l.index.Load()
@@ -210,7 +223,7 @@ func (l *Loader) bytesOfBatch(s spread) int {
 
 // headsFor returns the heads for the consumer of a job's row, or nil if it does not inflate.
 func (w *worker) headsFor(j *job) *heads {
-	if j.staging == nil || j.staging.plans.Rooms == 0 || !w.p.fetchPlans() {
+	if w.points == nil || j.staging == nil || j.staging.plans.Rooms == 0 || !w.p.fetchPlans() {
 		return nil
 	}
 	return w.points.points.headsOf()
@@ -265,7 +278,7 @@ func (q *planner) planMember(j *job) bool {
 	if err != nil { // reading the sample finds the error again, and has words for it
 		return false
 	}
-	j.staging.rows[j.row] = rowPlan{Row: row, repeat: repeat{j.size, j.epoch, j.again, true}}
+	j.staging.rows[j.row] = rowPlan{Row: row, repeat: repeat{size: j.size, epoch: j.epoch, again: j.again, member: true}}
 	if q.w.crops(&head.info) {
 		q.cropped++
 	}

@@ -17,15 +17,17 @@ const maxPlanned = 1 << 20
 // goroutine is woken for it. It leaves every image that it can't plan to the workers, who judge
 // images. One goroutine uses it.
 type planner struct {
-	w       worker
-	r       *index.Reader
-	good    []int         // positions of the samples that are planned since begin
-	bytes   int64         // of these samples
-	cropped int64         // of these images
-	read    time.Duration // in the present group
-	waited  time.Duration // of r, before the present group
-	idle    time.Time     // when the last group ended
-	began   time.Time     // when the present group began
+	w worker
+	// searches has what the consumer searches for entry points; nil: nothing.
+	searches *searches
+	r        *index.Reader
+	good     []int         // positions of the samples that are planned since begin
+	bytes    int64         // of these samples
+	cropped  int64         // of these images
+	read     time.Duration // in the present group
+	waited   time.Duration // of r, before the present group
+	idle     time.Time     // when the last group ended
+	began    time.Time     // when the present group began
 }
 
 // fetchPlans reports whether fetch plans images. Masks, and what takes the place of a label, are
@@ -46,11 +48,12 @@ func (p *pass) newPlanner(r *index.Reader) (*planner, error) {
 		return nil, fmt.Errorf("imageloader: no decoder: %w", err)
 	}
 	points := p.l.entryPoints(p.known).forWorker(d)
-	if points == nil {
+	searches := p.l.searches(p.known)
+	if points == nil && searches == nil {
 		d.Close()
 		return nil, nil
 	}
-	plan := &planner{w: worker{p: p, d: d, points: points}, r: r, good: make([]int, 0, maxGroup), idle: time.Now()}
+	plan := &planner{w: worker{p: p, d: d, points: points}, searches: searches, r: r, good: make([]int, 0, maxGroup), idle: time.Now()}
 	plan.w.reset()
 	if plan.w.augmenter, err = p.l.plan.NewAugmenter(); err != nil {
 		d.Close()
@@ -92,10 +95,14 @@ func (q *planner) try(j *job) bool {
 }
 
 func (q *planner) plan(j *job) bool {
-	if j.bad != nil || j.staging == nil || j.size > maxPlanned || !q.w.points.plannable(j.sample.Index) {
+	if j.bad != nil || j.staging == nil || j.size > maxPlanned {
 		return false
 	}
-	if q.planMember(j) {
+	search := !q.w.points.plannable(j.sample.Index)
+	if search && !q.searches.allowed(j.sample.Index) {
+		return false
+	}
+	if !search && q.planMember(j) {
 		return true
 	}
 	began := time.Now()
@@ -108,10 +115,11 @@ func (q *planner) plan(j *job) bool {
 	if err != nil || q.w.p.l.judge.header(&j.sample, &info) != nil || q.w.draw(j, &info) != nil {
 		return false
 	}
-	j.data = data
-	planned := q.w.plan(j, &info)
-	if planned {
-		j.inflated = q.r.Inflated(j.sample.Index)
+	j.data, j.inflated = data, q.r.Inflated(j.sample.Index)
+	planned := false
+	if search {
+		planned = q.w.planScan(j, &info)
+	} else if planned = q.w.plan(j, &info); planned {
 		q.w.keepHead(j, &info)
 	}
 	j.data = nil

@@ -23,16 +23,35 @@ func (l *Loader) PlanBytes() (int, error) {
 	switch {
 	case len(t.Mix) > 0:
 		return 0, errors.New("imageloader: Transform.Mix runs on the host, which needs the pixels: leave it out, or decode on the host")
-	case l.o.NoEntryPoints:
-		return 0, errors.New("imageloader: a GPU decodes by entry points, and Options.NoEntryPoints is set")
-	case l.o.NoIndex:
-		return 0, errors.New("imageloader: a GPU decodes by the entry points of an index, and Options.NoIndex is set")
+	case l.o.Damaged == Refuse && l.o.NoEntryPoints:
+		return 0, errors.New("imageloader: under Options.Damaged Refuse a GPU decodes by entry points alone, and Options.NoEntryPoints is set")
+	case l.o.Damaged == Refuse && l.o.NoIndex:
+		return 0, errors.New("imageloader: under Options.Damaged Refuse a GPU decodes by the entry points of an index alone, and Options.NoIndex is set")
 	}
-	mean := int64(typicalBytes)
-	if x := l.index.Load(); x != nil && x.Len() > 0 {
-		mean = meanSize(x)
+	return l.bytesOfBatch(l.planSizes()), nil
+}
+
+// planSizes returns the sizes of plans.
+func (l *Loader) planSizes() spread {
+	var sizes spread
+	x := l.index.Load()
+	if x == nil || x.Len() == 0 {
+		sizes.add(l.planSize(typicalBytes))
+		return sizes
 	}
-	return int(min(max(int64(l.o.BatchSize)*(mean+planTables), minPlanBytes), maxPlanBytes)), nil
+	for i := 0; i < x.Len(); i += 1 + x.Len()/1000 {
+		sizes.add(l.planSize(x.Size(i)))
+	}
+	return sizes
+}
+
+// planSize returns about the size of the plan of a file: a crop's share of it, or all of it, with
+// the entry points that a GPU finds.
+func (l *Loader) planSize(file int64) int64 {
+	if l.o.Damaged == Refuse {
+		return file + planTables
+	}
+	return file + file/2 + planTables
 }
 
 // Sizes for PlanBytes and MemberBytes, in bytes. A plan has the crop's share of the file, a few
@@ -49,25 +68,16 @@ const (
 // drawn for a sample. A prefetcher calls it.
 func (l *Loader) StepsOnDevice() bool { return l.plan.StepsOnDevice() }
 
-// meanSize returns the mean size of an index's samples, from about a thousand of them.
-func meanSize(x *index.Index) int64 {
-	sum, n := int64(0), int64(0)
-	for i := 0; i < x.Len(); i += 1 + x.Len()/1000 {
-		sum += x.Sample(i).Size
-		n++
-	}
-	return sum / n
-}
-
 // FillPlans is Fill for a consumer that decodes images itself: lend also returns the memory for the
 // plans of a slot, or nil. A row with a plan has undefined pixels in the slot; all other rows, and
 // the second field, are as Fill's. The plans describe the pixels that Fill would write, to the bit,
 // and which samples are bad does not depend on who decodes. Only baseline JPEGs get a plan, of an
-// archive with random access, by entry points that were compared with their images, or that
-// Options.TrustIndex trusts: so a first epoch has none. The loader also decodes
-// the rows that Plans.HostRows leaves to it.
+// archive with random access: by entry points that were compared with their images, or that
+// Options.TrustIndex trusts; or of the whole scan, in which the consumer finds the entry points,
+// for images that are good whatever their scan has, except under Options.Damaged Refuse. The loader
+// also decodes the rows that Plans.HostRows leaves to it.
 //
-// The info of deliver is what DecodeRow takes.
+// The info of deliver is what DecodeRow and KeepEntryPoints take.
 //
 // A type that embeds a Loader and has a Fill of its own has this FillPlans too, and a prefetcher
 // that decodes on a device calls it instead of that Fill. Such a type has a PlanBytes of its own
@@ -109,6 +119,9 @@ func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) e
 	if err == nil {
 		if batch.repeats[row].member {
 			l.entryPoints(batch.known).headsOf().refuse(batch.Samples[row].Index)
+		}
+		if batch.repeats[row].searched {
+			l.searches(batch.known).refuse(batch.Samples[row].Index)
 		}
 		err = l.decodeAgain(batch.known, l.repeated.reader, batch.Samples[row], batch.repeats[row], dst)
 	}
@@ -160,6 +173,11 @@ type repeat struct {
 	epoch  int
 	again  uint64
 	member bool // the consumer has inflated it
+
+	searched bool    // the consumer has searched it for entry points
+	search   *search // for KeepEntryPoints; nil: nothing is kept
+
+	substitute bool // for a bad sample: another row is the sample's own
 }
 
 // decodeAgain reads a sample of an archive with random access, and decodes it on the host without
@@ -187,7 +205,7 @@ func (l *Loader) decodeAgain(known *index.Index, r *index.Reader, s Sample, agai
 	j := job{item: item{sample: s, size: again.size, data: data, epoch: again.epoch, again: again.again}, dst: dst}
 	state, err := w.decode(&j)
 	if state == good {
-		if e, ok := err.(*SampleError); ok {
+		if e, ok := err.(*SampleError); ok && !again.substitute {
 			l.counters.tolerated(e, l.o.Damaged, l.o.Logger)
 		}
 		return nil

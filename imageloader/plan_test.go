@@ -222,8 +222,10 @@ func TestPlansChangeNoBatch(t *testing.T) {
 								switch {
 								case epoch == 0 && name == "t.tgz":
 									// Its order is that of a stream.
-								case epoch == 0 && c.rows != 0:
-									t.Errorf("%d rows have plans before their entry points are known", c.rows)
+								case epoch == 0 && capacity == 1<<20 && c.rows < photos:
+									t.Errorf("%d rows of %d photographs have plans of the whole scan", c.rows, photos)
+								case epoch == 1 && capacity == 1<<20 && c.rows != 0:
+									t.Errorf("%d rows have plans again that the consumer has handed back", c.rows)
 								case epoch > 1 && capacity == 1<<20 && c.rows < photos:
 									t.Errorf("epoch %d: %d rows of %d photographs have plans", epoch, c.rows, photos)
 								// One plan fits the small memory. It is lost if its row moves
@@ -407,8 +409,8 @@ func TestPlansAreRefused(t *testing.T) {
 	side := filepath.Join(t.TempDir(), "index")
 	for name, o := range map[string]Options{
 		"Mix":           {Transform: Transform{Size: 8, Mix: []transform.BatchOp{transform.CutMix{}}}, Classes: []string{"a", "b"}},
-		"NoEntryPoints": {NoEntryPoints: true},
-		"NoIndex":       {NoIndex: true},
+		"NoEntryPoints": {NoEntryPoints: true, Damaged: Refuse},
+		"NoIndex":       {NoIndex: true, Damaged: Refuse},
 	} {
 		if !o.NoIndex {
 			o.IndexFile = side

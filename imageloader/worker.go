@@ -23,6 +23,7 @@ type worker struct {
 	mask      maskDecoder
 	target    []float32       // of Options.Target, for one sample
 	counted   imagecapi.Stats // of the decoder, at the last count
+	plans     []byte          // for a plan of a whole scan that is not written in its place, aligned; reused
 	// pixelsOnly leaves out what Options.Target writes.
 	pixelsOnly bool
 }

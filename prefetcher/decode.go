@@ -58,10 +58,16 @@ type planner interface {
 	MemberBytes() (staging, rooms int)
 	// StepsOnDevice reports whether the device runs every step on the pixels of every image.
 	StepsOnDevice() bool
+	// EntryBytes returns the size of a slot's memory for entry points that the device finds. 0: the
+	// source keeps none.
+	EntryBytes() int
 	// FillPlans is Fill, with memory for plans beside each slot.
 	FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(n int, info any) error) error
 	// DecodeRow writes the pixels of a row of a batch, which it decodes on the host.
 	DecodeRow(ctx context.Context, info any, row int, dst []byte) error
+	// KeepEntryPoints takes the entry points that the device has found in the image of a row of a
+	// batch, which it could decode. found is not kept.
+	KeepEntryPoints(info any, row int, found []byte)
 }
 
 // decoding is the state of decoding on a device that does not depend on the device. Only the ring's
@@ -76,6 +82,8 @@ type decoding struct {
 	// rooms is the device memory that a batch's members are inflated into, in bytes. 0: the source
 	// inflates.
 	rooms int
+	// entries is the memory of a slot for entry points that the device finds, in bytes.
+	entries int
 
 	plans []decodeplan.Plans // by host slot
 	rows  [][]int            // by device slot: the row of each image that the device was to decode
@@ -85,9 +93,15 @@ type decoding struct {
 	members  [][]member
 	inflated [][]capi.GPUInflateResult
 
+	// Of images in which the device finds entry points, by device slot: which they are, and the
+	// entry points.
+	finds [][]find
+	found [][]byte
+
 	// Of the batch that is decoded next; reused.
 	request []capi.GPUDecodeImage
 	ranges  []capi.GPUDecodeMember
+	wanted  []capi.GPUDecodeEntries
 
 	mix *mixture // nil if the device decodes all that it can
 
@@ -99,6 +113,12 @@ type decoding struct {
 type member struct {
 	image    int // among those that the device decodes
 	checksum uint32
+}
+
+// find is an image in which the device finds entry points.
+type find struct {
+	image     int // among those that the device decodes
+	at, bytes int // of the slot's memory for entry points
 }
 
 // maxDecoded is the maximum of max_images of ts_gpu_decoder_new.
@@ -122,7 +142,7 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 		return nil, errors.New("the source has no field \"images\" that needs a finish")
 	}
 	d := &decoding{source: p, images: images, finish: p.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
-		head: capi.GPUDecoderHeadBytes(int(s.batch))}
+		head: capi.GPUDecoderHeadBytes(int(s.batch)), entries: p.EntryBytes()}
 	if staging, rooms := p.MemberBytes(); rooms > 0 {
 		d.bytes, d.rooms, d.head = max(bytes, staging), rooms, capi.GPUDecoderInflatingHeadBytes(int(s.batch), int(s.batch))
 	}
@@ -164,7 +184,8 @@ func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 // batch.
 func (d *decoding) requests(slot, host, n int) {
 	d.request, d.ranges, d.members[slot] = d.request[:0], d.ranges[:0], d.members[slot][:0]
-	room := 0
+	d.finds[slot], d.wanted = d.finds[slot][:0], d.wanted[:0]
+	room, found := 0, 0
 	d.planned(slot, host, n, func(row, plan int) {
 		at := d.head + plan
 		if m := &d.plans[host].Rows[row].Member; m.InputBytes > 0 {
@@ -173,6 +194,12 @@ func (d *decoding) requests(slot, host, n int) {
 				Skip: uintptr(m.Skip), Bytes: uintptr(m.Bytes), Room: uintptr(room), SkipBits: int32(m.SkipBits)}})
 			d.members[slot] = append(d.members[slot], member{len(d.request), m.Checksum})
 			room += m.Room()
+		}
+		// Entry points without room are found again in a later epoch.
+		if bytes := d.plans[host].Rows[row].Found; bytes > 0 && bytes <= d.entries-found {
+			d.wanted = append(d.wanted, capi.GPUDecodeEntries{Plan: uintptr(at), To: uintptr(found), Bytes: uintptr(bytes)})
+			d.finds[slot] = append(d.finds[slot], find{len(d.request), found, bytes})
+			found += bytes
 		}
 		d.request = append(d.request, capi.GPUDecodeImage{Plan: uintptr(at), Result: uintptr(row * d.row)})
 	})
@@ -187,14 +214,31 @@ func (d *decoding) newDecoder(device int32, batch, scratch int) (*capi.GPUDecode
 	return capi.NewGPUDecoder(device, batch, d.head+d.bytes, scratch)
 }
 
-// run decodes what requests has found, with the results in images.
+// run decodes what requests has found, with the results in images, and copies the entry points that
+// the decoder has found to the host.
 func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, images *torch.Tensor, on capi.Stream) error {
-	return torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
+	err := torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
 		if len(d.ranges) > 0 {
 			return capi.RunInflatingGPUDecoder(decoder, staging, d.request, d.ranges, results[0], d.flags[slot], d.inflated[slot], on)
 		}
 		return capi.RunGPUDecoder(decoder, staging, d.request, results[0], d.flags[slot], on)
 	})
+	if err != nil || len(d.wanted) == 0 {
+		return err
+	}
+	last := d.finds[slot][len(d.finds[slot])-1]
+	return capi.CopyGPUDecoderEntries(decoder, staging, d.wanted, d.found[slot][:last.at+last.bytes], on)
+}
+
+// keep hands the entry points that the device has found for a slot to the source. They must have
+// arrived.
+func (d *decoding) keep(slot int, info any) {
+	for _, f := range d.finds[slot] {
+		if d.flags[slot][f.image] == 0 {
+			d.source.KeepEntryPoints(info, d.rows[slot][f.image], d.found[slot][f.at:][:f.bytes])
+		}
+	}
+	d.finds[slot] = d.finds[slot][:0]
 }
 
 // judge flags the images of a slot that were inflated to other bytes than they should. The results
@@ -218,6 +262,7 @@ func (d *decoding) hostRuns(slot, n int, use func(first, rows int) error) error 
 // the source, err one of put.
 func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, put func(row int) error) (mended bool, bad, err error) {
 	d.judge(slot)
+	d.keep(slot, info)
 	for i, row := range d.rows[slot] {
 		if d.flags[slot][i] == 0 {
 			continue

@@ -69,6 +69,7 @@ func (d *cpuDecoding) Open() (err error) {
 		g.rows = append(g.rows, nil)
 		g.flags = append(g.flags, make([]int32, d.batch))
 		g.members = append(g.members, nil)
+		g.finds, g.found = append(g.finds, nil), append(g.found, make([]byte, g.entries))
 		g.inflated = append(g.inflated, make([]capi.GPUInflateResult, d.batch))
 	}
 	if d.pixels, d.memory, err = d.ownMemory(d.fields[g.images], 1); err != nil {

@@ -37,8 +37,9 @@ type gpuDecoding struct {
 	turn      int // of the unit that has the batch between Copy and Finish
 	staging   []*cuda.Pinned
 	flagged   *cuda.Pinned
-	inflating *cuda.Pinned  // results of inflating; nil if the source inflates
-	arrived   []*cuda.Event // by device slot: its images are decoded, and their flags are on the host
+	inflating *cuda.Pinned   // results of inflating; nil if the source inflates
+	entered   []*cuda.Pinned // found; by device slot
+	arrived   []*cuda.Event  // by device slot: its images are decoded, and their flags are on the host
 
 	pinned           *cuda.Pinned  // pixels of an image that the host has decoded
 	pixels, uploaded *torch.Tensor // pinned, as a tensor; its copy on the device
@@ -90,6 +91,15 @@ func (d *gpuDevice) openDecoding() error {
 		g.rows = append(g.rows, make([]int, 0, batch))
 		g.flags = append(g.flags, flags[j*batch:][:batch:batch])
 		g.members = append(g.members, nil)
+		g.finds, g.found = append(g.finds, nil), append(g.found, nil)
+		if g.entries > 0 {
+			p, err := cuda.NewPinned(g.entries)
+			if err != nil {
+				return err
+			}
+			g.entered = append(g.entered, p)
+			g.found[j] = p.Bytes()
+		}
 		if g.rooms > 0 {
 			g.inflated = append(g.inflated, results[j*batch:][:batch:batch])
 		}
@@ -150,7 +160,7 @@ func (g *gpuDecoding) close() error {
 	for _, e := range g.arrived {
 		errs = append(errs, e.Close())
 	}
-	for _, p := range append(g.staging, g.flagged, g.inflating, g.pinned) {
+	for _, p := range slices.Concat(g.staging, g.entered, []*cuda.Pinned{g.flagged, g.inflating, g.pinned}) {
 		errs = append(errs, p.Close())
 	}
 	return errors.Join(errs...)

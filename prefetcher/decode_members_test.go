@@ -76,7 +76,8 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 				if test.name == "operations of both" {
 					min, max = 3*20, 3*48
 				}
-				if st := device.Stats(); st.Inflated < min || st.Inflated > max || st.Inflated != st.Decoded || st.DecodedAgain != 0 {
+				// The device has searched the others, in the first epoch, and small ones in each.
+				if st := device.Stats(); st.Inflated < min || st.Inflated > max || st.Decoded-st.Inflated > 60+5*6 || st.DecodedAgain != 0 {
 					t.Errorf("%d members of %d images are inflated, %d images decoded again", st.Inflated, st.Decoded, st.DecodedAgain)
 				}
 				closeFeed(t, host)
@@ -175,7 +176,7 @@ func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 
 // TestSanitizerOfInflatedMembers: the stream sanitizer finds nothing when the device inflates. On
 // devices that compute nothing nearly every member has a wrong checksum, and the host decodes it
-// again.
+// again; and they find no entry points, so the host makes these.
 func TestSanitizerOfInflatedMembers(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	if cuda.RunningSanitizer() != nil {
@@ -187,6 +188,11 @@ func TestSanitizerOfInflatedMembers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Stop()
+	for _, err := range l.Epoch(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	p := onGPU(t, l)
 	for epoch := range 4 {
 		for b, err := range p.Epoch(t.Context(), epoch) {

@@ -38,6 +38,9 @@ func (s *plannedSource) Finishes() []tensor.Finish {
 func (s *plannedSource) StepsOnDevice() bool     { return !s.hostStep }
 func (s *plannedSource) PlanBytes() (int, error) { return decodeplan.Align * s.batch, s.refuses }
 func (s *plannedSource) MemberBytes() (int, int) { return 0, 0 }
+func (s *plannedSource) EntryBytes() int         { return 0 }
+
+func (s *plannedSource) KeepEntryPoints(any, int, []byte) {}
 
 // host reports whether the source decodes a sample, and flagged whether the decoder flags it.
 func (s *plannedSource) host(epoch, sample int) bool    { return (epoch+sample)%5 == 0 || epoch == 1 }
@@ -128,6 +131,7 @@ func (d *fakeDecoding) Open() (err error) {
 		g.rows = append(g.rows, nil)
 		g.flags = append(g.flags, make([]int32, d.batch))
 		g.members = append(g.members, nil)
+		g.finds, g.found = append(g.finds, nil), append(g.found, make([]byte, g.entries))
 	}
 	if d.pixels, err = d.own(torch.EmptySpec(cuda.CPU, d.fields[g.images], 1)); err != nil {
 		return err

@@ -82,8 +82,8 @@ type Options struct {
 	// Depth + 1: while copies are in flight one slot remains to fill.
 	HostSlots int
 	// Decode selects where images are decoded. The zero value is Host: the source's workers decode
-	// them. With Auto and Device an imageloader.Loader leaves the baseline JPEGs of an indexed
-	// archive to the GPU, from the epoch on in which their entry points are known to be right, and
+	// them. With Auto and Device an imageloader.Loader leaves the baseline JPEGs of an archive with
+	// random access to the GPU, which finds the entry points that are not known to be right, and
 	// decodes all other images beside them. The GPU also runs the steps of Transform.Ops, for
 	// samples whose steps it can all run; Auto is Host if it can't run each of them. The GPU also
 	// inflates the members of a .tgz that is not kept in memory, once an epoch of this process has
@@ -380,7 +380,7 @@ type Stats struct {
 	CopyTime time.Duration
 	// Decoded counts the images that the device was given to decode (Options.Decode), and
 	// DecodedAgain those of them that it handed back, because their bytes did not end where their
-	// entry points say: the host has decoded these.
+	// entry points say, or were damaged: the host has decoded these.
 	Decoded, DecodedAgain int64
 	// Inflated counts those of Decoded whose members of a .tgz the device was given to inflate.
 	// DecodedAgain includes those of them that had another checksum than when the host has read

@@ -95,7 +95,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	contract := set.String("contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32), train-bfloat16 (bfloat16, channels last) or eval (resize and centre crop, bytes)")
 	device := set.String("device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
-	trust := set.Bool("trust-index", false, "do not compare the index's entry points with the images: the GPU decodes from the first epoch on")
+	trust := set.Bool("trust-index", false, "do not compare the index's entry points with the images: the GPU does not search for them in the first epoch")
 	warm := set.Int("warm", 0, "run so many epochs before the clock starts: the first one makes entry points")
 	repeat := set.Int("repeat", 1, "go over the archive so many times in an epoch")
 	noIndex := set.Bool("no-index", false, "neither read nor write the archive's index: every epoch of a .tgz that is larger than -memory is one stream")

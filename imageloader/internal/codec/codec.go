@@ -169,6 +169,19 @@ func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, pr
 	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }
 
+// PlanScan is PlanAugmented without entry points, which another decoder finds: see
+// imagecapi.PlanScan.
+func (d *Decoder) PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search, buffer []byte) (n int, err error) {
+	_, n, err = imagecapi.PlanScan(d.d, data, g, buffer, nil, search)
+	return augmented(n, err, ops, buffer)
+}
+
+// AppendScan is AppendPlan without entry points, which another decoder finds: see
+// imagecapi.PlanScan.
+func (d *Decoder) AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64, search *imagecapi.Search) (at, n int, err error) {
+	return imagecapi.PlanScan(d.d, data, g, memory, used, search)
+}
+
 // PlanHead is PlanAugmented for an image whose compressed data another decoder inflates: see
 // imagecapi.PlanHead.
 func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
