@@ -141,7 +141,7 @@ func (c *Checkpoint) readHeader() error {
 	if isIndexPath(c.path) {
 		return c.readIndex()
 	}
-	head := make([]byte, 16)
+	head := make([]byte, 512)
 	n, err := c.file.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
 		return err
@@ -154,6 +154,11 @@ func (c *Checkpoint) readHeader() error {
 
 // readSafetensors fills the checkpoint from a safetensors file that starts with head.
 func (c *Checkpoint) readSafetensors(head []byte, size int64) error {
+	if len(head) < 9 || head[8] != '{' {
+		if what := describeForeign(head); what != "" {
+			return fmt.Errorf("not a safetensors file, nor .pt or .pth, but %s", what)
+		}
+	}
 	if len(head) < 8 {
 		return fmt.Errorf("not a safetensors file, nor .pt or .pth: %d bytes long: copy or save it again, or name another file", size)
 	}
@@ -176,7 +181,7 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 		return errors.New("header: not UTF-8")
 	}
 	if len(header) == 0 || header[0] != '{' {
-		return errors.New("header: does not start with {")
+		return errors.New("header: does not start with {, so this is not a safetensors file, nor .pt or .pth: name another file")
 	}
 	c.entries, c.names = map[string]entry{}, nil
 	d := json.NewDecoder(bytes.NewReader(header))
@@ -221,7 +226,7 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 		at = e.end
 	}
 	if at != size {
-		return fmt.Errorf("cut short, or too long: the tensors need %d bytes and the file has %d for them", at, size)
+		return fmt.Errorf("cut short, or too long: the tensors need %d bytes and the file has %d for them: copy or save it again", at, size)
 	}
 	return nil
 }

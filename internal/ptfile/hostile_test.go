@@ -221,8 +221,8 @@ func TestHostileArchives(t *testing.T) {
 		text string
 	}{
 		"empty":              {nil, "not a zip archive"},
-		"short":              {[]byte("PK\x03\x04"), "zip archive, perhaps cut short"},
-		"cut":                {file[:len(file)-30], "zip archive, perhaps cut short"},
+		"short":              {[]byte("PK\x03\x04"), "that is cut short or damaged at its end: copy or save it again"},
+		"cut":                {file[:len(file)-30], "that is cut short or damaged at its end: copy or save it again"},
 		"safetensors":        {[]byte("\x02\x00\x00\x00\x00\x00\x00\x00{}"), "not a zip archive"},
 		"another archive":    {pack(t, member{name: "word/document.xml"}), "without a data.pkl"},
 		"no folder":          {pack(t, member{name: "data.pkl", data: none}), "without a data.pkl"},

@@ -93,7 +93,7 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 func (f *File) readDirectory() (folder string, err error) {
 	archive, err := zip.NewReader(f.r, f.size)
 	if err != nil && !errors.Is(err, zip.ErrInsecurePath) { // members are not extracted to paths
-		return "", fmt.Errorf("zip archive, perhaps cut short: %w", err)
+		return "", fmt.Errorf("a zip archive, as torch.save writes, that is cut short or damaged at its end: copy or save it again: %w", err)
 	}
 	for _, m := range archive.File {
 		if before, ok := strings.CutSuffix(m.Name, "/data.pkl"); ok && !strings.Contains(before, "/") {
@@ -104,7 +104,7 @@ func (f *File) readDirectory() (folder string, err error) {
 		}
 	}
 	if folder == "" {
-		return "", errors.New("a zip archive without a data.pkl in its folder: torch.save did not write it")
+		return "", errors.New("a zip archive without a data.pkl in its folder: torch.save did not write it: name another file")
 	}
 	for _, m := range archive.File {
 		name, ok := strings.CutPrefix(m.Name, folder+"/")

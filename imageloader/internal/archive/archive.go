@@ -32,6 +32,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
@@ -317,6 +318,10 @@ func (a *Archive) start(s *Shard) error {
 func (a *Archive) startGzip() error {
 	a.format = TarGzip
 	gz, err := newGzipReader(a.packed)
+	var library *imagecapi.Error
+	if errors.As(err, &library) { // no fault of the archive: it is missing, or the memory
+		return fmt.Errorf("imageloader: %w", err)
+	}
 	if err != nil {
 		return a.Fail(fmt.Errorf("gzip header: %w", Explain(err)))
 	}

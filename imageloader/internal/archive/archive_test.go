@@ -1,9 +1,12 @@
 package archive_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // TestReplacedShardIsAnError: if a shard is replaced after the archive was opened, a walk and a
@@ -54,5 +58,32 @@ func TestReplacedShardIsAnError(t *testing.T) {
 		if !errors.Is(err, archive.ErrSourceChanged) || a.Position() != 2 {
 			t.Errorf("URL %v: error %v after %d members", url, err, a.Position())
 		}
+	}
+}
+
+// TestMissingLibraryIsNoDamage: without the image library, a .tgz is not said to be damaged.
+func TestMissingLibraryIsNoDamage(t *testing.T) {
+	const child = "ARCHIVE_TEST_WITHOUT_LIBRARY"
+	if os.Getenv(child) == "" { // a library that is open stays open, so another process has none
+		test := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		test.Env = append(os.Environ(), child+"=1", "TORCHSTREAM_LIBRARY="+t.TempDir())
+		if out, err := test.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	path := filepath.Join(t.TempDir(), "a.tgz")
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(archivetest.Numbered(t, 0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(z.Close(), os.WriteFile(path, packed.Bytes(), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := archive.Open(t.Context(), path, archive.Config{})
+	var damage *archive.Error
+	if !errors.Is(err, imagecapi.CodeNoLibrary) || errors.As(err, &damage) || strings.Contains(err.Error(), "gzip") {
+		t.Errorf("error %v", err)
 	}
 }

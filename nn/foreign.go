@@ -1,0 +1,72 @@
+package nn
+
+import (
+	"bytes"
+	"fmt"
+	"unicode"
+	"unicode/utf8"
+)
+
+// foreign lists kinds of files that a user might name in place of a checkpoint, by their first
+// bytes or by those at an offset, and what to do with each.
+var foreign = []struct {
+	offset     int
+	magic      string
+	name, next string
+}{
+	{0, "\x1f\x8b", "a gzip file (.gz, .tgz)", "unpack it, if the checkpoint is in it"},
+	{0, "\x28\xb5\x2f\xfd", "a zstd file (.zst)", "unpack it, if the checkpoint is in it"},
+	{0, "\xfd7zXZ\x00", "an xz file", "unpack it, if the checkpoint is in it"},
+	{0, "BZh", "a bzip2 file", "unpack it, if the checkpoint is in it"},
+	{257, "ustar", "a tar archive", "unpack it, if the checkpoint is in it"},
+	{0, "\x89HDF\r\n\x1a\n", "an HDF5 file", "save its tensors as safetensors"},
+	{0, "GGUF", "a GGUF file", "save its tensors as safetensors"},
+	{0, "\x93NUMPY", "a NumPy file", "save its arrays as safetensors"},
+	{0, "\x80\x02", "a pickle that torch.save did not write", "save its tensors with torch.save, or as safetensors"},
+	{0, "\x80\x03", "a pickle that torch.save did not write", "save its tensors with torch.save, or as safetensors"},
+	{0, "\x80\x04", "a pickle that torch.save did not write", "save its tensors with torch.save, or as safetensors"},
+	{0, "\x80\x05", "a pickle that torch.save did not write", "save its tensors with torch.save, or as safetensors"},
+	{0, "\xff\xd8\xff", "a JPEG", "name the checkpoint"},
+	{0, "\x89PNG", "a PNG", "name the checkpoint"},
+	{0, "version https://git-lfs", "a pointer of Git LFS", "fetch the file that it stands for, with git lfs pull"},
+	{0, "<", "a page of HTML or XML, which a server may have sent in place of the file", "download it again"},
+	{0, "{", "JSON", "the index of a sharded checkpoint ends in .safetensors.index.json"},
+}
+
+// describeForeign returns what a file that is no checkpoint looks like by its first bytes, and what
+// to do. It returns "" if the file looks like nothing that is known.
+func describeForeign(head []byte) string {
+	for _, f := range foreign {
+		if len(head) > f.offset && bytes.HasPrefix(head[f.offset:], []byte(f.magic)) {
+			return f.name + ": " + f.next
+		}
+	}
+	if start := firstLine(head); start != "" {
+		return fmt.Sprintf("a text, which begins with %q: name the checkpoint", start)
+	}
+	return ""
+}
+
+// firstLine returns up to 20 characters of the first line of a text, or "" for bytes that are none.
+func firstLine(head []byte) string {
+	var line []rune
+	for len(head) > 0 {
+		r, n := utf8.DecodeRune(head)
+		switch {
+		case r == utf8.RuneError && len(head) < utf8.UTFMax: // perhaps cut
+			return string(line)
+		case r == '\n' || r == '\r':
+			if len(line) > 0 {
+				return string(line)
+			}
+		case r == utf8.RuneError || !unicode.IsPrint(r) && r != '\t':
+			return ""
+		case len(line) == 20:
+			return string(line)
+		default:
+			line = append(line, r)
+		}
+		head = head[n:]
+	}
+	return string(line)
+}
