@@ -131,8 +131,8 @@ func newLoader(t *testing.T, path string, o imageloader.Options) *imageloader.Lo
 // deviceOps has steps that a GPU runs, and mixedOps some that only the host runs.
 var (
 	deviceOps = []transform.Op{transform.RandAugment{NumOps: 3}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
-		transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.RandomErasing{}}
-	mixedOps = []transform.Op{transform.TrivialAugmentWide{}, transform.RandomApply{Ops: []transform.Op{transform.GaussianBlur{}}, P: 0.3},
+		transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.GaussianBlur{KernelSize: [2]int{9, 5}}, transform.RandomErasing{}}
+	mixedOps = []transform.Op{transform.TrivialAugmentWide{}, transform.RandomApply{Ops: []transform.Op{transform.GaussianNoise{}}, P: 0.3},
 		transform.RandomErasing{Random: true, P: 0.2}}
 )
 
@@ -190,10 +190,13 @@ func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 // compressed returns the compressed bytes of a plan, which are its last part but for operations.
 // All else in a plan is trusted: its parts are where the header says.
 func compressed(plan []byte) ([]byte, error) {
-	// Offsets in Plan of cshim/src/jpeg/plan.h, kScanSlack, and the bytes of a ts_augment_op.
-	const scanAt, scanBytes, steps, slack, stepBytes = 276, 284, 392, 16, 104
+	const scanAt, scanBytes, stepsAt, slack = 276, 284, 396, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
+	end := int(binary.LittleEndian.Uint32(plan[stepsAt:]))
+	if end == 0 {
+		end = len(plan)
+	}
 	at, n := int(binary.LittleEndian.Uint32(plan[scanAt:])), int(binary.LittleEndian.Uint32(plan[scanBytes:]))
-	if want := decodeplan.Aligned(at+n+slack) + decodeplan.Aligned(stepBytes*int(binary.LittleEndian.Uint32(plan[steps:]))); n == 0 || at < scanBytes || want != len(plan) {
+	if want := decodeplan.Aligned(at + n + slack); n == 0 || at < scanBytes || want != end {
 		return nil, fmt.Errorf("a plan of %d bytes with %d compressed ones at %d: cshim/src/jpeg/plan.h has changed", len(plan), n, at)
 	}
 	return plan[at : at+n], nil

@@ -8,8 +8,8 @@ import (
 )
 
 // GaussianBlur blurs with a kernel of KernelSize pixels (width, height; odd; 0: 3) and a standard
-// deviation in pixels that is uniform in Sigma (zero value: 0.1 to 2). It keeps its samples on the
-// host.
+// deviation in pixels that is uniform in Sigma (zero value: 0.1 to 2). A GPU that decodes runs it
+// too.
 type GaussianBlur struct {
 	KernelSize [2]int
 	Sigma      [2]float64

@@ -162,7 +162,7 @@ func onDevice(ops []Op, size int) bool {
 		if w, h, err := op.check(size, size); err != nil || w != size || h != size {
 			return false
 		}
-		if onPixels(op) || mixes(op) || expands(op) || blurs(op) {
+		if onPixels(op) || mixes(op) || expands(op) {
 			return false
 		}
 		if o, ok := op.(interface{ steps() []Op }); ok && !onDevice(o.steps(), size) {
@@ -176,12 +176,6 @@ func onDevice(ops []Op, size int) bool {
 func expands(op Op) bool {
 	o, ok := op.(interface{ expands() bool })
 	return ok && o.expands()
-}
-
-// blurs reports whether a step is a blur, for which a GPU that decodes has no kernel.
-func blurs(op Op) bool {
-	_, ok := op.(interface{ sides() [2]int })
-	return ok
 }
 
 func (Func) onPixels() bool            { return true }

@@ -33,7 +33,6 @@ using jpeg::cut;
 using jpeg::plus;
 
 constexpr int32_t kMaxSide = 65535;
-constexpr int32_t kMaxTaps = 1001;  // maximum width and height of the blur's kernel
 constexpr double kMinSigma = 1e-6;
 
 // A kernel is a type with a static function run. It is compiled twice, and the version is chosen by
@@ -345,8 +344,8 @@ void check_quarter_turns(const ts_augment_op& op, Size* size) {
 
 void check_blur(const ts_augment_op& op, Size* size) {
   const int32_t* in = op.integers;
-  if (in[0] < 1 || in[1] < 1 || in[0] % 2 == 0 || in[1] % 2 == 0 || in[0] > kMaxTaps ||
-      in[1] > kMaxTaps) {
+  if (in[0] < 1 || in[1] < 1 || in[0] % 2 == 0 || in[1] % 2 == 0 || in[0] > jpeg::kMaxBlur ||
+      in[1] > jpeg::kMaxBlur) {
     refuse(op, "the kernel's sides must be odd and from 1 to 1001");
   }
   if (in[0] / 2 >= size->width || in[1] / 2 >= size->height) {
@@ -556,12 +555,17 @@ void sharpness(Workspace* work, const ts_augment_op& op) {
   std::swap(work->image, work->other);
 }
 
+// Computes the weights of a blur's rows, then those of its columns.
+void blur_weights(const ts_augment_op& op, float* out) {
+  gaussian(op.integers[0], op.values[0], out);
+  gaussian(op.integers[1], op.values[1], out + op.integers[0]);
+}
+
 void blur(Workspace* work, const ts_augment_op& op) {
   const int32_t width = op.integers[0];
   const int32_t height = op.integers[1];
   work->weights.resize(static_cast<size_t>(width) + static_cast<size_t>(height));
-  gaussian(width, op.values[0], work->weights.data());
-  gaussian(height, op.values[1], work->weights.data() + width);
+  blur_weights(op, work->weights.data());
   const auto margin = static_cast<size_t>(width / 2);
   const size_t bytes = work->image.row_bytes();
   work->x.resize(bytes + 6 * margin);
@@ -726,6 +730,11 @@ void check_all(const ts_augment_op* ops, int64_t count, int32_t width, int32_t h
   require(!size.mixing, "a mixture is begun and not ended");
 }
 
+// Returns the bytes of what an operation has in a plan besides its parameters.
+size_t weight_bytes(const ts_augment_op& op) {
+  return op.kind == TS_AUGMENT_BLUR ? jpeg::blur_bytes(op.integers[0], op.integers[1]) : 0;
+}
+
 }  // namespace
 
 size_t plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count) {
@@ -743,15 +752,25 @@ size_t plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, 
   if (count == 0) return plan.bytes;
   static_assert(alignof(ts_augment_op) <= jpeg::kPlanAlign, "a plan's part is aligned");
   const size_t bytes = static_cast<size_t>(count) * sizeof(ts_augment_op);
-  const size_t padding = (jpeg::kPlanAlign - bytes % jpeg::kPlanAlign) % jpeg::kPlanAlign;
-  const size_t size = plan.bytes + bytes + padding;
+  size_t weights = plan.bytes + bytes;  // the place of those of the next blur
+  size_t end = weights;
+  for (int64_t i = 0; i < count; ++i) end += weight_bytes(ops[i]);
+  const size_t padding = (jpeg::kPlanAlign - end % jpeg::kPlanAlign) % jpeg::kPlanAlign;
+  const size_t size = end + padding;
   plan.steps = static_cast<uint32_t>(count);
   if (size > INT32_MAX || jpeg::scratch_of(plan).total() > jpeg::kMaxPlanScratch) return 0;
   if (size > capacity) return size;
   plan.steps_at = plan.bytes;
   plan.bytes = static_cast<uint32_t>(size);
-  std::memcpy(buffer + plan.steps_at, ops, bytes);
-  std::memset(buffer + plan.steps_at + bytes, 0, padding);
+  auto* const steps = reinterpret_cast<ts_augment_op*>(buffer + plan.steps_at);
+  std::memcpy(steps, ops, bytes);
+  for (int64_t i = 0; i < count; ++i) {
+    if (ops[i].kind != TS_AUGMENT_BLUR) continue;
+    steps[i].integers[2] = static_cast<int32_t>(weights);
+    blur_weights(ops[i], reinterpret_cast<float*>(buffer + weights));
+    weights += weight_bytes(ops[i]);
+  }
+  std::memset(buffer + end, 0, padding);
   std::memcpy(buffer, &plan, sizeof plan);
   return size;
 }

@@ -193,6 +193,8 @@ TS_PIXEL void turn_hue(float* red, float* green, float* blue, float turn) {
 // ---- neighbourhoods
 // ------------------------------------------------------------------------------
 
+constexpr int32_t kMaxBlur = 1001;  // maximum width and height of a blur's kernel
+
 // Sharpens a byte inside of an image, from its channel's values above, beside and below it: pixels
 // are three bytes apart. The blurred value is (8 neighbours + 5 times the byte) / 13, rounded. It
 // cannot lie half-way between two integers, so integer arithmetic gives torch's result.

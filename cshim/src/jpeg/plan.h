@@ -106,8 +106,8 @@ struct Plan {
   int32_t stored_x, stored_y, x_by_x, x_by_y, y_by_x, y_by_y;
   Axis x, y;
 
-  // Operations on the resized pixels (jpeg/steps.h), which keep their size: ts_augment_op[steps].
-  // They are the last part of the plan.
+  // Operations on the resized pixels (jpeg/steps.h), which keep their size: ts_augment_op[steps],
+  // and behind them the weights of blurs. They are the last part of the plan.
   uint32_t steps, steps_at;
 };
 

@@ -18,14 +18,18 @@ namespace ts::jpeg {
 
 // Reports whether run_steps runs an operation of this kind.
 constexpr bool has_step(int32_t kind) {
-  return kind >= TS_AUGMENT_FLIP_HORIZONTAL && kind <= TS_AUGMENT_PERMUTE &&
-         kind != TS_AUGMENT_BLUR;
+  return kind >= TS_AUGMENT_FLIP_HORIZONTAL && kind <= TS_AUGMENT_PERMUTE;
 }
+
+// The maximum number of pixels that a blur blurs at a time, with those beside them.
+constexpr int32_t kBlurPixels = 2048;
+static_assert(kBlurPixels > kMaxBlur, "a tile has more pixels than those beside it");
 
 // What the threads of a team share.
 struct StepState {
   int32_t counts[3][256];  // of the values of each channel, or of the grey values in the first
   uint8_t table[3][256];   // what becomes of the values of each channel
+  float blurred[kBlurPixels * 3];  // from above to below only
 };
 
 // An image, and room for another of its size.
@@ -48,13 +52,18 @@ TS_DEVICE void each_pixel(Team& team, const Canvas& canvas, uint8_t* pixels, F f
   });
 }
 
+// Makes the room the image.
+TS_HOST_DEVICE void exchange(Canvas* canvas) {
+  uint8_t* const image = canvas->room;
+  canvas->room = canvas->image;
+  canvas->image = image;
+}
+
 // Calls f(x, y, pixel) for each pixel of the room, which then is the image.
 template <typename Team, typename F>
 TS_DEVICE void redraw(Team& team, Canvas* canvas, F f) {
   each_pixel(team, *canvas, canvas->room, f);
-  uint8_t* const image = canvas->room;
-  canvas->room = canvas->image;
-  canvas->image = image;
+  exchange(canvas);
 }
 
 TS_HOST_DEVICE void copy_pixel(const uint8_t* from, uint8_t* to) {
@@ -267,11 +276,94 @@ TS_DEVICE void warp(Team& team, const ts_augment_op& op, Canvas* canvas) {
   });
 }
 
+// ---- blur --------------------------------------------------------------------------------------
+
+// The kernel of a blur. Its weights are in the plan, because a device has another exponential
+// function than the host: i[2] of the operation is their place, as plan_augment has written it.
+struct BlurKernel {
+  int32_t width, height;
+  const float* across;
+  const float* down;
+};
+
+// Returns the bytes of a kernel's weights: those of a row, then those of a column.
+TS_HOST_DEVICE uint32_t blur_bytes(int32_t width, int32_t height) {
+  return static_cast<uint32_t>(width + height) * static_cast<uint32_t>(sizeof(float));
+}
+
+// Finds the kernel of a blur. Returns false if damaged parameters are out of range.
+TS_HOST_DEVICE bool find_kernel(const Plan& plan, const uint8_t* base, const ts_augment_op& op,
+                                const Canvas& canvas, BlurKernel* kernel) {
+  const int32_t width = op.integers[0];
+  const int32_t height = op.integers[1];
+  const auto at = static_cast<uint32_t>(op.integers[2]);
+  if (width < 1 || height < 1 || width > kMaxBlur || height > kMaxBlur ||
+      width / 2 >= canvas.width || height / 2 >= canvas.height) {
+    return false;
+  }
+  const uint32_t bytes = blur_bytes(width, height);
+  if (at % sizeof(float) != 0 || at > plan.bytes || bytes > plan.bytes - at) return false;
+  kernel->width = width;
+  kernel->height = height;
+  kernel->across = reinterpret_cast<const float*>(base + at);
+  kernel->down = kernel->across + width;
+  return true;
+}
+
+// Blurs a tile of the image, whose first pixel is (left, top), into the room.
+template <typename Team>
+TS_DEVICE void blur_tile(Team& team, const BlurKernel& kernel, const Canvas& canvas, int32_t left,
+                         int32_t top, int32_t columns, int32_t rows, float* blurred) {
+  const int32_t margin = kernel.width / 2;
+  const int32_t pitch = (columns + 2 * margin) * 3;
+  const int64_t row_bytes = static_cast<int64_t>(canvas.width) * 3;
+  team.each(rows * pitch, [&](int32_t i) {
+    const int32_t row = i / pitch;
+    const int32_t pixel = (i - row * pitch) / 3;
+    const int32_t channel = i - row * pitch - pixel * 3;
+    const int32_t x = padded(left + pixel - margin, canvas.width, TS_PADDING_REFLECT);
+    const uint8_t* const from = canvas.image + x * 3 + channel;
+    float sum = 0;
+    for (int32_t k = 0; k < kernel.height; ++k) {
+      const int32_t below = top + row + k - kernel.height / 2;
+      const int32_t y = padded(below, canvas.height, TS_PADDING_REFLECT);
+      sum = plus(sum, kernel.down[k], static_cast<float>(from[y * row_bytes]));
+    }
+    blurred[i] = sum;
+  });
+  team.each(rows * columns * 3, [&](int32_t i) {
+    const int32_t row = i / (columns * 3);
+    const int32_t at = i - row * columns * 3;
+    const float* const from = blurred + row * pitch + at;
+    float sum = 0;
+    for (int32_t k = 0; k < kernel.width; ++k) sum = plus(sum, kernel.across[k], from[k * 3]);
+    canvas.room[(top + row) * row_bytes + left * 3 + at] = cut(clamp255(nearest(sum)));
+  });
+}
+
+template <typename Team>
+TS_DEVICE void blur(Team& team, const Plan& plan, const uint8_t* base, const ts_augment_op& op,
+                    StepState* state, Canvas* canvas) {
+  BlurKernel kernel;
+  if (!find_kernel(plan, base, op, *canvas, &kernel)) return;
+  const int32_t margins = kernel.width / 2 * 2;
+  const int32_t columns = smaller(canvas->width, kBlurPixels - margins);
+  const int32_t rows = smaller(canvas->height, kBlurPixels / (columns + margins));
+  for (int32_t top = 0; top < canvas->height; top += rows) {
+    for (int32_t left = 0; left < canvas->width; left += columns) {
+      blur_tile(team, kernel, *canvas, left, top, smaller(columns, canvas->width - left),
+                smaller(rows, canvas->height - top), state->blurred);
+    }
+  }
+  exchange(canvas);
+}
+
 // ---- all ---------------------------------------------------------------------------------------
 
 // Runs an operation for which has_step is true, which keeps the image's size.
 template <typename Team>
-TS_DEVICE void run_step(Team& team, const ts_augment_op& op, StepState* state, Canvas* canvas) {
+TS_DEVICE void run_step(Team& team, const Plan& plan, const uint8_t* base, const ts_augment_op& op,
+                        StepState* state, Canvas* canvas) {
   switch (op.kind) {
     case TS_AUGMENT_FLIP_HORIZONTAL:
     case TS_AUGMENT_FLIP_VERTICAL:
@@ -285,6 +377,9 @@ TS_DEVICE void run_step(Team& team, const ts_augment_op& op, StepState* state, C
     case TS_AUGMENT_AFFINE:
     case TS_AUGMENT_PERSPECTIVE:
       warp(team, op, canvas);
+      break;
+    case TS_AUGMENT_BLUR:
+      blur(team, plan, base, op, state, canvas);
       break;
     case TS_AUGMENT_SATURATION:
     case TS_AUGMENT_HUE:
@@ -313,7 +408,9 @@ TS_DEVICE void run_steps(Team& team, const Plan& plan, const Memory& memory, Ste
   Canvas canvas = {memory.result, reinterpret_cast<uint8_t*>(memory.pixels), plan.x.size,
                    plan.y.size};
   const ts_augment_op* const steps = steps_of(plan, memory.base);
-  for (uint32_t i = 0; i < plan.steps; ++i) run_step(team, steps[i], state, &canvas);
+  for (uint32_t i = 0; i < plan.steps; ++i) {
+    run_step(team, plan, memory.base, steps[i], state, &canvas);
+  }
   if (canvas.image == memory.result) return;
   const uint8_t* const image = canvas.image;
   each_pixel(team, canvas, memory.result, [&](int32_t x, int32_t y, uint8_t* to) {

@@ -86,6 +86,11 @@ inline ts_augment_op draw_step(Random& random, int32_t kind, int32_t width, int3
       in[5] = in[6] = 0;
       kind == TS_AUGMENT_AFFINE ? draw_affine(random, &op) : draw_perspective(random, &op);
       break;
+    case TS_AUGMENT_BLUR:
+      in[0] = 1 + 2 * uniform(random, 0, std::min(width - 1, random() % 8 == 0 ? 500 : 11));
+      in[1] = 1 + 2 * uniform(random, 0, std::min(height - 1, random() % 8 == 0 ? 500 : 11));
+      for (int i = 0; i < 2; ++i) op.values[i] = real(random, 0.1, random() % 8 == 0 ? 1e3 : 4);
+      break;
     case TS_AUGMENT_PERMUTE:
       for (int c = 0; c < 3; ++c) in[c] = uniform(random, 0, 2);
       break;
