@@ -8,7 +8,9 @@
 // that a subsequence is decoded for its state, and "rounds" that of decodes behind one another, of
 // the first images, counted on the host. The images of "unsynchronised" are those whose search
 // takes longest. "turns" is a batch's time where two decoders on two streams take turns, and
-// "issue" the host's part of it. Exits with 1 if a pixel differs.
+// "issue" the host's part of it. "operations" has the milliseconds of each operation of
+// Transform.Ops on all images of the batch ("augment"), and of the batch with it, and the host's
+// microseconds an image. Exits with 1 if a pixel differs.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,6 +21,7 @@
 #include "bench/torchstream_bench.h"
 #include "image_bench.h"
 #include "jpeg/loops.h"
+#include "operations.h"
 #include "photographs.h"
 #include "torchstream.h"
 
@@ -26,7 +29,6 @@ using namespace bench;
 
 namespace {
 
-constexpr int kSide = 224;
 constexpr size_t kPixels = size_t{kSide} * kSide * 3;
 constexpr size_t kAlign = 16;
 constexpr size_t kCounted = 16;  // images whose search is counted on the host
@@ -45,6 +47,16 @@ void cut(uint8_t* memory, uint32_t subsequence_bytes) {
   auto& plan = *reinterpret_cast<ts::jpeg::Plan*>(memory);
   plan.subsequence_bytes = subsequence_bytes;
   plan.subsequences = (plan.scan_bytes + subsequence_bytes - 1) / subsequence_bytes;
+}
+
+// Finds the entries of an image.
+Bytes entries_of(ts_image_decoder* host, const Bytes& file, int64_t spacing) {
+  Bytes blob(file.size() + 1024);
+  ts_image_entries_made made = {};
+  check(ts_image_make_entries(host, file.data(), file.size(), {blob.data(), blob.size(), spacing},
+                              &made));
+  blob.resize(made.bytes);
+  return blob;
 }
 
 // Counts what the search costs, over images of their own.
@@ -93,13 +105,7 @@ std::string measure(const Batch& batch, int64_t spacing, uint32_t subsequence_by
   std::vector<Bytes> blobs;
   for (const Bytes& file : batch.files) {
     Bytes blob;
-    if (spacing != 0) {
-      blob.resize(file.size() + 1024);
-      ts_image_entries_made made = {};
-      check(ts_image_make_entries(host, file.data(), file.size(),
-                                  {blob.data(), blob.size(), spacing}, &made));
-      blob.resize(made.bytes);
-    }
+    if (spacing != 0) blob = entries_of(host, file, spacing);
     capacity += file.size() + blob.size() + 65536;
     compressed += file.size();
     blobs.push_back(std::move(blob));
@@ -234,6 +240,90 @@ Batch unsynchronised_batch(size_t count) {
   return batch;
 }
 
+// The milliseconds of each operation on the pixels of a batch, and the host's microseconds an
+// image, as JSON objects. Counts images that differ from the host's.
+std::string measure_operations(const Batch& batch, int rounds, int* wrong) {
+  const size_t count = batch.files.size();
+  ts_image_decoder* host = nullptr;
+  check(ts_image_decoder_new(0, &host));
+  ts_augmenter* augmenter = nullptr;
+  check(ts_augmenter_new(&augmenter));
+  size_t capacity = ts_gpu_decoder_head_bytes(static_cast<int64_t>(count));
+  std::vector<Bytes> blobs;
+  Bytes pixels(count * kPixels);
+  for (size_t i = 0; i < count; ++i) {
+    const Bytes& file = batch.files[i];
+    blobs.push_back(entries_of(host, file, 8));
+    capacity += file.size() + blobs[i].size() + 65536;
+    check(ts_image_decode_with_entries(host, file.data(), file.size(), &batch.crops[i],
+                                       {blobs[i].data(), blobs[i].size()},
+                                       pixels.data() + i * kPixels, kSide * 3, nullptr));
+  }
+  ts_pinned* pinned = nullptr;
+  check(ts_pinned_new(capacity, &pinned));
+  uint8_t* const staging = ts_pinned_data(pinned);
+  ts_gpu_decoder* decoder = nullptr;
+  check(ts_gpu_decoder_new(0, static_cast<int64_t>(count), capacity, count << 22, &decoder));
+  ts_stream stream = {};
+  check(ts_stream_from_pool(0, 0, &stream));
+  const int64_t shape[1] = {static_cast<int64_t>(count * kPixels)};
+  ts_tensor* results = nullptr;
+  check(ts_tensor_new(shape, 1, TS_DTYPE_UINT8, 0, TS_MEMORY_FORMAT_CONTIGUOUS, &results));
+  ts_pinned* flags = nullptr;
+  check(ts_pinned_new(count * sizeof(int32_t), &flags));
+  auto* const failed = reinterpret_cast<int32_t*>(ts_pinned_data(flags));
+  std::string json;
+  for (const Operation& operation : kOperations) {
+    size_t used = ts_gpu_decoder_head_bytes(static_cast<int64_t>(count));
+    std::vector<ts_gpu_decode_image> images;
+    for (size_t i = 0; i < count; ++i) {
+      const Bytes& file = batch.files[i];
+      size_t planned = 0;
+      check(ts_image_plan_segments(host, file.data(), file.size(), &batch.crops[i],
+                                   {blobs[i].data(), blobs[i].size()}, nullptr, staging + used,
+                                   capacity - used, &planned));
+      if (planned == 0) stop("an image has no plan");
+      check(ts_image_plan_augment(staging + used, capacity - used, &operation.op, 1, &planned));
+      if (planned == 0) stop("a GPU does not run an operation");
+      images.push_back({used, i * kPixels});
+      used += planned;
+    }
+    double times[TS_BENCH_DECODE_PIECES] = {};
+    check(ts_bench_gpu_decode(decoder, staging, used, images.data(), static_cast<int64_t>(count),
+                              results, failed, stream, rounds, times));
+    Bytes got(count * kPixels);
+    check(ts_tensor_read(results, got.data(), got.size()));
+    Bytes expected = pixels;
+    const auto begin = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < count; ++i) {
+      check(ts_augmenter_run(augmenter, expected.data() + i * kPixels, kSide, kSide, kSide * 3,
+                             &operation.op, 1));
+    }
+    const double host_seconds = seconds_since(begin);
+    int different = 0;
+    for (size_t i = 0; i < count; ++i) {
+      different += failed[i] != 0 || std::memcmp(got.data() + i * kPixels,
+                                                 expected.data() + i * kPixels, kPixels) != 0;
+    }
+    *wrong += different;
+    char text[256];
+    std::snprintf(text, sizeof text,
+                  "%s{\"name\": \"%s\", \"augment_ms\": %.4f, \"all_ms\": %.4f, "
+                  "\"host_us\": %.2f, \"different\": %d}",
+                  json.empty() ? "" : ", ", operation.name, times[TS_BENCH_DECODE_AUGMENT],
+                  times[TS_BENCH_DECODE_ALL], host_seconds * 1e6 / static_cast<double>(count),
+                  different);
+    json += text;
+  }
+  ts_tensor_free(results);
+  ts_gpu_decoder_free(decoder);
+  check(ts_pinned_destroy(flags));
+  check(ts_pinned_destroy(pinned));
+  ts_augmenter_free(augmenter);
+  ts_image_decoder_free(host);
+  return json;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -272,6 +362,7 @@ int main(int argc, char** argv) {
   json +=
       "], \"unsynchronised\": " + measure(unsynchronised_batch(batch.files.size()), 0,
                                           ts::jpeg::kSubsequenceBytes, std::min(rounds, 5), &wrong);
-  std::printf("%s}\n", json.c_str());
+  json += ", \"operations\": [" + measure_operations(batch, rounds, &wrong);
+  std::printf("%s]}\n", json.c_str());
   return wrong == 0 ? 0 : 1;
 }
