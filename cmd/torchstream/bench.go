@@ -82,6 +82,20 @@ func halves(size int) imageloader.Transform {
 	return t
 }
 
+// contractTransform reads -contract and -policy. It returns the transform, what it does in words,
+// and whether its results are normalised.
+func contractTransform(contract, policy string, size int) (t imageloader.Transform, says string, floats bool, err error) {
+	kind, known := contracts[contract]
+	if !known {
+		return t, "", false, usageError{fmt.Sprintf("there is no contract %q: %s are known", contract, strings.Join(slices.Sorted(maps.Keys(contracts)), ", "))}
+	}
+	t, says = kind.transform(size), fmt.Sprintf(kind.says, size)
+	if t.Ops, err = parsePolicy(policy); len(t.Ops) > 0 {
+		says += ", " + policy
+	}
+	return t, says, kind.floats, err
+}
+
 // benchLoader turns an archive into shuffled batches, as fast as it goes, and prints what that
 // took.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -93,6 +107,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	size := set.Int("size", 224, "pixels of a result's side")
 	memory := set.Int64("memory", 256, "`MB` of compressed images: a .tgz that fits in is read once, a larger one is inflated and shuffled anew every epoch")
 	contract := set.String("contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32), train-bfloat16 (bfloat16, channels last) or eval (resize and centre crop, bytes)")
+	policy := set.String("policy", "none", policyHelp)
 	device := set.String("device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	trust := set.Bool("trust-index", false, "do not compare the index's entry points with the images: the GPU does not search for them in the first epoch")
@@ -110,43 +125,42 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
-	kind, known := contracts[*contract]
+	t, says, floats, err := contractTransform(*contract, *policy, *size)
 	switch {
 	case *archive == "":
 		return usageError{"bench loader needs -archive FILE"}
 	case *batch < 1 || *size < 1 || *workers < 0 || *memory < 1 || *seconds <= 0 || *epochs < 0 || *warm < 0 || *repeat < 1:
 		return usageError{"-batch, -size, -memory, -seconds and -repeat are more than 0, -workers, -epochs and -warm at least 0"}
-	case !known:
-		return usageError{fmt.Sprintf("there is no contract %q: %s are known", *contract, strings.Join(slices.Sorted(maps.Keys(contracts)), ", "))}
+	case err != nil:
+		return err
 	case *device == "" && *decode != "host":
 		return usageError{"-decode " + *decode + " needs -device"}
-	case kind.floats && *device == "":
+	case floats && *device == "":
 		*device = "cpu"
 	}
 	if *outputs != "" {
-		if kind.floats || *images < 1 {
+		if floats || *images < 1 {
 			return usageError{"-outputs is for the contracts of bytes, and -images at least 1"}
 		}
-		n, err := writeOutputs(ctx, *outputs, *archive, *images, imageloader.Options{BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), NoIndex: *noIndex})
+		n, err := writeOutputs(ctx, *outputs, *archive, *images, imageloader.Options{BatchSize: *batch, Workers: *workers, Transform: t, NoIndex: *noIndex})
 		if err != nil {
 			return err
 		}
 		return writeJSON(stdout, map[string]int{"images": n})
 	}
 	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, warm: *warm, profile: *profile}
-	var err error
 	if m.target, err = pickTarget(*device, *decode); err != nil {
 		return err
 	}
-	peers, err := peersOf(*names, *archive, *contract, m.target)
+	peers, err := peersOf(*names, *archive, *contract, *policy, m.target)
 	if err != nil {
 		return err
 	}
 	m.o = imageloader.Options{
-		BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip, NoIndex: *noIndex,
+		BatchSize: *batch, Workers: *workers, Transform: t, Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip, NoIndex: *noIndex,
 		TrustIndex: *trust, Repeat: *repeat,
 	}
-	m.r.Contract, m.r.Device = fmt.Sprintf(kind.says, *size), "host memory"
+	m.r.Contract, m.r.Device = says, "host memory"
 	if m.target != nil {
 		m.r.Device, m.r.Decode = m.target.String(), *decode
 	}

@@ -74,7 +74,7 @@ const (
 )
 
 // peersOf reads -peers. It returns nil if no peers are wanted.
-func peersOf(names, archive, contract string, where target) (*peerBench, error) {
+func peersOf(names, archive, contract, policy string, where target) (*peerBench, error) {
 	if names == "" {
 		return nil, nil
 	}
@@ -86,6 +86,9 @@ func peersOf(names, archive, contract string, where target) (*peerBench, error) 
 		if !slices.Contains(peerNames, name) {
 			return nil, usageError{fmt.Sprintf("-peers %s: there is no peer %q: want all, or some of %s", names, name, strings.Join(peerNames, ","))}
 		}
+	}
+	if policy != "none" {
+		return nil, usageError{"-peers " + names + " is for -policy none: the peers have no steps after the flip"}
 	}
 	gpu, isDevice := where.(device)
 	if !isDevice || gpu.Device == cuda.CPU {

@@ -29,16 +29,16 @@ func TestPeersAreChecked(t *testing.T) {
 		{"all", writeTar(t, map[string]string{"a/text.jpg": "not a JPEG"}), "train", gpu, "no JPEGs"},
 		{"all", "bench_peers_test.go", "train", gpu, ".tar or .tar.gz"},
 	} {
-		p, err := peersOf(c.names, c.archive, c.contract, c.where)
+		p, err := peersOf(c.names, c.archive, c.contract, "none", c.where)
 		if err == nil || p != nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s, %s, %s: %v does not say %q", c.names, c.archive, c.contract, err, c.says)
 		}
 	}
-	if p, err := peersOf("", "", "", nil); p != nil || err != nil {
+	if p, err := peersOf("", "", "", "none", nil); p != nil || err != nil {
 		t.Errorf("no peers: %v, %v", p, err)
 	}
 	for contract, dtype := range map[string]string{"train": "uint8", "train-float": "float32", "train-bfloat16": "bfloat16"} {
-		if p, err := peersOf("all", photos, contract, gpu); err != nil || p.dtype != dtype || len(p.names) != 3 {
+		if p, err := peersOf("all", photos, contract, "none", gpu); err != nil || p.dtype != dtype || len(p.names) != 3 {
 			t.Errorf("%s: %+v, %v", contract, p, err)
 		}
 	}

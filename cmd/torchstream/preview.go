@@ -17,7 +17,6 @@ import (
 	"golang.org/x/image/math/fixed"
 
 	"github.com/torchstream/torchstream/imageloader"
-	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
@@ -46,7 +45,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	columns := set.Int("columns", 8, "pictures in a row")
 	size := set.Int("size", 224, "pixels of a picture's side")
 	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
-	policy := set.String("policy", "none", "none, randaugment, trivialaugment or autoaugment, after the transform")
+	policy := set.String("policy", "none", policyHelp)
 	upright := set.Bool("upright", false, "turn photographs upright, as their EXIF notes say")
 	list := set.String("list", "", listHelp)
 	epoch := set.Int("epoch", 0, "which epoch: each has its own order, crops and flips")
@@ -63,17 +62,11 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	default:
 		return usageError{fmt.Sprintf("there is no transform %q: train and eval are known", *kind)}
 	}
-	switch *policy {
-	case "none":
-	case "randaugment":
-		o.Transform.Ops = []transform.Op{transform.RandAugment{}}
-	case "trivialaugment":
-		o.Transform.Ops = []transform.Op{transform.TrivialAugmentWide{}}
-	case "autoaugment":
-		o.Transform.Ops = []transform.Op{transform.AutoAugment{}}
-	default:
-		return usageError{fmt.Sprintf("there is no policy %q: none, randaugment, trivialaugment and autoaugment are known", *policy)}
+	ops, err := parsePolicy(*policy)
+	if err != nil {
+		return err
 	}
+	o.Transform.Ops = ops
 	o.Transform.ApplyEXIFOrientation = *upright
 	switch {
 	case *archive == "":
