@@ -93,6 +93,7 @@ void widen(const Plan& plan, Work* work) {
     return static_cast<uint32_t>(a.size) * static_cast<uint32_t>(b);
   };
   work->subsequences = std::max(work->subsequences, plan.subsequences);
+  work->paths = std::max(work->paths, plan.subsequences * plan.blocks);
   work->segments = std::max(work->segments, plan.segments);
   work->blocks = std::max(work->blocks, plan.total_blocks);
   work->pixels = std::max(work->pixels, static_cast<uint32_t>(plan.x.source_size) *

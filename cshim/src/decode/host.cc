@@ -17,13 +17,16 @@ bool run_stage(Stage stage, const Work& work, const jpeg::Place& place) {
   const Plan& plan = jpeg::plan_at(memory.base);
   auto* const tables = reinterpret_cast<jpeg::SearchTables*>(work.scratch + place.tables);
   const jpeg::SyncMemory sync = jpeg::sync_memory(plan, work.scratch + place.sync);
+  const jpeg::PathMemory paths = jpeg::path_memory(plan, work.scratch + place.sync);
   switch (stage) {
     case Stage::kTables:
       jpeg::build_tables(plan, memory.base, tables);
       return true;
     case Stage::kSync:
       if (plan.subsequences == 0) return true;
-      jpeg::synchronise(plan, memory.base, *tables, sync, jpeg::kSyncThreads, jpeg::kSyncLaunches);
+      if (follows_paths(work)) jpeg::follow_paths(plan, memory.base, *tables, paths);
+      jpeg::synchronise(plan, memory.base, *tables, sync, jpeg::kSyncThreads, jpeg::kSyncLaunches,
+                        false, follows_paths(work) ? &paths : nullptr);
       return true;
     case Stage::kSums:
       return plan.subsequences == 0 || jpeg::sum_subsequences(plan, sync);

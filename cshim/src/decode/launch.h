@@ -34,9 +34,19 @@ struct Work {
   uint8_t* results;
   int32_t* failed;  // one an image: set to 1 if the host must decode it
   uint32_t images;
-  // The maximum of all images.
-  uint32_t subsequences, segments, blocks, pixels, columns, outputs, steps;
+  // The maximum of all images. Paths are those of the search.
+  uint32_t subsequences, paths, segments, blocks, pixels, columns, outputs, steps;
 };
+
+// The maximum number of paths of an image that the search follows: a thread walks along them.
+constexpr uint32_t kMaxImagePaths = 1 << 14;
+
+// Reports whether the search follows paths (jpeg/sync.h): for a few images, since it decodes
+// several times as much. A GPU has about so many threads at once.
+inline bool follows_paths(const Work& work) {
+  constexpr uint64_t kMaxPaths = 1 << 16;
+  return work.paths <= kMaxImagePaths && uint64_t{work.images} * work.paths <= kMaxPaths;
+}
 
 // Enqueues a stage on the stream of the current device.
 cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream);

@@ -16,6 +16,7 @@ using jpeg::SyncSum;
 
 // Every kernel has a grid of (blocks of the largest image, images), as those of decode.cu.
 constexpr uint32_t kThreads = jpeg::kSyncThreads;
+constexpr uint32_t kWalkThreads = 256;
 constexpr uint32_t kSumThreads = 256;
 
 __device__ const uint8_t* plan_of_block(const Work& work) {
@@ -36,8 +37,53 @@ struct Team {
   __device__ __forceinline__ uint32_t add(uint32_t* at) { return atomicAdd(at, 1); }
 };
 
+__device__ jpeg::PathMemory paths_of_block(const Work& work, const Plan& plan) {
+  return jpeg::path_memory(plan, work.scratch + work.places[blockIdx.y].sync);
+}
+
+// One thread a path.
+template <bool kBegins>
+__global__ void __launch_bounds__(kThreads) paths(Work work) {
+  __shared__ Plan plan;
+  __shared__ __align__(16) jpeg::SearchTables tables;
+  const uint8_t* const base = plan_of_block(work);
+  const uint32_t first = blockIdx.x * kThreads;
+  if (first >= jpeg::path_count(jpeg::plan_at(base))) return;
+  load_plan<kThreads>(work, &plan, &tables);
+  const uint32_t path = first + threadIdx.x;
+  if (path >= jpeg::path_count(plan)) return;
+  const uint32_t index = path / plan.blocks;
+  const uint32_t block = path - index * plan.blocks;
+  const jpeg::PathMemory memory = paths_of_block(work, plan);
+  if (kBegins) {
+    jpeg::begin_path(plan, base, tables, index, block, memory);
+  } else {
+    jpeg::extend_path(plan, base, tables, index, block, memory);
+  }
+}
+
+// One block an image: the states that the paths lead to, as the starts of `synchronise`.
+__global__ void __launch_bounds__(kWalkThreads) walk_paths(Work work) {
+  __shared__ uint8_t links[kMaxImagePaths];
+  const uint8_t* const base = plan_of_block(work);
+  const Plan& plan = jpeg::plan_at(base);
+  if (plan.subsequences == 0) return;
+  const jpeg::PathMemory paths = paths_of_block(work, plan);
+  for (uint32_t i = threadIdx.x; i < jpeg::path_count(plan); i += kWalkThreads) {
+    links[i] = paths.links[i];
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) jpeg::walk_paths(plan, links, paths);
+  __syncthreads();
+  const SyncMemory memory = sync_of_block(work, plan);
+  for (uint32_t i = threadIdx.x; i < plan.subsequences; i += kWalkThreads) {
+    memory.starts[i] = jpeg::guessed_state(plan, base, i, paths);
+  }
+}
+
 // A block of threads synchronises kThreads subsequences, and leaves the last state in the borders.
-__global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t launch) {
+// The starts are in the memory if `guessed` is set, or it is not the first launch.
+__global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t launch, bool guessed) {
   __shared__ Plan plan;
   __shared__ __align__(16) jpeg::SearchTables tables;
   __shared__ SyncState starts[kThreads], ends[kThreads];
@@ -57,13 +103,15 @@ __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t laun
   load_plan<kThreads>(work, &plan, &tables);
   const uint32_t size = jpeg::smaller(kThreads, plan.subsequences - first);
   Team team;
-  if (launch != 0) {
-    team.each(size, [&](uint32_t i) {
-      starts[i] = i == 0 ? before[blockIdx.x - 1] : memory.starts[first + i];
-      ends[i] = memory.ends[first + i];
-      sums[i] = memory.sums[first + i];
-    });
-  }
+  team.each(size, [&](uint32_t i) {
+    if (launch == 0) {
+      starts[i] = guessed ? memory.starts[first + i] : jpeg::first_state(plan, base, first + i);
+      return;
+    }
+    starts[i] = i == 0 ? before[blockIdx.x - 1] : memory.starts[first + i];
+    ends[i] = memory.ends[first + i];
+    sums[i] = memory.sums[first + i];
+  });
   jpeg::synchronise_block(team, plan, base, tables, first, size, launch == 0,
                           {starts, ends, sums, list, counts});
   team.each(size, [&](uint32_t i) {
@@ -132,8 +180,15 @@ cudaError_t launch_search(Stage stage, const Work& work, cudaStream_t stream) {
   if (work.subsequences == 0) return cudaSuccess;
   const dim3 grid((work.subsequences + kThreads - 1) / kThreads, work.images);
   if (stage == Stage::kSync) {
+    const bool guessed = follows_paths(work);
+    if (guessed) {
+      const dim3 all((work.paths + kThreads - 1) / kThreads, work.images);
+      paths<true><<<all, kThreads, 0, stream>>>(work);
+      paths<false><<<all, kThreads, 0, stream>>>(work);
+      walk_paths<<<dim3(1, work.images), kWalkThreads, 0, stream>>>(work);
+    }
     for (uint32_t launch = 0; launch < jpeg::kSyncLaunches; ++launch) {
-      synchronise<<<grid, kThreads, 0, stream>>>(work, launch);
+      synchronise<<<grid, kThreads, 0, stream>>>(work, launch, guessed);
     }
   } else if (stage == Stage::kSums) {
     sums<<<dim3(1, work.images), kSumThreads, 0, stream>>>(work);

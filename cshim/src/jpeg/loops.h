@@ -28,14 +28,30 @@ struct SyncLoop {
   uint32_t add(uint32_t* at) { return (*at)++; }
 };
 
+// Follows the paths of all guesses, as the kernels of decode/sync.cu do.
+inline void follow_paths(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+                         const PathMemory& memory) {
+  for (const auto step : {begin_path, extend_path}) {
+    for (uint32_t i = 0; i < path_count(plan); ++i) {
+      step(plan, base, tables, i / plan.blocks, i % plan.blocks, memory);
+    }
+  }
+  walk_paths(plan, memory.links, memory);
+}
+
 // Finds the states at the beginnings of all subsequences, with blocks of `threads` threads, as the
-// kernel of decode/sync.cu does. memory.borders has two states for each block. Returns the cost;
+// kernel of decode/sync.cu does, from the guesses of `paths` if they are there. memory.borders has
+// two states for each block. Returns the cost;
 // its rounds are those that follow each other on the device, of each launch those of its slowest
 // block.
 inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                             const SyncMemory& memory, uint32_t threads, uint32_t launches,
-                            bool backwards = false) {
+                            bool backwards = false, const PathMemory* paths = nullptr) {
   SyncCost cost;
+  for (uint32_t i = 0; i < plan.subsequences; ++i) {
+    memory.starts[i] =
+        paths == nullptr ? first_state(plan, base, i) : guessed_state(plan, base, i, *paths);
+  }
   SyncLoop team = {backwards};
   const uint32_t blocks = (plan.subsequences + threads - 1) / threads;
   std::vector<uint32_t> work(smaller(threads, plan.subsequences));

@@ -148,6 +148,11 @@ constexpr uint64_t kTablesScratch = 34400;  // SearchTables of jpeg/huffman.h
 constexpr uint32_t kSyncThreads = 128;
 constexpr uint64_t kSubsequenceScratch = 56;
 constexpr uint64_t kSyncBlockScratch = 16;
+// The search's paths: the subsequences that one passes at most, and its bytes, of which there is
+// one for each block of the MCU; and further bytes of a subsequence.
+constexpr uint32_t kPathReach = 4;
+constexpr uint64_t kPathScratch = 33;
+constexpr uint64_t kRouteScratch = 2;
 
 TS_HOST_DEVICE uint32_t sync_blocks(const Plan& plan) {
   return (plan.subsequences + kSyncThreads - 1) / kSyncThreads;
@@ -167,8 +172,9 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   scratch.columns = aligned_scratch(static_cast<uint64_t>(plan.x.size) * height * 4);
   scratch.weights = weights_bytes(plan.x) + weights_bytes(plan.y);
   scratch.tables = aligned_scratch(kTablesScratch);
-  scratch.sync = aligned_scratch(plan.subsequences * kSubsequenceScratch +
-                                 sync_blocks(plan) * kSyncBlockScratch);
+  scratch.sync = aligned_scratch(
+      plan.subsequences * (kSubsequenceScratch + plan.blocks * kPathScratch + kRouteScratch) +
+      sync_blocks(plan) * kSyncBlockScratch);
   return scratch;
 }
 

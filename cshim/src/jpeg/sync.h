@@ -80,6 +80,30 @@ TS_HOST_DEVICE SyncMemory sync_memory(const Plan& plan, uint8_t* scratch) {
   return memory;
 }
 
+// The memory of an image's paths. Of the path from each subsequence and block of the MCU: the
+// states in which it ends each subsequence that it passes, and where it meets another path (see
+// extend_path). Of each subsequence: the path that ends it (see walk_paths).
+struct PathMemory {
+  SyncState* ends;
+  uint16_t* routes;
+  uint8_t* links;
+};
+
+static_assert(kPathReach * sizeof(SyncState) + sizeof(uint8_t) == kPathScratch &&
+                  sizeof(uint16_t) == kRouteScratch && kPathReach <= 16 && kMaxBlocks <= 16,
+              "jpeg/plan.h has the sizes");
+
+TS_HOST_DEVICE uint32_t path_count(const Plan& plan) { return plan.subsequences * plan.blocks; }
+
+TS_HOST_DEVICE PathMemory path_memory(const Plan& plan, uint8_t* scratch) {
+  PathMemory memory;
+  memory.ends = reinterpret_cast<SyncState*>(sync_memory(plan, scratch).before + plan.subsequences);
+  memory.routes =
+      reinterpret_cast<uint16_t*>(memory.ends + uint64_t{path_count(plan)} * kPathReach);
+  memory.links = reinterpret_cast<uint8_t*>(memory.routes + plan.subsequences);
+  return memory;
+}
+
 // Reports whether the block of threads from subsequence `first` on has begun with the right state.
 // `before` has the blocks' last states after the launch before.
 TS_HOST_DEVICE bool begins_well(const SyncMemory& memory, uint32_t first, uint32_t block,
@@ -329,6 +353,77 @@ TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
   return joined(sum, behind);
 }
 
+// ---- paths -------------------------------------------------------------------------------------
+//
+// The guess that an MCU begins with a subsequence is wrong for long where its blocks have the same
+// codes: a decoder that has met the right bits counts other blocks than the right one. So for a few
+// images, for which a GPU has more threads than there are subsequences, a thread decodes each
+// subsequence from the guess for each block of the MCU. One of these paths has nearly always met
+// the right state at the end of the subsequence. Each then goes on until it stands where a path of
+// a subsequence behind stands, and the right path leads from one to the next. What it finds are
+// better guesses, and no more: `synchronise_block` begins with them, and decodes again what was
+// wrong.
+
+TS_HOST_DEVICE SyncState* path_at(const Plan& plan, const PathMemory& memory, uint32_t index,
+                                  uint32_t block) {
+  return memory.ends + (uint64_t{index} * plan.blocks + block) * kPathReach;
+}
+
+// Passes the first subsequence of a path.
+TS_HOST_DEVICE void begin_path(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+                               uint32_t index, uint32_t block, const PathMemory& memory) {
+  SyncState state = first_state(plan, base, index);
+  state.place = static_cast<uint16_t>(block << 6);
+  pass_subsequence(plan, base, tables, end_of_subsequence(plan, index), &state);
+  path_at(plan, memory, index, block)[0] = state;
+}
+
+// Goes on with a path, after begin_path of all. Writes its link: the number of subsequences to the
+// one at whose end it meets another path << 4 | the block of that, or 0 if it meets none.
+TS_HOST_DEVICE void extend_path(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+                                uint32_t index, uint32_t block, const PathMemory& memory) {
+  SyncState* const path = path_at(plan, memory, index, block);
+  SyncState state = path[0];
+  uint32_t link = 0;
+  for (uint32_t i = 1; i < kPathReach && index + i < plan.subsequences && link == 0; ++i) {
+    pass_subsequence(plan, base, tables, end_of_subsequence(plan, index + i), &state);
+    path[i] = state;
+    for (uint32_t other = 0; other < plan.blocks; ++other) {
+      if (path_at(plan, memory, index + i, other)[0] == state) link = i << 4 | other;
+    }
+  }
+  memory.links[index * plan.blocks + block] = static_cast<uint8_t>(link);
+}
+
+// Goes along the links from the first subsequence. Writes the route of each subsequence: the block
+// of the path that ends it << 4 | the number of subsequences that the path has passed before.
+// `links` are those of the memory, or a copy.
+TS_HOST_DEVICE void walk_paths(const Plan& plan, const uint8_t* links, const PathMemory& memory) {
+  uint32_t block = 0;
+  for (uint32_t index = 0; index < plan.subsequences;) {
+    const uint32_t link = links[index * plan.blocks + block];
+    const uint32_t left = plan.subsequences - index;
+    // A path that meets no other is left after its last state, for any.
+    const uint32_t passed = link == 0 ? smaller(kPathReach, left) : link >> 4;
+    for (uint32_t i = 0; i < passed; ++i) {
+      memory.routes[index + i] = static_cast<uint16_t>(block << 4 | i);
+    }
+    index += passed;
+    block = link & 15;
+  }
+}
+
+// Returns the state in which the path before subsequence `index` leaves it, after walk_paths.
+TS_HOST_DEVICE SyncState guessed_state(const Plan& plan, const uint8_t* base, uint32_t index,
+                                       const PathMemory& memory) {
+  if (index == 0) return first_state(plan, base, 0);
+  const uint32_t route = memory.routes[index - 1];
+  const uint32_t passed = route & 15;
+  return path_at(plan, memory, index - 1 - passed, route >> 4)[passed];
+}
+
+// ---- blocks of threads -------------------------------------------------------------------------
+
 // The subsequences of a block of threads, while it synchronises them.
 struct SyncBlock {
   SyncState *starts, *ends;
@@ -344,12 +439,12 @@ struct SyncCost {
   uint64_t rounds = 0;
 };
 
-// Synchronises `size` subsequences from `first` on. In each round those are decoded whose beginning
-// is not the state in which the one before has ended: all of them in a first launch, which begins
-// with guesses, and the first one of any other, whose states are there. Few subsequences are left
-// after some rounds, so the threads take them from a list, and whole warps are done. After n rounds
-// the states of the first n subsequences no longer change, so there are no more rounds than
-// subsequences, and one.
+// Synchronises `size` subsequences from `first` on, whose starts are there. In each round those are
+// decoded whose beginning is not the state in which the one before has ended: all of them in a
+// first launch, whose starts are guesses, and the first one of any other, whose states are there.
+// Few subsequences are left after some rounds, so the threads take them from a list, and whole
+// warps are done. After n rounds the states of the first n subsequences no longer change, so there
+// are no more rounds than subsequences, and one.
 //
 // A team has each(count, f), which calls f for each number below count, in any order or at once,
 // and ends when all calls have; and add(at), which counts and returns the count before.
@@ -362,7 +457,6 @@ TS_DEVICE SyncCost synchronise_block(Team& team, const Plan& plan, const uint8_t
   team.each(size, [&](uint32_t i) {
     block.work[i] = i;
     if (i == 0) block.counts[0] = 0;
-    if (guesses) block.starts[i] = first_state(plan, base, first + i);
   });
   for (uint32_t turn = 0; count != 0; turn ^= 1) {
     cost.passes += count;

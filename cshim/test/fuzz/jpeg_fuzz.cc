@@ -77,7 +77,8 @@ void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_i
   if (plan.empty()) return;
   emulate::Device device(plan);
   const auto threads = static_cast<uint32_t>(choices.draw(1, 9));
-  if (!device.synchronise(threads, static_cast<uint32_t>(choices.draw(1, 40)))) return;
+  const auto launches = static_cast<uint32_t>(choices.draw(1, 40));
+  if (!device.synchronise(threads, launches, false, launches % 2 == 0)) return;
   demand(out.written != 0);
   if (out.written <= blob.size()) {
     Entries entries;

@@ -42,8 +42,10 @@ struct Device {
   }
 
   // Finds the entries of a plan of a whole scan, as decode/sync.cu does with blocks of `threads`
-  // threads. Returns false if the host must decode the image.
-  bool synchronise(uint32_t threads, uint32_t launches, bool backwards = false) {
+  // threads, from the guesses of paths if `guessed` is set. Returns false if the host must decode
+  // the image.
+  bool synchronise(uint32_t threads, uint32_t launches, bool backwards = false,
+                   bool guessed = false) {
     const Plan& p = plan();
     starts.resize(p.subsequences);
     ends.resize(p.subsequences);
@@ -54,8 +56,15 @@ struct Device {
                                before.data()};
     auto* const entries = reinterpret_cast<uint8_t*>(plan_memory.data()) + p.entries_at;
     const auto tables = build_tables();
-    passes +=
-        ts::jpeg::synchronise(p, base(), *tables, memory, threads, launches, backwards).passes;
+    std::vector<SyncState> path_ends(guessed ? size_t{path_count(p)} * kPathReach : 0);
+    std::vector<uint16_t> routes(guessed ? p.subsequences : 0);
+    std::vector<uint8_t> links(guessed ? path_count(p) : 0);
+    const PathMemory paths = {path_ends.data(), routes.data(), links.data()};
+    if (guessed) follow_paths(p, base(), *tables, paths);
+    const SyncCost cost = ts::jpeg::synchronise(p, base(), *tables, memory, threads, launches,
+                                                backwards, guessed ? &paths : nullptr);
+    passes += cost.passes;
+    rounds += cost.rounds;
     return sum_subsequences(p, memory) && write_all_entries(p, base(), *tables, memory, entries);
   }
 
@@ -82,6 +91,7 @@ struct Device {
   std::vector<SyncState> starts, ends;
   std::vector<SyncSum> sums;
   uint64_t passes = 0;
+  uint64_t rounds = 0;  // of decodes behind one another
 
   std::vector<uint64_t> plan_memory;
   size_t plan_size;
