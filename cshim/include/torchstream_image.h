@@ -318,7 +318,7 @@ typedef struct ts_image_search {
  * be NULL: then the plan goes to the beginning of the memory, and planned is over plans.bytes if it
  * did not fit. It plans only files that are good whatever the scan has: a decoder with
  * TS_IMAGE_DAMAGE_WARN or TS_IMAGE_DAMAGE_PARTIAL decodes them, if need be with a warning. planned
- * is 0 for others that it takes no TS_ERROR_DECODE to refuse. search, if not NULL, is set for
+ * is 0 for other files, unless they are TS_ERROR_DECODE. search, if not NULL, is set for
  * ts_image_pack_entries, which costs two digests of the file. */
 TS_API ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
                                     const ts_image_geometry* geometry, ts_image_plans plans,

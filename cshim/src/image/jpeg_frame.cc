@@ -85,8 +85,9 @@ class Reader {
       case kSos:
         return scan(segment, size) && layout();
       case kApp0:
-        jfif_ = jfif_ || (size >= 14 && std::memcmp(segment, "JFIF", 5) == 0);
-        return true;
+        if (size < 14 || std::memcmp(segment, "JFIF", 5) != 0) return true;
+        jfif_ = true;
+        return segment[5] == 1;  // libjpeg-turbo warns about other versions
       case kApp14:
         if (size >= 12 && std::memcmp(segment, "Adobe", 5) == 0) adobe_ = segment[11];
         return true;

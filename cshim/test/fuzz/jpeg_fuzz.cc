@@ -66,8 +66,6 @@ void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_i
     if (plan.empty()) return;
     to = {plan.data(), plan.size(), nullptr};
     own->plan_scan(file.data(), file.size(), info, g, &to);
-    out.spacing = reinterpret_cast<const ts::jpeg::Plan*>(plan.data())->spacing;
-    own->make_entries(file.data(), file.size(), &out);
   });
   if (error != nullptr) {
     demand(ts_error_code(error) == TS_ERROR_DECODE || ts_error_code(error) == TS_ERROR_UNSUPPORTED);
@@ -75,6 +73,18 @@ void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_i
     return;
   }
   if (plan.empty()) return;
+  PlanMemory none = {};
+  if (own->plan_scan(file.data(), file.size(), info, g, &none, {true, nullptr}) != 0) {
+    // The file is good, whatever its scan has.
+    Resizer resizer;
+    std::vector<uint8_t> pixels(static_cast<size_t>(g.window_width) *
+                                static_cast<size_t>(g.window_height) * 3);
+    const size_t stride = static_cast<size_t>(g.window_width) * 3;
+    const Box needed = resizer.start(g, pixels.data(), stride, 1);
+    own->decode_damaged(file.data(), file.size(), needed, false, &resizer);
+  }
+  out.spacing = reinterpret_cast<const ts::jpeg::Plan*>(plan.data())->spacing;
+  own->make_entries(file.data(), file.size(), &out);
   emulate::Device device(plan);
   const auto threads = static_cast<uint32_t>(choices.draw(1, 9));
   const auto launches = static_cast<uint32_t>(choices.draw(1, 40));
