@@ -164,11 +164,17 @@ struct Parameter {
   c10::IValue default_value;
   std::string name;
   std::string type_name;  // as the schema writes it, for messages
-  // The default for an unboxed call, with what it points to. Its kind is TS_ARG_KIND_DEFAULT if
-  // there is none.
-  UnboxedArg unboxed_default = {};
+  // What the default for an unboxed call points to.
   std::vector<int64_t> default_ints;
   std::string default_text;
+};
+
+// What an unboxed call reads of a parameter: all parameters of an operator in few lines of the
+// cache.
+struct UnboxedParameter {
+  uint32_t kinds;
+  Type type;
+  UnboxedArg default_value;  // its kind is TS_ARG_KIND_DEFAULT if there is none
 };
 
 Parameter parameter_of(const c10::Argument& argument) {
@@ -268,18 +274,24 @@ Operands operands_of(const ts_arguments& given, ts_tensor* const* tensors, int64
 }  // namespace ts
 
 struct ts_operator {
+  // What each call reads comes first.
+  ts::UnboxedCall unboxed = {};  // none: it is always called boxed
+  int32_t tensor_returns = 0;    // -1: it returns lists, only the call tells how many
+  int32_t non_blocking = -1;     // which parameter is this; -1: none
+  ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
+  bool random = false;                             // it draws random numbers
+  bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
+  std::vector<ts::UnboxedParameter> unboxed_parameters;
+
   c10::OperatorHandle handle;
   std::string name;    // aten::add.Tensor
   std::string schema;  // as text
   std::vector<ts::Parameter> parameters;
   size_t returns = 0;
-  int32_t tensor_returns = 0;       // -1: it returns lists, only the call tells how many
   std::string unknown_return = "";  // a result's type that has no form in C; "" if all have one
-  bool random = false;              // it draws random numbers
-  bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
-  int32_t non_blocking = -1;  // which parameter is this; -1: none
-  ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
-  ts::UnboxedCall unboxed = {};                    // none: it is always called boxed
+
+  ts_operator(c10::OperatorHandle of, std::string full_name)
+      : handle(std::move(of)), name(std::move(full_name)) {}
 };
 
 struct ts_tensor_list {
@@ -602,7 +614,18 @@ void check_capacity(const ts_operator& op, int64_t capacity) {
   }
 }
 
+// Whether all arrays are there that have elements.
+inline bool are_there(const Operands& operands) {
+  const auto there = [](int64_t count, const void* array) {
+    return count == 0 || (count > 0 && array != nullptr);
+  };
+  return there(operands.arg_count, operands.args) &&
+         there(operands.tensor_count, operands.tensors) &&
+         there(operands.int_count, operands.ints) && there(operands.text_bytes, operands.text);
+}
+
 void check_arrays(const Operands& operands) {
+  if (are_there(operands)) return;
   const auto check = [](int64_t count, const void* array, const char* name) {
     if (count < 0 || (count > 0 && array == nullptr)) {
       throw Failure(TS_ERROR_INVALID_ARGUMENT,
@@ -831,12 +854,8 @@ bool is_inside(const ts_arg& arg, int64_t length) {
 
 // An argument for an unboxed call. Returns false for one that needs the boxed call, which also says
 // what is wrong with it.
-bool unbox(const Parameter& parameter, const ts_arg& arg, const Operands& operands,
-           UnboxedArg& out) {
-  if (arg.kind == TS_ARG_KIND_DEFAULT) {
-    out = parameter.unboxed_default;
-    return out.kind != TS_ARG_KIND_DEFAULT;
-  }
+bool unbox_any(const UnboxedParameter& parameter, const ts_arg& arg, const Operands& operands,
+               UnboxedArg& out) {
   if (arg.kind < 0 || arg.kind > TS_ARG_KIND_GENERATOR || (parameter.kinds & bit(arg.kind)) == 0) {
     return false;
   }
@@ -847,11 +866,6 @@ bool unbox(const Parameter& parameter, const ts_arg& arg, const Operands& operan
     case TS_ARG_KIND_NONE:
     case TS_ARG_KIND_DOUBLE:
       return true;
-    case TS_ARG_KIND_TENSOR:
-      if (arg.value < 0 || arg.value >= operands.tensor_count) return false;
-      out.tensors = operands.tensors + arg.value;
-      out.count = 1;
-      return *out.tensors != nullptr;
     case TS_ARG_KIND_TENSORS:
       if (!is_inside(arg, operands.tensor_count)) return false;
       out.tensors = operands.tensors + arg.value;
@@ -874,6 +888,26 @@ bool unbox(const Parameter& parameter, const ts_arg& arg, const Operands& operan
   }
 }
 
+// The same; most arguments are tensors or left out.
+inline bool unbox(const UnboxedParameter& parameter, const ts_arg& arg, const Operands& operands,
+                  UnboxedArg& out) {
+  if (arg.kind == TS_ARG_KIND_TENSOR) {
+    if ((parameter.kinds & bit(TS_ARG_KIND_TENSOR)) == 0 || arg.value < 0 ||
+        arg.value >= operands.tensor_count) {
+      return false;
+    }
+    out.kind = TS_ARG_KIND_TENSOR;
+    out.count = 1;
+    out.tensors = operands.tensors + arg.value;
+    return *out.tensors != nullptr;
+  }
+  if (arg.kind == TS_ARG_KIND_DEFAULT) {
+    out = parameter.default_value;
+    return out.kind != TS_ARG_KIND_DEFAULT;
+  }
+  return unbox_any(parameter, arg, operands, out);
+}
+
 // The GPU of the first tensor that lies on one, or -1.
 c10::DeviceIndex gpu_of(const UnboxedArg* args, size_t count) {
   for (const UnboxedArg* arg = args; arg != args + count; ++arg) {
@@ -891,7 +925,7 @@ c10::DeviceIndex gpu_of(const UnboxedArg* args, size_t count) {
 // Otherwise returns false, and has done nothing.
 template <typename Call>
 bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags, Call&& call) {
-  const size_t count = op.parameters.size();
+  const size_t count = op.unboxed_parameters.size();
   if (somebody_captures() || any_pending() || operands.arg_count > static_cast<int64_t>(count)) {
     return false;
   }
@@ -899,7 +933,7 @@ bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
   UnboxedArgs args;  // unbox initialises what the kind has
   for (size_t i = 0; i < count; ++i) {
     const bool given = static_cast<int64_t>(i) < operands.arg_count;
-    if (!unbox(op.parameters[i], given ? operands.args[i] : kDefault, operands, args[i])) {
+    if (!unbox(op.unboxed_parameters[i], given ? operands.args[i] : kDefault, operands, args[i])) {
       return false;
     }
   }
@@ -907,6 +941,10 @@ bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
   const c10::DeviceIndex gpu = asks_for_gpu ? gpu_of(args.data(), count) : -1;
   std::optional<RandomTurn> turn;
   if (op.random && gpu >= 0) turn.emplace();
+  if (flags == 0 && (gpu < 0 || op.libraries == Libraries::kNone)) {
+    call(args.data());
+    return true;
+  }
   const auto run = [&] {
     const Modes modes(flags);
     call(args.data());
@@ -919,10 +957,11 @@ bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
   return true;
 }
 
-// Writes down the default of a parameter for unboxed calls.
-void unbox_default(Parameter& parameter) {
-  UnboxedArg& arg = parameter.unboxed_default;
-  if ((parameter.kinds & bit(TS_ARG_KIND_DEFAULT)) == 0) return;
+// What an unboxed call reads of a parameter, which must stay where it is.
+UnboxedParameter unboxed_parameter_of(Parameter& parameter) {
+  UnboxedParameter unboxed{parameter.kinds, parameter.type, {}};
+  UnboxedArg& arg = unboxed.default_value;
+  if ((parameter.kinds & bit(TS_ARG_KIND_DEFAULT)) == 0) return unboxed;
   const c10::IValue& value = parameter.default_value;
   if (value.isNone()) {
     arg.kind = TS_ARG_KIND_NONE;
@@ -947,11 +986,48 @@ void unbox_default(Parameter& parameter) {
     arg.text = parameter.default_text.data();
   }
   if ((parameter.kinds & bit(arg.kind)) == 0) arg.kind = TS_ARG_KIND_DEFAULT;
+  return unboxed;
+}
+
+inline bool are_flags(int32_t flags) {
+  return (flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags)) == 0 &&
+         (flags & kAutocastFlags) != kAutocastFlags;
 }
 
 void check_flags(int32_t flags) {
   require((flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags)) == 0, "unknown call flag");
   require((flags & kAutocastFlags) != kAutocastFlags, "autocast to two dtypes");
+}
+
+// Checks a call for a number of tensors that the schema has. What is wrong has its own function, so
+// that the code of every call is short.
+[[gnu::noinline]] void refuse_call(const ts_operator* op, const Operands& operands, int32_t flags,
+                                   ts_tensor** results, int64_t capacity, const int64_t* count) {
+  require(op != nullptr, "op is NULL");
+  require(count != nullptr, "count is NULL");
+  require(capacity >= 0 && (capacity == 0 || results != nullptr), "results is NULL");
+  check_flags(flags);
+  check_arrays(operands);
+  check_capacity(*op, capacity);
+}
+
+inline void check_call(const ts_operator* op, const Operands& operands, int32_t flags,
+                       ts_tensor** results, int64_t capacity, const int64_t* count) {
+  const bool right = op != nullptr && count != nullptr && are_flags(flags) && are_there(operands) &&
+                     (capacity == 0 || (capacity >= op->tensor_returns && op->tensor_returns >= 0 &&
+                                        capacity > 0 && results != nullptr));
+  if (!right) refuse_call(op, operands, flags, results, capacity, count);
+}
+
+[[gnu::noinline]] void call_boxed(const ts_operator& op, const Operands& operands, int32_t flags,
+                                  ts_tensor** results, int64_t capacity, int64_t* count) {
+  CallStack call;
+  run(op, operands, flags, *call);
+  const int64_t returned = count_results(*call);
+  if (capacity > 0) {
+    each_result(*call, [&](at::Tensor t) { *results++ = handle_or_null(std::move(t)); });
+  }
+  *count = returned;
 }
 
 std::string full_name(const std::string& name, const std::string& overload) {
@@ -997,7 +1073,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   }
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle.has_value()) throw_not_found(name, overload);
-  auto op = std::make_unique<ts_operator>(ts_operator{*handle, full_name(name, overload), "", {}});
+  auto op = std::make_unique<ts_operator>(*handle, full_name(name, overload));
   const c10::FunctionSchema& schema = handle->schema();
   std::ostringstream text;
   text << schema;
@@ -1023,7 +1099,9 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   op->unboxed = op->non_blocking < 0 && !op->reads_values
                     ? unboxed_call_of(name, overload, op->parameters.size())
                     : UnboxedCall{};
-  for (Parameter& parameter : op->parameters) unbox_default(parameter);
+  for (Parameter& parameter : op->parameters) {
+    op->unboxed_parameters.push_back(unboxed_parameter_of(parameter));
+  }
   return op;
 }
 
@@ -1074,13 +1152,8 @@ ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_ten
                            int64_t capacity, int64_t* count) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(op != nullptr, "op is NULL");
-    ts::require(count != nullptr, "count is NULL");
-    ts::require(capacity >= 0 && (capacity == 0 || results != nullptr), "results is NULL");
-    ts::check_flags(flags);
     const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
-    ts::check_arrays(operands);
-    ts::check_capacity(*op, capacity);
+    ts::check_call(op, operands, flags, results, capacity, count);
     const auto unboxed = [&](const ts::UnboxedArg* args) {
       op->unboxed.tensors(args, capacity > 0 ? results : nullptr);
     };
@@ -1088,13 +1161,7 @@ ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_ten
       *count = op->tensor_returns;
       return;
     }
-    ts::CallStack call;
-    ts::run(*op, operands, flags, *call);
-    const int64_t returned = ts::count_results(*call);
-    if (capacity > 0) {
-      ts::each_result(*call, [&](at::Tensor t) { *results++ = ts::handle_or_null(std::move(t)); });
-    }
-    *count = returned;
+    ts::call_boxed(*op, operands, flags, results, capacity, count);
   });
 }
 
