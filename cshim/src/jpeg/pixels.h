@@ -7,6 +7,12 @@
 
 namespace ts::jpeg {
 
+// Returns the sample that covers a pixel, of which each expands to so many: mostly to one. A GPU
+// has no instruction that divides.
+TS_HOST_DEVICE int32_t covering(int32_t pixel, int32_t expand) {
+  return expand == 1 ? pixel : pixel / expand;
+}
+
 // Returns a sample by its place in the component. Outside of it the nearest sample counts.
 TS_HOST_DEVICE int32_t sample_at(const Plan& plan, const Component& component,
                                  const uint8_t* samples, int32_t x, int32_t y) {
@@ -25,12 +31,12 @@ TS_HOST_DEVICE int32_t upsampled(const Plan& plan, const Component& component,
     return sample_at(plan, component, samples, column, row);
   };
   if (component.fancy_x == 0 && component.fancy_y == 0) {
-    return at(x / component.expand_x, y / component.expand_y);
+    return at(covering(x, component.expand_x), covering(y, component.expand_y));
   }
   const int32_t right = x & 1;
   const int32_t below = y & 1;
-  const int32_t column = component.fancy_x != 0 ? x >> 1 : x / component.expand_x;
-  const int32_t row = component.fancy_y != 0 ? y >> 1 : y / component.expand_y;
+  const int32_t column = component.fancy_x != 0 ? x >> 1 : covering(x, component.expand_x);
+  const int32_t row = component.fancy_y != 0 ? y >> 1 : covering(y, component.expand_y);
   const int32_t next_column = right != 0 ? column + 1 : column - 1;
   const int32_t next_row = below != 0 ? row + 1 : row - 1;
   if (component.fancy_y == 0) {
