@@ -510,7 +510,7 @@ func TestOptionsAreChecked(t *testing.T) {
 // the layer's path.
 // A forward pass leaves its result, and what backward needs, but no handle of a layer's output,
 // which would keep memory that backward does not need.
-func TestTransformersKeepNoOutputsOfLayers(t *testing.T) {
+func TestNetworksKeepNoOutputsOfLayers(t *testing.T) {
 	gpt, err := models.NewGPT2(models.GPT2Options{VocabSize: 10, Positions: 8, Layers: 2, Heads: 2, Width: 8})
 	if err != nil {
 		t.Fatal(err)
@@ -519,11 +519,15 @@ func TestTransformersKeepNoOutputsOfLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	resnet, err := models.NewResNet18(models.ResNetOptions{NumClasses: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
 	tokens, err := torch.FromInt64s([]int64{1, 2, 3}, 1, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	images, err := torch.Zeros(cuda.CPU, torch.Float32, 1, 3, 32, 32)
+	images, err := torch.Zeros(cuda.CPU, torch.Float32, 2, 3, 32, 32)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -543,6 +547,7 @@ func TestTransformersKeepNoOutputsOfLayers(t *testing.T) {
 		{"GPT-2", gpt, tokens, 1},
 		{"a block", gpt.Blocks()[0], vectors, 1},
 		{"ViT", vit, images, 2}, // what the head takes, and the logits
+		{"ResNet-18", resnet, images, 2},
 		{"a layer", layer(false), vectors, 1},
 		{"a layer, normalised first", layer(true), vectors, 1},
 	} {

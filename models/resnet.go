@@ -107,11 +107,22 @@ func (r *ResNet) zeroResiduals() error {
 
 // Forward computes the logits [N classes] of images [N 3 H W].
 func (r *ResNet) Forward(x *torch.Tensor) *torch.Tensor {
-	x = r.pool.Forward(r.bn1.Forward(r.conv1.Forward(x)).ReLU_())
+	return r.FC.Forward(torch.Tidy(r.features, x))
+}
+
+// features computes the vectors that the head takes.
+func (r *ResNet) features(in ...*torch.Tensor) *torch.Tensor {
+	x := torch.Tidy(r.stem, in...)
 	for _, layer := range r.layers {
-		x = layer.Forward(x)
+		y := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return layer.Forward(in[0]) }, x)
+		x.Close()
+		x = y
 	}
-	return r.FC.Forward(r.mean.Forward(x).Flatten(1, -1))
+	return r.mean.Forward(x).Flatten(1, -1)
+}
+
+func (r *ResNet) stem(in ...*torch.Tensor) *torch.Tensor {
+	return r.pool.Forward(r.bn1.Forward(r.conv1.Forward(in[0])).ReLU_())
 }
 
 // Parts returns the modules by torchvision's names.
@@ -166,8 +177,10 @@ func newResidualBlock(in, planes, stride int, bottleneck bool, o ResNetOptions) 
 
 // Forward computes the block's output. ReLU and the sum overwrite results of normalisation, which
 // backward does not need.
-func (b *residualBlock) Forward(x *torch.Tensor) *torch.Tensor {
-	y := x
+func (b *residualBlock) Forward(x *torch.Tensor) *torch.Tensor { return torch.Tidy(b.forward, x) }
+
+func (b *residualBlock) forward(in ...*torch.Tensor) *torch.Tensor {
+	x, y := in[0], in[0]
 	for i, conv := range b.convs {
 		if i > 0 {
 			y = y.ReLU_()

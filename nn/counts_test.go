@@ -71,8 +71,14 @@ func TestBatchCountsAreThoseOfEachForward(t *testing.T) {
 	nn.Train(net, true)
 
 	counts.Begin(s)
+	tidy := func(in ...*torch.Tensor) *torch.Tensor { return net.Forward(in[0]) }
+	check("in a Tidy of a Tidy", torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return torch.Tidy(tidy, in...) }, x).Err(), 4, 4, 9)
+	check("at its end", counts.End(), 5, 5, 10)
+	check("in a Tidy without a pass", torch.Tidy(tidy, x).Err(), 6, 6, 12)
+
+	counts.Begin(s)
 	if norms[1].Forward(norms[0].Forward(x).Flatten(1, -1)).Err() == nil {
 		t.Error("a batch norm took an input of two dimensions")
 	}
-	check("at the end of a pass that failed", counts.End(), 5, 4, 8)
+	check("at the end of a pass that failed", counts.End(), 7, 6, 12)
 }
