@@ -17,7 +17,8 @@ const (
 	// maxDoubtful is the maximum number of bad members that are held until it is known whether
 	// their directory is a class.
 	maxDoubtful = 20 * maxNamed
-	// maxFirst is the maximum number of members that a Finding names.
+	// maxFirst is the maximum number of members that a Finding names, and of directories that a
+	// ClassReport names.
 	maxFirst = 5
 	// maxRows is the maximum number of findings of one verdict that have rows of their own.
 	maxRows = 100
@@ -61,6 +62,7 @@ type inspected struct {
 // samples of each kind only. A member that does not claim to be an image is a sample if another
 // member of its directory does, which is known at the end.
 type census struct {
+	byDirectory          bool       // the directories are the classes
 	dirs                 []dirCount // by number of directory
 	formats              map[string]int
 	width, height, bytes []int64       // of good images
@@ -76,6 +78,7 @@ type dirCount struct {
 	samples, bad int
 	bytes        int64
 	badBy        map[Reason]int
+	paths        firsts // of the directories with its name
 }
 
 type memberOfDir struct{ index, dir int32 }
@@ -87,8 +90,8 @@ type row struct {
 	format  bool // of a format: a finding only if few images have it
 }
 
-func newCensus() *census {
-	return &census{formats: map[string]int{}, rows: map[row]*firsts{}, rowsOf: map[Verdict]int{}}
+func newCensus(o *Options) *census {
+	return &census{byDirectory: !o.WebDataset && o.List == "", formats: map[string]int{}, rows: map[row]*firsts{}, rowsOf: map[Verdict]int{}}
 }
 
 func (c *census) add(f inspected) {
@@ -97,6 +100,9 @@ func (c *census) add(f inspected) {
 	d.samples++
 	d.bytes += f.bytes
 	d.image = d.image || f.image
+	if slash := strings.LastIndexByte(f.name, '/'); c.byDirectory && slash > 0 {
+		d.paths.addOnce(f.index, f.name[:slash])
+	}
 	if !f.image {
 		c.others = append(c.others, memberOfDir{int32(f.index), int32(f.dir)})
 	}
@@ -211,6 +217,7 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		class.Samples += d.samples
 		class.Bad += d.bad
 		class.Bytes += d.bytes
+		class.Directories = d.paths.names()
 		r.Samples += d.samples
 		for reason, n := range d.badBy {
 			r.BadBy[reason] += n
@@ -339,6 +346,18 @@ func (f *firsts) add(index int, name string) {
 		f.list = slices.Insert(f.list, at, firstName{index, name})
 		f.list = f.list[:min(len(f.list), maxFirst)]
 	}
+}
+
+// addOnce is add for names that several samples have: a name is in the list once, at the index of
+// its first sample.
+func (f *firsts) addOnce(index int, name string) {
+	if at := slices.IndexFunc(f.list, func(n firstName) bool { return n.name == name }); at >= 0 {
+		if f.list[at].index <= index {
+			return
+		}
+		f.list = slices.Delete(f.list, at, at+1)
+	}
+	f.add(index, name)
 }
 
 func (f *firsts) names() (names []string) {

@@ -2,11 +2,13 @@ package imageloader
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"image"
 	"image/color"
 	"image/gif"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -177,7 +179,7 @@ func TestBadSamplesAreNamedDespiteIgnoredFiles(t *testing.T) {
 // TestDoubtfulMembersAreBounded: of many directories without an image a bounded number of members
 // is held, and of each directory the first.
 func TestDoubtfulMembersAreBounded(t *testing.T) {
-	c := newCensus()
+	c := newCensus(&Options{})
 	index := 0
 	add := func(dir int, image bool) {
 		c.add(inspected{index: index, dir: dir, image: image, bad: &SampleError{Index: index, Reason: NotImage}})
@@ -215,7 +217,7 @@ func TestDoubtfulMembersAreBounded(t *testing.T) {
 // TestFindingRowsAreBounded: decoders' messages make a bounded number of rows, without the numbers
 // of a single file.
 func TestFindingRowsAreBounded(t *testing.T) {
-	c := newCensus()
+	c := newCensus(&Options{})
 	for i := range 3 * maxRows {
 		for _, text := range []string{fmt.Sprintf("feature %d", i), "damaged at byte 0x1f3a of " + fmt.Sprint(i)} {
 			reason := Unsupported
@@ -322,6 +324,60 @@ func TestRaritiesByTheHeader(t *testing.T) {
 	for want, i := range map[string]imagecapi.Info{"CMYK": cmyk, "huge: more than 50 megapixels": huge} {
 		if list := rarities("a/b", "JPEG", i); !slices.Contains(list, want) {
 			t.Errorf("%q, not %s", list, want)
+		}
+	}
+}
+
+// TestInspectNamesTheDirectoriesOfAClass: a class names the first directories of its samples, from
+// the archive and from its index, and none where labels are not directories.
+func TestInspectNamesTheDirectoriesOfAClass(t *testing.T) {
+	var list []archivetest.Member
+	for i, dir := range []string{"train/cat", "dog", "test/cat", "train/cat", "9/bird", "8/bird", "7/bird", "6/bird", "5/bird", "4/bird", "9/bird"} {
+		list = append(list, archivetest.Member{Name: fmt.Sprintf("%s/%d.jpg", dir, i), Data: archivetest.JPEG(t, archivetest.Gradient(40, 40))})
+	}
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, list...))
+	want := map[string][]string{"bird": {"9/bird", "8/bird", "7/bird", "6/bird", "5/bird"}, "cat": {"train/cat", "test/cat"}, "dog": {"dog"}}
+	type inspector func(context.Context, string, Options, func(Progress)) (*Report, error)
+	for name, inspect := range map[string]inspector{"images": Inspect, "index": InspectIndex} {
+		r, err := inspect(t.Context(), path, Options{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range r.Classes {
+			if !slices.Equal(c.Directories, want[c.Name]) {
+				t.Errorf("by the %s, class %s is in %q, want %q", name, c.Name, c.Directories, want[c.Name])
+			}
+		}
+		if len(r.Classes) != len(want) {
+			t.Errorf("by the %s, %d classes", name, len(r.Classes))
+		}
+	}
+	labels := archivetest.WriteFile(t, "list.csv", []byte("path,label\ntrain/cat/0.jpg,cat\ntest/cat/2.jpg,cat\n"))
+	r, err := Inspect(t.Context(), path, Options{List: labels}, nil)
+	if err != nil || len(r.Classes) != 1 || r.Classes[0].Directories != nil {
+		t.Errorf("with a list: %+v, %v", r, err)
+	}
+}
+
+// TestFirstDirectoriesInAnyOrder: the first distinct names stay, whatever the order in which
+// samples come.
+func TestFirstDirectoriesInAnyOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		names := make([]string, 40)
+		var want []string
+		for i := range names {
+			names[i] = string(rune('a' + rng.IntN(12)))
+			if !slices.Contains(want, names[i]) && len(want) < maxFirst {
+				want = append(want, names[i])
+			}
+		}
+		var f firsts
+		for _, i := range rng.Perm(len(names)) {
+			f.addOnce(i, names[i])
+		}
+		if !slices.Equal(f.names(), want) {
+			t.Fatalf("%q of %q, want %q", f.names(), names, want)
 		}
 	}
 }

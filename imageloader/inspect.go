@@ -47,6 +47,10 @@ type ClassReport struct {
 	Samples int // bad ones included
 	Bad     int
 	Bytes   int64
+	// Directories are the paths of the directories that hold its samples, the first 5 in the
+	// archive's order. More than one has this name where an archive holds train/cat and test/cat.
+	// nil where directories are not the classes: with WebDataset and List.
+	Directories []string
 }
 
 // Range sums up a set of numbers. The median of an even count is the lower middle one.
@@ -106,7 +110,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *na
 		items:   make(chan inspectItem, 2*l.o.Workers),
 		names:   names,
 		judging: take != nil,
-		census:  newCensus(),
+		census:  newCensus(&l.o),
 	}
 	defer in.buffers.Close() // no worker is left
 	defer context.AfterFunc(ctx, in.budget.stop)()
@@ -325,7 +329,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		return nil, err
 	}
 	defer func() { _ = x.Close() }() // nothing was kept
-	c, names := newCensus(), newNameSet()
+	c, names := newCensus(&l.o), newNameSet()
 	i := 0
 	for h, err := range x.Headers() {
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -59,7 +60,7 @@ func TestInspectIndex(t *testing.T) {
 				}
 				return list
 			}
-			if !maps.Equal(got.Formats, formats) || got.Width != want.Width || got.Height != want.Height || got.Bytes != want.Bytes || !slices.Equal(got.Classes, want.Classes) ||
+			if !maps.Equal(got.Formats, formats) || got.Width != want.Width || got.Height != want.Height || got.Bytes != want.Bytes || !reflect.DeepEqual(got.Classes, want.Classes) ||
 				got.Format != want.Format || got.Samples != want.Samples || !slices.Equal(bad(got), bad(want)) || !maps.Equal(got.BadBy, want.BadBy) {
 				t.Errorf("%s, made %s:\n%+v, bad %v\nwant %+v, bad %v", name, made, got, bad(got), want, bad(want))
 			}

@@ -66,6 +66,8 @@ type inspectedClass struct {
 	Samples int    `json:"samples"`
 	Bad     int    `json:"bad"`
 	Bytes   int64  `json:"bytes"`
+	// Directories are the first 5 that hold its samples; null where directories are no classes.
+	Directories []string `json:"directories"`
 }
 
 type spread struct {
@@ -170,7 +172,7 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 		out.Findings = append(out.Findings, kindFound{string(f.Verdict), f.What, f.Count, f.First})
 	}
 	for label, c := range r.Classes {
-		out.Classes = append(out.Classes, inspectedClass{c.Name, label, c.Samples, c.Bad, c.Bytes})
+		out.Classes = append(out.Classes, inspectedClass{c.Name, label, c.Samples, c.Bad, c.Bytes, c.Directories})
 	}
 	for _, b := range r.Bad {
 		out.Bad = append(out.Bad, memberOf(b))
@@ -314,6 +316,9 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 		if err := table.Flush(); err != nil {
 			return err
 		}
+		if err := r.printDirectories(w); err != nil {
+			return err
+		}
 	}
 	switch {
 	case directories && r.Samples == 0:
@@ -322,6 +327,36 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 		fmt.Fprintf(w, "\n%s\n", oneClass)
 	}
 	return nil
+}
+
+// maxMerged is the maximum number of classes from several directories that are named.
+const maxMerged = 10
+
+// printDirectories names the classes whose samples lie in several directories.
+func (r inspection) printDirectories(w io.Writer) error {
+	merged := slices.DeleteFunc(slices.Clone(r.Classes), func(c inspectedClass) bool { return len(c.Directories) < 2 })
+	if len(merged) == 0 {
+		return nil
+	}
+	fmt.Fprintf(w, "\n%s from several directories, because a class is the directory that an image lies in, whatever is above.\n"+
+		"Are these parts of a set, such as train and test? Make an archive of each:\n", counted(len(merged), "class comes", "classes come"))
+	for _, c := range merged[:min(len(merged), maxMerged)] {
+		fmt.Fprintf(w, "  %s: %s\n", printable.Name(c.Name), fromDirectories(c.Directories))
+	}
+	var err error
+	if more := len(merged) - maxMerged; more > 0 {
+		_, err = fmt.Fprintf(w, "  and %d more\n", more)
+	}
+	return err
+}
+
+// fromDirectories lists the directories of a class.
+func fromDirectories(directories []string) string {
+	var list []string
+	for _, d := range directories {
+		list = append(list, printable.Name(d))
+	}
+	return strings.Join(list, ", ")
 }
 
 // printFindings prints what is tolerated, refused or rare as a table.

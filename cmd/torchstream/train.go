@@ -572,9 +572,13 @@ func countClasses(ctx context.Context, path string, stderr io.Writer) ([]imagelo
 // countDirectory counts the images of a directory, which has no index to inspect, by the samples
 // that a loader finds in it.
 func countDirectory(ctx context.Context, path string) ([]imageloader.ClassReport, error) {
-	counts := map[int]int{}
+	counts, directories := map[int]int{}, map[int][]string{}
 	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{Weights: func(s imageloader.Sample) float64 {
-		counts[int(s.Label)]++
+		label := int(s.Label)
+		counts[label]++
+		if dir := filepath.ToSlash(filepath.Dir(s.Name)); !slices.Contains(directories[label], dir) && len(directories[label]) < 5 {
+			directories[label] = append(directories[label], dir)
+		}
 		return 1
 	}})
 	if err != nil {
@@ -582,7 +586,7 @@ func countDirectory(ctx context.Context, path string) ([]imageloader.ClassReport
 	}
 	var classes []imageloader.ClassReport
 	for label, name := range loader.Classes() {
-		classes = append(classes, imageloader.ClassReport{Name: name, Samples: counts[label]})
+		classes = append(classes, imageloader.ClassReport{Name: name, Samples: counts[label], Directories: directories[label]})
 	}
 	return classes, loader.Close()
 }
@@ -602,12 +606,16 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) er
 	few := fewImages(classes)
 	table := printable.NewTable(stdout, 0)
 	fmt.Fprintln(table, "label\timages\tclass\t")
-	suspicious := 0
+	suspicious, merged := 0, 0
 	for label, c := range classes {
 		note := ""
 		if c.Samples < few {
 			note = "few images: is the name a typo?"
 			suspicious++
+		}
+		if len(c.Directories) > 1 {
+			note = "from " + fromDirectories(c.Directories)
+			merged++
 		}
 		fmt.Fprintf(table, "%5d\t%6d\t%s\t%s\n", label, c.Samples, printable.Name(c.Name), note)
 	}
@@ -616,6 +624,10 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) er
 	}
 	if suspicious > 0 {
 		fmt.Fprintf(stdout, "%d of the classes have less than a tenth of the median class's images, or one image: every directory with an image is a class\n", suspicious)
+	}
+	if merged > 0 {
+		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and test, stop here and make an archive of each\n",
+			counted(merged, "class comes", "classes come"))
 	}
 	_, err = fmt.Fprintln(stdout)
 	return err

@@ -427,3 +427,38 @@ func TestFewImages(t *testing.T) {
 		t.Errorf("printed\n%s", text)
 	}
 }
+
+// TestClassesFromSeveralDirectoriesAreNamed: by inspect and before training, of an archive and of
+// a directory, and no others are.
+func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
+	archive := fewPhotos(t, map[string]int{"train/cat": 3, "test/cat": 2, "dog": 4})
+	folder := t.TempDir()
+	for _, name := range []string{"train/cat/a.png", "test/cat/b.png", "dog/a.png"} {
+		if err := os.MkdirAll(filepath.Join(folder, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var file bytes.Buffer
+		if err := png.Encode(&file, image.NewGray(image.Rect(0, 0, 8, 8))); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, name), file.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{archive, folder} {
+		var out, errs bytes.Buffer
+		if err := printClasses(t.Context(), path, &out, &errs); err != nil {
+			t.Fatal(err)
+		}
+		if text := out.String(); !strings.Contains(text, "cat    from test/cat, train/cat") || strings.Count(text, "from ") != 2 || !strings.Contains(text, "1 class comes from several directories") {
+			t.Errorf("printed\n%s", text)
+		}
+		status, stdout, _ := command(t, "inspect", path)
+		if status != 0 || !strings.Contains(stdout, "1 class comes from several directories") || !strings.Contains(stdout, "\n  cat: test/cat, train/cat\n") {
+			t.Errorf("status %d, %s", status, stdout)
+		}
+	}
+	if status, stdout, _ := command(t, "inspect", photos); status != 0 || strings.Contains(stdout, "several directories") {
+		t.Errorf("status %d, %s", status, stdout)
+	}
+}
