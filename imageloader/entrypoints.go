@@ -26,7 +26,7 @@ type entryPoints struct {
 	// blob were compared with the image; 0: they were not, in this process.
 	proofs []atomic.Uint64
 
-	found foundEntries
+	packings sync.Pool // of packing
 
 	heads     *heads // nil until a consumer inflates
 	makeHeads sync.Once

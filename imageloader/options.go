@@ -127,11 +127,11 @@ type Options struct {
 	IndexFile string
 	NoIndex   bool
 	// The index also keeps entry points into JPEG files, about 1 % of their size. They are made
-	// when an image is decoded for the first time, which costs about a tenth more. From the next
-	// time on only the part that the crop needs is decoded. The pixels are the same. Entry points
-	// of an earlier process are compared with the image when they are first used, so that no entry
-	// point changes a pixel; TrustIndex leaves the comparison out. With NoEntryPoints they are
-	// neither made nor used.
+	// when an image is decoded for the first time, which costs about a tenth more, or found by a
+	// GPU that decodes it (prefetcher.Options.Decode). From the next time on only the part that the
+	// crop needs is decoded. The pixels are the same. Entry points of an earlier process are
+	// compared with the image when they are first used, so that no entry point changes a pixel;
+	// TrustIndex leaves the comparison out. With NoEntryPoints they are neither made nor used.
 	//
 	// The index's checksums detect damage and other archives, but not forgery, with and without
 	// TrustIndex. A sample must lie behind a tar header of its name and size, and its label must be

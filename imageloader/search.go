@@ -2,7 +2,6 @@ package imageloader
 
 import (
 	"bytes"
-	"sync"
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/imageloader/internal/index"
@@ -96,18 +95,17 @@ func (l *Loader) KeepEntryPoints(info any, row int, found []byte) {
 	}
 }
 
-// foundEntries packs entry points that a consumer has found.
-type foundEntries struct {
-	mu           sync.Mutex
-	blob, before []byte // reused
-}
+// packing has the memory that entry points are packed in.
+type packing struct{ blob, before []byte }
 
 // keepFound keeps the entry points that were found in sample i. made reports that they are new,
 // others that there are different ones.
 func (p *entryPoints) keepFound(i int, search *search, found []byte) (made, others bool) {
-	f := &p.found
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f, _ := p.packings.Get().(*packing)
+	if f == nil {
+		f = new(packing)
+	}
+	defer p.packings.Put(f)
 	n, proof, err := imagecapi.PackEntries(&search.Search, found, f.blob)
 	if err == nil && n > len(f.blob) {
 		f.blob = make([]byte, 2*n)
