@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -64,7 +65,9 @@ func TestBackwardHasTheBitsOfGrad(t *testing.T) {
 			for j := range values {
 				values[j] = float32(r.NormFloat64() * math.Pow(10, float64(r.IntN(4)-2)))
 			}
-			leaves[i] = floats(t, values, 8).To(device).Keep()
+			moved := floats(t, values, 8).To(device)
+			leaves[i] = moved.Keep()
+			moved.Close()
 			must(t, leaves[i], leaves[i].SetRequiresGrad(true))
 		}
 		scope := torch.NewScope("graph")
@@ -146,6 +149,47 @@ func sameBits(a, b []float32) bool {
 	return reflect.DeepEqual(bits(a), bits(b))
 }
 
+// Each node of a graph of two streams runs on the stream of its forward.
+func TestBackwardKeepsStreams(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	x := onDevice(t, []float32{1, 2, 3})
+	must(t, x, x.SetRequiresGrad(true))
+	scope := torch.NewScope("graph")
+	defer scope.Close()
+	streams := []cuda.Stream{cudatest.Stream(t, gpu), cudatest.Stream(t, gpu)}
+	saw := make([]cuda.Stream, 4)
+	y, before := x.In(scope), cuda.DefaultStream(gpu)
+	for i := range saw {
+		on := streams[i%2]
+		err := on.Wait(before)
+		if err == nil {
+			err = cuda.WithStream(on, func() error { y = y.Square(); return y.Err() })
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		before = on
+		h, err := y.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) {
+			var err error
+			saw[i], err = cuda.GetCurrentCUDAStream(gpu)
+			return nil, err
+		})
+		register(t, h, err)
+	}
+	ones := onDevice(t, []float32{1, 1, 1})
+	if err := cuda.DefaultStream(gpu).Wait(before); err != nil {
+		t.Fatal(err)
+	}
+	if err := y.BackwardWith(torch.BackwardOptions{Gradient: ones}); err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range saw {
+		if s != streams[i%2] {
+			t.Errorf("node %d ran on %v, want %v", i, s, streams[i%2])
+		}
+	}
+}
+
 // A graph that crosses devices has LibTorch's engine run its nodes.
 func TestBackwardAcrossDevices(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
@@ -185,4 +229,163 @@ func TestBackwardAfterAFailedNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantGrad(t, x, 3, 5)
+}
+
+// Roots of all kinds: a leaf, a result of several, a chain of many nodes.
+func TestBackwardFromAnyResult(t *testing.T) {
+	scope := torch.NewScope("graph")
+	defer scope.Close()
+	x := leaf(t, []float32{3}, 1)
+	backward(t, x)
+	wantGrad(t, x, 1)
+
+	x = leaf(t, []float32{1, 2, 3}, 3)
+	parts, err := x.In(scope).Square().Split(1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	backward(t, parts[1])
+	wantGrad(t, x, 0, 4, 0)
+
+	x = leaf(t, []float32{1, 2}, 2)
+	with := floats(t, []float32{10, 100}, 2)
+	if err := x.In(scope).Square().BackwardWith(torch.BackwardOptions{Gradient: with}); err != nil {
+		t.Fatal(err)
+	}
+	wantGrad(t, x, 20, 400)
+
+	x = leaf(t, []float32{1}, 1)
+	y := x.In(scope)
+	for range 5000 {
+		y = y.MulScalar(1)
+	}
+	backward(t, y)
+	wantGrad(t, x, 1)
+}
+
+// Gradients that were recorded have gradients of their own.
+func TestBackwardOfGradients(t *testing.T) {
+	scope := torch.NewScope("graph")
+	defer scope.Close()
+	x := leaf(t, []float32{1, 2}, 2)
+	in := x.In(scope)
+	g, err := torch.Grad([]*torch.Tensor{in.Mul(in).Mul(in).Sum()}, []*torch.Tensor{in}, torch.GradOptions{CreateGraph: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	backward(t, g[0].Sum())
+	wantGrad(t, x, 6, 12)
+	if grad := x.Grad(); grad.RequiresGrad() {
+		t.Error("Backward recorded the gradient")
+	}
+}
+
+// Nodes that get no gradient run, and pass none on.
+func TestBackwardWithoutSomeGradients(t *testing.T) {
+	scope := torch.NewScope("graph")
+	defer scope.Close()
+	stop := torch.Function{
+		Forward: func(c *torch.FunctionContext, in []*torch.Tensor) ([]*torch.Tensor, error) {
+			return []*torch.Tensor{in[0].MulScalar(2)}, nil
+		},
+		Backward: func(c *torch.FunctionContext, grads []*torch.Tensor) ([]*torch.Tensor, error) {
+			return []*torch.Tensor{nil}, nil
+		},
+	}
+	x, only := leaf(t, []float32{1, 2}, 2), leaf(t, []float32{1, 2}, 2)
+	stopped := stop.Apply1(x.In(scope).Square().Mul(only.In(scope)))
+	backward(t, stopped.Sum().Add(x.In(scope).Sum()))
+	wantGrad(t, x, 1, 1)
+	if g := only.Grad(); g != nil {
+		t.Errorf("a leaf without gradients has %v", g)
+	}
+}
+
+// Passes through one graph may run at once, as LibTorch's may.
+func TestBackwardsThroughOneGraphAtOnce(t *testing.T) {
+	scope := torch.NewScope("graph")
+	defer scope.Close()
+	x := leaf(t, []float32{1, 2, 3}, 3)
+	in := x.In(scope)
+	loss := in.Mul(in).Add(in.Tanh().Mul(in)).Sum()
+	if err := loss.BackwardWith(torch.BackwardOptions{RetainGraph: true}); err != nil {
+		t.Fatal(err)
+	}
+	g := x.Grad()
+	once := read(t, g)
+	g.Close()
+	var passes sync.WaitGroup
+	for range 7 {
+		passes.Go(func() {
+			for range 9 {
+				if err := loss.BackwardWith(torch.BackwardOptions{RetainGraph: true}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	passes.Wait()
+	g = x.Grad()
+	defer g.Close()
+	for i, v := range read(t, g) {
+		if want := 64 * once[i]; math.Abs(float64(v-want)) > 1e-4*math.Abs(float64(want)) {
+			t.Errorf("element %d is %v after 64 passes, want %v", i, v, want)
+		}
+	}
+}
+
+// What a node has saved is freed when the node has run, and so are gradients that were used: near
+// its end a pass holds as much memory as LibTorch's own.
+func TestBackwardFreesAsItGoes(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	x := onDevice(t, make([]float32, 1<<16), 1<<16)
+	must(t, x, x.SetRequiresGrad(true))
+	allocated := func() int64 {
+		m, err := gpu.Memory()
+		if err != nil {
+			t.Error(err)
+		}
+		return m.Allocated
+	}
+	freed := func(pass func(loss *torch.Tensor) error) int64 {
+		scope := torch.NewScope("graph")
+		defer scope.Close()
+		y := x.In(scope).Sin()
+		atEnd := int64(-1)
+		h, err := y.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) {
+			atEnd = allocated()
+			return nil, nil
+		})
+		register(t, h, err)
+		for range 20 {
+			next := y.Exp() // saves its result
+			y.Close()
+			y = next
+		}
+		loss := y.Sum()
+		y.Close()
+		before := allocated()
+		if err := pass(loss); err != nil {
+			t.Fatal(err)
+		}
+		if atEnd < 0 {
+			t.Fatal("the hook was not called")
+		}
+		return before - atEnd
+	}
+	ours := freed(func(loss *torch.Tensor) error { return loss.Backward() })
+	if err := torch.ClearGrads(x); err != nil {
+		t.Fatal(err)
+	}
+	engines := freed(func(loss *torch.Tensor) error {
+		g, err := torch.Grad([]*torch.Tensor{loss}, []*torch.Tensor{x}, torch.GradOptions{})
+		for _, each := range g {
+			each.Close()
+		}
+		return err
+	})
+	const size = 1 << 18 // of a result
+	if ours < engines-size/2 || ours < 15*size {
+		t.Errorf("near its end a pass has freed %d bytes, the engine's %d", ours, engines)
+	}
 }
