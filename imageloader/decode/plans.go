@@ -13,8 +13,9 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Plan writes plans of images for a consumer that decodes them itself: package serve, on a GPU. A
-// plan, in plans.Rows, describes the pixels that Decode writes, to the bit. An image has one if it
+// Plan is no part of the API: only packages of this module can make its argument, and nil is an
+// error. It writes plans of images for a consumer that decodes them itself: package serve, on a GPU.
+// A plan, in plans.Rows, describes the pixels that Decode writes, to the bit. An image has one if it
 // is a baseline JPEG within the limits and without damage in its headers, if no operation of the
 // transform needs the host, and if there is room in plans.Memory and plans.Rows. The plan has no
 // entry points, so that the consumer finds damage in the rest of the file. [Decoder.DecodeRows] is
@@ -25,6 +26,9 @@ import (
 // Errors are those of the machine and the program, and the end of ctx.
 func (d *Decoder) Plan(ctx context.Context, plans *decodeplan.Plans, images ...[]byte) error {
 	defer runtime.KeepAlive(d)
+	if plans == nil {
+		return errors.New("decode: Plan is for packages of torchstream, and has no plans to write to: use Decode")
+	}
 	clear(plans.Rows)
 	plans.Used = 0
 	p, to := d.pool, &planning{plans: plans}

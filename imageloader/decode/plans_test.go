@@ -99,6 +99,13 @@ func checkPlans(t *testing.T, plans *decodeplan.Plans) (n int) {
 	return n
 }
 
+// TestPlanOfOthers: the only call that another module can make is an error.
+func TestPlanOfOthers(t *testing.T) {
+	if err := newDecoder(t, decode.Options{}).Plan(t.Context(), nil, photo(t)); err == nil || !strings.Contains(err.Error(), "use Decode") {
+		t.Error(err)
+	}
+}
+
 // TestRowsAreLeftAlone: DecodeRows writes its rows alone, and wants memory for all.
 func TestRowsAreLeftAlone(t *testing.T) {
 	d := newDecoder(t, decode.Options{Transform: transform.Train(32)})
