@@ -166,7 +166,7 @@ void hold_in_capture(const at::Tensor& tensor, CUDAStream stream) {
     auto* storage = tensor.storage().unsafeGetStorageImpl();
     if (capture.made.count(storage) != 0) return;
     if (!capture.known.insert(tensor.unsafeGetTensorImpl()).second) return;
-    capture.held.push_back({tensor, storage_of(tensor), tensor.const_data_ptr(), {}});
+    capture.held.push_back({tensor, storage_of(tensor), tensor.const_data_ptr(), {}, false});
   });
 }
 
@@ -174,6 +174,21 @@ void hold_in_capture(const at::Tensor& tensor) {
   if (!somebody_captures() || !tensor.defined() || !tensor.is_cuda()) return;
   hold_in_capture(tensor, c10::cuda::getCurrentCUDAStream(tensor.get_device()));
 }
+
+namespace {
+
+// Notes that the storage's memory was made in the capture.
+void add_made(CaptureRecord& capture, const at::Tensor& tensor) {
+  if (tensor.get_device() != capture.stream.device_index()) {
+    capture.made_elsewhere = true;  // the work is in the capture, which cannot become a graph now
+    throw_made_elsewhere();
+  }
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  // The weak reference keeps the address from coming to mean another storage.
+  capture.made.emplace(storage, Weak(Storage::reclaim_copy(storage)));
+}
+
+}  // namespace
 
 void made_in_capture(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage()) return;
@@ -184,12 +199,19 @@ void made_in_capture(const at::Tensor& tensor) {
     for (const Held& held : capture.held) {
       if (held.storage.get() == storage) return;  // a view of what was there
     }
-    if (tensor.get_device() != capture.stream.device_index()) {
-      capture.made_elsewhere = true;  // the work is in the capture, which cannot become a graph now
-      throw_made_elsewhere();
+    add_made(capture, tensor);
+  });
+}
+
+void allocated_in_capture(const at::Tensor& tensor) {
+  if (!somebody_captures() || !tensor.is_cuda()) return;
+  const auto stream = c10::cuda::getCurrentCUDAStream(tensor.get_device());
+  with_capture(stream, [&](CaptureRecord& capture, CUDAStream) {
+    add_made(capture, tensor);
+    auto* storage = tensor.storage().unsafeGetStorageImpl();
+    for (Held& held : capture.held) {
+      if (held.storage.get() == storage) held.allocated = true;
     }
-    // The weak reference keeps the address from coming to mean another storage.
-    capture.made.emplace(storage, Weak(Storage::reclaim_copy(storage)));
   });
 }
 

@@ -45,6 +45,7 @@ struct Held {
   c10::intrusive_ptr<c10::StorageImpl> storage;  // the memory that the tensor had then
   const void* data;
   at::Tensor gradient;  // at the capture's end
+  bool allocated;       // the storage had no memory, and was given the graph's
 };
 
 class Randomness;  // cuda/randomness.h
@@ -119,8 +120,12 @@ inline void refuse_in_capture(const char* what) {
 // graph keeps it alive, and refuses to replay after the tensor has moved.
 void hold_in_capture(const at::Tensor& tensor, c10::cuda::CUDAStream stream);
 void hold_in_capture(const at::Tensor& tensor);
-// Tells the capture that the memory was made in it.
+// Tells the capture that the memory was made in it. It leaves alone what it holds: such a tensor is
+// a view of what was there.
 void made_in_capture(const at::Tensor& tensor);
+// Tells the capture that a storage without memory was given some in it. The capture may hold
+// tensors of that storage.
+void allocated_in_capture(const at::Tensor& tensor);
 // CAPTURE, in a capture, for a tensor on a GPU that has memory from before it, and for any tensor
 // if the current stream of its device is not captured.
 void require_own_memory_in_capture(const at::Tensor& tensor, const char* what);

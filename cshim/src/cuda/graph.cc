@@ -326,7 +326,7 @@ void ts_graph::check_held() const {
     const ts::Held& each = record.held[i];
     const c10::TensorImpl* impl = each.tensor.unsafeGetTensorImpl();
     if (impl->storage().unsafeGetStorageImpl() != each.storage.get() ||
-        each.tensor.const_data_ptr() != each.data) {
+        (!each.allocated && each.tensor.const_data_ptr() != each.data)) {
       throw ts::Failure(TS_ERROR_STALE, "operand " + std::to_string(i + 1) + " of the graph, " +
                                             ts::text_of(each.tensor) +
                                             ", was given other memory since the capture: capture "

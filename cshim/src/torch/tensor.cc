@@ -400,6 +400,6 @@ ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) {
     c10::DataPtr memory = storage->allocator()->allocate(bytes);
     storage->set_data_ptr_noswap(std::move(memory));
     storage->set_nbytes(bytes);
-    if (bytes != 0) ts::made_in_capture(value);
+    if (bytes != 0) ts::allocated_in_capture(value);
   });
 }

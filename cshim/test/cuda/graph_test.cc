@@ -282,6 +282,33 @@ TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
   EXPECT_EQ(test::read<float>(x), (std::vector<float>{2, 2, 2, 2}));
 }
 
+// A capture that holds a tensor without memory can give it memory, and free it. The tensor may have
+// other memory between replays.
+TEST(GraphGpu, AHeldStorageIsGivenMemoryWithinACapture) {
+  NEEDS_GPUS(1);
+  test::Tensor kept = zeros();
+  test::Tensor passing = zeros();
+  test::Tensor out = zeros();
+  ASSERT_OK(ts_device_synchronize(0));
+  ASSERT_OK(ts_tensor_resize_storage(passing, 0));
+  Capture capture;
+  const test::Tensor view = test::Call("aten::view").tensor(passing).ints({2, 2}).one();  // holds
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_OK(ts_tensor_resize_storage(passing, 16));
+    EXPECT_OK(ts_tensor_copy(passing, kept, true));
+    EXPECT_OK(test::Call("aten::add_", "Tensor").tensor(out).tensor(passing).drop());
+    EXPECT_OK(ts_tensor_resize_storage(passing, 0));
+    EXPECT_EQ(address(passing), 0U);
+  }
+  EXPECT_OK(add_one(kept));
+  capture.end();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_OK(ts_graph_replay(capture.graph, {0, 0}));
+    EXPECT_OK(ts_tensor_resize_storage(passing, i == 1 ? 0 : 16));
+  }
+  EXPECT_EQ(test::read<float>(out), (std::vector<float>{6, 6, 6, 6}));
+}
+
 // Memory that a tensor has within a capture alone is the graph's, in each replay.
 TEST(GraphGpu, AStorageHasMemoryWithinACapture) {
   NEEDS_GPUS(1);
