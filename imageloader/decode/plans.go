@@ -14,12 +14,12 @@ import (
 )
 
 // Plan is no part of the API: only packages of this module can make its argument, and nil is an
-// error. It writes plans of images for a consumer that decodes them itself: package serve, on a GPU.
-// A plan, in plans.Rows, describes the pixels that Decode writes, to the bit. An image has one if it
-// is a baseline JPEG within the limits and without damage in its headers, if no operation of the
-// transform needs the host, and if there is room in plans.Memory and plans.Rows. The plan has no
-// entry points, so that the consumer finds damage in the rest of the file. [Decoder.DecodeRows] is
-// for the images without a plan, also those at fault, and for those that the consumer cannot
+// error. It writes plans of images for a consumer that decodes them itself: package serve, on a
+// GPU. A plan, in plans.Rows, describes the pixels that Decode writes, to the bit. An image has one
+// if it is a baseline JPEG within the limits and without damage in its headers, if no operation of
+// the transform needs the host, and if there is room in plans.Memory and plans.Rows. The plan has
+// no entry points, so that the consumer finds damage in the rest of the file. [Decoder.DecodeRows]
+// is for the images without a plan, also those at fault, and for those that the consumer cannot
 // decode. With Options.Planar no image has a plan.
 //
 // Plan waits for Workers, and not for MaxMemory. Each of Workers keeps up to 4 MiB for plans.
