@@ -18,9 +18,10 @@ import (
 // its Close, since copies of its Stream may exist; [Leaks] counts it.
 type OwnedStream struct {
 	Stream
-	made    origin.Origin
-	closed  atomic.Bool
-	cleanup runtime.Cleanup
+	multiprocessors int
+	made            origin.Origin
+	closed          atomic.Bool
+	cleanup         runtime.Cleanup
 }
 
 // NewOwnedStream returns an exclusive stream on the device, with the requested priority and no work
@@ -31,12 +32,26 @@ func NewOwnedStream(d Device, o StreamOptions) (*OwnedStream, error) {
 	if err := d.gpu("NewOwnedStream"); err != nil {
 		return nil, err
 	}
-	s, err := capi.NewStream(int32(d), int32(max(math.MinInt32, min(o.Priority, math.MaxInt32))))
+	clamped := func(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt32))) }
+	if o.MaxMultiprocessors == 0 {
+		s, err := capi.NewStream(int32(d), clamped(o.Priority))
+		if err != nil {
+			return nil, checked(err)
+		}
+		return newOwnedStream(Stream{s}), nil
+	}
+	s, count, err := capi.NewBoundedStream(int32(d), clamped(o.Priority), clamped(o.MaxMultiprocessors))
 	if err != nil {
 		return nil, checked(err)
 	}
-	return newOwnedStream(Stream{s}), nil
+	own := newOwnedStream(Stream{s})
+	own.multiprocessors = int(count)
+	return own, nil
 }
+
+// Multiprocessors returns how many multiprocessors the stream's kernels run on, by
+// StreamOptions.MaxMultiprocessors. 0: on all.
+func (o *OwnedStream) Multiprocessors() int { return o.multiprocessors }
 
 func newOwnedStream(s Stream) *OwnedStream {
 	o := &OwnedStream{Stream: s, made: origin.New("stream")}

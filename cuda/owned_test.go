@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"errors"
+	"math"
 	"testing"
 
 	"github.com/torchstream/torchstream/internal/capi"
@@ -62,6 +63,45 @@ func TestOwnedStreams(t *testing.T) {
 	defer again.Close()
 	if !seen[again.Stream] {
 		t.Errorf("%v is new, want one of the %d streams that were given back", again, len(seen))
+	}
+}
+
+// TestBoundedStreams: the bound is rounded down, streams come back with it alone, and the pool has
+// none.
+func TestBoundedStreams(t *testing.T) {
+	onGPU(t, 1)
+	bounded := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{Priority: -1, MaxMultiprocessors: 23}))
+	if n := bounded.Multiprocessors(); n < 8 || n > 23 {
+		t.Errorf("a bound of 23 gives %d multiprocessors", n)
+	}
+	if p := must[int](t)(bounded.Priority()); p != -1 {
+		t.Errorf("priority %d, want -1", p)
+	}
+	e := must[*Event](t)(NewEvent(EventOptions{}))
+	defer e.Close()
+	check(t, e.Record(bounded.Stream))
+	check(t, DefaultStream(0).WaitEvent(e))
+	check(t, e.Record(DefaultStream(0)))
+	check(t, bounded.WaitEvent(e))
+	check(t, bounded.Synchronize())
+	check(t, bounded.Close())
+	plain := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{Priority: -1}))
+	defer plain.Close()
+	if plain.Stream == bounded.Stream || plain.Multiprocessors() != 0 {
+		t.Errorf("%v has %d multiprocessors", plain, plain.Multiprocessors())
+	}
+	again := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{Priority: -1, MaxMultiprocessors: 23}))
+	defer again.Close()
+	if again.Stream != bounded.Stream {
+		t.Errorf("%v, want %v, which was given back", again, bounded)
+	}
+	for _, refused := range []int{1, -5, math.MinInt} {
+		if s, err := NewOwnedStream(0, StreamOptions{MaxMultiprocessors: refused}); !errors.Is(err, ErrInvalidArgument) {
+			t.Errorf("a bound of %d: %v, %v", refused, s, err)
+		}
+	}
+	if s, err := NewStream(0, StreamOptions{MaxMultiprocessors: 16}); !errors.Is(err, ErrInvalidArgument) {
+		t.Errorf("a bound for a stream of the pool: %v, %v", s, err)
 	}
 }
 

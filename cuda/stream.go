@@ -22,6 +22,14 @@ type StreamOptions struct {
 	// Values outside of that range are refused with ErrInvalidArgument. The device starts queued
 	// work of urgent streams first; it does not interrupt running work.
 	Priority int
+	// MaxMultiprocessors bounds how many of the device's multiprocessors the stream's kernels run
+	// on, so that the others are left to other work; 0 is no bound. Only [NewOwnedStream] takes it:
+	// the pool's streams are everybody's. The driver rounds it down (to a multiple of 8 on an
+	// H100), see [OwnedStream.Multiprocessors]. All bounded streams of a device with the same number
+	// share the same multiprocessors; unbounded streams may use them too. Copies are not bounded.
+	// Fewer than the driver's minimum (8 on an H100) are refused with ErrInvalidArgument. It needs a
+	// driver of CUDA 12.4 or later.
+	MaxMultiprocessors int
 }
 
 // PoolStreams is the number of streams in LibTorch's pool for each device and priority.
@@ -38,6 +46,9 @@ const PoolStreams = 32
 func NewStream(d Device, o StreamOptions) (Stream, error) {
 	if err := d.gpu("NewStream"); err != nil {
 		return Stream{}, err
+	}
+	if o.MaxMultiprocessors != 0 {
+		return Stream{}, fmt.Errorf("%w: cuda: NewStream: the pool's streams have no StreamOptions.MaxMultiprocessors: use NewOwnedStream", ErrInvalidArgument)
 	}
 	s, err := capi.StreamFromPool(int32(d), int32(max(math.MinInt32, min(o.Priority, math.MaxInt32))))
 	return Stream{s}, checked(err)

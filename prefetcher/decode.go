@@ -84,6 +84,8 @@ type decoding struct {
 	rooms int
 	// entries is the memory of a slot for entry points that the device finds, in bytes.
 	entries int
+	// multiprocessors that decode; 0: all. Open sets it.
+	multiprocessors int
 
 	plans []decodeplan.Plans // by host slot
 	rows  [][]int            // by device slot: the row of each image that the device was to decode

@@ -3,6 +3,7 @@ package prefetcher
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 	"unsafe"
@@ -116,10 +117,12 @@ func (d *gpuDevice) openDecoding() error {
 	scratch := min(max(scratchPerImage*batch, minScratch), maxScratch)
 	for i := range g.units {
 		u := &g.units[i]
-		// 0 is the lowest priority: compute on a stream of a higher one goes first.
-		if u.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{}); err != nil {
-			return err
+		// 0 is the lowest priority: compute on a stream of a higher one goes first. The streams share
+		// the multiprocessors of their bound.
+		if u.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{MaxMultiprocessors: d.multiprocessors}); err != nil {
+			return fmt.Errorf("a stream to decode on: %w", err)
 		}
+		g.multiprocessors = u.stream.Multiprocessors()
 		if u.decoder, err = g.newDecoder(int32(d.device), batch, scratch); err != nil {
 			return err
 		}

@@ -187,6 +187,67 @@ func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 	}
 }
 
+// TestGPUDecodeOnSomeMultiprocessors: a bound on the multiprocessors that decode changes no batch.
+func TestGPUDecodeOnSomeMultiprocessors(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	path := decodeArchive(t, 100)
+	o := imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip}
+	plain, l := newLoader(t, path, o), newLoader(t, path, o)
+	nothingLeft(t, func() {
+		host, device := newFeed(t, plain, Options{}), newFeed(t, l, Options{Decode: Device, DecodeMultiprocessors: 20})
+		sameEpochs(t, host, device, 0, 3)
+		if st := device.Stats(); st.DecodeMultiprocessors < 8 || st.DecodeMultiprocessors > 20 || st.Decoded < 100 || st.DecodedAgain != 0 {
+			t.Errorf("%+v", st)
+		}
+		if st := host.Stats(); st.DecodeMultiprocessors != 0 {
+			t.Errorf("the host's: %+v", st)
+		}
+		closeFeed(t, host)
+		closeFeed(t, device)
+	})
+	if _, err := New(l, Options{Decode: Device, DecodeMultiprocessors: 1}); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("a bound of 1: %v", err)
+	}
+}
+
+// TestSanitizerOfBoundedDecoding: the stream sanitizer knows the streams of a bound, and finds
+// nothing.
+func TestSanitizerOfBoundedDecoding(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	if cuda.RunningSanitizer() != nil {
+		t.Skip("the environment has started a sanitizer, which must find nothing in the other tests")
+	}
+	l := newLoader(t, decodeArchive(t, 60), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
+	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	p := newFeed(t, l, Options{Decode: Device, DecodeMultiprocessors: 20})
+	for epoch := range 3 {
+		for b, err := range p.Epoch(t.Context(), epoch) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum := b.Images.Sum() // on the consumer's stream
+			if err := sum.Err(); err != nil {
+				t.Fatal(err)
+			}
+			sum.Close()
+		}
+	}
+	st := p.Stats()
+	closeFeed(t, p)
+	if st.Decoded < 40 || st.DecodeMultiprocessors != 16 {
+		t.Errorf("%+v", st)
+	}
+	for _, f := range s.Findings() {
+		if !f.Kind.Note() {
+			t.Errorf("found in a correct program:\n%v", &f)
+		}
+	}
+}
+
 // compressed returns the compressed bytes of a plan, which are its last part but for operations.
 // All else in a plan is trusted: its parts are where the header says.
 func compressed(plan []byte) ([]byte, error) {

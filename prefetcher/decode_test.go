@@ -307,6 +307,8 @@ func TestDecodeOption(t *testing.T) {
 		{"Device of too large batches", &plannedSource{rawSource: rawSource{batch: 65536}}, Options{Decode: Device}, "at most 65535"},
 		{"Device of a source without plans", &rawSource{batch: 1}, Options{Decode: Device}, "does not plan"},
 		{"another value", &rawSource{batch: 1}, Options{Decode: 3}, "Decode(3)"},
+		{"a bound on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Auto, DecodeMultiprocessors: 16}, ""},
+		{"a negative bound", &plannedSource{rawSource: rawSource{batch: 1}}, Options{DecodeMultiprocessors: -1}, "DecodeMultiprocessors is -1"},
 		{"a negative value", &rawSource{batch: 1}, Options{Decode: -1}, "Decode(-1)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

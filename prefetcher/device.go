@@ -205,6 +205,8 @@ type gpuDevice struct {
 	*slots
 	device   cuda.Device
 	priority int
+	// multiprocessors is Options.DecodeMultiprocessors.
+	multiprocessors int
 
 	p       cuda.Stream       // the stream's value
 	stream  *cuda.OwnedStream // exclusive, so that no other work delays a batch

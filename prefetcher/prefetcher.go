@@ -99,6 +99,11 @@ type Options struct {
 	// The GPU's decoding has the lowest priority. So compute takes precedence on a stream with
 	// cuda.StreamOptions.Priority of -1, and not on the default stream.
 	Decode Decode
+	// DecodeMultiprocessors bounds how many of the GPU's multiprocessors decode, so that training
+	// has the others to itself: it is MaxMultiprocessors of the decoders' cuda.StreamOptions. 0 is no
+	// bound: the decoders' streams have the lowest priority, but a kernel that runs is not
+	// interrupted. Without Decode on the device it has no effect.
+	DecodeMultiprocessors int
 	// Priority is the priority of the stream P, as in cuda.StreamOptions: with -1 and lower the
 	// finish runs before compute that is already queued.
 	Priority int
@@ -201,7 +206,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 		device = &cpuDevice{slots: s}
 	} else {
 		idle = &starved{device: o.Device}
-		gpu := &gpuDevice{slots: s, device: o.Device, priority: o.Priority, starved: idle}
+		gpu := &gpuDevice{slots: s, device: o.Device, priority: o.Priority, multiprocessors: o.DecodeMultiprocessors, starved: idle}
 		device = gpu
 		tracer.name(gpu.streams)
 	}
@@ -226,6 +231,9 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
 	if o.Decode < Host || o.Decode > Device {
 		return nil, fmt.Errorf("Options.Decode is %v: it must be Host, Auto or Device", o.Decode)
+	}
+	if o.DecodeMultiprocessors < 0 {
+		return nil, fmt.Errorf("Options.DecodeMultiprocessors is %d: it must be at least 0", o.DecodeMultiprocessors)
 	}
 	if o.Decode == Host {
 		return nil, nil
@@ -387,6 +395,9 @@ type Stats struct {
 	// them.
 	Inflated     int64
 	DecoderBytes int64 // device memory of the decoders, with their results
+	// DecodeMultiprocessors is how many of the GPU's multiprocessors decode at most, by
+	// Options.DecodeMultiprocessors. 0: all.
+	DecodeMultiprocessors int
 	// FinishTime is the host time for queueing the finish; on the CPU, for executing it.
 	FinishTime time.Duration
 	Elapsed    time.Duration // in epochs
@@ -424,6 +435,7 @@ func (p *Prefetcher) Stats() Stats {
 	if d := p.slots.decode; d != nil {
 		s.Decoded, s.DecodedAgain, s.DecoderBytes = d.decoded.Load(), d.again.Load(), d.memory.Load()
 		s.Inflated = d.inflates.Load()
+		s.DecodeMultiprocessors = d.multiprocessors
 	}
 	if p.starved != nil {
 		s.ConsumerWait = r.FirstWait + p.starved.time()

@@ -48,6 +48,7 @@ type loaderResult struct {
 	HostCores            float64           `json:"host_cores"`     // CPU seconds a second
 	Decode               string            `json:"decode,omitempty"`
 	BusBytesPerImage     float64           `json:"bus_bytes_per_image,omitempty"` // copied to the GPU
+	DecodeSMs            int               `json:"decode_sms,omitempty"`          // multiprocessors that decode at most; 0: all
 	DecodedOnDevice      int64             `json:"decoded_on_device,omitempty"`   // images that the GPU was given
 	DecodedAgain         int64             `json:"decoded_again,omitempty"`       // those of them that the host has decoded after all
 	InflatedOnDevice     int64             `json:"inflated_on_device,omitempty"`  // images that the GPU was given compressed in a .tgz
@@ -110,6 +111,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	policy := set.String("policy", "none", policyHelp)
 	device := set.String("device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
+	sms := set.Int("decode-sms", 0, "with -decode device: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)")
 	trust := set.Bool("trust-index", false, "do not compare the index's entry points with the images: the GPU does not search for them in the first epoch")
 	warm := set.Int("warm", 0, "run so many epochs before the clock starts: the first one makes entry points")
 	repeat := set.Int("repeat", 1, "go over the archive so many times in an epoch")
@@ -149,7 +151,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		return writeJSON(stdout, map[string]int{"images": n})
 	}
 	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, warm: *warm, profile: *profile}
-	if m.target, err = pickTarget(*device, *decode); err != nil {
+	if m.target, err = pickTarget(*device, *decode, *sms); err != nil {
 		return err
 	}
 	peers, err := peersOf(*names, *archive, *contract, *policy, m.target)
@@ -255,6 +257,7 @@ type feeder interface {
 type deviceStats struct {
 	finish                                               time.Duration // of the host
 	bytes, decoded, decodedAgain, inflated, decoderBytes int64
+	multiprocessors                                      int // that decode; 0: all
 }
 
 // measurement is one run of `bench loader`.
@@ -350,7 +353,7 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 		r.BusBytesPerImage = float64(now.bytes-before.bytes) / float64(r.Images)
 		r.DecodedOnDevice, r.DecodedAgain = now.decoded-before.decoded, now.decodedAgain-before.decodedAgain
 		r.InflatedOnDevice = now.inflated - before.inflated
-		r.DecoderBytes = now.decoderBytes
+		r.DecoderBytes, r.DecodeSMs = now.decoderBytes, now.multiprocessors
 	}
 	r.Seconds = elapsed.Seconds()
 	r.HostCores = (after - m.cpu).Seconds() / r.Seconds

@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
-// pickTarget reads -device and -decode of a benchmark. No device is no target.
-func pickTarget(name, decode string) (target, error) {
+// pickTarget reads -device, -decode and -decode-sms of a benchmark. No device is no target.
+func pickTarget(name, decode string, sms int) (target, error) {
 	if name == "" {
 		return nil, nil
 	}
@@ -25,7 +25,10 @@ func pickTarget(name, decode string) (target, error) {
 	if err != nil {
 		return nil, err
 	}
-	return device{d, where}, nil
+	if err := checkSMs(sms, where); err != nil {
+		return nil, err
+	}
+	return device{d, where, sms}, nil
 }
 
 // parseDecode reads -decode.
@@ -35,6 +38,14 @@ func parseDecode(name string) (prefetcher.Decode, error) {
 		return 0, usageError{fmt.Sprintf("-decode %q: want host, auto or device", name)}
 	}
 	return where, nil
+}
+
+// checkSMs checks -decode-sms.
+func checkSMs(sms int, decode prefetcher.Decode) error {
+	if sms < 0 || sms > 0 && decode == prefetcher.Host {
+		return usageError{fmt.Sprintf("-decode-sms %d: want a number of multiprocessors of at least 0, with -decode device or auto", sms)}
+	}
+	return nil
 }
 
 // parseDevice reads -device.
@@ -74,10 +85,11 @@ func pickDevice(name string) (cuda.Device, error) {
 type device struct {
 	cuda.Device
 	decode prefetcher.Decode
+	sms    int
 }
 
 func (d device) feed(loader *imageloader.Loader) (feeder, error) {
-	p, err := prefetcher.New(loader, prefetcher.Options{Device: d.Device, Decode: d.decode})
+	p, err := prefetcher.New(loader, prefetcher.Options{Device: d.Device, Decode: d.decode, DecodeMultiprocessors: d.sms})
 	if err != nil {
 		return nil, err
 	}
@@ -100,5 +112,5 @@ func (p prefetched) epoch(ctx context.Context, epoch int, count func(n int) (mor
 
 func (p prefetched) stats() deviceStats {
 	s := p.Stats()
-	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecoderBytes}
+	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecoderBytes, s.DecodeMultiprocessors}
 }

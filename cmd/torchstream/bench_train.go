@@ -115,6 +115,7 @@ type trainBench struct {
 	priority int // of the stream of a fed training
 	decode   prefetcher.Decode
 	engines  bool
+	sms      int // that decode; 0: all
 	// noGraphs leaves out steps as graphs.
 	noGraphs bool
 }
@@ -170,6 +171,7 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set.Int64Var(&b.memory, "memory", 4096, "`MB` of compressed images: a .tgz that fits in is held in memory")
 	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	set.IntVar(&b.priority, "priority", 0, "priority of the stream that trains from -archive; -1 is above the GPU's decoding")
+	set.IntVar(&b.sms, "decode-sms", 0, "with -decode device: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)")
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.engines, "engines", false, "with -archive, on a GPU: measure resident steps beside the GPU's JPEG engines too, which decode the archive meanwhile (nvJPEG)")
 	one := set.Bool("one-step", false, "only make one step of the first network at its smallest batch, and print a line: what -first runs")
@@ -178,6 +180,9 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	}
 	var err error
 	if b.decode, err = parseDecode(*decode); err != nil {
+		return err
+	}
+	if err := checkSMs(b.sms, b.decode); err != nil {
 		return err
 	}
 	if err := b.check(*names, *sizes, *device); err != nil {

@@ -38,7 +38,8 @@ type fedRow struct {
 	Model           string  `json:"model"`
 	Batch           int     `json:"batch"`
 	Mode            string  `json:"mode"`
-	Decode          string  `json:"decode"` // where images are decoded
+	Decode          string  `json:"decode"`               // where images are decoded
+	DecodeSMs       int     `json:"decode_sms,omitempty"` // multiprocessors that decode at most; 0: all
 	Workers         int     `json:"workers"`
 	ImagesPerSecond float64 `json:"images_per_second"`
 	// Resident is the rate of the same steps on data that lie on the device, in turn with the fed
@@ -231,7 +232,7 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, loader.Close()) }()
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device, Decode: b.decode})
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device, Decode: b.decode, DecodeMultiprocessors: b.sms})
 	if err != nil {
 		return err
 	}
@@ -272,7 +273,7 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	if len(m.shares) < m.rounds {
 		return errors.New("the epoch ended before the time was over")
 	}
-	row.Workers = loader.Stats().Workers
+	row.Workers, row.DecodeSMs = loader.Stats().Workers, feed.Stats().DecodeMultiprocessors
 	images := float64(m.steps * row.Batch)
 	row.ImagesPerSecond, row.Resident = images/m.fed.took.Seconds(), images/m.still.took.Seconds()
 	row.Share = median(m.shares)

@@ -105,7 +105,8 @@ func TestBenchTrainFirstStep(t *testing.T) {
 
 func TestBenchTrainArguments(t *testing.T) {
 	for _, args := range [][]string{{"-models", "gpt3"}, {"-models", "resnet19"}, {"-batches", "1"}, {"-batches", "8,x"}, {"-size", "8"}, {"-seconds", "0"},
-		{"-seconds", "NaN"}, {"-context", "2000"}, {"-first", "-1"}, {"-models", "vit_b_16", "-size", "40"}} {
+		{"-seconds", "NaN"}, {"-context", "2000"}, {"-first", "-1"}, {"-models", "vit_b_16", "-size", "40"},
+		{"-decode-sms", "16"}, {"-decode", "device", "-decode-sms", "-1"}} {
 		var wrong usageError
 		if err := benchTrain(t.Context(), args, &bytes.Buffer{}, &bytes.Buffer{}); !errors.As(err, &wrong) {
 			t.Errorf("%v: %v", args, err)

@@ -272,10 +272,19 @@ TS_API ts_error* ts_stream_forget(ts_stream stream);
 /* Lends a stream that nobody else gets, otherwise like one of the pool, without a limit to their
  * number. ts_stream_release gives it back. */
 TS_API ts_error* ts_stream_acquire(int32_t device, int32_t priority, ts_stream* stream);
-/* Takes back a stream of ts_stream_acquire, without waiting. From then on the value is
- * TS_ERROR_INVALID_ARGUMENT. It must not be current on any thread. The CUDA stream lives on,
- * because LibTorch remembers streams beyond their use (memory marked as used on one, backward of
- * what ran on one): ts_stream_acquire hands it out again once its work is done. */
+/* ts_stream_acquire, for a stream whose kernels run on at most so many of the device's
+ * multiprocessors, 1 or more. All streams of a device with the same number share them, and other
+ * streams may use them too. *multiprocessors is the number, which the driver's granularity rounds
+ * down (8 on compute capability 9.0), or 0 if the device has no more than the maximum: the stream
+ * is then not bounded. Copies are not bounded. TS_ERROR_INVALID_ARGUMENT for fewer than the
+ * driver's minimum, TS_ERROR_UNSUPPORTED with a driver before CUDA 12.4. */
+TS_API ts_error* ts_stream_acquire_bounded(int32_t device, int32_t priority,
+                                           int32_t max_multiprocessors, ts_stream* stream,
+                                           int32_t* multiprocessors);
+/* Takes back a stream of ts_stream_acquire or ts_stream_acquire_bounded, without waiting. From then
+ * on the value is TS_ERROR_INVALID_ARGUMENT. It must not be current on any thread. The CUDA stream
+ * lives on, because LibTorch remembers streams beyond their use (memory marked as used on one,
+ * backward of what ran on one): ts_stream_acquire hands it out again once its work is done. */
 TS_API ts_error* ts_stream_release(ts_stream stream);
 /* Returns the device's default stream. */
 TS_API ts_error* ts_stream_get_default(int32_t device, ts_stream* stream);

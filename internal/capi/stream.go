@@ -15,6 +15,8 @@ package capi
 #cgo nocallback ts_stream_forget
 #cgo noescape ts_stream_acquire
 #cgo nocallback ts_stream_acquire
+#cgo noescape ts_stream_acquire_bounded
+#cgo nocallback ts_stream_acquire_bounded
 #cgo nocallback ts_stream_release
 #cgo noescape ts_stream_is_same
 #cgo nocallback ts_stream_is_same
@@ -185,6 +187,22 @@ func NewStream(device, priority int32) (s Stream, err error) {
 		on.madeStream(s, "cuda.NewOwnedStream", false)
 	}
 	return s, err
+}
+
+// NewBoundedStream is NewStream for a stream whose kernels run on at most so many multiprocessors.
+// It also returns how many they are, 0 for all.
+func NewBoundedStream(device, priority, maxMultiprocessors int32) (s Stream, multiprocessors int32, err error) {
+	if err := Check(); err != nil {
+		return s, 0, err
+	}
+	computing.enter()
+	defer computing.leave()
+	var count C.int32_t
+	err = failure(C.ts_stream_acquire_bounded(C.int32_t(device), C.int32_t(priority), C.int32_t(maxMultiprocessors), cstream(&s), &count))
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.madeStream(s, "cuda.NewOwnedStream", false)
+	}
+	return s, int32(count), err
 }
 
 func FreeStream(s Stream) error {

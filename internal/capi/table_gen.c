@@ -46,6 +46,7 @@ static ts_error* absent_ts_stream_from_pool(int32_t device, int32_t priority, ts
 static ts_error* absent_ts_stream_from_handle(uintptr_t cuda_stream, int32_t device, ts_stream* stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_forget(ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_acquire(int32_t device, int32_t priority, ts_stream* stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_stream_acquire_bounded(int32_t device, int32_t priority, int32_t max_multiprocessors, ts_stream* stream, int32_t* multiprocessors) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_release(ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_get_default(int32_t device, ts_stream* stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_is_same(ts_stream a, ts_stream b, bool* same) { return (ts_error*)&torchstream_capi_absent; }
@@ -272,6 +273,7 @@ static struct {
   ts_error* (*ts_stream_from_handle)(uintptr_t cuda_stream, int32_t device, ts_stream* stream);
   ts_error* (*ts_stream_forget)(ts_stream stream);
   ts_error* (*ts_stream_acquire)(int32_t device, int32_t priority, ts_stream* stream);
+  ts_error* (*ts_stream_acquire_bounded)(int32_t device, int32_t priority, int32_t max_multiprocessors, ts_stream* stream, int32_t* multiprocessors);
   ts_error* (*ts_stream_release)(ts_stream stream);
   ts_error* (*ts_stream_get_default)(int32_t device, ts_stream* stream);
   ts_error* (*ts_stream_is_same)(ts_stream a, ts_stream b, bool* same);
@@ -497,6 +499,7 @@ static struct {
   absent_ts_stream_from_handle,
   absent_ts_stream_forget,
   absent_ts_stream_acquire,
+  absent_ts_stream_acquire_bounded,
   absent_ts_stream_release,
   absent_ts_stream_get_default,
   absent_ts_stream_is_same,
@@ -724,6 +727,7 @@ static const char* const names[] = {
   "ts_stream_from_handle",
   "ts_stream_forget",
   "ts_stream_acquire",
+  "ts_stream_acquire_bounded",
   "ts_stream_release",
   "ts_stream_get_default",
   "ts_stream_is_same",
@@ -950,6 +954,7 @@ ts_error* ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* strea
 ts_error* ts_stream_from_handle(uintptr_t cuda_stream, int32_t device, ts_stream* stream) { return table.ts_stream_from_handle(cuda_stream, device, stream); }
 ts_error* ts_stream_forget(ts_stream stream) { return table.ts_stream_forget(stream); }
 ts_error* ts_stream_acquire(int32_t device, int32_t priority, ts_stream* stream) { return table.ts_stream_acquire(device, priority, stream); }
+ts_error* ts_stream_acquire_bounded(int32_t device, int32_t priority, int32_t max_multiprocessors, ts_stream* stream, int32_t* multiprocessors) { return table.ts_stream_acquire_bounded(device, priority, max_multiprocessors, stream, multiprocessors); }
 ts_error* ts_stream_release(ts_stream stream) { return table.ts_stream_release(stream); }
 ts_error* ts_stream_get_default(int32_t device, ts_stream* stream) { return table.ts_stream_get_default(device, stream); }
 ts_error* ts_stream_is_same(ts_stream a, ts_stream b, bool* same) { return table.ts_stream_is_same(a, b, same); }

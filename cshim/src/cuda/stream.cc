@@ -24,6 +24,7 @@
 #include "base/thread.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
+#include "cuda/partition.h"
 #include "cuda/same_stream.h"
 #include "cuda/workspaces.h"
 #include "torchstream.h"
@@ -107,13 +108,14 @@ class AddressedStreams {
   }
 
   // Lends an exclusive stream: the one that has been spare for longest if its work is done,
-  // otherwise a new one. Never one with work left, which its next owner would wait for.
-  StreamId take(int32_t device, int32_t priority) {
+  // otherwise a new one. Never one with work left, which its next owner would wait for. Its kernels
+  // run on a part of the multiprocessors, or with 0 on all.
+  StreamId take(int32_t device, int32_t priority, int32_t multiprocessors) {
     const DeviceScope scope(device);
     // Neither making nor querying a stream may break another thread's capture.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto& spare = spare_[{device, priority}];
+    auto& spare = spare_[{device, priority, multiprocessors}];
     if (!spare.empty()) {
       const StreamId id = spare.front();
       const cudaError_t status = cudaStreamQuery(reinterpret_cast<cudaStream_t>(id));
@@ -126,9 +128,14 @@ class AddressedStreams {
       C10_CUDA_CLEAR_ERROR();
     }
     cudaStream_t made = nullptr;
-    C10_CUDA_CHECK(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority));
+    if (multiprocessors == 0) {
+      C10_CUDA_CHECK(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority));
+    } else {
+      made = make_stream_on_part(device, priority, multiprocessors);
+    }
     const auto id = static_cast<StreamId>(reinterpret_cast<uintptr_t>(made));
     known_[{device, id}] = Kind::kOwned;
+    if (multiprocessors != 0) part_[{device, id}] = multiprocessors;
     return id;
   }
 
@@ -143,7 +150,8 @@ class AddressedStreams {
     const std::lock_guard<std::mutex> lock(mutex_);
     Kind& kind = known_[{device, id}];
     if (kind != Kind::kOwned) return false;
-    spare_[{device, priority}].push_back(id);
+    const auto part = part_.find({device, id});
+    spare_[{device, priority, part == part_.end() ? 0 : part->second}].push_back(id);
     kind = Kind::kSpare;
     changes_.fetch_add(1, std::memory_order_release);
     return true;
@@ -155,7 +163,9 @@ class AddressedStreams {
  private:
   std::mutex mutex_;
   std::map<std::pair<int32_t, StreamId>, Kind> known_;
-  std::map<std::pair<int32_t, int32_t>, std::deque<StreamId>> spare_;  // by device and priority
+  std::map<std::pair<int32_t, StreamId>, int32_t> part_;  // multiprocessors of a part; else none
+  // By device, priority and multiprocessors.
+  std::map<std::tuple<int32_t, int32_t, int32_t>, std::deque<StreamId>> spare_;
   std::atomic<uint64_t> changes_{1};
 };
 
@@ -312,7 +322,21 @@ ts_error* ts_stream_acquire(int32_t device, int32_t priority, ts_stream* stream)
     ts::require(stream != nullptr, "stream is NULL");
     ts::require_device(device);
     ts::check_priority(priority);
-    *stream = {ts::addressed_streams().take(device, priority), device};
+    *stream = {ts::addressed_streams().take(device, priority, 0), device};
+  });
+}
+
+ts_error* ts_stream_acquire_bounded(int32_t device, int32_t priority, int32_t max_multiprocessors,
+                                    ts_stream* stream, int32_t* multiprocessors) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(stream != nullptr && multiprocessors != nullptr, "an output parameter is NULL");
+    ts::require_device(device);
+    ts::check_priority(priority);
+    ts::require(max_multiprocessors >= 1, "max_multiprocessors is less than 1");
+    const int32_t within = ts::multiprocessors_within(device, max_multiprocessors);
+    *stream = {ts::addressed_streams().take(device, priority, within), device};
+    *multiprocessors = within;
   });
 }
 

@@ -6,6 +6,7 @@
 // meaningless. tools/null-device.sh puts this library in front of the real one.
 //
 // What CUDA refuses during a capture, and the capture that it then breaks, are those of CUDA.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -143,6 +144,51 @@ int active_context(int /*device*/, unsigned* flags, int* active) {
 
 int driver_success() { return 0; }
 
+// Parts of the multiprocessors: those of an H100, in eights.
+constexpr unsigned kMultiprocessors = 132;
+constexpr unsigned kPart = 8;
+
+CUresult device_resource(CUdevice /*device*/, CUdevResource* resource, CUdevResourceType type) {
+  *resource = {};
+  resource->type = type;
+  resource->sm = {kMultiprocessors, kPart, kPart};
+  return CUDA_SUCCESS;
+}
+
+CUresult split(CUdevResource* result, unsigned* groups, const CUdevResource* input,
+               CUdevResource* /*remaining*/, unsigned /*flags*/, unsigned count) {
+  *result = *input;
+  result->sm.smCount = (count + kPart - 1) / kPart * kPart;
+  *groups = 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult green_context(CUgreenCtx* context, CUdevResourceDesc /*description*/, CUdevice /*device*/,
+                       unsigned /*flags*/) {
+  static char made = 0;
+  *context = reinterpret_cast<CUgreenCtx>(&made);
+  return CUDA_SUCCESS;
+}
+
+CUresult green_stream(CUstream* stream, CUgreenCtx /*context*/, unsigned flags, int priority) {
+  return static_cast<CUresult>(cudaStreamCreateWithPriority(stream, flags, priority));
+}
+
+// Functions of the driver that do something. All others do nothing.
+void* driver_function(const char* symbol) {
+  const std::pair<const char*, void*> functions[] = {
+      {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(&active_context)},
+      {"cuDeviceGetDevResource", reinterpret_cast<void*>(&device_resource)},
+      {"cuDevSmResourceSplitByCount", reinterpret_cast<void*>(&split)},
+      {"cuGreenCtxCreate", reinterpret_cast<void*>(&green_context)},
+      {"cuGreenCtxStreamCreate", reinterpret_cast<void*>(&green_stream)},
+  };
+  for (const auto& [name, function] : functions) {
+    if (std::strcmp(symbol, name) == 0) return function;
+  }
+  return reinterpret_cast<void*>(&driver_success);
+}
+
 }  // namespace
 
 extern "C" {
@@ -233,9 +279,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function,
                                              unsigned /*version*/, unsigned long long /*flags*/,
                                              cudaDriverEntryPointQueryResult* result) {
-  *function = std::strcmp(symbol, "cuDevicePrimaryCtxGetState") == 0
-                  ? reinterpret_cast<void*>(&active_context)
-                  : reinterpret_cast<void*>(&driver_success);
+  *function = driver_function(symbol);
   if (result != nullptr) *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

@@ -30,6 +30,10 @@ TEST(Stream, EveryCallOnAnAbsentDeviceReturnsNoDevice) {
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_from_handle(0, device, &out));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_forget(stream));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_acquire(device, 0, &out));
+    int32_t multiprocessors = -1;
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
+                 ts_stream_acquire_bounded(device, 0, 16, &out, &multiprocessors));
+    EXPECT_EQ(multiprocessors, -1);
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_release(stream));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_is_same(stream, stream, &done));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_get_handle(stream, &handle));
@@ -236,6 +240,44 @@ TEST(StreamGpu, AcquiredStreamsAreExclusive) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "priority 1", ts_stream_acquire(0, 1, &other));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_acquire", ts_stream_release(pool_stream()));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_acquire", ts_stream_release({0, 0}));
+}
+
+// Streams with a bound are lent like others, and only with their bound again.
+TEST(StreamGpu, BoundedStreams) {
+  NEEDS_GPUS(1);
+  int32_t all = 0;
+  ts_stream bounded{};
+  ASSERT_OK(ts_stream_acquire_bounded(0, 0, 17, &bounded, &all));
+  EXPECT_EQ(all, 16);  // of every device since compute capability 7.0
+  ts_stream beside{};
+  ASSERT_OK(ts_stream_acquire_bounded(0, -1, 16, &beside, &all));
+  int32_t priority = 0;
+  ASSERT_OK(ts_stream_get_priority(beside, &priority));
+  EXPECT_EQ(priority, -1);
+  ts_stream pool = pool_stream();
+  for (const auto stream : {bounded, beside}) {
+    ASSERT_OK(ts_wait_cuda_stream(stream, pool));
+    ASSERT_OK(ts_wait_cuda_stream(pool, stream));
+    ASSERT_OK(ts_stream_synchronize(stream));
+  }
+  ASSERT_OK(ts_stream_release(bounded));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back", ts_stream_synchronize(bounded));
+  ts_stream unbounded{};
+  ASSERT_OK(ts_stream_acquire(0, 0, &unbounded));
+  EXPECT_FALSE(unbounded == bounded);
+  ts_stream again{};
+  ASSERT_OK(ts_stream_acquire_bounded(0, 0, 16, &again, &all));
+  EXPECT_TRUE(again == bounded);
+  ts_stream whole{};
+  ASSERT_OK(ts_stream_acquire_bounded(0, 0, 1 << 20, &whole, &all));
+  EXPECT_EQ(all, 0);
+  for (const auto stream : {beside, unbounded, again, whole}) ASSERT_OK(ts_stream_release(stream));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "at least",
+               ts_stream_acquire_bounded(0, 0, 1, &whole, &all));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "less than 1",
+               ts_stream_acquire_bounded(0, 0, 0, &whole, &all));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL",
+               ts_stream_acquire_bounded(0, 0, 16, &whole, nullptr));
 }
 
 TEST(StreamGpu, AnOwnStreamWithWorkIsNotHandedOut) {
