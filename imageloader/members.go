@@ -25,12 +25,13 @@ import (
 // jpegHead is what a plan needs of a JPEG that is not on the host.
 type jpegHead struct {
 	info     imagecapi.Info
-	tables   string // the segments that other images may have too; shared with them
-	frame    string // the frame's and the scan's
-	scan     int    // byte of the file where the data of its scan begin
-	end      int64  // of its compressed bytes: see index.Inflated; 0: see refuse
-	checksum uint32 // CRC-32 of the tar's headers and the file
-	entries  uint64 // hash of the blob that the bytes were compared with
+	tables   string   // the segments that other images may have too; shared with them
+	frame    string   // the frame's and the scan's
+	scan     int      // byte of the file where the data of its scan begin
+	end      int64    // of its compressed bytes: see index.Inflated; 0: see refuse
+	checksum uint32   // CRC-32 of the tar's headers and the file
+	pieces   []uint64 // digests of the file's pieces, if parts of it are read: see planPart
+	entries  uint64   // hash of the blob that the bytes were compared with
 }
 
 // heads has the heads of an index's samples. Several goroutines use it.
@@ -41,6 +42,7 @@ type heads struct {
 	mu     sync.Mutex
 	tables map[string]string
 	used   int // bytes of tables
+	pieces int // digests of all heads
 }
 
 // maxTables bounds the memory of heads.tables. Nearly all images of a set have the same few.

@@ -28,6 +28,7 @@ type planner struct {
 	waited   time.Duration // of r, before the present group
 	idle     time.Time     // when the last group ended
 	began    time.Time     // when the present group began
+	pieces   []uint64      // digests of a part that was read; reused
 }
 
 // fetchPlans reports whether fetch plans images. Masks, and what takes the place of a label, are
@@ -102,7 +103,7 @@ func (q *planner) plan(j *job) bool {
 	if search && !q.searches.allowed(j.sample.Index) {
 		return false
 	}
-	if !search && q.planMember(j) {
+	if !search && (q.planMember(j) || q.planPart(j)) {
 		return true
 	}
 	began := time.Now()
@@ -121,6 +122,7 @@ func (q *planner) plan(j *job) bool {
 		planned = q.w.planScan(j, &info)
 	} else if planned = q.w.plan(j, &info); planned {
 		q.w.keepHead(j, &info)
+		q.w.keepPieces(j, &info)
 	}
 	j.data = nil
 	if planned && q.w.crops(&info) {

@@ -349,6 +349,30 @@ TS_API ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_he
                                     const ts_image_geometry* geometry, ts_image_entries entries,
                                     uint8_t* buffer, size_t capacity, size_t* planned);
 
+/* A plan with room for a part of its file. All places are bytes. */
+typedef struct ts_image_part {
+  size_t at;      /* the plan, from plans.data; 0 without one */
+  size_t planned; /* of the plan; 0: there is none */
+  size_t file;    /* the part begins at this byte of the file, */
+  size_t bytes;   /* has so many, */
+  size_t to;      /* and goes here, from plans.data */
+} ts_image_part;
+
+/* Does ts_image_plan_append for an image whose file the caller reads after this call: the plan has
+ * room for the part of the file with the segments that the geometry needs, in whole pieces of
+ * `piece` bytes (the last one of a file may be shorter). The caller writes the file's bytes there,
+ * and vouches for them as for ts_image_plan_head, which says when there is no plan; with
+ * ts_image_digest_pieces of the file it can tell whether they are still the same. */
+TS_API ts_error* ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* head,
+                                    const ts_image_geometry* geometry, ts_image_entries entries,
+                                    size_t piece, ts_image_plans plans, ts_image_part* part);
+
+/* Writes the digests of the pieces of `piece` bytes that the data consist of, of which the last may
+ * be shorter: bytes / piece of them, rounded up. They are valid as long as the process lives, and
+ * depend on a secret of the process. */
+TS_API ts_error* ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece,
+                                        uint64_t* digests);
+
 /* How many JPEGs a decoder has decoded in which way. The pixels are the same in all of them. */
 typedef struct ts_image_decoder_stats {
   size_t size;              /* sizeof(ts_image_decoder_stats), set by the caller */

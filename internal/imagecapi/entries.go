@@ -12,6 +12,10 @@ package imagecapi
 #cgo nocallback ts_image_plan_segments
 #cgo noescape ts_image_plan_head
 #cgo nocallback ts_image_plan_head
+#cgo noescape ts_image_plan_part
+#cgo nocallback ts_image_plan_part
+#cgo noescape ts_image_digest_pieces
+#cgo nocallback ts_image_digest_pieces
 #cgo noescape ts_image_plan_append
 #cgo nocallback ts_image_plan_append
 #cgo noescape ts_image_plan_scan
@@ -24,6 +28,7 @@ package imagecapi
 import "C"
 
 import (
+	"fmt"
 	"runtime"
 	"sync/atomic"
 	"unsafe"
@@ -173,4 +178,43 @@ func DecoderStats(d *Decoder) (Stats, error) {
 	}
 	return Stats{int64(s.jpeg_own), int64(s.jpeg_libjpeg), int64(s.jpeg_gave_up), int64(s.entries_used), int64(s.entries_verified), int64(s.entries_refused),
 		int64(s.entries_made)}, nil
+}
+
+// Part is a plan that PlanPart has written, and where the part of the file goes that it needs.
+type Part struct {
+	At, Bytes int // the plan's; 0 bytes: there is none
+	// From is the part's first byte of the file.
+	From int
+	// Begin and End are its place in the memory.
+	Begin, End int
+}
+
+// PlanPart is PlanAppend for an image whose file the caller reads after the call: head, fileBytes
+// and scan are those of PlanHead. The plan has room for the part of the file with the segments that
+// the geometry needs, in whole pieces of the given number of bytes, of which the file's last one may
+// be shorter. The caller knows that the entry points are those of the file, and writes its bytes
+// there.
+func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries []byte, piece int, memory []byte, used *atomic.Uint64) (Part, error) {
+	c := geometry(g)
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	data := unsafe.SliceData(head)
+	if data != nil {
+		pin.Pin(data)
+	}
+	from := C.ts_image_head{data: (*C.uint8_t)(data), bytes: C.size_t(len(head)), file_bytes: C.size_t(fileBytes), scan: C.size_t(scan)}
+	var p C.ts_image_part
+	err := failure(C.ts_image_plan_part(d, &from, &c, C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
+		C.size_t(piece), C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))}, &p))
+	return Part{int(p.at), int(p.planned), int(p.file), int(p.to), int(p.to + p.bytes)}, err
+}
+
+// DigestPieces writes the digests of the pieces of the given number of bytes that data consists of,
+// of which the last may be shorter. digests has one for each. They are valid as long as the process
+// lives.
+func DigestPieces(data []byte, piece int, digests []uint64) error {
+	if len(digests) != (len(data)+piece-1)/piece {
+		return fmt.Errorf("imagecapi: %d digests of %d bytes in pieces of %d", len(digests), len(data), piece)
+	}
+	return failure(C.ts_image_digest_pieces((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), C.size_t(piece), (*C.uint64_t)(unsafe.SliceData(digests))))
 }

@@ -31,6 +31,8 @@ static ts_error* absent_ts_image_plan_append(ts_image_decoder* decoder, const ui
 static ts_error* absent_ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_pack_entries(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_augmenter_new(ts_augmenter** augmenter) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -64,6 +66,8 @@ static struct {
   ts_error* (*ts_image_plan_scan)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned);
   ts_error* (*ts_image_pack_entries)(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_plan_head)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned);
+  ts_error* (*ts_image_plan_part)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part);
+  ts_error* (*ts_image_digest_pieces)(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests);
   ts_error* (*ts_image_decoder_get_stats)(const ts_image_decoder* decoder, ts_image_decoder_stats* stats);
   ts_error* (*ts_image_resize)(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride);
   ts_error* (*ts_augmenter_new)(ts_augmenter** augmenter);
@@ -96,6 +100,8 @@ static struct {
   absent_ts_image_plan_scan,
   absent_ts_image_pack_entries,
   absent_ts_image_plan_head,
+  absent_ts_image_plan_part,
+  absent_ts_image_digest_pieces,
   absent_ts_image_decoder_get_stats,
   absent_ts_image_resize,
   absent_ts_augmenter_new,
@@ -130,6 +136,8 @@ static const char* const names[] = {
   "ts_image_plan_scan",
   "ts_image_pack_entries",
   "ts_image_plan_head",
+  "ts_image_plan_part",
+  "ts_image_digest_pieces",
   "ts_image_decoder_get_stats",
   "ts_image_resize",
   "ts_augmenter_new",
@@ -163,6 +171,8 @@ ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, s
 ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return table.ts_image_plan_scan(decoder, data, bytes, geometry, plans, search, at, planned); }
 ts_error* ts_image_pack_entries(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_pack_entries(search, found, found_bytes, buffer, made); }
 ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_head(decoder, head, geometry, entries, buffer, capacity, planned); }
+ts_error* ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part) { return table.ts_image_plan_part(decoder, head, geometry, entries, piece, plans, part); }
+ts_error* ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests) { return table.ts_image_digest_pieces(data, bytes, piece, digests); }
 ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return table.ts_image_decoder_get_stats(decoder, stats); }
 ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return table.ts_image_resize(decoder, src, width, height, src_stride, geometry, dst, dst_stride); }
 ts_error* ts_augmenter_new(ts_augmenter** augmenter) { return table.ts_augmenter_new(augmenter); }

@@ -221,6 +221,22 @@ size_t plan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
   return decoder->jpeg.plan(data, bytes, info, geometry, in, to);
 }
 
+// Does ts_image_plan_head, or ts_image_plan_part with `part`.
+size_t plan_head(ts_image_decoder* decoder, const ts_image_head* head,
+                 const ts_image_geometry* geometry, const ts_image_entries& entries, PlanMemory* to,
+                 FilePart* part) {
+  require(decoder != nullptr, "decoder is NULL");
+  require(head != nullptr, "head is NULL");
+  require(entries.data != nullptr || entries.bytes == 0, "entries.data is NULL");
+  const ts_image_geometry known = checked(geometry);
+  const ts_image_info info = bounded_header(decoder, head->data, head->bytes);
+  check_crop(known, info.width, info.height);
+  if (info.format != TS_IMAGE_FORMAT_JPEG || reduction_of(known) != 1) return 0;
+  const FileHead from = {head->data, head->bytes, head->file_bytes, head->scan};
+  return decoder->jpeg.plan_head(from, info, known, {entries.data, entries.bytes, nullptr}, to,
+                                 part);
+}
+
 EntriesOut entries_out(const ts_image_entries_buffer& buffer, const ts_image_entries_made* made) {
   require(buffer.spacing >= 0 && buffer.spacing <= INT32_MAX, "buffer.spacing is out of range");
   require(buffer.data != nullptr || buffer.capacity == 0, "buffer.data is NULL");
@@ -424,18 +440,38 @@ ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* hea
                              const ts_image_geometry* geometry, ts_image_entries entries,
                              uint8_t* buffer, size_t capacity, size_t* planned) {
   return ts::guard(__func__, [&] {
-    ts::require(decoder != nullptr, "decoder is NULL");
-    ts::require(head != nullptr, "head is NULL");
-    ts::require(entries.data != nullptr || entries.bytes == 0, "entries.data is NULL");
     ts::image::PlanMemory to = ts::image::plan_memory(buffer, capacity, nullptr);
     ts::require(planned != nullptr, "planned is NULL");
-    const ts_image_geometry known = ts::image::checked(geometry);
-    const ts_image_info info = ts::image::bounded_header(decoder, head->data, head->bytes);
-    ts::image::check_crop(known, info.width, info.height);
-    const ts::image::FileHead from = {head->data, head->bytes, head->file_bytes, head->scan};
-    const ts::image::EntriesIn in = {entries.data, entries.bytes, nullptr};
-    const bool jpeg = info.format == TS_IMAGE_FORMAT_JPEG && ts::image::reduction_of(known) == 1;
-    *planned = jpeg ? decoder->jpeg.plan_head(from, info, known, in, &to) : 0;
+    *planned = ts::image::plan_head(decoder, head, geometry, entries, &to, nullptr);
+  });
+}
+
+ts_error* ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* head,
+                             const ts_image_geometry* geometry, ts_image_entries entries,
+                             size_t piece, ts_image_plans plans, ts_image_part* part) {
+  return ts::guard(__func__, [&] {
+    ts::require(plans.used != nullptr, "plans.used is NULL");
+    ts::image::PlanMemory to = ts::image::plan_memory(plans.data, plans.bytes, plans.used);
+    ts::require(part != nullptr, "part is NULL");
+    ts::require(piece >= 1 && piece <= INT32_MAX, "piece is not from 1 to 2^31 - 1");
+    to.at = SIZE_MAX;
+    ts::image::FilePart of = {piece};
+    const size_t size = ts::image::plan_head(decoder, head, geometry, entries, &to, &of);
+    *part = {};
+    if (size != 0 && to.at != SIZE_MAX) {
+      *part = {to.at, size, of.begin, of.bytes, to.at + of.at};
+    }
+  });
+}
+
+ts_error* ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece,
+                                 uint64_t* digests) {
+  return ts::guard(__func__, [&] {
+    ts::require(piece >= 1, "piece is 0");
+    ts::require(bytes == 0 || (data != nullptr && digests != nullptr), "data or digests is NULL");
+    for (size_t at = 0; at < bytes; at += piece) {
+      *digests++ = ts::image::proof_of_file(data + at, std::min(piece, bytes - at));
+    }
   });
 }
 

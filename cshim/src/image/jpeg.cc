@@ -628,7 +628,7 @@ size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info&
 
 size_t JpegDecoder::plan_head(const FileHead& head, const ts_image_info& header,
                               const ts_image_geometry& geometry, const EntriesIn& in,
-                              PlanMemory* to) {
+                              PlanMemory* to, FilePart* part) {
   Entries entries;
   Frame frame;
   Scan scan;
@@ -642,7 +642,7 @@ size_t JpegDecoder::plan_head(const FileHead& head, const ts_image_info& header,
   scan.data = nullptr;
   scan.begin = head.scan;
   scan.end = head.file_bytes;
-  return plan_jpeg(frame, scan, entries, geometry, to);
+  return plan_jpeg(frame, scan, entries, geometry, to, part);
 }
 
 size_t JpegDecoder::plan_scan(const uint8_t* data, size_t bytes, const ts_image_info& header,

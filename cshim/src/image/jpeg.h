@@ -66,8 +66,8 @@ struct FileHead {
   size_t file_bytes, scan;
 };
 
-// Returns what a proof of entries of this file begins with. It is valid as long as the process
-// lives, and cannot be forged without its secret.
+// Returns a digest of a file, with which a proof of its entries begins, or of a part of one. It is
+// valid as long as the process lives, and cannot be forged without its secret.
 uint64_t proof_of_file(const uint8_t* data, size_t bytes);
 // Returns the proof that the entries of this blob are those of the file with that proof.
 uint64_t proof_of_entries(uint64_t file, const uint8_t* blob, size_t bytes);
@@ -107,7 +107,8 @@ class JpegDecoder {
   // that the caller knows to be those of the file. The geometry is valid for an image of this
   // header. Returns 0 also for a head that is not usual, or has another frame than the header's.
   size_t plan_head(const FileHead& head, const ts_image_info& header,
-                   const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to);
+                   const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to,
+                   FilePart* part = nullptr);
 
   // Plans the decoding of the image's crop without entries, as plan_whole_scan does. Otherwise this
   // is plan; but throws Failure also if jpeg_check refuses the file.

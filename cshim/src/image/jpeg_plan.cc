@@ -363,7 +363,7 @@ uint8_t* PlanMemory::take(size_t wanted) {
 }
 
 size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
-                 const ts_image_geometry& geometry, PlanMemory* to) {
+                 const ts_image_geometry& geometry, PlanMemory* to, FilePart* part) {
   Plan plan = {};
   Codes codes;
   if (!plan_image(frame, scan, geometry, &plan, &codes)) return 0;
@@ -381,13 +381,25 @@ size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
   const uint64_t max_bytes = uint64_t{scan.end - scan.begin} + plan.entries;
   uint64_t scan_bytes = 0;
   uint64_t segments = 0;
+  size_t first = scan.end;
+  size_t end = scan.begin;
   const bool possible = each_run(plan, scan, entries, [&](const Run& run) {
     scan_bytes += run.end - run.begin;
+    first = std::min(first, run.begin);
+    end = std::max(end, run.end);
     segments += uint64_t{run.last} - run.first + 1;
     return scan_bytes <= max_bytes;
   });
-  const bool has_scan = scan.data != nullptr;
-  if (!has_scan) scan_bytes = scan.end - scan.begin;
+  const bool has_scan = scan.data != nullptr || part != nullptr;
+  if (part != nullptr) {
+    if (end <= first) return 0;
+    part->begin = first / part->piece * part->piece;
+    part->bytes =
+        std::min(scan.end, (end - 1) / part->piece * part->piece + part->piece) - part->begin;
+    scan_bytes = part->bytes;
+  } else if (!has_scan) {
+    scan_bytes = scan.end - scan.begin;
+  }
   if (!possible || scan_bytes > INT32_MAX / 2) return 0;
   plan.scan_bytes = static_cast<uint32_t>(scan_bytes);
   plan.segments = static_cast<uint32_t>(segments);
@@ -399,19 +411,23 @@ size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
   std::memcpy(parts.entries, packed.data, packed.bytes);
   uint32_t copied = 0;
   uint8_t* segment_to = parts.segments;
+  // A part may begin in front of the scan.
+  const auto of_part =
+      part != nullptr ? static_cast<uint32_t>(scan.begin) - static_cast<uint32_t>(part->begin) : 0;
   each_run(plan, scan, entries, [&](const Run& run) {
     const auto begin = static_cast<uint32_t>(run.begin - scan.begin);
-    const uint32_t shift = has_scan ? copied - begin : 0;
+    const uint32_t shift = scan.data != nullptr ? copied - begin : of_part;
     for (uint32_t entry = run.first; entry <= run.last; ++entry) {
       segment_to = write_segment(entry, shift, segment_to);
     }
-    if (has_scan) {
+    if (scan.data != nullptr) {
       std::memcpy(parts.scan + copied, scan.data + run.begin, run.end - run.begin);
       copied += static_cast<uint32_t>(run.end - run.begin);
     }
     return true;
   });
-  if (has_scan) std::memset(parts.scan + copied, 0, jpeg::kScanSlack);
+  if (has_scan) std::memset(parts.scan + plan.scan_bytes, 0, jpeg::kScanSlack);
+  if (part != nullptr) part->at = plan.scan_at;
   return plan.bytes;
 }
 

@@ -25,15 +25,24 @@ struct PlanMemory {
   uint8_t* take(size_t wanted);
 };
 
+// The part of a file that a plan needs, in whole pieces of the file.
+struct FilePart {
+  size_t piece;                 // bytes
+  size_t begin = 0, bytes = 0;  // of the file: from the beginning of a piece to the end of one
+  size_t at = 0;                // where they go, bytes from the plan's beginning
+};
+
 // Writes the plan (jpeg/plan.h) of an image with its compressed segments. The geometry, which must
 // be valid, is that of the upright image. Returns the plan's bytes, also if the memory has no room
 // for them; then it takes none, and the content of memory that is not shared is undefined. Returns
 // 0 for an image or geometry that only the host decodes.
 //
 // Without scan.data the plan has no compressed segments, its scan_at is 0, and its scan_bytes are
-// those from scan.begin to the file's end. Whoever decodes it sets scan_at to where they are.
+// those from scan.begin to the file's end. Whoever decodes it sets scan_at to where they are. With
+// `part`, which is for scans without data, the plan has room for that part of the file in place of
+// the segments, and the caller fills it in: it is one run, with the bytes between the segments.
 size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
-                 const ts_image_geometry& geometry, PlanMemory* to);
+                 const ts_image_geometry& geometry, PlanMemory* to, FilePart* part = nullptr);
 
 // What a plan of a whole scan is for.
 struct ScanOptions {

@@ -188,3 +188,9 @@ func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geomet
 	n, err = imagecapi.PlanHead(d.d, head, fileBytes, scan, g, blob, buffer)
 	return augmented(n, err, ops, buffer)
 }
+
+// PlanPart writes a plan, behind the plans in memory, of an image of which a part is read after the
+// call: see imagecapi.PlanPart.
+func (d *Decoder) PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int, memory []byte, used *atomic.Uint64) (imagecapi.Part, error) {
+	return imagecapi.PlanPart(d.d, head, fileBytes, scan, g, blob, piece, memory, used)
+}

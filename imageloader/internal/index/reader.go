@@ -99,6 +99,26 @@ func (r *Reader) read(i int, p, room []byte) error {
 	return nil
 }
 
+// Parts reports whether ReadPart reads parts of sample i: of a regular file in a local tar that is
+// not compressed, of an index that does not keep its samples in memory.
+func (x *Index) Parts(i int) bool {
+	defer runtime.KeepAlive(x)
+	m := &x.samples[x.at(i)]
+	s := &x.shards[m.shard]
+	return s.format == archive.Tar && m.kind == archive.Regular && !archive.IsURL(s.path) && !x.memory.holds()
+}
+
+// ReadPart fills p with the bytes of sample i's content from a place on, which lie within it.
+// Parts has reported true. It compares nothing with the index: a caller knows the bytes.
+func (r *Reader) ReadPart(i int, p []byte, from int) error {
+	defer runtime.KeepAlive(r.x)
+	m := &r.x.samples[r.x.at(i)]
+	if n, err := r.archive.ReadAt(int(m.shard), p, m.offset+int64(from)); n < len(p) {
+		return err
+	}
+	return nil
+}
+
 // Inflated is what Read finds out about a sample of a gzip shard beside its content.
 type Inflated struct {
 	Lead uint32 // CRC-32 of the bytes before the content that Packed.Lead counts
