@@ -13,8 +13,8 @@ import (
 // A crop needs a part of its file, and which one is known before the file is read: the head that an
 // earlier pass of this process has kept, and the entry points, say where its segments lie. So the
 // part is read from a local .tar straight into the slot, behind its plan. The earlier pass has
-// compared the whole file with its entry points, and kept the digests of its pieces: the pieces that
-// are read must still have them, or the file is read and judged as a whole.
+// compared the whole file with its entry points, and kept the digests of its pieces: the pieces
+// that are read must still have them, or the file is read and judged as a whole.
 
 // pieceBytes is the number of bytes that a digest is of. Parts are read in whole pieces.
 const pieceBytes = 8 << 10
@@ -32,8 +32,8 @@ func (w *worker) partsFor(j *job) *heads {
 	return w.points.points.headsOf()
 }
 
-// keepPieces keeps the head of a job's file, and the digests of its pieces, for later passes, if its
-// entry points are those of the blob that was used last.
+// keepPieces keeps the head of a job's file, and the digests of its pieces, for later passes, if
+// its entry points are those of the blob that was used last.
 func (w *worker) keepPieces(j *job, info *imagecapi.Info) {
 	h := w.partsFor(j)
 	if h == nil || len(w.points.blob) == 0 {

@@ -117,8 +117,8 @@ func (d *gpuDevice) openDecoding() error {
 	scratch := min(max(scratchPerImage*batch, minScratch), maxScratch)
 	for i := range g.units {
 		u := &g.units[i]
-		// 0 is the lowest priority: compute on a stream of a higher one goes first. The streams share
-		// the multiprocessors of their bound.
+		// 0 is the lowest priority: compute on a stream of a higher one goes first. The streams
+		// share the multiprocessors of their bound.
 		if u.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{MaxMultiprocessors: d.multiprocessors}); err != nil {
 			return fmt.Errorf("a stream to decode on: %w", err)
 		}

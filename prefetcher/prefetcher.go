@@ -100,8 +100,8 @@ type Options struct {
 	// cuda.StreamOptions.Priority of -1, and not on the default stream.
 	Decode Decode
 	// DecodeMultiprocessors bounds how many of the GPU's multiprocessors decode, so that training
-	// has the others to itself: it is MaxMultiprocessors of the decoders' cuda.StreamOptions. 0 is no
-	// bound: the decoders' streams have the lowest priority, but a kernel that runs is not
+	// has the others to itself: it is MaxMultiprocessors of the decoders' cuda.StreamOptions. 0 is
+	// no bound: the decoders' streams have the lowest priority, but a kernel that runs is not
 	// interrupted. Without Decode on the device it has no effect.
 	DecodeMultiprocessors int
 	// Priority is the priority of the stream P, as in cuda.StreamOptions: with -1 and lower the

@@ -191,9 +191,9 @@ type Part struct {
 
 // PlanPart is PlanAppend for an image whose file the caller reads after the call: head, fileBytes
 // and scan are those of PlanHead. The plan has room for the part of the file with the segments that
-// the geometry needs, in whole pieces of the given number of bytes, of which the file's last one may
-// be shorter. The caller knows that the entry points are those of the file, and writes its bytes
-// there.
+// the geometry needs, in whole pieces of the given number of bytes, of which the file's last one
+// may be shorter. The caller knows that the entry points are those of the file, and writes its
+// bytes there.
 func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries []byte, piece int, memory []byte, used *atomic.Uint64) (Part, error) {
 	c := geometry(g)
 	var pin runtime.Pinner

@@ -35,6 +35,7 @@ CUDA = [
     "toolkit",  # what depends on the CUDA of the build
     "device",
     "readings",  # sensors of GPUs
+    "partition",  # parts of a GPU's multiprocessors
     "sanitizer",
     "foreign",  # memory that another library or process owns
     "allocator",  # memory pools, statistics, the cache
