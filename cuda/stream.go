@@ -25,10 +25,10 @@ type StreamOptions struct {
 	// MaxMultiprocessors bounds how many of the device's multiprocessors the stream's kernels run
 	// on, so that the others are left to other work; 0 is no bound. Only [NewOwnedStream] takes it:
 	// the pool's streams are everybody's. The driver rounds it down (to a multiple of 8 on an
-	// H100), see [OwnedStream.Multiprocessors]. All bounded streams of a device with the same number
-	// share the same multiprocessors; unbounded streams may use them too. Copies are not bounded.
-	// Fewer than the driver's minimum (8 on an H100) are refused with ErrInvalidArgument. It needs a
-	// driver of CUDA 12.4 or later.
+	// H100): see [OwnedStream.Multiprocessors]. All bounded streams of a device with the same
+	// number share the same multiprocessors; unbounded streams may use them too. Copies are not
+	// bounded. Fewer than the driver's minimum (8 on an H100) are refused with
+	// ErrInvalidArgument. It needs a driver of CUDA 12.4 or later.
 	MaxMultiprocessors int
 }
 
