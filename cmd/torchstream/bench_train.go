@@ -102,20 +102,19 @@ func (p issueParts) String() string {
 
 // trainBench is what bench train measures.
 type trainBench struct {
-	device   cuda.Device
-	size     int
-	context  int
-	seconds  float64
-	models   []string
-	batches  []int // nil: those of defaultBatches
-	first    int
-	archive  string
-	memory   int64
-	workers  int
-	priority int // of the stream of a fed training
-	decode   prefetcher.Decode
-	engines  bool
-	sms      int // that decode; 0: all
+	device  cuda.Device
+	size    int
+	context int
+	seconds float64
+	models  []string
+	batches []int // nil: those of defaultBatches
+	first   int
+	archive string
+	memory  int64
+	workers int
+	decode  prefetcher.Decode
+	engines bool
+	sms     int // that decode; 0: all
 	// noGraphs leaves out steps as graphs.
 	noGraphs bool
 }
@@ -170,7 +169,6 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set.StringVar(&b.archive, "archive", "", "`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
 	set.Int64Var(&b.memory, "memory", 4096, "`MB` of compressed images: a .tgz that fits in is held in memory")
 	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	set.IntVar(&b.priority, "priority", 0, "priority of the stream that trains from -archive; -1 is above the GPU's decoding")
 	set.IntVar(&b.sms, "decode-sms", 0, "with -decode device: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)")
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.engines, "engines", false, "with -archive, on a GPU: measure resident steps beside the GPU's JPEG engines too, which decode the archive meanwhile (nvJPEG)")

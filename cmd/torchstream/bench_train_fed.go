@@ -46,6 +46,8 @@ type fedRow struct {
 	// ones. Share is the median of the rounds.
 	Resident float64 `json:"resident_images_per_second"`
 	Share    float64 `json:"share_of_resident"`
+	// OnDevice is the share of the images that the device was given to decode.
+	OnDevice float64 `json:"decoded_on_device"`
 	// WaitShare is the share of the time that the device waited for a batch.
 	WaitShare float64 `json:"wait_share"`
 	// HostCores is the CPU time a second of the whole process: reading, decoding and training.
@@ -199,7 +201,7 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 			continue
 		}
 		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
-		if err := b.onStream(func() error { return b.measureFed(ctx, row) }); err != nil {
+		if err := beforeDecoding(b.device, b.decode, func() error { return b.measureFed(ctx, row) }); err != nil {
 			return fmt.Errorf("bench train: %s from %s: %w", name, b.archive, err)
 		}
 		report.Fed = append(report.Fed, row)
@@ -207,24 +209,10 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 	return nil
 }
 
-// onStream runs fn on a stream of the priority that is wanted, so that compute takes precedence
-// over a GPU's decoding.
-func (b *trainBench) onStream(fn func() error) (err error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if b.device == cuda.CPU || b.priority == 0 {
-		return fn()
-	}
-	stream, err := cuda.NewOwnedStream(b.device, cuda.StreamOptions{Priority: b.priority})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stream.Close()) }()
-	return cuda.WithStream(stream.Stream, fn)
-}
-
 // measureFed trains for a while, after a first pass over the archive.
 func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	// An epoch of many passes, so that its beginning does not count.
 	loader, err := imageloader.OpenContext(ctx, b.archive, imageloader.Options{BatchSize: row.Batch, Transform: imageloader.Train(b.size), Shuffle: true,
 		Seed: 1, Repeat: 1 << 20, ShuffleBytes: b.memory << 20, Workers: b.workers, DropLast: true})
@@ -277,6 +265,7 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	images := float64(m.steps * row.Batch)
 	row.ImagesPerSecond, row.Resident = images/m.fed.took.Seconds(), images/m.still.took.Seconds()
 	row.Share = median(m.shares)
+	row.OnDevice = float64(m.decoded) / images
 	row.WaitShare = m.waited.Seconds() / m.fed.took.Seconds()
 	row.HostCores, row.ResidentHostCores = m.fed.cores(), m.still.cores()
 	if b.engines && b.device != cuda.CPU {
@@ -354,6 +343,7 @@ type fedMeasurement struct {
 	steps      int // of all rounds
 	fed, still usedTime
 	waited     time.Duration
+	decoded    int64     // by the device
 	shares     []float64 // of the resident rate, by round
 }
 
@@ -393,7 +383,9 @@ func (m *fedMeasurement) afterStep() (done bool, err error) {
 		return false, err
 	}
 	m.fed = usedTime{m.fed.took + took, m.fed.cpu + cpu - m.cpu}
-	m.waited += m.feed.Stats().ConsumerWait - m.before.ConsumerWait
+	after := m.feed.Stats()
+	m.waited += after.ConsumerWait - m.before.ConsumerWait
+	m.decoded += after.Decoded - m.before.Decoded
 
 	if _, err := m.b.repeat(3, m.resident); err != nil {
 		return false, err

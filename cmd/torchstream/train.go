@@ -372,7 +372,13 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		}
 		c.Eval = testFeed
 	}
-	if err := o.build(&c, device, stdout); err != nil {
+	decode, _ := parseDecode(o.decode) // check has found no error
+	return beforeDecoding(device, decode, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
+}
+
+// fit builds the model and trains it.
+func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Device, stdout, stderr io.Writer) error {
+	if err := o.build(c, device, stdout); err != nil {
 		return err
 	}
 	defer c.Optimizer.Close()
@@ -383,11 +389,25 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		defer c.EMA.Close()
 	}
 	begin := time.Now()
-	report, err := train.Run(ctx, c)
+	report, err := train.Run(ctx, *c)
 	if err != nil {
 		return interruption(ctx, err, stderr)
 	}
 	return o.finish(report, time.Since(begin), stdout)
+}
+
+// beforeDecoding runs fn on a stream whose work takes precedence over that of a GPU that decodes.
+// Without one it only runs fn.
+func beforeDecoding(device cuda.Device, decode prefetcher.Decode, fn func() error) (err error) {
+	if device == cuda.CPU || decode == prefetcher.Host {
+		return fn()
+	}
+	stream, err := cuda.NewOwnedStream(device, cuda.StreamOptions{Priority: -1})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	return cuda.WithStream(stream.Stream, fn)
 }
 
 // interruption says how to go on after an interruption, in the words of the command line. It prints
