@@ -29,6 +29,10 @@ type searches struct {
 	refused []atomic.Uint64 // a bit for each sample
 }
 
+func newSearches(of *index.Index, samples int) *searches {
+	return &searches{of: of, refused: make([]atomic.Uint64, samples/64+1)}
+}
+
 // refuse leaves sample i to the workers, unless its entry points are known.
 func (s *searches) refuse(i int) { s.refused[i/64].Or(1 << (i % 64)) }
 
@@ -48,7 +52,7 @@ func (l *Loader) searches(x *index.Index) *searches {
 		if s != nil && s.of == x {
 			return s
 		}
-		if l.searched.CompareAndSwap(s, &searches{of: x, refused: make([]atomic.Uint64, x.Len()/64+1)}) {
+		if l.searched.CompareAndSwap(s, newSearches(x, x.Len())) {
 			return l.searched.Load()
 		}
 	}

@@ -104,6 +104,30 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 	}
 }
 
+// crampedSource has room for the entry points of few images.
+type crampedSource struct{ *imageloader.Loader }
+
+func (crampedSource) EntryBytes() int { return 16 << 10 }
+
+// TestCPUDecodeFindsAgain: entry points without room are found again in later epochs, until all are
+// kept.
+func TestCPUDecodeFindsAgain(t *testing.T) {
+	path := decodeArchive(t, 60)
+	o := imageloader.Options{Transform: imageloader.Train(48), BadSamples: imageloader.Skip}
+	plain, l := newLoader(t, path, o), newLoader(t, path, o)
+	host, device := newFeed(t, plain, Options{Device: cuda.CPU}), onCPU(t, crampedSource{l})
+	var made []int64
+	for epoch := range 6 {
+		sameEpochs(t, host, device, epoch, epoch)
+		made = append(made, l.Stats().EntriesMade)
+	}
+	if all := plain.Stats().EntriesMade; made[0] == 0 || made[0] >= made[1] || made[5] != all || device.Stats().DecodedAgain != 0 {
+		t.Errorf("entry points after each epoch: %v of %d", made, all)
+	}
+	closeFeed(t, host)
+	closeFeed(t, device)
+}
+
 // indexedLoader opens a loader with the index at side.
 func indexedLoader(t *testing.T, path, side string, o imageloader.Options) (*imageloader.Loader, string) {
 	t.Helper()
