@@ -93,7 +93,10 @@ type invertedResidual struct {
 }
 
 // Forward computes the block's output.
-func (b *invertedResidual) Forward(x *torch.Tensor) *torch.Tensor {
+func (b *invertedResidual) Forward(x *torch.Tensor) *torch.Tensor { return torch.Tidy(b.forward, x) }
+
+func (b *invertedResidual) forward(in ...*torch.Tensor) *torch.Tensor {
+	x := in[0]
 	y := b.block.Forward(x)
 	if !b.adds {
 		return y

@@ -95,7 +95,9 @@ func permute(dims ...int64) nn.Module {
 
 // Forward computes the block's output. The sum overwrites the scaled branch.
 func (b *convNeXtBlock) Forward(x *torch.Tensor) *torch.Tensor {
-	return b.depth.Forward(b.scale.Mul(b.block.Forward(x))).Add_(x)
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		return b.depth.Forward(b.scale.Mul(b.block.Forward(in[0]))).Add_(in[0])
+	}, x)
 }
 
 // Parts returns the scale and the layers by torchvision's names.

@@ -67,7 +67,7 @@ func (c *BatchCounts) later(count *torch.Tensor, scope *torch.Scope) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.scope == nil || !scope.Within(c.scope) || c.known[count] {
+	if !scope.Within(c.scope) || c.known[count] {
 		return false
 	}
 	c.known[count] = true

@@ -36,7 +36,11 @@ func Tidy(fn func(in ...*Tensor) *Tensor, in ...*Tensor) *Tensor {
 	if err != nil {
 		return failed(err)
 	}
-	return provenance{scope: scope.outer, marks: y.marks}.result(c)
+	joins := scope.outer
+	if y.scope != scope { // a tensor of the caller's
+		joins = youngest(joins, y.scope)
+	}
+	return provenance{scope: joins, marks: y.marks}.result(c)
 }
 
 // Within reports whether s is outer, or the scope of a [Tidy] whose results join outer, directly or
@@ -47,5 +51,5 @@ func (s *Scope) Within(outer *Scope) bool {
 			return true
 		}
 	}
-	return outer == nil
+	return false
 }

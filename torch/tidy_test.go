@@ -62,6 +62,11 @@ func TestTidyResultBelongsToTheYoungestScope(t *testing.T) {
 			t.Errorf("%s: the result is in %v: %v", c.name, y.Scope(), y.Err())
 		}
 		y.Close()
+		y = torch.Tidy(func(...*torch.Tensor) *torch.Tensor { return c.in[0] })
+		if want := c.in[0].Scope(); y.Err() != nil || y.Scope() != want {
+			t.Errorf("%s: a tensor of the caller's is in %v: %v", c.name, y.Scope(), y.Err())
+		}
+		y.Close()
 		if c.in[0].Add(c.in[0]).Err() != nil {
 			t.Errorf("%s: the end of the result ended the operand", c.name)
 		}
