@@ -384,8 +384,8 @@ func (b *distBench) measureAll(names, sizes string, largest int) (*distReport, e
 	return r, nil
 }
 
-// together returns on all ranks at the same time, as exactly as an all-reduce does. The ranks return
-// from the host's barrier one after the other, and the first call would wait for the last of them.
+// together returns on all ranks at the same time, as exactly as an all-reduce does. The ranks leave
+// the host's barrier one after the other, and the first call would wait for the last of them.
 func (b *distBench) together() error {
 	x, err := torch.Zeros(b.device, torch.Float32, 1)
 	if err != nil {
