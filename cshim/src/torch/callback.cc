@@ -1,6 +1,8 @@
 #include "torch/callback.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -54,6 +56,19 @@ class Accumulating {
 
  private:
   const bool before_;
+};
+
+// Restores the current device and its stream on a device's thread of backward, for the nodes that
+// run after code that leaves others behind. A caller's own thread keeps what the code leaves.
+class StreamRestored {
+ public:
+  StreamRestored() {
+    if (!library_thread || at::accelerator::deviceCount() == 0) return;
+    guard_.reset_stream(at::accelerator::getCurrentStream(at::accelerator::getDeviceIndex()));
+  }
+
+ private:
+  c10::OptionalStreamGuard guard_;
 };
 
 class HookList {
@@ -201,6 +216,7 @@ std::vector<at::Tensor> Callback::operator()(const std::vector<at::Tensor>& tens
     const at::AutoGradMode recording(true);
     const Depth deeper;
     const LoggedFor calls(LoggedFor::Doer::kCall);
+    const StreamRestored restored;
     error = function_(context_, flags, given.data(), static_cast<int64_t>(given.size()),
                       made.data(), static_cast<int64_t>(made.size()));
   }

@@ -8,7 +8,9 @@
 #include "torch/pass.h"
 
 #include <ATen/ops/ones_like.h>
+#include <ATen/record_function.h>
 #include <c10/core/Stream.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -128,8 +130,14 @@ class PassNode final : public Node {
   }
 
   // Runs a node with its hooks. A leaf takes over a gradient that nothing else refers to, so no
-  // copy of the gradients is kept unless a hook needs it.
+  // copy of the gradients is kept unless a hook needs it. A recording of operators has the engine's
+  // event for each node.
   variable_list run(Node& node, variable_list gradients) const {
+    std::optional<at::RecordFunction> event;
+    if (auto recorders = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) {
+      event.emplace(std::move(*recorders));
+      event->before("autograd::engine::evaluate_function: " + node.name());
+    }
     for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
     for (const auto& [output, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
     for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);
@@ -154,7 +162,9 @@ class PassNode final : public Node {
     for (size_t i = 0; i < results.size(); ++i) {
       const Edge& edge = node.next_edge(i);
       if (!edge.is_valid()) continue;
-      Waiting& waiting = graph_.find(edge.function.get())->second;
+      const auto found = graph_.find(edge.function.get());
+      TORCH_CHECK(found != graph_.end(), "dependency not found for ", edge.function->name());
+      Waiting& waiting = found->second;
       if (!waiting.gradients) waiting.gradients.emplace(edge.function->num_inputs());
       add(*waiting.gradients, edge, std::move(results[i]));
       if (--waiting.edges > 0) continue;
@@ -176,7 +186,9 @@ void run_backward(const at::Tensor& value, const at::Tensor& gradient, bool reta
   Edge root = torch::autograd::impl::gradient_edge(value);
   const auto& input = root.function->input_metadata(root.input_nr);
   std::optional<Graph> graph;
-  if (!torch::autograd::AnomalyMode::is_enabled()) {
+  // Without a gradient LibTorch refuses a complex value.
+  const bool valid = gradient.defined() || value.is_floating_point();
+  if (valid && !torch::autograd::AnomalyMode::is_enabled()) {
     graph = find_graph(root.function.get(), input.device(), input.stream());
   }
   if (!graph) {

@@ -1,0 +1,177 @@
+package torch_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Grad has LibTorch's engine run each node, so that what hooks see there is what they have to see in
+// a pass of Backward.
+
+// hookAll registers a hook on the tensor that notes its name and what sample returns.
+func noteGradient(t *testing.T, x *torch.Tensor, name string, notes *[]string, sample func() string) {
+	h, err := x.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) {
+		*notes = append(*notes, name+sample())
+		return nil, nil
+	})
+	register(t, h, err)
+}
+
+// Nodes that several threads made have equal sequence numbers: which of them runs first depends on
+// the queue.
+func TestBackwardRunsNodesInTheOrderOfGrad(t *testing.T) {
+	const threads = 3
+	var turns [threads]chan func()
+	done := make(chan struct{})
+	for i := range turns {
+		turns[i] = make(chan func())
+		go func() {
+			runtime.LockOSThread()
+			for step := range turns[i] {
+				step()
+				done <- struct{}{}
+			}
+		}()
+		defer close(turns[i])
+	}
+	for seed := range uint64(30) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		scope := torch.NewScope("graph")
+		var notes []string
+		nothing := func() string { return "" }
+		leaves := make([]*torch.Tensor, 6)
+		in := make([]*torch.Tensor, len(leaves))
+		for i := range leaves {
+			leaves[i] = leaf(t, []float32{1, 2, 3, float32(math.Pow(10, float64(i)))}, 4)
+			in[i] = leaves[i].In(scope)
+			noteGradient(t, leaves[i], fmt.Sprint("leaf", i), &notes, nothing)
+		}
+		pool := slices.Clone(in)
+		pick := func() *torch.Tensor { return pool[r.IntN(len(pool))] }
+		for i := range 60 {
+			turns[r.IntN(threads)] <- func() {
+				x, y := pick(), pick()
+				if r.IntN(2) == 0 {
+					pool = append(pool, x.Mul(y).Tanh())
+				} else {
+					pool = append(pool, x.Sub(y).Softmax(0))
+				}
+				noteGradient(t, pool[len(pool)-1], fmt.Sprint("result", i), &notes, nothing)
+			}
+			<-done
+		}
+		loss := torch.Stack(pool, 0).Sum()
+		if _, err := torch.Grad([]*torch.Tensor{loss}, leaves, torch.GradOptions{RetainGraph: true}); err != nil {
+			t.Fatal(err)
+		}
+		want := notes
+		notes = nil
+		backward(t, loss)
+		if !slices.Equal(notes, want) {
+			t.Errorf("seed %d: hooks ran in the order\n%v, want\n%v", seed, notes, want)
+		}
+		scope.Close()
+	}
+}
+
+// A pass frees what each node saved when the node has run, and each gradient when it was used.
+func TestBackwardFreesMemoryAsGrad(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	w := onDevice(t, make([]float32, 1<<16), 1<<16)
+	if err := w.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	bytes := func() string {
+		s, err := gpu.Allocator()
+		if err != nil {
+			t.Error(err)
+		}
+		return fmt.Sprint(" ", s.RequestedBytes)
+	}
+	pass := func(run func(loss *torch.Tensor) error) []string {
+		var notes []string
+		scope := torch.NewScope("graph")
+		defer scope.Close()
+		x := w.In(scope)
+		y := x
+		for i := range 8 {
+			y = y.Sin().Mul(y)
+			noteGradient(t, y, fmt.Sprint("product", i), &notes, bytes)
+		}
+		z := y.Exp().Add(x).Exp()
+		noteGradient(t, z, "exp", &notes, bytes)
+		loss := z.Sum().Keep()
+		scope.Close() // the graph alone keeps what its nodes saved
+		defer loss.Close()
+		if err := run(loss); err != nil {
+			t.Fatal(err)
+		}
+		return notes
+	}
+	pass((*torch.Tensor).Backward) // kernels and libraries are loaded
+	if err := torch.ClearGrads(w); err != nil {
+		t.Fatal(err)
+	}
+	want := pass(func(loss *torch.Tensor) error {
+		g, err := torch.Grad([]*torch.Tensor{loss}, []*torch.Tensor{w}, torch.GradOptions{})
+		if err == nil {
+			g[0].Close()
+		}
+		return err
+	})
+	got := pass((*torch.Tensor).Backward)
+	if !slices.Equal(got, want) {
+		t.Errorf("allocated at the hooks\n%v, want\n%v", got, want)
+	}
+}
+
+// A hook that leaves a stream behind changes no other node's.
+func TestBackwardRestoresTheStreamAfterAHook(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	other := cudatest.Stream(t, gpu)
+	w := onDevice(t, []float32{3})
+	if err := w.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	scope := torch.NewScope("graph")
+	defer scope.Close()
+	y := w.In(scope).Square()
+	z := y.Square()
+	h, err := z.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) {
+		_, err := cuda.SetCUDAStream(other)
+		return nil, err
+	})
+	register(t, h, err)
+	var saw cuda.Stream
+	h, err = y.RegisterHook(func(*torch.Tensor) (g *torch.Tensor, err error) {
+		saw, err = cuda.GetCurrentCUDAStream(gpu)
+		return nil, err
+	})
+	register(t, h, err)
+	backward(t, z.Sum())
+	if saw != cuda.DefaultStream(gpu) {
+		t.Errorf("the current stream is %v, want that of the forward pass, %v", saw, cuda.DefaultStream(gpu))
+	}
+}
+
+func TestBackwardNeedsARealScalar(t *testing.T) {
+	w, err := torch.Full(cuda.CPU, torch.Complex64, 1)
+	must(t, w, err)
+	if err := w.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	y := w.Mul(w)
+	must(t, y, y.Err())
+	if err := y.Backward(); err == nil || !strings.Contains(err.Error(), "real scalar") {
+		t.Errorf("a complex scalar without a gradient: got %v", err)
+	}
+}
