@@ -22,8 +22,9 @@ import (
 // GPU, while the caller waits. The goroutine is locked to its OS thread. Work that it enqueues goes
 // to the stream on which the forward operator ran, which is the current stream there (for a leaf,
 // the stream that was current when a forward pass first used it); LibTorch orders the gradient
-// before that work, and what follows in the backward pass after it. A callback at the end of the
-// pass finds the streams that were current where Backward was called.
+// before that work, and what follows in the backward pass after it. A stream that the hook leaves
+// set there ends with the hook. A callback at the end of the pass finds the streams that were
+// current where Backward was called.
 //
 // Handles that a hook gets, and what it computes from them, belong to a scope that ends with the
 // hook's call: Keep what must live longer. Gradients are marked NoGrad, unless the pass records

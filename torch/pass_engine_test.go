@@ -1,12 +1,14 @@
 package torch_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -14,10 +16,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Grad has LibTorch's engine run each node, so that what hooks see there is what they have to see in
-// a pass of Backward.
+// Grad has LibTorch's engine run each node. Here the hooks of a pass of Backward see what they see
+// in Grad.
 
-// hookAll registers a hook on the tensor that notes its name and what sample returns.
+// noteGradient registers a hook on x that notes its name and what sample returns.
 func noteGradient(t *testing.T, x *torch.Tensor, name string, notes *[]string, sample func() string) {
 	h, err := x.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) {
 		*notes = append(*notes, name+sample())
@@ -86,6 +88,7 @@ func TestBackwardRunsNodesInTheOrderOfGrad(t *testing.T) {
 // A pass frees what each node saved when the node has run, and each gradient when it was used.
 func TestBackwardFreesMemoryAsGrad(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
+	settled(t)
 	w := onDevice(t, make([]float32, 1<<16), 1<<16)
 	if err := w.SetRequiresGrad(true); err != nil {
 		t.Fatal(err)
@@ -173,5 +176,72 @@ func TestBackwardNeedsARealScalar(t *testing.T) {
 	must(t, y, y.Err())
 	if err := y.Backward(); err == nil || !strings.Contains(err.Error(), "real scalar") {
 		t.Errorf("a complex scalar without a gradient: got %v", err)
+	}
+}
+
+// Passes of several goroutines share the nodes of a graph and the leaf that they add to.
+func TestBackwardOfGoroutinesThroughOneGraph(t *testing.T) {
+	const passes = 50
+	w := leaf(t, []float32{1, 2, 3}, 3)
+	scope := torch.NewScope("graph")
+	defer scope.Close()
+	trunk := w.In(scope).MulScalar(3)
+	for range 20 {
+		trunk = trunk.Add(w).Sub(w)
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		head := trunk.MulScalar(1).Sum()
+		wg.Go(func() {
+			for range passes {
+				if err := head.BackwardWith(torch.BackwardOptions{RetainGraph: true}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	wantGrad(t, w, 4*passes*3, 4*passes*3, 4*passes*3)
+}
+
+// A pass that fails frees the gradients that it had.
+func TestFailedBackwardFreesItsGradients(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	settled(t)
+	errPlanned := errors.New("planned")
+	w := onDevice(t, make([]float32, 1<<16), 1<<16)
+	if err := w.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	fail := func() error {
+		scope := torch.NewScope("graph")
+		defer scope.Close()
+		x := w.In(scope).Sin()
+		h, err := x.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) { return nil, errPlanned })
+		if err != nil {
+			return err
+		}
+		defer h.Remove()
+		// The gradient of each term waits for those of the others when the hook fails.
+		return x.Mul(w).Add(x.Exp()).Add(w.In(scope).Square()).Sum().Backward()
+	}
+	var before int64
+	for i := range 3 {
+		err := fail()
+		if !errors.Is(err, errPlanned) {
+			t.Fatalf("got %v, want %v", err, errPlanned)
+		}
+		if err := torch.ClearGrads(w); err != nil {
+			t.Fatal(err)
+		}
+		s, err := gpu.Allocator()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 && s.RequestedBytes != before {
+			t.Errorf("%d bytes are allocated after a failed pass, %d after the one before", s.RequestedBytes, before)
+		}
+		before = s.RequestedBytes
 	}
 }

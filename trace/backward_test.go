@@ -33,6 +33,11 @@ func TestRecordsNodesOfBackward(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, e := range tr.Events {
+		if strings.Contains(e.Name, "PassNode") {
+			t.Errorf("event %+v surrounds those of the nodes", e)
+		}
+	}
 	for _, node := range []string{"SumBackward0", "TanhBackward0", "torch::autograd::AccumulateGrad"} {
 		events := 0
 		for _, e := range tr.Events {

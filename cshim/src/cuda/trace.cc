@@ -1,5 +1,7 @@
 // Recording what ran when, with LibTorch's profiler: operators by its observers, the GPU's work and
 // the CUDA calls through Kineto and CUPTI.
+#include "cuda/trace.h"
+
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <cuda_runtime_api.h>
@@ -68,6 +70,12 @@ std::optional<int32_t> kind_of(uint8_t activity) {
     default:
       return std::nullopt;
   }
+}
+
+// Whether an event is that of the node around those of a pass: its evaluation, or its run.
+bool is_whole_pass(const std::string& name) {
+  constexpr size_t length = sizeof(kPassNode) - 1;
+  return name.size() >= length && name.compare(name.size() - length, length, kPassNode) == 0;
 }
 
 bool on_device(int32_t kind) {
@@ -202,7 +210,7 @@ ts_error* ts_trace_stop(ts_trace** trace) {
     stopped->events.reserve(result->events().size() + ranges.size());
     for (const auto& from : result->events()) {
       const auto kind = ts::kind_of(from.activityType());
-      if (!kind) continue;
+      if (!kind || ts::is_whole_pass(from.name())) continue;
       const bool device = ts::on_device(*kind);
       ts_trace_event event{};
       event.start = static_cast<int64_t>(from.startNs());

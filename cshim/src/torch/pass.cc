@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/trace.h"
 #include "torch/node.h"
 
 namespace ts {
@@ -99,7 +100,7 @@ class PassNode final : public Node {
     input_metadata_.emplace_back(input);
   }
 
-  std::string name() const override { return "PassNode"; }
+  std::string name() const override { return kPassNode; }
 
   variable_list apply(variable_list&& gradients) override {
     InputBuffer first(root_.function->num_inputs());
