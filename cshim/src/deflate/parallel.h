@@ -369,18 +369,13 @@ struct Header {
 // How far the lengths of a dynamic block are read.
 struct Lengths {
   uint32_t bit;
-  uint32_t count;   // of the lengths
-  uint32_t before;  // the last one
+  uint32_t count;  // of the lengths
+  uint32_t words;  // code words in the list
   bool bad;
 };
 
 // Bits of a header whose code words are decoded at once: of most headers all.
 constexpr uint32_t kSteps = 1024;
-
-// Returns the place in State::lengths of a length.
-TS_HOST_DEVICE uint32_t place_of_length(uint32_t i, uint32_t litlens) {
-  return i < litlens ? i : kLitlens + i - litlens;
-}
 
 // The shared memory of a team.
 struct State {
@@ -401,6 +396,8 @@ struct State {
     uint32_t checksums[kSlices][256];
     uint32_t steps[kSteps];  // of a header's bits: see length_step
   };
+  // The code words of the lengths: the number of lengths before each << 16 | its place in `steps`.
+  uint32_t words[kLitlens + kDists];
   // Of each thread: its place in the input; where the next one's codes begin; how it got there; the
   // bytes that it makes; their place in the output; and how many of them are written, which its own
   // thread knows first and the others after a barrier.
@@ -523,50 +520,68 @@ TS_HOST_DEVICE Header read_header(const Input& input, uint32_t bit, State* s) {
   return header;
 }
 
-// What a code word of the precode says, wherever it is: the bits to its end << 16, the number of
-// lengths << 8, and their value, or kRepeat for that of the length before. 0 if there is none.
+// What a code word of the precode says, wherever it is: the bits to its end << kPassedAt, the
+// number of lengths << kTimesAt, and their value, or kRepeat for that of the length before. If
+// there is no code word, there are more lengths than any block has.
+constexpr uint32_t kPassedAt = 20;
+constexpr uint32_t kTimesAt = 8;
+constexpr uint32_t kMaxTimes = (1u << (kPassedAt - kTimesAt)) - 1;
 constexpr uint32_t kRepeat = 16;
+static_assert(kMaxTimes > kLitlens + kDists, "no block has so many");
+
+TS_HOST_DEVICE uint32_t value_of_step(uint32_t step) { return step & 0xff; }
+TS_HOST_DEVICE uint32_t times_of_step(uint32_t step) { return step >> kTimesAt & kMaxTimes; }
 
 TS_HOST_DEVICE uint32_t length_step(const Precode& code, uint32_t bits) {
   const uint32_t entry = look_up(code, bits);
   const uint32_t passed = entry & 15;
   const uint32_t symbol = entry >> 4;
   bits >>= passed;
-  if (entry == 0) return 0;
-  if (symbol < 16) return passed << 16 | 1 << 8 | symbol;
-  if (symbol == 16) return (passed + 2) << 16 | (3 + (bits & 3)) << 8 | kRepeat;
-  if (symbol == 17) return (passed + 3) << 16 | (3 + (bits & 7)) << 8;
-  return (passed + 7) << 16 | (11 + (bits & 127)) << 8;
+  if (entry == 0) return 1u << kPassedAt | kMaxTimes << kTimesAt;
+  if (symbol < 16) return passed << kPassedAt | 1u << kTimesAt | symbol;
+  if (symbol == 16) return (passed + 2) << kPassedAt | (3 + (bits & 3)) << kTimesAt | kRepeat;
+  if (symbol == 17) return (passed + 3) << kPassedAt | (3 + (bits & 7)) << kTimesAt;
+  return (passed + 7) << kPassedAt | (11 + (bits & 127)) << kTimesAt;
 }
 
-// Sets lengths of a dynamic block by State::steps, which hold the code words at kSteps bits from
-// Lengths::bit on, up to the last one that begins there. State::lengths is zero before.
-TS_HOST_DEVICE void take_steps(uint32_t litlens, uint32_t all, State* s) {
+// Goes from code word to code word of State::steps, which hold those at kSteps bits from
+// State::reading on, up to the last one that begins there. Lists them, and where their lengths are.
+TS_HOST_DEVICE void walk_steps(uint32_t all, State* s) {
   Lengths now = s->reading;
-  for (uint32_t at = 0; at < kSteps && now.count < all;) {
+  now.words = 0;
+  now.bad = now.count == 0 && value_of_step(s->steps[0]) == kRepeat;
+  uint32_t at = 0;
+  while (at < kSteps && now.count < all) {
     const uint32_t step = s->steps[at];
-    const uint32_t value = step & 0xff;
-    const uint32_t times = step >> 8 & 0xff;
-    now.bad = step == 0 || (value == kRepeat && now.count == 0);
-    if (now.bad) break;
-    const uint32_t end = smaller(now.count + times, all);
-    // Several lengths of value 0 are there.
-    if (value == kRepeat) {
-      for (uint32_t i = now.count; i < end; ++i) {
-        s->lengths[place_of_length(i, litlens)] = static_cast<uint8_t>(now.before);
-      }
-    } else {
-      if (value != 0) {
-        s->lengths[place_of_length(now.count, litlens)] = static_cast<uint8_t>(value);
-      }
-      now.before = value;
-    }
-    now.bad = now.count + times > all;
-    now.count = end;
-    now.bit += step >> 16;
-    at += step >> 16;
+    s->words[now.words++] = now.count << 16 | at;
+    now.count += times_of_step(step);
+    at += step >> kPassedAt;
   }
+  now.bit += at;
+  now.bad = now.bad || now.count > all;
   s->reading = now;
+}
+
+// Returns the value of the last length of the first n code words of the list, or `before`, that of
+// the length before the list.
+TS_HOST_DEVICE uint32_t last_value(const State& s, uint32_t n, uint32_t before) {
+  while (n-- > 0) {
+    const uint32_t value = value_of_step(s.steps[s.words[n] & 0xffff]);
+    if (value != kRepeat) return value;
+  }
+  return before;
+}
+
+// Sets the lengths of a listed code word. State::lengths is zero before.
+TS_HOST_DEVICE void set_lengths(uint32_t word, uint32_t before, uint32_t litlens, uint32_t all,
+                                State* s) {
+  const uint32_t step = s->steps[s->words[word] & 0xffff];
+  const uint32_t value = last_value(*s, word + 1, before);
+  const uint32_t begin = s->words[word] >> 16;
+  const uint32_t end = value == 0 ? begin : smaller(begin + times_of_step(step), all);
+  for (uint32_t i = begin; i < end; ++i) {
+    s->lengths[i < litlens ? i : kLitlens + i - litlens] = static_cast<uint8_t>(value);
+  }
 }
 
 // Reads the lengths of the code words of a dynamic block, whose precode has its lengths. Returns
@@ -594,6 +609,7 @@ TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& he
   });
   const uint32_t all = header.litlens + header.dists;
   Lengths now = {header.bit, 0, 0, false};
+  uint32_t before = 0;
   while (now.count < all) {
     team.each([&](uint32_t t) {
       for (uint32_t i = t; i < kSteps; i += kThreads) {
@@ -601,10 +617,17 @@ TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& he
       }
     });
     team.each([&](uint32_t t) {
-      if (t == 0) take_steps(header.litlens, all, s);
+      if (t == 0) walk_steps(all, s);
     });
     now = team.read(s->reading);
     if (now.bad || now.bit > input.bits()) return 0;
+    team.each([&](uint32_t t) {
+      for (uint32_t i = t; i < now.words; i += kThreads) {
+        set_lengths(i, before, header.litlens, all, s);
+      }
+    });
+    before = last_value(*s, now.words, before);
+    team.each([](uint32_t) {});  // all have read the list
   }
   return s->lengths[256] == 0 ? 0 : now.bit;
 }
@@ -822,7 +845,7 @@ TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, u
 // Copies thread t's share of `length` bytes of the input, which lie in it from byte `from` on.
 TS_HOST_DEVICE void copy_stored(const Input& input, uint32_t from, uint32_t length, uint32_t t,
                                 uint8_t* to) {
-  constexpr uint32_t kAtOnce = 4;  // words that a thread loads before it stores them
+  constexpr uint32_t kAtOnce = 8;  // words that a thread loads before it stores them
   const uint32_t head = smaller(to_multiple_of(4, to), length);
   const uint32_t words = (length - head) / 4;
   const uint32_t tail = head + 4 * words;
@@ -874,8 +897,12 @@ TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, Sta
   team.each([&](uint32_t t) {
     uint32_t sum = t == 0 ? add_bytes(*s, 0xffffffff, data, head) : 0;
     const uint32_t end = smaller((t + 1) * each, count);
+    // The next piece is loaded while this one is added.
+    Piece next = {};
+    if (t * each < end) next = pieces[t * each];
     for (uint32_t i = t * each; i < end; ++i) {
-      const Piece piece = pieces[i];
+      const Piece piece = next;
+      if (i + 1 < end) next = pieces[i + 1];
       for (const uint32_t word : piece.words) sum = add_word(*s, sum, word);
     }
     if (t == kThreads - 1) sum = add_bytes(*s, sum, data + tail, bytes - tail);
