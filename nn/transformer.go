@@ -21,7 +21,7 @@ type TransformerEncoderLayerOptions struct {
 	Feedforward int     // the hidden size of the feed-forward network; 0 stands for 2048
 	Dropout     float64 // 0 stands for 0.1
 	NoDropout   bool
-	Activation  Module  // nil stands for ReLU; it must have no parameters
+	Activation  Module  // nil stands for ReLU; it must have no parameters, and leave no tensor elsewhere
 	Eps         float64 // of the normalisations; 0 stands for 1e-5
 	NormFirst   bool    // normalise the input of each part rather than its output
 	BatchFirst  bool    // sequences are [N L size] rather than PyTorch's default [L N size]

@@ -8,7 +8,9 @@
 #
 # go test -exec "$PWD/tools/null-device.sh" runs the tests of a package so. Results of kernels are meaningless, so only
 # tests that compare none can pass; make test-null-device has a list. Convolutions and products have functions that do
-# nothing too, so a ResNet trains; cuDNN's attention has none. null_nvjpeg stands in for nvJPEG.
+# nothing too, so a ResNet trains; cuDNN's attention has none, and a transformer trains with
+# TORCH_CUDNN_SDPA_DEPRIORITIZED=1. What LibTorch's allocator counts is what it would be on a GPU. null_nvjpeg stands in
+# for nvJPEG.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 null=$root/cshim/build/null

@@ -562,6 +562,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*
   *attributes = cudaFuncAttributes{};
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
+  attributes->ptxVersion = attributes->binaryVersion = 90;  // by which CUB chooses its kernels
   return cudaSuccess;
 }
 
