@@ -2,6 +2,7 @@ package imageloader
 
 import (
 	"bytes"
+	"sync"
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/imageloader/internal/index"
@@ -69,13 +70,14 @@ func (l *Loader) EntryBytes() int {
 	return decodeplan.Aligned(bytes / 4)
 }
 
-// KeepEntryPoints keeps what a consumer of FillPlans has found in the image of a row of a batch,
-// whose info it has and which it has not flagged: Found bytes (decodeplan.Row). From then on the
-// image is planned by its entry points. They go into the index, unless that has others already, and
-// are those that Fill would have made. Several goroutines may call it. A closed loader ignores it.
-func (l *Loader) KeepEntryPoints(info any, row int, found []byte) {
+// KeepEntryPoints keeps what a consumer of FillPlans has found in the images of some rows of a
+// batch, whose info it has and which it has not flagged: for each row Found bytes
+// (decodeplan.Row). From then on the images are planned by their entry points. They go into the
+// index, unless that has others already, and are those that Fill would have made. Several
+// goroutines may call it. A closed loader ignores it.
+func (l *Loader) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	batch, ok := info.(Info)
-	if !ok || row < 0 || row >= len(batch.repeats) || batch.repeats[row].search == nil {
+	if !ok || len(found) != len(rows) {
 		return
 	}
 	l.mu.Lock()
@@ -86,10 +88,32 @@ func (l *Loader) KeepEntryPoints(info any, row int, found []byte) {
 	l.running.Add(1)
 	l.mu.Unlock()
 	defer l.running.Done()
-	points, i := l.entryPoints(batch.known), batch.Samples[row].Index
+	points := l.entryPoints(batch.known)
 	if points == nil {
 		return
 	}
+	// The consumer waits, and has more to do. 7 us an image are 2 ms of a batch.
+	var all sync.WaitGroup
+	for first := 0; first < len(rows); first += keptAtOnce {
+		end := min(first+keptAtOnce, len(rows))
+		all.Go(func() {
+			for k := first; k < end; k++ {
+				l.keepRow(points, &batch, rows[k], found[k])
+			}
+		})
+	}
+	all.Wait()
+}
+
+// keptAtOnce is the number of rows whose entry points one goroutine keeps.
+const keptAtOnce = 32
+
+// keepRow keeps what a consumer has found in the image of a row.
+func (l *Loader) keepRow(points *entryPoints, batch *Info, row int, found []byte) {
+	if row < 0 || row >= len(batch.repeats) || batch.repeats[row].search == nil {
+		return
+	}
+	i := batch.Samples[row].Index
 	made, others := points.keepFound(i, batch.repeats[row].search, found)
 	if made {
 		l.counters.entriesMade.Add(1)
@@ -120,14 +144,13 @@ func (p *entryPoints) keepFound(i int, search *search, found []byte) (made, othe
 	}
 	before := p.store.EntryPoints(i, f.before)
 	f.before = before[:cap(before)]
-	switch {
-	case len(before) == 0:
+	if len(before) == 0 {
 		p.store.KeepEntryPoints(i, f.blob[:n])
-		made = true
-	case !bytes.Equal(before, f.blob[:n]):
+	} else if !bytes.Equal(before, f.blob[:n]) {
 		return false, true
 	}
-	p.proofs[i].Store(proof)
+	// A batch may have a sample twice.
+	made = p.proofs[i].Swap(proof) == 0 && len(before) == 0
 	if search.head != nil {
 		p.headsOf().put(i, search.head, f.blob[:n])
 	}

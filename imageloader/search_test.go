@@ -92,13 +92,15 @@ func TestKeepEntryPointsIgnoresOtherBatches(t *testing.T) {
 	}
 	defer l.Close()
 	info := Info{Samples: make([]Sample, 1), repeats: []repeat{{}}, known: l.index.Load()}
-	l.KeepEntryPoints(nil, 0, nil)
-	l.KeepEntryPoints(info, 1, nil)
-	l.KeepEntryPoints(info, -1, nil)
-	l.KeepEntryPoints(info, 0, []byte("its image was not searched"))
+	found := [][]byte{[]byte("an image that was not searched")}
+	l.KeepEntryPoints(nil, []int{0}, found)
+	l.KeepEntryPoints(info, []int{1}, found)
+	l.KeepEntryPoints(info, []int{-1}, found)
+	l.KeepEntryPoints(info, []int{0}, nil)
+	l.KeepEntryPoints(info, []int{0}, found)
 	l.Close()
 	info.repeats[0].search = new(search)
-	l.KeepEntryPoints(info, 0, nil)
+	l.KeepEntryPoints(info, []int{0}, found)
 	if n := l.Stats().EntriesMade; n != 0 {
 		t.Errorf("%d entry points", n)
 	}

@@ -65,9 +65,9 @@ type planner interface {
 	FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(n int, info any) error) error
 	// DecodeRow writes the pixels of a row of a batch, which it decodes on the host.
 	DecodeRow(ctx context.Context, info any, row int, dst []byte) error
-	// KeepEntryPoints takes the entry points that the device has found in the image of a row of a
-	// batch, which it could decode. found is not kept.
-	KeepEntryPoints(info any, row int, found []byte)
+	// KeepEntryPoints takes the entry points that the device has found in the images of some rows
+	// of a batch, which it could decode. rows and found are not kept.
+	KeepEntryPoints(info any, rows []int, found [][]byte)
 }
 
 // decoding is the state of decoding on a device that does not depend on the device. Only the ring's
@@ -104,6 +104,10 @@ type decoding struct {
 	request []capi.GPUDecodeImage
 	ranges  []capi.GPUDecodeMember
 	wanted  []capi.GPUDecodeEntries
+
+	// Of the batch whose entry points are kept; reused.
+	keptRows []int
+	kept     [][]byte
 
 	mix *mixture // nil if the device decodes all that it can
 
@@ -235,12 +239,17 @@ func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, image
 // keep hands the entry points that the device has found for a slot to the source. They must have
 // arrived.
 func (d *decoding) keep(slot int, info any) {
+	d.keptRows, d.kept = d.keptRows[:0], d.kept[:0]
 	for _, f := range d.finds[slot] {
 		if d.flags[slot][f.image] == 0 {
-			d.source.KeepEntryPoints(info, d.rows[slot][f.image], d.found[slot][f.at:][:f.bytes])
+			d.keptRows = append(d.keptRows, d.rows[slot][f.image])
+			d.kept = append(d.kept, d.found[slot][f.at:][:f.bytes])
 		}
 	}
 	d.finds[slot] = d.finds[slot][:0]
+	if len(d.kept) > 0 {
+		d.source.KeepEntryPoints(info, d.keptRows, d.kept)
+	}
 }
 
 // judge flags the images of a slot that were inflated to other bytes than they should. The results
