@@ -34,6 +34,7 @@ type distReport struct {
 	Method   string           `json:"method"`
 	Reduce   []*distReduceRow `json:"all_reduce"`
 	Train    []*distTrainRow  `json:"train"`
+	Fed      []*distFedRow    `json:"fed,omitempty"` // with -archive
 	// Sharded compares what ranks may divide.
 	Sharded []*distShardedRow `json:"sharded,omitempty"`
 	// PythonNote says why figures of PyTorch are missing.
@@ -133,6 +134,9 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	set.IntVar(&b.context, "context", context, "tokens of a sequence, for a GPT-2")
 	set.IntVar(&b.shardedSteps, "sharded-steps", shardedSteps, "steps of a round, for a GPT-2")
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
+	set.StringVar(&b.archive, "archive", "", "`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
+	set.IntVar(&b.workers, "workers", 0, "with -archive: a rank's goroutines that decode (default: the number of CPUs)")
+	decode := set.String("decode", "host", "with -archive, where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
 	graphs := set.Bool("graphs", true, "on a GPU, measure steps as graphs too")
 	if err := parse(set, args, 0); err != nil {
@@ -144,6 +148,10 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	if b.context < 1 || b.context > 1024 {
 		return errors.New("bench dist: -context must be from 1 to 1024, the positions of a GPT-2")
+	}
+	var err error
+	if b.decode, err = parseDecode(*decode); err != nil {
+		return err
 	}
 	environment, err := dist.ReadEnvironment(os.Getenv)
 	if err != nil {
@@ -159,7 +167,7 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if b.world, err = dist.Init(ctx, dist.Options{CPU: *cpu}); err != nil {
 		return err
 	}
-	report, err := b.measureAll(*names, *sizes, *largest)
+	report, err := b.measureAll(ctx, *names, *sizes, *largest)
 	if err == nil {
 		err = b.measureSharded(*gpts, sequences, report)
 	}
@@ -343,7 +351,7 @@ func startRanks(ctx context.Context, n int, command func(context.Context) *exec.
 	return first
 }
 
-func (b *distBench) measureAll(names, sizes string, largest int) (*distReport, error) {
+func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest int) (*distReport, error) {
 	b.device = b.world.Device()
 	r := &distReport{
 		Device: b.device.String(), Ranks: b.world.Size(), LibTorch: capi.LibTorchVersion(),
@@ -367,7 +375,7 @@ func (b *distBench) measureAll(names, sizes string, largest int) (*distReport, e
 		return r, nil
 	}
 	for model := range strings.SplitSeq(names, ",") {
-		for text := range strings.SplitSeq(sizes, ",") {
+		for i, text := range strings.Split(sizes, ",") {
 			batch, err := strconv.Atoi(text)
 			if err != nil || batch < 1 {
 				return nil, fmt.Errorf("bench dist: -batches %q: want numbers of 1 or more", sizes)
@@ -379,6 +387,14 @@ func (b *distBench) measureAll(names, sizes string, largest int) (*distReport, e
 				}
 				r.Train = append(r.Train, row)
 			}
+			if i > 0 || b.archive == "" {
+				continue
+			}
+			row, err := b.fed(ctx, model, batch)
+			if err != nil {
+				return nil, fmt.Errorf("bench dist: %s from %s: %w", model, b.archive, err)
+			}
+			r.Fed = append(r.Fed, row)
 		}
 	}
 	return r, nil
@@ -495,20 +511,39 @@ func (b *distBench) train(model string, batch int, mode string) (*distTrainRow, 
 }
 
 // step returns the seconds of a step.
-func (b *distBench) step(row *distTrainRow, together bool) (_ float64, err error) {
+func (b *distBench) step(row *distTrainRow, together bool) (seconds float64, err error) {
+	err = b.withTrainee(row.Model, row.Mode, together, func(t *trainee, scope *torch.Scope) error {
+		input, target, err := t.data(scope, row.Batch, b.size, b.context)
+		if err != nil {
+			return err
+		}
+		step := t.call(input, target)
+		for range 5 { // plans, graphs, buckets
+			if err := step(); err != nil {
+				return err
+			}
+		}
+		seconds, err = b.best(b.steps, step)
+		return err
+	})
+	return seconds, err
+}
+
+// withTrainee runs fn with a network, alone or with the other ranks.
+func (b *distBench) withTrainee(model, mode string, together bool, fn func(*trainee, *torch.Scope) error) (err error) {
 	// LibTorch plans cuDNN's convolutions for each thread anew.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var around func(func() error) error
 	var parallel *dist.DataParallel
-	t, err := b.newTraineeAround(row.Model, row.Mode, func(pass func() error) error {
+	t, err := b.newTraineeAround(model, mode, func(pass func() error) error {
 		if around == nil {
 			return pass()
 		}
 		return around(pass)
 	})
 	if err != nil {
-		return 0, err
+		return err
 	}
 	scope := torch.NewScope("bench dist")
 	defer func() {
@@ -524,21 +559,11 @@ func (b *distBench) step(row *distTrainRow, together bool) (_ float64, err error
 			o.ReduceDType = torch.BFloat16
 		}
 		if parallel, err = dist.NewDataParallel(b.world, t.net, o); err != nil {
-			return 0, err
+			return err
 		}
 		around = parallel.Around
 	}
-	input, target, err := t.data(scope, row.Batch, b.size, b.context)
-	if err != nil {
-		return 0, err
-	}
-	step := t.call(input, target)
-	for range 5 { // plans, graphs, buckets
-		if err := step(); err != nil {
-			return 0, err
-		}
-	}
-	return b.best(b.steps, step)
+	return fn(t, scope)
 }
 
 func (r *distReport) write(out io.Writer, asJSON bool) error {
@@ -565,7 +590,7 @@ func (r *distReport) table(out io.Writer) error {
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%.0f\t%.0f\t%.1f %%\t%s\t\n", row.Model, row.Batch, row.Mode, row.Alone, row.Together, 100*row.Linear, theirs)
 	}
-	if err := errors.Join(w.Flush(), r.shardedTable(out)); err != nil {
+	if err := errors.Join(w.Flush(), r.fedTable(out), r.shardedTable(out)); err != nil {
 		return err
 	}
 	if r.PythonNote != "" {

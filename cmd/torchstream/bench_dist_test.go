@@ -19,7 +19,7 @@ import (
 // Two processes on the CPU measure everything, and PyTorch beside them where this machine has it.
 func TestBenchDist(t *testing.T) {
 	args := []string{"bench", "dist", "-json", "-ranks", "2", "-cpu", "-mib", "1", "-rounds", "1", "-steps", "1", "-models", "resnet18", "-batches", "2", "-size", "32",
-		"-sharded", tinyGPT, "-sequences", "1", "-context", "8", "-sharded-steps", "1"}
+		"-sharded", tinyGPT, "-sequences", "1", "-context", "8", "-sharded-steps", "1", "-archive", fewPhotos(t, map[string]int{"a": 8, "b": 8}), "-workers", "1"}
 	if _, err := exec.LookPath("python3"); err != nil {
 		args = append(args, "-python", "")
 	}
@@ -41,6 +41,9 @@ func TestBenchDist(t *testing.T) {
 	}
 	if r := report.Train; len(r) != 1 || r[0].Alone <= 0 || r[0].Together <= 0 || peer && (r[0].PyTorch == nil || r[0].PyTorch.DDP <= 0) {
 		t.Errorf("training: %s", out)
+	}
+	if r := report.Fed; len(r) != 1 || r[0].ImagesPerSecond <= 0 || r[0].Resident <= 0 || r[0].Share <= 0 || r[0].Workers != 1 || r[0].Decode != "host" {
+		t.Errorf("fed: %s", out)
 	}
 	var ways []string
 	for _, row := range report.Sharded {
