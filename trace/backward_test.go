@@ -1,6 +1,7 @@
 package trace_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,7 +22,7 @@ func TestRecordsNodesOfBackward(t *testing.T) {
 	}
 	scope := torch.NewScope("graph")
 	defer scope.Close()
-	loss := w.In(scope).Tanh().Sum()
+	loss := w.In(scope).Tanh().Add(w).Sum()
 	r, err := trace.Start(trace.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -37,6 +38,25 @@ func TestRecordsNodesOfBackward(t *testing.T) {
 		if strings.Contains(e.Name, "PassNode") {
 			t.Errorf("event %+v surrounds those of the nodes", e)
 		}
+	}
+	// The sum of the leaf's two gradients belongs to the node that brings the second one.
+	inside := func(e trace.Event) bool {
+		return slices.ContainsFunc(tr.Events, func(node trace.Event) bool {
+			return strings.Contains(node.Name, "evaluate_function") && node.Start <= e.Start && e.End() <= node.End()
+		})
+	}
+	sums := 0
+	for _, e := range tr.Events {
+		if !strings.HasPrefix(e.Name, "aten::add") {
+			continue
+		}
+		sums++
+		if !inside(e) {
+			t.Errorf("event %+v is in no node", e)
+		}
+	}
+	if sums == 0 {
+		t.Error("no sum of gradients was recorded")
 	}
 	for _, node := range []string{"SumBackward0", "TanhBackward0", "torch::autograd::AccumulateGrad"} {
 		events := 0

@@ -106,10 +106,7 @@ class PassNode final : public Node {
     InputBuffer first(root_.function->num_inputs());
     add(first, root_, std::move(gradients.front()));
     push(Ready{root_.function.get(), std::move(first)});
-    while (!ready_.empty()) {
-      Ready next = pop();
-      send(*next.node, run(*next.node, std::move(next.gradients.buffer)));
-    }
+    while (!ready_.empty()) evaluate(pop());
     return {};
   }
 
@@ -130,15 +127,19 @@ class PassNode final : public Node {
     return next;
   }
 
-  // Runs a node with its hooks. A leaf takes over a gradient that nothing else refers to, so no
-  // copy of the gradients is kept unless a hook needs it. A recording of operators has the engine's
-  // event for each node.
-  variable_list run(Node& node, variable_list gradients) const {
+  // A recording of operators has the engine's event for each node.
+  void evaluate(Ready next) {
     std::optional<at::RecordFunction> event;
     if (auto recorders = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) {
       event.emplace(std::move(*recorders));
-      event->before("autograd::engine::evaluate_function: " + node.name());
+      event->before("autograd::engine::evaluate_function: " + next.node->name());
     }
+    send(*next.node, run(*next.node, std::move(next.gradients.buffer)));
+  }
+
+  // Runs a node with its hooks. A leaf takes over a gradient that nothing else refers to, so no
+  // copy of the gradients is kept unless a hook needs it.
+  variable_list run(Node& node, variable_list gradients) const {
     for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
     for (const auto& [output, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
     for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);
