@@ -130,7 +130,7 @@ func newLoader(t *testing.T, path string, o imageloader.Options) *imageloader.Lo
 
 // deviceOps has steps that a GPU runs, and mixedOps some that only the host runs.
 var (
-	deviceOps = []transform.Op{transform.RandAugment{NumOps: 3}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
+	deviceOps = []transform.Op{transform.RandAugment{NumOps: 3}, transform.AugMix{}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
 		transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.GaussianBlur{KernelSize: [2]int{9, 5}}, transform.RandomErasing{}}
 	mixedOps = []transform.Op{transform.TrivialAugmentWide{}, transform.RandomApply{Ops: []transform.Op{transform.GaussianNoise{}}, P: 0.3},
 		transform.RandomErasing{Random: true, P: 0.2}}

@@ -460,9 +460,9 @@ TS_API ts_error* ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int3
 /* Appends operations to a plan in `buffer`, which ts_image_plan_segments wrote and which has none:
  * ts_gpu_decoder_run then runs them on the image's pixels, to the bytes of ts_augmenter_run.
  * planned: the plan's bytes with them. More than the capacity: they did not fit, and the plan is
- * unchanged. 0: only the host runs one of them, and the plan is unchanged. That is so for
- * TS_AUGMENT_MIX, for an operation whose result has another size than the image, and for an image
- * that then takes more than 256 MiB of scratch memory.
+ * unchanged. 0: only the host runs one of them, and the plan is unchanged. That is so for an
+ * operation whose result has another size than the image, and for an image that then takes more
+ * than 256 MiB of scratch memory.
  * TS_ERROR_INVALID_ARGUMENT as in ts_augmenter_run, with the plan unchanged. */
 TS_API ts_error* ts_image_plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops,
                                        int64_t count, size_t* planned);

@@ -13,7 +13,7 @@ import (
 // Uncertainty". A chain has ChainDepth operations (0: 1 to 3, each as likely). Each operation has
 // one of the Severity (0: 3) weakest of ten strengths. The weights are drawn from Dirichlet
 // distributions whose parameters are all Alpha (0: 1). PartialOps leaves out brightness, color,
-// contrast and sharpness: it is torchvision's all_ops=False. It keeps its samples on the host.
+// contrast and sharpness: it is torchvision's all_ops=False. A GPU that decodes runs it too.
 type AugMix struct {
 	Severity     int
 	MixtureWidth int

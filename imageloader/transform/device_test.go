@@ -32,7 +32,7 @@ func deviceClaims() map[string][]deviceClaim {
 	host := func(op Op) []deviceClaim { return []deviceClaim{{op, false}} }
 	tilt := [2]float64{-40, 40}
 	return map[string][]deviceClaim{
-		"AugMix":                   host(AugMix{}),
+		"AugMix":                   append(gpu(AugMix{}), gpu(AugMix{MixtureWidth: 5, ChainDepth: 4})...),
 		"AutoAugment":              append(gpu(AutoAugment{}), gpu(AutoAugment{Policy: SVHNPolicy, Interpolation: Bilinear})...),
 		"CenterCrop":               append(gpu(CenterCrop{Size: 32}), host(CenterCrop{Size: 20})...),
 		"ColorJitter":              gpu(ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}),

@@ -162,7 +162,7 @@ func onDevice(ops []Op, size int) bool {
 		if w, h, err := op.check(size, size); err != nil || w != size || h != size {
 			return false
 		}
-		if onPixels(op) || mixes(op) || expands(op) {
+		if onPixels(op) || expands(op) {
 			return false
 		}
 		if o, ok := op.(interface{ steps() []Op }); ok && !onDevice(o.steps(), size) {

@@ -181,8 +181,8 @@ struct StepTeam {
   __device__ void add(int32_t* at) { atomicAdd(at, 1); }
 };
 
-// One block an image.
-__global__ void __launch_bounds__(kStepThreads) augment(Work work) {
+// One block an image. Two fit on a multiprocessor: the blur's loops would take all registers.
+__global__ void __launch_bounds__(kStepThreads, 2) augment(Work work) {
   __shared__ jpeg::StepState state;
   const Memory memory = memory_of_block(work);
   StepTeam team;

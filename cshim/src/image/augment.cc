@@ -384,7 +384,8 @@ void check_crop(const ts_augment_op& op, Size* size) {
       beyond_padding(in[4], in[1], in[3], size->height)) {
     refuse(op, "more padding than the image can give");
   }
-  *size = {in[2], in[3]};
+  size->width = in[2];
+  size->height = in[3];
 }
 
 void check_perspective(const ts_augment_op& op, Size*) {
@@ -400,7 +401,8 @@ void check_affine(const ts_augment_op& op, Size* size) {
   if (in[5] < 1 || in[6] < 1 || in[5] > kMaxSide || in[6] > kMaxSide) {
     refuse(op, "the result must be from 1 to 65535 pixels a side");
   }
-  *size = {in[5], in[6]};
+  size->width = in[5];
+  size->height = in[6];
 }
 
 void check_permute(const ts_augment_op& op, Size*) {
@@ -745,6 +747,7 @@ size_t plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, 
           "the buffer has no plan, or one with operations");
   bool on_device = true;
   check_all(ops, count, plan.x.size, plan.y.size, [&](const ts_augment_op& op, const Size& size) {
+    if (op.kind == TS_AUGMENT_MIX) plan.mixes = 1;
     on_device = on_device && jpeg::has_step(op.kind) && size.width == plan.x.size &&
                 size.height == plan.y.size;
   });

@@ -88,7 +88,8 @@ struct Plan {
   int32_t origin;
   int16_t lowest[kMaxComponents];
   uint8_t widths[1 + kMaxComponents];
-  uint8_t padding2[2];
+  uint8_t mixes;  // 1: one of the operations is a mixture of images
+  uint8_t padding2;
 
   // Parts of the plan: bytes from its beginning.
   uint32_t codes_at;       // HuffmanCode[tables]
@@ -166,8 +167,11 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   scratch.samples = aligned_scratch(uint64_t{plan.total_blocks} * 64);
   scratch.pixels = aligned_scratch(width * height * 4);
   if (plan.steps != 0) {  // one of its operations may need room for its result
-    const auto result = static_cast<uint64_t>(plan.x.size) * static_cast<uint64_t>(plan.y.size) * 3;
-    scratch.pixels = aligned_scratch(larger(width * height * 4, result));
+    const auto result = aligned_scratch(static_cast<uint64_t>(plan.x.size) *
+                                        static_cast<uint64_t>(plan.y.size) * 3);
+    // Of a mixture, room for the image that it began with, and for its sum too.
+    const uint64_t room = result * (plan.mixes != 0 ? 1 + 1 + sizeof(float) : 1);
+    scratch.pixels = aligned_scratch(larger(width * height * 4, room));
   }
   scratch.columns = aligned_scratch(static_cast<uint64_t>(plan.x.size) * height * 4);
   scratch.weights = weights_bytes(plan.x) + weights_bytes(plan.y);

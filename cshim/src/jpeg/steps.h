@@ -18,18 +18,22 @@ namespace ts::jpeg {
 
 // Reports whether run_steps runs an operation of this kind.
 constexpr bool has_step(int32_t kind) {
-  return kind >= TS_AUGMENT_FLIP_HORIZONTAL && kind <= TS_AUGMENT_PERMUTE;
+  return kind >= TS_AUGMENT_FLIP_HORIZONTAL && kind <= TS_AUGMENT_MIX;
 }
 
-// The maximum number of pixels that a blur blurs at a time, with those beside them.
+// The maximum number of pixels that a blur blurs at a time, with those beside them, and of rows. A
+// thread computes a byte of each row.
 constexpr int32_t kBlurPixels = 2048;
+constexpr int32_t kBlurRows = 8;
 static_assert(kBlurPixels > kMaxBlur, "a tile has more pixels than those beside it");
 
 // What the threads of a team share.
 struct StepState {
   int32_t counts[3][256];  // of the values of each channel, or of the grey values in the first
   uint8_t table[3][256];   // what becomes of the values of each channel
-  float blurred[kBlurPixels * 3];  // from above to below only
+  float blurred[kBlurPixels * 3];              // from above to below only
+  float across[kMaxBlur];                      // the weights of a blur
+  float down[kMaxBlur + 2 * (kBlurRows - 1)];  // with zeros before and behind them
 };
 
 // An image, and room for another of its size.
@@ -37,6 +41,9 @@ struct Canvas {
   uint8_t* image;
   uint8_t* room;
   int32_t width, height;
+  // The image that a mixture began with, and the sum of images: null if the plan has none.
+  uint8_t* kept;
+  float* sum;
 };
 
 TS_HOST_DEVICE const ts_augment_op* steps_of(const Plan& plan, const uint8_t* base) {
@@ -310,34 +317,57 @@ TS_HOST_DEVICE bool find_kernel(const Plan& plan, const uint8_t* base, const ts_
   return true;
 }
 
+// Copies the weights of a blur. A weight of 0 adds nothing, to the bit.
+template <typename Team>
+TS_DEVICE void copy_weights(Team& team, const BlurKernel& kernel, StepState* state) {
+  constexpr int32_t kZeros = kBlurRows - 1;
+  team.each(kernel.width, [&](int32_t i) { state->across[i] = kernel.across[i]; });
+  team.each(kernel.height + 2 * kZeros, [&](int32_t i) {
+    const int32_t k = i - kZeros;
+    state->down[i] = k >= 0 && k < kernel.height ? kernel.down[k] : 0.0F;
+  });
+}
+
 // Blurs a tile of the image, whose first pixel is (left, top), into the room.
 template <typename Team>
 TS_DEVICE void blur_tile(Team& team, const BlurKernel& kernel, const Canvas& canvas, int32_t left,
-                         int32_t top, int32_t columns, int32_t rows, float* blurred) {
+                         int32_t top, int32_t columns, int32_t rows, StepState* state) {
   const int32_t margin = kernel.width / 2;
   const int32_t pitch = (columns + 2 * margin) * 3;
   const int64_t row_bytes = static_cast<int64_t>(canvas.width) * 3;
-  team.each(rows * pitch, [&](int32_t i) {
-    const int32_t row = i / pitch;
-    const int32_t pixel = (i - row * pitch) / 3;
-    const int32_t channel = i - row * pitch - pixel * 3;
-    const int32_t x = padded(left + pixel - margin, canvas.width, TS_PADDING_REFLECT);
-    const uint8_t* const from = canvas.image + x * 3 + channel;
-    float sum = 0;
-    for (int32_t k = 0; k < kernel.height; ++k) {
-      const int32_t below = top + row + k - kernel.height / 2;
-      const int32_t y = padded(below, canvas.height, TS_PADDING_REFLECT);
-      sum = plus(sum, kernel.down[k], static_cast<float>(from[y * row_bytes]));
+  team.each(pitch, [&](int32_t i) {
+    const int32_t x = padded(left + i / 3 - margin, canvas.width, TS_PADDING_REFLECT);
+    const uint8_t* const from = canvas.image + x * 3 + i % 3;
+    float sums[kBlurRows] = {};
+    for (int32_t j = 0; j < rows + kernel.height - 1; ++j) {
+      const int32_t y = padded(top + j - kernel.height / 2, canvas.height, TS_PADDING_REFLECT);
+      const auto value = static_cast<float>(from[y * row_bytes]);
+      const float* const weights = state->down + j;
+      for (int32_t row = 0; row < kBlurRows; ++row) {
+        sums[row] = plus(sums[row], weights[kBlurRows - 1 - row], value);
+      }
     }
-    blurred[i] = sum;
+    for (int32_t row = 0; row < kBlurRows; ++row) {
+      if (row < rows) state->blurred[row * pitch + i] = sums[row];
+    }
   });
-  team.each(rows * columns * 3, [&](int32_t i) {
-    const int32_t row = i / (columns * 3);
-    const int32_t at = i - row * columns * 3;
-    const float* const from = blurred + row * pitch + at;
-    float sum = 0;
-    for (int32_t k = 0; k < kernel.width; ++k) sum = plus(sum, kernel.across[k], from[k * 3]);
-    canvas.room[(top + row) * row_bytes + left * 3 + at] = cut(clamp255(nearest(sum)));
+  team.each(columns * 3, [&](int32_t i) {
+    int32_t from[kBlurRows];  // of rows behind the last one: the last one
+    float sums[kBlurRows] = {};
+    for (int32_t row = 0; row < kBlurRows; ++row) {
+      from[row] = smaller(row, rows - 1) * pitch + i;
+    }
+    for (int32_t k = 0; k < kernel.width; ++k) {
+      const float weight = state->across[k];
+      for (int32_t row = 0; row < kBlurRows; ++row) {
+        sums[row] = plus(sums[row], weight, state->blurred[from[row] + k * 3]);
+      }
+    }
+    for (int32_t row = 0; row < kBlurRows; ++row) {
+      if (row < rows) {
+        canvas.room[(top + row) * row_bytes + left * 3 + i] = cut(clamp255(nearest(sums[row])));
+      }
+    }
   });
 }
 
@@ -346,16 +376,39 @@ TS_DEVICE void blur(Team& team, const Plan& plan, const uint8_t* base, const ts_
                     StepState* state, Canvas* canvas) {
   BlurKernel kernel;
   if (!find_kernel(plan, base, op, *canvas, &kernel)) return;
+  copy_weights(team, kernel, state);
+  // A tile has kBlurRows rows, unless the pixels beside it take most of the memory.
   const int32_t margins = kernel.width / 2 * 2;
-  const int32_t columns = smaller(canvas->width, kBlurPixels - margins);
-  const int32_t rows = smaller(canvas->height, kBlurPixels / (columns + margins));
-  for (int32_t top = 0; top < canvas->height; top += rows) {
+  const int32_t span =
+      margins < kBlurPixels / kBlurRows / 2 ? kBlurPixels / kBlurRows : kBlurPixels;
+  const int32_t columns = smaller(canvas->width, span - margins);
+  const int32_t max_rows = smaller(kBlurRows, kBlurPixels / (columns + margins));
+  for (int32_t top = 0; top < canvas->height; top += max_rows) {
+    const int32_t rows = smaller(max_rows, canvas->height - top);
     for (int32_t left = 0; left < canvas->width; left += columns) {
-      blur_tile(team, kernel, *canvas, left, top, smaller(columns, canvas->width - left),
-                smaller(rows, canvas->height - top), state->blurred);
+      blur_tile(team, kernel, *canvas, left, top, smaller(columns, canvas->width - left), rows,
+                state);
     }
   }
   exchange(canvas);
+}
+
+// ---- mixtures ----------------------------------------------------------------------------------
+
+// Begins a mixture, goes on to its next image, or ends it: i[0] is 0, 1 or 2.
+template <typename Team>
+TS_DEVICE void mix(Team& team, const ts_augment_op& op, const Canvas& canvas) {
+  if (canvas.sum == nullptr) return;
+  const int32_t part = op.integers[0];
+  const auto weight = static_cast<float>(op.values[0]);
+  team.each(canvas.width * canvas.height * 3, [&](int32_t i) {
+    const float summand = times(weight, static_cast<float>(canvas.image[i]));
+    const float sum = (part == 0 ? 0.0F : canvas.sum[i]) + summand;
+    canvas.sum[i] = sum;
+    if (part == 0) canvas.kept[i] = canvas.image[i];
+    if (part == 1) canvas.image[i] = canvas.kept[i];
+    if (part == 2) canvas.image[i] = cut(clamp255(sum));
+  });
 }
 
 // ---- all ---------------------------------------------------------------------------------------
@@ -381,6 +434,9 @@ TS_DEVICE void run_step(Team& team, const Plan& plan, const uint8_t* base, const
     case TS_AUGMENT_BLUR:
       blur(team, plan, base, op, state, canvas);
       break;
+    case TS_AUGMENT_MIX:
+      mix(team, op, *canvas);
+      break;
     case TS_AUGMENT_SATURATION:
     case TS_AUGMENT_HUE:
     case TS_AUGMENT_GRAYSCALE:
@@ -405,8 +461,14 @@ TS_DEVICE void run_step(Team& team, const Plan& plan, const uint8_t* base, const
 // Runs the steps of a plan on its result. The pixels' part of the scratch memory is the room.
 template <typename Team>
 TS_DEVICE void run_steps(Team& team, const Plan& plan, const Memory& memory, StepState* state) {
-  Canvas canvas = {memory.result, reinterpret_cast<uint8_t*>(memory.pixels), plan.x.size,
-                   plan.y.size};
+  auto* const room = reinterpret_cast<uint8_t*>(memory.pixels);
+  Canvas canvas = {memory.result, room, plan.x.size, plan.y.size, nullptr, nullptr};
+  if (plan.mixes != 0) {
+    const uint64_t bytes = aligned_scratch(static_cast<uint64_t>(canvas.width) *
+                                           static_cast<uint64_t>(canvas.height) * 3);
+    canvas.kept = room + bytes;
+    canvas.sum = reinterpret_cast<float*>(room + 2 * bytes);
+  }
   const ts_augment_op* const steps = steps_of(plan, memory.base);
   for (uint32_t i = 0; i < plan.steps; ++i) {
     run_step(team, plan, memory.base, steps[i], state, &canvas);

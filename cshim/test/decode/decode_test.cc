@@ -167,8 +167,7 @@ TEST_P(DecodeOn, AugmentedCropsEqualTheHosts) {
         Job job = draw_job(random, host.get(), kKinds[random() % 8]);
         const Image image = {job.geometry.window_width, job.geometry.window_height, 3,
                              job.expected};
-        job.ops.resize(random() % 5);
-        for (ts_augment_op& op : job.ops) op = draw_step(random, image.width, image.height);
+        job.ops = draw_steps(random, 4, image.width, image.height);
         job.expected = run_on_host(augmenter.get(), image, job.ops);
         ASSERT_TRUE(staged.add(host.get(), job));
         jobs.push_back(std::move(job));

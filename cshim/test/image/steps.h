@@ -100,13 +100,26 @@ inline ts_augment_op draw_step(Random& random, int32_t kind, int32_t width, int3
   return op;
 }
 
-// Draws an operation of any kind that a device runs.
+// Draws an operation of any kind, but no part of a mixture.
 inline ts_augment_op draw_step(Random& random, int32_t width, int32_t height) {
-  int32_t kind;
-  do {
-    kind = uniform(random, TS_AUGMENT_FLIP_HORIZONTAL, TS_AUGMENT_MIX);
-  } while (!ts::jpeg::has_step(kind));
+  const int32_t kind = uniform(random, TS_AUGMENT_FLIP_HORIZONTAL, TS_AUGMENT_MIX - 1);
   return draw_step(random, kind, width, height);
+}
+
+// Draws up to so many operations, some of them in mixtures.
+inline Ops draw_steps(Random& random, int32_t max, int32_t width, int32_t height) {
+  Ops ops;
+  bool mixing = false;
+  const auto mix = [&](int32_t part) {
+    ops.push_back({TS_AUGMENT_MIX, {part}, {real(random, 0, random() % 8 == 0 ? 1 : 0.4)}});
+    mixing = part != 2;
+  };
+  for (int32_t count = uniform(random, 0, max); count > 0; --count) {
+    if (random() % 6 == 0) mix(mixing ? uniform(random, 1, 2) : 0);
+    ops.push_back(draw_step(random, width, height));
+  }
+  if (mixing) mix(2);
+  return ops;
 }
 
 inline Bytes run_on_host(ts_augmenter* augmenter, Image image, const Ops& ops) {
