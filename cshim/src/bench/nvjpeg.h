@@ -12,7 +12,7 @@ namespace ts::nvjpeg {
 // nvjpegStatus_t. Values that this library tells apart.
 using Status = int;
 constexpr Status kSuccess = 0;
-constexpr Status kArchMismatch = 6;
+constexpr Status kArchMismatch = 7;
 constexpr Status kNotImplemented = 9;  // NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED
 
 // nvjpegBackend_t

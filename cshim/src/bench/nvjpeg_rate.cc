@@ -151,6 +151,9 @@ void in_threads(const std::vector<std::unique_ptr<Decoder>>& decoders, const Bod
   const auto run = [&](size_t k) {
     try {
       const DeviceScope scope(decoders[k]->device());
+      // A new thread has no context until it calls the runtime, and DeviceScope leaves out the call
+      // for device 0. The engines' implementation may go to the driver, which would find none.
+      C10_CUDA_CHECK(cudaSetDevice(decoders[k]->device()));
       body(k);
     } catch (...) {
       const std::lock_guard<std::mutex> lock(mutex);
