@@ -3,6 +3,7 @@ package prefetcher
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"image"
 	"image/jpeg"
@@ -158,7 +159,8 @@ func decodeSearchesDamage(t *testing.T, decoder decoderFeed) {
 		for _, policy := range []imageloader.BadSamplePolicy{imageloader.Skip, imageloader.Substitute} {
 			t.Run(fmt.Sprintf("%v, %v", damaged, policy), func(t *testing.T) {
 				o := imageloader.Options{Transform: imageloader.Train(32), BadSamples: policy, Damaged: damaged}
-				plain, l := newLoader(t, path, o), newLoader(t, path, o)
+				plain, plainSide := indexedLoader(t, path, filepath.Join(t.TempDir(), "index"), o)
+				l, side := indexedLoader(t, path, filepath.Join(t.TempDir(), "index"), o)
 				host, device := newFeed(t, plain, Options{Device: cuda.CPU}), decoder(t, l)
 				for epoch := range 3 {
 					sameEpochs(t, host, device, epoch, epoch)
@@ -173,8 +175,29 @@ func decodeSearchesDamage(t *testing.T, decoder decoderFeed) {
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
+				// The device finds no entry points in an image whose scan the host says is damaged.
+				if err := errors.Join(plain.Close(), l.Close()); err != nil {
+					t.Fatal(err)
+				}
+				sameFiles(t, plainSide, side)
 			})
 		}
+	}
+}
+
+// sameFiles fails the test if two files have different bytes.
+func sameFiles(t *testing.T, a, b string) {
+	t.Helper()
+	first, err := os.ReadFile(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := os.ReadFile(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(first, second) {
+		t.Errorf("%s has %d bytes, %s %d others", a, len(first), b, len(second))
 	}
 }
 
