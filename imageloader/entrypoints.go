@@ -14,7 +14,9 @@ type entryStore interface {
 	// EntryPoints returns a blob, written over buffer or into a larger buffer. It is empty if there
 	// is none.
 	EntryPoints(i int, buffer []byte) []byte
-	KeepEntryPoints(i int, blob []byte)
+	// KeepEntryPoints keeps a copy of a blob, unless it has kept one before. It returns false if
+	// there is no room.
+	KeepEntryPoints(i int, blob []byte) bool
 }
 
 // entryPoints are the entry points of an index's JPEG files, and which of them were compared with
@@ -152,8 +154,8 @@ func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, ds
 		b.buffer = make([]byte, 2*need)
 	}
 	n, proof, err := b.d.DecodeMakingEntryPoints(data, g, dst, stride, b.buffer)
-	if err == nil && n > 0 && n <= len(b.buffer) {
-		p.store.KeepEntryPoints(i, b.buffer[:n])
+	// A proof without a blob would keep the sample from being searched for entry points.
+	if err == nil && n > 0 && n <= len(b.buffer) && p.store.KeepEntryPoints(i, b.buffer[:n]) {
 		p.proofs[i].Store(proof)
 		b.blob = b.buffer[:n]
 	}

@@ -19,6 +19,7 @@ import (
 type mapStore struct {
 	mu    sync.Mutex
 	blobs map[int][]byte
+	full  bool
 }
 
 func (m *mapStore) EntryPoints(i int, buffer []byte) []byte {
@@ -27,10 +28,14 @@ func (m *mapStore) EntryPoints(i int, buffer []byte) []byte {
 	return append(buffer[:0], m.blobs[i]...)
 }
 
-func (m *mapStore) KeepEntryPoints(i int, blob []byte) {
+func (m *mapStore) KeepEntryPoints(i int, blob []byte) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.full {
+		return false
+	}
 	m.blobs[i] = bytes.Clone(blob)
+	return true
 }
 
 // photo returns a baseline JPEG (4:2:0) that is large enough for entry points.

@@ -145,7 +145,9 @@ func (p *entryPoints) keepFound(i int, search *search, found []byte) (made, othe
 	before := p.store.EntryPoints(i, f.before)
 	f.before = before[:cap(before)]
 	if len(before) == 0 {
-		p.store.KeepEntryPoints(i, f.blob[:n])
+		if !p.store.KeepEntryPoints(i, f.blob[:n]) { // they are found again in a later epoch
+			return false, false
+		}
 	} else if !bytes.Equal(before, f.blob[:n]) {
 		return false, true
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -80,6 +81,43 @@ func TestFoundEntryPointsAreKept(t *testing.T) {
 		made, others := p.keepFound(test.i, &s, test.found)
 		if made != test.made || others != test.others || !bytes.Equal(store.blobs[test.i], test.blob) || p.proofs[test.i].Load() != test.proof {
 			t.Errorf("%s: made %v, others %v, a blob of %d bytes, proof %v", test.what, made, others, len(store.blobs[test.i]), p.proofs[test.i].Load() != 0)
+		}
+	}
+}
+
+// TestNoRoomForEntryPoints: without room in the index an image stays without a proof, so that a
+// device goes on searching it and the workers need not decode it.
+func TestNoRoomForEntryPoints(t *testing.T) {
+	d, err := imagecapi.NewDecoder(0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer imagecapi.FreeDecoder(d)
+	data := photo(t, 1)
+	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32, WindowWidth: 32, WindowHeight: 32}
+	var s search
+	if _, n, err := imagecapi.PlanScan(d, data, &g, nil, nil, &s.Search); err != nil || n == 0 || s.Wanted == 0 {
+		t.Fatalf("a plan of %d bytes, %v: %+v", n, err, s.Search)
+	}
+	store := &mapStore{blobs: map[int][]byte{}, full: true}
+	p := newEntryPoints(store, 1, false)
+	found := foundIn(t, d, data, &s.Search)
+	worker, err := codec.New(1 << 24)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer worker.Close()
+	w, dst := p.forWorker(worker), make([]byte, 32*32*3)
+	for _, full := range []bool{true, false} {
+		store.full = full
+		made, others := p.keepFound(0, &s, found)
+		if made == full || others || w.plannable(0) == full {
+			t.Errorf("no room %v: found ones are made %v, others %v, plannable %v", full, made, others, w.plannable(0))
+		}
+		p.proofs[0].Store(0)
+		delete(store.blobs, 0)
+		if err := w.decode(0, data, &g, dst, 32*3); err != nil || w.plannable(0) == full {
+			t.Errorf("no room %v: decoding makes them: %v, plannable %v", full, err, w.plannable(0))
 		}
 	}
 }

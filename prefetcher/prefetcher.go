@@ -91,7 +91,8 @@ type Options struct {
 	// Device memory (Stats.DecoderBytes): twice the images of a batch, up to 512 MiB of scratch
 	// memory, a host slot's plans, and for a .tgz up to 256 MiB more. Each host slot has as much
 	// pinned memory for plans as PlanBytes of the source says, for a .tgz MemberBytes: at most 256
-	// MiB.
+	// MiB. Each device slot has as much pinned memory for entry points as EntryBytes says: a
+	// Loader's is a quarter of PlanBytes.
 	// A source that embeds a Loader and has a Fill of its own is asked by the Loader's FillPlans
 	// instead, unless it has its own PlanBytes, which returns an error, or its own FillPlans.
 	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the

@@ -222,12 +222,11 @@ func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	return x.side.blob(x.number(x.at(i)), buffer)
 }
 
-// KeepEntryPoints keeps a copy of a blob of entry points for sample i. Close writes the copy to the
-// index file.
-func (x *Index) KeepEntryPoints(i int, blob []byte) {
-	if x.side != nil {
-		x.side.keep(x.number(x.at(i)), blob)
-	}
+// KeepEntryPoints keeps a copy of a blob of entry points for sample i, unless it was given one
+// before in this run. Close writes the copy to the index file. It returns false if none is kept:
+// there is no index file, or no room.
+func (x *Index) KeepEntryPoints(i int, blob []byte) bool {
+	return x.side != nil && x.side.keep(x.number(x.at(i)), blob)
 }
 
 // number returns the number of record i among the members of the sidecar.

@@ -72,9 +72,9 @@ func (s *sidecar) keptBlob(number int32, buffer []byte) []byte {
 	return b
 }
 
-// keep copies a blob of a member until save. Without a file it keeps only as many blobs as fit in
-// memory.
-func (s *sidecar) keep(number int32, blob []byte) {
+// keep copies a blob of a member until save, unless there is one. Without a file it keeps only as
+// many blobs as fit in memory. It returns whether one is kept.
+func (s *sidecar) keep(number int32, blob []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kept == nil {
@@ -83,11 +83,12 @@ func (s *sidecar) keep(number int32, blob []byte) {
 	}
 	if len(blob) == 0 || len(blob) >= maxBlobBytes || s.kept[number] != 0 ||
 		s.blobs.size() >= 1<<40 || len(s.blobs.mem)+len(blob) > maxBlobMemory {
-		return
+		return s.kept[number] != 0
 	}
 	s.kept[number] = uint64(s.blobs.size())<<24 | uint64(len(blob))
 	s.blobs.write(blob)
 	s.dirty = true
+	return true
 }
 
 // save writes the file again with the kept blobs and checksums, or another file if its own folder

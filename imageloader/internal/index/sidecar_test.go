@@ -181,7 +181,9 @@ func TestIndexGoesToTheCacheFolder(t *testing.T) {
 			if got, want := len(x.EntryPoints(1, nil)) > 0, cache && round > 0; got != want {
 				t.Errorf("cache folder %v, round %d: entry points %v", cache, round, got)
 			}
-			x.KeepEntryPoints(round, blob)
+			if !x.KeepEntryPoints(round, blob) || !x.KeepEntryPoints(round, nil) || x.KeepEntryPoints(2, make([]byte, maxBlobBytes)) {
+				t.Error("KeepEntryPoints does not say what is kept")
+			}
 			if filed := x.side.blobs.filed > 0; filed != cache {
 				t.Errorf("cache folder %v: entry points wait in a file: %v", cache, filed)
 			}
