@@ -80,17 +80,7 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 			if made[0] < 60 || made[1] != made[0] {
 				t.Errorf("the host makes the entry points of %d images, the device of %d", made[0], made[1])
 			}
-			plain, err := os.ReadFile(sides[0])
-			if err != nil {
-				t.Fatal(err)
-			}
-			searched, err := os.ReadFile(sides[1])
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(plain, searched) {
-				t.Errorf("the index has %d bytes, and others than the host's, which has %d", len(searched), len(plain))
-			}
+			sameFiles(t, sides[0], sides[1])
 			// A later process finds what the device found, and has it compared by the device.
 			l, _ := indexedLoader(t, path, sides[1], test.o)
 			host, _ := indexedLoader(t, path, sides[0], test.o)
