@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
@@ -180,14 +181,24 @@ var kinds = map[string]kind{
 	"SymInt": kindInt, "SymInt[]": kindInts,
 }
 
-// namedOperators holds a *namedOperator for each name that was found. LibTorch's registry bounds
-// their number.
-var namedOperators sync.Map
+// namedOperators holds the operators by the names that were found. LibTorch's registry bounds their
+// number. A new name makes a new map, so that calls read it without a lock.
+var namedOperators atomic.Pointer[map[string]*namedOperator]
+
+// addingOperator is held while a name is added to namedOperators.
+var addingOperator sync.Mutex
 
 func find(name string) (*namedOperator, error) {
-	if n, ok := namedOperators.Load(name); ok {
-		return n.(*namedOperator), nil
+	if known := namedOperators.Load(); known != nil {
+		if n := (*known)[name]; n != nil {
+			return n, nil
+		}
 	}
+	return addOperator(name)
+}
+
+// addOperator looks up an operator that is not in namedOperators.
+func addOperator(name string) (*namedOperator, error) {
 	full := name
 	if !strings.Contains(full, "::") {
 		full = "aten::" + full
@@ -207,8 +218,18 @@ func find(name string) (*namedOperator, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, _ := namedOperators.LoadOrStore(name, n)
-	return found.(*namedOperator), nil
+	addingOperator.Lock()
+	defer addingOperator.Unlock()
+	known := map[string]*namedOperator{}
+	if before := namedOperators.Load(); before != nil {
+		if found := (*before)[name]; found != nil { // another goroutine was faster
+			return found, nil
+		}
+		maps.Copy(known, *before)
+	}
+	known[name] = n
+	namedOperators.Store(&known)
+	return n, nil
 }
 
 // describe reads the schema of an operator.
@@ -340,8 +361,8 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 // one calls an operator with one result, which is nil if LibTorch leaves it undefined.
 func (n *namedOperator) one(given []any) (*Tensor, error) {
 	var a arguments
-	defer a.release()
 	if err := n.collect(&a, given); err != nil {
+		a.release()
 		err = opError(n.name, operandsOf(given), err)
 		return failed(err), err
 	}
@@ -351,6 +372,7 @@ func (n *namedOperator) one(given []any) (*Tensor, error) {
 		out = nil // the result is an operand
 	}
 	p, err := invoke(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text, out)
+	a.release()
 	switch {
 	case err != nil:
 		return failed(err), err
@@ -478,13 +500,9 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 	if len(given) > len(n.params) {
 		return invalid("%d arguments, and it takes at most %d: %s", len(given), len(n.params), n.schema)
 	}
-	for word := range words {
-		i := slices.IndexFunc(n.params, func(p parameter) bool { return p.name == word })
-		switch {
-		case i < 0:
-			return invalid("it has no argument %s: %s", word, n.schema)
-		case i < len(given):
-			return invalid("argument %s is given by position and by name", word)
+	if len(words) > 0 {
+		if err := n.checkWords(words, len(given)); err != nil {
+			return err
 		}
 	}
 	for i := range n.params {
@@ -510,6 +528,20 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 			return invalid("argument %s is %s, and got %s", p.name, p.text, typeName(v))
 		}
 		a.args.add(arg)
+	}
+	return nil
+}
+
+// checkWords checks the names of arguments that follow a number of positional ones.
+func (n *namedOperator) checkWords(words Keywords, positions int) error {
+	for word := range words {
+		i := slices.IndexFunc(n.params, func(p parameter) bool { return p.name == word })
+		switch {
+		case i < 0:
+			return invalid("it has no argument %s: %s", word, n.schema)
+		case i < positions:
+			return invalid("argument %s is given by position and by name", word)
+		}
 	}
 	return nil
 }
