@@ -97,7 +97,7 @@ func TestOnDeviceIsTheHosts(t *testing.T) {
 	ops := transform.Train(40)
 	ops.Ops = []transform.Op{transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Hue: 0.1}, transform.RandomErasing{}}
 	host := transform.Eval(48, 40)
-	host.Ops = []transform.Op{transform.GaussianBlur{KernelSize: [2]int{3, 3}}}
+	host.Ops = []transform.Op{transform.GaussianNoise{}}
 	for name, c := range map[string]struct {
 		transform transform.Transform
 		device    bool // decodes some

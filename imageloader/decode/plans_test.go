@@ -27,8 +27,8 @@ func TestPlansAndRowsAreDecode(t *testing.T) {
 	names, images = append(names, "text"), append(images, []byte("text"))
 	o := decode.Options{Transform: transform.Train(32), Seed: 3}
 	o.Transform.Ops = []transform.Op{transform.ColorJitter{Brightness: 0.5}}
-	blurred, planar, few, strict := o, o, o, o
-	blurred.Transform.Ops = []transform.Op{transform.GaussianBlur{KernelSize: [2]int{3, 3}}}
+	noisy, planar, few, strict := o, o, o, o
+	noisy.Transform.Ops = []transform.Op{transform.GaussianNoise{}}
 	planar.Planar = true
 	few.MaxPixels = 1000
 	strict.MaxMemory = 1
@@ -42,7 +42,7 @@ func TestPlansAndRowsAreDecode(t *testing.T) {
 		"little memory":      {o, 40 << 10, len(images), 1, 8},
 		"no memory":          {o, 0, len(images), 0, 0},
 		"planar":             {planar, 4 << 20, len(images), 0, 0},
-		"the host's":         {blurred, 4 << 20, len(images), 0, 0},
+		"the host's":         {noisy, 4 << 20, len(images), 0, 0},
 		"more pixels":        {few, 4 << 20, len(images), 0, 10},
 		"more memory needed": {strict, 4 << 20, len(images), 0, 0},
 	} {
