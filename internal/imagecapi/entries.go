@@ -213,6 +213,9 @@ func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries
 // of which the last may be shorter. digests has one for each. They are valid as long as the process
 // lives.
 func DigestPieces(data []byte, piece int, digests []uint64) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	if len(digests) != (len(data)+piece-1)/piece {
 		return fmt.Errorf("imagecapi: %d digests of %d bytes in pieces of %d", len(digests), len(data), piece)
 	}
