@@ -388,7 +388,7 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 		scanOnly bool
 	}{
 		"missing file":           {path: filepath.Join(dir, "none.tgz"), is: os.ErrNotExist, want: "none.tgz"},
-		"empty directory":        {path: dir, is: ErrNoSamples, want: "empty"},
+		"empty directory":        {path: dir, is: ErrNoSamples, want: "no files"},
 		"empty file":             {data: []byte{}, want: "empty"},
 		"not an archive":         {data: []byte(strings.Repeat("hello ", 500)), want: `it is no archive (it begins with "hello hello hello he")`},
 		"short text":             {data: []byte("hello"), want: `it is no archive (it begins with "hello")`},
@@ -398,10 +398,10 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 		"gzip of text":           {data: archivetest.Gzip(t, []byte(strings.Repeat("hello ", 500))), want: "not a tar archive", classes: []string{"c"}},
 		"gzip of nothing":        {data: archivetest.Gzip(t, nil), is: ErrNoSamples, classes: []string{"c"}},
 		"gzip header cut off":    {data: tgz[:5], want: "cut off", is: io.ErrUnexpectedEOF},
-		"empty archive":          {data: archivetest.Tar(t), is: ErrNoSamples, want: "empty", classes: []string{"c"}},
-		"empty tgz":              {data: archivetest.Gzip(t, archivetest.Tar(t)), is: ErrNoSamples, want: "empty", classes: []string{"c"}},
-		"only text":              {data: archivetest.Tar(t, archivetest.Member{Name: "a/README", Data: "x"}), is: ErrNoSamples, want: "none of its 1 members"},
-		"only at the root":       {data: archivetest.Tar(t, archivetest.Member{Name: "x.png", Data: archivetest.Image("")}), is: ErrNoSamples, want: "1 images lie outside"},
+		"empty archive":          {data: archivetest.Tar(t), is: ErrNoSamples, want: "no files", classes: []string{"c"}},
+		"empty tgz":              {data: archivetest.Gzip(t, archivetest.Tar(t)), is: ErrNoSamples, want: "no files", classes: []string{"c"}},
+		"only text":              {data: archivetest.Tar(t, archivetest.Member{Name: "a/README", Data: "x"}), is: ErrNoSamples, want: "none of its 1 member is"},
+		"only at the root":       {data: archivetest.Tar(t, archivetest.Member{Name: "x.png", Data: archivetest.Image("")}), is: ErrNoSamples, want: "1 image lies outside"},
 		"truncated tar":          {data: whole[:len(whole)/2+100], want: "fetch it again", is: io.ErrUnexpectedEOF},
 		"truncated gzip":         {data: bigTgz[:len(bigTgz)/2], want: "cut off", is: io.ErrUnexpectedEOF, classes: []string{"c"}, readable: 20},
 		"truncated gzip trailer": {data: bigTgz[:len(bigTgz)-4], want: "cut off", is: io.ErrUnexpectedEOF, classes: []string{"c"}, readable: 60},

@@ -57,20 +57,28 @@ var ErrNoSamples = errors.New("imageloader: no samples")
 // NoSamples returns the ErrNoSamples of an archive. orphans is the number of its images without a
 // class. web tells that classes are labels of WebDataset.
 func NoSamples(path string, members, orphans int, web bool) error {
-	detail := "it is empty"
+	detail := "it has no files"
 	switch {
 	case orphans > 0 && web:
-		detail = fmt.Sprintf("%d images have no label: neither a .cls member of the same name, "+
-			"nor a .json with the field label, cls or class", orphans)
+		detail = fmt.Sprintf("%s no label: neither a .cls member of the same name, "+
+			"nor a .json with the field label, cls or class", many(orphans, "image has", "images have"))
 	case orphans > 0:
-		detail = fmt.Sprintf("%d images lie outside of any directory; "+
-			"a sample's class is the name of the directory that it is in", orphans)
+		detail = fmt.Sprintf("%s outside of any directory; "+
+			"a sample's class is the name of the directory that it is in", many(orphans, "image lies", "images lie"))
 	case members > 0 && web:
-		detail = fmt.Sprintf("none of its %d members is an image with a label of WebDataset", members)
+		detail = fmt.Sprintf("none of its %s is an image with a label of WebDataset", many(members, "member", "members"))
 	case members > 0:
-		detail = fmt.Sprintf("none of its %d members is an image in the directory of a class", members)
+		detail = fmt.Sprintf("none of its %s is an image in the directory of a class", many(members, "member", "members"))
 	}
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
+}
+
+// many returns a number with its noun.
+func many(n int, one, several string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, several)
 }
 
 // noSamples is the ErrNoSamples of an index without samples. members is how many members its
