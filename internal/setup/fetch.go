@@ -38,6 +38,9 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 		if remote {
 			text, err = get(ctx, http.DefaultClient, checksumOf(u), "")
 		} else {
+			if _, err := os.Stat(archive); err != nil {
+				return "", fmt.Errorf("the archive: %w", err)
+			}
 			text, err = os.ReadFile(archive + ".sha256")
 		}
 		if err != nil {

@@ -591,6 +591,7 @@ func TestReleasesThatAreRefused(t *testing.T) {
 	}{
 		{"another checksum", good, func(o *Options) { o.SHA256 = strings.Repeat("0", 64) }, "damaged or another file"},
 		{"no checksum", good, func(o *Options) { o.SHA256 = "" }, "-sha256"},
+		{"no file", good, func(o *Options) { o.SHA256, o.From = "", filepath.Join(o.Cache, "none.tgz") }, "the archive: stat"},
 		{"not a checksum", good, func(o *Options) { o.SHA256 = "12" }, "64 hexadecimal digits"},
 		{"no archive", []byte("text"), nil, "no .tar.gz"},
 		{"cut off", good[:len(good)-20], nil, "unexpected EOF"},
