@@ -102,7 +102,7 @@ func newPredictor(checkpoint, deviceName string) (p predictor, err error) {
 // images, which the loader leaves out and logs.
 func (p predictor) archive(ctx context.Context, path string, limit int) (bad int, err error) {
 	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size),
-		BadSamples: imageloader.Skip, Logger: slog.New(slog.NewTextHandler(p.errs, nil))})
+		BadSamples: imageloader.Skip, Logger: slog.New(slog.NewTextHandler(p.errs, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if err != nil {
 		return 0, err
 	}

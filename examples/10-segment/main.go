@@ -224,6 +224,9 @@ func run(ctx context.Context, o options, out io.Writer) (overlaps []float64, err
 		return nil, err
 	}
 	defer opt.Close()
+	if least := 4; o.epochs*loader.Batches() < least {
+		return nil, fmt.Errorf("-epochs %d with -images %d are %d steps: at least %d are needed", o.epochs, o.images, o.epochs*loader.Batches(), least)
+	}
 	rates, err := optim.NewScheduler(opt, optim.OneCycleLR{Steps: o.epochs * loader.Batches()})
 	if err != nil {
 		return nil, err
