@@ -16,7 +16,8 @@ import (
 // The zero value is the default stream of the first GPU.
 type Stream struct{ s capi.Stream }
 
-// StreamOptions are the options of [NewStream]. The zero value is a stream of normal priority.
+// StreamOptions are the options of [NewStream] and [NewOwnedStream]. The zero value is a stream of
+// normal priority.
 type StreamOptions struct {
 	// Priority is 0 for normal; lower values are more urgent, down to the minimum of PriorityRange.
 	// Values outside of that range are refused with ErrInvalidArgument. The device starts queued

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Decode selects where images are decoded: Options.Decode. The batches have the same bits on each
+// Decode selects where images are decoded: Options.Decode. The batches have the same bits with each
 // choice, and the same samples are bad.
 type Decode int
 
@@ -21,14 +21,14 @@ const (
 	// Host decodes in the source's workers.
 	Host Decode = iota
 	// Auto decodes on the device if that is a GPU and the source can leave images to it, with every
-	// step on their pixels (imageloader's Transform.Ops). Otherwise it is Host: so with a step that
-	// keeps all or some of its samples on the host, as the step's comment says. The source's
-	// workers decode as many of the images as they have time for: with a loop that takes batches
-	// slower than they can be made, the GPU decodes only what the workers can't.
+	// step on their pixels (imageloader's Transform.Ops). Otherwise it is Host: also with a step
+	// that keeps some or all of its samples on the host, which the step's documentation says. The
+	// source's workers decode as many of the images as they have time for: with a loop that takes
+	// batches slower than they can be made, the GPU decodes only what the workers can't.
 	Auto
 	// Device decodes on the device. The source's workers decode the images that the device can't
-	// decode, or has not every step of. New returns an error where the device is the CPU, or the
-	// source cannot leave images to it.
+	// decode, and those with a step that it can't run. New returns an error where the device is the
+	// CPU, or the source cannot leave images to it.
 	Device
 )
 

@@ -75,8 +75,8 @@ type Options struct {
 	// or the CPU on a machine without GPUs; cuda.CPU always selects the CPU.
 	Device cuda.Device
 	// Depth is the number of device slots, which hold batches in use or ready. 0 stands for 2: the
-	// consumer works on one while the next is copied. With Decode on the device it stands for 3,
-	// because a batch is handed out when it is decoded, and two are decoded in turns.
+	// consumer works on one while the next is copied. With Decode on the device it stands for 3:
+	// a batch is handed out once it is decoded, and two are being decoded meanwhile.
 	Depth int
 	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 stands for
 	// Depth + 1: while copies are in flight one slot remains to fill.
@@ -85,9 +85,9 @@ type Options struct {
 	// them. With Auto and Device an imageloader.Loader leaves the baseline JPEGs of an archive with
 	// random access to the GPU, which finds the entry points that are not known to be right, and
 	// decodes all other images beside them. The GPU also runs the steps of Transform.Ops, for
-	// samples whose steps it can all run; Auto is Host if it can't run each of them. The GPU also
-	// inflates the members of a .tgz that is not kept in memory, once an epoch of this process has
-	// read them. The batches are those of Host, to the bit.
+	// samples all of whose steps it can run; Auto is Host if there is a step that it can't run. The
+	// GPU also inflates the members of a .tgz that is not kept in memory, once an epoch of this
+	// process has read them. The batches are those of Host, to the bit.
 	// Device memory (Stats.DecoderBytes): twice the images of a batch, up to 512 MiB of scratch
 	// memory, a host slot's plans, and for a .tgz up to 256 MiB more. Each host slot has as much
 	// pinned memory for plans as PlanBytes of the source says, for a .tgz MemberBytes: at most 256
@@ -103,7 +103,8 @@ type Options struct {
 	// DecodeMultiprocessors bounds how many of the GPU's multiprocessors decode, so that training
 	// has the others to itself: it is MaxMultiprocessors of the decoders' cuda.StreamOptions. 0 is
 	// no bound: the decoders' streams have the lowest priority, but a kernel that runs is not
-	// interrupted. Without Decode on the device it has no effect.
+	// interrupted. Fewer than the driver's minimum are refused with cuda.ErrInvalidArgument.
+	// Without Decode on the device it has no effect.
 	DecodeMultiprocessors int
 	// Priority is the priority of the stream P, as in cuda.StreamOptions: with -1 and lower the
 	// finish runs before compute that is already queued.
