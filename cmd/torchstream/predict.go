@@ -86,6 +86,10 @@ type classifier struct {
 func newClassifier(path string, device cuda.Device) (*classifier, error) {
 	file, err := nn.OpenCheckpoint(path)
 	if errors.Is(err, fs.ErrNotExist) {
+		last := filepath.Join(filepath.Dir(path), "last.pt")
+		if _, err := os.Stat(last); err == nil {
+			return nil, fmt.Errorf("%s: no such checkpoint, but the last one of the run: -checkpoint %s names it", printable.Name(path), printable.Name(last))
+		}
 		return nil, fmt.Errorf("%s: no such checkpoint: torchstream train writes one, best.pt in the folder of its -out; -checkpoint FILE names it", printable.Name(path))
 	}
 	if err != nil {
@@ -387,7 +391,7 @@ func (p *predictor) finish() error {
 	case p.files == 0 && left != "":
 		return fmt.Errorf("nothing to classify: %s", left)
 	case p.files == 0:
-		return errors.New("nothing to classify: no names on standard input, or a folder without files")
+		return errors.New("nothing to classify: no files in the folders, and no names on standard input")
 	case left != "":
 		fmt.Fprintln(p.stderr, "torchstream: "+left)
 	}

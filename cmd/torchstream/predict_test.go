@@ -241,12 +241,16 @@ func TestPredictCommandLine(t *testing.T) {
 	if err := nn.Save(other, net, nil); err != nil {
 		t.Fatal(err)
 	}
-	empty := t.TempDir()
+	empty, begun := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(begun, "last.pt"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args   []string
 		status int
 		says   string
 	}{
+		{[]string{"-checkpoint", filepath.Join(begun, "best.pt"), photos}, 1, "-checkpoint " + filepath.Join(begun, "last.pt")},
 		{nil, 2, "predict IMAGE|FOLDER... takes at least 1 argument"},
 		{[]string{"-top", "0", photos}, 2, "-batch and -top are at least 1"},
 		{[]string{photos, "-top", "2"}, 2, "options come before the images: -top"},

@@ -80,7 +80,11 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if err := o.check(); err != nil {
 		return err
 	}
-	return o.run(ctx, stdout, stderr)
+	err := o.run(ctx, stdout, stderr)
+	if errors.Is(err, cuda.ErrOutOfMemory) {
+		err = fmt.Errorf("%w (-batch %d: a smaller one needs less memory)", err, o.batch)
+	}
+	return err
 }
 
 // classifiers are the models that classify images.
@@ -113,7 +117,7 @@ func (o *trainOptions) check() error {
 		value, min float64
 	}{
 		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"size", float64(o.size), 32}, {"lr", o.lr, 0}, {"clip", o.clip, 0},
-		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0}, {"patience", float64(o.patience), 0},
+		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0}, {"patience", float64(o.patience), 0}, {"workers", float64(o.workers), 0},
 	} {
 		if option.value < option.min {
 			return usageError{fmt.Sprintf("-%s %v: must be at least %v", option.name, option.value, option.min)}
@@ -149,7 +153,7 @@ const noClass = "no samples: a sample's class is the name of the directory that 
 // printUnused says which options have no effect, or not the whole effect.
 func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Writer) {
 	if images >= 0 && o.batch > images {
-		fmt.Fprintf(stdout, "-batch %d is more than there is: a step has all of the %s\n", o.batch, counted(images, "image", "images"))
+		fmt.Fprintf(stdout, "-batch %d is more than the archive has: a step has all of the %s\n", o.batch, counted(images, "image", "images"))
 	}
 	if o.graph && device == cuda.CPU {
 		fmt.Fprintln(stdout, "-graph has no effect on the CPU: CUDA graphs are for GPUs")
@@ -322,6 +326,9 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if device == cuda.CPU && o.amp == "fp16" {
 		return usageError{"-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
 	}
+	if device == cuda.CPU && o.decode == "device" {
+		return usageError{"-decode device needs a GPU, and the device is the CPU: use -decode auto or host"}
+	}
 	if err := checkWritable(o.out); err != nil {
 		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
 	}
@@ -330,6 +337,11 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	}
 	if err := o.checkTest(); err != nil {
 		return err
+	}
+	if o.pretrained != "" {
+		if _, err := os.Stat(o.pretrained); err != nil {
+			return fmt.Errorf("-pretrained: %w", err)
+		}
 	}
 	if err := printClasses(ctx, o.archive, stdout, stderr); err != nil {
 		return err

@@ -243,6 +243,8 @@ func TestTrainMistakes(t *testing.T) {
 		"-freeze needs":                            {"-archive", photos, "-freeze"},
 		"want bf16 or fp16":                        {"-archive", photos, "-amp", "fp8"},
 		"-lr -1: must be at":                       {"-archive", photos, "-lr", "-1"},
+		"-workers -1: must be at":                  {"-archive", photos, "-workers", "-1"},
+		"use -decode auto or host":                 {"-archive", photos, "-decode", "device", "-device", "cpu"},
 		"-patience -1: must be":                    {"-archive", photos, "-patience", "-1"},
 		"-lr NaN: must be":                         {"-archive", photos, "-lr", "nan"},
 		"-ema NaN: must be":                        {"-archive", photos, "-ema", "nan"},
@@ -366,7 +368,7 @@ func TestTrainDirectory(t *testing.T) {
 	stdout := trainSmall(t, folders["archive"], filepath.Join(t.TempDir(), "out"), "-test", folders["test"], "-epochs", "1")
 	for _, want := range []string{
 		"3 images in 2 classes\n", "\n    0       2  cat", "\n    1       1  dog", "says nothing about them: cat\n", "\n1 step, ", "of 1 held-back image\n",
-		"-batch 4 is more than there is: a step has all of the 3 images\n",
+		"-batch 4 is more than the archive has: a step has all of the 3 images\n",
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
