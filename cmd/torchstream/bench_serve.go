@@ -57,7 +57,7 @@ type serveBench struct {
 func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bench serve -images FOLDER", "Makes normalised batches of requests of encoded images, as a server does, for a while: the time of a request, from its bytes to the end of\n"+
 		"the work on the device. On a GPU it measures both, images that the host decodes and images that the GPU decodes.", stderr)
-	folder := set.String("images", "", "`FOLDER` of images, or of folders of them; files that are none are left out, and what is more than 1 GiB")
+	folder := set.String("images", "", "`FOLDER` of images, or of folders of them; other files are left out, and so are images beyond 1 GiB in all")
 	request := set.Int("request", 8, "images of a request")
 	clients := set.Int("clients", 1, "requests at a time, each on a stream of its own")
 	size := set.Int("size", 224, "pixels of a result's side: the centre of the image, resized to 8/7 of it")

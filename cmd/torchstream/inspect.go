@@ -226,8 +226,10 @@ func damagedFlag(set *flag.FlagSet) *imageloader.DamagePolicy {
 }
 
 func (r inspection) printSizes(table io.Writer) {
-	fmt.Fprintf(table, "width\t%d to %d pixels, median %d\n", r.Width.Min, r.Width.Max, r.Width.Median)
-	fmt.Fprintf(table, "height\t%d to %d pixels, median %d\n", r.Height.Min, r.Height.Max, r.Height.Median)
+	if r.Width.Max > 0 { // 0: no image could be read
+		fmt.Fprintf(table, "width\t%d to %d pixels, median %d\n", r.Width.Min, r.Width.Max, r.Width.Median)
+		fmt.Fprintf(table, "height\t%d to %d pixels, median %d\n", r.Height.Min, r.Height.Max, r.Height.Median)
+	}
 	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3, float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
 }
 
@@ -242,13 +244,13 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	fmt.Fprintf(w, "%s: %s, %s\n", printable.Name(r.File), r.Format, byteSize(r.FileBytes))
 	fmt.Fprintf(table, "samples\t%d in %s, %d bad\n", r.Samples, counted(len(r.Classes), "class", "classes"), r.BadCount)
 	if r.Ignored > 0 {
-		members, orphans := "members outside of class directories", "images in no directory at all"
+		members, orphans := "outside of class directories", "in no directory at all"
 		if web {
-			members, orphans = "members that are no samples", "images without a label"
+			members, orphans = "no part of a sample", "without a label"
 		}
-		fmt.Fprintf(table, "ignored\t%d %s", r.Ignored, members)
+		fmt.Fprintf(table, "ignored\t%s %s", counted(r.Ignored, "member", "members"), members)
 		if r.Orphans > 0 {
-			fmt.Fprintf(table, ", %d of them %s", r.Orphans, orphans)
+			fmt.Fprintf(table, ", among them %s %s", counted(r.Orphans, "image", "images"), orphans)
 		}
 		fmt.Fprintln(table)
 	}

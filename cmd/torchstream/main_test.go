@@ -303,7 +303,7 @@ func TestInspectBadMembers(t *testing.T) {
 	if status != 1 {
 		t.Errorf("status %d", status)
 	}
-	for _, want := range []string{"3 in 1 class, 3 bad", "1 members outside", "a/broken.jpg", "and 2 more"} {
+	for _, want := range []string{"3 in 1 class, 3 bad", "1 member outside", "a/broken.jpg", "and 2 more"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
 		}
