@@ -88,7 +88,7 @@ func newClassifier(path string, device cuda.Device) (*classifier, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		last := filepath.Join(filepath.Dir(path), "last.pt")
 		if _, err := os.Stat(last); err == nil {
-			return nil, fmt.Errorf("%s: no such checkpoint, but the last one of the run: -checkpoint %s names it", printable.Name(path), printable.Name(last))
+			return nil, fmt.Errorf("%s: no such checkpoint, but the same folder has the last one of a run: -checkpoint %s", printable.Name(path), printable.Name(last))
 		}
 		return nil, fmt.Errorf("%s: no such checkpoint: torchstream train writes one, best.pt in the folder of its -out; -checkpoint FILE names it", printable.Name(path))
 	}
