@@ -39,7 +39,8 @@ func (w *worker) keepPieces(j *job, info *imagecapi.Info) {
 	if h == nil || len(w.points.blob) == 0 {
 		return
 	}
-	if before := h.heads[j.sample.Index].Load(); before != nil && before.pieces != nil {
+	before := h.heads[j.sample.Index].Load()
+	if before != nil && before.pieces != nil {
 		return
 	}
 	head := h.make(j.data, info, index.Inflated{})
@@ -52,7 +53,16 @@ func (w *worker) keepPieces(j *job, info *imagecapi.Info) {
 		h.reserve(-n)
 		return
 	}
-	h.put(j.sample.Index, head, w.points.blob)
+	h.replace(j.sample.Index, before, head, w.points.blob)
+}
+
+// replace keeps a head with digests, as put does, in the place of one without. If that is no longer
+// there, another goroutine has kept the sample's, and the digests are not counted twice.
+func (h *heads) replace(i int, before, head *jpegHead, blob []byte) {
+	head.entries = maphash.Bytes(h.seed, blob)
+	if !h.heads[i].CompareAndSwap(before, head) {
+		h.reserve(-len(head.pieces))
+	}
 }
 
 // reserve counts digests, and reports whether there is room for them.

@@ -115,6 +115,27 @@ func TestDigestsOfPieces(t *testing.T) {
 	}
 }
 
+// TestDigestsAreCountedOnce: if two goroutines keep the digests of a sample, those of one are kept
+// and counted, and none once they are forgotten.
+func TestDigestsAreCountedOnce(t *testing.T) {
+	h := newHeads(1)
+	first, second := &jpegHead{pieces: make([]uint64, 3)}, &jpegHead{pieces: make([]uint64, 3)}
+	for _, head := range []*jpegHead{first, second} {
+		if !h.reserve(3) {
+			t.Fatal("no room")
+		}
+		h.replace(0, nil, head, []byte("entries"))
+	}
+	if h.heads[0].Load() != first || h.pieces != 3 {
+		t.Errorf("%d digests are counted", h.pieces)
+	}
+	h.forget(0, second)
+	h.forget(0, first)
+	if h.heads[0].Load() != nil || h.pieces != 0 {
+		t.Errorf("%d digests are counted after they were forgotten", h.pieces)
+	}
+}
+
 // TestPartsOfATar: from the second pass with plans by entry points on, parts of the files are read,
 // and a file that has changed is not planned: its bytes are not those that its digests are of. Here
 // the first epoch finds no entry points, and the second one makes them.
