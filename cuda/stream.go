@@ -29,7 +29,7 @@ type StreamOptions struct {
 	// H100): see [OwnedStream.Multiprocessors]. All bounded streams of a device with the same
 	// number share the same multiprocessors; unbounded streams may use them too. Copies are not
 	// bounded. Fewer than the driver's minimum (8 on an H100) are refused with
-	// ErrInvalidArgument. It needs a driver of CUDA 12.4 or later.
+	// ErrInvalidArgument. It needs a driver of CUDA 12.5 or later.
 	MaxMultiprocessors int
 }
 

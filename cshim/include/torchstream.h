@@ -277,7 +277,7 @@ TS_API ts_error* ts_stream_acquire(int32_t device, int32_t priority, ts_stream* 
  * streams may use them too. *multiprocessors is the number, which the driver's granularity rounds
  * down (8 on compute capability 9.0), or 0 if the device has no more than the maximum: the stream
  * is then not bounded. Copies are not bounded. TS_ERROR_INVALID_ARGUMENT for fewer than the
- * driver's minimum, TS_ERROR_UNSUPPORTED with a driver before CUDA 12.4. */
+ * driver's minimum, TS_ERROR_UNSUPPORTED with a driver before CUDA 12.5. */
 TS_API ts_error* ts_stream_acquire_bounded(int32_t device, int32_t priority,
                                            int32_t max_multiprocessors, ts_stream* stream,
                                            int32_t* multiprocessors);

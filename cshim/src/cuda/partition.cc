@@ -19,7 +19,7 @@ namespace {
 // without a GPU.
 template <typename Function>
 Function* driver_function(const char* name) {
-  constexpr unsigned kGreenContexts = 12040;  // the first version of CUDA that has them
+  constexpr unsigned kGreenContexts = 12050;  // the first version of CUDA with streams of them
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t status =
@@ -28,7 +28,7 @@ Function* driver_function(const char* name) {
   if (status != cudaSuccess || found != cudaDriverEntryPointSuccess || function == nullptr) {
     throw Failure(TS_ERROR_UNSUPPORTED,
                   std::string("the driver has no ") + name +
-                      ", which a bound on the multiprocessors needs: it is of CUDA 12.4 and later");
+                      ", which a bound on the multiprocessors needs: it is of CUDA 12.5 and later");
   }
   return reinterpret_cast<Function*>(function);
 }

@@ -276,11 +276,17 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function,
-                                             unsigned /*version*/, unsigned long long /*flags*/,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long /*flags*/,
                                              cudaDriverEntryPointQueryResult* result) {
-  *function = driver_function(symbol);
-  if (result != nullptr) *result = cudaDriverEntryPointSuccess;
+  // As with the real one, a function is missing for a version before its first.
+  constexpr unsigned kStreamsOfGreenContexts = 12050;
+  const bool later = std::strcmp(symbol, "cuGreenCtxStreamCreate") == 0;
+  *function = later && version < kStreamsOfGreenContexts ? nullptr : driver_function(symbol);
+  if (result != nullptr) {
+    *result = *function != nullptr ? cudaDriverEntryPointSuccess
+                                   : cudaDriverEntryPointVersionNotSufficent;
+  }
   return cudaSuccess;
 }
 
