@@ -23,7 +23,7 @@ func TestBoundedStreamLeavesMultiprocessors(t *testing.T) {
 		err = cuda.WithStream(s.Stream, func() error {
 			scope := torch.NewScope("products")
 			defer scope.Close()
-			a, err := torch.TensorOptions{Device: 0, Scope: scope}.Zeros(4096, 4096)
+			a, err := torch.TensorOptions{Device: 0, DType: torch.Float32, Scope: scope}.Zeros(4096, 4096)
 			if err != nil {
 				return err
 			}
