@@ -201,7 +201,7 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 			continue
 		}
 		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
-		if err := beforeDecoding(b.device, b.decode, func() error { return b.measureFed(ctx, row) }); err != nil {
+		if err := withPrecedence(b.device, func() error { return b.measureFed(ctx, row) }); err != nil {
 			return fmt.Errorf("bench train: %s from %s: %w", name, b.archive, err)
 		}
 		report.Fed = append(report.Fed, row)

@@ -384,8 +384,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		}
 		c.Eval = testFeed
 	}
-	decode, _ := parseDecode(o.decode) // check has found no error
-	return beforeDecoding(device, decode, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
+	return withPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
 }
 
 // fit builds the model and trains it.
@@ -408,10 +407,10 @@ func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Dev
 	return o.finish(report, time.Since(begin), stdout)
 }
 
-// beforeDecoding runs fn on a stream whose work takes precedence over that of a GPU that decodes.
-// Without one it only runs fn.
-func beforeDecoding(device cuda.Device, decode prefetcher.Decode, fn func() error) (err error) {
-	if device == cuda.CPU || decode == prefetcher.Host {
+// withPrecedence runs fn on a stream whose work takes precedence over the prefetcher's on the GPU:
+// finishes, and decoding. On the CPU it only runs fn.
+func withPrecedence(device cuda.Device, fn func() error) (err error) {
+	if device == cuda.CPU {
 		return fn()
 	}
 	stream, err := cuda.NewOwnedStream(device, cuda.StreamOptions{Priority: -1})
