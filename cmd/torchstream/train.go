@@ -152,7 +152,7 @@ const noClass = "no samples: a sample's class is the name of the directory that 
 
 // printUnused says which options have no effect, or not the whole effect.
 func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Writer) {
-	if images >= 0 && o.batch > images {
+	if o.batch > images {
 		fmt.Fprintf(stdout, "-batch %d is more than the archive has: a step has all of the %s\n", o.batch, counted(images, "image", "images"))
 	}
 	if o.graph && device == cuda.CPU {
@@ -343,10 +343,11 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 			return fmt.Errorf("-pretrained: %w", err)
 		}
 	}
-	if err := printClasses(ctx, o.archive, stdout, stderr); err != nil {
+	images, err := printClasses(ctx, o.archive, stdout, stderr)
+	if err != nil {
 		return err
 	}
-	loader, feed, err := o.open(ctx, device, o.archive, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true},
+	loader, feed, err := o.open(ctx, device, o.archive, images, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true},
 		trace.Window{File: o.profile})
 	if err != nil {
 		return err
@@ -356,7 +357,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if classes := loader.Classes(); len(classes) == 1 {
 		return fmt.Errorf("%s has %s (%s)", printable.Name(o.archive), oneClass, printable.Name(classes[0]))
 	}
-	o.printUnused(device, loader.Len(), stdout)
+	o.printUnused(device, images, stdout)
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
 		Log: slog.New(slog.NewTextHandler(stderr, nil))}
@@ -371,17 +372,12 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		}
 	}
 	if o.test != "" {
-		held, testFeed, err := o.open(ctx, device, o.test, imageloader.Options{
-			Transform: imageloader.Eval(o.size*8/7, o.size), Classes: loader.Classes(), // 256 for 224
-		}, trace.Window{})
+		held, testFeed, err := o.openTest(ctx, device, loader.Classes(), stdout, stderr)
 		if err != nil {
-			return err
+			return fmt.Errorf("-test: %w", err)
 		}
 		defer held.Close()
 		defer testFeed.Close()
-		if err := o.warnUntested(ctx, loader.Classes(), stdout, stderr); err != nil {
-			return err
-		}
 		c.Eval = testFeed
 	}
 	return withPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
@@ -439,9 +435,11 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 		interrupted.Epoch, interrupted.Step, interrupted.Checkpoint)}
 }
 
-// open opens an archive and a prefetcher of it.
-func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string, options imageloader.Options, window trace.Window) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
-	options.BatchSize, options.Workers, options.Seed = o.batch, o.workers, o.seed
+// open opens an archive and a prefetcher of it. A batch, whose memory is allocated in full, has at
+// most all images of the archive.
+func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string, images int, options imageloader.Options,
+	window trace.Window) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
+	options.BatchSize, options.Workers, options.Seed = min(o.batch, images), o.workers, o.seed
 	loader, err := imageloader.OpenContext(ctx, path, options)
 	if err != nil {
 		return nil, nil, err
@@ -483,7 +481,7 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 			elements += p.Elements()
 		}
 	}
-	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model, elements, o.size, o.size, o.batch, device)
+	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model, elements, o.size, o.size, c.Loader.BatchSize(), device)
 	if o.optimizer == "sgd" {
 		c.Optimizer, err = optim.NewSGD(params, optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay, Capturable: o.graph})
 	} else {
@@ -623,13 +621,12 @@ func countDirectory(ctx context.Context, path string) ([]imageloader.ClassReport
 }
 
 // printClasses prints the classes of an archive with their counts, and points at those with
-// suspiciously few images.
-func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) error {
+// suspiciously few images. It returns the number of images.
+func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (samples int, err error) {
 	classes, err := countClasses(ctx, path, stderr)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	samples := 0
 	for _, c := range classes {
 		samples += c.Samples
 	}
@@ -651,7 +648,7 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) er
 		fmt.Fprintf(table, "%5d\t%6d\t%s\t%s\n", label, c.Samples, printable.Name(c.Name), note)
 	}
 	if err := table.Flush(); err != nil {
-		return err
+		return 0, err
 	}
 	if suspicious > 0 {
 		fmt.Fprintf(stdout, "%d of the classes have less than a tenth of the median class's images, or one image: every directory with an image is a class\n", suspicious)
@@ -661,27 +658,47 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) er
 			counted(merged, "class comes", "classes come"))
 	}
 	_, err = fmt.Fprintln(stdout)
-	return err
+	return samples, err
 }
 
-// warnUntested prints the classes of which -test has no image.
-func (o *trainOptions) warnUntested(ctx context.Context, classes []string, stdout, stderr io.Writer) error {
+// openTest opens -test, whose classes are those of -archive or fewer. It prints the classes of which
+// -test has no image.
+func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes []string, stdout, stderr io.Writer) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	tested, err := countClasses(ctx, o.test, stderr)
 	if err != nil {
-		return err
+		return nil, nil, err
+	}
+	images, has := 0, map[string]bool{}
+	var unknown []string
+	for _, c := range tested {
+		images += c.Samples
+		has[c.Name] = c.Samples > 0
+		if !slices.Contains(classes, c.Name) {
+			unknown = append(unknown, printable.Name(c.Name))
+		}
+	}
+	if len(unknown) > 0 {
+		const shown = 10
+		names := strings.Join(unknown[:min(shown, len(unknown))], ", ")
+		if len(unknown) > shown {
+			names += ", ..."
+		}
+		return nil, nil, fmt.Errorf("%s has %s that %s has not: %s: rename the folders, or leave them out",
+			printable.Name(o.test), counted(len(unknown), "class", "classes"), printable.Name(o.archive), names)
 	}
 	var untested []string
 	for _, class := range classes {
-		if !slices.ContainsFunc(tested, func(c imageloader.ClassReport) bool { return c.Name == class && c.Samples > 0 }) {
+		if !has[class] {
 			untested = append(untested, printable.Name(class))
 		}
 	}
-	if len(untested) == 0 {
-		return nil
+	if images > 0 && len(untested) > 0 {
+		fmt.Fprintf(stdout, "%s has no image of %d of the %d classes, so its accuracy says nothing about them: %s\n\n",
+			printable.Name(o.test), len(untested), len(classes), strings.Join(untested, ", "))
 	}
-	_, err = fmt.Fprintf(stdout, "%s has no image of %d of the %d classes, so its accuracy says nothing about them: %s\n\n",
-		printable.Name(o.test), len(untested), len(classes), strings.Join(untested, ", "))
-	return err
+	return o.open(ctx, device, o.test, images, imageloader.Options{
+		Transform: imageloader.Eval(o.size*8/7, o.size), Classes: classes, // 256 for 224
+	}, trace.Window{})
 }
 
 // fewImages returns the number of images below which a class is suspicious: a tenth of the median

@@ -285,8 +285,28 @@ func TestTrainMistakes(t *testing.T) {
 	archive, test := fewPhotos(t, map[string]int{"cat": 2, "dog": 2}), fewPhotos(t, map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
-		!strings.Contains(stderr, "cta") {
+		!strings.Contains(stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename") {
 		t.Errorf("status %d, %s", status, stderr)
+	}
+	// The test archive is damaged.
+	cut := filepath.Join(t.TempDir(), "cut.tgz")
+	if err := os.WriteFile(cut, []byte("\x1f\x8b"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, stderr := command(t, "train", "-archive", archive, "-test", cut, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
+		!strings.Contains(stderr, "-test: ") || !strings.Contains(stderr, cut) {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
+// A batch has no memory for more than the images of its archive: one of 1 << 30 would need terabytes.
+func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
+	archive, test := fewPhotos(t, map[string]int{"cat": 3, "dog": 2}), fewPhotos(t, map[string]int{"cat": 1, "dog": 1})
+	stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "1073741824")
+	for _, want := range []string{"-batch 1073741824 is more than the archive has: a step has all of the 5 images\n", "batches of 5, on cpu", "2 steps, "} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
 	}
 }
 
@@ -422,7 +442,7 @@ func TestFewImages(t *testing.T) {
 	}
 	var out, errs bytes.Buffer
 	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5, "cta": 1})
-	if err := printClasses(t.Context(), archive, &out, &errs); err != nil {
+	if _, err := printClasses(t.Context(), archive, &out, &errs); err != nil {
 		t.Fatal(err)
 	}
 	if text := out.String(); !strings.Contains(text, "    1       1  cta    few images: is the name a typo?") || strings.Count(text, "typo") != 1 || !strings.Contains(text, "1 of the classes") {
@@ -449,7 +469,7 @@ func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
 	}
 	for _, path := range []string{archive, folder} {
 		var out, errs bytes.Buffer
-		if err := printClasses(t.Context(), path, &out, &errs); err != nil {
+		if _, err := printClasses(t.Context(), path, &out, &errs); err != nil {
 			t.Fatal(err)
 		}
 		if text := out.String(); !strings.Contains(text, "cat    from test/cat, train/cat") || strings.Count(text, "from ") != 2 || !strings.Contains(text, "1 class comes from several directories") {
