@@ -111,7 +111,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	policy := set.String("policy", "none", policyHelp)
 	device := set.String("device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
-	sms := set.Int("decode-sms", 0, "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)")
+	sms := set.Int("decode-sms", 0, decodeSMsHelp)
 	trust := set.Bool("trust-index", false, "do not compare the index's entry points with the images: the GPU does not search for them in the first epoch")
 	warm := set.Int("warm", 0, "run so many epochs before the clock starts: the first one makes entry points")
 	repeat := set.Int("repeat", 1, "go over the archive so many times in an epoch")

@@ -40,6 +40,8 @@ func parseDecode(name string) (prefetcher.Decode, error) {
 	return where, nil
 }
 
+const decodeSMsHelp = "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)"
+
 // checkSMs checks -decode-sms.
 func checkSMs(sms int, decode prefetcher.Decode) error {
 	if sms < 0 || sms > 0 && decode == prefetcher.Host {

@@ -169,7 +169,7 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set.StringVar(&b.archive, "archive", "", "`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
 	set.Int64Var(&b.memory, "memory", 4096, "`MB` of compressed images: a .tgz that fits in is held in memory")
 	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	set.IntVar(&b.sms, "decode-sms", 0, "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)")
+	set.IntVar(&b.sms, "decode-sms", 0, decodeSMsHelp)
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.engines, "engines", false, "with -archive, on a GPU: measure resident steps beside the GPU's JPEG engines too, which decode the archive meanwhile (nvJPEG)")
 	one := set.Bool("one-step", false, "only make one step of the first network at its smallest batch, and print a line: what -first runs")

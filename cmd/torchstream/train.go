@@ -39,7 +39,7 @@ type trainOptions struct {
 	resume, freeze                                           bool
 	amp, profile, decode                                     string
 	channelsLast, graph, tensorBoard                         bool
-	patience                                                 int
+	patience, decodeSMs                                      int
 }
 
 // trainCommand trains a classifier.
@@ -62,6 +62,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
+	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
 	set.Uint64Var(&o.seed, "seed", 1, "of the parameters, the order, the crops and Dropout; at least 1")
 	set.StringVar(&o.out, "out", "trained", "`DIR` of the results")
 	set.BoolVar(&o.resume, "resume", false, "go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
@@ -123,7 +124,11 @@ func (o *trainOptions) check() error {
 			return usageError{fmt.Sprintf("-%s %v: must be at least %v", option.name, option.value, option.min)}
 		}
 	}
-	if _, err := parseDecode(o.decode); err != nil {
+	where, err := parseDecode(o.decode)
+	if err == nil {
+		err = checkSMs(o.decodeSMs, where)
+	}
+	if err != nil {
 		return err
 	}
 	lr, decay := 0.001, 0.01
@@ -445,7 +450,7 @@ func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string
 		return nil, nil, err
 	}
 	decode, _ := parseDecode(o.decode) // check has found no error
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device, Decode: decode, Trace: window})
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device, Decode: decode, DecodeMultiprocessors: o.decodeSMs, Trace: window})
 	if err != nil {
 		loader.Close()
 		return nil, nil, err

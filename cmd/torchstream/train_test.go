@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -245,6 +246,8 @@ func TestTrainMistakes(t *testing.T) {
 		"-lr -1: must be at":                       {"-archive", photos, "-lr", "-1"},
 		"-workers -1: must be at":                  {"-archive", photos, "-workers", "-1"},
 		"use -decode auto or host":                 {"-archive", photos, "-decode", "device", "-device", "cpu"},
+		"-decode-sms -1: want":                     {"-archive", photos, "-decode", "auto", "-decode-sms", "-1"},
+		"-decode-sms 8: want":                      {"-archive", photos, "-decode-sms", "8"},
 		"-patience -1: must be":                    {"-archive", photos, "-patience", "-1"},
 		"-lr NaN: must be":                         {"-archive", photos, "-lr", "nan"},
 		"-ema NaN: must be":                        {"-archive", photos, "-ema", "nan"},
@@ -307,6 +310,17 @@ func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
 		}
+	}
+}
+
+// -decode-sms reaches the decoders: the driver refuses a part of one multiprocessor.
+func TestTrainBoundsMultiprocessors(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	archive := fewPhotos(t, map[string]int{"cat": 2, "dog": 2})
+	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cuda", "-decode", "device", "-decode-sms", "1", "-epochs", "1",
+		"-out", filepath.Join(t.TempDir(), "out"))
+	if status != 1 || !strings.Contains(stderr, "multiprocessors") {
+		t.Errorf("status %d, %s", status, stderr)
 	}
 }
 
