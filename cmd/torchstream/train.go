@@ -131,6 +131,9 @@ func (o *trainOptions) check() error {
 	if err != nil {
 		return err
 	}
+	if err := o.window().Check(); err != nil {
+		return usageError{"-profile: " + err.Error()}
+	}
 	lr, decay := 0.001, 0.01
 	if o.optimizer == "sgd" {
 		lr, decay = 0.05, 0.0001
@@ -138,6 +141,9 @@ func (o *trainOptions) check() error {
 	o.lr, o.decay = cmp.Or(o.lr, lr), max(0, cmp.Or(o.decay, decay))
 	return nil
 }
+
+// window is what -profile records.
+func (o *trainOptions) window() trace.Window { return trace.Window{File: o.profile} }
 
 // settings are the options that a run which resumes must have in common with the interrupted one.
 func (o *trainOptions) settings() map[string]string {
@@ -353,7 +359,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		return err
 	}
 	loader, feed, err := o.open(ctx, device, o.archive, images, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true},
-		trace.Window{File: o.profile})
+		o.window())
 	if err != nil {
 		return err
 	}

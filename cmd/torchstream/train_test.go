@@ -248,6 +248,7 @@ func TestTrainMistakes(t *testing.T) {
 		"use -decode auto or host":                 {"-archive", photos, "-decode", "device", "-device", "cpu"},
 		"-decode-sms -1: want":                     {"-archive", photos, "-decode", "auto", "-decode-sms", "-1"},
 		"-decode-sms 8: want":                      {"-archive", photos, "-decode-sms", "8"},
+		"-profile: trace: \"x.foo\": the name":     {"-archive", photos, "-profile", "x.foo"},
 		"-patience -1: must be":                    {"-archive", photos, "-patience", "-1"},
 		"-lr NaN: must be":                         {"-archive", photos, "-lr", "nan"},
 		"-ema NaN: must be":                        {"-archive", photos, "-ema", "nan"},
