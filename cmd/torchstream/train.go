@@ -1,10 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -55,7 +55,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.IntVar(&o.size, "size", 224, "pixels of an image's side in the network")
 	set.StringVar(&o.optimizer, "optimizer", "adamw", "adamw or sgd (with momentum 0.9)")
 	set.Float64Var(&o.lr, "lr", 0, "highest learning rate; it falls to 0 along a cosine (default 0.001 for adamw, 0.05 for sgd)")
-	set.Float64Var(&o.decay, "weight-decay", 0, "weight decay (default 0.01 for adamw, 0.0001 for sgd; negative: none)")
+	set.Float64Var(&o.decay, "weight-decay", 0, "weight decay (default 0.01 for adamw, 0.0001 for sgd)")
 	set.Float64Var(&o.warmup, "warmup", 1, "epochs in which the learning rate rises; at most a tenth of all")
 	set.Float64Var(&o.clip, "clip", 0, "maximum norm of the gradients (default: no limit)")
 	set.Float64Var(&o.ema, "ema", 0, "decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
@@ -78,6 +78,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
+	o.setDefaults(set)
 	if err := o.check(); err != nil {
 		return err
 	}
@@ -93,7 +94,24 @@ func classifiers() []string {
 	return slices.DeleteFunc(models.Names(), func(name string) bool { return strings.HasPrefix(name, "gpt") })
 }
 
-// check refuses impossible options, and sets defaults that depend on others.
+// setDefaults gives the options whose defaults depend on others their values, unless the command
+// line has them.
+func (o *trainOptions) setDefaults(set *flag.FlagSet) {
+	lr, decay := 0.001, 0.01
+	if o.optimizer == "sgd" {
+		lr, decay = 0.05, 0.0001
+	}
+	given := map[string]bool{}
+	set.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if !given["lr"] {
+		o.lr = lr
+	}
+	if !given["weight-decay"] {
+		o.decay = decay
+	}
+}
+
+// check refuses impossible options.
 func (o *trainOptions) check() error {
 	switch {
 	case o.archive == "":
@@ -106,6 +124,8 @@ func (o *trainOptions) check() error {
 		return usageError{"-seed 0: must be at least 1"}
 	case o.out == "":
 		return usageError{"-out is empty: name a folder"}
+	case o.lr <= 0:
+		return usageError{fmt.Sprintf("-lr %v: must be more than 0", o.lr)}
 	case o.ema < 0 || o.ema >= 1:
 		return usageError{fmt.Sprintf("-ema %v: must be from 0 to below 1", o.ema)}
 	case o.amp != "" && o.amp != "bf16" && o.amp != "fp16":
@@ -117,7 +137,7 @@ func (o *trainOptions) check() error {
 		name       string
 		value, min float64
 	}{
-		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"size", float64(o.size), 32}, {"lr", o.lr, 0}, {"clip", o.clip, 0},
+		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"size", float64(o.size), 32}, {"weight-decay", o.decay, 0}, {"clip", o.clip, 0},
 		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0}, {"patience", float64(o.patience), 0}, {"workers", float64(o.workers), 0},
 	} {
 		if option.value < option.min {
@@ -134,11 +154,6 @@ func (o *trainOptions) check() error {
 	if err := o.window().Check(); err != nil {
 		return usageError{"-profile: " + err.Error()}
 	}
-	lr, decay := 0.001, 0.01
-	if o.optimizer == "sgd" {
-		lr, decay = 0.05, 0.0001
-	}
-	o.lr, o.decay = cmp.Or(o.lr, lr), max(0, cmp.Or(o.decay, decay))
 	return nil
 }
 

@@ -83,6 +83,12 @@ func TestTrain(t *testing.T) {
 		}
 	}
 
+	// A weight decay of 0 is one that is given, and not the optimizer's.
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-weight-decay", "0"}
+	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "weight-decay 0.01, not 0: resume") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+
 	// A finished run that is resumed says that it is finished, and changes nothing.
 	last, err := os.ReadFile(filepath.Join(out, "last.pt"))
 	if err != nil {
@@ -243,7 +249,9 @@ func TestTrainMistakes(t *testing.T) {
 		"-ema 1: must be from 0":                   {"-archive", photos, "-ema", "1"},
 		"-freeze needs":                            {"-archive", photos, "-freeze"},
 		"want bf16 or fp16":                        {"-archive", photos, "-amp", "fp8"},
-		"-lr -1: must be at":                       {"-archive", photos, "-lr", "-1"},
+		"-lr -1: must be more":                     {"-archive", photos, "-lr", "-1"},
+		"-lr 0: must be more":                      {"-archive", photos, "-lr", "0"},
+		"-weight-decay -1: must be":                {"-archive", photos, "-weight-decay", "-1"},
 		"-workers -1: must be at":                  {"-archive", photos, "-workers", "-1"},
 		"use -decode auto or host":                 {"-archive", photos, "-decode", "device", "-device", "cpu"},
 		"-decode-sms -1: want":                     {"-archive", photos, "-decode", "auto", "-decode-sms", "-1"},
