@@ -82,8 +82,25 @@ type classifier struct {
 	classes []string
 }
 
+// checkpointFolder returns an error if the path of a checkpoint is that of a folder. It names the
+// checkpoint in it, if there is one of torchstream train.
+func checkpointFolder(option, path string) error {
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		return nil
+	}
+	for _, name := range []string{"best.pt", "last.pt"} {
+		if inside := filepath.Join(path, name); fileExists(inside) {
+			return fmt.Errorf("%s %s is a folder: name the checkpoint in it: %s %s", option, printable.Name(path), option, printable.Name(inside))
+		}
+	}
+	return fmt.Errorf("%s %s is a folder, without a checkpoint of torchstream train (best.pt, last.pt): name a file", option, printable.Name(path))
+}
+
 // newClassifier opens a checkpoint of torchstream train on a device.
 func newClassifier(path string, device cuda.Device) (*classifier, error) {
+	if err := checkpointFolder("-checkpoint", path); err != nil {
+		return nil, err
+	}
 	file, err := nn.OpenCheckpoint(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		last := filepath.Join(filepath.Dir(path), "last.pt")

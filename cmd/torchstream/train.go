@@ -368,6 +368,9 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		if _, err := os.Stat(o.pretrained); err != nil {
 			return fmt.Errorf("-pretrained: %w", err)
 		}
+		if err := checkpointFolder("-pretrained", o.pretrained); err != nil {
+			return err
+		}
 	}
 	images, err := printClasses(ctx, o.archive, stdout, stderr)
 	if err != nil {

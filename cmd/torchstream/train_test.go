@@ -293,6 +293,11 @@ func TestTrainMistakes(t *testing.T) {
 		!strings.Contains(stderr, "-test: stat "+missing) {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
+	folder := t.TempDir()
+	if status, stdout, stderr := command(t, "train", "-archive", photos, "-pretrained", folder, "-device", "cpu"); status != 1 || stdout != "" ||
+		!strings.Contains(stderr, "-pretrained "+folder+" is a folder, without a checkpoint") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
 	// The test archive has a class that the training archive has not.
 	archive, test := fewPhotos(t, map[string]int{"cat": 2, "dog": 2}), fewPhotos(t, map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
