@@ -39,6 +39,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/interrupt"
@@ -66,14 +67,14 @@ type entry struct {
 
 func commands() []entry {
 	return []entry{
-		{"setup", "[-from ARCHIVE]", "installs the shim and LibTorch, for programs outside of a clone", setupCommand},
-		{"doctor", "[-dist] [-json]", "what is installed, what is missing, what to do; -dist: the links between GPUs", doctor},
-		{"inspect", "[-fix OUT] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
-		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
+		{"setup", "[-from ARCHIVE]", "installs the shim and LibTorch, outside of a clone", setupCommand},
+		{"doctor", "[-dist] [-json]", "what is installed, what to do; -dist: links between GPUs", doctor},
+		{"inspect", "[-fix OUT] FILE", "classes, sizes, formats and bad members of an archive", inspect},
+		{"index", "[-json] FILE", "writes the index of an archive, as a first epoch does", index},
 		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
 		{"train", "-archive FILE", "trains a classifier of the archive's classes", trainCommand},
 		{"predict", "IMAGE|FOLDER...", "the classes of images, by a checkpoint of train", predictCommand},
-		{"bundle", "PROGRAM -o DIR", "a program with all that it loads, for machines without Go and LibTorch", bundleCommand},
+		{"bundle", "PROGRAM -o DIR", "a program with all that it loads, for other machines", bundleCommand},
 	}
 }
 
@@ -83,7 +84,7 @@ func benchmarks() []entry {
 		{"streams", "[-json]", "what the stream calls cost, on a GPU", benchStreams},
 		{"train", "[-json]", "images and tokens a second in training, beside PyTorch", benchTrain},
 		{"operators", "[-json]", "what the call of an operator costs, beside C++", benchOperators},
-		{"dist", "[-ranks N]", "all-reduces and data-parallel training of several processes", benchDist},
+		{"dist", "[-ranks N]", "all-reduces and training of several processes", benchDist},
 		{"serve", "-images FOLDER", "the latency of requests of encoded images to a batch", benchServe},
 	}
 }
@@ -235,10 +236,52 @@ func flags(name, about string, stderr io.Writer) *flag.FlagSet {
 	set := flag.NewFlagSet(command, flag.ContinueOnError)
 	set.SetOutput(stderr)
 	set.Usage = func() {
-		fmt.Fprintf(stderr, "usage: torchstream %s\n%s\n", name, about)
-		set.PrintDefaults()
+		fmt.Fprintf(stderr, "usage: torchstream %s\n%s", name, wrapped(about, ""))
+		printOptions(set, stderr)
 	}
 	return set
+}
+
+// printOptions prints the options of a command as package flag does, with wrapped explanations.
+func printOptions(set *flag.FlagSet, w io.Writer) {
+	var list, about strings.Builder
+	set.SetOutput(&list)
+	set.PrintDefaults()
+	set.SetOutput(w)
+	for line := range strings.Lines(list.String()) {
+		if strings.HasPrefix(line, "    \t") { // of an explanation
+			about.WriteString(line)
+			continue
+		}
+		fmt.Fprint(w, wrapped(about.String(), "        "), line)
+		about.Reset()
+	}
+	fmt.Fprint(w, wrapped(about.String(), "        "))
+}
+
+// wrapped returns the words of a text in lines that begin with indent. A line has at most 100
+// characters, unless one word is longer.
+func wrapped(text, indent string) string {
+	const columns = 100
+	var b strings.Builder
+	column := 0
+	for _, word := range strings.Fields(text) {
+		length := utf8.RuneCountInString(word)
+		if column > 0 && column+1+length <= columns {
+			b.WriteString(" " + word)
+			column += 1 + length
+			continue
+		}
+		if column > 0 {
+			b.WriteString("\n")
+		}
+		b.WriteString(indent + word)
+		column = len(indent) + length
+	}
+	if column > 0 {
+		b.WriteString("\n")
+	}
+	return b.String()
 }
 
 // oneOrMore is the number of arguments of a command that takes any, and at least one.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const photos = "../../examples/data/photos-test.tgz"
@@ -95,6 +96,42 @@ func TestHelp(t *testing.T) {
 		if !strings.Contains(stdout, name) {
 			t.Errorf("help does not mention %q:\n%s", name, stdout)
 		}
+	}
+}
+
+// Help has lines for a terminal of 100 columns, and names for the values of options.
+func TestHelpFitsATerminal(t *testing.T) {
+	texts := map[string][]string{}
+	for _, e := range commands() {
+		texts[e.name] = []string{e.name, "-h"}
+	}
+	for _, e := range benchmarks() {
+		texts["bench "+e.name] = []string{"bench", e.name, "-h"}
+	}
+	for name, args := range texts {
+		status, stdout, stderr := command(t, args...)
+		if status != 0 || stdout != "" || !strings.HasPrefix(stderr, "usage: torchstream "+name) {
+			t.Errorf("%s -h: status %d, %s%s", name, status, stdout, stderr)
+		}
+		for line := range strings.Lines(stderr) {
+			if n := utf8.RuneCountInString(line) - 1; n > 100 {
+				t.Errorf("%s -h: %d columns: %s", name, n, line)
+			}
+			if strings.HasPrefix(line, "  -") && strings.HasSuffix(line, " value\n") {
+				t.Errorf("%s -h: no name for the value of %s", name, line)
+			}
+		}
+	}
+	_, list, _ := command(t, "help")
+	_, benchmarks, _ := command(t, "bench", "help")
+	for line := range strings.Lines(list + benchmarks) {
+		if n := utf8.RuneCountInString(line) - 1; n > 100 {
+			t.Errorf("help: %d columns: %s", n, line)
+		}
+	}
+	const text = "one two "
+	if got, want := wrapped(strings.Repeat(text, 14)+"\nthree", "  "), "  "+strings.TrimSpace(strings.Repeat(text, 12))+"\n  one two one two three\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
