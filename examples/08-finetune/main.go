@@ -181,7 +181,7 @@ func pretrain(ctx context.Context, o options, t task, classes int, out io.Writer
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "first task, %d photographs: %.0f %% right after %d epochs\n", classes, 100*accuracies[len(accuracies)-1], t.epochs)
+	fmt.Fprintf(out, "first task, %d photographs: %.0f %% right after epoch %d\n", classes, 100*accuracies[len(accuracies)-1], t.epochs)
 	return nn.Save(o.checkpoint, net, nil)
 }
 
