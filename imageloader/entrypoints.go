@@ -14,8 +14,8 @@ type entryStore interface {
 	// EntryPoints returns a blob, written over buffer or into a larger buffer. It is empty if there
 	// is none.
 	EntryPoints(i int, buffer []byte) []byte
-	// KeepEntryPoints keeps a copy of a blob, unless it has kept one before. It returns false if
-	// there is no room.
+	// KeepEntryPoints keeps a copy of a blob, in the place of one of an earlier process, unless it
+	// has kept one before. It returns false if there is no room.
 	KeepEntryPoints(i int, blob []byte) bool
 }
 
@@ -27,6 +27,9 @@ type entryPoints struct {
 	// proofs has, by sample, the proof that the image library gives when all entry points of its
 	// blob were compared with the image; 0: they were not, in this process.
 	proofs []atomic.Uint64
+	// refused has the samples whose blob, of an earlier process, was found to be wrong: it is not
+	// used again, and the next decode makes another.
+	refused sampleBits
 
 	packings sync.Pool // of packing
 
@@ -51,8 +54,25 @@ func (p *entryPoints) forWorker(d decoder) *workerEntryPoints {
 }
 
 func newEntryPoints(store entryStore, samples int, trusted bool) *entryPoints {
-	return &entryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples)}
+	return &entryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples), refused: newSampleBits(samples)}
 }
+
+// blob returns the blob of sample i, written over buffer or into a larger buffer. It is empty if
+// there is none, or if it was refused and no other was made since.
+func (p *entryPoints) blob(i int, buffer []byte) []byte {
+	if p.refused.has(i) && p.proofs[i].Load() == 0 {
+		return nil
+	}
+	return p.store.EntryPoints(i, buffer)
+}
+
+// sampleBits has a bit for each sample, clear at first. Several goroutines use it.
+type sampleBits []atomic.Uint64
+
+func newSampleBits(samples int) sampleBits { return make(sampleBits, samples/64+1) }
+
+func (b sampleBits) set(i int)      { b[i/64].Or(1 << (i % 64)) }
+func (b sampleBits) has(i int) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
 
 // workerEntryPoints decodes baseline JPEGs by their entry points, and makes those that are missing.
 // One goroutine uses it.
@@ -132,11 +152,11 @@ func (b *workerEntryPoints) planAugmented(d planDecoder, data []byte, g *imageca
 
 // decode decodes sample i as the decoder's decode does. When a blob is first used in this process,
 // it is compared with the image, which costs as much as decoding without it. So an index of any
-// origin gives the right pixels or an error.
+// origin gives the right pixels or an error. A blob that is wrong is replaced by the next decode.
 func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
 	b.blob = nil
-	if blob := p.store.EntryPoints(i, b.buffer); len(blob) > 0 {
+	if blob := p.blob(i, b.buffer); len(blob) > 0 {
 		b.buffer = blob[:cap(blob)]
 		if p.trusted {
 			return b.d.DecodeByEntryPoints(data, g, dst, stride, blob, nil)
@@ -147,6 +167,8 @@ func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, ds
 		if b.proof != before {
 			p.proofs[i].Store(b.proof)
 			b.blob = blob
+		} else if before == 0 && err == nil {
+			p.refused.set(i)
 		}
 		return err
 	}

@@ -136,7 +136,17 @@ func TestEntryPointsChangeNoPixel(t *testing.T) {
 		changed.proofs[i].Store(points.proofs[i].Load())
 	}
 	expect("forged", epoch("forged", changed, photos, want), imagecapi.Stats{EntriesRefused: 3})
-	expect("forged, unproven", epoch("forged, unproven", newEntryPoints(forged, 3, false), photos, want), imagecapi.Stats{EntriesRefused: 3})
+	unproven := newEntryPoints(forged, 3, false)
+	expect("forged, unproven", epoch("forged, unproven", unproven, photos, want), imagecapi.Stats{EntriesRefused: 3})
+
+	// Wrong blobs are replaced, once.
+	expect("replaced", epoch("replaced", unproven, photos, want), imagecapi.Stats{EntriesMade: 3})
+	expect("replacements are used", epoch("replacements are used", unproven, photos, want), imagecapi.Stats{EntriesUsed: 3})
+	for i := range photos {
+		if !bytes.Equal(forged.blobs[i], store.blobs[i]) {
+			t.Errorf("the blob of sample %d was not replaced", i)
+		}
+	}
 }
 
 // countingCodec is the real codec with the sum of its decoders' counts.

@@ -3,7 +3,6 @@ package imageloader
 import (
 	"bytes"
 	"sync"
-	"sync/atomic"
 
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/decodeplan"
@@ -27,19 +26,19 @@ type search struct {
 // goroutines use it.
 type searches struct {
 	of      *index.Index
-	refused []atomic.Uint64 // a bit for each sample
+	refused sampleBits
 }
 
 func newSearches(of *index.Index, samples int) *searches {
-	return &searches{of: of, refused: make([]atomic.Uint64, samples/64+1)}
+	return &searches{of: of, refused: newSampleBits(samples)}
 }
 
 // refuse leaves sample i to the workers, unless its entry points are known.
-func (s *searches) refuse(i int) { s.refused[i/64].Or(1 << (i % 64)) }
+func (s *searches) refuse(i int) { s.refused.set(i) }
 
 // allowed reports whether sample i may be searched.
 func (s *searches) allowed(i int) bool {
-	return s != nil && s.refused[i/64].Load()>>(i%64)&1 == 0
+	return s != nil && !s.refused.has(i)
 }
 
 // searches returns what the consumer searches of an index, or nil: under Refuse damage in the scan
@@ -142,7 +141,7 @@ func (p *entryPoints) keepFound(i int, search *search, found []byte) (made, othe
 	if err != nil || n == 0 || n > len(f.blob) { // the image has none
 		return false, false
 	}
-	before := p.store.EntryPoints(i, f.before)
+	before := p.blob(i, f.before)
 	f.before = before[:cap(before)]
 	if len(before) == 0 {
 		if !p.store.KeepEntryPoints(i, f.blob[:n]) { // they are found again in a later epoch

@@ -286,3 +286,20 @@ func TestIndexesAreNotShards(t *testing.T) {
 		}
 	}
 }
+
+// A blob takes the place of one of an earlier run, which was refused.
+func TestBlobsOfAnEarlierRunAreReplaced(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1, 2))
+	for _, blobs := range [][2]string{{"refused", "good"}, {"a longer one", ""}} {
+		x := open(t, path, testConfig())
+		for i, blob := range blobs {
+			x.KeepEntryPoints(i, []byte(blob))
+		}
+		closeIndex(t, x)
+	}
+	x := open(t, path, testConfig())
+	defer closeIndex(t, x)
+	if first, second := x.EntryPoints(0, nil), x.EntryPoints(1, nil); string(first) != "a longer one" || string(second) != "good" {
+		t.Errorf("blobs %q and %q", first, second)
+	}
+}
