@@ -15,6 +15,40 @@ import (
 
 // Decode selects where images are decoded: Options.Decode. The batches have the same bits with each
 // choice, and the same samples are bad.
+//
+// # What the GPU decodes
+//
+// With Auto and Device an imageloader.Loader leaves to the GPU, where the archive has random access:
+//
+//   - Baseline JPEGs. The GPU finds the entry points that are not known to be right, except under
+//     Options.Damaged Refuse of the loader, where the workers decode such images.
+//   - The steps of Transform.Ops, for samples all of whose steps it can run.
+//   - Inflating the members of a .tgz that is not kept in memory, once an epoch of this process has
+//     read them.
+//
+// The source's workers decode all other images beside them: also the whole first epoch over a .tgz
+// without an index. docs/imageloader.md has the list.
+//
+// # Memory
+//
+// Stats.DecoderBytes has the device memory. It is that of two decoders, which take turns; each has
+//
+//   - the images of a batch,
+//   - scratch memory, from 256 to 512 MiB,
+//   - a host slot's plans, and
+//   - for a .tgz up to 256 MiB for the inflated members of a batch.
+//
+// The pinned memory is that of
+//
+//   - the plans, in each host slot: as much as PlanBytes of the source says, for a .tgz
+//     MemberBytes, and at most 256 MiB;
+//   - the entry points, in each device slot: as much as EntryBytes says, which is a quarter of
+//     PlanBytes for a Loader.
+//
+// # Sources that embed a Loader
+//
+// A source that embeds a Loader and has a Fill of its own is asked by the Loader's FillPlans
+// instead, unless it has its own PlanBytes, which returns an error, or its own FillPlans.
 type Decode int
 
 const (

@@ -74,27 +74,17 @@ type Options struct {
 	// Device is the device that the batches are delivered on. The zero value selects the first GPU,
 	// or the CPU on a machine without GPUs; cuda.CPU always selects the CPU.
 	Device cuda.Device
-	// Depth is the number of device slots, which hold batches in use or ready. 0 stands for 2: the
-	// consumer works on one while the next is copied. With Decode on the device it stands for 3:
-	// a batch is handed out once it is decoded, and two are being decoded meanwhile.
+	// Depth is the number of device slots, at least 1, which hold batches in use, ready, or being
+	// copied or decoded. 0 stands for 2: the consumer works on one while the next is copied. Where
+	// the device decodes it stands for 3: a batch is handed out once it is decoded, and two are
+	// being decoded meanwhile.
 	Depth int
 	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 stands for
 	// Depth + 1: while copies are in flight one slot remains to fill.
 	HostSlots int
 	// Decode selects where images are decoded. The zero value is Host: the source's workers decode
-	// them. With Auto and Device an imageloader.Loader leaves the baseline JPEGs of an archive with
-	// random access to the GPU, which finds the entry points that are not known to be right, and
-	// decodes all other images beside them. The GPU also runs the steps of Transform.Ops, for
-	// samples all of whose steps it can run; Auto is Host if there is a step that it can't run. The
-	// GPU also inflates the members of a .tgz that is not kept in memory, once an epoch of this
-	// process has read them. The batches are those of Host, to the bit.
-	// Device memory (Stats.DecoderBytes): twice the images of a batch, up to 512 MiB of scratch
-	// memory, a host slot's plans, and for a .tgz up to 256 MiB more. Each host slot has as much
-	// pinned memory for plans as PlanBytes of the source says, for a .tgz MemberBytes: at most 256
-	// MiB. Each device slot has as much pinned memory for entry points as EntryBytes says: a
-	// Loader's is a quarter of PlanBytes.
-	// A source that embeds a Loader and has a Fill of its own is asked by the Loader's FillPlans
-	// instead, unless it has its own PlanBytes, which returns an error, or its own FillPlans.
+	// them. The comment of type [Decode] says what a GPU decodes, and the memory that this takes.
+	//
 	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the
 	// workers, and takes time of the GPU. Device takes more of it, and less of the host.
 	// The GPU's decoding has the lowest priority. So compute takes precedence on a stream with
