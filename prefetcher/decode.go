@@ -18,7 +18,7 @@ import (
 //
 // # What the GPU decodes
 //
-// With Auto and Device an imageloader.Loader leaves to the GPU, where the archive has random access:
+// With Auto and Device an imageloader.Loader leaves to the GPU, if the archive has random access:
 //
 //   - Baseline JPEGs. The GPU finds the entry points that are not known to be right, except under
 //     Options.Damaged Refuse of the loader, where the workers decode such images.

@@ -690,8 +690,8 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 	return samples, err
 }
 
-// openTest opens -test, whose classes are those of -archive or fewer. It prints the classes of which
-// -test has no image.
+// openTest opens -test, whose classes are those of -archive or fewer. It prints the classes of
+// which -test has no image.
 func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes []string, stdout, stderr io.Writer) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	tested, err := countClasses(ctx, o.test, stderr)
 	if err != nil {

@@ -316,7 +316,7 @@ func TestTrainMistakes(t *testing.T) {
 	}
 }
 
-// A batch has no memory for more than the images of its archive: one of 1 << 30 would need terabytes.
+// A batch has no memory for more than the images of its archive: 1 << 30 rows would be terabytes.
 func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 	archive, test := fewPhotos(t, map[string]int{"cat": 3, "dog": 2}), fewPhotos(t, map[string]int{"cat": 1, "dog": 1})
 	stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "1073741824")

@@ -223,8 +223,8 @@ func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 }
 
 // KeepEntryPoints keeps a copy of a blob of entry points for sample i, unless it was given one
-// before in this run. The copy takes the place of a blob of an earlier run. Close writes the copy to the index file. It returns false if none is kept:
-// there is no index file, or no room.
+// before in this run. The copy takes the place of a blob of an earlier run. Close writes the copy
+// to the index file. It returns false if none is kept: there is no index file, or no room.
 func (x *Index) KeepEntryPoints(i int, blob []byte) bool {
 	return x.side != nil && x.side.keep(x.number(x.at(i)), blob)
 }
