@@ -205,3 +205,36 @@ func TestAutocastOfTokens(t *testing.T) {
 		}
 	}
 }
+
+// A GPT-2's weights and biases of products are cast together: a pass casts none by itself.
+func TestWeightsOfGPT2AreCastTogether(t *testing.T) {
+	const layers = 2
+	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 32, Positions: 8, Layers: layers, Heads: 2, Width: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	casts, err := torch.NewParameterCasts(torch.BFloat16, nn.Parameters(net))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pass, want := range []int{0, layers*8 + 1} { // the first pass learns what is cast
+		scope := torch.NewScope("pass")
+		tokens, err := torch.FromInt64s([]int64{3, 1, 4, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens = scope.Own(tokens)
+		before := scope.Len()
+		if err := casts.Begin(scope); err != nil {
+			t.Fatal(err)
+		}
+		if made := scope.Len() - before; made != want {
+			t.Errorf("pass %d: %d casts, want %d", pass, made, want)
+		}
+		if err := net.Forward(tokens.View(1, 4).Autocast(torch.BFloat16)).Err(); err != nil {
+			t.Fatal(err)
+		}
+		scope.Close()
+	}
+}

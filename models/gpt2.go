@@ -377,7 +377,7 @@ func (c *conv1D) Forward(x *torch.Tensor) *torch.Tensor {
 		return x
 	}
 	shape[len(shape)-1] = c.out
-	return torch.Call1("addmm", c.bias, x.Flatten(0, -2), c.weight).View(shape...)
+	return c.bias.AddMM(x.Flatten(0, -2), c.weight, torch.AddMMOptions{}).View(shape...)
 }
 
 // Parts returns weight and bias.

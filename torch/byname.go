@@ -218,6 +218,9 @@ func addOperator(name string) (*namedOperator, error) {
 	if err != nil {
 		return nil, err
 	}
+	if castsOperandsOf(base, overload) {
+		n.flags |= takesCasts
+	}
 	addingOperator.Lock()
 	defer addingOperator.Unlock()
 	known := map[string]*namedOperator{}

@@ -104,6 +104,17 @@ func (o operator) castsOperands() bool {
 	return false
 }
 
+// castsOperandsOf is castsOperands of the operator with a name in LibTorch, such as "aten::addmm",
+// and an overload.
+func castsOperandsOf(aten, overload string) bool {
+	for i := range operators {
+		if operators[i].aten == aten && operators[i].overload == overload {
+			return operator(i).castsOperands()
+		}
+	}
+	return false
+}
+
 // replace puts the casts of parameters in place of the operands, which are held.
 func (p *passCasts) replace(in []*Tensor, cs []*capi.Tensor, m marks) {
 	if m&(autocastBFloat16|autocastFloat16) != p.mark {

@@ -10,11 +10,13 @@ import (
 )
 
 // castNet has weights of 20 linear layers, so that they are cast in two calls, a convolution, a
-// weight that needs no grad, one that two layers use, and a norm, whose weight stays float32.
+// weight that needs no grad, one that two layers use, a norm, whose weight stays float32, and the
+// biases of products that AddMM and Call1 compute.
 type castNet struct {
 	linear             []*torch.Tensor
 	kernel, shift      *torch.Tensor
 	scale, fixed, tied *torch.Tensor
+	added, named       *torch.Tensor
 }
 
 func newCastNet(t *testing.T) *castNet {
@@ -39,11 +41,12 @@ func newCastNet(t *testing.T) *castNet {
 	}
 	n.kernel, n.shift = parameter(true, 2, 2, 3, 3), parameter(true, 2)
 	n.scale, n.fixed, n.tied = parameter(true, 8), parameter(false, 8, 8), parameter(true, 8, 8)
+	n.added, n.named = parameter(true, 8), parameter(true, 8)
 	return n
 }
 
 func (n *castNet) parameters() []*torch.Tensor {
-	return append(slices.Clone(n.linear), n.kernel, n.shift, n.scale, n.fixed, n.tied)
+	return append(slices.Clone(n.linear), n.kernel, n.shift, n.scale, n.fixed, n.tied, n.added, n.named)
 }
 
 // forward takes x [2 2 8 8].
@@ -53,7 +56,8 @@ func (n *castNet) forward(x *torch.Tensor) *torch.Tensor {
 		x = x.Linear(w, nil).Tanh()
 	}
 	x = x.LayerNorm([]int64{8}, n.scale, nil, 1e-5).MatMul(n.fixed)
-	return x.Linear(n.tied, nil).Sum()
+	x = n.added.AddMM(x.Flatten(0, -2), n.fixed, torch.AddMMOptions{})
+	return torch.Call1("addmm", n.named, x, n.fixed).Linear(n.tied, nil).Sum()
 }
 
 // gradients returns the loss and the gradients of a pass, with the casts that begin.

@@ -12,10 +12,16 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// BenchmarkStep measures what a step costs the host: a ResNet-50, as torchstream bench train makes
-// it, and two small images. On devices that compute nothing (tools/null-device.sh) all of that is
-// the host's.
+// BenchmarkStep measures what a step costs the host: a ResNet-50 or a GPT-2, as torchstream bench
+// train makes it, and two small samples. On devices that compute nothing (tools/null-device.sh) all
+// of that is the host's.
 func BenchmarkStep(b *testing.B) {
+	for _, model := range []string{"resnet50", "gpt2"} {
+		b.Run(model, func(b *testing.B) { benchmarkStep(b, model) })
+	}
+}
+
+func benchmarkStep(b *testing.B, model string) {
 	runtime.LockOSThread() // LibTorch plans convolutions for each thread anew
 	defer runtime.UnlockOSThread()
 	device, autocast := cuda.CPU, torch.DType(0)
@@ -30,29 +36,46 @@ func BenchmarkStep(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	net, err := models.ByName("resnet50", models.Options{})
+	net, err := models.ByName(model, models.Options{})
 	check(err)
 	defer nn.Close(net)
 	check(nn.To(net, device))
-	check(nn.ToMemoryFormat(net, torch.ChannelsLast))
-	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01, Momentum: 0.9, Capturable: true})
-	check(err)
-	defer opt.Close()
-	stepper, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: opt, Autocast: autocast})
-	check(err)
-	defer stepper.Close()
 	scope := torch.NewScope("data")
 	defer scope.Close()
-	random, err := torch.Randn(device, torch.Float32, 2, 3, 64, 64)
+	o := train.StepperOptions{Model: net, Autocast: autocast}
+	var input, target *torch.Tensor
+	if model == "gpt2" {
+		numbers, err := torch.FromInt64s(make([]int64, 2*128))
+		check(err)
+		input = scope.Own(scope.Own(numbers).View(2, 128).To(device))
+		target = input
+		opt, err := optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 1e-4, Capturable: true})
+		check(err)
+		defer opt.Close()
+		o.Optimizer = opt
+		o.Loss = func(logits *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
+			return logits.Flatten(0, 1).CrossEntropy(targets[0].Flatten(0, 1))
+		}
+	} else {
+		check(nn.ToMemoryFormat(net, torch.ChannelsLast))
+		random, err := torch.Randn(device, torch.Float32, 2, 3, 64, 64)
+		check(err)
+		input = scope.Own(random).Contiguous(torch.ChannelsLast)
+		numbers, err := torch.FromInt64s([]int64{1, 2})
+		check(err)
+		target = scope.Own(numbers).To(device)
+		opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01, Momentum: 0.9, Capturable: true})
+		check(err)
+		defer opt.Close()
+		o.Optimizer = opt
+	}
+	stepper, err := train.NewStepper(o)
 	check(err)
-	images := scope.Own(random).Contiguous(torch.ChannelsLast)
-	numbers, err := torch.FromInt64s([]int64{1, 2})
-	check(err)
-	labels := scope.Own(numbers).To(device)
+	defer stepper.Close()
 	step := func() {
 		turn := torch.NewScope("step")
 		defer turn.Close()
-		_, _, err := stepper.Step(images.In(turn), labels.In(turn))
+		_, _, err := stepper.Step(input.In(turn), target.In(turn))
 		check(err)
 	}
 	for range 3 {
