@@ -126,8 +126,8 @@ times='^TestBench|^TestGPUCancelBehindKernels|^TestExternalEventsInAGraph|^TestP
 kills='^TestKilled'
 profiler='^TestTrace|^TestRecordsOperatorsOfAllGoroutines|^TestOneRecordingAtATime'
 
-# sanitized TOOL FOLDER COMMAND...: runs a program under a tool. Leaves the output in $one and the status and the
-# seconds in $one.rc.
+# sanitized TOOL FOLDER COMMAND...: runs a program under a tool, or shard `shard` of its `shards` (GoogleTest's). Leaves the
+# output in $one and the status and the seconds in $one.rc.
 sanitized() {
   local tool=$1 folder=$2 start=$SECONDS options=() each
   case $tool in
@@ -143,7 +143,7 @@ sanitized() {
   done
   shift 2
   # --require-cuda-init no, because some programs never use a GPU.
-  (cd "$folder" && OMP_NUM_THREADS=${OMP_NUM_THREADS:-4} timeout -k 10 "$((seconds + 20))" \
+  (cd "$folder" && GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard OMP_NUM_THREADS=${OMP_NUM_THREADS:-4} timeout -k 10 "$((seconds + 20))" \
     "$sanitizer" --tool "$tool" "${options[@]}" --require-cuda-init no --error-exitcode 99 "$@") >"$one" 2>&1 </dev/null
   echo "$? $((SECONDS - start))" >"$one.rc"
 }
@@ -174,7 +174,7 @@ report() {
 }
 
 sanitize() {
-  local sanitizer seconds=${SANITIZE_TIMEOUT:-420} jobs=${JOBS:-$(($(nproc) * 3 / 4))} number=0 begun=$SECONDS
+  local sanitizer seconds=${SANITIZE_TIMEOUT:-420} jobs=${JOBS:-$(($(nproc) * 3 / 4))} number=0 shards begun=$SECONDS
   local folder name file kind one extra help tools=() names=()
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
   say ""
@@ -185,24 +185,37 @@ sanitize() {
   help=$("$sanitizer" --help 2>&1)
   : >"$out/sanitize.log"
   rm -rf "$out/sanitize" && mkdir -p "$out/sanitize"
-  # check TOOL COMMAND...: begins a check of the program, when fewer than the maximum are under way.
+  # check TOOL COMMAND...: begins a check of each of the program's `shards`, when fewer than the maximum are under way.
   check() {
-    local tool=$1
+    local tool=$1 shard label=$name
     shift
-    while (($(jobs -rp | wc -l) >= jobs && jobs > 0)); do wait -n; done
-    one=$out/sanitize/$number
-    tools+=("$tool") names+=("$name")
-    sanitized "$tool" "$folder" "$@" &
-    number=$((number + 1))
+    for ((shard = 0; shard < shards; shard++)); do
+      while (($(jobs -rp | wc -l) >= jobs && jobs > 0)); do wait -n; done
+      one=$out/sanitize/$number
+      ((shards == 1)) || label="$name $((shard + 1))/$shards"
+      tools+=("$tool") names+=("$label")
+      sanitized "$tool" "$folder" "$@" &
+      number=$((number + 1))
+    done
   }
   while IFS=$'\t' read -r folder name file kind; do
     uses_gpu "$file" || continue
     # racecheck finds hazards between the threads of a block in shared memory, which the kernels of src/decode use. That of
-    # src/torch/normalize.cu uses none today; racecheck is here for a later version that does.
+    # src/torch/normalize.cu uses none today; racecheck is here for a later version that does. initcheck finds reads of
+    # device memory that nothing has written. The tests of the decoder are many and have 10,000 fuzzed images, so each tool
+    # gets them in shards. Its large crops use the kernels of its crops with operations, which take a third of the time.
+    shards=1
     case $name in
       cshim/torch_normalize_test) kernels=normalize check racecheck "$file" '--gtest_filter=NormalizeGpu.*' ;;
-      cshim/decode_decode_test) kernels=decode check racecheck "$file" '--gtest_filter=Gpu/*' ;;
-      cshim/decode_inflate_test) kernels=inflate check racecheck "$file" '--gtest_filter=Gpu/*.Small*' ;;
+      cshim/decode_decode_test)
+        shards=8
+        kernels=decode check racecheck "$file" '--gtest_filter=Gpu/*-*.CropsEqual*'
+        check initcheck "$file" '--gtest_filter=Gpu/*'
+        ;;
+      cshim/decode_inflate_test)
+        kernels=inflate check racecheck "$file" '--gtest_filter=Gpu/*.Small*'
+        check initcheck "$file" '--gtest_filter=Gpu/*-*.BytesEqual*'
+        ;;
     esac
     if [[ $kind != go ]]; then
       # Of the tests of nvJPEG, only NVIDIA's code uses the GPU.

@@ -1,11 +1,14 @@
 // The decoder of plans, on a GPU and on the CPU: the pixels of the host's decoder, byte for byte.
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <tuple>
 
 #include "deflate/streams.h"
 #include "image/steps.h"
 #include "image/unsynchronised.h"
 #include "jpeg/plan.h"
+#include "jpeg/sync.h"
 #include "support.h"
 
 namespace {
@@ -20,15 +23,11 @@ struct Job {
   Ops ops = {};  // on the pixels
 };
 
-// Returns a file, its entries (or none), a geometry and the host's pixels.
-Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind, bool entries = true) {
+// Returns a file of the size, its entries (or none), a geometry whose results have at most so many
+// pixels a side, and the host's pixels.
+Job draw_job_of(Random& random, ts_image_decoder* host, const Kind& kind, int width, int height,
+                int side, bool entries) {
   Job job;
-  int width, height;
-  draw_size(random, &width, &height);
-  if (random() % 4 == 0) {
-    width = uniform(random, 200, 500);
-    height = uniform(random, 200, 400);
-  }
   job.file = usual(random, kind, width, height);
   if (entries) {
     job.blob.resize(1 << 20);
@@ -39,12 +38,22 @@ Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind, bool entr
                                     &made));
     job.blob.resize(made.bytes);
   }
-  job.geometry = draw_geometry(random, width, height, 250);
+  job.geometry = draw_geometry(random, width, height, side);
   Image image;
   const Outcome outcome = decode(host, job.file, job.geometry, &image);
   EXPECT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
   job.expected = image.pixels;
   return job;
+}
+
+Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind, bool entries = true) {
+  int width, height;
+  draw_size(random, &width, &height);
+  if (random() % 4 == 0) {
+    width = uniform(random, 200, 500);
+    height = uniform(random, 200, 400);
+  }
+  return draw_job_of(random, host, kind, width, height, 250, entries);
 }
 
 struct FreeGpuDecoder {
@@ -84,6 +93,16 @@ struct Staged {
     used += (planned + kAlign - 1) / kAlign * kAlign;
     result_bytes += job.expected.size();
     return true;
+  }
+  ts::jpeg::Plan plan(size_t image) const {
+    ts::jpeg::Plan plan;
+    std::memcpy(&plan, memory.data() + images[image].plan, sizeof plan);
+    return plan;
+  }
+  // Reports whether the search settles the image, even if no guess meets a true state, as in noise
+  // of the best quality. The host may have to decode the image otherwise.
+  bool surely_found(size_t image) const {
+    return plan(image).subsequences <= ts::jpeg::kSyncLaunches * ts::jpeg::kSyncThreads;
   }
 };
 
@@ -235,6 +254,7 @@ TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
   Random random(84);
   const Decoder host = new_decoder();
   constexpr int64_t kBatch = 48;  // racecheck takes a hundred times as long
+  int left = 0;                   // to the host
   for (const size_t scratch : {size_t{512} << 20, size_t{8} << 20}) {
     const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 48 << 20, scratch);
     ASSERT_NE(decoder, nullptr);
@@ -249,6 +269,10 @@ TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
       std::vector<int32_t> failed;
       const Bytes results = run(decoder.get(), staged, &failed);
       for (size_t i = 0; i < jobs.size(); ++i) {
+        if (failed[i] != 0 && !staged.surely_found(i)) {
+          ++left;
+          continue;
+        }
         ASSERT_EQ(failed[i], 0) << "batch " << batch << ", image " << i << ", "
                                 << jobs[i].file.size() << " bytes, entries " << jobs[i].blob.size();
         const auto* got = results.data() + staged.images[i].result;
@@ -257,6 +281,7 @@ TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
       }
     }
   }
+  EXPECT_LE(left, rounds());
 }
 
 // What a run has found in whole scans comes back, and makes the blobs that the host makes.
@@ -321,7 +346,11 @@ TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
     refused({staged.used, 0, entries[0].bytes}, wanted, "inside the staging memory");
     test::synchronize(staged.device);
     for (size_t i = 0, k = 0; i < jobs.size(); ++i) {
-      ASSERT_EQ(reinterpret_cast<const int32_t*>(flags.data())[i], 0);
+      if (reinterpret_cast<const int32_t*>(flags.data())[i] != 0) {
+        ASSERT_TRUE(i % 4 != 0 && !staged.surely_found(i)) << i;
+        ++k;
+        continue;
+      }
       if (i % 4 == 0) continue;
       Bytes want(1 << 16), got(1 << 16);
       ts_image_entries_made makes = {}, made = {};
@@ -339,7 +368,6 @@ TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
   EXPECT_GT(packed, 10);
 }
 
-// Any bytes in the place of some scans: the images beside them are right, and nothing faults.
 // Images whose search takes longest, between others. The host decodes those that it does not reach
 // the end of.
 TEST_P(DecodeOn, UnsynchronisedImagesEqualTheHosts) {
@@ -377,6 +405,7 @@ TEST_P(DecodeOn, UnsynchronisedImagesEqualTheHosts) {
   }
 }
 
+// Any bytes in the place of some scans: the images beside them are right, and nothing faults.
 TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
   Random random(85);
   const Decoder host = new_decoder();
@@ -409,6 +438,7 @@ TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
         flagged += failed[i];
         continue;
       }
+      if (failed[i] != 0 && !staged.surely_found(i)) continue;
       ASSERT_EQ(failed[i], 0) << "batch " << batch << ", image " << i;
       const auto* got = results.data() + staged.images[i].result;
       ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0)
@@ -430,70 +460,87 @@ struct StagedMembers {
 constexpr size_t kMemberBatch = 24;
 constexpr size_t kMemberStaging = 16 << 20;
 
-StagedMembers draw_members(int32_t device, Random& random, ts_image_decoder* host) {
+StagedMembers new_members(int32_t device, size_t images) {
   StagedMembers batch{Staged(device, kMemberStaging, 0), {}, {}, {}, 0};
-  Staged& staged = batch.staged;
-  staged.used = ts_gpu_decoder_inflating_head_bytes(kMemberBatch, kMemberBatch);
+  const auto count = static_cast<int64_t>(images);
+  batch.staged.used = ts_gpu_decoder_inflating_head_bytes(count, count);
+  return batch;
+}
+
+// Stages the batch's last job in a deflate stream of its own, which begins some bytes before the
+// file and goes on behind it.
+void add_member(Random& random, ts_image_decoder* host, StagedMembers* batch) {
+  Staged& staged = batch->staged;
+  const Job& job = batch->jobs.back();
+  const size_t scan = job.blob[20] | size_t{job.blob[21]} << 8;  // image/entries.h
+  const ts_image_head head = {job.file.data(), scan, job.file.size(), scan};
+  size_t planned = 0;
+  EXPECT_OK(ts_image_plan_head(host, &head, &job.geometry, {job.blob.data(), job.blob.size()},
+                               staged.memory.data() + staged.used, staged.capacity - staged.used,
+                               &planned));
+  EXPECT_GT(planned, 0u);
+  ts_gpu_decode_member member = {};
+  member.image = staged.images.size();
+  staged.images.push_back({staged.used, staged.result_bytes});
+  staged.used += planned;
+  staged.result_bytes += job.expected.size();
+
+  Bytes content(random() % 2000);
+  for (uint8_t& byte : content) byte = static_cast<uint8_t>(random());
+  member.range.skip = content.empty() ? 0 : random() % content.size();
+  member.scan = content.size() - member.range.skip + scan;
+  content.insert(content.end(), job.file.begin(), job.file.end());
+  member.range.bytes = content.size() - member.range.skip;
+  const auto* const range = content.data() + member.range.skip;
+  batch->checksums.push_back(
+      static_cast<uint32_t>(crc32(0, range, static_cast<uInt>(member.range.bytes))));
+  content.resize(content.size() + random() % 2000, 7);
+  const Bytes stream = streams::deflated(content, 6, Z_DEFAULT_STRATEGY);
+  ASSERT_LE(stream.size(), staged.capacity - staged.used);
+  std::memcpy(staged.memory.data() + staged.used, stream.data(), stream.size());
+  member.range.input = staged.used;
+  member.range.input_bytes = stream.size();
+  member.range.room = batch->rooms;
+  staged.used += (stream.size() + kAlign - 1) / kAlign * kAlign;
+  batch->rooms += (TS_INFLATER_WINDOW_BYTES + member.range.skip + member.range.bytes + 2 * kAlign) /
+                  kAlign * kAlign;
+  batch->members.push_back(member);
+}
+
+StagedMembers draw_members(int32_t device, Random& random, ts_image_decoder* host) {
+  StagedMembers batch = new_members(device, kMemberBatch);
   for (size_t i = 0; i < kMemberBatch; ++i) {
     batch.jobs.push_back(draw_job(random, host, kKinds[random() % 8]));
-    const Job& job = batch.jobs.back();
     if (i % 3 == 2) {
-      EXPECT_TRUE(staged.add(host, job));
-      continue;
+      EXPECT_TRUE(batch.staged.add(host, batch.jobs.back()));
+    } else {
+      add_member(random, host, &batch);
     }
-    const size_t scan = job.blob[20] | size_t{job.blob[21]} << 8;  // image/entries.h
-    const ts_image_head head = {job.file.data(), scan, job.file.size(), scan};
-    size_t planned = 0;
-    EXPECT_OK(ts_image_plan_head(host, &head, &job.geometry, {job.blob.data(), job.blob.size()},
-                                 staged.memory.data() + staged.used, staged.capacity - staged.used,
-                                 &planned));
-    EXPECT_GT(planned, 0u);
-    staged.images.push_back({staged.used, staged.result_bytes});
-    staged.used += planned;
-    staged.result_bytes += job.expected.size();
-
-    // The range begins some bytes before the file, and other bytes follow it.
-    ts_gpu_decode_member member = {};
-    Bytes content(random() % 2000);
-    for (uint8_t& byte : content) byte = static_cast<uint8_t>(random());
-    member.range.skip = content.empty() ? 0 : random() % content.size();
-    member.image = i;
-    member.scan = content.size() - member.range.skip + scan;
-    content.insert(content.end(), job.file.begin(), job.file.end());
-    member.range.bytes = content.size() - member.range.skip;
-    const auto* const range = content.data() + member.range.skip;
-    batch.checksums.push_back(
-        static_cast<uint32_t>(crc32(0, range, static_cast<uInt>(member.range.bytes))));
-    content.resize(content.size() + random() % 2000, 7);
-    const Bytes stream = streams::deflated(content, 6, Z_DEFAULT_STRATEGY);
-    std::memcpy(staged.memory.data() + staged.used, stream.data(), stream.size());
-    member.range.input = staged.used;
-    member.range.input_bytes = stream.size();
-    member.range.room = batch.rooms;
-    staged.used += (stream.size() + kAlign - 1) / kAlign * kAlign;
-    batch.rooms +=
-        (TS_INFLATER_WINDOW_BYTES + member.range.skip + member.range.bytes + 2 * kAlign) / kAlign *
-        kAlign;
-    batch.members.push_back(member);
   }
   return batch;
 }
 
-GpuDecoder new_inflating_decoder(int32_t device, size_t rooms) {
+GpuDecoder new_inflating_decoder(int32_t device, size_t rooms, size_t images = kMemberBatch) {
   ts_gpu_decoder* decoder = nullptr;
-  EXPECT_OK(ts_gpu_decoder_new_inflating(device, kMemberBatch, kMemberStaging, 256 << 20, rooms,
-                                         &decoder));
+  EXPECT_OK(ts_gpu_decoder_new_inflating(device, static_cast<int64_t>(images), kMemberStaging,
+                                         256 << 20, rooms, &decoder));
   return GpuDecoder(decoder);
 }
 
+constexpr uint8_t kPoison = 0xa5;
+
+// Decodes the batch on a new stream into poisoned memory.
 Bytes run_members(ts_gpu_decoder* decoder, const StagedMembers& batch, std::vector<int32_t>* failed,
                   std::vector<ts_gpu_inflate_result>* inflated) {
   const Staged& staged = batch.staged;
   const ts_stream stream = test::stream_on(staged.device);
-  const test::Tensor results =
-      test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, staged.device);
-  const test::HostMemory flags(staged.device, kMemberBatch * sizeof(int32_t));
-  const test::HostMemory outcomes(staged.device, kMemberBatch * sizeof(ts_gpu_inflate_result));
+  const test::Tensor poison =
+      test::make(Bytes(staged.result_bytes, kPoison), {static_cast<int64_t>(staged.result_bytes)});
+  test::Tensor results;
+  EXPECT_OK(ts_tensor_to(poison, staged.device, -1, false, results.out()));
+  const test::HostMemory flags(staged.device, staged.images.size() * sizeof(int32_t));
+  const test::HostMemory outcomes(staged.device,
+                                  batch.members.size() * sizeof(ts_gpu_inflate_result));
   test::synchronize(staged.device);
   EXPECT_OK(ts_gpu_decoder_run_inflating(
       decoder, staged.memory.data(), staged.used, staged.images.data(),
@@ -571,6 +618,131 @@ TEST_P(DecodeOn, DamagedMembersDisturbNoNeighbour) {
     }
   }
   EXPECT_GT(found, damaged * 3 / 4);  // changes behind the range are not noticed
+}
+
+// Puts other bytes in the place of some, or of all.
+void spoil(Random& random, uint8_t* bytes, size_t count) {
+  const bool all = random() % 4 == 0;
+  const size_t changes = count == 0 ? 0 : all ? count : uniform(random, 1, 60);
+  for (size_t i = 0; i < changes; ++i) {
+    bytes[all ? i : random() % count] = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
+  }
+}
+
+// Fuzzed images and forged indexes, in every position of a batch, of every kind that a device
+// decodes: with entries, with operations, whole scans, and members of deflate streams. The images
+// are small, since compute-sanitizer makes every access slow, and the test has parts that it can
+// check side by side.
+constexpr int kFuzzedParts = 16;
+constexpr int kFuzzedBatches = 10;
+constexpr size_t kFuzzedBatch = 128;
+static_assert(kFuzzedParts * kFuzzedBatches * kFuzzedBatch / 2 >= 10000, "half of them are fuzzed");
+
+class FuzzedOn : public testing::TestWithParam<std::tuple<int32_t, int>> {
+ protected:
+  void SetUp() override {
+    if (std::get<0>(GetParam()) != TS_DEVICE_CPU) NEEDS_GPUS(1);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpu, FuzzedOn,
+                         testing::Combine(testing::Values(0), testing::Range(0, kFuzzedParts)));
+INSTANTIATE_TEST_SUITE_P(Cpu, FuzzedOn,
+                         testing::Combine(testing::Values(TS_DEVICE_CPU),
+                                          testing::Range(0, kFuzzedParts)));
+
+// The four kinds of images take turns.
+enum { kWithEntries, kWithOperations, kWholeScan, kMember, kFuzzedKinds };
+
+// Returns a batch with gaps between the results. The whole scans of a `larger` one have up to
+// several blocks of threads in the search, and more guesses than the search follows as paths.
+StagedMembers draw_fuzzed(Random& random, ts_image_decoder* host, ts_augmenter* augmenter,
+                          int32_t device, bool larger) {
+  StagedMembers batch = new_members(device, kFuzzedBatch);
+  for (size_t i = 0; i < kFuzzedBatch; ++i) {
+    const auto kind = static_cast<int>(i % kFuzzedKinds);
+    const int side = larger && i % 16 == 2 ? 200 : 48;
+    batch.jobs.push_back(draw_job_of(random, host, kKinds[random() % 8], uniform(random, 1, side),
+                                     uniform(random, 1, side), 40, kind != kWholeScan));
+    Job& job = batch.jobs.back();
+    if (kind == kWithOperations) {
+      const Image image = {job.geometry.window_width, job.geometry.window_height, 3, job.expected};
+      job.ops = draw_steps(random, 4, image.width, image.height);
+      job.expected = run_on_host(augmenter, image, job.ops);
+    }
+    if (kind == kMember) {
+      add_member(random, host, &batch);
+    } else {
+      EXPECT_TRUE(batch.staged.add(host, job));
+    }
+    batch.staged.result_bytes += kAlign;
+  }
+  return batch;
+}
+
+void fuzz(Random& random, size_t image, StagedMembers* batch) {
+  Staged& staged = batch->staged;
+  const ts::jpeg::Plan plan = staged.plan(image);
+  uint8_t* const bytes = staged.memory.data() + staged.images[image].plan;
+  const uint32_t entries = plan.segments_at - plan.entries_at;
+  const auto member = std::find_if(batch->members.begin(), batch->members.end(),
+                                   [&](const auto& m) { return m.image == image; });
+  const bool forge = plan.subsequences == 0 && entries != 0 && random() % 2 == 0;
+  if (forge) {
+    spoil(random, bytes + plan.entries_at, entries);
+  } else if (member != batch->members.end()) {
+    ts_gpu_inflate_range& range = member->range;
+    spoil(random, staged.memory.data() + range.input, range.input_bytes);
+    if (random() % 4 == 0) range.input_bytes = random() % (range.input_bytes + 1);
+  } else {
+    spoil(random, bytes + plan.scan_at, plan.scan_bytes);
+  }
+}
+
+TEST_P(FuzzedOn, DisturbNoNeighbour) {
+  const auto [device, part] = GetParam();
+  Random random(static_cast<unsigned>(1000 + part));
+  const Decoder host = new_decoder();
+  const HostAugmenter augmenter = new_host_augmenter();
+  const GpuDecoder decoder = new_inflating_decoder(device, 16 << 20, kFuzzedBatch);
+  ASSERT_NE(decoder, nullptr);
+  int flagged = 0, fuzzed = 0;
+  for (int round = 0; round < kFuzzedBatches; ++round) {
+    StagedMembers batch =
+        draw_fuzzed(random, host.get(), augmenter.get(), device, round / 2 % 2 != 0);
+    // Every second image of each kind is fuzzed, and the others in the next batch.
+    const auto is_fuzzed = [&](size_t i) {
+      return (i / kFuzzedKinds + static_cast<size_t>(round)) % 2 == 0;
+    };
+    for (size_t i = 0; i < kFuzzedBatch; ++i) {
+      if (is_fuzzed(i)) fuzz(random, i, &batch);
+    }
+    std::vector<int32_t> failed;
+    std::vector<ts_gpu_inflate_result> inflated;
+    const Bytes results = run_members(decoder.get(), batch, &failed, &inflated);
+    for (size_t k = 0; k < batch.members.size(); ++k) {
+      if (is_fuzzed(batch.members[k].image)) continue;
+      ASSERT_EQ(inflated[k].failed, 0) << "round " << round << ", member " << k;
+      ASSERT_EQ(inflated[k].checksum, batch.checksums[k]) << "round " << round << ", member " << k;
+    }
+    for (size_t i = 0; i < kFuzzedBatch; ++i) {
+      const Bytes& expected = batch.jobs[i].expected;
+      const uint8_t* const got = results.data() + batch.staged.images[i].result;
+      for (size_t k = 0; k < kAlign; ++k) {
+        ASSERT_EQ(got[expected.size() + k], kPoison) << "round " << round << ", image " << i;
+      }
+      if (is_fuzzed(i)) {
+        ++fuzzed;
+        flagged += failed[i];
+        continue;
+      }
+      ASSERT_EQ(failed[i], 0) << "round " << round << ", image " << i;
+      ASSERT_EQ(std::memcmp(got, expected.data(), expected.size()), 0)
+          << "round " << round << ", image " << i;
+    }
+  }
+  EXPECT_EQ(fuzzed, kFuzzedBatches * static_cast<int>(kFuzzedBatch) / 2);
+  EXPECT_GT(flagged, fuzzed / 4);
 }
 
 TEST_P(DecodeOn, WrongMembersAreErrors) {
