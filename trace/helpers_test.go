@@ -18,7 +18,9 @@ const ms = time.Millisecond
 func overlapping() *Trace {
 	t := &Trace{Begin: time.Unix(1, 0), Duration: 60 * ms}
 	add := func(kind Kind, name string, start, duration time.Duration, device int, lane, bytes, correlation int64) {
-		t.Events = append(t.Events, Event{kind, name, start, duration, device, lane, bytes, correlation})
+		t.Events = append(t.Events, Event{
+			Kind: kind, Name: name, Start: start, Duration: duration, Device: device, Lane: lane, Bytes: bytes, Correlation: correlation,
+		})
 	}
 	var id int64
 	for i := range 10 {

@@ -80,18 +80,25 @@ func (r *Recorder) Stop() (*Trace, error) {
 		errs = append(errs, capi.SynchronizeDevice(int32(device)))
 	}
 	end := time.Now()
-	raw, names, err := capi.StopTrace()
+	raw, err := capi.StopTrace()
 	if err = errors.Join(append(errs, err)...); err != nil {
 		r.stopped = true
 		return nil, fmt.Errorf("trace: stop: %w", err)
 	}
 	r.stopped = true
 	t := &Trace{Begin: r.begin, Duration: end.Sub(r.begin), Streams: r.streams}
-	for _, e := range raw {
-		t.Events = append(t.Events, Event{
-			Kind: Kind(e.Kind), Name: names[e.Name], Start: time.Duration(e.Start - r.begin.UnixNano()), Duration: time.Duration(e.Duration),
+	launches := raw.Launches
+	for _, e := range raw.Events {
+		event := Event{
+			Kind: Kind(e.Kind), Name: raw.Names[e.Name], Start: time.Duration(e.Start - r.begin.UnixNano()), Duration: time.Duration(e.Duration),
 			Device: int(e.Device), Lane: e.Lane, Bytes: max(0, e.Bytes), Correlation: e.Correlation,
-		})
+		}
+		if event.Kind == Kernel {
+			l := launches[0]
+			launches = launches[1:]
+			event.Launch = Launch{l.Blocks, int(l.Threads), int(l.Registers), int(l.SharedBytes), l.Occupancy}
+		}
+		t.Events = append(t.Events, event)
 	}
 	t.sort()
 	return t, nil
@@ -187,6 +194,19 @@ type Event struct {
 	// Correlation is the same non-zero number in a Runtime event and in the device work that the
 	// call enqueued.
 	Correlation int64
+	Launch      Launch // of a Kernel
+}
+
+// Launch is how a kernel was launched. The zero value is unknown.
+type Launch struct {
+	Blocks      int64 // of the grid
+	Threads     int   // of a block
+	Registers   int   // of a thread
+	SharedBytes int   // of a block: static and dynamic shared memory
+	// Occupancy is the maximum share of a multiprocessor's threads that blocks of the kernel hold
+	// at once, as CUDA's occupancy calculator (cuda_occupancy.h) finds it from the other fields:
+	// the theoretical occupancy of NVIDIA's profilers.
+	Occupancy float64
 }
 
 // End returns the time at which the event ended, since the start of the recording.

@@ -56,6 +56,7 @@ type loaderResult struct {
 	Threads              []threadsRow      `json:"threads"`                       // that HostCores is made of
 	Stats                imageloader.Stats `json:"stats"`
 	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
+	Kernels              *kernelTimes      `json:"kernels,omitempty"`               // with -device cuda
 	Peers                []gpuPeer         `json:"peers,omitempty"`                 // with -peers
 }
 
@@ -195,7 +196,7 @@ func (result *loaderResult) print(stdout io.Writer) error {
 			_, err = fmt.Fprintf(stdout, "after epoch %d: %.1f MB\n", i, float64(rss)/1e6)
 		}
 	}
-	return errors.Join(err, printPeers(stdout, result.Peers))
+	return errors.Join(err, result.Kernels.print(stdout), printPeers(stdout, result.Peers))
 }
 
 // writeOutputs writes the pixels of the first n samples by name and returns how many there are.
@@ -273,6 +274,9 @@ type measurement struct {
 	started chan struct{} // closed when the clock starts; nil: nobody waits
 	seen    atomic.Int64  // images since then
 	stopped atomic.Bool   // ends the run
+	// record starts a recording with the clock. The run then ends after its length, even with
+	// epochs. Nil: nothing is recorded.
+	record func() error
 
 	r      loaderResult
 	warmed int // epochs so far
@@ -372,11 +376,14 @@ func (m *measurement) over() bool {
 	if m.stopped.Load() {
 		return true
 	}
-	if m.epochs > 0 {
-		return m.r.Epochs >= m.epochs
+	if m.epochs > 0 && m.r.Epochs >= m.epochs {
+		return true
 	}
-	return m.r.Images > 0 && time.Since(m.begin) >= m.length
+	return m.timed() && m.r.Images > 0 && time.Since(m.begin) >= m.length
 }
+
+// timed reports whether the run ends when its length is over.
+func (m *measurement) timed() bool { return m.epochs == 0 || m.record != nil }
 
 // epoch runs one epoch, or less when the time is over.
 func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, feed feeder) error {
@@ -413,6 +420,11 @@ func (m *measurement) count(n int, loader *imageloader.Loader, feed feeder) (mor
 		if m.tasks, err = threadTimes(); err != nil {
 			return false, err
 		}
+		if m.record != nil {
+			if err := m.record(); err != nil {
+				return false, err
+			}
+		}
 		m.cpu, err = cpuTime()
 		m.begin = time.Now()
 		if m.started != nil {
@@ -422,7 +434,7 @@ func (m *measurement) count(n int, loader *imageloader.Loader, feed feeder) (mor
 	}
 	m.r.Images += int64(n)
 	m.seen.Add(int64(n))
-	return !m.stopped.Load() && (m.epochs > 0 || time.Since(m.begin) < m.length), nil
+	return !m.stopped.Load() && (!m.timed() || time.Since(m.begin) < m.length), nil
 }
 
 // openProfile creates the file of the profile.

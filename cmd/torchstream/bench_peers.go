@@ -118,11 +118,15 @@ func (p *peerBench) set(python string, batch, size int, seconds float64) {
 	}
 }
 
-// runWithPeers measures the loader, and then the peers, while the loader is closed.
+// runWithPeers measures the loader, then the peers, while the loader is closed, and records the
+// kernels.
 func (m *measurement) runWithPeers(ctx context.Context, peers *peerBench, stderr io.Writer) error {
 	err := m.run(ctx, stderr)
 	if err == nil && peers != nil {
 		m.r.Peers, err = peers.run(ctx, m)
+	}
+	if err == nil {
+		m.r.Kernels, err = m.kernels(ctx, stderr)
 	}
 	return err
 }

@@ -1450,6 +1450,17 @@ typedef struct ts_trace_event {
   int32_t name;   /* index into ts_trace_names */
 } ts_trace_event;
 
+/* How a kernel was launched. */
+typedef struct ts_trace_launch {
+  int64_t blocks;       /* of the grid */
+  int32_t threads;      /* of a block */
+  int32_t registers;    /* of a thread */
+  int32_t shared_bytes; /* static and dynamic shared memory of a block */
+  /* The maximum share of a multiprocessor's threads that blocks of this size hold at once, by
+   * CUDA's occupancy calculator (cuda_occupancy.h); 0 if unknown. */
+  double occupancy;
+} ts_trace_launch;
+
 enum {
   TS_TRACE_FLAG_NO_OPERATORS = 1 /* only device work and CUDA calls; ignored without a GPU */
 };
@@ -1467,6 +1478,10 @@ TS_API int64_t ts_trace_event_count(const ts_trace* trace);
 /* Returns the names, borrowed until the trace is freed. */
 TS_API const char* const* ts_trace_names(const ts_trace* trace);
 TS_API int64_t ts_trace_name_count(const ts_trace* trace);
+/* Returns a launch for each event of TS_TRACE_KIND_KERNEL, in the order of these events. Borrowed
+ * until the trace is freed. */
+TS_API const ts_trace_launch* ts_trace_launches(const ts_trace* trace);
+TS_API int64_t ts_trace_launch_count(const ts_trace* trace);
 /* Returns the lane of a stream's work: the profiler's number of it, unique on its device. */
 TS_API ts_error* ts_trace_get_lane(ts_stream stream, int64_t* lane);
 

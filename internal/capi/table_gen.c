@@ -231,6 +231,8 @@ static const ts_trace_event* absent_ts_trace_events(const ts_trace* trace) { ret
 static int64_t absent_ts_trace_event_count(const ts_trace* trace) { return 0; }
 static const char* const* absent_ts_trace_names(const ts_trace* trace) { return 0; }
 static int64_t absent_ts_trace_name_count(const ts_trace* trace) { return 0; }
+static const ts_trace_launch* absent_ts_trace_launches(const ts_trace* trace) { return 0; }
+static int64_t absent_ts_trace_launch_count(const ts_trace* trace) { return 0; }
 static ts_error* absent_ts_trace_get_lane(ts_stream stream, int64_t* lane) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_bench_noop(void) {}
 static ts_error* absent_ts_bench_add(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held) { return (ts_error*)&torchstream_capi_absent; }
@@ -458,6 +460,8 @@ static struct {
   int64_t (*ts_trace_event_count)(const ts_trace* trace);
   const char* const* (*ts_trace_names)(const ts_trace* trace);
   int64_t (*ts_trace_name_count)(const ts_trace* trace);
+  const ts_trace_launch* (*ts_trace_launches)(const ts_trace* trace);
+  int64_t (*ts_trace_launch_count)(const ts_trace* trace);
   ts_error* (*ts_trace_get_lane)(ts_stream stream, int64_t* lane);
   void (*ts_bench_noop)(void);
   ts_error* (*ts_bench_add)(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held);
@@ -684,6 +688,8 @@ static struct {
   absent_ts_trace_event_count,
   absent_ts_trace_names,
   absent_ts_trace_name_count,
+  absent_ts_trace_launches,
+  absent_ts_trace_launch_count,
   absent_ts_trace_get_lane,
   absent_ts_bench_noop,
   absent_ts_bench_add,
@@ -912,6 +918,8 @@ static const char* const names[] = {
   "ts_trace_event_count",
   "ts_trace_names",
   "ts_trace_name_count",
+  "ts_trace_launches",
+  "ts_trace_launch_count",
   "ts_trace_get_lane",
   "ts_bench_noop",
   "ts_bench_add",
@@ -1139,6 +1147,8 @@ const ts_trace_event* ts_trace_events(const ts_trace* trace) { return table.ts_t
 int64_t ts_trace_event_count(const ts_trace* trace) { return table.ts_trace_event_count(trace); }
 const char* const* ts_trace_names(const ts_trace* trace) { return table.ts_trace_names(trace); }
 int64_t ts_trace_name_count(const ts_trace* trace) { return table.ts_trace_name_count(trace); }
+const ts_trace_launch* ts_trace_launches(const ts_trace* trace) { return table.ts_trace_launches(trace); }
+int64_t ts_trace_launch_count(const ts_trace* trace) { return table.ts_trace_launch_count(trace); }
 ts_error* ts_trace_get_lane(ts_stream stream, int64_t* lane) { return table.ts_trace_get_lane(stream, lane); }
 void ts_bench_noop(void) { table.ts_bench_noop(); }
 ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held) { return table.ts_bench_add(device, rounds, in_place, out_of_place, held); }

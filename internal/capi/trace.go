@@ -36,6 +36,20 @@ const (
 	_ = -(unsafe.Offsetof(TraceEvent{}.Name) ^ unsafe.Offsetof(C.ts_trace_event{}.name))
 )
 
+// TraceLaunch has the layout of ts_trace_launch.
+type TraceLaunch struct {
+	Blocks                          int64
+	Threads, Registers, SharedBytes int32
+	_                               int32
+	Occupancy                       float64
+}
+
+const (
+	_ = -(unsafe.Sizeof(TraceLaunch{}) ^ unsafe.Sizeof(C.ts_trace_launch{}))
+	_ = -(unsafe.Offsetof(TraceLaunch{}.SharedBytes) ^ unsafe.Offsetof(C.ts_trace_launch{}.shared_bytes))
+	_ = -(unsafe.Offsetof(TraceLaunch{}.Occupancy) ^ unsafe.Offsetof(C.ts_trace_launch{}.occupancy))
+)
+
 // TraceLane returns the Lane of the stream's work.
 func TraceLane(s Stream) (int64, error) {
 	if err := Check(); err != nil {
@@ -56,22 +70,30 @@ func StartTrace(flags int32) error {
 	return failure(C.ts_trace_start(C.int32_t(flags)))
 }
 
-// StopTrace ends the recording and returns its events, in no order. TraceEvent.Name is an index of
-// names.
-func StopTrace() (events []TraceEvent, names []string, err error) {
+// Recorded is what a recording has: events in no order, a launch for each that is a kernel, in
+// their order, and the names that TraceEvent.Name is an index of.
+type Recorded struct {
+	Events   []TraceEvent
+	Launches []TraceLaunch
+	Names    []string
+}
+
+// StopTrace ends the recording and returns it.
+func StopTrace() (r Recorded, err error) {
 	if err := Check(); err != nil {
-		return events, names, err
+		return r, err
 	}
 	waiting.enter()
 	defer waiting.leave()
 	var t *C.ts_trace
 	if err := failure(C.ts_trace_stop(&t)); err != nil {
-		return nil, nil, err
+		return r, err
 	}
 	defer C.ts_trace_free(t)
-	events = append(events, unsafe.Slice((*TraceEvent)(unsafe.Pointer(C.ts_trace_events(t))), int(C.ts_trace_event_count(t)))...)
+	r.Events = append(r.Events, unsafe.Slice((*TraceEvent)(unsafe.Pointer(C.ts_trace_events(t))), int(C.ts_trace_event_count(t)))...)
+	r.Launches = append(r.Launches, unsafe.Slice((*TraceLaunch)(unsafe.Pointer(C.ts_trace_launches(t))), int(C.ts_trace_launch_count(t)))...)
 	for _, name := range unsafe.Slice(C.ts_trace_names(t), int(C.ts_trace_name_count(t))) {
-		names = append(names, C.GoString(name))
+		r.Names = append(r.Names, C.GoString(name))
 	}
-	return events, names, nil
+	return r, nil
 }

@@ -1,5 +1,6 @@
 #include "cuda/toolkit.h"
 
+#include <cuda_occupancy.h>
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -38,6 +39,29 @@ std::string why_no_gpu() {
            " needs driver 580 or newer";
   }
   return "the NVIDIA driver is for " + cuda(driver) + ", but lists no GPU";
+}
+
+double occupancy(int32_t device, int32_t threads, int32_t registers, int32_t shared_bytes) {
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) return 0;
+  const cudaOccDeviceProp limits(properties);
+  cudaOccFuncAttributes kernel;
+  kernel.maxThreadsPerBlock = properties.maxThreadsPerBlock;
+  kernel.numRegs = registers;
+  kernel.sharedSizeBytes = static_cast<size_t>(shared_bytes);
+  kernel.numBlockBarriers = 1;
+  // A kernel that was launched may use what it used.
+  kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+  kernel.maxDynamicSharedSizeBytes = properties.sharedMemPerBlockOptin;
+  const cudaOccDeviceState state;
+  cudaOccResult result{};
+  if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &limits, &kernel, &state, threads, 0) !=
+          CUDA_OCC_SUCCESS ||
+      properties.maxThreadsPerMultiProcessor <= 0) {
+    return 0;
+  }
+  return static_cast<double>(result.activeBlocksPerMultiprocessor) * threads /
+         properties.maxThreadsPerMultiProcessor;
 }
 
 }  // namespace ts

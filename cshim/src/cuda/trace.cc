@@ -9,8 +9,11 @@
 #include <kineto/libkineto.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,6 +29,7 @@
 #include "cuda/device.h"
 #include "cuda/nvtx.h"
 #include "cuda/stream.h"
+#include "cuda/toolkit.h"
 #include "torchstream.h"
 
 namespace profiler = torch::autograd::profiler;
@@ -33,6 +37,7 @@ namespace impl = torch::profiler::impl;
 
 struct ts_trace {
   std::vector<ts_trace_event> events;
+  std::vector<ts_trace_launch> launches;  // of the events that are kernels
   std::vector<std::string> texts;
   std::vector<const char*> names;
 };
@@ -83,13 +88,57 @@ bool on_device(int32_t kind) {
          kind == TS_TRACE_KIND_MEMSET;
 }
 
-// Kineto gives the size of a copy only as text: `"bytes": 67108864`.
-int64_t bytes_in(const std::string& metadata) {
-  static constexpr char key[] = "\"bytes\":";
-  const size_t at = metadata.find(key);
-  if (at == std::string::npos) return -1;
-  return std::strtoll(metadata.c_str() + at + sizeof key - 1, nullptr, 10);
+// Finds a key in Kineto's text about an event, `"bytes": 67108864, "grid": [256, 1, 1]`, and
+// returns the numbers behind it: up to three of a list. A number that is not there is -1.
+std::array<int64_t, 3> numbers_in(const std::string& metadata, const char* key) {
+  std::array<int64_t, 3> numbers = {-1, -1, -1};
+  const std::string quoted = std::string("\"") + key + "\":";
+  const size_t found = metadata.find(quoted);
+  if (found == std::string::npos) return numbers;
+  const char* at = metadata.c_str() + found + quoted.size();
+  at += std::strspn(at, " [");
+  for (int64_t& number : numbers) {
+    char* end = nullptr;
+    const int64_t value = std::strtoll(at, &end, 10);
+    if (end == at) break;
+    number = value;
+    at = end + std::strspn(end, " ");
+    if (*at++ != ',') break;
+  }
+  return numbers;
 }
+
+int64_t number_in(const std::string& metadata, const char* key) {
+  return numbers_in(metadata, key)[0];
+}
+
+// Reads launches from Kineto's text, and asks the occupancy calculator once for launches alike.
+class Launches {
+ public:
+  ts_trace_launch operator()(int32_t device, const std::string& metadata) {
+    const auto grid = numbers_in(metadata, "grid");
+    const auto block = numbers_in(metadata, "block");
+    ts_trace_launch launch{};
+    launch.blocks = grid[0] * grid[1] * grid[2];
+    launch.threads = static_cast<int32_t>(block[0] * block[1] * block[2]);
+    launch.registers = static_cast<int32_t>(number_in(metadata, "registers per thread"));
+    launch.shared_bytes = static_cast<int32_t>(number_in(metadata, "shared memory"));
+    if (launch.blocks <= 0 || launch.threads <= 0 || launch.registers < 0 ||
+        launch.shared_bytes < 0) {
+      return {};
+    }
+    const auto [at, added] = known_.emplace(
+        std::array<int32_t, 4>{device, launch.threads, launch.registers, launch.shared_bytes}, 0);
+    if (added) {
+      at->second = occupancy(device, launch.threads, launch.registers, launch.shared_bytes);
+    }
+    launch.occupancy = at->second;
+    return launch;
+  }
+
+ private:
+  std::map<std::array<int32_t, 4>, double> known_;
+};
 
 class Names {
  public:
@@ -108,7 +157,7 @@ class Names {
 impl::ProfilerConfig config(bool shapes) {
   impl::ExperimentalConfig more;
   more.profile_all_threads = true;           // callers may be on any thread
-  more.expose_kineto_event_metadata = true;  // the bytes of copies
+  more.expose_kineto_event_metadata = true;  // the bytes of copies, the grids of kernels
   return impl::ProfilerConfig(impl::ProfilerState::KINETO, shapes, /*profile_memory=*/false,
                               /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false,
                               more);
@@ -207,6 +256,7 @@ ts_error* ts_trace_stop(ts_trace** trace) {
 
     auto stopped = std::make_unique<ts_trace>();
     ts::Names names(stopped->texts);
+    ts::Launches launches;
     stopped->events.reserve(result->events().size() + ranges.size());
     for (const auto& from : result->events()) {
       const auto kind = ts::kind_of(from.activityType());
@@ -215,8 +265,12 @@ ts_error* ts_trace_stop(ts_trace** trace) {
       ts_trace_event event{};
       event.start = static_cast<int64_t>(from.startNs());
       event.duration = static_cast<int64_t>(from.durationNs());
-      event.bytes =
-          device && *kind != TS_TRACE_KIND_KERNEL ? ts::bytes_in(from.metadataJson()) : -1;
+      event.bytes = -1;
+      if (*kind == TS_TRACE_KIND_KERNEL) {
+        stopped->launches.push_back(launches(from.deviceIndex(), from.metadataJson()));
+      } else if (device) {
+        event.bytes = ts::number_in(from.metadataJson(), "bytes");
+      }
       event.correlation = static_cast<int64_t>(from.correlationId());
       event.lane = from.deviceResourceId();
       if (*kind == TS_TRACE_KIND_RUNTIME) event.lane = ts::thread_id_of(event.lane);
@@ -252,5 +306,11 @@ const char* const* ts_trace_names(const ts_trace* trace) {
 }
 int64_t ts_trace_name_count(const ts_trace* trace) {
   return trace == nullptr ? 0 : static_cast<int64_t>(trace->names.size());
+}
+const ts_trace_launch* ts_trace_launches(const ts_trace* trace) {
+  return trace == nullptr ? nullptr : trace->launches.data();
+}
+int64_t ts_trace_launch_count(const ts_trace* trace) {
+  return trace == nullptr ? 0 : static_cast<int64_t>(trace->launches.size());
 }
 void ts_trace_free(ts_trace* trace) { delete trace; }

@@ -45,6 +45,8 @@ namespace ts {
 
 std::string why_no_gpu() { return kWhy; }
 
+double occupancy(int32_t, int32_t, int32_t, int32_t) { return 0; }
+
 cudaError_t launch_normalize(void*, PixelType, const uint8_t*, const NormalizeShape&, const Affine&,
                              cudaStream_t) {
   return ts_no_cuda();

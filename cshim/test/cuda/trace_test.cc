@@ -27,6 +27,10 @@ class Trace {
                  [&](const auto& event) { return event.kind == kind; });
     return found;
   }
+  std::vector<ts_trace_launch> launches() const {
+    const ts_trace_launch* all = ts_trace_launches(handle_);
+    return {all, all + ts_trace_launch_count(handle_)};
+  }
   std::vector<ts_trace_event> named(const std::string& name, int32_t kind) const {
     auto found = of(kind);
     found.erase(std::remove_if(
@@ -74,6 +78,7 @@ TEST(Trace, OneRecordingAtATime) {
   Trace trace;
   ASSERT_OK(ts_trace_stop(trace.out()));
   EXPECT_EQ(trace.named("aten::add", TS_TRACE_KIND_OPERATOR).size(), 1U);
+  EXPECT_EQ(trace.launches().size(), trace.of(TS_TRACE_KIND_KERNEL).size());
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "unknown trace flag", ts_trace_start(1024));
   // A second recording starts after the first.
   ASSERT_OK(ts_trace_start(0));
@@ -166,6 +171,16 @@ TEST(TraceGpu, RecordsDeviceWorkWithItsCalls) {
   for (const auto& kernel : kernels) {
     EXPECT_EQ(kernel.lane, compute_lane);
     EXPECT_LT(operators[0].start, kernel.start);
+  }
+  const auto launches = trace.launches();
+  ASSERT_EQ(launches.size(), kernels.size());
+  for (const auto& launch : launches) {
+    EXPECT_GE(launch.blocks, 1);
+    EXPECT_GE(launch.threads, 32);
+    EXPECT_GE(launch.registers, 8);
+    EXPECT_GE(launch.shared_bytes, 0);
+    EXPECT_GT(launch.occupancy, 0);
+    EXPECT_LE(launch.occupancy, 1);
   }
 }
 
