@@ -112,7 +112,7 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	set := flags("bench dist", "Measures all-reduces, and training steps of ranks that average their gradients beside ranks that do not, and of a GPT-2 whose\n"+
 		"optimizer state, gradients and parameters the ranks divide, on data that lie on the device. Without a launcher it starts -ranks processes\n"+
 		"on this machine, and then those of PyTorch, if a python3 can import its torch.", stderr)
-	var b distBench
+	b := distBench{trainBench: trainBench{memory: fedMemory}}
 	// Without a GPU the work takes a minute at most.
 	models, batches, mib, size, steps := "resnet50,resnet18", "256,32", 1024, 224, 40
 	sharded, sequences, context, shardedSteps := "gpt2-medium", 8, 1024, 10

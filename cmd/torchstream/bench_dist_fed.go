@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -10,11 +9,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/printable"
-	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -43,91 +40,19 @@ func (b *distBench) fed(ctx context.Context, model string, batch int) (*distFedR
 }
 
 // measureFed measures rounds of as many steps on every rank.
-func (b *distBench) measureFed(ctx context.Context, row *distFedRow, t *trainee, scope *torch.Scope) (err error) {
-	// An epoch of many passes, so that its beginning does not count.
-	loader, err := imageloader.OpenContext(ctx, b.archive, imageloader.Options{BatchSize: row.Batch, Transform: imageloader.Train(b.size), Shuffle: true,
-		Seed: 1, Repeat: 1 << 20, ShuffleBytes: 4 << 30, Workers: b.workers, DropLast: true, Rank: b.world.Rank(), World: b.world.Size()})
-	if err != nil {
+func (b *distBench) measureFed(ctx context.Context, row *distFedRow, t *trainee, scope *torch.Scope) error {
+	m := fedMeasurement{b: &b.trainBench, begin: b.together, maximum: b.maximum, over: func(steps int, _ time.Duration) bool { return steps == b.steps }}
+	if err := m.run(ctx, t, scope, row.Batch, imageloader.Options{Rank: b.world.Rank(), World: b.world.Size()}); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, loader.Close()) }()
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device, Decode: b.decode})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, feed.Close()) }()
-	row.Workers = loader.Stats().Workers
-	input, target, err := t.data(scope, row.Batch, b.size, b.context)
-	if err != nil {
-		return err
-	}
-	resident := t.call(input, target)
-	rounds, settle, warm := fedRounds, fedSettle, loader.Len()/row.Batch+fedSettle
-	if b.device == cuda.CPU {
-		rounds, settle, warm = 1, 0, 1
-	}
-	all, err := dist.AllGatherObject(b.world, warm)
-	if err != nil {
-		return err
-	}
-	skip, steps := slices.Max(all), 0
-	var fed, still time.Duration
-	var shares []float64
-	var begun time.Time
-	for batch, err := range feed.Epoch(ctx, 0) {
-		if err != nil {
-			return err
-		}
-		if skip == 0 && steps == 0 {
-			if err := b.together(); err != nil {
-				return err
-			}
-			begun = time.Now()
-		}
-		if _, _, err := t.step.Step(batch.Images, batch.Labels); err != nil {
-			return err
-		}
-		if skip > 0 {
-			skip--
-			continue
-		}
-		if steps++; steps < b.steps {
-			continue
-		}
-		if err := b.wait(); err != nil {
-			return err
-		}
-		took, err := b.slowest(time.Since(begun))
-		if err != nil {
-			return err
-		}
-		if err := b.together(); err != nil {
-			return err
-		}
-		idle, err := b.repeat(b.steps, resident)
-		if err == nil {
-			idle, err = b.slowest(idle)
-		}
-		if err != nil {
-			return err
-		}
-		fed, still = fed+took, still+idle
-		if shares = append(shares, idle.Seconds()/took.Seconds()); len(shares) == rounds {
-			break
-		}
-		skip, steps = settle, 0
-	}
-	if len(shares) < rounds {
-		return errors.New("the epoch ended before the measurement")
-	}
-	images := float64(rounds * b.steps * row.Batch)
-	row.ImagesPerSecond, row.Resident, row.Share = images/fed.Seconds(), images/still.Seconds(), median(shares)
+	images := float64(m.steps * row.Batch)
+	row.Workers, row.ImagesPerSecond, row.Resident, row.Share = m.workers, images/m.fed.took.Seconds(), images/m.still.took.Seconds(), median(m.shares)
 	return nil
 }
 
-// slowest returns the longest time of a rank.
-func (b *distBench) slowest(took time.Duration) (time.Duration, error) {
-	all, err := dist.AllGatherObject(b.world, took)
+// maximum returns the maximum of the ranks' values.
+func (b *distBench) maximum(value int64) (int64, error) {
+	all, err := dist.AllGatherObject(b.world, value)
 	if err != nil {
 		return 0, err
 	}

@@ -213,58 +213,25 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// An epoch of many passes, so that its beginning does not count.
-	loader, err := imageloader.OpenContext(ctx, b.archive, imageloader.Options{BatchSize: row.Batch, Transform: imageloader.Train(b.size), Shuffle: true,
-		Seed: 1, Repeat: 1 << 20, ShuffleBytes: b.memory << 20, Workers: b.workers, DropLast: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, loader.Close()) }()
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device, Decode: b.decode, DecodeMultiprocessors: b.sms})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, feed.Close()) }()
 	t, err := b.newTrainee(row.Model, row.Mode)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.close()) }()
-
 	scope := torch.NewScope("bench train")
 	defer func() { err = errors.Join(err, scope.Close()) }()
-	input, target, err := t.data(scope, row.Batch, b.size, b.context)
-	if err != nil {
+	length := max(3*b.seconds, 3) / fedRounds
+	if b.device == cuda.CPU {
+		length = b.seconds
+	}
+	m := fedMeasurement{b: b, begin: b.wait, maximum: func(value int64) (int64, error) { return value, nil },
+		over: func(steps int, took time.Duration) bool { return steps >= 2 && took.Seconds() >= length }}
+	if err := m.run(ctx, t, scope, row.Batch, imageloader.Options{}); err != nil {
 		return err
 	}
-	m := fedMeasurement{b: b, feed: feed, resident: t.call(input, target), rounds: fedRounds, settle: fedSettle,
-		length: max(3*b.seconds, 3) / fedRounds, skip: loader.Len()/row.Batch + fedSettle}
-	if b.device == cuda.CPU { // on which a first pass would take minutes
-		m.rounds, m.settle, m.length, m.skip = 1, 0, b.seconds, min(m.skip, 5)
-	}
-	for batch, err := range feed.Epoch(ctx, 0) {
-		if err != nil {
-			return err
-		}
-		if err := m.beforeStep(); err != nil {
-			return err
-		}
-		if _, _, err := t.step.Step(batch.Images, batch.Labels); err != nil {
-			return err
-		}
-		if done, err := m.afterStep(); err != nil {
-			return err
-		} else if done {
-			break
-		}
-	}
-	if len(m.shares) < m.rounds {
-		return errors.New("the epoch ended before the time was over")
-	}
-	row.Workers, row.DecodeSMs = loader.Stats().Workers, feed.Stats().DecodeMultiprocessors
+	row.Workers, row.DecodeSMs = m.workers, m.sms
 	images := float64(m.steps * row.Batch)
-	row.ImagesPerSecond, row.Resident = images/m.fed.took.Seconds(), images/m.still.took.Seconds()
-	row.Share = median(m.shares)
+	row.ImagesPerSecond, row.Resident, row.Share = images/m.fed.took.Seconds(), images/m.still.took.Seconds(), median(m.shares)
 	row.OnDevice = float64(m.decoded) / images
 	row.WaitShare = m.waited.Seconds() / m.fed.took.Seconds()
 	row.HostCores, row.ResidentHostCores = m.fed.cores(), m.still.cores()
@@ -326,25 +293,23 @@ func (b *trainBench) besideEngines(ctx context.Context, row *fedRow, step func()
 const (
 	fedRounds = 5
 	fedSettle = 10
+	fedMemory = 4096 // MB of compressed images
 )
 
-// fedMeasurement measures fed and resident steps in turn.
+// fedMeasurement measures fed and resident steps in turn, on one rank or several.
 type fedMeasurement struct {
-	b              *trainBench
-	feed           *prefetcher.Prefetcher
-	resident       func() error
-	rounds, settle int
-	length         float64 // of the fed steps of a round, in seconds
+	b       *trainBench
+	begin   func() error                             // waits for the device, and for all ranks
+	maximum func(value int64) (int64, error)         // of the ranks' values
+	over    func(steps int, took time.Duration) bool // whether the fed steps of a round are made
 
-	skip, n    int // steps until the round begins, and since then
-	start      time.Time
-	cpu        time.Duration
-	before     prefetcher.Stats
-	steps      int // of all rounds
-	fed, still usedTime
-	waited     time.Duration
-	decoded    int64     // by the device
-	shares     []float64 // of the resident rate, by round
+	resident     func() error
+	workers, sms int // of the loader, and of the GPU that decode
+	steps        int // of all rounds
+	fed, still   usedTime
+	waited       time.Duration
+	decoded      int64     // by the device
+	shares       []float64 // of the resident rate, by round
 }
 
 // usedTime is a time, and the CPU time that the process has used in it.
@@ -352,55 +317,121 @@ type usedTime struct{ took, cpu time.Duration }
 
 func (u *usedTime) cores() float64 { return u.cpu.Seconds() / u.took.Seconds() }
 
-func (m *fedMeasurement) beforeStep() (err error) {
-	if m.skip > 0 {
-		m.skip--
-		return nil
-	}
-	if m.n == 0 {
-		if err = m.b.wait(); err != nil {
-			return err
-		}
-		m.before = m.feed.Stats()
-		m.cpu, err = cpuTime()
-		m.start = time.Now()
-	}
-	m.n++
-	return err
+// usedSince returns the times since a start, when cpu was used.
+func usedSince(start time.Time, cpu time.Duration) (usedTime, error) {
+	now, err := cpuTime()
+	return usedTime{time.Since(start), now - cpu}, err
 }
 
-// afterStep reports whether all rounds are over.
-func (m *fedMeasurement) afterStep() (done bool, err error) {
-	if m.n < 2 || time.Since(m.start).Seconds() < m.length {
-		return false, nil
+// run measures rounds. Of the options, those count that say which share of the archive is this
+// rank's.
+func (m *fedMeasurement) run(ctx context.Context, t *trainee, scope *torch.Scope, batch int, o imageloader.Options) (err error) {
+	b := m.b
+	o.BatchSize, o.Transform, o.Shuffle, o.Seed = batch, imageloader.Train(b.size), true, 1
+	// An epoch of many passes, so that its beginning does not count.
+	o.Repeat, o.ShuffleBytes, o.Workers, o.DropLast = 1<<20, b.memory<<20, b.workers, true
+	loader, err := imageloader.OpenContext(ctx, b.archive, o)
+	if err != nil {
+		return err
 	}
-	if err := m.b.wait(); err != nil {
-		return false, err
+	defer func() { err = errors.Join(err, loader.Close()) }()
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device, Decode: b.decode, DecodeMultiprocessors: b.sms})
+	if err != nil {
+		return err
 	}
-	took := time.Since(m.start)
+	defer func() { err = errors.Join(err, feed.Close()) }()
+	input, target, err := t.data(scope, batch, b.size, b.context)
+	if err != nil {
+		return err
+	}
+	m.resident = t.call(input, target)
+	rounds, settle, first := fedRounds, fedSettle, loader.Len()/batch+fedSettle
+	if b.device == cuda.CPU { // on which a first pass would take minutes
+		rounds, settle, first = 1, 0, min(first, 5)
+	}
+	skip, err := m.maximum(int64(first))
+	if err != nil {
+		return err
+	}
+	steps := 0 // of the round
+	var start time.Time
+	var cpu time.Duration
+	var before prefetcher.Stats
+	for batch, err := range feed.Epoch(ctx, 0) {
+		if err != nil {
+			return err
+		}
+		if skip == 0 && steps == 0 {
+			if err := m.begin(); err != nil {
+				return err
+			}
+			if cpu, err = cpuTime(); err != nil {
+				return err
+			}
+			before, start = feed.Stats(), time.Now()
+		}
+		if _, _, err := t.step.Step(batch.Images, batch.Labels); err != nil {
+			return err
+		}
+		if skip > 0 {
+			skip--
+			continue
+		}
+		if steps++; !m.over(steps, time.Since(start)) {
+			continue
+		}
+		if err := b.wait(); err != nil {
+			return err
+		}
+		fed, err := usedSince(start, cpu)
+		if err != nil {
+			return err
+		}
+		after := feed.Stats()
+		m.waited += after.ConsumerWait - before.ConsumerWait
+		m.decoded += after.Decoded - before.Decoded
+		if err := m.add(fed, steps); err != nil {
+			return err
+		}
+		if len(m.shares) == rounds {
+			m.workers, m.sms = loader.Stats().Workers, feed.Stats().DecodeMultiprocessors
+			return nil
+		}
+		steps, skip = 0, int64(settle)
+	}
+	return errors.New("the epoch ended before the measurement")
+}
+
+// add counts the fed steps of a round, and makes as many resident ones.
+func (m *fedMeasurement) add(fed usedTime, steps int) error {
+	if _, err := m.b.repeat(3, m.resident); err != nil {
+		return err
+	}
+	if err := m.begin(); err != nil {
+		return err
+	}
 	cpu, err := cpuTime()
 	if err != nil {
-		return false, err
+		return err
 	}
-	m.fed = usedTime{m.fed.took + took, m.fed.cpu + cpu - m.cpu}
-	after := m.feed.Stats()
-	m.waited += after.ConsumerWait - m.before.ConsumerWait
-	m.decoded += after.Decoded - m.before.Decoded
-
-	if _, err := m.b.repeat(3, m.resident); err != nil {
-		return false, err
+	start := time.Now()
+	if _, err := m.b.repeat(steps, m.resident); err != nil {
+		return err
 	}
-	if cpu, err = cpuTime(); err != nil {
-		return false, err
-	}
-	still, err := m.b.repeat(m.n, m.resident)
+	still, err := usedSince(start, cpu)
 	if err != nil {
-		return false, err
+		return err
 	}
-	now, err := cpuTime()
-	m.still = usedTime{m.still.took + still, m.still.cpu + now - cpu}
-	m.shares = append(m.shares, still.Seconds()/took.Seconds())
-	m.steps += m.n
-	m.n, m.skip = 0, m.settle
-	return len(m.shares) == m.rounds, err
+	for _, used := range []*usedTime{&fed, &still} {
+		slowest, err := m.maximum(int64(used.took))
+		if err != nil {
+			return err
+		}
+		used.took = time.Duration(slowest)
+	}
+	m.fed = usedTime{m.fed.took + fed.took, m.fed.cpu + fed.cpu}
+	m.still = usedTime{m.still.took + still.took, m.still.cpu + still.cpu}
+	m.shares = append(m.shares, still.took.Seconds()/fed.took.Seconds())
+	m.steps += steps
+	return nil
 }
