@@ -38,7 +38,7 @@ step "Go"
 
 # The module proxy is a folder: GOPROXY=file://. The zip has what git has, and what is changed or new.
 module=$(go list -m)
-proxy=$root/opt/proxy/$module/@v
+proxy=$root/modules/$module/@v
 mkdir -p "$proxy" "$scratch/zip/$module@$version"
 git -c safe.directory='*' ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
   [[ ! -f $file || -L $file ]] || printf '%s\0' "$file"
@@ -61,16 +61,16 @@ inside() {
     mount --rbind /sys "$root/sys"
     exec env -i PATH=/usr/local/go/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive \
       SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt GOTOOLCHAIN=local GOSUMDB=off GOFLAGS=-modcacherw \
-      GOPROXY="file:///opt/proxy,$3" "$(command -v chroot)" "$root" bash -euc "mkdir -p /root/example && cd /root/example && $2"' \
+      GOPROXY="file:///modules,$3" "$(command -v chroot)" "$root" bash -euc "mkdir -p /program && cd /program && $2"' \
     bash "$root" "$1" "$(go env GOPROXY)"
 }
 
 # The program and the commands of README.md.
-mkdir -p "$root/root/example"
-sed -n '1,/^```go$/!p' README.md | sed '/^```$/,$d' >"$root/root/example/main.go"
-sed -i 's/range 5 {/range 2 {/' "$root/root/example/main.go" # epochs
-grep -q 'func main' "$root/root/example/main.go" || { echo "no-clone-test: error: README.md has no program" >&2 && exit 1; }
-cp examples/data/photos-train.tgz "$root/root/example/train.tgz"
+mkdir -p "$root/program"
+sed -n '1,/^```go$/!p' README.md | sed '/^```$/,$d' >"$root/program/main.go"
+sed -i 's/range 5 {/range 2 {/' "$root/program/main.go" # epochs
+grep -q 'func main' "$root/program/main.go" || { echo "no-clone-test: error: README.md has no program" >&2 && exit 1; }
+cp examples/data/photos-train.tgz "$root/program/train.tgz"
 mapfile -t commands < <(sed -n '/in an empty folder, and without a clone/,/^    go run \.$/s/^    //p' README.md)
 ((${#commands[@]} == 5)) || { echo "no-clone-test: error: README.md has ${#commands[@]} commands for a program without a clone, not 5" >&2 && exit 1; }
 if (($# > 0)); then
