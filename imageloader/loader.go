@@ -236,6 +236,18 @@ func (l *Loader) Close() error {
 	return nil
 }
 
+// begin counts a call that Close waits for, until running.Done. It returns false if the loader is
+// closed.
+func (l *Loader) begin() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isClosed() {
+		return false
+	}
+	l.running.Add(1)
+	return true
+}
+
 func (l *Loader) isClosed() bool {
 	select {
 	case <-l.closed:

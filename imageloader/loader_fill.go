@@ -41,13 +41,9 @@ type lender func(context.Context) ([][]byte, *decodeplan.Plans, error)
 
 // fill implements Fill, and with plans FillPlans.
 func (l *Loader) fill(ctx context.Context, epoch int, plans bool, lend lender, deliver func(n int, info any) error) error {
-	l.mu.Lock()
-	if l.isClosed() {
-		l.mu.Unlock()
+	if !l.begin() {
 		return ErrClosed
 	}
-	l.running.Add(1)
-	l.mu.Unlock()
 	defer l.running.Done()
 
 	inner, stop := context.WithCancelCause(ctx)

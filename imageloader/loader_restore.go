@@ -45,13 +45,9 @@ type resume struct {
 // says what differs. Options that don't change a batch (Workers, Logger and the like) may differ.
 // If the loader was opened without reading the archive, Restore reads it through.
 func (l *Loader) Restore(ctx context.Context, states ...State) error {
-	l.mu.Lock()
-	if l.isClosed() {
-		l.mu.Unlock()
+	if !l.begin() {
 		return ErrClosed
 	}
-	l.running.Add(1) // Close waits
-	l.mu.Unlock()
 	defer l.running.Done()
 	if len(states) == 0 {
 		l.mu.Lock()

@@ -105,13 +105,9 @@ func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) e
 	if size := 3 * l.o.Transform.Size * l.o.Transform.Size; len(dst) < size {
 		return fmt.Errorf("imageloader: DecodeRow needs %d bytes for the pixels, not %d", size, len(dst))
 	}
-	l.mu.Lock()
-	if l.isClosed() {
-		l.mu.Unlock()
+	if !l.begin() {
 		return ErrClosed
 	}
-	l.running.Add(1)
-	l.mu.Unlock()
 	defer l.running.Done()
 	l.repeated.mu.Lock()
 	defer l.repeated.mu.Unlock()

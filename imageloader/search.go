@@ -79,13 +79,9 @@ func (l *Loader) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	if !ok || len(found) != len(rows) {
 		return
 	}
-	l.mu.Lock()
-	if l.isClosed() {
-		l.mu.Unlock()
+	if !l.begin() {
 		return
 	}
-	l.running.Add(1)
-	l.mu.Unlock()
 	defer l.running.Done()
 	points := l.entryPoints(batch.known)
 	if points == nil {
