@@ -83,6 +83,15 @@ func pickDevice(name string) (cuda.Device, error) {
 	return cuda.CPU, nil
 }
 
+// deviceName returns the name of a GPU's model, or "cpu".
+func deviceName(d cuda.Device) (string, error) {
+	if d == cuda.CPU {
+		return d.String(), nil
+	}
+	properties, err := d.Properties()
+	return properties.Name, err
+}
+
 // device is a target that a prefetcher feeds.
 type device struct {
 	cuda.Device

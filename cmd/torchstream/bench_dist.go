@@ -353,16 +353,13 @@ func startRanks(ctx context.Context, n int, command func(context.Context) *exec.
 
 func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest int) (*distReport, error) {
 	b.device = b.world.Device()
-	r := &distReport{
-		Device: b.device.String(), Ranks: b.world.Size(), LibTorch: capi.LibTorchVersion(),
-		Method: fmt.Sprintf("the slowest rank of the best of %d rounds, of 20 to 200 all-reduces or %d steps of %d x %d pixels", b.rounds, b.steps, b.size, b.size),
+	name, err := deviceName(b.device)
+	if err != nil {
+		return nil, err
 	}
-	if b.device != cuda.CPU {
-		properties, err := b.device.Properties()
-		if err != nil {
-			return nil, err
-		}
-		r.Device = properties.Name
+	r := &distReport{
+		Device: name, Ranks: b.world.Size(), LibTorch: capi.LibTorchVersion(),
+		Method: fmt.Sprintf("the slowest rank of the best of %d rounds, of 20 to 200 all-reduces or %d steps of %d x %d pixels", b.rounds, b.steps, b.size, b.size),
 	}
 	for mib := 1; mib <= largest; mib *= 4 {
 		row, err := b.reduce(int64(mib) << 20)

@@ -216,24 +216,15 @@ func benchOperators(ctx context.Context, args []string, stdout, stderr io.Writer
 	if err := capi.Check(); err != nil {
 		return err
 	}
-	d := cuda.Device(0)
-	if cuda.DeviceCount() == 0 {
-		d = cuda.CPU
+	d, err := pickDevice(*device)
+	if err != nil {
+		return err
 	}
-	if *device != "" {
-		var err error
-		if d, err = parseDevice(*device); err != nil {
-			return err
-		}
+	name, err := deviceName(d)
+	if err != nil {
+		return err
 	}
-	report := operatorReport{Device: d.String(), LibTorch: capi.LibTorchVersion(), Go: runtime.Version(), Repeats: *repeats, Calls: *rounds * heldCalls}
-	if d != cuda.CPU {
-		properties, err := d.Properties()
-		if err != nil {
-			return err
-		}
-		report.Device = properties.Name
-	}
+	report := operatorReport{Device: name, LibTorch: capi.LibTorchVersion(), Go: runtime.Version(), Repeats: *repeats, Calls: *rounds * heldCalls}
 	if err := report.measure(ctx, d); err != nil {
 		return err
 	}

@@ -192,16 +192,13 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if *one {
 		return b.oneStep(stdout)
 	}
-	report := trainReport{
-		Device: b.device.String(), LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
-		Method: fmt.Sprintf("images of %d x %d pixels, sequences of %d tokens, about %v s of steps each; issue times: %s", b.size, b.size, b.context, b.seconds, issueMethod),
+	name, err := deviceName(b.device)
+	if err != nil {
+		return err
 	}
-	if b.device != cuda.CPU {
-		properties, err := b.device.Properties()
-		if err != nil {
-			return err
-		}
-		report.Device = properties.Name
+	report := trainReport{
+		Device: name, LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
+		Method: fmt.Sprintf("images of %d x %d pixels, sequences of %d tokens, about %v s of steps each; issue times: %s", b.size, b.size, b.context, b.seconds, issueMethod),
 	}
 	if err := b.measureFirst(ctx, *python, &report); err != nil {
 		return err
@@ -244,14 +241,9 @@ func (r *trainReport) failure() error {
 // check reads the options.
 func (b *trainBench) check(names, sizes, device string) error {
 	b.models, b.device = strings.Split(names, ","), cuda.Device(0)
-	if cuda.DeviceCount() == 0 {
-		b.device = cuda.CPU
-	}
-	if device != "" {
-		var err error
-		if b.device, err = parseDevice(device); err != nil {
-			return err
-		}
+	var err error
+	if b.device, err = pickDevice(device); err != nil {
+		return err
 	}
 	for _, text := range strings.Split(sizes, ",") {
 		if sizes == "" {

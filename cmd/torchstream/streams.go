@@ -104,16 +104,13 @@ func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		device = cuda.CPU
 		fmt.Fprintln(stderr, "bench streams: no usable GPU: the stream calls are omitted, and the operator runs on the CPU (torchstream doctor says why)")
 	}
-	report := streamsReport{
-		Device: device.String(), LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
-		Method: streamsMethod{"median of the repeats' means; min_ns is the minimum", *repeats, 10_000, 400},
+	name, err := deviceName(device)
+	if err != nil {
+		return err
 	}
-	if device != cuda.CPU {
-		properties, err := device.Properties()
-		if err != nil {
-			return err
-		}
-		report.Device = properties.Name
+	report := streamsReport{
+		Device: name, LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
+		Method: streamsMethod{"median of the repeats' means; min_ns is the minimum", *repeats, 10_000, 400},
 	}
 	if err := report.measure(ctx, device); err != nil {
 		return err
