@@ -69,6 +69,10 @@
 // exchanged with PyTorch in both directions. [Load] and [OpenCheckpoint] recognize a file by its
 // content; reading a PyTorch file executes nothing that is in it.
 //
+// Tests hold the results, the gradients and 20 steps of training of every module, and of the losses
+// of package torch, against PyTorch's: within 1e-10 in float64, 1e-5 in float32 and the rounding of
+// bfloat16.
+//
 // # Concurrency
 //
 // In evaluation mode several goroutines may call Forward at once. In training mode a module with

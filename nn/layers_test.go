@@ -216,6 +216,8 @@ func layerCases() map[string]func() nn.Module {
 		"upsample_bicubic":   func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "bicubic"}) },
 		"upsample_trilinear": func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "trilinear"}) },
 		"pixel_shuffle":      func() nn.Module { return nn.NewPixelShuffle(2) },
+		"dropout":            func() nn.Module { return nn.NewDropout(0.3) },
+		"dropout2d":          func() nn.Module { return nn.NewDropout2d(0.3) },
 		"dropout_eval":       func() nn.Module { return nn.NewDropout(0.5) },
 		"dropout2d_eval":     func() nn.Module { return nn.NewDropout2d(0.5) },
 		"flatten":            nn.NewFlatten,
@@ -292,6 +294,9 @@ func TestLayersMatchPyTorchOnGPU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	p := openLayers(t)
 	for name, build := range layerCases() {
+		if name == "dropout" || name == "dropout2d" {
+			continue // a GPU draws other numbers
+		}
 		t.Run(name, func(t *testing.T) {
 			if err := torch.ManualSeed(1); err != nil {
 				t.Fatal(err)
@@ -327,20 +332,15 @@ func (p peer) compareLayer(name string, m nn.Module, device cuda.Device, dtype t
 			p.t.Fatal(err)
 		}
 	}
+	if err := torch.ManualSeed(4); err != nil { // for dropout
+		p.t.Fatal(err)
+	}
 	y := m.Forward(x)
 	p.near(name+"/y"+bits, y, tolerance)
 	if want := p.tensor(name + "/y" + bits).Shape(); !slices.Equal(y.Shape(), want) {
 		p.t.Fatalf("the output is %v, PyTorch has %v", y.Shape(), want)
 	}
-	weights := make([]float32, y.Elements()) // as in the script
-	for i := range weights {
-		weights[i] = float32(i*7%11-5) / 4
-	}
-	w, err := torch.FromFloat32s(weights, y.Shape()...)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if err := y.Mul(scope.Own(w).To(device)).Sum().Backward(); err != nil {
+	if err := y.Mul(weights(p.t, y)).Sum().Backward(); err != nil {
 		p.t.Fatal(err)
 	}
 	if real {
@@ -391,10 +391,9 @@ func TestInitsMatchPyTorch(t *testing.T) {
 	}
 }
 
-func TestLossesMatchPyTorch(t *testing.T) {
-	p := openLayers(t)
-	type loss = func(x, target *torch.Tensor) *torch.Tensor
-	cases := map[string]loss{
+// lossCases are the losses of testdata/make_layers.py.
+func lossCases() map[string]func(x, target *torch.Tensor) *torch.Tensor {
+	return map[string]func(x, target *torch.Tensor) *torch.Tensor{
 		"l1": (*torch.Tensor).L1Loss,
 		"l1_sum": func(x, y *torch.Tensor) *torch.Tensor {
 			return x.L1LossWith(y, torch.L1LossOptions{Reduction: torch.ReduceSum})
@@ -428,7 +427,45 @@ func TestLossesMatchPyTorch(t *testing.T) {
 		},
 		"cross_entropy_soft": (*torch.Tensor).CrossEntropy,
 		"nll":                func(x, y *torch.Tensor) *torch.Tensor { return x.LogSoftmax(1).NLLLoss(y) },
+		"multi_margin": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.MultiMarginLoss(y, torch.MultiMarginLossOptions{})
+		},
+		"poisson_nll": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.PoissonNLLLoss(y, true, false, 1e-8, torch.ReduceMean)
+		},
+		"soft_margin": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.SoftMarginLoss(y, torch.SoftMarginLossOptions{})
+		},
+		"hinge_embedding": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.HingeEmbeddingLoss(y, torch.HingeEmbeddingLossOptions{})
+		},
+		"margin_ranking": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.MarginRankingLoss(x.Flip(0), y, torch.MarginRankingLossOptions{Margin: 0.5})
+		},
+		"multilabel_margin": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.MultilabelMarginLoss(y, torch.MultilabelMarginLossOptions{})
+		},
+		"cosine_embedding": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.CosineEmbeddingLoss(x.Flip(1), y, torch.CosineEmbeddingLossOptions{})
+		},
+		"triplet_margin": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.TripletMarginLoss(y, x.Flip(0), torch.TripletMarginLossOptions{})
+		},
+		"ctc": func(x, y *torch.Tensor) *torch.Tensor {
+			lengths, err := torch.FromInt64s([]int64{4, 2})
+			if err != nil {
+				return torch.Fail("test", err)
+			}
+			defer lengths.Close()
+			of := func(i int64) *torch.Tensor { return lengths.In(x.Scope()).Narrow(0, i, 1) }
+			return x.LogSoftmax(1).Unsqueeze(1).CTCLoss(y.Narrow(0, 0, 1).Narrow(1, 0, 2), of(0), of(1), torch.CTCLossOptions{})
+		},
 	}
+}
+
+func TestLossesMatchPyTorch(t *testing.T) {
+	p := openLayers(t)
+	cases := lossCases()
 	for _, s := range p.c.Tensors() {
 		if name, ok := strings.CutPrefix(s.Name, "loss_"); ok && strings.HasSuffix(name, "/x") && cases[strings.TrimSuffix(name, "/x")] == nil {
 			t.Errorf("there is no test of %s", name)

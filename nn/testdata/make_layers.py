@@ -1,11 +1,16 @@
-"""Writes layers.safetensors: what PyTorch computes for the modules and losses of layers_test.go.
+"""Writes layers.safetensors and steps.safetensors: what PyTorch computes for the modules and losses of layers_test.go.
 
     python make_layers.py            (needs torch 2.11, safetensors, numpy; run beside this file)
 
-Each module is made after torch.manual_seed(1). The file holds, by the case's name: init/ its parameters and buffers, in
+Each module is made after torch.manual_seed(1), and computes after torch.manual_seed(4). The file holds, by the case's name: init/ its parameters and buffers, in
 float32; x, its input; and, with 64 and 32 for the dtypes, its output y64, and of the scalar (y * weights(y)).sum() the
 gradients dx64 (of x) and grad64/ (of its parameters); and buffer64/, its buffers after the forward pass. A case that ends in "_eval" is in evaluation mode. A loss has x, target, its value y64 and dx64.
 init_ are tensors of shape [3 4 2 2] that torch.nn.init has filled after torch.manual_seed(1).
+
+steps.safetensors has 20 steps of torch.optim.SGD on the parameters and on x, with 64, 32 and 16 for the dtypes, of which
+16 is bfloat16, by the case's name: losses64, of modules the means of y * weights(y); after the steps x64, param64/ and
+buffer64/. With 16 also y16, dx16 and grad16/ of the first step. A case without losses16 is one that CPUs cannot compute in
+bfloat16.
 """
 import copy
 import pathlib
@@ -176,6 +181,8 @@ MODULES = {
     "upsample_bicubic": (lambda: nn.Upsample(scale_factor=2, mode="bicubic"), IMAGES),
     "upsample_trilinear": (lambda: nn.Upsample(scale_factor=2, mode="trilinear"), VOLUMES),
     "pixel_shuffle": (lambda: nn.PixelShuffle(2), IMAGES),
+    "dropout": (lambda: nn.Dropout(0.3), IMAGES),
+    "dropout2d": (lambda: nn.Dropout2d(0.3), IMAGES),
     "dropout_eval": (lambda: nn.Dropout(0.5), IMAGES),
     "dropout2d_eval": (lambda: nn.Dropout2d(0.5), IMAGES),
     "flatten": (nn.Flatten, IMAGES),
@@ -199,6 +206,8 @@ INITS = {
     "kaiming_normal_fan_out": lambda t: nn.init.kaiming_normal_(t, mode="fan_out", nonlinearity="relu"),
 }
 
+STEPS, DTYPES = 20, {64: torch.float64, 32: torch.float32, 16: torch.bfloat16}
+
 # The loss and the kind of its target.
 LOSSES = {
     "l1": (F.l1_loss, "real"),
@@ -217,6 +226,15 @@ LOSSES = {
     "cross_entropy_smooth": (lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), "class"),
     "cross_entropy_soft": (F.cross_entropy, "distribution"),
     "nll": (lambda x, t: F.nll_loss(F.log_softmax(x, 1), t), "class"),
+    "multi_margin": (F.multi_margin_loss, "class"),
+    "poisson_nll": (F.poisson_nll_loss, "share"),
+    "soft_margin": (F.soft_margin_loss, "sign"),
+    "hinge_embedding": (F.hinge_embedding_loss, "sign"),
+    "margin_ranking": (lambda x, t: F.margin_ranking_loss(x, x.flip(0), t, margin=0.5), "sign"),
+    "multilabel_margin": (F.multilabel_margin_loss, "classes"),
+    "cosine_embedding": (lambda x, t: F.cosine_embedding_loss(x, x.flip(1), t), "signs"),
+    "triplet_margin": (lambda x, t: F.triplet_margin_loss(x, t, x.flip(0)), "real"),
+    "ctc": (lambda x, t: F.ctc_loss(F.log_softmax(x, 1).unsqueeze(1), t[:1, :2], torch.tensor([4]), torch.tensor([2])), "classes"),
 }
 
 
@@ -230,6 +248,7 @@ def record(out, name, bits, module, x):
     module.train(not name.endswith("_eval"))
     if x.is_floating_point():
         x = x.to(torch.float64 if bits == 64 else torch.float32, copy=True).requires_grad_()
+    torch.manual_seed(4)  # for dropout
     y = module(x)
     (y * weights(y)).sum().backward()
     out[f"{name}/y{bits}"] = y.detach()
@@ -241,9 +260,77 @@ def record(out, name, bits, module, x):
         out[f"{name}/buffer{bits}/{key}"] = b
 
 
+def possible(bits, module, x):
+    """Report whether there are kernels for the forward and backward pass of a module or function."""
+    if isinstance(module, nn.Module):
+        module = copy.deepcopy(module).to(DTYPES[bits])
+    if x.is_floating_point():
+        x = x.to(DTYPES[bits], copy=True).requires_grad_()
+    try:
+        module(x).sum().backward()
+    except (NotImplementedError, RuntimeError) as e:
+        if "not implemented for" in str(e) and bits == 16:
+            return False
+        raise
+    return True
+
+
+def train(out, name, bits, parameters, x, loss):
+    """Take the steps on the parameters and, unless x has indices, on x."""
+    opt = torch.optim.SGD([*parameters, *([x] if x.is_floating_point() else [])], lr=0.05, momentum=0.9, foreach=True)
+    losses = []
+    torch.manual_seed(4)  # for dropout
+    for step in range(STEPS):
+        opt.zero_grad()
+        value = loss(step)
+        value.backward()
+        if bits == 16 and step == 0 and x.is_floating_point():
+            out[f"{name}/dx16"] = x.grad.clone()
+        yield step
+        opt.step()
+        losses.append(value.item())
+    out[f"{name}/losses{bits}"] = torch.tensor(losses, dtype=torch.float64)
+    if x.is_floating_point():
+        out[f"{name}/x{bits}"] = x.detach()
+
+
+def train_module(out, name, bits, module, x):
+    module = copy.deepcopy(module).to(DTYPES[bits])
+    module.train(not name.endswith("_eval"))
+    if x.is_floating_point():
+        x = x.to(DTYPES[bits], copy=True).requires_grad_()
+
+    def loss(step):
+        y = module(x)
+        if bits == 16 and step == 0:
+            out[f"{name}/y16"] = y.detach().clone()
+        return (y * weights(y)).mean()
+
+    for step in train(out, name, bits, module.parameters(), x, loss):
+        if bits == 16 and step == 0:
+            for key, p in module.named_parameters():
+                out[f"{name}/grad16/{key}"] = p.grad.clone()
+    for key, p in module.named_parameters():
+        out[f"{name}/param{bits}/{key}"] = p.detach()
+    for key, b in module.named_buffers():
+        out[f"{name}/buffer{bits}/{key}"] = b
+
+
+def train_loss(out, name, bits, loss, x, target):
+    x = x.to(DTYPES[bits], copy=True).requires_grad_()
+    target = target.to(DTYPES[bits]) if target.is_floating_point() else target
+    for _ in train(out, name, bits, [], x, lambda _: loss(x, target)):
+        pass
+
+
+def save(out, name):
+    path = pathlib.Path(__file__).with_name(name)
+    save_file({k: v.contiguous() for k, v in out.items()}, path, metadata={"torch": torch.__version__.split("+")[0]})
+
+
 def main():
     torch.set_num_threads(1)
-    out = {}
+    out, steps = {}, {}
     for name, (make, shape) in MODULES.items():
         torch.manual_seed(1)
         module = make()
@@ -254,6 +341,9 @@ def main():
         out[f"{name}/x"] = x
         record(out, name, 64, module, x)
         record(out, name, 32, module, x)
+        for bits in DTYPES:
+            if possible(bits, module, x):
+                train_module(steps, name, bits, module, x)
     torch.manual_seed(3)
     for name, (loss, kind) in LOSSES.items():
         x = torch.randn(4, 6, dtype=torch.float64)
@@ -262,6 +352,9 @@ def main():
             "distribution": lambda: torch.softmax(torch.randn(4, 6, dtype=torch.float64), 1),
             "share": lambda: torch.rand(4, 6, dtype=torch.float64),
             "class": lambda: torch.randint(6, (4,)),
+            "classes": lambda: torch.stack([torch.randperm(5)[:3] + 1 for _ in range(4)]).repeat(1, 2) * torch.tensor([1, 1, 0, 0, 0, 0]) - torch.tensor([0, 0, 1, 1, 1, 1]),
+            "sign": lambda: torch.randint(2, (4, 6)).double() * 2 - 1,
+            "signs": lambda: torch.randint(2, (4,)).double() * 2 - 1,
         }[kind]()
         out[f"loss_{name}/x"], out[f"loss_{name}/target"] = x, target
         for bits, dtype in ((64, torch.float64), (32, torch.float32)):
@@ -269,11 +362,14 @@ def main():
             y = loss(leaf, target.to(dtype) if target.is_floating_point() else target)
             y.backward()
             out[f"loss_{name}/y{bits}"], out[f"loss_{name}/dx{bits}"] = y.detach(), leaf.grad
+        for bits in DTYPES:
+            if possible(bits, lambda v: loss(v, target.to(v.dtype) if target.is_floating_point() else target), x):
+                train_loss(steps, f"loss_{name}", bits, loss, x, target)
     for name, init in INITS.items():
         torch.manual_seed(1)
         out[f"init_{name}"] = init(torch.empty(3, 4, 2, 2))
-    path = pathlib.Path(__file__).with_name("layers.safetensors")
-    save_file({k: v.contiguous() for k, v in out.items()}, path, metadata={"torch": torch.__version__.split("+")[0]})
+    save(out, "layers.safetensors")
+    save(steps, "steps.safetensors")
 
 
 main()
