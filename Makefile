@@ -50,15 +50,19 @@ install-image: prefix image ## install the image library alone below PREFIX=
 demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
 	@tools/demo.sh
 
+# The tests of dist that wait for no timeout: jobs of 2, 3 and 8 processes, and ranks in one process.
+RACED = Trains?AsOne|^Test(Collectives|Subgroups|Objects|CloseBeside|GradientsAre|NoSync|HooksCome|Scaler|KilledRank|Flag)
+
 # -count=1, because Go's test cache knows neither LibTorch nor the driver.
 .PHONY: test
-test: setup ## run all tests: C++, go vet, Go, and loader and prefetcher under the race detector
+test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs of processes under the race detector
 	@cshim/setup/shim.sh cshim/build -- all ts_tests
 	ctest --test-dir cshim/build --output-on-failure --no-tests=error -j2
 	tools/test-install.sh
 	go vet ./...
 	go test -count=1 ./...
 	go test -count=1 -race ./imageloader/... ./prefetcher/...
+	go test -count=1 -race -short -run "$(RACED)" ./dist
 	go test -count=1 -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher ./cudatest
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
