@@ -258,11 +258,9 @@ struct Symbol {
 constexpr uint32_t kLiteralsAtOnce = 3;
 static_assert(kLiteralsAtOnce * kLitlenBits <= 33, "fill makes as many bits ready");
 
-// Returns the entry of the next symbol if it is a literal that is looked up at once, and `wanted`
-// is set, or 0.
-TS_HOST_DEVICE uint32_t short_literal(const LitlenCode& litlen, const Bits& bits, bool wanted) {
-  const uint32_t entry = litlen.look[bits.peek() & ((1u << kLitlenBits) - 1)];
-  return wanted && entry < 256 << 4 ? entry : 0;
+// Returns the entry of the next symbol in a table of literals, or 0 if it is none.
+TS_HOST_DEVICE uint32_t short_literal(const uint16_t* literals, const Bits& bits) {
+  return literals[bits.peek() & ((1u << kLitlenBits) - 1)];
 }
 
 // Reads a literal, or a length and its distance.
@@ -382,6 +380,7 @@ struct State {
   LitlenCode litlen;
   DistCode dist;
   Precode precode;
+  uint16_t literals[1 << kLitlenBits];  // those of litlen.look, and 0 for all else
   // At multiples of four bytes, with whole words.
   alignas(4) uint8_t lengths[kLitlens + kDists];
   alignas(4) uint8_t precode_lengths[(kPrecodes + 3) / 4 * 4];
@@ -660,7 +659,10 @@ TS_DEVICE bool build_codes(Team& team, State* s) {
     }
   });
   team.each([&](uint32_t t) {
-    for (uint32_t i = t; i < sizeof(s->litlen.look) / 2; i += kThreads) fill_entry(&s->litlen, i);
+    for (uint32_t i = t; i < sizeof(s->litlen.look) / 2; i += kThreads) {
+      fill_entry(&s->litlen, i);
+      s->literals[i] = s->litlen.look[i] < 256 << 4 ? s->litlen.look[i] : 0;
+    }
     for (uint32_t i = t; i < sizeof(s->dist.look) / 2; i += kThreads) fill_entry(&s->dist, i);
   });
   return true;
@@ -694,20 +696,28 @@ TS_DEVICE Header begin_block(Team& team, const Input& input, uint32_t bit, State
 // Decodes the codes of thread t from its place to `stop`, and counts the bytes that they make.
 TS_HOST_DEVICE void follow(const Input& input, uint32_t t, uint32_t stop, State* s) {
   Bits bits(input, s->bit[t]);
-  // A short literal that begins before this bit ends in the input.
+  // A short literal that begins before this bit ends in the input, and as many as are decoded at
+  // once before the other.
   const uint32_t inside = smaller(stop, input.bits() - smaller(input.bits(), kLitlenBits));
+  const uint32_t all = inside - smaller(inside, (kLiteralsAtOnce - 1) * kLitlenBits);
   uint32_t bytes = 0;
   Kind state = kLiteral;
   while (bits.position() < stop) {
     bits.fill();
     uint32_t entry = 0;
-    TS_UNROLL
-    for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
-      entry = short_literal(s->litlen, bits, bits.position() < inside);
+    if (bits.position() < all) {
+      TS_UNROLL
+      for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
+        entry = short_literal(s->literals, bits);
+        bits.drop(entry & 15);
+        bytes += entry != 0 ? 1 : 0;
+      }
+    } else if (bits.position() < inside) {
+      entry = short_literal(s->literals, bits);
       bits.drop(entry & 15);
       bytes += entry != 0 ? 1 : 0;
     }
-    if (entry != 0 || bits.position() >= stop) continue;
+    if (entry != 0) continue;
     const Symbol symbol = next_symbol(s->litlen, s->dist, &bits);
     if (symbol.kind >= kEnd || bits.position() > input.bits()) {
       state = bits.position() > input.bits() ? kBad : symbol.kind;
@@ -770,9 +780,15 @@ TS_HOST_DEVICE bool write(const Input& input, uint32_t t, uint32_t first, uint32
   while (at < end) {
     bits.fill();
     uint32_t entry = 0;
-    TS_UNROLL
-    for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
-      entry = short_literal(s->litlen, bits, at < end);
+    if (at + kLiteralsAtOnce <= end) {
+      TS_UNROLL
+      for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
+        entry = short_literal(s->literals, bits);
+        if (entry != 0) output[at++] = static_cast<uint8_t>(entry >> 4);
+        bits.drop(entry & 15);
+      }
+    } else {
+      entry = short_literal(s->literals, bits);
       if (entry != 0) output[at++] = static_cast<uint8_t>(entry >> 4);
       bits.drop(entry & 15);
     }
