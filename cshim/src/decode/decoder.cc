@@ -262,6 +262,53 @@ void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* result
   mark_written(to);
 }
 
+// Gathers pieces of the staging memory behind one another in the scratch memory, which the stages
+// of a run leave to the work behind them, and copies them to the host from there.
+class Gathering {
+ public:
+  Gathering(const ts_gpu_decoder& decoder, const Queue& queue, uint8_t* memory)
+      : queue_(queue), memory_(memory), capacity_(decoder.scratch.nbytes()) {
+    work_.staging = static_cast<const uint8_t*>(decoder.staging.const_data_ptr());
+    work_.gathered = static_cast<uint8_t*>(decoder.scratch.mutable_data_ptr());
+  }
+  // `bytes` are at most those of the scratch memory.
+  void add(size_t from, size_t bytes, size_t to) {
+    if (bytes > capacity_ - used_) flush();
+    if (work_.count == GatherWork::kMaxPieces) launch();
+    // Bytes that follow the ones before on both sides are one copy.
+    if (copy_bytes_ != 0 && to != copy_to_ + copy_bytes_) copy();
+    if (copy_bytes_ == 0) copy_to_ = to;
+    work_.pieces[work_.count++] = {from, used_, static_cast<uint32_t>(bytes)};
+    used_ += bytes;
+    copy_bytes_ += bytes;
+  }
+  // Copies what is not copied yet.
+  void flush() {
+    copy();
+    used_ = copied_ = 0;
+  }
+
+ private:
+  void launch() {
+    if (work_.count != 0) queue_.launch(work_);
+    work_.count = 0;
+  }
+  void copy() {
+    launch();
+    if (copy_bytes_ != 0)
+      queue_.copy_out(memory_ + copy_to_, work_.gathered + copied_, copy_bytes_);
+    copied_ += copy_bytes_;
+    copy_bytes_ = 0;
+  }
+
+  const Queue& queue_;
+  uint8_t* const memory_;
+  const size_t capacity_;
+  GatherWork work_ = {};
+  size_t used_ = 0, copied_ = 0;  // bytes of the scratch memory
+  size_t copy_to_ = 0, copy_bytes_ = 0;
+};
+
 void copy_entries(const ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes,
                   const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory,
                   size_t memory_bytes, ts_stream stream) {
@@ -293,13 +340,16 @@ void copy_entries(const ts_gpu_decoder* decoder, const uint8_t* staging, size_t 
     if (from.to > memory_bytes || from.bytes > memory_bytes - from.to) {
       throw_image(i, "the memory has no room for its entries");
     }
+    if (plan.entries_at % 2 != 0 || from.bytes > decoder->scratch.nbytes()) {
+      throw_image(i, "its entries are at an odd byte, or larger than the scratch memory");
+    }
   }
-  queue.keep(decoder->staging);
-  const auto* const found = static_cast<const uint8_t*>(decoder->staging.const_data_ptr());
+  for (const at::Tensor* used : {&decoder->staging, &decoder->scratch}) queue.keep(*used);
+  Gathering gathering(*decoder, queue, memory);
   for (int64_t i = 0; i < count; ++i) {
-    queue.copy_out(memory + entries[i].to, found + entries[i].plan + plan_of(i).entries_at,
-                   entries[i].bytes);
+    gathering.add(entries[i].plan + plan_of(i).entries_at, entries[i].bytes, entries[i].to);
   }
+  gathering.flush();
 }
 
 }  // namespace

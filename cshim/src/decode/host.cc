@@ -1,5 +1,6 @@
 #include "decode/host.h"
 
+#include <cstring>
 #include <memory>
 
 #include "deflate/loop.h"
@@ -74,6 +75,13 @@ void run_on_host(const InflateWork& work) {
   deflate::Loop team;
   for (uint32_t i = 0; i < work.count; ++i) {
     work.results[i] = deflate::inflate(team, work.ranges[i], work.staging, work.rooms, state.get());
+  }
+}
+
+void run_on_host(const GatherWork& work) {
+  for (uint32_t i = 0; i < work.count; ++i) {
+    const GatherWork::Piece& piece = work.pieces[i];
+    std::memcpy(work.gathered + piece.to, work.staging + piece.from, piece.bytes);
   }
 }
 

@@ -6,8 +6,9 @@
 
 namespace ts::decode {
 
-// Does a stage's work, or inflates, before it returns. All memory is the host's.
+// Does a stage's work, inflates or gathers before it returns. All memory is the host's.
 void run_on_host(Stage stage, const Work& work);
 void run_on_host(const InflateWork& work);
+void run_on_host(const GatherWork& work);
 
 }  // namespace ts::decode

@@ -54,4 +54,21 @@ cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream);
 // Enqueues a stage of the search.
 cudaError_t launch_search(Stage stage, const Work& work, cudaStream_t stream);
 
+// Bytes of the staging memory that are put behind one another. All numbers are even.
+struct GatherWork {
+  static constexpr uint32_t kMaxPieces = 128;  // they travel as the kernel's parameters
+  struct Piece {
+    uint64_t from, to;  // byte of the staging memory, and of where they are put
+    uint32_t bytes;
+  };
+  const uint8_t* staging;
+  uint8_t* gathered;
+  uint32_t count;
+  Piece pieces[kMaxPieces];
+};
+static_assert(sizeof(GatherWork) <= 4096, "the parameters of a kernel have 4 KB");
+
+// Enqueues the kernel on the stream of the current device.
+cudaError_t launch(const GatherWork& work, cudaStream_t stream);
+
 }  // namespace ts::decode

@@ -33,6 +33,7 @@ class Queue {
   void zero(void* device_memory, size_t bytes) const;
   void launch(Stage stage, const Work& work) const;
   void launch(const InflateWork& work) const;
+  void launch(const GatherWork& work) const;
 
  private:
   int32_t device_;

@@ -173,7 +173,20 @@ __global__ void __launch_bounds__(kThreads) entries(Work work) {
   }
 }
 
+// One block a piece.
+__global__ void __launch_bounds__(kThreads) gather(GatherWork work) {
+  const GatherWork::Piece& piece = work.pieces[blockIdx.x];
+  const auto* const from = reinterpret_cast<const uint16_t*>(work.staging + piece.from);
+  auto* const to = reinterpret_cast<uint16_t*>(work.gathered + piece.to);
+  for (uint32_t i = threadIdx.x; i < piece.bytes / 2; i += kThreads) to[i] = from[i];
+}
+
 }  // namespace kernels
+
+cudaError_t launch(const GatherWork& work, cudaStream_t stream) {
+  kernels::gather<<<work.count, kernels::kThreads, 0, stream>>>(work);
+  return cudaGetLastError();
+}
 
 cudaError_t launch_search(Stage stage, const Work& work, cudaStream_t stream) {
   using namespace kernels;

@@ -59,6 +59,7 @@ namespace ts::decode {
 cudaError_t launch(Stage, const Work&, cudaStream_t) { return ts_no_cuda(); }
 cudaError_t launch_search(Stage, const Work&, cudaStream_t) { return ts_no_cuda(); }
 cudaError_t launch(const InflateWork&, cudaStream_t) { return ts_no_cuda(); }
+cudaError_t launch(const GatherWork&, cudaStream_t) { return ts_no_cuda(); }
 
 }  // namespace ts::decode
 

@@ -16,6 +16,8 @@ namespace {
 using namespace samples;
 
 constexpr size_t kAlign = 16;
+constexpr uint8_t kPoison = 0xa5;
+constexpr size_t kGap = 6;  // between the entries of some images
 
 struct Job {
   Bytes file, blob, expected;
@@ -289,7 +291,9 @@ TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
   Random random(85);
   const Decoder host = new_decoder();
   constexpr int64_t kBatch = 48;
-  const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 48 << 20, size_t{8} << 20);
+  constexpr size_t kScratch = 8 << 20;
+  constexpr int64_t kMaxImages = 65535;
+  const GpuDecoder decoder = new_gpu_decoder(GetParam(), kMaxImages, 48 << 20, kScratch);
   ASSERT_NE(decoder, nullptr);
   int packed = 0;
   for (int batch = 0; batch < 2 * rounds(); ++batch) {
@@ -313,7 +317,7 @@ TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
         ASSERT_GT(planned, 0u);
         const size_t bytes = size_t{search.entries} * ts::jpeg::kScanEntryBytes;
         entries.push_back({staged.used, wanted, bytes});
-        wanted += bytes;
+        wanted += bytes + (i % 5 == 0 ? kGap : 0);
         staged.images.push_back({staged.used, staged.result_bytes});
         staged.used += (planned + kAlign - 1) / kAlign * kAlign;
         staged.result_bytes += job.expected.size();
@@ -325,14 +329,25 @@ TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
     test::Tensor results =
         test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, staged.device);
     const test::HostMemory flags(staged.device, kBatch * sizeof(int32_t));
-    const test::HostMemory found(staged.device, wanted);
+    // As often as fills the scratch memory, from which they are copied.
+    const size_t turns = 1 + (batch == 0 ? kScratch / wanted + 1 : 0);
+    const size_t once = entries.size();
+    for (size_t turn = 1; turn < turns; ++turn) {
+      for (size_t i = 0; i < once; ++i) {
+        entries.push_back({entries[i].plan, entries[i].to + turn * wanted, entries[i].bytes});
+      }
+    }
+    ASSERT_LE(entries.size(), static_cast<size_t>(kMaxImages));
+    const test::HostMemory found(staged.device, turns * wanted);
+    std::memset(found.data(), kPoison, turns * wanted);
     test::synchronize(staged.device);
     EXPECT_OK(ts_gpu_decoder_run(decoder.get(), staged.memory.data(), staged.used,
                                  staged.images.data(), kBatch, results,
                                  reinterpret_cast<int32_t*>(flags.data()), stream));
     const auto count = static_cast<int64_t>(entries.size());
     EXPECT_OK(ts_gpu_decoder_copy_entries(decoder.get(), staged.memory.data(), staged.used,
-                                          entries.data(), count, found.data(), wanted, stream));
+                                          entries.data(), count, found.data(), turns * wanted,
+                                          stream));
     const auto refused = [&](ts_gpu_decode_entries other, size_t room, const char* text) {
       EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, text,
                    ts_gpu_decoder_copy_entries(decoder.get(), staged.memory.data(), staged.used,
@@ -345,6 +360,15 @@ TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
     refused({entries[0].plan + 8, 0, entries[0].bytes}, wanted, "inside the staging memory");
     refused({staged.used, 0, entries[0].bytes}, wanted, "inside the staging memory");
     test::synchronize(staged.device);
+    for (size_t turn = 1; turn < turns; ++turn) {
+      ASSERT_EQ(std::memcmp(found.data(), found.data() + turn * wanted, wanted), 0) << turn;
+    }
+    for (size_t k = 0; k < once; ++k) {
+      const size_t end = entries[k].to + entries[k].bytes;
+      for (size_t at = end; at < (k + 1 < once ? entries[k + 1].to : wanted); ++at) {
+        ASSERT_EQ(found.data()[at], kPoison) << "byte " << at;
+      }
+    }
     for (size_t i = 0, k = 0; i < jobs.size(); ++i) {
       if (reinterpret_cast<const int32_t*>(flags.data())[i] != 0) {
         ASSERT_TRUE(i % 4 != 0 && !staged.surely_found(i)) << i;
@@ -526,8 +550,6 @@ GpuDecoder new_inflating_decoder(int32_t device, size_t rooms, size_t images = k
                                          256 << 20, rooms, &decoder));
   return GpuDecoder(decoder);
 }
-
-constexpr uint8_t kPoison = 0xa5;
 
 // Decodes the batch on a new stream into poisoned memory.
 Bytes run_members(ts_gpu_decoder* decoder, const StagedMembers& batch, std::vector<int32_t>* failed,
