@@ -28,50 +28,18 @@ import (
 
 // distReport is the output of bench dist.
 type distReport struct {
-	Device   string           `json:"device"`
-	Ranks    int              `json:"ranks"`
-	LibTorch string           `json:"libtorch"`
-	Method   string           `json:"method"`
-	Reduce   []*distReduceRow `json:"all_reduce"`
-	Train    []*distTrainRow  `json:"train"`
-	Fed      []*distFedRow    `json:"fed,omitempty"` // with -archive
+	Device      string           `json:"device"`
+	Ranks       int              `json:"ranks"`
+	LibTorch    string           `json:"libtorch"`
+	Method      string           `json:"method"`
+	Collectives []*collectiveRow `json:"collectives"`
+	Train       []*distTrainRow  `json:"train"`
+	Fed         []*distFedRow    `json:"fed,omitempty"` // with -archive
 	// Sharded compares what ranks may divide.
 	Sharded []*distShardedRow `json:"sharded,omitempty"`
 	// PythonNote says why figures of PyTorch are missing.
 	PythonNote string `json:"python_note,omitempty"`
 }
-
-// distReduceRow is a sum of float32 over the ranks.
-type distReduceRow struct {
-	Bytes int64 `json:"bytes"`
-	distReduceTimes
-	BusGBps float64          `json:"bus_gb_s"` // bytes * 2 (ranks - 1) / ranks / time
-	PyTorch *distReduceTimes `json:"pytorch,omitempty"`
-}
-
-// distReduceTimes are milliseconds of an all-reduce. The graph has all calls of a round, so its
-// time is NCCL's without the host's.
-type distReduceTimes struct {
-	MS      float64 `json:"ms"`
-	IssueMS float64 `json:"issue_ms,omitempty"` // of the host, on a GPU
-	GraphMS float64 `json:"graph_ms,omitempty"` // on a GPU
-}
-
-func (t *distReduceTimes) String() string {
-	switch {
-	case t == nil:
-		return "-\t-\t-"
-	case t.IssueMS == 0:
-		return fmt.Sprintf("%.3f\t-\t-", t.MS)
-	case t.GraphMS == 0:
-		return fmt.Sprintf("%.3f\t%.3f\t-", t.MS, t.IssueMS)
-	}
-	return fmt.Sprintf("%.3f\t%.3f\t%.3f", t.MS, t.IssueMS, t.GraphMS)
-}
-
-// reduceCalls is the number of all-reduces in a round: small ones need many, because a round also
-// has the time until the first one begins and until the host sees the end.
-func reduceCalls(bytes int64) int { return int(min(200, max(20, (1<<30)/bytes))) }
 
 // distTrainRow compares ranks that train one model with ranks that each train their own.
 type distTrainRow struct {
@@ -98,18 +66,19 @@ type distTorchDP struct {
 // distBench is what bench dist measures.
 type distBench struct {
 	trainBench
-	world  *dist.Group
-	steps  int
-	rounds int
-	bf16   bool
+	world       *dist.Group
+	collectives []collective
+	steps       int
+	rounds      int
+	bf16        bool
 	// shardedSteps is the number of steps of a round of what ranks divide.
 	shardedSteps int
 }
 
-// benchDist measures all-reduces and data-parallel training. Started alone it starts the ranks
+// benchDist measures collectives and data-parallel training. Started alone it starts the ranks
 // itself; a launcher's ranks measure together.
 func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("bench dist", "Measures all-reduces, and training steps of ranks that average their gradients beside ranks that do not, and of a GPT-2 whose\n"+
+	set := flags("bench dist", "Measures collectives, and training steps of ranks that average their gradients beside ranks that do not, and of a GPT-2 whose\n"+
 		"optimizer state, gradients and parameters the ranks divide, on data that lie on the device. Without a launcher it starts -ranks processes\n"+
 		"on this machine, and then those of PyTorch, if a python3 can import its torch.", stderr)
 	b := distBench{trainBench: trainBench{memory: fedMemory}}
@@ -117,14 +86,15 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	models, batches, mib, size, steps := "resnet50,resnet18", "256,32", 1024, 224, 40
 	sharded, sequences, context, shardedSteps := "gpt2-medium", 8, 1024, 10
 	if cuda.DeviceCount() == 0 {
-		models, batches, mib, size, steps = "resnet18", "8", 64, 64, 5
+		models, batches, mib, size, steps = "resnet18", "8", 16, 64, 5
 		sharded, sequences, context, shardedSteps = tinyGPT, 2, 64, 3
 	}
 	ranks := set.Int("ranks", max(cuda.DeviceCount(), 1), "processes to start")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	names := set.String("models", models, "the networks; empty for none")
 	sizes := set.String("batches", batches, "images in a batch of a rank")
-	largest := set.Int("mib", mib, "size of the largest all-reduce, in MiB")
+	measured := set.String("collectives", collectiveNames(), "the collectives; empty for none")
+	largest := set.Int("mib", mib, "size of the largest collective, in MiB")
 	cpu := set.Bool("cpu", false, "measure the CPU and Gloo")
 	set.IntVar(&b.size, "size", size, "pixels of an image's side")
 	set.IntVar(&b.steps, "steps", steps, "steps of a round")
@@ -150,6 +120,9 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return errors.New("bench dist: -context must be from 1 to 1024, the positions of a GPT-2")
 	}
 	var err error
+	if b.collectives, err = parseCollectives(*measured); err != nil {
+		return err
+	}
 	if b.decode, err = parseDecode(*decode); err != nil {
 		return err
 	}
@@ -216,23 +189,26 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 		Batch int      `json:"batch"`
 		Ways  []string `json:"ways"`
 	}
-	type reduceRow struct {
-		Bytes int64 `json:"bytes"`
-		Calls int   `json:"calls"`
+	type collectiveJob struct {
+		Name  string `json:"name"`
+		Bytes int64  `json:"bytes"`
+		Calls int    `json:"calls"`
 	}
 	type measured struct {
-		Reduce       []reduceRow  `json:"reduce"`
-		Steps        int          `json:"steps"`
-		Rounds       int          `json:"rounds"`
-		Sharded      []dividedRow `json:"sharded"`
-		ShardedSteps int          `json:"sharded_steps"`
+		Collectives  []collectiveJob `json:"collectives"`
+		Replays      int             `json:"replays"` // of a graph in a round
+		Steps        int             `json:"steps"`
+		Rounds       int             `json:"rounds"`
+		Sharded      []dividedRow    `json:"sharded"`
+		ShardedSteps int             `json:"sharded_steps"`
 	}
 	job := struct {
 		peerJob
 		Dist measured `json:"dist"`
-	}{peerJob{Device: device, Size: b.size, Context: b.context, Rows: []peerRow{}}, measured{[]reduceRow{}, b.steps, b.rounds, []dividedRow{}, b.shardedSteps}}
-	for _, row := range report.Reduce {
-		job.Dist.Reduce = append(job.Dist.Reduce, reduceRow{row.Bytes, reduceCalls(row.Bytes)})
+	}{peerJob{Device: device, Size: b.size, Context: b.context, Rows: []peerRow{}},
+		measured{[]collectiveJob{}, collectiveReplays, b.steps, b.rounds, []dividedRow{}, b.shardedSteps}}
+	for _, row := range report.Collectives {
+		job.Dist.Collectives = append(job.Dist.Collectives, collectiveJob{row.Name, row.Bytes, collectiveCalls(row.Bytes)})
 	}
 	for _, row := range report.Train {
 		if row.Mode == "eager" {
@@ -262,17 +238,19 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 		return pythonFailure(python, err, complaint.Bytes())
 	}
 	var peer struct {
-		Torch   string                        `json:"torch"`
-		Reduce  []*distReduceTimes            `json:"all_reduce"`
-		Rates   map[string]float64            `json:"rates"`
-		Sharded map[string]*distShardedFigure `json:"sharded"`
-		Errors  []string                      `json:"errors"`
+		Torch       string                        `json:"torch"`
+		Collectives []*collectiveTimes            `json:"collectives"`
+		Rates       map[string]float64            `json:"rates"`
+		Sharded     map[string]*distShardedFigure `json:"sharded"`
+		Errors      []string                      `json:"errors"`
 	}
 	if err := json.Unmarshal(out.Bytes(), &peer); err != nil {
 		return fmt.Errorf("%s: cannot read what it printed: %w", python, err)
 	}
-	for i, row := range report.Reduce[:min(len(report.Reduce), len(peer.Reduce))] {
-		row.PyTorch = peer.Reduce[i]
+	for i, row := range report.Collectives[:min(len(report.Collectives), len(peer.Collectives))] {
+		if row.PyTorch = peer.Collectives[i]; row.PyTorch != nil {
+			row.PyTorch.BusGBps = row.BusGBps * row.MS / row.PyTorch.MS
+		}
 	}
 	for _, row := range report.Train {
 		rate := func(way string) float64 { return peer.Rates[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, way)] }
@@ -359,14 +337,16 @@ func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest
 	}
 	r := &distReport{
 		Device: name, Ranks: b.world.Size(), LibTorch: capi.LibTorchVersion(),
-		Method: fmt.Sprintf("the slowest rank of the best of %d rounds, of 20 to 200 all-reduces or %d steps of %d x %d pixels", b.rounds, b.steps, b.size, b.size),
+		Method: fmt.Sprintf("the slowest rank of the best of %d rounds, of 20 to 200 collectives or %d steps of %d x %d pixels", b.rounds, b.steps, b.size, b.size),
 	}
-	for mib := 1; mib <= largest; mib *= 4 {
-		row, err := b.reduce(int64(mib) << 20)
-		if err != nil {
-			return nil, err
+	for _, c := range b.collectives {
+		for mib := 1; mib <= largest; mib *= 4 {
+			row, err := b.measureCollective(c, int64(mib)<<20)
+			if err != nil {
+				return nil, fmt.Errorf("bench dist: %s of %d MiB: %w", c.name, mib, err)
+			}
+			r.Collectives = append(r.Collectives, row)
 		}
-		r.Reduce = append(r.Reduce, row)
 	}
 	if names == "" {
 		return r, nil
@@ -440,57 +420,6 @@ func (b *distBench) bestIssued(calls int, call func() error) (took, issue float6
 		}
 	}
 	return took, issue, nil
-}
-
-func (b *distBench) reduce(bytes int64) (*distReduceRow, error) {
-	x, err := torch.Zeros(b.device, torch.Float32, bytes/4) // whose sums stay finite
-	if err != nil {
-		return nil, err
-	}
-	defer x.Close()
-	call := func() error { return b.world.AllReduce(x, dist.Sum) }
-	if err := call(); err != nil {
-		return nil, err
-	}
-	calls := reduceCalls(bytes)
-	s, issue, err := b.bestIssued(calls, call)
-	if err != nil {
-		return nil, err
-	}
-	n := float64(b.world.Size())
-	row := &distReduceRow{Bytes: bytes, BusGBps: float64(bytes) * 2 * (n - 1) / n / s / 1e9}
-	row.MS = s * 1e3
-	if b.device == cuda.CPU {
-		return row, nil
-	}
-	row.IssueMS = issue * 1e3
-	if b.noGraphs {
-		return row, nil
-	}
-	row.GraphMS, err = b.reduceGraph(calls, call)
-	return row, err
-}
-
-// reduceGraph returns the milliseconds of an all-reduce in a graph of several.
-func (b *distBench) reduceGraph(calls int, call func() error) (ms float64, err error) {
-	on := cuda.DefaultStream(b.device)
-	graph, err := cuda.Capture(cuda.CaptureOptions{Stream: on}, func() error {
-		for range calls {
-			if err := call(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return 0, err
-	}
-	replay := func() error { return graph.Replay(on) }
-	err = replay() // the first one uploads the graph
-	if err == nil {
-		ms, err = b.best(1, replay)
-	}
-	return ms * 1e3 / float64(calls), errors.Join(err, b.wait(), graph.Close())
 }
 
 // train measures a network alone, and then with the others.
@@ -571,12 +500,11 @@ func (r *distReport) write(out io.Writer, asJSON bool) error {
 }
 
 func (r *distReport) table(out io.Writer) error {
-	fmt.Fprintf(out, "%s on %s, LibTorch %s; %s\n\n", counted(r.Ranks, "rank", "ranks"), r.Device, r.LibTorch, r.Method)
-	w := printable.NewTable(out, tabwriter.AlignRight)
-	fmt.Fprintln(w, "all-reduce, MiB\tbus GB/s\tms\tof the host\tin a graph\tPyTorch, ms\tof the host\tin a graph\t")
-	for _, row := range r.Reduce {
-		fmt.Fprintf(w, "%d\t%.1f\t%v\t%v\t\n", row.Bytes>>20, row.BusGBps, &row.distReduceTimes, row.PyTorch)
+	fmt.Fprintf(out, "%s on %s, LibTorch %s; %s\n", counted(r.Ranks, "rank", "ranks"), r.Device, r.LibTorch, r.Method)
+	if err := r.collectivesTable(out); err != nil {
+		return err
 	}
+	w := printable.NewTable(out, tabwriter.AlignRight)
 	if len(r.Train) > 0 {
 		fmt.Fprintln(w, "\nmodel\tbatch\tmode\timages/s alone\ttogether\tof linear\tPyTorch alone\tDDP\tof linear\twith its static graph\t")
 	}

@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
@@ -36,8 +38,23 @@ func TestBenchDist(t *testing.T) {
 	}
 	t.Log(report.PythonNote)
 	peer := report.PythonNote == ""
-	if r := report.Reduce; len(r) != 1 || r[0].MS <= 0 || r[0].BusGBps <= 0 || peer && (r[0].PyTorch == nil || r[0].PyTorch.MS <= 0) {
-		t.Errorf("all-reduces: %s", out)
+	// Of two ranks, by nccl-tests' doc/PERFORMANCE.md.
+	factors := map[string]float64{"all-reduce": 1, "reduce-scatter": 0.5, "all-gather": 0.5, "broadcast": 1, "all-to-all": 0.5}
+	if len(report.Collectives) != len(factors) {
+		t.Errorf("collectives: %s", out)
+	}
+	for _, row := range report.Collectives {
+		times := []*collectiveTimes{&row.collectiveTimes}
+		if peer {
+			times = append(times, row.PyTorch)
+		}
+		for _, took := range times {
+			want := factors[row.Name] * (1 << 20) / 1e6
+			if took == nil || took.MS <= 0 || math.Abs(took.BusGBps*took.MS/want-1) > 1e-9 || row.Bytes != 1<<20 {
+				t.Errorf("%s of %d bytes: %+v", row.Name, row.Bytes, took)
+			}
+		}
+		delete(factors, row.Name)
 	}
 	if r := report.Train; len(r) != 1 || r[0].Alone <= 0 || r[0].Together <= 0 || peer && (r[0].PyTorch == nil || r[0].PyTorch.DDP <= 0) {
 		t.Errorf("training: %s", out)
@@ -56,8 +73,38 @@ func TestBenchDist(t *testing.T) {
 		t.Errorf("%q, want %q", ways, shardedWays)
 	}
 	var table strings.Builder
-	if err := report.table(&table); err != nil || strings.Count(table.String(), tinyGPT) != len(shardedWays) {
+	if err := report.table(&table); err != nil || strings.Count(table.String(), tinyGPT) != len(shardedWays) || !strings.Contains(table.String(), "all-to-all") {
 		t.Errorf("%v\n%s", err, table.String())
+	}
+}
+
+// Each row makes the collective of its name.
+func TestCollectivesAreThoseOfTheirNames(t *testing.T) {
+	world, err := dist.Init(t.Context(), dist.Options{CPU: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer world.Close()
+	x, err := torch.Zeros(cuda.CPU, torch.Float32, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Close() // the collectives refuse closed tensors by their names
+	all, err := parseCollectives(collectiveNames())
+	if err != nil || len(all) != 5 {
+		t.Fatalf("%d, %v", len(all), err)
+	}
+	for _, c := range all {
+		err := c.call(world, collectiveTensors{x, x, x})
+		if err == nil || !strings.Contains(strings.ToLower(err.Error()), "dist: "+strings.ReplaceAll(c.name, "-", "")) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	if none, err := parseCollectives(""); none != nil || err != nil {
+		t.Errorf("%v, %v", none, err)
+	}
+	if _, err := parseCollectives("all-reduce,reduce"); err == nil || !strings.Contains(err.Error(), `"reduce"`) {
+		t.Errorf("an unknown collective: %v", err)
 	}
 }
 

@@ -28,7 +28,7 @@ import (
 type linkReport struct {
 	Ranks    []rankRow        `json:"ranks"`
 	Links    []linkRow        `json:"links"`
-	Reduce   []*distReduceRow `json:"all_reduce"`
+	Reduce   []*collectiveRow `json:"all_reduce"`
 	Findings []finding        `json:"findings"`
 	Slow     int              `json:"slow"`
 }
@@ -136,7 +136,7 @@ func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 		r.Links = append(r.Links, row)
 	}
 	for bytes := int64(4 << 10); bytes <= largest; bytes *= 64 {
-		row, err := b.reduce(bytes)
+		row, err := b.measureCollective(allReduce, bytes)
 		if err != nil {
 			return nil, err
 		}

@@ -8,10 +8,10 @@ PyTorch's fused AdamW; images are in channels_last. ResNets and the ViT are torc
 same networks of this file, as GPT-2 always is: Hugging Face's network with fewer layers of Python around it.
 
 With "one_step" it makes one step of the first row with this file's network and prints a line. With "dist", one process
-for each rank measures all-reduces, DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard for
+for each rank measures collectives, DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard for
 `torchstream bench dist`:
 
-    "dist": {"reduce": [{"bytes": 1048576, "calls": 200}], "steps": 40, "rounds": 3, "sharded": [{"model": "gpt2", "batch": 8}], "sharded_steps": 10}
+    "dist": {"collectives": [{"name": "all-reduce", "bytes": 1048576, "calls": 200}], "replays": 4, "steps": 40, "rounds": 3, "sharded": [{"model": "gpt2", "batch": 8}], "sharded_steps": 10}
 """
 import gc
 import json
@@ -217,7 +217,7 @@ def divide(trainee, way, gpu, rank):
 
 
 def distributed(job):
-    """Print all-reduces, the images a second of a rank alone and with DistributedDataParallel, and divided steps."""
+    """Print collectives, the images a second of a rank alone and with DistributedDataParallel, and divided steps."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     gpu, rank, options = job["device"] != "cpu", int(os.environ["LOCAL_RANK"]), job["dist"]
@@ -257,15 +257,32 @@ def distributed(job):
     def best(run, n):
         return rounds(run, n)[0]
 
-    reduced = []
-    for r in options["reduce"]:
-        x = torch.zeros(r["bytes"] // 4, device=device)
-        dist.all_reduce(x)
-        took, issued = rounds(lambda: dist.all_reduce(x), r["calls"])
-        reduced.append({"ms": took * 1e3, **({"issue_ms": issued * 1e3} if gpu else {})})
-        del x
+    def collective(name, n):
+        """Return a function that makes the collective on n bytes, with the tensors of bench_dist_collectives.go."""
+        whole, other = (torch.zeros(n // 4, device=device) for _ in range(2))
+        part = other[: n // 4 // dist.get_world_size()]
+        return {
+            "all-reduce": lambda: dist.all_reduce(whole),
+            "reduce-scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+            "all-gather": lambda: dist.all_gather_into_tensor(whole, part),
+            "broadcast": lambda: dist.broadcast(whole, 0),
+            "all-to-all": lambda: dist.all_to_all_single(other, whole),
+        }[name]
 
-    rates, errors = {}, []
+    times, errors = [], []
+    for r in options["collectives"]:
+        try:
+            call = collective(r["name"], r["bytes"])
+            call()
+            took, issued = rounds(call, r["calls"])
+            times.append({"ms": took * 1e3, **({"issue_ms": issued * 1e3} if gpu else {})})
+        except Exception as e:
+            times.append(None)
+            errors.append(f"{r['name']} of {r['bytes']} bytes: {type(e).__name__}: {e}")
+        call = None
+        free()
+
+    rates = {}
     ways = {"alone": None, "ddp": {}, "ddp_static": dict(gradient_as_bucket_view=True, static_graph=True)}
     for r in job["rows"]:
         for way, kind in ways.items():
@@ -307,21 +324,23 @@ def distributed(job):
             free()
     if gpu:  # last, since a capture that fails leaves NCCL undefined
         try:
-            for r, times in zip(options["reduce"], reduced):
-                x = torch.zeros(r["bytes"] // 4, device=device)
-                dist.all_reduce(x)
+            for r, found in zip(options["collectives"], times):
+                if not found:
+                    continue
+                call = collective(r["name"], r["bytes"])
+                call()
                 sync()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     for _ in range(r["calls"]):
-                        dist.all_reduce(x)
+                        call()
                 graph.replay()
-                times["graph_ms"] = best(graph.replay, 1) * 1e3 / r["calls"]
-                del graph, x
+                found["graph_ms"] = best(graph.replay, options["replays"]) * 1e3 / r["calls"]
+                del graph, call
         except Exception as e:
-            errors.append(f"all-reduces in a graph: {type(e).__name__}: {e}")
+            errors.append(f"collectives in a graph: {type(e).__name__}: {e}")
     if dist.get_rank() == 0:
-        print(json.dumps({"torch": torch.__version__, "all_reduce": reduced, "rates": rates, "sharded": divided, "errors": errors}))
+        print(json.dumps({"torch": torch.__version__, "collectives": times, "rates": rates, "sharded": divided, "errors": errors}))
     dist.destroy_process_group()
 
 
