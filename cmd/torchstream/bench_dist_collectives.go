@@ -23,7 +23,7 @@ type collective struct {
 	call func(g *dist.Group, t collectiveTensors) error
 }
 
-// collectiveTensors are of float32, which are zero, so that sums stay finite.
+// collectiveTensors are zeros of float32: their sums stay finite.
 type collectiveTensors struct {
 	whole, other *torch.Tensor // of the row's bytes
 	part         *torch.Tensor // of other: a rank's share of whole
@@ -43,7 +43,7 @@ var collectives = []collective{
 	}},
 }
 
-// partsOfOthers is the share of whole that crosses the bus where a rank's own part need not.
+// partsOfOthers is the factor of collectives in which a rank's own part of whole stays on the rank.
 func partsOfOthers(n float64) float64 { return (n - 1) / n }
 
 func collectiveNames() string {
@@ -80,8 +80,8 @@ type collectiveRow struct {
 	PyTorch    *collectiveTimes `json:"pytorch,omitempty"`
 }
 
-// collectiveTimes are milliseconds of a call. The graph has all calls of a round, so its time is
-// NCCL's without the host's.
+// collectiveTimes are milliseconds of a call. The graph has as many calls as an eager round, so its
+// time is NCCL's without the host's.
 type collectiveTimes struct {
 	MS      float64 `json:"ms"`
 	BusGBps float64 `json:"bus_gb_s"`           // by MS
