@@ -12,7 +12,6 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -164,17 +163,14 @@ struct Parameter {
   c10::IValue default_value;
   std::string name;
   std::string type_name;  // as the schema writes it, for messages
-  // What the default for an unboxed call points to.
-  std::vector<int64_t> default_ints;
-  std::string default_text;
 };
 
-// What an unboxed call reads of a parameter: all parameters of an operator in few lines of the
-// cache.
-struct UnboxedParameter {
-  uint32_t kinds;
-  Type type;
-  UnboxedArg default_value;  // its kind is TS_ARG_KIND_DEFAULT if there is none
+// The defaults of an operator's parameters for unboxed calls. A parameter without a default, or
+// with one that only the boxed call has, is TS_ARG_KIND_DEFAULT.
+struct Defaults {
+  std::vector<ts_arg> args;
+  std::vector<int64_t> ints;
+  std::string text;
 };
 
 Parameter parameter_of(const c10::Argument& argument) {
@@ -253,18 +249,6 @@ double double_of(int64_t bits) {
   return value;
 }
 
-// The arrays of one call.
-struct Operands {
-  const ts_arg* args;
-  int64_t arg_count;
-  ts_tensor* const* tensors;
-  int64_t tensor_count;
-  const int64_t* ints;
-  int64_t int_count;
-  const char* text;
-  int64_t text_bytes;
-};
-
 Operands operands_of(const ts_arguments& given, ts_tensor* const* tensors, int64_t tensor_count) {
   return {given.args, given.arg_count, tensors,    tensor_count,
           given.ints, given.int_count, given.text, static_cast<int64_t>(given.text_bytes)};
@@ -275,14 +259,16 @@ Operands operands_of(const ts_arguments& given, ts_tensor* const* tensors, int64
 
 struct ts_operator {
   // What each call reads comes first.
-  ts::UnboxedCall unboxed = {};  // none: it is always called boxed
-  int32_t tensor_returns = 0;    // -1: it returns lists, only the call tells how many
-  int32_t non_blocking = -1;     // which parameter is this; -1: none
+  ts::UnboxedCall unboxed = {};        // none: it is always called boxed
+  int32_t tensor_returns = 0;          // -1: it returns lists, only the call tells how many
+  bool is_plain = false;               // it draws no random numbers and uses no libraries
+  ts::Operands unboxed_defaults = {};  // of `defaults`
+
   ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
   bool random = false;                             // it draws random numbers
+  int32_t non_blocking = -1;                       // which parameter is this; -1: none
   bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
-  std::vector<ts::UnboxedParameter> unboxed_parameters;
-
+  ts::Defaults defaults;
   c10::OperatorHandle handle;
   std::string name;    // aten::add.Tensor
   std::string schema;  // as text
@@ -845,148 +831,85 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   if (copied_from >= 0) note_copies(stack, copied_from);
 }
 
-using UnboxedArgs = std::array<UnboxedArg, kMaxUnboxedArgs>;
-
-// Whether [value, value + count) is inside of an array of that length.
-bool is_inside(const ts_arg& arg, int64_t length) {
-  return arg.count >= 0 && arg.value >= 0 && arg.value <= length && arg.count <= length - arg.value;
-}
-
-// An argument for an unboxed call. Returns false for one that needs the boxed call, which also says
-// what is wrong with it.
-bool unbox_any(const UnboxedParameter& parameter, const ts_arg& arg, const Operands& operands,
-               UnboxedArg& out) {
-  if (arg.kind < 0 || arg.kind > TS_ARG_KIND_GENERATOR || (parameter.kinds & bit(arg.kind)) == 0) {
-    return false;
-  }
-  out.kind = arg.kind;
-  out.count = arg.count;
-  out.value = arg.value;
-  switch (arg.kind) {
-    case TS_ARG_KIND_NONE:
-    case TS_ARG_KIND_DOUBLE:
-      return true;
-    case TS_ARG_KIND_TENSORS:
-      if (!is_inside(arg, operands.tensor_count)) return false;
-      out.tensors = operands.tensors + arg.value;
-      return std::find(out.tensors, out.tensors + out.count, nullptr) == out.tensors + out.count;
-    case TS_ARG_KIND_INT:
-      return is_enumerator(parameter.type, arg.value);
-    case TS_ARG_KIND_BOOL:
-      return arg.value == 0 || arg.value == 1;
-    case TS_ARG_KIND_INTS:
-    case TS_ARG_KIND_DOUBLES:
-      if (!is_inside(arg, operands.int_count)) return false;
-      out.ints = operands.ints + arg.value;
-      return true;
-    case TS_ARG_KIND_STRING:
-      if (!is_inside(arg, operands.text_bytes)) return false;
-      out.text = operands.text + arg.value;
-      return true;
-    default:
-      return false;
-  }
-}
-
-// The same; most arguments are tensors or left out.
-inline bool unbox(const UnboxedParameter& parameter, const ts_arg& arg, const Operands& operands,
-                  UnboxedArg& out) {
-  if (arg.kind == TS_ARG_KIND_TENSOR) {
-    if ((parameter.kinds & bit(TS_ARG_KIND_TENSOR)) == 0 || arg.value < 0 ||
-        arg.value >= operands.tensor_count) {
-      return false;
-    }
-    out.kind = TS_ARG_KIND_TENSOR;
-    out.count = 1;
-    out.tensors = operands.tensors + arg.value;
-    return *out.tensors != nullptr;
-  }
-  if (arg.kind == TS_ARG_KIND_DEFAULT) {
-    out = parameter.default_value;
-    return out.kind != TS_ARG_KIND_DEFAULT;
-  }
-  return unbox_any(parameter, arg, operands, out);
-}
-
 // The GPU of the first tensor that lies on one, or -1.
-c10::DeviceIndex gpu_of(const UnboxedArg* args, size_t count) {
-  for (const UnboxedArg* arg = args; arg != args + count; ++arg) {
-    if (arg->kind != TS_ARG_KIND_TENSOR && arg->kind != TS_ARG_KIND_TENSORS) continue;
-    for (int32_t i = 0; i < arg->count; ++i) {
-      const c10::TensorImpl& tensor = *impl_of(arg->tensors[i]);
-      if (tensor.is_cuda()) return tensor.device().index();
-    }
+c10::DeviceIndex gpu_of(const Operands& operands) {
+  for (int64_t i = 0; i < operands.tensor_count; ++i) {
+    if (operands.tensors[i] == nullptr) continue;
+    const c10::TensorImpl& tensor = *impl_of(operands.tensors[i]);
+    if (tensor.is_cuda()) return tensor.device().index();
   }
   return -1;
 }
 
-// Does an unboxed call of the operator (`call`, of the arguments), if they can be unboxed, and
-// neither a capture nor a copy to the host that is under way has to be told of its operands.
-// Otherwise returns false, and has done nothing.
-template <typename Call>
-bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags, Call&& call) {
-  const size_t count = op.unboxed_parameters.size();
-  if (somebody_captures() || any_pending() || operands.arg_count > static_cast<int64_t>(count)) {
-    return false;
-  }
-  constexpr ts_arg kDefault{TS_ARG_KIND_DEFAULT, 0, 0};
-  UnboxedArgs args;  // unbox initialises what the kind has
-  for (size_t i = 0; i < count; ++i) {
-    const bool given = static_cast<int64_t>(i) < operands.arg_count;
-    if (!unbox(op.unboxed_parameters[i], given ? operands.args[i] : kDefault, operands, args[i])) {
-      return false;
-    }
-  }
+inline bool call_unboxed(const ts_operator& op, const Operands& operands, ts_tensor** results) {
+  return op.unboxed.tensors(operands, op.unboxed_defaults, results);
+}
+
+inline bool call_unboxed(const ts_operator& op, const Operands& operands,
+                         std::vector<at::Tensor>* results) {
+  return op.unboxed.list(operands, op.unboxed_defaults, *results);
+}
+
+// run_unboxed in modes, or of an operator that random numbers or libraries of a GPU concern.
+template <typename Results>
+[[gnu::noinline]] bool run_unboxed_within(const ts_operator& op, const Operands& operands,
+                                          int32_t flags, Results results) {
   const bool asks_for_gpu = op.libraries != Libraries::kNone || op.random;
-  const c10::DeviceIndex gpu = asks_for_gpu ? gpu_of(args.data(), count) : -1;
+  const c10::DeviceIndex gpu = asks_for_gpu ? gpu_of(operands) : -1;
   std::optional<RandomTurn> turn;
   if (op.random && gpu >= 0) turn.emplace();
-  if (flags == 0 && (gpu < 0 || op.libraries == Libraries::kNone)) {
-    call(args.data());
-    return true;
-  }
+  bool done = false;
   const auto run = [&] {
     const Modes modes(flags);
-    call(args.data());
+    done = call_unboxed(op, operands, results);
   };
   if (gpu < 0 || op.libraries == Libraries::kNone) {
     run();
   } else {
     run_with_libraries(op.libraries, gpu, run);
   }
-  return true;
+  return done;
 }
 
-// What an unboxed call reads of a parameter, which must stay where it is.
-UnboxedParameter unboxed_parameter_of(Parameter& parameter) {
-  UnboxedParameter unboxed{parameter.kinds, parameter.type, {}};
-  UnboxedArg& arg = unboxed.default_value;
-  if ((parameter.kinds & bit(TS_ARG_KIND_DEFAULT)) == 0) return unboxed;
+// Does an unboxed call of the operator, if its arguments can be unboxed, and neither a capture nor
+// a copy to the host that is under way has to be told of its operands. Otherwise returns false, and
+// has done nothing.
+template <typename Results>
+inline bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
+                        Results results) {
+  if (somebody_captures() || any_pending() || operands.arg_count > op.unboxed_defaults.arg_count) {
+    return false;
+  }
+  if (flags == 0 && op.is_plain) return call_unboxed(op, operands, results);
+  return run_unboxed_within(op, operands, flags, results);
+}
+
+// Adds the default of a parameter for unboxed calls.
+void add_default(const Parameter& parameter, Defaults& to) {
+  ts_arg arg{TS_ARG_KIND_DEFAULT, 0, 0};
   const c10::IValue& value = parameter.default_value;
-  if (value.isNone()) {
+  if ((parameter.kinds & bit(TS_ARG_KIND_DEFAULT)) == 0) {
+    // It stays without one.
+  } else if (value.isNone()) {
     arg.kind = TS_ARG_KIND_NONE;
   } else if (value.isInt()) {
-    arg.kind = TS_ARG_KIND_INT;
-    arg.value = value.toInt();
+    arg = {TS_ARG_KIND_INT, 0, value.toInt()};
   } else if (value.isDouble()) {
-    arg.kind = TS_ARG_KIND_DOUBLE;
-    arg.value = bits_of(value.toDouble());
+    arg = {TS_ARG_KIND_DOUBLE, 0, bits_of(value.toDouble())};
   } else if (value.isBool()) {
-    arg.kind = TS_ARG_KIND_BOOL;
-    arg.value = value.toBool() ? 1 : 0;
+    arg = {TS_ARG_KIND_BOOL, 0, value.toBool() ? 1 : 0};
   } else if (value.isIntList()) {
-    arg.kind = TS_ARG_KIND_INTS;
-    parameter.default_ints = value.toIntVector();
-    arg.count = static_cast<int32_t>(parameter.default_ints.size());
-    arg.ints = parameter.default_ints.data();
+    const auto ints = value.toIntVector();
+    arg = {TS_ARG_KIND_INTS, static_cast<int32_t>(ints.size()),
+           static_cast<int64_t>(to.ints.size())};
+    to.ints.insert(to.ints.end(), ints.begin(), ints.end());
   } else if (value.isString()) {
-    arg.kind = TS_ARG_KIND_STRING;
-    parameter.default_text = value.toStringRef();
-    arg.count = static_cast<int32_t>(parameter.default_text.size());
-    arg.text = parameter.default_text.data();
+    const std::string& text = value.toStringRef();
+    arg = {TS_ARG_KIND_STRING, static_cast<int32_t>(text.size()),
+           static_cast<int64_t>(to.text.size())};
+    to.text += text;
   }
-  if ((parameter.kinds & bit(arg.kind)) == 0) arg.kind = TS_ARG_KIND_DEFAULT;
-  return unboxed;
+  to.args.push_back(arg);
 }
 
 inline bool are_flags(int32_t flags) {
@@ -1090,6 +1013,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
     if (op->parameters[i].name == "non_blocking") op->non_blocking = static_cast<int32_t>(i);
   }
   op->libraries = libraries_of(name);
+  op->is_plain = op->libraries == Libraries::kNone && !op->random;
   op->returns = schema.returns().size();
   for (const c10::Argument& result : schema.returns()) {
     if (result.type()->kind() == c10::TypeKind::ListType) op->tensor_returns = -1;
@@ -1099,9 +1023,16 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   op->unboxed = op->non_blocking < 0 && !op->reads_values
                     ? unboxed_call_of(name, overload, op->parameters.size())
                     : UnboxedCall{};
-  for (Parameter& parameter : op->parameters) {
-    op->unboxed_parameters.push_back(unboxed_parameter_of(parameter));
-  }
+  Defaults& defaults = op->defaults;
+  for (const Parameter& parameter : op->parameters) add_default(parameter, defaults);
+  op->unboxed_defaults = {defaults.args.data(),
+                          static_cast<int64_t>(defaults.args.size()),
+                          nullptr,
+                          0,
+                          defaults.ints.data(),
+                          static_cast<int64_t>(defaults.ints.size()),
+                          defaults.text.data(),
+                          static_cast<int64_t>(defaults.text.size())};
   return op;
 }
 
@@ -1150,14 +1081,12 @@ const char* ts_operator_schema(const ts_operator* op) {
 ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors,
                            int64_t tensor_count, int32_t flags, ts_tensor** results,
                            int64_t capacity, int64_t* count) {
-  return ts::guard(__func__, [&] {
+  return ts::guard(__func__, [=] {  // by value: nothing here has an address
     ts::enter_thread();
     const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
     ts::check_call(op, operands, flags, results, capacity, count);
-    const auto unboxed = [&](const ts::UnboxedArg* args) {
-      op->unboxed.tensors(args, capacity > 0 ? results : nullptr);
-    };
-    if (op->unboxed.tensors != nullptr && ts::run_unboxed(*op, operands, flags, unboxed)) {
+    if (op->unboxed.tensors != nullptr &&
+        ts::run_unboxed(*op, operands, flags, capacity > 0 ? results : nullptr)) {
       *count = op->tensor_returns;
       return;
     }
@@ -1178,8 +1107,7 @@ ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments,
     const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
     ts::check_arrays(operands);
     std::vector<at::Tensor> all;
-    const auto unboxed = [&](const ts::UnboxedArg* args) { all = op->unboxed.list(args); };
-    if (op->unboxed.list == nullptr || !ts::run_unboxed(*op, operands, flags, unboxed)) {
+    if (op->unboxed.list == nullptr || !ts::run_unboxed(*op, operands, flags, &all)) {
       ts::CallStack call;
       ts::run(*op, operands, flags, *call);
       ts::each_result(*call, [&](at::Tensor t) { all.push_back(std::move(t)); });

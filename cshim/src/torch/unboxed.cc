@@ -5,7 +5,10 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <new>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -24,76 +27,115 @@ double double_of(int64_t bits) {
   return value;
 }
 
-// A tensor that shares the caller's reference, which outlives the call, and so changes no count.
-class Borrowed {
+// A value that is never destroyed. Its destructor would have nothing to do, or must not run.
+template <typename T>
+class Kept {
  public:
-  explicit Borrowed(const ts_tensor* handle) noexcept
-      : tensor_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(
-            impl_of(handle))) {}
-  ~Borrowed() { static_cast<void>(tensor_.unsafeReleaseTensorImpl()); }
-  Borrowed(const Borrowed&) = delete;
-  Borrowed& operator=(const Borrowed&) = delete;
+  Kept() noexcept {}
+  ~Kept() {}
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
 
-  at::Tensor& tensor() noexcept { return tensor_; }
+  template <typename... From>
+  void emplace(From&&... from) {
+    new (&value_) T(std::forward<From>(from)...);
+  }
+  T& operator*() noexcept { return value_; }
 
  private:
-  at::Tensor tensor_;
+  union {
+    T value_;
+  };
 };
 
-// The value of an argument as a parameter of the C++ type T. It lives until the call returns.
+// A tensor that shares the caller's reference, which outlives the call, and so changes no count.
+[[gnu::always_inline]] inline at::Tensor borrowed(const ts_tensor* handle) noexcept {
+  return at::Tensor(
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl_of(handle)));
+}
+
+// An argument with the arrays that it refers to: the caller's, or the default's.
+struct Argument {
+  Argument(const Operands& given, const Operands& defaults, size_t i)
+      : from(static_cast<int64_t>(i) < given.arg_count && given.args[i].kind != TS_ARG_KIND_DEFAULT
+                 ? given
+                 : defaults),
+        arg(from.args[i]) {}
+
+  const Operands& from;
+  const ts_arg& arg;
+};
+
+// The value of an argument as a parameter of the C++ type T, which lives until the call returns.
+// take returns false for an argument that needs the boxed call.
 template <typename T>
 class Value;
 
 template <>
 class Value<at::Tensor&> {
  public:
-  explicit Value(const UnboxedArg& arg) : borrowed_(*arg.tensors) {}
-  at::Tensor& get() noexcept { return borrowed_.tensor(); }
+  [[gnu::always_inline]] bool take(const Operands& given, const Operands&, size_t i) noexcept {
+    if (static_cast<int64_t>(i) >= given.arg_count) return false;
+    const ts_arg& arg = given.args[i];
+    if (arg.kind != TS_ARG_KIND_TENSOR || arg.value < 0 || arg.value >= given.tensor_count) {
+      return false;
+    }
+    const ts_tensor* handle = given.tensors[arg.value];
+    if (handle == nullptr) return false;
+    tensor_.emplace(borrowed(handle));
+    return true;
+  }
+  at::Tensor& get() noexcept { return *tensor_; }
 
  private:
-  Borrowed borrowed_;
+  Kept<at::Tensor> tensor_;
 };
 
 template <>
-class Value<const at::Tensor&> : public Value<at::Tensor&> {
-  using Value<at::Tensor&>::Value;
-};
+class Value<const at::Tensor&> : public Value<at::Tensor&> {};
 
 template <>
 class Value<const std::optional<at::Tensor>&> {
  public:
-  explicit Value(const UnboxedArg& arg) {
-    if (arg.kind == TS_ARG_KIND_TENSOR) {
-      tensor_.emplace(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(
-          impl_of(*arg.tensors)));
+  [[gnu::always_inline]] bool take(const Operands& given, const Operands& defaults, size_t i) {
+    const Argument a(given, defaults, i);
+    if (a.arg.kind == TS_ARG_KIND_NONE) {
+      tensor_.emplace();
+      return true;
     }
+    if (a.arg.kind != TS_ARG_KIND_TENSOR || a.arg.value < 0 || a.arg.value >= given.tensor_count) {
+      return false;
+    }
+    const ts_tensor* handle = given.tensors[a.arg.value];
+    if (handle == nullptr) return false;
+    tensor_.emplace(borrowed(handle));
+    return true;
   }
-  ~Value() {
-    if (tensor_.has_value()) static_cast<void>(tensor_->unsafeReleaseTensorImpl());
-  }
-  Value(const Value&) = delete;
-  Value& operator=(const Value&) = delete;
-  const std::optional<at::Tensor>& get() const noexcept { return tensor_; }
+  const std::optional<at::Tensor>& get() noexcept { return *tensor_; }
 
  private:
-  std::optional<at::Tensor> tensor_;
+  Kept<std::optional<at::Tensor>> tensor_;
 };
 
 template <>
 class Value<at::TensorList> {
  public:
-  explicit Value(const UnboxedArg& arg) {
-    tensors_.reserve(static_cast<size_t>(arg.count));  // so that what follows cannot throw
-    for (int32_t i = 0; i < arg.count; ++i) {
-      tensors_.emplace_back(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(
-          impl_of(arg.tensors[i])));
-    }
-  }
+  Value() = default;
   ~Value() {
     for (at::Tensor& tensor : tensors_) static_cast<void>(tensor.unsafeReleaseTensorImpl());
   }
   Value(const Value&) = delete;
   Value& operator=(const Value&) = delete;
+  [[gnu::always_inline]] bool take(const Operands& given, const Operands& defaults, size_t i) {
+    const Argument a(given, defaults, i);
+    if (a.arg.kind != TS_ARG_KIND_TENSORS || !is_inside(a.arg, a.from.tensor_count)) return false;
+    ts_tensor* const* const first = a.from.tensors + a.arg.value;
+    ts_tensor* const* const last = first + a.arg.count;
+    if (std::find(first, last, nullptr) != last) return false;
+    tensors_.reserve(static_cast<size_t>(a.arg.count));  // so that what follows cannot throw
+    for (auto each = first; each != last; ++each) tensors_.push_back(borrowed(*each));
+    return true;
+  }
   at::TensorList get() const noexcept { return tensors_; }
 
  private:
@@ -103,122 +145,155 @@ class Value<at::TensorList> {
 template <>
 class Value<const at::ITensorListRef&> : public Value<at::TensorList> {
  public:
-  using Value<at::TensorList>::Value;
   at::ITensorListRef get() const noexcept { return {Value<at::TensorList>::get()}; }
 };
 
-template <>
-class Value<const at::Scalar&> {
- public:
-  explicit Value(const UnboxedArg& arg) : scalar_(of(arg)) {}
-  const at::Scalar& get() const noexcept { return scalar_; }
-
-  static at::Scalar of(const UnboxedArg& arg) {
-    if (arg.kind == TS_ARG_KIND_DOUBLE) return double_of(arg.value);
-    if (arg.kind == TS_ARG_KIND_BOOL) return arg.value != 0;
-    return arg.value;
-  }
-
- private:
-  at::Scalar scalar_;
-};
-
-template <>
-class Value<const std::optional<at::Scalar>&> {
- public:
-  explicit Value(const UnboxedArg& arg) {
-    if (arg.kind != TS_ARG_KIND_NONE) scalar_ = Value<const at::Scalar&>::of(arg);
-  }
-  const std::optional<at::Scalar>& get() const noexcept { return scalar_; }
-
- private:
-  std::optional<at::Scalar> scalar_;
-};
-
-// Types that are made anew from the argument.
+// How an argument becomes a value that is made anew from it.
 template <typename T>
-T convert(const UnboxedArg& arg);
+struct Convert;
+
+inline bool is_bool(const ts_arg& arg) { return arg.value == 0 || arg.value == 1; }
 
 template <>
-int64_t convert<int64_t>(const UnboxedArg& arg) {
-  return arg.value;
-}
+struct Convert<int64_t> {
+  static bool takes(const Argument& a) { return a.arg.kind == TS_ARG_KIND_INT; }
+  static int64_t of(const Argument& a) { return a.arg.value; }
+};
+// A SymInt of a very negative number owns memory.
 template <>
-c10::SymInt convert<c10::SymInt>(const UnboxedArg& arg) {
-  return c10::SymInt(arg.value);
-}
+struct Convert<c10::SymInt> {
+  static bool takes(const Argument& a) {
+    return a.arg.kind == TS_ARG_KIND_INT && c10::SymInt::check_range(a.arg.value);
+  }
+  static c10::SymInt of(const Argument& a) { return c10::SymInt(a.arg.value); }
+};
 template <>
-double convert<double>(const UnboxedArg& arg) {
-  return double_of(arg.value);
-}
+struct Convert<double> {
+  static bool takes(const Argument& a) { return a.arg.kind == TS_ARG_KIND_DOUBLE; }
+  static double of(const Argument& a) { return double_of(a.arg.value); }
+};
 template <>
-bool convert<bool>(const UnboxedArg& arg) {
-  return arg.value != 0;
-}
+struct Convert<bool> {
+  static bool takes(const Argument& a) { return a.arg.kind == TS_ARG_KIND_BOOL && is_bool(a.arg); }
+  static bool of(const Argument& a) { return a.arg.value != 0; }
+};
 template <>
-at::ScalarType convert<at::ScalarType>(const UnboxedArg& arg) {
-  return static_cast<at::ScalarType>(arg.value);
-}
+struct Convert<at::Scalar> {
+  static bool takes(const Argument& a) {
+    return a.arg.kind == TS_ARG_KIND_INT || a.arg.kind == TS_ARG_KIND_DOUBLE ||
+           (a.arg.kind == TS_ARG_KIND_BOOL && is_bool(a.arg));
+  }
+  static at::Scalar of(const Argument& a) {
+    if (a.arg.kind == TS_ARG_KIND_DOUBLE) return double_of(a.arg.value);
+    if (a.arg.kind == TS_ARG_KIND_BOOL) return a.arg.value != 0;
+    return a.arg.value;
+  }
+};
+// Enumerations travel as ints, and LibTorch does not look before it uses one as an index.
 template <>
-at::MemoryFormat convert<at::MemoryFormat>(const UnboxedArg& arg) {
-  return static_cast<at::MemoryFormat>(arg.value);
-}
+struct Convert<at::ScalarType> {
+  static bool takes(const Argument& a) {
+    return a.arg.kind == TS_ARG_KIND_INT && a.arg.value >= 0 &&
+           a.arg.value < static_cast<int64_t>(at::ScalarType::NumOptions) &&
+           a.arg.value != static_cast<int64_t>(at::ScalarType::Undefined);
+  }
+  static at::ScalarType of(const Argument& a) { return static_cast<at::ScalarType>(a.arg.value); }
+};
 template <>
-c10::string_view convert<c10::string_view>(const UnboxedArg& arg) {
-  return {arg.text, static_cast<size_t>(arg.count)};
-}
+struct Convert<at::MemoryFormat> {
+  static bool takes(const Argument& a) {
+    return a.arg.kind == TS_ARG_KIND_INT && a.arg.value >= 0 &&
+           a.arg.value < static_cast<int64_t>(at::MemoryFormat::NumOptions);
+  }
+  static at::MemoryFormat of(const Argument& a) {
+    return static_cast<at::MemoryFormat>(a.arg.value);
+  }
+};
 template <>
-at::IntArrayRef convert<at::IntArrayRef>(const UnboxedArg& arg) {
-  return {arg.ints, static_cast<size_t>(arg.count)};
-}
+struct Convert<c10::string_view> {
+  static bool takes(const Argument& a) {
+    return a.arg.kind == TS_ARG_KIND_STRING && is_inside(a.arg, a.from.text_bytes);
+  }
+  static c10::string_view of(const Argument& a) {
+    return {a.from.text + a.arg.value, static_cast<size_t>(a.arg.count)};
+  }
+};
 template <>
-c10::SymIntArrayRef convert<c10::SymIntArrayRef>(const UnboxedArg& arg) {
-  return c10::fromIntArrayRefSlow(convert<at::IntArrayRef>(arg));
-}
+struct Convert<at::IntArrayRef> {
+  static bool takes(const Argument& a) {
+    return a.arg.kind == TS_ARG_KIND_INTS && is_inside(a.arg, a.from.int_count);
+  }
+  static at::IntArrayRef of(const Argument& a) {
+    return {a.from.ints + a.arg.value, static_cast<size_t>(a.arg.count)};
+  }
+};
+template <>
+struct Convert<c10::SymIntArrayRef> : Convert<at::IntArrayRef> {
+  static c10::SymIntArrayRef of(const Argument& a) {
+    return c10::fromIntArrayRefSlow(Convert<at::IntArrayRef>::of(a));
+  }
+};
 
 template <typename T>
 class Value {
  public:
-  explicit Value(const UnboxedArg& arg) : arg_(arg) {}
-  T get() const { return convert<T>(arg_); }
+  [[gnu::always_inline]] bool take(const Operands& given, const Operands& defaults, size_t i) {
+    const Argument a(given, defaults, i);
+    if (!Convert<T>::takes(a)) return false;
+    value_.emplace(Convert<T>::of(a));
+    return true;
+  }
+  // No value of the types above owns memory: a Scalar of a number does not.
+  const T& get() noexcept { return *value_; }
 
  private:
-  const UnboxedArg& arg_;
+  Kept<T> value_;
+};
+
+template <>
+class Value<const at::Scalar&> : public Value<at::Scalar> {};
+
+// An optional parameter: Optional is made of nothing, or of a T.
+template <typename Optional, typename T>
+class OptionalValue {
+ public:
+  [[gnu::always_inline]] bool take(const Operands& given, const Operands& defaults, size_t i) {
+    const Argument a(given, defaults, i);
+    if (a.arg.kind == TS_ARG_KIND_NONE) {
+      value_.emplace();
+      return true;
+    }
+    if (!Convert<T>::takes(a)) return false;
+    value_.emplace(Convert<T>::of(a));
+    return true;
+  }
+  const Optional& get() noexcept { return *value_; }
+
+ private:
+  Kept<Optional> value_;
 };
 
 template <typename T>
-class Value<std::optional<T>> {
- public:
-  explicit Value(const UnboxedArg& arg) : arg_(arg) {}
-  std::optional<T> get() const {
-    if (arg_.kind == TS_ARG_KIND_NONE) return std::nullopt;
-    return convert<T>(arg_);
-  }
+class Value<std::optional<T>> : public OptionalValue<std::optional<T>, T> {};
 
- private:
-  const UnboxedArg& arg_;
-};
+template <>
+class Value<const std::optional<at::Scalar>&> : public Value<std::optional<at::Scalar>> {};
 
 template <typename T>
-class Value<c10::OptionalArrayRef<T>> {
- public:
-  explicit Value(const UnboxedArg& arg) : arg_(arg) {}
-  c10::OptionalArrayRef<T> get() const {
-    if (arg_.kind == TS_ARG_KIND_NONE) return std::nullopt;
-    return convert<c10::ArrayRef<T>>(arg_);
-  }
-
- private:
-  const UnboxedArg& arg_;
-};
+class Value<c10::OptionalArrayRef<T>>
+    : public OptionalValue<c10::OptionalArrayRef<T>, c10::ArrayRef<T>> {};
 
 template <>
 class Value<std::optional<at::ArrayRef<double>>> {
  public:
-  explicit Value(const UnboxedArg& arg) {
-    if (arg.kind == TS_ARG_KIND_NONE) return;
+  [[gnu::always_inline]] bool take(const Operands& given, const Operands& defaults, size_t i) {
+    const Argument a(given, defaults, i);
+    if (a.arg.kind == TS_ARG_KIND_NONE) return true;
+    if (a.arg.kind != TS_ARG_KIND_DOUBLES || !is_inside(a.arg, a.from.int_count)) return false;
     values_.emplace();
-    for (int32_t i = 0; i < arg.count; ++i) values_->push_back(double_of(arg.ints[i]));
+    const int64_t* const first = a.from.ints + a.arg.value;
+    std::transform(first, first + a.arg.count, std::back_inserter(*values_), double_of);
+    return true;
   }
   std::optional<at::ArrayRef<double>> get() const {
     if (!values_.has_value()) return std::nullopt;
@@ -250,7 +325,6 @@ struct Caller;
 
 template <typename Operator, typename Result, typename... Parameters>
 struct Caller<Operator, Result(Parameters...)> {
-  static_assert(sizeof...(Parameters) <= kMaxUnboxedArgs);
   static constexpr size_t parameters = sizeof...(Parameters);
 
   static constexpr UnboxedCall call() {
@@ -261,29 +335,35 @@ struct Caller<Operator, Result(Parameters...)> {
     }
   }
 
-  static void tensors(const UnboxedArg* args, ts_tensor** results) {
-    tensors(args, results, std::index_sequence_for<Parameters...>());
+  static bool tensors(const Operands& given, const Operands& defaults, ts_tensor** results) {
+    return with_values(given, defaults, [&](auto&... values) {
+      if constexpr (std::is_void_v<Result>) {
+        Operator::call(values.get()...);
+      } else {
+        hand_out(Operator::call(values.get()...), results);  // the result may be one of the values
+      }
+    });
   }
 
-  static Result list(const UnboxedArg* args) {
-    return list(args, std::index_sequence_for<Parameters...>());
+  static bool list(const Operands& given, const Operands& defaults,
+                   std::vector<at::Tensor>& results) {
+    return with_values(given, defaults,
+                       [&](auto&... values) { results = Operator::call(values.get()...); });
   }
 
  private:
-  template <size_t... I>
-  static void tensors(const UnboxedArg* args, ts_tensor** results, std::index_sequence<I...>) {
-    std::tuple<Value<Parameters>...> values{args[I]...};  // the result may be one of them
-    if constexpr (std::is_void_v<Result>) {
-      Operator::call(std::get<I>(values).get()...);
-    } else {
-      hand_out(Operator::call(std::get<I>(values).get()...), results);
-    }
+  template <typename Body>
+  static bool with_values(const Operands& given, const Operands& defaults, Body&& body) {
+    return with_values(given, defaults, body, std::index_sequence_for<Parameters...>());
   }
 
-  template <size_t... I>
-  static Result list(const UnboxedArg* args, std::index_sequence<I...>) {
-    std::tuple<Value<Parameters>...> values{args[I]...};
-    return Operator::call(std::get<I>(values).get()...);
+  template <typename Body, size_t... I>
+  static bool with_values(const Operands& given, const Operands& defaults, Body& body,
+                          std::index_sequence<I...>) {
+    std::tuple<Value<Parameters>...> values;
+    if (!(std::get<I>(values).take(given, defaults, I) && ...)) return false;
+    body(std::get<I>(values)...);
+    return true;
   }
 };
 

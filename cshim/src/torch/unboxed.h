@@ -14,28 +14,34 @@
 
 namespace ts {
 
-// An argument that was checked against its parameter, which takes its kind. Its range is inside of
-// the call's arrays, and its tensors are there.
-struct UnboxedArg {
-  int32_t kind;  // NONE, TENSOR, TENSORS, INT, DOUBLE, BOOL, INTS, DOUBLES or STRING
-  int32_t count;
-  int64_t value;              // of INT, DOUBLE (its bits) and BOOL
-  const int64_t* ints;        // of INTS and DOUBLES (their bits)
-  const char* text;           // of STRING
-  ts_tensor* const* tensors;  // of TENSOR and TENSORS
+// The arrays of one call. A ts_arg refers to the elements of the others.
+struct Operands {
+  const ts_arg* args;
+  int64_t arg_count;
+  ts_tensor* const* tensors;
+  int64_t tensor_count;
+  const int64_t* ints;
+  int64_t int_count;
+  const char* text;
+  int64_t text_bytes;
 };
 
-// The maximum number of parameters of such an operator.
-constexpr size_t kMaxUnboxedArgs = 16;
+// Whether [arg.value, arg.value + arg.count) is inside of an array of that length.
+inline bool is_inside(const ts_arg& arg, int64_t length) {
+  return arg.count >= 0 && arg.value >= 0 && arg.value <= length && arg.count <= length - arg.value;
+}
 
-// How to call an operator; at most one of the functions is there. args: one for each parameter of
-// the operator's schema.
+// How to call an operator; at most one of the functions is there. defaults has one argument for
+// each parameter of the operator's schema; those without a default are TS_ARG_KIND_DEFAULT. The
+// functions return false, and have done nothing, for arguments that need the boxed call, which also
+// says what is wrong with them. given.arg_count: no more than there are parameters.
 struct UnboxedCall {
   // For a fixed number of tensors. results: room for all, written if the call succeeds; NULL drops
   // them.
-  void (*tensors)(const UnboxedArg* args, ts_tensor** results) = nullptr;
+  bool (*tensors)(const Operands& given, const Operands& defaults, ts_tensor** results) = nullptr;
   // For a list of tensors.
-  std::vector<at::Tensor> (*list)(const UnboxedArg* args) = nullptr;
+  bool (*list)(const Operands& given, const Operands& defaults,
+               std::vector<at::Tensor>& results) = nullptr;
 };
 
 // Returns the call of an operator ("aten::add", "Tensor"). It has no function if the operator is

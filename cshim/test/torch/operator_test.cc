@@ -426,6 +426,17 @@ TEST(Operator, UnboxedCallsEqualBoxedOnes) {
   }
 }
 
+// LibTorch keeps such a number in memory of its own, which an unboxed call would have to free.
+TEST(Operator, AVeryNegativeIntIsCalledBoxed) {
+  Tensor a = make<float>({1, 2, 3}, {3});
+  const CallCounter counter;
+  Tensor all = Call("aten::slice", "Tensor").tensor(a).integer(0).integer(INT64_MIN).one();
+  EXPECT_EQ(read<float>(all), (Floats{1, 2, 3}));
+  EXPECT_FAILS(TS_ERROR_OPERATOR, "",
+               Call("aten::select", "int").tensor(a).integer(0).integer(INT64_MIN).drop());
+  counter.expect(2, 0);
+}
+
 // The call of results of any type is always boxed.
 TEST(Operator, UnboxedListsEqualBoxedOnes) {
   Tensor a = make<float>({1, -2, 3, 4, -5, 6}, {2, 3});
