@@ -187,7 +187,7 @@ func newCounter(t *testing.T) *counter {
 
 func (c *counter) increase() error {
 	c.expected++
-	err := capi.CallOperator(c.add, []capi.Arg{{Kind: capi.ArgTensor}, {Kind: capi.ArgTensor, Value: 1}}, []*capi.Tensor{c.x, c.one}, nil, nil, capi.CallNoGrad, nil)
+	err := capi.CallOperator(c.add, []capi.Arg{{Kind: capi.ArgTensor}, {Kind: capi.ArgTensor, Value: 1}}, []*capi.Tensor{c.x, c.one}, nil, capi.CallNoGrad, nil)
 	return err
 }
 
@@ -207,7 +207,7 @@ func fill(x *capi.Tensor, value float32) error {
 	if err != nil {
 		return err
 	}
-	err = capi.CallOperator(op, []capi.Arg{{Kind: capi.ArgTensor}, {Kind: capi.ArgInt, Value: int64(value)}}, []*capi.Tensor{x}, nil, nil, capi.CallNoGrad, nil)
+	err = capi.CallOperator(op, []capi.Arg{{Kind: capi.ArgTensor}, {Kind: capi.ArgInt, Value: int64(value)}}, []*capi.Tensor{x}, nil, capi.CallNoGrad, nil)
 	return err
 }
 
@@ -254,7 +254,7 @@ func operate(x *capi.Tensor, name string) error {
 	if err != nil {
 		return err
 	}
-	err = capi.CallOperator(op, []capi.Arg{{Kind: capi.ArgTensor}}, []*capi.Tensor{x}, nil, nil, 0, nil)
+	err = capi.CallOperator(op, []capi.Arg{{Kind: capi.ArgTensor}}, []*capi.Tensor{x}, nil, 0, nil)
 	return err
 }
 

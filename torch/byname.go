@@ -349,11 +349,11 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 	var err error
 	if n.list {
 		var list capi.List
-		p, err = invokeList(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text, &list)
+		p, err = invokeList(&n.entry, a.in.list(), a.args.list(), &capi.Lists{Ints: a.ints.list(), Text: a.text}, &list)
 		out = list.Tensors()
 	} else {
 		out = make([]*capi.Tensor, n.results)
-		p, err = invoke(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text, out)
+		p, err = invoke(&n.entry, a.in.list(), a.args.list(), &capi.Lists{Ints: a.ints.list(), Text: a.text}, out)
 	}
 	if err != nil {
 		return n.fail(err)
@@ -369,27 +369,16 @@ func (n *namedOperator) one(given []any) (*Tensor, error) {
 		err = opError(n.name, operandsOf(given), err)
 		return failed(err), err
 	}
-	var room [1]*capi.Tensor
-	out := room[:]
-	if n.written[0] >= 0 {
-		out = nil // the result is an operand
+	inPlace := n.written[0]
+	if inPlace >= 0 { // the result is an operand
+		inPlace = int(a.args.list()[inPlace].Value)
 	}
-	p, err := invoke(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text, out)
+	t := operator(0).run(&n.entry, a.in.list(), a.args.list(), &capi.Lists{Ints: a.ints.list(), Text: a.text}, inPlace)
 	a.release()
-	switch {
-	case err != nil:
-		return failed(err), err
-	case out == nil:
-		return a.operand(n.written[0]).marked(p.marks), nil // the marks of other operands propagate
-	case room[0] == nil:
+	if t == nil {
 		return nil, nil
 	}
-	t := p.result(room[0])
-	if err := t.failure(); err != nil {
-		err = opError(n.name, a.in.list(), err)
-		return failed(err), err
-	}
-	return t, nil
+	return t, t.failure()
 }
 
 // values implements CallValues.
@@ -399,7 +388,7 @@ func (n *namedOperator) values(given []any) ([]any, error) {
 	if err := n.collect(&a, given); err != nil {
 		return nil, opError(n.name, operandsOf(given), err)
 	}
-	all, p, err := invokeResults(&n.entry, a.in.list(), a.args.list(), a.ints.list(), a.text)
+	all, p, err := invokeResults(&n.entry, a.in.list(), a.args.list(), &capi.Lists{Ints: a.ints.list(), Text: a.text})
 	if err != nil {
 		return nil, err
 	}

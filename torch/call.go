@@ -113,19 +113,90 @@ func (p provenance) result(c *capi.Tensor) *Tensor {
 
 // call runs the operator. Operands that no argument refers to may be nil (absent optional
 // arguments). call keeps no slice, so that the generated methods have their slices on the stack.
-func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, out []*capi.Tensor) (provenance, error) {
-	return invoke(o.entry(), in, args, ints, text, out)
+func (o operator) call(in []*Tensor, args []capi.Arg, lists *capi.Lists, out []*capi.Tensor) (provenance, error) {
+	return invoke(o.entry(), in, args, lists, out)
+}
+
+// run runs an operator with one result: the operator by, or o if by is nil. An operator that
+// changes an operand in place returns that one: in[inPlace], with the marks of all operands;
+// inPlace is -1 for others. run returns nil for a result that LibTorch leaves undefined, if by is
+// not nil.
+//
+// run does by itself what hold and letGo do for other calls, because the size of the code and the
+// depth of its calls count: an operator runs so much code that a call's own code has left the
+// instruction cache before the next call, and the processor predicts returns up to a limited depth.
+func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, inPlace int) *Tensor {
+	e := by
+	if e == nil {
+		if e = entries[o].Load(); e == nil {
+			e = o.lookUp()
+		}
+	}
+	var few operands
+	cs := few.of(in)
+	var p provenance
+	for i, t := range in {
+		if t == nil {
+			if e.flags&checkedNil == 0 && named(args, i) {
+				return failed(e.refuse(in, i))
+			}
+			continue
+		}
+		h := t.h
+		if h == nil { // it failed
+			return failed(e.refuse(in, i))
+		}
+		if h.state.Add(1) >= closing {
+			return failed(e.refuseClosed(in, i))
+		}
+		cs[i] = h.c
+		if t.scope != p.scope {
+			p.scope = youngest(p.scope, t.scope)
+		}
+		p.marks |= t.marks
+	}
+	if e.op == nil {
+		return failed(e.refuse(in, len(in)))
+	}
+	if e.flags&takesCasts != 0 && p.scope != nil {
+		if pass := p.scope.casts.Load(); pass != nil {
+			pass.replace(in, cs, p.marks)
+		}
+	}
+	flags := e.flags&^entryFlags | int32(p.marks)
+	if inPlace >= 0 {
+		flags |= capi.CallDrops
+	}
+	c, err := capi.CallOperatorOne(e.op, args, cs, lists, flags)
+	for _, t := range in {
+		if t != nil {
+			t.h.release()
+		}
+	}
+	switch {
+	case err != nil:
+		return failed(opError(e.name, in, err))
+	case inPlace >= 0:
+		return in[inPlace].marked(p.marks) // the marks of other operands propagate
+	case c == nil && by != nil:
+		return nil
+	case c != nil && p.scope != nil:
+		if t := p.scope.add(c, p.marks); t != nil {
+			return t
+		}
+	}
+	return e.otherResult(p, in, c)
 }
 
 // invoke runs the operator e, which returns out. An operand's own error precedes the operator's.
-func invoke(e *entry, in []*Tensor, args []capi.Arg, ints []int64, text []byte, out []*capi.Tensor) (provenance, error) {
+func invoke(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, out []*capi.Tensor) (provenance, error) {
 	var few operands
 	cs := few.of(in)
 	p, err := e.hold(in, args, cs)
 	if err != nil {
 		return p, err
 	}
-	err = capi.CallOperator(e.op, args, cs, ints, text, e.flags&^entryFlags|int32(p.marks), out)
+	err = capi.CallOperator(e.op, args, cs, lists, e.flags&^entryFlags|int32(p.marks), out)
 	letGo(in)
 	if err != nil {
 		err = opError(e.name, in, err)
@@ -134,14 +205,14 @@ func invoke(e *entry, in []*Tensor, args []capi.Arg, ints []int64, text []byte, 
 }
 
 // invokeList is invoke for an operator that returns any number of tensors.
-func invokeList(e *entry, in []*Tensor, args []capi.Arg, ints []int64, text []byte, list *capi.List) (provenance, error) {
+func invokeList(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, list *capi.List) (provenance, error) {
 	var few operands
 	cs := few.of(in)
 	p, err := e.hold(in, args, cs)
 	if err != nil {
 		return p, err
 	}
-	err = capi.CallOperatorList(e.op, args, cs, ints, text, e.flags&^(entryFlags|capi.CallWaits)|int32(p.marks), list)
+	err = capi.CallOperatorList(e.op, args, cs, lists, e.flags&^(entryFlags|capi.CallWaits)|int32(p.marks), list)
 	letGo(in)
 	if err != nil {
 		err = opError(e.name, in, err)
@@ -150,13 +221,13 @@ func invokeList(e *entry, in []*Tensor, args []capi.Arg, ints []int64, text []by
 }
 
 // invokeResults is invoke for an operator with results of any type.
-func invokeResults(e *entry, in []*Tensor, args []capi.Arg, ints []int64, text []byte) (all capi.Results, p provenance, err error) {
+func invokeResults(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists) (all capi.Results, p provenance, err error) {
 	var few operands
 	cs := few.of(in)
 	if p, err = e.hold(in, args, cs); err != nil {
 		return all, p, err
 	}
-	all, err = capi.CallOperatorResults(e.op, args, cs, ints, text, e.flags&^(entryFlags|capi.CallWaits)|int32(p.marks))
+	all, err = capi.CallOperatorResults(e.op, args, cs, lists, e.flags&^(entryFlags|capi.CallWaits)|int32(p.marks))
 	letGo(in)
 	if err != nil {
 		err = opError(e.name, in, err)
@@ -230,6 +301,14 @@ func (e *entry) refuse(in []*Tensor, n int) error {
 	return opError(e.name, in, in[n].gone())
 }
 
+// refuseClosed is refuse for an operand whose handle is closed, and has been counted as in use.
+//
+//go:noinline
+func (e *entry) refuseClosed(in []*Tensor, n int) error {
+	in[n].h.release() // the count may have prevented the last user's free
+	return e.refuse(in, n)
+}
+
 // named reports whether an argument refers to operand i.
 func named(args []capi.Arg, i int) bool {
 	for _, a := range args {
@@ -244,13 +323,8 @@ func named(args []capi.Arg, i int) bool {
 }
 
 // one calls an operator with one result.
-func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
-	var out [1]*capi.Tensor
-	p, err := invoke(o.entry(), in, args, ints, text, out[:])
-	if err != nil {
-		return failed(err)
-	}
-	return o.result(p, in, out[0])
+func (o operator) one(in []*Tensor, args []capi.Arg, lists *capi.Lists) *Tensor {
+	return o.run(nil, in, args, lists, -1)
 }
 
 // result returns the tensor of an operator's result.
@@ -260,25 +334,25 @@ func (o operator) result(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
 			return t
 		}
 	}
-	return o.otherResult(p, in, c)
+	return o.entry().otherResult(p, in, c)
 }
 
 // otherResult is result where no scope took c. If p has a scope, that has ended and c is gone.
-func (o operator) otherResult(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
+func (e *entry) otherResult(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
 	if p.scope != nil && c != nil {
-		return failed(opError(operators[o].method, in, p.scope.s.ended()))
+		return failed(opError(e.name, in, p.scope.s.ended()))
 	}
 	r := p.result(c)
 	if err := r.failure(); err != nil {
-		return failed(opError(operators[o].method, in, err))
+		return failed(opError(e.name, in, err))
 	}
 	return r
 }
 
 // two calls an operator with two results.
-func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor) {
+func (o operator) two(in []*Tensor, args []capi.Arg, lists *capi.Lists) (*Tensor, *Tensor) {
 	var out [2]*capi.Tensor
-	p, err := o.call(in, args, ints, text, out[:])
+	p, err := o.call(in, args, lists, out[:])
 	if err != nil {
 		return failed(err), failed(err)
 	}
@@ -286,9 +360,9 @@ func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 }
 
 // three calls an operator with three results.
-func (o operator) three(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor, *Tensor) {
+func (o operator) three(in []*Tensor, args []capi.Arg, lists *capi.Lists) (*Tensor, *Tensor, *Tensor) {
 	var out [3]*capi.Tensor
-	p, err := o.call(in, args, ints, text, out[:])
+	p, err := o.call(in, args, lists, out[:])
 	if err != nil {
 		return failed(err), failed(err), failed(err)
 	}
@@ -296,9 +370,9 @@ func (o operator) three(in []*Tensor, args []capi.Arg, ints []int64, text []byte
 }
 
 // four calls an operator with four results.
-func (o operator) four(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor, *Tensor, *Tensor) {
+func (o operator) four(in []*Tensor, args []capi.Arg, lists *capi.Lists) (*Tensor, *Tensor, *Tensor, *Tensor) {
 	var out [4]*capi.Tensor
-	p, err := o.call(in, args, ints, text, out[:])
+	p, err := o.call(in, args, lists, out[:])
 	if err != nil {
 		return failed(err), failed(err), failed(err), failed(err)
 	}
@@ -306,8 +380,8 @@ func (o operator) four(in []*Tensor, args []capi.Arg, ints []int64, text []byte)
 }
 
 // truth calls an operator that returns a bool.
-func (o operator) truth(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (bool, error) {
-	all, _, err := invokeResults(o.entry(), in, args, ints, text)
+func (o operator) truth(in []*Tensor, args []capi.Arg, lists *capi.Lists) (bool, error) {
+	all, _, err := invokeResults(o.entry(), in, args, lists)
 	if err != nil {
 		return false, err
 	}
@@ -315,9 +389,9 @@ func (o operator) truth(in []*Tensor, args []capi.Arg, ints []int64, text []byte
 }
 
 // list calls an operator that returns a list.
-func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte) ([]*Tensor, error) {
+func (o operator) list(in []*Tensor, args []capi.Arg, lists *capi.Lists) ([]*Tensor, error) {
 	var all capi.List
-	p, err := invokeList(o.entry(), in, args, ints, text, &all)
+	p, err := invokeList(o.entry(), in, args, lists, &all)
 	if err != nil {
 		return nil, err
 	}
@@ -333,17 +407,13 @@ func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte)
 }
 
 // self calls an operator that changes its first operand and returns it.
-func (o operator) self(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
-	p, err := o.call(in, args, ints, text, nil)
-	if err != nil {
-		return failed(err)
-	}
-	return in[0].marked(p.marks) // the marks of other operands propagate
+func (o operator) self(in []*Tensor, args []capi.Arg, lists *capi.Lists) *Tensor {
+	return o.run(nil, in, args, lists, 0)
 }
 
 // none calls an operator without results.
-func (o operator) none(in []*Tensor, args []capi.Arg, ints []int64, text []byte) error {
-	_, err := o.call(in, args, ints, text, nil)
+func (o operator) none(in []*Tensor, args []capi.Arg, lists *capi.Lists) error {
+	_, err := o.call(in, args, lists, nil)
 	return err
 }
 

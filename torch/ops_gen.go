@@ -1386,70 +1386,70 @@ var operators = [...]operatorInfo{
 //
 //	aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 func (t *Tensor) Add(other *Tensor) *Tensor {
-	return opAdd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opAdd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // AddScalar returns t + other; an integer tensor becomes float32.
 //
 //	aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
 func (t *Tensor) AddScalar(other float64) *Tensor {
-	return opAddScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opAddScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // AddInt returns t + other; an integer tensor keeps its dtype.
 //
 //	aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
 func (t *Tensor) AddInt(other int64) *Tensor {
-	return opAddInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil, nil)
+	return opAddInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil)
 }
 
 // Sub returns t - other.
 //
 //	aten::sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 func (t *Tensor) Sub(other *Tensor) *Tensor {
-	return opSub.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opSub.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // SubScalar returns t - other.
 //
 //	aten::sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
 func (t *Tensor) SubScalar(other float64) *Tensor {
-	return opSubScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opSubScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Mul returns t * other, elementwise.
 //
 //	aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Mul(other *Tensor) *Tensor {
-	return opMul.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMul.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // MulScalar returns t * other; an integer tensor becomes float32.
 //
 //	aten::mul.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) MulScalar(other float64) *Tensor {
-	return opMulScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opMulScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // MulInt returns t * other; an integer tensor keeps its dtype.
 //
 //	aten::mul.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) MulInt(other int64) *Tensor {
-	return opMulInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil, nil)
+	return opMulInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil)
 }
 
 // Div returns t / other; integers give float32.
 //
 //	aten::div.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Div(other *Tensor) *Tensor {
-	return opDiv.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opDiv.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // DivScalar returns t / other.
 //
 //	aten::div.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) DivScalar(other float64) *Tensor {
-	return opDivScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opDivScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // DivMode returns t / other, rounded: "trunc" towards zero, "floor" down.
@@ -1459,154 +1459,154 @@ func (t *Tensor) DivMode(other *Tensor, roundingMode string) *Tensor {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg()}
 	args[2], text = stringArg(text, roundingMode)
-	return opDivMode.one([]*Tensor{t, other}, args, nil, text)
+	return opDivMode.one([]*Tensor{t, other}, args, &capi.Lists{Text: text})
 }
 
 // Neg returns -t.
 //
 //	aten::neg(Tensor self) -> Tensor
 func (t *Tensor) Neg() *Tensor {
-	return opNeg.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opNeg.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Abs returns |t|.
 //
 //	aten::abs(Tensor self) -> Tensor
 func (t *Tensor) Abs() *Tensor {
-	return opAbs.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAbs.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Sign returns the sign of t: -1, 0 or 1.
 //
 //	aten::sign(Tensor self) -> Tensor
 func (t *Tensor) Sign() *Tensor {
-	return opSign.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSign.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Square returns t * t.
 //
 //	aten::square(Tensor self) -> Tensor
 func (t *Tensor) Square() *Tensor {
-	return opSquare.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSquare.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Sqrt returns the square root.
 //
 //	aten::sqrt(Tensor self) -> Tensor
 func (t *Tensor) Sqrt() *Tensor {
-	return opSqrt.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSqrt.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Reciprocal returns 1 / t.
 //
 //	aten::reciprocal(Tensor self) -> Tensor
 func (t *Tensor) Reciprocal() *Tensor {
-	return opReciprocal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opReciprocal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Rsqrt returns 1 / the square root.
 //
 //	aten::rsqrt(Tensor self) -> Tensor
 func (t *Tensor) Rsqrt() *Tensor {
-	return opRsqrt.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opRsqrt.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Exp returns e to the power of t.
 //
 //	aten::exp(Tensor self) -> Tensor
 func (t *Tensor) Exp() *Tensor {
-	return opExp.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opExp.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Log returns the natural logarithm.
 //
 //	aten::log(Tensor self) -> Tensor
 func (t *Tensor) Log() *Tensor {
-	return opLog.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLog.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Sin returns the sine.
 //
 //	aten::sin(Tensor self) -> Tensor
 func (t *Tensor) Sin() *Tensor {
-	return opSin.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSin.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Cos returns the cosine.
 //
 //	aten::cos(Tensor self) -> Tensor
 func (t *Tensor) Cos() *Tensor {
-	return opCos.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opCos.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // PowScalar returns t to the power of a number.
 //
 //	aten::pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor
 func (t *Tensor) PowScalar(exponent float64) *Tensor {
-	return opPowScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(exponent)}, nil, nil)
+	return opPowScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(exponent)}, nil)
 }
 
 // Pow returns t to the power of a tensor.
 //
 //	aten::pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor
 func (t *Tensor) Pow(exponent *Tensor) *Tensor {
-	return opPow.one([]*Tensor{t, exponent}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opPow.one([]*Tensor{t, exponent}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Maximum returns the larger of t and other, elementwise.
 //
 //	aten::maximum(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Maximum(other *Tensor) *Tensor {
-	return opMaximum.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMaximum.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Minimum returns the smaller of t and other, elementwise.
 //
 //	aten::minimum(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Minimum(other *Tensor) *Tensor {
-	return opMinimum.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMinimum.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Clamp returns t limited to [min, max].
 //
 //	aten::clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor
 func (t *Tensor) Clamp(min float64, max float64) *Tensor {
-	return opClamp.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min), floatArg(max)}, nil, nil)
+	return opClamp.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min), floatArg(max)}, nil)
 }
 
 // ClampMin returns the maximum of t and min.
 //
 //	aten::clamp_min(Tensor self, Scalar min) -> Tensor
 func (t *Tensor) ClampMin(min float64) *Tensor {
-	return opClampMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min)}, nil, nil)
+	return opClampMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min)}, nil)
 }
 
 // ClampMax returns the minimum of t and max.
 //
 //	aten::clamp_max(Tensor self, Scalar max) -> Tensor
 func (t *Tensor) ClampMax(max float64) *Tensor {
-	return opClampMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(max)}, nil, nil)
+	return opClampMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(max)}, nil)
 }
 
 // AddScaled returns t + alpha * other.
 //
 //	aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 func (t *Tensor) AddScaled(other *Tensor, alpha float64) *Tensor {
-	return opAddScaled.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}, nil, nil)
+	return opAddScaled.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}, nil)
 }
 
 // RSubScalar returns other - t.
 //
 //	aten::rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
 func (t *Tensor) RSubScalar(other float64) *Tensor {
-	return opRSubScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opRSubScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // SubInt returns t - other; an integer tensor keeps its dtype.
 //
 //	aten::sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
 func (t *Tensor) SubInt(other int64) *Tensor {
-	return opSubInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil, nil)
+	return opSubInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil)
 }
 
 // DivScalarMode returns t / other, rounded: "trunc" towards zero, "floor" down.
@@ -1616,119 +1616,119 @@ func (t *Tensor) DivScalarMode(other float64, roundingMode string) *Tensor {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{tensorArg(0), floatArg(other), defaultArg()}
 	args[2], text = stringArg(text, roundingMode)
-	return opDivScalarMode.one([]*Tensor{t}, args, nil, text)
+	return opDivScalarMode.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // FloorDivide returns t / other, rounded down; integers stay integers.
 //
 //	aten::floor_divide(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) FloorDivide(other *Tensor) *Tensor {
-	return opFloorDivide.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opFloorDivide.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Remainder returns the remainder of t / other, with the sign of other.
 //
 //	aten::remainder.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Remainder(other *Tensor) *Tensor {
-	return opRemainder.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opRemainder.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // RemainderScalar returns the remainder of t / other, with the sign of other.
 //
 //	aten::remainder.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) RemainderScalar(other float64) *Tensor {
-	return opRemainderScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opRemainderScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // FMod returns the remainder of t / other, with the sign of t.
 //
 //	aten::fmod.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) FMod(other *Tensor) *Tensor {
-	return opFMod.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opFMod.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // FModScalar returns the remainder of t / other, with the sign of t.
 //
 //	aten::fmod.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) FModScalar(other float64) *Tensor {
-	return opFModScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opFModScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Addcmul returns t + value * tensor1 * tensor2.
 //
 //	aten::addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
 func (t *Tensor) Addcmul(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tensor {
-	return opAddcmul.one([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil, nil)
+	return opAddcmul.one([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil)
 }
 
 // Addcdiv returns t + value * tensor1 / tensor2.
 //
 //	aten::addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
 func (t *Tensor) Addcdiv(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tensor {
-	return opAddcdiv.one([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil, nil)
+	return opAddcdiv.one([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil)
 }
 
 // LerpScalar returns t + weight * (end - t).
 //
 //	aten::lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor
 func (t *Tensor) LerpScalar(end *Tensor, weight float64) *Tensor {
-	return opLerpScalar.one([]*Tensor{t, end}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(weight)}, nil, nil)
+	return opLerpScalar.one([]*Tensor{t, end}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(weight)}, nil)
 }
 
 // Lerp returns t + weight * (end - t), elementwise.
 //
 //	aten::lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor
 func (t *Tensor) Lerp(end *Tensor, weight *Tensor) *Tensor {
-	return opLerp.one([]*Tensor{t, end, weight}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opLerp.one([]*Tensor{t, end, weight}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // PowOf returns self to the power of each exponent.
 //
 //	aten::pow.Scalar(Scalar self, Tensor exponent) -> Tensor
 func PowOf(self float64, exponent *Tensor) *Tensor {
-	return opPowOf.one([]*Tensor{exponent}, []capi.Arg{floatArg(self), tensorArg(0)}, nil, nil)
+	return opPowOf.one([]*Tensor{exponent}, []capi.Arg{floatArg(self), tensorArg(0)}, nil)
 }
 
 // FloatPowerScalar returns t to the power of a number, computed in float64.
 //
 //	aten::float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor
 func (t *Tensor) FloatPowerScalar(exponent float64) *Tensor {
-	return opFloatPowerScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(exponent)}, nil, nil)
+	return opFloatPowerScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(exponent)}, nil)
 }
 
 // Hypot returns the square root of t*t + other*other.
 //
 //	aten::hypot(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Hypot(other *Tensor) *Tensor {
-	return opHypot.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opHypot.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Atan2 returns the angle of the point (other, t), between -pi and pi.
 //
 //	aten::atan2(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Atan2(other *Tensor) *Tensor {
-	return opAtan2.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opAtan2.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // CopySign returns t with the sign of other.
 //
 //	aten::copysign.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) CopySign(other *Tensor) *Tensor {
-	return opCopySign.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opCopySign.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // NextAfter returns the next floating-point number after t towards other.
 //
 //	aten::nextafter(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) NextAfter(other *Tensor) *Tensor {
-	return opNextAfter.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opNextAfter.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Ldexp returns t * 2 to the power of other.
 //
 //	aten::ldexp.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Ldexp(other *Tensor) *Tensor {
-	return opLdexp.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLdexp.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Frexp returns the mantissas of t, between 1/2 and 1 in magnitude, and the exponents of two
@@ -1736,91 +1736,91 @@ func (t *Tensor) Ldexp(other *Tensor) *Tensor {
 //
 //	aten::frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)
 func (t *Tensor) Frexp() (*Tensor, *Tensor) {
-	return opFrexp.two([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opFrexp.two([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // XLogY returns t * log(other), and 0 where t is 0.
 //
 //	aten::xlogy.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) XLogY(other *Tensor) *Tensor {
-	return opXLogY.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opXLogY.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // LogAddExp returns log(exp(t) + exp(other)), computed stably.
 //
 //	aten::logaddexp(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) LogAddExp(other *Tensor) *Tensor {
-	return opLogAddExp.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLogAddExp.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // LogAddExp2 returns the base-2 logarithm of 2^t + 2^other, computed stably.
 //
 //	aten::logaddexp2(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) LogAddExp2(other *Tensor) *Tensor {
-	return opLogAddExp2.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLogAddExp2.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // FMax returns the larger of t and other, elementwise; a NaN loses against a number.
 //
 //	aten::fmax(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) FMax(other *Tensor) *Tensor {
-	return opFMax.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opFMax.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // FMin returns the smaller of t and other, elementwise; a NaN loses against a number.
 //
 //	aten::fmin(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) FMin(other *Tensor) *Tensor {
-	return opFMin.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opFMin.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // ClampTensor returns t limited elementwise to [min, max], either of which may be nil.
 //
 //	aten::clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor
 func (t *Tensor) ClampTensor(min *Tensor, max *Tensor) *Tensor {
-	return opClampTensor.one([]*Tensor{t, min, max}, []capi.Arg{tensorArg(0), optionalArg(1, min), optionalArg(2, max)}, nil, nil)
+	return opClampTensor.one([]*Tensor{t, min, max}, []capi.Arg{tensorArg(0), optionalArg(1, min), optionalArg(2, max)}, nil)
 }
 
 // ClampMinTensor returns the maximum of t and min, elementwise.
 //
 //	aten::clamp_min.Tensor(Tensor self, Tensor min) -> Tensor
 func (t *Tensor) ClampMinTensor(min *Tensor) *Tensor {
-	return opClampMinTensor.one([]*Tensor{t, min}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opClampMinTensor.one([]*Tensor{t, min}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // ClampMaxTensor returns the minimum of t and max, elementwise.
 //
 //	aten::clamp_max.Tensor(Tensor self, Tensor max) -> Tensor
 func (t *Tensor) ClampMaxTensor(max *Tensor) *Tensor {
-	return opClampMaxTensor.one([]*Tensor{t, max}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opClampMaxTensor.one([]*Tensor{t, max}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // GCD returns the greatest common divisor of integers.
 //
 //	aten::gcd(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) GCD(other *Tensor) *Tensor {
-	return opGCD.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opGCD.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // LCM returns the least common multiple of integers.
 //
 //	aten::lcm(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) LCM(other *Tensor) *Tensor {
-	return opLCM.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLCM.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Heaviside returns 0 where t is negative, 1 where it is positive, and values where it is 0.
 //
 //	aten::heaviside(Tensor self, Tensor values) -> Tensor
 func (t *Tensor) Heaviside(values *Tensor) *Tensor {
-	return opHeaviside.one([]*Tensor{t, values}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opHeaviside.one([]*Tensor{t, values}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Dist returns the p-norm of t - other.
 //
 //	aten::dist(Tensor self, Tensor other, Scalar p=2) -> Tensor
 func (t *Tensor) Dist(other *Tensor, p float64) *Tensor {
-	return opDist.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(p)}, nil, nil)
+	return opDist.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(p)}, nil)
 }
 
 // NaNToNumOptions are the options of NaNToNum. The zero value of a field selects its default.
@@ -1845,231 +1845,231 @@ func (t *Tensor) NaNToNum(o NaNToNumOptions) *Tensor {
 	if !(o.Neginf == nil) {
 		args[3] = floatArg(*o.Neginf)
 	}
-	return opNaNToNum.one([]*Tensor{t}, args, nil, nil)
+	return opNaNToNum.one([]*Tensor{t}, args, nil)
 }
 
 // Exp2 returns 2 to the power of t.
 //
 //	aten::exp2(Tensor self) -> Tensor
 func (t *Tensor) Exp2() *Tensor {
-	return opExp2.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opExp2.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Expm1 returns exp(t) - 1, computed precisely near 0.
 //
 //	aten::expm1(Tensor self) -> Tensor
 func (t *Tensor) Expm1() *Tensor {
-	return opExpm1.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opExpm1.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Log1p returns log(1 + t), computed precisely near 0.
 //
 //	aten::log1p(Tensor self) -> Tensor
 func (t *Tensor) Log1p() *Tensor {
-	return opLog1p.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLog1p.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Log2 returns the logarithm to the base 2.
 //
 //	aten::log2(Tensor self) -> Tensor
 func (t *Tensor) Log2() *Tensor {
-	return opLog2.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLog2.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Log10 returns the logarithm to the base 10.
 //
 //	aten::log10(Tensor self) -> Tensor
 func (t *Tensor) Log10() *Tensor {
-	return opLog10.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLog10.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Tan returns the tangent.
 //
 //	aten::tan(Tensor self) -> Tensor
 func (t *Tensor) Tan() *Tensor {
-	return opTan.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opTan.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Asin returns the arcsine.
 //
 //	aten::asin(Tensor self) -> Tensor
 func (t *Tensor) Asin() *Tensor {
-	return opAsin.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAsin.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Acos returns the arccosine.
 //
 //	aten::acos(Tensor self) -> Tensor
 func (t *Tensor) Acos() *Tensor {
-	return opAcos.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAcos.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Atan returns the arctangent.
 //
 //	aten::atan(Tensor self) -> Tensor
 func (t *Tensor) Atan() *Tensor {
-	return opAtan.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAtan.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Sinh returns the hyperbolic sine.
 //
 //	aten::sinh(Tensor self) -> Tensor
 func (t *Tensor) Sinh() *Tensor {
-	return opSinh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSinh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Cosh returns the hyperbolic cosine.
 //
 //	aten::cosh(Tensor self) -> Tensor
 func (t *Tensor) Cosh() *Tensor {
-	return opCosh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opCosh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Asinh returns the inverse hyperbolic sine.
 //
 //	aten::asinh(Tensor self) -> Tensor
 func (t *Tensor) Asinh() *Tensor {
-	return opAsinh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAsinh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Acosh returns the inverse hyperbolic cosine.
 //
 //	aten::acosh(Tensor self) -> Tensor
 func (t *Tensor) Acosh() *Tensor {
-	return opAcosh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAcosh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Atanh returns the inverse hyperbolic tangent.
 //
 //	aten::atanh(Tensor self) -> Tensor
 func (t *Tensor) Atanh() *Tensor {
-	return opAtanh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAtanh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Sinc returns sin(pi t) / (pi t), and 1 at 0.
 //
 //	aten::sinc(Tensor self) -> Tensor
 func (t *Tensor) Sinc() *Tensor {
-	return opSinc.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSinc.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Deg2Rad returns t in radians, for t in degrees.
 //
 //	aten::deg2rad(Tensor self) -> Tensor
 func (t *Tensor) Deg2Rad() *Tensor {
-	return opDeg2Rad.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opDeg2Rad.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Rad2Deg returns t in degrees, for t in radians.
 //
 //	aten::rad2deg(Tensor self) -> Tensor
 func (t *Tensor) Rad2Deg() *Tensor {
-	return opRad2Deg.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opRad2Deg.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Floor returns t rounded down.
 //
 //	aten::floor(Tensor self) -> Tensor
 func (t *Tensor) Floor() *Tensor {
-	return opFloor.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opFloor.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Ceil returns t rounded up.
 //
 //	aten::ceil(Tensor self) -> Tensor
 func (t *Tensor) Ceil() *Tensor {
-	return opCeil.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opCeil.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Round returns t rounded to the nearest integer, halves to the even one.
 //
 //	aten::round(Tensor self) -> Tensor
 func (t *Tensor) Round() *Tensor {
-	return opRound.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opRound.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // RoundTo returns t rounded to the number of decimals.
 //
 //	aten::round.decimals(Tensor self, *, int decimals) -> Tensor
 func (t *Tensor) RoundTo(decimals int64) *Tensor {
-	return opRoundTo.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(decimals)}, nil, nil)
+	return opRoundTo.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(decimals)}, nil)
 }
 
 // Trunc returns t rounded towards zero.
 //
 //	aten::trunc(Tensor self) -> Tensor
 func (t *Tensor) Trunc() *Tensor {
-	return opTrunc.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opTrunc.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Frac returns t - trunc(t).
 //
 //	aten::frac(Tensor self) -> Tensor
 func (t *Tensor) Frac() *Tensor {
-	return opFrac.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opFrac.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Erf returns the error function.
 //
 //	aten::erf(Tensor self) -> Tensor
 func (t *Tensor) Erf() *Tensor {
-	return opErf.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opErf.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Erfc returns 1 - erf(t).
 //
 //	aten::erfc(Tensor self) -> Tensor
 func (t *Tensor) Erfc() *Tensor {
-	return opErfc.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opErfc.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Erfinv returns the inverse of the error function.
 //
 //	aten::erfinv(Tensor self) -> Tensor
 func (t *Tensor) Erfinv() *Tensor {
-	return opErfinv.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opErfinv.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Lgamma returns the logarithm of the absolute value of the gamma function.
 //
 //	aten::lgamma(Tensor self) -> Tensor
 func (t *Tensor) Lgamma() *Tensor {
-	return opLgamma.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLgamma.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Digamma returns the derivative of Lgamma.
 //
 //	aten::digamma(Tensor self) -> Tensor
 func (t *Tensor) Digamma() *Tensor {
-	return opDigamma.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opDigamma.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Polygamma returns the n-th derivative of the digamma function.
 //
 //	aten::polygamma(int n, Tensor self) -> Tensor
 func (t *Tensor) Polygamma(n int64) *Tensor {
-	return opPolygamma.one([]*Tensor{t}, []capi.Arg{intArg(n), tensorArg(0)}, nil, nil)
+	return opPolygamma.one([]*Tensor{t}, []capi.Arg{intArg(n), tensorArg(0)}, nil)
 }
 
 // MVLgamma returns the logarithm of the multivariate gamma function of dimension p.
 //
 //	aten::mvlgamma(Tensor self, int p) -> Tensor
 func (t *Tensor) MVLgamma(p int64) *Tensor {
-	return opMVLgamma.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(p)}, nil, nil)
+	return opMVLgamma.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(p)}, nil)
 }
 
 // Igamma returns the regularised lower incomplete gamma function of t at other.
 //
 //	aten::igamma(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Igamma(other *Tensor) *Tensor {
-	return opIgamma.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opIgamma.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Igammac returns the regularised upper incomplete gamma function of t at other.
 //
 //	aten::igammac(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Igammac(other *Tensor) *Tensor {
-	return opIgammac.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opIgammac.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // LogitOptions are the options of Logit. The zero value of a field selects its default.
@@ -2085,217 +2085,217 @@ func (t *Tensor) Logit(o LogitOptions) *Tensor {
 	if !(o.Eps == nil) {
 		args[1] = floatArg(*o.Eps)
 	}
-	return opLogit.one([]*Tensor{t}, args, nil, nil)
+	return opLogit.one([]*Tensor{t}, args, nil)
 }
 
 // BesselI0 returns the modified Bessel function of the first kind of order 0.
 //
 //	aten::i0(Tensor self) -> Tensor
 func (t *Tensor) BesselI0() *Tensor {
-	return opBesselI0.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opBesselI0.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // BesselI0e returns BesselI0, divided by exp(abs(t)).
 //
 //	aten::special_i0e(Tensor self) -> Tensor
 func (t *Tensor) BesselI0e() *Tensor {
-	return opBesselI0e.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opBesselI0e.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // BesselI1 returns the modified Bessel function of the first kind of order 1.
 //
 //	aten::special_i1(Tensor self) -> Tensor
 func (t *Tensor) BesselI1() *Tensor {
-	return opBesselI1.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opBesselI1.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // BesselI1e returns BesselI1, divided by exp(abs(t)).
 //
 //	aten::special_i1e(Tensor self) -> Tensor
 func (t *Tensor) BesselI1e() *Tensor {
-	return opBesselI1e.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opBesselI1e.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // BesselJ0 returns the Bessel function of the first kind of order 0.
 //
 //	aten::special_bessel_j0(Tensor self) -> Tensor
 func (t *Tensor) BesselJ0() *Tensor {
-	return opBesselJ0.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opBesselJ0.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // BesselJ1 returns the Bessel function of the first kind of order 1.
 //
 //	aten::special_bessel_j1(Tensor self) -> Tensor
 func (t *Tensor) BesselJ1() *Tensor {
-	return opBesselJ1.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opBesselJ1.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Entr returns -t * log(t), 0 at 0 and -Inf below.
 //
 //	aten::special_entr(Tensor self) -> Tensor
 func (t *Tensor) Entr() *Tensor {
-	return opEntr.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opEntr.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Erfcx returns exp(t*t) * erfc(t).
 //
 //	aten::special_erfcx(Tensor self) -> Tensor
 func (t *Tensor) Erfcx() *Tensor {
-	return opErfcx.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opErfcx.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Ndtr returns the area under the standard normal density up to t.
 //
 //	aten::special_ndtr(Tensor self) -> Tensor
 func (t *Tensor) Ndtr() *Tensor {
-	return opNdtr.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opNdtr.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Ndtri returns the inverse of Ndtr.
 //
 //	aten::special_ndtri(Tensor self) -> Tensor
 func (t *Tensor) Ndtri() *Tensor {
-	return opNdtri.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opNdtri.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LogNdtr returns the logarithm of Ndtr, computed stably.
 //
 //	aten::special_log_ndtr(Tensor self) -> Tensor
 func (t *Tensor) LogNdtr() *Tensor {
-	return opLogNdtr.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLogNdtr.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // XLog1pY returns t * log(1 + other), and 0 where t is 0.
 //
 //	aten::special_xlog1py(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) XLog1pY(other *Tensor) *Tensor {
-	return opXLog1pY.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opXLog1pY.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Zeta returns the Hurwitz zeta function of t and other.
 //
 //	aten::special_zeta(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Zeta(other *Tensor) *Tensor {
-	return opZeta.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opZeta.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Sgn returns the sign of a real number, or a complex number divided by its absolute value.
 //
 //	aten::sgn(Tensor self) -> Tensor
 func (t *Tensor) Sgn() *Tensor {
-	return opSgn.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSgn.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // SignBit returns whether t is negative, -0 included (bool).
 //
 //	aten::signbit(Tensor self) -> Tensor
 func (t *Tensor) SignBit() *Tensor {
-	return opSignBit.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSignBit.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Add_ works in place: t += other.
 //
 //	aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)
 func (t *Tensor) Add_(other *Tensor) *Tensor {
-	return opAdd_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opAdd_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // AddScaled_ works in place: t += alpha * other.
 //
 //	aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)
 func (t *Tensor) AddScaled_(other *Tensor, alpha float64) *Tensor {
-	return opAddScaled_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}, nil, nil)
+	return opAddScaled_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}, nil)
 }
 
 // AddScalar_ works in place: t += other, for a floating-point t.
 //
 //	aten::add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)
 func (t *Tensor) AddScalar_(other float64) *Tensor {
-	return opAddScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opAddScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // AddInt_ works in place: t += other.
 //
 //	aten::add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)
 func (t *Tensor) AddInt_(other int64) *Tensor {
-	return opAddInt_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil, nil)
+	return opAddInt_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil)
 }
 
 // Sub_ works in place: t -= other.
 //
 //	aten::sub_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)
 func (t *Tensor) Sub_(other *Tensor) *Tensor {
-	return opSub_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opSub_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Mul_ works in place: t *= other, elementwise.
 //
 //	aten::mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)
 func (t *Tensor) Mul_(other *Tensor) *Tensor {
-	return opMul_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMul_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // MulScalar_ works in place: t *= other.
 //
 //	aten::mul_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)
 func (t *Tensor) MulScalar_(other float64) *Tensor {
-	return opMulScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opMulScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Div_ works in place: t /= other.
 //
 //	aten::div_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)
 func (t *Tensor) Div_(other *Tensor) *Tensor {
-	return opDiv_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opDiv_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // DivScalar_ works in place: t /= other.
 //
 //	aten::div_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)
 func (t *Tensor) DivScalar_(other float64) *Tensor {
-	return opDivScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opDivScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Addcmul_ works in place: t += value * tensor1 * tensor2.
 //
 //	aten::addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)
 func (t *Tensor) Addcmul_(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tensor {
-	return opAddcmul_.self([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil, nil)
+	return opAddcmul_.self([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil)
 }
 
 // Addcdiv_ works in place: t += value * tensor1 / tensor2.
 //
 //	aten::addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)
 func (t *Tensor) Addcdiv_(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tensor {
-	return opAddcdiv_.self([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil, nil)
+	return opAddcdiv_.self([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil)
 }
 
 // Sqrt_ works in place: t = the square root of t.
 //
 //	aten::sqrt_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Sqrt_() *Tensor {
-	return opSqrt_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSqrt_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ReLU_ works in place: t = max(t, 0).
 //
 //	aten::relu_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) ReLU_() *Tensor {
-	return opReLU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opReLU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Zero_ works in place: all elements become 0.
 //
 //	aten::zero_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Zero_() *Tensor {
-	return opZero_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opZero_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Fill_ works in place: all elements become value.
 //
 //	aten::fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)
 func (t *Tensor) Fill_(value float64) *Tensor {
-	return opFill_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(value)}, nil, nil)
+	return opFill_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(value)}, nil)
 }
 
 // Copy_ works in place: t's elements become src's, which may have another dtype, device and
@@ -2303,28 +2303,28 @@ func (t *Tensor) Fill_(value float64) *Tensor {
 //
 //	aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)
 func (t *Tensor) Copy_(src *Tensor) *Tensor {
-	return opCopy_.self([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opCopy_.self([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Uniform_ works in place: random numbers from the uniform distribution on [from, to).
 //
 //	aten::uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)
 func (t *Tensor) Uniform_(from float64, to float64) *Tensor {
-	return opUniform_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(from), floatArg(to)}, nil, nil)
+	return opUniform_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(from), floatArg(to)}, nil)
 }
 
 // Normal_ works in place: random numbers from the normal distribution.
 //
 //	aten::normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)
 func (t *Tensor) Normal_(mean float64, std float64) *Tensor {
-	return opNormal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(mean), floatArg(std)}, nil, nil)
+	return opNormal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(mean), floatArg(std)}, nil)
 }
 
 // Bernoulli_ works in place: each element becomes 1 with probability p, else 0.
 //
 //	aten::bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)
 func (t *Tensor) Bernoulli_(p float64) *Tensor {
-	return opBernoulli_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p)}, nil, nil)
+	return opBernoulli_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p)}, nil)
 }
 
 // SetData works in place: t takes the memory, dtype and device of newData, and stays the same leaf
@@ -2332,133 +2332,133 @@ func (t *Tensor) Bernoulli_(p float64) *Tensor {
 //
 //	aten::set_data(Tensor(a!) self, Tensor new_data) -> ()
 func (t *Tensor) SetData(newData *Tensor) error {
-	return opSetData.none([]*Tensor{t, newData}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opSetData.none([]*Tensor{t, newData}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Exp_ works in place: t = exp(t).
 //
 //	aten::exp_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Exp_() *Tensor {
-	return opExp_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opExp_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Log_ works in place: t = log(t).
 //
 //	aten::log_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Log_() *Tensor {
-	return opLog_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLog_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Neg_ works in place: t = -t.
 //
 //	aten::neg_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Neg_() *Tensor {
-	return opNeg_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opNeg_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Abs_ works in place: t = |t|.
 //
 //	aten::abs_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Abs_() *Tensor {
-	return opAbs_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAbs_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Square_ works in place: t = t * t.
 //
 //	aten::square_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Square_() *Tensor {
-	return opSquare_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSquare_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Rsqrt_ works in place: t = 1 / the square root of t.
 //
 //	aten::rsqrt_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Rsqrt_() *Tensor {
-	return opRsqrt_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opRsqrt_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Reciprocal_ works in place: t = 1 / t.
 //
 //	aten::reciprocal_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Reciprocal_() *Tensor {
-	return opReciprocal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opReciprocal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // PowScalar_ works in place: t becomes its power.
 //
 //	aten::pow_.Scalar(Tensor(a!) self, Scalar exponent) -> Tensor(a!)
 func (t *Tensor) PowScalar_(exponent float64) *Tensor {
-	return opPowScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(exponent)}, nil, nil)
+	return opPowScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(exponent)}, nil)
 }
 
 // Floor_ works in place: t = floor(t).
 //
 //	aten::floor_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Floor_() *Tensor {
-	return opFloor_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opFloor_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Ceil_ works in place: t = ceil(t).
 //
 //	aten::ceil_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Ceil_() *Tensor {
-	return opCeil_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opCeil_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Round_ works in place: t = round(t).
 //
 //	aten::round_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Round_() *Tensor {
-	return opRound_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opRound_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Trunc_ works in place: t = trunc(t).
 //
 //	aten::trunc_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Trunc_() *Tensor {
-	return opTrunc_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opTrunc_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Clamp_ works in place: t is limited to [min, max].
 //
 //	aten::clamp_(Tensor(a!) self, Scalar? min=None, Scalar? max=None) -> Tensor(a!)
 func (t *Tensor) Clamp_(min float64, max float64) *Tensor {
-	return opClamp_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min), floatArg(max)}, nil, nil)
+	return opClamp_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min), floatArg(max)}, nil)
 }
 
 // ClampMin_ works in place: t is at least min.
 //
 //	aten::clamp_min_(Tensor(a!) self, Scalar min) -> Tensor(a!)
 func (t *Tensor) ClampMin_(min float64) *Tensor {
-	return opClampMin_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min)}, nil, nil)
+	return opClampMin_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min)}, nil)
 }
 
 // ClampMax_ works in place: t is at most max.
 //
 //	aten::clamp_max_(Tensor(a!) self, Scalar max) -> Tensor(a!)
 func (t *Tensor) ClampMax_(max float64) *Tensor {
-	return opClampMax_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(max)}, nil, nil)
+	return opClampMax_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(max)}, nil)
 }
 
 // SubScalar_ works in place: t -= other.
 //
 //	aten::sub_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)
 func (t *Tensor) SubScalar_(other float64) *Tensor {
-	return opSubScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opSubScalar_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // LerpScalar_ works in place: t += weight * (end - t).
 //
 //	aten::lerp_.Scalar(Tensor(a!) self, Tensor end, Scalar weight) -> Tensor(a!)
 func (t *Tensor) LerpScalar_(end *Tensor, weight float64) *Tensor {
-	return opLerpScalar_.self([]*Tensor{t, end}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(weight)}, nil, nil)
+	return opLerpScalar_.self([]*Tensor{t, end}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(weight)}, nil)
 }
 
 // Lerp_ works in place: t += weight * (end - t), elementwise.
 //
 //	aten::lerp_.Tensor(Tensor(a!) self, Tensor end, Tensor weight) -> Tensor(a!)
 func (t *Tensor) Lerp_(end *Tensor, weight *Tensor) *Tensor {
-	return opLerp_.self([]*Tensor{t, end, weight}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opLerp_.self([]*Tensor{t, end, weight}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // AddMMOptions are the options of AddMM. The zero value of a field selects its default.
@@ -2478,105 +2478,105 @@ func (t *Tensor) AddMM_(mat1 *Tensor, mat2 *Tensor, o AddMMOptions) *Tensor {
 	if !(o.Alpha == nil) {
 		args[4] = floatArg(*o.Alpha)
 	}
-	return opAddMM_.self([]*Tensor{t, mat1, mat2}, args, nil, nil)
+	return opAddMM_.self([]*Tensor{t, mat1, mat2}, args, nil)
 }
 
 // Sigmoid_ works in place: t = sigmoid(t).
 //
 //	aten::sigmoid_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Sigmoid_() *Tensor {
-	return opSigmoid_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSigmoid_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Tanh_ works in place: t = tanh(t).
 //
 //	aten::tanh_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Tanh_() *Tensor {
-	return opTanh_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opTanh_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Sin_ works in place: t = sin(t).
 //
 //	aten::sin_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Sin_() *Tensor {
-	return opSin_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSin_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Cos_ works in place: t = cos(t).
 //
 //	aten::cos_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Cos_() *Tensor {
-	return opCos_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opCos_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Erfinv_ works in place: t = the inverse error function of t.
 //
 //	aten::erfinv_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Erfinv_() *Tensor {
-	return opErfinv_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opErfinv_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LeakyReLU_ works in place: t = LeakyReLU(t).
 //
 //	aten::leaky_relu_(Tensor(a!) self, Scalar negative_slope=0.01) -> Tensor(a!)
 func (t *Tensor) LeakyReLU_(negativeSlope float64) *Tensor {
-	return opLeakyReLU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(negativeSlope)}, nil, nil)
+	return opLeakyReLU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(negativeSlope)}, nil)
 }
 
 // ELU_ works in place: t = ELU(t).
 //
 //	aten::elu_(Tensor(a!) self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor(a!)
 func (t *Tensor) ELU_(alpha float64) *Tensor {
-	return opELU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil, nil)
+	return opELU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil)
 }
 
 // SiLU_ works in place: t = SiLU(t).
 //
 //	aten::silu_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) SiLU_() *Tensor {
-	return opSiLU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSiLU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // HardTanh_ works in place: t is limited to [minVal, maxVal].
 //
 //	aten::hardtanh_(Tensor(a!) self, Scalar min_val=-1, Scalar max_val=1) -> Tensor(a!)
 func (t *Tensor) HardTanh_(minVal float64, maxVal float64) *Tensor {
-	return opHardTanh_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}, nil, nil)
+	return opHardTanh_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}, nil)
 }
 
 // Hardswish_ works in place: t = hardswish(t).
 //
 //	aten::hardswish_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Hardswish_() *Tensor {
-	return opHardswish_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opHardswish_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Hardsigmoid_ works in place: t = hardsigmoid(t).
 //
 //	aten::hardsigmoid_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Hardsigmoid_() *Tensor {
-	return opHardsigmoid_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opHardsigmoid_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // MaskedFill_ works in place: the elements where mask is true become value.
 //
 //	aten::masked_fill_.Scalar(Tensor(a!) self, Tensor mask, Scalar value) -> Tensor(a!)
 func (t *Tensor) MaskedFill_(mask *Tensor, value float64) *Tensor {
-	return opMaskedFill_.self([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}, nil, nil)
+	return opMaskedFill_.self([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}, nil)
 }
 
 // MaskedScatter_ works in place: the elements where mask is true become those of source in order.
 //
 //	aten::masked_scatter_(Tensor(a!) self, Tensor mask, Tensor source) -> Tensor(a!)
 func (t *Tensor) MaskedScatter_(mask *Tensor, source *Tensor) *Tensor {
-	return opMaskedScatter_.self([]*Tensor{t, mask, source}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opMaskedScatter_.self([]*Tensor{t, mask, source}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // FillTensor_ works in place: all elements become that of value, a scalar tensor.
 //
 //	aten::fill_.Tensor(Tensor(a!) self, Tensor value) -> Tensor(a!)
 func (t *Tensor) FillTensor_(value *Tensor) *Tensor {
-	return opFillTensor_.self([]*Tensor{t, value}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opFillTensor_.self([]*Tensor{t, value}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // FillDiagonalOptions are the options of FillDiagonal. The zero value of a field selects its default.
@@ -2588,7 +2588,7 @@ type FillDiagonalOptions struct {
 //
 //	aten::fill_diagonal_(Tensor(a!) self, Scalar fill_value, bool wrap=False) -> Tensor(a!)
 func (t *Tensor) FillDiagonal_(fillValue float64, o FillDiagonalOptions) *Tensor {
-	return opFillDiagonal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(fillValue), boolArg(o.Wrap)}, nil, nil)
+	return opFillDiagonal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(fillValue), boolArg(o.Wrap)}, nil)
 }
 
 // IndexAddOptions are the options of IndexAdd. The zero value of a field selects its default.
@@ -2604,49 +2604,49 @@ func (t *Tensor) IndexAdd_(dim int64, index *Tensor, source *Tensor, o IndexAddO
 	if !(o.Alpha == nil) {
 		args[4] = floatArg(*o.Alpha)
 	}
-	return opIndexAdd_.self([]*Tensor{t, index, source}, args, nil, nil)
+	return opIndexAdd_.self([]*Tensor{t, index, source}, args, nil)
 }
 
 // IndexFill_ works in place: the elements of the dimension at the indices become value.
 //
 //	aten::index_fill_.int_Scalar(Tensor(a!) self, int dim, Tensor index, Scalar value) -> Tensor(a!)
 func (t *Tensor) IndexFill_(dim int64, index *Tensor, value float64) *Tensor {
-	return opIndexFill_.self([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil, nil)
+	return opIndexFill_.self([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil)
 }
 
 // Scatter_ works in place: the element at index, along dim, becomes src's.
 //
 //	aten::scatter_.src(Tensor(a!) self, int dim, Tensor index, Tensor src) -> Tensor(a!)
 func (t *Tensor) Scatter_(dim int64, index *Tensor, src *Tensor) *Tensor {
-	return opScatter_.self([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opScatter_.self([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // ScatterScalar_ works in place: the element at index, along dim, becomes value.
 //
 //	aten::scatter_.value(Tensor(a!) self, int dim, Tensor index, Scalar value) -> Tensor(a!)
 func (t *Tensor) ScatterScalar_(dim int64, index *Tensor, value float64) *Tensor {
-	return opScatterScalar_.self([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil, nil)
+	return opScatterScalar_.self([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil)
 }
 
 // ScatterAdd_ works in place: the element at index, along dim, grows by src's.
 //
 //	aten::scatter_add_(Tensor(a!) self, int dim, Tensor index, Tensor src) -> Tensor(a!)
 func (t *Tensor) ScatterAdd_(dim int64, index *Tensor, src *Tensor) *Tensor {
-	return opScatterAdd_.self([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opScatterAdd_.self([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // Tril_ works in place: the elements [i j] with j > i + diagonal become 0.
 //
 //	aten::tril_(Tensor(a!) self, SymInt diagonal=0) -> Tensor(a!)
 func (t *Tensor) Tril_(diagonal int64) *Tensor {
-	return opTril_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil, nil)
+	return opTril_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil)
 }
 
 // Triu_ works in place: the elements [i j] with j < i + diagonal become 0.
 //
 //	aten::triu_(Tensor(a!) self, SymInt diagonal=0) -> Tensor(a!)
 func (t *Tensor) Triu_(diagonal int64) *Tensor {
-	return opTriu_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil, nil)
+	return opTriu_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil)
 }
 
 // RandomOptions are the options of Random. The zero value of a field selects its default.
@@ -2663,7 +2663,7 @@ func (t *Tensor) Random_(from int64, to int64, o RandomOptions) *Tensor {
 		return failed(opError("Random_", nil, err))
 	}
 	defer o.Generator.release()
-	return opRandom_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(from), intArg(to), use}, nil, nil)
+	return opRandom_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(from), intArg(to), use}, nil)
 }
 
 // ExponentialOptions are the options of Exponential. The zero value of a field selects its default.
@@ -2680,7 +2680,7 @@ func (t *Tensor) Exponential_(lambd float64, o ExponentialOptions) *Tensor {
 		return failed(opError("Exponential_", nil, err))
 	}
 	defer o.Generator.release()
-	return opExponential_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(lambd), use}, nil, nil)
+	return opExponential_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(lambd), use}, nil)
 }
 
 // GeometricOptions are the options of Geometric. The zero value of a field selects its default.
@@ -2697,7 +2697,7 @@ func (t *Tensor) Geometric_(p float64, o GeometricOptions) *Tensor {
 		return failed(opError("Geometric_", nil, err))
 	}
 	defer o.Generator.release()
-	return opGeometric_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), use}, nil, nil)
+	return opGeometric_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), use}, nil)
 }
 
 // LogNormalOptions are the options of LogNormal. The zero value of a field selects its default.
@@ -2714,7 +2714,7 @@ func (t *Tensor) LogNormal_(mean float64, std float64, o LogNormalOptions) *Tens
 		return failed(opError("LogNormal_", nil, err))
 	}
 	defer o.Generator.release()
-	return opLogNormal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(mean), floatArg(std), use}, nil, nil)
+	return opLogNormal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(mean), floatArg(std), use}, nil)
 }
 
 // CauchyOptions are the options of Cauchy. The zero value of a field selects its default.
@@ -2731,154 +2731,154 @@ func (t *Tensor) Cauchy_(median float64, sigma float64, o CauchyOptions) *Tensor
 		return failed(opError("Cauchy_", nil, err))
 	}
 	defer o.Generator.release()
-	return opCauchy_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(median), floatArg(sigma), use}, nil, nil)
+	return opCauchy_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(median), floatArg(sigma), use}, nil)
 }
 
 // Eq returns t == other.
 //
 //	aten::eq.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Eq(other *Tensor) *Tensor {
-	return opEq.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opEq.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // EqScalar returns t == other.
 //
 //	aten::eq.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) EqScalar(other float64) *Tensor {
-	return opEqScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opEqScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Ne returns t != other.
 //
 //	aten::ne.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Ne(other *Tensor) *Tensor {
-	return opNe.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opNe.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // NeScalar returns t != other.
 //
 //	aten::ne.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) NeScalar(other float64) *Tensor {
-	return opNeScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opNeScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Lt returns t < other.
 //
 //	aten::lt.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Lt(other *Tensor) *Tensor {
-	return opLt.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLt.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // LtScalar returns t < other.
 //
 //	aten::lt.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) LtScalar(other float64) *Tensor {
-	return opLtScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opLtScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Le returns t <= other.
 //
 //	aten::le.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Le(other *Tensor) *Tensor {
-	return opLe.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLe.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // LeScalar returns t <= other.
 //
 //	aten::le.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) LeScalar(other float64) *Tensor {
-	return opLeScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opLeScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Gt returns t > other.
 //
 //	aten::gt.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Gt(other *Tensor) *Tensor {
-	return opGt.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opGt.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // GtScalar returns t > other.
 //
 //	aten::gt.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) GtScalar(other float64) *Tensor {
-	return opGtScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opGtScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // Ge returns t >= other.
 //
 //	aten::ge.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Ge(other *Tensor) *Tensor {
-	return opGe.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opGe.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // GeScalar returns t >= other.
 //
 //	aten::ge.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) GeScalar(other float64) *Tensor {
-	return opGeScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
+	return opGeScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil)
 }
 
 // LogicalNot returns true where t is zero.
 //
 //	aten::logical_not(Tensor self) -> Tensor
 func (t *Tensor) LogicalNot() *Tensor {
-	return opLogicalNot.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLogicalNot.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // IsNaN returns true where t is not a number.
 //
 //	aten::isnan(Tensor self) -> Tensor
 func (t *Tensor) IsNaN() *Tensor {
-	return opIsNaN.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opIsNaN.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // IsFinite returns true where t is neither infinite nor NaN.
 //
 //	aten::isfinite(Tensor self) -> Tensor
 func (t *Tensor) IsFinite() *Tensor {
-	return opIsFinite.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opIsFinite.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Where returns self where condition, else other.
 //
 //	aten::where.self(Tensor condition, Tensor self, Tensor other) -> Tensor
 func Where(condition *Tensor, self *Tensor, other *Tensor) *Tensor {
-	return opWhere.one([]*Tensor{condition, self, other}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opWhere.one([]*Tensor{condition, self, other}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // MaskedFill returns value where mask, else t.
 //
 //	aten::masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor
 func (t *Tensor) MaskedFill(mask *Tensor, value float64) *Tensor {
-	return opMaskedFill.one([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}, nil, nil)
+	return opMaskedFill.one([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}, nil)
 }
 
 // IsInf returns true where t is infinite.
 //
 //	aten::isinf(Tensor self) -> Tensor
 func (t *Tensor) IsInf() *Tensor {
-	return opIsInf.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opIsInf.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // IsPosInf returns true where t is +Inf.
 //
 //	aten::isposinf(Tensor self) -> Tensor
 func (t *Tensor) IsPosInf() *Tensor {
-	return opIsPosInf.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opIsPosInf.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // IsNegInf returns true where t is -Inf.
 //
 //	aten::isneginf(Tensor self) -> Tensor
 func (t *Tensor) IsNegInf() *Tensor {
-	return opIsNegInf.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opIsNegInf.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // IsReal returns true where t has no imaginary part.
 //
 //	aten::isreal(Tensor self) -> Tensor
 func (t *Tensor) IsReal() *Tensor {
-	return opIsReal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opIsReal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // IsCloseOptions are the options of IsClose. The zero value of a field selects its default.
@@ -2899,7 +2899,7 @@ func (t *Tensor) IsClose(other *Tensor, o IsCloseOptions) *Tensor {
 	if !(o.Atol == 0) {
 		args[3] = floatArg(o.Atol)
 	}
-	return opIsClose.one([]*Tensor{t, other}, args, nil, nil)
+	return opIsClose.one([]*Tensor{t, other}, args, nil)
 }
 
 // IsInOptions are the options of IsIn. The zero value of a field selects its default.
@@ -2912,189 +2912,189 @@ type IsInOptions struct {
 //
 //	aten::isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor
 func IsIn(elements *Tensor, testElements *Tensor, o IsInOptions) *Tensor {
-	return opIsIn.one([]*Tensor{elements, testElements}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.AssumeUnique), boolArg(o.Invert)}, nil, nil)
+	return opIsIn.one([]*Tensor{elements, testElements}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.AssumeUnique), boolArg(o.Invert)}, nil)
 }
 
 // LogicalAnd returns true where t and other are not zero.
 //
 //	aten::logical_and(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) LogicalAnd(other *Tensor) *Tensor {
-	return opLogicalAnd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLogicalAnd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // LogicalOr returns true where t or other is not zero.
 //
 //	aten::logical_or(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) LogicalOr(other *Tensor) *Tensor {
-	return opLogicalOr.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLogicalOr.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // LogicalXor returns true where one of t and other is not zero.
 //
 //	aten::logical_xor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) LogicalXor(other *Tensor) *Tensor {
-	return opLogicalXor.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opLogicalXor.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // WhereScalar returns self where condition, else the number other.
 //
 //	aten::where.ScalarOther(Tensor condition, Tensor self, Scalar other) -> Tensor
 func WhereScalar(condition *Tensor, self *Tensor, other float64) *Tensor {
-	return opWhereScalar.one([]*Tensor{condition, self}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(other)}, nil, nil)
+	return opWhereScalar.one([]*Tensor{condition, self}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(other)}, nil)
 }
 
 // WhereScalars returns the number self where condition, else other.
 //
 //	aten::where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor
 func WhereScalars(condition *Tensor, self float64, other float64) *Tensor {
-	return opWhereScalars.one([]*Tensor{condition}, []capi.Arg{tensorArg(0), floatArg(self), floatArg(other)}, nil, nil)
+	return opWhereScalars.one([]*Tensor{condition}, []capi.Arg{tensorArg(0), floatArg(self), floatArg(other)}, nil)
 }
 
 // MaskedFillTensor returns the scalar tensor value where mask, else t.
 //
 //	aten::masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor
 func (t *Tensor) MaskedFillTensor(mask *Tensor, value *Tensor) *Tensor {
-	return opMaskedFillTensor.one([]*Tensor{t, mask, value}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opMaskedFillTensor.one([]*Tensor{t, mask, value}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // BitwiseNot returns the bits of t, inverted.
 //
 //	aten::bitwise_not(Tensor self) -> Tensor
 func (t *Tensor) BitwiseNot() *Tensor {
-	return opBitwiseNot.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opBitwiseNot.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // BitwiseAnd returns the bits that t and other have.
 //
 //	aten::bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) BitwiseAnd(other *Tensor) *Tensor {
-	return opBitwiseAnd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opBitwiseAnd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // BitwiseOr returns the bits that t or other has.
 //
 //	aten::bitwise_or.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) BitwiseOr(other *Tensor) *Tensor {
-	return opBitwiseOr.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opBitwiseOr.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // BitwiseXor returns the bits that one of t and other has.
 //
 //	aten::bitwise_xor.Tensor(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) BitwiseXor(other *Tensor) *Tensor {
-	return opBitwiseXor.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opBitwiseXor.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // BitwiseAndInt returns the bits that t and other have.
 //
 //	aten::bitwise_and.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) BitwiseAndInt(other int64) *Tensor {
-	return opBitwiseAndInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil, nil)
+	return opBitwiseAndInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil)
 }
 
 // BitwiseOrInt returns the bits that t or other has.
 //
 //	aten::bitwise_or.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) BitwiseOrInt(other int64) *Tensor {
-	return opBitwiseOrInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil, nil)
+	return opBitwiseOrInt.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil)
 }
 
 // ShiftLeft returns t with its bits shifted to the left.
 //
 //	aten::bitwise_left_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) ShiftLeft(other int64) *Tensor {
-	return opShiftLeft.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil, nil)
+	return opShiftLeft.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil)
 }
 
 // ShiftRight returns t with its bits shifted to the right.
 //
 //	aten::bitwise_right_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) ShiftRight(other int64) *Tensor {
-	return opShiftRight.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil, nil)
+	return opShiftRight.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(other)}, nil)
 }
 
 // Complex returns complex numbers of their real and imaginary parts.
 //
 //	aten::complex(Tensor real, Tensor imag) -> Tensor
 func Complex(real *Tensor, imag *Tensor) *Tensor {
-	return opComplex.one([]*Tensor{real, imag}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opComplex.one([]*Tensor{real, imag}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Polar returns complex numbers of their absolute values and angles.
 //
 //	aten::polar(Tensor abs, Tensor angle) -> Tensor
 func Polar(abs *Tensor, angle *Tensor) *Tensor {
-	return opPolar.one([]*Tensor{abs, angle}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opPolar.one([]*Tensor{abs, angle}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Real returns the real parts; a view.
 //
 //	aten::real(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Real() *Tensor {
-	return opReal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opReal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Imag returns the imaginary parts; a view.
 //
 //	aten::imag(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Imag() *Tensor {
-	return opImag.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opImag.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Conj returns the complex conjugates; a view that is resolved when its elements are needed.
 //
 //	aten::conj(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Conj() *Tensor {
-	return opConj.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opConj.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ResolveConj returns t with the conjugation of Conj carried out.
 //
 //	aten::resolve_conj(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) ResolveConj() *Tensor {
-	return opResolveConj.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opResolveConj.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Angle returns the angles of complex numbers; 0 or pi for real ones.
 //
 //	aten::angle(Tensor self) -> Tensor
 func (t *Tensor) Angle() *Tensor {
-	return opAngle.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAngle.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ViewAsReal returns a view [... 2] of the real and imaginary parts.
 //
 //	aten::view_as_real(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) ViewAsReal() *Tensor {
-	return opViewAsReal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opViewAsReal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ViewAsComplex returns a view of pairs [... 2] as complex numbers.
 //
 //	aten::view_as_complex(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) ViewAsComplex() *Tensor {
-	return opViewAsComplex.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opViewAsComplex.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // MatMul returns the matrix product, also of batches of matrices.
 //
 //	aten::matmul(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) MatMul(other *Tensor) *Tensor {
-	return opMatMul.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMatMul.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // MM returns the product of two matrices.
 //
 //	aten::mm(Tensor self, Tensor mat2) -> Tensor
 func (t *Tensor) MM(mat2 *Tensor) *Tensor {
-	return opMM.one([]*Tensor{t, mat2}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMM.one([]*Tensor{t, mat2}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // BMM returns the products of two batches [B N M] and [B M P].
 //
 //	aten::bmm(Tensor self, Tensor mat2) -> Tensor
 func (t *Tensor) BMM(mat2 *Tensor) *Tensor {
-	return opBMM.one([]*Tensor{t, mat2}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opBMM.one([]*Tensor{t, mat2}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // BAddBMM returns beta * t + alpha * (batch1 times batch2), for batches of matrices [B N M] and [B
@@ -3102,21 +3102,21 @@ func (t *Tensor) BMM(mat2 *Tensor) *Tensor {
 //
 //	aten::baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor
 func (t *Tensor) BAddBMM(batch1 *Tensor, batch2 *Tensor, beta float64, alpha float64) *Tensor {
-	return opBAddBMM.one([]*Tensor{t, batch1, batch2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(beta), floatArg(alpha)}, nil, nil)
+	return opBAddBMM.one([]*Tensor{t, batch1, batch2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(beta), floatArg(alpha)}, nil)
 }
 
 // Linear returns t * weight^T + bias: t [... in], weight [out in], bias [out] or nil.
 //
 //	aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor
 func (t *Tensor) Linear(weight *Tensor, bias *Tensor) *Tensor {
-	return opLinear.one([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias)}, nil, nil)
+	return opLinear.one([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias)}, nil)
 }
 
 // T returns the transposed matrix; a view.
 //
 //	aten::t(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) T() *Tensor {
-	return opT.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opT.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LinalgLstSqOptions are the options of LinalgLstSq. The zero value of a field selects its default.
@@ -3138,49 +3138,49 @@ func (t *Tensor) LinalgLstSq(b *Tensor, o LinalgLstSqOptions) (*Tensor, *Tensor,
 	if o.Driver != "" {
 		args[3], text = stringArg(text, o.Driver)
 	}
-	return opLinalgLstSq.four([]*Tensor{t, b}, args, nil, text)
+	return opLinalgLstSq.four([]*Tensor{t, b}, args, &capi.Lists{Text: text})
 }
 
 // Dot returns the product of two vectors, a scalar.
 //
 //	aten::dot(Tensor self, Tensor tensor) -> Tensor
 func (t *Tensor) Dot(tensor *Tensor) *Tensor {
-	return opDot.one([]*Tensor{t, tensor}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opDot.one([]*Tensor{t, tensor}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // VDot returns the product of two vectors, the first conjugated.
 //
 //	aten::vdot(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) VDot(other *Tensor) *Tensor {
-	return opVDot.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opVDot.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // MV returns the product of a matrix and a vector.
 //
 //	aten::mv(Tensor self, Tensor vec) -> Tensor
 func (t *Tensor) MV(vec *Tensor) *Tensor {
-	return opMV.one([]*Tensor{t, vec}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMV.one([]*Tensor{t, vec}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Inner returns the products of t's and other's last dimensions.
 //
 //	aten::inner(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Inner(other *Tensor) *Tensor {
-	return opInner.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opInner.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Outer returns the products of all elements of two vectors.
 //
 //	aten::outer(Tensor self, Tensor vec2) -> Tensor
 func (t *Tensor) Outer(vec2 *Tensor) *Tensor {
-	return opOuter.one([]*Tensor{t, vec2}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opOuter.one([]*Tensor{t, vec2}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Kron returns the Kronecker product.
 //
 //	aten::kron(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) Kron(other *Tensor) *Tensor {
-	return opKron.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opKron.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // AddMM returns Beta * t + Alpha * (mat1 times mat2).
@@ -3194,7 +3194,7 @@ func (t *Tensor) AddMM(mat1 *Tensor, mat2 *Tensor, o AddMMOptions) *Tensor {
 	if !(o.Alpha == nil) {
 		args[4] = floatArg(*o.Alpha)
 	}
-	return opAddMM.one([]*Tensor{t, mat1, mat2}, args, nil, nil)
+	return opAddMM.one([]*Tensor{t, mat1, mat2}, args, nil)
 }
 
 // AddMVOptions are the options of AddMV. The zero value of a field selects its default.
@@ -3214,7 +3214,7 @@ func (t *Tensor) AddMV(mat *Tensor, vec *Tensor, o AddMVOptions) *Tensor {
 	if !(o.Alpha == nil) {
 		args[4] = floatArg(*o.Alpha)
 	}
-	return opAddMV.one([]*Tensor{t, mat, vec}, args, nil, nil)
+	return opAddMV.one([]*Tensor{t, mat, vec}, args, nil)
 }
 
 // AddROptions are the options of AddR. The zero value of a field selects its default.
@@ -3234,7 +3234,7 @@ func (t *Tensor) AddR(vec1 *Tensor, vec2 *Tensor, o AddROptions) *Tensor {
 	if !(o.Alpha == nil) {
 		args[4] = floatArg(*o.Alpha)
 	}
-	return opAddR.one([]*Tensor{t, vec1, vec2}, args, nil, nil)
+	return opAddR.one([]*Tensor{t, vec1, vec2}, args, nil)
 }
 
 // AddBMMOptions are the options of AddBMM. The zero value of a field selects its default.
@@ -3254,7 +3254,7 @@ func (t *Tensor) AddBMM(batch1 *Tensor, batch2 *Tensor, o AddBMMOptions) *Tensor
 	if !(o.Alpha == nil) {
 		args[4] = floatArg(*o.Alpha)
 	}
-	return opAddBMM.one([]*Tensor{t, batch1, batch2}, args, nil, nil)
+	return opAddBMM.one([]*Tensor{t, batch1, batch2}, args, nil)
 }
 
 // Einsum returns the sum of products that the equation names, such as "bij,bjk->bik".
@@ -3267,7 +3267,7 @@ func Einsum(equation string, tensors []*Tensor) *Tensor {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{defaultArg(), tensorsArg(at1, len(tensors))}
 	args[0], text = stringArg(text, equation)
-	return opEinsum.one(in, args, nil, text)
+	return opEinsum.one(in, args, &capi.Lists{Text: text})
 }
 
 // TensorDot returns the products summed over dimensions of t and other.
@@ -3278,14 +3278,14 @@ func (t *Tensor) TensorDot(other *Tensor, dimsSelf []int64, dimsOther []int64) *
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), defaultArg()}
 	args[2], ints = intsArg(ints, dimsSelf)
 	args[3], ints = intsArg(ints, dimsOther)
-	return opTensorDot.one([]*Tensor{t, other}, args, ints, nil)
+	return opTensorDot.one([]*Tensor{t, other}, args, &capi.Lists{Ints: ints})
 }
 
 // Bilinear returns input1^T weight[k] input2 + bias[k], for weight [out in1 in2]; bias may be nil.
 //
 //	aten::bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor
 func Bilinear(input1 *Tensor, input2 *Tensor, weight *Tensor, bias *Tensor) *Tensor {
-	return opBilinear.one([]*Tensor{input1, input2, weight, bias}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), optionalArg(3, bias)}, nil, nil)
+	return opBilinear.one([]*Tensor{input1, input2, weight, bias}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), optionalArg(3, bias)}, nil)
 }
 
 // MultiDot returns the product of matrices in the cheapest order.
@@ -3295,98 +3295,98 @@ func MultiDot(tensors []*Tensor) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opMultiDot.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil, nil)
+	return opMultiDot.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil)
 }
 
 // MatrixPower returns the n-th power of a square matrix.
 //
 //	aten::matrix_power(Tensor self, int n) -> Tensor
 func (t *Tensor) MatrixPower(n int64) *Tensor {
-	return opMatrixPower.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(n)}, nil, nil)
+	return opMatrixPower.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(n)}, nil)
 }
 
 // MatrixExp returns the exponential of square matrices.
 //
 //	aten::matrix_exp(Tensor self) -> Tensor
 func (t *Tensor) MatrixExp() *Tensor {
-	return opMatrixExp.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opMatrixExp.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Trace returns the sum of a matrix's diagonal.
 //
 //	aten::trace(Tensor self) -> Tensor
 func (t *Tensor) Trace() *Tensor {
-	return opTrace.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opTrace.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Diagonal returns the diagonals of dimensions dim1 and dim2, as the last dimension; a view.
 //
 //	aten::diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)
 func (t *Tensor) Diagonal(offset int64, dim1 int64, dim2 int64) *Tensor {
-	return opDiagonal.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(offset), intArg(dim1), intArg(dim2)}, nil, nil)
+	return opDiagonal.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(offset), intArg(dim1), intArg(dim2)}, nil)
 }
 
 // Diag returns the diagonal of a matrix, or a matrix with the vector as its diagonal.
 //
 //	aten::diag(Tensor self, int diagonal=0) -> Tensor
 func (t *Tensor) Diag(diagonal int64) *Tensor {
-	return opDiag.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil, nil)
+	return opDiag.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil)
 }
 
 // DiagEmbed returns matrices with t's last dimension as their diagonals.
 //
 //	aten::diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor
 func (t *Tensor) DiagEmbed(offset int64, dim1 int64, dim2 int64) *Tensor {
-	return opDiagEmbed.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(offset), intArg(dim1), intArg(dim2)}, nil, nil)
+	return opDiagEmbed.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(offset), intArg(dim1), intArg(dim2)}, nil)
 }
 
 // Adjoint returns the conjugated, transposed matrices; a view.
 //
 //	aten::adjoint(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Adjoint() *Tensor {
-	return opAdjoint.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAdjoint.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // MT returns the transposed matrices; a view.
 //
 //	aten::mT(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) MT() *Tensor {
-	return opMT.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opMT.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Cross returns the cross products of vectors of three elements along dim.
 //
 //	aten::cross(Tensor self, Tensor other, int? dim=None) -> Tensor
 func (t *Tensor) Cross(other *Tensor, dim int64) *Tensor {
-	return opCross.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim)}, nil, nil)
+	return opCross.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim)}, nil)
 }
 
 // CDist returns the p-norms of the differences between the rows of t [... N D] and x2 [... M D].
 //
 //	aten::cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor
 func (t *Tensor) CDist(x2 *Tensor, p float64) *Tensor {
-	return opCDist.one([]*Tensor{t, x2}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(p)}, nil, nil)
+	return opCDist.one([]*Tensor{t, x2}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(p)}, nil)
 }
 
 // PDist returns the p-norms of the differences between the rows of a matrix, N(N-1)/2 of them.
 //
 //	aten::pdist(Tensor self, float p=2) -> Tensor
 func (t *Tensor) PDist(p float64) *Tensor {
-	return opPDist.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p)}, nil, nil)
+	return opPDist.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p)}, nil)
 }
 
 // PairwiseDistance returns the p-norms of the rows of t - x2 + eps.
 //
 //	aten::pairwise_distance(Tensor x1, Tensor x2, float p=2, float eps=1e-06, bool keepdim=False) -> Tensor
 func (t *Tensor) PairwiseDistance(x2 *Tensor, p float64, eps float64, keepDim bool) *Tensor {
-	return opPairwiseDistance.one([]*Tensor{t, x2}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(p), floatArg(eps), boolArg(keepDim)}, nil, nil)
+	return opPairwiseDistance.one([]*Tensor{t, x2}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(p), floatArg(eps), boolArg(keepDim)}, nil)
 }
 
 // CosineSimilarity returns the cosine of the angles between t and x2 along dim.
 //
 //	aten::cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor
 func (t *Tensor) CosineSimilarity(x2 *Tensor, dim int64, eps float64) *Tensor {
-	return opCosineSimilarity.one([]*Tensor{t, x2}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), floatArg(eps)}, nil, nil)
+	return opCosineSimilarity.one([]*Tensor{t, x2}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), floatArg(eps)}, nil)
 }
 
 // CovOptions are the options of Cov. The zero value of a field selects its default.
@@ -3404,35 +3404,35 @@ func (t *Tensor) Cov(o CovOptions) *Tensor {
 	if !(o.Correction == nil) {
 		args[1] = intArg(*o.Correction)
 	}
-	return opCov.one([]*Tensor{t, o.Fweights, o.Aweights}, args, nil, nil)
+	return opCov.one([]*Tensor{t, o.Fweights, o.Aweights}, args, nil)
 }
 
 // CorrCoef returns the correlations of a matrix's rows.
 //
 //	aten::corrcoef(Tensor self) -> Tensor
 func (t *Tensor) CorrCoef() *Tensor {
-	return opCorrCoef.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opCorrCoef.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LinalgDet returns the determinants of square matrices.
 //
 //	aten::linalg_det(Tensor A) -> Tensor
 func (t *Tensor) LinalgDet() *Tensor {
-	return opLinalgDet.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLinalgDet.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LinalgSLogDet returns the signs of determinants, and the logarithms of their absolute values.
 //
 //	aten::linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet)
 func (t *Tensor) LinalgSLogDet() (*Tensor, *Tensor) {
-	return opLinalgSLogDet.two([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLinalgSLogDet.two([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LinalgInv returns the inverses of square matrices.
 //
 //	aten::linalg_inv(Tensor A) -> Tensor
 func (t *Tensor) LinalgInv() *Tensor {
-	return opLinalgInv.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLinalgInv.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LinalgPInvOptions are the options of LinalgPInv. The zero value of a field selects its default.
@@ -3445,7 +3445,7 @@ type LinalgPInvOptions struct {
 //
 //	aten::linalg_pinv(Tensor self, float rcond, bool hermitian=False) -> Tensor
 func (t *Tensor) LinalgPInv(rcond float64, o LinalgPInvOptions) *Tensor {
-	return opLinalgPInv.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(rcond), boolArg(o.Hermitian)}, nil, nil)
+	return opLinalgPInv.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(rcond), boolArg(o.Hermitian)}, nil)
 }
 
 // LinalgSolveOptions are the options of LinalgSolve. The zero value of a field selects its default.
@@ -3461,7 +3461,7 @@ func (t *Tensor) LinalgSolve(b *Tensor, o LinalgSolveOptions) *Tensor {
 	if !(o.Left == nil) {
 		args[2] = boolArg(*o.Left)
 	}
-	return opLinalgSolve.one([]*Tensor{t, b}, args, nil, nil)
+	return opLinalgSolve.one([]*Tensor{t, b}, args, nil)
 }
 
 // LinalgSolveTriangularOptions are the options of LinalgSolveTriangular. The zero value of a field selects its default.
@@ -3478,7 +3478,7 @@ func (t *Tensor) LinalgSolveTriangular(b *Tensor, upper bool, o LinalgSolveTrian
 	if !(o.Left == nil) {
 		args[3] = boolArg(*o.Left)
 	}
-	return opLinalgSolveTriangular.one([]*Tensor{t, b}, args, nil, nil)
+	return opLinalgSolveTriangular.one([]*Tensor{t, b}, args, nil)
 }
 
 // LinalgCholeskyOptions are the options of LinalgCholesky. The zero value of a field selects its default.
@@ -3490,7 +3490,7 @@ type LinalgCholeskyOptions struct {
 //
 //	aten::linalg_cholesky(Tensor self, *, bool upper=False) -> Tensor
 func (t *Tensor) LinalgCholesky(o LinalgCholeskyOptions) *Tensor {
-	return opLinalgCholesky.one([]*Tensor{t}, []capi.Arg{tensorArg(0), boolArg(o.Upper)}, nil, nil)
+	return opLinalgCholesky.one([]*Tensor{t}, []capi.Arg{tensorArg(0), boolArg(o.Upper)}, nil)
 }
 
 // CholeskySolveOptions are the options of CholeskySolve. The zero value of a field selects its default.
@@ -3502,7 +3502,7 @@ type CholeskySolveOptions struct {
 //
 //	aten::cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor
 func (t *Tensor) CholeskySolve(input2 *Tensor, o CholeskySolveOptions) *Tensor {
-	return opCholeskySolve.one([]*Tensor{t, input2}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.Upper)}, nil, nil)
+	return opCholeskySolve.one([]*Tensor{t, input2}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.Upper)}, nil)
 }
 
 // CholeskyInverseOptions are the options of CholeskyInverse. The zero value of a field selects its default.
@@ -3514,7 +3514,7 @@ type CholeskyInverseOptions struct {
 //
 //	aten::cholesky_inverse(Tensor self, bool upper=False) -> Tensor
 func (t *Tensor) CholeskyInverse(o CholeskyInverseOptions) *Tensor {
-	return opCholeskyInverse.one([]*Tensor{t}, []capi.Arg{tensorArg(0), boolArg(o.Upper)}, nil, nil)
+	return opCholeskyInverse.one([]*Tensor{t}, []capi.Arg{tensorArg(0), boolArg(o.Upper)}, nil)
 }
 
 // LinalgQROptions are the options of LinalgQR. The zero value of a field selects its default.
@@ -3531,7 +3531,7 @@ func (t *Tensor) LinalgQR(o LinalgQROptions) (*Tensor, *Tensor) {
 	if o.Mode != "" {
 		args[1], text = stringArg(text, o.Mode)
 	}
-	return opLinalgQR.two([]*Tensor{t}, args, nil, text)
+	return opLinalgQR.two([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // LinalgSVDOptions are the options of LinalgSVD. The zero value of a field selects its default.
@@ -3552,7 +3552,7 @@ func (t *Tensor) LinalgSVD(o LinalgSVDOptions) (*Tensor, *Tensor, *Tensor) {
 	if o.Driver != "" {
 		args[2], text = stringArg(text, o.Driver)
 	}
-	return opLinalgSVD.three([]*Tensor{t}, args, nil, text)
+	return opLinalgSVD.three([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // LinalgSVDValsOptions are the options of LinalgSVDVals. The zero value of a field selects its default.
@@ -3569,21 +3569,21 @@ func (t *Tensor) LinalgSVDVals(o LinalgSVDValsOptions) *Tensor {
 	if o.Driver != "" {
 		args[1], text = stringArg(text, o.Driver)
 	}
-	return opLinalgSVDVals.one([]*Tensor{t}, args, nil, text)
+	return opLinalgSVDVals.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // LinalgEig returns the eigenvalues and eigenvectors of square matrices, complex.
 //
 //	aten::linalg_eig(Tensor self) -> (Tensor eigenvalues, Tensor eigenvectors)
 func (t *Tensor) LinalgEig() (*Tensor, *Tensor) {
-	return opLinalgEig.two([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLinalgEig.two([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LinalgEigVals returns the eigenvalues of square matrices, complex.
 //
 //	aten::linalg_eigvals(Tensor self) -> Tensor
 func (t *Tensor) LinalgEigVals() *Tensor {
-	return opLinalgEigVals.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLinalgEigVals.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LinalgEigHOptions are the options of LinalgEigH. The zero value of a field selects its default.
@@ -3600,7 +3600,7 @@ func (t *Tensor) LinalgEigH(o LinalgEigHOptions) (*Tensor, *Tensor) {
 	if o.UPLO != "" {
 		args[1], text = stringArg(text, o.UPLO)
 	}
-	return opLinalgEigH.two([]*Tensor{t}, args, nil, text)
+	return opLinalgEigH.two([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // LinalgEigValsHOptions are the options of LinalgEigValsH. The zero value of a field selects its default.
@@ -3617,7 +3617,7 @@ func (t *Tensor) LinalgEigValsH(o LinalgEigValsHOptions) *Tensor {
 	if o.UPLO != "" {
 		args[1], text = stringArg(text, o.UPLO)
 	}
-	return opLinalgEigValsH.one([]*Tensor{t}, args, nil, text)
+	return opLinalgEigValsH.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // LinalgLUOptions are the options of LinalgLU. The zero value of a field selects its default.
@@ -3634,7 +3634,7 @@ func (t *Tensor) LinalgLU(o LinalgLUOptions) (*Tensor, *Tensor, *Tensor) {
 	if !(o.Pivot == nil) {
 		args[1] = boolArg(*o.Pivot)
 	}
-	return opLinalgLU.three([]*Tensor{t}, args, nil, nil)
+	return opLinalgLU.three([]*Tensor{t}, args, nil)
 }
 
 // LinalgLUFactorOptions are the options of LinalgLUFactor. The zero value of a field selects its default.
@@ -3650,7 +3650,7 @@ func (t *Tensor) LinalgLUFactor(o LinalgLUFactorOptions) (*Tensor, *Tensor) {
 	if !(o.Pivot == nil) {
 		args[1] = boolArg(*o.Pivot)
 	}
-	return opLinalgLUFactor.two([]*Tensor{t}, args, nil, nil)
+	return opLinalgLUFactor.two([]*Tensor{t}, args, nil)
 }
 
 // LinalgLUSolveOptions are the options of LinalgLUSolve. The zero value of a field selects its default.
@@ -3667,7 +3667,7 @@ func (t *Tensor) LinalgLUSolve(pivots *Tensor, b *Tensor, o LinalgLUSolveOptions
 	if !(o.Left == nil) {
 		args[3] = boolArg(*o.Left)
 	}
-	return opLinalgLUSolve.one([]*Tensor{t, pivots, b}, args, nil, nil)
+	return opLinalgLUSolve.one([]*Tensor{t, pivots, b}, args, nil)
 }
 
 // LinalgMatrixNormOptions are the options of LinalgMatrixNorm. The zero value of a field selects its default.
@@ -3688,7 +3688,7 @@ func (t *Tensor) LinalgMatrixNorm(ord string, o LinalgMatrixNormOptions) *Tensor
 	if o.Dim != nil {
 		args[2], ints = intsArg(ints, o.Dim)
 	}
-	return opLinalgMatrixNorm.one([]*Tensor{t}, args, ints, text)
+	return opLinalgMatrixNorm.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // LinalgMatrixRankOptions are the options of LinalgMatrixRank. The zero value of a field selects its default.
@@ -3700,7 +3700,7 @@ type LinalgMatrixRankOptions struct {
 //
 //	aten::linalg_matrix_rank(Tensor self, float tol, bool hermitian=False) -> Tensor
 func (t *Tensor) LinalgMatrixRank(tol float64, o LinalgMatrixRankOptions) *Tensor {
-	return opLinalgMatrixRank.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(tol), boolArg(o.Hermitian)}, nil, nil)
+	return opLinalgMatrixRank.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(tol), boolArg(o.Hermitian)}, nil)
 }
 
 // LinalgCondOptions are the options of LinalgCond. The zero value of a field selects its default.
@@ -3716,7 +3716,7 @@ func (t *Tensor) LinalgCond(o LinalgCondOptions) *Tensor {
 	if !(o.P == nil) {
 		args[1] = floatArg(*o.P)
 	}
-	return opLinalgCond.one([]*Tensor{t}, args, nil, nil)
+	return opLinalgCond.one([]*Tensor{t}, args, nil)
 }
 
 // LinalgVecDotOptions are the options of LinalgVecDot. The zero value of a field selects its default.
@@ -3732,14 +3732,14 @@ func (t *Tensor) LinalgVecDot(y *Tensor, o LinalgVecDotOptions) *Tensor {
 	if !(o.Dim == 0) {
 		args[2] = intArg(o.Dim)
 	}
-	return opLinalgVecDot.one([]*Tensor{t, y}, args, nil, nil)
+	return opLinalgVecDot.one([]*Tensor{t, y}, args, nil)
 }
 
 // LinalgTensorInv returns the inverse for TensorDot over ind dimensions.
 //
 //	aten::linalg_tensorinv(Tensor self, int ind=2) -> Tensor
 func (t *Tensor) LinalgTensorInv(ind int64) *Tensor {
-	return opLinalgTensorInv.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(ind)}, nil, nil)
+	return opLinalgTensorInv.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(ind)}, nil)
 }
 
 // LinalgTensorSolveOptions are the options of LinalgTensorSolve. The zero value of a field selects its default.
@@ -3756,7 +3756,7 @@ func (t *Tensor) LinalgTensorSolve(other *Tensor, o LinalgTensorSolveOptions) *T
 	if o.Dims != nil {
 		args[2], ints = intsArg(ints, o.Dims)
 	}
-	return opLinalgTensorSolve.one([]*Tensor{t, other}, args, ints, nil)
+	return opLinalgTensorSolve.one([]*Tensor{t, other}, args, &capi.Lists{Ints: ints})
 }
 
 // FFTOptions are the options of FFT. The zero value of a field selects its default.
@@ -3781,7 +3781,7 @@ func (t *Tensor) FFT(o FFTOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opFFT.one([]*Tensor{t}, args, nil, text)
+	return opFFT.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // IFFTOptions are the options of IFFT. The zero value of a field selects its default.
@@ -3806,7 +3806,7 @@ func (t *Tensor) IFFT(o IFFTOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opIFFT.one([]*Tensor{t}, args, nil, text)
+	return opIFFT.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // RFFTOptions are the options of RFFT. The zero value of a field selects its default.
@@ -3831,7 +3831,7 @@ func (t *Tensor) RFFT(o RFFTOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opRFFT.one([]*Tensor{t}, args, nil, text)
+	return opRFFT.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // IRFFTOptions are the options of IRFFT. The zero value of a field selects its default.
@@ -3856,7 +3856,7 @@ func (t *Tensor) IRFFT(o IRFFTOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opIRFFT.one([]*Tensor{t}, args, nil, text)
+	return opIRFFT.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // HFFTOptions are the options of HFFT. The zero value of a field selects its default.
@@ -3881,7 +3881,7 @@ func (t *Tensor) HFFT(o HFFTOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opHFFT.one([]*Tensor{t}, args, nil, text)
+	return opHFFT.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // IHFFTOptions are the options of IHFFT. The zero value of a field selects its default.
@@ -3906,7 +3906,7 @@ func (t *Tensor) IHFFT(o IHFFTOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opIHFFT.one([]*Tensor{t}, args, nil, text)
+	return opIHFFT.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // FFT2Options are the options of FFT2. The zero value of a field selects its default.
@@ -3932,7 +3932,7 @@ func (t *Tensor) FFT2(o FFT2Options) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opFFT2.one([]*Tensor{t}, args, ints, text)
+	return opFFT2.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // IFFT2Options are the options of IFFT2. The zero value of a field selects its default.
@@ -3958,7 +3958,7 @@ func (t *Tensor) IFFT2(o IFFT2Options) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opIFFT2.one([]*Tensor{t}, args, ints, text)
+	return opIFFT2.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // RFFT2Options are the options of RFFT2. The zero value of a field selects its default.
@@ -3984,7 +3984,7 @@ func (t *Tensor) RFFT2(o RFFT2Options) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opRFFT2.one([]*Tensor{t}, args, ints, text)
+	return opRFFT2.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // IRFFT2Options are the options of IRFFT2. The zero value of a field selects its default.
@@ -4010,7 +4010,7 @@ func (t *Tensor) IRFFT2(o IRFFT2Options) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opIRFFT2.one([]*Tensor{t}, args, ints, text)
+	return opIRFFT2.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // FFTNOptions are the options of FFTN. The zero value of a field selects its default.
@@ -4036,7 +4036,7 @@ func (t *Tensor) FFTN(o FFTNOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opFFTN.one([]*Tensor{t}, args, ints, text)
+	return opFFTN.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // IFFTNOptions are the options of IFFTN. The zero value of a field selects its default.
@@ -4062,7 +4062,7 @@ func (t *Tensor) IFFTN(o IFFTNOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opIFFTN.one([]*Tensor{t}, args, ints, text)
+	return opIFFTN.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // RFFTNOptions are the options of RFFTN. The zero value of a field selects its default.
@@ -4088,7 +4088,7 @@ func (t *Tensor) RFFTN(o RFFTNOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opRFFTN.one([]*Tensor{t}, args, ints, text)
+	return opRFFTN.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // IRFFTNOptions are the options of IRFFTN. The zero value of a field selects its default.
@@ -4114,7 +4114,7 @@ func (t *Tensor) IRFFTN(o IRFFTNOptions) *Tensor {
 	if o.Norm != "" {
 		args[3], text = stringArg(text, o.Norm)
 	}
-	return opIRFFTN.one([]*Tensor{t}, args, ints, text)
+	return opIRFFTN.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // FFTShiftOptions are the options of FFTShift. The zero value of a field selects its default.
@@ -4131,7 +4131,7 @@ func (t *Tensor) FFTShift(o FFTShiftOptions) *Tensor {
 	if o.Dim != nil {
 		args[1], ints = intsArg(ints, o.Dim)
 	}
-	return opFFTShift.one([]*Tensor{t}, args, ints, nil)
+	return opFFTShift.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // IFFTShiftOptions are the options of IFFTShift. The zero value of a field selects its default.
@@ -4148,7 +4148,7 @@ func (t *Tensor) IFFTShift(o IFFTShiftOptions) *Tensor {
 	if o.Dim != nil {
 		args[1], ints = intsArg(ints, o.Dim)
 	}
-	return opIFFTShift.one([]*Tensor{t}, args, ints, nil)
+	return opIFFTShift.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // STFTOptions are the options of STFT. The zero value of a field selects its default.
@@ -4188,7 +4188,7 @@ func (t *Tensor) STFT(nFft int64, o STFTOptions) *Tensor {
 	if !(o.ReturnComplex == nil) {
 		args[9] = boolArg(*o.ReturnComplex)
 	}
-	return opSTFT.one([]*Tensor{t, o.Window}, args, nil, text)
+	return opSTFT.one([]*Tensor{t, o.Window}, args, &capi.Lists{Text: text})
 }
 
 // ISTFTOptions are the options of ISTFT. The zero value of a field selects its default.
@@ -4223,7 +4223,7 @@ func (t *Tensor) ISTFT(nFft int64, o ISTFTOptions) *Tensor {
 	if !(o.Length == nil) {
 		args[8] = intArg(*o.Length)
 	}
-	return opISTFT.one([]*Tensor{t, o.Window}, args, nil, nil)
+	return opISTFT.one([]*Tensor{t, o.Window}, args, nil)
 }
 
 // Conv2dOptions are the options of Conv2d. The zero value of a field selects its default.
@@ -4253,7 +4253,7 @@ func (t *Tensor) Conv2d(weight *Tensor, bias *Tensor, o Conv2dOptions) *Tensor {
 	if !(o.Groups == 0) {
 		args[6] = intArg(o.Groups)
 	}
-	return opConv2d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+	return opConv2d.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
 
 // Conv1dOptions are the options of Conv1d. The zero value of a field selects its default.
@@ -4283,7 +4283,7 @@ func (t *Tensor) Conv1d(weight *Tensor, bias *Tensor, o Conv1dOptions) *Tensor {
 	if !(o.Groups == 0) {
 		args[6] = intArg(o.Groups)
 	}
-	return opConv1d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+	return opConv1d.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
 
 // Conv3dOptions are the options of Conv3d. The zero value of a field selects its default.
@@ -4313,7 +4313,7 @@ func (t *Tensor) Conv3d(weight *Tensor, bias *Tensor, o Conv3dOptions) *Tensor {
 	if !(o.Groups == 0) {
 		args[6] = intArg(o.Groups)
 	}
-	return opConv3d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+	return opConv3d.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
 
 // ConvTranspose1dOptions are the options of ConvTranspose1d. The zero value of a field selects its default.
@@ -4347,7 +4347,7 @@ func (t *Tensor) ConvTranspose1d(weight *Tensor, bias *Tensor, o ConvTranspose1d
 	if o.Dilation != nil {
 		args[7], ints = intsArg(ints, o.Dilation)
 	}
-	return opConvTranspose1d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+	return opConvTranspose1d.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
 
 // ConvTranspose2dOptions are the options of ConvTranspose2d. The zero value of a field selects its default.
@@ -4381,7 +4381,7 @@ func (t *Tensor) ConvTranspose2d(weight *Tensor, bias *Tensor, o ConvTranspose2d
 	if o.Dilation != nil {
 		args[7], ints = intsArg(ints, o.Dilation)
 	}
-	return opConvTranspose2d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+	return opConvTranspose2d.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
 
 // ConvTranspose3dOptions are the options of ConvTranspose3d. The zero value of a field selects its default.
@@ -4415,7 +4415,7 @@ func (t *Tensor) ConvTranspose3d(weight *Tensor, bias *Tensor, o ConvTranspose3d
 	if o.Dilation != nil {
 		args[7], ints = intsArg(ints, o.Dilation)
 	}
-	return opConvTranspose3d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+	return opConvTranspose3d.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
 
 // BatchNorm returns t with each channel (dimension 1) normalised by the batch's mean and variance
@@ -4424,7 +4424,7 @@ func (t *Tensor) ConvTranspose3d(weight *Tensor, bias *Tensor, o ConvTranspose3d
 //
 //	aten::batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor
 func (t *Tensor) BatchNorm(weight *Tensor, bias *Tensor, runningMean *Tensor, runningVar *Tensor, training bool, momentum float64, eps float64) *Tensor {
-	return opBatchNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), optionalArg(3, runningMean), optionalArg(4, runningVar), boolArg(training), floatArg(momentum), floatArg(eps), boolArg(true)}, nil, nil)
+	return opBatchNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), optionalArg(3, runningMean), optionalArg(4, runningVar), boolArg(training), floatArg(momentum), floatArg(eps), boolArg(true)}, nil)
 }
 
 // LayerNorm returns t normalised over the last dimensions, whose shape is normalizedShape.
@@ -4434,7 +4434,7 @@ func (t *Tensor) LayerNorm(normalizedShape []int64, weight *Tensor, bias *Tensor
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}
 	args[1], ints = intsArg(ints, normalizedShape)
-	return opLayerNorm.one([]*Tensor{t, weight, bias}, args, ints, nil)
+	return opLayerNorm.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
 
 // GroupNorm returns t [N C ...] normalised over each of numGroups groups of channels and the
@@ -4443,7 +4443,7 @@ func (t *Tensor) LayerNorm(normalizedShape []int64, weight *Tensor, bias *Tensor
 //
 //	aten::group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor
 func (t *Tensor) GroupNorm(numGroups int64, weight *Tensor, bias *Tensor, eps float64) *Tensor {
-	return opGroupNorm.one([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), intArg(numGroups), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}, nil, nil)
+	return opGroupNorm.one([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), intArg(numGroups), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}, nil)
 }
 
 // InstanceNorm returns t [N C ...] with each channel of each sample normalised by its own mean and
@@ -4452,7 +4452,7 @@ func (t *Tensor) GroupNorm(numGroups int64, weight *Tensor, bias *Tensor, eps fl
 //
 //	aten::instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor
 func (t *Tensor) InstanceNorm(weight *Tensor, bias *Tensor, runningMean *Tensor, runningVar *Tensor, useInputStats bool, momentum float64, eps float64) *Tensor {
-	return opInstanceNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), optionalArg(3, runningMean), optionalArg(4, runningVar), boolArg(useInputStats), floatArg(momentum), floatArg(eps), boolArg(true)}, nil, nil)
+	return opInstanceNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), optionalArg(3, runningMean), optionalArg(4, runningVar), boolArg(useInputStats), floatArg(momentum), floatArg(eps), boolArg(true)}, nil)
 }
 
 // RMSNormOptions are the options of RMSNorm. The zero value of a field selects its default.
@@ -4472,28 +4472,28 @@ func (t *Tensor) RMSNorm(normalizedShape []int64, weight *Tensor, o RMSNormOptio
 	if !(o.Eps == 0) {
 		args[3] = floatArg(o.Eps)
 	}
-	return opRMSNorm.one([]*Tensor{t, weight}, args, ints, nil)
+	return opRMSNorm.one([]*Tensor{t, weight}, args, &capi.Lists{Ints: ints})
 }
 
 // ReLU returns max(t, 0).
 //
 //	aten::relu(Tensor self) -> Tensor
 func (t *Tensor) ReLU() *Tensor {
-	return opReLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opReLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // LeakyReLU returns t where positive, else negativeSlope * t.
 //
 //	aten::leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor
 func (t *Tensor) LeakyReLU(negativeSlope float64) *Tensor {
-	return opLeakyReLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(negativeSlope)}, nil, nil)
+	return opLeakyReLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(negativeSlope)}, nil)
 }
 
 // GELU returns the Gaussian error linear unit.
 //
 //	aten::gelu(Tensor self, *, str approximate='none') -> Tensor
 func (t *Tensor) GELU() *Tensor {
-	return opGELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opGELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // GELUOptions are the options of GELUWith. The zero value of a field selects its default.
@@ -4510,77 +4510,77 @@ func (t *Tensor) GELUWith(o GELUOptions) *Tensor {
 	if o.Approximate != "" {
 		args[1], text = stringArg(text, o.Approximate)
 	}
-	return opGELUWith.one([]*Tensor{t}, args, nil, text)
+	return opGELUWith.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // SiLU returns t * sigmoid(t).
 //
 //	aten::silu(Tensor self) -> Tensor
 func (t *Tensor) SiLU() *Tensor {
-	return opSiLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSiLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Mish returns t * tanh(softplus(t)).
 //
 //	aten::mish(Tensor self) -> Tensor
 func (t *Tensor) Mish() *Tensor {
-	return opMish.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opMish.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ReLU6 returns t limited to [0, 6].
 //
 //	aten::relu6(Tensor self) -> Tensor
 func (t *Tensor) ReLU6() *Tensor {
-	return opReLU6.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opReLU6.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // HardTanh returns t limited to [minVal, maxVal].
 //
 //	aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
 func (t *Tensor) HardTanh(minVal float64, maxVal float64) *Tensor {
-	return opHardTanh.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}, nil, nil)
+	return opHardTanh.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}, nil)
 }
 
 // Hardswish returns t * relu6(t + 3) / 6.
 //
 //	aten::hardswish(Tensor self) -> Tensor
 func (t *Tensor) Hardswish() *Tensor {
-	return opHardswish.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opHardswish.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Hardsigmoid returns relu6(t + 3) / 6.
 //
 //	aten::hardsigmoid(Tensor self) -> Tensor
 func (t *Tensor) Hardsigmoid() *Tensor {
-	return opHardsigmoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opHardsigmoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ELU returns t where positive, else alpha * (exp(t) - 1).
 //
 //	aten::elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor
 func (t *Tensor) ELU(alpha float64) *Tensor {
-	return opELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil, nil)
+	return opELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil)
 }
 
 // SELU returns the scaled exponential linear unit, with its fixed alpha and scale.
 //
 //	aten::selu(Tensor self) -> Tensor
 func (t *Tensor) SELU() *Tensor {
-	return opSELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // CELU returns max(t, 0) + min(alpha * (exp(t / alpha) - 1), 0).
 //
 //	aten::celu(Tensor self, Scalar alpha=1.0) -> Tensor
 func (t *Tensor) CELU(alpha float64) *Tensor {
-	return opCELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil, nil)
+	return opCELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil)
 }
 
 // GLU returns a * sigmoid(b), where a and b are the halves of t along dim.
 //
 //	aten::glu(Tensor self, int dim=-1) -> Tensor
 func (t *Tensor) GLU(dim int64) *Tensor {
-	return opGLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opGLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // PReLU returns t where positive, else weight * t; weight has one element, or one for each channel
@@ -4588,49 +4588,49 @@ func (t *Tensor) GLU(dim int64) *Tensor {
 //
 //	aten::prelu(Tensor self, Tensor weight) -> Tensor
 func (t *Tensor) PReLU(weight *Tensor) *Tensor {
-	return opPReLU.one([]*Tensor{t, weight}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opPReLU.one([]*Tensor{t, weight}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Softplus returns log(1 + exp(beta * t)) / beta, and t itself where beta * t exceeds threshold.
 //
 //	aten::softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor
 func (t *Tensor) Softplus(beta float64, threshold float64) *Tensor {
-	return opSoftplus.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(beta), floatArg(threshold)}, nil, nil)
+	return opSoftplus.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(beta), floatArg(threshold)}, nil)
 }
 
 // LogSigmoid returns the logarithm of Sigmoid, computed stably.
 //
 //	aten::log_sigmoid(Tensor self) -> Tensor
 func (t *Tensor) LogSigmoid() *Tensor {
-	return opLogSigmoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opLogSigmoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Sigmoid returns 1 / (1 + exp(-t)).
 //
 //	aten::sigmoid(Tensor self) -> Tensor
 func (t *Tensor) Sigmoid() *Tensor {
-	return opSigmoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSigmoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Tanh returns the hyperbolic tangent.
 //
 //	aten::tanh(Tensor self) -> Tensor
 func (t *Tensor) Tanh() *Tensor {
-	return opTanh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opTanh.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Softmax returns exp(t) normalised to a sum of 1 along dim.
 //
 //	aten::softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) Softmax(dim int64) *Tensor {
-	return opSoftmax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opSoftmax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // LogSoftmax returns the logarithm of Softmax, computed stably.
 //
 //	aten::log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) LogSoftmax(dim int64) *Tensor {
-	return opLogSoftmax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opLogSoftmax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // MaxPool2dOptions are the options of MaxPool2d. The zero value of a field selects its default.
@@ -4657,7 +4657,7 @@ func (t *Tensor) MaxPool2d(kernelSize []int64, o MaxPool2dOptions) *Tensor {
 	if o.Dilation != nil {
 		args[4], ints = intsArg(ints, o.Dilation)
 	}
-	return opMaxPool2d.one([]*Tensor{t}, args, ints, nil)
+	return opMaxPool2d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // MaxPool1dOptions are the options of MaxPool1d. The zero value of a field selects its default.
@@ -4685,7 +4685,7 @@ func (t *Tensor) MaxPool1d(kernelSize []int64, o MaxPool1dOptions) *Tensor {
 	if o.Dilation != nil {
 		args[4], ints = intsArg(ints, o.Dilation)
 	}
-	return opMaxPool1d.one([]*Tensor{t}, args, ints, nil)
+	return opMaxPool1d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // MaxPool3dOptions are the options of MaxPool3d. The zero value of a field selects its default.
@@ -4713,7 +4713,7 @@ func (t *Tensor) MaxPool3d(kernelSize []int64, o MaxPool3dOptions) *Tensor {
 	if o.Dilation != nil {
 		args[4], ints = intsArg(ints, o.Dilation)
 	}
-	return opMaxPool3d.one([]*Tensor{t}, args, ints, nil)
+	return opMaxPool3d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AvgPool2dOptions are the options of AvgPool2d. The zero value of a field selects its default.
@@ -4741,7 +4741,7 @@ func (t *Tensor) AvgPool2d(kernelSize []int64, o AvgPool2dOptions) *Tensor {
 	if !(o.CountIncludePad == nil) {
 		args[5] = boolArg(*o.CountIncludePad)
 	}
-	return opAvgPool2d.one([]*Tensor{t}, args, ints, nil)
+	return opAvgPool2d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AvgPool1dOptions are the options of AvgPool1d. The zero value of a field selects its default.
@@ -4768,7 +4768,7 @@ func (t *Tensor) AvgPool1d(kernelSize []int64, o AvgPool1dOptions) *Tensor {
 	if !(o.CountIncludePad == nil) {
 		args[5] = boolArg(*o.CountIncludePad)
 	}
-	return opAvgPool1d.one([]*Tensor{t}, args, ints, nil)
+	return opAvgPool1d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AvgPool3dOptions are the options of AvgPool3d. The zero value of a field selects its default.
@@ -4795,7 +4795,7 @@ func (t *Tensor) AvgPool3d(kernelSize []int64, o AvgPool3dOptions) *Tensor {
 	if !(o.CountIncludePad == nil) {
 		args[5] = boolArg(*o.CountIncludePad)
 	}
-	return opAvgPool3d.one([]*Tensor{t}, args, ints, nil)
+	return opAvgPool3d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AdaptiveAvgPool1d returns the means of windows of sequences [N C L], sized for an output of the
@@ -4806,7 +4806,7 @@ func (t *Tensor) AdaptiveAvgPool1d(outputSize ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, outputSize)
-	return opAdaptiveAvgPool1d.one([]*Tensor{t}, args, ints, nil)
+	return opAdaptiveAvgPool1d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AdaptiveAvgPool2d returns the means of windows, sized for an output of the given height and
@@ -4817,7 +4817,7 @@ func (t *Tensor) AdaptiveAvgPool2d(outputSize ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, outputSize)
-	return opAdaptiveAvgPool2d.one([]*Tensor{t}, args, ints, nil)
+	return opAdaptiveAvgPool2d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AdaptiveAvgPool3d returns the means of windows of volumes [N C D H W], sized for an output of the
@@ -4828,7 +4828,7 @@ func (t *Tensor) AdaptiveAvgPool3d(outputSize ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, outputSize)
-	return opAdaptiveAvgPool3d.one([]*Tensor{t}, args, ints, nil)
+	return opAdaptiveAvgPool3d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AdaptiveMaxPool1d returns the maxima of windows of sequences [N C L], sized for an output of the
@@ -4839,7 +4839,7 @@ func (t *Tensor) AdaptiveMaxPool1d(outputSize ...int64) (*Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, outputSize)
-	return opAdaptiveMaxPool1d.two([]*Tensor{t}, args, ints, nil)
+	return opAdaptiveMaxPool1d.two([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AdaptiveMaxPool2d returns the maxima of windows, sized for an output of the given height and
@@ -4850,7 +4850,7 @@ func (t *Tensor) AdaptiveMaxPool2d(outputSize ...int64) (*Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, outputSize)
-	return opAdaptiveMaxPool2d.two([]*Tensor{t}, args, ints, nil)
+	return opAdaptiveMaxPool2d.two([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AdaptiveMaxPool3d returns the maxima of windows of volumes [N C D H W], sized for an output of
@@ -4861,7 +4861,7 @@ func (t *Tensor) AdaptiveMaxPool3d(outputSize ...int64) (*Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, outputSize)
-	return opAdaptiveMaxPool3d.two([]*Tensor{t}, args, ints, nil)
+	return opAdaptiveMaxPool3d.two([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleNearest1dOptions are the options of UpsampleNearest1d. The zero value of a field selects its default.
@@ -4880,7 +4880,7 @@ func (t *Tensor) UpsampleNearest1d(outputSize []int64, o UpsampleNearest1dOption
 	if !(o.Scales == 0) {
 		args[2] = floatArg(o.Scales)
 	}
-	return opUpsampleNearest1d.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleNearest1d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleNearest2dOptions are the options of UpsampleNearest2d. The zero value of a field selects its default.
@@ -4903,7 +4903,7 @@ func (t *Tensor) UpsampleNearest2d(outputSize []int64, o UpsampleNearest2dOption
 	if !(o.ScalesW == 0) {
 		args[3] = floatArg(o.ScalesW)
 	}
-	return opUpsampleNearest2d.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleNearest2d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleNearest3dOptions are the options of UpsampleNearest3d. The zero value of a field selects its default.
@@ -4930,7 +4930,7 @@ func (t *Tensor) UpsampleNearest3d(outputSize []int64, o UpsampleNearest3dOption
 	if !(o.ScalesW == 0) {
 		args[4] = floatArg(o.ScalesW)
 	}
-	return opUpsampleNearest3d.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleNearest3d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleLinear1dOptions are the options of UpsampleLinear1d. The zero value of a field selects its default.
@@ -4949,7 +4949,7 @@ func (t *Tensor) UpsampleLinear1d(outputSize []int64, alignCorners bool, o Upsam
 	if !(o.Scales == 0) {
 		args[3] = floatArg(o.Scales)
 	}
-	return opUpsampleLinear1d.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleLinear1d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleBilinear2dOptions are the options of UpsampleBilinear2d. The zero value of a field selects its default.
@@ -4972,7 +4972,7 @@ func (t *Tensor) UpsampleBilinear2d(outputSize []int64, alignCorners bool, o Ups
 	if !(o.ScalesW == 0) {
 		args[4] = floatArg(o.ScalesW)
 	}
-	return opUpsampleBilinear2d.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleBilinear2d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleBilinear2dScale returns UpsampleBilinear2d to the size times the factors of height and
@@ -4985,7 +4985,7 @@ func (t *Tensor) UpsampleBilinear2dScale(alignCorners bool, scaleFactors []float
 	if scaleFactors != nil {
 		args[3], ints = floatsArg(ints, scaleFactors)
 	}
-	return opUpsampleBilinear2dScale.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleBilinear2dScale.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleBicubic2dOptions are the options of UpsampleBicubic2d. The zero value of a field selects its default.
@@ -5008,7 +5008,7 @@ func (t *Tensor) UpsampleBicubic2d(outputSize []int64, alignCorners bool, o Upsa
 	if !(o.ScalesW == 0) {
 		args[4] = floatArg(o.ScalesW)
 	}
-	return opUpsampleBicubic2d.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleBicubic2d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleTrilinear3dOptions are the options of UpsampleTrilinear3d. The zero value of a field selects its default.
@@ -5035,14 +5035,14 @@ func (t *Tensor) UpsampleTrilinear3d(outputSize []int64, alignCorners bool, o Up
 	if !(o.ScalesW == 0) {
 		args[5] = floatArg(o.ScalesW)
 	}
-	return opUpsampleTrilinear3d.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleTrilinear3d.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // PixelShuffle returns images [N C*r*r H W] as [N C H*r W*r], where r is upscaleFactor.
 //
 //	aten::pixel_shuffle(Tensor self, int upscale_factor) -> Tensor
 func (t *Tensor) PixelShuffle(upscaleFactor int64) *Tensor {
-	return opPixelShuffle.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(upscaleFactor)}, nil, nil)
+	return opPixelShuffle.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(upscaleFactor)}, nil)
 }
 
 // Dropout returns t with elements zeroed with probability p and the others scaled by 1/(1-p) if
@@ -5050,7 +5050,7 @@ func (t *Tensor) PixelShuffle(upscaleFactor int64) *Tensor {
 //
 //	aten::dropout(Tensor input, float p, bool train) -> Tensor
 func (t *Tensor) Dropout(p float64, train bool) *Tensor {
-	return opDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil, nil)
+	return opDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil)
 }
 
 // FeatureDropout returns t [N C ...] with whole channels zeroed with probability p and the others
@@ -5058,14 +5058,14 @@ func (t *Tensor) Dropout(p float64, train bool) *Tensor {
 //
 //	aten::feature_dropout(Tensor input, float p, bool train) -> Tensor
 func (t *Tensor) FeatureDropout(p float64, train bool) *Tensor {
-	return opFeatureDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil, nil)
+	return opFeatureDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil)
 }
 
 // Embedding returns the rows of weight [rows columns] at the indices.
 //
 //	aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor
 func Embedding(weight *Tensor, indices *Tensor) *Tensor {
-	return opEmbedding.one([]*Tensor{weight, indices}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opEmbedding.one([]*Tensor{weight, indices}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // EmbeddingOptions are the options of EmbeddingWith. The zero value of a field selects its default.
@@ -5084,7 +5084,7 @@ func EmbeddingWith(weight *Tensor, indices *Tensor, o EmbeddingOptions) *Tensor 
 	if !(o.PaddingIdx == nil) {
 		args[2] = intArg(*o.PaddingIdx)
 	}
-	return opEmbeddingWith.one([]*Tensor{weight, indices}, args, nil, nil)
+	return opEmbeddingWith.one([]*Tensor{weight, indices}, args, nil)
 }
 
 // ScaledDotProductAttentionOptions are the options of ScaledDotProductAttention. The zero value of a field selects its default.
@@ -5110,7 +5110,7 @@ func (t *Tensor) ScaledDotProductAttention(key *Tensor, value *Tensor, o ScaledD
 	if !(o.Scale == 0) {
 		args[6] = floatArg(o.Scale)
 	}
-	return opScaledDotProductAttention.one([]*Tensor{t, key, value, o.AttnMask}, args, nil, nil)
+	return opScaledDotProductAttention.one([]*Tensor{t, key, value, o.AttnMask}, args, nil)
 }
 
 // LSTM returns the outputs of a long short-term memory for the sequences t [L N in], or [N L in]
@@ -5127,7 +5127,7 @@ func (t *Tensor) LSTM(hx []*Tensor, params []*Tensor, hasBiases bool, numLayers 
 	in = append(in, hx...)
 	at2 := len(in)
 	in = append(in, params...)
-	return opLSTM.three(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil, nil)
+	return opLSTM.three(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil)
 }
 
 // GRU returns the outputs of gated recurrent units, and the last hidden state. Arguments as for
@@ -5142,7 +5142,7 @@ func (t *Tensor) GRU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int
 	in = append(in, hx)
 	at2 := len(in)
 	in = append(in, params...)
-	return opGRU.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil, nil)
+	return opGRU.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil)
 }
 
 // Conv2dSameOptions are the options of Conv2dSame. The zero value of a field selects its default.
@@ -5173,49 +5173,49 @@ func (t *Tensor) Conv2dSame(weight *Tensor, bias *Tensor, o Conv2dSameOptions) *
 	if !(o.Groups == 0) {
 		args[6] = intArg(o.Groups)
 	}
-	return opConv2dSame.one([]*Tensor{t, weight, bias}, args, ints, text)
+	return opConv2dSame.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // PixelUnshuffle returns images [N C H*r W*r] as [N C*r*r H W], where r is downscaleFactor.
 //
 //	aten::pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor
 func (t *Tensor) PixelUnshuffle(downscaleFactor int64) *Tensor {
-	return opPixelUnshuffle.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(downscaleFactor)}, nil, nil)
+	return opPixelUnshuffle.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(downscaleFactor)}, nil)
 }
 
 // ChannelShuffle returns images with their channels interleaved among groups.
 //
 //	aten::channel_shuffle(Tensor self, SymInt groups) -> Tensor
 func (t *Tensor) ChannelShuffle(groups int64) *Tensor {
-	return opChannelShuffle.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(groups)}, nil, nil)
+	return opChannelShuffle.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(groups)}, nil)
 }
 
 // AlphaDropout returns Dropout that keeps mean and variance after SELU.
 //
 //	aten::alpha_dropout(Tensor input, float p, bool train) -> Tensor
 func (t *Tensor) AlphaDropout(p float64, train bool) *Tensor {
-	return opAlphaDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil, nil)
+	return opAlphaDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil)
 }
 
 // SoftShrink returns t moved towards 0 by lambd, and 0 within it.
 //
 //	aten::softshrink(Tensor self, Scalar lambd=0.5) -> Tensor
 func (t *Tensor) SoftShrink(lambd float64) *Tensor {
-	return opSoftShrink.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(lambd)}, nil, nil)
+	return opSoftShrink.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(lambd)}, nil)
 }
 
 // HardShrink returns t, and 0 where it is within lambd of 0.
 //
 //	aten::hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor
 func (t *Tensor) HardShrink(lambd float64) *Tensor {
-	return opHardShrink.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(lambd)}, nil, nil)
+	return opHardShrink.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(lambd)}, nil)
 }
 
 // Threshold returns t where it is above threshold, else value.
 //
 //	aten::threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor
 func (t *Tensor) Threshold(threshold float64, value float64) *Tensor {
-	return opThreshold.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(threshold), floatArg(value)}, nil, nil)
+	return opThreshold.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(threshold), floatArg(value)}, nil)
 }
 
 // RReLUOptions are the options of RReLU. The zero value of a field selects its default.
@@ -5243,7 +5243,7 @@ func (t *Tensor) RReLU(o RReLUOptions) *Tensor {
 	if !(o.Upper == 0) {
 		args[2] = floatArg(o.Upper)
 	}
-	return opRReLU.one([]*Tensor{t}, args, nil, nil)
+	return opRReLU.one([]*Tensor{t}, args, nil)
 }
 
 // NativeLayerNorm returns LayerNorm, and the means and reciprocal standard deviations that it used.
@@ -5253,7 +5253,7 @@ func (t *Tensor) NativeLayerNorm(normalizedShape []int64, weight *Tensor, bias *
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}
 	args[1], ints = intsArg(ints, normalizedShape)
-	return opNativeLayerNorm.three([]*Tensor{t, weight, bias}, args, ints, nil)
+	return opNativeLayerNorm.three([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
 
 // NativeGroupNorm returns GroupNorm for t of N samples, C channels and hxW elements of each, and
@@ -5261,7 +5261,7 @@ func (t *Tensor) NativeLayerNorm(normalizedShape []int64, weight *Tensor, bias *
 //
 //	aten::native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)
 func (t *Tensor) NativeGroupNorm(weight *Tensor, bias *Tensor, n int64, c int64, hxW int64, group int64, eps float64) (*Tensor, *Tensor, *Tensor) {
-	return opNativeGroupNorm.three([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), intArg(n), intArg(c), intArg(hxW), intArg(group), floatArg(eps)}, nil, nil)
+	return opNativeGroupNorm.three([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), intArg(n), intArg(c), intArg(hxW), intArg(group), floatArg(eps)}, nil)
 }
 
 // MaxPool2dIndicesOptions are the options of MaxPool2dIndices. The zero value of a field selects its default.
@@ -5288,7 +5288,7 @@ func (t *Tensor) MaxPool2dIndices(kernelSize []int64, o MaxPool2dIndicesOptions)
 	if o.Dilation != nil {
 		args[4], ints = intsArg(ints, o.Dilation)
 	}
-	return opMaxPool2dIndices.two([]*Tensor{t}, args, ints, nil)
+	return opMaxPool2dIndices.two([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // MaxUnpool2d returns the inverse of MaxPool2dIndices, with 0 at other places.
@@ -5298,7 +5298,7 @@ func (t *Tensor) MaxUnpool2d(indices *Tensor, outputSize []int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg()}
 	args[2], ints = intsArg(ints, outputSize)
-	return opMaxUnpool2d.one([]*Tensor{t, indices}, args, ints, nil)
+	return opMaxUnpool2d.one([]*Tensor{t, indices}, args, &capi.Lists{Ints: ints})
 }
 
 // FractionalMaxPool2d returns the maxima of windows at random places of [0, 1) [N C 2], and their
@@ -5310,7 +5310,7 @@ func (t *Tensor) FractionalMaxPool2d(kernelSize []int64, outputSize []int64, ran
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), tensorArg(1)}
 	args[1], ints = intsArg(ints, kernelSize)
 	args[2], ints = intsArg(ints, outputSize)
-	return opFractionalMaxPool2d.two([]*Tensor{t, randomSamples}, args, ints, nil)
+	return opFractionalMaxPool2d.two([]*Tensor{t, randomSamples}, args, &capi.Lists{Ints: ints})
 }
 
 // Im2Col returns the windows of images [N C H W] as columns [N C*kH*kW L].
@@ -5323,7 +5323,7 @@ func (t *Tensor) Im2Col(kernelSize []int64, dilation []int64, padding []int64, s
 	args[2], ints = intsArg(ints, dilation)
 	args[3], ints = intsArg(ints, padding)
 	args[4], ints = intsArg(ints, stride)
-	return opIm2Col.one([]*Tensor{t}, args, ints, nil)
+	return opIm2Col.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Col2Im returns the inverse of Im2Col, where windows that overlap are added.
@@ -5337,7 +5337,7 @@ func (t *Tensor) Col2Im(outputSize []int64, kernelSize []int64, dilation []int64
 	args[3], ints = intsArg(ints, dilation)
 	args[4], ints = intsArg(ints, padding)
 	args[5], ints = intsArg(ints, stride)
-	return opCol2Im.one([]*Tensor{t}, args, ints, nil)
+	return opCol2Im.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // PadOptions are the options of Pad. The zero value of a field selects its default.
@@ -5362,7 +5362,7 @@ func (t *Tensor) Pad(pad []int64, o PadOptions) *Tensor {
 	if !(o.Value == nil) {
 		args[3] = floatArg(*o.Value)
 	}
-	return opPad.one([]*Tensor{t}, args, ints, text)
+	return opPad.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
 // AffineGrid returns the grid for GridSampler of the affine maps t [N 2 3], for images of the size
@@ -5373,7 +5373,7 @@ func (t *Tensor) AffineGrid(size []int64, alignCorners bool) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners)}
 	args[1], ints = intsArg(ints, size)
-	return opAffineGrid.one([]*Tensor{t}, args, ints, nil)
+	return opAffineGrid.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // GridSampler returns images [N C H W] at the places of grid [N H2 W2 2], from -1 to 1.
@@ -5382,7 +5382,7 @@ func (t *Tensor) AffineGrid(size []int64, alignCorners bool) *Tensor {
 //
 //	aten::grid_sampler(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor
 func (t *Tensor) GridSampler(grid *Tensor, interpolationMode int64, paddingMode int64, alignCorners bool) *Tensor {
-	return opGridSampler.one([]*Tensor{t, grid}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(interpolationMode), intArg(paddingMode), boolArg(alignCorners)}, nil, nil)
+	return opGridSampler.one([]*Tensor{t, grid}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(interpolationMode), intArg(paddingMode), boolArg(alignCorners)}, nil)
 }
 
 // UpsampleNearest2dScale returns UpsampleNearest2d to the size times the factors of height and
@@ -5395,7 +5395,7 @@ func (t *Tensor) UpsampleNearest2dScale(scaleFactors []float64) *Tensor {
 	if scaleFactors != nil {
 		args[2], ints = floatsArg(ints, scaleFactors)
 	}
-	return opUpsampleNearest2dScale.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleNearest2dScale.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleBicubic2dScale returns UpsampleBicubic2d to the size times the factors of height and
@@ -5408,7 +5408,7 @@ func (t *Tensor) UpsampleBicubic2dScale(alignCorners bool, scaleFactors []float6
 	if scaleFactors != nil {
 		args[3], ints = floatsArg(ints, scaleFactors)
 	}
-	return opUpsampleBicubic2dScale.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleBicubic2dScale.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleLinear1dScale returns UpsampleLinear1d to the length times the factor.
@@ -5420,7 +5420,7 @@ func (t *Tensor) UpsampleLinear1dScale(alignCorners bool, scaleFactors []float64
 	if scaleFactors != nil {
 		args[3], ints = floatsArg(ints, scaleFactors)
 	}
-	return opUpsampleLinear1dScale.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleLinear1dScale.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // UpsampleTrilinear3dScale returns UpsampleTrilinear3d to the size times the factors.
@@ -5432,7 +5432,7 @@ func (t *Tensor) UpsampleTrilinear3dScale(alignCorners bool, scaleFactors []floa
 	if scaleFactors != nil {
 		args[3], ints = floatsArg(ints, scaleFactors)
 	}
-	return opUpsampleTrilinear3dScale.one([]*Tensor{t}, args, ints, nil)
+	return opUpsampleTrilinear3dScale.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // OneHot returns a new last dimension with a 1 at the class and zeros elsewhere, for classes int64;
@@ -5440,7 +5440,7 @@ func (t *Tensor) UpsampleTrilinear3dScale(alignCorners bool, scaleFactors []floa
 //
 //	aten::one_hot(Tensor self, int num_classes=-1) -> Tensor
 func (t *Tensor) OneHot(numClasses int64) *Tensor {
-	return opOneHot.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(numClasses)}, nil, nil)
+	return opOneHot.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(numClasses)}, nil)
 }
 
 // EmbeddingBagOptions are the options of EmbeddingBag. The zero value of a field selects its default.
@@ -5461,7 +5461,7 @@ func EmbeddingBag(weight *Tensor, indices *Tensor, offsets *Tensor, o EmbeddingB
 	if !(o.Mode == 0) {
 		args[4] = intArg(o.Mode)
 	}
-	return opEmbeddingBag.four([]*Tensor{weight, indices, offsets, o.PerSampleWeights}, args, nil, nil)
+	return opEmbeddingBag.four([]*Tensor{weight, indices, offsets, o.PerSampleWeights}, args, nil)
 }
 
 // EmbeddingRenorm_ works in place: the rows at the indices whose norm is above maxNorm are scaled
@@ -5469,7 +5469,7 @@ func EmbeddingBag(weight *Tensor, indices *Tensor, offsets *Tensor, o EmbeddingB
 //
 //	aten::embedding_renorm_(Tensor(a!) self, Tensor indices, float max_norm, float norm_type) -> Tensor(a!)
 func (t *Tensor) EmbeddingRenorm_(indices *Tensor, maxNorm float64, normType float64) *Tensor {
-	return opEmbeddingRenorm_.self([]*Tensor{t, indices}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(maxNorm), floatArg(normType)}, nil, nil)
+	return opEmbeddingRenorm_.self([]*Tensor{t, indices}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(maxNorm), floatArg(normType)}, nil)
 }
 
 // RNNTanh returns the outputs of a recurrent network with tanh, and the last hidden state.
@@ -5484,7 +5484,7 @@ func (t *Tensor) RNNTanh(hx *Tensor, params []*Tensor, hasBiases bool, numLayers
 	in = append(in, hx)
 	at2 := len(in)
 	in = append(in, params...)
-	return opRNNTanh.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil, nil)
+	return opRNNTanh.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil)
 }
 
 // RNNReLU returns the outputs of a recurrent network with ReLU, and the last hidden state.
@@ -5499,7 +5499,7 @@ func (t *Tensor) RNNReLU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers
 	in = append(in, hx)
 	at2 := len(in)
 	in = append(in, params...)
-	return opRNNReLU.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil, nil)
+	return opRNNReLU.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil)
 }
 
 // LSTMCell returns the hidden and cell states after one step of an LSTM, from hx, the two before.
@@ -5520,14 +5520,14 @@ func (t *Tensor) LSTMCell(hx []*Tensor, wIh *Tensor, wHh *Tensor, bIh *Tensor, b
 	in = append(in, bIh)
 	at5 := len(in)
 	in = append(in, bHh)
-	return opLSTMCell.two(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorArg(at2), tensorArg(at3), optionalArg(at4, bIh), optionalArg(at5, bHh)}, nil, nil)
+	return opLSTMCell.two(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorArg(at2), tensorArg(at3), optionalArg(at4, bIh), optionalArg(at5, bHh)}, nil)
 }
 
 // GRUCell returns the hidden state after one step of a GRU. The biases may be nil.
 //
 //	aten::gru_cell(Tensor input, Tensor hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? b_hh=None) -> Tensor
 func (t *Tensor) GRUCell(hx *Tensor, wIh *Tensor, wHh *Tensor, bIh *Tensor, bHh *Tensor) *Tensor {
-	return opGRUCell.one([]*Tensor{t, hx, wIh, wHh, bIh, bHh}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), tensorArg(3), optionalArg(4, bIh), optionalArg(5, bHh)}, nil, nil)
+	return opGRUCell.one([]*Tensor{t, hx, wIh, wHh, bIh, bHh}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), tensorArg(3), optionalArg(4, bIh), optionalArg(5, bHh)}, nil)
 }
 
 // CrossEntropy returns the mean loss of logits [N classes ...] against class indices (int64 [N
@@ -5535,7 +5535,7 @@ func (t *Tensor) GRUCell(hx *Tensor, wIh *Tensor, wHh *Tensor, bIh *Tensor, bHh 
 //
 //	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
 func (t *Tensor) CrossEntropy(target *Tensor) *Tensor {
-	return opCrossEntropy.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opCrossEntropy.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // CrossEntropyOptions are the options of CrossEntropyWith. The zero value of a field selects its default.
@@ -5557,14 +5557,14 @@ func (t *Tensor) CrossEntropyWith(target *Tensor, o CrossEntropyOptions) *Tensor
 	if !(o.LabelSmoothing == 0) {
 		args[5] = floatArg(o.LabelSmoothing)
 	}
-	return opCrossEntropyWith.one([]*Tensor{t, target, o.Weight}, args, nil, nil)
+	return opCrossEntropyWith.one([]*Tensor{t, target, o.Weight}, args, nil)
 }
 
 // NLLLoss returns the mean loss of log-probabilities [N classes] against class indices (int64 [N]).
 //
 //	aten::nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor
 func (t *Tensor) NLLLoss(target *Tensor) *Tensor {
-	return opNLLLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opNLLLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // NLLLossOptions are the options of NLLLossWith. The zero value of a field selects its default.
@@ -5582,14 +5582,14 @@ func (t *Tensor) NLLLossWith(target *Tensor, o NLLLossOptions) *Tensor {
 	if !(o.IgnoreIndex == nil) {
 		args[4] = intArg(*o.IgnoreIndex)
 	}
-	return opNLLLossWith.one([]*Tensor{t, target, o.Weight}, args, nil, nil)
+	return opNLLLossWith.one([]*Tensor{t, target, o.Weight}, args, nil)
 }
 
 // MSELoss returns the mean squared difference.
 //
 //	aten::mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) MSELoss(target *Tensor) *Tensor {
-	return opMSELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMSELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // MSELossOptions are the options of MSELossWith. The zero value of a field selects its default.
@@ -5601,14 +5601,14 @@ type MSELossOptions struct {
 //
 //	aten::mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) MSELossWith(target *Tensor, o MSELossOptions) *Tensor {
-	return opMSELossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
+	return opMSELossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil)
 }
 
 // L1Loss returns the mean absolute difference.
 //
 //	aten::l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) L1Loss(target *Tensor) *Tensor {
-	return opL1Loss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opL1Loss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // L1LossOptions are the options of L1LossWith. The zero value of a field selects its default.
@@ -5620,14 +5620,14 @@ type L1LossOptions struct {
 //
 //	aten::l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) L1LossWith(target *Tensor, o L1LossOptions) *Tensor {
-	return opL1LossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
+	return opL1LossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil)
 }
 
 // SmoothL1Loss returns the mean of d*d/2 where the absolute difference d is below 1, else d - 1/2.
 //
 //	aten::smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor
 func (t *Tensor) SmoothL1Loss(target *Tensor) *Tensor {
-	return opSmoothL1Loss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opSmoothL1Loss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // SmoothL1LossOptions are the options of SmoothL1LossWith. The zero value of a field selects its default.
@@ -5645,14 +5645,14 @@ func (t *Tensor) SmoothL1LossWith(target *Tensor, o SmoothL1LossOptions) *Tensor
 	if !(o.Beta == 0) {
 		args[3] = floatArg(o.Beta)
 	}
-	return opSmoothL1LossWith.one([]*Tensor{t, target}, args, nil, nil)
+	return opSmoothL1LossWith.one([]*Tensor{t, target}, args, nil)
 }
 
 // HuberLoss returns the mean of d*d/2 where the absolute difference d is below 1, else d - 1/2.
 //
 //	aten::huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor
 func (t *Tensor) HuberLoss(target *Tensor) *Tensor {
-	return opHuberLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opHuberLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // HuberLossOptions are the options of HuberLossWith. The zero value of a field selects its default.
@@ -5670,7 +5670,7 @@ func (t *Tensor) HuberLossWith(target *Tensor, o HuberLossOptions) *Tensor {
 	if !(o.Delta == 0) {
 		args[3] = floatArg(o.Delta)
 	}
-	return opHuberLossWith.one([]*Tensor{t, target}, args, nil, nil)
+	return opHuberLossWith.one([]*Tensor{t, target}, args, nil)
 }
 
 // KLDivLoss returns the mean of target * (log(target) - t), for log-probabilities t and
@@ -5679,7 +5679,7 @@ func (t *Tensor) HuberLossWith(target *Tensor, o HuberLossOptions) *Tensor {
 //
 //	aten::kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor
 func (t *Tensor) KLDivLoss(target *Tensor) *Tensor {
-	return opKLDivLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opKLDivLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // KLDivLossOptions are the options of KLDivLossWith. The zero value of a field selects its default.
@@ -5693,7 +5693,7 @@ type KLDivLossOptions struct {
 //
 //	aten::kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor
 func (t *Tensor) KLDivLossWith(target *Tensor, o KLDivLossOptions) *Tensor {
-	return opKLDivLossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch()), boolArg(o.LogTarget)}, nil, nil)
+	return opKLDivLossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch()), boolArg(o.LogTarget)}, nil)
 }
 
 // BCELoss returns the mean of -target*log(t) - (1-target)*log(1-t), for probabilities t; a
@@ -5701,7 +5701,7 @@ func (t *Tensor) KLDivLossWith(target *Tensor, o KLDivLossOptions) *Tensor {
 //
 //	aten::binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor
 func (t *Tensor) BCELoss(target *Tensor) *Tensor {
-	return opBCELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opBCELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // BCELossOptions are the options of BCELossWith. The zero value of a field selects its default.
@@ -5714,14 +5714,14 @@ type BCELossOptions struct {
 //
 //	aten::binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor
 func (t *Tensor) BCELossWith(target *Tensor, o BCELossOptions) *Tensor {
-	return opBCELossWith.one([]*Tensor{t, target, o.Weight}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch())}, nil, nil)
+	return opBCELossWith.one([]*Tensor{t, target, o.Weight}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch())}, nil)
 }
 
 // BCEWithLogitsLoss returns the BCELoss of sigmoid(t), computed stably.
 //
 //	aten::binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor
 func (t *Tensor) BCEWithLogitsLoss(target *Tensor) *Tensor {
-	return opBCEWithLogitsLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opBCEWithLogitsLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // BCEWithLogitsLossOptions are the options of BCEWithLogitsLossWith. The zero value of a field selects its default.
@@ -5736,7 +5736,7 @@ type BCEWithLogitsLossOptions struct {
 //
 //	aten::binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor
 func (t *Tensor) BCEWithLogitsLossWith(target *Tensor, o BCEWithLogitsLossOptions) *Tensor {
-	return opBCEWithLogitsLossWith.one([]*Tensor{t, target, o.Weight, o.PosWeight}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), optionalArg(3, o.PosWeight), intArg(o.Reduction.libtorch())}, nil, nil)
+	return opBCEWithLogitsLossWith.one([]*Tensor{t, target, o.Weight, o.PosWeight}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), optionalArg(3, o.PosWeight), intArg(o.Reduction.libtorch())}, nil)
 }
 
 // MarginRankingLossOptions are the options of MarginRankingLoss. The zero value of a field selects its default.
@@ -5753,7 +5753,7 @@ func (t *Tensor) MarginRankingLoss(input2 *Tensor, target *Tensor, o MarginRanki
 	if !(o.Margin == 0) {
 		args[3] = floatArg(o.Margin)
 	}
-	return opMarginRankingLoss.one([]*Tensor{t, input2, target}, args, nil, nil)
+	return opMarginRankingLoss.one([]*Tensor{t, input2, target}, args, nil)
 }
 
 // CosineEmbeddingLossOptions are the options of CosineEmbeddingLoss. The zero value of a field selects its default.
@@ -5771,7 +5771,7 @@ func (t *Tensor) CosineEmbeddingLoss(input2 *Tensor, target *Tensor, o CosineEmb
 	if !(o.Margin == 0) {
 		args[3] = floatArg(o.Margin)
 	}
-	return opCosineEmbeddingLoss.one([]*Tensor{t, input2, target}, args, nil, nil)
+	return opCosineEmbeddingLoss.one([]*Tensor{t, input2, target}, args, nil)
 }
 
 // HingeEmbeddingLossOptions are the options of HingeEmbeddingLoss. The zero value of a field selects its default.
@@ -5788,7 +5788,7 @@ func (t *Tensor) HingeEmbeddingLoss(target *Tensor, o HingeEmbeddingLossOptions)
 	if !(o.Margin == nil) {
 		args[2] = floatArg(*o.Margin)
 	}
-	return opHingeEmbeddingLoss.one([]*Tensor{t, target}, args, nil, nil)
+	return opHingeEmbeddingLoss.one([]*Tensor{t, target}, args, nil)
 }
 
 // TripletMarginLossOptions are the options of TripletMarginLoss. The zero value of a field selects its default.
@@ -5815,7 +5815,7 @@ func (t *Tensor) TripletMarginLoss(positive *Tensor, negative *Tensor, o Triplet
 	if !(o.Eps == 0) {
 		args[5] = floatArg(o.Eps)
 	}
-	return opTripletMarginLoss.one([]*Tensor{t, positive, negative}, args, nil, nil)
+	return opTripletMarginLoss.one([]*Tensor{t, positive, negative}, args, nil)
 }
 
 // MultiMarginLossOptions are the options of MultiMarginLoss. The zero value of a field selects its default.
@@ -5838,7 +5838,7 @@ func (t *Tensor) MultiMarginLoss(target *Tensor, o MultiMarginLossOptions) *Tens
 	if !(o.Margin == nil) {
 		args[3] = floatArg(*o.Margin)
 	}
-	return opMultiMarginLoss.one([]*Tensor{t, target, o.Weight}, args, nil, nil)
+	return opMultiMarginLoss.one([]*Tensor{t, target, o.Weight}, args, nil)
 }
 
 // MultilabelMarginLossOptions are the options of MultilabelMarginLoss. The zero value of a field selects its default.
@@ -5850,7 +5850,7 @@ type MultilabelMarginLossOptions struct {
 //
 //	aten::multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) MultilabelMarginLoss(target *Tensor, o MultilabelMarginLossOptions) *Tensor {
-	return opMultilabelMarginLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
+	return opMultilabelMarginLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil)
 }
 
 // SoftMarginLossOptions are the options of SoftMarginLoss. The zero value of a field selects its default.
@@ -5862,7 +5862,7 @@ type SoftMarginLossOptions struct {
 //
 //	aten::soft_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) SoftMarginLoss(target *Tensor, o SoftMarginLossOptions) *Tensor {
-	return opSoftMarginLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
+	return opSoftMarginLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil)
 }
 
 // PoissonNLLLoss returns the loss exp(t) - target * t with logInput, else t - target * log(t +
@@ -5870,7 +5870,7 @@ func (t *Tensor) SoftMarginLoss(target *Tensor, o SoftMarginLossOptions) *Tensor
 //
 //	aten::poisson_nll_loss(Tensor input, Tensor target, bool log_input, bool full, float eps, int reduction) -> Tensor
 func (t *Tensor) PoissonNLLLoss(target *Tensor, logInput bool, full bool, eps float64, reduction Reduction) *Tensor {
-	return opPoissonNLLLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(logInput), boolArg(full), floatArg(eps), intArg(reduction.libtorch())}, nil, nil)
+	return opPoissonNLLLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(logInput), boolArg(full), floatArg(eps), intArg(reduction.libtorch())}, nil)
 }
 
 // CTCLossOptions are the options of CTCLoss. The zero value of a field selects its default.
@@ -5889,7 +5889,7 @@ func (t *Tensor) CTCLoss(targets *Tensor, inputLengths *Tensor, targetLengths *T
 	if !(o.Blank == 0) {
 		args[4] = intArg(o.Blank)
 	}
-	return opCTCLoss.one([]*Tensor{t, targets, inputLengths, targetLengths}, args, nil, nil)
+	return opCTCLoss.one([]*Tensor{t, targets, inputLengths, targetLengths}, args, nil)
 }
 
 // NLLLoss2dOptions are the options of NLLLoss2d. The zero value of a field selects its default.
@@ -5907,7 +5907,7 @@ func (t *Tensor) NLLLoss2d(target *Tensor, o NLLLoss2dOptions) *Tensor {
 	if !(o.IgnoreIndex == nil) {
 		args[4] = intArg(*o.IgnoreIndex)
 	}
-	return opNLLLoss2d.one([]*Tensor{t, target, o.Weight}, args, nil, nil)
+	return opNLLLoss2d.one([]*Tensor{t, target, o.Weight}, args, nil)
 }
 
 // Reshape returns t with another shape for the same number of elements; one size may be -1.
@@ -5917,7 +5917,7 @@ func (t *Tensor) Reshape(shape ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, shape)
-	return opReshape.one([]*Tensor{t}, args, ints, nil)
+	return opReshape.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // View returns t with another shape, as Reshape, but fails instead of copying.
@@ -5927,14 +5927,14 @@ func (t *Tensor) View(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, size)
-	return opView.one([]*Tensor{t}, args, ints, nil)
+	return opView.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Flatten returns t with the dimensions from startDim to endDim (-1: the last) merged into one.
 //
 //	aten::flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)
 func (t *Tensor) Flatten(startDim int64, endDim int64) *Tensor {
-	return opFlatten.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(startDim), intArg(endDim)}, nil, nil)
+	return opFlatten.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(startDim), intArg(endDim)}, nil)
 }
 
 // Permute returns t with its dimensions in the given order.
@@ -5944,35 +5944,35 @@ func (t *Tensor) Permute(dims ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, dims)
-	return opPermute.one([]*Tensor{t}, args, ints, nil)
+	return opPermute.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Transpose returns t with two dimensions exchanged.
 //
 //	aten::transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)
 func (t *Tensor) Transpose(dim0 int64, dim1 int64) *Tensor {
-	return opTranspose.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim0), intArg(dim1)}, nil, nil)
+	return opTranspose.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim0), intArg(dim1)}, nil)
 }
 
 // Squeeze returns t without the dimensions of size 1.
 //
 //	aten::squeeze(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Squeeze() *Tensor {
-	return opSqueeze.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSqueeze.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // SqueezeDim returns t without the dimension, if its size is 1.
 //
 //	aten::squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)
 func (t *Tensor) SqueezeDim(dim int64) *Tensor {
-	return opSqueezeDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opSqueezeDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // Unsqueeze returns t with a new dimension of size 1 before dim.
 //
 //	aten::unsqueeze(Tensor(a) self, int dim) -> Tensor(a)
 func (t *Tensor) Unsqueeze(dim int64) *Tensor {
-	return opUnsqueeze.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opUnsqueeze.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // Expand returns t with dimensions of size 1 repeated without a copy.
@@ -5982,21 +5982,21 @@ func (t *Tensor) Expand(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, size)
-	return opExpand.one([]*Tensor{t}, args, ints, nil)
+	return opExpand.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Narrow returns length elements of the dimension from start on.
 //
 //	aten::narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)
 func (t *Tensor) Narrow(dim int64, start int64, length int64) *Tensor {
-	return opNarrow.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(length)}, nil, nil)
+	return opNarrow.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(length)}, nil)
 }
 
 // Select returns one element of the dimension; the result lacks this dimension.
 //
 //	aten::select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
 func (t *Tensor) Select(dim int64, index int64) *Tensor {
-	return opSelect.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(index)}, nil, nil)
+	return opSelect.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(index)}, nil)
 }
 
 // Slice returns the elements start, start+step, ... before end of the dimension; negative positions
@@ -6004,7 +6004,7 @@ func (t *Tensor) Select(dim int64, index int64) *Tensor {
 //
 //	aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
 func (t *Tensor) Slice(dim int64, start int64, end int64, step int64) *Tensor {
-	return opSlice.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(end), intArg(step)}, nil, nil)
+	return opSlice.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(end), intArg(step)}, nil)
 }
 
 // IndexTensors returns a copy of the elements at the positions of the indices, one for each
@@ -6018,7 +6018,7 @@ func (t *Tensor) IndexTensors(indices []*Tensor) *Tensor {
 	in = append(in, t)
 	at1 := len(in)
 	in = append(in, indices...)
-	return opIndexTensors.one(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices))}, nil, nil)
+	return opIndexTensors.one(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices))}, nil)
 }
 
 // IndexPutOptions are the options of IndexPut. The zero value of a field selects its default.
@@ -6038,7 +6038,7 @@ func (t *Tensor) IndexPut_(indices []*Tensor, values *Tensor, o IndexPutOptions)
 	in = append(in, indices...)
 	at2 := len(in)
 	in = append(in, values)
-	return opIndexPut_.self(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices)), tensorArg(at2), boolArg(o.Accumulate)}, nil, nil)
+	return opIndexPut_.self(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices)), tensorArg(at2), boolArg(o.Accumulate)}, nil)
 }
 
 // IndexPut returns a copy of t after IndexPut_.
@@ -6052,28 +6052,28 @@ func (t *Tensor) IndexPut(indices []*Tensor, values *Tensor, o IndexPutOptions) 
 	in = append(in, indices...)
 	at2 := len(in)
 	in = append(in, values)
-	return opIndexPut.one(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices)), tensorArg(at2), boolArg(o.Accumulate)}, nil, nil)
+	return opIndexPut.one(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices)), tensorArg(at2), boolArg(o.Accumulate)}, nil)
 }
 
 // IndexSelect returns the elements of the dimension at the indices of an int64 tensor.
 //
 //	aten::index_select(Tensor self, int dim, Tensor index) -> Tensor
 func (t *Tensor) IndexSelect(dim int64, index *Tensor) *Tensor {
-	return opIndexSelect.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}, nil, nil)
+	return opIndexSelect.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}, nil)
 }
 
 // Gather returns one element per index, along dim.
 //
 //	aten::gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor
 func (t *Tensor) Gather(dim int64, index *Tensor) *Tensor {
-	return opGather.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}, nil, nil)
+	return opGather.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}, nil)
 }
 
 // Split returns views of splitSize elements of the dimension each; the last may be smaller.
 //
 //	aten::split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]
 func (t *Tensor) Split(splitSize int64, dim int64) ([]*Tensor, error) {
-	return opSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(splitSize), intArg(dim)}, nil, nil)
+	return opSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(splitSize), intArg(dim)}, nil)
 }
 
 // Chunk returns at most chunks views of parts of the dimension; all but the last have the same
@@ -6081,14 +6081,14 @@ func (t *Tensor) Split(splitSize int64, dim int64) ([]*Tensor, error) {
 //
 //	aten::chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]
 func (t *Tensor) Chunk(chunks int64, dim int64) ([]*Tensor, error) {
-	return opChunk.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(chunks), intArg(dim)}, nil, nil)
+	return opChunk.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(chunks), intArg(dim)}, nil)
 }
 
 // Unbind returns a view of each element of the dimension; the views lack this dimension.
 //
 //	aten::unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]
 func (t *Tensor) Unbind(dim int64) ([]*Tensor, error) {
-	return opUnbind.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opUnbind.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // Cat returns the tensors joined along an existing dimension.
@@ -6098,7 +6098,7 @@ func Cat(tensors []*Tensor, dim int64) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opCat.one(in, []capi.Arg{tensorsArg(at0, len(tensors)), intArg(dim)}, nil, nil)
+	return opCat.one(in, []capi.Arg{tensorsArg(at0, len(tensors)), intArg(dim)}, nil)
 }
 
 // Stack returns the tensors, which have one shape, joined along a new dimension.
@@ -6108,7 +6108,7 @@ func Stack(tensors []*Tensor, dim int64) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors)), intArg(dim)}, nil, nil)
+	return opStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors)), intArg(dim)}, nil)
 }
 
 // Tril returns the lower triangle of the matrices: the elements [i j] with j <= i + diagonal, and
@@ -6116,7 +6116,7 @@ func Stack(tensors []*Tensor, dim int64) *Tensor {
 //
 //	aten::tril(Tensor self, SymInt diagonal=0) -> Tensor
 func (t *Tensor) Tril(diagonal int64) *Tensor {
-	return opTril.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil, nil)
+	return opTril.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil)
 }
 
 // Triu returns the upper triangle of the matrices: the elements [i j] with j >= i + diagonal, and
@@ -6124,42 +6124,42 @@ func (t *Tensor) Tril(diagonal int64) *Tensor {
 //
 //	aten::triu(Tensor self, SymInt diagonal=0) -> Tensor
 func (t *Tensor) Triu(diagonal int64) *Tensor {
-	return opTriu.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil, nil)
+	return opTriu.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil)
 }
 
 // Alias returns another handle to t; a view.
 //
 //	aten::alias(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Alias() *Tensor {
-	return opAlias.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAlias.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Contiguous returns t itself if it has this memory format, else a copy with it.
 //
 //	aten::contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)
 func (t *Tensor) Contiguous(memoryFormat MemoryFormat) *Tensor {
-	return opContiguous.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(memoryFormat))}, nil, nil)
+	return opContiguous.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(memoryFormat))}, nil)
 }
 
 // ZerosLike returns a tensor of zeros with t's shape, dtype, device and strides.
 //
 //	aten::zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) ZerosLike() *Tensor {
-	return opZerosLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opZerosLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Clone returns a copy.
 //
 //	aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) Clone() *Tensor {
-	return opClone.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opClone.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Detach returns a tensor with the same memory, detached from backward.
 //
 //	aten::detach(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Detach() *Tensor {
-	return opDetach.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opDetach.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Unflatten returns t with the dimension as several, of the given sizes; one size may be -1.
@@ -6169,35 +6169,35 @@ func (t *Tensor) Unflatten(dim int64, sizes []int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), intArg(dim), defaultArg()}
 	args[2], ints = intsArg(ints, sizes)
-	return opUnflatten.one([]*Tensor{t}, args, ints, nil)
+	return opUnflatten.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // MoveDim returns t with the dimension source at the place of destination.
 //
 //	aten::movedim.int(Tensor(a) self, int source, int destination) -> Tensor(a)
 func (t *Tensor) MoveDim(source int64, destination int64) *Tensor {
-	return opMoveDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(source), intArg(destination)}, nil, nil)
+	return opMoveDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(source), intArg(destination)}, nil)
 }
 
 // SwapAxes returns t with two dimensions exchanged, as Transpose.
 //
 //	aten::swapaxes(Tensor(a) self, int axis0, int axis1) -> Tensor(a)
 func (t *Tensor) SwapAxes(axis0 int64, axis1 int64) *Tensor {
-	return opSwapAxes.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(axis0), intArg(axis1)}, nil, nil)
+	return opSwapAxes.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(axis0), intArg(axis1)}, nil)
 }
 
 // Ravel returns t as a vector.
 //
 //	aten::ravel(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Ravel() *Tensor {
-	return opRavel.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opRavel.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ViewDType returns t's memory as another dtype.
 //
 //	aten::view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)
 func (t *Tensor) ViewDType(dtype DType) *Tensor {
-	return opViewDType.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(dtype))}, nil, nil)
+	return opViewDType.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(dtype))}, nil)
 }
 
 // BroadcastTo returns t broadcast to a shape, as Expand.
@@ -6207,7 +6207,7 @@ func (t *Tensor) BroadcastTo(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, size)
-	return opBroadcastTo.one([]*Tensor{t}, args, ints, nil)
+	return opBroadcastTo.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // BroadcastTensors returns the tensors broadcast to one shape.
@@ -6217,14 +6217,14 @@ func BroadcastTensors(tensors []*Tensor) ([]*Tensor, error) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opBroadcastTensors.list(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil, nil)
+	return opBroadcastTensors.list(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil)
 }
 
 // ExpandAs returns t broadcast to other's shape.
 //
 //	aten::expand_as(Tensor(a) self, Tensor other) -> Tensor(a)
 func (t *Tensor) ExpandAs(other *Tensor) *Tensor {
-	return opExpandAs.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opExpandAs.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // Repeat returns t repeated along each dimension, and new ones before.
@@ -6234,7 +6234,7 @@ func (t *Tensor) Repeat(repeats ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, repeats)
-	return opRepeat.one([]*Tensor{t}, args, ints, nil)
+	return opRepeat.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Tile returns t repeated along each of the last dimensions.
@@ -6244,7 +6244,7 @@ func (t *Tensor) Tile(dims ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, dims)
-	return opTile.one([]*Tensor{t}, args, ints, nil)
+	return opTile.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // RepeatInterleaveOptions are the options of RepeatInterleave. The zero value of a field selects its default.
@@ -6260,7 +6260,7 @@ func (t *Tensor) RepeatInterleave(repeats int64, o RepeatInterleaveOptions) *Ten
 	if !(o.Dim == nil) {
 		args[2] = intArg(*o.Dim)
 	}
-	return opRepeatInterleave.one([]*Tensor{t}, args, nil, nil)
+	return opRepeatInterleave.one([]*Tensor{t}, args, nil)
 }
 
 // RepeatInterleaveTensorOptions are the options of RepeatInterleaveTensor. The zero value of a field selects its default.
@@ -6277,7 +6277,7 @@ func (t *Tensor) RepeatInterleaveTensor(repeats *Tensor, o RepeatInterleaveTenso
 	if !(o.Dim == nil) {
 		args[2] = intArg(*o.Dim)
 	}
-	return opRepeatInterleaveTensor.one([]*Tensor{t, repeats}, args, nil, nil)
+	return opRepeatInterleaveTensor.one([]*Tensor{t, repeats}, args, nil)
 }
 
 // Flip returns t with the order of the dimensions' elements reversed.
@@ -6287,7 +6287,7 @@ func (t *Tensor) Flip(dims ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, dims)
-	return opFlip.one([]*Tensor{t}, args, ints, nil)
+	return opFlip.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Roll returns t with its elements moved along the dimensions, those at the end to the beginning.
@@ -6298,7 +6298,7 @@ func (t *Tensor) Roll(shifts []int64, dims []int64) *Tensor {
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg()}
 	args[1], ints = intsArg(ints, shifts)
 	args[2], ints = intsArg(ints, dims)
-	return opRoll.one([]*Tensor{t}, args, ints, nil)
+	return opRoll.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Rot90 returns t turned k times by 90 degrees in the plane of two dimensions.
@@ -6308,7 +6308,7 @@ func (t *Tensor) Rot90(k int64, dims []int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), intArg(k), defaultArg()}
 	args[2], ints = intsArg(ints, dims)
-	return opRot90.one([]*Tensor{t}, args, ints, nil)
+	return opRot90.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // SqueezeDims returns t without those of the dimensions whose size is 1.
@@ -6318,21 +6318,21 @@ func (t *Tensor) SqueezeDims(dim ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, dim)
-	return opSqueezeDims.one([]*Tensor{t}, args, ints, nil)
+	return opSqueezeDims.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AtLeast2d returns t with new dimensions of size 1 before, if it has fewer than two.
 //
 //	aten::atleast_2d(Tensor self) -> Tensor
 func (t *Tensor) AtLeast2d() *Tensor {
-	return opAtLeast2d.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAtLeast2d.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Unfold returns windows of the dimension as a new last dimension; a view.
 //
 //	aten::unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)
 func (t *Tensor) Unfold(dimension int64, size int64, step int64) *Tensor {
-	return opUnfold.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dimension), intArg(size), intArg(step)}, nil, nil)
+	return opUnfold.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dimension), intArg(size), intArg(step)}, nil)
 }
 
 // AsStridedOptions are the options of AsStrided. The zero value of a field selects its default.
@@ -6351,7 +6351,7 @@ func (t *Tensor) AsStrided(size []int64, stride []int64, o AsStridedOptions) *Te
 	if !(o.StorageOffset == nil) {
 		args[3] = intArg(*o.StorageOffset)
 	}
-	return opAsStrided.one([]*Tensor{t}, args, ints, nil)
+	return opAsStrided.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // SplitSizes returns views of parts of the dimension, of the given sizes.
@@ -6361,14 +6361,14 @@ func (t *Tensor) SplitSizes(splitSizes []int64, dim int64) ([]*Tensor, error) {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), intArg(dim)}
 	args[1], ints = intsArg(ints, splitSizes)
-	return opSplitSizes.list([]*Tensor{t}, args, ints, nil)
+	return opSplitSizes.list([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // TensorSplit returns views of sections of nearly equal size.
 //
 //	aten::tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]
 func (t *Tensor) TensorSplit(sections int64, dim int64) ([]*Tensor, error) {
-	return opTensorSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(sections), intArg(dim)}, nil, nil)
+	return opTensorSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(sections), intArg(dim)}, nil)
 }
 
 // HStack returns the tensors joined along the second dimension, or the first for vectors.
@@ -6378,7 +6378,7 @@ func HStack(tensors []*Tensor) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opHStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil, nil)
+	return opHStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil)
 }
 
 // VStack returns the tensors joined along the first dimension, vectors as rows.
@@ -6388,7 +6388,7 @@ func VStack(tensors []*Tensor) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opVStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil, nil)
+	return opVStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil)
 }
 
 // DStack returns the tensors joined along the third dimension.
@@ -6398,7 +6398,7 @@ func DStack(tensors []*Tensor) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opDStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil, nil)
+	return opDStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil)
 }
 
 // ColumnStack returns the tensors joined along the second dimension, vectors as columns.
@@ -6408,7 +6408,7 @@ func ColumnStack(tensors []*Tensor) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opColumnStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil, nil)
+	return opColumnStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil)
 }
 
 // BlockDiag returns a matrix with the matrices along its diagonal.
@@ -6418,7 +6418,7 @@ func BlockDiag(tensors []*Tensor) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opBlockDiag.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil, nil)
+	return opBlockDiag.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil)
 }
 
 // MeshGrid returns the coordinates of a grid of vectors; indexing is "ij" or "xy".
@@ -6431,7 +6431,7 @@ func MeshGrid(tensors []*Tensor, indexing string) ([]*Tensor, error) {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{tensorsArg(at0, len(tensors)), defaultArg()}
 	args[1], text = stringArg(text, indexing)
-	return opMeshGrid.list(in, args, nil, text)
+	return opMeshGrid.list(in, args, &capi.Lists{Text: text})
 }
 
 // CartesianProd returns all combinations of elements of vectors, as rows.
@@ -6441,7 +6441,7 @@ func CartesianProd(tensors []*Tensor) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, tensors...)
-	return opCartesianProd.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil, nil)
+	return opCartesianProd.one(in, []capi.Arg{tensorsArg(at0, len(tensors))}, nil)
 }
 
 // CombinationsOptions are the options of Combinations. The zero value of a field selects its default.
@@ -6453,7 +6453,7 @@ type CombinationsOptions struct {
 //
 //	aten::combinations(Tensor self, int r=2, bool with_replacement=False) -> Tensor
 func (t *Tensor) Combinations(r int64, o CombinationsOptions) *Tensor {
-	return opCombinations.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(r), boolArg(o.WithReplacement)}, nil, nil)
+	return opCombinations.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(r), boolArg(o.WithReplacement)}, nil)
 }
 
 // PadSequenceOptions are the options of PadSequence. The zero value of a field selects its default.
@@ -6479,21 +6479,21 @@ func PadSequence(sequences []*Tensor, o PadSequenceOptions) *Tensor {
 	if o.PaddingSide != "" {
 		args[3], text = stringArg(text, o.PaddingSide)
 	}
-	return opPadSequence.one(in, args, nil, text)
+	return opPadSequence.one(in, args, &capi.Lists{Text: text})
 }
 
 // SliceScatter returns a copy of t with the elements of Slice replaced by src's.
 //
 //	aten::slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor
 func (t *Tensor) SliceScatter(src *Tensor, dim int64, start int64, end int64, step int64) *Tensor {
-	return opSliceScatter.one([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), intArg(start), intArg(end), intArg(step)}, nil, nil)
+	return opSliceScatter.one([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), intArg(start), intArg(end), intArg(step)}, nil)
 }
 
 // SelectScatter returns a copy of t with the elements of Select replaced by src's.
 //
 //	aten::select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor
 func (t *Tensor) SelectScatter(src *Tensor, dim int64, index int64) *Tensor {
-	return opSelectScatter.one([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), intArg(index)}, nil, nil)
+	return opSelectScatter.one([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), intArg(index)}, nil)
 }
 
 // VanderOptions are the options of Vander. The zero value of a field selects its default.
@@ -6510,14 +6510,14 @@ func (t *Tensor) Vander(o VanderOptions) *Tensor {
 	if !(o.N == nil) {
 		args[1] = intArg(*o.N)
 	}
-	return opVander.one([]*Tensor{t}, args, nil, nil)
+	return opVander.one([]*Tensor{t}, args, nil)
 }
 
 // Take returns the elements of the flattened t at the indices.
 //
 //	aten::take(Tensor self, Tensor index) -> Tensor
 func (t *Tensor) Take(index *Tensor) *Tensor {
-	return opTake.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opTake.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // TakeAlongDimOptions are the options of TakeAlongDim. The zero value of a field selects its default.
@@ -6533,7 +6533,7 @@ func (t *Tensor) TakeAlongDim(indices *Tensor, o TakeAlongDimOptions) *Tensor {
 	if !(o.Dim == nil) {
 		args[2] = intArg(*o.Dim)
 	}
-	return opTakeAlongDim.one([]*Tensor{t, indices}, args, nil, nil)
+	return opTakeAlongDim.one([]*Tensor{t, indices}, args, nil)
 }
 
 // MaskedSelect returns the elements where mask is true, as a vector, for whose length a GPU is
@@ -6541,7 +6541,7 @@ func (t *Tensor) TakeAlongDim(indices *Tensor, o TakeAlongDimOptions) *Tensor {
 //
 //	aten::masked_select(Tensor self, Tensor mask) -> Tensor
 func (t *Tensor) MaskedSelect(mask *Tensor) *Tensor {
-	return opMaskedSelect.one([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opMaskedSelect.one([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // MaskedScatter returns a copy of t with the elements where mask is true replaced by those of
@@ -6549,7 +6549,7 @@ func (t *Tensor) MaskedSelect(mask *Tensor) *Tensor {
 //
 //	aten::masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor
 func (t *Tensor) MaskedScatter(mask *Tensor, source *Tensor) *Tensor {
-	return opMaskedScatter.one([]*Tensor{t, mask, source}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opMaskedScatter.one([]*Tensor{t, mask, source}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // NonZero returns the indices of elements that are not zero, as rows (int64), for whose number a
@@ -6557,14 +6557,14 @@ func (t *Tensor) MaskedScatter(mask *Tensor, source *Tensor) *Tensor {
 //
 //	aten::nonzero(Tensor self) -> Tensor
 func (t *Tensor) NonZero() *Tensor {
-	return opNonZero.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opNonZero.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ArgWhere returns the indices of elements that are not zero, as rows (int64), as NonZero.
 //
 //	aten::argwhere(Tensor self) -> Tensor
 func (t *Tensor) ArgWhere() *Tensor {
-	return opArgWhere.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opArgWhere.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // IndexAdd returns a copy of t where the elements of the dimension at the indices have grown by
@@ -6576,35 +6576,35 @@ func (t *Tensor) IndexAdd(dim int64, index *Tensor, source *Tensor, o IndexAddOp
 	if !(o.Alpha == nil) {
 		args[4] = floatArg(*o.Alpha)
 	}
-	return opIndexAdd.one([]*Tensor{t, index, source}, args, nil, nil)
+	return opIndexAdd.one([]*Tensor{t, index, source}, args, nil)
 }
 
 // IndexFill returns a copy of t where the elements of the dimension at the indices are value.
 //
 //	aten::index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor
 func (t *Tensor) IndexFill(dim int64, index *Tensor, value float64) *Tensor {
-	return opIndexFill.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil, nil)
+	return opIndexFill.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil)
 }
 
 // Scatter returns a copy of t where the element at index, along dim, is src's.
 //
 //	aten::scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor
 func (t *Tensor) Scatter(dim int64, index *Tensor, src *Tensor) *Tensor {
-	return opScatter.one([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opScatter.one([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // ScatterScalar returns a copy of t where the element at index, along dim, is value.
 //
 //	aten::scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor
 func (t *Tensor) ScatterScalar(dim int64, index *Tensor, value float64) *Tensor {
-	return opScatterScalar.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil, nil)
+	return opScatterScalar.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil)
 }
 
 // ScatterAdd returns a copy of t where the element at index, along dim, has grown by src's.
 //
 //	aten::scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor
 func (t *Tensor) ScatterAdd(dim int64, index *Tensor, src *Tensor) *Tensor {
-	return opScatterAdd.one([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil, nil)
+	return opScatterAdd.one([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil)
 }
 
 // ScatterReduceOptions are the options of ScatterReduce. The zero value of a field selects its default.
@@ -6623,7 +6623,7 @@ func (t *Tensor) ScatterReduce(dim int64, index *Tensor, src *Tensor, reduce str
 	if !(o.IncludeSelf == nil) {
 		args[5] = boolArg(*o.IncludeSelf)
 	}
-	return opScatterReduce.one([]*Tensor{t, index, src}, args, nil, text)
+	return opScatterReduce.one([]*Tensor{t, index, src}, args, &capi.Lists{Text: text})
 }
 
 // SearchSortedOptions are the options of SearchSorted. The zero value of a field selects its default.
@@ -6644,7 +6644,7 @@ func (t *Tensor) SearchSorted(self *Tensor, o SearchSortedOptions) *Tensor {
 	if o.Side != "" {
 		args[4], text = stringArg(text, o.Side)
 	}
-	return opSearchSorted.one([]*Tensor{t, self, o.Sorter}, args, nil, text)
+	return opSearchSorted.one([]*Tensor{t, self, o.Sorter}, args, &capi.Lists{Text: text})
 }
 
 // BucketizeOptions are the options of Bucketize. The zero value of a field selects its default.
@@ -6657,14 +6657,14 @@ type BucketizeOptions struct {
 //
 //	aten::bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor
 func (t *Tensor) Bucketize(boundaries *Tensor, o BucketizeOptions) *Tensor {
-	return opBucketize.one([]*Tensor{t, boundaries}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.OutInt32), boolArg(o.Right)}, nil, nil)
+	return opBucketize.one([]*Tensor{t, boundaries}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.OutInt32), boolArg(o.Right)}, nil)
 }
 
 // Sum returns the sum of all elements.
 //
 //	aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) Sum() *Tensor {
-	return opSum.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opSum.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // SumDim returns the sums over the dimensions, which are removed, or with keepDim become size 1.
@@ -6676,14 +6676,14 @@ func (t *Tensor) SumDim(dim []int64, keepDim bool) *Tensor {
 	if dim != nil {
 		args[1], ints = intsArg(ints, dim)
 	}
-	return opSumDim.one([]*Tensor{t}, args, ints, nil)
+	return opSumDim.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Mean returns the mean of all elements.
 //
 //	aten::mean(Tensor self, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) Mean() *Tensor {
-	return opMean.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opMean.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // MeanDim returns the means over the dimensions.
@@ -6695,7 +6695,7 @@ func (t *Tensor) MeanDim(dim []int64, keepDim bool) *Tensor {
 	if dim != nil {
 		args[1], ints = intsArg(ints, dim)
 	}
-	return opMeanDim.one([]*Tensor{t}, args, ints, nil)
+	return opMeanDim.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // VarOptions are the options of Var. The zero value of a field selects its default.
@@ -6718,7 +6718,7 @@ func (t *Tensor) Var(o VarOptions) *Tensor {
 	if !(o.Correction == nil) {
 		args[2] = floatArg(*o.Correction)
 	}
-	return opVar.one([]*Tensor{t}, args, ints, nil)
+	return opVar.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // StdOptions are the options of Std. The zero value of a field selects its default.
@@ -6740,56 +6740,56 @@ func (t *Tensor) Std(o StdOptions) *Tensor {
 	if !(o.Correction == nil) {
 		args[2] = floatArg(*o.Correction)
 	}
-	return opStd.one([]*Tensor{t}, args, ints, nil)
+	return opStd.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Max returns the maximum of all elements.
 //
 //	aten::max(Tensor self) -> Tensor
 func (t *Tensor) Max() *Tensor {
-	return opMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // MaxDim returns the maximum values along a dimension, and their indices (int64).
 //
 //	aten::max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) MaxDim(dim int64, keepDim bool) (*Tensor, *Tensor) {
-	return opMaxDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opMaxDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // Min returns the minimum of all elements.
 //
 //	aten::min(Tensor self) -> Tensor
 func (t *Tensor) Min() *Tensor {
-	return opMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // MinDim returns the minimum values along a dimension, and their indices (int64).
 //
 //	aten::min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) MinDim(dim int64, keepDim bool) (*Tensor, *Tensor) {
-	return opMinDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opMinDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // ArgMax returns the indices of the maximum values along a dimension (int64).
 //
 //	aten::argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
 func (t *Tensor) ArgMax(dim int64, keepDim bool) *Tensor {
-	return opArgMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opArgMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // ArgMin returns the indices of the minimum values along a dimension (int64).
 //
 //	aten::argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
 func (t *Tensor) ArgMin(dim int64, keepDim bool) *Tensor {
-	return opArgMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opArgMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // Equal reports whether t and other have the same shape and elements. It waits for the result.
 //
 //	aten::equal(Tensor self, Tensor other) -> bool
 func (t *Tensor) Equal(other *Tensor) (bool, error) {
-	return opEqual.truth([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opEqual.truth([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // AllCloseOptions are the options of AllClose. The zero value of a field selects its default.
@@ -6811,7 +6811,7 @@ func (t *Tensor) AllClose(other *Tensor, o AllCloseOptions) (bool, error) {
 	if !(o.Atol == 0) {
 		args[3] = floatArg(o.Atol)
 	}
-	return opAllClose.truth([]*Tensor{t, other}, args, nil, nil)
+	return opAllClose.truth([]*Tensor{t, other}, args, nil)
 }
 
 // TopK returns the k largest values along a dimension in descending order, and their indices
@@ -6819,35 +6819,35 @@ func (t *Tensor) AllClose(other *Tensor, o AllCloseOptions) (bool, error) {
 //
 //	aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
 func (t *Tensor) TopK(k int64, dim int64) (*Tensor, *Tensor) {
-	return opTopK.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(k), intArg(dim)}, nil, nil)
+	return opTopK.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(k), intArg(dim)}, nil)
 }
 
 // All returns true if every element is true.
 //
 //	aten::all(Tensor self) -> Tensor
 func (t *Tensor) All() *Tensor {
-	return opAll.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAll.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // Any returns true if at least one element is true.
 //
 //	aten::any(Tensor self) -> Tensor
 func (t *Tensor) Any() *Tensor {
-	return opAny.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opAny.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // CumSum returns the cumulative sums along a dimension.
 //
 //	aten::cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) CumSum(dim int64) *Tensor {
-	return opCumSum.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opCumSum.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // Norm returns the square root of the sum of squares of all elements.
 //
 //	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) Norm() *Tensor {
-	return opNorm.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opNorm.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // NormOrd returns the ord-norm of all elements: 2 gives Norm, 1 the sum of absolute values, +Inf
@@ -6855,7 +6855,7 @@ func (t *Tensor) Norm() *Tensor {
 //
 //	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) NormOrd(ord float64) *Tensor {
-	return opNormOrd.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(ord)}, nil, nil)
+	return opNormOrd.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(ord)}, nil)
 }
 
 // NormDim returns the ord-norm over the dimensions, which are removed or stay with size 1.
@@ -6867,7 +6867,7 @@ func (t *Tensor) NormDim(ord float64, dim []int64, keepDim bool) *Tensor {
 	if dim != nil {
 		args[2], ints = intsArg(ints, dim)
 	}
-	return opNormDim.one([]*Tensor{t}, args, ints, nil)
+	return opNormDim.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // SumTo returns SumDim, computed in the dtype.
@@ -6879,21 +6879,21 @@ func (t *Tensor) SumTo(dim []int64, keepDim bool, dtype DType) *Tensor {
 	if dim != nil {
 		args[1], ints = intsArg(ints, dim)
 	}
-	return opSumTo.one([]*Tensor{t}, args, ints, nil)
+	return opSumTo.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Prod returns the product of all elements.
 //
 //	aten::prod(Tensor self, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) Prod() *Tensor {
-	return opProd.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opProd.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // ProdDim returns the products over a dimension.
 //
 //	aten::prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) ProdDim(dim int64, keepDim bool) *Tensor {
-	return opProdDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opProdDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // AMax returns the maxima over dimensions; the gradient is shared by equal maxima.
@@ -6903,7 +6903,7 @@ func (t *Tensor) AMax(dim []int64, keepDim bool) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(keepDim)}
 	args[1], ints = intsArg(ints, dim)
-	return opAMax.one([]*Tensor{t}, args, ints, nil)
+	return opAMax.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AMin returns the minima over dimensions; the gradient is shared by equal minima.
@@ -6913,7 +6913,7 @@ func (t *Tensor) AMin(dim []int64, keepDim bool) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(keepDim)}
 	args[1], ints = intsArg(ints, dim)
-	return opAMin.one([]*Tensor{t}, args, ints, nil)
+	return opAMin.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // AMinMaxOptions are the options of AMinMax. The zero value of a field selects its default.
@@ -6930,7 +6930,7 @@ func (t *Tensor) AMinMax(o AMinMaxOptions) (*Tensor, *Tensor) {
 	if !(o.Dim == nil) {
 		args[1] = intArg(*o.Dim)
 	}
-	return opAMinMax.two([]*Tensor{t}, args, nil, nil)
+	return opAMinMax.two([]*Tensor{t}, args, nil)
 }
 
 // LogSumExp returns the logarithm of the sum of exp(t) over dimensions, computed stably.
@@ -6940,28 +6940,28 @@ func (t *Tensor) LogSumExp(dim []int64, keepDim bool) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(keepDim)}
 	args[1], ints = intsArg(ints, dim)
-	return opLogSumExp.one([]*Tensor{t}, args, ints, nil)
+	return opLogSumExp.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Median returns the median of all elements, the lower one of two.
 //
 //	aten::median(Tensor self) -> Tensor
 func (t *Tensor) Median() *Tensor {
-	return opMedian.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opMedian.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // MedianDim returns the medians over a dimension, and their indices (int64).
 //
 //	aten::median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) MedianDim(dim int64, keepDim bool) (*Tensor, *Tensor) {
-	return opMedianDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opMedianDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // NaNMedian returns the median of the elements that are not NaN.
 //
 //	aten::nanmedian(Tensor self) -> Tensor
 func (t *Tensor) NaNMedian() *Tensor {
-	return opNaNMedian.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opNaNMedian.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // NaNMeanOptions are the options of NaNMean. The zero value of a field selects its default.
@@ -6979,7 +6979,7 @@ func (t *Tensor) NaNMean(o NaNMeanOptions) *Tensor {
 	if o.Dim != nil {
 		args[1], ints = intsArg(ints, o.Dim)
 	}
-	return opNaNMean.one([]*Tensor{t}, args, ints, nil)
+	return opNaNMean.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // NaNSumOptions are the options of NaNSum. The zero value of a field selects its default.
@@ -6997,21 +6997,21 @@ func (t *Tensor) NaNSum(o NaNSumOptions) *Tensor {
 	if o.Dim != nil {
 		args[1], ints = intsArg(ints, o.Dim)
 	}
-	return opNaNSum.one([]*Tensor{t}, args, ints, nil)
+	return opNaNSum.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // Mode returns the most frequent values of a dimension, and their indices (int64).
 //
 //	aten::mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) Mode(dim int64, keepDim bool) (*Tensor, *Tensor) {
-	return opMode.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opMode.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // KthValue returns the k-th smallest values of a dimension, from 1, and their indices (int64).
 //
 //	aten::kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) KthValue(k int64, dim int64, keepDim bool) (*Tensor, *Tensor) {
-	return opKthValue.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(k), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opKthValue.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(k), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // QuantileOptions are the options of Quantile. The zero value of a field selects its default.
@@ -7033,7 +7033,7 @@ func (t *Tensor) Quantile(q float64, o QuantileOptions) *Tensor {
 	if o.Interpolation != "" {
 		args[4], text = stringArg(text, o.Interpolation)
 	}
-	return opQuantile.one([]*Tensor{t}, args, nil, text)
+	return opQuantile.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // QuantileTensorOptions are the options of QuantileTensor. The zero value of a field selects its default.
@@ -7055,7 +7055,7 @@ func (t *Tensor) QuantileTensor(q *Tensor, o QuantileTensorOptions) *Tensor {
 	if o.Interpolation != "" {
 		args[4], text = stringArg(text, o.Interpolation)
 	}
-	return opQuantileTensor.one([]*Tensor{t, q}, args, nil, text)
+	return opQuantileTensor.one([]*Tensor{t, q}, args, &capi.Lists{Text: text})
 }
 
 // NaNQuantileOptions are the options of NaNQuantile. The zero value of a field selects its default.
@@ -7077,7 +7077,7 @@ func (t *Tensor) NaNQuantile(q float64, o NaNQuantileOptions) *Tensor {
 	if o.Interpolation != "" {
 		args[4], text = stringArg(text, o.Interpolation)
 	}
-	return opNaNQuantile.one([]*Tensor{t}, args, nil, text)
+	return opNaNQuantile.one([]*Tensor{t}, args, &capi.Lists{Text: text})
 }
 
 // VarMeanOptions are the options of VarMean. The zero value of a field selects its default.
@@ -7099,7 +7099,7 @@ func (t *Tensor) VarMean(o VarMeanOptions) (*Tensor, *Tensor) {
 	if !(o.Correction == nil) {
 		args[2] = floatArg(*o.Correction)
 	}
-	return opVarMean.two([]*Tensor{t}, args, ints, nil)
+	return opVarMean.two([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // StdMeanOptions are the options of StdMean. The zero value of a field selects its default.
@@ -7121,7 +7121,7 @@ func (t *Tensor) StdMean(o StdMeanOptions) (*Tensor, *Tensor) {
 	if !(o.Correction == nil) {
 		args[2] = floatArg(*o.Correction)
 	}
-	return opStdMean.two([]*Tensor{t}, args, ints, nil)
+	return opStdMean.two([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // CountNonZeroOptions are the options of CountNonZero. The zero value of a field selects its default.
@@ -7137,49 +7137,49 @@ func (t *Tensor) CountNonZero(o CountNonZeroOptions) *Tensor {
 	if !(o.Dim == nil) {
 		args[1] = intArg(*o.Dim)
 	}
-	return opCountNonZero.one([]*Tensor{t}, args, nil, nil)
+	return opCountNonZero.one([]*Tensor{t}, args, nil)
 }
 
 // AllDim returns true where every element of the dimension is true.
 //
 //	aten::all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor
 func (t *Tensor) AllDim(dim int64, keepDim bool) *Tensor {
-	return opAllDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opAllDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // AnyDim returns true where at least one element of the dimension is true.
 //
 //	aten::any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor
 func (t *Tensor) AnyDim(dim int64, keepDim bool) *Tensor {
-	return opAnyDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+	return opAnyDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
 
 // CumProd returns the cumulative products along a dimension.
 //
 //	aten::cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) CumProd(dim int64) *Tensor {
-	return opCumProd.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opCumProd.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // CumMax returns the cumulative maxima along a dimension, and their indices (int64).
 //
 //	aten::cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)
 func (t *Tensor) CumMax(dim int64) (*Tensor, *Tensor) {
-	return opCumMax.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opCumMax.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // CumMin returns the cumulative minima along a dimension, and their indices (int64).
 //
 //	aten::cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)
 func (t *Tensor) CumMin(dim int64) (*Tensor, *Tensor) {
-	return opCumMin.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opCumMin.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // LogCumSumExp returns the logarithms of the cumulative sums of exp(t), computed stably.
 //
 //	aten::logcumsumexp(Tensor self, int dim) -> Tensor
 func (t *Tensor) LogCumSumExp(dim int64) *Tensor {
-	return opLogCumSumExp.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+	return opLogCumSumExp.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil)
 }
 
 // DiffOptions are the options of Diff. The zero value of a field selects its default.
@@ -7201,21 +7201,21 @@ func (t *Tensor) Diff(o DiffOptions) *Tensor {
 	if !(o.Dim == nil) {
 		args[2] = intArg(*o.Dim)
 	}
-	return opDiff.one([]*Tensor{t, o.Prepend, o.Append}, args, nil, nil)
+	return opDiff.one([]*Tensor{t, o.Prepend, o.Append}, args, nil)
 }
 
 // Trapezoid returns the integral along a dimension by the trapezoidal rule.
 //
 //	aten::trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor
 func (t *Tensor) Trapezoid(dx float64, dim int64) *Tensor {
-	return opTrapezoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(dx), intArg(dim)}, nil, nil)
+	return opTrapezoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(dx), intArg(dim)}, nil)
 }
 
 // CumulativeTrapezoid returns the cumulative integral along a dimension by the trapezoidal rule.
 //
 //	aten::cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor
 func (t *Tensor) CumulativeTrapezoid(dx float64, dim int64) *Tensor {
-	return opCumulativeTrapezoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(dx), intArg(dim)}, nil, nil)
+	return opCumulativeTrapezoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(dx), intArg(dim)}, nil)
 }
 
 // HistC returns the number of elements in each of bins intervals of [min, max]; with min = max, of
@@ -7223,7 +7223,7 @@ func (t *Tensor) CumulativeTrapezoid(dx float64, dim int64) *Tensor {
 //
 //	aten::histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor
 func (t *Tensor) HistC(bins int64, min float64, max float64) *Tensor {
-	return opHistC.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(bins), floatArg(min), floatArg(max)}, nil, nil)
+	return opHistC.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(bins), floatArg(min), floatArg(max)}, nil)
 }
 
 // HistogramOptions are the options of Histogram. The zero value of a field selects its default.
@@ -7243,7 +7243,7 @@ func (t *Tensor) Histogram(bins int64, o HistogramOptions) (*Tensor, *Tensor) {
 	if o.Range != nil {
 		args[2], ints = floatsArg(ints, o.Range)
 	}
-	return opHistogram.two([]*Tensor{t, o.Weight}, args, ints, nil)
+	return opHistogram.two([]*Tensor{t, o.Weight}, args, &capi.Lists{Ints: ints})
 }
 
 // BinCountOptions are the options of BinCount. The zero value of a field selects its default.
@@ -7261,14 +7261,14 @@ func (t *Tensor) BinCount(o BinCountOptions) *Tensor {
 	if !(o.Minlength == 0) {
 		args[2] = intArg(o.Minlength)
 	}
-	return opBinCount.one([]*Tensor{t, o.Weights}, args, nil, nil)
+	return opBinCount.one([]*Tensor{t, o.Weights}, args, nil)
 }
 
 // Renorm returns t with the slices of the dimension whose p-norm is above maxNorm scaled to it.
 //
 //	aten::renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor
 func (t *Tensor) Renorm(p float64, dim int64, maxnorm float64) *Tensor {
-	return opRenorm.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), intArg(dim), floatArg(maxnorm)}, nil, nil)
+	return opRenorm.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), intArg(dim), floatArg(maxnorm)}, nil)
 }
 
 // SegmentReduceOptions are the options of SegmentReduce. The zero value of a field selects its default.
@@ -7294,14 +7294,14 @@ func (t *Tensor) SegmentReduce(reduce string, o SegmentReduceOptions) *Tensor {
 	if !(o.Initial == nil) {
 		args[7] = floatArg(*o.Initial)
 	}
-	return opSegmentReduce.one([]*Tensor{t, o.Lengths, o.Indices, o.Offsets}, args, nil, text)
+	return opSegmentReduce.one([]*Tensor{t, o.Lengths, o.Indices, o.Offsets}, args, &capi.Lists{Text: text})
 }
 
 // Sort returns the sorted elements of a dimension, and their indices (int64).
 //
 //	aten::sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) Sort(dim int64, descending bool) (*Tensor, *Tensor) {
-	return opSort.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(descending)}, nil, nil)
+	return opSort.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(descending)}, nil)
 }
 
 // SortStable returns the sorted elements of a dimension, where equal ones keep their order, and
@@ -7309,21 +7309,21 @@ func (t *Tensor) Sort(dim int64, descending bool) (*Tensor, *Tensor) {
 //
 //	aten::sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) SortStable(dim int64, descending bool) (*Tensor, *Tensor) {
-	return opSortStable.two([]*Tensor{t}, []capi.Arg{tensorArg(0), boolArg(true), intArg(dim), boolArg(descending)}, nil, nil)
+	return opSortStable.two([]*Tensor{t}, []capi.Arg{tensorArg(0), boolArg(true), intArg(dim), boolArg(descending)}, nil)
 }
 
 // ArgSort returns the indices that sort a dimension (int64).
 //
 //	aten::argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor
 func (t *Tensor) ArgSort(dim int64, descending bool) *Tensor {
-	return opArgSort.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(descending)}, nil, nil)
+	return opArgSort.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(descending)}, nil)
 }
 
 // MSort returns the elements sorted along the first dimension.
 //
 //	aten::msort(Tensor self) -> Tensor
 func (t *Tensor) MSort() *Tensor {
-	return opMSort.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opMSort.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // TopKOptions are the options of TopKWith. The zero value of a field selects its default.
@@ -7347,7 +7347,7 @@ func (t *Tensor) TopKWith(k int64, o TopKOptions) (*Tensor, *Tensor) {
 	if !(o.Sorted == nil) {
 		args[4] = boolArg(*o.Sorted)
 	}
-	return opTopKWith.two([]*Tensor{t}, args, nil, nil)
+	return opTopKWith.two([]*Tensor{t}, args, nil)
 }
 
 // UniqueConsecutiveOptions are the options of UniqueConsecutive. The zero value of a field selects its default.
@@ -7367,7 +7367,7 @@ func (t *Tensor) UniqueConsecutive(o UniqueConsecutiveOptions) (*Tensor, *Tensor
 	if !(o.Dim == nil) {
 		args[3] = intArg(*o.Dim)
 	}
-	return opUniqueConsecutive.three([]*Tensor{t}, args, nil, nil)
+	return opUniqueConsecutive.three([]*Tensor{t}, args, nil)
 }
 
 // UniqueOptions are the options of Unique. The zero value of a field selects its default.
@@ -7386,7 +7386,7 @@ func (t *Tensor) Unique(o UniqueOptions) (*Tensor, *Tensor, *Tensor) {
 	if !(o.Sorted == nil) {
 		args[1] = boolArg(*o.Sorted)
 	}
-	return opUnique.three([]*Tensor{t}, args, nil, nil)
+	return opUnique.three([]*Tensor{t}, args, nil)
 }
 
 // UniqueDimOptions are the options of UniqueDim. The zero value of a field selects its default.
@@ -7404,7 +7404,7 @@ func (t *Tensor) UniqueDim(dim int64, o UniqueDimOptions) (*Tensor, *Tensor, *Te
 	if !(o.Sorted == nil) {
 		args[2] = boolArg(*o.Sorted)
 	}
-	return opUniqueDim.three([]*Tensor{t}, args, nil, nil)
+	return opUniqueDim.three([]*Tensor{t}, args, nil)
 }
 
 // BernoulliOptions are the options of Bernoulli. The zero value of a field selects its default.
@@ -7421,7 +7421,7 @@ func (t *Tensor) Bernoulli(o BernoulliOptions) *Tensor {
 		return failed(opError("Bernoulli", nil, err))
 	}
 	defer o.Generator.release()
-	return opBernoulli.one([]*Tensor{t}, []capi.Arg{tensorArg(0), use}, nil, nil)
+	return opBernoulli.one([]*Tensor{t}, []capi.Arg{tensorArg(0), use}, nil)
 }
 
 // MultinomialOptions are the options of Multinomial. The zero value of a field selects its default.
@@ -7439,7 +7439,7 @@ func (t *Tensor) Multinomial(numSamples int64, o MultinomialOptions) *Tensor {
 		return failed(opError("Multinomial", nil, err))
 	}
 	defer o.Generator.release()
-	return opMultinomial.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(numSamples), boolArg(o.Replacement), use}, nil, nil)
+	return opMultinomial.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(numSamples), boolArg(o.Replacement), use}, nil)
 }
 
 // PoissonOptions are the options of Poisson. The zero value of a field selects its default.
@@ -7456,7 +7456,7 @@ func (t *Tensor) Poisson(o PoissonOptions) *Tensor {
 		return failed(opError("Poisson", nil, err))
 	}
 	defer o.Generator.release()
-	return opPoisson.one([]*Tensor{t}, []capi.Arg{tensorArg(0), use}, nil, nil)
+	return opPoisson.one([]*Tensor{t}, []capi.Arg{tensorArg(0), use}, nil)
 }
 
 // BinomialOptions are the options of Binomial. The zero value of a field selects its default.
@@ -7473,7 +7473,7 @@ func Binomial(count *Tensor, prob *Tensor, o BinomialOptions) *Tensor {
 		return failed(opError("Binomial", nil, err))
 	}
 	defer o.Generator.release()
-	return opBinomial.one([]*Tensor{count, prob}, []capi.Arg{tensorArg(0), tensorArg(1), use}, nil, nil)
+	return opBinomial.one([]*Tensor{count, prob}, []capi.Arg{tensorArg(0), tensorArg(1), use}, nil)
 }
 
 // NormalOfOptions are the options of NormalOf. The zero value of a field selects its default.
@@ -7490,14 +7490,14 @@ func NormalOf(mean *Tensor, std *Tensor, o NormalOfOptions) *Tensor {
 		return failed(opError("NormalOf", nil, err))
 	}
 	defer o.Generator.release()
-	return opNormalOf.one([]*Tensor{mean, std}, []capi.Arg{tensorArg(0), tensorArg(1), use}, nil, nil)
+	return opNormalOf.one([]*Tensor{mean, std}, []capi.Arg{tensorArg(0), tensorArg(1), use}, nil)
 }
 
 // RandLike returns random numbers from [0, 1) with t's shape, dtype and device.
 //
 //	aten::rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) RandLike() *Tensor {
-	return opRandLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opRandLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // RandnLike returns random numbers from the standard normal distribution with t's shape, dtype and
@@ -7505,35 +7505,35 @@ func (t *Tensor) RandLike() *Tensor {
 //
 //	aten::randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) RandnLike() *Tensor {
-	return opRandnLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opRandnLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // RandIntLike returns random integers from low to before high with t's shape, dtype and device.
 //
 //	aten::randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) RandIntLike(low int64, high int64) *Tensor {
-	return opRandIntLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(low), intArg(high)}, nil, nil)
+	return opRandIntLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(low), intArg(high)}, nil)
 }
 
 // OnesLike returns a tensor of ones with t's shape, dtype, device and strides.
 //
 //	aten::ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) OnesLike() *Tensor {
-	return opOnesLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opOnesLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // FullLike returns a tensor of the value with t's shape, dtype, device and strides.
 //
 //	aten::full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) FullLike(fillValue float64) *Tensor {
-	return opFullLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(fillValue)}, nil, nil)
+	return opFullLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(fillValue)}, nil)
 }
 
 // EmptyLike returns a tensor of undefined values with t's shape, dtype, device and strides.
 //
 //	aten::empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) EmptyLike() *Tensor {
-	return opEmptyLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+	return opEmptyLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // NewZeros returns a tensor of zeros with t's dtype and device.
@@ -7543,7 +7543,7 @@ func (t *Tensor) NewZeros(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, size)
-	return opNewZeros.one([]*Tensor{t}, args, ints, nil)
+	return opNewZeros.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // NewOnes returns a tensor of ones with t's dtype and device.
@@ -7553,7 +7553,7 @@ func (t *Tensor) NewOnes(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, size)
-	return opNewOnes.one([]*Tensor{t}, args, ints, nil)
+	return opNewOnes.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // NewFull returns a tensor of the value with t's dtype and device.
@@ -7563,7 +7563,7 @@ func (t *Tensor) NewFull(size []int64, fillValue float64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), floatArg(fillValue)}
 	args[1], ints = intsArg(ints, size)
-	return opNewFull.one([]*Tensor{t}, args, ints, nil)
+	return opNewFull.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // NewEmpty returns a tensor of undefined values with t's dtype and device.
@@ -7573,14 +7573,14 @@ func (t *Tensor) NewEmpty(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
 	args[1], ints = intsArg(ints, size)
-	return opNewEmpty.one([]*Tensor{t}, args, ints, nil)
+	return opNewEmpty.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
 // ToDType returns t itself if it has the dtype, else a converted copy.
 //
 //	aten::to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) ToDType(dtype DType) *Tensor {
-	return opToDType.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(dtype))}, nil, nil)
+	return opToDType.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(dtype))}, nil)
 }
 
 // To returns t on the device: t itself if it is there, else a copy through which gradients flow.
@@ -7588,7 +7588,7 @@ func (t *Tensor) ToDType(dtype DType) *Tensor {
 //
 //	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) To(device cuda.Device) *Tensor {
-	return opTo.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device))}, nil, nil)
+	return opTo.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device))}, nil)
 }
 
 // ToOptions are the options of ToWith. The zero value of a field selects its default.
@@ -7603,14 +7603,14 @@ type ToOptions struct {
 //
 //	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) ToWith(device cuda.Device, o ToOptions) *Tensor {
-	return opToWith.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device)), defaultArg(), boolArg(o.NonBlocking)}, nil, nil)
+	return opToWith.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device)), defaultArg(), boolArg(o.NonBlocking)}, nil)
 }
 
 // TypeAs returns t with other's dtype and device.
 //
 //	aten::type_as(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) TypeAs(other *Tensor) *Tensor {
-	return opTypeAs.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+	return opTypeAs.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
 
 // ForeachAdd_ works in place: self[i] += alpha * other[i].
@@ -7622,7 +7622,7 @@ func ForeachAdd_(self []*Tensor, other []*Tensor, alpha float64) error {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, other...)
-	return opForeachAdd_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}, nil, nil)
+	return opForeachAdd_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}, nil)
 }
 
 // ForeachMul_ works in place: self[i] *= scalar.
@@ -7632,7 +7632,7 @@ func ForeachMul_(self []*Tensor, scalar float64) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachMul_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+	return opForeachMul_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil)
 }
 
 // ForeachMulTensor_ works in place: self[i] *= other, a scalar tensor; the host does not wait for
@@ -7645,7 +7645,7 @@ func ForeachMulTensor_(self []*Tensor, other *Tensor) error {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, other)
-	return opForeachMulTensor_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(at1)}, nil, nil)
+	return opForeachMulTensor_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(at1)}, nil)
 }
 
 // ForeachZero_ works in place: self[i] = 0.
@@ -7655,7 +7655,7 @@ func ForeachZero_(self []*Tensor) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachZero_.none(in, []capi.Arg{tensorsArg(at0, len(self))}, nil, nil)
+	return opForeachZero_.none(in, []capi.Arg{tensorsArg(at0, len(self))}, nil)
 }
 
 // ForeachCopy_ works in place: self[i]'s elements become src[i]'s, which may have any dtype.
@@ -7667,7 +7667,7 @@ func ForeachCopy_(self []*Tensor, src []*Tensor) error {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, src...)
-	return opForeachCopy_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(src))}, nil, nil)
+	return opForeachCopy_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(src))}, nil)
 }
 
 // ForeachAdd returns self[i] + alpha * other[i].
@@ -7679,7 +7679,7 @@ func ForeachAdd(self []*Tensor, other []*Tensor, alpha float64) ([]*Tensor, erro
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, other...)
-	return opForeachAdd.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}, nil, nil)
+	return opForeachAdd.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}, nil)
 }
 
 // ForeachMul returns self[i] * scalar.
@@ -7689,7 +7689,7 @@ func ForeachMul(self []*Tensor, scalar float64) ([]*Tensor, error) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachMul.list(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+	return opForeachMul.list(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil)
 }
 
 // ForeachMulTensor returns self[i] * other, a scalar tensor.
@@ -7701,7 +7701,7 @@ func ForeachMulTensor(self []*Tensor, other *Tensor) ([]*Tensor, error) {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, other)
-	return opForeachMulTensor.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(at1)}, nil, nil)
+	return opForeachMulTensor.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(at1)}, nil)
 }
 
 // ForeachNorm returns the ord-norm of each tensor's elements (2: the square root of the sum of
@@ -7712,7 +7712,7 @@ func ForeachNorm(self []*Tensor, ord float64) ([]*Tensor, error) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachNorm.list(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(ord)}, nil, nil)
+	return opForeachNorm.list(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(ord)}, nil)
 }
 
 // ForeachAddScalar_ works in place: self[i] += scalar.
@@ -7722,7 +7722,7 @@ func ForeachAddScalar_(self []*Tensor, scalar float64) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachAddScalar_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+	return opForeachAddScalar_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil)
 }
 
 // ForeachDiv returns self[i] / other[i].
@@ -7734,7 +7734,7 @@ func ForeachDiv(self []*Tensor, other []*Tensor) ([]*Tensor, error) {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, other...)
-	return opForeachDiv.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other))}, nil, nil)
+	return opForeachDiv.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other))}, nil)
 }
 
 // ForeachLerp_ works in place: self[i] += weight * (tensors1[i] - self[i]).
@@ -7746,7 +7746,7 @@ func ForeachLerp_(self []*Tensor, tensors1 []*Tensor, weight float64) error {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, tensors1...)
-	return opForeachLerp_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}, nil, nil)
+	return opForeachLerp_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}, nil)
 }
 
 // ForeachLerp returns self[i] + weight * (tensors1[i] - self[i]).
@@ -7758,7 +7758,7 @@ func ForeachLerp(self []*Tensor, tensors1 []*Tensor, weight float64) ([]*Tensor,
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, tensors1...)
-	return opForeachLerp.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}, nil, nil)
+	return opForeachLerp.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}, nil)
 }
 
 // ForeachAddcmul_ works in place: self[i] += value * tensor1[i] * tensor2[i].
@@ -7772,7 +7772,7 @@ func ForeachAddcmul_(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value
 	in = append(in, tensor1...)
 	at2 := len(in)
 	in = append(in, tensor2...)
-	return opForeachAddcmul_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil, nil)
+	return opForeachAddcmul_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil)
 }
 
 // ForeachAddcmul returns self[i] + value * tensor1[i] * tensor2[i].
@@ -7786,7 +7786,7 @@ func ForeachAddcmul(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value 
 	in = append(in, tensor1...)
 	at2 := len(in)
 	in = append(in, tensor2...)
-	return opForeachAddcmul.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil, nil)
+	return opForeachAddcmul.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil)
 }
 
 // ForeachAddcdiv_ works in place: self[i] += value * tensor1[i] / tensor2[i].
@@ -7800,7 +7800,7 @@ func ForeachAddcdiv_(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value
 	in = append(in, tensor1...)
 	at2 := len(in)
 	in = append(in, tensor2...)
-	return opForeachAddcdiv_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil, nil)
+	return opForeachAddcdiv_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil)
 }
 
 // ForeachSqrt returns the square root of each element of self[i].
@@ -7810,7 +7810,7 @@ func ForeachSqrt(self []*Tensor) ([]*Tensor, error) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachSqrt.list(in, []capi.Arg{tensorsArg(at0, len(self))}, nil, nil)
+	return opForeachSqrt.list(in, []capi.Arg{tensorsArg(at0, len(self))}, nil)
 }
 
 // ForeachSqrt_ works in place: self[i] becomes its square root.
@@ -7820,7 +7820,7 @@ func ForeachSqrt_(self []*Tensor) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachSqrt_.none(in, []capi.Arg{tensorsArg(at0, len(self))}, nil, nil)
+	return opForeachSqrt_.none(in, []capi.Arg{tensorsArg(at0, len(self))}, nil)
 }
 
 // ForeachClampMin_ works in place: self[i]'s elements become at least scalar.
@@ -7830,7 +7830,7 @@ func ForeachClampMin_(self []*Tensor, scalar float64) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachClampMin_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+	return opForeachClampMin_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil)
 }
 
 // ForeachClampMax_ works in place: self[i]'s elements become at most scalar.
@@ -7840,7 +7840,7 @@ func ForeachClampMax_(self []*Tensor, scalar float64) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
-	return opForeachClampMax_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+	return opForeachClampMax_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil)
 }
 
 // FusedSGD_ works in place: one step of stochastic gradient descent of all self by grads, as in
@@ -7858,7 +7858,7 @@ func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, we
 	in = append(in, momentumBufferList...)
 	at5 := len(in)
 	in = append(in, lr)
-	return opFusedSGD_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(momentumBufferList)), floatArg(weightDecay), floatArg(momentum), tensorArg(at5), floatArg(dampening), boolArg(nesterov), boolArg(maximize), boolArg(isFirstStep)}, nil, nil)
+	return opFusedSGD_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(momentumBufferList)), floatArg(weightDecay), floatArg(momentum), tensorArg(at5), floatArg(dampening), boolArg(nesterov), boolArg(maximize), boolArg(isFirstStep)}, nil)
 }
 
 // FusedAdam_ works in place: one step of Adam of all self by grads, as in package optim; without
@@ -7879,7 +7879,7 @@ func FusedAdam_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []
 	in = append(in, maxExpAvgSqs...)
 	at5 := len(in)
 	in = append(in, stateSteps...)
-	return opFusedAdam_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), floatArg(lr), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil, nil)
+	return opFusedAdam_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), floatArg(lr), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil)
 }
 
 // FusedAdamLR_ works in place: FusedAdam_ with the learning rate from a float32 scalar tensor.
@@ -7901,7 +7901,7 @@ func FusedAdamLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs 
 	in = append(in, stateSteps...)
 	at6 := len(in)
 	in = append(in, lr)
-	return opFusedAdamLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), tensorArg(at6), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil, nil)
+	return opFusedAdamLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), tensorArg(at6), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil)
 }
 
 // FusedAdamW_ works in place: one step of AdamW of all self by grads, as in package optim; without
@@ -7922,7 +7922,7 @@ func FusedAdamW_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs [
 	in = append(in, maxExpAvgSqs...)
 	at5 := len(in)
 	in = append(in, stateSteps...)
-	return opFusedAdamW_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), floatArg(lr), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil, nil)
+	return opFusedAdamW_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), floatArg(lr), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil)
 }
 
 // FusedAdamWLR_ works in place: FusedAdamW_ with the learning rate from a float32 scalar tensor.
@@ -7944,7 +7944,7 @@ func FusedAdamWLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs
 	in = append(in, stateSteps...)
 	at6 := len(in)
 	in = append(in, lr)
-	return opFusedAdamWLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), tensorArg(at6), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil, nil)
+	return opFusedAdamWLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), tensorArg(at6), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil)
 }
 
 // FusedAdagrad_ works in place: one step of Adagrad of all self by grads, as in package optim.
@@ -7960,7 +7960,7 @@ func FusedAdagrad_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, stateSt
 	in = append(in, stateSums...)
 	at3 := len(in)
 	in = append(in, stateSteps...)
-	return opFusedAdagrad_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(stateSums)), tensorsArg(at3, len(stateSteps)), floatArg(lr), floatArg(lrDecay), floatArg(weightDecay), floatArg(eps), boolArg(maximize)}, nil, nil)
+	return opFusedAdagrad_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(stateSums)), tensorsArg(at3, len(stateSteps)), floatArg(lr), floatArg(lrDecay), floatArg(weightDecay), floatArg(eps), boolArg(maximize)}, nil)
 }
 
 // FusedAdagradLR_ works in place: FusedAdagrad_ with the learning rate from a float32 scalar
@@ -7979,5 +7979,5 @@ func FusedAdagradLR_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, state
 	in = append(in, stateSteps...)
 	at4 := len(in)
 	in = append(in, lr)
-	return opFusedAdagradLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(stateSums)), tensorsArg(at3, len(stateSteps)), tensorArg(at4), floatArg(lrDecay), floatArg(weightDecay), floatArg(eps), boolArg(maximize)}, nil, nil)
+	return opFusedAdagradLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(stateSums)), tensorsArg(at3, len(stateSteps)), tensorArg(at4), floatArg(lrDecay), floatArg(weightDecay), floatArg(eps), boolArg(maximize)}, nil)
 }

@@ -150,7 +150,7 @@ func (t *Tensor) CopyFrom(src *Tensor, o CopyOptions) error {
 	if !o.NonBlocking {
 		e.flags |= capi.CallWaits
 	}
-	_, err := invoke(&e, []*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.NonBlocking)}, nil, nil, nil)
+	_, err := invoke(&e, []*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.NonBlocking)}, nil, nil)
 	return err
 }
 

@@ -280,18 +280,18 @@ func (b *streamsBench) operatorCalls() (map[string]func(calls int) error, error)
 	results := make([]*capi.Tensor, b.Method.EnqueuedCalls)
 	return map[string]func(calls int) error{
 		"add_": repeat(func() error {
-			err := capi.CallOperator(addInPlace, operands, tensors, nil, nil, 0, nil)
+			err := capi.CallOperator(addInPlace, operands, tensors, nil, 0, nil)
 			return err
 		}),
 		"add": repeat(func() error {
 			var out [1]*capi.Tensor
-			err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, out[:])
+			err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, 0, out[:])
 			capi.FreeTensors(out[:])
 			return err
 		}),
 		"add_held": func(calls int) error {
 			for i := range calls {
-				if err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, results[i:i+1]); err != nil {
+				if err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, 0, results[i:i+1]); err != nil {
 					capi.FreeTensors(results[:i])
 					return err
 				}

@@ -85,14 +85,14 @@ func TestCallsDoNotAllocate(t *testing.T) {
 		"CallOperator add_": func() error {
 			args := [...]Arg{{Kind: ArgTensor}, {Kind: ArgTensor}}
 			tensors := [...]*Tensor{x}
-			err := CallOperator(addInPlace, args[:], tensors[:], nil, nil, 0, nil)
+			err := CallOperator(addInPlace, args[:], tensors[:], nil, 0, nil)
 			return err
 		},
 		"CallOperator add, FreeTensor": func() error {
 			args := [...]Arg{{Kind: ArgTensor}, {Kind: ArgTensor}}
 			tensors := [...]*Tensor{x}
 			var out [1]*Tensor
-			err := CallOperator(add, args[:], tensors[:], nil, nil, 0, out[:])
+			err := CallOperator(add, args[:], tensors[:], nil, 0, out[:])
 			FreeTensors(out[:])
 			return err
 		},
@@ -168,7 +168,7 @@ func BenchmarkCallOperator(b *testing.B) {
 	args := []Arg{{Kind: ArgTensor}, {Kind: ArgTensor}}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := CallOperator(op, args, []*Tensor{x}, nil, nil, CallNoGrad, nil); err != nil {
+		if err := CallOperator(op, args, []*Tensor{x}, nil, CallNoGrad, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

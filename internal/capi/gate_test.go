@@ -117,8 +117,8 @@ func TestCallsPassTheirGate(t *testing.T) {
 				FreeTensor(r)
 			}
 		}},
-		"CallOperator":            {computing, func() { CallOperator(nil, nil, nil, nil, nil, 0, nil) }},
-		"CallOperator that waits": {copying(false), func() { CallOperator(nil, nil, nil, nil, nil, CallWaits, nil) }},
+		"CallOperator":            {computing, func() { CallOperator(nil, nil, nil, nil, 0, nil) }},
+		"CallOperator that waits": {copying(false), func() { CallOperator(nil, nil, nil, nil, CallWaits, nil) }},
 		"TensorData of the host":  {waiting, func() { TensorData(x, DeviceCPU) }},
 		"NotifyStream":            {computing, func() { NotifyStream(Stream{}, nil, 0) }},
 		"FreeGraph":               {computing, func() { FreeGraph(nil) }},
@@ -210,7 +210,7 @@ func TestCaptureBesideManyWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	queue := func() error {
-		err := CallOperator(zero, []Arg{{Kind: ArgTensor}}, []*Tensor{x}, nil, nil, 0, nil)
+		err := CallOperator(zero, []Arg{{Kind: ArgTensor}}, []*Tensor{x}, nil, 0, nil)
 		return err
 	}
 	if err := queue(); err != nil {

@@ -209,16 +209,16 @@ func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
 		"CopyPeer":        func() []*Tensor { CopyPeer(Stream{Device: 1000}, on, Stream{}, on); return nil },
 		"CallOperator": func() []*Tensor {
 			out := make([]*Tensor, 1)
-			CallOperator(clone, self, on, nil, nil, 0, out)
+			CallOperator(clone, self, on, nil, 0, out)
 			return out
 		},
 		"CallOperatorList": func() []*Tensor {
 			var out List
-			CallOperatorList(unbind, self, on, nil, nil, 0, &out)
+			CallOperatorList(unbind, self, on, nil, 0, &out)
 			return out.Tensors()
 		},
 		"CallOperatorResults": func() []*Tensor {
-			r, _ := CallOperatorResults(clone, self, on, nil, nil, 0)
+			r, _ := CallOperatorResults(clone, self, on, nil, 0)
 			return r.Tensors
 		},
 		"SynchronizeDevice": func() []*Tensor { SynchronizeDevice(1000); return nil },

@@ -538,14 +538,25 @@ const (
 // call passes the gate of calls that wait.
 const CallWaits int32 = 1 << 30
 
+// CallDrops is a flag of CallOperatorOne alone. It says that the result is dropped, as that of an
+// operator that changes its operand.
+const CallDrops int32 = 1 << 28
+
+// Lists are the arrays of a call that its arguments refer to, besides the tensors.
+type Lists struct {
+	Ints []int64
+	Text []byte
+}
+
 // arguments returns a value that lives on the caller's stack. cgo checks none of its pointers,
-// because the memory that they point to contains no pointers.
-func arguments(args []Arg, ints []int64, text []byte) C.ts_arguments {
-	return C.ts_arguments{
-		args: (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), arg_count: C.int64_t(len(args)),
-		ints: sizes(ints), int_count: C.int64_t(len(ints)),
-		text: (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), text_bytes: C.size_t(len(text)),
+// because the memory that they point to contains no pointers. lists may be nil.
+func arguments(args []Arg, lists *Lists) C.ts_arguments {
+	a := C.ts_arguments{args: (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), arg_count: C.int64_t(len(args))}
+	if lists != nil {
+		a.ints, a.int_count = sizes(lists.Ints), C.int64_t(len(lists.Ints))
+		a.text, a.text_bytes = (*C.char)(unsafe.Pointer(unsafe.SliceData(lists.Text))), C.size_t(len(lists.Text))
 	}
+	return a
 }
 
 // numbers returns the handles for call_operator.
@@ -553,15 +564,39 @@ func numbers(handles []*Tensor) *C.uintptr_t {
 	return (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(handles)))
 }
 
-// CallOperator calls the operator and writes its results to out. If out is empty, results are
-// dropped. The slices do not escape, so a caller can keep them on its stack. An operator that draws
-// random numbers waits for the end of a capture that is under way.
-func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) error {
+// CallOperatorOne calls an operator with one result and returns that, nil if it is undefined or
+// dropped. lists may be nil. Neither it nor the slices escape, so a caller can keep them on its
+// stack. An operator that draws random numbers waits for the end of a capture that is under way.
+func CallOperatorOne(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32) (*Tensor, error) {
+	var out [1]*Tensor
+	capacity := 1 - flags/CallDrops&1
 	if flags&CallWaits != 0 || sanitizer.Load() != nil {
-		return callOperator(op, args, tensors, ints, text, flags, out)
+		err := callOperator(op, args, tensors, lists, flags&^CallDrops, out[:capacity])
+		return out[0], err
+	}
+	a := arguments(args, lists)
+	computing.enter()
+	e := C.call_operator(C.uintptr_t(uintptr(unsafe.Pointer(op))), a.args, a.arg_count, a.ints, a.int_count, a.text, a.text_bytes,
+		numbers(tensors), C.int64_t(len(tensors)), C.int32_t(flags&^CallDrops), numbers(out[:]), C.int64_t(capacity))
+	computing.leave()
+	if e == nil {
+		return out[0], nil
+	}
+	if err := busy(failure(e)); err != nil {
+		return nil, err
+	}
+	err := callOperator(op, args, tensors, lists, flags&^CallDrops, out[:capacity])
+	return out[0], err
+}
+
+// CallOperator is CallOperatorOne for any number of results, which it writes to out. If out is
+// empty, results are dropped.
+func CallOperator(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32, out []*Tensor) error {
+	if flags&CallWaits != 0 || sanitizer.Load() != nil {
+		return callOperator(op, args, tensors, lists, flags, out)
 	}
 	computing.enter()
-	e := passToC(op, args, tensors, ints, text, flags, out)
+	e := passToC(op, args, tensors, lists, flags, out)
 	computing.leave()
 	if e == nil {
 		return nil
@@ -569,24 +604,24 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 	if err := busy(failure(e)); err != nil {
 		return err
 	}
-	return callOperator(op, args, tensors, ints, text, flags, out)
+	return callOperator(op, args, tensors, lists, flags, out)
 }
 
-func passToC(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) *C.ts_error {
-	return C.call_operator(C.uintptr_t(uintptr(unsafe.Pointer(op))), (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int64_t(len(args)),
-		sizes(ints), C.int64_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text)),
+func passToC(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32, out []*Tensor) *C.ts_error {
+	a := arguments(args, lists)
+	return C.call_operator(C.uintptr_t(uintptr(unsafe.Pointer(op))), a.args, a.arg_count, a.ints, a.int_count, a.text, a.text_bytes,
 		numbers(tensors), C.int64_t(len(tensors)), C.int32_t(flags), numbers(out), C.int64_t(len(out)))
 }
 
 // callOperator is CallOperator for all calls: those that may wait for a GPU too, or that the stream
 // sanitizer sees.
-func callOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) error {
+func callOperator(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32, out []*Tensor) error {
 	s := sanitizer.Load()
 	s.begin()
 	gate := copying(flags&CallWaits == 0)
 	for {
 		gate.enter()
-		e := passToC(op, args, tensors, ints, text, flags&^CallWaits, out)
+		e := passToC(op, args, tensors, lists, flags&^CallWaits, out)
 		gate.leave()
 		if e == nil {
 			if s != nil {
@@ -618,14 +653,14 @@ func (l *List) Tensors() []*Tensor {
 
 // CallOperatorList is CallOperator for operators that return lists. It writes all results to out,
 // which must be empty before.
-func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out *List) error {
+func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32, out *List) error {
 	s := sanitizer.Load()
 	s.begin()
 	for {
 		computing.enter()
 		var n C.int64_t
 		var list *C.ts_tensor_list
-		e := C.call_operator_list(op, arguments(args, ints, text), numbers(tensors), C.int64_t(len(tensors)),
+		e := C.call_operator_list(op, arguments(args, lists), numbers(tensors), C.int64_t(len(tensors)),
 			C.int32_t(flags), numbers(out.few[:]), C.int64_t(len(out.few)), &list, &n)
 		computing.leave()
 		if e == nil {
@@ -655,7 +690,7 @@ type Results struct {
 
 // CallOperatorResults is CallOperator for operators with results of any type. Reading a number may
 // wait for the device.
-func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) (Results, error) {
+func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32) (Results, error) {
 	s := sanitizer.Load()
 	s.begin()
 	gate := copying(false)
@@ -663,7 +698,7 @@ func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, ints []int
 		gate.enter()
 		var size C.ts_results_size
 		var results *C.ts_results
-		e := C.ts_operator_call_results(op, arguments(args, ints, text), unsafe.SliceData(tensors), C.int64_t(len(tensors)),
+		e := C.ts_operator_call_results(op, arguments(args, lists), unsafe.SliceData(tensors), C.int64_t(len(tensors)),
 			C.int32_t(flags), &results, &size)
 		gate.leave()
 		if e == nil {

@@ -673,24 +673,28 @@ func (c *body) scalar(i int, a schema.Arg, g given, t, value string) error {
 // write writes the statements and the call.
 func (c *body) write(b *bytes.Buffer, how string) {
 	b.WriteString(strings.Join(c.before, ""))
-	in, args, ints, text := "in", fmt.Sprintf("[]capi.Arg{%s}", strings.Join(c.literal, ", ")), "nil", "nil"
+	in, args, lists := "in", fmt.Sprintf("[]capi.Arg{%s}", strings.Join(c.literal, ", ")), "nil"
+	var fields []string
 	if !c.lists {
 		in = fmt.Sprintf("[]*Tensor{%s}", strings.Join(c.operands, ", "))
 	}
 	if c.ints {
 		b.WriteString("ints := make([]int64, 0, 16)\n")
-		ints = "ints"
+		fields = append(fields, "Ints: ints")
 	}
 	if c.texts {
 		b.WriteString("text := make([]byte, 0, 32)\n")
-		text = "text"
+		fields = append(fields, "Text: text")
+	}
+	if fields != nil {
+		lists = fmt.Sprintf("&capi.Lists{%s}", strings.Join(fields, ", "))
 	}
 	if len(c.after) > 0 {
 		fmt.Fprintf(b, "args := %s\n", args)
 		args = "args"
 		b.WriteString(strings.Join(c.after, ""))
 	}
-	fmt.Fprintf(b, "return op%s.%s(%s, %s, %s, %s)\n}\n", exported(c.o.method), how, in, args, ints, text)
+	fmt.Fprintf(b, "return op%s.%s(%s, %s, %s)\n}\n", exported(c.o.method), how, in, args, lists)
 }
 
 func fixed(text string) (string, error) {
