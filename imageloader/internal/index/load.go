@@ -46,7 +46,7 @@ func (l *loading) try(path string) (*Index, error) {
 	}
 	was, _ := os.Stat(path) // nil if the file is gone by now; the place is then left alone
 	if err == nil {
-		s.saving = saving{l.elsewhere, spoolBeside(indexPaths(l.c, l.a)), l.c.Logger}
+		s.saving = saving{elsewhere: l.elsewhere, create: spoolBeside(indexPaths(l.c, l.a)), log: l.c.Logger}
 		var x *Index
 		if x, err = s.load(l.a, b); err == nil {
 			if err = x.attach(s); err == nil {

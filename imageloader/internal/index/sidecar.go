@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/torchstream/torchstream/internal/safefile"
 )
@@ -79,6 +80,7 @@ type saving struct {
 	elsewhere []otherPlace             // further places, if the sidecar's own path can't be written
 	create    func() (*os.File, error) // makes files without names; nil: impossible
 	log       *slog.Logger
+	wait      time.Duration // how long to wait for other processes that save; 0: lockWait
 }
 
 // otherPlace is another place where an index may be saved.

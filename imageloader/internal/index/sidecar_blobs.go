@@ -91,9 +91,9 @@ func (s *sidecar) keep(number int32, blob []byte) bool {
 	return true
 }
 
-// save writes the file again with the kept blobs and checksums, or another file if its own folder
-// can't be written. The open file stays valid. A failure is only logged, because the next run then
-// makes them again.
+// save writes the file again with the kept blobs and checksums, and those that other processes have
+// saved since, or another file if its own folder can't be written. The open file stays valid. A
+// failure is only logged, because the next run then makes them again.
 func (s *sidecar) save() {
 	s.mu.Lock()
 	dirty := s.dirty
@@ -105,18 +105,13 @@ func (s *sidecar) save() {
 	if !dirty {
 		return
 	}
-	mine, err := s.file.Stat()
-	if err == nil {
-		var now fs.FileInfo
-		if now, err = os.Stat(s.path); err == nil && !os.SameFile(mine, now) {
-			err = errors.New("another process has written the index since")
-		}
-	}
+	other, mode, err := s.merges()
 	if err != nil {
 		s.saving.log.Info("entry points are not kept", "index", s.path, "reason", err.Error())
 		return
 	}
-	if err = s.saveTo(s.path, mine.Mode().Perm()); err == nil {
+	defer other.file.Close() // nothing was written
+	if err = s.saveTo(s.path, mode, other); err == nil {
 		return
 	}
 	for _, p := range s.saving.elsewhere {
@@ -124,7 +119,7 @@ func (s *sidecar) save() {
 			continue // another process has written this file since
 		}
 		_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // the next call says more
-		if s.saveTo(p.path, mine.Mode().Perm()) == nil {
+		if s.saveTo(p.path, mode, other) == nil {
 			return
 		}
 	}
@@ -132,7 +127,30 @@ func (s *sidecar) save() {
 		"index", s.path, "error", err)
 }
 
-func (s *sidecar) saveTo(path string, mode fs.FileMode) error {
+// merges returns the locked file at the sidecar's path, whose blobs and checksums are saved with
+// those of this process, and its mode. If it is another file than the sidecar's own, it must be an
+// index of the same archive: the ranks of a host make and save one each.
+func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
+	mine, err := s.file.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	other, now, err := s.current()
+	if err != nil {
+		return nil, 0, err
+	}
+	if !os.SameFile(mine, now) && !s.describesAs(other) {
+		_ = other.file.Close() // the next error says more
+		return nil, 0, errors.New("another process has written another index since")
+	}
+	if s.sums != nil && !os.SameFile(mine, now) {
+		s.sums.adopt(other)
+	}
+	return other, mine.Mode().Perm(), nil
+}
+
+// saveTo writes the index with the kept blobs, and the other file's blobs of other members.
+func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 	var list []output
 	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts}, largeSections...) {
 		p := s.places[kind]
@@ -146,11 +164,18 @@ func (s *sidecar) saveTo(path string, mode fs.FileMode) error {
 	defer ends.close()
 	ends.create = s.saving.create
 	at := uint64(0)
+	// A forged file may name the same bytes for several members, which would be written for each.
+	limit := s.places[sectionBlobs].size + other.places[sectionBlobs].size + uint64(s.blobs.size())
 	blobs := output{sectionBlobs, 0, func(w io.Writer) error {
 		var b []byte
 		var end [8]byte
 		for i := range n {
-			b = s.blob(i, b)
+			if b = s.blob(i, b); len(b) == 0 {
+				b = other.blob(i, b)
+			}
+			if at+uint64(len(b)) > limit {
+				b = b[:0]
+			}
 			if _, err := w.Write(b); err != nil {
 				return err
 			}

@@ -1,0 +1,97 @@
+package index
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+)
+
+// lockWait is how long saving waits for other processes that save into the same file. A process
+// that is stopped while it saves holds up no other for longer.
+const lockWait = 10 * time.Second
+
+// lockTick is how often a lock is tried.
+const lockTick = 10 * time.Millisecond
+
+// current opens the index file that is now at the sidecar's path, and locks it, since the processes
+// of a host that train together close their indexes at the same time. Closing its file unlocks it.
+// Where the file system has no locks the file is not locked.
+func (s *sidecar) current() (now *sidecar, info fs.FileInfo, err error) {
+	deadline := time.NewTimer(s.saving.lockWait())
+	defer deadline.Stop()
+	for {
+		if now, err = openSidecar(s.path); err != nil {
+			return nil, nil, err
+		}
+		if err = lock(now.file, deadline.C); err == nil {
+			info, err = now.file.Stat()
+		}
+		if err != nil {
+			_ = now.file.Close() // err says more
+			return nil, nil, err
+		}
+		if at, err := os.Stat(s.path); err == nil && os.SameFile(at, info) {
+			return now, info, nil
+		}
+		_ = now.file.Close() // another process has saved meanwhile: its file is the one to lock
+	}
+}
+
+// errBusy is the error of a lock that another process has for too long.
+var errBusy = errors.New("another process is saving into the index")
+
+// lock locks an open file for this process alone, until it is closed.
+func lock(f *os.File, deadline <-chan time.Time) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(lockTick)
+	defer tick.Stop()
+	for {
+		var failed error
+		if err := raw.Control(func(fd uintptr) { failed = syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB) }); err != nil {
+			return err
+		}
+		if failed != syscall.EWOULDBLOCK && failed != syscall.EINTR {
+			return nil // locked, or a file system without locks
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			return errBusy
+		}
+	}
+}
+
+// lockWait returns how long to wait for a lock.
+func (s *saving) lockWait() time.Duration {
+	if s.wait != 0 {
+		return s.wait
+	}
+	return lockWait
+}
+
+// describesAs reports whether two index files are of the same members, labels and checkpoints.
+func (s *sidecar) describesAs(other *sidecar) bool {
+	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts}, largeSections...) {
+		p, q := s.places[kind], other.places[kind]
+		if p.crc != q.crc || p.size != q.size || p.count != q.count {
+			return false
+		}
+	}
+	return true
+}
+
+// adopt takes the checksums of contents that the other file has and this process does not know.
+func (s *sums) adopt(other *sidecar) {
+	theirs, err := other.loadSums()
+	if err != nil {
+		return // it has none that can be read
+	}
+	for i := range min(len(s.known), len(theirs.known)) {
+		s.known[i].CompareAndSwap(0, theirs.known[i].Load())
+	}
+}
