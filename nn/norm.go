@@ -143,7 +143,7 @@ func checkStatistics(kind string, size []int64, ranks []int, own, batch bool) *t
 		}
 	}
 	if own && values == 1 {
-		return invalid("nn."+kind, "the statistics of the input need more than one value per channel, and it is %v", size)
+		return invalid("nn."+kind, "the statistics of the input need more than one value per channel, and it is %v: give it more samples, or larger ones", size)
 	}
 	return nil
 }

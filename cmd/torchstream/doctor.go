@@ -257,5 +257,8 @@ func cacheFolder() finding {
 			names = append(names, e.Name())
 		}
 	}
+	if len(names) == 0 {
+		return finding{"note", "cache", folder + " has no LibTorch", "`make shim` fills it when LIBTORCH is not set"}
+	}
 	return finding{"ok", "cache", folder + ": " + strings.Join(names, ", "), ""}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -89,6 +90,9 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return err
 }
 
+// minSize is the minimum of -size, in pixels.
+const minSize = 32
+
 // classifiers are the models that classify images.
 func classifiers() []string {
 	return slices.DeleteFunc(models.Names(), func(name string) bool { return strings.HasPrefix(name, "gpt") })
@@ -117,7 +121,11 @@ func (o *trainOptions) check() error {
 	case o.archive == "":
 		return usageError{"train needs -archive FILE"}
 	case !slices.Contains(classifiers(), o.model):
-		return usageError{fmt.Sprintf("-model %q: want one of %s", o.model, strings.Join(classifiers(), ", "))}
+		guess := ""
+		if near := nearest(classifiers(), o.model); near != "" {
+			guess = "did you mean " + near + "? "
+		}
+		return usageError{fmt.Sprintf("-model %q: %swant one of %s", o.model, guess, strings.Join(classifiers(), ", "))}
 	case o.optimizer != "adamw" && o.optimizer != "sgd":
 		return usageError{fmt.Sprintf("-optimizer %q: want adamw or sgd", o.optimizer)}
 	case o.seed < 1:
@@ -137,7 +145,7 @@ func (o *trainOptions) check() error {
 		name       string
 		value, min float64
 	}{
-		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"size", float64(o.size), 32}, {"weight-decay", o.decay, 0}, {"clip", o.clip, 0},
+		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"size", float64(o.size), minSize}, {"weight-decay", o.decay, 0}, {"clip", o.clip, 0},
 		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0}, {"patience", float64(o.patience), 0}, {"workers", float64(o.workers), 0},
 	} {
 		if option.value < option.min {
@@ -186,6 +194,17 @@ func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Wri
 	}
 }
 
+// checkLastBatch refuses a last batch of one image of the smallest size. The last convolutions make
+// one value per channel of it, from which BatchNorm can compute no variance.
+func (o *trainOptions) checkLastBatch(images int) error {
+	normalises := !strings.HasPrefix(o.model, "vit") && !strings.HasPrefix(o.model, "convnext")
+	if !normalises || o.size > minSize || images < 1 || (images-1)%o.batch != 0 {
+		return nil
+	}
+	return fmt.Errorf("-batch %d: the last batch of the %s has one, of which BatchNorm can compute no statistics at -size %d: choose another -batch, or a larger -size",
+		o.batch, counted(images, "image", "images"), o.size)
+}
+
 // counted returns a number with its noun.
 func counted[N int | int64](n N, one, many string) string {
 	if n == 1 {
@@ -196,21 +215,46 @@ func counted[N int | int64](n N, one, many string) string {
 
 // checkWritable refuses a folder that cannot be made or written to. It makes nothing.
 func checkWritable(folder string) error {
+	folder, err := existing(folder)
+	if err != nil {
+		return err
+	}
+	if err := unix.Access(folder, unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("cannot write to the directory %s: %w", printable.Name(folder), err)
+	}
+	return nil
+}
+
+// checkSpace refuses a folder, which need not exist, with less free space than a number of bytes.
+func checkSpace(folder string, bytes int64) error {
+	there, err := existing(folder)
+	if err != nil {
+		return err
+	}
+	var disk unix.Statfs_t
+	if err := unix.Statfs(there, &disk); err != nil {
+		return nil // writing says what is wrong
+	}
+	if free := float64(disk.Bavail) * float64(disk.Bsize); free < float64(bytes) {
+		return fmt.Errorf("%s are free, and a checkpoint of this training takes %s: free some space, or name another folder", byteSize(int64(free)), byteSize(bytes))
+	}
+	return nil
+}
+
+// existing returns a folder, or the nearest one above it that exists.
+func existing(folder string) (string, error) {
 	for {
 		info, err := os.Stat(folder)
 		switch parent := filepath.Dir(folder); {
 		case errors.Is(err, fs.ErrNotExist) && parent != folder:
 			folder = parent
-			continue
 		case err != nil:
-			return err
+			return "", err
 		case !info.IsDir():
-			return fmt.Errorf("%s is not a directory", printable.Name(folder))
+			return "", fmt.Errorf("%s is not a directory", printable.Name(folder))
+		default:
+			return folder, nil
 		}
-		if err := unix.Access(folder, unix.W_OK|unix.X_OK); err != nil {
-			return fmt.Errorf("cannot write to the directory %s: %w", printable.Name(folder), err)
-		}
-		return nil
 	}
 }
 
@@ -345,6 +389,9 @@ func byName(of map[string]string) []string {
 
 // run opens the images, builds the model and trains it.
 func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
+	if err := capi.Check(); err != nil {
+		return err
+	}
 	device, err := pickDevice(o.device)
 	if err != nil {
 		return err
@@ -387,6 +434,9 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		return fmt.Errorf("%s has %s (%s)", printable.Name(o.archive), oneClass, printable.Name(classes[0]))
 	}
 	o.printUnused(device, images, stdout)
+	if err := o.checkLastBatch(images); err != nil {
+		return err
+	}
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
 		Log: slog.New(slog.NewTextHandler(stderr, nil))}
@@ -502,6 +552,10 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 		}
 	}
 	c.Autocast = map[string]torch.DType{"bf16": torch.BFloat16, "fp16": torch.Float16}[o.amp]
+	all := int64(0)
+	for _, n := range nn.State(c.Model) {
+		all += n.Tensor.Elements()
+	}
 	var params []*torch.Tensor
 	elements := int64(0)
 	for _, p := range nn.Parameters(c.Model) {
@@ -511,6 +565,12 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 		}
 	}
 	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model, elements, o.size, o.size, c.Loader.BatchSize(), device)
+	kept := map[string]int64{"sgd": 1, "adamw": 2}[o.optimizer] // tensors of a parameter's size
+	if !o.resume { // a finished run writes nothing
+		if err := checkSpace(o.out, 4*(all+kept*elements)); err != nil {
+			return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
+		}
+	}
 	if o.optimizer == "sgd" {
 		c.Optimizer, err = optim.NewSGD(params, optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay, Capturable: o.graph})
 	} else {

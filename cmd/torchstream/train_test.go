@@ -244,6 +244,7 @@ func TestTrainMistakes(t *testing.T) {
 	for says, args := range map[string][]string{
 		"train needs -archive":                     {},
 		"want one of resnet18":                     {"-archive", photos, "-model", "gpt2"},
+		"did you mean resnet18? want one of":       {"-archive", photos, "-model", "resnet81"},
 		"want adamw or sgd":                        {"-archive", photos, "-optimizer", "lion"},
 		"-size 31: must be at":                     {"-archive", photos, "-size", "31"},
 		"-ema 1: must be from 0":                   {"-archive", photos, "-ema", "1"},
@@ -303,6 +304,11 @@ func TestTrainMistakes(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	// One image is left for the last batch.
+	if status, _, stderr := command(t, "train", "-archive", fewPhotos(t, map[string]int{"cat": 3, "dog": 2}), "-size", "32", "-batch", "4", "-device", "cpu", "-out", out); status != 1 ||
+		!strings.Contains(stderr, "-batch 4: the last batch of the 5 images has one") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	// The test archive is damaged.
@@ -438,6 +444,12 @@ func TestTrainUnwritable(t *testing.T) {
 	}
 	parent := t.TempDir()
 	if err := checkWritable(filepath.Join(parent, "a", "b")); err != nil || fileExists(filepath.Join(parent, "a")) {
+		t.Error(err)
+	}
+	if err := checkSpace(filepath.Join(parent, "a", "b"), 1); err != nil {
+		t.Error(err)
+	}
+	if err := checkSpace(filepath.Join(parent, "a", "b"), 1<<60); err == nil || !strings.Contains(err.Error(), " are free, and a checkpoint of this training takes 1152921504606.8 MB") {
 		t.Error(err)
 	}
 	if os.Geteuid() == 0 {
