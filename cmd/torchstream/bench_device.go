@@ -72,15 +72,19 @@ func parseDevice(name string) (cuda.Device, error) {
 	return cuda.Device(n), nil
 }
 
-// pickDevice is parseDevice, where "" selects the first GPU, or the CPU without one.
+// pickDevice is parseDevice, where "" selects the first GPU, or the CPU without one. It returns an
+// error without LibTorch, which the CPU needs too.
 func pickDevice(name string) (cuda.Device, error) {
-	switch {
-	case name != "":
-		return parseDevice(name)
-	case cuda.DeviceCount() > 0:
-		return cuda.Device(0), nil
+	device := cuda.CPU
+	if name != "" {
+		var err error
+		if device, err = parseDevice(name); err != nil {
+			return 0, err
+		}
+	} else if cuda.DeviceCount() > 0 {
+		device = cuda.Device(0)
 	}
-	return cuda.CPU, nil
+	return device, capi.Check()
 }
 
 // deviceName returns the name of a GPU's model, or "cpu".

@@ -213,9 +213,6 @@ func benchOperators(ctx context.Context, args []string, stdout, stderr io.Writer
 	if *repeats < 1 || *rounds < 1 {
 		return usageError{"bench operators: -repeats and -rounds are at least 1"}
 	}
-	if err := capi.Check(); err != nil {
-		return err
-	}
 	d, err := pickDevice(*device)
 	if err != nil {
 		return err

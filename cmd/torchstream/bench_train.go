@@ -186,9 +186,6 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if err := b.check(*names, *sizes, *device); err != nil {
 		return err
 	}
-	if err := capi.Check(); err != nil {
-		return err
-	}
 	if *one {
 		return b.oneStep(stdout)
 	}

@@ -20,7 +20,6 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
-	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -389,9 +388,6 @@ func byName(of map[string]string) []string {
 
 // run opens the images, builds the model and trains it.
 func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
-	if err := capi.Check(); err != nil {
-		return err
-	}
 	device, err := pickDevice(o.device)
 	if err != nil {
 		return err
