@@ -56,7 +56,7 @@ func NewGPT2(o GPT2Options) (*GPT2, error) {
 		tokens:    nn.NewEmbedding(o.VocabSize, o.Width, nn.EmbeddingOptions{}),
 		positions: nn.NewEmbedding(o.Positions, o.Width, nn.EmbeddingOptions{}),
 		dropout:   nn.NewDropout(o.Dropout),
-		longest:   int64(o.Positions),
+		longest:   int64(o.Positions), vocabulary: int64(o.VocabSize), width: int64(o.Width),
 	}
 	for range o.Layers {
 		t.blocks = append(t.blocks, newGPT2Block(o))
@@ -67,7 +67,10 @@ func NewGPT2(o GPT2Options) (*GPT2, error) {
 
 // Forward computes the logits [N T VocabSize] of the token after each of the tokens [N T].
 func (g *GPT2) Forward(tokens *torch.Tensor) *torch.Tensor {
-	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return g.head(g.transformer.Forward(in[0])) }, tokens)
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		x, batch := g.transformer.run(in[0], nil)
+		return batch.sequences(g.head(x), g.transformer.vocabulary)
+	}, tokens)
 }
 
 // Embed computes what the first of Blocks takes: the vectors [N T Width] of the tokens [N T], with
@@ -146,7 +149,8 @@ func (g *GPT2) Generate(tokens *torch.Tensor, o GenerateOptions) *torch.Tensor {
 func (g *GPT2) next(tokens *torch.Tensor, caches []*nn.KVCache, o GenerateOptions) *torch.Tensor {
 	scope := torch.NewScope("models.GPT2.Generate: a token")
 	defer scope.Close()
-	logits := g.head(g.transformer.run(scope.Own(tokens.Keep()).NoGrad(), caches).Index(torch.All, -1))
+	x, batch := g.transformer.run(scope.Own(tokens.Keep()).NoGrad(), caches)
+	logits := g.head(batch.sequences(x, g.transformer.width).Index(torch.All, -1))
 	if o.Temperature <= 0 {
 		return logits.ArgMax(1, true).Keep()
 	}
@@ -175,31 +179,63 @@ type gpt2Transformer struct {
 	blocks            []*gpt2Block
 	norm              *nn.LayerNorm
 	longest           int64 // positions
+	vocabulary, width int64
+}
+
+// gpt2Batch is the size of a batch of vectors: n sequences of t tokens. Between the layers the
+// vectors are the rows of a matrix [n*t Width], so that a product needs no views of its operands
+// and its result.
+type gpt2Batch struct{ n, t int64 }
+
+// rows returns the vectors x [N T size] as the rows of a matrix.
+func rows(x *torch.Tensor) (*torch.Tensor, gpt2Batch) {
+	shape := x.Shape()
+	switch {
+	case shape == nil:
+		return x, gpt2Batch{}
+	case len(shape) != 3:
+		return torch.Fail("models.GPT2", fmt.Errorf("the input is %v, and it must be [N T Width]: %w", shape, cuda.ErrInvalidArgument)), gpt2Batch{}
+	}
+	b := gpt2Batch{shape[0], shape[1]}
+	return x.Reshape(b.n*b.t, shape[2]), b
+}
+
+// sequences returns the rows x of the given size as [N T size].
+func (b gpt2Batch) sequences(x *torch.Tensor, size int64) *torch.Tensor {
+	return x.View(b.n, b.t, size)
 }
 
 // Forward returns the vectors [N T Width] of the tokens [N T].
-func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor { return g.run(tokens, nil) }
+func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor {
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		x, batch := g.run(in[0], nil)
+		return batch.sequences(x, g.width)
+	}, tokens)
+}
 
-// run is Forward, with a cache for each block if tokens follow those that the caches have.
-func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) *torch.Tensor {
+// run returns the vectors as rows, with a cache for each block if tokens follow those that the
+// caches have.
+func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) (*torch.Tensor, gpt2Batch) {
 	past := int64(0)
 	if caches != nil {
 		past = int64(caches[0].Len())
 	}
-	x := g.embed(tokens, past)
+	embedded := g.embed(tokens, past)
+	x, batch := rows(embedded)
 	if x.Err() != nil {
-		return x
+		return x, batch
 	}
+	embedded.Close()
 	for i, b := range g.blocks {
 		var cache *nn.KVCache
 		if caches != nil {
 			cache = caches[i]
 		}
-		y := b.run(x, cache) // a handle of its own
+		y := b.run(x, batch, cache) // a handle of its own
 		x.Close()
 		x = y
 	}
-	return g.norm.Forward(x)
+	return g.norm.Forward(x), batch
 }
 
 // embed returns the vectors [N T Width] of the tokens [N T] at the positions from past on.
@@ -271,14 +307,20 @@ func newGPT2Block(o GPT2Options) *gpt2Block {
 }
 
 // Forward returns a tensor of x's shape [N T Width].
-func (b *gpt2Block) Forward(x *torch.Tensor) *torch.Tensor { return b.run(x, nil) }
+func (b *gpt2Block) Forward(x *torch.Tensor) *torch.Tensor {
+	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		x, batch := rows(in[0])
+		return batch.sequences(b.run(x, batch, nil), b.attention.width)
+	}, x)
+}
 
-func (b *gpt2Block) run(x *torch.Tensor, cache *nn.KVCache) *torch.Tensor {
+// run is Forward of rows.
+func (b *gpt2Block) run(x *torch.Tensor, batch gpt2Batch, cache *nn.KVCache) *torch.Tensor {
 	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
 		x := in[0]
-		x = b.attention.run(b.norm1.Forward(x), cache).Add(x)
-		hidden := b.activation.Forward(b.up.Forward(b.norm2.Forward(x)))
-		return x.Add(b.dropout.Forward(b.down.Forward(hidden)))
+		x = b.attention.run(b.norm1.Forward(x), batch, cache).Add(x)
+		hidden := b.activation.Forward(b.up.rows(b.norm2.Forward(x)))
+		return x.Add(b.dropout.Forward(b.down.rows(hidden)))
 	}, x)
 }
 
@@ -299,6 +341,7 @@ func (b *gpt2Block) Parts() nn.Parts {
 type gpt2Attention struct {
 	in, out    *conv1D
 	heads      int64
+	width      int64
 	p          float64 // of dropping an attention weight
 	dropout    *nn.Dropout
 	evaluating atomic.Bool
@@ -309,25 +352,28 @@ func newGPT2Attention(o GPT2Options) *gpt2Attention {
 		in:      newConv1D(o.Width, 3*o.Width),
 		out:     newConv1D(o.Width, o.Width),
 		heads:   int64(o.Heads),
+		width:   int64(o.Width),
 		p:       o.Dropout,
 		dropout: nn.NewDropout(o.Dropout),
 	}
 }
 
 // Forward returns a tensor of x's shape [N T Width].
-func (a *gpt2Attention) Forward(x *torch.Tensor) *torch.Tensor { return a.run(x, nil) }
+func (a *gpt2Attention) Forward(x *torch.Tensor) *torch.Tensor {
+	x, batch := rows(x)
+	return batch.sequences(a.run(x, batch, nil), a.width)
+}
 
-// run is Forward, after the positions of the cache unless that is nil. x has one position if the
-// cache has some.
-func (a *gpt2Attention) run(x *torch.Tensor, cache *nn.KVCache) *torch.Tensor {
-	parts, err := a.in.Forward(x).Chunk(3, -1)
+// run is Forward of rows, after the positions of the cache unless that is nil. Each sequence has
+// one position if the cache has some.
+func (a *gpt2Attention) run(x *torch.Tensor, batch gpt2Batch, cache *nn.KVCache) *torch.Tensor {
+	// One view before the split, not one for each part after it.
+	parts, err := a.in.rows(x).View(batch.n, batch.t, 3*a.heads, a.width/a.heads).Split(a.heads, 2)
 	if err != nil {
 		return torch.Fail("models.GPT2", err)
 	}
-	for i, part := range parts { // [N T Width] to [N heads T Width/heads]
-		if shape := part.Shape(); shape != nil {
-			parts[i] = part.View(shape[0], shape[1], a.heads, shape[2]/a.heads).Transpose(1, 2)
-		}
+	for i, part := range parts { // [N T heads Width/heads] to [N heads T Width/heads]
+		parts[i] = part.Transpose(1, 2)
 	}
 	// A single position after cached ones sees all of them.
 	o := torch.ScaledDotProductAttentionOptions{IsCausal: cache == nil || cache.Len() == 0}
@@ -340,7 +386,7 @@ func (a *gpt2Attention) run(x *torch.Tensor, cache *nn.KVCache) *torch.Tensor {
 		o.DropoutP = a.p
 	}
 	y := parts[0].ScaledDotProductAttention(parts[1], parts[2], o)
-	return a.dropout.Forward(a.out.Forward(y.Transpose(1, 2).Flatten(2, 3)))
+	return a.dropout.Forward(a.out.rows(y.Transpose(1, 2).Reshape(batch.n*batch.t, a.width)))
 }
 
 // Parts returns the parts by Hugging Face's names.
@@ -359,25 +405,27 @@ func (a *gpt2Attention) SetTraining(training bool) { a.evaluating.Store(!trainin
 type conv1D struct {
 	weight *torch.Tensor // [in out]
 	bias   *torch.Tensor // [out]
-	out    int64
 }
 
 func newConv1D(in, out int) *conv1D {
 	return &conv1D{
 		weight: nn.NewParameter(nn.Normal(0, 0.02), int64(in), int64(out)),
 		bias:   nn.NewParameter(nn.Constant(0), int64(out)),
-		out:    int64(out),
 	}
 }
 
-// Forward returns x * weight + bias: [N T in] gives [N T out].
+// Forward returns x * weight + bias: [... in] gives [... out].
 func (c *conv1D) Forward(x *torch.Tensor) *torch.Tensor {
 	shape := x.Shape()
-	if shape == nil {
-		return x
+	if len(shape) < 3 {
+		return c.rows(x)
 	}
-	shape[len(shape)-1] = c.out
-	return c.bias.AddMM(x.Flatten(0, -2), c.weight, torch.AddMMOptions{}).View(shape...)
+	return c.rows(x.Flatten(0, -2)).Unflatten(0, shape[:len(shape)-1])
+}
+
+// rows is Forward of rows [M in].
+func (c *conv1D) rows(x *torch.Tensor) *torch.Tensor {
+	return c.bias.AddMM(x, c.weight, torch.AddMMOptions{})
 }
 
 // Parts returns weight and bias.

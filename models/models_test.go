@@ -753,6 +753,23 @@ func TestGPT2InParts(t *testing.T) {
 	if same, err := net.Logits(x).Equal(net.Forward(tokens)); err != nil || !same {
 		t.Errorf("the parts compute other logits than Forward: %v", err)
 	}
+	// The parts of a block take sequences too, though the block gives them rows.
+	x = net.Embed(tokens.NoGrad())
+	for _, part := range net.Blocks()[0].Parts().Modules {
+		want := []int64{2, 3, 8}
+		switch part.Name {
+		case "mlp.c_proj": // its input is that of mlp.c_fc's output
+			continue
+		case "mlp.c_fc":
+			want[2] = 32
+		}
+		if y := part.Module.Forward(x); !slices.Equal(y.Shape(), want) {
+			t.Errorf("%s gives %v: %v", part.Name, y.Shape(), y.Err())
+		}
+	}
+	if err := net.Blocks()[0].Forward(x.Unsqueeze(0)).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "[1 2 3 8]") {
+		t.Errorf("an input of four dimensions: %v", err)
+	}
 	if err := net.Embed(scope.Own(tokens.ToDType(torch.Float32))).Err(); err == nil || !strings.Contains(err.Error(), "Embedding") {
 		t.Errorf("tokens of float32: %v", err)
 	}
