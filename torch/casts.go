@@ -22,7 +22,8 @@ type ParameterCasts struct {
 
 // castsTogether is the number of parameters that are cast in one call. Their gradients are ready
 // together, so a small number lets a reduction of gradients start while backward goes on, and holds
-// fewer gradients of both dtypes at a time.
+// fewer gradients of both dtypes at a time. The gradients lie in one allocation, which is free when
+// none of them is left.
 const castsTogether = 16
 
 // passCasts are the casts of one pass.

@@ -11,12 +11,14 @@ import (
 
 // castNet has weights of 20 linear layers, so that they are cast in two calls, a convolution, a
 // weight that needs no grad, one that two layers use, a norm, whose weight stays float32, and the
-// biases of products that AddMM and Call1 compute.
+// biases of products that AddMM and Call1 compute, and weights whose rows are not one after the
+// other in memory: those of a transposed one, and of one with gaps.
 type castNet struct {
 	linear             []*torch.Tensor
 	kernel, shift      *torch.Tensor
 	scale, fixed, tied *torch.Tensor
 	added, named       *torch.Tensor
+	turned, gaps       *torch.Tensor
 }
 
 func newCastNet(t *testing.T) *castNet {
@@ -42,11 +44,21 @@ func newCastNet(t *testing.T) *castNet {
 	n.kernel, n.shift = parameter(true, 2, 2, 3, 3), parameter(true, 2)
 	n.scale, n.fixed, n.tied = parameter(true, 8), parameter(false, 8, 8), parameter(true, 8, 8)
 	n.added, n.named = parameter(true, 8), parameter(true, 8)
+	for _, view := range []struct {
+		to   **torch.Tensor
+		made *torch.Tensor
+	}{{&n.turned, parameter(false, 8, 8).Transpose(0, 1)}, {&n.gaps, parameter(false, 8, 24).Narrow(1, 8, 8)}} {
+		t.Cleanup(func() { view.made.Close() })
+		if err := view.made.SetRequiresGrad(true); err != nil {
+			t.Fatal(err)
+		}
+		*view.to = view.made
+	}
 	return n
 }
 
 func (n *castNet) parameters() []*torch.Tensor {
-	return append(slices.Clone(n.linear), n.kernel, n.shift, n.scale, n.fixed, n.tied, n.added, n.named)
+	return append(slices.Clone(n.linear), n.kernel, n.shift, n.scale, n.fixed, n.tied, n.added, n.named, n.turned, n.gaps)
 }
 
 // forward takes x [2 2 8 8].
@@ -57,7 +69,8 @@ func (n *castNet) forward(x *torch.Tensor) *torch.Tensor {
 	}
 	x = x.LayerNorm([]int64{8}, n.scale, nil, 1e-5).MatMul(n.fixed)
 	x = n.added.AddMM(x.Flatten(0, -2), n.fixed, torch.AddMMOptions{})
-	return torch.Call1("addmm", n.named, x, n.fixed).Linear(n.tied, nil).Sum()
+	x = torch.Call1("addmm", n.named, x, n.fixed).Linear(n.turned, nil).Linear(n.gaps, nil)
+	return x.Linear(n.tied, nil).Sum()
 }
 
 // gradients returns the loss and the gradients of a pass, with the casts that begin.

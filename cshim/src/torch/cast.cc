@@ -1,11 +1,13 @@
 // Casts of many tensors to a lower precision in one call, with one node of backward.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -23,15 +25,53 @@ namespace {
 
 using torch::autograd::variable_list;
 
+// LibTorch's CUDA allocator places memory at multiples of this, in bytes. Libraries choose kernels
+// by the alignment of their operands.
+constexpr int64_t kAlignment = 512;
+
+// Returns uninitialised tensors with the sizes and strides of the given ones, which are dense and
+// of one device, in one allocation: that spares the host an allocation and a release for each. The
+// memory is free when none of them is left.
+std::vector<at::Tensor> allocate_together(const std::vector<at::Tensor>& like,
+                                          at::ScalarType dtype) {
+  const auto step = kAlignment / static_cast<int64_t>(c10::elementSize(dtype));
+  const auto padded = [step](const at::Tensor& t) { return (t.numel() + step - 1) / step * step; };
+  int64_t total = 0;
+  for (const at::Tensor& each : like) total += padded(each);
+  const at::Tensor memory = at::empty({total}, like.front().options().dtype(dtype));
+  std::vector<at::Tensor> parts;
+  parts.reserve(like.size());
+  int64_t offset = 0;
+  for (const at::Tensor& each : like) {
+    // No view for autograd: each part has a version of its own.
+    parts.push_back(at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(memory.storage()), memory.key_set(), memory.dtype()));
+    c10::TensorImpl& part = *parts.back().unsafeGetTensorImpl();
+    part.set_storage_offset(offset);
+    part.set_sizes_and_strides(each.sizes(), each.strides());
+    offset += padded(each);
+  }
+  return parts;
+}
+
 // Copies of the tensors with another dtype and the same memory layout, by as few kernels as their
 // devices allow. Records nothing.
 std::vector<at::Tensor> cast(const std::vector<at::Tensor>& from, at::ScalarType dtype) {
+  if (from.empty()) return {};
   const c10::NoGradGuard no_grad;
+  const c10::Device device = from.front().device();
+  const bool together = std::all_of(from.begin(), from.end(), [device](const at::Tensor& each) {
+    return each.device() == device && each.layout() == at::kStrided &&
+           each.is_non_overlapping_and_dense();
+  });
   std::vector<at::Tensor> to;
-  to.reserve(from.size());
-  for (const at::Tensor& each : from)
-    to.push_back(at::empty_like(each, each.options().dtype(dtype)));
-  if (!from.empty()) at::_foreach_copy_(to, from);
+  if (together) {
+    to = allocate_together(from, dtype);
+  } else {
+    for (const at::Tensor& each : from)
+      to.push_back(at::empty_like(each, each.options().dtype(dtype)));
+  }
+  at::_foreach_copy_(to, from);
   return to;
 }
 

@@ -40,6 +40,30 @@ TEST(CastAll, CastsAndItsGradients) {
   EXPECT_EQ(read<float>(gradient), (Floats{2, 6}));
 }
 
+// Casts lie in one allocation, each where an allocation of its own could be, and none in another.
+TEST(CastAll, CastsAreApartAndAligned) {
+  Tensor first = make<float>({1, 2, 3}, {3});
+  Tensor second = make<float>(Floats(300, 5), {300});
+  Tensor third = make<float>({7}, {1});
+  ts_tensor* given[3] = {first, second, third};
+  ts_tensor* made[3] = {};
+  ASSERT_OK(ts_tensor_cast_all(given, 3, TS_DTYPE_BFLOAT16, made));
+  Tensor casts[3];
+  uintptr_t address[3] = {};
+  for (int i = 0; i < 3; ++i) {
+    *casts[i].out() = made[i];
+    ASSERT_OK(ts_tensor_get_address(casts[i], &address[i]));
+    EXPECT_EQ((address[i] - address[0]) % 512, 0U) << i;
+  }
+  Call("aten::zero_").tensor(casts[1]).one();
+  const auto values = [](const Tensor& cast) {
+    return read<float>(Call("aten::to", "dtype").tensor(cast).integer(TS_DTYPE_FLOAT32).one());
+  };
+  EXPECT_EQ(values(casts[0]), (Floats{1, 2, 3}));
+  EXPECT_EQ(values(casts[1]), Floats(300, 0));
+  EXPECT_EQ(values(casts[2]), (Floats{7}));
+}
+
 TEST(CastAll, GradientsOfGradients) {
   Tensor x = make<float>({3}, {1});
   ASSERT_OK(ts_tensor_set_requires_grad(x, true));
