@@ -558,9 +558,29 @@ func (g *Group) Barrier() error {
 	g.seq++
 	c := &call{g: g, key: g.name, of: g.ranks, call: control.Call{Seq: g.seq, Name: "Barrier", Line: caller()}}
 	c.enter()
-	if err := g.job.member.Arrive(g.name+"#barrier", g.ranks, c.call, false, g.job.o.Timeout); err != nil {
+	return c.arrive()
+}
+
+// arrive waits for the hosts of all ranks.
+func (c *call) arrive() error {
+	if err := c.g.job.member.Arrive(c.key+"#barrier", c.of, c.call, false, c.g.job.o.Timeout); err != nil {
 		return c.failed(err)
 	}
-	g.job.member.Leave(c.key, c.call.Seq)
+	c.g.job.member.Leave(c.key, c.call.Seq)
 	return nil
+}
+
+// BarrierBeside is [Group.Barrier] for a goroutine beside the one that calls the group's
+// collectives, such as one that writes a file: it has no place in their order. Barriers of one name
+// come one after the other, and equally often on all ranks.
+func (g *Group) BarrierBeside(name string) error {
+	if err := g.check("BarrierBeside", nil); err != nil {
+		return err
+	}
+	g.beside.Lock()
+	g.besides[name]++
+	c := &call{g: g, key: g.name + ", beside: " + name, of: g.ranks, call: control.Call{Seq: g.besides[name], Name: "BarrierBeside(" + name + ")", Line: caller()}}
+	g.job.member.Enter(c.key, c.call)
+	g.beside.Unlock()
+	return c.arrive()
 }

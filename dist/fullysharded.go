@@ -9,6 +9,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/tensor"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -149,7 +150,7 @@ func (d *FullyShardedDataParallel) agree() error {
 				mine.Err = fmt.Sprintf("%s: %v", full, t.Err())
 			case owner[t] != "":
 				mine.Err = fmt.Sprintf("%s and %s are one parameter in two blocks, which are not gathered at the same time: put both modules into one ShardedBlock", owner[t], full)
-			case !dense(p.shape, p.strides):
+			case !tensor.Dense(p.shape, p.strides):
 				mine.Err = fmt.Sprintf("%s has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy", full, p.shape, p.strides)
 			}
 			owner[t] = full

@@ -202,15 +202,32 @@ func (d *FullyShardedDataParallel) LoadState(state []nn.Named) error {
 		given[n.Name] = n.Tensor
 		specs[n.Name] = torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}
 	}
-	err := d.load(specs, func(name string, use func(*torch.Tensor) error) error { return use(given[name]) })
+	err := d.load(specs, func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error) {
+		if p == nil {
+			return given[name], nil
+		}
+		return p.partOf(scope, given[name])
+	})
 	if err != nil {
 		return fmt.Errorf("dist: FullyShardedDataParallel.LoadState: %w", err)
 	}
 	return nil
 }
 
-// LoadCheckpoint is [FullyShardedDataParallel.LoadState] of an open file, of which it holds one
-// tensor at a time.
+// Divided says how the ranks divide the parameters, whose parts nn.State(net) has: for a checkpoint
+// to which each rank writes its part (see nn.Shards). It is no collective.
+func (d *FullyShardedDataParallel) Divided() nn.Divided {
+	divided := nn.Divided{}
+	for _, b := range d.blocks {
+		for _, p := range b.params {
+			divided[p.piece] = p.division(d.g.Size())
+		}
+	}
+	return divided
+}
+
+// LoadCheckpoint is [FullyShardedDataParallel.LoadState] of an open file, of which it reads this
+// rank's parts and the buffers, one tensor after the other.
 func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
 	if err := d.ready("LoadCheckpoint"); err != nil {
 		return err
@@ -219,12 +236,12 @@ func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
 	for _, s := range c.Tensors() {
 		specs[s.Name] = s
 	}
-	err := d.load(specs, func(name string, use func(*torch.Tensor) error) error {
-		t, err := c.Read(name)
+	err := d.load(specs, func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error) {
+		stored, err := c.Tensor(name)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		return errors.Join(use(t), t.Close())
+		return p.read(scope, stored)
 	})
 	if err != nil {
 		return fmt.Errorf("dist: FullyShardedDataParallel.LoadCheckpoint: %s: %w", c.Path(), err)
@@ -232,9 +249,22 @@ func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
 	return nil
 }
 
-// load replaces parameters and buffers by the tensors with the specs, which read gives to its
-// argument.
-func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(name string, use func(*torch.Tensor) error) error) error {
+// read reads this rank's part of a parameter, or the whole tensor if p is nil.
+func (p *blockParameter) read(scope *torch.Scope, stored *nn.StoredTensor) (t *torch.Tensor, err error) {
+	if p == nil {
+		t, err = stored.Read()
+	} else {
+		t, err = stored.ReadPart(p.strides, p.lo, p.hi-p.lo)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return scope.Own(t), nil
+}
+
+// load replaces parameters and buffers by the tensors with the specs. read returns this rank's part
+// of the parameter, or the buffer if p is nil.
+func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error)) error {
 	state, parts := nn.State(d.net), d.byName()
 	names := map[string]bool{}
 	for _, n := range state {
@@ -258,31 +288,29 @@ func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(n
 	}
 	d.changes++
 	for _, n := range state {
-		err := read(n.Name, func(t *torch.Tensor) error {
-			if p := parts[n.Name]; p != nil {
-				return p.load(t)
-			}
-			return n.Tensor.CopyFrom(t, torch.CopyOptions{})
-		})
-		if err != nil {
+		if err := d.loadOne(n, parts[n.Name], read); err != nil {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
 	}
 	return nil
 }
 
-// load replaces the part by that of a whole parameter.
-func (p *blockParameter) load(whole *torch.Tensor) error {
-	if p.lo == p.hi {
-		return nil
+// loadOne replaces the part of a parameter, or a buffer.
+func (d *FullyShardedDataParallel) loadOne(n nn.Named, p *blockParameter, read func(*torch.Scope, string, *blockParameter) (*torch.Tensor, error)) error {
+	to := n.Tensor
+	if p != nil {
+		if p.lo == p.hi {
+			return nil
+		}
+		to = p.piece.NoGrad()
 	}
-	scope := torch.NewScope("a parameter on its way")
+	scope := torch.NewScope("a tensor on its way")
 	defer scope.Close()
-	part, err := p.partOf(scope, whole)
+	t, err := read(scope, n.Name, p)
 	if err != nil {
 		return err
 	}
-	return p.piece.NoGrad().CopyFrom(part, torch.CopyOptions{})
+	return to.CopyFrom(t, torch.CopyOptions{})
 }
 
 // EMAState returns the averages of nn.State(net), of which each rank has those of its parts, as
@@ -296,19 +324,14 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]nn.Named, error) {
 	}
 	d.dropAverages()
 	state, parts := e.State(), d.byName()
-	mine := modelText{}
+	if err := d.agreeOnAverages(state, parts); err != nil {
+		return nil, fmt.Errorf("dist: %s: %w", call, err)
+	}
 	own := map[*flatParameters][]partOf{}
 	for _, n := range state {
-		mine.Tensors = append(mine.Tensors, fmt.Sprintf("an average of %v of %s", n.Tensor.DType(), n.Name))
 		if p := parts[n.Name]; p != nil {
-			if shape := n.Tensor.Shape(); !slices.Equal(shape, []int64{p.hi - p.lo}) {
-				mine.Err = fmt.Sprintf("the average of %s has the shape %v, and this rank's part of the parameter %d elements: make the EMA of nn.State(net)", n.Name, shape, p.hi-p.lo)
-			}
 			own[p.flat] = append(own[p.flat], partOf{&p.shardedParameter, n.Tensor})
 		}
-	}
-	if err := mine.agree(d.g); err != nil {
-		return nil, fmt.Errorf("dist: %s: %w", call, err)
 	}
 	whole := map[*shardedParameter]*torch.Tensor{}
 	for _, b := range d.blocks {
@@ -324,6 +347,39 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]nn.Named, error) {
 		}
 	}
 	return state, nil
+}
+
+// DividedAverages says how the ranks divide the averages of nn.State(net), of which e.State() has
+// this rank's parts: for a checkpoint to which each rank writes its part (see nn.Shards). It is a
+// collective, in which the ranks compare what they average.
+func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (nn.Divided, error) {
+	if err := d.ready("DividedAverages"); err != nil {
+		return nil, err
+	}
+	state, parts, divided := e.State(), d.byName(), nn.Divided{}
+	if err := d.agreeOnAverages(state, parts); err != nil {
+		return nil, fmt.Errorf("dist: FullyShardedDataParallel.DividedAverages: %w", err)
+	}
+	for _, n := range state {
+		if p := parts[n.Name]; p != nil {
+			divided[n.Tensor] = p.division(d.g.Size())
+		}
+	}
+	return divided, nil
+}
+
+// agreeOnAverages requires that all ranks average the same tensors, and of parameters their parts.
+func (d *FullyShardedDataParallel) agreeOnAverages(state []nn.Named, parts map[string]*blockParameter) error {
+	mine := modelText{}
+	for _, n := range state {
+		mine.Tensors = append(mine.Tensors, fmt.Sprintf("an average of %v of %s", n.Tensor.DType(), n.Name))
+		if p := parts[n.Name]; p != nil {
+			if shape := n.Tensor.Shape(); !slices.Equal(shape, []int64{p.hi - p.lo}) {
+				mine.Err = fmt.Sprintf("the average of %s has the shape %v, and this rank's part of the parameter %d elements: make the EMA of nn.State(net)", n.Name, shape, p.hi-p.lo)
+			}
+		}
+	}
+	return mine.agree(d.g)
 }
 
 // gatherWhole adds whole tensors of parameters on the CPU to whole and to kept, of which own are
@@ -375,6 +431,29 @@ func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []nn.Named) 
 		}
 	}
 	return e.LoadState(part)
+}
+
+// LoadEMAFrom is [FullyShardedDataParallel.LoadEMAState] of averages in a file, by their names, of
+// which it reads this rank's parts and the buffers.
+func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*nn.StoredTensor) error {
+	if err := d.ready("LoadEMAFrom"); err != nil {
+		return err
+	}
+	scope := torch.NewScope("averages on their way")
+	defer scope.Close()
+	parts, state := d.byName(), make([]nn.Named, 0, len(stored))
+	for name, s := range stored {
+		p := parts[name]
+		if shape := s.Spec().Shape; p != nil && !slices.Equal(shape, p.shape) {
+			return fmt.Errorf("dist: FullyShardedDataParallel.LoadEMAFrom: %s has the shape %v, and its parameter %v: %w", name, shape, p.shape, cuda.ErrInvalidArgument)
+		}
+		t, err := p.read(scope, s)
+		if err != nil {
+			return fmt.Errorf("dist: FullyShardedDataParallel.LoadEMAFrom: %s: %w", name, err)
+		}
+		state = append(state, nn.Named{Name: name, Tensor: t})
+	}
+	return e.LoadState(state)
 }
 
 // byName returns the parameters by the names that nn.State gives to their parts.

@@ -76,6 +76,9 @@ type Group struct {
 	seq       uint64
 	pairs     map[string]uint64 // the same of sends and receives, by their name in beats
 	subgroups int
+
+	beside  sync.Mutex
+	besides map[string]uint64 // numbers of the barriers beside, by name; guarded by beside
 }
 
 // job is what all groups of a process share.
@@ -458,7 +461,7 @@ func (j *job) isClosed() bool {
 
 // newGroup connects the calling rank with the others of the group.
 func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, error) {
-	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), pairs: map[string]uint64{}}
+	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), pairs: map[string]uint64{}, besides: map[string]uint64{}}
 	if g.rank < 0 {
 		return g, nil
 	}

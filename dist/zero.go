@@ -8,6 +8,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/tensor"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -77,8 +78,12 @@ func (p *shardedParameter) place(f *flatParameters, d torch.DType) {
 
 // cut finds the elements of the parameter that rank r updates.
 func (p *shardedParameter) cut(r int64) {
-	within := func(at int64) int64 { return min(max(at-p.begin, 0), p.elements) }
-	p.lo, p.hi = within(r*p.flat.share), within((r+1)*p.flat.share)
+	p.lo, p.hi = p.before(r), p.before(r+1)
+}
+
+// before returns how many elements of the parameter the ranks before r update.
+func (p *shardedParameter) before(r int64) int64 {
+	return min(max(r*p.flat.share-p.begin, 0), p.elements)
 }
 
 // of returns the parameter's place in a flat tensor, with its shape.
@@ -126,7 +131,7 @@ func (z *ZeroRedundancyOptimizer) agree(params []*torch.Tensor) error {
 			mine.Err = fmt.Sprintf("parameter %d: %v", i, p.Err())
 		case p.Device() != z.g.Device():
 			mine.Err = fmt.Sprintf("parameter %d is on %v, and the group's device is %v: call nn.To before", i, p.Device(), z.g.Device())
-		case !dense(p.Shape(), p.Strides()):
+		case !tensor.Dense(p.Shape(), p.Strides()):
 			mine.Err = fmt.Sprintf("parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy", i, p.Shape(), p.Strides())
 		case seen[p]:
 			mine.Err = fmt.Sprintf("parameter %d is in the list twice", i)
@@ -140,28 +145,6 @@ func (z *ZeroRedundancyOptimizer) agree(params []*torch.Tensor) error {
 		mine.Err = "there are no parameters"
 	}
 	return mine.agree(z.g)
-}
-
-// dense reports whether a tensor's elements fill one range of memory, in any order of dimensions.
-func dense(shape, strides []int64) bool {
-	order := make([]int, 0, len(shape))
-	for d, n := range shape {
-		if n == 0 {
-			return true
-		}
-		if n > 1 {
-			order = append(order, d)
-		}
-	}
-	slices.SortFunc(order, func(a, b int) int { return int(strides[a] - strides[b]) })
-	next := int64(1)
-	for _, d := range order {
-		if strides[d] != next {
-			return false
-		}
-		next *= shape[d]
-	}
-	return true
 }
 
 // construct makes the optimizer of this rank's part, and moves the parameters to flat memory when

@@ -327,61 +327,125 @@ func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []
 	return all, c.sync([]*torch.Tensor{all, own}, allGather)
 }
 
+// DividedState returns this rank's part of the state, under the names of all tensors of the whole
+// state, and how the ranks divide these: for a checkpoint to which each rank writes its part (see
+// nn.Shards). A step count, which is the same for all elements, is whole. The tensors that are not
+// the optimizer's are freed as those of State. DividedState is a collective, which copies nothing;
+// an error of one rank is one of all.
+func (z *dividedOptimizer) DividedState() (optim.State, nn.Divided, error) {
+	if z.inner == nil {
+		return optim.State{}, nil, fmt.Errorf("dist: %s.DividedState: %w", z.name, torch.ErrClosed)
+	}
+	z.dropGathered()
+	own, err := z.inner.State()
+	kinds, err := z.describe(own, err)
+	if err != nil {
+		return optim.State{}, nil, fmt.Errorf("dist: %s.DividedState: %w", z.name, err)
+	}
+	mine := map[string]*torch.Tensor{}
+	for _, n := range own.Tensors {
+		mine[n.Name] = n.Tensor
+	}
+	part, divided := optim.State{Metadata: own.Metadata}, nn.Divided{}
+	for _, k := range kinds {
+		name := stateOf(k)
+		t := mine[name]
+		switch {
+		case k.Scalar:
+			t, err = torch.Full(cuda.CPU, k.DType, k.Value)
+			z.gathered = append(z.gathered, t)
+		case t == nil: // another rank's
+			t, err = torch.Empty(cuda.CPU, k.DType, 0)
+			z.gathered = append(z.gathered, t)
+		}
+		if err != nil {
+			return optim.State{}, nil, z.g.abort(z.name+".DividedState", fmt.Errorf("dist: %s.DividedState: %s: %w", z.name, name, err))
+		}
+		if !k.Scalar {
+			divided[t] = z.order[k.Index].division(z.g.Size())
+		}
+		part.Tensors = append(part.Tensors, nn.Named{Name: name, Tensor: t})
+	}
+	return part, divided, nil
+}
+
+// division says which elements of the parameter each of n ranks has.
+func (p *shardedParameter) division(n int) nn.Division {
+	d := nn.Division{Shape: p.shape, Strides: p.strides, First: make([]int64, n+1)}
+	for r := range d.First {
+		d.First[r] = p.before(int64(r))
+	}
+	return d
+}
+
 // LoadState replaces the state by this rank's part of a whole state, which State or an optimizer of
 // one process made. It sets the learning rates too. It is no collective: every rank has s.
 func (z *dividedOptimizer) LoadState(s optim.State) error {
-	if z.inner == nil {
-		return fmt.Errorf("dist: %s.LoadState: %w", z.name, torch.ErrClosed)
-	}
 	scope := torch.NewScope("a part of a state")
 	defer scope.Close()
 	part := optim.State{Metadata: s.Metadata}
 	for _, n := range s.Tensors {
-		t, err := z.cut(scope, n)
+		t := n.Tensor
+		cut, err := optim.Cut{}, t.Err()
+		if err == nil {
+			cut, err = z.CutState(n.Name, t.Shape())
+		}
+		if err == nil && cut.Row {
+			t, err = cutOf(scope, t, cut)
+		}
 		if err != nil {
 			return fmt.Errorf("dist: %s.LoadState: %s: %w", z.name, n.Name, err)
 		}
-		if t != nil {
+		if !cut.None {
 			part.Tensors = append(part.Tensors, nn.Named{Name: n.Name, Tensor: t})
 		}
 	}
-	if err := z.inner.LoadState(part); err != nil {
+	return z.LoadParts(part)
+}
+
+// LoadParts is LoadState of what this rank has of the state, as CutState says.
+func (z *dividedOptimizer) LoadParts(s optim.State) error {
+	if z.inner == nil {
+		return fmt.Errorf("dist: %s.LoadState: %w", z.name, torch.ErrClosed)
+	}
+	if err := z.inner.LoadState(s); err != nil {
 		return err
 	}
 	z.dropGathered()
 	return nil
 }
 
-// cut returns this rank's part of a tensor of a state, or nil for none.
-func (z *dividedOptimizer) cut(scope *torch.Scope, n nn.Named) (*torch.Tensor, error) {
-	if err := n.Tensor.Err(); err != nil {
-		return nil, err
-	}
-	index, name, ok := splitState(n.Name)
+// CutState says which elements of a tensor of the whole state this rank has.
+func (z *dividedOptimizer) CutState(name string, shape []int64) (optim.Cut, error) {
+	index, state, ok := splitState(name)
 	if !ok || index >= len(z.order) {
-		return n.Tensor, nil // the optimizer refuses it
+		return optim.Cut{}, nil // the optimizer refuses it
 	}
 	p := z.order[index]
 	switch {
-	case name != "step" && !slices.Equal(n.Tensor.Shape(), p.shape):
-		return nil, fmt.Errorf("it has the shape %v, and its parameter %v: %w", n.Tensor.Shape(), p.shape, cuda.ErrInvalidArgument)
+	case state != "step" && !slices.Equal(shape, p.shape):
+		return optim.Cut{}, fmt.Errorf("it has the shape %v, and its parameter %v: %w", shape, p.shape, cuda.ErrInvalidArgument)
 	case p.lo == p.hi:
-		return nil, nil
-	case name == "step":
-		return n.Tensor, nil
+		return optim.Cut{None: true}, nil
+	case state == "step":
+		return optim.Cut{}, nil
 	}
-	return p.partOf(scope, n.Tensor)
+	return optim.Cut{Row: true, Strides: p.strides, First: p.lo, Elements: p.hi - p.lo}, nil
 }
 
 // partOf returns this rank's elements of a tensor of the parameter's shape, as a row.
 func (p *shardedParameter) partOf(scope *torch.Scope, whole *torch.Tensor) (*torch.Tensor, error) {
-	row, err := torch.Empty(whole.Device(), whole.DType(), p.elements)
+	return cutOf(scope, whole, optim.Cut{Row: true, Strides: p.strides, First: p.lo, Elements: p.hi - p.lo})
+}
+
+func cutOf(scope *torch.Scope, whole *torch.Tensor, c optim.Cut) (*torch.Tensor, error) {
+	row, err := torch.Empty(whole.Device(), whole.DType(), whole.Elements())
 	if err != nil {
 		return nil, err
 	}
 	row = scope.Own(row)
-	if err := row.AsStrided(p.shape, p.strides, torch.AsStridedOptions{}).CopyFrom(whole.NoGrad(), torch.CopyOptions{}); err != nil {
+	if err := row.AsStrided(whole.Shape(), c.Strides, torch.AsStridedOptions{}).CopyFrom(whole.NoGrad(), torch.CopyOptions{}); err != nil {
 		return nil, err
 	}
-	return row.Narrow(0, p.lo, p.hi-p.lo), nil
+	return row.Narrow(0, c.First, c.Elements), nil
 }

@@ -307,26 +307,43 @@ func (c *Checkpoint) fill(t *torch.Tensor, e entry) error {
 	if t.Elements() == 0 {
 		return nil
 	}
-	if e.shard != nil {
-		c = e.shard
-	}
 	b, err := t.Bytes()
 	if err != nil {
 		return err
 	}
 	if e.stored != nil {
-		err = e.stored.ReadBytes(b)
-	} else if n, readErr := c.file.ReadAt(b, c.data+e.begin); n < len(b) {
-		err = readErr
+		if err := e.stored.ReadBytes(b); err != nil {
+			return err
+		}
+		return checkBools(b, e.dtype)
 	}
-	if err != nil {
+	return c.readBytes(b, e, 0)
+}
+
+// readBytes reads elements in the order in which the file has them, which is that of a dense
+// tensor.
+func (c *Checkpoint) readBytes(b []byte, e entry, first int64) error {
+	if e.shard != nil {
+		c = e.shard
+	}
+	if e.stored != nil {
+		if err := e.stored.ReadElements(b, first); err != nil {
+			return err
+		}
+	} else if n, err := c.file.ReadAt(b, c.data+e.begin+first*int64(e.dtype.Size())); n < len(b) {
 		return err
 	}
-	if e.dtype == torch.Bool {
-		for i, v := range b {
-			if v > 1 {
-				return fmt.Errorf("element %d is the byte %d: a BOOL is 0 or 1", i, v)
-			}
+	return checkBools(b, e.dtype)
+}
+
+// checkBools returns an error if elements of a file are no bools.
+func checkBools(b []byte, dtype torch.DType) error {
+	if dtype != torch.Bool {
+		return nil
+	}
+	for i, v := range b {
+		if v > 1 {
+			return fmt.Errorf("element %d is the byte %d: a BOOL is 0 or 1", i, v)
 		}
 	}
 	return nil

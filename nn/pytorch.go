@@ -37,6 +37,9 @@ func (c *Checkpoint) readPyTorch(size int64) error {
 	if !ok {
 		return nil
 	}
+	if err := c.readDivided(root); err != nil {
+		return err
+	}
 	for key, value := range stateDict(root).All() {
 		name, ok1 := key.(string)
 		t, ok2 := value.(*ptfile.Tensor)
@@ -79,7 +82,7 @@ func stateDict(root *ptfile.Dict) *ptfile.Dict {
 	return root
 }
 
-// StoredTensor is a tensor in an open PyTorch file. It can be read until the Checkpoint is closed.
+// StoredTensor is a tensor in an open file. It can be read until the Checkpoint is closed.
 type StoredTensor struct {
 	from  *Checkpoint
 	entry entry
@@ -97,6 +100,15 @@ func (s *StoredTensor) Read() (*torch.Tensor, error) {
 		return nil, fmt.Errorf("nn: %s: %w", s.from.path, err)
 	}
 	return t, nil
+}
+
+// Tensor returns the file's tensor of that name, without reading it.
+func (c *Checkpoint) Tensor(name string) (*StoredTensor, error) {
+	e, ok := c.entries[name]
+	if !ok {
+		return nil, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
+	}
+	return &StoredTensor{c, e}, nil
 }
 
 // IsPyTorch reports whether the file is a PyTorch file, which has values, and not a safetensors
@@ -201,10 +213,14 @@ func (r reader) items(items []any) []any {
 //
 //	err := nn.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "epoch": epoch})
 func SavePyTorch(path string, value any) error {
-	converter := pytorchConverter{map[*torch.Tensor]*ptfile.Tensor{}}
+	converter := pytorchConverter{map[*torch.Tensor]any{}}
 	root, err := converter.value(value, 0)
 	if err == nil {
+		old := openShards(path)
 		err = writeAtomically(path, safefile.PyTorch, func(w io.Writer) error { return ptfile.Write(w, root) })
+		if err == nil && old != nil {
+			removeID(path, old.id)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
@@ -226,7 +242,7 @@ func pytorchState(tensors []Named, metadata map[string]string) any {
 
 // pytorchConverter converts Go values to those of package ptfile.
 type pytorchConverter struct {
-	seen map[*torch.Tensor]*ptfile.Tensor
+	seen map[*torch.Tensor]any // what stands for the tensors in the file
 }
 
 func (p *pytorchConverter) value(v any, depth int) (any, error) {
@@ -257,8 +273,11 @@ func (p *pytorchConverter) value(v any, depth int) (any, error) {
 	case *torch.Tensor:
 		return p.tensor(v)
 	case *StoredTensor:
-		if v != nil {
+		if v != nil && v.entry.stored != nil {
 			return v.entry.stored, nil
+		}
+		if v != nil { // of a safetensors file
+			return ptfile.NewTensor(v.entry.dtype, v.entry.shape, func(b []byte) error { return v.from.readBytes(b, v.entry, 0) })
 		}
 	}
 	return v, nil // ptfile.Write refuses other types
@@ -316,7 +335,7 @@ func (p *pytorchConverter) named(tensors []Named) (any, error) {
 	return d, nil
 }
 
-func (p *pytorchConverter) tensor(t *torch.Tensor) (*ptfile.Tensor, error) {
+func (p *pytorchConverter) tensor(t *torch.Tensor) (any, error) {
 	if stored := p.seen[t]; stored != nil {
 		return stored, nil
 	}
@@ -328,8 +347,9 @@ func (p *pytorchConverter) tensor(t *torch.Tensor) (*ptfile.Tensor, error) {
 		return nil, torch.ErrClosed
 	}
 	stored, err := ptfile.NewTensor(dtype, shape, t.ReadBytes)
-	if err == nil {
-		p.seen[t] = stored
+	if err != nil {
+		return nil, err
 	}
-	return stored, err
+	p.seen[t] = stored
+	return stored, nil
 }

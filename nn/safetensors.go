@@ -64,6 +64,7 @@ type Checkpoint struct {
 	pytorch  bool // and not safetensors
 	root     any  // of the values of a PyTorch file
 	shards   []*Checkpoint
+	divided  *shardSet // the files that ranks have written beside a PyTorch file
 
 	mapping sync.Mutex
 	mapped  *torch.Tensor // the file in memory, as uint8; guarded by mapping
@@ -102,6 +103,9 @@ func (c *Checkpoint) Close() error {
 	err := c.file.Close()
 	for _, s := range c.shards {
 		err = errors.Join(err, s.Close())
+	}
+	if c.divided != nil {
+		err = errors.Join(err, c.divided.close())
 	}
 	c.mapping.Lock()
 	defer c.mapping.Unlock()

@@ -108,7 +108,7 @@ func createBeside(path string) (*os.File, error) {
 	for {
 		var r [6]byte
 		rand.Read(r[:]) // never fails
-		file, err := os.OpenFile(path+".tmp-"+hex.EncodeToString(r[:]), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		file, err := os.OpenFile(path+unfinishedInfix+hex.EncodeToString(r[:]), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
@@ -125,15 +125,19 @@ func createBeside(path string) (*os.File, error) {
 	}
 }
 
+// unfinishedInfix is what an unfinished file's name has between that of the file and the number.
+const unfinishedInfix = ".tmp-"
+
 // unfinishedNumber matches the end of an unfinished file's name.
 var unfinishedNumber = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
-// removeUnfinished removes the files that killed processes have left beside path, and those that an
-// unfinished index names. What cannot be removed stays, and does no harm.
+// removeUnfinished removes the files that killed processes have left beside path, those that an
+// unfinished index names, and those that ranks have written for an unfinished checkpoint. What
+// cannot be removed stays, and does no harm.
 func removeUnfinished(path string) {
 	files, _ := os.ReadDir(filepath.Dir(path))
 	for _, entry := range files {
-		number, ok := strings.CutPrefix(entry.Name(), filepath.Base(path)+".tmp-")
+		number, ok := strings.CutPrefix(entry.Name(), filepath.Base(path)+unfinishedInfix)
 		if !ok || !unfinishedNumber.MatchString(number) || !entry.Type().IsRegular() {
 			continue
 		}
@@ -147,6 +151,7 @@ func removeUnfinished(path string) {
 				live := ownShards(path, path)
 				removeShards(path, slices.DeleteFunc(ownShards(path, name), func(shard string) bool { return slices.Contains(live, shard) }))
 			}
+			removeID(path, number) // of rank 0
 			os.Remove(name)
 		}
 		file.Close()

@@ -3,12 +3,10 @@ package optim
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
-	"github.com/torchstream/torchstream/torch"
 )
 
 // PyTorch returns the state as the dict of PyTorch's Optimizer.state_dict, for [nn.SavePyTorch].
@@ -150,24 +148,16 @@ func (f *stateFile) stateTensors(state map[any]any) ([]nn.Named, error) {
 		}
 		for key, v := range values {
 			name := fmt.Sprintf("%s%v.%v", statePrefix, index, key)
-			var t *torch.Tensor
-			var err error
-			switch v := v.(type) {
-			case *nn.StoredTensor:
-				if t, err = v.Read(); err != nil {
-					return nil, fmt.Errorf("%w (tensor %q)", err, name)
-				}
-			case int64:
-				t, err = torch.Full(cuda.CPU, torch.Float32, float64(v))
-			case nil:
+			if v == nil {
 				continue
-			default:
-				err = fmt.Errorf("%v is no tensor: %w", v, cuda.ErrInvalidArgument)
 			}
+			t, err := f.readState(name, v)
 			if err != nil {
-				return nil, f.invalid(fmt.Errorf("%s: %w", name, err))
+				return nil, err
 			}
-			named = append(named, nn.Named{Name: name, Tensor: f.read.add(t)})
+			if t != nil {
+				named = append(named, nn.Named{Name: name, Tensor: t})
+			}
 		}
 	}
 	return named, nil
@@ -176,11 +166,11 @@ func (f *stateFile) stateTensors(state map[any]any) ([]nn.Named, error) {
 // checkSize refuses a file whose tensors share so much memory that reading them takes a multiple of
 // the file's size. No optimizer shares memory between tensors of its state.
 func (f *stateFile) checkSize(state map[any]any) error {
-	info, err := os.Stat(f.path)
+	size, err := f.c.Size()
 	if err != nil {
 		return err
 	}
-	limit := 4 * max(info.Size(), 1<<20) // compressed files are smaller than their tensors
+	limit := 4 * max(size, 1<<20) // compressed files are smaller than their tensors
 	left := limit
 	for _, v := range state {
 		values, _ := v.(map[any]any)
@@ -192,7 +182,7 @@ func (f *stateFile) checkSize(state map[any]any) error {
 			n := t.Spec().Bytes()
 			if n > left {
 				return f.invalid(fmt.Errorf("the tensors have more than %d bytes and the file has %d: they share memory, so clone them before torch.save: %w",
-					limit, info.Size(), cuda.ErrInvalidArgument))
+					limit, size, cuda.ErrInvalidArgument))
 			}
 			left -= n
 		}

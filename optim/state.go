@@ -79,25 +79,86 @@ func Load(path string, o Optimizer) error {
 	return LoadFrom(c, o)
 }
 
-// LoadFrom is [Load] of an open file.
+// LoadFrom is [Load] of an open file. Of the state of a [Divided] optimizer it reads this rank's
+// part.
 func LoadFrom(c *nn.Checkpoint, o Optimizer) error {
 	f := stateFile{path: c.Path(), c: c}
 	defer f.read.close()
+	load := o.LoadState
+	if d, ok := o.(Divided); ok {
+		f.cut, load = d.CutState, d.LoadParts
+	}
 	s, err := f.state()
 	if err != nil {
 		return err
 	}
-	if err := o.LoadState(s); err != nil {
+	if err := load(s); err != nil {
 		return f.invalid(err)
 	}
 	return nil
+}
+
+// Divided is an optimizer of a rank of a job, which has a part of the whole state, as those of
+// package dist are.
+type Divided interface {
+	Optimizer
+	// CutState says what this rank has of a tensor of the whole state, which State names.
+	CutState(name string, shape []int64) (Cut, error)
+	// LoadParts is LoadState of these parts alone.
+	LoadParts(s State) error
+}
+
+// Cut is what a rank has of a tensor: by its zero value the whole.
+type Cut struct {
+	None bool // nothing
+	// Row says that the rank has Elements elements as a row. The first one has the number First in
+	// the order of memory of a tensor with the Strides.
+	Row             bool
+	Strides         []int64
+	First, Elements int64
 }
 
 // stateFile reads a state from a file of either format. Its errors name the file.
 type stateFile struct {
 	path string
 	c    *nn.Checkpoint
-	read handles // the tensors
+	read handles                                       // the tensors
+	cut  func(name string, shape []int64) (Cut, error) // nil for an optimizer of whole parameters
+}
+
+// readState reads what the optimizer has of a tensor, or returns nil for nothing. A number stands
+// for a tensor of no dimensions.
+func (f *stateFile) readState(name string, value any) (t *torch.Tensor, err error) {
+	stored, number := (*nn.StoredTensor)(nil), float64(0)
+	var shape []int64
+	switch v := value.(type) {
+	case *nn.StoredTensor:
+		stored, shape = v, v.Spec().Shape
+	case int64:
+		number = float64(v)
+	default:
+		return nil, f.invalid(fmt.Errorf("%s: %v is no tensor: %w", name, v, cuda.ErrInvalidArgument))
+	}
+	var cut Cut
+	if f.cut != nil {
+		if cut, err = f.cut(name, shape); err != nil {
+			return nil, f.invalid(fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	switch {
+	case cut.None:
+		return nil, nil
+	case stored == nil:
+		t, err = torch.Full(cuda.CPU, torch.Float32, number)
+	case cut.Row:
+		t, err = stored.ReadPart(cut.Strides, cut.First, cut.Elements)
+	default:
+		t, err = stored.Read()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w (tensor %q)", err, name)
+	}
+	return f.read.add(t), nil
 }
 
 // invalid adds the file to an error that does not name it.
@@ -109,11 +170,17 @@ func (f *stateFile) state() (State, error) {
 	}
 	s := State{Metadata: f.c.Metadata()}
 	for _, spec := range f.c.Tensors() {
-		t, err := f.c.Read(spec.Name)
+		stored, err := f.c.Tensor(spec.Name)
 		if err != nil {
 			return State{}, err
 		}
-		s.Tensors = append(s.Tensors, nn.Named{Name: spec.Name, Tensor: f.read.add(t)})
+		t, err := f.readState(spec.Name, stored)
+		if err != nil {
+			return State{}, err
+		}
+		if t != nil {
+			s.Tensors = append(s.Tensors, nn.Named{Name: spec.Name, Tensor: t})
+		}
 	}
 	return s, nil
 }

@@ -5,7 +5,11 @@
 // Package torch has the same types as aliases: torch.DType is tensor.DType.
 package tensor
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
 
 // DType is the type of a tensor's elements. The values are LibTorch's.
 type DType int32
@@ -77,6 +81,28 @@ func (d DType) String() string {
 func (d DType) Size() int {
 	_, size := d.describe()
 	return size
+}
+
+// Dense reports whether a tensor's elements fill one range of memory, in any order of dimensions.
+func Dense(shape, strides []int64) bool {
+	order := make([]int, 0, len(shape))
+	for d, n := range shape {
+		if n == 0 {
+			return true
+		}
+		if n > 1 {
+			order = append(order, d)
+		}
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(strides[a], strides[b]) })
+	next := int64(1)
+	for _, d := range order {
+		if strides[d] != next {
+			return false
+		}
+		next *= shape[d]
+	}
+	return true
 }
 
 // MemoryFormat is the order of a tensor's elements in memory. The zero value is Contiguous.

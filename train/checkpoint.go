@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/dist"
@@ -13,9 +14,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Checkpoint is the state of a training, in one file: with it a program that was killed goes on to
-// the bits that it would have computed. Its fields name what to save, or where to load; nil fields
-// are left out. A loop calls Load once before it begins, and then, if Loader is not nil, the
+// Checkpoint is the state of a training, in one file, or, of ranks that divide a model or its
+// optimizer, in one beside which each rank has another: with it a program that was killed goes on
+// to the bits that it would have computed. Its fields name what to save, or where to load; nil
+// fields are left out. A loop calls Load once before it begins, and then, if Loader is not nil, the
 // Restore of its loader; Load's error is fs.ErrNotExist in the first run. After a step it sets
 // Loader and calls Save, or SaveAsync, which writes beside the training. The example is such a
 // loop. With World a checkpoint is that of a job of several processes.
@@ -44,9 +46,12 @@ type Checkpoint struct {
 	// World, if not nil, is the job whose ranks train together. Save, SaveAsync, Saving.Wait and
 	// Load are then collectives: every rank calls them after the same step, with a file that all
 	// hosts see. Rank 0 writes its model, optimizer and averages, which all ranks share, and the
-	// generators and loaders of all ranks. A job of any number of ranks, or a process alone, reads
-	// the file: see RestoreLoader. A rank that the file does not have draws from generators that
-	// are seeded by rank 0's and its rank. An error of one rank is one of all, which names it.
+	// generators and loaders of all ranks. Of what a dist.FullyShardedDataParallel or an optimizer
+	// of package dist divides, each rank writes its part, to a file of its own beside rank 0's, and
+	// reads its part, of which its host holds no more: see nn.Shards. A job of any number of ranks,
+	// or a process alone, reads the file: see RestoreLoader. A rank that the file does not have
+	// draws from generators that are seeded by rank 0's and its rank. An error of one rank is one
+	// of all, which names it.
 	World *dist.Group
 
 	position *saved // of a Run
@@ -69,54 +74,65 @@ const (
 
 // Save writes the file. A new file takes the old one's place as a whole, and only when it is on the
 // disk: a program or a machine that dies meanwhile leaves the old one. It may also leave the
-// unfinished file, whose name is the path with ".tmp-" and a number, and which the next Save to the
-// path removes. Save waits for the device.
+// unfinished file, whose name is the path with ".tmp-" and a number, and files of ranks with this
+// number, which the next Save to the path removes. Save waits for the device.
 func (c *Checkpoint) Save(path string) error {
-	file, all, free, err := c.collect()
-	defer free()
+	w, err := c.collect(path)
 	if err != nil {
 		return err
 	}
-	if c.writes() {
-		var freeRanks func()
-		freeRanks, err = addRanks(file, all)
-		defer freeRanks()
-		if err == nil {
-			err = nn.SavePyTorch(path, file)
-		}
-	}
-	if c.World != nil {
-		return c.agree(err)
-	}
-	return err
+	defer w.free()
+	w.named = w.parts()
+	return agree(c.World, w.write())
 }
 
-// writes reports whether this process writes the file.
-func (c *Checkpoint) writes() bool { return c.World == nil || c.World.Rank() == 0 }
+// writing is a file that this process, or all ranks of a job, are about to write.
+type writing struct {
+	path    string
+	world   *dist.Group
+	file    map[string]any // the value of the file
+	divided nn.Divided     // tensors of file of which this rank has parts
+	shards  *nn.Shards     // of the ranks that write parts; or nil
+	named   []nn.Named     // the parts that this rank writes
+	made    []nn.Named     // tensors that free closes
+	failed  error          // of this rank, which writes nothing
+}
 
-// collect returns the value of the file, and in a job the states of all ranks. free closes tensors
-// of the value. In a job an error is one of all ranks.
-func (c *Checkpoint) collect() (file map[string]any, all []rankState, free func(), err error) {
-	file = map[string]any{metadataKey: metadata(c.Metadata)}
+func (w *writing) free() { closeAll(w.made) }
+
+// parts returns this rank's parts of tensors.
+func (w *writing) parts() []nn.Named { return nn.DividedParts(w.file, w.divided) }
+
+// leads reports whether this process writes the file itself.
+func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
+
+// collect finds what to write. In a job an error is one of all ranks.
+func (c *Checkpoint) collect(path string) (*writing, error) {
+	w := &writing{path: path, world: c.World, divided: nn.Divided{}, file: map[string]any{metadataKey: metadata(c.Metadata)}}
 	states, err := generators(c.Device)
-	free = func() { closeAll(states) }
+	w.made = states
 	named := map[string]any{}
 	for _, n := range states {
 		named[n.Name] = n.Tensor
 	}
-	file[generatorsKey] = named
-	// Whatever failed, all ranks ask the optimizer, whose State may be a collective.
-	err = errors.Join(err, c.fill(file))
+	w.file[generatorsKey] = named
+	// Whatever failed, all ranks ask the optimizer, whose state may be a collective.
+	err = errors.Join(err, c.fill(w))
 	if c.World != nil {
-		all, err = c.gather(states, err)
+		err = c.gather(w, states, err)
 	}
-	return file, all, free, err
+	if err != nil {
+		w.free()
+		return nil, err
+	}
+	return w, nil
 }
 
 // fill adds what the fields name to the value of the file.
-func (c *Checkpoint) fill(file map[string]any) error {
+func (c *Checkpoint) fill(w *writing) error {
+	file := w.file
 	if c.Optimizer != nil {
-		state, err := c.Optimizer.State()
+		state, err := c.optimizerState(w)
 		if err != nil {
 			return err
 		}
@@ -124,22 +140,28 @@ func (c *Checkpoint) fill(file map[string]any) error {
 			return err
 		}
 	}
+	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
+	if ok && c.World == nil {
+		return fmt.Errorf("train: a checkpoint of a FullyShardedDataParallel needs World: %w", cuda.ErrInvalidArgument)
+	}
 	if c.Model != nil {
-		state, err := c.modelState()
-		if err != nil {
-			return err
-		}
-		file[stateKey] = state
+		file[stateKey] = nn.State(c.Model)
+	}
+	if ok {
+		maps.Copy(w.divided, sharded.Divided())
 	}
 	if c.Scheduler != nil {
 		file[schedulerKey] = map[string]any{countKey: c.Scheduler.Count()}
 	}
 	if c.EMA != nil {
-		state, err := c.emaState()
+		file[emaKey] = c.EMA.State()
+	}
+	if ok && c.EMA != nil {
+		averages, err := sharded.DividedAverages(c.EMA)
 		if err != nil {
 			return err
 		}
-		file[emaKey] = state
+		maps.Copy(w.divided, averages)
 	}
 	if c.Scaler != nil {
 		state, err := c.Scaler.State()
@@ -160,24 +182,48 @@ func (c *Checkpoint) fill(file map[string]any) error {
 	return nil
 }
 
-// modelState returns the parameters and buffers of the model, whole also where ranks have parts.
-func (c *Checkpoint) modelState() ([]nn.Named, error) {
-	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
-	switch {
-	case !ok:
-		return nn.State(c.Model), nil
-	case c.World == nil:
-		return nil, fmt.Errorf("train: a checkpoint of a FullyShardedDataParallel needs World: %w", cuda.ErrInvalidArgument)
+// optimizerState returns the state of the optimizer, in a job the parts of this rank.
+func (c *Checkpoint) optimizerState(w *writing) (optim.State, error) {
+	o, ok := c.Optimizer.(interface {
+		DividedState() (optim.State, nn.Divided, error)
+	})
+	if !ok || c.World == nil {
+		return c.Optimizer.State()
 	}
-	return sharded.State()
+	state, divided, err := o.DividedState()
+	maps.Copy(w.divided, divided)
+	return state, err
 }
 
-// emaState returns the averages, whole also where ranks have those of parts.
-func (c *Checkpoint) emaState() ([]nn.Named, error) {
-	if sharded, ok := c.Model.(*dist.FullyShardedDataParallel); ok {
-		return sharded.EMAState(c.EMA)
+// divides reports whether the ranks of the job write parts.
+func (c *Checkpoint) divides() bool {
+	_, model := c.Model.(*dist.FullyShardedDataParallel)
+	_, optimizer := c.Optimizer.(optim.Divided)
+	return c.World != nil && (model || optimizer)
+}
+
+// write writes what this rank writes. The ranks that write parts wait for each other then, and rank
+// 0 writes the file that makes them a checkpoint.
+func (w *writing) write() error {
+	err := w.failed
+	if w.shards == nil {
+		if err == nil && w.leads() {
+			err = nn.SavePyTorch(w.path, w.file)
+		}
+		return err
 	}
-	return c.EMA.State(), nil
+	if err == nil {
+		err = w.shards.Write(w.world.Rank(), w.named)
+	}
+	err = errors.Join(err, w.world.BarrierBeside("checkpoint"))
+	switch {
+	case !w.leads():
+		return err
+	case err != nil:
+		w.shards.Abandon()
+		return err
+	}
+	return w.shards.Commit(w.file, w.divided)
 }
 
 // generators returns the states of the random generators that a training on the device draws from,
@@ -251,11 +297,7 @@ func (c *Checkpoint) load(file *nn.Checkpoint) error {
 		}
 	}
 	if c.EMA != nil {
-		load := c.EMA.LoadState
-		if sharded, ok := c.Model.(*dist.FullyShardedDataParallel); ok {
-			load = func(state []nn.Named) error { return sharded.LoadEMAState(c.EMA, state) }
-		}
-		if err := loadEMA(file, load); err != nil {
+		if err := c.loadEMA(file); err != nil {
 			return err
 		}
 	}
@@ -347,24 +389,31 @@ func value[T any](file *nn.Checkpoint, path ...any) (T, bool) {
 	return t, ok && err == nil
 }
 
-func loadEMA(file *nn.Checkpoint, load func([]nn.Named) error) error {
+func (c *Checkpoint) loadEMA(file *nn.Checkpoint) error {
 	dict, ok := value[map[any]any](file, emaKey)
 	if !ok {
 		return errors.New("it has no averages: the interrupted run had no EMA")
 	}
-	var state []nn.Named
-	defer func() { closeAll(state) }()
+	stored := map[string]*nn.StoredTensor{}
 	for name, value := range dict {
 		key, isName := name.(string)
-		stored, isTensor := value.(*nn.StoredTensor)
+		t, isTensor := value.(*nn.StoredTensor)
 		if !isName || !isTensor {
 			return fmt.Errorf("%q: %v is no tensor", emaKey, name)
 		}
-		t, err := stored.Read()
+		stored[key] = t
+	}
+	if sharded, ok := c.Model.(*dist.FullyShardedDataParallel); ok {
+		return sharded.LoadEMAFrom(c.EMA, stored)
+	}
+	var state []nn.Named
+	defer func() { closeAll(state) }()
+	for name, s := range stored {
+		t, err := s.Read()
 		if err != nil {
 			return err
 		}
-		state = append(state, nn.Named{Name: key, Tensor: t})
+		state = append(state, nn.Named{Name: name, Tensor: t})
 	}
-	return load(state)
+	return c.EMA.LoadState(state)
 }

@@ -52,100 +52,119 @@ type rankState struct {
 	Error      string             `json:"error,omitempty"`
 	Generators map[string][]byte  `json:"generators"`
 	Loader     *imageloader.State `json:"loader"`
+	Shards     string             `json:"shards,omitempty"` // of rank 0: the id of the checkpoint whose parts the ranks write
 }
 
-// gather returns the states of all ranks. own are this rank's generators, and failed is why it has
-// no file. An error of any rank is one of all.
-func (c *Checkpoint) gather(own []nn.Named, failed error) ([]rankState, error) {
+// gather adds the states of all ranks to the file of rank 0, and begins the files of all ranks if
+// they write parts. own are this rank's generators, and failed is why it has no file. An error of
+// any rank is one of all.
+func (c *Checkpoint) gather(w *writing, own []nn.Named, failed error) (err error) {
 	mine := rankState{Loader: c.Loader, Generators: map[string][]byte{}}
 	for _, n := range own {
 		if failed == nil {
 			mine.Generators[n.Name], failed = n.Tensor.Bytes()
 		}
 	}
+	if failed == nil && c.divides() && w.leads() {
+		if w.shards, failed = nn.BeginShards(w.path, c.World.Size()); failed == nil {
+			mine.Shards = w.shards.ID()
+		}
+	}
+	defer func() {
+		if err != nil && w.leads() && w.shards != nil {
+			w.shards.Abandon()
+		}
+	}()
 	if failed != nil {
 		mine = rankState{Error: failed.Error()}
 	}
 	all, err := dist.AllGatherObject(c.World, mine)
 	if failed != nil || err != nil {
-		return nil, errors.Join(failed, err)
+		return errors.Join(failed, err)
 	}
 	for rank, state := range all {
 		if state.Error != "" {
-			return nil, fmt.Errorf("train: rank %d has no checkpoint: %s", rank, state.Error)
+			return fmt.Errorf("train: rank %d has no checkpoint: %s", rank, state.Error)
 		}
 	}
-	return all, nil
+	if w.leads() {
+		w.failed = w.addRanks(all)
+	}
+	if !c.divides() {
+		return nil
+	}
+	if !w.leads() {
+		w.shards, failed = nn.JoinShards(w.path, all[0].Shards, c.World.Size())
+	}
+	return agree(c.World, failed)
 }
 
-// addRanks writes the states of all ranks, if there are any, into a file's dict. free closes its
-// tensors.
-func addRanks(file map[string]any, all []rankState) (free func(), err error) {
-	var made []nn.Named
-	free = func() { closeAll(made) }
-	if all == nil {
-		return free, nil
-	}
+// addRanks adds the states of all ranks to the value of the file.
+func (w *writing) addRanks(all []rankState) error {
 	ranks := make([]any, len(all))
 	for rank, state := range all {
 		generators := map[string]any{}
 		for name, bytes := range state.Generators {
 			t, err := torch.FromBytes(bytes, int64(len(bytes)))
 			if err != nil {
-				return free, err
+				return err
 			}
-			made = append(made, nn.Named{Name: name, Tensor: t})
+			w.made = append(w.made, nn.Named{Name: name, Tensor: t})
 			generators[name] = t
 		}
 		entry := map[string]any{generatorsKey: generators}
 		if state.Loader != nil {
 			text, err := json.Marshal(state.Loader)
 			if err != nil {
-				return free, err
+				return err
 			}
 			entry[loaderKey] = string(text)
 		}
 		ranks[rank] = entry
 	}
-	file[ranksKey] = ranks
-	file[idKey] = rand.Text()
-	return free, nil
+	w.file[ranksKey] = ranks
+	w.file[idKey] = rand.Text()
+	return nil
 }
 
-// agree makes the result of rank 0's write that of all ranks.
-func (c *Checkpoint) agree(failed error) error {
+// agree makes the results of all ranks that of each. A process alone has its own.
+func agree(world *dist.Group, failed error) error {
+	if world == nil {
+		return failed
+	}
 	text := ""
 	if failed != nil {
 		text = failed.Error()
 	}
-	said, err := dist.BroadcastObject(c.World, text, 0)
-	switch {
-	case failed != nil:
-		return failed
-	case err != nil:
-		return err
-	case said != "":
-		return fmt.Errorf("train: rank 0 could not write the checkpoint: %s", said)
+	all, err := dist.AllGatherObject(world, text)
+	errs := []error{err}
+	if err != nil {
+		errs = append(errs, failed)
 	}
-	return nil
+	for rank, said := range all {
+		switch {
+		case rank == world.Rank() && failed != nil:
+			errs = append(errs, fmt.Errorf("train: rank %d could not write the checkpoint: %w", rank, failed))
+		case said != "":
+			errs = append(errs, fmt.Errorf("train: rank %d could not write the checkpoint: %s", rank, said))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Saving is a checkpoint that is being written beside the training.
 type Saving struct {
-	of   *Checkpoint
-	done chan struct{}
-	err  error
+	world *dist.Group
+	done  chan struct{}
+	err   error
 }
 
 // Wait waits until the file is on the disk, and returns the error of writing it. In a job it is a
-// collective: every rank calls it and gets the result of rank 0. Call it before the next Save or
+// collective: every rank calls it and gets the errors of all. Call it before the next Save or
 // SaveAsync to the same path.
 func (s *Saving) Wait() error {
 	<-s.done
-	if s.of.World != nil {
-		return s.of.agree(s.err)
-	}
-	return s.err
+	return agree(s.world, s.err)
 }
 
 // Done returns a channel that is closed when this rank writes no longer: the file is on the disk,
@@ -155,40 +174,52 @@ func (s *Saving) Done() <-chan struct{} { return s.done }
 
 // SaveAsync is Save beside the training: it copies the state to the host's memory, and a goroutine
 // writes the file. It waits for the device. Between SaveAsync and the end of Wait the host has a
-// second copy of the tensors, in a job on rank 0. After an error of SaveAsync nothing is written.
+// second copy of the tensors, in a job on rank 0, and of those that are divided each rank one of
+// its parts. The file takes the old one's place beside the training too, when the ranks have
+// written their parts, and does not wait for Wait. After an error of SaveAsync nothing is written.
 func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
-	file, all, free, err := c.collect()
-	defer free()
+	w, err := c.collect(path)
 	if err != nil {
 		return nil, err
 	}
-	s := &Saving{of: &Checkpoint{World: c.World}, done: make(chan struct{})}
-	if !c.writes() {
-		close(s.done)
-		return s, nil
-	}
-	freeRanks, err := addRanks(file, all)
-	defer freeRanks()
 	copies := hostCopies{}
-	var value any
-	if err == nil {
-		value, err = copies.of(file)
-	}
+	own, err := w.copied(copies)
+	w.free()
+	s := &Saving{world: c.World, done: make(chan struct{})}
 	if err != nil {
-		copies.close()
 		if c.World == nil {
+			copies.close()
 			return nil, err
 		}
-		s.err = err // the other ranks learn it from Wait
-		close(s.done)
-		return s, nil
+		own.failed = errors.Join(own.failed, err) // the other ranks learn it from Wait
 	}
 	go func() {
 		defer close(s.done)
 		defer copies.close()
-		s.err = nn.SavePyTorch(path, value)
+		s.err = own.write()
 	}()
 	return s, nil
+}
+
+// copied returns the file with copies of the tensors that this rank writes.
+func (w *writing) copied(copies hostCopies) (*writing, error) {
+	own := &writing{path: w.path, world: w.world, shards: w.shards, failed: w.failed, divided: nn.Divided{}}
+	if w.leads() {
+		value, err := copies.of(w.file)
+		if err != nil {
+			return own, err
+		}
+		own.file = value.(map[string]any)
+	}
+	for _, n := range w.parts() {
+		t, err := copies.tensor(n.Tensor)
+		if err != nil {
+			return own, fmt.Errorf("%s: %w", n.Name, err)
+		}
+		own.divided[t] = w.divided[n.Tensor]
+		own.named = append(own.named, nn.Named{Name: n.Name, Tensor: t})
+	}
+	return own, nil
 }
 
 // hostCopies are copies of tensors on the host, by the tensors that they are of.

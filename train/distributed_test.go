@@ -47,6 +47,8 @@ func TestJobProcess(t *testing.T) {
 		trainRank(t, world)
 	case shardedWay:
 		trainSharded(t, world)
+	case memoryWay:
+		measureMemory(t, world)
 	case "errors":
 		checkpointErrors(t, world)
 	case "data":

@@ -25,6 +25,34 @@ func jobOptimizer(world *dist.Group, params []*torch.Tensor) (optim.Optimizer, e
 	return dist.NewZeroRedundancyOptimizer(world, params, build)
 }
 
+// checkpointFiles are a checkpoint's files by their paths.
+type checkpointFiles map[string][]byte
+
+// keptFiles returns the files of the checkpoint at the path, of which there must be more than one.
+func keptFiles(t *testing.T, path string) checkpointFiles {
+	t.Helper()
+	names, err := filepath.Glob(path + "*")
+	if err != nil || len(names) < 2 {
+		t.Fatalf("the files %v, %v", names, err)
+	}
+	files := checkpointFiles{}
+	for _, name := range names {
+		if files[name], err = os.ReadFile(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
+}
+
+func (k checkpointFiles) restore(t *testing.T) {
+	t.Helper()
+	for name, data := range k {
+		if err := os.WriteFile(name, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A job whose ranks have parts of the optimizer's state writes the file of one process. It goes on
 // to the bits of a job that does not end, and other numbers of ranks and a process alone read it.
 func TestCheckpointOfDividedState(t *testing.T) {
@@ -32,10 +60,7 @@ func TestCheckpointOfDividedState(t *testing.T) {
 	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")
 	want := startJob(t, 2, dividedWay, whole, 6)
 	startJob(t, 2, dividedWay, part, 4)
-	kept, err := os.ReadFile(part)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := keptFiles(t, part)
 	for rank, got := range startJob(t, 2, dividedWay, part, 6) {
 		if g, w := line(t, got, "first"), strings.Replace(line(t, want[rank], "first"), "first 0", "first 4", 1); g != w {
 			t.Errorf("rank %d: %q, want %q", rank, g, w)
@@ -45,18 +70,14 @@ func TestCheckpointOfDividedState(t *testing.T) {
 		size int
 		way  string
 	}{{3, dividedWay}, {2, "train"}} {
-		if err := os.WriteFile(part, kept, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kept.restore(t)
 		for _, got := range startJob(t, j.size, j.way, part, 5) {
 			if !strings.HasPrefix(line(t, got, "first"), "first 4 ") {
 				t.Errorf("%d ranks, %s: %s", j.size, j.way, got)
 			}
 		}
 	}
-	if err := os.WriteFile(part, kept, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kept.restore(t)
 	c := dropoutJob(t, nil)
 	if err := c.Load(part); err != nil || c.Metadata["step"] != "4" {
 		t.Fatalf("%v, %v", c.Metadata, err)

@@ -99,26 +99,19 @@ func TestCheckpointOfShardedParameters(t *testing.T) {
 	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")
 	want := startJob(t, 2, shardedWay, whole, 6)
 	startJob(t, 2, shardedWay, part, 4)
-	kept, err := os.ReadFile(part)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := keptFiles(t, part)
 	// The running statistics of other ranks are not those of the file.
 	got := startJob(t, 2, shardedWay, part, 6)[0]
 	if g, w := line(t, got, "first"), strings.Replace(line(t, want[0], "first"), "first 0", "first 4", 1); g != w {
 		t.Errorf("%q, want %q", g, w)
 	}
-	if err := os.WriteFile(part, kept, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kept.restore(t)
 	for _, got := range startJob(t, 3, shardedWay, part, 5) {
 		if !strings.HasPrefix(line(t, got, "first"), "first 4 ") {
 			t.Errorf("3 ranks: %s", got)
 		}
 	}
-	if err := os.WriteFile(part, kept, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kept.restore(t)
 	net := shardedNet(t, func(m nn.Module) nn.Module { return m })
 	defer nn.Close(net)
 	opt, err := buildAdamW(nn.Parameters(net))

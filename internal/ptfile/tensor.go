@@ -85,7 +85,7 @@ func NewTensor(dtype tensor.DType, shape []int64, read func([]byte) error) (*Ten
 	if i < 0 {
 		return nil, fmt.Errorf("dtype %v cannot be written to a PyTorch file", dtype)
 	}
-	t := &Tensor{Shape: slices.Clone(shape), Strides: contiguous(shape), element: types[i]}
+	t := &Tensor{Shape: slices.Clone(shape), Strides: Contiguous(shape), element: types[i]}
 	if len(shape) > maxDims {
 		return nil, fmt.Errorf("%d dimensions are more than LibTorch's %d", len(shape), maxDims)
 	}
@@ -99,6 +99,24 @@ func NewTensor(dtype tensor.DType, shape []int64, read func([]byte) error) (*Ten
 		}
 		return fmt.Errorf("a part of a tensor to write is read: %d bytes at %d", len(p), offset)
 	}}
+	return t, nil
+}
+
+// NewView describes a tensor with these strides whose elements fill a storage without gaps. readAt
+// reads len(p) bytes at an offset within the storage.
+func NewView(dtype tensor.DType, shape, strides []int64, readAt func(p []byte, offset int64) error) (*Tensor, error) {
+	t, err := NewTensor(dtype, shape, nil)
+	if err != nil {
+		return nil, err
+	}
+	t.Strides = slices.Clone(strides)
+	t.Storage.readAt = readAt
+	if err := t.validate(t.Storage.Bytes / t.element.size); err != nil {
+		return nil, err
+	}
+	if !tensor.Dense(t.Shape, t.Strides) {
+		return nil, fmt.Errorf("shape %v with strides %v leaves gaps in memory, or repeats elements", shape, strides)
+	}
 	return t, nil
 }
 
@@ -159,12 +177,37 @@ func (t *Tensor) ReadBytes(dst []byte) error {
 	if !dense {
 		gather(dst, src, t.Shape, t.Strides, size)
 	}
+	t.reorder(dst)
+	return nil
+}
+
+// ReadElements reads elements into dst in the order of memory, of which the first one has the
+// number first. It allocates nothing. The tensor is dense, and the elements are some of its own.
+func (t *Tensor) ReadElements(dst []byte, first int64) error {
+	if err := t.Check(); err != nil {
+		return err
+	}
+	size := t.element.size
+	if n, _ := elements(t.Shape); !tensor.Dense(t.Shape, t.Strides) || first < 0 || int64(len(dst))%size != 0 || int64(len(dst))/size > n-first {
+		return fmt.Errorf("%d bytes from element %d of a tensor of shape %v and strides %v", len(dst), first, t.Shape, t.Strides)
+	}
+	if len(dst) == 0 {
+		return nil
+	}
+	if err := t.Storage.readAt(dst, (t.Offset+first)*size); err != nil {
+		return err
+	}
+	t.reorder(dst)
+	return nil
+}
+
+// reorder makes elements of a big-endian file little-endian.
+func (t *Tensor) reorder(b []byte) {
 	if unit := t.element.swapped(); t.Storage.big && unit > 1 {
-		for i := 0; i < len(dst); i += unit {
-			slices.Reverse(dst[i : i+unit])
+		for i := 0; i < len(b); i += unit {
+			slices.Reverse(b[i : i+unit])
 		}
 	}
-	return nil
 }
 
 // isContiguous reports whether the elements lie in the storage in row-major order without gaps.
@@ -239,8 +282,8 @@ func elements(shape []int64) (int64, bool) {
 	return n, true
 }
 
-// contiguous returns PyTorch's strides of a contiguous tensor: a size of 0 counts as 1.
-func contiguous(shape []int64) []int64 {
+// Contiguous returns PyTorch's strides of a contiguous tensor: a size of 0 counts as 1.
+func Contiguous(shape []int64) []int64 {
 	strides := make([]int64, len(shape))
 	next := int64(1)
 	for i := len(shape) - 1; i >= 0; i-- {

@@ -87,13 +87,13 @@ LAYERS = {
     "cuda": ["internal/capi", "internal/origin", "internal/racecheck"],
     "torch/internal/schema": [],
     "torch": ["cuda", "internal/capi", "internal/origin", "tensor", "torch/internal/schema"],
-    "nn": ["cuda", "internal/ptfile", "internal/safefile", "torch"],
+    "nn": ["cuda", "internal/ptfile", "internal/safefile", "tensor", "torch"],
     # nn: names of tensors, and their files.
     "optim": ["cuda", "nn", "torch"],
     "models": ["cuda", "nn", "torch"],
     # Processes that train together.
     "dist/internal/control": [],
-    "dist": ["cuda", "dist/internal/control", "internal/capi", "nn", "optim", "torch"],
+    "dist": ["cuda", "dist/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
     "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
     # internal/capi: the decoder.

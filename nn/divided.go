@@ -1,0 +1,683 @@
+package nn
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/ptfile"
+	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/tensor"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// A checkpoint that the ranks of a job have written together is a PyTorch file and a safetensors
+// file of each rank beside it. The PyTorch file has everything that is not divided, under its key
+// "shards" what the other files are, and in place of each divided tensor a dict that says which
+// rank has which of its elements. A rank's file has these as rows, by the names that the dicts
+// have.
+
+// Division says how the ranks of a job divide a tensor.
+type Division struct {
+	// Shape and Strides are those of the whole tensor, whose elements fill one range of memory.
+	Shape, Strides []int64
+	// First has the number, in the order of memory, of each rank's first element, and at its end
+	// the number of elements: rank r has the elements First[r] to First[r+1]-1.
+	First []int64
+}
+
+// Divided has tensors of which a rank of a job has parts: each is a row with the rank's elements,
+// in the order of memory, which may be empty.
+type Divided map[*torch.Tensor]Division
+
+// DividedParts returns the divided tensors of a value for [SavePyTorch], each once, by names that
+// say where they are in it. Ranks whose values have the same keys get the same names.
+func DividedParts(value any, d Divided) []Named {
+	var parts []Named
+	seen := map[*torch.Tensor]bool{}
+	var visit func(path string, value any)
+	below := func(path string, key any) string {
+		if path == "" {
+			return fmt.Sprint(key)
+		}
+		return fmt.Sprint(path, ".", key)
+	}
+	visit = func(path string, value any) {
+		switch v := value.(type) {
+		case *torch.Tensor:
+			if _, ok := d[v]; ok && !seen[v] {
+				seen[v] = true
+				parts = append(parts, Named{path, v})
+			}
+		case []Named:
+			for _, n := range v {
+				visit(below(path, n.Name), n.Tensor)
+			}
+		case []any:
+			for i, x := range v {
+				visit(below(path, i), x)
+			}
+		case map[string]any:
+			for _, key := range sortedKeys(v) {
+				visit(below(path, key), v[key])
+			}
+		case map[any]any:
+			keys := make(map[string]any, len(v))
+			for key, x := range v {
+				keys[fmt.Sprint(key)] = x
+			}
+			visit(path, keys)
+		}
+	}
+	visit("", value)
+	return parts
+}
+
+func sortedKeys(m map[string]any) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// Shards is a checkpoint that the ranks of a job write together, on a disk that all of them see:
+//
+//	rank 0: BeginShards, and sends ID to the others    the others: JoinShards
+//	all ranks: Write
+//	rank 0, when all have returned: Commit
+//
+// The checkpoint takes the place of the old one in Commit, by a rename, and then the files of the
+// old one are removed. Whoever dies at any moment before leaves the old one whole, with files that
+// are in no checkpoint and that the next BeginShards of the path removes. train.Checkpoint does all
+// of this.
+//
+// Only the files of the checkpoint at the path are replaced and removed. One that is moved takes
+// all its files along, and one that is copied needs copies of all.
+type Shards struct {
+	path, id string
+	ranks    int
+	file     *unfinished // of rank 0
+}
+
+// Keys of the dict of a checkpoint that ranks have written, of those in it that stand for a tensor,
+// and of the metadata of a rank's file.
+const (
+	shardsKey   = "shards"
+	idKey       = "id"       // a number in the files' names
+	baseKey     = "base"     // what the files' names begin with
+	bytesKey    = "bytes"    // sizes of the files, by rank
+	replacesKey = "replaces" // the id of the old checkpoint, whose files are removed now, or ""
+
+	dividedKey = "divided" // the tensor's name in the files
+	dtypeKey   = "dtype"   // safetensors' name
+	shapeKey   = "shape"
+	stridesKey = "strides"
+	partsKey   = "parts" // of each part the rank, its first element and their number
+
+	checkpointKey = "checkpoint" // the id
+	rankKey       = "rank"
+)
+
+// BeginShards begins the checkpoint at the path on rank 0. Commit or Abandon follows.
+func BeginShards(path string, ranks int) (*Shards, error) {
+	f, err := newUnfinished(path, safefile.PyTorch)
+	if err != nil {
+		return nil, fmt.Errorf("nn: save %s: %w", path, err)
+	}
+	if live := openShards(path); live != nil {
+		removeID(path, live.replaces) // of a process that died behind the rename
+	}
+	return &Shards{path: path, id: strings.TrimPrefix(f.file.Name(), path+unfinishedInfix), ranks: ranks, file: f}, nil
+}
+
+// JoinShards joins the checkpoint with the id that rank 0 has begun. It is an error if this rank
+// does not see rank 0's file: the path is then on a disk of each host.
+func JoinShards(path, id string, ranks int) (*Shards, error) {
+	if !unfinishedNumber.MatchString(id) {
+		return nil, fmt.Errorf("nn: save %s: rank 0 names the checkpoint %q: %w", path, id, cuda.ErrInvalidArgument)
+	}
+	if _, err := os.Lstat(path + unfinishedInfix + id); err != nil {
+		host, _ := os.Hostname()
+		return nil, fmt.Errorf("nn: save %s: the host %s does not see the file that rank 0 has made there: give a path in a folder that all hosts share: %v", path, host, err)
+	}
+	return &Shards{path: path, id: id, ranks: ranks}, nil
+}
+
+// ID returns the number of the checkpoint.
+func (s *Shards) ID() string { return s.id }
+
+// shardName returns the name of a rank's file.
+func shardName(base, id string, rank, ranks int) string {
+	return fmt.Sprintf("%s-%s-rank%05d-of-%05d%s", base, id, rank, ranks, shardSuffix)
+}
+
+func (s *Shards) shard(rank int) string {
+	return filepath.Join(filepath.Dir(s.path), shardName(filepath.Base(s.path), s.id, rank, s.ranks))
+}
+
+// Write writes a rank's parts, as DividedParts returns them, to a file of the rank. It blocks until
+// they are on the disk.
+func (s *Shards) Write(rank int, parts []Named) error {
+	own := slices.DeleteFunc(slices.Clone(parts), func(n Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
+	return SaveTensors(s.shard(rank), own, map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)})
+}
+
+// Commit writes the value, whose divided tensors the ranks have written, to the path, on rank 0. It
+// requires that the files of all ranks are there, with their parts. An error leaves the old
+// checkpoint. The value is one for [SavePyTorch], without the key "shards".
+func (s *Shards) Commit(value map[string]any, d Divided) error {
+	err := s.commit(value, d)
+	if err != nil {
+		s.Abandon()
+		return fmt.Errorf("nn: save %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// Abandon gives the checkpoint up on rank 0, and removes the files that are there of it.
+func (s *Shards) Abandon() {
+	removeID(s.path, s.id)
+	s.file.abandon()
+}
+
+func (s *Shards) commit(value map[string]any, d Divided) error {
+	parts := DividedParts(value, d)
+	set := &shardSet{dir: filepath.Dir(s.path), base: filepath.Base(s.path), id: s.id, files: make([]shardFile, s.ranks)}
+	defer set.close()
+	sizes := make([]any, s.ranks)
+	for rank := range s.ranks {
+		info, err := os.Stat(s.shard(rank))
+		if err != nil {
+			return fmt.Errorf("rank %d has not written its file: %v", rank, err)
+		}
+		set.files[rank].bytes = info.Size()
+		sizes[rank] = info.Size()
+	}
+	converter := pytorchConverter{seen: map[*torch.Tensor]any{}}
+	for _, n := range parts {
+		record, err := set.describe(n, d[n.Tensor])
+		if err != nil {
+			return fmt.Errorf("tensor %s: %w", n.Name, err)
+		}
+		converter.seen[n.Tensor] = record
+	}
+	replaces := ""
+	if old := openShards(s.path); old != nil {
+		replaces = old.id
+	}
+	root := map[string]any{shardsKey: map[string]any{idKey: s.id, baseKey: set.base, bytesKey: sizes, replacesKey: replaces}}
+	for key, v := range value {
+		root[key] = v
+	}
+	converted, err := converter.value(root, 0)
+	if err != nil {
+		return err
+	}
+	if err := s.file.write(func(w io.Writer) error { return ptfile.Write(w, converted) }); err != nil {
+		return err
+	}
+	if err := s.file.finish(); err != nil {
+		return err
+	}
+	removeID(s.path, replaces)
+	return nil
+}
+
+// describe returns what stands for a divided tensor, whose parts must be in the files.
+func (s *shardSet) describe(part Named, d Division) (*ptfile.Dict, error) {
+	if len(d.First) != len(s.files)+1 || !tensor.Dense(d.Shape, d.Strides) {
+		return nil, fmt.Errorf("the division %v of the shape %v and the strides %v among %d ranks: %w", d.First, d.Shape, d.Strides, len(s.files), cuda.ErrInvalidArgument)
+	}
+	dtype := part.Tensor.DType()
+	name, ok := fileTypes[dtype]
+	if !ok {
+		return nil, fmt.Errorf("safetensors has no dtype %v", dtype)
+	}
+	parts := &ptfile.List{}
+	for rank := range s.files {
+		first, n := d.First[rank], d.First[rank+1]-d.First[rank]
+		if n == 0 {
+			continue
+		}
+		if err := s.check(dividedPart{rank, first, n}, part.Name, dtype); err != nil {
+			return nil, err
+		}
+		parts.Items = append(parts.Items, int64(rank), first, n)
+	}
+	record := &ptfile.Dict{}
+	for _, kv := range []struct {
+		key   string
+		value any
+	}{{dividedKey, part.Name}, {dtypeKey, name}, {shapeKey, integerList(d.Shape)}, {stridesKey, integerList(d.Strides)}, {partsKey, parts}} {
+		record.Set(kv.key, kv.value)
+	}
+	return record, nil
+}
+
+func integerList(values []int64) *ptfile.List {
+	l := &ptfile.List{Items: make([]any, len(values))}
+	for i, v := range values {
+		l.Items[i] = v
+	}
+	return l
+}
+
+// removeID removes the files of a checkpoint of the path, the finished and the unfinished ones.
+// What cannot be removed is in no checkpoint.
+func removeID(path, id string) {
+	if !unfinishedNumber.MatchString(id) {
+		return
+	}
+	dir, prefix := filepath.Dir(path), filepath.Base(path)+"-"+id+"-rank"
+	files, _ := os.ReadDir(dir)
+	for _, f := range files {
+		if strings.HasPrefix(f.Name(), prefix) && f.Type().IsRegular() {
+			os.Remove(filepath.Join(dir, f.Name()))
+		}
+	}
+}
+
+// openShards returns the ranks' files of the checkpoint at a path, or nil if it can not be read or
+// has none.
+func openShards(path string) *shardSet {
+	f, err := safefile.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil
+	}
+	file, err := ptfile.Open(f, info.Size())
+	if err != nil {
+		return nil
+	}
+	root, _ := file.Root.(*ptfile.Dict)
+	if root == nil {
+		return nil
+	}
+	s, err := parseShards(root, filepath.Dir(path))
+	if err != nil || s == nil || s.base != filepath.Base(path) {
+		return nil
+	}
+	return s
+}
+
+// shardSet is the files of the ranks.
+type shardSet struct {
+	dir, base, id, replaces string
+	files                   []shardFile
+}
+
+// shardFile is the file of a rank, which is opened when it is first read.
+type shardFile struct {
+	bytes  int64
+	mu     sync.Mutex
+	opened *Checkpoint // guarded by mu
+}
+
+// maxRanks bounds what a file may say about the number of the others.
+const maxRanks = 1 << 16
+
+// parseShards returns the files that the dict of a checkpoint names, or nil if it names none.
+func parseShards(root *ptfile.Dict, dir string) (*shardSet, error) {
+	v, _ := root.Get(shardsKey)
+	d, ok := v.(*ptfile.Dict)
+	if !ok {
+		return nil, nil
+	}
+	text := func(key string) string {
+		v, _ := d.Get(key)
+		s, _ := v.(string)
+		return s
+	}
+	s := &shardSet{dir: dir, base: text(baseKey), id: text(idKey), replaces: text(replacesKey)}
+	v, _ = d.Get(bytesKey)
+	sizes, err := integersOf(v)
+	if err != nil || !unfinishedNumber.MatchString(s.id) {
+		return nil, nil // of another program
+	}
+	if s.base == "" || s.base != filepath.Base(s.base) || len(sizes) == 0 || len(sizes) > maxRanks {
+		return nil, fmt.Errorf("%q: files of %d ranks whose names begin with %q", shardsKey, len(sizes), s.base)
+	}
+	s.files = make([]shardFile, len(sizes))
+	for rank, n := range sizes {
+		s.files[rank].bytes = n
+	}
+	return s, nil
+}
+
+func integersOf(v any) ([]int64, error) {
+	l, ok := v.(*ptfile.List)
+	if !ok {
+		return nil, errors.New("no list")
+	}
+	values := make([]int64, len(l.Items))
+	for i, item := range l.Items {
+		n, ok := item.(int64)
+		if !ok || n < 0 {
+			return nil, fmt.Errorf("%v where a non-negative integer should be", item)
+		}
+		values[i] = n
+	}
+	return values, nil
+}
+
+func (s *shardSet) close() error {
+	var errs []error
+	for rank := range s.files {
+		f := &s.files[rank]
+		f.mu.Lock()
+		if f.opened != nil {
+			errs = append(errs, f.opened.Close())
+		}
+		f.opened = nil
+		f.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+func (s *shardSet) name(rank int) string { return shardName(s.base, s.id, rank, len(s.files)) }
+
+// total returns the size of all files.
+func (s *shardSet) total() (n int64) {
+	for rank := range s.files {
+		n += s.files[rank].bytes
+	}
+	return n
+}
+
+// present requires that the files are there and have their sizes. Its error is not fs.ErrNotExist,
+// by which a program knows that there is no checkpoint.
+func (s *shardSet) present() error {
+	for rank := range s.files {
+		info, err := os.Stat(filepath.Join(s.dir, s.name(rank)))
+		switch {
+		case err != nil:
+			return fmt.Errorf("the file of rank %d is missing: a checkpoint has files beside it, which move with it: %v", rank, err)
+		case info.Size() != s.files[rank].bytes:
+			return fmt.Errorf("%s, the file of rank %d, has %d bytes, and had %d when the checkpoint was written: copy it again", s.name(rank), rank, info.Size(), s.files[rank].bytes)
+		}
+	}
+	return nil
+}
+
+// open returns the file of a rank.
+func (s *shardSet) open(rank int) (*Checkpoint, error) {
+	f := &s.files[rank]
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.opened != nil {
+		return f.opened, nil
+	}
+	c, err := OpenCheckpoint(filepath.Join(s.dir, s.name(rank)))
+	if err != nil {
+		return nil, fmt.Errorf("the file of rank %d: %v", rank, err)
+	}
+	if m := c.metadata; c.pytorch || m[checkpointKey] != s.id || m[rankKey] != strconv.Itoa(rank) {
+		c.Close()
+		return nil, fmt.Errorf("%s is not the file of rank %d of this checkpoint: it says checkpoint %q and rank %q", s.name(rank), rank, m[checkpointKey], m[rankKey])
+	}
+	f.opened = c
+	return c, nil
+}
+
+// dividedPart is the elements first to first+n-1 of a tensor, which a rank has.
+type dividedPart struct {
+	rank     int
+	first, n int64
+}
+
+// check requires that a rank's file has the part.
+func (s *shardSet) check(p dividedPart, name string, dtype torch.DType) error {
+	_, _, err := s.find(p, name, dtype)
+	return err
+}
+
+func (s *shardSet) find(p dividedPart, name string, dtype torch.DType) (*Checkpoint, entry, error) {
+	c, err := s.open(p.rank)
+	if err != nil {
+		return nil, entry{}, err
+	}
+	e, ok := c.entries[name]
+	switch {
+	case !ok:
+		return nil, e, fmt.Errorf("%s, the file of rank %d, does not have it", s.name(p.rank), p.rank)
+	case e.dtype != dtype || !slices.Equal(e.shape, []int64{p.n}):
+		return nil, e, fmt.Errorf("%s, the file of rank %d, has %v%v of it, and should have %v[%d]", s.name(p.rank), p.rank, e.dtype, e.shape, dtype, p.n)
+	}
+	return c, e, nil
+}
+
+// readDivided puts tensors in the place of the dicts that stand for them.
+func (c *Checkpoint) readDivided(root *ptfile.Dict) error {
+	s, err := parseShards(root, filepath.Dir(c.path))
+	if err != nil || s == nil {
+		return err
+	}
+	if err := s.present(); err != nil {
+		return err
+	}
+	root.Set(shardsKey, nil) // of a copy that SavePyTorch makes, which is whole
+	c.divided = s
+	seen := map[any]bool{}
+	var visit func(v any) (any, error)
+	visit = func(v any) (any, error) {
+		switch container := v.(type) {
+		case *ptfile.Dict:
+			if name, ok := container.Get(dividedKey); ok {
+				t, err := s.tensor(container)
+				if err != nil {
+					return nil, fmt.Errorf("tensor %v: %w", name, err)
+				}
+				return t, nil
+			}
+			if seen[v] {
+				return v, nil
+			}
+			seen[v] = true
+			for key, x := range container.All() {
+				x, err := visit(x)
+				if err != nil {
+					return nil, err
+				}
+				container.Set(key, x)
+			}
+		case *ptfile.List:
+			if seen[v] {
+				return v, nil
+			}
+			seen[v] = true
+			for i, x := range container.Items {
+				var err error
+				if container.Items[i], err = visit(x); err != nil {
+					return nil, err
+				}
+			}
+		}
+		return v, nil
+	}
+	_, err = visit(root)
+	return err
+}
+
+// tensor returns the tensor that a dict stands for. Its parts must be all of its elements, each
+// once.
+func (s *shardSet) tensor(d *ptfile.Dict) (*ptfile.Tensor, error) {
+	get := func(key string) any {
+		v, _ := d.Get(key)
+		return v
+	}
+	name, ok1 := get(dividedKey).(string)
+	typeName, ok2 := get(dtypeKey).(string)
+	dtype, ok3 := dtypeOf(typeName)
+	shape, err1 := integersOf(get(shapeKey))
+	strides, err2 := integersOf(get(stridesKey))
+	numbers, err3 := integersOf(get(partsKey))
+	if err := errors.Join(err1, err2, err3); err != nil || !ok1 || !ok2 || !ok3 || len(numbers)%3 != 0 {
+		return nil, fmt.Errorf("the dict that stands for it is damaged: dtype %v: %v", get(dtypeKey), err)
+	}
+	var parts []dividedPart
+	at := int64(0)
+	for i := 0; i < len(numbers); i += 3 {
+		p := dividedPart{int(numbers[i]), numbers[i+1], numbers[i+2]}
+		if numbers[i] >= int64(len(s.files)) || p.first != at || p.n == 0 || at+p.n < at {
+			return nil, fmt.Errorf("%d elements from %d of rank %d follow %d elements", p.n, p.first, numbers[i], at)
+		}
+		at += p.n
+		parts = append(parts, p)
+	}
+	size := int64(dtype.Size())
+	t, err := ptfile.NewView(dtype, shape, strides, func(b []byte, offset int64) error { return s.read(b, offset, name, dtype, parts) })
+	if err != nil {
+		return nil, err
+	}
+	if t.Bytes() != at*size {
+		return nil, fmt.Errorf("its shape is %v, and the ranks have %d elements of it", shape, at)
+	}
+	return t, nil
+}
+
+// read reads bytes at an offset of a tensor from the files that have them.
+func (s *shardSet) read(b []byte, offset int64, name string, dtype torch.DType, parts []dividedPart) error {
+	size := int64(dtype.Size())
+	i, found := slices.BinarySearchFunc(parts, offset, func(p dividedPart, at int64) int { return cmp.Compare(p.first*size, at) })
+	if !found {
+		i-- // the part before the first one that begins behind the offset
+	}
+	for ; len(b) > 0 && i < len(parts); i++ {
+		p := parts[i]
+		from := offset - p.first*size
+		n := min(p.n*size-from, int64(len(b)))
+		c, e, err := s.find(p, name, dtype)
+		if err == nil {
+			var read int
+			if read, err = c.file.ReadAt(b[:n], c.data+e.begin+from); int64(read) == n {
+				err = nil
+			} else {
+				err = fmt.Errorf("%s, the file of rank %d: %w", s.name(p.rank), p.rank, err)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		b, offset = b[n:], offset+n
+	}
+	return nil
+}
+
+// Size returns the size in bytes of the file, and of those beside it that belong to the checkpoint.
+func (c *Checkpoint) Size() (int64, error) {
+	info, err := c.file.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("nn: %s: %w", c.path, err)
+	}
+	n := info.Size()
+	for _, s := range c.shards {
+		own, err := s.Size()
+		if err != nil {
+			return 0, err
+		}
+		n += own
+	}
+	if c.divided != nil {
+		n += c.divided.total()
+	}
+	return n, nil
+}
+
+// ReadPart returns elements of the tensor, on the CPU, as a row of n: the first one has the number
+// first in the order of memory of a tensor with these strides, whose elements fill one range of
+// memory. It reads and allocates no more than these elements if the file has them in this order: a
+// file's tensors have that of Contiguous strides, but for those that ranks have written. Otherwise
+// it reads the whole tensor. The row belongs to the caller.
+func (s *StoredTensor) ReadPart(strides []int64, first, n int64) (*torch.Tensor, error) {
+	t, err := s.from.readPart(s.entry, strides, first, n)
+	if err != nil {
+		return nil, fmt.Errorf("nn: %s: %w", s.from.path, err)
+	}
+	return t, nil
+}
+
+func (c *Checkpoint) readPart(e entry, strides []int64, first, n int64) (*torch.Tensor, error) {
+	if e.shard != nil {
+		c = e.shard
+	}
+	if e.stored != nil {
+		if err := e.stored.Check(); err != nil { // before it allocates
+			return nil, err
+		}
+	}
+	total := torch.Spec{DType: e.dtype, Shape: e.shape}.Elements()
+	if len(strides) != len(e.shape) || !tensor.Dense(e.shape, strides) || first < 0 || n < 0 || first > total-n {
+		return nil, fmt.Errorf("%d elements from %d of the shape %v in the order of the strides %v: %w", n, first, e.shape, strides, cuda.ErrInvalidArgument)
+	}
+	t, err := torch.Empty(cuda.CPU, e.dtype, n)
+	if err != nil || n == 0 {
+		return t, err
+	}
+	if e.ordered(strides) {
+		err = c.fillPart(t, e, first)
+	} else {
+		err = c.cut(t, e, strides, first)
+	}
+	if err != nil {
+		t.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// ordered reports whether the file has the elements in the order of the strides, which are dense.
+func (e *entry) ordered(strides []int64) bool {
+	own := ptfile.Contiguous(e.shape)
+	if e.stored != nil {
+		own = e.stored.Strides
+	}
+	for d, n := range e.shape {
+		if n > 1 && own[d] != strides[d] {
+			return false
+		}
+	}
+	return true
+}
+
+// fillPart reads elements that are in order in the file.
+func (c *Checkpoint) fillPart(t *torch.Tensor, e entry, first int64) error {
+	b, err := t.Bytes()
+	if err != nil {
+		return err
+	}
+	return c.readBytes(b, e, first)
+}
+
+// cut reads the whole tensor, and copies the elements that t is for.
+func (c *Checkpoint) cut(t *torch.Tensor, e entry, strides []int64, first int64) error {
+	read, err := c.read(e)
+	if err != nil {
+		return err
+	}
+	scope := torch.NewScope("nn.ReadPart")
+	defer scope.Close()
+	whole := scope.Own(read)
+	row, err := torch.Empty(cuda.CPU, e.dtype, whole.Elements())
+	if err != nil {
+		return err
+	}
+	row = scope.Own(row)
+	if err := row.AsStrided(e.shape, strides, torch.AsStridedOptions{}).CopyFrom(whole, torch.CopyOptions{}); err != nil {
+		return err
+	}
+	return t.CopyFrom(row.Narrow(0, first, t.Elements()), torch.CopyOptions{})
+}

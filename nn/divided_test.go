@@ -1,0 +1,714 @@
+package nn_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// wholeTensor is a tensor that ranks divide.
+type wholeTensor struct {
+	name           string
+	dtype          torch.DType
+	shape, strides []int64
+}
+
+// wholeTensors are of several dtypes, sizes and orders of memory; the ranks have no elements of
+// some.
+var wholeTensors = []wholeTensor{
+	{"plain", torch.Float32, []int64{5, 7}, []int64{7, 1}},
+	{"last", torch.Float64, []int64{2, 3, 2, 2}, []int64{12, 1, 6, 3}},
+	{"one", torch.BFloat16, []int64{1}, []int64{1}},
+	{"mask", torch.Bool, []int64{11}, []int64{1}},
+	{"none", torch.Int64, []int64{0, 3}, []int64{3, 1}},
+}
+
+// first returns where the parts of n elements begin, unevenly.
+func first(n int64, ranks int) []int64 {
+	at := make([]int64, ranks+1)
+	for r := range at {
+		at[r] = min(n, int64(r)*((n+int64(ranks)-1)/int64(ranks)))
+	}
+	at[ranks] = n
+	return at
+}
+
+// elements returns the bytes of a tensor, in the order of memory, which the value determines.
+func elements(w wholeTensor, value byte) []byte {
+	n := torch.Spec{DType: w.dtype, Shape: w.shape}.Bytes()
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i)*7 + value
+		if w.dtype == torch.Bool {
+			b[i] &= 1
+		}
+	}
+	return b
+}
+
+// row returns elements of a dtype as a tensor.
+func row(t testing.TB, dtype torch.DType, b []byte) *torch.Tensor {
+	t.Helper()
+	x, err := torch.Empty(cuda.CPU, dtype, int64(len(b)/dtype.Size()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.Close() })
+	if len(b) > 0 {
+		own, err := x.Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(own, b)
+	}
+	return x
+}
+
+// dividedValue returns what a rank gives to a checkpoint.
+func dividedValue(t testing.TB, rank, ranks int, value byte) (map[string]any, nn.Divided) {
+	t.Helper()
+	divided := nn.Divided{}
+	var state []nn.Named
+	for _, w := range wholeTensors {
+		b, size := elements(w, value), int64(w.dtype.Size())
+		at := first(int64(len(b))/size, ranks)
+		part := row(t, w.dtype, b[at[rank]*size:at[rank+1]*size])
+		divided[part] = nn.Division{Shape: w.shape, Strides: w.strides, First: at}
+		state = append(state, nn.Named{Name: w.name, Tensor: part})
+	}
+	state = append(state, nn.Named{Name: "tied", Tensor: state[0].Tensor}, nn.Named{Name: "buffer", Tensor: row(t, torch.Uint8, []byte{value, byte(rank)})})
+	return map[string]any{"state_dict": state, "optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)}, divided
+}
+
+// saveDivided writes a checkpoint as the ranks of a job.
+func saveDivided(t testing.TB, path string, ranks int, value byte) error {
+	t.Helper()
+	s, err := nn.BeginShards(path, ranks)
+	if err != nil {
+		return err
+	}
+	errs := make([]error, ranks)
+	var all sync.WaitGroup
+	for rank := range ranks {
+		all.Go(func() {
+			joined, err := nn.JoinShards(path, s.ID(), ranks)
+			if err == nil {
+				v, d := dividedValue(t, rank, ranks, value)
+				err = joined.Write(rank, nn.DividedParts(v, d))
+			}
+			errs[rank] = err
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		s.Abandon()
+		return err
+	}
+	v, d := dividedValue(t, 0, ranks, value)
+	return s.Commit(v, d)
+}
+
+// requireDivided reads a checkpoint as a process alone, and as the ranks of several jobs.
+func requireDivided(t testing.TB, path string, value byte) {
+	t.Helper()
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, w := range wholeTensors {
+		want := elements(w, value)
+		x, err := c.Read(w.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := row(t, w.dtype, want)
+		logical := whole.AsStrided(w.shape, w.strides, torch.AsStridedOptions{})
+		got, wanted := make([]byte, len(want)), make([]byte, len(want))
+		if err := errors.Join(x.ReadBytes(got), logical.ReadBytes(wanted), x.Close(), logical.Close()); err != nil || !bytes.Equal(got, wanted) {
+			t.Errorf("%s: %v, %v", w.name, got, err)
+		}
+		stored, err := c.Tensor(w.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := int64(w.dtype.Size())
+		for ranks := 1; ranks <= 4; ranks++ {
+			at := first(int64(len(want))/size, ranks)
+			for r := range ranks {
+				part, err := stored.ReadPart(w.strides, at[r], at[r+1]-at[r])
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := make([]byte, (at[r+1]-at[r])*size)
+				if err := errors.Join(part.ReadBytes(got), part.Close()); err != nil || !bytes.Equal(got, want[at[r]*size:at[r+1]*size]) {
+					t.Errorf("%s of rank %d of %d: %v, %v", w.name, r, ranks, got, err)
+				}
+			}
+		}
+	}
+	if v, err := c.Value("value"); err != nil || v != int64(value) {
+		t.Errorf("the value %v, want %d: %v", v, value, err)
+	}
+	if v, err := c.Value("optimizer", 0, "exp_avg"); err != nil || !slices.Equal(v.(*nn.StoredTensor).Spec().Shape, wholeTensors[1].shape) {
+		t.Errorf("%v, %v", v, err)
+	}
+}
+
+// What ranks write together any number of ranks reads, and a process alone, to the bit. The next
+// checkpoint takes its place and leaves none of its files.
+func TestDividedCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	for i, ranks := range []int{1, 2, 3, 4, 1} {
+		if err := saveDivided(t, path, ranks, byte(i)); err != nil {
+			t.Fatal(err)
+		}
+		requireDivided(t, path, byte(i))
+		if names := files(t, dir); len(names) != ranks+1 {
+			t.Errorf("%d ranks: %v", ranks, names)
+		}
+	}
+	// A copy that one process writes is whole, and leaves nothing in another one's place.
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	value, err := c.Value()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nn.SavePyTorch(filepath.Join(dir, "whole.pt"), value); err != nil {
+		t.Fatal(err)
+	}
+	requireDivided(t, filepath.Join(dir, "whole.pt"), 4)
+	if err := nn.SavePyTorch(path, value); err != nil {
+		t.Fatal(err)
+	}
+	requireDivided(t, path, 4)
+	if names := files(t, dir); !slices.Equal(names, []string{"last.pt", "whole.pt"}) {
+		t.Errorf("%v", names)
+	}
+}
+
+// A part in another order of memory than the file's is cut from the whole tensor.
+func TestReadPartInAnotherOrder(t *testing.T) {
+	dir := t.TempDir()
+	x, err := torch.FromInt64s([]int64{0, 1, 2, 3, 4, 5}, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	for _, name := range []string{"a.pt", "a.safetensors"} {
+		path := filepath.Join(dir, name)
+		if err := nn.SaveTensors(path, []nn.Named{{Name: "x", Tensor: x}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		c, err := nn.OpenCheckpoint(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		stored, err := c.Tensor("x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, of := range []struct {
+			strides []int64
+			first   int64
+			want    []int64
+		}{{[]int64{3, 1}, 1, []int64{1, 2, 3, 4}}, {[]int64{1, 2}, 1, []int64{3, 1, 4, 2}}, {[]int64{1, 2}, 0, []int64{0, 3, 1, 4, 2, 5}}} {
+			part, err := stored.ReadPart(of.strides, of.first, int64(len(of.want)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := part.Int64s(); err != nil || !slices.Equal(got, of.want) {
+				t.Errorf("%s, %v: %v, want %v, %v", name, of.strides, got, of.want, err)
+			}
+			part.Close()
+		}
+		for _, bad := range []struct {
+			strides  []int64
+			first, n int64
+		}{{[]int64{3, 1}, 5, 2}, {[]int64{3, 1}, -1, 2}, {[]int64{3, 1}, 0, -1}, {[]int64{4, 1}, 0, 1}, {[]int64{1}, 0, 1}, {[]int64{3, 1}, 1, 1<<63 - 1}} {
+			if part, err := stored.ReadPart(bad.strides, bad.first, bad.n); !errors.Is(err, cuda.ErrInvalidArgument) {
+				t.Errorf("%s, %+v: %v, %v", name, bad, part, err)
+			}
+		}
+		if err := nn.SavePyTorch(filepath.Join(dir, "again.pt"), map[string]any{"x": stored}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A checkpoint that is not finished, because a rank's file is missing or another's, leaves the old
+// one, and the error names the rank, the file and the tensor. What dead processes leave is removed
+// by the next one.
+func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	if err := saveDivided(t, path, 2, 1); err != nil {
+		t.Fatal(err)
+	}
+	write := func(s *nn.Shards, rank, ranks int, value byte, change func([]nn.Named) []nn.Named) {
+		t.Helper()
+		v, d := dividedValue(t, rank, ranks, value)
+		parts := nn.DividedParts(v, d)
+		if change != nil {
+			parts = change(parts)
+		}
+		if err := s.Write(rank, parts); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for says, last := range map[string]func(s *nn.Shards){
+		"rank 2 has not written its file":   func(*nn.Shards) {},
+		"tensor state_dict.plain: last.pt-": func(s *nn.Shards) { write(s, 2, 3, 9, func(p []nn.Named) []nn.Named { return p[:1] }) },
+		"of rank 2, does not have it":       func(s *nn.Shards) { write(s, 2, 3, 9, func(p []nn.Named) []nn.Named { return p[:1] }) },
+		"of rank 2, has float32[17] of it":  func(s *nn.Shards) { write(s, 2, 2+1, 9, func(p []nn.Named) []nn.Named { return otherSizes(t, p) }) },
+		`is not the file of rank 2 of this checkpoint`: func(s *nn.Shards) {
+			names, err := filepath.Glob(path + "-" + s.ID() + "-rank00001-*")
+			if err != nil || len(names) != 1 {
+				t.Fatal(names, err)
+			}
+			if err := os.Rename(names[0], strings.Replace(names[0], "rank00001", "rank00002", 1)); err != nil {
+				t.Fatal(err)
+			}
+			write(s, 1, 3, 9, nil)
+		},
+	} {
+		s, err := nn.BeginShards(path, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(s, 0, 3, 9, nil)
+		write(s, 1, 3, 9, nil)
+		last(s)
+		v, d := dividedValue(t, 0, 3, 9)
+		if err := s.Commit(v, d); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%v: want %q", err, says)
+		}
+		requireDivided(t, path, 1)
+		if names := files(t, dir); len(names) != 3 {
+			t.Errorf("%v", names)
+		}
+	}
+
+	// The ranks die: nobody gives the checkpoint up, and the lock of rank 0 goes.
+	left := filepath.Join(dir, "last.pt.tmp-0123456789ab")
+	others := []string{"last.pt-0123456789ac-rank00000-of-00002.safetensors", "other.pt-0123456789ab-rank00000-of-00002.safetensors"}
+	for _, name := range append([]string{left, path + "-0123456789ab-rank00000-of-00002.safetensors", path + "-0123456789ab-rank00001-of-00002.safetensors.tmp-0123456789ab"},
+		filepath.Join(dir, others[0]), filepath.Join(dir, others[1])) {
+		if err := os.WriteFile(name, []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := saveDivided(t, path, 1, 3); err != nil {
+		t.Fatal(err)
+	}
+	requireDivided(t, path, 3)
+	if names := files(t, dir); len(names) != 4 || !slices.Contains(names, others[0]) || !slices.Contains(names, others[1]) {
+		t.Errorf("%v", names)
+	}
+}
+
+func otherSizes(t *testing.T, parts []nn.Named) []nn.Named {
+	parts = slices.Clone(parts)
+	for i := range parts {
+		parts[i].Tensor = row(t, torch.Float32, make([]byte, 4*17))
+	}
+	return parts
+}
+
+// A process that dies between the rename and the removal of the old files leaves these to the next
+// one.
+func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	if err := saveDivided(t, path, 2, 1); err != nil {
+		t.Fatal(err)
+	}
+	old := map[string][]byte{}
+	for _, name := range files(t, dir) {
+		if name != "last.pt" {
+			data, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			old[name] = data
+		}
+	}
+	if err := saveDivided(t, path, 2, 2); err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range old {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := nn.BeginShards(path, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Abandon()
+	requireDivided(t, path, 2)
+	if names := files(t, dir); len(names) != 3 {
+		t.Errorf("%v", names)
+	}
+}
+
+// Rank 0's folder is not that of the others.
+func TestJoinShardsNeedsASharedFolder(t *testing.T) {
+	s, err := nn.BeginShards(filepath.Join(t.TempDir(), "last.pt"), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Abandon()
+	path := filepath.Join(t.TempDir(), "last.pt")
+	if _, err := nn.JoinShards(path, s.ID(), 2); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "a folder that all hosts share") {
+		t.Error(err)
+	}
+	if _, err := nn.JoinShards(path, "../a", 2); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Error(err)
+	}
+}
+
+// A checkpoint whose files are gone or damaged is an error that names the file and the rank, and
+// that no program takes for a first run without a checkpoint.
+func TestDamagedDividedCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	if err := saveDivided(t, path, 2, 1); err != nil {
+		t.Fatal(err)
+	}
+	shards, err := filepath.Glob(path + "-*-rank00001-*")
+	if err != nil || len(shards) != 1 {
+		t.Fatal(shards, err)
+	}
+	data, err := os.ReadFile(shards[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := bytes.Replace(data, []byte(`"rank":"1"`), []byte(`"rank":"0"`), 1)
+	for says, content := range map[string][]byte{
+		"the file of rank 1 is missing":                         nil,
+		"the file of rank 1, has 40 bytes, and had":             data[:40],
+		"is not the file of rank 1 of this checkpoint: it says": other,
+		"the file of rank 1: nn: ":                              make([]byte, len(data)),
+	} {
+		if err := os.Remove(shards[0]); err != nil {
+			t.Fatal(err)
+		}
+		if content != nil {
+			if err := os.WriteFile(shards[0], content, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := readAll(path)
+		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%v: want %q", err, says)
+		}
+		if err := os.WriteFile(shards[0], data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	requireDivided(t, path, 1)
+}
+
+// readAll reads all tensors of a file.
+func readAll(path string) (bytes int64, err error) {
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	for _, s := range c.Tensors() {
+		x, err := c.Read(s.Name)
+		if err != nil {
+			return 0, err
+		}
+		bytes += s.Bytes()
+		if err := x.Close(); err != nil {
+			return 0, err
+		}
+	}
+	return bytes, nil
+}
+
+// integers makes numbers of JSON those that SavePyTorch takes.
+func integers(v any) any {
+	switch v := v.(type) {
+	case []any:
+		for i := range v {
+			v[i] = integers(v[i])
+		}
+	case map[string]any:
+		for key := range v {
+			v[key] = integers(v[key])
+		}
+	case float64:
+		return int64(v)
+	}
+	return v
+}
+
+// hostileDivided writes a file with the value of a JSON text, beside the file of a rank that has
+// "w" of two elements, and reads it.
+func hostileDivided(t *testing.T, text string) error {
+	t.Helper()
+	dir := t.TempDir()
+	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  `, 8)
+	if err := os.WriteFile(filepath.Join(dir, "m.pt-0123456789ab-rank00000-of-00001.safetensors"), shard, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var v map[string]any
+	if json.Unmarshal([]byte(strings.ReplaceAll(text, "SIZE", strconv.Itoa(len(shard)))), &v) != nil || v == nil {
+		return nil
+	}
+	path := filepath.Join(dir, "m.pt")
+	if err := nn.SavePyTorch(path, integers(v)); err != nil {
+		return nil // the text has what no file can have
+	}
+	n, err := readAll(path)
+	if n > 1<<20 {
+		t.Errorf("%d bytes", n)
+	}
+	return err
+}
+
+const goodDivided = `{"shards":{"id":"0123456789ab","base":"m.pt","bytes":[SIZE],"replaces":""},` +
+	`"state_dict":{"w":{"divided":"w","dtype":"F32","shape":[2,1],"strides":[1,1],"parts":[0,0,2]}}}`
+
+var hostileDividedFiles = map[string][2]string{ // what is replaced, by what: the error
+	"a path":                {`"base":"m.pt"`, `"base":"../m.pt"`},
+	"no base":               {`"base":"m.pt"`, `"base":""`},
+	"another base":          {`"base":"m.pt"`, `"base":"n.pt"`},
+	"no ranks":              {`[SIZE]`, `[]`},
+	"more ranks":            {`[SIZE]`, `[SIZE,SIZE]`},
+	"another size":          {`[SIZE]`, `[7]`},
+	"another tensor":        {`"divided":"w"`, `"divided":"v"`},
+	"no name":               {`"divided":"w"`, `"divided":[]`},
+	"a dtype":               {`F32`, `F64`},
+	"no dtype":              {`F32`, `F7`},
+	"no shape":              {`[2,1]`, `7`},
+	"a negative shape":      {`[2,1]`, `[-2,-1]`},
+	"a large shape":         {`[2,1]`, `[4611686018427387904,4]`},
+	"too many elements":     {`[2,1]`, `[3,1]`},
+	"too few elements":      {`[2,1]`, `[1,1]`},
+	"repeated elements":     {`[1,1],"parts"`, `[0,0],"parts"`},
+	"gaps":                  {`[1,1],"parts"`, `[2,1],"parts"`},
+	"strides of more":       {`[1,1],"parts"`, `[1,1,1],"parts"`},
+	"half a part":           {`[0,0,2]`, `[0,0]`},
+	"a part of nobody":      {`[0,0,2]`, `[1,0,2]`},
+	"a part from another":   {`[0,0,2]`, `[0,1,2]`},
+	"a part twice":          {`[0,0,2]`, `[0,0,2,0,0,2]`},
+	"an empty part":         {`[0,0,2]`, `[0,0,0,0,0,2]`},
+	"a part of the part":    {`[0,0,2]`, `[0,0,1,0,1,1]`},
+	"an overflow":           {`[0,0,2]`, `[0,0,9223372036854775807,0,9223372036854775807,1]`},
+	"a negative part":       {`[0,0,2]`, `[0,0,-2]`},
+	"a part that is a text": {`[0,0,2]`, `[0,0,"2"]`},
+}
+
+func TestHostileDivided(t *testing.T) {
+	if err := hostileDivided(t, goodDivided); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range hostileDividedFiles {
+		t.Run(name, func(t *testing.T) {
+			text := strings.Replace(goodDivided, change[0], change[1], 1)
+			if err := hostileDivided(t, text); text == goodDivided || err == nil {
+				t.Errorf("%s is read", text)
+			}
+		})
+	}
+}
+
+// No value of a file harms the program.
+func FuzzDivided(f *testing.F) {
+	f.Add(goodDivided)
+	for _, change := range hostileDividedFiles {
+		f.Add(strings.Replace(goodDivided, change[0], change[1], 1))
+	}
+	f.Fuzz(func(t *testing.T, text string) { hostileDivided(t, text) })
+}
+
+const (
+	dividedPath  = "TORCHSTREAM_TEST_DIVIDED_PATH"
+	dividedRanks = "TORCHSTREAM_TEST_DIVIDED_RANKS"
+	dividedFirst = "TORCHSTREAM_TEST_DIVIDED_FIRST"
+)
+
+// TestDividedProcess is the process that TestDividedCheckpointSurvivesKills kills.
+func TestDividedProcess(t *testing.T) {
+	path := os.Getenv(dividedPath)
+	if path == "" {
+		t.Skip("another test runs it")
+	}
+	ranks, _ := strconv.Atoi(os.Getenv(dividedRanks))
+	value, _ := strconv.Atoi(os.Getenv(dividedFirst))
+	for ; ; value++ {
+		fmt.Println("begins", value)
+		if err := saveDivided(t, path, ranks, byte(value)); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("saved", value)
+	}
+}
+
+// A process that writes checkpoints one after the other, as several ranks, dies at random moments.
+// What is at the path is a whole checkpoint then: the last one that it finished, or the next one.
+func TestDividedCheckpointSurvivesKills(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for ranks := 1; ranks <= 3; ranks++ {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "last.pt")
+		saved := 0
+		for range 3 {
+			command := exec.Command(os.Args[0], "-test.run=^TestDividedProcess$", "-test.count=1")
+			command.Env = append(os.Environ(), dividedPath+"="+path, dividedRanks+"="+strconv.Itoa(ranks), dividedFirst+"="+strconv.Itoa(saved+1))
+			output := killedAfter(t, command, fmt.Sprintf("saved %d\n", saved+1+random.IntN(4)), time.Duration(random.IntN(int(20*time.Millisecond))))
+			last := saved
+			for line := range strings.Lines(output) {
+				if n, ok := strings.CutPrefix(strings.TrimSpace(line), "saved "); ok {
+					last, _ = strconv.Atoi(n)
+				}
+			}
+			c, err := nn.OpenCheckpoint(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v, err := c.Value("value")
+			c.Close()
+			if n := v.(int64); err != nil || n != int64(last) && n != int64(last+1) {
+				t.Fatalf("the checkpoint is %d, and %d was saved: %v", n, last, err)
+			}
+			saved = int(v.(int64))
+			requireDivided(t, path, byte(saved))
+		}
+		if err := saveDivided(t, path, ranks, byte(saved)); err != nil {
+			t.Fatal(err)
+		}
+		if names := files(t, dir); len(names) != ranks+1 {
+			t.Errorf("files are left: %v", names)
+		}
+	}
+}
+
+// killedAfter kills a process some time after it has printed a line, and returns what it has
+// printed.
+func killedAfter(t *testing.T, command *exec.Cmd, line string, after time.Duration) string {
+	t.Helper()
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(time.Minute, func() { command.Process.Kill() })
+	defer timer.Stop()
+	var said bytes.Buffer
+	chunk := make([]byte, 1024)
+	for found := false; ; {
+		n, err := out.Read(chunk)
+		said.Write(chunk[:n])
+		if !found && strings.Contains(said.String(), line) {
+			found = true
+			timer.Reset(after)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err := command.Wait(); err == nil || strings.Contains(said.String(), "FAIL") {
+		t.Fatalf("%v\n%s", err, said.String())
+	}
+	return said.String()
+}
+
+// TestPyTorchReadsDividedCheckpoints runs the function of docs/distributed.md.
+func TestPyTorchReadsDividedCheckpoints(t *testing.T) {
+	program := os.Getenv("TORCHSTREAM_PYTHON")
+	if program == "" {
+		program = "python3"
+	}
+	if out, err := exec.Command(program, "-c", "import torch; torch.load").CombinedOutput(); err != nil {
+		t.Skipf("%s cannot import torch: set TORCHSTREAM_PYTHON to a Python that can: %v %.200s", program, err, out)
+	}
+	text, err := os.ReadFile("../docs/distributed.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, _ := strings.Cut(string(text), "```python\nimport os, torch")
+	code, _, ok := strings.Cut(code, "```")
+	if !ok {
+		t.Fatal("docs/distributed.md has no function that reads a checkpoint")
+	}
+	// A reader of safetensors files where Python has none.
+	const script = `
+import sys, types, json, struct
+def load_file(path):
+    b = open(path, "rb").read()
+    n = struct.unpack("<Q", b[:8])[0]
+    types = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "BOOL": torch.bool, "I64": torch.int64}
+    out = {}
+    for k, e in json.loads(b[8:8+n]).items():
+        if k != "__metadata__":
+            lo, hi = e["data_offsets"]
+            out[k] = torch.frombuffer(bytearray(b[8+n+lo:8+n+hi]), dtype=types[e["dtype"]]).view(e["shape"])
+    return out
+m = types.ModuleType("safetensors.torch"); m.load_file = load_file
+sys.modules["safetensors"] = types.ModuleType("safetensors"); sys.modules["safetensors.torch"] = m; sys.modules["safetensors"].torch = m
+`
+	path := filepath.Join(t.TempDir(), "last.pt")
+	if err := saveDivided(t, path, 3, 5); err != nil {
+		t.Fatal(err)
+	}
+	const show = `
+c = load_divided(sys.argv[1])
+for name in ["plain", "last", "one", "mask"]:
+    x = c["state_dict"][name]
+    print(name, tuple(x.shape), x.contiguous().view(-1).view(torch.uint8).numpy().tobytes().hex())
+`
+	out, err := exec.Command(program, "-c", script+"import os, torch"+code+show, path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, w := range wholeTensors[:4] {
+		x, err := c.Read(w.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, torch.Spec{DType: w.dtype, Shape: w.shape}.Bytes())
+		if err := errors.Join(x.ReadBytes(b), x.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("%x\n", b); !strings.Contains(string(out), want) {
+			t.Errorf("%s: %s\nwant %s", w.name, out, want)
+		}
+	}
+}

@@ -1,0 +1,388 @@
+package train_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/internal/freeport"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+// inProcess runs n ranks on the CPU as goroutines of this process.
+func inProcess(t *testing.T, n int, run func(world *dist.Group) error) {
+	t.Helper()
+	port, err := freeport.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for rank := range n {
+		all.Go(func() {
+			world, err := dist.Init(t.Context(), dist.Options{CPU: true, Timeout: 2 * time.Minute, Environment: &dist.Environment{
+				Launcher: "test", Rank: rank, Size: n, LocalRank: rank, LocalSize: n, Address: "127.0.0.1", Port: port}})
+			if err == nil {
+				err = errors.Join(run(world), world.Close())
+			}
+			errs[rank] = err
+		})
+	}
+	all.Wait()
+	for rank, err := range errs {
+		if err != nil {
+			t.Fatalf("rank %d of %d: %v", rank, n, err)
+		}
+	}
+}
+
+// divided is a rank's part of a training, or a process's whole one without a world.
+type divided struct {
+	*train.Checkpoint
+	sharded *dist.FullyShardedDataParallel
+	opt     interface {
+		optim.Optimizer
+		Close() error
+	}
+}
+
+// newDivided returns a network with a kernel whose memory has another order than its dimensions.
+func newDivided(world *dist.Group, value float64) (*divided, error) {
+	wrap := func(m nn.Module) nn.Module {
+		if world != nil {
+			return dist.NewShardedBlock(m)
+		}
+		return m
+	}
+	conv, linear := nn.NewConv2d(3, 5, 3, nn.Conv2dOptions{}), nn.NewLinear(20, 7, nn.LinearOptions{})
+	net := nn.NewSequential(wrap(conv), wrap(nn.NewSequential(nn.NewBatchNorm2d(5, nn.BatchNorm2dOptions{}), nn.NewFlatten())), wrap(linear))
+	for i, p := range nn.Parameters(net) {
+		if err := p.NoGrad().Fill_(value / float64(i+1)).Err(); err != nil {
+			return nil, err
+		}
+	}
+	if err := nn.ToMemoryFormat(net, torch.ChannelsLast); err != nil {
+		return nil, err
+	}
+	d := &divided{Checkpoint: &train.Checkpoint{Model: net, Device: cuda.CPU, World: world}}
+	var err error
+	if world == nil {
+		d.opt, err = optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01})
+	} else if d.sharded, err = dist.NewFullyShardedDataParallel(world, net, dist.FullyShardedOptions{}); err == nil {
+		d.Model = d.sharded
+		d.opt, err = d.sharded.NewOptimizer(buildAdamW)
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.Optimizer = d.opt
+	d.EMA, err = optim.NewEMA(nn.State(d.Model), optim.EMAOptions{Decay: 0.7})
+	return d, err
+}
+
+func (d *divided) close() error {
+	err := errors.Join(d.EMA.Close(), d.opt.Close())
+	if d.sharded != nil {
+		return errors.Join(err, d.sharded.Close())
+	}
+	return errors.Join(err, nn.Close(d.Model))
+}
+
+// step trains on random numbers.
+func (d *divided) step() error {
+	x, err := torch.Randn(cuda.CPU, torch.Float32, 4, 3, 4, 4)
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	return errors.Join(d.sharded.Backward(d.sharded.Forward(x).Square().Mean()), d.opt.Step(), d.EMA.Update())
+}
+
+// bits returns the whole state, which all ranks gather.
+func (d *divided) bits() (string, error) {
+	state, averages := nn.State(d.Model), d.EMA.State()
+	var err error
+	if d.sharded != nil {
+		if state, err = d.sharded.State(); err != nil {
+			return "", err
+		}
+		if averages, err = d.sharded.EMAState(d.EMA); err != nil {
+			return "", err
+		}
+	}
+	moments, err := d.opt.State()
+	if err != nil {
+		return "", err
+	}
+	var lines []string // sorted: optimizers list their state in other orders
+	for _, list := range [][]nn.Named{state, averages, moments.Tensors} {
+		for _, n := range list {
+			b := make([]byte, torch.Spec{DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}.Bytes())
+			if err := n.Tensor.NoGrad().ReadBytes(b); err != nil {
+				return "", err
+			}
+			if !strings.Contains(n.Name, "running") && !strings.Contains(n.Name, "num_batches") { // each rank has its own
+				lines = append(lines, fmt.Sprintf("%s %v %x", n.Name, n.Tensor.Shape(), b))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n"), nil
+}
+
+// Jobs of one, two and three ranks write, and jobs of one to four, and a process alone, read: to
+// the bit, and a job goes on from what another one has written.
+func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
+	dir := t.TempDir()
+	var from string
+	for writers := 1; writers <= 3; writers++ {
+		path := filepath.Join(dir, strconv.Itoa(writers)+".pt")
+		var want string
+		inProcess(t, writers, func(world *dist.Group) error {
+			d, err := newDivided(world, 1)
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			if from != "" {
+				if err := d.Load(from); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(d.step(), d.step()); err != nil {
+				return err
+			}
+			saving, err := d.SaveAsync(path)
+			if err != nil {
+				return err
+			}
+			// What the training changes meanwhile is not what was saved.
+			saved, err := d.bits()
+			if world.Rank() == 0 {
+				want = saved
+			}
+			err = errors.Join(err, d.step(), saving.Wait())
+			changed, failed := d.bits()
+			if changed == saved {
+				failed = errors.New("the step has changed nothing")
+			}
+			return errors.Join(err, failed)
+		})
+		if names, err := filepath.Glob(path + "-*"); err != nil || len(names) != writers {
+			t.Errorf("the files of %d ranks: %v, %v", writers, names, err)
+		}
+		for readers := 0; readers <= 4; readers++ { // 0 is a process alone
+			read := func(world *dist.Group) error {
+				d, err := newDivided(world, 2)
+				if err != nil {
+					return err
+				}
+				defer d.close()
+				if err := d.Load(path); err != nil {
+					return err
+				}
+				got, err := d.bits()
+				if err == nil && got != want {
+					err = fmt.Errorf("%d ranks read what %d have written as\n%s, and it was\n%s", readers, writers, got, want)
+				}
+				return err
+			}
+			if readers > 0 {
+				inProcess(t, readers, read)
+			} else if err := read(nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		from = path
+	}
+}
+
+// A path that is on a disk of each host is an error of Save, on all ranks, which names the rank;
+// and so is a rank that cannot write. The old checkpoint stays, and the job goes on.
+func TestRanksThatCannotWriteAreNamed(t *testing.T) {
+	dir := t.TempDir()
+	inProcess(t, 2, func(world *dist.Group) error {
+		d, err := newDivided(world, 1)
+		if err != nil {
+			return err
+		}
+		defer d.close()
+		path := filepath.Join(dir, "last.pt")
+		if err := errors.Join(d.step(), d.Save(path)); err != nil {
+			return err
+		}
+		before, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		own := []string{path, filepath.Join(dir, "none", "last.pt")}[world.Rank()]
+		for _, save := range []func() error{
+			func() error { return d.Save(own) },
+			func() error { _, err := d.SaveAsync(own); return err },
+		} {
+			if err := save(); err == nil || !strings.Contains(err.Error(), "rank 1 ") || !strings.Contains(err.Error(), "a folder that all hosts share") {
+				return fmt.Errorf("%w: want the folder", err)
+			}
+		}
+		// Files of the number of the next checkpoint cannot be made: the limit is on a file's name.
+		long := filepath.Join(dir, strings.Repeat("n", 225))
+		if err := d.Save(long); err == nil || !strings.Contains(err.Error(), "rank 1 could not write the checkpoint: ") || !strings.Contains(err.Error(), "rank00001") {
+			return fmt.Errorf("%w: want the rank and its file", err)
+		}
+		if err := world.Barrier(); err != nil {
+			return err
+		}
+		after, err := os.ReadFile(path)
+		if err == nil && !bytes.Equal(before, after) {
+			err = errors.New("the old checkpoint has changed")
+		}
+		if names, _ := filepath.Glob(filepath.Join(dir, "*")); err == nil && len(names) != 3 {
+			err = fmt.Errorf("files are left: %v", names)
+		}
+		return errors.Join(err, d.Save(path), d.Load(path))
+	})
+}
+
+// A checkpoint of which a file is missing is no first run.
+func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	inProcess(t, 2, func(world *dist.Group) error {
+		d, err := newDivided(world, 1)
+		if err != nil {
+			return err
+		}
+		defer d.close()
+		if err := d.Save(path); err != nil {
+			return err
+		}
+		if world.Rank() == 0 {
+			names, _ := filepath.Glob(path + "-*-rank00001-*")
+			if err := os.Remove(names[0]); err != nil {
+				return err
+			}
+		}
+		if err := world.Barrier(); err != nil {
+			return err
+		}
+		if err := d.Load(path); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "the file of rank 1 is missing") {
+			return fmt.Errorf("%w: want the missing file", err)
+		}
+		return nil
+	})
+}
+
+// memoryWay is the way of ranks that measure what saving and loading need.
+const memoryWay = "measure the memory of checkpoints"
+
+const (
+	memoryBlocks = 16
+	memoryWidth  = 1024
+	// A block has a weight and a bias of float32, AdamW two moments of each, and an EMA an average.
+	memoryWhole = 4 * 4 * memoryBlocks * memoryWidth * (memoryWidth + 1)
+)
+
+// peak returns by how much a call raises the memory of the process at most.
+func peak(t *testing.T, call func() error) int64 {
+	t.Helper()
+	read := func(field string) int64 {
+		text, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var kib int64
+		_, rest, _ := strings.Cut(string(text), field+":")
+		if _, err := fmt.Sscan(rest, &kib); err != nil {
+			t.Fatal(err)
+		}
+		return kib << 10
+	}
+	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil { // resets VmHWM
+		t.Skipf("the kernel does not measure the memory of a part of a program: %v", err)
+	}
+	before := read("VmRSS")
+	if err := call(); err != nil {
+		t.Fatal(err)
+	}
+	return read("VmHWM") - before
+}
+
+func measureMemory(t *testing.T, world *dist.Group) {
+	var blocks []nn.Module
+	for range memoryBlocks {
+		blocks = append(blocks, dist.NewShardedBlock(nn.NewLinear(memoryWidth, memoryWidth, nn.LinearOptions{})))
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	sharded, err := dist.NewFullyShardedDataParallel(world, nn.NewSequential(blocks...), dist.FullyShardedOptions{})
+	must(err)
+	defer sharded.Close()
+	opt, err := sharded.NewOptimizer(buildAdamW)
+	must(err)
+	defer opt.Close()
+	ema, err := optim.NewEMA(nn.State(sharded), optim.EMAOptions{})
+	must(err)
+	defer ema.Close()
+	x, err := torch.Randn(cuda.CPU, torch.Float32, 2, memoryWidth)
+	must(err)
+	defer x.Close()
+	must(errors.Join(sharded.Backward(sharded.Forward(x).Square().Mean()), opt.Step(), opt.ZeroGrad()))
+	path := os.Getenv(jobPath)
+	c := &train.Checkpoint{Model: sharded, Optimizer: opt, EMA: ema, Device: cuda.CPU, World: world}
+	share, slack := int64(memoryWhole/world.Size()), int64(24<<20)
+	for _, of := range []struct {
+		name string
+		max  int64
+		call func() error
+	}{
+		{"Save", slack, func() error { return c.Save(path) }},
+		{"SaveAsync", share + slack, func() error {
+			saving, err := c.SaveAsync(path)
+			if err != nil {
+				return err
+			}
+			return saving.Wait()
+		}},
+		{"Load", share + slack, func() error { return c.Load(path) }},
+	} {
+		got := peak(t, of.call)
+		fmt.Printf("%s: %d MiB of %d, a rank's share is %d\n", of.name, got>>20, memoryWhole>>20, share>>20)
+		if got > of.max {
+			t.Errorf("%s needs %d bytes of memory, and this rank's share of the state is %d", of.name, got, share)
+		}
+	}
+	// The limits are less than what a whole state needs.
+	whole := peak(t, func() error {
+		_, err1 := sharded.State()
+		_, err2 := opt.State()
+		_, err3 := sharded.EMAState(ema)
+		return errors.Join(err1, err2, err3)
+	})
+	if whole <= share+slack {
+		t.Errorf("the whole state needs %d bytes, and it has %d", whole, memoryWhole)
+	}
+}
+
+// A rank's host holds no more than the rank's share of a checkpoint while it is saved and loaded.
+func TestDividedCheckpointNeedsAShareOfMemory(t *testing.T) {
+	said := startJob(t, 4, memoryWay, filepath.Join(t.TempDir(), "last.pt"), 0)
+	t.Log(said[0])
+}
