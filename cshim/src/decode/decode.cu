@@ -21,6 +21,8 @@ constexpr uint32_t kTableThreads = 256;
 constexpr uint32_t kSegmentThreads = 128;
 constexpr uint32_t kBlockThreads = 256;  // of the transform: eight a block of 8 x 8
 constexpr uint32_t kPixelThreads = 256;
+constexpr uint32_t kPixelsEach = 8;   // of a thread, before the resize
+constexpr uint32_t kResultsEach = 4;  // of a thread of the resize
 constexpr uint32_t kWeightThreads = 128;
 constexpr int32_t kStepThreads = 512;
 
@@ -122,11 +124,15 @@ __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
   *to = make_uint2(words[0], words[1]);
 }
 
+// Returns the pixels of a thread, of which each has so many.
+__device__ jpeg::Places places_of_thread(uint32_t each) {
+  return {static_cast<int32_t>(blockIdx.x * kPixelThreads * each + threadIdx.x), kPixelThreads,
+          static_cast<int32_t>(each)};
+}
+
 __global__ void __launch_bounds__(kPixelThreads) pixels(Work work) {
   const Memory memory = memory_of_block(work);
-  const Plan& plan = jpeg::plan_at(memory.base);
-  const auto index = static_cast<int32_t>(blockIdx.x * kPixelThreads + threadIdx.x);
-  if (index < jpeg::pixel_count(plan)) jpeg::write_pixel(plan, memory, index);
+  jpeg::write_pixels(jpeg::plan_at(memory.base), memory, places_of_thread(kPixelsEach));
 }
 
 // One block an axis.
@@ -159,16 +165,12 @@ __global__ void __launch_bounds__(kWeightThreads) weights(Work work) {
 
 __global__ void __launch_bounds__(kPixelThreads) columns(Work work) {
   const Memory memory = memory_of_block(work);
-  const Plan& plan = jpeg::plan_at(memory.base);
-  const auto index = static_cast<int32_t>(blockIdx.x * kPixelThreads + threadIdx.x);
-  if (index < jpeg::column_count(plan)) jpeg::write_column(plan, memory, index);
+  jpeg::write_columns(jpeg::plan_at(memory.base), memory, places_of_thread(kResultsEach));
 }
 
 __global__ void __launch_bounds__(kPixelThreads) results(Work work) {
   const Memory memory = memory_of_block(work);
-  const Plan& plan = jpeg::plan_at(memory.base);
-  const auto index = static_cast<int32_t>(blockIdx.x * kPixelThreads + threadIdx.x);
-  if (index < jpeg::result_count(plan)) jpeg::write_result(plan, memory, index);
+  jpeg::write_results(jpeg::plan_at(memory.base), memory, places_of_thread(kResultsEach));
 }
 
 // The team of jpeg/steps.h: the threads of a block.
@@ -213,19 +215,19 @@ cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
                   stream>>>(work);
       break;
     case Stage::kPixels:
-      pixels<<<dim3(blocks_of(work.pixels, kPixelThreads), work.images), kPixelThreads, 0,
-               stream>>>(work);
+      pixels<<<dim3(blocks_of(work.pixels, kPixelThreads * kPixelsEach), work.images),
+               kPixelThreads, 0, stream>>>(work);
       break;
     case Stage::kWeights:
       weights<<<dim3(2, work.images), kWeightThreads, 0, stream>>>(work);
       break;
     case Stage::kColumns:
-      columns<<<dim3(blocks_of(work.columns, kPixelThreads), work.images), kPixelThreads, 0,
-                stream>>>(work);
+      columns<<<dim3(blocks_of(work.columns, kPixelThreads * kResultsEach), work.images),
+                kPixelThreads, 0, stream>>>(work);
       break;
     case Stage::kResults:
-      results<<<dim3(blocks_of(work.outputs, kPixelThreads), work.images), kPixelThreads, 0,
-                stream>>>(work);
+      results<<<dim3(blocks_of(work.outputs, kPixelThreads * kResultsEach), work.images),
+                kPixelThreads, 0, stream>>>(work);
       break;
     case Stage::kAugment:
       if (work.steps == 0) break;

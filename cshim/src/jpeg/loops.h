@@ -124,8 +124,18 @@ inline void transform_blocks(const Plan& plan, const Memory& memory) {
   }
 }
 
+// Calls write(places) for threads that have all `count` pixels together.
+template <typename Write>
+void write_all(int32_t count, Write write) {
+  constexpr int32_t kThreads = 32;
+  constexpr int32_t kEach = 8;
+  for (int32_t first = 0; first < count; first += kThreads * kEach) {
+    for (int32_t t = 0; t < kThreads; ++t) write(Places{first + t, kThreads, kEach});
+  }
+}
+
 inline void write_pixels(const Plan& plan, const Memory& memory) {
-  for (int32_t i = 0; i < pixel_count(plan); ++i) write_pixel(plan, memory, i);
+  write_all(pixel_count(plan), [&](const Places& p) { write_pixels(plan, memory, p); });
 }
 
 inline void weigh_axis(const Axis& axis, uint8_t* to) {
@@ -143,11 +153,11 @@ inline void weigh_axes(const Plan& plan, const Memory& memory) {
 }
 
 inline void write_columns(const Plan& plan, const Memory& memory) {
-  for (int32_t i = 0; i < column_count(plan); ++i) write_column(plan, memory, i);
+  write_all(column_count(plan), [&](const Places& p) { write_columns(plan, memory, p); });
 }
 
 inline void write_results(const Plan& plan, const Memory& memory) {
-  for (int32_t i = 0; i < result_count(plan); ++i) write_result(plan, memory, i);
+  write_all(result_count(plan), [&](const Places& p) { write_results(plan, memory, p); });
 }
 
 // The team of jpeg/steps.h on the host.

@@ -18,9 +18,9 @@ TS_HOST_DEVICE int32_t sample_at(const Plan& plan, const Component& component,
                                  const uint8_t* samples, int32_t x, int32_t y) {
   x = clamped(x, 0, component.width - 1) - static_cast<int32_t>(plan.mcu_x) * component.across * 8;
   y = clamped(y, 0, component.height - 1) - static_cast<int32_t>(plan.mcu_y) * component.down * 8;
-  const uint64_t stride = uint64_t{component.block_columns} * 8;
-  return samples[uint64_t{component.first_block} * 64 + static_cast<uint64_t>(y) * stride +
-                 static_cast<uint64_t>(x)];
+  // An image's samples are less than kMaxPlanScratch.
+  return samples[component.first_block * 64 +
+                 static_cast<uint32_t>(y) * component.block_columns * 8 + static_cast<uint32_t>(x)];
 }
 
 // Returns a component at pixel (x, y) of the stored image, as jdsample.c computes it: the triangle

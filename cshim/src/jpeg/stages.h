@@ -65,37 +65,76 @@ TS_HOST_DEVICE BlockPlace place_of_block(const Plan& plan, uint32_t index) {
           stride};
 }
 
+// The places of a picture that one thread works on: `count` of them, or as many as there are, from
+// index `first` on and `step` apart, so that the threads of a warp have neighbours.
+struct Places {
+  int32_t first, step, count;
+};
+
+// Calls use(index, x, y) for places of a picture of `all` pixels. It divides once.
+template <typename Use>
+TS_HOST_DEVICE void each_place(const Places& places, int32_t width, int32_t all, Use use) {
+  const int32_t rows = places.step / width;
+  const int32_t columns = places.step - rows * width;
+  int32_t index = places.first;
+  int32_t y = index / width;
+  int32_t x = index - y * width;
+  for (int32_t i = 0; i < places.count && index < all; ++i) {
+    use(index, x, y);
+    index += places.step;
+    y += rows;
+    x += columns;
+    if (x >= width) {
+      x -= width;
+      ++y;
+    }
+  }
+}
+
+// The stages below copy what they need of the plan, since a compiler must expect a store to change
+// what a reference refers to, and would load it again for each pixel.
+
 TS_HOST_DEVICE int32_t pixel_count(const Plan& plan) {
   return plan.x.source_size * plan.y.source_size;
 }
 
-TS_HOST_DEVICE void write_pixel(const Plan& plan, const Memory& memory, int32_t index) {
-  const int32_t y = index / plan.x.source_size;
-  const int32_t x = index - y * plan.x.source_size;
-  memory.pixels[index] = pixel_at(plan, memory.samples, x, y);
+TS_HOST_DEVICE void write_pixels(const Plan& of, const Memory& memory, const Places& places) {
+  const int32_t count = pixel_count(of);
+  if (places.first >= count) return;
+  const Plan plan = of;
+  each_place(places, plan.x.source_size, count, [&](int32_t index, int32_t x, int32_t y) {
+    memory.pixels[index] = pixel_at(plan, memory.samples, x, y);
+  });
 }
 
 TS_HOST_DEVICE int32_t column_count(const Plan& plan) { return plan.x.size * plan.y.source_size; }
 
-TS_HOST_DEVICE void write_column(const Plan& plan, const Memory& memory, int32_t index) {
-  const int32_t y = index / plan.x.size;
-  const int32_t x = index - y * plan.x.size;
-  const Weights weights = weights_at(plan.x, memory.weights);
-  memory.columns[index] = resampled(
-      plan.x, weights, x, memory.pixels + static_cast<int64_t>(y) * plan.x.source_size, 1);
+TS_HOST_DEVICE void write_columns(const Plan& plan, const Memory& memory, const Places& places) {
+  const int32_t count = column_count(plan);
+  if (places.first >= count) return;
+  const Axis axis = plan.x;
+  const Weights weights = weights_at(axis, memory.weights);
+  each_place(places, axis.size, count, [&](int32_t index, int32_t x, int32_t y) {
+    const uint32_t* const row = memory.pixels + static_cast<int64_t>(y) * axis.source_size;
+    memory.columns[index] = resampled(axis, weights, x, row, 1);
+  });
 }
 
 TS_HOST_DEVICE int32_t result_count(const Plan& plan) { return plan.x.size * plan.y.size; }
 
-TS_HOST_DEVICE void write_result(const Plan& plan, const Memory& memory, int32_t index) {
-  const int32_t y = index / plan.x.size;
-  const int32_t x = index - y * plan.x.size;
-  const Weights weights = weights_at(plan.y, memory.weights + weights_bytes(plan.x));
-  const uint32_t rgb = resampled(plan.y, weights, y, memory.columns + x, plan.x.size);
-  uint8_t* const to = memory.result + static_cast<int64_t>(index) * 3;
-  to[0] = static_cast<uint8_t>(rgb);
-  to[1] = static_cast<uint8_t>(rgb >> 8);
-  to[2] = static_cast<uint8_t>(rgb >> 16);
+TS_HOST_DEVICE void write_results(const Plan& plan, const Memory& memory, const Places& places) {
+  const int32_t count = result_count(plan);
+  if (places.first >= count) return;
+  const Axis axis = plan.y;
+  const int32_t width = plan.x.size;
+  const Weights weights = weights_at(axis, memory.weights + weights_bytes(plan.x));
+  each_place(places, width, count, [&](int32_t index, int32_t x, int32_t y) {
+    const uint32_t rgb = resampled(axis, weights, y, memory.columns + x, width);
+    uint8_t* const to = memory.result + static_cast<int64_t>(index) * 3;
+    to[0] = static_cast<uint8_t>(rgb);
+    to[1] = static_cast<uint8_t>(rgb >> 8);
+    to[2] = static_cast<uint8_t>(rgb >> 16);
+  });
 }
 
 }  // namespace ts::jpeg
