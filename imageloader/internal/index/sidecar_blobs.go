@@ -170,9 +170,15 @@ func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 		var b []byte
 		var end [8]byte
 		for i := range n {
-			if b = s.blob(i, b); len(b) == 0 {
-				b = other.blob(i, b)
+			// The other file is the newer one: a blob of it may be in the place of one that was wrong.
+			kept := s.keptBlob(i, b)
+			if len(kept) == 0 {
+				kept = other.blob(i, b)
 			}
+			if len(kept) == 0 {
+				kept = s.blob(i, b)
+			}
+			b = kept
 			if at+uint64(len(b)) > limit {
 				b = b[:0]
 			}

@@ -302,4 +302,16 @@ func TestBlobsOfAnEarlierRunAreReplaced(t *testing.T) {
 	if first, second := x.EntryPoints(0, nil), x.EntryPoints(1, nil); string(first) != "a longer one" || string(second) != "good" {
 		t.Errorf("blobs %q and %q", first, second)
 	}
+
+	// Another process, which has the earlier blob open, saves later.
+	here, other := open(t, path, testConfig()), open(t, path, testConfig())
+	here.KeepEntryPoints(0, []byte("right"))
+	other.KeepEntryPoints(2, []byte("the other's"))
+	closeIndex(t, here)
+	closeIndex(t, other)
+	again := open(t, path, testConfig())
+	defer closeIndex(t, again)
+	if first, third := again.EntryPoints(0, nil), again.EntryPoints(2, nil); string(first) != "right" || string(third) != "the other's" {
+		t.Errorf("blobs %q and %q", first, third)
+	}
 }
