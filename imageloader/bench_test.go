@@ -233,11 +233,11 @@ func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 			l.Close() // saves them
 		}
 	}
-	bytes, err := l.PlanBytes()
+	bytes, err := l.devicePlanner().PlanBytes()
 	if err != nil {
 		b.Fatal(err)
 	}
-	staging, rooms := l.MemberBytes()
+	staging, rooms := l.devicePlanner().MemberBytes()
 	type slot struct {
 		fields [][]byte
 		plans  decodeplan.Plans
@@ -253,7 +253,7 @@ func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 	run := func(images int) {
 		n, used, members = 0, 0, 0
 		for ; n < images; epoch++ {
-			err := l.FillPlans(context.Background(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+			err := l.devicePlanner().FillPlans(context.Background(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
 				select {
 				case s := <-free:
 					lent <- s

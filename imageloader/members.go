@@ -167,13 +167,11 @@ func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
 	return at, ok && at.Input > 0 && at.Input <= maxPacked && at.Skip <= maxMember && x.Size(i) <= maxMember-int64(at.Skip)
 }
 
-// MemberBytes returns what a consumer needs that inflates the members of a compressed archive
-// (decodeplan.Plans.Rooms): staging is the memory for the plans of a batch in the place of
-// PlanBytes, in bytes, and rooms the device memory that a batch is inflated into. Members without
-// room are inflated on the host. Both are 0 if the host inflates all members: those of an archive
-// that is not a .tgz or that is kept in memory. A prefetcher calls it.
-func (l *Loader) MemberBytes() (staging, rooms int) {
-	if _, err := l.PlanBytes(); err != nil || !l.keepsEntryPoints() {
+// MemberBytes implements decodeplan.Planner. Both are 0 if the host inflates all members: those of
+// an archive that is not a .tgz or that is kept in memory.
+func (p *devicePlanner) MemberBytes() (staging, rooms int) {
+	l := (*Loader)(p)
+	if _, err := p.PlanBytes(); err != nil || !l.keepsEntryPoints() {
 		return 0, 0
 	}
 	x := l.index.Load()

@@ -158,7 +158,7 @@ func TestMemberBytes(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer l.Close()
-			staging, rooms := l.MemberBytes()
+			staging, rooms := l.devicePlanner().MemberBytes()
 			if !test.inflates {
 				if staging != 0 || rooms != 0 {
 					t.Errorf("%d and %d bytes", staging, rooms)

@@ -15,10 +15,24 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// PlanBytes returns how many bytes the plans of a batch take, as far as that can be known: images
-// whose plans have no room are decoded on the host. It returns an error that says why, if these
-// options leave no image to a GPU. A prefetcher calls it.
-func (l *Loader) PlanBytes() (int, error) {
+// Planner is what a prefetcher asks for to decode images on a GPU (prefetcher.Options.Decode). What
+// it returns has no use outside of this module.
+//
+// A type that embeds a Loader has this method too: a prefetcher that decodes on a GPU then does not
+// call the type's own Fill. Such a type overrides Planner, and returns nil, with which the loader's
+// workers decode.
+func (l *Loader) Planner() any { return l.devicePlanner() }
+
+// devicePlanner is a Loader as a decodeplan.Planner.
+type devicePlanner Loader
+
+var _ decodeplan.Planner = (*devicePlanner)(nil)
+
+func (l *Loader) devicePlanner() *devicePlanner { return (*devicePlanner)(l) }
+
+// PlanBytes implements decodeplan.Planner.
+func (p *devicePlanner) PlanBytes() (int, error) {
+	l := (*Loader)(p)
 	t := &l.o.Transform
 	switch {
 	case len(t.Mix) > 0:
@@ -65,8 +79,8 @@ const (
 )
 
 // StepsOnDevice reports whether a GPU that decodes runs every step of Transform.Ops, whatever is
-// drawn for a sample. A prefetcher calls it.
-func (l *Loader) StepsOnDevice() bool { return l.plan.StepsOnDevice() }
+// drawn for a sample.
+func (p *devicePlanner) StepsOnDevice() bool { return p.plan.StepsOnDevice() }
 
 // FillPlans is Fill for a consumer that decodes images itself: lend also returns the memory for the
 // plans of a slot, or nil. A row with a plan has undefined pixels in the slot; all other rows, and
@@ -78,16 +92,12 @@ func (l *Loader) StepsOnDevice() bool { return l.plan.StepsOnDevice() }
 // also decodes the rows that Plans.HostRows leaves to it.
 //
 // The info of deliver is what DecodeRow and KeepEntryPoints take.
-//
-// A type that embeds a Loader and has a Fill of its own has this FillPlans too, and a prefetcher
-// that decodes on a device calls it instead of that Fill. Such a type has a PlanBytes of its own
-// that returns an error, or a FillPlans.
-func (l *Loader) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error),
+func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error),
 	deliver func(n int, info any) error) error {
-	if _, err := l.PlanBytes(); err != nil {
+	if _, err := p.PlanBytes(); err != nil {
 		return err
 	}
-	return l.fill(ctx, epoch, true, lend, deliver)
+	return (*Loader)(p).fill(ctx, epoch, true, lend, deliver)
 }
 
 // DecodeRow decodes a row of a batch of FillPlans on the host, as Fill does: dst gets its Size *
@@ -97,7 +107,8 @@ func (l *Loader) FillPlans(ctx context.Context, epoch int, lend func(context.Con
 // error if the archive has changed, if reading fails or ctx ends meanwhile, if the loader is
 // closed, and for an image that turns out to be bad: only where Options.TrustIndex trusts entry
 // points that were forged on purpose.
-func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
+func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
+	l := (*Loader)(p)
 	batch, ok := info.(Info)
 	if !ok || row < 0 || row >= len(batch.repeats) {
 		return fmt.Errorf("imageloader: DecodeRow of row %d: the batch is not one of FillPlans, or has no such row", row)

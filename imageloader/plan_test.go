@@ -46,7 +46,7 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch), HostRows: c.hostRows}
 		free <- s
 	}
-	err = l.FillPlans(t.Context(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+	err = l.devicePlanner().FillPlans(t.Context(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
 		select {
 		case s := <-free:
 			for i := range s.fields[0] { // what nobody writes must not be seen
@@ -68,7 +68,7 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 			if p := s.plans.Rows[row]; p.Bytes > 0 {
 				c.rows++
 				c.check(t, &s.plans, p, epoch, samples[row].Index)
-				if err := l.DecodeRow(t.Context(), info, row, s.fields[0][row*size:]); err != nil {
+				if err := l.devicePlanner().DecodeRow(t.Context(), info, row, s.fields[0][row*size:]); err != nil {
 					return err
 				}
 			}
@@ -419,10 +419,10 @@ func TestPlansAreRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.PlanBytes(); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := l.devicePlanner().PlanBytes(); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := l.FillPlans(t.Context(), 0, nil, nil); err == nil {
+		if err := l.devicePlanner().FillPlans(t.Context(), 0, nil, nil); err == nil {
 			t.Errorf("%s: FillPlans has no error", name)
 		}
 		l.Close()
@@ -432,8 +432,8 @@ func TestPlansAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, err := range map[string]error{
-		"no info":     l.DecodeRow(t.Context(), nil, 0, nil),
-		"no such row": l.DecodeRow(t.Context(), Info{}, 0, nil),
+		"no info":     l.devicePlanner().DecodeRow(t.Context(), nil, 0, nil),
+		"no such row": l.devicePlanner().DecodeRow(t.Context(), Info{}, 0, nil),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", what)
@@ -441,7 +441,7 @@ func TestPlansAreRefused(t *testing.T) {
 	}
 	l.Close()
 	info := Info{Samples: make([]Sample, 1), repeats: make([]repeat, 1), known: l.index.Load()}
-	if err := l.DecodeRow(t.Context(), info, 0, make([]byte, 3*224*224)); !errors.Is(err, ErrClosed) {
+	if err := l.devicePlanner().DecodeRow(t.Context(), info, 0, make([]byte, 3*224*224)); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 	_ = os.Remove(side)
@@ -473,7 +473,7 @@ func TestDecodeRowJudgesAsFillDoes(t *testing.T) {
 		s := x.Sample(i)
 		info := Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, repeats: []repeat{{size: s.Size}}}
 		dst := make([]byte, 3*32*32)
-		err := l.DecodeRow(t.Context(), info, 0, dst)
+		err := l.devicePlanner().DecodeRow(t.Context(), info, 0, dst)
 		var bad *SampleError
 		switch pixels, ok := good[i]; {
 		case ok && (err != nil || !bytes.Equal(dst, pixels)):
@@ -508,7 +508,7 @@ func TestDecodeRowOpensTheArchiveOnce(t *testing.T) {
 	x, dst := l.index.Load(), make([]byte, 3*32*32)
 	decode := func(ctx context.Context, i int) error {
 		s := x.Sample(i)
-		return l.DecodeRow(ctx, Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, repeats: []repeat{{size: s.Size}}}, 0, dst)
+		return l.devicePlanner().DecodeRow(ctx, Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, repeats: []repeat{{size: s.Size}}}, 0, dst)
 	}
 	good := 0 // a sample
 	for decode(t.Context(), good) != nil {

@@ -58,11 +58,10 @@ func (l *Loader) searches(x *index.Index) *searches {
 	}
 }
 
-// EntryBytes returns how many bytes the entry points of a batch take that a consumer of plans
-// finds, as far as that can be known: those without room are found again in a later epoch. 0: the
-// loader keeps none. A prefetcher calls it.
-func (l *Loader) EntryBytes() int {
-	bytes, err := l.PlanBytes()
+// EntryBytes implements decodeplan.Planner.
+func (p *devicePlanner) EntryBytes() int {
+	l := (*Loader)(p)
+	bytes, err := p.PlanBytes()
 	if err != nil || l.o.Damaged == Refuse || !l.keepsEntryPoints() {
 		return 0
 	}
@@ -74,7 +73,8 @@ func (l *Loader) EntryBytes() int {
 // (decodeplan.Row). From then on the images are planned by their entry points. They go into the
 // index, unless that has others already, and are those that Fill would have made. Several
 // goroutines may call it. A closed loader ignores it.
-func (l *Loader) KeepEntryPoints(info any, rows []int, found [][]byte) {
+func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
+	l := (*Loader)(p)
 	batch, ok := info.(Info)
 	if !ok || len(found) != len(rows) {
 		return

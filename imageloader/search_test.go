@@ -131,14 +131,14 @@ func TestKeepEntryPointsIgnoresOtherBatches(t *testing.T) {
 	defer l.Close()
 	info := Info{Samples: make([]Sample, 1), repeats: []repeat{{}}, known: l.index.Load()}
 	found := [][]byte{[]byte("an image that was not searched")}
-	l.KeepEntryPoints(nil, []int{0}, found)
-	l.KeepEntryPoints(info, []int{1}, found)
-	l.KeepEntryPoints(info, []int{-1}, found)
-	l.KeepEntryPoints(info, []int{0}, nil)
-	l.KeepEntryPoints(info, []int{0}, found)
+	l.devicePlanner().KeepEntryPoints(nil, []int{0}, found)
+	l.devicePlanner().KeepEntryPoints(info, []int{1}, found)
+	l.devicePlanner().KeepEntryPoints(info, []int{-1}, found)
+	l.devicePlanner().KeepEntryPoints(info, []int{0}, nil)
+	l.devicePlanner().KeepEntryPoints(info, []int{0}, found)
 	l.Close()
 	info.repeats[0].search = new(search)
-	l.KeepEntryPoints(info, []int{0}, found)
+	l.devicePlanner().KeepEntryPoints(info, []int{0}, found)
 	if n := l.Stats().EntriesMade; n != 0 {
 		t.Errorf("%d entry points", n)
 	}

@@ -60,7 +60,7 @@ type DecodePath string
 // The paths. Other formats than JPEG have one each.
 const (
 	ByEntryPoints DecodePath = "jpeg by entry points" // only the part that the crop needs
-	ByPlan        DecodePath = "jpeg by plan"         // left to the consumer: see FillPlans
+	ByPlan        DecodePath = "jpeg by plan"         // left to the prefetcher's device
 	ByHuffman     DecodePath = "jpeg by own huffman"  // our Huffman decoder, the rest by libjpeg-turbo
 	ByLibJPEG     DecodePath = "jpeg by libjpeg"      // all by libjpeg-turbo: progressive, CMYK, ...
 	ByPNG         DecodePath = "png"

@@ -40,15 +40,15 @@ import (
 //
 // The pinned memory is that of
 //
-//   - the plans, in each host slot: as much as PlanBytes of the source says, for a .tgz
-//     MemberBytes, and at most 256 MiB;
-//   - the entry points, in each device slot: as much as EntryBytes says, which is a quarter of
-//     PlanBytes for a Loader.
+//   - the plans, for a .tgz with the compressed members, in each host slot: what a random batch
+//     takes, and at most 256 MiB;
+//   - the entry points, in each device slot: a quarter of what the plans of a batch take, without
+//     compressed members.
 //
 // # Sources that embed a Loader
 //
-// A source that embeds a Loader and has a Fill of its own is asked by the Loader's FillPlans
-// instead, unless it has its own PlanBytes, which returns an error, or its own FillPlans.
+// Where the device decodes, the Fill of a source that embeds a Loader is not called, unless the
+// source has a method "Planner() any" of its own, which returns nil.
 type Decode int
 
 const (
@@ -79,35 +79,20 @@ func (d Decode) String() string {
 	return fmt.Sprintf("Decode(%d)", int(d))
 }
 
-// planner is a Source that can leave the decoding of images to the prefetcher: imageloader.Loader.
-// It is a Describer whose field "images" needs work.
-type planner interface {
-	Describer
-	// PlanBytes returns the size of a slot's memory for plans, or an error that says why there are
-	// none.
-	PlanBytes() (int, error)
-	// MemberBytes returns the size of a slot's memory for plans, in the place of PlanBytes, and the
-	// device memory of a batch, if the device is to inflate the members of the source's archive. 0,
-	// 0: the source inflates.
-	MemberBytes() (staging, rooms int)
-	// StepsOnDevice reports whether the device runs every step on the pixels of every image.
-	StepsOnDevice() bool
-	// EntryBytes returns the size of a slot's memory for entry points that the device finds. 0: the
-	// source keeps none.
-	EntryBytes() int
-	// FillPlans is Fill, with memory for plans beside each slot.
-	FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(n int, info any) error) error
-	// DecodeRow writes the pixels of a row of a batch, which it decodes on the host.
-	DecodeRow(ctx context.Context, info any, row int, dst []byte) error
-	// KeepEntryPoints takes the entry points that the device has found in the images of some rows
-	// of a batch, which it could decode. rows and found are not kept.
-	KeepEntryPoints(info any, rows []int, found [][]byte)
+// plannerOf returns what a source leaves the decoding of its images to the prefetcher by, or nil.
+func plannerOf(source Source) decodeplan.Planner {
+	s, ok := source.(interface{ Planner() any })
+	if !ok {
+		return nil
+	}
+	p, _ := s.Planner().(decodeplan.Planner)
+	return p
 }
 
 // decoding is the state of decoding on a device that does not depend on the device. Only the ring's
 // goroutine uses it, except for plans, which belong to the slots that are lent.
 type decoding struct {
-	source planner
+	source decodeplan.Planner
 	images int           // the field
 	finish tensor.Finish // of the field
 	row    int           // bytes of a row's pixels
@@ -166,8 +151,8 @@ const maxDecoded = 65535
 
 // newDecoding returns nil if the host decodes, for the reason in err.
 func newDecoding(source Source, s *slots) (*decoding, error) {
-	p, ok := source.(planner)
-	if !ok {
+	p := plannerOf(source)
+	if p == nil {
 		return nil, errors.New("the source does not plan images: imageloader does")
 	}
 	bytes, err := p.PlanBytes()
@@ -178,10 +163,11 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 		return nil, fmt.Errorf("a batch has %d images, and a GPU decodes at most %d at once", s.batch, maxDecoded)
 	}
 	images := s.field("images")
-	if images < 0 || !s.work[images] {
+	describer, ok := source.(Describer)
+	if !ok || images < 0 || !s.work[images] {
 		return nil, errors.New("the source has no field \"images\" that needs a finish")
 	}
-	d := &decoding{source: p, images: images, finish: p.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
+	d := &decoding{source: p, images: images, finish: describer.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
 		head: capi.GPUDecoderHeadBytes(int(s.batch)), entries: p.EntryBytes()}
 	if staging, rooms := p.MemberBytes(); rooms > 0 {
 		d.bytes, d.rooms, d.head = max(bytes, staging), rooms, capi.GPUDecoderInflatingHeadBytes(int(s.batch), int(s.batch))

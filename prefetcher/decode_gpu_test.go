@@ -279,11 +279,21 @@ type corruptingSource struct {
 	members int // of hits: compressed members
 }
 
-func (s *corruptingSource) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(int, any) error) error {
+func (s *corruptingSource) Planner() any {
+	return corruptingPlanner{s, s.Loader.Planner().(decodeplan.Planner)}
+}
+
+// corruptingPlanner is the planner of a corruptingSource.
+type corruptingPlanner struct {
+	*corruptingSource
+	decodeplan.Planner
+}
+
+func (s corruptingPlanner) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(int, any) error) error {
 	var mu sync.Mutex
 	var lent []*decodeplan.Plans
 	batch := 0
-	return s.Loader.FillPlans(ctx, epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+	return s.Planner.FillPlans(ctx, epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
 		fields, plans, err := lend(ctx)
 		mu.Lock()
 		defer mu.Unlock()

@@ -228,11 +228,11 @@ func TestDecoderBytesCountRooms(t *testing.T) {
 		l := newLoader(t, decodeArchiveOf(t, 20, name), memberOptions(imageloader.Skip, false))
 		p := onCPU(t, l)
 		d := p.slots.decode
-		plans, err := l.PlanBytes()
+		plans, err := plannerOf(l).PlanBytes()
 		if err != nil {
 			t.Fatal(err)
 		}
-		staging, rooms := l.MemberBytes()
+		staging, rooms := plannerOf(l).MemberBytes()
 		if (rooms > 0) != inflates || d.rooms != rooms || d.bytes != max(plans, staging) || p.Stats().DecoderBytes < int64(d.head+d.bytes+d.rooms) {
 			t.Errorf("%s: %d bytes of plans, %d of rooms: %d are reported", name, d.bytes, d.rooms, p.Stats().DecoderBytes)
 		}

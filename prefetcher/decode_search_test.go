@@ -16,6 +16,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
 // TestCPUDecodeSearches: a pass over images whose entry points nobody knows is decoded on the
@@ -98,7 +99,12 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 // crampedSource has room for the entry points of few images.
 type crampedSource struct{ *imageloader.Loader }
 
-func (crampedSource) EntryBytes() int { return 16 << 10 }
+func (s crampedSource) Planner() any { return crampedPlanner{s.Loader.Planner().(decodeplan.Planner)} }
+
+// crampedPlanner is the planner of a crampedSource.
+type crampedPlanner struct{ decodeplan.Planner }
+
+func (crampedPlanner) EntryBytes() int { return 16 << 10 }
 
 // TestCPUDecodeFindsAgain: entry points without room are found again in later epochs, until all are
 // kept.

@@ -35,6 +35,7 @@ func (s *plannedSource) Finishes() []tensor.Finish {
 	return []tensor.Finish{{Mean: []float32{0, 0, 0}, Std: []float32{1, 1, 1}}, {}}
 }
 
+func (s *plannedSource) Planner() any            { return s }
 func (s *plannedSource) StepsOnDevice() bool     { return !s.hostStep }
 func (s *plannedSource) PlanBytes() (int, error) { return decodeplan.Align * s.batch, s.refuses }
 func (s *plannedSource) MemberBytes() (int, int) { return 0, 0 }
@@ -291,6 +292,11 @@ func TestAutoLeavesStepsToTheHost(t *testing.T) {
 	}
 }
 
+// ownFill embeds a source that plans, and has its own Fill called.
+type ownFill struct{ *plannedSource }
+
+func (ownFill) Planner() any { return nil }
+
 func TestDecodeOption(t *testing.T) {
 	cannot := errors.New("cannot plan")
 	for _, test := range []struct {
@@ -305,6 +311,7 @@ func TestDecodeOption(t *testing.T) {
 		{"Device on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Device}, "the device is the CPU"},
 		{"Device of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot}, Options{Decode: Device}, "cannot plan"},
 		{"Device of too large batches", &plannedSource{rawSource: rawSource{batch: 65536}}, Options{Decode: Device}, "at most 65535"},
+		{"Device of a source that embeds one that plans", ownFill{&plannedSource{rawSource: rawSource{batch: 1}}}, Options{Decode: Device}, "does not plan"},
 		{"Device of a source without plans", &rawSource{batch: 1}, Options{Decode: Device}, "does not plan"},
 		{"another value", &rawSource{batch: 1}, Options{Decode: 3}, "Decode(3)"},
 		{"a bound on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Auto, DecodeMultiprocessors: 16}, ""},

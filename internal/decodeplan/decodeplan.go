@@ -3,6 +3,39 @@
 // imageloader/decode and serve share them likewise.
 package decodeplan
 
+import "context"
+
+// Planner leaves the decoding of a source's images to the prefetcher. A source that has one returns
+// it from a method "Planner() any", as imageloader.Loader does. The source's field "images" needs
+// work on the device.
+type Planner interface {
+	// PlanBytes returns the size of a slot's memory for plans, as far as that can be known: images
+	// whose plans have no room are decoded by the source. It returns an error that says why, if no
+	// image can be left to a device.
+	PlanBytes() (int, error)
+	// MemberBytes returns the size of a slot's memory for plans, in the place of PlanBytes, and the
+	// device memory that a batch is inflated into (Plans.Rooms), if the device is to inflate the
+	// members of the source's archive. The source inflates members without room. 0, 0: it inflates
+	// all.
+	MemberBytes() (staging, rooms int)
+	// StepsOnDevice reports whether the device runs every step on the pixels of every image.
+	StepsOnDevice() bool
+	// EntryBytes returns the size of a slot's memory for entry points that the device finds. Those
+	// without room are found again in a later epoch. 0: the source keeps none.
+	EntryBytes() int
+	// FillPlans is the source's Fill, where lend also returns the memory for the plans of a slot.
+	// A row with a plan has undefined pixels in the slot; all other rows, and the other fields, are
+	// as Fill's. The plans describe the pixels that Fill would write, to the bit.
+	FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *Plans, error), deliver func(n int, info any) error) error
+	// DecodeRow writes the pixels of a row of a batch, whose plan the device could not decode. It
+	// decodes on the host. info is the batch's.
+	DecodeRow(ctx context.Context, info any, row int, dst []byte) error
+	// KeepEntryPoints takes what the device has found in the images of some rows of a batch, whose
+	// info it has, and which it could decode: for each row Row.Found bytes. rows and found are not
+	// kept.
+	KeepEntryPoints(info any, rows []int, found [][]byte)
+}
+
 // Plans holds the plans of one slot's images. The consumer owns it, and lends it together with the
 // slot; the source fills it in until it delivers the batch.
 type Plans struct {
