@@ -170,7 +170,7 @@ func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 		var b []byte
 		var end [8]byte
 		for i := range n {
-			// The other file is the newer one: a blob of it may be in the place of one that was wrong.
+			// The other file is the newer one: its blob may be in the place of a wrong one.
 			kept := s.keptBlob(i, b)
 			if len(kept) == 0 {
 				kept = other.blob(i, b)
