@@ -5,11 +5,13 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -112,6 +114,66 @@ func TestDamagedCheckpoints(t *testing.T) {
 				t.Errorf("%v does not say %s and %q", err, path, c.text)
 			}
 		})
+	}
+}
+
+// TestMemoryOfHeadersIsBounded opens headers and indexes of many small parts, sound and damaged, and
+// compares what they allocate with their sizes.
+func TestMemoryOfHeadersIsBounded(t *testing.T) {
+	const perByte = 100 // of allocations in all, most of which are garbage at the end
+	each := func(n int, entry func(i int) string) string {
+		var b strings.Builder
+		for i := range n {
+			b.WriteString(entry(i) + ",")
+		}
+		return "{" + strings.TrimSuffix(b.String(), ",") + "}"
+	}
+	empty := func(i int) string { return fmt.Sprintf(`"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`, i) }
+	for name, header := range map[string]string{
+		"tensors":           each(50_000, empty),
+		"tensors, then two": each(50_000, empty) + "{}",
+		"dimensions": each(500, func(i int) string {
+			return fmt.Sprintf(`"%x":{"dtype":"U8","shape":[%s0],"data_offsets":[0,0]}`, i, strings.Repeat("1,", 63))
+		}),
+		"many dimensions": each(20, func(i int) string {
+			return fmt.Sprintf(`"%x":{"dtype":"U8","shape":[%s0],"data_offsets":[0,0]}`, i, strings.Repeat("1,", 9999))
+		}),
+		"metadata":      `{"__metadata__":` + each(50_000, func(i int) string { return fmt.Sprintf(`"%x":""`, i) }) + "}",
+		"a long string": `{"__metadata__":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`,
+		"escapes":       `{"__metadata__":{"a":"` + strings.Repeat(`\u00e4`, 100_000) + `"}}`,
+		"a long name":   `{"` + strings.Repeat("x", 1<<20) + `":1}`,
+		"spaces":        "{" + strings.Repeat(" ", 1<<20) + "}",
+		"objects":       strings.Repeat(`{"a":`, 100_000),
+		"arrays":        `{"a":{"shape":` + strings.Repeat("[", 100_000),
+		"numbers":       `{"a":{"shape":[` + strings.Repeat("1,", 500_000) + "1]}}",
+		"a number":      `{"a":{"shape":[` + strings.Repeat("1", 1<<20) + "]}}",
+	} {
+		checkMemory(t, name, "x.safetensors", safetensors(header, 0), perByte)
+		checkMemory(t, name, "x.safetensors.index.json", []byte(header), perByte)
+	}
+	shards := `{"weight_map":` + each(20_000, func(i int) string { return fmt.Sprintf(`"%x":"%x.safetensors"`, i, i) }) + "}"
+	checkMemory(t, "shards", "x.safetensors.index.json", []byte(shards), perByte)
+}
+
+// checkMemory opens a file and requires that it allocates no more than so many bytes for each byte.
+func checkMemory(t *testing.T, name, base string, file []byte, perByte uint64) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), base)
+	if err := os.WriteFile(path, file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	c, err := nn.OpenCheckpoint(path)
+	runtime.ReadMemStats(&after)
+	if err == nil {
+		c.Close()
+	} else if len(err.Error()) > 4096 {
+		t.Errorf("%s in %s: an error of %d bytes: %.100s", name, base, len(err.Error()), err)
+	}
+	took := after.TotalAlloc - before.TotalAlloc
+	if limit := uint64(len(file))*perByte + 1<<20; took > limit {
+		t.Errorf("%s in %s: a file of %d bytes takes %d, more than %d: %.200v", name, base, len(file), took, limit, err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"sort"
+	"strings"
 	"sync"
 	"unicode/utf8"
 
@@ -90,9 +91,23 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 	c := &Checkpoint{path: path, file: file}
 	if err := c.readHeader(); err != nil {
 		c.Close()
-		return nil, fmt.Errorf("nn: %s: %w", path, err)
+		return nil, fmt.Errorf("nn: %s: %w", path, brief(err))
 	}
 	return c, nil
+}
+
+// maxErrorText is the maximum length of an error's text, which may quote names and numbers of an
+// untrusted file.
+const maxErrorText = 2048
+
+// brief returns err, or an error with the beginning and the end of its text if that is too long.
+func brief(err error) error {
+	text := err.Error()
+	if len(text) <= maxErrorText {
+		return err
+	}
+	half := maxErrorText / 2
+	return errors.New(strings.ToValidUTF8(text[:half], "") + " ... " + strings.ToValidUTF8(text[len(text)-half:], ""))
 }
 
 // Path returns the path that OpenCheckpoint was given.
