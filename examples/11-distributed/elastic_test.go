@@ -33,6 +33,8 @@ const (
 	// holdVariable is the rank that waits for its signal, and the number of steps after which it
 	// does: "1:8". Otherwise the training may be over when the signal comes.
 	holdVariable = "TORCHSTREAM_EXAMPLE_HOLD"
+	// aloneVariable is the number of steps after which a rank that is alone waits for its signal.
+	aloneVariable = "TORCHSTREAM_EXAMPLE_ALONE"
 )
 
 const (
@@ -42,12 +44,12 @@ const (
 
 // report is a step as a rank prints it.
 type report struct {
-	Rank, Epoch, Batch int
-	PID                int
-	Names              []string
-	Pixels             uint32 // a checksum
-	Weights            []parameter
-	Loss               float64
+	Rank, World, Epoch, Batch int
+	PID                       int
+	Names                     []string
+	Pixels                    uint32 // a checksum
+	Weights                   []parameter
+	Loss                      float64
 }
 
 // parameter is a parameter after a step.
@@ -67,6 +69,10 @@ func reportSteps(ctx context.Context, o options) options {
 	if restarts := os.Getenv("TORCHELASTIC_RESTART_COUNT"); restarts == "" || restarts == "0" {
 		fmt.Sscanf(os.Getenv(holdVariable), "%d:%d", &victim, &after)
 	}
+	world, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
+	if alone, err := strconv.Atoi(os.Getenv(aloneVariable)); err == nil && world == 1 {
+		victim, after = 0, alone
+	}
 	steps := 0
 	o.onStep = func(s step) error {
 		loss, err := s.loss.Float64s()
@@ -79,7 +85,7 @@ func reportSteps(ctx context.Context, o options) options {
 		if err != nil {
 			return err
 		}
-		r := report{Rank: s.rank, Epoch: s.epoch, Batch: s.batch, PID: os.Getpid(), Pixels: crc32.ChecksumIEEE(pixels), Loss: loss[0]}
+		r := report{Rank: s.rank, World: world, Epoch: s.epoch, Batch: s.batch, PID: os.Getpid(), Pixels: crc32.ChecksumIEEE(pixels), Loss: loss[0]}
 		for _, sample := range s.info.Samples {
 			r.Names = append(r.Names, sample.Name)
 		}
@@ -409,9 +415,9 @@ func TestTerminated(t *testing.T) {
 	}
 }
 
-// torchrun starts the ranks again when one is killed, and they go on from the checkpoint. The test
-// needs a Python that has torch.
-func TestTorchrunRestarts(t *testing.T) {
+// torchrunPython returns a Python with torchrun, or skips the test.
+func torchrunPython(t *testing.T) string {
+	t.Helper()
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		t.Skip("needs python3")
@@ -419,6 +425,13 @@ func TestTorchrunRestarts(t *testing.T) {
 	if err := exec.Command(python, "-c", "import torch.distributed.run").Run(); err != nil {
 		t.Skip("needs a python3 with torch")
 	}
+	return python
+}
+
+// torchrun starts the ranks again when one is killed, and they go on from the checkpoint. The test
+// needs a Python that has torch.
+func TestTorchrunRestarts(t *testing.T) {
+	python := torchrunPython(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -459,4 +472,137 @@ func TestTorchrunRestarts(t *testing.T) {
 	if n := strings.Count(text.String(), "learned "); n != 2 {
 		t.Errorf("%d ranks have learned\n%s", n, text.String())
 	}
+}
+
+// agent is a torchrun of one process, which stands for a host.
+type agent struct {
+	*exec.Cmd
+	lines chan string // closed at the end
+}
+
+// startAgent starts a torchrun that trains with one host or with two. The first one has the store
+// in which hosts meet. With the variable of torchrun, rank 0 has that of the ranks, and announces
+// it after each start; otherwise torchrun has it, and announces it after the first start alone.
+func startAgent(ctx context.Context, t *testing.T, python string, port int, checkpoint string, first bool, env ...string) *agent {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=scales",
+		"--rdzv-backend=c10d", fmt.Sprintf("--rdzv-endpoint=127.0.0.1:%d", port), "--local-addr=127.0.0.1", "--monitor-interval=0.1", "--no-python",
+		fmt.Sprintf("--rdzv-conf=is_host=%t,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3", first), self), make(chan string, 1024)}
+	a.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+checkpoint, aloneVariable+"=5", "OMP_NUM_THREADS=1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+	a.Env = append(a.Env, env...)
+	out, err := a.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Stderr = a.Stdout
+	if err := a.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(a.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			a.lines <- s.Text()
+		}
+	}()
+	return a
+}
+
+// A host that dies leaves the training to the other one, and a host that comes takes part: torchrun
+// starts the ranks again each time, and they go on from the checkpoint as if nothing had happened.
+func TestTorchrunScales(t *testing.T) {
+	python := torchrunPython(t)
+	port, err := freeport.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	want := newHistory()
+	whole := part{world: 2, victim: -1}
+	ranks := start(t, "cpu", whole, filepath.Join(t.TempDir(), "whole.pt"))
+	follow(t, ranks, whole, nil)
+	want.add(t, ranks)
+
+	checkpoint := filepath.Join(t.TempDir(), "last.pt")
+	stays := startAgent(ctx, t, python, port, checkpoint, true)
+	other := startAgent(ctx, t, python, port, checkpoint, false)
+	var text strings.Builder
+	processes := map[int]*rank{} // by PID
+	var order []int
+	steps := func(line string) (r report, ok bool) {
+		step, isStep := strings.CutPrefix(line, reportPrefix)
+		if !isStep || json.Unmarshal([]byte(step), &r) != nil {
+			text.WriteString(line + "\n")
+			return r, false
+		}
+		if processes[r.PID] == nil {
+			processes[r.PID] = &rank{}
+			order = append(order, r.PID)
+		}
+		processes[r.PID].steps = append(processes[r.PID].steps, r)
+		return r, true
+	}
+	t.Cleanup(func() {
+		for pid := range processes {
+			if t.Failed() { // a rank may wait for a signal that no torchrun sends any more
+				syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	})
+	died, came := false, false // the other host
+	for stays.lines != nil || other.lines != nil {
+		select {
+		case line, open := <-stays.lines:
+			if !open {
+				stays.lines = nil
+				break
+			}
+			if r, ok := steps(line); ok && died && !came && r.World == 1 && len(processes[r.PID].steps) == 5 {
+				came = true
+				other.Wait() // it was killed
+				other = startAgent(ctx, t, python, port, checkpoint, false)
+			}
+		case line, open := <-other.lines:
+			if !open {
+				other.lines = nil
+				break
+			}
+			if r, ok := steps(line); ok && !died && len(processes[r.PID].steps) == 8 {
+				died = true
+				other.Process.Kill()
+				syscall.Kill(r.PID, syscall.SIGKILL)
+			}
+		}
+	}
+	if err := errors.Join(stays.Wait(), other.Wait()); err != nil {
+		t.Fatalf("%v\n%s", err, text.String())
+	}
+	var worlds []int
+	got := newHistory()
+	for i := 0; i < len(order); {
+		first := processes[order[i]]
+		world := first.steps[0].World
+		if i+world > len(order) {
+			t.Fatalf("%d of %d ranks have trained\n%s", len(order)-i, world, text.String())
+		}
+		together := make([]*rank, world)
+		for n := range together {
+			p := processes[order[i+n]]
+			together[p.steps[0].Rank] = p
+		}
+		got.add(t, together)
+		worlds = append(worlds, world)
+		i += world
+	}
+	if n := len(worlds); n < 3 || !slices.Equal(worlds[n-3:], []int{2, 1, 2}) {
+		t.Errorf("trained with %v ranks\n%s", worlds, text.String())
+	}
+	if n := strings.Count(text.String(), "learned "); n != 2 {
+		t.Errorf("%d ranks have learned\n%s", n, text.String())
+	}
+	requireEqual(t, got, want, 1e-4)
 }
