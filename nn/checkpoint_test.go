@@ -117,8 +117,8 @@ func TestDamagedCheckpoints(t *testing.T) {
 	}
 }
 
-// TestMemoryOfHeadersIsBounded opens headers and indexes of many small parts, sound and damaged, and
-// compares what they allocate with their sizes.
+// TestMemoryOfHeadersIsBounded opens headers and indexes of many small parts, sound and damaged,
+// and compares what they allocate with their sizes.
 func TestMemoryOfHeadersIsBounded(t *testing.T) {
 	const perByte = 100 // of allocations in all, most of which are garbage at the end
 	each := func(n int, entry func(i int) string) string {
