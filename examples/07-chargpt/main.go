@@ -66,6 +66,9 @@ type result struct {
 
 func run(ctx context.Context, o options, out io.Writer) (*result, error) {
 	device, err := study.Device(o.device)
+	if err == nil {
+		err = study.Positive(map[string]int{"steps": o.steps, "batch": o.batch, "context": o.context, "width": o.width, "heads": o.heads, "layers": o.layers})
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -113,6 +113,8 @@ func TestMistakesSayWhatToDo(t *testing.T) {
 		"not in the text":       func(o *options) { o.prompt = "#" },
 		"-device \"tpu\"":       func(o *options) { o.device = "tpu" },
 		"a sample needs":        func(o *options) { o.context = 4000 },
+		"-steps 0: want 1":      func(o *options) { o.steps = 0 },
+		"-heads -1: want 1":     func(o *options) { o.heads = -1 },
 		"has no such GPU":       func(o *options) { o.device = "cuda:99" },
 		"after a prompt of 240": func(o *options) { o.prompt = strings.Repeat("one ", 60); o.steps = 1 },
 	} {

@@ -106,6 +106,9 @@ type task struct {
 
 func run(ctx context.Context, o options, out io.Writer) (_ *result, err error) {
 	device, err := study.Device(o.device)
+	if err == nil {
+		err = study.Positive(map[string]int{"size": o.size, "width": o.width, "pretrain": o.pretrain, "epochs": o.epochs})
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -40,8 +40,9 @@ func TestTheFrozenTrunkIsAheadOfNothing(t *testing.T) {
 
 func TestMistakesSayWhatToDo(t *testing.T) {
 	for want, change := range map[string]func(*options){
-		"none.tgz":         func(o *options) { o.train = "none.tgz" },
-		"none.safetensors": func(o *options) { o.checkpoint = "none.safetensors" },
+		"-epochs 0: want 1": func(o *options) { o.epochs = 0 },
+		"none.tgz":          func(o *options) { o.train = "none.tgz" },
+		"none.safetensors":  func(o *options) { o.checkpoint = "none.safetensors" },
 	} {
 		o := small()
 		change(&o)

@@ -173,6 +173,9 @@ func (u *unet) Parts() nn.Parts {
 
 func run(ctx context.Context, o options, out io.Writer) (overlaps []float64, err error) {
 	device, err := study.Device(o.device)
+	if err == nil {
+		err = study.Positive(map[string]int{"images": o.images, "epochs": o.epochs, "width": o.width})
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,5 @@
-// Package study has what the examples that learn something share: the choice of the device, and the
-// pictures of what was learned.
+// Package study has what the examples that learn something share: the choice of the device, a check
+// of flags, and the pictures of what was learned.
 package study
 
 import (
@@ -7,8 +7,10 @@ import (
 	"image"
 	"image/color"
 	"image/png"
+	"maps"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +18,16 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/torch"
 )
+
+// Positive returns an error that names the first of the flags, by name, whose value is less than 1.
+func Positive(flags map[string]int) error {
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		if flags[name] < 1 {
+			return fmt.Errorf("-%s %d: want 1 or more", name, flags[name])
+		}
+	}
+	return nil
+}
 
 // Device parses the value of a flag -device: "cpu", "cuda:N", "cuda" for the first GPU, or "" for
 // the first GPU if there is one.
