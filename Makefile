@@ -93,6 +93,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfSharded' ./dist
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$' ./serve
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOf(InflatedMembers|BoundedDecoding)$$|^TestSteadyDecoding' ./prefetcher
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestPrecedence$$' ./train
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$|^TestBoundedStreams$$' ./cuda
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_nvjpeg_test
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchTrainBesideEngines$$' ./cmd/torchstream

@@ -49,6 +49,21 @@ func NewOwnedStream(d Device, o StreamOptions) (*OwnedStream, error) {
 	return own, nil
 }
 
+// NewSideStream returns an exclusive stream with the device and the priority of another one, for
+// work beside it. Nothing orders the two: see [Fork]. NewSideStream does not wait for the device.
+func NewSideStream(of Stream) (*OwnedStream, error) {
+	priority, err := of.Priority()
+	if err != nil {
+		return nil, err
+	}
+	_, greatest, err := PriorityRange()
+	if err != nil {
+		return nil, err
+	}
+	// An external stream may have a priority beyond LibTorch's.
+	return NewOwnedStream(of.Device(), StreamOptions{Priority: max(priority, greatest)})
+}
+
 // Multiprocessors returns how many multiprocessors the stream's kernels run on, by
 // StreamOptions.MaxMultiprocessors. 0: on all.
 func (o *OwnedStream) Multiprocessors() int { return o.multiprocessors }

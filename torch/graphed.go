@@ -583,7 +583,9 @@ func (g *Graphed) device(args []argument) cuda.Device {
 	return g.o.Device
 }
 
-// sideStreams captures with package cuda, on one exclusive stream per device.
+// sideStreams captures with package cuda, on one exclusive stream per device. The stream has the
+// priority of the stream that was current when the first graph was made, because a graph's kernels
+// have the priority of the capture's stream, whatever stream replays them.
 type sideStreams struct {
 	streams map[cuda.Device]*cuda.OwnedStream
 }
@@ -592,7 +594,11 @@ func (s *sideStreams) on(device cuda.Device) (*cuda.OwnedStream, error) {
 	if own := s.streams[device]; own != nil {
 		return own, nil
 	}
-	own, err := cuda.NewOwnedStream(device, cuda.StreamOptions{})
+	caller, err := cuda.GetCurrentCUDAStream(device)
+	if err != nil {
+		return nil, err
+	}
+	own, err := cuda.NewSideStream(caller)
 	if err != nil {
 		return nil, err
 	}

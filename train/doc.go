@@ -10,7 +10,8 @@
 // The package uses only the public interface of the packages below it, so a program that needs
 // another loop can have one of its own: examples/01-train writes it out.
 //
-// A [Stepper] is one step without the loop.
+// A [Stepper] is one step without the loop. On a GPU [WithPrecedence] lets steps go before the
+// preparation of later batches.
 //
 // # Files
 //

@@ -153,7 +153,8 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 
 // Run trains the model until Config.Epochs epochs are complete, and returns a report, also beside
 // an error. It holds its OS thread, because LibTorch plans cuDNN's convolutions for each thread
-// anew.
+// anew. It trains on the current stream; within [WithPrecedence] steps go before the preparation of
+// later batches on the GPU.
 //
 // When ctx ends, Run finishes the current step, saves last.pt and returns an *InterruptedError that
 // wraps ctx.Err() and says how to go on. Before the first step of a new run there is nothing to

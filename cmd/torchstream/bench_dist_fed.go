@@ -13,6 +13,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
 )
 
 // distFedRow is a training of all ranks whose batches come from one archive.
@@ -33,7 +34,7 @@ type distFedRow struct {
 // fed trains on batches of the archive, of which each rank gets its share.
 func (b *distBench) fed(ctx context.Context, model string, batch int) (*distFedRow, error) {
 	row := &distFedRow{Archive: b.archive, Model: model, Batch: batch, Decode: strings.ToLower(b.decode.String())}
-	err := withPrecedence(b.device, func() error {
+	err := train.WithPrecedence(b.device, func() error {
 		return b.withTrainee(model, "eager", true, func(t *trainee, scope *torch.Scope) error { return b.measureFed(ctx, row, t, scope) })
 	})
 	return row, err

@@ -21,6 +21,7 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
 )
 
 // firstRow is how long a new process takes until its first step is done.
@@ -201,7 +202,7 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 			continue
 		}
 		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
-		if err := withPrecedence(b.device, func() error { return b.measureFed(ctx, row) }); err != nil {
+		if err := train.WithPrecedence(b.device, func() error { return b.measureFed(ctx, row) }); err != nil {
 			return fmt.Errorf("bench train: %s from %s: %w", name, b.archive, err)
 		}
 		report.Fed = append(report.Fed, row)

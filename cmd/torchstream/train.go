@@ -455,7 +455,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		defer testFeed.Close()
 		c.Eval = testFeed
 	}
-	return withPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
+	return train.WithPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
 }
 
 // fit builds the model and trains it.
@@ -476,20 +476,6 @@ func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Dev
 		return interruption(ctx, err, stderr)
 	}
 	return o.finish(report, time.Since(begin), stdout)
-}
-
-// withPrecedence runs fn on a stream whose work takes precedence over the prefetcher's on the GPU:
-// finishes, and decoding. On the CPU it only runs fn.
-func withPrecedence(device cuda.Device, fn func() error) (err error) {
-	if device == cuda.CPU {
-		return fn()
-	}
-	stream, err := cuda.NewOwnedStream(device, cuda.StreamOptions{Priority: -1})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stream.Close()) }()
-	return cuda.WithStream(stream.Stream, fn)
 }
 
 // interruption says how to go on after an interruption, in the words of the command line. It prints
@@ -562,7 +548,7 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 	}
 	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model, elements, o.size, o.size, c.Loader.BatchSize(), device)
 	kept := map[string]int64{"sgd": 1, "adamw": 2}[o.optimizer] // tensors of a parameter's size
-	if !o.resume { // a finished run writes nothing
+	if !o.resume {                                              // a finished run writes nothing
 		if err := checkSpace(o.out, 4*(all+kept*elements)); err != nil {
 			return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
 		}

@@ -209,6 +209,12 @@ var edges = []edge{
 	{"a GraphedModule's memory is recorded on its last stream", "torch/graphed_module.go",
 		"{ return t.RecordStream(last) }", "{ return nil }", "torch", "TestGraphedModuleMayBeClosed", 1},
 
+	// ---- Training ahead of the prefetcher
+	{"WithPrecedence begins after the caller's work", "train/precedence.go",
+		"	if err := cuda.Fork(caller, stream.Stream); err != nil {", "	if err := error(nil); err != nil {", "train", "TestPrecedenceIsOrdered", 1},
+	{"the caller waits for WithPrecedence", "train/precedence.go",
+		"errors.Join(err, cuda.Join(caller, stream.Stream))", "errors.Join(err, nil)", "train", "TestPrecedenceIsOrdered", 1},
+
 	// ---- Parallel
 	{"Parallel forks", "nn/parallel.go", "	if err := eachCaller(lanes, cuda.Fork); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelForksAndJoins", 1},
 	{"Parallel joins", "nn/parallel.go", "			err = eachCaller(lanes, cuda.Join)\n", "", "nn", "TestParallelForksAndJoins", 1},

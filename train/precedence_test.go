@@ -1,0 +1,101 @@
+package train_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+func TestPrecedenceOnTheCPUOnlyCalls(t *testing.T) {
+	failure := errors.New("failure")
+	if err := train.WithPrecedence(cuda.CPU, func() error { return failure }); err != failure {
+		t.Errorf("%v", err)
+	}
+}
+
+// The stream of WithPrecedence has a higher priority than the default one, and so has the stream
+// that graphs are captured on.
+func TestPrecedence(t *testing.T) {
+	device := cudatest.RequireGPUs(t, 1)[0]
+	x, err := torch.Zeros(device, torch.Float32, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	priority := func(of string) {
+		t.Helper()
+		stream, err := cuda.GetCurrentCUDAStream(device)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := stream.Priority(); p != -1 || err != nil {
+			t.Errorf("%s has the priority %d, want -1: %v", of, p, err)
+		}
+	}
+	var graphed *torch.Graphed
+	failure := errors.New("failure")
+	err = train.WithPrecedence(device, func() error {
+		priority("the stream")
+		graphed = torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+			priority("the stream of a Graphed")
+			return []*torch.Tensor{in[0].NoGrad().AddScalar(1)}, nil
+		}, torch.GraphedOptions{})
+		if _, err := graphed.Call(x); err != nil {
+			return err
+		}
+		graph, err := cuda.Capture(cuda.CaptureOptions{Stream: cuda.DefaultStream(device)}, func() error {
+			priority("the stream of a capture")
+			return x.NoGrad().AddScalar_(1).Err()
+		})
+		if err != nil {
+			return err
+		}
+		return errors.Join(graph.Close(), graphed.Close(), failure)
+	})
+	if !errors.Is(err, failure) {
+		t.Errorf("%v, want the function's error", err)
+	}
+	after, err := cuda.GetCurrentCUDAStream(device)
+	if err != nil || after != cuda.DefaultStream(device) {
+		t.Errorf("the current stream is %v afterwards: %v", after, err)
+	}
+}
+
+// Work before WithPrecedence, in it and behind it runs in this order.
+func TestPrecedenceIsOrdered(t *testing.T) {
+	device := cudatest.RequireGPUs(t, 1)[0]
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	zeros, err := torch.Zeros(device, torch.Float32, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := scope.Own(zeros)
+	cudatest.Delay(t, cuda.DefaultStream(device), 20*time.Millisecond)
+	if err := x.Fill_(1).Err(); err != nil {
+		t.Fatal(err)
+	}
+	err = train.WithPrecedence(device, func() error {
+		stream, err := cuda.GetCurrentCUDAStream(device)
+		if err != nil {
+			return err
+		}
+		if err := x.MulScalar_(3).Err(); err != nil { // of 1, if the delay held it back
+			return err
+		}
+		cudatest.Delay(t, stream, 20*time.Millisecond)
+		return x.AddScalar_(4).Err()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := x.Float32s()
+	if err != nil || values[0] != 7 {
+		t.Errorf("%v, want 7: %v", values, err)
+	}
+}
