@@ -234,7 +234,11 @@ func checkSpace(folder string, bytes int64) error {
 	if err := unix.Statfs(there, &disk); err != nil {
 		return nil // writing says what is wrong
 	}
-	if free := float64(disk.Bavail) * float64(disk.Bsize); free < float64(bytes) {
+	blocks := disk.Bavail
+	if os.Geteuid() == 0 {
+		blocks = disk.Bfree // root may use the reserve
+	}
+	if free := float64(blocks) * float64(disk.Bsize); free < float64(bytes) {
 		return fmt.Errorf("%s are free, and a checkpoint of this training takes %s: free some space, or name another folder", byteSize(int64(free)), byteSize(bytes))
 	}
 	return nil
