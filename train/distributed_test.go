@@ -53,14 +53,32 @@ func TestJobProcess(t *testing.T) {
 		checkpointErrors(t, world)
 	case "data":
 		dataErrors(t, world)
+	case badWay:
+		trainOnBadSamples(t, world)
 	}
 	if err := world.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// startJob runs TestJobProcess as the ranks of a job to their ends, and returns what they print.
+// startJob is runJob for a job that must not fail.
 func startJob(t *testing.T, size int, way, path string, steps int) []string {
+	t.Helper()
+	said, errs := runJob(t, size, way, path, steps)
+	for rank, err := range errs {
+		if err != nil {
+			t.Errorf("rank %d of %d: %v\n%s", rank, size, err, said[rank])
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return said
+}
+
+// runJob runs TestJobProcess as the ranks of a job to their ends, and returns what they print, and
+// the errors of those that fail.
+func runJob(t *testing.T, size int, way, path string, steps int) (said []string, errs []error) {
 	t.Helper()
 	port, err := freeport.Find()
 	if err != nil {
@@ -85,18 +103,11 @@ func startJob(t *testing.T, size int, way, path string, steps int) []string {
 		}
 		ranks = append(ranks, c)
 	}
-	said := make([]string, size)
 	for rank, c := range ranks {
-		err := c.Wait()
-		said[rank] = texts[rank].String()
-		if err != nil {
-			t.Errorf("rank %d of %d: %v\n%s", rank, size, err, said[rank])
-		}
+		errs = append(errs, c.Wait())
+		said = append(said, texts[rank].String())
 	}
-	if t.Failed() {
-		t.FailNow()
-	}
-	return said
+	return said, errs
 }
 
 // dropoutJob is a training whose input and Dropout are drawn from the rank's generator.
