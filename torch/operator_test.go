@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/torch/internal/schema"
 )
@@ -37,6 +38,31 @@ func TestSchemasMatchTheLibrary(t *testing.T) {
 				t.Errorf("the library has\n%s\nand the table was generated from\n%s", text, o.schema)
 			}
 		})
+	}
+}
+
+// A call of more operands, or integers, than the short call of C counts is the general one.
+func TestOperatorsTakeAnyNumberOfOperands(t *testing.T) {
+	scope := NewScope("test")
+	defer scope.Close()
+	one, err := Ones(cuda.CPU, Float32, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one = scope.Own(one)
+	for _, count := range []int{1, 8, 9, 255, 256, 65535, 65536, 70000} {
+		in := make([]*Tensor, count)
+		for i := range in {
+			in[i] = one
+		}
+		sum, err := Cat(in, 0).Sum().Float64()
+		if err != nil || sum != float64(count) {
+			t.Errorf("the sum of %d ones is %g, %v", count, sum, err)
+		}
+		// The named call's lists grow differently.
+		if sum, err = Call1("cat", in).Sum().Float64(); err != nil || sum != float64(count) {
+			t.Errorf("the sum of %d ones by Call1 is %g, %v", count, sum, err)
+		}
 	}
 }
 

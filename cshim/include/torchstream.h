@@ -782,6 +782,21 @@ TS_API ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments,
                                   ts_tensor* const* tensors, int64_t tensor_count, int32_t flags,
                                   ts_tensor** results, int64_t capacity, int64_t* count);
 
+/* How many elements the arrays of ts_operator_call_one have, and its flags. */
+typedef struct ts_call_counts {
+  uint8_t flags; /* TS_OPERATOR_FLAG_ values, added */
+  uint8_t args;
+  uint16_t tensors;
+  uint32_t ints;
+} ts_call_counts;
+
+/* Does ts_operator_call for arguments without text and for at most one result, which NULL drops.
+ * All parameters fit into registers, and the depth of the calls is one less, so a call of a small
+ * operator costs less. */
+TS_API ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args,
+                                      ts_tensor* const* tensors, const int64_t* ints,
+                                      ts_call_counts counts, ts_tensor** result);
+
 /* The results of an operator, however many. */
 typedef struct ts_tensor_list ts_tensor_list;
 

@@ -210,6 +210,13 @@ class Call {
                             static_cast<int64_t>(tensors_.size()), flags_, results, capacity,
                             count);
   }
+  ts_error* run_one(ts_tensor** result) const {
+    const ts_call_counts counts{static_cast<uint8_t>(flags_), static_cast<uint8_t>(args_.size()),
+                                static_cast<uint16_t>(tensors_.size()),
+                                static_cast<uint32_t>(ints_.size())};
+    return ts_operator_call_one(op_, args_.data(), tensors_.data(), ints_.data(), counts, result);
+  }
+  bool has_text() const { return !text_.empty(); }
   // Runs a call that must fail, or whose results are not needed.
   ts_error* drop() const {
     int64_t count = 0;

@@ -118,6 +118,7 @@ func TestCallsPassTheirGate(t *testing.T) {
 			}
 		}},
 		"CallOperator":            {computing, func() { CallOperator(nil, nil, nil, nil, 0, nil) }},
+		"CallOperatorOne":         {computing, func() { CallOperatorOne(nil, nil, nil, nil, 0) }},
 		"CallOperator that waits": {copying(false), func() { CallOperator(nil, nil, nil, nil, CallWaits, nil) }},
 		"TensorData of the host":  {waiting, func() { TensorData(x, DeviceCPU) }},
 		"NotifyStream":            {computing, func() { NotifyStream(Stream{}, nil, 0) }},

@@ -212,6 +212,7 @@ func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
 			CallOperator(clone, self, on, nil, 0, out)
 			return out
 		},
+		"CallOperatorOne": func() []*Tensor { return one(CallOperatorOne(clone, self, on, nil, 0)) },
 		"CallOperatorList": func() []*Tensor {
 			var out List
 			CallOperatorList(unbind, self, on, nil, 0, &out)

@@ -130,6 +130,7 @@ static ts_error* absent_ts_tensor_get_extents(ts_tensor* const* tensors, int64_t
 static ts_error* absent_ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return (ts_error*)&torchstream_capi_absent; }
 static const char* absent_ts_operator_schema(const ts_operator* op) { return ""; }
 static ts_error* absent_ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) {}
 static ts_error* absent_ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return (ts_error*)&torchstream_capi_absent; }
@@ -359,6 +360,7 @@ static struct {
   ts_error* (*ts_operator_find)(const char* name, const char* overload, const ts_operator** op);
   const char* (*ts_operator_schema)(const ts_operator* op);
   ts_error* (*ts_operator_call)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count);
+  ts_error* (*ts_operator_call_one)(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result);
   ts_error* (*ts_operator_call_list)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count);
   void (*ts_tensor_list_take)(ts_tensor_list* list, ts_tensor** tensors);
   ts_error* (*ts_operator_call_results)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size);
@@ -587,6 +589,7 @@ static struct {
   absent_ts_operator_find,
   absent_ts_operator_schema,
   absent_ts_operator_call,
+  absent_ts_operator_call_one,
   absent_ts_operator_call_list,
   absent_ts_tensor_list_take,
   absent_ts_operator_call_results,
@@ -817,6 +820,7 @@ static const char* const names[] = {
   "ts_operator_find",
   "ts_operator_schema",
   "ts_operator_call",
+  "ts_operator_call_one",
   "ts_operator_call_list",
   "ts_tensor_list_take",
   "ts_operator_call_results",
@@ -1046,6 +1050,7 @@ ts_error* ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_ten
 ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return table.ts_operator_find(name, overload, op); }
 const char* ts_operator_schema(const ts_operator* op) { return table.ts_operator_schema(op); }
 ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return table.ts_operator_call(op, arguments, tensors, tensor_count, flags, results, capacity, count); }
+ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result) { return table.ts_operator_call_one(op, args, tensors, ints, counts, result); }
 ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count) { return table.ts_operator_call_list(op, arguments, tensors, tensor_count, flags, results, capacity, list, count); }
 void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) { table.ts_tensor_list_take(list, tensors); }
 ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return table.ts_operator_call_results(op, arguments, tensors, tensor_count, flags, results, size); }

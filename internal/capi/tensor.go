@@ -62,6 +62,19 @@ static inline ts_error* call_operator(uintptr_t op, const ts_arg* args, int64_t 
 #cgo noescape call_operator
 #cgo nocallback call_operator
 
+// ts_operator_call_one, as above. The error is no result, because cgo's code for a function with a
+// result is longer.
+static inline ts_error* call_one(uintptr_t op, const ts_arg* args, const uintptr_t* tensors, const int64_t* ints, ts_call_counts counts,
+                                 uintptr_t* result) {
+  return ts_operator_call_one((const ts_operator*)op, args, (ts_tensor* const*)tensors, ints, counts, (ts_tensor**)result);
+}
+static inline void call_operator_one(uintptr_t op, const ts_arg* args, const uintptr_t* tensors, const int64_t* ints, ts_call_counts counts,
+                                     uintptr_t* result, uintptr_t* error) {
+  *error = (uintptr_t)call_one(op, args, tensors, ints, counts, result);
+}
+#cgo noescape call_operator_one
+#cgo nocallback call_operator_one
+
 // ts_operator_call_list, as above.
 static inline ts_error* call_operator_list(const ts_operator* op, ts_arguments arguments, const uintptr_t* tensors, int64_t tensor_count,
                                            int32_t flags, uintptr_t* results, int64_t capacity, ts_tensor_list** list, int64_t* count) {
@@ -107,6 +120,7 @@ import "C"
 
 import (
 	"errors"
+	"math"
 	"sync"
 	"unsafe"
 )
@@ -568,22 +582,44 @@ func numbers(handles []*Tensor) *C.uintptr_t {
 // dropped. lists may be nil. Neither it nor the slices escape, so a caller can keep them on its
 // stack. An operator that draws random numbers waits for the end of a capture that is under way.
 func CallOperatorOne(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32) (*Tensor, error) {
-	var out [1]*Tensor
-	capacity := 1 - flags/CallDrops&1
-	if flags&CallWaits != 0 || sanitizer.Load() != nil {
-		err := callOperator(op, args, tensors, lists, flags&^CallDrops, out[:capacity])
-		return out[0], err
+	if flags&CallWaits != 0 || sanitizer.Load() != nil || len(args) > math.MaxUint8 || len(tensors) > math.MaxUint16 {
+		return callOneOtherwise(op, args, tensors, lists, flags)
 	}
-	a := arguments(args, lists)
+	counts := C.ts_call_counts{flags: C.uint8_t(flags), args: C.uint8_t(len(args)), tensors: C.uint16_t(len(tensors))}
+	var ints *C.int64_t
+	if lists != nil {
+		if len(lists.Text) > 0 || len(lists.Ints) > math.MaxUint32 {
+			return callOneOtherwise(op, args, tensors, lists, flags)
+		}
+		ints, counts.ints = sizes(lists.Ints), C.uint32_t(len(lists.Ints))
+	}
+	var out *Tensor
+	var e *C.ts_error
+	result := (*C.uintptr_t)(unsafe.Pointer(&out))
+	if flags&CallDrops != 0 {
+		result = nil
+	}
 	computing.enter()
-	e := C.call_operator(C.uintptr_t(uintptr(unsafe.Pointer(op))), a.args, a.arg_count, a.ints, a.int_count, a.text, a.text_bytes,
-		numbers(tensors), C.int64_t(len(tensors)), C.int32_t(flags&^CallDrops), numbers(out[:]), C.int64_t(capacity))
+	C.call_operator_one(C.uintptr_t(uintptr(unsafe.Pointer(op))), (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), numbers(tensors), ints,
+		counts, result, (*C.uintptr_t)(unsafe.Pointer(&e)))
 	computing.leave()
 	if e == nil {
-		return out[0], nil
+		return out, nil
 	}
 	if err := busy(failure(e)); err != nil {
 		return nil, err
+	}
+	return callOneOtherwise(op, args, tensors, lists, flags)
+}
+
+// callOneOtherwise is CallOperatorOne for all calls.
+//
+//go:noinline
+func callOneOtherwise(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32) (*Tensor, error) {
+	var out [1]*Tensor
+	capacity := 1
+	if flags&CallDrops != 0 {
+		capacity = 0
 	}
 	err := callOperator(op, args, tensors, lists, flags&^CallDrops, out[:capacity])
 	return out[0], err

@@ -257,18 +257,12 @@ Operands operands_of(const ts_arguments& given, ts_tensor* const* tensors, int64
 }  // namespace
 }  // namespace ts
 
-struct ts_operator {
-  // What each call reads comes first.
-  ts::UnboxedCall unboxed = {};        // none: it is always called boxed
-  int32_t tensor_returns = 0;          // -1: it returns lists, only the call tells how many
-  bool is_plain = false;               // it draws no random numbers and uses no libraries
-  ts::Operands unboxed_defaults = {};  // of `defaults`
-
+struct ts_operator : ts::UnboxedOperator {
   ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
   bool random = false;                             // it draws random numbers
   int32_t non_blocking = -1;                       // which parameter is this; -1: none
   bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
-  ts::Defaults defaults;
+  ts::Defaults default_arrays;
   c10::OperatorHandle handle;
   std::string name;    // aten::add.Tensor
   std::string schema;  // as text
@@ -842,12 +836,12 @@ c10::DeviceIndex gpu_of(const Operands& operands) {
 }
 
 inline bool call_unboxed(const ts_operator& op, const Operands& operands, ts_tensor** results) {
-  return op.unboxed.tensors(operands, op.unboxed_defaults, results);
+  return op.call.tensors(op, operands, results);
 }
 
 inline bool call_unboxed(const ts_operator& op, const Operands& operands,
                          std::vector<at::Tensor>* results) {
-  return op.unboxed.list(operands, op.unboxed_defaults, *results);
+  return op.call.list(op, operands, *results);
 }
 
 // run_unboxed in modes, or of an operator that random numbers or libraries of a GPU concern.
@@ -877,7 +871,7 @@ template <typename Results>
 template <typename Results>
 inline bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
                         Results results) {
-  if (somebody_captures() || any_pending() || operands.arg_count > op.unboxed_defaults.arg_count) {
+  if (somebody_captures() || any_pending() || operands.arg_count > op.defaults.arg_count) {
     return false;
   }
   if (flags == 0 && op.is_plain) return call_unboxed(op, operands, results);
@@ -953,6 +947,19 @@ inline void check_call(const ts_operator* op, const Operands& operands, int32_t 
   *count = returned;
 }
 
+// Calls an operator for a number of tensors that the schema has.
+void call(const ts_operator* op, const Operands& operands, int32_t flags, ts_tensor** results,
+          int64_t capacity, int64_t* count) {
+  enter_thread();
+  check_call(op, operands, flags, results, capacity, count);
+  if (op->call.tensors != nullptr &&
+      run_unboxed(*op, operands, flags, capacity > 0 ? results : nullptr)) {
+    *count = op->tensor_returns;
+    return;
+  }
+  call_boxed(*op, operands, flags, results, capacity, count);
+}
+
 std::string full_name(const std::string& name, const std::string& overload) {
   return overload.empty() ? name : name + "." + overload;
 }
@@ -1020,19 +1027,19 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
     if (op->tensor_returns >= 0 && type_of(result.type()) == Type::kTensor) ++op->tensor_returns;
     if (!has_form(result.type())) op->unknown_return = result.type()->str();
   }
-  op->unboxed = op->non_blocking < 0 && !op->reads_values
-                    ? unboxed_call_of(name, overload, op->parameters.size())
-                    : UnboxedCall{};
-  Defaults& defaults = op->defaults;
+  op->call = op->non_blocking < 0 && !op->reads_values
+                 ? unboxed_call_of(name, overload, op->parameters.size())
+                 : UnboxedCall{};
+  Defaults& defaults = op->default_arrays;
   for (const Parameter& parameter : op->parameters) add_default(parameter, defaults);
-  op->unboxed_defaults = {defaults.args.data(),
-                          static_cast<int64_t>(defaults.args.size()),
-                          nullptr,
-                          0,
-                          defaults.ints.data(),
-                          static_cast<int64_t>(defaults.ints.size()),
-                          defaults.text.data(),
-                          static_cast<int64_t>(defaults.text.size())};
+  op->defaults = {defaults.args.data(),
+                  static_cast<int64_t>(defaults.args.size()),
+                  nullptr,
+                  0,
+                  defaults.ints.data(),
+                  static_cast<int64_t>(defaults.ints.size()),
+                  defaults.text.data(),
+                  static_cast<int64_t>(defaults.text.size())};
   return op;
 }
 
@@ -1063,6 +1070,18 @@ Operators& operators() {
 }
 
 }  // namespace
+
+[[gnu::noinline]] ts_error* call_one(const UnboxedOperator* op, const ts_arg* args,
+                                     ts_tensor* const* tensors, const int64_t* ints,
+                                     ts_call_counts counts, ts_tensor** result) noexcept {
+  return guard("ts_operator_call", [&] {
+    const Operands given{args, counts.args, tensors, counts.tensors, ints, counts.ints, nullptr, 0};
+    int64_t count = 0;
+    call(static_cast<const ts_operator*>(op), given, counts.flags, result,
+         result == nullptr ? 0 : 1, &count);
+  });
+}
+
 }  // namespace ts
 
 ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** op) {
@@ -1081,17 +1100,22 @@ const char* ts_operator_schema(const ts_operator* op) {
 ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors,
                            int64_t tensor_count, int32_t flags, ts_tensor** results,
                            int64_t capacity, int64_t* count) {
-  return ts::guard(__func__, [=] {  // by value: nothing here has an address
-    ts::enter_thread();
+  return ts::guard(__func__, [&] {
     const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
-    ts::check_call(op, operands, flags, results, capacity, count);
-    if (op->unboxed.tensors != nullptr &&
-        ts::run_unboxed(*op, operands, flags, capacity > 0 ? results : nullptr)) {
-      *count = op->tensor_returns;
-      return;
-    }
-    ts::call_boxed(*op, operands, flags, results, capacity, count);
+    ts::call(op, operands, flags, results, capacity, count);
   });
+}
+
+ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors,
+                               const int64_t* ints, ts_call_counts counts, ts_tensor** result) {
+  ts::enter_thread();
+  const bool usual =
+      op != nullptr && op->call.one != nullptr && op->is_plain && counts.flags == 0 &&
+      !ts::somebody_captures() && !ts::any_pending() && counts.args <= op->defaults.arg_count &&
+      (counts.args == 0 || args != nullptr) && (counts.tensors == 0 || tensors != nullptr) &&
+      (counts.ints == 0 || ints != nullptr) && (result == nullptr || op->tensor_returns <= 1);
+  if (__builtin_expect(usual, 1)) return op->call.one(*op, args, tensors, ints, counts, result);
+  return ts::call_one(op, args, tensors, ints, counts, result);
 }
 
 ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments,
@@ -1107,7 +1131,7 @@ ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments,
     const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
     ts::check_arrays(operands);
     std::vector<at::Tensor> all;
-    if (op->unboxed.list == nullptr || !ts::run_unboxed(*op, operands, flags, &all)) {
+    if (op->call.list == nullptr || !ts::run_unboxed(*op, operands, flags, &all)) {
       ts::CallStack call;
       ts::run(*op, operands, flags, *call);
       ts::each_result(*call, [&](at::Tensor t) { all.push_back(std::move(t)); });

@@ -308,7 +308,14 @@ void ts_tensor_free(ts_tensor* tensor) {
 
 void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count) {
   ts::enter_thread();
-  for (int64_t i = 0; i < count; ++i) ts::take_handle(tensors[i]);
+  int64_t freed = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (tensors[i] == nullptr) continue;
+    ++freed;
+    at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(
+        ts::impl_of(tensors[i])));
+  }
+  ts::tensor_handles.fetch_sub(freed, std::memory_order_relaxed);
 }
 
 int64_t ts_tensor_count(void) { return ts::tensor_handles.load(std::memory_order_relaxed); }

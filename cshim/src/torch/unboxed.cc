@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "torch/tensor.h"
 
 namespace ts {
@@ -329,13 +330,39 @@ struct Caller<Operator, Result(Parameters...)> {
 
   static constexpr UnboxedCall call() {
     if constexpr (std::is_same_v<Result, std::vector<at::Tensor>>) {
-      return {nullptr, &list};
+      return {nullptr, nullptr, &list};
     } else {
-      return {&tensors, nullptr};
+      return {&tensors, &one, nullptr};
     }
   }
 
-  static bool tensors(const Operands& given, const Operands& defaults, ts_tensor** results) {
+  static bool tensors(const UnboxedOperator& op, const Operands& given, ts_tensor** results) {
+    return call_with(given, op.defaults, results);
+  }
+
+  [[gnu::flatten]] static ts_error* one(const UnboxedOperator& op, const ts_arg* args,
+                                        ts_tensor* const* handles, const int64_t* ints,
+                                        ts_call_counts counts, ts_tensor** result) {
+    bool done = false;
+    ts_error* error = guard("ts_operator_call", [&] {
+      const Operands given{args, counts.args, handles, counts.tensors,
+                           ints, counts.ints, nullptr, 0};
+      done = true;
+      done = call_with(given, op.defaults, result);
+    });
+    if (__builtin_expect(!done, 0)) return call_one(&op, args, handles, ints, counts, result);
+    return error;
+  }
+
+  static bool list(const UnboxedOperator& op, const Operands& given,
+                   std::vector<at::Tensor>& results) {
+    return with_values(given, op.defaults,
+                       [&](auto&... values) { results = Operator::call(values.get()...); });
+  }
+
+ private:
+  [[gnu::always_inline]] static bool call_with(const Operands& given, const Operands& defaults,
+                                               ts_tensor** results) {
     return with_values(given, defaults, [&](auto&... values) {
       if constexpr (std::is_void_v<Result>) {
         Operator::call(values.get()...);
@@ -345,21 +372,15 @@ struct Caller<Operator, Result(Parameters...)> {
     });
   }
 
-  static bool list(const Operands& given, const Operands& defaults,
-                   std::vector<at::Tensor>& results) {
-    return with_values(given, defaults,
-                       [&](auto&... values) { results = Operator::call(values.get()...); });
-  }
-
- private:
   template <typename Body>
-  static bool with_values(const Operands& given, const Operands& defaults, Body&& body) {
+  [[gnu::always_inline]] static bool with_values(const Operands& given, const Operands& defaults,
+                                                 Body&& body) {
     return with_values(given, defaults, body, std::index_sequence_for<Parameters...>());
   }
 
   template <typename Body, size_t... I>
-  static bool with_values(const Operands& given, const Operands& defaults, Body& body,
-                          std::index_sequence<I...>) {
+  [[gnu::always_inline]] static bool with_values(const Operands& given, const Operands& defaults,
+                                                 Body& body, std::index_sequence<I...>) {
     std::tuple<Value<Parameters>...> values;
     if (!(std::get<I>(values).take(given, defaults, I) && ...)) return false;
     body(std::get<I>(values)...);

@@ -31,18 +31,35 @@ inline bool is_inside(const ts_arg& arg, int64_t length) {
   return arg.count >= 0 && arg.value >= 0 && arg.value <= length && arg.count <= length - arg.value;
 }
 
-// How to call an operator; at most one of the functions is there. defaults has one argument for
-// each parameter of the operator's schema; those without a default are TS_ARG_KIND_DEFAULT. The
-// functions return false, and have done nothing, for arguments that need the boxed call, which also
-// says what is wrong with them. given.arg_count: no more than there are parameters.
+struct UnboxedOperator;
+
+// How to call an operator; it has the functions for a fixed number of tensors, or that for a list.
+// The functions return false, and have done nothing, for arguments that need the boxed call, which
+// also says what is wrong with them. given.arg_count: no more than there are parameters.
 struct UnboxedCall {
-  // For a fixed number of tensors. results: room for all, written if the call succeeds; NULL drops
-  // them.
-  bool (*tensors)(const Operands& given, const Operands& defaults, ts_tensor** results) = nullptr;
-  // For a list of tensors.
-  bool (*list)(const Operands& given, const Operands& defaults,
+  // results: room for all tensors, written if the call succeeds; NULL drops them.
+  bool (*tensors)(const UnboxedOperator& op, const Operands& given, ts_tensor** results) = nullptr;
+  // The same, of ts_operator_call_one. It is its caller's last call, and does that one's rest too:
+  // it returns errors, and makes the boxed call.
+  ts_error* (*one)(const UnboxedOperator& op, const ts_arg* args, ts_tensor* const* tensors,
+                   const int64_t* ints, ts_call_counts counts, ts_tensor** result) = nullptr;
+  bool (*list)(const UnboxedOperator& op, const Operands& given,
                std::vector<at::Tensor>& results) = nullptr;
 };
+
+// What calls read of an operator, in few lines of the cache.
+struct UnboxedOperator {
+  UnboxedCall call = {};       // none: it is always called boxed
+  int32_t tensor_returns = 0;  // -1: it returns lists, only the call tells how many
+  bool is_plain = false;       // it draws no random numbers and uses no libraries
+  // One argument for each parameter of the schema. Those without a default are
+  // TS_ARG_KIND_DEFAULT.
+  Operands defaults = {};
+};
+
+// Does ts_operator_call_one in general.
+ts_error* call_one(const UnboxedOperator* op, const ts_arg* args, ts_tensor* const* tensors,
+                   const int64_t* ints, ts_call_counts counts, ts_tensor** result) noexcept;
 
 // Returns the call of an operator ("aten::add", "Tensor"). It has no function if the operator is
 // not a frequent one, or has another number of parameters than it had in the headers that this was

@@ -423,7 +423,67 @@ TEST(Operator, UnboxedCallsEqualBoxedOnes) {
       *unboxed.out() = out[j];
       expect_same(unboxed, boxed[j]);
     }
+    if (count != 1 || calls[i].has_text()) continue;
+    Tensor only;
+    {
+      const CallCounter counter;
+      ASSERT_OK(calls[i].run_one(only.out()));
+      ASSERT_OK(calls[i].run_one(nullptr));
+      counter.expect(0, 2);
+    }
+    expect_same(only, boxed[0]);
   }
+}
+
+// An operator that is no frequent one, arguments that are wrong, a flag and random numbers: what
+// ts_operator_call_one leaves to the general call.
+TEST(Operator, CallsOfOneResultThatAreNotUsual) {
+  Tensor a = make<float>({1, 2, 3}, {3});
+  Tensor two = make<float>({1, 2}, {2});
+  Tensor out;
+  ASSERT_OK(Call("aten::cosh").tensor(a).run_one(out.out()));
+  expect_same(out, Call("aten::cosh").tensor(a).one());
+  Tensor kept;
+  ASSERT_OK(Call("aten::dropout").tensor(a).real(0).boolean(true).run_one(kept.out()));
+  EXPECT_EQ(read<float>(kept), (Floats{1, 2, 3}));
+
+  ASSERT_OK(ts_tensor_set_requires_grad(a, true));
+  for (const int32_t flags : {0, TS_OPERATOR_FLAG_NO_GRAD + 0}) {
+    Tensor sum;
+    ASSERT_OK(Call("aten::sum").tensor(a).flags(flags).run_one(sum.out()));
+    ts_error* error = ts_tensor_backward(sum, nullptr, false);
+    EXPECT_EQ(error == nullptr, flags == 0);
+    ts_error_free(error);
+  }
+
+  ts_tensor* none = nullptr;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "argument other",
+               Call("aten::add", "Tensor").tensor(a).boolean(true).run_one(&none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "no tensor 7",
+               Call("aten::neg").raw(TS_ARG_KIND_TENSOR, 0, 7).run_one(&none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "arguments for",
+               Call("aten::neg").tensor(a).integer(1).run_one(&none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "flag",
+               Call("aten::neg").tensor(a).flags(64).run_one(&none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "room",
+               Call("aten::max", "dim").tensor(a).integer(0).run_one(&none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "list",
+               Call("aten::unbind", "int").tensor(a).run_one(&none));
+  EXPECT_FAILS(TS_ERROR_OPERATOR, "size",
+               Call("aten::add", "Tensor").tensor(a).tensor(two).run_one(&none));
+  const ts_operator* op = nullptr;
+  ASSERT_OK(ts_operator_find("aten::neg", "", &op));
+  const ts_arg arg{TS_ARG_KIND_TENSOR, 0, 0};
+  ts_tensor* tensors[1] = {a};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "op is NULL",
+               ts_operator_call_one(nullptr, &arg, tensors, nullptr, {0, 1, 1, 0}, &none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "args",
+               ts_operator_call_one(op, nullptr, tensors, nullptr, {0, 1, 1, 0}, &none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "tensors",
+               ts_operator_call_one(op, &arg, nullptr, nullptr, {0, 1, 1, 0}, &none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ints",
+               ts_operator_call_one(op, &arg, tensors, nullptr, {0, 1, 1, 1}, &none));
+  EXPECT_EQ(none, nullptr);
 }
 
 // LibTorch keeps such a number in memory of its own, which an unboxed call would have to free.
@@ -506,6 +566,10 @@ TEST(Operator, UnboxedCallsKeepReferenceCounts) {
                                TS_DTYPE_FLOAT32, 4711, a.out()));
     for (int i = 0; i < 3; ++i) {
       Call("aten::neg").tensor(a).one();
+      Tensor sum;
+      ASSERT_OK(Call("aten::add", "Tensor").tensor(a).tensor(other).run_one(sum.out()));
+      ASSERT_OK(Call("aten::add_", "Tensor").tensor(a).tensor(other).run_one(nullptr));
+      ASSERT_OK(Call("aten::layer_norm").tensor(a).ints({4}).tensor(a).none().run_one(nullptr));
       Call("aten::cat").tensors({a, a, other}).one();
       Call("aten::view").tensor(a).ints({2, 2}).one();
       Call("aten::contiguous").tensor(a).one();
