@@ -133,21 +133,21 @@ func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.List
 		}
 	}
 	var few operands
-	cs := few.of(in)
+	cs := few[:]
+	if len(in) > len(few) {
+		cs = manyOperands(in)
+	}
 	var p provenance
 	for i, t := range in {
 		if t == nil {
 			if e.flags&checkedNil == 0 && named(args, i) {
-				return failed(e.refuse(in, i))
+				return e.refused(in, i)
 			}
 			continue
 		}
 		h := t.h
-		if h == nil { // it failed
-			return failed(e.refuse(in, i))
-		}
-		if h.state.Add(1) >= closing {
-			return failed(e.refuseClosed(in, i))
+		if h == nil || h.state.Add(1) >= closing {
+			return e.refused(in, i)
 		}
 		cs[i] = h.c
 		if t.scope != p.scope {
@@ -155,38 +155,60 @@ func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.List
 		}
 		p.marks |= t.marks
 	}
+	flags := e.flags
 	if e.op == nil {
-		return failed(e.refuse(in, len(in)))
+		return e.refused(in, len(in))
 	}
-	if e.flags&takesCasts != 0 && p.scope != nil {
+	if flags&takesCasts != 0 && p.scope != nil {
 		if pass := p.scope.casts.Load(); pass != nil {
 			pass.replace(in, cs, p.marks)
 		}
 	}
-	flags := e.flags&^entryFlags | int32(p.marks)
+	flags = flags&^entryFlags | int32(p.marks)
 	if inPlace >= 0 {
 		flags |= capi.CallDrops
 	}
-	c, err := capi.CallOperatorOne(e.op, args, cs, lists, flags)
+	c, err := capi.CallOperatorOne(e.op, args, cs[:len(in)], lists, flags)
 	for _, t := range in {
 		if t != nil {
 			t.h.release()
 		}
 	}
-	switch {
-	case err != nil:
-		return failed(opError(e.name, in, err))
-	case inPlace >= 0:
-		return in[inPlace].marked(p.marks) // the marks of other operands propagate
-	case c == nil && by != nil:
-		return nil
-	case c != nil && p.scope != nil:
+	if c != nil && p.scope != nil {
 		if t := p.scope.add(c, p.marks); t != nil {
 			return t
 		}
+	} else if inPlace >= 0 && err == nil {
+		return in[inPlace].marked(p.marks) // the marks of other operands propagate
+	}
+	return e.otherwise(by == nil, p, in, c, err)
+}
+
+// refused is refuse of an operand that no acquire has succeeded for, as a tensor.
+//
+//go:noinline
+func (e *entry) refused(in []*Tensor, n int) *Tensor {
+	if n < len(in) && in[n] != nil && in[n].h != nil { // it is closed, and was counted as in use
+		in[n].h.release() // the count may have prevented the last user's free
+	}
+	return failed(e.refuse(in, n))
+}
+
+// otherwise is the end of a run whose result joined no scope.
+//
+//go:noinline
+func (e *entry) otherwise(defined bool, p provenance, in []*Tensor, c *capi.Tensor, err error) *Tensor {
+	switch {
+	case err != nil:
+		return failed(opError(e.name, in, err))
+	case c == nil && !defined:
+		return nil
 	}
 	return e.otherResult(p, in, c)
 }
+
+//go:noinline
+func manyOperands(in []*Tensor) []*capi.Tensor { return make([]*capi.Tensor, len(in)) }
 
 // invoke runs the operator e, which returns out. An operand's own error precedes the operator's.
 func invoke(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, out []*capi.Tensor) (provenance, error) {
@@ -299,14 +321,6 @@ func (e *entry) refuse(in []*Tensor, n int) error {
 		return in[n].failure()
 	}
 	return opError(e.name, in, in[n].gone())
-}
-
-// refuseClosed is refuse for an operand whose handle is closed, and has been counted as in use.
-//
-//go:noinline
-func (e *entry) refuseClosed(in []*Tensor, n int) error {
-	in[n].h.release() // the count may have prevented the last user's free
-	return e.refuse(in, n)
 }
 
 // named reports whether an argument refers to operand i.

@@ -24,8 +24,9 @@ type owned struct {
 	more more
 }
 
-// closing marks a closed handle in handle.state. It exceeds any number of users.
-const closing = 1 << 40
+// closing marks a closed handle in handle.state. It exceeds any number of users, and fits into an
+// instruction.
+const closing = 1 << 29
 
 var caught atomic.Int64
 

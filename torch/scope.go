@@ -20,9 +20,9 @@ import (
 type Scope struct {
 	s       *scopeState
 	cleanup runtime.Cleanup
-	// fresh holds Tensors for later results; guarded by s.mu. It is not in scopeState, because a
-	// Tensor refers to its Scope.
-	fresh []Tensor
+	// fresh holds the Tensors of the handles in s.last; guarded by s.mu. It is not in scopeState,
+	// because a Tensor refers to its Scope.
+	fresh *[len(scopeChunk{})]Tensor
 	casts atomic.Pointer[passCasts] // set by ParameterCasts.Begin
 	outer *Scope                    // of a Tidy: the scope of its result
 }
@@ -37,7 +37,7 @@ type scopeState struct {
 	closed bool          // guarded by mu
 	chunks []*scopeChunk // guarded by mu
 	last   *scopeChunk   // of chunks; guarded by mu
-	used   int           // entries in use of last; guarded by mu
+	used   int           // entries in use of last, all if there is no last; guarded by mu
 	// adopted holds tensors without a scope that In gave to this one; guarded by mu.
 	adopted []adopted
 }
@@ -66,7 +66,7 @@ func NewScope(name string) *Scope {
 
 // newScope returns a scope that the collector does not close.
 func newScope(name string) *Scope {
-	return &Scope{s: &scopeState{made: origin.New("scope"), name: name, born: scopesBorn.Add(1)}}
+	return &Scope{s: &scopeState{made: origin.New("scope"), name: name, born: scopesBorn.Add(1), used: len(scopeChunk{})}}
 }
 
 // Name returns the name that was passed to NewScope.
@@ -155,25 +155,33 @@ func (s *scopeState) filled(chunk int) int {
 func (s *Scope) add(c *capi.Tensor, m marks) *Tensor {
 	state := s.s
 	state.mu.Lock()
-	if state.closed {
-		state.mu.Unlock()
-		capi.FreeTensor(c)
-		return nil
+	i := state.used
+	if i >= len(state.last) {
+		if !s.grow() {
+			state.mu.Unlock()
+			capi.FreeTensor(c)
+			return nil
+		}
+		i = 0
 	}
-	if state.last == nil || state.used == len(state.last) {
-		state.grow()
-	}
-	h := &state.last[state.used]
-	state.used++
+	state.used = i + 1
+	h, t := &state.last[i], &s.fresh[i]
 	h.made, h.c = origin.New("tensor"), c
-	if len(s.fresh) == 0 {
-		s.fresh = make([]Tensor, len(scopeChunk{}))
-	}
-	t := &s.fresh[0]
-	s.fresh = s.fresh[1:]
-	state.mu.Unlock()
 	t.h, t.scope, t.marks = h, s, m
+	state.mu.Unlock()
 	return t
+}
+
+// grow makes room for more tensors, unless the scope has ended. It is called with the lock held.
+//
+//go:noinline
+func (s *Scope) grow() bool {
+	if s.s.closed {
+		return false
+	}
+	s.s.grow()
+	s.fresh = new([len(scopeChunk{})]Tensor)
+	return true
 }
 
 // adopt makes the scope the owner of t, if t is loose.
@@ -238,7 +246,7 @@ func (s *scopeState) close() (freed int64) {
 	}
 	s.closed = true
 	chunks, used, loose := s.chunks, s.used, s.adopted
-	s.chunks, s.last, s.adopted = nil, nil, nil
+	s.chunks, s.last, s.used, s.adopted = nil, nil, len(scopeChunk{}), nil
 	s.mu.Unlock()
 	if len(chunks) == 0 {
 		return 0
