@@ -9,6 +9,7 @@ import (
 
 // Error is a failure that the C++ side returned: its kind (Code), the C function that failed
 // (Origin) and its text (Message). Match the kind with errors.Is and the sentinels of this package.
+// Offset is of damaged images, which package imageloader/decode reports.
 type Error = capi.Error
 
 // Kinds of failure, for errors.Is.

@@ -75,7 +75,7 @@ func same(t *testing.T, what string, got, want *torch.Tensor, gotErr, wantErr er
 	var a, b decode.Errors
 	if errors.As(gotErr, &a); errors.As(wantErr, &b) && len(a) == len(b) {
 		for i := range a {
-			if a[i].Error() != b[i].Error() {
+			if a[i].Error() != b[i].Error() || a[i].Offset != b[i].Offset {
 				t.Errorf("%s: %v, want %v", what, a[i], b[i])
 			}
 		}

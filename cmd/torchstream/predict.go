@@ -326,7 +326,7 @@ func readImage(path string) ([]byte, error) {
 	defer f.Close() // only read
 	data, err := io.ReadAll(io.LimitReader(f, maxImageBytes+1))
 	if err == nil && len(data) > maxImageBytes {
-		err = &decode.Error{Kind: decode.ErrTooLarge, Err: fmt.Errorf("more than %d MiB", maxImageBytes>>20)}
+		err = &decode.Error{Kind: decode.ErrTooLarge, Err: fmt.Errorf("more than %d MiB", maxImageBytes>>20), Offset: -1}
 	}
 	return data, err
 }

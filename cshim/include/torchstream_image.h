@@ -99,10 +99,17 @@ TS_API int32_t ts_error_code(const ts_error* error);
 TS_API const char* ts_error_message(const ts_error* error);
 /* Returns the name of the C function that failed, borrowed until the error is freed. */
 TS_API const char* ts_error_origin(const ts_error* error);
+/* Returns how far the decoder had come in the bytes of an image when it met the damage of a
+ * TS_ERROR_DECODE: from 0 to their number. The damage is at or near this byte, since decoders read
+ * ahead and count whole blocks. -1 if the format's decoder does not tell, and for all other errors.
+ * The description ends with the byte. */
+TS_API int64_t ts_error_offset(const ts_error* error);
 TS_API void ts_error_free(ts_error* error);
 /* Makes an error, for libraries that return errors of their own. origin: borrowed until the process
  * ends. Never NULL: without memory the result is an error that says so. */
 TS_API ts_error* ts_error_new(int32_t code, const char* origin, const char* message);
+/* Sets what ts_error_offset returns, -1 for a new error. */
+TS_API void ts_error_set_offset(ts_error* error, int64_t offset);
 
 /* ---- images: compressed bytes to pixels ------------------------------------------------------ */
 

@@ -516,7 +516,8 @@ func FuzzDecode(f *testing.F) {
 				continue
 			}
 			var e *decode.Error
-			if !errors.As(err, &e) || !slices.Contains([]error{decode.ErrNotImage, decode.ErrUnsupported, decode.ErrDamaged, decode.ErrTooLarge}, e.Kind) {
+			if !errors.As(err, &e) || !slices.Contains([]error{decode.ErrNotImage, decode.ErrUnsupported, decode.ErrDamaged, decode.ErrTooLarge}, e.Kind) ||
+				e.Offset < -1 || e.Offset > int64(len(data)) {
 				t.Error(err)
 			}
 		}

@@ -51,6 +51,12 @@ type Error struct {
 	Image int   // its position in the call
 	Kind  error // ErrNotImage, ErrUnsupported, ErrDamaged, ErrTooLarge or ErrRejected
 	Err   error // details; a *LimitError if the image is too large
+	// Offset is how far the decoder had come when it met the damage of ErrDamaged, in bytes from
+	// the image's beginning, at most their number. The damage is at or near this byte, since
+	// decoders read ahead and count whole blocks. The text ends with the byte. -1: another kind, or
+	// the format's decoder does not tell, which is so for AVIF and HEIC, for the bit streams of
+	// WebP, and for the strips of a TIFF.
+	Offset int64
 }
 
 func (e *Error) Error() string {
@@ -76,7 +82,7 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("%d %s, over %s (%d)", e.Value, e.unit, limit, e.Max)
 }
 
-func fault(kind, err error) error { return &Error{Kind: kind, Err: err} }
+func fault(kind, err error) error { return &Error{Kind: kind, Err: err, Offset: -1} }
 
 // faultOf returns the fault that err is; nil for other errors and for none.
 func faultOf(err error) *Error {
@@ -97,7 +103,7 @@ func imageFault(err error) error {
 	}
 	switch e.Code {
 	case imagecapi.CodeDecode:
-		return fault(ErrDamaged, errors.New(e.Message))
+		return &Error{Kind: ErrDamaged, Err: errors.New(e.Message), Offset: e.Offset}
 	case imagecapi.CodeUnsupported:
 		return fault(ErrUnsupported, errors.New(e.Message))
 	}

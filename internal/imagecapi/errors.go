@@ -84,6 +84,9 @@ type Error struct {
 	Code    Code
 	Origin  string // the C function that failed
 	Message string
+	// Offset is how far the decoder had come in the bytes of an image when it met the damage of
+	// CodeDecode; -1 if it does not tell. With other codes it means nothing.
+	Offset int64
 }
 
 func (e *Error) Error() string        { return fmt.Sprintf("%s: %s: %s", e.Origin, e.Code.Error(), e.Message) }
@@ -103,7 +106,7 @@ func failure(e *C.ts_error) error {
 // loading it, or, if loading it works, that the caller has not checked.
 func NotLoaded(err error) error {
 	if err == nil {
-		err = &Error{CodeInternal, "Check", "a function was called before its library was loaded: this is a defect of torchstream"}
+		err = &Error{Code: CodeInternal, Origin: "Check", Message: "a function was called before its library was loaded: this is a defect of torchstream"}
 	}
 	return err
 }
@@ -112,7 +115,8 @@ func NotLoaded(err error) error {
 // is untyped because cgo gives each package a C type of its own.
 func TakeError(p unsafe.Pointer) *Error {
 	e := (*C.ts_error)(p)
-	err := &Error{Code: Code(C.ts_error_code(e)), Origin: C.GoString(C.ts_error_origin(e)), Message: C.GoString(C.ts_error_message(e))}
+	err := &Error{Code: Code(C.ts_error_code(e)), Origin: C.GoString(C.ts_error_origin(e)), Message: C.GoString(C.ts_error_message(e)),
+		Offset: int64(C.ts_error_offset(e))}
 	C.ts_error_free(e)
 	return err
 }

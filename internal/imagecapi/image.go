@@ -127,7 +127,7 @@ func Resize(d *Decoder, src []byte, width, height, srcStride int, g *Geometry, d
 func room(origin string, width, height, have, stride int) error {
 	row := 3 * width
 	if width < 1 || height < 1 || width > math.MaxInt32 || height > math.MaxInt32 || stride < row || have < row || height > 1 && stride > (have-row)/(height-1) {
-		return &Error{CodeInvalidArgument, origin, "the pixel buffer is too small for its width, height and stride"}
+		return &Error{Code: CodeInvalidArgument, Origin: origin, Message: "the pixel buffer is too small for its width, height and stride"}
 	}
 	return nil
 }

@@ -43,7 +43,9 @@ import (
 // gets the handle of dlopen, and returns the name of a function that the library lacks, or "". An
 // error is an [*Error] with [CodeNoLibrary]; then bind has not changed anything.
 func OpenLibrary(search library.Search, name, versionOf string, want int, bind func(handle unsafe.Pointer) string) (path string, err error) {
-	fail := func(message string) (string, error) { return "", &Error{CodeNoLibrary, name, message} }
+	fail := func(message string) (string, error) {
+		return "", &Error{Code: CodeNoLibrary, Origin: name, Message: message}
+	}
 	path = search.Find(name)
 	if path == "" {
 		if search.Library != "" {

@@ -116,7 +116,7 @@ func TestNotLoaded(t *testing.T) {
 	if err := NotLoaded(nil); !errors.Is(err, CodeInternal) {
 		t.Errorf("got %v", err)
 	}
-	want := &Error{CodeNoLibrary, LibraryName, "there is none"}
+	want := &Error{Code: CodeNoLibrary, Origin: LibraryName, Message: "there is none"}
 	if err := NotLoaded(want); err != error(want) {
 		t.Errorf("got %v, want %v", err, want)
 	}

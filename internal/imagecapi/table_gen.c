@@ -15,6 +15,7 @@ static const char* absent_ts_jpeg_version(void) { return ""; }
 static int32_t absent_ts_error_code(const ts_error* error) { return 0; }
 static const char* absent_ts_error_message(const ts_error* error) { return ""; }
 static const char* absent_ts_error_origin(const ts_error* error) { return ""; }
+static int64_t absent_ts_error_offset(const ts_error* error) { return 0; }
 static void absent_ts_error_free(ts_error* error) {}
 static ts_error* absent_ts_error_new(int32_t code, const char* origin, const char* message) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -50,6 +51,7 @@ static struct {
   int32_t (*ts_error_code)(const ts_error* error);
   const char* (*ts_error_message)(const ts_error* error);
   const char* (*ts_error_origin)(const ts_error* error);
+  int64_t (*ts_error_offset)(const ts_error* error);
   void (*ts_error_free)(ts_error* error);
   ts_error* (*ts_error_new)(int32_t code, const char* origin, const char* message);
   ts_error* (*ts_image_get_info)(const uint8_t* data, size_t bytes, ts_image_info* info);
@@ -84,6 +86,7 @@ static struct {
   absent_ts_error_code,
   absent_ts_error_message,
   absent_ts_error_origin,
+  absent_ts_error_offset,
   absent_ts_error_free,
   absent_ts_error_new,
   absent_ts_image_get_info,
@@ -120,6 +123,7 @@ static const char* const names[] = {
   "ts_error_code",
   "ts_error_message",
   "ts_error_origin",
+  "ts_error_offset",
   "ts_error_free",
   "ts_error_new",
   "ts_image_get_info",
@@ -155,6 +159,7 @@ const char* ts_jpeg_version(void) { return table.ts_jpeg_version(); }
 int32_t ts_error_code(const ts_error* error) { return table.ts_error_code(error); }
 const char* ts_error_message(const ts_error* error) { return table.ts_error_message(error); }
 const char* ts_error_origin(const ts_error* error) { return table.ts_error_origin(error); }
+int64_t ts_error_offset(const ts_error* error) { return table.ts_error_offset(error); }
 void ts_error_free(ts_error* error) { table.ts_error_free(error); }
 ts_error* ts_error_new(int32_t code, const char* origin, const char* message) { return table.ts_error_new(code, origin, message); }
 ts_error* ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info) { return table.ts_image_get_info(data, bytes, info); }

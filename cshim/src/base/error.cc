@@ -6,6 +6,7 @@
 
 struct ts_error {
   int32_t code;
+  int64_t offset;
   std::unique_ptr<char[]> message;  // NULL without memory for the text
   const char* origin;               // a function name: static storage
 };
@@ -15,7 +16,7 @@ namespace {
 
 // The error without memory for an error. ts_error_free does not free it.
 ts_error& no_memory_for_error() noexcept {
-  static ts_error error{TS_ERROR_OUT_OF_MEMORY, nullptr, "ts_error_new"};
+  static ts_error error{TS_ERROR_OUT_OF_MEMORY, -1, nullptr, "ts_error_new"};
   return error;
 }
 
@@ -23,7 +24,7 @@ ts_error& no_memory_for_error() noexcept {
 }  // namespace ts
 
 ts_error* ts_error_new(int32_t code, const char* origin, const char* message) {
-  auto* error = new (std::nothrow) ts_error{code, nullptr, origin};
+  auto* error = new (std::nothrow) ts_error{code, -1, nullptr, origin};
   if (error == nullptr) return &ts::no_memory_for_error();
   const size_t size = std::strlen(message) + 1;
   error->message.reset(new (std::nothrow) char[size]);
@@ -41,6 +42,13 @@ const char* ts_error_message(const ts_error* error) {
 }
 
 const char* ts_error_origin(const ts_error* error) { return error == nullptr ? "" : error->origin; }
+
+int64_t ts_error_offset(const ts_error* error) { return error == nullptr ? -1 : error->offset; }
+
+void ts_error_set_offset(ts_error* error, int64_t offset) {
+  // Threads share the error of no memory.
+  if (error != nullptr && error != &ts::no_memory_for_error()) error->offset = offset;
+}
 
 void ts_error_free(ts_error* error) {
   if (error != &ts::no_memory_for_error()) delete error;

@@ -18,13 +18,16 @@ namespace ts {
 // The exception of the library's own code.
 class Failure : public std::exception {
  public:
-  Failure(int32_t code, std::string message) : code_(code), message_(std::move(message)) {}
+  Failure(int32_t code, std::string message, int64_t offset = -1)
+      : code_(code), message_(std::move(message)), offset_(offset) {}
   int32_t code() const noexcept { return code_; }
+  int64_t offset() const noexcept { return offset_; }  // ts_error_offset
   const char* what() const noexcept override { return message_.c_str(); }
 
  private:
   int32_t code_;
   std::string message_;
+  int64_t offset_;
 };
 
 // The error of an exception that is not a Failure. Each library has its own: the one with LibTorch
@@ -38,7 +41,7 @@ inline void require(bool condition, const char* message) {
 // Throws what an error says, which it takes ownership of.
 [[noreturn]] inline void throw_error(ts_error* error) {
   const std::unique_ptr<ts_error, decltype(&ts_error_free)> owned(error, &ts_error_free);
-  throw Failure(ts_error_code(error), ts_error_message(error));
+  throw Failure(ts_error_code(error), ts_error_message(error), ts_error_offset(error));
 }
 
 // The size of a struct of the header before it grew.
@@ -82,7 +85,9 @@ ts_error* guard(const char* origin, Body&& body) noexcept {
     std::forward<Body>(body)();
     return nullptr;
   } catch (const Failure& failure) {
-    return ts_error_new(failure.code(), origin, failure.what());
+    ts_error* error = ts_error_new(failure.code(), origin, failure.what());
+    if (failure.offset() >= 0) ts_error_set_offset(error, failure.offset());
+    return error;
   } catch (const std::bad_alloc&) {
     return ts_error_new(TS_ERROR_OUT_OF_MEMORY, origin, "out of host memory");
   } catch (const std::exception& exception) {

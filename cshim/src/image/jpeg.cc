@@ -12,6 +12,7 @@
 #include <jerror.h>
 
 #include "base/error.h"
+#include "image/damage.h"
 #include "image/entries.h"
 #include "image/jpeg_entropy.h"
 #include "image/jpeg_plan.h"
@@ -31,7 +32,9 @@ struct JpegState {
   jpeg_error_mgr errors;
   jpeg_progress_mgr progress;
   std::jmp_buf jump;
-  int32_t failure;  // a TS_ERROR_ code
+  int32_t failure;      // a TS_ERROR_ code
+  const uint8_t* data;  // the file
+  size_t bytes;
   char text[JMSG_LENGTH_MAX];
   int skipped;   // columns from the first decoded column to the first wanted column
   int unwanted;  // rows above the first wanted row that are still to be decoded
@@ -116,8 +119,8 @@ void message(j_common_ptr codec, int level) {
 boolean fill_behind_end(j_decompress_ptr codec) {
   static const JOCTET kEnd[] = {0xFF, JPEG_EOI};
   auto* state = static_cast<JpegState*>(codec->client_data);
-  WARNMS(codec, JWRN_JPEG_EOF);
   state->ended = true;
+  WARNMS(codec, JWRN_JPEG_EOF);
   codec->src->next_input_byte = kEnd;
   codec->src->bytes_in_buffer = sizeof kEnd;
   return TRUE;
@@ -191,6 +194,9 @@ boolean decode_mcu(j_decompress_ptr codec, JBLOCKROW* blocks) {
 // NULL.
 bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
+  state->data = data;
+  state->bytes = bytes;
+  state->ended = state->cut = false;
   if (setjmp(state->jump) != 0) return false;
   jpeg_mem_src(codec, data, static_cast<unsigned long>(bytes));
   codec->src->fill_input_buffer = fill_behind_end;
@@ -336,6 +342,15 @@ void end(JpegState* state) {
   for (auto& table : codec->ac_huff_tbl_ptrs) table = nullptr;
 }
 
+// Throws the failure of the image that was opened.
+[[noreturn]] void throw_failure(const JpegState& state) {
+  const std::string text = std::string("JPEG: ") + state.text;
+  if (state.failure != TS_ERROR_DECODE) throw Failure(state.failure, text);
+  // Behind the file's end libjpeg reads an end marker that is no part of the file.
+  const uint8_t* next = state.codec.src->next_input_byte;
+  throw_damage(text, state.ended ? state.bytes : static_cast<size_t>(next - state.data));
+}
+
 // Ends the image, even after a failure, because the codec must not keep an unfinished image.
 struct End {
   JpegState* state;
@@ -417,9 +432,7 @@ bool JpegDecoder::attach(const uint8_t* data, size_t bytes) {
 bool JpegDecoder::rows(const Box& box, Resizer* sink) {
   JpegState* state = state_.get();
   const auto check = [&](bool ok) {
-    if (!ok && state->failure != kGaveUp) {
-      throw Failure(state->failure, std::string("JPEG: ") + state->text);
-    }
+    if (!ok && state->failure != kGaveUp) throw_failure(*state);
     return ok;
   };
   if (!check(start(state, &box))) return false;
@@ -507,9 +520,7 @@ void JpegDecoder::make_entries(const uint8_t* data, size_t bytes, EntriesOut* ou
   jpeg_check(data, bytes);
   JpegState* state = state_.get();
   const End end_image{state};
-  if (!open(state, data, bytes, nullptr)) {
-    throw Failure(state->failure, std::string("JPEG: ") + state->text);
-  }
+  if (!open(state, data, bytes, nullptr)) throw_failure(*state);
   if (!attach(data, bytes)) return;
   record(bytes, out);
   pack(data, bytes, out);
@@ -517,8 +528,7 @@ void JpegDecoder::make_entries(const uint8_t* data, size_t bytes, EntriesOut* ou
 
 void JpegDecoder::open_image(const uint8_t* data, size_t bytes, const Box& box) {
   JpegState* state = state_.get();
-  if (open(state, data, bytes, &box)) return;
-  throw Failure(state->failure, std::string("JPEG: ") + state->text);
+  if (!open(state, data, bytes, &box)) throw_failure(*state);
 }
 
 // Reads the rows with our entropy decoder, which uses the entries as far as they are trusted.
@@ -686,19 +696,16 @@ void JpegDecoder::decode_damaged(const uint8_t* data, size_t bytes, const Box& b
   const End end_image{state};
   if (!counted_) ++stats_.libjpeg;
   counted_ = true;
-  state->own = state->ended = state->cut = false;
+  state->own = false;
   state->tolerant = true;
   sink->restart();
   open_image(data, bytes, box);
   rows(box, sink);
   if (partial) return;
-  if (cut_off(*state)) {
-    throw Failure(TS_ERROR_DECODE, "truncated JPEG: the image data ends early, after " +
-                                       std::to_string(bytes) + " bytes");
-  }
+  if (cut_off(*state)) throw_damage("truncated JPEG: the image data ends early", bytes);
   // A marker that libjpeg does not know ends a scan, and the rows after it are grey. libjpeg
   // reports that marker only here.
-  if (!finish(state)) throw Failure(state->failure, std::string("JPEG: ") + state->text);
+  if (!finish(state)) throw_failure(*state);
 }
 
 }  // namespace ts::image

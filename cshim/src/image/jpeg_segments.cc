@@ -5,18 +5,18 @@
 #include <string>
 
 #include "base/error.h"
+#include "image/damage.h"
 #include "image/jpeg.h"
 
 namespace ts::image {
 namespace {
 
 [[noreturn]] void damaged(const std::string& what, size_t at) {
-  throw Failure(TS_ERROR_DECODE, "damaged JPEG: " + what + " at byte " + std::to_string(at));
+  throw_damage("damaged JPEG: " + what, at);
 }
 
 [[noreturn]] void truncated(size_t bytes) {
-  throw Failure(TS_ERROR_DECODE,
-                "truncated JPEG: no end marker in " + std::to_string(bytes) + " bytes");
+  throw_damage("truncated JPEG: no end marker up to the file's end", bytes);
 }
 
 [[noreturn]] void unsupported(const std::string& what) {

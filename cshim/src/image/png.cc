@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "image/damage.h"
 
 namespace ts::image {
 namespace {
@@ -17,8 +18,8 @@ namespace {
 constexpr size_t kSignature = 8;
 constexpr int32_t kRowsAtOnce = 16;
 
-[[noreturn]] void damaged(const std::string& what) {
-  throw Failure(TS_ERROR_DECODE, "damaged PNG: " + what);
+[[noreturn]] void damaged(const std::string& what, size_t at) {
+  throw_damage("damaged PNG: " + what, at);
 }
 
 uint32_t big_endian(const uint8_t* at) {
@@ -38,13 +39,12 @@ Chunk next_chunk(const uint8_t* data, size_t bytes, size_t* at) {
   const size_t left = bytes - *at;
   const size_t size = left < 12 ? 0 : big_endian(data + *at);
   if (left < 12 || size > left - 12) {
-    throw Failure(TS_ERROR_DECODE,
-                  "truncated PNG: no end chunk in " + std::to_string(bytes) + " bytes");
+    throw_damage("truncated PNG: no end chunk up to the file's end", bytes);
   }
   const Chunk chunk = {data + *at + 4, data + *at + 8, size};
   const uLong sum = crc32(0, chunk.type, static_cast<uInt>(size + 4));
   if (sum != big_endian(chunk.data + size)) {
-    damaged("a wrong checksum in the chunk at byte " + std::to_string(*at));
+    damaged("a wrong checksum in the chunk", *at);
   }
   *at += size + 12;
   return chunk;
@@ -66,6 +66,12 @@ int samples(int color_type) {
   }
 }
 
+// A chunk of a copy that essentials has made.
+struct Copied {
+  size_t to;    // its byte of the copy
+  size_t from;  // its byte of the file
+};
+
 }  // namespace
 
 // libpng reports an error through a function that must neither return nor throw across libpng's C
@@ -77,10 +83,20 @@ struct PngState {
   const uint8_t* data = nullptr;
   size_t bytes = 0;
   size_t at = 0;
+  std::vector<Copied> copied;  // if data is a copy
+  size_t file_bytes = 0;
   std::jmp_buf jump;
   char text[200];
   bool whole = false;  // decodes all rows, because the verdict needs them
   int64_t rows = 0;    // if whole: the rows of all passes that were read and unfiltered
+
+  // Returns how far libpng has read the file.
+  size_t place() const {
+    const auto next = std::upper_bound(copied.begin(), copied.end(), at,
+                                       [](size_t byte, const Copied& c) { return byte < c.to; });
+    if (next == copied.begin()) return at;  // no copy, or the header, which is where it was
+    return std::min((next - 1)->from + (at - (next - 1)->to), file_bytes);
+  }
 
   ~PngState() { png_destroy_read_struct(&png, &info, nullptr); }
 };
@@ -176,11 +192,14 @@ void append_chunk(std::vector<uint8_t>* to, const uint8_t* type, const uint8_t* 
 
 // Returns a copy of the file with only its header, the last palette before the image data, the
 // image data up to the first other chunk, and an end chunk. Sets *image_data to the number of bytes
-// of image data. Throws Failure for damage to another critical chunk.
-std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image_data) {
+// of image data, and *copied to the places of the chunks. Throws Failure for damage to another
+// critical chunk.
+std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image_data,
+                                std::vector<Copied>* copied) {
   std::vector<uint8_t> out(data, data + kSignature);
   append_chunk(&out, data + kSignature + 4, data + kSignature + 8, 13);
   std::vector<uint8_t> palette;
+  size_t palette_at = 0;
   *image_data = 0;
   size_t at = kSignature + 12 + 13;
   while (at <= bytes && bytes - at >= 8) {
@@ -190,16 +209,20 @@ std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image
     if (!named(chunk.type)) break;
     if (chunk.is("IDAT")) {
       if (*image_data == 0 && !palette.empty()) {
+        copied->push_back({out.size(), palette_at});
         append_chunk(&out, reinterpret_cast<const uint8_t*>("PLTE"), palette.data(),
                      palette.size());
       }
       *image_data += static_cast<double>(chunk.size);
+      copied->push_back({out.size(), at});
       append_chunk(&out, chunk.type, chunk.data, chunk.size);
     } else if (*image_data > 0 || promised > left) {
       break;
     } else if ((chunk.type[0] & 0x20) == 0) {  // critical
+      const size_t chunk_at = at;
       next_chunk(data, bytes, &at);
       if (chunk.is("PLTE")) {
+        palette_at = chunk_at;
         palette.assign(chunk.data, chunk.data + std::min<size_t>(chunk.size / 3 * 3, 768));
       }
       continue;
@@ -211,14 +234,15 @@ std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image
   return out;
 }
 
-// Throws Failure if image_data bytes are too few to hold the image.
-void check_enough(const ts_image_info& info, int color_type, double image_data) {
+// Throws Failure if image_data bytes are too few to hold the image. bytes: of the file.
+void check_enough(const ts_image_info& info, int color_type, double image_data, size_t bytes) {
   // Deflate expands a byte to at most 1032 bytes, so a short file cannot demand the memory of a
   // large image.
   const auto bits = static_cast<double>(samples(color_type) * info.bit_depth);
   if (image_data * 1032 < bits / 8 * info.width * info.height) {
     damaged("too little image data for " + std::to_string(info.width) + " x " +
-            std::to_string(info.height) + " pixels");
+                std::to_string(info.height) + " pixels",
+            bytes);
   }
 }
 
@@ -231,7 +255,9 @@ bool is_png(const uint8_t* data, size_t bytes) {
 ts_image_info png_header(const uint8_t* data, size_t bytes) {
   size_t at = kSignature;
   const Chunk header = next_chunk(data, bytes, &at);
-  if (!header.is("IHDR") || header.size != 13) damaged("the first chunk is not a header");
+  if (!header.is("IHDR") || header.size != 13) {
+    damaged("the first chunk is not a header", kSignature);
+  }
   const uint32_t width = big_endian(header.data);
   const uint32_t height = big_endian(header.data + 4);
   const int depth = header.data[8];
@@ -239,13 +265,14 @@ ts_image_info png_header(const uint8_t* data, size_t bytes) {
   const int channels = samples(color_type);
   const bool palette = color_type == PNG_COLOR_TYPE_PALETTE;
   if (width == 0 || height == 0 || width > PNG_UINT_31_MAX || height > PNG_UINT_31_MAX) {
-    damaged("an impossible width or height");
+    damaged("an impossible width or height", kSignature);
   }
   const bool any_depth = channels == 1;
   if (channels == 0 || !(depth == 8 || (depth == 16 && !palette) ||
                          (any_depth && (depth == 1 || depth == 2 || depth == 4)))) {
-    damaged("colour type " + std::to_string(color_type) + " with " + std::to_string(depth) +
-            " bits");
+    damaged(
+        "colour type " + std::to_string(color_type) + " with " + std::to_string(depth) + " bits",
+        kSignature);
   }
   if (header.data[10] != 0 || header.data[11] != 0 || header.data[12] > 1) {
     throw Failure(TS_ERROR_UNSUPPORTED, "PNG: an unknown compression, filter or interlace method");
@@ -269,7 +296,7 @@ void png_check(const uint8_t* data, size_t bytes) {
     if (chunk.is("IDAT")) image_data += static_cast<double>(chunk.size);
     if (chunk.is("IEND")) break;
   }
-  check_enough(info, data[kSignature + 17], image_data);
+  check_enough(info, data[kSignature + 17], image_data, bytes);
 }
 
 void PngDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink) {
@@ -283,12 +310,13 @@ void PngDecoder::decode_damaged(const uint8_t* data, size_t bytes, const Box& bo
                                 Resizer* sink) {
   const ts_image_info info = png_header(data, bytes);
   double image_data = 0;
-  const std::vector<uint8_t> file = essentials(data, bytes, &image_data);
+  PngState state;
+  state.file_bytes = bytes;
+  const std::vector<uint8_t> file = essentials(data, bytes, &image_data, &state.copied);
   // Even a part of an interlaced image needs the memory of the whole.
   if (!partial || info.progressive || image_data == 0) {
-    check_enough(info, data[kSignature + 17], image_data);
+    check_enough(info, data[kSignature + 17], image_data, bytes);
   }
-  PngState state;
   state.data = file.data();
   state.bytes = file.size();
   sink->restart();
@@ -305,7 +333,7 @@ void PngDecoder::read_rows(PngState* state, const Box& box, bool partial, Resize
   int64_t expected = 0;
   const auto check = [&](bool ok) {
     if (!ok && !(whole && expected > 0 && (partial || state->rows == expected))) {
-      throw Failure(TS_ERROR_DECODE, std::string("PNG: ") + state->text);
+      throw_damage(std::string("PNG: ") + state->text, state->place());
     }
     return ok;
   };

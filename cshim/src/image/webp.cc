@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "image/damage.h"
 
 namespace ts::image {
 namespace {
@@ -108,7 +109,12 @@ bool is_webp(const uint8_t* data, size_t bytes) {
 }
 
 ts_image_info webp_header(const uint8_t* data, size_t bytes) {
-  const WebPBitstreamFeatures features = features_of(data, bytes);
+  WebPBitstreamFeatures features;
+  const VP8StatusCode status = WebPGetFeatures(data, bytes, &features);
+  if (status == VP8_STATUS_NOT_ENOUGH_DATA) {
+    throw_damage("truncated WebP: the headers do not end before the file, which ends", bytes);
+  }
+  if (status != VP8_STATUS_OK) fail(status);
   if (features.width < 1 || features.height < 1) {
     throw Failure(TS_ERROR_DECODE, "damaged WebP: an impossible width or height");
   }
@@ -125,14 +131,12 @@ void webp_check(const uint8_t* data, size_t bytes) {
   // The container's size counts the bytes behind the size field, rounded up to even.
   const uint64_t promised = uint64_t{little_endian(data + 4)} + 8;
   if (promised > bytes) {
-    throw Failure(TS_ERROR_DECODE, "truncated WebP: " + std::to_string(bytes) + " bytes of " +
-                                       std::to_string(promised));
+    throw_damage("truncated WebP: of " + std::to_string(promised) + " bytes, the file ends", bytes);
   }
   for (size_t at = kRiffHeader; at + 8 <= promised;) {
     const uint64_t size = little_endian(data + at + 4);
     if (size > promised - at - 8) {
-      throw Failure(TS_ERROR_DECODE, "damaged WebP: the chunk at byte " + std::to_string(at) +
-                                         " is larger than the file");
+      throw_damage("damaged WebP: a chunk that is larger than the file", at);
     }
     at += static_cast<size_t>(8 + size + size % 2);
   }

@@ -282,6 +282,30 @@ TEST(Damage, EachKindOfPngDamageHasItsVerdict) {
       << "not the palette's first colour";
 }
 
+TEST(Damage, ErrorsHaveAnOffset) {
+  EXPECT_EQ(ts_error_offset(nullptr), -1);
+  ts_error_set_offset(nullptr, 5);
+  ts_error* error = ts_error_new(TS_ERROR_CALLBACK, "test", "as planned");
+  EXPECT_EQ(ts_error_offset(error), -1);
+  ts_error_set_offset(error, 5);
+  EXPECT_EQ(ts_error_offset(error), 5);
+  ts_error_free(error);
+
+  const Bytes bytes = {0xFF, 0xD8, 0xFF, 0xDB, 0, 1};  // a segment of impossible length
+  ts_image_info info = {};
+  info.size = sizeof info;
+  error = ts_image_get_info(bytes.data(), bytes.size(), &info);
+  EXPECT_EQ(ts_error_code(error), TS_ERROR_DECODE);
+  EXPECT_EQ(ts_error_offset(error), 6);
+  EXPECT_STREQ(ts_error_message(error),
+               "truncated JPEG: no end marker up to the file's end at byte 6");
+  ts_error_free(error);
+  error = ts_image_get_info(bytes.data(), 0, &info);
+  EXPECT_EQ(ts_error_code(error), TS_ERROR_UNSUPPORTED);
+  EXPECT_EQ(ts_error_offset(error), -1);
+  ts_error_free(error);
+}
+
 TEST(Damage, ArgumentsAreChecked) {
   const Decoder decoder = new_decoder();
   for (const int32_t answer : {-1, 3}) {

@@ -38,14 +38,24 @@ func rare(data []byte) *rareFormat {
 func (f *rareFormat) failed(err error) error {
 	var fromLibrary *imagecapi.Error // of a JPEG inside a TIFF
 	if errors.As(err, &fromLibrary) {
-		return err
+		if fromLibrary.Code != imagecapi.CodeDecode {
+			return err
+		}
+		// Its offset is one of the JPEG.
+		inside := *fromLibrary
+		inside.Message, inside.Offset = "TIFF: of a JPEG inside: "+inside.Message, -1
+		return &inside
 	}
-	code := imagecapi.CodeDecode
+	failure := &imagecapi.Error{Code: imagecapi.CodeDecode, Origin: "image", Message: err.Error(), Offset: -1}
 	var unsupported raster.UnsupportedError
 	if errors.As(err, &unsupported) {
-		code = imagecapi.CodeUnsupported
+		failure.Code = imagecapi.CodeUnsupported
 	}
-	return &imagecapi.Error{Code: code, Origin: "image", Message: err.Error()}
+	var damage *raster.DamageError
+	if errors.As(err, &damage) {
+		failure.Offset = int64(damage.Offset)
+	}
+	return failure
 }
 
 func (f *rareFormat) protect(err *error) {

@@ -3,7 +3,6 @@ package raster
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math/bits"
 )
 
@@ -170,7 +169,7 @@ func (b *bmp) runs() bool { return b.compression == bmpRLE8 || b.compression == 
 func (b *bmp) Check() error {
 	need := b.offset + b.stride()*(b.height-1) + b.rowBytes()
 	if b.offset > len(b.data) || !b.runs() && need > len(b.data) {
-		return io.ErrUnexpectedEOF
+		return cutOff(b.data)
 	}
 	return nil
 }
@@ -245,9 +244,10 @@ func (b *bmp) decodeRuns(rgb []byte) error {
 		copy(rgb[at:at+3], b.colours[0][:])
 	}
 	in := b.data[b.offset:]
+	damaged := func(err error) error { return &DamageError{err, len(b.data) - len(in)} }
 	for x, y := 0, 0; y < b.height; {
 		if len(in) < 2 {
-			return io.ErrUnexpectedEOF
+			return cutOff(b.data)
 		}
 		count, value := int(in[0]), int(in[1])
 		in = in[2:]
@@ -260,20 +260,20 @@ func (b *bmp) decodeRuns(rgb []byte) error {
 			return nil
 		case value == 2: // a jump
 			if len(in) < 2 {
-				return io.ErrUnexpectedEOF
+				return cutOff(b.data)
 			}
 			x, y = x+int(in[0]), y+int(in[1])
 			if x > b.width {
-				return fmt.Errorf("BMP: a jump to column %d of %d", x, b.width)
+				return damaged(fmt.Errorf("BMP: a jump to column %d of %d", x, b.width))
 			}
 			in = in[2:]
 		default: // literal pixels, padded to an even number of bytes
 			size := (value*b.bits + 7) / 8
 			if size > len(in) {
-				return io.ErrUnexpectedEOF
+				return cutOff(b.data)
 			}
 			if x+value > b.width {
-				return errors.New("BMP: more pixels than the row has")
+				return damaged(errors.New("BMP: more pixels than the row has"))
 			}
 			literal := in[:size]
 			x += b.put(rgb, x, y, value, func(i int) byte { return literal[i*b.bits/8] })

@@ -16,6 +16,7 @@ type gif struct {
 	interlaced    bool
 	background    byte // the index where the frame has no pixels
 	colours       colourTable
+	size          int    // of the file
 	codeBits      int    // of the pixels in LZW codes
 	blocks        []byte // what is left of the file, from the frame's data on
 }
@@ -23,7 +24,7 @@ type gif struct {
 // ParseGIF reads a GIF up to the pixels of its first frame.
 func ParseGIF(data []byte) (Image, error) {
 	r := &littleEndian{data: data}
-	g := &gif{width: r.u16(6), height: r.u16(8)}
+	g := &gif{width: r.u16(6), height: r.u16(8), size: len(data)}
 	flags := r.bytes(10, 1)[0]
 	at := 13
 	if flags&0x80 != 0 {
@@ -50,7 +51,7 @@ func ParseGIF(data []byte) (Image, error) {
 			}
 			at++
 		case ';':
-			return nil, errors.New("GIF: no image")
+			return nil, &DamageError{errors.New("GIF: no image"), at}
 		}
 	}
 	return nil, r.err
@@ -81,9 +82,9 @@ func (g *gif) readFrame(r *littleEndian, at int) (Image, error) {
 	case r.err != nil:
 		return nil, r.err
 	case g.frame.Empty():
-		return nil, errors.New("GIF: a frame without pixels")
+		return nil, &DamageError{errors.New("GIF: a frame without pixels"), at}
 	case g.codeBits < 2 || g.codeBits > 8:
-		return nil, fmt.Errorf("GIF: pixels of %d bits", g.codeBits)
+		return nil, &DamageError{fmt.Errorf("GIF: pixels of %d bits", g.codeBits), at}
 	}
 	g.blocks = r.data[at+1:]
 	return g, checkSides(g.width, g.height)
@@ -116,7 +117,7 @@ func (g *gif) Decode(rgb []byte, _ JPEG) error {
 				if err == io.EOF {
 					err = io.ErrUnexpectedEOF
 				}
-				return fmt.Errorf("GIF: %w in row %d", err, y)
+				return &DamageError{fmt.Errorf("GIF: %w in row %d", err, y), g.size - len(blocks.left) - blocks.block.Len()}
 			}
 			to := rgb[3*((g.frame.Min.Y+y)*g.width+g.frame.Min.X):]
 			for x, index := range row {

@@ -48,6 +48,20 @@ func unsupported(format string, values ...any) error {
 	return UnsupportedError(fmt.Sprintf(format, values...))
 }
 
+// DamageError is damage of which it is known how far the decoder had come in the file.
+type DamageError struct {
+	Err    error
+	Offset int // bytes
+}
+
+func (e *DamageError) Error() string { return fmt.Sprintf("%v at byte %d", e.Err, e.Offset) }
+
+// Unwrap returns the damage.
+func (e *DamageError) Unwrap() error { return e.Err }
+
+// cutOff is the error of a file that ends early.
+func cutOff(data []byte) error { return &DamageError{io.ErrUnexpectedEOF, len(data)} }
+
 // checkSides refuses impossible sizes.
 func checkSides(width, height int) error {
 	if width < 1 || height < 1 {
@@ -71,7 +85,7 @@ type littleEndian struct {
 
 func (r *littleEndian) bytes(at, n int) []byte {
 	if at < 0 || n < 0 || at > len(r.data) || n > len(r.data)-at {
-		r.err = io.ErrUnexpectedEOF
+		r.err = cutOff(r.data)
 		return make([]byte, max(n, 0))
 	}
 	return r.data[at : at+n]

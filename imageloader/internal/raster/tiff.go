@@ -106,14 +106,14 @@ func (v tiffValues) get(i int) uint64 {
 // directory returns the entries of the first directory.
 func (t *tiff) directory() ([]byte, error) {
 	if len(t.data) < 16 {
-		return nil, io.ErrUnexpectedEOF
+		return nil, cutOff(t.data)
 	}
 	offset, size, entry := uint64(t.order.Uint32(t.data[4:])), uint64(2), uint64(12)
 	if t.big {
 		offset, size, entry = t.order.Uint64(t.data[8:]), 8, 20
 	}
 	if offset > uint64(len(t.data)) || uint64(len(t.data))-offset < size {
-		return nil, io.ErrUnexpectedEOF
+		return nil, cutOff(t.data)
 	}
 	from := t.data[offset:]
 	count := uint64(t.order.Uint16(from))
@@ -121,10 +121,10 @@ func (t *tiff) directory() ([]byte, error) {
 		count = t.order.Uint64(from)
 	}
 	if count > tiffMaxEntries {
-		return nil, fmt.Errorf("TIFF: a directory of %d entries", count)
+		return nil, &DamageError{fmt.Errorf("TIFF: a directory of %d entries", count), int(offset)}
 	}
 	if count*entry > uint64(len(from))-size {
-		return nil, io.ErrUnexpectedEOF
+		return nil, cutOff(t.data)
 	}
 	return from[size : size+count*entry], nil
 }
@@ -183,7 +183,7 @@ func (t *tiff) first(number uint16, fallback uint64) uint64 {
 // ParseTIFF reads the first directory of a TIFF or BigTIFF.
 func ParseTIFF(data []byte) (Image, error) {
 	if len(data) < 8 {
-		return nil, io.ErrUnexpectedEOF
+		return nil, cutOff(data)
 	}
 	t := &tiff{data: data, order: binary.LittleEndian}
 	if data[0] == 'M' {
