@@ -18,7 +18,7 @@ type FullyShardedOptions struct {
 	// KeepAfterForward keeps the parameters of each block from its forward pass until its backward
 	// pass (ZeRO stage 2; PyTorch's reshard_after_forward=False): a rank then has all parameters at
 	// the end of forward, and sends a third less. Otherwise they are gathered again in backward,
-	// and a rank has those of two blocks at most (ZeRO stage 3).
+	// and a rank has those of two blocks at most (ZeRO stage 3), and those outside of blocks.
 	KeepAfterForward bool
 	// GatherDType, if not 0, is the floating-point dtype in which parameters of all floating-point
 	// dtypes are gathered, such as BFloat16 (param_dtype of PyTorch's MixedPrecisionPolicy): the
@@ -34,7 +34,7 @@ type FullyShardedOptions struct {
 type FullyShardedStats struct {
 	ParameterBytes   int64 // of this rank's parts of the parameters
 	GradientBytes    int64 // of the averaged gradients of these: 0 between Step and Backward
-	GatheredBytes    int64 // of blocks that are gathered now
+	GatheredBytes    int64 // of what is gathered now, of blocks and outside of them
 	MaxGatheredBytes int64 // the maximum of GatheredBytes
 }
 
@@ -42,8 +42,9 @@ type FullyShardedStats struct {
 // parameters, gradients and optimizer state (PyTorch's fully_shard, ZeRO stages 2 and 3). The model
 // becomes what one process would make of the batches of all ranks.
 //
-// The network says which parameters are gathered together: every parameter belongs to a
-// [ShardedBlock], such as a layer of a transformer.
+// The network says which parameters are gathered together: those of a [ShardedBlock], such as a
+// layer of a transformer. The parameters outside of blocks, such as a transformer's embeddings and
+// its last normalisation, are gathered for the whole step: from Forward until the end of Backward.
 //
 //	var blocks []nn.Module
 //	for range 24 {
@@ -82,7 +83,9 @@ type FullyShardedDataParallel struct {
 	net    nn.Module
 	o      FullyShardedOptions
 	stream *cuda.OwnedStream             // of the collectives; nil on the CPU
-	blocks []*ShardedBlock               // in the order of the network
+	blocks []*ShardedBlock               // in the order of the network, and then root
+	root   *ShardedBlock                 // has the parameters outside of blocks; nil if there are none
+	params []*blockParameter             // in the order of nn.Parameters(net), each once
 	empty  map[torch.DType]*torch.Tensor // what modules have while their blocks are not gathered
 	link   *torch.Tensor                 // a leaf without elements, which makes blocks have a history
 	stats  FullyShardedStats
@@ -96,6 +99,7 @@ type FullyShardedDataParallel struct {
 	at        int             // in order, of the block that backward has come to
 	stepped   bool            // there are no gradients since Step or ZeroGrad
 	changes   int             // counts the changes of the parameters
+	computed  int             // changes at the latest Forward
 	state     []*torch.Tensor // what State returned
 	averages  []*torch.Tensor // what EMAState returned
 }
@@ -106,12 +110,15 @@ type FullyShardedDataParallel struct {
 // the CPU still: blocks move to the group's device one after the other, so a network fits that is
 // larger than a device. Buffers are made rank 0's, and each rank then keeps its own.
 //
-// From then on nn.Parameters(net) are this rank's parts: rows of elements, and empty ones. Nothing
-// but the blocks themselves sees whole parameters: call ConvertSyncBatchNorm, nn.Freeze and nn.Load
+// From then on nn.Parameters and nn.State of the FullyShardedDataParallel have this rank's parts of
+// the parameters: rows of elements, and empty ones. Of the network itself they are the same, but
+// for parameters outside of blocks, which have no elements but while the network computes. Nothing
+// but the network's Forward sees whole parameters: call ConvertSyncBatchNorm, nn.Freeze and nn.Load
 // before, and [FullyShardedDataParallel.State] after. Hooks of the parts are not called.
 //
-// These are errors: a parameter outside of the blocks, a block inside of another one, a parameter
-// that two blocks share (one that is twice in a block is one parameter), an nn.Graphed.
+// These are errors: a block inside of another one, a parameter that two blocks share, or a block
+// and a module outside of blocks (one that is twice in a block, or outside of blocks, is one
+// parameter), an nn.Graphed.
 //
 // Close it before the group; the network cannot be used then. After an error, too, the parameters
 // may be gone.
@@ -138,6 +145,8 @@ func (d *FullyShardedDataParallel) agree() error {
 		mine.Err = fmt.Sprintf("GatherDType is %v: it must be one of floating-point numbers", d.o.GatherDType)
 	} else if err := d.find("", d.net); err != nil {
 		mine.Err = err.Error()
+	} else if d.root != nil {
+		d.blocks = append(d.blocks, d.root)
 	}
 	owner := map[*torch.Tensor]string{}
 	for _, b := range d.blocks {
@@ -149,7 +158,7 @@ func (d *FullyShardedDataParallel) agree() error {
 			case t.Err() != nil:
 				mine.Err = fmt.Sprintf("%s: %v", full, t.Err())
 			case owner[t] != "":
-				mine.Err = fmt.Sprintf("%s and %s are one parameter in two blocks, which are not gathered at the same time: put both modules into one ShardedBlock", owner[t], full)
+				mine.Err = fmt.Sprintf("%s and %s are one parameter in two blocks, or in one and outside of blocks, which are not gathered at the same time: put both modules into one ShardedBlock, or both outside of blocks", owner[t], full)
 			case !tensor.Dense(p.shape, p.strides):
 				mine.Err = fmt.Sprintf("%s has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy", full, p.shape, p.strides)
 			}
@@ -158,7 +167,7 @@ func (d *FullyShardedDataParallel) agree() error {
 		}
 	}
 	if mine.Err == "" && len(owner) == 0 {
-		mine.Err = "the network has no ShardedBlock with a parameter"
+		mine.Err = "the network has no parameter"
 	}
 	if mine.Err == "" {
 		for _, n := range nn.NamedBuffers(d.net) {
@@ -182,8 +191,11 @@ func (d *FullyShardedDataParallel) find(prefix string, m nn.Module) error {
 		return d.add(prefix, m)
 	}
 	parts := m.Parts()
-	if len(parts.Parameters) > 0 {
-		return fmt.Errorf("the parameter %s is outside of the blocks: make the module that has it a ShardedBlock", prefix+parts.Parameters[0].Name)
+	for _, n := range parts.Parameters {
+		if d.root == nil {
+			d.root = &ShardedBlock{name: "the parameters outside of blocks"}
+		}
+		d.addParameter(d.root, nn.Named{Name: prefix + n.Name, Tensor: n.Tensor})
 	}
 	for _, c := range parts.Modules {
 		if err := d.find(prefix+c.Name+".", c.Module); err != nil {
@@ -216,18 +228,22 @@ func (d *FullyShardedDataParallel) add(prefix string, b *ShardedBlock) error {
 		return err
 	}
 	b.name, b.prefix, b.params, b.flats, b.named = blockName(prefix), prefix, nil, nil, nil
-	of := map[*torch.Tensor]*blockParameter{}
 	for _, n := range nn.NamedParameters(b.module) {
-		p := of[n.Tensor]
-		if p == nil {
-			p = &blockParameter{shardedParameter: newShardedParameter(n.Tensor)}
-			of[n.Tensor] = p
-			b.params = append(b.params, p)
-		}
-		p.names = append(p.names, n.Name)
+		d.addParameter(b, n)
 	}
 	d.blocks = append(d.blocks, b)
 	return nil
+}
+
+// addParameter lists a parameter of a block, by another name if the block has it.
+func (d *FullyShardedDataParallel) addParameter(b *ShardedBlock, n nn.Named) {
+	i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return p.param == n.Tensor })
+	if i < 0 {
+		i = len(b.params)
+		p := &blockParameter{shardedParameter: newShardedParameter(n.Tensor)}
+		b.params, d.params = append(b.params, p), append(d.params, p)
+	}
+	b.params[i].names = append(b.params[i].names, n.Name)
 }
 
 // plain returns an error if a block's module has blocks or graphs in it.
@@ -279,8 +295,10 @@ func (d *FullyShardedDataParallel) construct() (err error) {
 			return d.fail("NewFullyShardedDataParallel", fmt.Errorf("%s: %w", b.name, err))
 		}
 		b.list()
+		if b != d.root {
+			d.order = append(d.order, b)
+		}
 	}
-	d.order = d.blocks
 	return nil
 }
 
@@ -405,8 +423,58 @@ func (d *FullyShardedDataParallel) gathered(bytes int64) {
 // Stats returns the bytes that this rank holds.
 func (d *FullyShardedDataParallel) Stats() FullyShardedStats { return d.stats }
 
-// Parts returns the parts of the network.
-func (d *FullyShardedDataParallel) Parts() nn.Parts { return d.net.Parts() }
+// Parts returns the parts of the network, with this rank's parts of the parameters.
+func (d *FullyShardedDataParallel) Parts() nn.Parts {
+	if d.root == nil || d.root.d == nil {
+		return d.net.Parts()
+	}
+	pieces := map[*torch.Tensor]*torch.Tensor{}
+	for _, p := range d.root.params {
+		pieces[p.param] = p.piece
+	}
+	return dividedParts(d.net, pieces)
+}
+
+// dividedParts returns the parts of a module with pieces in the place of its parameters.
+func dividedParts(m nn.Module, pieces map[*torch.Tensor]*torch.Tensor) nn.Parts {
+	parts := m.Parts()
+	parts.Parameters, parts.Modules = slices.Clone(parts.Parameters), slices.Clone(parts.Modules)
+	for i, n := range parts.Parameters {
+		if piece := pieces[n.Tensor]; piece != nil {
+			parts.Parameters[i].Tensor = piece
+		}
+	}
+	for i, c := range parts.Modules {
+		if hasParameters(c.Module) {
+			parts.Modules[i].Module = dividedModule{c.Module, pieces}
+		}
+	}
+	return parts
+}
+
+// hasParameters reports whether a module, or one in it, has parameters that are in no block.
+func hasParameters(m nn.Module) bool {
+	if _, ok := m.(*ShardedBlock); ok || m == nil {
+		return false
+	}
+	parts := m.Parts()
+	return len(parts.Parameters) > 0 || slices.ContainsFunc(parts.Modules, func(c nn.Child) bool { return hasParameters(c.Module) })
+}
+
+// dividedModule is a module that lists pieces in the place of its parameters.
+type dividedModule struct {
+	nn.Module
+	pieces map[*torch.Tensor]*torch.Tensor
+}
+
+func (m dividedModule) Parts() nn.Parts { return dividedParts(m.Module, m.pieces) }
+
+// SetTraining chooses the mode of the module.
+func (m dividedModule) SetTraining(training bool) {
+	if m, ok := m.Module.(nn.Moder); ok {
+		m.SetTraining(training)
+	}
+}
 
 // SetTraining chooses the mode of the network itself; nn.Train chooses that of its parts too.
 func (d *FullyShardedDataParallel) SetTraining(training bool) {
@@ -418,11 +486,9 @@ func (d *FullyShardedDataParallel) SetTraining(training bool) {
 // Parameters returns this rank's parts of the parameters, in the order of nn.Parameters(net), each
 // once: part i has elements of parameter i, as a row, or none.
 func (d *FullyShardedDataParallel) Parameters() []*torch.Tensor {
-	var all []*torch.Tensor
-	for _, b := range d.blocks {
-		for _, p := range b.params {
-			all = append(all, p.piece)
-		}
+	all := make([]*torch.Tensor, len(d.params))
+	for i, p := range d.params {
+		all[i] = p.piece
 	}
 	return all
 }
@@ -444,11 +510,27 @@ func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
 	d.inForward = false
 	d.order, d.visited = d.visited, nil
 	d.at = len(d.order)
-	err := d.freeAll(func(b *ShardedBlock) bool { return d.o.KeepAfterForward && b.used })
-	if err = errors.Join(err, d.rejoin()); err != nil {
+	y, err := d.ownOutput(y)
+	if err = errors.Join(err, d.freeAll(d.stays), d.rejoin()); err != nil {
 		return torch.Fail("dist.FullyShardedDataParallel", d.fail("FullyShardedDataParallel.Forward", err))
 	}
 	return y
+}
+
+// ownOutput returns the output of the network, or a copy of one that lies in the memory of
+// parameters outside of blocks, and notes whether these stay for a backward pass. An error of the
+// network stays in the output.
+func (d *FullyShardedDataParallel) ownOutput(y *torch.Tensor) (*torch.Tensor, error) {
+	if d.root == nil || y.Err() != nil {
+		return y, nil
+	}
+	d.root.used = y.RequiresGrad()
+	return d.root.own(y)
+}
+
+// stays reports whether a block that has computed stays gathered until its backward pass.
+func (d *FullyShardedDataParallel) stays(b *ShardedBlock) bool {
+	return (d.o.KeepAfterForward || b == d.root) && b.used
 }
 
 var errClosedModel = fmt.Errorf("dist: FullyShardedDataParallel: %w", torch.ErrClosed)
@@ -478,12 +560,26 @@ func (d *FullyShardedDataParallel) begin() error {
 			return errors.Join(err, fmt.Errorf("dist: FullyShardedDataParallel.Forward: a graph cannot free the parameters that an earlier pass has gathered: call Backward after Forward, or compute under NoGrad: %w", cuda.ErrCapture))
 		}
 	}
+	if d.root != nil {
+		for _, p := range d.root.params {
+			if g := p.marked.Grad(); g != nil {
+				return errors.Join(fmt.Errorf("dist: FullyShardedDataParallel.Forward: %s has a gradient that is not of FullyShardedDataParallel.Backward, or of Around: %w",
+					p.names[0], cuda.ErrInvalidArgument), g.Close(), torch.ClearGrads(p.param))
+			}
+		}
+	}
 	// The parameters are as the optimizer's step on the current stream leaves them.
 	err = errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede())
 	if err != nil {
 		return d.fail("FullyShardedDataParallel.Forward", err)
 	}
-	d.inForward, d.visited = true, nil
+	if d.root != nil {
+		d.root.used = false
+		if err := d.root.show(); err != nil {
+			return d.fail("FullyShardedDataParallel.Forward", err)
+		}
+	}
+	d.inForward, d.visited, d.computed = true, nil, d.changes
 	return nil
 }
 
@@ -509,7 +605,7 @@ func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
 	}
 	if err == nil {
 		// One that was gathered ahead and not used.
-		err = d.freeAll(func(other *ShardedBlock) bool { return other == b || d.o.KeepAfterForward && other.used })
+		err = d.freeAll(func(other *ShardedBlock) bool { return other == b || other == d.root || d.stays(other) })
 	}
 	if err == nil {
 		err = b.show()
@@ -542,7 +638,7 @@ func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
 	if !d.backward {
 		return fmt.Errorf("dist: %s: its backward pass is not one of FullyShardedDataParallel.Backward, or of Around: %w", b.name, cuda.ErrInvalidArgument)
 	}
-	err := d.freeAll(func(other *ShardedBlock) bool { return other == b || d.o.KeepAfterForward && other.used })
+	err := d.freeAll(func(other *ShardedBlock) bool { return other == b || other == d.root || d.stays(other) })
 	if err == nil {
 		err = b.show()
 	}
@@ -566,9 +662,9 @@ func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
 // gets those of its parts of the parameters. They are added to what the parts have from earlier
 // passes, so several passes before a step accumulate, and hold no more than one.
 //
-// Every trained parameter of a block that backward comes to gets a gradient, of at least one use of
-// the block, or it is an error that names it: freeze what is not used. The current stream is that
-// of Forward.
+// Every trained parameter of a block that backward comes to, and every one outside of blocks, gets
+// a gradient, of at least one use, or it is an error that names it: freeze what is not used. The
+// current stream is that of Forward.
 //
 // The average is over ranks: [FullyShardedDataParallel.Weigh] makes it that of samples. The loss's
 // own error is returned before anything happens. An error or a panic in backward ends the job,
@@ -605,6 +701,9 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	}()
 	d.backward, d.at = true, len(d.order)
 	if err == nil {
+		err = d.reachRoot()
+	}
+	if err == nil {
 		err = backward()
 	}
 	if err == nil {
@@ -624,8 +723,25 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	return d.fail("FullyShardedDataParallel.Backward", err)
 }
 
+// reachRoot makes the parameters outside of blocks ready for the backward pass, which another
+// forward pass may have freed.
+func (d *FullyShardedDataParallel) reachRoot() error {
+	switch {
+	case d.root == nil:
+		return nil
+	case d.computed != d.changes:
+		return d.root.changed()
+	}
+	return d.root.show()
+}
+
 // complete ends a backward pass.
 func (d *FullyShardedDataParallel) complete() error {
+	if d.root != nil {
+		if err := d.root.finish(); err != nil {
+			return err
+		}
+	}
 	var missing []string
 	for _, b := range d.blocks {
 		missing = append(missing, b.missing()...)
@@ -649,8 +765,7 @@ func (d *FullyShardedDataParallel) complete() error {
 			return err
 		}
 	}
-	err := d.freeAll(func(b *ShardedBlock) bool { return d.o.KeepAfterForward && b.used })
-	return errors.Join(err, d.rejoin())
+	return errors.Join(d.freeAll(d.stays), d.rejoin())
 }
 
 // cancel ends a backward pass that failed.

@@ -135,18 +135,25 @@ func TestSanitizerOfShardedGradients(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
 	on := cudatest.Stream(t, 0)
-	requireNoFindings(t, func() error {
-		return cuda.WithStream(on, func() error { return readGradients(g, on) })
-	})
+	for name, wrap := range map[string]func(nn.Module) nn.Module{
+		"of a block":        func(m nn.Module) nn.Module { return NewShardedBlock(m) },
+		"outside of blocks": func(m nn.Module) nn.Module { return m },
+	} {
+		t.Run(name, func(t *testing.T) {
+			requireNoFindings(t, func() error {
+				return cuda.WithStream(on, func() error { return readGradients(g, on, wrap) })
+			})
+		})
+	}
 }
 
-func readGradients(g *Group, on cuda.Stream) error {
+func readGradients(g *Group, on cuda.Stream, wrap func(nn.Module) nn.Module) error {
 	const elements = 1 << 20
 	weight := full(cuda.CPU, torch.Float32, 1, elements)
 	if err := weight.SetRequiresGrad(true); err != nil {
 		return err
 	}
-	d, err := NewFullyShardedDataParallel(g, NewShardedBlock(scaled{weight}), FullyShardedOptions{})
+	d, err := NewFullyShardedDataParallel(g, wrap(scaled{weight}), FullyShardedOptions{})
 	if err != nil {
 		return err
 	}
@@ -184,18 +191,21 @@ func (s scaled) Parts() nn.Parts {
 	return nn.Parts{Parameters: []nn.Named{{Name: "weight", Tensor: s.weight}}}
 }
 
-// trainScales makes steps of two passes each through five blocks, one of them twice. With graph all
-// but the first step are replays of a graph.
+// trainScales makes steps of two passes each through five blocks, one of them twice, and a module
+// outside of blocks at both ends. With graph all but the first step are replays of a graph.
 func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
 	var blocks []nn.Module
-	for range 5 {
+	for range 6 {
 		s := scales{full(cuda.CPU, torch.Float32, 1, 100), full(cuda.CPU, torch.Float32, 1, 1000)}
 		if err := errors.Join(s.row.SetRequiresGrad(true), s.all.SetRequiresGrad(true)); err != nil {
 			return err
 		}
-		blocks = append(blocks, NewShardedBlock(s))
+		blocks = append(blocks, s)
 	}
-	net := nn.NewSequential(blocks[0], blocks[1], blocks[2], blocks[3], blocks[2], blocks[4])
+	for i := range 5 {
+		blocks[i] = NewShardedBlock(blocks[i])
+	}
+	net := nn.NewSequential(blocks[5], blocks[0], blocks[1], blocks[2], blocks[3], blocks[2], blocks[4], blocks[5])
 	d, err := NewFullyShardedDataParallel(g, net, o)
 	if err != nil {
 		return err

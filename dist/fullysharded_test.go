@@ -18,23 +18,27 @@ import (
 )
 
 // blockNet is a network of blocks: one has a parameter twice, one is used twice, one twice with
-// other parameters each time, one is frozen in part, one as a whole, and one is not used.
+// other parameters each time, one is frozen in part, one as a whole, and one is not used. Outside
+// of blocks it has a module, a parameter that it uses at both ends, and a frozen one.
 type blockNet struct {
 	ends, first, tied, twice, half, frozen, unused, last nn.Module
 	after                                                func(y *torch.Tensor) // of the first block; may be nil
+	mix                                                  nn.Module
+	gain, shift                                          *torch.Tensor
 }
 
 func (b *blockNet) Forward(x *torch.Tensor) *torch.Tensor {
-	y := b.first.Forward(b.ends.Forward(x))
+	y := b.first.Forward(b.ends.Forward(x.Mul(b.gain)))
 	if b.after != nil {
 		b.after(y)
 	}
 	y = b.twice.Forward(b.tied.Forward(y))
-	return b.ends.Forward(b.last.Forward(b.twice.Forward(b.frozen.Forward(b.half.Forward(y)))))
+	y = b.ends.Forward(b.last.Forward(b.twice.Forward(b.frozen.Forward(b.half.Forward(y)))))
+	return b.mix.Forward(y).Add(b.shift).Mul(b.gain.Narrow(1, 0, 3))
 }
 
 func (b *blockNet) Parts() nn.Parts {
-	return nn.Parts{Modules: []nn.Child{{Name: "first", Module: b.first}, {Name: "tied", Module: b.tied}, {Name: "twice", Module: b.twice},
+	return nn.Parts{Parameters: []nn.Named{{Name: "gain", Tensor: b.gain}, {Name: "again", Tensor: b.gain}, {Name: "shift", Tensor: b.shift}}, Modules: []nn.Child{{Name: "first", Module: b.first}, {Name: "mix", Module: b.mix}, {Name: "tied", Module: b.tied}, {Name: "twice", Module: b.twice},
 		{Name: "half", Module: b.half}, {Name: "frozen", Module: b.frozen}, {Name: "unused", Module: b.unused}, {Name: "last", Module: b.last}, {Name: "ends", Module: b.ends}}}
 }
 
@@ -90,6 +94,13 @@ func newBlockNet(seed uint64, d cuda.Device, wrap func(nn.Module) nn.Module) (*b
 	ends := bothEnds{nn.Parameters(both)[0], linear(6, 6), nn.NewLinear(3, 3, nn.LinearOptions{})}
 	net := &blockNet{first: wrap(linear(6, 7)), tied: wrap(tiedLinear{nn.Parameters(tied)[0]}), twice: wrap(linear(7, 7)), half: wrap(half),
 		frozen: wrap(frozen), unused: wrap(linear(9, 4)), last: wrap(nn.NewLinear(7, 3, nn.LinearOptions{})), ends: wrap(ends)}
+	outside := nn.NewLinear(6, 1, nn.LinearOptions{NoBias: true})
+	shift := nn.NewLinear(3, 1, nn.LinearOptions{NoBias: true})
+	if err := nn.Freeze(shift); err != nil {
+		return nil, err
+	}
+	net.gain, net.shift = nn.Parameters(outside)[0], nn.Parameters(shift)[0]
+	net.mix = nn.NewSequential(nn.NewLinear(3, 3, nn.LinearOptions{}), nn.NewTanh())
 	return net, errors.Join(nn.ToDType(net, torch.Float64), nn.To(net, d))
 }
 
@@ -377,7 +388,7 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 // memoryIsDivided requires that each rank holds 1/N, and gathers two blocks at most.
 func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 	n := int64(g.Size())
-	var whole, trained, unused, padding int64
+	var whole, trained, unused, padding, outside int64
 	var blocks []int64
 	for _, b := range r.sharded.blocks {
 		var bytes int64
@@ -404,11 +415,15 @@ func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 				}
 			}
 		}
+		if b == r.sharded.root {
+			outside = bytes
+			continue
+		}
 		blocks = append(blocks, bytes)
 	}
 	s := r.sharded.Stats()
 	slices.Sort(blocks)
-	two := blocks[len(blocks)-1] + blocks[len(blocks)-2]
+	two := blocks[len(blocks)-1] + blocks[len(blocks)-2] + outside
 	all := whole + padding
 	switch {
 	case s.GatheredBytes != 0:
@@ -424,7 +439,7 @@ func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 	case s.MaxGatheredBytes > all:
 		return fmt.Errorf("%d bytes were gathered, and all blocks have %d", s.MaxGatheredBytes, all)
 	}
-	for _, p := range r.sharded.blocks[0].params {
+	for _, p := range r.sharded.params {
 		if p.param.Elements() != 0 {
 			return fmt.Errorf("a parameter has elements outside of its block's computation: %v", p.names)
 		}
@@ -688,6 +703,9 @@ func TestFullyShardedDropsGradientsAsTheyAreReduced(t *testing.T) {
 			_, err = y.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) {
 				asked++
 				for _, b := range r.sharded.blocks[1:] {
+					if b == r.sharded.root {
+						continue
+					}
 					for _, p := range b.params {
 						if g := p.marked.Grad(); g != nil || b.whole {
 							return nil, fmt.Errorf("%s: %s has a gradient: %v, gathered: %v", b.name, p.names[0], g != nil, b.whole)
@@ -712,9 +730,9 @@ func TestFullyShardedRefuses(t *testing.T) {
 		net  func(rank int) nn.Module
 		says string
 	}{
-		"a parameter outside of the blocks": {func(int) nn.Module { return nn.NewSequential(NewShardedBlock(linear()), linear()) },
-			"the parameter 1.weight is outside of the blocks: make the module that has it a ShardedBlock"},
-		"no block":           {func(int) nn.Module { return nn.NewTanh() }, "the network has no ShardedBlock with a parameter"},
+		"no parameter": {func(int) nn.Module { return nn.NewTanh() }, "the network has no parameter"},
+		"tied outside": {func(int) nn.Module { return nn.NewSequential(shared, NewShardedBlock(shared)) },
+			"1.weight and 0.weight are one parameter in two blocks, or in one and outside of blocks"},
 		"a block in a block": {func(int) nn.Module { return NewShardedBlock(nn.NewSequential(NewShardedBlock(linear()))) }, "0 is a block inside of another block"},
 		"tied over blocks": {func(int) nn.Module {
 			return nn.NewSequential(NewShardedBlock(shared), NewShardedBlock(nn.NewSequential(shared)))
@@ -811,7 +829,7 @@ func TestFullyShardedMisuse(t *testing.T) {
 			says(r.net.first.Forward(x).Err(), "the block computes outside of FullyShardedDataParallel.Forward"),
 			says(r.net.first.(*ShardedBlock).module.Forward(x).Err(), "mat2"),
 			says(r.opt.Step(), optim.ErrNoGradients.Error()),
-			says(r.sharded.LoadState(nil), "there is no tensor first.0.weight"),
+			says(r.sharded.LoadState(nil), "there is no tensor gain"),
 			says(r.sharded.Backward(torch.Fail("loss", errors.New("a planned failure"))), "a planned failure"),
 		}
 		// A pass without gradients leaves nothing gathered, and has no history.

@@ -30,10 +30,8 @@ func (d *FullyShardedDataParallel) NewOptimizer(build func(shard []*torch.Tensor
 		return nil, err
 	}
 	o := &FullyShardedOptimizer{dividedOptimizer{name: "FullyShardedOptimizer", g: d.g}, d}
-	for _, b := range d.blocks {
-		for _, p := range b.params {
-			o.parts = append(o.parts, &p.shardedParameter)
-		}
+	for _, p := range d.params {
+		o.parts = append(o.parts, &p.shardedParameter)
 	}
 	failure := o.build(build)
 	mine := modelText{}
@@ -108,11 +106,11 @@ func (o *FullyShardedOptimizer) Close() error {
 	return err
 }
 
-// State returns the whole parameters and the buffers, by the names that nn.State(net) had, as the
-// network of one process has them. The tensors are on the CPU, whole on every rank, and are freed
-// by the next State or Close; the buffers are the network's. State is a collective, which gathers
-// one block after the other and waits for the device: all ranks call it, and then one of them
-// writes a file.
+// State returns the whole parameters and the buffers, by the names that nn.State of the network
+// had, as the network of one process has them. The tensors are on the CPU, whole on every rank, and
+// are freed by the next State or Close; the buffers are the network's. State is a collective, which
+// gathers one block after the other and waits for the device: all ranks call it, and then one of
+// them writes a file.
 //
 //	state, err := sharded.State()
 //	if err == nil && world.Rank() == 0 {
@@ -134,7 +132,7 @@ func (d *FullyShardedDataParallel) State() ([]nn.Named, error) {
 			return nil, d.fail("FullyShardedDataParallel.State", fmt.Errorf("%s: %w", b.name, err))
 		}
 	}
-	state, parts := nn.State(d.net), d.byName()
+	state, parts := nn.State(d), d.byName()
 	for i, n := range state {
 		if p := parts[n.Name]; p != nil {
 			state[i].Tensor = whole[&p.shardedParameter]
@@ -214,14 +212,12 @@ func (d *FullyShardedDataParallel) LoadState(state []nn.Named) error {
 	return nil
 }
 
-// Divided says how the ranks divide the parameters, whose parts nn.State(net) has: for a checkpoint
+// Divided says how the ranks divide the parameters, whose parts nn.State(d) has: for a checkpoint
 // to which each rank writes its part (see nn.Shards). It is no collective.
 func (d *FullyShardedDataParallel) Divided() nn.Divided {
 	divided := nn.Divided{}
-	for _, b := range d.blocks {
-		for _, p := range b.params {
-			divided[p.piece] = p.division(d.g.Size())
-		}
+	for _, p := range d.params {
+		divided[p.piece] = p.division(d.g.Size())
 	}
 	return divided
 }
@@ -265,7 +261,7 @@ func (p *blockParameter) read(scope *torch.Scope, stored *nn.StoredTensor) (t *t
 // load replaces parameters and buffers by the tensors with the specs. read returns this rank's part
 // of the parameter, or the buffer if p is nil.
 func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error)) error {
-	state, parts := nn.State(d.net), d.byName()
+	state, parts := nn.State(d), d.byName()
 	names := map[string]bool{}
 	for _, n := range state {
 		dtype, shape := n.Tensor.DType(), n.Tensor.Shape()
@@ -313,7 +309,7 @@ func (d *FullyShardedDataParallel) loadOne(n nn.Named, p *blockParameter, read f
 	return to.CopyFrom(t, torch.CopyOptions{})
 }
 
-// EMAState returns the averages of nn.State(net), of which each rank has those of its parts, as
+// EMAState returns the averages of nn.State(d), of which each rank has those of its parts, as
 // averages of the whole parameters: the EMA of one process has the same. The tensors of parameters
 // are on the CPU, whole on every rank, and are freed by the next EMAState or Close; those of
 // buffers are the EMA's. EMAState is a collective, which waits for the device.
@@ -349,7 +345,7 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]nn.Named, error) {
 	return state, nil
 }
 
-// DividedAverages says how the ranks divide the averages of nn.State(net), of which e.State() has
+// DividedAverages says how the ranks divide the averages of nn.State(d), of which e.State() has
 // this rank's parts: for a checkpoint to which each rank writes its part (see nn.Shards). It is a
 // collective, in which the ranks compare what they average.
 func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (nn.Divided, error) {
@@ -375,7 +371,7 @@ func (d *FullyShardedDataParallel) agreeOnAverages(state []nn.Named, parts map[s
 		mine.Tensors = append(mine.Tensors, fmt.Sprintf("an average of %v of %s", n.Tensor.DType(), n.Name))
 		if p := parts[n.Name]; p != nil {
 			if shape := n.Tensor.Shape(); !slices.Equal(shape, []int64{p.hi - p.lo}) {
-				mine.Err = fmt.Sprintf("the average of %s has the shape %v, and this rank's part of the parameter %d elements: make the EMA of nn.State(net)", n.Name, shape, p.hi-p.lo)
+				mine.Err = fmt.Sprintf("the average of %s has the shape %v, and this rank's part of the parameter %d elements: make the EMA of nn.State of the FullyShardedDataParallel", n.Name, shape, p.hi-p.lo)
 			}
 		}
 	}
@@ -406,7 +402,7 @@ func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []
 }
 
 // LoadEMAState copies this rank's parts of averages of the whole parameters, which EMAState, or the
-// EMA of one process, returned, into an EMA of nn.State(net). Names and shapes must be the
+// EMA of one process, returned, into an EMA of nn.State(d). Names and shapes must be the
 // network's, or nothing changes. It is no collective: each rank has the same.
 func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []nn.Named) error {
 	if err := d.ready("LoadEMAState"); err != nil {
@@ -459,13 +455,11 @@ func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*
 // byName returns the parameters by the names that nn.State gives to their parts.
 func (d *FullyShardedDataParallel) byName() map[string]*blockParameter {
 	of := map[*torch.Tensor]*blockParameter{}
-	for _, b := range d.blocks {
-		for _, p := range b.params {
-			of[p.piece] = p
-		}
+	for _, p := range d.params {
+		of[p.piece] = p
 	}
 	parts := map[string]*blockParameter{}
-	for _, n := range nn.State(d.net) {
+	for _, n := range nn.State(d) {
 		if p := of[n.Tensor]; p != nil {
 			parts[n.Name] = p
 		}

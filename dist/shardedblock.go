@@ -163,8 +163,7 @@ func (b *ShardedBlock) own(y *torch.Tensor) (*torch.Tensor, error) {
 // back makes the backward pass of the module.
 func (b *ShardedBlock) back(c *torch.FunctionContext, gradients []*torch.Tensor) ([]*torch.Tensor, error) {
 	if c.Data != b.d.changes {
-		return nil, fmt.Errorf("dist: %s: the parameters have changed since Forward, and backward would compute with the new ones: call Backward before Step: %w",
-			b.name, cuda.ErrInvalidArgument)
+		return nil, b.changed()
 	}
 	if err := b.d.reach(b); err != nil {
 		return nil, err
@@ -180,6 +179,11 @@ func (b *ShardedBlock) back(c *torch.FunctionContext, gradients []*torch.Tensor)
 		return []*torch.Tensor{nil, nil}, nil
 	}
 	return []*torch.Tensor{x.Grad(), nil}, nil
+}
+
+func (b *ShardedBlock) changed() error {
+	return fmt.Errorf("dist: %s: the parameters have changed since Forward, and backward would compute with the new ones: call Backward before Step: %w",
+		b.name, cuda.ErrInvalidArgument)
 }
 
 // finish averages the gradients that the block's backward pass has made.
@@ -686,7 +690,8 @@ func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torc
 	return nil
 }
 
-// list names the parts and the buffers for Parts, in the module's order.
+// list names the parts and the buffers for Parts, in the module's order. What is outside of blocks
+// has no module.
 func (b *ShardedBlock) list() {
 	for _, n := range nn.NamedParameters(b.module) {
 		i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return slices.Contains(p.names, n.Name) })

@@ -60,7 +60,8 @@ type divided struct {
 	}
 }
 
-// newDivided returns a network with a kernel whose memory has another order than its dimensions.
+// newDivided returns a network with a kernel whose memory has another order than its dimensions,
+// and with parameters outside of blocks.
 func newDivided(world *dist.Group, value float64) (*divided, error) {
 	wrap := func(m nn.Module) nn.Module {
 		if world != nil {
@@ -69,7 +70,7 @@ func newDivided(world *dist.Group, value float64) (*divided, error) {
 		return m
 	}
 	conv, linear := nn.NewConv2d(3, 5, 3, nn.Conv2dOptions{}), nn.NewLinear(20, 7, nn.LinearOptions{})
-	net := nn.NewSequential(wrap(conv), wrap(nn.NewSequential(nn.NewBatchNorm2d(5, nn.BatchNorm2dOptions{}), nn.NewFlatten())), wrap(linear))
+	net := nn.NewSequential(wrap(conv), nn.NewSequential(nn.NewBatchNorm2d(5, nn.BatchNorm2dOptions{}), nn.NewFlatten()), wrap(linear))
 	for i, p := range nn.Parameters(net) {
 		if err := p.NoGrad().Fill_(value / float64(i+1)).Err(); err != nil {
 			return nil, err
