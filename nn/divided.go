@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,14 +45,17 @@ type Divided map[*torch.Tensor]Division
 func DividedParts(value any, d Divided) []Named {
 	var parts []Named
 	seen := map[*torch.Tensor]bool{}
-	var visit func(path string, value any)
+	var visit func(path string, value any, depth int)
 	below := func(path string, key any) string {
 		if path == "" {
 			return fmt.Sprint(key)
 		}
 		return fmt.Sprint(path, ".", key)
 	}
-	visit = func(path string, value any) {
+	visit = func(path string, value any, depth int) {
+		if depth > maxDepth {
+			return // SavePyTorch refuses the value
+		}
 		switch v := value.(type) {
 		case *torch.Tensor:
 			if _, ok := d[v]; ok && !seen[v] {
@@ -59,35 +64,25 @@ func DividedParts(value any, d Divided) []Named {
 			}
 		case []Named:
 			for _, n := range v {
-				visit(below(path, n.Name), n.Tensor)
+				visit(below(path, n.Name), n.Tensor, depth+1)
 			}
 		case []any:
 			for i, x := range v {
-				visit(below(path, i), x)
+				visit(below(path, i), x, depth+1)
 			}
 		case map[string]any:
-			for _, key := range sortedKeys(v) {
-				visit(below(path, key), v[key])
+			for _, key := range slices.Sorted(maps.Keys(v)) {
+				visit(below(path, key), v[key], depth+1)
 			}
 		case map[any]any:
-			keys := make(map[string]any, len(v))
-			for key, x := range v {
-				keys[fmt.Sprint(key)] = x
+			byText := func(a, b any) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) }
+			for _, key := range slices.SortedFunc(maps.Keys(v), byText) {
+				visit(below(path, key), v[key], depth+1)
 			}
-			visit(path, keys)
 		}
 	}
-	visit("", value)
+	visit("", value, 0)
 	return parts
-}
-
-func sortedKeys(m map[string]any) []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // Shards is a checkpoint that the ranks of a job write together, on a disk that all of them see:
@@ -166,10 +161,19 @@ func (s *Shards) shard(rank int) string {
 }
 
 // Write writes a rank's parts, as DividedParts returns them, to a file of the rank. It blocks until
-// they are on the disk.
+// they are on the disk. It is an error if rank 0 has given the checkpoint up meanwhile, and then no
+// file stays.
 func (s *Shards) Write(rank int, parts []Named) error {
 	own := slices.DeleteFunc(slices.Clone(parts), func(n Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
-	return SaveTensors(s.shard(rank), own, map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)})
+	if err := SaveTensors(s.shard(rank), own, map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)}); err != nil {
+		return err
+	}
+	// Rank 0 does not wait for ever. Nobody would remove a file that comes after Abandon.
+	if _, err := os.Lstat(s.path + unfinishedInfix + s.id); errors.Is(err, fs.ErrNotExist) {
+		os.Remove(s.shard(rank))
+		return fmt.Errorf("nn: save %s: rank 0 has given the checkpoint up before rank %d had written its file", s.path, rank)
+	}
+	return nil
 }
 
 // Commit writes the value, whose divided tensors the ranks have written, to the path, on rank 0. It
@@ -186,11 +190,15 @@ func (s *Shards) Commit(value map[string]any, d Divided) error {
 
 // Abandon gives the checkpoint up on rank 0, and removes the files that are there of it.
 func (s *Shards) Abandon() {
-	removeID(s.path, s.id)
+	removeID(s.path, s.id) // first: a process that dies here leaves the name of what is left
 	s.file.abandon()
+	removeID(s.path, s.id) // of a rank that has looked for rank 0's file before
 }
 
 func (s *Shards) commit(value map[string]any, d Divided) error {
+	if value[shardsKey] != nil {
+		return fmt.Errorf("the value has the key %q, which is that of the ranks' files: %w", shardsKey, cuda.ErrInvalidArgument)
+	}
 	parts := DividedParts(value, d)
 	set := &shardSet{dir: filepath.Dir(s.path), base: filepath.Base(s.path), id: s.id, files: make([]shardFile, s.ranks)}
 	defer set.close()
@@ -215,10 +223,8 @@ func (s *Shards) commit(value map[string]any, d Divided) error {
 	if old := openShards(s.path); old != nil {
 		replaces = old.id
 	}
-	root := map[string]any{shardsKey: map[string]any{idKey: s.id, baseKey: set.base, bytesKey: sizes, replacesKey: replaces}}
-	for key, v := range value {
-		root[key] = v
-	}
+	root := maps.Clone(value)
+	root[shardsKey] = map[string]any{idKey: s.id, baseKey: set.base, bytesKey: sizes, replacesKey: replaces}
 	converted, err := converter.value(root, 0)
 	if err != nil {
 		return err
@@ -235,10 +241,12 @@ func (s *Shards) commit(value map[string]any, d Divided) error {
 
 // describe returns what stands for a divided tensor, whose parts must be in the files.
 func (s *shardSet) describe(part Named, d Division) (*ptfile.Dict, error) {
-	if len(d.First) != len(s.files)+1 || !tensor.Dense(d.Shape, d.Strides) {
+	dtype := part.Tensor.DType()
+	// A checkpoint that no reader would take must not replace a good one.
+	view, err := ptfile.NewView(dtype, d.Shape, d.Strides, nil)
+	if err != nil || len(d.First) != len(s.files)+1 || !slices.IsSorted(d.First) || d.First[0] != 0 || d.First[len(s.files)] != view.Bytes()/int64(dtype.Size()) {
 		return nil, fmt.Errorf("the division %v of the shape %v and the strides %v among %d ranks: %w", d.First, d.Shape, d.Strides, len(s.files), cuda.ErrInvalidArgument)
 	}
-	dtype := part.Tensor.DType()
 	name, ok := fileTypes[dtype]
 	if !ok {
 		return nil, fmt.Errorf("safetensors has no dtype %v", dtype)
@@ -460,9 +468,23 @@ func (s *shardSet) find(p dividedPart, name string, dtype torch.DType) (*Checkpo
 	return c, e, nil
 }
 
+// standsForTensor reports whether a dict has the keys of one that stands for a tensor, and no
+// others, as a program's own dict may have.
+func standsForTensor(d *ptfile.Dict) bool {
+	keys := []string{dividedKey, dtypeKey, shapeKey, stridesKey, partsKey}
+	return d.Len() == len(keys) && !slices.ContainsFunc(keys, func(key string) bool {
+		_, has := d.Get(key)
+		return !has
+	})
+}
+
 // readDivided puts tensors in the place of the dicts that stand for them.
 func (c *Checkpoint) readDivided(root *ptfile.Dict) error {
-	s, err := parseShards(root, filepath.Dir(c.path))
+	path := c.path
+	if target, err := filepath.EvalSymlinks(path); err == nil { // the files are beside the one that a link names
+		path = target
+	}
+	s, err := parseShards(root, filepath.Dir(path))
 	if err != nil || s == nil {
 		return err
 	}
@@ -476,9 +498,10 @@ func (c *Checkpoint) readDivided(root *ptfile.Dict) error {
 	visit = func(v any) (any, error) {
 		switch container := v.(type) {
 		case *ptfile.Dict:
-			if name, ok := container.Get(dividedKey); ok {
+			if standsForTensor(container) {
 				t, err := s.tensor(container)
 				if err != nil {
+					name, _ := container.Get(dividedKey)
 					return nil, fmt.Errorf("tensor %v: %w", name, err)
 				}
 				return t, nil
@@ -528,6 +551,7 @@ func (s *shardSet) tensor(d *ptfile.Dict) (*ptfile.Tensor, error) {
 	if err := errors.Join(err1, err2, err3); err != nil || !ok1 || !ok2 || !ok3 || len(numbers)%3 != 0 {
 		return nil, fmt.Errorf("the dict that stands for it is damaged: dtype %v: %v", get(dtypeKey), err)
 	}
+	size := int64(dtype.Size())
 	var parts []dividedPart
 	at := int64(0)
 	for i := 0; i < len(numbers); i += 3 {
@@ -535,15 +559,17 @@ func (s *shardSet) tensor(d *ptfile.Dict) (*ptfile.Tensor, error) {
 		if numbers[i] >= int64(len(s.files)) || p.first != at || p.n == 0 || at+p.n < at {
 			return nil, fmt.Errorf("%d elements from %d of rank %d follow %d elements", p.n, p.first, numbers[i], at)
 		}
+		if bytes := s.files[p.rank].bytes; p.n > bytes/size { // before anybody allocates them
+			return nil, fmt.Errorf("%s, the file of rank %d, has %d bytes, and cannot have %d elements of it", s.name(p.rank), p.rank, bytes, p.n)
+		}
 		at += p.n
 		parts = append(parts, p)
 	}
-	size := int64(dtype.Size())
 	t, err := ptfile.NewView(dtype, shape, strides, func(b []byte, offset int64) error { return s.read(b, offset, name, dtype, parts) })
 	if err != nil {
 		return nil, err
 	}
-	if t.Bytes() != at*size {
+	if t.Bytes()/size != at {
 		return nil, fmt.Errorf("its shape is %v, and the ranks have %d elements of it", shape, at)
 	}
 	return t, nil

@@ -36,6 +36,7 @@ var wholeTensors = []wholeTensor{
 	{"last", torch.Float64, []int64{2, 3, 2, 2}, []int64{12, 1, 6, 3}},
 	{"one", torch.BFloat16, []int64{1}, []int64{1}},
 	{"mask", torch.Bool, []int64{11}, []int64{1}},
+	{"scalar", torch.Float32, []int64{}, []int64{}},
 	{"none", torch.Int64, []int64{0, 3}, []int64{3, 1}},
 }
 
@@ -371,6 +372,131 @@ func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
 	requireDivided(t, path, 2)
 	if names := files(t, dir); len(names) != 3 {
 		t.Errorf("%v", names)
+	}
+}
+
+// A rank that is late writes nothing that stays when rank 0 has given the checkpoint up.
+func TestLateRankLeavesNoFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	s, err := nn.BeginShards(path, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late, err := nn.JoinShards(path, s.ID(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Abandon()
+	v, d := dividedValue(t, 1, 2, 7)
+	if err := late.Write(1, nn.DividedParts(v, d)); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "rank 0 has given the checkpoint up") {
+		t.Error(err)
+	}
+	if names := files(t, dir); len(names) != 0 {
+		t.Errorf("files are left: %v", names)
+	}
+}
+
+// A checkpoint that could not be read takes no other's place.
+func TestCommitRefusesWhatCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	if err := saveDivided(t, path, 2, 1); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(v map[string]any, d *nn.Division){
+		"key": func(v map[string]any, d *nn.Division) { v["shards"] = "mine" },
+		"a part that nobody has": func(v map[string]any, d *nn.Division) {
+			d.Shape, d.Strides = []int64{6, 7}, []int64{7, 1}
+		},
+		"no first element":   func(v map[string]any, d *nn.Division) { d.Shape, d.Strides = []int64{4, 7}, []int64{7, 1} },
+		"strides":            func(v map[string]any, d *nn.Division) { d.Strides = []int64{1} },
+		"a negative shape":   func(v map[string]any, d *nn.Division) { d.Shape = []int64{-5, -7} },
+		"a part before zero": func(v map[string]any, d *nn.Division) { d.First = []int64{-1, 17, 34} },
+	} {
+		s, err := nn.BeginShards(path, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v map[string]any
+		var d nn.Divided
+		for rank := 1; rank >= 0; rank-- {
+			v, d = dividedValue(t, rank, 2, 9)
+			if err := s.Write(rank, nn.DividedParts(v, d)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		plain := v["state_dict"].([]nn.Named)[0].Tensor
+		division := d[plain]
+		change(v, &division)
+		d[plain] = division
+		if err := s.Commit(v, d); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", name, err)
+		}
+		requireDivided(t, path, 1)
+		if names := files(t, dir); len(names) != 3 {
+			t.Errorf("%s: %v", name, names)
+		}
+	}
+}
+
+// Texts of a program are no tensors, whatever their keys are.
+func TestDictsOfAProgramInADividedCheckpoint(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "last.pt")
+	s, err := nn.BeginShards(path, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, d := dividedValue(t, 0, 1, 3)
+	v["metadata"] = map[string]any{"divided": "by 2", "shards": "7"}
+	if err := errors.Join(s.Write(0, nn.DividedParts(v, d)), s.Commit(v, d)); err != nil {
+		t.Fatal(err)
+	}
+	requireDivided(t, path, 3)
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got := c.Metadata(); got["divided"] != "by 2" || got["shards"] != "7" {
+		t.Errorf("%v", got)
+	}
+}
+
+// The files of a checkpoint are beside the file that a link names.
+func TestLinkToADividedCheckpoint(t *testing.T) {
+	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "best.pt")
+	path := filepath.Join(dir, "last.pt")
+	if err := errors.Join(saveDivided(t, path, 2, 1), os.Symlink(path, link)); err != nil {
+		t.Fatal(err)
+	}
+	requireDivided(t, link, 1)
+	// A new checkpoint takes the place of the link, and not of what it names.
+	if err := saveDivided(t, link, 2, 2); err != nil {
+		t.Fatal(err)
+	}
+	requireDivided(t, link, 2)
+	requireDivided(t, path, 1)
+}
+
+// A file that names a large tensor is refused before anybody allocates memory for it.
+func TestMemoryOfDividedFilesIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  `, 8)
+	if err := os.WriteFile(filepath.Join(dir, "m.pt-0123456789ab-rank00000-of-00001.safetensors"), shard, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "m.pt")
+	text := strings.ReplaceAll(strings.Replace(strings.Replace(goodDivided, "[2,1]", "[8589934592,1]", 1), "[0,0,2]", "[0,0,8589934592]", 1), "SIZE", strconv.Itoa(len(shard)))
+	var v map[string]any
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatal(err)
+	}
+	if err := nn.SavePyTorch(path, integers(v)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := nn.OpenCheckpoint(path); err == nil || !strings.Contains(err.Error(), "rank 0") {
+		t.Errorf("%v, %v", c, err)
 	}
 }
 

@@ -240,13 +240,14 @@ func pytorchState(tensors []Named, metadata map[string]string) any {
 	return map[string]any{stateDictKey: tensors, metadataPT: m}
 }
 
+const maxDepth = 64 // of values in a file: ptfile's
+
 // pytorchConverter converts Go values to those of package ptfile.
 type pytorchConverter struct {
 	seen map[*torch.Tensor]any // what stands for the tensors in the file
 }
 
 func (p *pytorchConverter) value(v any, depth int) (any, error) {
-	const maxDepth = 64 // ptfile's
 	if depth > maxDepth {
 		return nil, errors.New("values are nested too deeply, or one contains itself")
 	}
