@@ -55,6 +55,37 @@ func TestBarrierBesideCollectives(t *testing.T) {
 	}))
 }
 
+// Barriers that are reserved meet those of the same place, in whichever order their goroutines come
+// to them: a barrier ends when all ranks have come to this one.
+func TestReservedBarriersKeepTheirPlaces(t *testing.T) {
+	const rounds = 20
+	var arrived [rounds][2]atomic.Int32
+	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
+		met := make(chan error, 2)
+		for round := range rounds {
+			barriers := [2]func() error{g.ReserveBeside("files"), g.ReserveBeside("files")}
+			come := func(i int) {
+				arrived[round][i].Add(1)
+				err := barriers[i]()
+				if n := arrived[round][i].Load(); err == nil && n < 2 {
+					err = fmt.Errorf("round %d: barrier %d ended when %d ranks had come", round, i, n)
+				}
+				met <- err
+			}
+			first := g.Rank()
+			go come(first)
+			if err := g.Barrier(); err != nil { // the first ones have most likely come
+				return err
+			}
+			go come(1 - first)
+			if err := errors.Join(<-met, <-met); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
 // A rank that does not come to a barrier beside is named, with the barrier.
 func TestBarrierBesideNamesTheLateRank(t *testing.T) {
 	o := quick

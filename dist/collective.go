@@ -573,14 +573,40 @@ func (c *call) arrive() error {
 // BarrierBeside is [Group.Barrier] for a goroutine beside the one that calls the group's
 // collectives, such as one that writes a file: it has no place in their order. Barriers of one name
 // come one after the other, and equally often on all ranks.
-func (g *Group) BarrierBeside(name string) error {
-	if err := g.check("BarrierBeside", nil); err != nil {
-		return err
-	}
+func (g *Group) BarrierBeside(name string) error { return g.ReserveBeside(name)() }
+
+// ReserveBeside takes the next place in the order of the barriers of the name now, and returns the
+// barrier, which a goroutine calls once, later: where several goroutines write files, their
+// barriers meet those of the same files on other ranks, whichever file is done first. The barrier
+// waits for those of the name before it, on this rank too. Every rank reserves the same barriers in
+// the same order.
+func (g *Group) ReserveBeside(name string) (barrier func() error) {
 	g.beside.Lock()
-	g.besides[name]++
-	c := &call{g: g, key: g.name + ", beside: " + name, of: g.ranks, call: control.Call{Seq: g.besides[name], Name: "BarrierBeside(" + name + ")", Line: caller()}}
-	g.job.member.Enter(c.key, c.call)
-	g.beside.Unlock()
-	return c.arrive()
+	defer g.beside.Unlock()
+	done := make(chan struct{})
+	before := g.besides[name]
+	own := besidePlace{before.seq + 1, done}
+	g.besides[name] = own
+	c := &call{g: g, key: g.name + ", beside: " + name, of: g.ranks, call: control.Call{Seq: own.seq, Name: "BarrierBeside(" + name + ")", Line: caller()}}
+	return func() error {
+		defer close(done)
+		if err := g.check("BarrierBeside", nil); err != nil {
+			return err
+		}
+		if before.done != nil {
+			select { // arrive says why the job has ended
+			case <-before.done:
+			case <-g.job.member.Failed():
+			case <-g.job.ended:
+			}
+		}
+		g.job.member.Enter(c.key, c.call)
+		return c.arrive()
+	}
+}
+
+// besidePlace is the place of a barrier beside the collectives.
+type besidePlace struct {
+	seq  uint64
+	done chan struct{} // closed when the barrier has returned
 }

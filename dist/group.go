@@ -78,7 +78,7 @@ type Group struct {
 	subgroups int
 
 	beside  sync.Mutex
-	besides map[string]uint64 // numbers of the barriers beside, by name; guarded by beside
+	besides map[string]besidePlace // the latest barriers beside, by name; guarded by beside
 }
 
 // job is what all groups of a process share.
@@ -461,7 +461,7 @@ func (j *job) isClosed() bool {
 
 // newGroup connects the calling rank with the others of the group.
 func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, error) {
-	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), pairs: map[string]uint64{}, besides: map[string]uint64{}}
+	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), pairs: map[string]uint64{}, besides: map[string]besidePlace{}}
 	if g.rank < 0 {
 		return g, nil
 	}

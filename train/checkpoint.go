@@ -95,6 +95,7 @@ type writing struct {
 	shards  *nn.Shards     // of the ranks that write parts; or nil
 	named   []nn.Named     // the parts that this rank writes
 	made    []nn.Named     // tensors that free closes
+	barrier func() error   // waits until all ranks have written their parts
 	failed  error          // of this rank, which writes nothing
 }
 
@@ -131,14 +132,9 @@ func (c *Checkpoint) collect(path string) (*writing, error) {
 // fill adds what the fields name to the value of the file.
 func (c *Checkpoint) fill(w *writing) error {
 	file := w.file
-	if c.Optimizer != nil {
-		state, err := c.optimizerState(w)
-		if err != nil {
-			return err
-		}
-		if file[optimizerKey], err = state.PyTorch(); err != nil {
-			return err
-		}
+	// Whatever failed, all ranks ask for the averages too, which is a collective.
+	if err := errors.Join(c.fillOptimizer(w), c.fillAverages(w)); err != nil {
+		return err
 	}
 	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
 	if ok && c.World == nil {
@@ -152,16 +148,6 @@ func (c *Checkpoint) fill(w *writing) error {
 	}
 	if c.Scheduler != nil {
 		file[schedulerKey] = map[string]any{countKey: c.Scheduler.Count()}
-	}
-	if c.EMA != nil {
-		file[emaKey] = c.EMA.State()
-	}
-	if ok && c.EMA != nil {
-		averages, err := sharded.DividedAverages(c.EMA)
-		if err != nil {
-			return err
-		}
-		maps.Copy(w.divided, averages)
 	}
 	if c.Scaler != nil {
 		state, err := c.Scaler.State()
@@ -180,6 +166,31 @@ func (c *Checkpoint) fill(w *writing) error {
 		}
 	}
 	return nil
+}
+
+func (c *Checkpoint) fillOptimizer(w *writing) error {
+	if c.Optimizer == nil {
+		return nil
+	}
+	state, err := c.optimizerState(w)
+	if err == nil {
+		w.file[optimizerKey], err = state.PyTorch()
+	}
+	return err
+}
+
+func (c *Checkpoint) fillAverages(w *writing) error {
+	if c.EMA == nil {
+		return nil
+	}
+	w.file[emaKey] = c.EMA.State()
+	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
+	if !ok || c.World == nil {
+		return nil
+	}
+	averages, err := sharded.DividedAverages(c.EMA)
+	maps.Copy(w.divided, averages)
+	return err
 }
 
 // optimizerState returns the state of the optimizer, in a job the parts of this rank.
@@ -215,7 +226,7 @@ func (w *writing) write() error {
 	if err == nil {
 		err = w.shards.Write(w.world.Rank(), w.named)
 	}
-	err = errors.Join(err, w.world.BarrierBeside("checkpoint"))
+	err = errors.Join(err, w.barrier())
 	switch {
 	case !w.leads():
 		return err

@@ -96,7 +96,12 @@ func (c *Checkpoint) gather(w *writing, own []nn.Named, failed error) (err error
 	if !w.leads() {
 		w.shards, failed = nn.JoinShards(w.path, all[0].Shards, c.World.Size())
 	}
-	return agree(c.World, failed)
+	if err := agree(c.World, failed); err != nil {
+		return err
+	}
+	// Reserved in the order of the calls: checkpoints of several paths may be written at once.
+	w.barrier = c.World.ReserveBeside("checkpoint")
+	return nil
 }
 
 // addRanks adds the states of all ranks to the value of the file.
@@ -161,7 +166,7 @@ type Saving struct {
 
 // Wait waits until the file is on the disk, and returns the error of writing it. In a job it is a
 // collective: every rank calls it and gets the errors of all. Call it before the next Save or
-// SaveAsync to the same path.
+// SaveAsync to the same path. All ranks wait for several savings in the same order.
 func (s *Saving) Wait() error {
 	<-s.done
 	return agree(s.world, s.err)
@@ -203,7 +208,7 @@ func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 
 // copied returns the file with copies of the tensors that this rank writes.
 func (w *writing) copied(copies hostCopies) (*writing, error) {
-	own := &writing{path: w.path, world: w.world, shards: w.shards, failed: w.failed, divided: nn.Divided{}}
+	own := &writing{path: w.path, world: w.world, shards: w.shards, barrier: w.barrier, failed: w.failed, divided: nn.Divided{}}
 	if w.leads() {
 		value, err := copies.of(w.file)
 		if err != nil {

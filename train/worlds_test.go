@@ -258,6 +258,38 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	})
 }
 
+// Two checkpoints that are written at once, each with the parts of all ranks, although one rank is
+// done with the one first, and another with the other.
+func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	inProcess(t, 3, func(world *dist.Group) error {
+		d, err := newDivided(world, 1)
+		if err != nil {
+			return err
+		}
+		defer d.close()
+		if err := d.step(); err != nil {
+			return err
+		}
+		for round := range 30 {
+			var saving [3]*train.Saving
+			for i := range saving {
+				d.Metadata = map[string]string{"round": strconv.Itoa(round)}
+				if saving[i], err = d.SaveAsync(filepath.Join(dir, strconv.Itoa(i)+".pt")); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(saving[0].Wait(), saving[1].Wait(), saving[2].Wait()); err != nil {
+				return fmt.Errorf("round %d: %w", round, err)
+			}
+		}
+		return nil
+	})
+	if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 3*4 {
+		t.Errorf("%v, %v", names, err)
+	}
+}
+
 // A checkpoint of which a file is missing is no first run.
 func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 	dir := t.TempDir()
