@@ -80,7 +80,7 @@ type saving struct {
 	elsewhere []otherPlace             // further places, if the sidecar's own path can't be written
 	create    func() (*os.File, error) // makes files without names; nil: impossible
 	log       *slog.Logger
-	wait      time.Duration // how long to wait for other processes that save; 0: lockWait
+	wait      func() <-chan time.Time // begins to wait for another process that saves; nil: lockWait
 }
 
 // otherPlace is another place where an index may be saved.

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// lockWait is how long saving waits for other processes that save into the same file. A process
+// lockWait is how long saving waits for each other process that saves into the same file. A process
 // that is stopped while it saves holds up no other for longer.
 const lockWait = 10 * time.Second
 
@@ -19,13 +19,11 @@ const lockTick = 10 * time.Millisecond
 // of a host that train together close their indexes at the same time. Closing its file unlocks it.
 // Where the file system has no locks the file is not locked.
 func (s *sidecar) current() (now *sidecar, info fs.FileInfo, err error) {
-	deadline := time.NewTimer(s.saving.lockWait())
-	defer deadline.Stop()
 	for {
-		if now, err = openSidecar(s.path); err != nil {
+		if now, err = openToLock(s.path); err != nil {
 			return nil, nil, err
 		}
-		if err = lock(now.file, deadline.C); err == nil {
+		if err = lock(now.file, s.saving.deadline()); err == nil {
 			info, err = now.file.Stat()
 		}
 		if err != nil {
@@ -37,6 +35,16 @@ func (s *sidecar) current() (now *sidecar, info fs.FileInfo, err error) {
 		}
 		_ = now.file.Close() // another process has saved meanwhile: its file is the one to lock
 	}
+}
+
+// openToLock opens an index file for writing, since NFS gives nobody else an exclusive lock, or for
+// reading if nobody may write it.
+func openToLock(path string) (*sidecar, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return openSidecar(path)
+	}
+	return newSidecar(path, f)
 }
 
 // errBusy is the error of a lock that another process has for too long.
@@ -66,12 +74,12 @@ func lock(f *os.File, deadline <-chan time.Time) error {
 	}
 }
 
-// lockWait returns how long to wait for a lock.
-func (s *saving) lockWait() time.Duration {
-	if s.wait != 0 {
-		return s.wait
+// deadline begins to wait for the process that saves now.
+func (s *saving) deadline() <-chan time.Time {
+	if s.wait != nil {
+		return s.wait()
 	}
-	return lockWait
+	return time.After(lockWait)
 }
 
 // describesAs reports whether two index files are of the same members, labels and checkpoints.

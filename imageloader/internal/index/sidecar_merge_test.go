@@ -63,6 +63,68 @@ func TestIndexesOfOneArchiveAreMerged(t *testing.T) {
 	}
 }
 
+// TestSavingWaitsForEachOther: a process waits for each of those that save before it as long as for
+// one alone. The indexes of large archives take seconds to write, and a host has many ranks.
+func TestSavingWaitsForEachOther(t *testing.T) {
+	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
+	x := open(t, path, testConfig())
+	x.KeepEntryPoints(0, []byte("entries"))
+	locked := func(name string) *os.File {
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			t.Skip(err)
+		}
+		return f
+	}
+	first := locked(path + sidecarSuffix)
+	waits := make(chan bool)
+	x.side.saving.wait = func() <-chan time.Time {
+		waits <- true
+		return nil
+	}
+	closed := make(chan bool)
+	go func() {
+		closeIndex(t, x)
+		close(closed)
+	}()
+	next := func() {
+		t.Helper()
+		select {
+		case <-waits:
+		case <-closed:
+			t.Fatal("it does not wait for the second process")
+		case <-time.After(time.Minute):
+			t.Fatal("it waits for the second process in the time of the first")
+		}
+	}
+	next()
+	data, err := os.ReadFile(path + sidecarSuffix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := path + ".saved"
+	if err := os.WriteFile(saved, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	second := locked(saved)
+	if err := os.Rename(saved, path+sidecarSuffix); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	next()
+	second.Close()
+	<-closed
+	x = open(t, path, testConfig())
+	defer closeIndex(t, x)
+	if b := x.EntryPoints(0, nil); string(b) != "entries" {
+		t.Errorf("%q is saved", b)
+	}
+}
+
 // TestSavingWaitsForNoStoppedProcess: a process that is stopped while it saves does not hold up the
 // end of another one for ever.
 func TestSavingWaitsForNoStoppedProcess(t *testing.T) {
@@ -80,7 +142,7 @@ func TestSavingWaitsForNoStoppedProcess(t *testing.T) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
 		t.Skip(err)
 	}
-	x.side.saving.wait = 3 * lockTick
+	x.side.saving.wait = func() <-chan time.Time { return time.After(3 * lockTick) }
 	before := time.Now()
 	closeIndex(t, x)
 	if took := time.Since(before); took > lockWait {
