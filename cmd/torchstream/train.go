@@ -231,8 +231,8 @@ func checkSpace(folder string, bytes int64) error {
 		return err
 	}
 	var disk unix.Statfs_t
-	if err := unix.Statfs(there, &disk); err != nil {
-		return nil // writing says what is wrong
+	if err := unix.Statfs(there, &disk); err != nil || disk.Blocks == 0 {
+		return nil // writing says what is wrong, or the file system does not tell its size
 	}
 	blocks := disk.Bavail
 	if os.Geteuid() == 0 {

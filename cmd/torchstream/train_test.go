@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/models"
@@ -459,6 +461,18 @@ func TestTrainUnwritable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := checkWritable(filepath.Join(parent, "a")); err == nil || !strings.Contains(err.Error(), "cannot write to the directory "+parent) {
+		t.Error(err)
+	}
+}
+
+// A file system that does not tell its size, as some in user space do, is not full.
+func TestCheckSpaceWithoutASize(t *testing.T) {
+	const folder = "/proc"
+	var disk unix.Statfs_t
+	if err := unix.Statfs(folder, &disk); err != nil || disk.Blocks != 0 {
+		t.Skipf("%s has %d blocks: %v", folder, disk.Blocks, err)
+	}
+	if err := checkSpace(folder, 1); err != nil {
 		t.Error(err)
 	}
 }
