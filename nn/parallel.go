@@ -22,10 +22,10 @@ import (
 // the fork and the join become edges of the graph.
 //
 // A Parallel owns its streams (cuda.OwnedStream): no other work delays a branch or enters a
-// capture. The first call on a stream takes one stream fewer than there are branches, and the
-// Parallel keeps them until Close. The gain depends on the room that the GPU has: kernels that fill
-// it alone still run one after another. Kernels shorter than their launch wait for the host, which
-// queues one branch after another; capture those in a graph.
+// capture. The first call on a stream takes one stream fewer than there are branches, with the
+// priority of that stream, and the Parallel keeps them until Close. The gain depends on the room
+// that the GPU has: kernels that fill it alone still run one after another. Kernels shorter than
+// their launch wait for the host, which queues one branch after another; capture those in a graph.
 //
 // Branches must not change their input or shared state, such as one BatchNorm2d in two branches.
 // Several goroutines may call a Parallel at once if its branches allow it. Calls on different
@@ -205,7 +205,7 @@ func (p *Parallel) stream(caller cuda.Stream, n int) (cuda.Stream, error) {
 		return cuda.Stream{}, cuda.ErrClosed
 	}
 	for len(p.side[caller]) < n {
-		own, err := cuda.NewOwnedStream(caller.Device(), cuda.StreamOptions{})
+		own, err := cuda.NewSideStream(caller)
 		if err != nil {
 			return cuda.Stream{}, err
 		}

@@ -331,6 +331,31 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 	}
 }
 
+// Branches of a caller whose work goes first go first too.
+func TestParallelHasThePriorityOfItsCaller(t *testing.T) {
+	s := newStage(t)
+	urgent, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{Priority: -1})
+	s.check(err)
+	defer func() { s.check(urgent.Close()) }()
+	for _, caller := range []cuda.Stream{s.caller, urgent.Stream} {
+		want, err := caller.Priority()
+		s.check(err)
+		note := nn.Func(func(x *torch.Tensor) *torch.Tensor {
+			current, err := cuda.GetCurrentCUDAStream(gpu)
+			s.check(err)
+			if got, err := current.Priority(); got != want || err != nil {
+				t.Errorf("a branch has the priority %d, and its caller %d: %v", got, want, err)
+			}
+			return x.MulScalar(1)
+		})
+		p := nn.NewParallel(nn.Sum(), note, note)
+		x := s.full(1, 1)
+		s.check(caller.Wait(cuda.DefaultStream(gpu)))
+		s.on(caller, func() { s.check(p.Forward(x).Err()) })
+		s.check(p.Close())
+	}
+}
+
 // A branch that panics leaves the streams joined, so that a capture continues without the branch,
 // and leaves the caller's stream current.
 func TestParallelPanics(t *testing.T) {
