@@ -15,8 +15,8 @@ import (
 )
 
 // nullCalls returns the file to which devices that compute nothing write a line for each call of
-// CUDA's runtime that allocates, frees or waits: the function's name and its thread's. Without such
-// devices it skips the test.
+// CUDA's runtime that allocates, frees or waits, or that may wait because it copies pageable
+// memory: the function's name and its thread's. Without such devices it skips the test.
 func nullCalls(t *testing.T) string {
 	t.Helper()
 	descriptors, err := filepath.Glob("/proc/self/fd/*")
@@ -49,7 +49,8 @@ func countCalls(t *testing.T, file string, from int) (calls map[string]int, size
 
 // TestSteadyDecodingAllocatesAndWaitsForNothing: once two epochs have been decoded on the device,
 // no thread of the process allocates or frees device memory, pinned memory, streams or events, and
-// none waits inside CUDA: not for a device, a stream or an event.
+// none waits inside CUDA: not for a device, a stream or an event, and not for a copy of memory that
+// is not pinned.
 //
 // What the design waits for it asks CUDA, without blocking (cudaEventQuery), and sleeps in between:
 // that a batch is copied, before the host writes to its slot's pinned memory again (HostWait), and

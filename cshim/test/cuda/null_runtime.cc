@@ -7,7 +7,8 @@
 //
 // What CUDA refuses during a capture, and the capture that it then breaks, are those of CUDA.
 //
-// Calls that allocate, free or wait are noted, for tests that bound them.
+// Calls that allocate, free or wait are noted, for tests that bound them, and copies of pageable
+// memory, which may wait.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -139,6 +140,13 @@ bool contains(const Blocks& blocks, const void* address) {
   if (after == blocks.begin()) return false;
   --after;
   return static_cast<const char*>(address) < after->first + after->second;
+}
+
+// Whether CUDA may make the host wait for a copy of the memory: it is neither a device's nor
+// pinned.
+bool pageable(const void* address) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  return !contains(state().device_memory, address) && !contains(state().pinned_memory, address);
 }
 
 // Work on a stream. True if it happens now, and not at a replay, which does nothing.
@@ -379,6 +387,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
 
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind /*kind*/,
                             cudaStream_t stream) {
+  if (pageable(dst) || pageable(src)) note("cudaMemcpyAsync-pageable");
   if (enqueue(stream, cudaGraphNodeTypeMemcpy)) std::memmove(dst, src, bytes);
   return cudaSuccess;
 }
