@@ -642,13 +642,17 @@ TEST_P(DecodeOn, DamagedMembersDisturbNoNeighbour) {
   EXPECT_GT(found, damaged * 3 / 4);  // changes behind the range are not noticed
 }
 
-// Puts other bytes in the place of some, or of all.
+// Puts other bytes in the place of some, or of all. At least one is another than before.
 void spoil(Random& random, uint8_t* bytes, size_t count) {
-  const bool all = random() % 4 == 0;
-  const size_t changes = count == 0 ? 0 : all ? count : uniform(random, 1, 60);
-  for (size_t i = 0; i < changes; ++i) {
-    bytes[all ? i : random() % count] = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
-  }
+  ASSERT_GT(count, 0U);
+  const Bytes before(bytes, bytes + count);
+  do {
+    const bool all = random() % 4 == 0;
+    const size_t changes = all ? count : uniform(random, 1, 60);
+    for (size_t i = 0; i < changes; ++i) {
+      bytes[all ? i : random() % count] = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
+    }
+  } while (std::equal(before.begin(), before.end(), bytes));
 }
 
 // Fuzzed images and forged indexes, in every position of a batch, of every kind that a device
@@ -676,14 +680,16 @@ INSTANTIATE_TEST_SUITE_P(Cpu, FuzzedOn,
 // The four kinds of images take turns.
 enum { kWithEntries, kWithOperations, kWholeScan, kMember, kFuzzedKinds };
 
-// Returns a batch with gaps between the results. The whole scans of a `larger` one have up to
-// several blocks of threads in the search, and more guesses than the search follows as paths.
+// Returns a batch with gaps between the results. Each kind is at other positions in the next part.
+// Some whole scans of a `larger` batch have up to several blocks of threads in the search, and more
+// guesses than the search follows as paths.
 StagedMembers draw_fuzzed(Random& random, ts_image_decoder* host, ts_augmenter* augmenter,
-                          int32_t device, bool larger) {
+                          int32_t device, int part, bool larger) {
   StagedMembers batch = new_members(device, kFuzzedBatch);
   for (size_t i = 0; i < kFuzzedBatch; ++i) {
-    const auto kind = static_cast<int>(i % kFuzzedKinds);
-    const int side = larger && i % 16 == 2 ? 200 : 48;
+    const auto kind = static_cast<int>((i + static_cast<size_t>(part)) % kFuzzedKinds);
+    const bool large = larger && kind == kWholeScan && i / kFuzzedKinds % 4 == 0;
+    const int side = large ? 200 : 48;
     batch.jobs.push_back(draw_job_of(random, host, kKinds[random() % 8], uniform(random, 1, side),
                                      uniform(random, 1, side), 40, kind != kWholeScan));
     Job& job = batch.jobs.back();
@@ -731,7 +737,7 @@ TEST_P(FuzzedOn, DisturbNoNeighbour) {
   int flagged = 0, fuzzed = 0;
   for (int round = 0; round < kFuzzedBatches; ++round) {
     StagedMembers batch =
-        draw_fuzzed(random, host.get(), augmenter.get(), device, round / 2 % 2 != 0);
+        draw_fuzzed(random, host.get(), augmenter.get(), device, part, round / 2 % 2 != 0);
     // Every second image of each kind is fuzzed, and the others in the next batch.
     const auto is_fuzzed = [&](size_t i) {
       return (i / kFuzzedKinds + static_cast<size_t>(round)) % 2 == 0;
