@@ -262,6 +262,9 @@ void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* result
   mark_written(to);
 }
 
+static_assert(jpeg::kScanEntryBytes % 2 == 0 && jpeg::kPlanAlign % 2 == 0,
+              "the kernel gathers two bytes at once");
+
 // Gathers pieces of the staging memory behind one another in the scratch memory, which the stages
 // of a run leave to the work behind them, and copies them to the host from there.
 class Gathering {
