@@ -58,9 +58,9 @@ func (s *sideStream) done() {
 type CaptureOptions struct {
 	// Stream is captured, and is the current stream while the function runs. A default stream
 	// cannot be captured: it selects its device, and the capture then uses a side stream of its
-	// own, with the priority of the device's current stream. Nothing else may use the stream during
-	// the capture. Kernels of a graph have the priority of the stream that they were captured on,
-	// whatever stream replays them.
+	// own, with the priority of the device's current stream, or that of SharePool. Nothing else may
+	// use the stream during the capture. Kernels of a graph have the priority of the stream that
+	// they were captured on, whatever stream replays them.
 	Stream Stream
 
 	// SharePool is a graph on the same device whose memory the new graph uses too. Two graphs that
