@@ -1,9 +1,11 @@
 package train
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -263,10 +265,18 @@ func closeAll(tensors []nn.Named) {
 // Load reads a file that Save wrote, and replaces the state of everything that the fields name. A
 // field whose state the file lacks is an error. Load compares names and shapes before it changes
 // the model or the optimizer; after an error, some fields may be loaded and others not.
+//
+// Ranks that write parts also find out, before the training begins, whether all of them see the
+// folder, as Save needs: if rank 0 can write there, a rank that does not see its file is an error
+// of Load.
 func (c *Checkpoint) Load(path string) error {
 	id, err := c.loadFile(path)
-	if c.World != nil {
-		return c.agreeLoaded(path, id, err)
+	if c.World == nil {
+		return err
+	}
+	err = c.agreeLoaded(path, id, err)
+	if c.divides() && (err == nil || errors.Is(err, fs.ErrNotExist)) {
+		err = cmp.Or(c.checkFolder(path), err)
 	}
 	return err
 }

@@ -104,6 +104,26 @@ func (c *Checkpoint) gather(w *writing, own []nn.Named, failed error) (err error
 	return nil
 }
 
+// checkFolder requires that all ranks see a file that rank 0 makes beside the path. A folder in
+// which rank 0 cannot write is an error of Save.
+func (c *Checkpoint) checkFolder(path string) error {
+	id := ""
+	if c.World.Rank() == 0 {
+		if s, err := nn.BeginShards(path, c.World.Size()); err == nil {
+			defer s.Abandon() // when all ranks have looked
+			id = s.ID()
+		}
+	}
+	id, err := dist.BroadcastObject(c.World, id, 0)
+	if err != nil || id == "" {
+		return err
+	}
+	if c.World.Rank() != 0 {
+		_, err = nn.JoinShards(path, id, c.World.Size())
+	}
+	return agree(c.World, err)
+}
+
 // addRanks adds the states of all ranks to the value of the file.
 func (w *writing) addRanks(all []rankState) error {
 	ranks := make([]any, len(all))
