@@ -137,6 +137,76 @@ func TestBackwardFreesMemoryAsGrad(t *testing.T) {
 	}
 }
 
+// tiedLoss is a network whose weight [100 64] is an embedding and, transposed, the head. The head's
+// gradient comes first, and is a view.
+func tiedLoss(t *testing.T, w *torch.Tensor, scope *torch.Scope) *torch.Tensor {
+	t.Helper()
+	rows, err := torch.FromInt64s([]int64{3, 7, 3, 99})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := torch.Embedding(w.In(scope), scope.Own(scope.Own(rows).To(w.Device())))
+	return x.Tanh().Linear(w, nil).Sin().Sum()
+}
+
+// The sum of a gradient that is a view and one that is not lies in the memory of the latter, and
+// has the bits of LibTorch's sum.
+func TestBackwardOfATiedWeightEqualsGrad(t *testing.T) {
+	values := make([]float32, 100*64)
+	for i := range values {
+		values[i] = float32(math.Sin(float64(i)))
+	}
+	w := leaf(t, values, 100, 64)
+	scope := torch.NewScope("graph")
+	defer scope.Close()
+	g, err := torch.Grad([]*torch.Tensor{tiedLoss(t, w, scope)}, []*torch.Tensor{w}, torch.GradOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g[0].Close()
+	backward(t, tiedLoss(t, w, scope))
+	if got := w.In(scope).Grad(); !slices.Equal(read(t, got), read(t, g[0])) {
+		t.Error("the gradient has other bits than Grad's")
+	}
+}
+
+func TestBackwardOfATiedWeightHoldsOneGradientLess(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	settled(t)
+	w := onDevice(t, make([]float32, 100*64), 100, 64)
+	if err := w.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	peak := func(run func(loss *torch.Tensor) error) int64 {
+		scope := torch.NewScope("graph")
+		loss := tiedLoss(t, w, scope).Keep()
+		scope.Close()
+		defer loss.Close()
+		if err := errors.Join(gpu.ResetPeak(), run(loss)); err != nil {
+			t.Fatal(err)
+		}
+		after, err := gpu.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return after.PeakAllocated
+	}
+	byEngine := func(loss *torch.Tensor) error {
+		g, err := torch.Grad([]*torch.Tensor{loss}, []*torch.Tensor{w}, torch.GradOptions{})
+		if err == nil {
+			g[0].Close()
+		}
+		return err
+	}
+	pass := func(loss *torch.Tensor) error { return errors.Join(loss.Backward(), torch.ClearGrads(w)) }
+	peak(byEngine) // kernels and libraries are loaded
+	peak(pass)
+	const gradient = 100 * 64 * 4 // the other tensors of a pass have 1 KB at most
+	if engine, got := peak(byEngine), peak(pass); got > engine-gradient/2 {
+		t.Errorf("a pass holds %d bytes at its peak, and the engine's %d: want a gradient of %d less", got, engine, gradient)
+	}
+}
+
 // A hook that leaves a stream behind changes no other node's.
 func TestBackwardRestoresTheStreamAfterAHook(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)

@@ -7,6 +7,7 @@
 // the same bits.
 #include "torch/pass.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/record_function.h>
 #include <c10/core/Stream.h>
@@ -77,6 +78,21 @@ std::optional<Graph> find_graph(Node* root, c10::Device device, c10::Stream stre
   return graph;
 }
 
+// Whether LibTorch adds to the gradient in place: nothing else refers to its memory. InputBuffer
+// has the same conditions.
+bool is_reusable(const at::Tensor& gradient) {
+  return gradient.layout() == at::kStrided && !at::isTensorSubclassLike(gradient) &&
+         !gradient._is_zerotensor() && !gradient.is_neg() && !gradient.is_conj() &&
+         gradient.is_non_overlapping_and_dense() && gradient.use_count() == 1 &&
+         gradient.has_storage() && gradient.storage().use_count() == 1;
+}
+
+// Whether the sum of two gradients has the memory layout of either, so that it can lie in either.
+bool are_alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.layout() == b.layout() && a.scalar_type() == b.scalar_type() &&
+         a.device() == b.device() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
 // A node whose gradients are all there.
 struct Ready {
   Node* node;
@@ -111,7 +127,15 @@ class PassNode final : public Node {
   }
 
  private:
+  // LibTorch adds to the first gradient in place if it can. If it can only add to the second one,
+  // the two change places, which spares memory as large as they are: a weight that is tied to an
+  // embedding has a gradient that is a view, and another one.
   void add(InputBuffer& to, const Edge& edge, at::Tensor&& gradient) const {
+    at::Tensor& sum = to.buffer[edge.input_nr];
+    if (sum.defined() && gradient.defined() && are_alike(sum, gradient) && !is_reusable(sum) &&
+        is_reusable(gradient)) {
+      std::swap(sum, gradient);
+    }
     to.add(edge.input_nr, std::move(gradient), stream_, stream_, edge.function.get());
   }
 
