@@ -826,13 +826,32 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
 }
 
 // The GPU of the first tensor that lies on one, or -1.
-c10::DeviceIndex gpu_of(const Operands& operands) {
-  for (int64_t i = 0; i < operands.tensor_count; ++i) {
-    if (operands.tensors[i] == nullptr) continue;
-    const c10::TensorImpl& tensor = *impl_of(operands.tensors[i]);
+c10::DeviceIndex gpu_of(ts_tensor* const* tensors, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (tensors[i] == nullptr) continue;
+    const c10::TensorImpl& tensor = *impl_of(tensors[i]);
     if (tensor.is_cuda()) return tensor.device().index();
   }
   return -1;
+}
+
+// Makes an unboxed call (`body`) in modes, or of an operator that random numbers or libraries of a
+// GPU concern.
+template <typename Body>
+[[gnu::noinline]] void run_within(const ts_operator& op, ts_tensor* const* tensors,
+                                  int64_t tensor_count, int32_t flags, Body&& body) {
+  const c10::DeviceIndex gpu = op.is_plain ? -1 : gpu_of(tensors, tensor_count);
+  std::optional<RandomTurn> turn;
+  if (op.random && gpu >= 0) turn.emplace();
+  if (gpu < 0 || op.libraries == Libraries::kNone) {
+    const Modes modes(flags);
+    body();
+    return;
+  }
+  run_with_libraries(op.libraries, gpu, [&] {
+    const Modes modes(flags);
+    body();
+  });
 }
 
 inline bool call_unboxed(const ts_operator& op, const Operands& operands, ts_tensor** results) {
@@ -844,27 +863,6 @@ inline bool call_unboxed(const ts_operator& op, const Operands& operands,
   return op.call.list(op, operands, *results);
 }
 
-// run_unboxed in modes, or of an operator that random numbers or libraries of a GPU concern.
-template <typename Results>
-[[gnu::noinline]] bool run_unboxed_within(const ts_operator& op, const Operands& operands,
-                                          int32_t flags, Results results) {
-  const bool asks_for_gpu = op.libraries != Libraries::kNone || op.random;
-  const c10::DeviceIndex gpu = asks_for_gpu ? gpu_of(operands) : -1;
-  std::optional<RandomTurn> turn;
-  if (op.random && gpu >= 0) turn.emplace();
-  bool done = false;
-  const auto run = [&] {
-    const Modes modes(flags);
-    done = call_unboxed(op, operands, results);
-  };
-  if (gpu < 0 || op.libraries == Libraries::kNone) {
-    run();
-  } else {
-    run_with_libraries(op.libraries, gpu, run);
-  }
-  return done;
-}
-
 // Does an unboxed call of the operator, if its arguments can be unboxed, and neither a capture nor
 // a copy to the host that is under way has to be told of its operands. Otherwise returns false, and
 // has done nothing.
@@ -874,8 +872,10 @@ inline bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t
   if (somebody_captures() || any_pending() || operands.arg_count > op.defaults.arg_count) {
     return false;
   }
-  if (flags == 0 && op.is_plain) return call_unboxed(op, operands, results);
-  return run_unboxed_within(op, operands, flags, results);
+  bool done = false;
+  run_within(op, operands.tensors, operands.tensor_count, flags,
+             [&] { done = call_unboxed(op, operands, results); });
+  return done;
 }
 
 // Adds the default of a parameter for unboxed calls.
@@ -1069,6 +1069,18 @@ Operators& operators() {
   return *all;
 }
 
+// ts_operator_call_one in modes.
+[[gnu::noinline]] ts_error* call_one_in_modes(const ts_operator& op, const ts_arg* args,
+                                              ts_tensor* const* tensors, const int64_t* ints,
+                                              ts_call_counts counts, ts_tensor** result) noexcept {
+  ts_error* of_call = nullptr;
+  ts_error* error = guard("ts_operator_call", [&] {
+    const Modes modes(counts.flags);
+    of_call = op.call.one(op, args, tensors, ints, counts, result);
+  });
+  return error == nullptr ? of_call : error;
+}
+
 }  // namespace
 
 [[gnu::noinline]] ts_error* call_one(const UnboxedOperator* op, const ts_arg* args,
@@ -1110,12 +1122,17 @@ ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_ten
                                const int64_t* ints, ts_call_counts counts, ts_tensor** result) {
   ts::enter_thread();
   const bool usual =
-      op != nullptr && op->call.one != nullptr && op->is_plain && counts.flags == 0 &&
+      op != nullptr && op->call.one != nullptr && ts::are_flags(counts.flags) &&
       !ts::somebody_captures() && !ts::any_pending() && counts.args <= op->defaults.arg_count &&
       (counts.args == 0 || args != nullptr) && (counts.tensors == 0 || tensors != nullptr) &&
       (counts.ints == 0 || ints != nullptr) && (result == nullptr || op->tensor_returns <= 1);
-  if (__builtin_expect(usual, 1)) return op->call.one(*op, args, tensors, ints, counts, result);
-  return ts::call_one(op, args, tensors, ints, counts, result);
+  if (__builtin_expect(!usual, 0)) {
+    return ts::call_one(op, args, tensors, ints, counts, result);
+  }
+  if (counts.flags != 0) {
+    return ts::call_one_in_modes(*op, args, tensors, ints, counts, result);
+  }
+  return op->call.one(*op, args, tensors, ints, counts, result);
 }
 
 ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments,

@@ -459,6 +459,14 @@ TEST(Operator, CallsOfOneResultThatAreNotUsual) {
   ts_tensor* none = nullptr;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "argument other",
                Call("aten::add", "Tensor").tensor(a).boolean(true).run_one(&none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "argument other",
+               Call("aten::add", "Tensor")
+                   .tensor(a)
+                   .boolean(true)
+                   .flags(TS_OPERATOR_FLAG_NO_GRAD)
+                   .run_one(&none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "argument mat2",
+               Call("aten::mm").tensor(a).boolean(true).run_one(&none));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "no tensor 7",
                Call("aten::neg").raw(TS_ARG_KIND_TENSOR, 0, 7).run_one(&none));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "arguments for",
