@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
@@ -101,23 +102,27 @@ func CallValues(name string, args ...any) ([]any, error) {
 //	y := torch.Call1("erf", x).Mul(z)
 func Call1(name string, args ...any) *Tensor {
 	n, err := find(name)
+	if err != nil || !n.single {
+		return notSingle(n, name, args, err)
+	}
+	if t := n.one(args); t != nil {
+		return t
+	}
+	return failed(opError(name, operandsOf(args), invalid("LibTorch returned an undefined result")))
+}
+
+// notSingle returns the failure of a Call1 of an operator that is unknown, or does not return one
+// tensor.
+//
+//go:noinline
+func notSingle(n *namedOperator, name string, args []any, err error) *Tensor {
 	if err == nil {
 		err = n.returnsTensors()
 	}
-	if err == nil && (n.list || n.results != 1) {
+	if err == nil {
 		err = invalid("it returns %s, not one tensor: use Call", n.returns)
 	}
-	if err != nil {
-		return failed(opError(name, operandsOf(args), err))
-	}
-	out, err := n.one(args)
-	switch {
-	case err != nil:
-		return failed(err)
-	case out == nil:
-		return failed(opError(name, operandsOf(args), invalid("LibTorch returned an undefined result")))
-	}
-	return out
+	return failed(opError(name, operandsOf(args), err))
 }
 
 // Schema returns the schema of an operator, in LibTorch's notation. The name is as in [Call].
@@ -134,6 +139,8 @@ type namedOperator struct {
 	entry   // its name is in full
 	schema  string
 	params  []parameter
+	needed  int    // parameters up to the last one without a default
+	single  bool   // the only result is a tensor
 	results int    // tensors in the schema's results
 	list    bool   // a result is a list of tensors
 	others  bool   // a result is neither a tensor nor a list of them
@@ -188,9 +195,28 @@ var namedOperators atomic.Pointer[map[string]*namedOperator]
 // addingOperator is held while a name is added to namedOperators.
 var addingOperator sync.Mutex
 
+// recentOperators are some of namedOperators, by the address of the name's text, which is nearly
+// always a constant. So a call seldom has to hash the name.
+var recentOperators [64]atomic.Pointer[recentOperator]
+
+type recentOperator struct {
+	name string
+	of   *namedOperator
+}
+
 func find(name string) (*namedOperator, error) {
+	at := uintptr(unsafe.Pointer(unsafe.StringData(name)))
+	recent := &recentOperators[(at>>3^at>>9)%uintptr(len(recentOperators))]
+	if r := recent.Load(); r != nil && r.name == name {
+		return r.of, nil
+	}
+	return findElsewhere(name, recent)
+}
+
+func findElsewhere(name string, recent *atomic.Pointer[recentOperator]) (*namedOperator, error) {
 	if known := namedOperators.Load(); known != nil {
 		if n := (*known)[name]; n != nil {
+			recent.Store(&recentOperator{name, n})
 			return n, nil
 		}
 	}
@@ -246,6 +272,9 @@ func describe(e *capi.Operator, name string) (*namedOperator, error) {
 	written := map[string]int{} // arguments by their alias annotations
 	for i, a := range s.Args {
 		n.params = append(n.params, parameterOf(a))
+		if !a.HasDefault {
+			n.needed = i + 1
+		}
 		if a.Written && a.Type == "Tensor" {
 			written[a.Alias] = i
 		}
@@ -268,6 +297,7 @@ func describe(e *capi.Operator, name string) (*namedOperator, error) {
 		}
 		n.written = append(n.written, of)
 	}
+	n.single = n.results == 1 && !n.list && !n.others
 	return n, nil
 }
 
@@ -302,21 +332,26 @@ type arguments struct {
 
 // short is a list that needs no allocation while it is short.
 type short[T any] struct {
-	first [10]T
+	first [8]T
 	n     int // elements in first
 	all   []T // instead of first, once there are more
 }
 
 func (s *short[T]) add(v T) {
-	switch {
-	case s.all != nil:
-		s.all = append(s.all, v)
-	case s.n < len(s.first):
+	if s.n < len(s.first) {
 		s.first[s.n] = v
 		s.n++
-	default:
-		s.all = append(slices.Clone(s.first[:]), v)
+		return
 	}
+	s.addMore(v)
+}
+
+//go:noinline
+func (s *short[T]) addMore(v T) {
+	if s.all == nil {
+		s.all = slices.Clone(s.first[:])
+	}
+	s.all = append(s.all, v)
 }
 
 func (s *short[T]) list() []T {
@@ -335,9 +370,12 @@ func (a *arguments) release() {
 }
 
 func (n *namedOperator) call(given []any) ([]*Tensor, error) {
-	if n.results == 1 && !n.list {
-		t, err := n.one(given)
-		return []*Tensor{t}, err
+	if n.single {
+		t := n.one(given)
+		if t == nil {
+			return []*Tensor{nil}, nil
+		}
+		return []*Tensor{t}, t.failure()
 	}
 	var a arguments
 	defer a.release()
@@ -362,23 +400,26 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 }
 
 // one calls an operator with one result, which is nil if LibTorch leaves it undefined.
-func (n *namedOperator) one(given []any) (*Tensor, error) {
+func (n *namedOperator) one(given []any) *Tensor {
 	var a arguments
 	if err := n.collect(&a, given); err != nil {
-		a.release()
-		err = opError(n.name, operandsOf(given), err)
-		return failed(err), err
+		return n.notCollected(&a, given, err)
 	}
 	inPlace := n.written[0]
 	if inPlace >= 0 { // the result is an operand
 		inPlace = int(a.args.list()[inPlace].Value)
 	}
 	t := operator(0).run(&n.entry, a.in.list(), a.args.list(), &capi.Lists{Ints: a.ints.list(), Text: a.text}, inPlace)
-	a.release()
-	if t == nil {
-		return nil, nil
+	if a.generators != nil {
+		a.release()
 	}
-	return t, t.failure()
+	return t
+}
+
+//go:noinline
+func (n *namedOperator) notCollected(a *arguments, given []any, err error) *Tensor {
+	a.release()
+	return failed(opError(n.name, operandsOf(given), err))
 }
 
 // values implements CallValues.
@@ -483,6 +524,45 @@ func (a *arguments) operand(i int) *Tensor { return a.in.list()[a.args.list()[i]
 
 // collect puts the arguments into the schema's order.
 func (n *namedOperator) collect(a *arguments, given []any) error {
+	if len(given) < n.needed || len(given) > len(n.params) || endsInWords(given) {
+		return n.collectWords(a, given)
+	}
+	for i, v := range given {
+		p := &n.params[i]
+		if t, ok := v.(*Tensor); ok && t != nil && p.kind == kindTensor {
+			a.args.add(tensorArg(a.in.len()))
+			a.in.add(t)
+			continue
+		}
+		arg, known := a.arg(p, v)
+		if a.err != nil || !known {
+			return a.refused(p, v)
+		}
+		a.args.add(arg)
+	}
+	return nil
+}
+
+func endsInWords(given []any) bool {
+	if len(given) == 0 {
+		return false
+	}
+	_, ok := given[len(given)-1].(Keywords)
+	return ok
+}
+
+// refused returns the error of an argument that was not converted.
+//
+//go:noinline
+func (a *arguments) refused(p *parameter, v any) error {
+	if a.err != nil {
+		return fmt.Errorf("argument %s: %w", p.name, a.err)
+	}
+	return invalid("argument %s is %s, and got %s", p.name, p.text, typeName(v))
+}
+
+// collectWords is collect for all calls, those with Keywords or too few arguments too.
+func (n *namedOperator) collectWords(a *arguments, given []any) error {
 	var words Keywords
 	if len(given) > 0 {
 		if w, ok := given[len(given)-1].(Keywords); ok {
@@ -513,11 +593,8 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 		if ok {
 			arg, known = a.arg(p, v)
 		}
-		if a.err != nil {
-			return fmt.Errorf("argument %s: %w", p.name, a.err)
-		}
-		if !known {
-			return invalid("argument %s is %s, and got %s", p.name, p.text, typeName(v))
+		if a.err != nil || !known {
+			return a.refused(p, v)
 		}
 		a.args.add(arg)
 	}

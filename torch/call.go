@@ -132,12 +132,12 @@ func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.List
 			e = o.lookUp()
 		}
 	}
-	var few operands
-	cs := few[:]
-	if len(in) > len(few) {
-		cs = manyOperands(in)
+	var cs operands
+	if len(in) > len(cs) {
+		return e.runMany(by == nil, in, args, lists, inPlace)
 	}
-	var p provenance
+	var scope *Scope
+	var m marks
 	for i, t := range in {
 		if t == nil {
 			if e.flags&checkedNil == 0 && named(args, i) {
@@ -149,22 +149,21 @@ func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.List
 		if h == nil || h.state.Add(1) >= closing {
 			return e.refused(in, i)
 		}
-		cs[i] = h.c
-		if t.scope != p.scope {
-			p.scope = youngest(p.scope, t.scope)
+		cs[i&(len(cs)-1)] = h.c
+		m |= t.marks
+		if t.scope != scope {
+			scope = youngest(scope, t.scope)
 		}
-		p.marks |= t.marks
 	}
-	flags := e.flags
 	if e.op == nil {
 		return e.refused(in, len(in))
 	}
-	if flags&takesCasts != 0 && p.scope != nil {
-		if pass := p.scope.casts.Load(); pass != nil {
-			pass.replace(in, cs, p.marks)
+	if e.flags&takesCasts != 0 && scope != nil {
+		if pass := scope.casts.Load(); pass != nil {
+			pass.replace(in, cs[:len(in)], m)
 		}
 	}
-	flags = flags&^entryFlags | int32(p.marks)
+	flags := e.flags&^entryFlags | int32(m)
 	if inPlace >= 0 {
 		flags |= capi.CallDrops
 	}
@@ -174,14 +173,38 @@ func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.List
 			t.h.release()
 		}
 	}
-	if c != nil && p.scope != nil {
-		if t := p.scope.add(c, p.marks); t != nil {
+	if c != nil && scope != nil {
+		if t := scope.add(c, m); t != nil {
 			return t
 		}
 	} else if inPlace >= 0 && err == nil {
-		return in[inPlace].marked(p.marks) // the marks of other operands propagate
+		return in[inPlace].marked(m) // the marks of other operands propagate
 	}
-	return e.otherwise(by == nil, p, in, c, err)
+	if err != nil {
+		err = opError(e.name, in, err)
+	}
+	return e.otherwise(by == nil, provenance{scope, m}, in, c, err)
+}
+
+// runMany is run of more operands.
+//
+//go:noinline
+func (e *entry) runMany(defined bool, in []*Tensor, args []capi.Arg, lists *capi.Lists, inPlace int) *Tensor {
+	var room [1]*capi.Tensor
+	out := room[:]
+	if inPlace >= 0 {
+		out = nil
+	}
+	p, err := invoke(e, in, args, lists, out)
+	if inPlace >= 0 && err == nil {
+		return in[inPlace].marked(p.marks)
+	}
+	if c := room[0]; c != nil && p.scope != nil {
+		if t := p.scope.add(c, p.marks); t != nil {
+			return t
+		}
+	}
+	return e.otherwise(defined, p, in, room[0], err)
 }
 
 // refused is refuse of an operand that no acquire has succeeded for, as a tensor.
@@ -200,15 +223,12 @@ func (e *entry) refused(in []*Tensor, n int) *Tensor {
 func (e *entry) otherwise(defined bool, p provenance, in []*Tensor, c *capi.Tensor, err error) *Tensor {
 	switch {
 	case err != nil:
-		return failed(opError(e.name, in, err))
+		return failed(err)
 	case c == nil && !defined:
 		return nil
 	}
 	return e.otherResult(p, in, c)
 }
-
-//go:noinline
-func manyOperands(in []*Tensor) []*capi.Tensor { return make([]*capi.Tensor, len(in)) }
 
 // invoke runs the operator e, which returns out. An operand's own error precedes the operator's.
 func invoke(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, out []*capi.Tensor) (provenance, error) {
@@ -257,7 +277,7 @@ func invokeResults(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists) (
 	return all, p, err
 }
 
-// operands has room for the operands of nearly all calls.
+// operands has room for the operands of nearly all calls. Its length is a power of two.
 type operands [8]*capi.Tensor
 
 func (o *operands) of(in []*Tensor) []*capi.Tensor {

@@ -204,21 +204,24 @@ func (s *Scope) adopt(t *Tensor) {
 	state.adopted = append(state.adopted, adopted{t.h, t.more})
 }
 
-// grow starts a new chunk. It drops chunks whose tensors are all closed, so that a long-lived scope
-// whose tensors are closed individually does not grow.
+// grow starts a new chunk. Where the list of chunks has to grow too, it drops chunks whose tensors
+// are all closed first, so that a long-lived scope whose tensors are closed individually does not
+// grow.
 func (s *scopeState) grow() {
-	live := s.chunks[:0]
-	for _, c := range s.chunks {
-		for i := range c {
-			if c[i].state.Load() < closing {
-				live = append(live, c)
-				break
-			}
+	if len(s.chunks) == cap(s.chunks) {
+		s.chunks = slices.DeleteFunc(s.chunks, (*scopeChunk).isClosed)
+	}
+	s.last, s.used = new(scopeChunk), 0
+	s.chunks = append(s.chunks, s.last)
+}
+
+func (c *scopeChunk) isClosed() bool {
+	for i := range c {
+		if c[i].state.Load() < closing {
+			return false
 		}
 	}
-	clear(s.chunks[len(live):])
-	s.last = new(scopeChunk)
-	s.chunks, s.used = append(live, s.last), 0
+	return true
 }
 
 // caught closes a scope that the garbage collector has found, to which no reference is left.
