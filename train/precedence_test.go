@@ -66,8 +66,8 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// The stream sanitizer, which needs no luck, finds no race between work before WithPrecedence, in it
-// and after it. It also runs on devices that compute nothing.
+// The stream sanitizer finds no race between work before WithPrecedence, in it and after it. The
+// test also runs on devices that compute nothing.
 func TestPrecedenceIsOrdered(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	if cuda.RunningSanitizer() != nil {
