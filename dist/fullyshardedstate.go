@@ -212,6 +212,9 @@ func (d *FullyShardedDataParallel) LoadState(state []nn.Named) error {
 	return nil
 }
 
+// Group returns the group whose ranks divide the parameters.
+func (d *FullyShardedDataParallel) Group() *Group { return d.g }
+
 // Divided says how the ranks divide the parameters, whose parts nn.State(d) has: for a checkpoint
 // to which each rank writes its part (see nn.Shards). It is no collective.
 func (d *FullyShardedDataParallel) Divided() nn.Divided {

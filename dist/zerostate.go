@@ -25,6 +25,9 @@ type dividedOptimizer struct {
 	gathered []*torch.Tensor     // what State returned
 }
 
+// Group returns the group whose ranks divide the state.
+func (z *dividedOptimizer) Group() *Group { return z.g }
+
 // build makes the optimizer of this rank's part.
 func (z *dividedOptimizer) build(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
 	if build == nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/dist"
@@ -50,7 +51,8 @@ type Checkpoint struct {
 	// hosts see. Rank 0 writes its model, optimizer and averages, which all ranks share, and the
 	// generators and loaders of all ranks. Of what a dist.FullyShardedDataParallel or an optimizer
 	// of package dist divides, each rank writes its part, to a file of its own beside rank 0's, and
-	// reads its part, of which its host holds no more: see nn.Shards. A job of any number of ranks,
+	// reads its part, of which its host holds no more: see nn.Shards. What the ranks of another
+	// group divide they gather, and rank 0 writes what its group has. A job of any number of ranks,
 	// or a process alone, reads the file: see RestoreLoader. A rank that the file does not have
 	// draws from generators that are seeded by rank 0's and its rank. An error of one rank is one
 	// of all, which names it.
@@ -134,19 +136,9 @@ func (c *Checkpoint) collect(path string) (*writing, error) {
 // fill adds what the fields name to the value of the file.
 func (c *Checkpoint) fill(w *writing) error {
 	file := w.file
-	// Whatever failed, all ranks ask for the averages too, which is a collective.
-	if err := errors.Join(c.fillOptimizer(w), c.fillAverages(w)); err != nil {
+	// Whatever failed, all ranks ask for the rest too, which may be collectives.
+	if err := errors.Join(c.fillOptimizer(w), c.fillModel(w), c.fillAverages(w)); err != nil {
 		return err
-	}
-	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
-	if ok && c.World == nil {
-		return fmt.Errorf("train: a checkpoint of a FullyShardedDataParallel needs World: %w", cuda.ErrInvalidArgument)
-	}
-	if c.Model != nil {
-		file[stateKey] = nn.State(c.Model)
-	}
-	if ok {
-		maps.Copy(w.divided, sharded.Divided())
 	}
 	if c.Scheduler != nil {
 		file[schedulerKey] = map[string]any{countKey: c.Scheduler.Count()}
@@ -181,26 +173,50 @@ func (c *Checkpoint) fillOptimizer(w *writing) error {
 	return err
 }
 
-func (c *Checkpoint) fillAverages(w *writing) error {
-	if c.EMA == nil {
-		return nil
-	}
-	w.file[emaKey] = c.EMA.State()
+func (c *Checkpoint) fillModel(w *writing) (err error) {
 	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
-	if !ok || c.World == nil {
-		return nil
+	switch {
+	case c.Model == nil:
+	case ok && c.World == nil:
+		err = fmt.Errorf("train: a checkpoint of a FullyShardedDataParallel needs World: %w", cuda.ErrInvalidArgument)
+	case ok && !c.dividedBy(sharded.Group()):
+		w.file[stateKey], err = sharded.State()
+	case ok:
+		maps.Copy(w.divided, sharded.Divided())
+		fallthrough
+	default:
+		w.file[stateKey] = nn.State(c.Model)
 	}
-	averages, err := sharded.DividedAverages(c.EMA)
-	maps.Copy(w.divided, averages)
 	return err
+}
+
+func (c *Checkpoint) fillAverages(w *writing) (err error) {
+	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
+	switch {
+	case c.EMA == nil || ok && c.World == nil:
+	case ok && !c.dividedBy(sharded.Group()):
+		w.file[emaKey], err = sharded.EMAState(c.EMA)
+	case ok:
+		var averages nn.Divided
+		averages, err = sharded.DividedAverages(c.EMA)
+		maps.Copy(w.divided, averages)
+		fallthrough
+	default:
+		w.file[emaKey] = c.EMA.State()
+	}
+	return err
+}
+
+// dividedBy reports whether the ranks of a group are those of the job, in its order: the parts of
+// each are then those of a rank of the job.
+func (c *Checkpoint) dividedBy(g *dist.Group) bool {
+	return c.World != nil && slices.Equal(g.Ranks(), c.World.Ranks())
 }
 
 // optimizerState returns the state of the optimizer, in a job the parts of this rank.
 func (c *Checkpoint) optimizerState(w *writing) (optim.State, error) {
-	o, ok := c.Optimizer.(interface {
-		DividedState() (optim.State, nn.Divided, error)
-	})
-	if !ok || c.World == nil {
+	o, ok := c.Optimizer.(dividedOptimizer)
+	if !ok || !c.dividedBy(o.Group()) {
 		return c.Optimizer.State()
 	}
 	state, divided, err := o.DividedState()
@@ -210,9 +226,15 @@ func (c *Checkpoint) optimizerState(w *writing) (optim.State, error) {
 
 // divides reports whether the ranks of the job write parts.
 func (c *Checkpoint) divides() bool {
-	_, model := c.Model.(*dist.FullyShardedDataParallel)
-	_, optimizer := c.Optimizer.(optim.Divided)
-	return c.World != nil && (model || optimizer)
+	sharded, model := c.Model.(*dist.FullyShardedDataParallel)
+	o, optimizer := c.Optimizer.(dividedOptimizer)
+	return model && c.dividedBy(sharded.Group()) || optimizer && c.dividedBy(o.Group())
+}
+
+// dividedOptimizer is an optimizer of package dist.
+type dividedOptimizer interface {
+	DividedState() (optim.State, nn.Divided, error)
+	Group() *dist.Group
 }
 
 // write writes what this rank writes. The ranks that write parts wait for each other then, and rank

@@ -268,6 +268,50 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	})
 }
 
+// A model that a part of the job divides, or all ranks in another order, is whole in the file.
+func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
+	for _, ranks := range [][]int{{1, 0}, {0}} {
+		path := filepath.Join(t.TempDir(), "last.pt")
+		var want string
+		inProcess(t, 2, func(world *dist.Group) error {
+			group, err := world.Subgroup(ranks...)
+			if err == nil && group.Rank() < 0 {
+				group, err = world.Subgroup(1)
+			} else if len(ranks) == 1 {
+				_, err = world.Subgroup(1)
+			}
+			if err != nil {
+				return err
+			}
+			d, err := newDivided(group, 1)
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			d.World = world
+			if err := errors.Join(d.step(), d.Save(path)); err != nil {
+				return err
+			}
+			bits, err := d.bits()
+			if world.Rank() == 0 {
+				want = bits
+			}
+			return errors.Join(err, d.Load(path))
+		})
+		d, err := newDivided(nil, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.close()
+		if err := d.Load(path); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := d.bits(); err != nil || got != want {
+			t.Errorf("the group %v: a process alone reads\n%s, and it was\n%s: %v", ranks, got, want, err)
+		}
+	}
+}
+
 // Two checkpoints that are written at once, each with the parts of all ranks, although one rank is
 // done with the one first, and another with the other.
 func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
