@@ -38,7 +38,7 @@ func TestJobProcess(t *testing.T) {
 	if way == "" {
 		t.Skip("other tests run it")
 	}
-	world, err := dist.Init(t.Context(), dist.Options{CPU: true, Timeout: 2 * time.Minute})
+	world, err := dist.Init(t.Context(), dist.Options{CPU: way != gpuDividedWay, Timeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,6 +47,8 @@ func TestJobProcess(t *testing.T) {
 		trainRank(t, world)
 	case shardedWay:
 		trainSharded(t, world)
+	case gpuDividedWay:
+		writeOnGPUs(t, world)
 	case memoryWay:
 		measureMemory(t, world)
 	case "errors":
@@ -97,6 +99,9 @@ func runJob(t *testing.T, size int, way, path string, steps int) (said []string,
 		number := strconv.Itoa(rank)
 		c.Env = append(os.Environ(), jobWay+"="+way, jobPath+"="+path, jobSteps+"="+strconv.Itoa(steps), "RANK="+number, "LOCAL_RANK="+number,
 			"WORLD_SIZE="+strconv.Itoa(size), "LOCAL_WORLD_SIZE="+strconv.Itoa(size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
+		if os.Getenv("NCCL_NVLS_ENABLE") == "" { // multicast belongs to the whole machine
+			c.Env = append(c.Env, "NCCL_NVLS_ENABLE=0")
+		}
 		c.Stdout, c.Stderr = &texts[rank], &texts[rank]
 		if err := c.Start(); err != nil {
 			t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/nn"
@@ -80,6 +81,9 @@ func newDivided(world *dist.Group, value float64) (*divided, error) {
 		return nil, err
 	}
 	d := &divided{Checkpoint: &train.Checkpoint{Model: net, Device: cuda.CPU, World: world}}
+	if world != nil {
+		d.Device = world.Device()
+	}
 	var err error
 	if world == nil {
 		d.opt, err = optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01})
@@ -105,7 +109,7 @@ func (d *divided) close() error {
 
 // step trains on random numbers.
 func (d *divided) step() error {
-	x, err := torch.Randn(cuda.CPU, torch.Float32, 4, 3, 4, 4)
+	x, err := torch.Randn(d.Device, torch.Float32, 4, 3, 4, 4)
 	if err != nil {
 		return err
 	}
@@ -371,6 +375,65 @@ func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// gpuDividedWay is the way of ranks on GPUs that write and read a checkpoint together.
+const gpuDividedWay = "write a checkpoint on GPUs"
+
+func writeOnGPUs(t *testing.T, world *dist.Group) {
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	d, err := newDivided(world, 1)
+	must(err)
+	defer d.close()
+	path := os.Getenv(jobPath)
+	if err := d.Load(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	must(errors.Join(d.step(), d.step()))
+	saving, err := d.SaveAsync(path)
+	must(err)
+	saved, err := d.bits()
+	must(errors.Join(err, d.step(), saving.Wait()))
+	changed, err := d.bits()
+	must(err)
+	must(d.Load(path))
+	loaded, err := d.bits()
+	must(err)
+	if changed == saved || loaded != saved {
+		t.Errorf("saved\n%s\nchanged\n%s\nloaded\n%s", saved, changed, loaded)
+	}
+	must(d.Save(path))
+	fmt.Println("bits", strings.ReplaceAll(saved, "\n", ";"))
+}
+
+// Ranks on GPUs write their parts beside the training, and read them again; a process alone on the
+// CPU reads the same bits.
+func TestGPUDividedCheckpoint(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	path := filepath.Join(t.TempDir(), "last.pt")
+	said := startJob(t, min(cuda.DeviceCount(), 2), gpuDividedWay, path, 0)
+	d, err := newDivided(nil, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	if err := d.Load(path); err != nil {
+		t.Fatal(err)
+	}
+	got, err := d.bits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank, text := range said {
+		if want := line(t, text, "bits"); "bits "+strings.ReplaceAll(got, "\n", ";") != want {
+			t.Errorf("rank %d: %s\nread on the CPU: %s", rank, want, got)
+		}
+	}
 }
 
 // memoryWay is the way of ranks that measure what saving and loading need.
