@@ -300,3 +300,38 @@ func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
 		t.Errorf("%d threads are in LibTorch, more than the %d that the goroutines can have at once", now, maxThreads)
 	}
 }
+
+// Every way to call an operator takes a seat for its thread before it uses a library's handle. The
+// test also runs on devices that compute nothing.
+func TestProductsTakeASeat(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	const side = 8
+	x, w := randn(t, side, side), randn(t, side, side)
+	image, kernel := randn(t, 1, 4, side, side), randn(t, 4, 4, 3, 3)
+	for _, c := range []struct {
+		name string
+		call func() error
+	}{
+		{"MM", func() error { return x.NoGrad().MM(w).Close() }},
+		{"MatMul", func() error { return x.MatMul(w).Close() }},
+		{"Linear", func() error { return x.Linear(w, nil).Close() }},
+		{"AddMM", func() error { return x.AddMM(x, w, torch.AddMMOptions{}).Close() }},
+		{"Conv2d", func() error { return image.Conv2d(kernel, nil, torch.Conv2dOptions{}).Close() }},
+		{"Call1", func() error { return torch.Call1("mm", x, w).Close() }},
+		{"autocast", func() error { return x.Autocast(torch.BFloat16).MM(w).Close() }},
+	} {
+		var before, with int64
+		var err error
+		var done sync.WaitGroup
+		done.Go(func() {
+			runtime.LockOSThread() // to the end, so that the thread ends too
+			before = capi.LibraryThreads()
+			err = c.call()
+			with = capi.LibraryThreads()
+		})
+		done.Wait()
+		if err != nil || before < maxLibraryThreads && with != before+1 {
+			t.Errorf("%s: %d threads have seats, and %d before it: %v", c.name, with, before, err)
+		}
+	}
+}

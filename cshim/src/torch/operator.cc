@@ -1125,7 +1125,8 @@ ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_ten
       op != nullptr && op->call.one != nullptr && ts::are_flags(counts.flags) &&
       !ts::somebody_captures() && !ts::any_pending() && counts.args <= op->defaults.arg_count &&
       (counts.args == 0 || args != nullptr) && (counts.tensors == 0 || tensors != nullptr) &&
-      (counts.ints == 0 || ints != nullptr) && (result == nullptr || op->tensor_returns <= 1);
+      (counts.ints == 0 || ints != nullptr) && (result == nullptr || op->tensor_returns <= 1) &&
+      (op->is_plain || ts::gpu_of(tensors, counts.tensors) < 0);
   if (__builtin_expect(!usual, 0)) {
     return ts::call_one(op, args, tensors, ints, counts, result);
   }
