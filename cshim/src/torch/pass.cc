@@ -38,8 +38,8 @@ using torch::autograd::variable_list;
 
 // A node that has not run.
 struct Waiting {
-  int64_t edges = 0;  // how many edges have yet to bring it a gradient, or none
-  std::optional<InputBuffer> gradients;
+  int64_t edges = 0;        // how many edges have yet to bring it a gradient, or none
+  variable_list gradients;  // by input, or empty before the first
 };
 
 // The nodes that a root leads to, and the root.
@@ -96,7 +96,7 @@ bool are_alike(const at::Tensor& a, const at::Tensor& b) {
 // A node whose gradients are all there.
 struct Ready {
   Node* node;
-  InputBuffer gradients;
+  variable_list gradients;
 };
 
 // The order of the engine's queue, as a heap: nodes made later come first.
@@ -119,7 +119,7 @@ class PassNode final : public Node {
   std::string name() const override { return kPassNode; }
 
   variable_list apply(variable_list&& gradients) override {
-    InputBuffer first(root_.function->num_inputs());
+    variable_list first(root_.function->num_inputs());
     add(first, root_, std::move(gradients.front()));
     push(Ready{root_.function.get(), std::move(first)});
     while (!ready_.empty()) evaluate(pop());
@@ -127,16 +127,24 @@ class PassNode final : public Node {
   }
 
  private:
+  // Adds with LibTorch's InputBuffer, which most inputs do not need: they have one gradient.
   // LibTorch adds to the first gradient in place if it can. If it can only add to the second one,
   // the two change places, which spares memory as large as they are: a weight that is tied to an
   // embedding has a gradient that is a view, and another one.
-  void add(InputBuffer& to, const Edge& edge, at::Tensor&& gradient) const {
-    at::Tensor& sum = to.buffer[edge.input_nr];
-    if (sum.defined() && gradient.defined() && are_alike(sum, gradient) && !is_reusable(sum) &&
-        is_reusable(gradient)) {
+  void add(variable_list& to, const Edge& edge, at::Tensor&& gradient) const {
+    at::Tensor& sum = to[edge.input_nr];
+    if (!gradient.defined()) return;
+    if (!sum.defined()) {
+      sum = std::move(gradient);
+      return;
+    }
+    if (are_alike(sum, gradient) && !is_reusable(sum) && is_reusable(gradient)) {
       std::swap(sum, gradient);
     }
-    to.add(edge.input_nr, std::move(gradient), stream_, stream_, edge.function.get());
+    InputBuffer both(edge.input_nr + 1);
+    both.add(edge.input_nr, std::move(sum), stream_, stream_, edge.function.get());
+    both.add(edge.input_nr, std::move(gradient), stream_, stream_, edge.function.get());
+    sum = std::move(both.buffer[edge.input_nr]);
   }
 
   void push(Ready ready) {
@@ -158,7 +166,7 @@ class PassNode final : public Node {
       event.emplace(std::move(*recorders));
       event->before("autograd::engine::evaluate_function: " + next.node->name());
     }
-    send(*next.node, run(*next.node, std::move(next.gradients.buffer)));
+    send(*next.node, run(*next.node, std::move(next.gradients)));
   }
 
   // Runs a node with its hooks. A leaf takes over a gradient that nothing else refers to, so no
@@ -191,11 +199,10 @@ class PassNode final : public Node {
       const auto found = graph_.find(edge.function.get());
       TORCH_CHECK(found != graph_.end(), "dependency not found for ", edge.function->name());
       Waiting& waiting = found->second;
-      if (!waiting.gradients) waiting.gradients.emplace(edge.function->num_inputs());
-      add(*waiting.gradients, edge, std::move(results[i]));
+      if (waiting.gradients.empty()) waiting.gradients.resize(edge.function->num_inputs());
+      add(waiting.gradients, edge, std::move(results[i]));
       if (--waiting.edges > 0) continue;
-      push(Ready{edge.function.get(), std::move(*waiting.gradients)});
-      waiting.gradients.reset();
+      push(Ready{edge.function.get(), std::move(waiting.gradients)});
     }
   }
 
