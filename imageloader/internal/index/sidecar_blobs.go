@@ -115,16 +115,34 @@ func (s *sidecar) save() {
 		return
 	}
 	for _, p := range s.saving.elsewhere {
-		if now, err := os.Stat(p.path); err == nil && (p.was == nil || !os.SameFile(now, p.was)) {
-			continue // another process has written this file since
-		}
-		_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // the next call says more
-		if s.saveTo(p.path, mode, other) == nil {
+		if s.saveElsewhere(p, mode, other) {
 			return
 		}
 	}
 	s.saving.log.Warn("entry points can't be kept: Options.IndexFile can name another place for the index",
 		"index", s.path, "error", err)
+}
+
+// saveElsewhere saves in another place than the sidecar's own, with what the other file has, or one
+// of the same archive that another process has written there since. It reports whether it has
+// saved.
+func (s *sidecar) saveElsewhere(p otherPlace, mode fs.FileMode, other *sidecar) bool {
+	if now, err := os.Stat(p.path); err == nil && (p.was == nil || !os.SameFile(now, p.was)) {
+		there, _, err := s.current(p.path)
+		if err != nil {
+			return false
+		}
+		defer there.file.Close() // nothing was written
+		if !s.describesAs(there) {
+			return false
+		}
+		if s.sums != nil {
+			s.sums.adopt(there)
+		}
+		other = there
+	}
+	_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // the next call says more
+	return s.saveTo(p.path, mode, other) == nil
 }
 
 // merges returns the locked file at the sidecar's path, whose blobs and checksums are saved with
@@ -135,7 +153,7 @@ func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	other, now, err := s.current()
+	other, now, err := s.current(s.path)
 	if err != nil {
 		return nil, 0, err
 	}

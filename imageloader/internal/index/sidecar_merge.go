@@ -15,12 +15,12 @@ const lockWait = 10 * time.Second
 // lockTick is how often a lock is tried.
 const lockTick = 10 * time.Millisecond
 
-// current opens the index file that is now at the sidecar's path, and locks it, since the processes
+// current opens the index file that is now at a path, and locks it, since the processes
 // of a host that train together close their indexes at the same time. Closing its file unlocks it.
 // Where the file system has no locks the file is not locked.
-func (s *sidecar) current() (now *sidecar, info fs.FileInfo, err error) {
+func (s *sidecar) current(path string) (now *sidecar, info fs.FileInfo, err error) {
 	for {
-		if now, err = openToLock(s.path); err != nil {
+		if now, err = openToLock(path); err != nil {
 			return nil, nil, err
 		}
 		if err = lock(now.file, s.saving.deadline()); err == nil {
@@ -30,7 +30,7 @@ func (s *sidecar) current() (now *sidecar, info fs.FileInfo, err error) {
 			_ = now.file.Close() // err says more
 			return nil, nil, err
 		}
-		if at, err := os.Stat(s.path); err == nil && os.SameFile(at, info) {
+		if at, err := os.Stat(path); err == nil && os.SameFile(at, info) {
 			return now, info, nil
 		}
 		_ = now.file.Close() // another process has saved meanwhile: its file is the one to lock

@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -194,6 +195,40 @@ func TestIndexGoesToTheCacheFolder(t *testing.T) {
 		}
 		if log.has("can't be kept") == cache {
 			t.Errorf("cache folder %v: %s", cache, log.text.String())
+		}
+	}
+}
+
+// TestIndexesInTheCacheFolderAreMerged: processes that use one archive, whose folder they can't
+// write, at the same time save into one index in the cache folder.
+func TestIndexesInTheCacheFolderAreMerged(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", dir)
+	path := archivetest.WriteFile(t, strings.Repeat("a", 248), archivetest.Numbered(t, 0, 1, 2, 3))
+	c := testConfig()
+	c.File = filepath.Join(dir, "index")
+	closeIndex(t, open(t, path, c))
+	if err := os.Rename(c.File, path+sidecarSuffix); err != nil {
+		t.Fatal(err)
+	}
+	c.File = ""
+	var all [4]*Index
+	for i := range all {
+		all[i] = open(t, path, c)
+		if !all[i].KeepEntryPoints(i, []byte(fmt.Sprint("entries of ", i))) || !all[i].side.sums.same(all[i].number(i), []byte{byte(i)}) {
+			t.Fatal("nothing is kept")
+		}
+	}
+	var closing sync.WaitGroup
+	for _, x := range all {
+		closing.Go(func() { closeIndex(t, x) })
+	}
+	closing.Wait()
+	x := open(t, path, c)
+	defer closeIndex(t, x)
+	for i := range all {
+		if got := string(x.EntryPoints(i, nil)); got != fmt.Sprint("entries of ", i) || x.side.sums.known[x.number(i)].Load() == 0 {
+			t.Errorf("sample %d: %q", i, got)
 		}
 	}
 }
