@@ -12,9 +12,9 @@ import (
 // once, and its gradients are added in the lower precision, as PyTorch's autocast does it.
 //
 // Only parameters that an earlier pass used as operands of such an operator are cast, so the first
-// pass works as without ParameterCasts. The gradients of up to 16 parameters share an allocation:
-// a program that keeps one of them, and drops the others, holds the memory of all. Clone it instead.
-// One goroutine at a time uses a ParameterCasts.
+// pass works as without ParameterCasts. The gradients of up to 16 parameters share an allocation,
+// so a program that keeps one of them, and drops the others, holds the memory of all: it should
+// keep a Clone. One goroutine at a time uses a ParameterCasts.
 type ParameterCasts struct {
 	dtype      DType
 	parameters []*Tensor
