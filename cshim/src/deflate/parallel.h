@@ -933,24 +933,19 @@ TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, Sta
   return team.read(s->total);
 }
 
-// Inflates a range to its room: kWindow bytes of window, then `skip` bytes of output, then the
-// range, then `behind` zeros, which are also there if it fails.
+// Fills a room but for the zeros behind the range. A range that fails leaves a part as it was.
 //
 // A team has kThreads threads. each(f) calls f(thread) in each of them, any(f) also returns whether
 // one f returned true, and min(f) the minimum; scan(value, use) calls use(thread, sum of the values
 // of the threads before it); read(v) returns a copy of v. After each of these calls all threads see
 // what all have written, and may write what others have read.
 template <typename Team>
-TS_DEVICE Result inflate(Team& team, const Range& range, const uint8_t* staging, uint8_t* rooms,
-                         State* s) {
+TS_DEVICE Result fill_room(Team& team, const Range& range, const uint8_t* staging, uint8_t* room,
+                           State* s) {
   const Result failed = {1, 0};
   const Input input = {staging + range.input, range.input_bytes};
-  uint8_t* const room = rooms + range.room;
   uint8_t* const output = room + kWindow;
   const uint32_t wanted = range.skip + range.bytes;
-  team.each([&](uint32_t t) {
-    if (t < range.behind) output[wanted + t] = 0;
-  });
   if (!unpack_window(team, staging + range.window, range.window_bytes, room, s)) return failed;
   uint32_t produced = 0;
   uint32_t bit = range.skip_bits;
@@ -974,6 +969,27 @@ TS_DEVICE Result inflate(Team& team, const Range& range, const uint8_t* staging,
     }
   }
   return {0, checksum(team, output + range.skip, range.bytes, s)};
+}
+
+// Inflates a range to its room: kWindow bytes of window, then `skip` bytes of output, then the
+// range, then `behind` zeros. The output of a range that fails is zeros: an image is decoded from
+// it before the host knows of the failure.
+template <typename Team>
+TS_DEVICE Result inflate(Team& team, const Range& range, const uint8_t* staging, uint8_t* rooms,
+                         State* s) {
+  uint8_t* const room = rooms + range.room;
+  uint8_t* const output = room + kWindow;
+  const uint32_t wanted = range.skip + range.bytes;
+  team.each([&](uint32_t t) {
+    if (t < range.behind) output[wanted + t] = 0;
+  });
+  const Result result = fill_room(team, range, staging, room, s);
+  if (result.failed != 0) {
+    team.each([&](uint32_t t) {
+      for (uint32_t i = t; i < wanted; i += kThreads) output[i] = 0;
+    });
+  }
+  return result;
 }
 
 }  // namespace ts::deflate
