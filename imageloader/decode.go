@@ -79,5 +79,7 @@ type planDecoder interface {
 	AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64, search *imagecapi.Search) (at, n int, err error)
 	PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search, buffer []byte) (n int, err error)
 	PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int, memory []byte, used *atomic.Uint64) (imagecapi.Part, error)
+	Transcode(data, buffer []byte) (n int, err error)
+	MakeEntryPoints(data []byte, spacing int, buffer []byte) (n int, proof uint64, err error)
 	PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
 }

@@ -35,6 +35,8 @@ type entryPoints struct {
 
 	heads     *heads // nil until a consumer inflates
 	makeHeads sync.Once
+
+	transcodes atomic.Pointer[transcodes] // nil before the first progressive JPEG for a consumer that decodes
 }
 
 // headsOf returns the heads of the index's images, for a consumer that inflates.
@@ -84,6 +86,8 @@ type workerEntryPoints struct {
 	blob   []byte // of the latest image, if a call has compared it, or planned with it; see keepHead
 	head   []byte // of an image that is not on the host; reused
 	plans  []byte // for a plan that is not written in its place, aligned; reused
+	// baseline is for a progressive JPEG that is written as a baseline one; reused.
+	baseline []byte
 }
 
 // plannable reports whether sample i may have a plan: its entry points were compared with the
@@ -123,6 +127,12 @@ func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry, ops 
 		return decodeplan.Row{}
 	}
 	b.blob = blob
+	return b.append(d, data, g, blob, proof, ops, to)
+}
+
+// append does plan by the entry points in blob.
+func (b *workerEntryPoints) append(d planDecoder, data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64,
+	ops []imagecapi.AugmentOp, to *staging) decodeplan.Row {
 	if len(ops) > 0 {
 		return b.planAugmented(d, data, g, blob, proof, ops, to)
 	}
@@ -133,7 +143,7 @@ func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry, ops 
 	return decodeplan.Row{At: at, Bytes: n}
 }
 
-// planAugmented does plan for a sample with operations.
+// planAugmented does append for a sample with operations.
 func (b *workerEntryPoints) planAugmented(d planDecoder, data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64,
 	ops []imagecapi.AugmentOp, to *staging) decodeplan.Row {
 	for {

@@ -230,6 +230,9 @@ func (l *Loader) Close() error {
 	l.repeated.close()
 	l.repeated.mu.Unlock()
 	l.spare.close()
+	if p := l.points.Load(); p != nil {
+		p.freeTranscodes()
+	}
 	if x := l.index.Load(); x != nil {
 		return x.Close()
 	}

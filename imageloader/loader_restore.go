@@ -302,7 +302,7 @@ const (
 
 // harmless are the fields of Options that do not change a batch, or that fingerprint treats by
 // themselves. What a List changes, samples and labels, is in the digest of the archive.
-var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes", "List"}
+var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes", "List"}
 
 // laterOptions are the fields that the first states did not have, and their defaults. A default is
 // not written down, so that states go from an earlier version to this one and back: a state of a

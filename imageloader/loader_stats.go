@@ -35,6 +35,9 @@ func (l *Loader) Stats() Stats {
 		s.Elapsed += time.Since(since)
 	}
 	c.mu.Unlock()
+	if p := l.points.Load(); p != nil {
+		s.TranscodedBytes = p.transcodedBytes()
+	}
 	if x := l.index.Load(); x != nil {
 		s.Ignored = x.Ignored()
 	}

@@ -120,6 +120,11 @@ type Options struct {
 	// because libheif takes more memory a pixel. A sample that exceeds a bound is bad.
 	MaxSampleBytes int64
 	MaxPixels      int64
+	// MaxTranscodedBytes bounds this loader's memory for baseline copies of progressive JPEGs,
+	// which a GPU decodes in their place (prefetcher.Options.Decode); 0: 1 GiB. Ranks on one host
+	// do not share copies. The workers decode progressive JPEGs that have no room, at several
+	// milliseconds each. 1 keeps none.
+	MaxTranscodedBytes int64
 	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the
 	// archive (train.tgz.tsidx), or in the user's cache folder if that can't be written. The cache
 	// folder is looked at first. A file that is neither empty nor an index is never replaced. As
@@ -189,6 +194,7 @@ func (o *Options) setNumbers() error {
 	return cmp.Or(
 		setNumber("ShuffleBytes", &o.ShuffleBytes, 256<<20, math.MaxInt64),
 		setNumber("MaxSampleBytes", &o.MaxSampleBytes, 256<<20, math.MaxInt32),
+		setNumber("MaxTranscodedBytes", &o.MaxTranscodedBytes, 1<<30, math.MaxInt64),
 		setNumber("MaxPixels", &o.MaxPixels, 178_956_970, 1<<31),
 		setNumber(batchSize, &o.BatchSize, 32, maxBatchSize),
 		setNumber("ShuffleBuffer", &o.ShuffleBuffer, 4096, math.MaxInt32),

@@ -99,6 +99,9 @@ func (q *planner) plan(j *job) bool {
 	if j.bad != nil || j.staging == nil || j.size > maxPlanned {
 		return false
 	}
+	if q.planTranscoded(j) {
+		return true
+	}
 	search := !q.w.points.plannable(j.sample.Index)
 	if search && !q.searches.allowed(j.sample.Index) {
 		return false

@@ -85,11 +85,13 @@ func (p *devicePlanner) StepsOnDevice() bool { return p.plan.StepsOnDevice() }
 // FillPlans is Fill for a consumer that decodes images itself: lend also returns the memory for the
 // plans of a slot, or nil. A row with a plan has undefined pixels in the slot; all other rows, and
 // the second field, are as Fill's. The plans describe the pixels that Fill would write, to the bit,
-// and which samples are bad does not depend on who decodes. Only baseline JPEGs get a plan, of an
-// archive with random access: by entry points that were compared with their images, or that
-// Options.TrustIndex trusts; or of the whole scan, in which the consumer finds the entry points,
-// for images that are good whatever their scan has, except under Options.Damaged Refuse. The loader
-// also decodes the rows that Plans.HostRows leaves to it.
+// and which samples are bad does not depend on who decodes. Only JPEGs get a plan, of an archive
+// with random access. Baseline ones get it by entry points that were compared with their images, or
+// that Options.TrustIndex trusts; or of the whole scan, in which the consumer finds the entry
+// points, for images that are good whatever their scan has, except under Options.Damaged Refuse.
+// Progressive ones get that of a baseline copy with the same pixels, as far as
+// Options.MaxTranscodedBytes has room for it. The loader also decodes the rows that Plans.HostRows
+// leaves to it.
 //
 // The info of deliver is what DecodeRow and KeepEntryPoints take.
 func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error),
@@ -377,14 +379,19 @@ func (w *worker) plan(j *job, info *imagecapi.Info) bool {
 	}
 	again := repeat{size: j.size, epoch: j.epoch, again: j.again}
 	s.rows[j.row] = rowPlan{repeat: again}
-	if w.points == nil || !w.p.known.Random() || info.Format != imagecapi.JPEG || info.Progressive {
+	if w.points == nil || !w.p.known.Random() || info.Format != imagecapi.JPEG {
 		return false
 	}
 	ops, ok := w.operations()
 	if !ok {
 		return false
 	}
-	row := w.points.plan(j.sample.Index, j.data, &w.geometry, ops, s)
+	var row decodeplan.Row
+	if info.Progressive {
+		row = w.planProgressive(j, info, ops)
+	} else {
+		row = w.points.plan(j.sample.Index, j.data, &w.geometry, ops, s)
+	}
 	s.rows[j.row] = rowPlan{Row: row, repeat: again}
 	return row.Bytes > 0
 }

@@ -257,6 +257,7 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 		"content":   {archivetest.WriteFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {}, "other names"},
 		"workers":   {path, func(o *Options) { o.Workers = 9 }, ""},
 		"entries":   {path, func(o *Options) { o.NoEntryPoints, o.TrustIndex = true, true }, ""},
+		"copies":    {path, func(o *Options) { o.MaxTranscodedBytes = 1 }, ""},
 	} {
 		o := base
 		c.change(&o)

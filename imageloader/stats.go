@@ -43,6 +43,9 @@ type Stats struct {
 	GaveUp         int64                // JPEGs that our Huffman decoder left to libjpeg-turbo: damaged or unusual
 	EntriesMade    int64                // JPEGs whose entry points were noted
 	EntriesRefused int64                // JPEGs whose entry points did not match their bytes: decoded without
+	// TranscodedBytes is the memory of baseline copies of progressive JPEGs, now: see
+	// Options.MaxTranscodedBytes.
+	TranscodedBytes int64
 
 	Elapsed time.Duration // in epochs; epochs that run at the same time count each
 	Read    time.Duration // waiting for the disk, or the network
@@ -72,7 +75,7 @@ const (
 var paths = [...]DecodePath{ByEntryPoints, ByPlan, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByLibHEIF, ByGo}
 
 // Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers,
-// Queue, QueueBytes, Ignored), BadNamed and WarnedNamed keep their present values.
+// Queue, QueueBytes, Ignored, TranscodedBytes), BadNamed and WarnedNamed keep their present values.
 func (s Stats) Since(before Stats) Stats {
 	s.Samples -= before.Samples
 	s.Batches -= before.Batches
@@ -151,6 +154,7 @@ func (s Stats) LogValue() slog.Value {
 		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode),
 		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot), slog.Duration("consumer_wait", s.ConsumerWait),
 		slog.Int64("cropped", s.Cropped), slog.Int64("gave_up", s.GaveUp), slog.Int64("entries_made", s.EntriesMade), slog.Int64("entries_refused", s.EntriesRefused),
+		slog.Int64("transcoded_bytes", s.TranscodedBytes),
 		slog.String("bottleneck", string(stage)), slog.String("advice", advice),
 	}
 	for _, p := range paths {
@@ -189,6 +193,7 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		GaveUp       int64                `json:"gave_up"`
 		Made         int64                `json:"entries_made"`
 		Refused      int64                `json:"entries_refused"`
+		Transcoded   int64                `json:"transcoded_bytes"`
 		Workers      int                  `json:"workers"`
 		Queue        int                  `json:"queue"`
 		QueueBytes   int64                `json:"queue_bytes"`
@@ -201,7 +206,7 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		ConsumerWait float64              `json:"consumer_wait_seconds"`
 		Bottleneck   Stage                `json:"bottleneck"`
 		Advice       string               `json:"advice"`
-	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named(s.BadNamed), s.Warned, named(s.WarnedNamed), s.Ignored, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.Workers, s.Queue, s.QueueBytes,
+	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named(s.BadNamed), s.Warned, named(s.WarnedNamed), s.Ignored, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.TranscodedBytes, s.Workers, s.Queue, s.QueueBytes,
 		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 

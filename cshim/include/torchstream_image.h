@@ -276,6 +276,18 @@ TS_API ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const u
                                               ts_image_entries entries, uint8_t* dst, size_t stride,
                                               uint64_t* proof);
 
+/* Writes a progressive JPEG as a baseline one, losslessly: with the same coefficients, quantisers
+ * and frame, so that it decodes to the same pixels, but without metadata. It has the standard's
+ * Huffman tables; that of a photograph is about 15 % larger. It can have entry points, and plans.
+ *
+ * written: the new file's bytes. 0: the image is no progressive JPEG of one or three components, is
+ * damaged (whatever ts_image_decoder_set_damage says) or lacks coefficients, has coefficients that
+ * a baseline file cannot have, or the capacity is not over the new file's bytes. The buffer's
+ * content is then undefined.
+ * TS_ERROR_DECODE for a damaged header, wrong segments or markers, and a file that is cut off. */
+TS_API ts_error* ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                    uint8_t* buffer, size_t capacity, size_t* written);
+
 /* Plans what ts_image_decode_with_entries would decode, for ts_gpu_decoder_run of torchstream.h:
  * writes the plan, with the compressed bytes that it needs, to `buffer`, aligned to 16 bytes, for
  * this process and version of the library. With both entries.data and proof NULL the GPU finds the

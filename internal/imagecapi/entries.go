@@ -6,6 +6,8 @@ package imagecapi
 #cgo nocallback ts_image_decode_with_entries
 #cgo noescape ts_image_decode_make_entries
 #cgo nocallback ts_image_decode_make_entries
+#cgo noescape ts_image_transcode
+#cgo nocallback ts_image_transcode
 #cgo noescape ts_image_make_entries
 #cgo nocallback ts_image_make_entries
 #cgo noescape ts_image_plan_segments
@@ -70,6 +72,18 @@ func MakeEntries(d *Decoder, data []byte, spacing int, buffer []byte) (n int, pr
 	var made C.ts_image_entries_made
 	err = failure(C.ts_image_make_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), entriesBuffer(buffer, spacing), &made))
 	return int(made.bytes), uint64(made.proof), err
+}
+
+// Transcode writes a progressive JPEG as a baseline one to buffer, losslessly: with the same
+// coefficients, quantisers and frame, so that it decodes to the same pixels, but without metadata.
+// n is its size in bytes, and less than len(buffer). n is 0 for any other image, and for one that
+// is damaged or lacks coefficients, whose coefficients a baseline file cannot have, or whose
+// baseline file did not fit; then the buffer's content is undefined.
+func Transcode(d *Decoder, data, buffer []byte) (n int, err error) {
+	var written C.size_t
+	err = failure(C.ts_image_transcode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)),
+		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &written))
+	return int(written), err
 }
 
 // PlanSegments writes the plan of what DecodeEntries would decode, for capi.RunGPUDecoder, to

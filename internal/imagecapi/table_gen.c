@@ -27,6 +27,7 @@ static ts_error* absent_ts_image_decode(ts_image_decoder* decoder, const uint8_t
 static ts_error* absent_ts_image_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -63,6 +64,7 @@ static struct {
   ts_error* (*ts_image_make_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_decode_make_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_decode_with_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof);
+  ts_error* (*ts_image_transcode)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written);
   ts_error* (*ts_image_plan_segments)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_plan_append)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned);
   ts_error* (*ts_image_plan_scan)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned);
@@ -98,6 +100,7 @@ static struct {
   absent_ts_image_make_entries,
   absent_ts_image_decode_make_entries,
   absent_ts_image_decode_with_entries,
+  absent_ts_image_transcode,
   absent_ts_image_plan_segments,
   absent_ts_image_plan_append,
   absent_ts_image_plan_scan,
@@ -135,6 +138,7 @@ static const char* const names[] = {
   "ts_image_make_entries",
   "ts_image_decode_make_entries",
   "ts_image_decode_with_entries",
+  "ts_image_transcode",
   "ts_image_plan_segments",
   "ts_image_plan_append",
   "ts_image_plan_scan",
@@ -171,6 +175,7 @@ ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t
 ts_error* ts_image_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_make_entries(decoder, data, bytes, buffer, made); }
 ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_decode_make_entries(decoder, data, bytes, geometry, dst, stride, buffer, made); }
 ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return table.ts_image_decode_with_entries(decoder, data, bytes, geometry, entries, dst, stride, proof); }
+ts_error* ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return table.ts_image_transcode(decoder, data, bytes, buffer, capacity, written); }
 ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_segments(decoder, data, bytes, geometry, entries, proof, buffer, capacity, planned); }
 ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return table.ts_image_plan_append(decoder, data, bytes, geometry, entries, proof, plans, at, planned); }
 ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return table.ts_image_plan_scan(decoder, data, bytes, geometry, plans, search, at, planned); }

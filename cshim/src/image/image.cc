@@ -357,6 +357,19 @@ ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t*
   });
 }
 
+ts_error* ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                             uint8_t* buffer, size_t capacity, size_t* written) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::require(buffer != nullptr || capacity == 0, "buffer is NULL");
+    ts::require(written != nullptr, "written is NULL");
+    const ts_image_info info = ts::image::bounded_header(decoder, data, bytes);
+    *written = info.format == TS_IMAGE_FORMAT_JPEG && info.progressive
+                   ? decoder->jpeg.transcode(data, bytes, buffer, capacity)
+                   : 0;
+  });
+}
+
 ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
                                  const ts_image_geometry* geometry, ts_image_entries entries,
                                  uint64_t* proof, uint8_t* buffer, size_t capacity,

@@ -190,33 +190,13 @@ boolean decode_mcu(j_decompress_ptr codec, JBLOCKROW* blocks) {
   std::longjmp(state->jump, 1);
 }
 
-// Reads up to the first bit of the scan, or through all scans if there are several. box may be
-// NULL.
-bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {  // confined
+// Reports whether the file is large enough for the image of its header, or sets the failure.
+// libjpeg allocates the coefficients of a progressive image before it reads them, so a short file
+// could demand much memory. Every block of the finest component takes at least one bit, unless
+// arithmetic coding is used. The pixels that libjpeg invents for a damaged single scan take no
+// memory.
+bool large_enough(JpegState* state) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
-  state->data = data;
-  state->bytes = bytes;
-  state->ended = state->cut = false;
-  if (setjmp(state->jump) != 0) return false;
-  jpeg_mem_src(codec, data, static_cast<unsigned long>(bytes));
-  codec->src->fill_input_buffer = fill_behind_end;
-  codec->src->resync_to_restart = resync;
-  codec->mem->alloc_small = allocate;
-  jpeg_read_header(codec, TRUE);
-  const JDIMENSION reduction = box == nullptr ? 1 : static_cast<JDIMENSION>(box->reduction);
-  codec->scale_num = 1;
-  codec->scale_denom = reduction;
-  if (box != nullptr &&
-      (static_cast<JDIMENSION>(box->x1) > (codec->image_width + reduction - 1) / reduction ||
-       static_cast<JDIMENSION>(box->y1) > (codec->image_height + reduction - 1) / reduction)) {
-    std::snprintf(state->text, sizeof state->text, "two frame headers that differ");
-    state->failure = TS_ERROR_DECODE;
-    return false;
-  }
-  // libjpeg allocates the coefficients of a progressive image before it reads them, so a short file
-  // could demand much memory. Every block of the finest component takes at least one bit, unless
-  // arithmetic coding is used. The pixels that libjpeg invents for a damaged single scan take no
-  // memory.
   size_t blocks = 0;
   for (int i = 0; i < codec->num_components; ++i) {
     const jpeg_component_info* component = &codec->comp_info[i];
@@ -229,12 +209,43 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
     if (across * down > blocks) blocks = across * down;
   }
   const bool held = !state->tolerant || jpeg_has_multiple_scans(codec) != 0;
-  if (held && !codec->arith_code && bytes < blocks / 8) {
-    std::snprintf(state->text, sizeof state->text, "%zu bytes are too few for %u x %u pixels",
-                  bytes, codec->image_width, codec->image_height);
+  if (!held || codec->arith_code || state->bytes >= blocks / 8) return true;
+  std::snprintf(state->text, sizeof state->text, "%zu bytes are too few for %u x %u pixels",
+                state->bytes, codec->image_width, codec->image_height);
+  state->failure = TS_ERROR_DECODE;
+  return false;
+}
+
+// Begins to read a file. After a failure jumps to state->jump, which the caller has set.
+void read_header(JpegState* state, const uint8_t* data, size_t bytes) {  // confined
+  jpeg_decompress_struct* codec = &state->codec;
+  state->data = data;
+  state->bytes = bytes;
+  state->ended = state->cut = false;
+  jpeg_mem_src(codec, data, static_cast<unsigned long>(bytes));
+  codec->src->fill_input_buffer = fill_behind_end;
+  codec->src->resync_to_restart = resync;
+  codec->mem->alloc_small = allocate;
+  jpeg_read_header(codec, TRUE);
+}
+
+// Reads up to the first bit of the scan, or through all scans if there are several. box may be
+// NULL.
+bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {  // confined
+  jpeg_decompress_struct* codec = &state->codec;
+  if (setjmp(state->jump) != 0) return false;
+  read_header(state, data, bytes);
+  const JDIMENSION reduction = box == nullptr ? 1 : static_cast<JDIMENSION>(box->reduction);
+  codec->scale_num = 1;
+  codec->scale_denom = reduction;
+  if (box != nullptr &&
+      (static_cast<JDIMENSION>(box->x1) > (codec->image_width + reduction - 1) / reduction ||
+       static_cast<JDIMENSION>(box->y1) > (codec->image_height + reduction - 1) / reduction)) {
+    std::snprintf(state->text, sizeof state->text, "two frame headers that differ");
     state->failure = TS_ERROR_DECODE;
     return false;
   }
+  if (!large_enough(state)) return false;
   codec->out_color_space = codec->num_components == 4 ? JCS_CMYK : JCS_RGB;
   codec->dct_method = JDCT_ISLOW;
   codec->do_fancy_upsampling = TRUE;
@@ -329,6 +340,74 @@ bool read(JpegState* state, uint8_t* band, size_t stride, int rows) {  // confin
 bool finish(JpegState* state) {  // confined
   if (setjmp(state->jump) != 0) return false;
   jpeg_finish_decompress(&state->codec);
+  return true;
+}
+
+// Where libjpeg writes a file: memory that does not grow.
+struct Writing {
+  jpeg_compress_struct codec;
+  jpeg_destination_mgr to;
+};
+
+void no_step(j_compress_ptr) {}
+
+boolean out_of_room(j_compress_ptr codec) {
+  ERREXIT(codec, JERR_CANT_SUSPEND);
+  return FALSE;
+}
+
+// Reports whether libjpeg can upsample all components, which it only finds out when it decodes.
+bool upsamples(const jpeg_decompress_struct* codec) {
+  for (int c = 0; c < codec->num_components; ++c) {
+    const jpeg_component_info* component = &codec->comp_info[c];
+    if (codec->max_h_samp_factor % component->h_samp_factor != 0 ||
+        codec->max_v_samp_factor % component->v_samp_factor != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Reports whether the standard's Huffman codes, which libjpeg writes, have symbols for all
+// coefficients: libjpeg does not check that. A difference of two DC coefficients has 11 bits.
+bool encodable(jpeg_decompress_struct* codec, jvirt_barray_ptr* coefficients) {  // confined
+  constexpr int32_t kMax = 1023;
+  uint32_t outside = 0;
+  for (int c = 0; c < codec->num_components; ++c) {
+    const jpeg_component_info* component = &codec->comp_info[c];
+    for (JDIMENSION row = 0; row < component->height_in_blocks; ++row) {
+      JBLOCKARRAY blocks = codec->mem->access_virt_barray(reinterpret_cast<j_common_ptr>(codec),
+                                                          coefficients[c], row, 1, FALSE);
+      for (JDIMENSION i = 0; i < component->width_in_blocks; ++i) {
+        const JCOEF* const block = blocks[0][i];
+        outside |= static_cast<uint32_t>(block[0] < -kMax - 1 || block[0] > kMax);
+        for (int k = 1; k < DCTSIZE2; ++k) {
+          outside |= static_cast<uint32_t>(block[k] < -kMax || block[k] > kMax);
+        }
+      }
+    }
+  }
+  return outside == 0;
+}
+
+// Writes the coefficients of a progressive image as a baseline file. Returns false if there is no
+// such file, or no room for it.
+bool transcode(JpegState* state, const uint8_t* data, size_t bytes, Writing* to) {  // confined
+  jpeg_decompress_struct* codec = &state->codec;
+  if (setjmp(state->jump) != 0) return false;
+  read_header(state, data, bytes);
+  if (!codec->progressive_mode || (codec->num_components != 1 && codec->num_components != 3) ||
+      !upsamples(codec) || !large_enough(state)) {
+    return false;
+  }
+  jvirt_barray_ptr* const coefficients = jpeg_read_coefficients(codec);
+  if (smooths(codec) || !encodable(codec, coefficients)) return false;
+  jpeg_create_compress(&to->codec);
+  jpeg_copy_critical_parameters(codec, &to->codec);
+  to->codec.dest = &to->to;
+  jpeg_write_coefficients(&to->codec, coefficients);
+  jpeg_finish_compress(&to->codec);
+  jpeg_finish_decompress(codec);
   return true;
 }
 
@@ -524,6 +603,19 @@ void JpegDecoder::make_entries(const uint8_t* data, size_t bytes, EntriesOut* ou
   if (!attach(data, bytes)) return;
   record(bytes, out);
   pack(data, bytes, out);
+}
+
+size_t JpegDecoder::transcode(const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity) {
+  jpeg_check(data, bytes);
+  JpegState* state = state_.get();
+  const End end_image{state};
+  Writing to = {};
+  to.codec.err = &state->errors;
+  to.codec.client_data = state;
+  to.to = {buffer, capacity, no_step, out_of_room, no_step};
+  const bool written = capacity != 0 && ts::image::transcode(state, data, bytes, &to);
+  jpeg_destroy_compress(&to.codec);
+  return written ? capacity - to.to.free_in_buffer : 0;
 }
 
 void JpegDecoder::open_image(const uint8_t* data, size_t bytes, const Box& box) {

@@ -95,6 +95,13 @@ class JpegDecoder {
   // libjpeg-turbo cannot start to decode it.
   void make_entries(const uint8_t* data, size_t bytes, EntriesOut* out);
 
+  // Writes a progressive JPEG as a baseline one with the same coefficients, quantisers and frame,
+  // which therefore decodes to the same pixels, and without metadata. Returns its bytes, or 0 for
+  // any other file, one that is damaged or lacks coefficients, coefficients that a baseline file
+  // cannot have, and a capacity that is not over the bytes. Throws Failure if jpeg_check refuses
+  // the file.
+  size_t transcode(const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity);
+
   // Plans the decoding of the image's crop from its entries for another decoder, as plan_jpeg does
   // (image/jpeg_plan.h). The geometry is that of the upright image, and valid for an image of this
   // header. Returns 0 also for a file whose frame is another than the header's, and unless the

@@ -1,6 +1,6 @@
 // libFuzzer: JPEGs. Compares our entropy decoder, without and with entry points, with libjpeg-turbo
-// alone, tolerated damaged files with libjpeg-turbo's whole decode, and the GPU's decoder of a
-// whole scan, emulated, with both.
+// alone, tolerated damaged files with libjpeg-turbo's whole decode, the GPU's decoder of a whole
+// scan, emulated, with both, and baseline copies of progressive files with the files.
 //
 // A hash of the file determines the operations on it, so that any JPEG is a seed.
 #include "../image/emulate.h"
@@ -105,6 +105,22 @@ void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_i
   demand(expected.code == TS_ERROR_NONE && device.result == expected.pixels);
 }
 
+// Writes the file as a baseline one. That is only possible if the file is good, and changes no
+// pixel.
+void transcode(JpegDecoder* own, const std::vector<uint8_t>& file, const Box& box,
+               const Result& expected) {
+  std::vector<uint8_t> to(2 * file.size() + 4096);
+  ts_error* error = ts::guard(
+      __func__, [&] { to.resize(own->transcode(file.data(), file.size(), to.data(), to.size())); });
+  if (error != nullptr) {
+    demand(ts_error_code(error) == TS_ERROR_DECODE || ts_error_code(error) == TS_ERROR_UNSUPPORTED);
+    ts_error_free(error);
+    return;
+  }
+  if (!to.empty()) same(decode(own, to.data(), to.size(), box), expected);
+  demand(to.empty() || expected.code == TS_ERROR_NONE);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
@@ -149,6 +165,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   same(decode(&own, file.data(), file.size(), box), expected);
 
   search(&own, file, info, box, expected, choices);
+  transcode(&own, file, box, expected);
 
   std::vector<uint8_t> blob(1 << 18);
   EntriesOut out = {static_cast<uint32_t>(draw(1, 9)), blob.data(), blob.size()};

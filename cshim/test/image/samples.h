@@ -66,6 +66,7 @@ struct JpegOptions {
   J_COLOR_SPACE stored = JCS_UNKNOWN;  // unknown: libjpeg chooses
   bool optimize = false;               // makes Huffman tables for this image
   bool baseline = true;                // limits quantisers to 8 bits at any quality
+  std::vector<jpeg_scan_info> scans;   // of kProgressive; none: libjpeg's
 };
 
 inline Bytes encode_jpeg(const Image& image, const JpegOptions& options) {
@@ -97,7 +98,8 @@ inline Bytes encode_jpeg(const Image& image, const JpegOptions& options) {
     case Coding::kBaseline:
       break;
     case Coding::kProgressive:
-      jpeg_simple_progression(&codec);
+      script = options.scans;
+      if (script.empty()) jpeg_simple_progression(&codec);
       break;
     case Coding::kCoarseProgressive:  // omits every coefficient's lowest bit, so libjpeg smooths
       for (int c = 0; c < codec.num_components; ++c) {

@@ -145,6 +145,18 @@ func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, ds
 	return imagecapi.DecodeMakeEntries(d.d, data, g, dst, stride, 0, buffer)
 }
 
+// MakeEntryPoints makes the blob of DecodeMakingEntryPoints without decoding pixels, with an entry
+// point for every spacing-th MCU.
+func (d *Decoder) MakeEntryPoints(data []byte, spacing int, buffer []byte) (int, uint64, error) {
+	return imagecapi.MakeEntries(d.d, data, spacing, buffer)
+}
+
+// Transcode writes a progressive JPEG as a baseline one with the same pixels: see
+// imagecapi.Transcode.
+func (d *Decoder) Transcode(data, buffer []byte) (n int, err error) {
+	return imagecapi.Transcode(d.d, data, buffer)
+}
+
 // PlanAugmented writes the plan of what DecodeByEntryPoints would decode, and ops would make of the
 // pixels, to buffer, which is aligned to 16 bytes. n is its size, 0 if only the host decodes the
 // image or runs one of ops, also while *proof is 0, or over len(buffer) if it did not fit.

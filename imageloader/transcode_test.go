@@ -1,0 +1,155 @@
+package imageloader
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+func progressivePhoto(t *testing.T) []byte {
+	t.Helper()
+	data, err := os.ReadFile("../cshim/test/data/progressive.jpg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// TestTranscodeWritesABaselineFile: Transcode makes a baseline JPEG of a progressive one, with the
+// same pixels, and nothing of other files or without room.
+func TestTranscodeWritesABaselineFile(t *testing.T) {
+	d, err := codec.New(1 << 24)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer d.Close()
+	data := progressivePhoto(t)
+	buffer := make([]byte, 2*len(data))
+	n, err := d.Transcode(data, buffer)
+	if err != nil || n == 0 {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	baseline := bytes.Clone(buffer[:n])
+	info, err := d.Header(baseline)
+	if err != nil || info.Progressive {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	pixels := func(data []byte) []byte {
+		w, h := info.Width, info.Height
+		to := make([]byte, 3*w*h)
+		g := imagecapi.Geometry{CropWidth: w, CropHeight: h, ResizeWidth: w, ResizeHeight: h, WindowWidth: w, WindowHeight: h}
+		if err := d.Decode(data, &g, to, 3*int(w)); err != nil {
+			t.Fatal(err)
+		}
+		return to
+	}
+	if !bytes.Equal(pixels(baseline), pixels(data)) {
+		t.Error("the baseline file has other pixels")
+	}
+	if n, err := d.Transcode(data, buffer[:len(baseline)]); err != nil || n != 0 {
+		t.Errorf("without room: %d bytes, %v", n, err)
+	}
+	if n, err := d.Transcode(baseline, buffer); err != nil || n != 0 {
+		t.Errorf("a baseline file: %d bytes, %v", n, err)
+	}
+	if n, err := d.Transcode(data[:len(data)/2], buffer); err == nil || n != 0 {
+		t.Errorf("a file that is cut off: %d bytes, %v", n, err)
+	}
+}
+
+// TestTranscodesAreBounded: copies are kept once, up to the bound, and wanted no more without room
+// or after they were refused.
+func TestTranscodesAreBounded(t *testing.T) {
+	all := newTranscodes(4, 1000)
+	defer all.memory.Free()
+	made := func(bytes int) *transcoded {
+		return &transcoded{data: make([]byte, bytes-10), blob: make([]byte, 10)}
+	}
+	first := made(600)
+	if !all.wants(0, 600) || all.keep(0, first) != first || all.used.Load() != 600 {
+		t.Fatalf("%d bytes are used", all.used.Load())
+	}
+	if all.keep(0, made(300)) != first || all.used.Load() != 600 {
+		t.Errorf("a second copy of a sample: %d bytes are used", all.used.Load())
+	}
+	if all.wants(1, 401) || all.keep(1, made(401)) != nil || all.kept[1].Load() != nil {
+		t.Error("a copy beyond the bound is kept")
+	}
+	if all.wants(1, 0) {
+		t.Error("a copy that had no room is wanted again")
+	}
+	if !all.wants(2, 400) || all.keep(2, made(400)) == nil || all.used.Load() != 1000 {
+		t.Errorf("the last copy: %d bytes are used", all.used.Load())
+	}
+	if !all.wants(3, 0) || newTranscodes(1, 1<<40).wants(0, maxPlanned+1) {
+		t.Error("an image is not wanted, or one that is too large is")
+	}
+}
+
+// TestProgressivePlansNeedNoArchive: once its baseline copy is kept, a progressive JPEG is planned
+// without a read of its file. The pixels of the plan are the file's (package prefetcher's tests),
+// here only the plans are made. Close frees the copies.
+func TestProgressivePlansNeedNoArchive(t *testing.T) {
+	if d, err := (shimCodec{}).newDecoder(0); err != nil {
+		t.Skip(err)
+	} else {
+		d.Close()
+	}
+	data := string(progressivePhoto(t))
+	var members []archivetest.Member
+	const photos = 24
+	for i := range photos {
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/%c/%03d.jpg", 'a'+i%3, i), Data: data})
+	}
+	path := archivetest.WriteFile(t, "progressive.tar", archivetest.Tar(t, members...))
+	l, err := Open(path, Options{BatchSize: 8, Shuffle: true, Workers: 2, Transform: Train(32), IndexFile: filepath.Join(t.TempDir(), "index")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c := &planned{capacity: 4 << 20, slots: 2}
+	for epoch := range 2 {
+		c.rows = 0
+		got, err := c.epoch(t, l, epoch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := collect(t, l, epoch, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.rows != photos || len(got) != len(want) {
+			t.Fatalf("epoch %d: %d rows have plans, %d batches", epoch, c.rows, len(got))
+		}
+		for i := range want {
+			if !bytes.Equal(got[i].images, want[i].images) || !slices.Equal(got[i].labels, want[i].labels) {
+				t.Errorf("epoch %d: batch %d is another one", epoch, i)
+			}
+		}
+	}
+	points := l.entryPoints(l.index.Load())
+	used := points.transcodes.Load().used.Load()
+	if used < photos*int64(len(data)) || used > photos*int64(len(data)*3/2) || l.Stats().TranscodedBytes != used {
+		t.Errorf("%d bytes of %d images of %d bytes", used, photos, len(data))
+	}
+	before := l.Stats()
+	if _, err := c.epoch(t, l, 2); err != nil {
+		t.Fatal(err)
+	}
+	if st := l.Stats().Since(before); st.Decoded[ByPlan] != photos || st.Read != 0 {
+		t.Errorf("%d images are planned, reading takes %v", st.Decoded[ByPlan], st.Read)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := l.Stats().TranscodedBytes; n != 0 {
+		t.Errorf("%d bytes after Close", n)
+	}
+}
