@@ -96,6 +96,9 @@ func DividedParts(value any, d Divided) []Named {
 // are in no checkpoint and that the next BeginShards of the path removes. train.Checkpoint does all
 // of this.
 //
+// All files have the mode of rank 0's: that of the file at the path or, for the first checkpoint,
+// what the umask of rank 0 leaves.
+//
 // Only the files of the checkpoint at the path are replaced and removed. One that is moved takes
 // all its files along, and one that is copied needs copies of all.
 type Shards struct {
@@ -125,7 +128,7 @@ const (
 
 // BeginShards begins the checkpoint at the path on rank 0. Commit or Abandon follows.
 func BeginShards(path string, ranks int) (*Shards, error) {
-	f, err := newUnfinished(path, safefile.PyTorch)
+	f, err := newUnfinished(path, path, safefile.PyTorch)
 	if err != nil {
 		return nil, fmt.Errorf("nn: save %s: %w", path, err)
 	}
@@ -141,11 +144,12 @@ func JoinShards(path, id string, ranks int) (*Shards, error) {
 	if !unfinishedNumber.MatchString(id) {
 		return nil, fmt.Errorf("nn: save %s: rank 0 names the checkpoint %q: %w", path, id, cuda.ErrInvalidArgument)
 	}
-	if _, err := os.Lstat(path + unfinishedInfix + id); err != nil {
+	s := &Shards{path: path, id: id, ranks: ranks}
+	if _, err := os.Lstat(s.unfinished()); err != nil {
 		host, _ := os.Hostname()
 		return nil, fmt.Errorf("nn: save %s: the host %s does not see the file that rank 0 has made there: give a path in a folder that all hosts share: %v", path, host, err)
 	}
-	return &Shards{path: path, id: id, ranks: ranks}, nil
+	return s, nil
 }
 
 // ID returns the number of the checkpoint.
@@ -156,6 +160,9 @@ func shardName(base, id string, rank, ranks int) string {
 	return fmt.Sprintf("%s-%s-rank%05d-of-%05d%s", base, id, rank, ranks, shardSuffix)
 }
 
+// unfinished returns the name of rank 0's file until Commit.
+func (s *Shards) unfinished() string { return s.path + unfinishedInfix + s.id }
+
 func (s *Shards) shard(rank int) string {
 	return filepath.Join(filepath.Dir(s.path), shardName(filepath.Base(s.path), s.id, rank, s.ranks))
 }
@@ -165,11 +172,11 @@ func (s *Shards) shard(rank int) string {
 // file stays.
 func (s *Shards) Write(rank int, parts []Named) error {
 	own := slices.DeleteFunc(slices.Clone(parts), func(n Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
-	if err := SaveTensors(s.shard(rank), own, map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)}); err != nil {
+	if err := saveSafetensors(s.shard(rank), s.unfinished(), own, map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)}); err != nil {
 		return err
 	}
 	// Rank 0 does not wait for ever. Nobody would remove a file that comes after Abandon.
-	if _, err := os.Lstat(s.path + unfinishedInfix + s.id); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(s.unfinished()); errors.Is(err, fs.ErrNotExist) {
 		os.Remove(s.shard(rank))
 		return fmt.Errorf("nn: save %s: rank 0 has given the checkpoint up before rank %d had written its file", s.path, rank)
 	}

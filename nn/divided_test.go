@@ -2,6 +2,7 @@ package nn_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -372,6 +373,71 @@ func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
 	requireDivided(t, path, 2)
 	if names := files(t, dir); len(names) != 3 {
 		t.Errorf("%v", names)
+	}
+}
+
+// modes returns the modes of the files of a folder.
+func modes(t *testing.T, dir string) []fs.FileMode {
+	t.Helper()
+	var all []fs.FileMode
+	for _, name := range files(t, dir) {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, info.Mode())
+	}
+	return all
+}
+
+// The ranks' files have the mode of rank 0's, which keeps that of the checkpoint that it replaces.
+func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	for _, mode := range []fs.FileMode{0, 0o600, 0o646} { // 0: a first checkpoint has the umask's mode
+		if mode != 0 {
+			if err := os.Chmod(path, mode); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := saveDivided(t, path, 3, 1); err != nil {
+			t.Fatal(err)
+		}
+		got := modes(t, dir)
+		want := cmp.Or(mode, got[0])
+		if len(got) != 4 || !slices.Equal(got, slices.Repeat([]fs.FileMode{want}, 4)) {
+			t.Errorf("the modes %v, want %v", got, want)
+		}
+	}
+
+	// A rank with another umask than rank 0's.
+	first := filepath.Join(t.TempDir(), "first.pt")
+	s, err := nn.BeginShards(first, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(first+".tmp-"+s.ID(), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	v, d := dividedValue(t, 0, 1, 1)
+	if err := errors.Join(s.Write(0, nn.DividedParts(v, d)), s.Commit(v, d)); err != nil {
+		t.Fatal(err)
+	}
+	if got := modes(t, filepath.Dir(first)); !slices.Equal(got, []fs.FileMode{0o640, 0o640}) {
+		t.Errorf("the modes %v", got)
+	}
+
+	// The index of a sharded checkpoint and its files.
+	dir = t.TempDir()
+	index := filepath.Join(dir, "m.safetensors.index.json")
+	if err := os.WriteFile(index, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := nn.SaveSharded(index, []nn.Named{{Name: "a", Tensor: row(t, torch.Uint8, []byte{1})}, {Name: "b", Tensor: row(t, torch.Uint8, []byte{2})}}, nil, 1); err != nil {
+		t.Fatal(err)
+	}
+	if got := modes(t, dir); !slices.Equal(got, slices.Repeat([]fs.FileMode{0o600}, 3)) {
+		t.Errorf("the modes of a sharded checkpoint: %v", got)
 	}
 }
 

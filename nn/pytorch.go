@@ -217,7 +217,7 @@ func SavePyTorch(path string, value any) error {
 	root, err := converter.value(value, 0)
 	if err == nil {
 		old := openShards(path)
-		err = writeAtomically(path, safefile.PyTorch, func(w io.Writer) error { return ptfile.Write(w, root) })
+		err = writeAtomically(path, path, safefile.PyTorch, func(w io.Writer) error { return ptfile.Write(w, root) })
 		if err == nil && old != nil {
 			removeID(path, old.id)
 		}

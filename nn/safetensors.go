@@ -362,7 +362,12 @@ func SaveTensors(path string, tensors []Named, metadata map[string]string) error
 	if IsPyTorchPath(path) {
 		return SavePyTorch(path, pytorchState(tensors, metadata))
 	}
-	err := writeAtomically(path, safefile.Safetensors, func(w io.Writer) error { return encode(w, tensors, metadata) })
+	return saveSafetensors(path, path, tensors, metadata)
+}
+
+// saveSafetensors writes a safetensors file with the mode of the file at modeOf, if there is one.
+func saveSafetensors(path, modeOf string, tensors []Named, metadata map[string]string) error {
+	err := writeAtomically(path, modeOf, safefile.Safetensors, func(w io.Writer) error { return encode(w, tensors, metadata) })
 	if err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
 	}

@@ -171,7 +171,7 @@ func saveSharded(path string, tensors []Named, metadata map[string]string, maxBy
 		return err
 	}
 	// The index is written first, so that it names the files of a program that dies before the end.
-	f, err := newUnfinished(path, safefile.Prefix("the index of a sharded checkpoint", "{"))
+	f, err := newUnfinished(path, path, safefile.Prefix("the index of a sharded checkpoint", "{"))
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func saveSharded(path string, tensors []Named, metadata map[string]string, maxBy
 	}
 	dir := filepath.Dir(path)
 	for i, shard := range shards {
-		if err := SaveTensors(filepath.Join(dir, names[i]), shard, nil); err != nil {
+		if err := saveSafetensors(filepath.Join(dir, names[i]), f.file.Name(), shard, nil); err != nil {
 			return err
 		}
 	}

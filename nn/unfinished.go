@@ -18,9 +18,9 @@ import (
 )
 
 // writeAtomically writes a file beside path, and then gives it the name. It replaces only a file of
-// the given kind.
-func writeAtomically(path string, kind safefile.Kind, write func(io.Writer) error) error {
-	f, err := newUnfinished(path, kind)
+// the given kind. The file gets the mode of the one at modeOf, as newUnfinished says.
+func writeAtomically(path, modeOf string, kind safefile.Kind, write func(io.Writer) error) error {
+	f, err := newUnfinished(path, modeOf, kind)
 	if err != nil {
 		return err
 	}
@@ -44,8 +44,11 @@ type unfinished struct {
 }
 
 // newUnfinished makes a file that will take the place of the file at path, which must be of the
-// kind, and removes what killed processes have left there.
-func newUnfinished(path string, kind safefile.Kind) (*unfinished, error) {
+// kind, and removes what killed processes have left there. The new file has the mode of the file at
+// modeOf, or the one that the process's umask leaves if there is none. modeOf is path itself, or,
+// for a file that belongs to a checkpoint of several, the file that names the others: all files of
+// a checkpoint have one mode.
+func newUnfinished(path, modeOf string, kind safefile.Kind) (*unfinished, error) {
 	if err := safefile.Check(path, kind); err != nil {
 		return nil, err
 	}
@@ -55,8 +58,8 @@ func newUnfinished(path string, kind safefile.Kind) (*unfinished, error) {
 		return nil, err
 	}
 	f := &unfinished{path, kind, file}
-	if old, err := os.Stat(path); err == nil {
-		if err := file.Chmod(old.Mode().Perm()); err != nil {
+	if like, err := os.Stat(modeOf); err == nil {
+		if err := file.Chmod(like.Mode().Perm()); err != nil {
 			f.abandon()
 			return nil, err
 		}
