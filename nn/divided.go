@@ -92,9 +92,9 @@ func DividedParts(value any, d Divided) []Named {
 //	rank 0, when all have returned: Commit
 //
 // The checkpoint takes the place of the old one in Commit, by a rename, and then the files of the
-// old one are removed. Whoever dies at any moment before leaves the old one whole, with files that
-// are in no checkpoint and that the next BeginShards of the path removes. train.Checkpoint does all
-// of this.
+// old one are removed. Whoever dies at any moment leaves the old one or the new one whole, and
+// files that are in no checkpoint, which the next BeginShards or SavePyTorch of the path removes.
+// train.Checkpoint does all of this.
 //
 // All files have the mode of rank 0's: that of the file at the path or, for the first checkpoint,
 // what the umask of rank 0 leaves.
@@ -110,11 +110,10 @@ type Shards struct {
 // Keys of the dict of a checkpoint that ranks have written, of those in it that stand for a tensor,
 // and of the metadata of a rank's file.
 const (
-	shardsKey   = "shards"
-	idKey       = "id"       // a number in the files' names
-	baseKey     = "base"     // what the files' names begin with
-	bytesKey    = "bytes"    // sizes of the files, by rank
-	replacesKey = "replaces" // the id of the old checkpoint, whose files are removed now, or ""
+	shardsKey = "shards"
+	idKey     = "id"    // a number in the files' names
+	baseKey   = "base"  // what the files' names begin with
+	bytesKey  = "bytes" // sizes of the files, by rank
 
 	dividedKey = "divided" // the tensor's name in the files
 	dtypeKey   = "dtype"   // safetensors' name
@@ -128,12 +127,9 @@ const (
 
 // BeginShards begins the checkpoint at the path on rank 0. Commit or Abandon follows.
 func BeginShards(path string, ranks int) (*Shards, error) {
-	f, err := newUnfinished(path, path, safefile.PyTorch)
+	f, err := newPyTorch(path)
 	if err != nil {
 		return nil, fmt.Errorf("nn: save %s: %w", path, err)
-	}
-	if live := openShards(path); live != nil {
-		removeID(path, live.replaces) // of a process that died behind the rename
 	}
 	return &Shards{path: path, id: strings.TrimPrefix(f.file.Name(), path+unfinishedInfix), ranks: ranks, file: f}, nil
 }
@@ -226,24 +222,13 @@ func (s *Shards) commit(value map[string]any, d Divided) error {
 		}
 		converter.seen[n.Tensor] = record
 	}
-	replaces := ""
-	if old := openShards(s.path); old != nil {
-		replaces = old.id
-	}
 	root := maps.Clone(value)
-	root[shardsKey] = map[string]any{idKey: s.id, baseKey: set.base, bytesKey: sizes, replacesKey: replaces}
+	root[shardsKey] = map[string]any{idKey: s.id, baseKey: set.base, bytesKey: sizes}
 	converted, err := converter.value(root, 0)
 	if err != nil {
 		return err
 	}
-	if err := s.file.write(func(w io.Writer) error { return ptfile.Write(w, converted) }); err != nil {
-		return err
-	}
-	if err := s.file.finish(); err != nil {
-		return err
-	}
-	removeID(s.path, replaces)
-	return nil
+	return s.file.finishPyTorch(converted)
 }
 
 // describe returns what stands for a divided tensor, whose parts must be in the files.
@@ -302,37 +287,71 @@ func removeID(path, id string) {
 	}
 }
 
-// openShards returns the ranks' files of the checkpoint at a path, or nil if it can not be read or
-// has none.
-func openShards(path string) *shardSet {
+// replacesComment begins the zip comment of a PyTorch file that took the place of a checkpoint that
+// ranks have written. The id of that checkpoint follows.
+const replacesComment = "replaces "
+
+// newPyTorch begins a PyTorch file that will take the place of the one at the path. It removes the
+// ranks' files that this one has replaced: a process that died behind the rename has left them.
+func newPyTorch(path string) (*unfinished, error) {
+	f, err := newUnfinished(path, path, safefile.PyTorch)
+	if err == nil {
+		_, replaced := idsAt(path)
+		removeID(path, replaced)
+	}
+	return f, err
+}
+
+// finishPyTorch writes the value, gives the file its name, and removes the ranks' files of the
+// checkpoint that it replaces. Their id is in the file: whoever finds it in its place knows that
+// they are in no checkpoint.
+func (f *unfinished) finishPyTorch(root any) error {
+	old, _ := idsAt(f.path)
+	comment := ""
+	if old != "" {
+		comment = replacesComment + old
+	}
+	if err := f.write(func(w io.Writer) error { return ptfile.Write(w, root, comment) }); err != nil {
+		return err
+	}
+	if err := f.finish(); err != nil {
+		return err
+	}
+	removeID(f.path, old)
+	return nil
+}
+
+// idsAt returns the id of the checkpoint at a path, and the id of the one that it has replaced. An
+// id is empty where the ranks have no files, or the file cannot be read.
+func idsAt(path string) (id, replaced string) {
 	f, err := safefile.Open(path)
 	if err != nil {
-		return nil
+		return "", ""
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil
+		return "", ""
 	}
 	file, err := ptfile.Open(f, info.Size())
 	if err != nil {
-		return nil
+		return "", ""
 	}
-	root, _ := file.Root.(*ptfile.Dict)
-	if root == nil {
-		return nil
+	if root, ok := file.Root.(*ptfile.Dict); ok {
+		if s, err := parseShards(root, filepath.Dir(path)); err == nil && s != nil && s.base == filepath.Base(path) {
+			id = s.id
+		}
 	}
-	s, err := parseShards(root, filepath.Dir(path))
-	if err != nil || s == nil || s.base != filepath.Base(path) {
-		return nil
+	if other, ok := strings.CutPrefix(file.Comment, replacesComment); ok && other != id {
+		replaced = other
 	}
-	return s
+	return id, replaced
 }
 
 // shardSet is the files of the ranks.
 type shardSet struct {
-	dir, base, id, replaces string
-	files                   []shardFile
+	dir, base, id string
+	files         []shardFile
 }
 
 // shardFile is the file of a rank, which is opened when it is first read.
@@ -357,7 +376,7 @@ func parseShards(root *ptfile.Dict, dir string) (*shardSet, error) {
 		s, _ := v.(string)
 		return s
 	}
-	s := &shardSet{dir: dir, base: text(baseKey), id: text(idKey), replaces: text(replacesKey)}
+	s := &shardSet{dir: dir, base: text(baseKey), id: text(idKey)}
 	v, _ = d.Get(bytesKey)
 	sizes, err := integersOf(v)
 	if err != nil || !unfinishedNumber.MatchString(s.id) {

@@ -339,41 +339,116 @@ func otherSizes(t *testing.T, parts []nn.Named) []nn.Named {
 	return parts
 }
 
-// A process that dies between the rename and the removal of the old files leaves these to the next
-// one.
-func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "last.pt")
-	if err := saveDivided(t, path, 2, 1); err != nil {
-		t.Fatal(err)
+// saveLone writes a checkpoint as a process alone.
+func saveLone(t testing.TB, path string, value byte) error {
+	t.Helper()
+	var state []nn.Named
+	for _, w := range wholeTensors {
+		state = append(state, nn.Named{Name: w.name, Tensor: row(t, w.dtype, elements(w, value)).AsStrided(w.shape, w.strides, torch.AsStridedOptions{})})
 	}
-	old := map[string][]byte{}
-	for _, name := range files(t, dir) {
-		if name != "last.pt" {
-			data, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
+	return nn.SavePyTorch(path, map[string]any{"state_dict": state, "optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)})
+}
+
+// A process that dies between the rename and the removal of the old files leaves these to the next
+// one, whoever writes the next checkpoint, and whoever wrote the last one. Before the rename nobody
+// removes them.
+func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
+	ranks := func(t *testing.T, path string, value byte) error { return saveDivided(t, path, 2, value) }
+	alone := func(t *testing.T, path string, value byte) error { return saveLone(t, path, value) }
+	begun := func(t *testing.T, path string, _ byte) error {
+		s, err := nn.BeginShards(path, 2)
+		if err == nil {
+			s.Abandon()
+		}
+		return err
+	}
+	for name, of := range map[string]struct {
+		second, third func(t *testing.T, path string, value byte) error
+		value         byte // that is left
+		files         int
+	}{
+		"ranks, begun": {ranks, begun, 2, 3},
+		"ranks, ranks": {ranks, ranks, 3, 3},
+		"ranks, alone": {ranks, alone, 3, 1},
+		"alone, begun": {alone, begun, 2, 1},
+		"alone, ranks": {alone, ranks, 3, 3},
+		"alone, alone": {alone, alone, 3, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "last.pt")
+			if err := saveDivided(t, path, 2, 1); err != nil {
 				t.Fatal(err)
 			}
-			old[name] = data
+			old := keep(t, dir)
+			delete(old, path)
+			if err := of.second(t, path, 2); err != nil {
+				t.Fatal(err)
+			}
+			old.restore(t)
+			if err := of.third(t, path, 3); err != nil {
+				t.Fatal(err)
+			}
+			requireDivided(t, path, of.value)
+			if names := files(t, dir); len(names) != of.files {
+				t.Errorf("%v", names)
+			}
+		})
+	}
+}
+
+// kept are the files of a folder by their paths.
+type kept map[string][]byte
+
+func keep(t *testing.T, dir string) kept {
+	t.Helper()
+	k := kept{}
+	for _, name := range files(t, dir) {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
 		}
+		k[filepath.Join(dir, name)] = data
 	}
-	if err := saveDivided(t, path, 2, 2); err != nil {
-		t.Fatal(err)
-	}
-	for name, data := range old {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+	return k
+}
+
+func (k kept) restore(t *testing.T) {
+	t.Helper()
+	for name, data := range k {
+		if err := os.WriteFile(name, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s, err := nn.BeginShards(path, 2)
+}
+
+// A file that says that it replaced itself loses none of its files.
+func TestCheckpointThatReplacesItself(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "last.pt")
+	if err := saveDivided(t, path, 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Abandon()
-	requireDivided(t, path, 2)
-	if names := files(t, dir); len(names) != 3 {
-		t.Errorf("%v", names)
+	shards, err := filepath.Glob(path + "-*")
+	if err != nil || len(shards) != 1 {
+		t.Fatal(shards, err)
 	}
+	id := strings.TrimPrefix(shards[0], path+"-")[:12]
+	comment := "replaces " + id // at the end of the archive, behind its length
+	data = append(append(data[:len(data)-2], byte(len(comment)), 0), comment...)
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s, err := nn.BeginShards(path, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requireDivided(t, path, 1)
+	s.Abandon()
 }
 
 // modes returns the modes of the files of a folder.
@@ -685,7 +760,7 @@ func hostileDivided(t *testing.T, text string) error {
 	return err
 }
 
-const goodDivided = `{"shards":{"id":"0123456789ab","base":"m.pt","bytes":[SIZE],"replaces":""},` +
+const goodDivided = `{"shards":{"id":"0123456789ab","base":"m.pt","bytes":[SIZE]},` +
 	`"state_dict":{"w":{"divided":"w","dtype":"F32","shape":[2,1],"strides":[1,1],"parts":[0,0,2]}}}`
 
 var hostileDividedFiles = map[string][2]string{ // what is replaced, by what: the error
@@ -757,14 +832,19 @@ func TestDividedProcess(t *testing.T) {
 	value, _ := strconv.Atoi(os.Getenv(dividedFirst))
 	for ; ; value++ {
 		fmt.Println("begins", value)
-		if err := saveDivided(t, path, ranks, byte(value)); err != nil {
+		save := func() error { return saveDivided(t, path, ranks, byte(value)) }
+		if value%3 == 0 {
+			save = func() error { return saveLone(t, path, byte(value)) }
+		}
+		if err := save(); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Println("saved", value)
 	}
 }
 
-// A process that writes checkpoints one after the other, as several ranks, dies at random moments.
+// A process that writes checkpoints one after the other, as several ranks and now and then alone,
+// dies at random moments.
 // What is at the path is a whole checkpoint then: the last one that it finished, or the next one.
 func TestDividedCheckpointSurvivesKills(t *testing.T) {
 	seed := rand.Uint64()

@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/torchstream/torchstream/internal/ptfile"
-	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -209,21 +207,30 @@ func (r reader) items(items []any) []any {
 // float64, string or []byte; a []any, which becomes a list; a map[string]any or a map[any]any with
 // keys of type int64 and string, which becomes a dict, ascending integers first and then strings; a
 // [][Named], which becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that
-// comes twice, as one with two names does, shares its storage in the file.
+// comes twice, as one with two names does, shares its storage in the file. If the file takes the
+// place of a checkpoint of [Shards], SavePyTorch then removes the ranks' files.
 //
 //	err := nn.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "epoch": epoch})
 func SavePyTorch(path string, value any) error {
 	converter := pytorchConverter{map[*torch.Tensor]any{}}
 	root, err := converter.value(value, 0)
 	if err == nil {
-		old := openShards(path)
-		err = writeAtomically(path, path, safefile.PyTorch, func(w io.Writer) error { return ptfile.Write(w, root) })
-		if err == nil && old != nil {
-			removeID(path, old.id)
-		}
+		err = writePyTorch(path, root)
 	}
 	if err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
+	}
+	return nil
+}
+
+func writePyTorch(path string, root any) error {
+	f, err := newPyTorch(path)
+	if err != nil {
+		return err
+	}
+	if err := f.finishPyTorch(root); err != nil {
+		f.abandon()
+		return err
 	}
 	return nil
 }

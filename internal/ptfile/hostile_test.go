@@ -410,7 +410,7 @@ func readAndWrite(t *testing.T, data []byte) {
 		return
 	}
 	var out bytes.Buffer
-	if err := ptfile.Write(&out, f.Root); err != nil {
+	if err := ptfile.Write(&out, f.Root, ""); err != nil {
 		return // a damaged part of a storage that no tensor shows, or a dtype without a class of storages
 	}
 	again, err := open(out.Bytes())

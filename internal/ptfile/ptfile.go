@@ -28,9 +28,10 @@ const minBound = 1 << 20
 
 // File is an open file. Several goroutines may read its tensors at once.
 type File struct {
-	Root any // a value as described at Name
-	r    io.ReaderAt
-	size int64
+	Root    any    // a value as described at Name
+	Comment string // of the zip archive
+	r       io.ReaderAt
+	size    int64
 	// members are the archive's members by their names without the folder.
 	members  map[string]*zip.File
 	big      bool
@@ -95,6 +96,7 @@ func (f *File) readDirectory() (folder string, err error) {
 	if err != nil && !errors.Is(err, zip.ErrInsecurePath) { // members are not extracted to paths
 		return "", fmt.Errorf("a zip archive, as torch.save writes, that is cut short or damaged at its end: copy or save it again: %w", err)
 	}
+	f.Comment = archive.Comment
 	for _, m := range archive.File {
 		if before, ok := strings.CutSuffix(m.Name, "/data.pkl"); ok && !strings.Contains(before, "/") {
 			if folder != "" {

@@ -217,7 +217,7 @@ func TestWrittenFileHoldsTheSame(t *testing.T) {
 			}
 			dropNames(f.Root, want)
 			var out bytes.Buffer
-			if err := ptfile.Write(&out, f.Root); err != nil {
+			if err := ptfile.Write(&out, f.Root, ""); err != nil {
 				t.Fatal(err)
 			}
 			again, err := open(out.Bytes())
@@ -251,7 +251,7 @@ func TestWrittenMembersAreAligned(t *testing.T) {
 	x := filled(t, tensor.Uint8, pattern, 20)
 	y := filled(t, tensor.Int16, pattern, 2, 5)
 	var out bytes.Buffer
-	if err := ptfile.Write(&out, &ptfile.List{Items: []any{x, y, x}}); err != nil {
+	if err := ptfile.Write(&out, &ptfile.List{Items: []any{x, y, x}}, ""); err != nil {
 		t.Fatal(err)
 	}
 	found := 0
@@ -286,7 +286,7 @@ func TestWriteUntypedStorages(t *testing.T) {
 		data := []byte{1, 2, 3, 4, 5, 6, 7, 8}
 		rows := int64(len(data) / max(size, 1) / 2)
 		var written bytes.Buffer
-		if err := ptfile.Write(&written, &ptfile.List{Items: []any{filled(t, dtype, data, rows, 2)}}); err != nil {
+		if err := ptfile.Write(&written, &ptfile.List{Items: []any{filled(t, dtype, data, rows, 2)}}, ""); err != nil {
 			t.Fatal(err)
 		}
 		f, err := ptfile.Open(bytes.NewReader(written.Bytes()), int64(written.Len()))
@@ -318,7 +318,7 @@ func TestWriteRefuses(t *testing.T) {
 	for name, root := range map[string]any{
 		"contains itself": loop, "float32": float32(1), "not UTF-8": "\xff", "file already closed": failing, "big-endian": big.Root, "string": map[string]any{},
 	} {
-		if err := ptfile.Write(new(bytes.Buffer), root); err == nil || !strings.Contains(err.Error(), name) && name != "string" {
+		if err := ptfile.Write(new(bytes.Buffer), root, ""); err == nil || !strings.Contains(err.Error(), name) && name != "string" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -331,7 +331,7 @@ func TestWriteRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	integers.Storage = floats.Storage // as a file of _rebuild_tensor_v3 may have it
-	err = ptfile.Write(new(bytes.Buffer), &ptfile.List{Items: []any{floats, integers}})
+	err = ptfile.Write(new(bytes.Buffer), &ptfile.List{Items: []any{floats, integers}}, "")
 	if err == nil || !strings.Contains(err.Error(), "float32 and int32 that share memory") {
 		t.Errorf("two dtypes of one storage: %v", err)
 	}

@@ -47,7 +47,7 @@ func TestPyTorchReadsWhatIsWritten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := ptfile.Write(file, f.Root); err != nil {
+		if err := ptfile.Write(file, f.Root, "PyTorch does not read this"); err != nil {
 			t.Fatal(err)
 		}
 		if err := file.Close(); err != nil {

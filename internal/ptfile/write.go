@@ -15,7 +15,8 @@ import (
 // Write writes a file that torch.load(path, weights_only=True) reads. root consists of the values
 // that Open returns, without Names, and of int. Tensors come from NewTensor or from another file;
 // tensors with one Storage share it in the file too. A storage is in memory while it is written.
-func Write(w io.Writer, root any) error {
+// The comment is that of the zip archive, which PyTorch does not read; it may be empty.
+func Write(w io.Writer, root any, comment string) error {
 	p := &pickler{numbers: map[*Storage]int{}}
 	p.op(opProto, 2)
 	if err := p.value(root, 0); err != nil {
@@ -47,6 +48,9 @@ func Write(w io.Writer, root any) error {
 		}
 	}
 	if err := archive.add("version", []byte("3\n")); err != nil {
+		return err
+	}
+	if err := archive.zip.SetComment(comment); err != nil {
 		return err
 	}
 	return archive.zip.Close()
