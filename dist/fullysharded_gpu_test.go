@@ -240,5 +240,9 @@ func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
 	if s := d.Stats(); err == nil && s.GatheredBytes+s.GradientBytes != 0 {
 		err = fmt.Errorf("blocks or gradients are there still: %+v", s)
 	}
+	for _, p := range d.Parameters() { // read them last, so that Close has to wait for that
+		sum := p.NoGrad().Sum()
+		err = errors.Join(err, sum.Err(), sum.Close())
+	}
 	return errors.Join(err, graphed.Close(), opt.Close(), d.Close(), x.Close())
 }
