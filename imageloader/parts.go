@@ -17,9 +17,9 @@ import (
 // that are read must still have them, or the file is read and judged as a whole.
 
 // pieceBytes is the number of bytes that a digest is of. Parts are read in whole pieces.
-const pieceBytes = 8 << 10
+const pieceBytes = 4 << 10
 
-// maxPieces bounds the digests of an index's samples: 256 MiB, of 256 GiB of images. Images without
+// maxPieces bounds the digests of an index's samples: 256 MiB, of 128 GiB of images. Images without
 // them are read whole.
 const maxPieces = 32 << 20
 

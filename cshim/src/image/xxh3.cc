@@ -3,8 +3,18 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+// GCC 12 warns of its own _mm512_undefined_epi32.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #define TS_AVX2 __attribute__((target("avx2")))
+#define TS_AVX512 __attribute__((target("avx512f")))
 #endif
 
 namespace ts::image {
@@ -51,45 +61,94 @@ void accumulate(uint64_t* lanes, const uint8_t* data, const uint8_t* secret) {
   }
 }
 
-// Takes stripes of a block, each with a secret 8 bytes further.
-void scalar_stripes(uint64_t* lanes, const uint8_t* data, size_t stripes, const uint8_t* secret) {
-  for (size_t n = 0; n < stripes; ++n) accumulate(lanes, data + n * kStripe, secret + n * 8);
-}
-
-#if defined(__x86_64__)
-TS_AVX2 void avx2_stripes(uint64_t* lanes, const uint8_t* data, size_t stripes,
-                          const uint8_t* secret) {
-  auto* const memory = reinterpret_cast<__m256i*>(lanes);
-  __m256i sum[2] = {_mm256_loadu_si256(memory), _mm256_loadu_si256(memory + 1)};
-  for (size_t n = 0; n < stripes; ++n) {
-    const auto* const from = reinterpret_cast<const __m256i*>(data + n * kStripe);
-    const auto* const with = reinterpret_cast<const __m256i*>(secret + n * 8);
-    for (int i = 0; i < 2; ++i) {
-      const __m256i value = _mm256_loadu_si256(from + i);
-      const __m256i key = _mm256_xor_si256(value, _mm256_loadu_si256(with + i));
-      const __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
-      const __m256i swapped = _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2));
-      sum[i] = _mm256_add_epi64(_mm256_add_epi64(sum[i], swapped), product);
-    }
-  }
-  _mm256_storeu_si256(memory, sum[0]);
-  _mm256_storeu_si256(memory + 1, sum[1]);
-}
-#endif
-
 void scramble(uint64_t* lanes, const uint8_t* secret) {
   for (size_t i = 0; i < kLanes; ++i) {
     lanes[i] = (lanes[i] ^ lanes[i] >> 47 ^ load(secret + 8 * i)) * kPrime32_1;
   }
 }
 
+// Each of the following takes whole blocks, each with a scramble behind it, and then stripes. The
+// secret of a stripe is 8 bytes behind that of the stripe before it in its block.
+using Accumulate = void(uint64_t* lanes, const uint8_t* data, size_t blocks, size_t stripes,
+                        const uint8_t* secret);
+
+void scalar(uint64_t* lanes, const uint8_t* data, size_t blocks, size_t stripes,
+            const uint8_t* secret) {
+  for (; blocks > 0; --blocks, data += kBlock) {
+    scalar(lanes, data, 0, kStripesInBlock, secret);
+    scramble(lanes, secret + kSecretBytes - kStripe);
+  }
+  for (size_t n = 0; n < stripes; ++n) accumulate(lanes, data + n * kStripe, secret + n * 8);
+}
+
+#if defined(__x86_64__)
+TS_AVX2 inline __m256i avx2_stripe(__m256i sum, __m256i value, __m256i secret) {
+  const __m256i key = _mm256_xor_si256(value, secret);
+  const __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
+  const __m256i swapped = _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2));
+  return _mm256_add_epi64(_mm256_add_epi64(sum, swapped), product);
+}
+
+TS_AVX2 void avx2(uint64_t* lanes, const uint8_t* data, size_t blocks, size_t stripes,
+                  const uint8_t* secret) {
+  auto* const memory = reinterpret_cast<__m256i*>(lanes);
+  for (; blocks > 0; --blocks, data += kBlock) {
+    avx2(lanes, data, 0, kStripesInBlock, secret);
+    scramble(lanes, secret + kSecretBytes - kStripe);
+  }
+  __m256i sum[2] = {_mm256_loadu_si256(memory), _mm256_loadu_si256(memory + 1)};
+  for (size_t n = 0; n < stripes; ++n) {
+    const auto* const from = reinterpret_cast<const __m256i*>(data + n * kStripe);
+    const auto* const with = reinterpret_cast<const __m256i*>(secret + n * 8);
+    for (int i = 0; i < 2; ++i) {
+      sum[i] = avx2_stripe(sum[i], _mm256_loadu_si256(from + i), _mm256_loadu_si256(with + i));
+    }
+  }
+  _mm256_storeu_si256(memory, sum[0]);
+  _mm256_storeu_si256(memory + 1, sum[1]);
+}
+
+TS_AVX512 inline __m512i avx512_stripe(__m512i sum, const uint8_t* data, __m512i secret) {
+  const __m512i value = _mm512_loadu_si512(data), key = _mm512_xor_si512(value, secret);
+  const __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
+  const __m512i swapped = _mm512_shuffle_epi32(value, _MM_PERM_BADC);
+  return _mm512_add_epi64(_mm512_add_epi64(sum, swapped), product);
+}
+
+// The product of lanes and a number of 32 bits, by their halves.
+TS_AVX512 inline __m512i avx512_scramble(__m512i sum, __m512i secret) {
+  const __m512i prime = _mm512_set1_epi64(kPrime32_1);
+  const __m512i mixed = _mm512_xor_si512(_mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47)), secret);
+  const __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
+  return _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
+}
+
+TS_AVX512 void avx512(uint64_t* lanes, const uint8_t* data, size_t blocks, size_t stripes,
+                      const uint8_t* secret) {
+  __m512i sum = _mm512_loadu_si512(lanes);
+  if (blocks > 0) {
+    __m512i with[kStripesInBlock + 1];  // the last one is the scramble's
+    for (size_t n = 0; n <= kStripesInBlock; ++n) with[n] = _mm512_loadu_si512(secret + n * 8);
+    for (; blocks > 0; --blocks, data += kBlock) {
+      for (size_t n = 0; n < kStripesInBlock; ++n) {
+        sum = avx512_stripe(sum, data + n * kStripe, with[n]);
+      }
+      sum = avx512_scramble(sum, with[kStripesInBlock]);
+    }
+  }
+  for (size_t n = 0; n < stripes; ++n) {
+    sum = avx512_stripe(sum, data + n * kStripe, _mm512_loadu_si512(secret + n * 8));
+  }
+  _mm512_storeu_si512(lanes, sum);
+}
+#endif
+
 uint64_t fold(uint64_t a, uint64_t b) {
   const auto product = static_cast<unsigned __int128>(a) * b;
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-template <typename Stripes>
-uint64_t digest(const uint8_t* data, size_t bytes, uint64_t seed, Stripes&& stripes) {
+uint64_t digest(const uint8_t* data, size_t bytes, uint64_t seed, Accumulate* accumulate) {
   uint8_t secret[kSecretBytes];
   for (size_t i = 0; i < kSecretBytes; i += 16) {
     const uint64_t pair[2] = {load(kSecret + i) + seed, load(kSecret + i + 8) - seed};
@@ -97,14 +156,8 @@ uint64_t digest(const uint8_t* data, size_t bytes, uint64_t seed, Stripes&& stri
   }
   uint64_t lanes[kLanes] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
                             kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
-  const size_t blocks = (bytes - 1) / kBlock;
-  for (size_t i = 0; i < blocks; ++i) {
-    stripes(lanes, data + i * kBlock, kStripesInBlock, secret);
-    scramble(lanes, secret + kSecretBytes - kStripe);
-  }
-  const size_t rest = (bytes - 1) % kBlock / kStripe;
-  stripes(lanes, data + blocks * kBlock, rest, secret);
-  stripes(lanes, data + bytes - kStripe, 1, secret + kSecretBytes - kStripe - 7);
+  accumulate(lanes, data, (bytes - 1) / kBlock, (bytes - 1) % kBlock / kStripe, secret);
+  accumulate(lanes, data + bytes - kStripe, 0, 1, secret + kSecretBytes - kStripe - 7);
   uint64_t hash = bytes * kPrime64_1;
   for (size_t i = 0; i < kLanes; i += 2) {
     const uint8_t* const with = secret + 11 + 8 * i;
@@ -114,18 +167,32 @@ uint64_t digest(const uint8_t* data, size_t bytes, uint64_t seed, Stripes&& stri
   return hash ^ hash >> 32;
 }
 
+Accumulate* accumulate_with(Vectors vectors) {
+#if defined(__x86_64__)
+  if (vectors == Vectors::kAvx512) return avx512;
+  if (vectors == Vectors::kAvx2) return avx2;
+#endif
+  static_cast<void>(vectors);
+  return scalar;
+}
+
 }  // namespace
 
-uint64_t xxh3_scalar(const uint8_t* data, size_t bytes, uint64_t seed) {
-  return digest(data, bytes, seed, scalar_stripes);
+Vectors vectors_of_processor() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return Vectors::kAvx512;
+  if (__builtin_cpu_supports("avx2")) return Vectors::kAvx2;
+#endif
+  return Vectors::kNone;
 }
 
 uint64_t xxh3(const uint8_t* data, size_t bytes, uint64_t seed) {
-#if defined(__x86_64__)
-  static const bool avx2 = __builtin_cpu_supports("avx2");
-  if (avx2) return digest(data, bytes, seed, avx2_stripes);
-#endif
-  return xxh3_scalar(data, bytes, seed);
+  static const Vectors vectors = vectors_of_processor();
+  return xxh3(data, bytes, seed, vectors);
+}
+
+uint64_t xxh3(const uint8_t* data, size_t bytes, uint64_t seed, Vectors vectors) {
+  return digest(data, bytes, seed, accumulate_with(vectors));
 }
 
 }  // namespace ts::image

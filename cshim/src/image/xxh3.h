@@ -12,7 +12,11 @@ constexpr size_t kMinXxh3 = 241;
 // Returns the digest of 64 bits. There are at least kMinXxh3 bytes.
 uint64_t xxh3(const uint8_t* data, size_t bytes, uint64_t seed);
 
-// The same without vector instructions, for tests.
-uint64_t xxh3_scalar(const uint8_t* data, size_t bytes, uint64_t seed);
+// What a processor computes it with. Each has those before it too.
+enum class Vectors { kNone, kAvx2, kAvx512 };
+Vectors vectors_of_processor();
+
+// The same, with vectors that the processor has, for tests.
+uint64_t xxh3(const uint8_t* data, size_t bytes, uint64_t seed, Vectors vectors);
 
 }  // namespace ts::image

@@ -46,9 +46,10 @@ TEST(Entries, ProofsDigestIsXxh3) {
   };
   for (const auto& e : expected) {
     const Bytes exact(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(e.bytes));
-    for (const auto digest : {xxh3, xxh3_scalar}) {
-      EXPECT_EQ(digest(exact.data(), exact.size(), 0), e.plain) << e.bytes;
-      EXPECT_EQ(digest(exact.data(), exact.size(), kSeed), e.seeded) << e.bytes;
+    for (const auto vectors : {Vectors::kNone, Vectors::kAvx2, Vectors::kAvx512}) {
+      if (vectors > vectors_of_processor()) continue;
+      EXPECT_EQ(xxh3(exact.data(), exact.size(), 0, vectors), e.plain) << e.bytes;
+      EXPECT_EQ(xxh3(exact.data(), exact.size(), kSeed, vectors), e.seeded) << e.bytes;
     }
   }
 }
