@@ -114,6 +114,7 @@ const (
 	idKey     = "id"    // a number in the files' names
 	baseKey   = "base"  // what the files' names begin with
 	bytesKey  = "bytes" // sizes of the files, by rank
+	sealsKey  = "crc32" // of the files' headers and checksums, by rank; absent in files of earlier versions
 
 	dividedKey = "divided" // the tensor's name in the files
 	dtypeKey   = "dtype"   // safetensors' name
@@ -168,8 +169,10 @@ func (s *Shards) shard(rank int) string {
 // file stays.
 func (s *Shards) Write(rank int, parts []Named) error {
 	own := slices.DeleteFunc(slices.Clone(parts), func(n Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
-	if err := saveSafetensors(s.shard(rank), s.unfinished(), own, map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)}); err != nil {
-		return err
+	metadata := map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)}
+	err := writeAtomically(s.shard(rank), s.unfinished(), safefile.Safetensors, func(w io.Writer) error { return encode(w, own, metadata, true) })
+	if err != nil {
+		return fmt.Errorf("nn: save %s: %w", s.shard(rank), err)
 	}
 	// Rank 0 does not wait for ever. Nobody would remove a file that comes after Abandon.
 	if _, err := os.Lstat(s.unfinished()); errors.Is(err, fs.ErrNotExist) {
@@ -205,7 +208,7 @@ func (s *Shards) commit(value map[string]any, d Divided) error {
 	parts := DividedParts(value, d)
 	set := &shardSet{dir: filepath.Dir(s.path), base: filepath.Base(s.path), id: s.id, files: make([]shardFile, s.ranks)}
 	defer set.close()
-	sizes := make([]any, s.ranks)
+	sizes, seals := make([]any, s.ranks), make([]any, s.ranks)
 	for rank := range s.ranks {
 		info, err := os.Stat(s.shard(rank))
 		if err != nil {
@@ -213,6 +216,15 @@ func (s *Shards) commit(value map[string]any, d Divided) error {
 		}
 		set.files[rank].bytes = info.Size()
 		sizes[rank] = info.Size()
+		f, err := set.open(rank)
+		if err != nil {
+			return err
+		}
+		sums, err := f.readChecksums()
+		if err != nil {
+			return fmt.Errorf("%s, the file of rank %d: %w", set.name(rank), rank, err)
+		}
+		seals[rank] = int64(sums.seal)
 	}
 	converter := pytorchConverter{seen: map[*torch.Tensor]any{}}
 	for _, n := range parts {
@@ -223,7 +235,7 @@ func (s *Shards) commit(value map[string]any, d Divided) error {
 		converter.seen[n.Tensor] = record
 	}
 	root := maps.Clone(value)
-	root[shardsKey] = map[string]any{idKey: s.id, baseKey: set.base, bytesKey: sizes}
+	root[shardsKey] = map[string]any{idKey: s.id, baseKey: set.base, bytesKey: sizes, sealsKey: seals}
 	converted, err := converter.value(root, 0)
 	if err != nil {
 		return err
@@ -352,13 +364,20 @@ func idsAt(path string) (id, replaced string) {
 type shardSet struct {
 	dir, base, id string
 	files         []shardFile
+	seals         []int64 // of the files' checksums, which are not read if it is nil
 }
 
 // shardFile is the file of a rank, which is opened when it is first read.
 type shardFile struct {
 	bytes  int64
 	mu     sync.Mutex
-	opened *Checkpoint // guarded by mu
+	opened *rankFile // guarded by mu
+}
+
+// rankFile is the open file of a rank.
+type rankFile struct {
+	*Checkpoint
+	sums *checksums // nil: of an earlier version
 }
 
 // maxRanks bounds what a file may say about the number of the others.
@@ -384,6 +403,11 @@ func parseShards(root *ptfile.Dict, dir string) (*shardSet, error) {
 	}
 	if s.base == "" || s.base != filepath.Base(s.base) || len(sizes) == 0 || len(sizes) > maxRanks {
 		return nil, fmt.Errorf("%q: files of %d ranks whose names begin with %q", shardsKey, len(sizes), s.base)
+	}
+	if v, ok := d.Get(sealsKey); ok {
+		if s.seals, err = integersOf(v); err != nil || len(s.seals) != len(sizes) {
+			return nil, fmt.Errorf("%q: the checksums %v of %d files: %v", shardsKey, s.seals, len(sizes), err)
+		}
 	}
 	s.files = make([]shardFile, len(sizes))
 	for rank, n := range sizes {
@@ -448,7 +472,7 @@ func (s *shardSet) present() error {
 }
 
 // open returns the file of a rank.
-func (s *shardSet) open(rank int) (*Checkpoint, error) {
+func (s *shardSet) open(rank int) (*rankFile, error) {
 	f := &s.files[rank]
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -463,8 +487,19 @@ func (s *shardSet) open(rank int) (*Checkpoint, error) {
 		c.Close()
 		return nil, fmt.Errorf("%s is not the file of rank %d of this checkpoint: it says checkpoint %q and rank %q", s.name(rank), rank, m[checkpointKey], m[rankKey])
 	}
-	f.opened = c
-	return c, nil
+	opened := &rankFile{Checkpoint: c}
+	if s.seals != nil {
+		opened.sums, err = c.readChecksums()
+		if err == nil && int64(opened.sums.seal) != s.seals[rank] {
+			err = errors.New("its names, shapes or checksums are not those that were written: copy the file again, or go on from an older checkpoint")
+		}
+		if err != nil {
+			c.Close()
+			return nil, fmt.Errorf("%s, the file of rank %d: %w", s.name(rank), rank, err)
+		}
+	}
+	f.opened = opened
+	return opened, nil
 }
 
 // dividedPart is the elements first to first+n-1 of a tensor, which a rank has.
@@ -479,7 +514,7 @@ func (s *shardSet) check(p dividedPart, name string, dtype torch.DType) error {
 	return err
 }
 
-func (s *shardSet) find(p dividedPart, name string, dtype torch.DType) (*Checkpoint, entry, error) {
+func (s *shardSet) find(p dividedPart, name string, dtype torch.DType) (*rankFile, entry, error) {
 	c, err := s.open(p.rank)
 	if err != nil {
 		return nil, entry{}, err
@@ -612,21 +647,24 @@ func (s *shardSet) read(b []byte, offset int64, name string, dtype torch.DType, 
 		p := parts[i]
 		from := offset - p.first*size
 		n := min(p.n*size-from, int64(len(b)))
-		c, e, err := s.find(p, name, dtype)
-		if err == nil {
-			var read int
-			if read, err = c.file.ReadAt(b[:n], c.data+e.begin+from); int64(read) == n {
-				err = nil
-			} else {
-				err = fmt.Errorf("%s, the file of rank %d: %w", s.name(p.rank), p.rank, err)
-			}
-		}
+		f, e, err := s.find(p, name, dtype)
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if err := f.readPart(b[:n], name, e, from); err != nil {
+			return fmt.Errorf("%s in %s, the file of rank %d: %w", name, s.name(p.rank), p.rank, err)
 		}
 		b, offset = b[n:], offset+n
 	}
 	return nil
+}
+
+// readPart reads bytes of a tensor from an offset.
+func (f *rankFile) readPart(b []byte, name string, e entry, offset int64) error {
+	if f.sums == nil {
+		return f.readFull(b, f.data+e.begin+offset)
+	}
+	return f.sums.read(f.Checkpoint, b, name, e, offset)
 }
 
 // Size returns the size in bytes of the file, and of those beside it that belong to the checkpoint.

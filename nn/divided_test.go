@@ -3,9 +3,11 @@ package nn_test
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -740,13 +742,28 @@ func integers(v any) any {
 // "w" of two elements, and reads it.
 func hostileDivided(t *testing.T, text string) error {
 	t.Helper()
+	return divided(t, text, rankOfTwo(`{"dtype":"U8","shape":[4],"data_offsets":[8,12]}`))
+}
+
+// rankOfTwo returns the file of a rank that has "w" of two elements, and checksums as described.
+func rankOfTwo(sums string) []byte {
+	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"checksums":`+sums+`}  `, 8)
+	return binary.LittleEndian.AppendUint32(shard, crc32.ChecksumIEEE(shard[len(shard)-8:]))
+}
+
+// divided reads a checkpoint of a value as a JSON text, in which SIZE and SEAL stand for what they
+// are of the rank's file.
+func divided(t *testing.T, text string, shard []byte) error {
+	t.Helper()
 	dir := t.TempDir()
-	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  `, 8)
 	if err := os.WriteFile(filepath.Join(dir, "m.pt-0123456789ab-rank00000-of-00001.safetensors"), shard, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	header := 8 + binary.LittleEndian.Uint64(shard)
+	seal := crc32.ChecksumIEEE(slices.Concat(shard[:header], shard[header+8:]))
+	text = strings.NewReplacer("SIZE", strconv.Itoa(len(shard)), "SEAL", strconv.Itoa(int(seal))).Replace(text)
 	var v map[string]any
-	if json.Unmarshal([]byte(strings.ReplaceAll(text, "SIZE", strconv.Itoa(len(shard)))), &v) != nil || v == nil {
+	if json.Unmarshal([]byte(text), &v) != nil || v == nil {
 		return nil
 	}
 	path := filepath.Join(dir, "m.pt")
@@ -770,6 +787,11 @@ var hostileDividedFiles = map[string][2]string{ // what is replaced, by what: th
 	"no ranks":              {`[SIZE]`, `[]`},
 	"more ranks":            {`[SIZE]`, `[SIZE,SIZE]`},
 	"another size":          {`[SIZE]`, `[7]`},
+	"no file's checksums":   {`[SIZE]`, `[SIZE],"crc32":[]`},
+	"two files' checksums":  {`[SIZE]`, `[SIZE],"crc32":[SEAL,SEAL]`},
+	"another checksum":      {`[SIZE]`, `[SIZE],"crc32":[1]`},
+	"checksums as a text":   {`[SIZE]`, `[SIZE],"crc32":"1"`},
+	"negative checksums":    {`[SIZE]`, `[SIZE],"crc32":[-1]`},
 	"another tensor":        {`"divided":"w"`, `"divided":"v"`},
 	"no name":               {`"divided":"w"`, `"divided":[]`},
 	"a dtype":               {`F32`, `F64`},
@@ -794,8 +816,17 @@ var hostileDividedFiles = map[string][2]string{ // what is replaced, by what: th
 }
 
 func TestHostileDivided(t *testing.T) {
-	if err := hostileDivided(t, goodDivided); err != nil {
-		t.Fatal(err)
+	sealed := strings.Replace(goodDivided, `[SIZE]`, `[SIZE],"crc32":[SEAL]`, 1)
+	for _, text := range []string{goodDivided, sealed} { // an earlier version's has no checksums
+		if err := hostileDivided(t, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, sums := range []string{`{"dtype":"I8","shape":[4],"data_offsets":[8,12]}`, `{"dtype":"U8","shape":[2,2],"data_offsets":[8,12]}`,
+		`{"dtype":"U8","shape":[0],"data_offsets":[8,8]},"v":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}`} {
+		if err := divided(t, sealed, rankOfTwo(sums)); err == nil || !strings.Contains(err.Error(), "bytes of checksums") {
+			t.Errorf("checksums as %s: %v", sums, err)
+		}
 	}
 	for name, change := range hostileDividedFiles {
 		t.Run(name, func(t *testing.T) {
@@ -810,6 +841,7 @@ func TestHostileDivided(t *testing.T) {
 // No value of a file harms the program.
 func FuzzDivided(f *testing.F) {
 	f.Add(goodDivided)
+	f.Add(strings.Replace(goodDivided, `[SIZE]`, `[SIZE],"crc32":[SEAL]`, 1))
 	for _, change := range hostileDividedFiles {
 		f.Add(strings.Replace(goodDivided, change[0], change[1], 1))
 	}

@@ -367,14 +367,15 @@ func SaveTensors(path string, tensors []Named, metadata map[string]string) error
 
 // saveSafetensors writes a safetensors file with the mode of the file at modeOf, if there is one.
 func saveSafetensors(path, modeOf string, tensors []Named, metadata map[string]string) error {
-	err := writeAtomically(path, modeOf, safefile.Safetensors, func(w io.Writer) error { return encode(w, tensors, metadata) })
+	err := writeAtomically(path, modeOf, safefile.Safetensors, func(w io.Writer) error { return encode(w, tensors, metadata, false) })
 	if err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
 	}
 	return nil
 }
 
-func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
+// encode writes a safetensors file, with checksums if it is one of a rank.
+func encode(w io.Writer, tensors []Named, metadata map[string]string, checked bool) error {
 	// The largest elements come first, so that every tensor is aligned. Tensors of one size are
 	// sorted by name, so that the same state gives the same file.
 	sorted := slices.Clone(tensors)
@@ -383,34 +384,9 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 		a, b := size(sorted[i]), size(sorted[j])
 		return a > b || a == b && sorted[i].Name < sorted[j].Name
 	})
-	header := map[string]any{}
-	for k, v := range metadata {
-		if !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return fmt.Errorf("metadata %q is not UTF-8", k)
-		}
-	}
-	if len(metadata) > 0 {
-		header[metadataKey] = metadata
-	}
-	at, largest := int64(0), int64(0)
-	for _, n := range sorted {
-		if err := n.Tensor.Err(); err != nil {
-			return fmt.Errorf("tensor %s: %w", n.Name, err)
-		}
-		shape, dtype := n.Tensor.Shape(), n.Tensor.DType()
-		if shape == nil {
-			return fmt.Errorf("tensor %s: %w", n.Name, torch.ErrClosed)
-		}
-		if _, twice := header[n.Name]; twice || n.Name == metadataKey || !utf8.ValidString(n.Name) {
-			return fmt.Errorf("tensor %q: a name that comes twice, is not UTF-8 or is reserved", n.Name)
-		}
-		name, known := fileTypes[dtype]
-		if !known {
-			return fmt.Errorf("tensor %s: safetensors has no dtype %v: save to a path that ends in .pt, or convert the tensor", n.Name, dtype)
-		}
-		bytes := torch.Spec{DType: dtype, Shape: shape}.Bytes()
-		header[n.Name] = map[string]any{"dtype": name, "shape": shape, "data_offsets": [2]int64{at, at + bytes}}
-		at, largest = at+bytes, max(largest, bytes)
+	header, largest, err := fileHeader(sorted, metadata, checked)
+	if err != nil {
+		return err
 	}
 	text, err := json.Marshal(header)
 	if err != nil {
@@ -427,6 +403,7 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 		return err
 	}
 	buf := make([]byte, largest)
+	var sums []byte
 	for _, n := range sorted {
 		b := buf[:torch.Spec{DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}.Bytes()]
 		if err := n.Tensor.ReadBytes(b); err != nil {
@@ -435,6 +412,52 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 		if _, err := w.Write(b); err != nil {
 			return fmt.Errorf("tensor %s: %w", n.Name, err)
 		}
+		if checked {
+			sums = appendChecksums(sums, b)
+		}
 	}
-	return nil
+	_, err = w.Write(sums)
+	return err
+}
+
+// fileHeader returns the header of a file with the tensors in this order, and the size of the
+// largest one.
+func fileHeader(sorted []Named, metadata map[string]string, checked bool) (header map[string]any, largest int64, err error) {
+	header = map[string]any{}
+	for k, v := range metadata {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return nil, 0, fmt.Errorf("metadata %q is not UTF-8", k)
+		}
+	}
+	if len(metadata) > 0 {
+		header[metadataKey] = metadata
+	}
+	describe := func(dtype string, shape []int64, begin, bytes int64) any {
+		return map[string]any{"dtype": dtype, "shape": shape, "data_offsets": [2]int64{begin, begin + bytes}}
+	}
+	at, sums := int64(0), int64(0)
+	for _, n := range sorted {
+		if err := n.Tensor.Err(); err != nil {
+			return nil, 0, fmt.Errorf("tensor %s: %w", n.Name, err)
+		}
+		shape, dtype := n.Tensor.Shape(), n.Tensor.DType()
+		if shape == nil {
+			return nil, 0, fmt.Errorf("tensor %s: %w", n.Name, torch.ErrClosed)
+		}
+		reserved := n.Name == metadataKey || checked && n.Name == checksumsName
+		if _, twice := header[n.Name]; twice || reserved || !utf8.ValidString(n.Name) {
+			return nil, 0, fmt.Errorf("tensor %q: a name that comes twice, is not UTF-8 or is reserved", n.Name)
+		}
+		name, known := fileTypes[dtype]
+		if !known {
+			return nil, 0, fmt.Errorf("tensor %s: safetensors has no dtype %v: save to a path that ends in .pt, or convert the tensor", n.Name, dtype)
+		}
+		bytes := torch.Spec{DType: dtype, Shape: shape}.Bytes()
+		header[n.Name] = describe(name, shape, at, bytes)
+		at, largest, sums = at+bytes, max(largest, bytes), sums+checksumBytes(bytes)
+	}
+	if checked {
+		header[checksumsName] = describe(fileTypes[torch.Uint8], []int64{sums}, at, sums)
+	}
+	return header, largest, nil
 }

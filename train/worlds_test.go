@@ -2,6 +2,7 @@ package train_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -372,6 +373,45 @@ func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 		}
 		if err := d.Load(path); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "the file of rank 1 is missing") {
 			return fmt.Errorf("%w: want the missing file", err)
+		}
+		return nil
+	})
+}
+
+// A bit that has flipped in a rank's file is an error of all ranks, which names file and tensor.
+func TestDamagedFileOfARankIsFound(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "last.pt")
+	inProcess(t, 2, func(world *dist.Group) error {
+		d, err := newDivided(world, 1)
+		if err != nil {
+			return err
+		}
+		defer d.close()
+		if err := errors.Join(d.step(), d.Save(path)); err != nil {
+			return err
+		}
+		names, err := filepath.Glob(path + "-*-rank00001-*")
+		if err != nil || len(names) != 1 {
+			return fmt.Errorf("%v, %w", names, err)
+		}
+		if world.Rank() == 0 {
+			data, err := os.ReadFile(names[0])
+			if err != nil {
+				return err
+			}
+			data[8+int(binary.LittleEndian.Uint64(data))] ^= 1 // the first byte of the tensors
+			if err := os.WriteFile(names[0], data, 0o644); err != nil {
+				return err
+			}
+		}
+		if err := world.Barrier(); err != nil {
+			return err
+		}
+		err = d.Load(path)
+		for _, says := range []string{filepath.Base(names[0]) + ", the file of rank 1: its bytes 0 to ", "are not those that were written", "ema.0.bias in "} {
+			if err == nil || !strings.Contains(err.Error(), says) {
+				return fmt.Errorf("%w: want %q", err, says)
+			}
 		}
 		return nil
 	})
