@@ -23,6 +23,6 @@
 // # Concurrency
 //
 // Functions take a testing.TB and report through it, so they must be called from the test's
-// goroutine where they can end the test. [NoLeaks] and [OutOfMemory] see the whole process: tests
-// that use them must not run in parallel with others.
+// goroutine where they can end the test. [NoLeaks], [NoFindings], [StartSanitizer] and
+// [OutOfMemory] see the whole process: tests that use them must not run in parallel with others.
 package cudatest

@@ -25,13 +25,9 @@ func (s scales) Parts() nn.Parts {
 	return nn.Parts{Parameters: []nn.Named{{Name: "row", Tensor: s.row}, {Name: "all", Tensor: s.all}}}
 }
 
-// aloneOnGPU returns a group of one rank on the first GPU, without NCCL. It skips the test if the
-// environment has started a sanitizer, which must find nothing in the other tests.
+// aloneOnGPU returns a group of one rank on the first GPU, without NCCL.
 func aloneOnGPU(t *testing.T) *Group {
 	t.Helper()
-	if cuda.RunningSanitizer() != nil {
-		t.Skip("the environment has started a sanitizer, which must find nothing in the other tests")
-	}
 	o := quick
 	o.CPU = true
 	o.Environment = &Environment{Launcher: "test", Size: 1, LocalSize: 1, Address: "127.0.0.1", Port: freePort(t)}
@@ -42,24 +38,6 @@ func aloneOnGPU(t *testing.T) *Group {
 	t.Cleanup(func() { g.Close() })
 	g.job.device = 0
 	return g
-}
-
-// requireNoFindings fails the test if the sanitizer finds more than notes in what fn does.
-func requireNoFindings(t *testing.T, fn func() error) {
-	t.Helper()
-	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Stop()
-	if err := fn(); err != nil {
-		t.Error(err)
-	}
-	for _, f := range s.Findings() {
-		if !f.Kind.Note() {
-			t.Error(&f)
-		}
-	}
 }
 
 // The stream sanitizer finds nothing in divided trainings, of one rank and so without NCCL: it
@@ -73,9 +51,10 @@ func TestSanitizerOfShardedBlocks(t *testing.T) {
 		for _, graph := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, graph: %v", name, graph), func(t *testing.T) {
 				on := cudatest.Stream(t, 0)
-				requireNoFindings(t, func() error {
-					return cuda.WithStream(on, func() error { return trainScales(g, options, graph) })
-				})
+				cudatest.NoFindings(t)
+				if err := cuda.WithStream(on, func() error { return trainScales(g, options, graph) }); err != nil {
+					t.Error(err)
+				}
 			})
 		}
 	}
@@ -103,28 +82,30 @@ func TestSanitizerOfShardedConstruction(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cudatest.RequireGPUs(t, int(device)+1)
 			side, on := cudatest.Stream(t, device), cudatest.Stream(t, 0)
-			requireNoFindings(t, func() error {
-				var s scales
-				var buffer *torch.Tensor
-				err := cuda.WithStream(side, func() error {
-					s = scales{full(device, torch.Float32, 1, 100), full(device, torch.Float32, 1, 1000)}
-					buffer = full(device, torch.Float32, 1, 50)
-					return errors.Join(s.row.SetRequiresGrad(true), s.all.SetRequiresGrad(true), buffer.Err())
-				})
-				if err = errors.Join(err, on.Wait(side), cuda.DefaultStream(device).Wait(side)); err != nil {
+			cudatest.NoFindings(t)
+			var s scales
+			var buffer *torch.Tensor
+			err := cuda.WithStream(side, func() error {
+				s = scales{full(device, torch.Float32, 1, 100), full(device, torch.Float32, 1, 1000)}
+				buffer = full(device, torch.Float32, 1, 50)
+				return errors.Join(s.row.SetRequiresGrad(true), s.all.SetRequiresGrad(true), buffer.Err())
+			})
+			if err = errors.Join(err, on.Wait(side), cuda.DefaultStream(device).Wait(side)); err != nil {
+				t.Fatal(err)
+			}
+			err = cuda.WithStream(on, func() error {
+				if err := capi.DelayStream(on.CAPI(), delay); err != nil {
 					return err
 				}
-				return cuda.WithStream(on, func() error {
-					if err := capi.DelayStream(on.CAPI(), delay); err != nil {
-						return err
-					}
-					d, err := NewFullyShardedDataParallel(g, NewShardedBlock(withBuffer{s, buffer}), FullyShardedOptions{})
-					if err != nil {
-						return err
-					}
-					return errors.Join(d.Close(), buffer.Close())
-				})
+				d, err := NewFullyShardedDataParallel(g, NewShardedBlock(withBuffer{s, buffer}), FullyShardedOptions{})
+				if err != nil {
+					return err
+				}
+				return errors.Join(d.Close(), buffer.Close())
 			})
+			if err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }
@@ -140,9 +121,10 @@ func TestSanitizerOfShardedGradients(t *testing.T) {
 		"outside of blocks": func(m nn.Module) nn.Module { return m },
 	} {
 		t.Run(name, func(t *testing.T) {
-			requireNoFindings(t, func() error {
-				return cuda.WithStream(on, func() error { return readGradients(g, on, wrap) })
-			})
+			cudatest.NoFindings(t)
+			if err := cuda.WithStream(on, func() error { return readGradients(g, on, wrap) }); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }

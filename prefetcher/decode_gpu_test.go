@@ -214,15 +214,8 @@ func TestGPUDecodeOnSomeMultiprocessors(t *testing.T) {
 // nothing.
 func TestSanitizerOfBoundedDecoding(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	if cuda.RunningSanitizer() != nil {
-		t.Skip("the environment has started a sanitizer, which must find nothing in the other tests")
-	}
 	l := newLoader(t, decodeArchive(t, 60), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
-	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Stop()
+	cudatest.NoFindings(t)
 	p := newFeed(t, l, Options{Decode: Device, DecodeMultiprocessors: 20})
 	for epoch := range 3 {
 		for b, err := range p.Epoch(t.Context(), epoch) {
@@ -240,11 +233,6 @@ func TestSanitizerOfBoundedDecoding(t *testing.T) {
 	closeFeed(t, p)
 	if st.Decoded < 40 || st.DecodeMultiprocessors != 16 {
 		t.Errorf("%+v", st)
-	}
-	for _, f := range s.Findings() {
-		if !f.Kind.Note() {
-			t.Errorf("found in a correct program:\n%v", &f)
-		}
 	}
 }
 
@@ -451,20 +439,13 @@ func decodeInOrder(t *testing.T, path string) {
 // the other one gets the next batch of the same slot. The flags of the two are written in order.
 func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	if cuda.RunningSanitizer() != nil {
-		t.Skip("the environment has started a sanitizer")
-	}
 	l := newLoader(t, decodeArchive(t, 40), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
 	for _, err := range l.Epoch(t.Context(), 0) { // finds the entry points
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	sanitizer, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sanitizer.Stop()
+	cudatest.NoFindings(t)
 	s, err := newSlots(l)
 	if err != nil {
 		t.Fatal(err)
@@ -518,11 +499,6 @@ func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 	}()
 	if err := <-driven; err != nil {
 		t.Fatal(err)
-	}
-	for _, f := range sanitizer.Findings() {
-		if !f.Kind.Note() {
-			t.Errorf("found in a correct program:\n%v", &f)
-		}
 	}
 }
 

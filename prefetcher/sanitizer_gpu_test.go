@@ -12,9 +12,6 @@ import (
 // used when its slot is filled again, and names the call of Use that is missing.
 func TestSanitizerFindsBatchesOfOtherStreams(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	if cuda.RunningSanitizer() != nil {
-		t.Skip("the environment has started a sanitizer")
-	}
 	for _, c := range []struct {
 		name    string
 		use     bool // tells the batch the stream
@@ -26,11 +23,7 @@ func TestSanitizerFindsBatchesOfOtherStreams(t *testing.T) {
 		{"the stream is told", true, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Stop()
+			s := cudatest.StartSanitizer(t)
 			p := newFeed(t, &floatSource{rawSource: rawSource{batch: 4, samples: 64}}, Options{Device: 0, Depth: 2})
 			side, err := cuda.NewOwnedStream(0, cuda.StreamOptions{})
 			if err != nil {

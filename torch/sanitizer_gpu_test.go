@@ -14,16 +14,10 @@ import (
 // sanitized runs a program under a sanitizer of its own and returns what it found.
 func sanitized(t *testing.T, program func() error) []cuda.Finding {
 	t.Helper()
-	if cuda.RunningSanitizer() != nil {
-		t.Skip("the environment has started a sanitizer")
-	}
 	if err := gpu.Synchronize(); err != nil {
 		t.Fatal(err)
 	}
-	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := cudatest.StartSanitizer(t)
 	defer s.Stop()
 	if err := errors.Join(program(), gpu.Synchronize()); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,39 @@
+package cudatest
+
+import (
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+// StartSanitizer starts the stream sanitizer, and stops it at the end of the test if the test does
+// not. It skips the test while a sanitizer runs: a process has one, and that of the environment
+// (TORCHSTREAM_SANITIZE=1) is for the other tests. It sees the whole process, so such tests must
+// not run in parallel with others.
+func StartSanitizer(t testing.TB) *cuda.Sanitizer {
+	t.Helper()
+	if cuda.RunningSanitizer() != nil {
+		t.Skipf("a stream sanitizer runs already, and a process has one")
+	}
+	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// NoFindings starts the stream sanitizer as [StartSanitizer] does, and fails the test if it has
+// found more than notes when the test ends: behind the cleanups that the test adds after this call.
+func NoFindings(t testing.TB) {
+	t.Helper()
+	s := StartSanitizer(t)
+	t.Cleanup(func() {
+		t.Helper()
+		for _, f := range s.Findings() {
+			if !f.Kind.Note() {
+				t.Errorf("found in a correct program:\n%v", &f)
+			}
+		}
+	})
+}
