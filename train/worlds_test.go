@@ -108,6 +108,24 @@ func (d *divided) close() error {
 	return errors.Join(err, nn.Close(d.Model))
 }
 
+// inDivided runs n ranks as inProcess does, each with its part of a training whose parameters the
+// value determines. With n = 0 it runs a process alone, with the whole one and no world.
+func inDivided(t *testing.T, n int, value float64, run func(world *dist.Group, d *divided) error) {
+	t.Helper()
+	rank := func(world *dist.Group) error {
+		d, err := newDivided(world, value)
+		if err != nil {
+			return err
+		}
+		return errors.Join(run(world, d), d.close())
+	}
+	if n > 0 {
+		inProcess(t, n, rank)
+	} else if err := rank(nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // step trains on random numbers.
 func (d *divided) step() error {
 	x, err := torch.Randn(d.Device, torch.Float32, 4, 3, 4, 4)
@@ -158,12 +176,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 	for writers := 1; writers <= 3; writers++ {
 		path := filepath.Join(dir, strconv.Itoa(writers)+".pt")
 		var want string
-		inProcess(t, writers, func(world *dist.Group) error {
-			d, err := newDivided(world, 1)
-			if err != nil {
-				return err
-			}
-			defer d.close()
+		inDivided(t, writers, 1, func(world *dist.Group, d *divided) error {
 			if from != "" {
 				if err := d.Load(from); err != nil {
 					return err
@@ -192,12 +205,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 			t.Errorf("the files of %d ranks: %v, %v", writers, names, err)
 		}
 		for readers := 0; readers <= 4; readers++ { // 0 is a process alone
-			read := func(world *dist.Group) error {
-				d, err := newDivided(world, 2)
-				if err != nil {
-					return err
-				}
-				defer d.close()
+			inDivided(t, readers, 2, func(_ *dist.Group, d *divided) error {
 				if err := d.Load(path); err != nil {
 					return err
 				}
@@ -206,12 +214,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 					err = fmt.Errorf("%d ranks read what %d have written as\n%s, and it was\n%s", readers, writers, got, want)
 				}
 				return err
-			}
-			if readers > 0 {
-				inProcess(t, readers, read)
-			} else if err := read(nil); err != nil {
-				t.Fatal(err)
-			}
+			})
 		}
 		from = path
 	}
@@ -221,12 +224,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 // and so is a rank that cannot write. The old checkpoint stays, and the job goes on.
 func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	dir := t.TempDir()
-	inProcess(t, 2, func(world *dist.Group) error {
-		d, err := newDivided(world, 1)
-		if err != nil {
-			return err
-		}
-		defer d.close()
+	inDivided(t, 2, 1, func(world *dist.Group, d *divided) error {
 		path := filepath.Join(dir, "last.pt")
 		// The first run of a job with such a path ends before it trains.
 		own := []string{path, filepath.Join(dir, "none", "last.pt")}[world.Rank()]
@@ -303,17 +301,16 @@ func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
 			}
 			return errors.Join(err, d.Load(path))
 		})
-		d, err := newDivided(nil, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.close()
-		if err := d.Load(path); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := d.bits(); err != nil || got != want {
-			t.Errorf("the group %v: a process alone reads\n%s, and it was\n%s: %v", ranks, got, want, err)
-		}
+		inDivided(t, 0, 2, func(_ *dist.Group, d *divided) error {
+			if err := d.Load(path); err != nil {
+				return err
+			}
+			got, err := d.bits()
+			if err == nil && got != want {
+				err = fmt.Errorf("the group %v: a process alone reads\n%s, and it was\n%s", ranks, got, want)
+			}
+			return err
+		})
 	}
 }
 
@@ -321,12 +318,7 @@ func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
 // done with the one first, and another with the other.
 func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 	dir := t.TempDir()
-	inProcess(t, 3, func(world *dist.Group) error {
-		d, err := newDivided(world, 1)
-		if err != nil {
-			return err
-		}
-		defer d.close()
+	inDivided(t, 3, 1, func(world *dist.Group, d *divided) error {
 		if err := d.step(); err != nil {
 			return err
 		}
@@ -334,6 +326,7 @@ func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 			var saving [3]*train.Saving
 			for i := range saving {
 				d.Metadata = map[string]string{"round": strconv.Itoa(round)}
+				var err error
 				if saving[i], err = d.SaveAsync(filepath.Join(dir, strconv.Itoa(i)+".pt")); err != nil {
 					return err
 				}
@@ -353,12 +346,7 @@ func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
-	inProcess(t, 2, func(world *dist.Group) error {
-		d, err := newDivided(world, 1)
-		if err != nil {
-			return err
-		}
-		defer d.close()
+	inDivided(t, 2, 1, func(world *dist.Group, d *divided) error {
 		if err := d.Save(path); err != nil {
 			return err
 		}
@@ -381,12 +369,7 @@ func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 // A bit that has flipped in a rank's file is an error of all ranks, which names file and tensor.
 func TestDamagedFileOfARankIsFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
-	inProcess(t, 2, func(world *dist.Group) error {
-		d, err := newDivided(world, 1)
-		if err != nil {
-			return err
-		}
-		defer d.close()
+	inDivided(t, 2, 1, func(world *dist.Group, d *divided) error {
 		if err := errors.Join(d.step(), d.Save(path)); err != nil {
 			return err
 		}
@@ -457,23 +440,18 @@ func TestGPUDividedCheckpoint(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	path := filepath.Join(t.TempDir(), "last.pt")
 	said := startJob(t, min(cuda.DeviceCount(), 2), gpuDividedWay, path, 0)
-	d, err := newDivided(nil, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.close()
-	if err := d.Load(path); err != nil {
-		t.Fatal(err)
-	}
-	got, err := d.bits()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for rank, text := range said {
-		if want := line(t, text, "bits"); "bits "+strings.ReplaceAll(got, "\n", ";") != want {
-			t.Errorf("rank %d: %s\nread on the CPU: %s", rank, want, got)
+	inDivided(t, 0, 2, func(_ *dist.Group, d *divided) error {
+		if err := d.Load(path); err != nil {
+			return err
 		}
-	}
+		got, err := d.bits()
+		for rank, text := range said {
+			if want := line(t, text, "bits"); err == nil && "bits "+strings.ReplaceAll(got, "\n", ";") != want {
+				t.Errorf("rank %d: %s\nread on the CPU: %s", rank, want, got)
+			}
+		}
+		return err
+	})
 }
 
 // memoryWay is the way of ranks that measure what saving and loading need.
