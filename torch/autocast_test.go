@@ -172,22 +172,3 @@ func TestGeneratorState(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestProcessNumerics(t *testing.T) {
-	before, err := torch.ProcessNumerics()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if before != (torch.Numerics{ConvolutionTF32: true}) {
-		t.Errorf("at the start: %+v", before)
-	}
-	defer torch.SetProcessNumerics(before)
-	for _, want := range []torch.Numerics{{MatmulTF32: true}, {Benchmark: true}, {Deterministic: true}, {}} {
-		if err := torch.SetProcessNumerics(want); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := torch.ProcessNumerics(); err != nil || got != want {
-			t.Errorf("%+v, want %+v, %v", got, want, err)
-		}
-	}
-}

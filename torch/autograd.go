@@ -16,21 +16,26 @@ type BackwardOptions struct {
 // Backward computes the gradients of the scalar t with respect to the leaves that require them, and
 // adds the gradients to those of the leaves (see [Tensor.Grad]). Backward blocks until all backward
 // work is enqueued, not until the device has finished it. The gradients are ordered on the current
-// stream of the caller.
+// stream of the caller. All of the pass runs under the switches of t (see [Tensor.Numerics]),
+// whatever those of the forward operators were.
 func (t *Tensor) Backward() error { return t.BackwardWith(BackwardOptions{}) }
 
 // BackwardWith is [Tensor.Backward] with options.
 func (t *Tensor) BackwardWith(o BackwardOptions) error {
 	return t.use("Backward", func(c *capi.Tensor) error {
+		flags := int32(t.marks & numericsMarks)
+		if o.RetainGraph {
+			flags |= capi.GradRetainGraph
+		}
 		if o.Gradient == nil {
-			return capi.Backward(c, nil, o.RetainGraph)
+			return capi.Backward(c, nil, flags)
 		}
 		g, err := o.Gradient.acquire()
 		if err != nil {
 			return err
 		}
 		defer o.Gradient.h.release()
-		return capi.Backward(c, g, o.RetainGraph)
+		return capi.Backward(c, g, flags)
 	})
 }
 
@@ -212,58 +217,6 @@ func SetGeneratorState(device cuda.Device, state *Tensor) error {
 	return state.use("SetGeneratorState", func(c *capi.Tensor) error { return capi.SetGeneratorState(int32(device), c) })
 }
 
-// Numerics are LibTorch's switches between speed, precision and reproducibility. They belong to the
-// process, not to a call or a tensor: LibTorch reads them whenever an operator runs.
-type Numerics struct {
-	// MatmulTF32 lets float32 products on a GPU round their operands to TF32, which has 10 bits of
-	// mantissa; false at the start.
-	MatmulTF32 bool
-	// ConvolutionTF32 lets float32 convolutions and recurrent layers on a GPU do so; true at the
-	// start.
-	ConvolutionTF32 bool
-	// Benchmark makes cuDNN measure its convolutions for each new shape and take the fastest; false
-	// at the start. It pays where shapes repeat. LibTorch keeps what it measured for each OS thread
-	// that calls cuDNN, of which there are at most 20 and one of backward, so each of them measures
-	// once.
-	Benchmark bool
-	// Deterministic makes operators use deterministic kernels, and fail if they have none; false at
-	// the start. Products on a GPU then need CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment.
-	Deterministic bool
-}
-
-// ProcessNumerics returns the switches of the process.
-func ProcessNumerics() (Numerics, error) {
-	f, err := capi.Numerics()
-	if err != nil {
-		return Numerics{}, opError("ProcessNumerics", nil, err)
-	}
-	return Numerics{
-		MatmulTF32: f&capi.NumericsMatmulTF32 != 0, ConvolutionTF32: f&capi.NumericsConvolutionTF32 != 0,
-		Benchmark: f&capi.NumericsBenchmark != 0, Deterministic: f&capi.NumericsDeterministic != 0,
-	}, nil
-}
-
-// SetProcessNumerics replaces the switches of the process. Call it before the first operator;
-// operators of other goroutines that run meanwhile see either setting.
-func SetProcessNumerics(n Numerics) error {
-	flags := int32(0)
-	for _, s := range []struct {
-		on   bool
-		flag int32
-	}{
-		{n.MatmulTF32, capi.NumericsMatmulTF32}, {n.ConvolutionTF32, capi.NumericsConvolutionTF32},
-		{n.Benchmark, capi.NumericsBenchmark}, {n.Deterministic, capi.NumericsDeterministic},
-	} {
-		if s.on {
-			flags |= s.flag
-		}
-	}
-	if err := capi.SetNumerics(flags); err != nil {
-		return opError("SetProcessNumerics", nil, err)
-	}
-	return nil
-}
-
 // SetNumThreads sets the number of threads that LibTorch uses inside one operator on the CPU, in
 // the whole process. Call it once, early. A good value is the number of CPUs that the process may
 // use, minus the CPUs that loader workers occupy. It has no effect on GPUs.
@@ -297,7 +250,9 @@ type GradOptions struct {
 // accumulates nothing into leaves. An input may be any tensor that requires gradients: a parameter,
 // or a result. The gradients join scopes as results of an operator on all of the tensors do. Grad
 // blocks until all backward work is enqueued. Each operator of backward runs on the stream of its
-// forward, and the gradients are ordered on the current stream of the caller.
+// forward, and the gradients are ordered on the current stream of the caller. All of the pass runs
+// under the switches of the outputs (see [Tensor.Numerics]), which must not have different ones;
+// the gradients have their marks.
 func Grad(outputs, inputs []*Tensor, o GradOptions) ([]*Tensor, error) {
 	all := append(append([]*Tensor(nil), outputs...), inputs...)
 	if len(outputs) == 0 || len(inputs) == 0 {
@@ -313,7 +268,13 @@ func Grad(outputs, inputs []*Tensor, o GradOptions) ([]*Tensor, error) {
 			all = append(all, g)
 		}
 	}
-	var flags int32
+	var p provenance
+	for _, t := range outputs {
+		if t != nil {
+			p.marks |= t.marks & numericsMarks
+		}
+	}
+	flags := int32(p.marks)
 	for flag, set := range map[int32]bool{
 		capi.GradRetainGraph: o.RetainGraph, capi.GradCreateGraph: o.CreateGraph, capi.GradAllowUnused: o.AllowUnused,
 		capi.GradNoLeafHooks: o.noLeafHooks,
@@ -336,7 +297,6 @@ func Grad(outputs, inputs []*Tensor, o GradOptions) ([]*Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
-	var p provenance
 	for _, t := range all {
 		p.scope = youngest(p.scope, t.scope)
 	}

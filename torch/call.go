@@ -80,12 +80,15 @@ type provenance struct {
 
 // marks are the modes that a handle gives to the operators on it, and to their results. Their bits
 // are those of the call's flags.
-type marks uint8
+type marks uint16
 
 const (
 	noGrad           marks = capi.CallNoGrad
 	autocastBFloat16 marks = capi.CallAutocastBFloat16
 	autocastFloat16  marks = capi.CallAutocastFloat16
+
+	// Each of the switches is either on or off; a handle without its own has none of these.
+	numericsMarks marks = capi.CallNumerics
 )
 
 func (p provenance) tensor(c *capi.Tensor) *Tensor {

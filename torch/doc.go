@@ -80,8 +80,8 @@
 // # Mixed precision
 //
 // [Tensor.Autocast] marks a tensor in the same way: products and convolutions of it, and of what is
-// computed from it, run in bfloat16 or float16, and losses in float32. TF32 and deterministic
-// kernels are switches of the process: see [SetProcessNumerics].
+// computed from it, run in bfloat16 or float16, and losses in float32. [Tensor.Numerics] does so
+// with TF32 and deterministic kernels, and [SetProcessNumerics] sets them for the process.
 //
 // # Other libraries and processes
 //

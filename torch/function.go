@@ -27,9 +27,10 @@ type Function struct {
 	Name string
 
 	// Forward returns the outputs, of any shape, dtype and device. Its handles of the inputs record
-	// nothing, have the inputs' marks of Autocast, and end with the call, as does what it computes;
-	// the outputs do not. An output may be an input or a view of one. Forward must not change an
-	// input in place. What an output depends on by other ways than the inputs gets no gradient.
+	// nothing, have the inputs' marks of Autocast and Numerics, and end with the call, as does what
+	// it computes; the outputs do not. An output may be an input or a view of one. Forward must not
+	// change an input in place. What an output depends on by other ways than the inputs gets no
+	// gradient.
 	Forward func(c *FunctionContext, inputs []*Tensor) ([]*Tensor, error)
 
 	// Backward gets the gradient of each output, with the output's shape, dtype and device: zeros

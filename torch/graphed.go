@@ -517,11 +517,11 @@ func kin(args []argument) string {
 }
 
 func (a *argument) appendKey(b []byte) []byte {
-	flags := byte(a.marks) << 1
+	flags := uint32(a.marks) << 1
 	if a.requiresGrad {
 		flags |= 1
 	}
-	b = append(b, flags, byte(len(a.shape)))
+	b = append(binary.LittleEndian.AppendUint32(b, flags), byte(len(a.shape)))
 	b = binary.AppendVarint(b, int64(a.device))
 	b = binary.AppendVarint(b, int64(a.dtype))
 	b = binary.AppendUvarint(b, uint64(a.address))
@@ -549,6 +549,9 @@ func (a *argument) describe(place string) string {
 		s += " under autocast to bfloat16"
 	case a.marks&autocastFloat16 != 0:
 		s += " under autocast to float16"
+	}
+	if n := a.marks & numericsMarks; n != 0 {
+		s += fmt.Sprintf(" under %+v", numericsFrom(capi.NumericsOf(int32(n))))
 	}
 	return s
 }

@@ -38,8 +38,8 @@ var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModul
 //
 // A call runs eagerly, and GraphedModuleStats says so, if
 //   - nothing requires gradients, or an argument is marked NoGrad;
-//   - an argument has another shape, dtype, device or mark of Autocast than at the capture, or
-//     requires gradients where it did not, or the reverse;
+//   - an argument has another shape, dtype, device or mark (Autocast, Numerics) than at the
+//     capture, or requires gradients where it did not, or the reverse;
 //   - the tensors are on the CPU;
 //   - the caller's stream is being captured: the work becomes part of that graph;
 //   - a module of the same pool that was captured later waits for its backward pass;

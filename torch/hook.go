@@ -28,7 +28,7 @@ import (
 //
 // Handles that a hook gets, and what it computes from them, belong to a scope that ends with the
 // hook's call: Keep what must live longer. Gradients are marked NoGrad, unless the pass records
-// them ([GradOptions].CreateGraph), and have no mark of Autocast.
+// them ([GradOptions].CreateGraph), have the pass's mark of Numerics, and no mark of Autocast.
 //
 // A hook may call everything, Backward and Grad included, on the goroutine that it runs on. It must
 // not wait for another goroutine that runs a backward pass, because that pass may need the thread
@@ -124,7 +124,7 @@ func QueueCallback(fn func() error) error {
 // call, nil for an undefined gradient, and returns handles, or nil.
 func callback(op string, fn func([]*Tensor) ([]*Tensor, error)) capi.Callback {
 	file, line := caller()
-	return func(tensors, results []*capi.Tensor, createGraph bool) (err error) {
+	return func(tensors, results []*capi.Tensor, createGraph bool, numerics int32) (err error) {
 		defer func() {
 			if v := recover(); v != nil {
 				err = panicked(v)
@@ -135,9 +135,9 @@ func callback(op string, fn func([]*Tensor) ([]*Tensor, error)) capi.Callback {
 		}()
 		scope := NewScope(fmt.Sprintf("a call of what %s registered", op))
 		defer scope.Close()
-		p := provenance{scope: scope}
+		p := provenance{scope: scope, marks: marks(numerics)}
 		if !createGraph {
-			p.marks = noGrad
+			p.marks |= noGrad
 		}
 		in := make([]*Tensor, len(tensors))
 		for i, c := range tensors {

@@ -198,9 +198,10 @@ func (t *Tensor) Scope() *Scope {
 }
 
 // Close frees the tensor; if operators are using the tensor, the last of them frees it. Close also
-// closes the handles that NoGrad, Autocast and NoAutocast made from t. It does not affect other
-// references (Keep, In, views, autograd's). A tensor may be closed before its scope. Closing a
-// failed, nil or closed tensor does nothing. The error is always nil: it makes Tensor an io.Closer.
+// closes the handles that NoGrad, Autocast, Numerics and their opposites made from t. It does not
+// affect other references (Keep, In, views, autograd's). A tensor may be closed before its scope.
+// Closing a failed, nil or closed tensor does nothing. The error is always nil: it makes Tensor an
+// io.Closer.
 func (t *Tensor) Close() error {
 	if t != nil && t.h != nil {
 		if t.more != nil {

@@ -65,7 +65,7 @@ func TestNoMethodPanics(t *testing.T) {
 	// These methods need not fail on a closed tensor.
 	harmless := map[string]bool{"Close": true, "Scope": true, "RequiresGrad": true, "Err": true}
 	// These methods only mark the handle: the next operator fails.
-	marks := map[string]bool{"NoGrad": true, "EnableGrad": true, "NoAutocast": true}
+	marks := map[string]bool{"NoGrad": true, "EnableGrad": true, "NoAutocast": true, "Numerics": true, "NoNumerics": true}
 	tensor, failure := reflect.TypeFor[*torch.Tensor](), reflect.TypeFor[error]()
 	for name, x := range map[string]*torch.Tensor{"nil": nil, "zero": {}, "failed": torch.Fail("x", errors.ErrUnsupported), "closed": closed, "ended": ended, "live": live} {
 		v := reflect.ValueOf(x)

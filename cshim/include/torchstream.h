@@ -28,7 +28,7 @@ extern "C" {
 
 /* Changes whenever a signature, a fixed struct or an enumerator of this header changes. A client
  * compares it with ts_abi_version() once at load. */
-#define TS_ABI_VERSION 5
+#define TS_ABI_VERSION 6
 
 /* Returns the TS_ABI_VERSION of the loaded library. */
 TS_API int32_t ts_abi_version(void);
@@ -770,8 +770,29 @@ enum {
   TS_OPERATOR_FLAG_AUTOCAST_FLOAT16 = 4
 };
 
+/* LibTorch's switches between speed, precision and reproducibility. */
+enum {
+  TS_NUMERICS_FLAG_MATMUL_TF32 = 1,      /* float32 products on a GPU may round to TF32 */
+  TS_NUMERICS_FLAG_CONVOLUTION_TF32 = 2, /* so may float32 convolutions; LibTorch's default */
+  TS_NUMERICS_FLAG_BENCHMARK = 4,        /* cuDNN measures its algorithms for each new shape */
+  TS_NUMERICS_FLAG_DETERMINISTIC = 8     /* operators without a deterministic kernel fail */
+};
+
+/* A call's own switches, instead of those of the process, in the flags of the calls of operators,
+ * ts_tensor_backward, ts_tensor_grads and ts_autograd_callback: TS_NUMERICS_ON times those that are
+ * on, and TS_NUMERICS_OFF times the others. Of all flags of several operands, added by "or", none
+ * or each of the four is either on or off: otherwise TS_ERROR_INVALID_ARGUMENT.
+ *
+ * LibTorch keeps one value of each switch for the process. So the call waits until all operators
+ * and nodes of backward passes under other switches have ended on the host, and others wait for it;
+ * those under equal switches run at the same time. No call waits so for a callback
+ * (ts_autograd_callback), which may wait for any thread. The switches are those of the kernels that
+ * a call enqueues, and so of the replays of a graph that it is captured into. */
+enum { TS_NUMERICS_ON = 16, TS_NUMERICS_OFF = 256 };
+
 /* Calls the operator. Each argument is checked against the schema first: TS_ERROR_INVALID_ARGUMENT
- * names the argument and both types. flags: TS_OPERATOR_FLAG_ values, added.
+ * names the argument and both types. flags: TS_OPERATOR_FLAG_ values and own switches
+ * (TS_NUMERICS_ON), added.
  *
  * results: the tensors, in order; NULL for one that the operator leaves undefined, as some backward
  * operators do. Results of other types are dropped. count: the number of tensors.
@@ -784,9 +805,9 @@ TS_API ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments,
 
 /* How many elements the arrays of ts_operator_call_one have, and its flags. */
 typedef struct ts_call_counts {
-  uint8_t flags; /* TS_OPERATOR_FLAG_ values, added */
+  uint16_t flags; /* as for ts_operator_call */
   uint8_t args;
-  uint16_t tensors;
+  uint8_t tensors;
   uint32_t ints;
 } ts_call_counts;
 
@@ -843,9 +864,11 @@ TS_API void ts_results_free(ts_results* results);
  * otherwise the gradient has its shape. Blocks for the launch of all backward work, not for the
  * device. Gradients are ordered on the streams that are current at the call. The error of a
  * callback (ts_autograd_callback) is this call's. TS_ERROR_INVALID_ARGUMENT in an accumulation hook
- * (ts_tensor_add_accumulation_hook), which holds the lock that the call may need. */
+ * (ts_tensor_add_accumulation_hook), which holds the lock that the call may need. flags: 0 or
+ * TS_GRAD_FLAG_RETAIN_GRAPH, and the pass's own switches (TS_NUMERICS_ON), under which each node of
+ * the graph runs, whatever those of its forward were. */
 TS_API ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
-                                    bool retain_graph);
+                                    int32_t flags);
 enum {
   TS_GRAD_FLAG_RETAIN_GRAPH = 1, /* keep the data of backward for another call */
   TS_GRAD_FLAG_CREATE_GRAPH = 2, /* record the computation of the gradients; implies retaining */
@@ -857,8 +880,8 @@ enum {
 
 /* Computes the gradients of the outputs with respect to the inputs, which need not be leaves, and
  * accumulates nothing. output_gradients: NULL, or one for each output, NULL for a scalar.
- * gradients: input_count new references. flags: TS_GRAD_FLAG_ values, added. Otherwise as
- * ts_tensor_backward, but for accumulation hooks, in which this call is possible. */
+ * gradients: input_count new references. flags: TS_GRAD_FLAG_ values, and the pass's own switches
+ * (TS_NUMERICS_ON), added. Otherwise as ts_tensor_backward, but for accumulation hooks, in which this call is possible. */
 TS_API ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients,
                                  int64_t output_count, ts_tensor* const* inputs,
                                  int64_t input_count, int32_t flags, ts_tensor** gradients);
@@ -891,8 +914,8 @@ enum {
  *
  * context: the caller's number. tensors: borrowed for the call; NULL for a gradient that is
  * undefined, which counts as zeros. results: NULL at first; the function may write new references,
- * which the library takes ownership of. flags: TS_CALLBACK_FLAG_ values, added. Returns NULL, or an
- * error that the library takes ownership of; the backward pass ends with its code and message, and
+ * which the library takes ownership of. flags: TS_CALLBACK_FLAG_ values, and the pass's own switches
+ * (TS_NUMERICS_ON), added. Returns NULL, or an error that the library takes ownership of; the backward pass ends with its code and message, and
  * results are dropped.
  *
  * Threads: for tensors on the CPU it runs on the thread that called ts_tensor_backward or
@@ -1002,17 +1025,11 @@ TS_API ts_error* ts_generator_set_offset(ts_generator* generator, uint64_t offse
 TS_API ts_error* ts_generator_get_state(const ts_generator* generator, ts_tensor** state);
 TS_API ts_error* ts_generator_set_state(ts_generator* generator, const ts_tensor* state);
 
-/* LibTorch's switches between speed, precision and reproducibility. They belong to the process:
- * an operator that runs on another thread meanwhile sees the old or the new one. */
-enum {
-  TS_NUMERICS_FLAG_MATMUL_TF32 = 1,      /* float32 products on a GPU may round to TF32 */
-  TS_NUMERICS_FLAG_CONVOLUTION_TF32 = 2, /* so may float32 convolutions; LibTorch's default */
-  TS_NUMERICS_FLAG_BENCHMARK = 4,        /* cuDNN measures its algorithms for each new shape */
-  TS_NUMERICS_FLAG_DETERMINISTIC = 8     /* operators without a deterministic kernel fail */
-};
-
-/* Replaces all switches. flags: TS_NUMERICS_FLAG_ values, added. */
+/* Replaces the process's switches, which calls without their own find. flags: TS_NUMERICS_FLAG_
+ * values, added. An operator that runs on another thread meanwhile sees the old or the new ones.
+ * Waits as an operator does for those under other switches. */
 TS_API ts_error* ts_numerics_set(int32_t flags);
+/* Returns the process's switches. */
 TS_API ts_error* ts_numerics_get(int32_t* flags);
 
 /* Sets how many threads LibTorch uses inside one operator on the CPU, in the whole process. */

@@ -211,8 +211,8 @@ class Call {
                             count);
   }
   ts_error* run_one(ts_tensor** result) const {
-    const ts_call_counts counts{static_cast<uint8_t>(flags_), static_cast<uint8_t>(args_.size()),
-                                static_cast<uint16_t>(tensors_.size()),
+    const ts_call_counts counts{static_cast<uint16_t>(flags_), static_cast<uint8_t>(args_.size()),
+                                static_cast<uint8_t>(tensors_.size()),
                                 static_cast<uint32_t>(ints_.size())};
     return ts_operator_call_one(op_, args_.data(), tensors_.data(), ints_.data(), counts, result);
   }

@@ -44,11 +44,12 @@ import (
 
 // Callback is Go code that a backward pass calls. tensors are borrowed for the call, and may be
 // nil. The callback writes new references to results, or leaves nil. createGraph says whether the
-// computation of the gradients is recorded. A panic must not leave it.
+// computation of the gradients is recorded, and numerics has the flags CallNumerics of the pass. A
+// panic must not leave it.
 //
 // It runs on the OS thread that runs the backward pass, to which its goroutine is locked: that of
 // the caller of Backward for tensors on the CPU, LibTorch's thread of the device for others.
-type Callback func(tensors []*Tensor, results []*Tensor, createGraph bool) error
+type Callback func(tensors []*Tensor, results []*Tensor, createGraph bool, numerics int32) error
 
 // call implements ts_autograd_callback.
 func call(context int64, flags int32, tensors, results []*Tensor) *C.ts_error {
@@ -59,7 +60,7 @@ func call(context int64, flags int32, tensors, results []*Tensor) *C.ts_error {
 		}
 		s.calledBack(gradients)
 	}
-	err := cgo.Handle(context).Value().(lent).fn(tensors, results, flags&C.TS_CALLBACK_FLAG_CREATE_GRAPH != 0)
+	err := cgo.Handle(context).Value().(lent).fn(tensors, results, flags&C.TS_CALLBACK_FLAG_CREATE_GRAPH != 0, flags&CallNumerics)
 	if err == nil {
 		return nil
 	}

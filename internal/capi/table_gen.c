@@ -135,7 +135,7 @@ static ts_error* absent_ts_operator_call_list(const ts_operator* op, ts_argument
 static void absent_ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) {}
 static ts_error* absent_ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) {}
-static ts_error* absent_ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
@@ -365,7 +365,7 @@ static struct {
   void (*ts_tensor_list_take)(ts_tensor_list* list, ts_tensor** tensors);
   ts_error* (*ts_operator_call_results)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size);
   void (*ts_results_take)(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints);
-  ts_error* (*ts_tensor_backward)(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph);
+  ts_error* (*ts_tensor_backward)(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags);
   ts_error* (*ts_tensor_grads)(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients);
   ts_error* (*ts_tensor_get_grad)(const ts_tensor* tensor, ts_tensor** gradient);
   ts_error* (*ts_tensor_get_grads)(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients);
@@ -1055,7 +1055,7 @@ ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments, t
 void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) { table.ts_tensor_list_take(list, tensors); }
 ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return table.ts_operator_call_results(op, arguments, tensors, tensor_count, flags, results, size); }
 void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) { table.ts_results_take(results, args, tensors, ints); }
-ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph) { return table.ts_tensor_backward(tensor, gradient, retain_graph); }
+ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags) { return table.ts_tensor_backward(tensor, gradient, flags); }
 ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return table.ts_tensor_grads(outputs, output_gradients, output_count, inputs, input_count, flags, gradients); }
 ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return table.ts_tensor_get_grad(tensor, gradient); }
 ts_error* ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) { return table.ts_tensor_get_grads(tensors, count, gradients); }

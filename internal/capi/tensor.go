@@ -548,6 +548,21 @@ const (
 	CallAutocastFloat16  = C.TS_OPERATOR_FLAG_AUTOCAST_FLOAT16
 )
 
+const numericsAll = C.TS_NUMERICS_FLAG_MATMUL_TF32 | C.TS_NUMERICS_FLAG_CONVOLUTION_TF32 | C.TS_NUMERICS_FLAG_BENCHMARK |
+	C.TS_NUMERICS_FLAG_DETERMINISTIC
+
+// CallNumerics are the flags of a call that has switches of its own. They are those of
+// CallOperator, Backward, Grads and a Callback.
+const CallNumerics = numericsAll * (C.TS_NUMERICS_ON | C.TS_NUMERICS_OFF)
+
+// OwnNumerics returns the flags of a call under these switches (NumericsMatmulTF32 ...).
+func OwnNumerics(switches int32) int32 {
+	return switches*C.TS_NUMERICS_ON + (numericsAll&^switches)*C.TS_NUMERICS_OFF
+}
+
+// NumericsOf returns the switches of flags that OwnNumerics returned.
+func NumericsOf(flags int32) int32 { return flags / C.TS_NUMERICS_ON & numericsAll }
+
 // CallWaits is a flag of CallOperator alone. It says that the operator waits for the device, so the
 // call passes the gate of calls that wait.
 const CallWaits int32 = 1 << 30
@@ -582,10 +597,10 @@ func numbers(handles []*Tensor) *C.uintptr_t {
 // dropped. lists may be nil. Neither it nor the slices escape, so a caller can keep them on its
 // stack. An operator that draws random numbers waits for the end of a capture that is under way.
 func CallOperatorOne(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32) (*Tensor, error) {
-	if flags&CallWaits != 0 || sanitizer.Load() != nil || len(args) > math.MaxUint8 || len(tensors) > math.MaxUint16 {
+	if flags&CallWaits != 0 || sanitizer.Load() != nil || len(args) > math.MaxUint8 || len(tensors) > math.MaxUint8 {
 		return callOneOtherwise(op, args, tensors, lists, flags)
 	}
-	counts := C.ts_call_counts{flags: C.uint8_t(flags), args: C.uint8_t(len(args)), tensors: C.uint16_t(len(tensors))}
+	counts := C.ts_call_counts{flags: C.uint16_t(flags), args: C.uint8_t(len(args)), tensors: C.uint8_t(len(tensors))}
 	var ints *C.int64_t
 	if lists != nil {
 		if len(lists.Text) > 0 || len(lists.Ints) > math.MaxUint32 {
@@ -767,9 +782,10 @@ func busy(err error) error {
 	return waitForCapture()
 }
 
-// Backward computes gradients. gradient may be nil if t is a scalar.
-func Backward(t, gradient *Tensor, retainGraph bool) error {
-	return differentiate("Tensor.Backward", func() *C.ts_error { return C.ts_tensor_backward(t, gradient, C.bool(retainGraph)) })
+// Backward computes gradients. gradient may be nil if t is a scalar. flags: 0 or GradRetainGraph,
+// and CallNumerics.
+func Backward(t, gradient *Tensor, flags int32) error {
+	return differentiate("Tensor.Backward", func() *C.ts_error { return C.ts_tensor_backward(t, gradient, C.int32_t(flags)) })
 }
 
 // Grad returns nil, nil if there is no gradient.
@@ -885,7 +901,8 @@ const (
 	GradNoLeafHooks = C.TS_GRAD_FLAG_NO_LEAF_HOOKS
 )
 
-// Grads calls ts_tensor_grads. with has a gradient, or nil, for each output.
+// Grads calls ts_tensor_grads, whose flags may have CallNumerics. with has a gradient, or nil, for
+// each output.
 func Grads(outputs, with, inputs []*Tensor, flags int32) ([]*Tensor, error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -941,10 +958,13 @@ const (
 	NumericsDeterministic   = C.TS_NUMERICS_FLAG_DETERMINISTIC
 )
 
+// SetNumerics waits for operators under other switches.
 func SetNumerics(flags int32) error {
 	if err := Check(); err != nil {
 		return err
 	}
+	computing.enter()
+	defer computing.leave()
 	return failure(C.ts_numerics_set(C.int32_t(flags)))
 }
 

@@ -1,4 +1,4 @@
-// Gradients, the random generators, and the switches of LibTorch's numerics.
+// Gradients.
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -18,6 +18,7 @@
 #include "cuda/sanitizer.h"
 #include "torch/callback.h"
 #include "torch/node.h"
+#include "torch/numerics.h"
 #include "torch/pass.h"
 #include "torch/pending.h"
 #include "torch/tensor.h"
@@ -46,17 +47,14 @@ void check_leaf(const at::Tensor& leaf, const std::unordered_set<const c10::Tens
 constexpr int32_t kGradFlags = TS_GRAD_FLAG_RETAIN_GRAPH | TS_GRAD_FLAG_CREATE_GRAPH |
                                TS_GRAD_FLAG_ALLOW_UNUSED | TS_GRAD_FLAG_NO_LEAF_HOOKS;
 
-constexpr int32_t kNumericsFlags = TS_NUMERICS_FLAG_MATMUL_TF32 |
-                                   TS_NUMERICS_FLAG_CONVOLUTION_TF32 | TS_NUMERICS_FLAG_BENCHMARK |
-                                   TS_NUMERICS_FLAG_DETERMINISTIC;
-
 }  // namespace
 }  // namespace ts
 
-ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
-                             bool retain_graph) {
+ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
+    ts::require((flags & ~(TS_GRAD_FLAG_RETAIN_GRAPH | ts::kNumericsFlags)) == 0, "unknown flag");
+    ts::check_numerics(flags);
     const at::Tensor value = ts::value_of(tensor);
     const at::Tensor with = ts::value_or_undefined(gradient);
     ts::require(value.requires_grad(),
@@ -74,7 +72,7 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
     ts::await_pending(with);
     const ts::CaptureWatch watch("backward");
     const ts::LoggedFor backward(ts::LoggedFor::Doer::kLibrary);
-    ts::run_backward(value, with, retain_graph);
+    ts::run_backward(value, with, (flags & TS_GRAD_FLAG_RETAIN_GRAPH) != 0, flags);
   });
 }
 
@@ -86,7 +84,8 @@ ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gr
     ts::require(output_count > 0 && input_count > 0, "there are no outputs or no inputs");
     ts::require(outputs != nullptr && inputs != nullptr, "outputs or inputs is NULL");
     ts::require(gradients != nullptr, "gradients is NULL");
-    ts::require((flags & ~ts::kGradFlags) == 0, "unknown flag");
+    ts::require((flags & ~(ts::kGradFlags | ts::kNumericsFlags)) == 0, "unknown flag");
+    ts::check_numerics(flags);
     torch::autograd::variable_list of;
     torch::autograd::variable_list with;
     torch::autograd::variable_list by;
@@ -115,6 +114,7 @@ ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gr
     const bool create = (flags & TS_GRAD_FLAG_CREATE_GRAPH) != 0;
     std::optional<ts::NoLeafHooks> quiet;
     if ((flags & TS_GRAD_FLAG_NO_LEAF_HOOKS) != 0 && ts::in_capture()) quiet.emplace();
+    const ts::NodeTurns turns(flags);
     const auto results =
         torch::autograd::grad(of, by, with, create || (flags & TS_GRAD_FLAG_RETAIN_GRAPH) != 0,
                               create, (flags & TS_GRAD_FLAG_ALLOW_UNUSED) != 0);
@@ -263,30 +263,5 @@ ts_error* ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count
         }
       }
     }
-  });
-}
-
-ts_error* ts_numerics_set(int32_t flags) {
-  return ts::guard(__func__, [&] {
-    ts::enter_thread();
-    ts::require((flags & ~ts::kNumericsFlags) == 0, "unknown flag");
-    at::Context& context = at::globalContext();
-    context.setAllowTF32CuBLAS((flags & TS_NUMERICS_FLAG_MATMUL_TF32) != 0);
-    context.setAllowTF32CuDNN((flags & TS_NUMERICS_FLAG_CONVOLUTION_TF32) != 0);
-    context.setBenchmarkCuDNN((flags & TS_NUMERICS_FLAG_BENCHMARK) != 0);
-    context.setDeterministicAlgorithms((flags & TS_NUMERICS_FLAG_DETERMINISTIC) != 0,
-                                       /*warn_only=*/false);
-  });
-}
-
-ts_error* ts_numerics_get(int32_t* flags) {
-  return ts::guard(__func__, [&] {
-    ts::enter_thread();
-    ts::require(flags != nullptr, "flags is NULL");
-    at::Context& context = at::globalContext();
-    *flags = (context.allowTF32CuBLAS() ? TS_NUMERICS_FLAG_MATMUL_TF32 : 0) |
-             (context.allowTF32CuDNN() ? TS_NUMERICS_FLAG_CONVOLUTION_TF32 : 0) |
-             (context.benchmarkCuDNN() ? TS_NUMERICS_FLAG_BENCHMARK : 0) |
-             (context.deterministicAlgorithms() ? TS_NUMERICS_FLAG_DETERMINISTIC : 0);
   });
 }

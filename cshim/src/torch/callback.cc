@@ -16,6 +16,8 @@
 #include "base/thread.h"
 #include "cuda/capture.h"
 #include "cuda/sanitizer.h"
+#include "torch/numerics.h"
+#include "torch/pass.h"
 #include "torch/returned.h"
 #include "torch/tensor.h"
 
@@ -122,6 +124,7 @@ class GradientHooks final : public torch::autograd::FunctionPreHook {
     if (leaf_ && no_leaf_hooks.load(std::memory_order_acquire) && in_capture()) return grads;
     torch::autograd::variable_list changed = grads;
     at::Tensor& gradient = changed.at(output);
+    const NumericsPause pause;
     for (const auto& hook : list.hooks()) {
       if (!gradient.defined()) break;
       at::Tensor result = (*hook)(gradient);
@@ -143,6 +146,7 @@ class AccumulationHooks final : public torch::autograd::PostAccumulateGradHook {
  public:
   void operator()(const at::Tensor& leaf) override {
     const Accumulating here;
+    const NumericsPause pause;
     for (const auto& hook : list.hooks()) (*hook)(leaf);
     for (const auto& hook : last.hooks()) (*hook)(leaf);
   }
@@ -210,11 +214,13 @@ std::vector<at::Tensor> Callback::operator()(const std::vector<at::Tensor>& tens
   taken.reserve(results);
   // LibTorch's mode is whether the gradients themselves are recorded. It is a flag here, because
   // the mode of a thread would be lost where the caller goes on on another one.
-  const int32_t flags = at::GradMode::is_enabled() ? TS_CALLBACK_FLAG_CREATE_GRAPH : 0;
+  const int32_t flags =
+      (at::GradMode::is_enabled() ? TS_CALLBACK_FLAG_CREATE_GRAPH : 0) | numerics_of_pass();
   ts_error* error = nullptr;
   {
     const at::AutoGradMode recording(true);
     const Depth deeper;
+    const NumericsPause pause;
     const LoggedFor calls(LoggedFor::Doer::kCall);
     const StreamRestored restored;
     error = function_(context_, flags, given.data(), static_cast<int64_t>(given.size()),

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,7 @@
 #include <shared_mutex>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,6 +30,7 @@
 #include "cuda/device.h"
 #include "cuda/libraries.h"
 #include "torch/generator.h"
+#include "torch/numerics.h"
 #include "torch/pending.h"
 #include "torch/tensor.h"
 #include "torch/unboxed.h"
@@ -262,6 +265,8 @@ struct ts_operator : ts::UnboxedOperator {
   bool random = false;                             // it draws random numbers
   int32_t non_blocking = -1;                       // which parameter is this; -1: none
   bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
+  bool takes_masks = false;   // it reads the values of indices that are masks
+  bool has_numerics = true;   // it takes a turn of numerics.h
   ts::Defaults default_arrays;
   c10::OperatorHandle handle;
   std::string name;    // aten::add.Tensor
@@ -698,6 +703,22 @@ void await_operands(const ts_operator& op, const torch::jit::Stack& stack) {
   }
 }
 
+// Waits for the device before a turn (NumericsTurn) of an operator that would wait in it: what the
+// device still has to do may depend on a call that waits for the turn's end. Masks are indices
+// whose values the host reads.
+void await_values(const ts_operator& op, const torch::jit::Stack& stack) {
+  if (!numerics_differ.load(std::memory_order_relaxed)) return;
+  const c10::DeviceIndex gpu = gpu_of(stack);
+  if (gpu < 0) return;
+  bool waits = op.reads_values;
+  for (size_t i = 1; op.takes_masks && !waits && i < stack.size(); ++i) {
+    each_tensor(stack[i], [&](const at::Tensor& index) {
+      waits = waits || index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
+    });
+  }
+  if (waits) c10::cuda::getCurrentCUDAStream(gpu).synchronize();
+}
+
 // Notes results on the host that a copy on the device's stream has yet to write.
 void note_copies(const torch::jit::Stack& stack, c10::DeviceIndex gpu) {
   for (const c10::IValue& value : stack) {
@@ -812,9 +833,12 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   const c10::DeviceIndex copied_from =
       !captured && is_non_blocking(op, stack) ? gpu_of(stack) : static_cast<c10::DeviceIndex>(-1);
   const auto call = [&] {
+    std::optional<NumericsTurn> numerics;
+    if (op.has_numerics) numerics.emplace(flags);
     const Modes modes(flags);
     op.handle.callBoxed(&stack);
   };
+  if (op.has_numerics && !captured) await_values(op, stack);
   const c10::DeviceIndex gpu = op.libraries == Libraries::kNone ? -1 : gpu_of(stack);
   if (gpu < 0) {
     call();
@@ -844,11 +868,13 @@ template <typename Body>
   std::optional<RandomTurn> turn;
   if (op.random && gpu >= 0) turn.emplace();
   if (gpu < 0 || op.libraries == Libraries::kNone) {
+    const NumericsTurn numerics(flags);
     const Modes modes(flags);
     body();
     return;
   }
   run_with_libraries(op.libraries, gpu, [&] {
+    const NumericsTurn numerics(flags);
     const Modes modes(flags);
     body();
   });
@@ -907,13 +933,15 @@ void add_default(const Parameter& parameter, Defaults& to) {
 }
 
 inline bool are_flags(int32_t flags) {
-  return (flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags)) == 0 &&
-         (flags & kAutocastFlags) != kAutocastFlags;
+  return (flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags | kNumericsFlags)) == 0 &&
+         (flags & kAutocastFlags) != kAutocastFlags && are_numerics(flags);
 }
 
 void check_flags(int32_t flags) {
-  require((flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags)) == 0, "unknown call flag");
+  require((flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags | kNumericsFlags)) == 0,
+          "unknown call flag");
   require((flags & kAutocastFlags) != kAutocastFlags, "autocast to two dtypes");
+  check_numerics(flags);
 }
 
 // Checks a call for a number of tensors that the schema has. What is wrong has its own function, so
@@ -996,6 +1024,14 @@ bool has_form(const c10::TypePtr& type) {
   }
 }
 
+// Whether the operator hands the host the values, or the places, of its operand, without
+// arithmetic. It waits for a device, and must not in a turn.
+bool only_reads(const std::string& name) {
+  constexpr std::string_view kNames[] = {"aten::_local_scalar_dense", "aten::item", "aten::equal",
+                                         "aten::is_nonzero", "aten::nonzero"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
 std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::string& overload) {
   // Its hooks would call back into a caller that expects no such call.
   if (name == "aten::_backward") {
@@ -1019,6 +1055,8 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   for (size_t i = 0; i < op->parameters.size(); ++i) {
     if (op->parameters[i].name == "non_blocking") op->non_blocking = static_cast<int32_t>(i);
   }
+  op->takes_masks = name.rfind("aten::index", 0) == 0 || name.rfind("aten::_index_put", 0) == 0;
+  op->has_numerics = op->non_blocking < 0 && !only_reads(name);
   op->libraries = libraries_of(name);
   op->is_plain = op->libraries == Libraries::kNone && !op->random;
   op->returns = schema.returns().size();

@@ -19,6 +19,8 @@
 #include <torch/csrc/autograd/input_buffer.h>
 
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -27,6 +29,7 @@
 
 #include "cuda/trace.h"
 #include "torch/node.h"
+#include "torch/numerics.h"
 
 namespace ts {
 namespace {
@@ -104,13 +107,29 @@ bool comes_later(const Ready& a, const Ready& b) {
   return a.node->sequence_nr() < b.node->sequence_nr();
 }
 
+// The numerics of the pass whose PassNode the calling thread runs.
+thread_local int32_t flags_of_pass = 0;
+
+class FlagsOfPass {
+ public:
+  explicit FlagsOfPass(int32_t flags)
+      : before_(std::exchange(flags_of_pass, flags & kNumericsFlags)) {}
+  ~FlagsOfPass() { flags_of_pass = before_; }
+  FlagsOfPass(const FlagsOfPass&) = delete;
+  FlagsOfPass& operator=(const FlagsOfPass&) = delete;
+
+ private:
+  const int32_t before_;
+};
+
 class PassNode final : public Node {
  public:
-  PassNode(Edge root, Graph graph, bool retain_graph)
+  PassNode(Edge root, Graph graph, bool retain_graph, int32_t flags)
       : Node(root.function->sequence_nr()),
         root_(std::move(root)),
         graph_(std::move(graph)),
-        retain_graph_(retain_graph) {
+        retain_graph_(retain_graph),
+        flags_(flags) {
     const auto& input = root_.function->input_metadata(root_.input_nr);
     if (!input.device().is_cpu()) stream_ = input.stream();
     input_metadata_.emplace_back(input);
@@ -119,6 +138,7 @@ class PassNode final : public Node {
   std::string name() const override { return kPassNode; }
 
   variable_list apply(variable_list&& gradients) override {
+    const FlagsOfPass flags(flags_);
     variable_list first(root_.function->num_inputs());
     add(first, root_, std::move(gradients.front()));
     push(Ready{root_.function.get(), std::move(first)});
@@ -179,7 +199,7 @@ class PassNode final : public Node {
     variable_list kept;
     const bool has_post_hooks = !node.post_hooks().empty();
     if (has_post_hooks) kept = gradients;
-    variable_list results = node(std::move(gradients));
+    variable_list results = run_in_turn(node, std::move(gradients));
     torch::autograd::validate_outputs(
         node.next_edges(), results, [&node](const std::string& message) {
           return "Function " + node.name() + " returned an " + message;
@@ -189,6 +209,11 @@ class PassNode final : public Node {
     }
     if (!retain_graph_) node.release_variables();
     return results;
+  }
+
+  variable_list run_in_turn(Node& node, variable_list gradients) const {
+    const NumericsTurn turn(flags_);
+    return node(std::move(gradients));
   }
 
   // Brings a node's results to the nodes that they are the gradients for.
@@ -209,13 +234,86 @@ class PassNode final : public Node {
   const Edge root_;
   Graph graph_;
   const bool retain_graph_;
+  const int32_t flags_;
   std::optional<c10::Stream> stream_;  // none on the CPU
   std::vector<Ready> ready_;           // a heap
 };
 
+// A node's turn, from the start to the end of its recording.
+struct RecordedTurn final : at::ObserverContext {
+  explicit RecordedTurn(int32_t flags) : turn(flags) {}
+  const NumericsTurn turn;
+};
+
+// LibTorch takes functions without state, so there is one for each value of the flags: 0, and own
+// switches.
+constexpr int32_t own(size_t switches) {
+  const auto on = static_cast<int32_t>(switches);
+  return on * TS_NUMERICS_ON + (kSwitches - on) * TS_NUMERICS_OFF;
+}
+
+template <int32_t kFlags>
+std::unique_ptr<at::ObserverContext> begin_turn(const at::RecordFunction&) {
+  return std::make_unique<RecordedTurn>(kFlags);
+}
+
+using BeginTurn = at::RecordFunctionCallback::StartCallback;
+
+template <size_t... I>
+constexpr std::array<BeginTurn, sizeof...(I)> own_turns(std::index_sequence<I...>) {
+  return {&begin_turn<own(I)>...};
+}
+
+constexpr auto kOwnTurns = own_turns(std::make_index_sequence<kSwitches + 1>());
+
+// The flags of turns that begin so, if it is one of these functions.
+std::optional<int32_t> flags_of(BeginTurn begin) {
+  if (begin == &begin_turn<0>) return 0;
+  const auto found = std::find(kOwnTurns.begin(), kOwnTurns.end(), begin);
+  if (found == kOwnTurns.end()) return std::nullopt;
+  return own(static_cast<size_t>(found - kOwnTurns.begin()));
+}
+
 }  // namespace
 
-void run_backward(const at::Tensor& value, const at::Tensor& gradient, bool retain_graph) {
+NodeTurns::NodeTurns(std::optional<int32_t> flags) {
+  const auto is_turn = [](const auto& entry) {
+    return flags_of(entry.callback_.start()).has_value();
+  };
+  const auto& recorders = at::get_record_function_tls_();
+  const auto& all = recorders.sorted_tls_callbacks_;
+  if (std::any_of(all.begin(), all.end(), is_turn)) {
+    before_ = recorders;
+    at::RecordFunctionTLS now = recorders;
+    auto& kept = now.sorted_tls_callbacks_;
+    kept.erase(std::remove_if(kept.begin(), kept.end(), is_turn), kept.end());
+    at::set_record_function_tls_(now);
+  }
+  if (!flags) return;
+  const int32_t on = *flags / TS_NUMERICS_ON & kSwitches;
+  const BeginTurn begin =
+      (*flags & kNumericsFlags) == 0 ? &begin_turn<0> : kOwnTurns.at(static_cast<size_t>(on));
+  added_ = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(begin).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+NodeTurns::~NodeTurns() {
+  if (before_) {
+    at::set_record_function_tls_(*before_);
+  } else if (added_) {
+    at::removeCallback(*added_);
+  }
+}
+
+int32_t numerics_of_pass() {
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
+    if (const auto flags = flags_of(entry.callback_.start())) return *flags;
+  }
+  return flags_of_pass;
+}
+
+void run_backward(const at::Tensor& value, const at::Tensor& gradient, bool retain_graph,
+                  int32_t flags) {
   Edge root = torch::autograd::impl::gradient_edge(value);
   const auto& input = root.function->input_metadata(root.input_nr);
   std::optional<Graph> graph;
@@ -225,12 +323,14 @@ void run_backward(const at::Tensor& value, const at::Tensor& gradient, bool reta
     graph = find_graph(root.function.get(), input.device(), input.stream());
   }
   if (!graph) {
+    const NodeTurns turns(flags);
     value.backward(gradient, retain_graph, /*create_graph=*/false);
     return;
   }
   variable_list with{gradient.defined() ? gradient
                                         : at::ones_like(value, LEGACY_CONTIGUOUS_MEMORY_FORMAT)};
-  const auto pass = make_node<PassNode>(std::move(root), std::move(*graph), retain_graph);
+  const auto pass = make_node<PassNode>(std::move(root), std::move(*graph), retain_graph, flags);
+  const NodeTurns turns(std::nullopt);
   torch::autograd::Engine::get_default_engine().execute({Edge(pass, 0)}, with, retain_graph,
                                                         /*create_graph=*/false,
                                                         /*accumulate_grad=*/true);

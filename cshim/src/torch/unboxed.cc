@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "torch/numerics.h"
 #include "torch/tensor.h"
 
 namespace ts {
@@ -347,6 +348,7 @@ struct Caller<Operator, Result(Parameters...)> {
     ts_error* error = guard("ts_operator_call", [&] {
       const Operands given{args, counts.args, handles, counts.tensors,
                            ints, counts.ints, nullptr, 0};
+      const NumericsTurn turn(counts.flags);
       done = true;
       done = call_with(given, op.defaults, result);
     });

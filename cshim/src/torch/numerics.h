@@ -1,0 +1,142 @@
+// LibTorch's switches between speed, precision and reproducibility (TF32, cuDNN's benchmark,
+// deterministic kernels), per call. LibTorch keeps one value of each for the process, which
+// operators read while they run. So calls under different switches take turns: a turn sets the
+// switches when every call under others has left. Calls under equal switches run at the same time.
+//
+// A turn belongs to a thread, and is the innermost lock of the library: a thread takes it after a
+// seat or a stand-in of libraries.h, the workspace of a stream and the turn of random operators,
+// and waits for no other lock of the library inside. Code of the library's caller (hooks, the
+// backward of functions), and hooks that communicate, run outside of a turn (NumericsPause), so
+// they may wait for any other thread. A call that will wait for a GPU waits before its turn where
+// it can.
+//
+// What does not take a turn (copies, allocation, sums of gradients) finds the switches of any turn,
+// and must not depend on them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "torchstream.h"
+
+namespace ts {
+
+constexpr int32_t kSwitches = TS_NUMERICS_FLAG_MATMUL_TF32 | TS_NUMERICS_FLAG_CONVOLUTION_TF32 |
+                              TS_NUMERICS_FLAG_BENCHMARK | TS_NUMERICS_FLAG_DETERMINISTIC;
+// The flags of a call that say which switches are its own.
+constexpr int32_t kNumericsFlags = kSwitches * TS_NUMERICS_ON | kSwitches * TS_NUMERICS_OFF;
+
+// Whether the flags have all switches or none, and each either on or off.
+constexpr bool are_numerics(int32_t flags) {
+  const int32_t on = flags / TS_NUMERICS_ON & kSwitches;
+  const int32_t off = flags / TS_NUMERICS_OFF & kSwitches;
+  return (on | off) == 0 || (on ^ off) == kSwitches;
+}
+
+// Throws INVALID_ARGUMENT unless are_numerics.
+void check_numerics(int32_t flags);
+
+// A thread's place in the turns.
+struct alignas(64) NumericsSeat {
+  static constexpr int32_t kNone = -1;
+
+  std::atomic<bool> inside{false};
+  // The switches that the thread is under, or kNone. Only the thread uses it.
+  int32_t held = kNone;
+  // The following are guarded by the mutex of all seats.
+  int32_t wanted = kNone;  // the switches that the thread waits for
+  bool used = false;       // by a thread
+};
+
+// The calling thread's, or null before its first turn.
+extern __thread NumericsSeat* numerics_seat __attribute__((tls_model("initial-exec")));
+NumericsSeat& take_numerics_seat();
+
+// The switches that turns may begin under without waiting, or NumericsSeat::kNone.
+extern std::atomic<int32_t> numerics_open;
+// The switches of calls without their own.
+extern std::atomic<int32_t> process_numerics;
+// Whether turns under different switches have been asked for. It stays true.
+extern std::atomic<bool> numerics_differ;
+// Whether this kernel lacks membarrier.
+extern bool numerics_need_fences;
+
+// Between a store of this thread and its next load. Where turns close, the other thread has all
+// threads pass a barrier (membarrier) between its store and its loads, so that one of the two finds
+// what the other stored. This side, which every operator passes twice, then only has to keep the
+// compiler from swapping the two.
+inline void order_numerics() {
+  if (__builtin_expect(numerics_need_fences, 0)) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  } else {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+}
+
+// Wakes the threads that wait for the end of turns.
+void wake_numerics() noexcept;
+
+// Ends the thread's turn, if it has one, and begins one under the switches, unless they are kNone.
+void change_numerics(NumericsSeat& seat, int32_t switches) noexcept;
+
+// Between these, the thread's turn: LibTorch has the switches of the call's flags, or those of the
+// process. A turn inside of another one takes its place until it ends.
+class NumericsTurn {
+ public:
+  explicit NumericsTurn(int32_t flags)
+      : seat_(numerics_seat != nullptr ? *numerics_seat : take_numerics_seat()),
+        before_(seat_.held) {
+    const int32_t switches = (flags & kNumericsFlags) != 0
+                                 ? flags / TS_NUMERICS_ON & kSwitches
+                                 : process_numerics.load(std::memory_order_relaxed);
+    if (before_ == switches) return;
+    if (__builtin_expect(before_ == NumericsSeat::kNone, 1)) {
+      seat_.inside.store(true, std::memory_order_relaxed);
+      order_numerics();
+      if (__builtin_expect(numerics_open.load(std::memory_order_acquire) == switches, 1)) {
+        seat_.held = switches;
+        return;
+      }
+    }
+    change_numerics(seat_, switches);
+  }
+  ~NumericsTurn() {
+    if (seat_.held == before_) return;
+    if (__builtin_expect(before_ != NumericsSeat::kNone, 0)) {
+      change_numerics(seat_, before_);
+      return;
+    }
+    seat_.held = NumericsSeat::kNone;
+    seat_.inside.store(false, std::memory_order_release);
+    order_numerics();
+    if (__builtin_expect(numerics_open.load(std::memory_order_relaxed) == NumericsSeat::kNone, 0)) {
+      wake_numerics();
+    }
+  }
+  NumericsTurn(const NumericsTurn&) = delete;
+  NumericsTurn& operator=(const NumericsTurn&) = delete;
+
+ private:
+  NumericsSeat& seat_;
+  const int32_t before_;
+};
+
+// Between these, the thread has no turn. What is called may wait for other threads.
+class NumericsPause {
+ public:
+  NumericsPause()
+      : seat_(numerics_seat), before_(seat_ == nullptr ? NumericsSeat::kNone : seat_->held) {
+    if (before_ != NumericsSeat::kNone) change_numerics(*seat_, NumericsSeat::kNone);
+  }
+  ~NumericsPause() {
+    if (before_ != NumericsSeat::kNone) change_numerics(*seat_, before_);
+  }
+  NumericsPause(const NumericsPause&) = delete;
+  NumericsPause& operator=(const NumericsPause&) = delete;
+
+ private:
+  NumericsSeat* const seat_;
+  const int32_t before_;
+};
+
+}  // namespace ts
