@@ -1,6 +1,10 @@
 package optim
 
-import "github.com/torchstream/torchstream/torch"
+import (
+	"errors"
+
+	"github.com/torchstream/torchstream/torch"
+)
 
 // Adam is Adam by PyTorch's formula (torch.optim.Adam), where g is the gradient, p the parameter
 // and t the number of the parameter's step, from 1 on:
@@ -112,6 +116,20 @@ func (o AdamWOptions) rule(name string) (adamRule, common, error) {
 	return r, c, err
 }
 
+// SetMomentum replaces β1 of all groups from the next step on, from 0 to below 1. The optimizer
+// must have been made without Capturable; an error changes nothing. LoadState does not change β1; a
+// [Scheduler] sets it anew.
+func (a *Adam) SetMomentum(beta1 float64) error { return a.setMomentum(beta1) }
+
+// Momentum returns the current β1.
+func (a *Adam) Momentum() float64 { return a.firstMomentum() }
+
+// SetMomentum replaces β1, as [Adam.SetMomentum] does.
+func (a *AdamW) SetMomentum(beta1 float64) error { return a.setMomentum(beta1) }
+
+// Momentum returns the current β1.
+func (a *AdamW) Momentum() float64 { return a.firstMomentum() }
+
 type adamRule struct {
 	beta1, beta2, eps            float64
 	amsgrad, decoupled, maximize bool
@@ -123,6 +141,16 @@ func newAdamRule(name string, c common, betas *[2]float64, eps float64) (adamRul
 	}
 	r := adamRule{beta1: betas[0], beta2: betas[1], eps: orDefault(eps, 1e-8), maximize: c.maximize}
 	return r, check(name, option{"LR", c.lr, 0}, option{"Betas[0]", r.beta1, 1}, option{"Betas[1]", r.beta2, 1}, option{"Eps", r.eps, 0}, option{"WeightDecay", c.decay, 0})
+}
+
+func (r adamRule) momentum() float64 { return r.beta1 }
+
+func (r adamRule) withMomentum(beta1 float64) (rule, error) {
+	if beta1 >= 1 {
+		return nil, errors.New("β1 must be below 1")
+	}
+	r.beta1 = beta1
+	return r, nil
 }
 
 func (r adamRule) states() []string {

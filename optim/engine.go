@@ -245,6 +245,45 @@ func (e *engine) SetLR(rates ...float64) error {
 	return nil
 }
 
+// momentumRule is a formula with a momentum.
+type momentumRule interface {
+	rule
+	momentum() float64
+	withMomentum(m float64) (rule, error)
+}
+
+// setMomentum implements SetMomentum of optimizers whose formulas are momentumRules.
+func (e *engine) setMomentum(m float64) error {
+	refuse := func(why string) error {
+		return fmt.Errorf("optim.%s.SetMomentum: %v: %s: %w", e.name, m, why, cuda.ErrInvalidArgument)
+	}
+	switch {
+	case !finite(m) || m < 0:
+		return refuse("a momentum must be finite and not negative")
+	case e.common.capturable:
+		return refuse("with Capturable, captured steps would keep the momentum of their capture")
+	}
+	rules := make([]rule, len(e.groups))
+	for i, g := range e.groups {
+		var err error
+		if rules[i], err = g.rule.(momentumRule).withMomentum(m); err != nil {
+			return refuse(err.Error())
+		}
+	}
+	for i, g := range e.groups {
+		g.rule = rules[i]
+	}
+	return nil
+}
+
+// firstMomentum returns the momentum of the first group.
+func (e *engine) firstMomentum() float64 {
+	if len(e.groups) == 0 {
+		return 0
+	}
+	return e.groups[0].rule.(momentumRule).momentum()
+}
+
 // Capturable reports whether the learning rates lie in device memory, so that a captured Step
 // follows SetLR.
 func (e *engine) Capturable() bool { return e.common.capturable }

@@ -40,6 +40,29 @@ func checkSchedule(s Schedule) error {
 	return nil
 }
 
+// momentumSchedule is a Schedule that may give the momentum too.
+type momentumSchedule interface {
+	Momentum(step int) float64
+	cyclesMomentum() bool
+}
+
+// momentumOf returns the schedule as one that gives the momentum, or nil.
+func momentumOf(s Schedule) momentumSchedule {
+	if m, ok := s.(momentumSchedule); ok && m.cyclesMomentum() {
+		return m
+	}
+	return nil
+}
+
+// checkPart refuses a part of another schedule that is out of range, or that gives the momentum:
+// that of a step after the part would depend on the steps before.
+func checkPart(s Schedule) error {
+	if momentumOf(s) != nil {
+		return invalid("CycleMomentum is for a schedule by itself")
+	}
+	return checkSchedule(s)
+}
+
 // invalid returns the error of an option that is out of range.
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), cuda.ErrInvalidArgument)
@@ -194,7 +217,8 @@ func cosine(start, end, part float64) float64 {
 
 // OneCycleLR raises the rate from base/DivFactor to the base rate and lowers it to
 // base/DivFactor/FinalDivFactor, in Steps steps (torch.optim.lr_scheduler.OneCycleLR, whose max_lr
-// is the base rate). It does not change momentum (cycle_momentum=False).
+// is the base rate). With CycleMomentum, which PyTorch has by default, the momentum falls while the
+// rate rises, and rises again while it falls: that of [SGD], and β1 of [Adam] and [AdamW].
 type OneCycleLR struct {
 	Steps          int
 	RiseShare      float64 // fraction of the steps in which the rate rises; 0 stands for 0.3 (PyTorch's pct_start)
@@ -202,24 +226,44 @@ type OneCycleLR struct {
 	DivFactor      float64 // 0 stands for 25
 	FinalDivFactor float64 // 0 stands for 10,000
 	ThreePhase     bool    // falls to the initial rate as it rose, and then to the final rate
+
+	// CycleMomentum makes the [Scheduler] set the momentum of all groups of the optimizer, which
+	// must have a method SetMomentum. It is for a schedule by itself, not for parts of Sequential
+	// or Chained.
+	CycleMomentum bool
+	BaseMomentum  float64 // where the rate is highest; 0 stands for 0.85
+	MaxMomentum   float64 // at the start and the end; 0 stands for 0.95
 }
 
 // LR returns the rate of a step. After the last step the rate stays.
 func (s OneCycleLR) LR(base float64, step int) float64 {
 	initial := base / orDefault(s.DivFactor, 25)
-	final := initial / orDefault(s.FinalDivFactor, 1e4)
+	return s.at(step, initial, base, initial/orDefault(s.FinalDivFactor, 1e4))
+}
+
+// Momentum returns the momentum of a step, with CycleMomentum. After the last step it stays.
+func (s OneCycleLR) Momentum(step int) float64 {
+	outer := orDefault(s.MaxMomentum, 0.95)
+	return s.at(step, outer, orDefault(s.BaseMomentum, 0.85), outer)
+}
+
+func (s OneCycleLR) cyclesMomentum() bool { return s.CycleMomentum }
+
+// at returns the value of a step between the values of the first step, of the highest rate and of
+// the last step.
+func (s OneCycleLR) at(step int, initial, top, final float64) float64 {
 	last := float64(s.Steps - 1)
 	rise := orDefault(s.RiseShare, 0.3) * float64(s.Steps)
 	at := min(float64(step), last)
 	if at <= rise-1 {
-		return s.between(initial, base, at/(rise-1))
+		return s.between(initial, top, at/(rise-1))
 	}
 	if !s.ThreePhase {
-		return s.between(base, final, (at-(rise-1))/(last-(rise-1)))
+		return s.between(top, final, (at-(rise-1))/(last-(rise-1)))
 	}
 	fall := 2*rise - 2
 	if at <= fall {
-		return s.between(base, initial, (at-(rise-1))/(fall-(rise-1)))
+		return s.between(top, initial, (at-(rise-1))/(fall-(rise-1)))
 	}
 	return s.between(initial, final, (at-fall)/(last-fall))
 }
@@ -240,6 +284,14 @@ func (s OneCycleLR) check() error {
 		return invalid("OneCycleLR: RiseShare is %v: it must be from 0 to 1", s.RiseShare)
 	case rise*float64(s.Steps) <= 1 || rise*float64(s.Steps) >= float64(s.Steps) && s.ThreePhase:
 		return invalid("OneCycleLR: RiseShare is %v of %d steps: each phase needs more than one step", rise, s.Steps)
+	}
+	for name, m := range map[string]float64{"BaseMomentum": s.BaseMomentum, "MaxMomentum": s.MaxMomentum} {
+		if !(m >= 0 && m < 1) {
+			return invalid("OneCycleLR: %s is %v: it must be from 0 to below 1", name, m)
+		}
+		if m != 0 && !s.CycleMomentum {
+			return invalid("OneCycleLR: %s is %v without CycleMomentum", name, m)
+		}
 	}
 	if err := checkFactor("OneCycleLR: DivFactor", s.DivFactor); err != nil {
 		return err
@@ -284,7 +336,7 @@ func (s Sequential) check() error {
 		if p.Steps < 1 && i < len(s)-1 {
 			return invalid("Sequential: phase %d: Steps is %d: it must be positive", i, p.Steps)
 		}
-		if err := checkSchedule(p.Schedule); err != nil {
+		if err := checkPart(p.Schedule); err != nil {
 			return fmt.Errorf("Sequential: phase %d: %w", i, err)
 		}
 	}
@@ -315,7 +367,7 @@ func (s Chained) check() error {
 		return invalid("Chained: no schedules")
 	}
 	for i, part := range s {
-		if err := checkSchedule(part); err != nil {
+		if err := checkPart(part); err != nil {
 			return fmt.Errorf("Chained: schedule %d: %w", i, err)
 		}
 	}
@@ -343,15 +395,15 @@ func NewScheduler(opt Optimizer, schedule Schedule) (*Scheduler, error) {
 	return s, nil
 }
 
-// Step sets the rates of the next step. With Capturable optimizers it enqueues them on the current
-// stream.
+// Step sets the rates, and the momentum, of the next step. With Capturable optimizers it enqueues
+// the rates on the current stream.
 func (s *Scheduler) Step() error { return s.SetCount(s.count + 1) }
 
 // Count returns the number of steps: the state to save.
 func (s *Scheduler) Count() int { return s.count }
 
-// SetCount sets the number of steps, and the rates of the step with that number: it resumes a
-// schedule.
+// SetCount sets the number of steps, and the rates and the momentum of the step with that number:
+// it resumes a schedule.
 func (s *Scheduler) SetCount(count int) error {
 	if count < 0 {
 		return fmt.Errorf("optim.Scheduler.SetCount: %d steps: %w", count, cuda.ErrInvalidArgument)
@@ -360,6 +412,15 @@ func (s *Scheduler) SetCount(count int) error {
 	rates := make([]float64, len(groups))
 	for i, g := range groups {
 		rates[i] = s.schedule.LR(g.LR, count)
+	}
+	if m := momentumOf(s.schedule); m != nil {
+		opt, ok := s.opt.(interface{ SetMomentum(float64) error })
+		if !ok {
+			return fmt.Errorf("optim.Scheduler: CycleMomentum: %T has no SetMomentum: use SGD, Adam or AdamW: %w", s.opt, cuda.ErrInvalidArgument)
+		}
+		if err := opt.SetMomentum(m.Momentum(count)); err != nil {
+			return err
+		}
 	}
 	if err := s.opt.SetLR(rates...); err != nil {
 		return err

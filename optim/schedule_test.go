@@ -2,6 +2,7 @@ package optim_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -82,6 +83,141 @@ func TestChainedCosineMatchesPyTorch(t *testing.T) {
 		got = append(got, schedule.LR(0.1, step))
 	}
 	relative(t, got, want)
+}
+
+// cycled are the optimizers that testdata/make_onecycle.py calls by the same names.
+var cycled = map[string]func(p []*torch.Tensor) (optim.Optimizer, error){
+	"sgd": func(p []*torch.Tensor) (optim.Optimizer, error) {
+		return optim.NewSGD(p, optim.SGDOptions{LR: 0.05, Momentum: 0.9, WeightDecay: 0.05})
+	},
+	"sgd-nesterov": func(p []*torch.Tensor) (optim.Optimizer, error) {
+		return optim.NewSGD(p, optim.SGDOptions{LR: 0.05, Momentum: 0.9, Nesterov: true})
+	},
+	"adam": func(p []*torch.Tensor) (optim.Optimizer, error) { return optim.NewAdam(p, optim.AdamOptions{LR: 0.05}) },
+	"adamw": func(p []*torch.Tensor) (optim.Optimizer, error) {
+		return optim.NewAdamW(p, optim.AdamWOptions{LR: 0.05})
+	},
+}
+
+func TestOneCycleMomentaMatchPyTorch(t *testing.T) {
+	f := openFile(t, "onecycle.safetensors")
+	for name, s := range map[string]optim.OneCycleLR{
+		"default": {Steps: 40, CycleMomentum: true},
+		"three": {Steps: 45, RiseShare: 0.25, Linear: true, DivFactor: 10, FinalDivFactor: 100, ThreePhase: true,
+			CycleMomentum: true, BaseMomentum: 0.5, MaxMomentum: 0.9},
+	} {
+		opt, err := optim.NewAdam([]*torch.Tensor{leaf(t, 1)}, optim.AdamOptions{LR: scheduleBase})
+		if err != nil {
+			t.Fatal(err)
+		}
+		scheduler, err := optim.NewScheduler(opt, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rates, momenta []float64
+		for range 40 {
+			rates, momenta = append(rates, opt.LR()), append(momenta, opt.Momentum())
+			if err := scheduler.Step(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		relative(t, rates, f.values(t, name+"/rates"))
+		relative(t, momenta, f.values(t, name+"/momenta"))
+	}
+}
+
+// Twenty steps under a momentum that cycles end where PyTorch's do, also if another Scheduler goes
+// on in between.
+func TestOneCycleTrainingMatchesPyTorch(t *testing.T) {
+	cycle := optim.OneCycleLR{Steps: paritySteps, CycleMomentum: true, BaseMomentum: 0.7}
+	f, problems := openFile(t, "onecycle.safetensors"), openFile(t, "parity.safetensors")
+	for name, make := range cycled {
+		for dtype, bound := range map[string]float64{"float64": 1e-10, "float32": 1e-5} {
+			t.Run(name+"/"+dtype, func(t *testing.T) {
+				p := newProblem(t, problems, dtype)
+				opt, err := make(p.params)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer opt.Close()
+				var losses []float64
+				var scheduler *optim.Scheduler
+				for step := range paritySteps {
+					if step%8 == 0 {
+						if scheduler, err = optim.NewScheduler(opt, cycle); err != nil {
+							t.Fatal(err)
+						}
+						if err := scheduler.SetCount(step); err != nil {
+							t.Fatal(err)
+						}
+					}
+					losses = append(losses, p.train(t, opt, step, step+1)...)
+					if err := scheduler.Step(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				prefix := dtype + "/" + name + "/"
+				near(t, "losses", losses, f.values(t, prefix+"losses"), bound)
+				for i, w := range p.params {
+					near(t, fmt.Sprint("parameter ", i), values(t, w), f.values(t, fmt.Sprint(prefix, i)), bound)
+				}
+				compareState(t, f, opt, prefix, p.params, bound)
+			})
+		}
+	}
+}
+
+func TestSetMomentumRefuses(t *testing.T) {
+	p := []*torch.Tensor{leaf(t, 1)}
+	made := func(opt optim.Optimizer, err error) optim.Optimizer {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return opt
+	}
+	plain := made(optim.NewSGD(p, optim.SGDOptions{}))
+	fast, err := optim.NewSGD(p, optim.SGDOptions{Momentum: 0.9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	adam, err := optim.NewAdam(p, optim.AdamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cycle := optim.OneCycleLR{Steps: 10, CycleMomentum: true}
+	schedule := func(opt optim.Optimizer, s optim.Schedule) error {
+		_, err := optim.NewScheduler(opt, s)
+		return err
+	}
+	for says, err := range map[string]error{
+		"optim.SGD.SetMomentum: 0.95: 0 is an optimizer without velocities": schedule(plain, cycle),
+		"*optim.RMSprop has no SetMomentum: use SGD, Adam or AdamW":         schedule(made(optim.NewRMSprop(p, optim.RMSpropOptions{Momentum: 0.9})), cycle),
+		"*optim.LAMB has no SetMomentum":                                    schedule(made(optim.NewLAMB(p, optim.LAMBOptions{})), cycle),
+		"optim.AdamW.SetMomentum: 0.95: with Capturable":                    schedule(made(optim.NewAdamW(p, optim.AdamWOptions{Capturable: true})), cycle),
+		"Sequential: phase 0: CycleMomentum is for a schedule by itself":    schedule(fast, optim.Sequential{{Steps: 10, Schedule: cycle}}),
+		"Chained: schedule 0: CycleMomentum is for a schedule by itself":    schedule(fast, optim.Chained{cycle}),
+		"OneCycleLR: BaseMomentum is 0.5 without CycleMomentum":             schedule(fast, optim.OneCycleLR{Steps: 10, BaseMomentum: 0.5}),
+		"OneCycleLR: MaxMomentum is 1: it must be from 0 to below 1":        schedule(fast, optim.OneCycleLR{Steps: 10, CycleMomentum: true, MaxMomentum: 1}),
+		"optim.SGD.SetMomentum: 0: 0 is an optimizer without velocities":    fast.SetMomentum(0),
+		"optim.SGD.SetMomentum: NaN: a momentum must be finite":             fast.SetMomentum(nan),
+		"optim.Adam.SetMomentum: 1: β1 must be below 1":                     adam.SetMomentum(1),
+		"optim.Adam.SetMomentum: -1: a momentum must be finite":             adam.SetMomentum(-1),
+	} {
+		if err == nil || !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), says) {
+			t.Errorf("want %q, got %v", says, err)
+		}
+	}
+	if fast.Momentum() != 0.9 || adam.Momentum() != 0.9 || fast.LR() != 0.001 {
+		t.Errorf("refused calls left %v, %v and the rate %v", fast.Momentum(), adam.Momentum(), fast.LR())
+	}
+	if err := adam.SetMomentum(0.5); err != nil || adam.Momentum() != 0.5 {
+		t.Error(adam.Momentum(), err)
+	}
+	state, err := adam.State()
+	if err != nil || !strings.Contains(state.Metadata["param_groups"], `"betas":[0.5,0.999]`) {
+		t.Error(state.Metadata, err)
+	}
 }
 
 func TestPlateauMatchesPyTorch(t *testing.T) {

@@ -1,6 +1,7 @@
 package optim
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -65,7 +66,25 @@ func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	return s, nil
 }
 
+// SetMomentum replaces Momentum of all groups from the next step on. The optimizer must have been
+// made with a Momentum, and without Capturable; an error changes nothing. LoadState does not change
+// the momentum; a [Scheduler] sets it anew.
+func (s *SGD) SetMomentum(m float64) error { return s.setMomentum(m) }
+
+// Momentum returns the current momentum.
+func (s *SGD) Momentum() float64 { return s.firstMomentum() }
+
 type sgdRule struct{ o SGDOptions }
+
+func (r sgdRule) momentum() float64 { return r.o.Momentum }
+
+func (r sgdRule) withMomentum(m float64) (rule, error) {
+	if r.o.Momentum == 0 || m == 0 {
+		return nil, errors.New("0 is an optimizer without velocities, which cannot begin or end: give NewSGD a Momentum")
+	}
+	r.o.Momentum = m
+	return r, nil
+}
 
 func (r sgdRule) states() []string {
 	if r.o.Momentum == 0 {

@@ -331,4 +331,5 @@ def main():
     save_file(out, HERE / name, {"torch": version})
 
 
-main()
+if __name__ == "__main__":
+    main()
