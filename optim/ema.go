@@ -20,9 +20,10 @@ type EMAOptions struct {
 //	average = Decay*average + (1-Decay)*tensor
 //
 // It is torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn and use_buffers=True, whose
-// first update before training makes the copy that NewEMA makes. Tensors of integers are copied
-// rather than averaged. An average has its tensor's dtype, and 16 bits are too few for a Decay near
-// 1: average the float32 masters instead. An EMA serves one goroutine at a time.
+// first update before training makes the copy that NewEMA makes. Tensors of integers are copied,
+// where PyTorch truncates their averages. An average has its tensor's dtype, and 16 bits are too
+// few for a Decay near 1: average the float32 masters instead. An EMA serves one goroutine at a
+// time.
 type EMA struct {
 	decay   float64
 	names   []string

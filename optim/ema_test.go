@@ -2,6 +2,7 @@ package optim_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,56 @@ import (
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
+
+// The averages of 20 steps are those of torch.optim.swa_utils.AveragedModel, of parameters and of a
+// buffer.
+func TestEMAMatchesPyTorch(t *testing.T) {
+	f, problems := openFile(t, "ema.safetensors"), openFile(t, "parity.safetensors")
+	for dtype, bound := range map[string]float64{"float64": 1e-10, "float32": 1e-5} {
+		t.Run(dtype, func(t *testing.T) {
+			p := newProblem(t, problems, dtype)
+			mean := p.params[0].NoGrad().ZerosLike()
+			defer mean.Close()
+			named := []nn.Named{{Name: "mean", Tensor: mean}}
+			for i, w := range p.params {
+				named = append(named, nn.Named{Name: fmt.Sprint(i), Tensor: w})
+			}
+			averages := map[string]*optim.EMA{}
+			for name, o := range map[string]optim.EMAOptions{"0.9": {Decay: 0.9}, "0.999": {}, "1.0": {Decay: 1}} {
+				ema, err := optim.NewEMA(named, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer ema.Close()
+				averages[name] = ema
+			}
+			opt, err := optim.NewAdamW(p.params, optim.AdamWOptions{LR: 0.01})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer opt.Close()
+			for step := range paritySteps {
+				if err := mean.LerpScalar_(p.params[0].NoGrad(), 0.25).Err(); err != nil {
+					t.Fatal(err)
+				}
+				p.train(t, opt, step, step+1)
+				for _, ema := range averages {
+					if err := ema.Update(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for _, n := range named {
+				near(t, n.Name, values(t, n.Tensor), f.values(t, dtype+"/tensors/"+n.Name), bound)
+			}
+			for name, ema := range averages {
+				for _, n := range ema.State() {
+					near(t, name+" of "+n.Name, values(t, n.Tensor), f.values(t, dtype+"/"+name+"/"+n.Name), bound)
+				}
+			}
+		})
+	}
+}
 
 func TestEMA(t *testing.T) {
 	w := leaf(t, 1, 2)
