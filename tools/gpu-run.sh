@@ -200,12 +200,16 @@ sanitize() {
   }
   while IFS=$'\t' read -r folder name file kind; do
     uses_gpu "$file" || continue
-    # racecheck finds hazards between the threads of a block in shared memory, which the kernels of src/decode use. That of
-    # src/torch/normalize.cu uses none today; racecheck is here for a later version that does. initcheck finds reads of
+    # racecheck finds hazards between the threads of a block in shared memory, which the kernels of src/decode and
+    # src/torch/batch_norm.cu use. That of src/torch/normalize.cu uses none today; racecheck is here for a later version that does. initcheck finds reads of
     # device memory that nothing has written. The tests of the decoder are many and have 10,000 fuzzed images, so each tool
     # gets them in shards. Its large crops use the kernels of its crops with operations, which take a third of the time.
     shards=1
     case $name in
+      torch)
+        kernels=norm check racecheck "$file" -test.run '^TestGPUBatchNormReLUEqualsOperators$'
+        check initcheck "$file" -test.run '^TestGPUBatchNormReLUEqualsOperators$'
+        ;;
       cshim/torch_normalize_test) kernels=normalize check racecheck "$file" '--gtest_filter=NormalizeGpu.*' ;;
       cshim/decode_decode_test)
         shards=8

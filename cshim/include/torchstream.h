@@ -616,6 +616,19 @@ TS_API ts_error* ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst
 TS_API ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean,
                                             const float* std, int64_t channels);
 
+/* Does aten::batch_norm in training, adds `residual`, and computes ReLU, in two kernels, with two
+ * more in backward. `tensors` has 6: x, weight, bias, running_mean, running_var and residual, of
+ * which each but x may be NULL; the running statistics are changed in place. flags:
+ * TS_OPERATOR_FLAG_, of which autocast changes nothing. result: a new reference, or NULL for
+ * tensors that the kernels do not take: then nothing has happened, and operators compute the same.
+ * The kernels take an x on a GPU, float32, float16 or bfloat16 [N,C,H,W], channels_last, with C *
+ * element size a multiple of 16 bytes and more than one value for each channel; a residual like x;
+ * and float32 [C] on the same GPU. With equal statistics the values have the bits of the operators,
+ * rounded between them; the statistics' sums have another order. Gradients of gradients are those
+ * of operators. */
+TS_API ts_error* ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, double eps,
+                                           int32_t flags, ts_tensor** result);
+
 /* ---- tensors of other libraries: DLPack -------------------------------------------------------
  */
 

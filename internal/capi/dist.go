@@ -179,7 +179,7 @@ func launch(what string, on Stream, gpu bool, writes, reads []*Tensor, call func
 		var work *C.ts_work
 		err := failure(call(&work))
 		if s != nil && err == nil {
-			s.used(what, false, writes, reads)
+			s.used(what, nil, writes, reads)
 		}
 		return work, err
 	}

@@ -481,11 +481,11 @@ func (s *Sanitizer) moved(what string, dst, src *Tensor, fresh, nonBlocking bool
 	s.finish(own)
 }
 
-// used follows a call that writes and reads tensors on their current streams.
-func (s *Sanitizer) used(what string, fresh bool, writes, reads []*Tensor) {
+// used follows a call that makes, writes and reads tensors on their current streams.
+func (s *Sanitizer) used(what string, made, writes, reads []*Tensor) {
 	var few [16]*Tensor
 	var room [16]C.ts_tensor_extent
-	all := extents(room[:], append(append(few[:0], writes...), reads...))
+	all := extents(room[:], append(append(append(few[:0], made...), writes...), reads...))
 	if all == nil || !onGPU(all) && !s.check.Tracks(DeviceCPU) {
 		return
 	}
@@ -495,10 +495,10 @@ func (s *Sanitizer) used(what string, fresh bool, writes, reads []*Tensor) {
 	for i := range all {
 		q := s.queueOf(&all[i])
 		switch {
-		case i < len(writes) && fresh:
+		case i < len(made):
 			accesses = append(accesses, s.fresh(&all[i], q))
-		default:
-			accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[i]), Queue: q, Write: i < len(writes)})
+		case all[i].storage != 0:
+			accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[i]), Queue: q, Write: i < len(made)+len(writes)})
 		}
 	}
 	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})

@@ -205,6 +205,7 @@ func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
 		"MapTensor":       func() []*Tensor { return one(MapTensor(-1, 0, []int64{1}, Uint8)) },
 		"OpenIPC":         func() []*Tensor { return one(OpenIPC(1000, IPCHandle{}, 0, []int64{1}, []int64{1}, Uint8, -1)) },
 		"NormalizeImages": func() []*Tensor { NormalizeImages(x, x, nil, nil); return nil },
+		"BatchNormReLU":   func() []*Tensor { return one(BatchNormReLU(&[6]*Tensor{x}, 0.1, 1e-5, 0)) },
 		"CopyBatch":       func() []*Tensor { CopyBatch(Stream{Device: 1000}, nil, on, on, nil); return nil },
 		"CopyPeer":        func() []*Tensor { CopyPeer(Stream{Device: 1000}, on, Stream{}, on); return nil },
 		"CallOperator": func() []*Tensor {

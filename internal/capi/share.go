@@ -39,7 +39,7 @@ func OpenIPC(device int32, h IPCHandle, offset int64, size, stride []int64, dtyp
 	err = failure(C.ts_ipc_open(C.int32_t(device), (*C.uint8_t)(unsafe.Pointer(&h[0])), C.size_t(offset), sizes(size), sizes(stride),
 		C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(lock), &t))
 	if s != nil && err == nil {
-		s.used("torch.OpenShared", true, []*Tensor{t}, nil)
+		s.used("torch.OpenShared", []*Tensor{t}, nil, nil)
 	}
 	return t, err
 }
@@ -57,7 +57,7 @@ func MapTensor(file int, offset int64, size []int64, dtype int32) (t *Tensor, er
 	defer s.end()
 	err = failure(C.ts_tensor_map(C.int32_t(file), C.size_t(offset), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
 	if s != nil && err == nil {
-		s.used("torch.OpenShared", true, []*Tensor{t}, nil)
+		s.used("torch.OpenShared", []*Tensor{t}, nil, nil)
 	}
 	return t, err
 }

@@ -117,6 +117,7 @@ static ts_error* absent_ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes
 static ts_error* absent_ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
@@ -347,6 +348,7 @@ static struct {
   ts_error* (*ts_tensor_copy_batch)(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done);
   ts_error* (*ts_tensor_copy_peer)(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count);
   ts_error* (*ts_tensor_normalize_images)(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels);
+  ts_error* (*ts_tensor_batch_norm_relu)(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result);
   ts_error* (*ts_dlpack_export)(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed);
   ts_error* (*ts_dlpack_export_versioned)(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed);
   ts_error* (*ts_dlpack_import)(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor);
@@ -576,6 +578,7 @@ static struct {
   absent_ts_tensor_copy_batch,
   absent_ts_tensor_copy_peer,
   absent_ts_tensor_normalize_images,
+  absent_ts_tensor_batch_norm_relu,
   absent_ts_dlpack_export,
   absent_ts_dlpack_export_versioned,
   absent_ts_dlpack_import,
@@ -807,6 +810,7 @@ static const char* const names[] = {
   "ts_tensor_copy_batch",
   "ts_tensor_copy_peer",
   "ts_tensor_normalize_images",
+  "ts_tensor_batch_norm_relu",
   "ts_dlpack_export",
   "ts_dlpack_export_versioned",
   "ts_dlpack_import",
@@ -1037,6 +1041,7 @@ ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) { return tab
 ts_error* ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done) { return table.ts_tensor_copy_batch(stream, after, dst, src, count, done); }
 ts_error* ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count) { return table.ts_tensor_copy_peer(dst_stream, dst, src_stream, src, count); }
 ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return table.ts_tensor_normalize_images(dst, src, mean, std, channels); }
+ts_error* ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result) { return table.ts_tensor_batch_norm_relu(tensors, momentum, eps, flags, result); }
 ts_error* ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed) { return table.ts_dlpack_export(tensor, stream, flags, managed); }
 ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed) { return table.ts_dlpack_export_versioned(tensor, stream, flags, managed); }
 ts_error* ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return table.ts_dlpack_import(managed, stream, flags, tensor); }

@@ -83,6 +83,13 @@ static inline ts_error* call_operator_list(const ts_operator* op, ts_arguments a
 #cgo noescape call_operator_list
 #cgo nocallback call_operator_list
 
+// ts_tensor_batch_norm_relu, as above.
+static inline ts_error* batch_norm_relu(const uintptr_t* tensors, double momentum, double eps, int32_t flags, uintptr_t* result) {
+  return ts_tensor_batch_norm_relu((ts_tensor* const*)tensors, momentum, eps, flags, (ts_tensor**)result);
+}
+#cgo noescape batch_norm_relu
+#cgo nocallback batch_norm_relu
+
 // The same of calls for many tensors.
 static inline ts_error* get_grads(const uintptr_t* tensors, int64_t count, uintptr_t* gradients) {
   return ts_tensor_get_grads((ts_tensor* const*)tensors, count, (ts_tensor**)gradients);
@@ -162,7 +169,7 @@ func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, er
 	defer s.end()
 	err = failure(C.ts_tensor_new(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(device), C.int32_t(memoryFormat), &t))
 	if s != nil && err == nil {
-		s.used("the allocation of torch.Empty", true, []*Tensor{t}, nil)
+		s.used("the allocation of torch.Empty", []*Tensor{t}, nil, nil)
 	}
 	return t, err
 }
@@ -179,7 +186,7 @@ func PinnedTensor(size []int64, dtype, memoryFormat int32) (t *Tensor, err error
 	defer s.end()
 	err = failure(C.ts_tensor_new_pinned(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(memoryFormat), &t))
 	if s != nil && err == nil {
-		s.used("the allocation of torch.Empty", true, []*Tensor{t}, nil)
+		s.used("the allocation of torch.Empty", []*Tensor{t}, nil, nil)
 	}
 	return t, err
 }
@@ -204,7 +211,7 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 	defer s.end()
 	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
 	if s != nil && err == nil {
-		s.used("torch.FromBytes", true, []*Tensor{t}, nil)
+		s.used("torch.FromBytes", []*Tensor{t}, nil, nil)
 	}
 	return t, err
 }
@@ -399,7 +406,7 @@ func CastTensors(tensors []*Tensor, dtype int32) ([]*Tensor, error) {
 				made, from = append(made, c), append(from, tensors[i])
 			}
 		}
-		s.used("a cast of parameters", true, made, from)
+		s.used("a cast of parameters", made, nil, from)
 	})
 }
 
@@ -412,7 +419,7 @@ func ReadTensor(t *Tensor, data []byte) error {
 	}
 	return s.call(func() error {
 		return failure(C.ts_tensor_read(t, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data))))
-	}, func() { s.used("a read of values", false, nil, []*Tensor{t}) })
+	}, func() { s.used("a read of values", nil, nil, []*Tensor{t}) })
 }
 
 func TensorItem(t *Tensor) (float64, error) {
@@ -426,7 +433,7 @@ func TensorItem(t *Tensor) (float64, error) {
 	}
 	var read C.double
 	err := s.call(func() error { return failure(C.ts_tensor_get_item(t, &read)) },
-		func() { s.used("a read of a value", false, nil, []*Tensor{t}) })
+		func() { s.used("a read of a value", nil, nil, []*Tensor{t}) })
 	return float64(read), err
 }
 
@@ -441,7 +448,7 @@ func TensorItemInt(t *Tensor) (int64, error) {
 	}
 	var read C.int64_t
 	err := s.call(func() error { return failure(C.ts_tensor_get_item_int(t, &read)) },
-		func() { s.used("a read of a value", false, nil, []*Tensor{t}) })
+		func() { s.used("a read of a value", nil, nil, []*Tensor{t}) })
 	return int64(read), err
 }
 
@@ -497,9 +504,25 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	defer s.end()
 	err := failure(C.ts_tensor_normalize_images(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int64_t(len(mean))))
 	if s != nil && err == nil {
-		s.used("torch.NormalizeImages", false, []*Tensor{dst}, []*Tensor{src})
+		s.used("torch.NormalizeImages", nil, []*Tensor{dst}, []*Tensor{src})
 	}
 	return err
+}
+
+// BatchNormReLU calls ts_tensor_batch_norm_relu. The tensors are x, weight, bias, running mean,
+// running variance and residual. It returns nil if LibTorch's operators must compute the result.
+func BatchNormReLU(tensors *[6]*Tensor, momentum, eps float64, flags int32) (*Tensor, error) {
+	computing.enter()
+	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
+	var y *Tensor
+	err := failure(C.batch_norm_relu(numbers(tensors[:]), C.double(momentum), C.double(eps), C.int32_t(flags), (*C.uintptr_t)(unsafe.Pointer(&y))))
+	if s != nil && y != nil {
+		s.used("a batch normalisation with ReLU", []*Tensor{y}, []*Tensor{tensors[3], tensors[4]}, []*Tensor{tensors[0], tensors[1], tensors[2], tensors[5]})
+	}
+	return y, err
 }
 
 // Operator is a ts_operator. It is never freed.

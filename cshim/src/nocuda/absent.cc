@@ -23,6 +23,7 @@
 #include "cuda/toolkit.h"
 #include "decode/inflate.h"
 #include "decode/launch.h"
+#include "torch/batch_norm.h"
 #include "torch/normalize.h"
 #include "torchstream.h"
 
@@ -53,6 +54,13 @@ cudaError_t launch_normalize(void*, PixelType, const uint8_t*, const NormalizeSh
 }
 
 }  // namespace ts
+
+namespace ts::norm {
+
+cudaError_t launch(Element, const Forward&, cudaStream_t) { return ts_no_cuda(); }
+cudaError_t launch(Element, const Backward&, cudaStream_t) { return ts_no_cuda(); }
+
+}  // namespace ts::norm
 
 namespace ts::decode {
 
