@@ -94,7 +94,7 @@ func newMobileNetV3(kind string, hidden int, o MobileNetV3Options, blocks []mobi
 }
 
 func newMobileNetBlock(b mobileNetBlock, norm nn.BatchNorm2dOptions) *invertedResidual {
-	activation := reluInPlace
+	activation := nn.NewReLU
 	if b.hardswish {
 		activation = nn.NewHardswish
 	}

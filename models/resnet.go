@@ -122,7 +122,7 @@ func (r *ResNet) features(in ...*torch.Tensor) *torch.Tensor {
 }
 
 func (r *ResNet) stem(in ...*torch.Tensor) *torch.Tensor {
-	return r.pool.Forward(r.bn1.Forward(r.conv1.Forward(in[0])).ReLU_())
+	return r.pool.Forward(r.bn1.ForwardReLU(r.conv1.Forward(in[0]), nil))
 }
 
 // Parts returns the modules by torchvision's names.
@@ -175,22 +175,20 @@ func newResidualBlock(in, planes, stride int, bottleneck bool, o ResNetOptions) 
 	return b
 }
 
-// Forward computes the block's output. ReLU and the sum overwrite results of normalisation, which
-// backward does not need.
+// Forward computes the block's output.
 func (b *residualBlock) Forward(x *torch.Tensor) *torch.Tensor { return torch.Tidy(b.forward, x) }
 
 func (b *residualBlock) forward(in ...*torch.Tensor) *torch.Tensor {
 	x, y := in[0], in[0]
-	for i, conv := range b.convs {
-		if i > 0 {
-			y = y.ReLU_()
-		}
-		y = b.norms[i].Forward(conv.Forward(y))
+	last := len(b.convs) - 1
+	for i, conv := range b.convs[:last] {
+		y = b.norms[i].ForwardReLU(conv.Forward(y), nil)
 	}
+	y = b.convs[last].Forward(y)
 	if b.downsample != nil {
 		x = b.downsample.Forward(x)
 	}
-	return y.Add_(x).ReLU_()
+	return b.norms[last].ForwardReLU(y, x)
 }
 
 // Parts returns the modules by torchvision's names.

@@ -274,7 +274,7 @@ func (f Func) Forward(x *torch.Tensor) *torch.Tensor {
 func (f Func) Parts() Parts { return Parts{} }
 
 // Sequential passes its input through modules in order. Their names are "0", "1", ..., as in
-// PyTorch.
+// PyTorch. A [BatchNorm2d] and the ReLU after it are one [BatchNorm.ForwardReLU].
 type Sequential struct {
 	layer
 	modules []Module
@@ -290,11 +290,21 @@ func NewSequential(modules ...Module) *Sequential {
 // Forward returns the output of the last module.
 func (s *Sequential) Forward(x *torch.Tensor) *torch.Tensor {
 	input, watched := x, s.watch.Load() != nil
+	skip := false // the module before has computed this one too
 	for i, m := range s.modules {
+		if skip {
+			skip = false
+			continue
+		}
 		if m == nil {
 			return s.report(torch.Fail("nn.Sequential", fmt.Errorf("module %d: %w", i, errNoModule)), fmt.Sprint(i), kindOf(m), x)
 		}
-		y := m.Forward(x)
+		var y *torch.Tensor
+		if norm := s.normBeforeReLU(i); norm != nil && !watched {
+			y, skip = norm.ForwardReLU(x, nil), true
+		} else {
+			y = m.Forward(x)
+		}
 		if watched || y.Err() != nil {
 			y = s.child(i, m, x, y)
 		}
@@ -304,6 +314,20 @@ func (s *Sequential) Forward(x *torch.Tensor) *torch.Tensor {
 		s.report(x, "", s.kind, input)
 	}
 	return x
+}
+
+// normBeforeReLU returns module i if it is a normalisation of images before a ReLU, and nil
+// otherwise. The result of a function of Synchronize is left as it is, since its backward may need
+// it.
+func (s *Sequential) normBeforeReLU(i int) *BatchNorm2d {
+	norm, ok := s.modules[i].(*BatchNorm2d)
+	if !ok || norm.shared != nil || i+1 == len(s.modules) {
+		return nil
+	}
+	if next, ok := s.modules[i+1].(*function); ok && next.kind == "ReLU" {
+		return norm
+	}
+	return nil
 }
 
 // child reports the output of module i for the input x.
