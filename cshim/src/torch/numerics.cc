@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <deque>
+#include <list>
 #include <mutex>
 #include <utility>
 
@@ -138,7 +138,7 @@ class Turns {
 
   std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;
-  std::deque<NumericsSeat> seats_;  // whose elements stay where they are
+  std::list<NumericsSeat> seats_;  // which may grow while open waits
   std::array<int32_t, kSwitches + 1> queue_{};
   size_t queued_ = 0;
   bool opening_ = false;
