@@ -70,6 +70,99 @@ TEST(Plan, CropsEqualTheHostsDecoder) {
   }
 }
 
+// A plan with the whole file decodes by its segments, and from the stored image that an engine has
+// decoded.
+TEST(Plan, FilesDecodeBySegmentsAndFromTheirPixels) {
+  Random random(79);
+  const Decoder host = new_decoder();
+  for (const Kind& kind : kKinds) {
+    const std::string name = kind.name;
+    const bool suits = name == "444" || name == "422" || name == "420" || name == "grey";
+    for (int i = 0; i < 40 * rounds(); ++i) {
+      int width, height;
+      draw_size(random, &width, &height);
+      const Bytes file = usual(random, kind, width, height);
+      Bytes blob(1 << 20);
+      ts_image_entries_made made = {};
+      const int spacings[] = {1, 2, 5, 16};
+      ASSERT_EQ(
+          Outcome(ts_image_make_entries(host.get(), file.data(), file.size(),
+                                        {blob.data(), blob.size(), spacings[random() % 4]}, &made))
+              .code,
+          TS_ERROR_NONE);
+      const ts_image_geometry g = draw_geometry(random, width, height, 90);
+      std::vector<uint64_t> memory((file.size() + (1 << 16)) / 8);
+      size_t at = 1, planned = 0;
+      ASSERT_EQ(Outcome(ts_image_plan_file(
+                            host.get(), file.data(), file.size(), &g, {blob.data(), made.bytes},
+                            &made.proof,
+                            {reinterpret_cast<uint8_t*>(memory.data()), memory.size() * 8, nullptr},
+                            &at, &planned))
+                    .code,
+                TS_ERROR_NONE);
+      ASSERT_EQ(at, 0u);
+      ASSERT_GT(planned, 0u);
+      const auto* const bytes = reinterpret_cast<const uint8_t*>(memory.data());
+      const Bytes plan(bytes, bytes + planned);
+      const Bytes expected = host_pixels(host.get(), file, g);
+      emulate::Device device(plan);
+      ASSERT_TRUE(device.entropy()) << name;
+      device.finish();
+      ASSERT_EQ(device.result, expected) << name << " " << width << " x " << height;
+
+      ASSERT_EQ(device.plan().file_width, suits ? width : 0) << name;
+      ASSERT_EQ(device.plan().file_height, suits ? height : 0) << name;
+      if (!suits) continue;
+      ASSERT_EQ(device.plan().scan_bytes, file.size());
+      ASSERT_EQ(std::memcmp(device.base() + device.plan().scan_at, file.data(), file.size()), 0);
+      const Bytes whole = host_pixels(host.get(), file, crop(0, 0, width, height));
+      emulate::Device decoded(plan);
+      decoded.whole = whole.data();
+      decoded.finish();
+      ASSERT_EQ(decoded.result, expected)
+          << name << " " << width << " x " << height << " orientation " << g.orientation;
+    }
+  }
+}
+
+TEST(Plan, FilesTakeTheirMemory) {
+  Random random(80);
+  const Bytes file = encode_jpeg(picture(random, 300, 200), {});
+  const Decoder decoder = new_decoder();
+  Bytes blob(1 << 16);
+  ts_image_entries_made made = {};
+  ASSERT_EQ(Outcome(ts_image_make_entries(decoder.get(), file.data(), file.size(),
+                                          {blob.data(), blob.size(), 8}, &made))
+                .code,
+            TS_ERROR_NONE);
+  const ts_image_geometry g = crop(33, 50, 200, 100);
+  std::vector<uint64_t> memory(1 << 16);
+  auto* const data = reinterpret_cast<uint8_t*>(memory.data());
+  size_t at = 0, planned = 0;
+  const auto plan = [&](uint64_t proof, ts_image_plans plans) {
+    return Outcome(ts_image_plan_file(decoder.get(), file.data(), file.size(), &g,
+                                      {blob.data(), made.bytes}, &proof, plans, &at, &planned))
+        .code;
+  };
+  uint64_t used = 32;
+  ASSERT_EQ(plan(made.proof, {data, memory.size() * 8, &used}), TS_ERROR_NONE);
+  EXPECT_EQ(at, 32u);
+  const size_t size = planned;
+  EXPECT_EQ(used, 32 + size);
+  // Without room it takes none, and says its size where the memory is its own.
+  ASSERT_EQ(plan(made.proof, {data, 32 + 2 * size - 16, &used}), TS_ERROR_NONE);
+  EXPECT_EQ(planned, 0u);
+  EXPECT_EQ(used, 32 + size);
+  const Bytes before(data, data + size);
+  ASSERT_EQ(plan(made.proof, {data, size - 16, nullptr}), TS_ERROR_NONE);
+  EXPECT_EQ(planned, size);
+  EXPECT_EQ(Bytes(data, data + size), before);
+  ASSERT_EQ(plan(0, {data, memory.size() * 8, &used}), TS_ERROR_NONE);
+  EXPECT_EQ(planned, 0u);
+  EXPECT_EQ(plan(made.proof, {data + 8, 16, &used}), TS_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(plan(made.proof, {nullptr, 16, &used}), TS_ERROR_INVALID_ARGUMENT);
+}
+
 // Changes the quantisers to any values, so that coefficients leave the range of 8-bit samples and
 // the inverse DCT overflows.
 TEST(Plan, AbsurdQuantisersGiveTheHostsPixels) {
