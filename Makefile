@@ -98,7 +98,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestParallelHasThePriorityOfItsCaller$$' ./nn
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_nvjpeg_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_engines_test
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchTrainBesideEngines$$' ./cmd/torchstream
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchLoaderDecodesByEngines$$|^TestBenchTrainBesideEngines$$' ./cmd/torchstream
 
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
 # has no LibTorch.
