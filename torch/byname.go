@@ -524,23 +524,53 @@ func (a *arguments) operand(i int) *Tensor { return a.in.list()[a.args.list()[i]
 
 // collect puts the arguments into the schema's order.
 func (n *namedOperator) collect(a *arguments, given []any) error {
-	if len(given) < n.needed || len(given) > len(n.params) || endsInWords(given) {
+	if len(given) < n.needed || len(given) > min(len(n.params), len(a.args.first)) || endsInWords(given) {
 		return n.collectWords(a, given)
 	}
 	for i, v := range given {
 		p := &n.params[i]
-		if t, ok := v.(*Tensor); ok && t != nil && p.kind == kindTensor {
-			a.args.add(tensorArg(a.in.len()))
-			a.in.add(t)
-			continue
+		arg, ok := a.usual(p, v)
+		if !ok {
+			if arg, ok = a.arg(p, v); a.err != nil || !ok {
+				return a.refused(p, v)
+			}
 		}
-		arg, known := a.arg(p, v)
-		if a.err != nil || !known {
-			return a.refused(p, v)
-		}
-		a.args.add(arg)
+		a.args.first[i] = arg
 	}
+	a.args.n = len(given)
 	return nil
+}
+
+// usual is arg for the values of most calls, in few comparisons. It returns false for others, and
+// for those that have no room in the lists.
+func (a *arguments) usual(p *parameter, v any) (capi.Arg, bool) {
+	switch p.kind {
+	case kindTensor:
+		if t, ok := v.(*Tensor); ok && t != nil && a.in.n < len(a.in.first) {
+			a.in.first[a.in.n] = t
+			a.in.n++
+			return tensorArg(a.in.n - 1), true
+		}
+	case kindInts:
+		if list, ok := v.([]int64); ok && list != nil && len(list) <= len(a.ints.first)-a.ints.n {
+			at := a.ints.n
+			a.ints.n += copy(a.ints.first[at:], list)
+			return capi.Arg{Kind: capi.ArgInts, Value: int64(at), Count: int32(len(list))}, true
+		}
+	case kindInt:
+		if i, ok := v.(int); ok {
+			return intArg(int64(i)), true
+		}
+	case kindFloat, kindScalar:
+		if f, ok := v.(float64); ok {
+			return floatArg(f), true
+		}
+	case kindBool:
+		if b, ok := v.(bool); ok {
+			return boolArg(b), true
+		}
+	}
+	return noneArg(), v == nil && p.optional
 }
 
 func endsInWords(given []any) bool {

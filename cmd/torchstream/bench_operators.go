@@ -105,9 +105,10 @@ func lastOf(results []*torch.Tensor, err error) *torch.Tensor {
 	return results[len(results)-1]
 }
 
-// generic is an entry of an operator by its name in LibTorch.
-func generic(name, operator string, arguments func(o *operands) []any) operatorEntry {
-	return operatorEntry{name, true, func(o *operands) *torch.Tensor { return torch.Call1(operator, arguments(o)...) }}
+// generic is an entry of an operator by its name in LibTorch. f has the arguments in the call
+// itself, as programs have them: a list that another function returns would be allocated.
+func generic(name string, f func(o *operands) *torch.Tensor) operatorEntry {
+	return operatorEntry{name, true, f}
 }
 
 // operatorTable lists the operators, with the names and operands of kPeers in
@@ -189,13 +190,13 @@ func operatorTable() []operatorEntry {
 		typed("Mul_", func(o *operands) T { return o.target.Mul_(o.b) }),
 		typed("ReLU_", func(o *operands) T { return o.target.ReLU_() }),
 		typed("Zero_", func(o *operands) T { return o.target.Zero_() }),
-		generic("Add", "add.Tensor", func(o *operands) []any { return []any{o.a, o.b} }),
-		generic("ReLU", "relu", func(o *operands) []any { return []any{o.a} }),
-		generic("MM", "mm", func(o *operands) []any { return []any{o.m, o.n} }),
-		generic("SumDim", "sum.dim_IntList", func(o *operands) []any { return []any{o.m, rows, false} }),
-		generic("Transpose", "transpose.int", func(o *operands) []any { return []any{o.m, 0, 1} }),
-		generic("LayerNorm", "layer_norm", func(o *operands) []any { return []any{o.m, []int64{4}, o.a, o.b, 1e-5} }),
-		generic("Add_", "add_.Tensor", func(o *operands) []any { return []any{o.target, o.b} }),
+		generic("Add", func(o *operands) T { return torch.Call1("add.Tensor", o.a, o.b) }),
+		generic("ReLU", func(o *operands) T { return torch.Call1("relu", o.a) }),
+		generic("MM", func(o *operands) T { return torch.Call1("mm", o.m, o.n) }),
+		generic("SumDim", func(o *operands) T { return torch.Call1("sum.dim_IntList", o.m, rows, false) }),
+		generic("Transpose", func(o *operands) T { return torch.Call1("transpose.int", o.m, 0, 1) }),
+		generic("LayerNorm", func(o *operands) T { return torch.Call1("layer_norm", o.m, []int64{4}, o.a, o.b, 1e-5) }),
+		generic("Add_", func(o *operands) T { return torch.Call1("add_.Tensor", o.target, o.b) }),
 	}
 }
 
