@@ -1,7 +1,9 @@
 package models_test
 
 import (
+	"errors"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/cudatest"
@@ -90,6 +92,65 @@ func TestGPUNormsWithReLUTrainAsOperators(t *testing.T) {
 				if !(math.Abs(got[i]-want[i]) <= 0.01*math.Abs(want[i])) {
 					t.Errorf("the loss of step %d is %v, want %v", i, got[i], want[i])
 				}
+			}
+		})
+	}
+}
+
+// What a forward pass keeps for backward is no more memory than with LibTorch's operators, but for
+// the weight and bias of each normalisation. Devices that compute nothing have the same memory.
+func TestNormsWithReLUKeepNoMoreMemory(t *testing.T) {
+	device := cudatest.RequireGPUs(t, 1)[0]
+	for _, model := range []string{"resnet18", "resnet50"} {
+		t.Run(model, func(t *testing.T) {
+			kept := func(prepare func(nn.Module)) (bytes, channels int64) {
+				net, err := models.ByName(model, models.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer nn.Close(net)
+				prepare(net)
+				if err := nn.To(net, device); err != nil {
+					t.Fatal(err)
+				}
+				if err := nn.ToMemoryFormat(net, torch.ChannelsLast); err != nil {
+					t.Fatal(err)
+				}
+				scope := torch.NewScope("step")
+				defer scope.Close()
+				random, err := torch.Randn(device, torch.Float32, 16, 3, 64, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				input := scope.Own(random).Contiguous(torch.ChannelsLast)
+				forward := func(s *torch.Scope) *torch.Tensor { return net.Forward(input.In(s).Autocast(torch.BFloat16)) }
+				first := torch.NewScope("first") // makes the workspaces of libraries
+				err = forward(first).Err()
+				first.Close()
+				if err != nil {
+					t.Fatal(err)
+				}
+				before, err := device.Allocator()
+				if err != nil {
+					t.Fatal(err)
+				}
+				y := forward(scope)
+				after, err := device.Allocator()
+				if err := errors.Join(y.Err(), err); err != nil {
+					t.Fatal(err)
+				}
+				for _, b := range nn.NamedBuffers(net) {
+					if strings.HasSuffix(b.Name, "running_mean") {
+						channels += b.Tensor.Shape()[0]
+					}
+				}
+				return after.RequestedBytes - before.RequestedBytes, channels
+			}
+			got, channels := kept(func(nn.Module) {})
+			want, _ := kept(composeNorms)
+			t.Logf("%d, the operators %d", got, want)
+			if most := want + channels*2*4; got > most {
+				t.Errorf("a forward pass keeps %d bytes, want at most %d: the operators keep %d", got, most, want)
 			}
 		})
 	}
