@@ -95,7 +95,8 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOf(InflatedMembers|BoundedDecoding|Engines)$$|^TestSteadyDecoding' ./prefetcher
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestPrecedence(IsOrdered)?$$' ./train
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$|^TestBoundedStreams$$' ./cuda
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestParallelHasThePriorityOfItsCaller$$' ./nn
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestParallelHasThePriorityOfItsCaller$$|^TestNormAndReLUAreTwoKernels$$' ./nn
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestNormsWithReLUKeepNoMoreMemory$$' ./models
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_nvjpeg_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_engines_test
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchLoaderDecodesByEngines$$|^TestBenchTrainBesideEngines$$' ./cmd/torchstream

@@ -1,6 +1,7 @@
 package torch_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -113,6 +114,7 @@ func (b batchNorm) results(t testing.TB, device cuda.Device, forward func(operan
 	add("y", y)
 	add("running mean", o.mean)
 	add("running variance", o.variance)
+	add("gradient of y", o.gradient)
 	for name, x := range map[string]*torch.Tensor{"x": o.x, "weight": o.weight, "bias": o.bias, "residual": o.residual} {
 		if x != nil {
 			g := x.Grad()
@@ -226,7 +228,7 @@ func TestGPUBatchNormReLUEqualsOperators(t *testing.T) {
 			if b.dtype != torch.Float32 && different*50 > len(want["y"]) {
 				t.Errorf("%d of %d values of y differ, want 2 %% at most: only the statistics may", different, len(want["y"]))
 			}
-			for _, name := range []string{"running mean", "running variance"} {
+			for _, name := range []string{"running mean", "running variance", "gradient of y"} {
 				near(t, name, got[name], want[name], 1e-5, everywhere)
 			}
 			for _, name := range []string{"gradient of weight", "gradient of bias"} {
@@ -239,6 +241,9 @@ func TestGPUBatchNormReLUEqualsOperators(t *testing.T) {
 			}
 			again := b.results(t, gpu, operands.fused)
 			wantEqual(t, again, got)
+			// A gradient that nothing else refers to is overwritten.
+			own := b.results(t, gpu, func(o operands) *torch.Tensor { return o.fused().Neg().Neg() })
+			wantEqual(t, own, got)
 		})
 	}
 	for _, b := range otherCases {
@@ -340,6 +345,39 @@ func TestBatchNormReLUChecksItsInput(t *testing.T) {
 	}
 	if err := third.BackwardWith(torch.BackwardOptions{Gradient: o.gradient}); err == nil {
 		t.Error("backward takes a changed input")
+	}
+}
+
+// Backward overwrites a gradient that nothing else refers to, so that it takes memory only with a
+// residual, for one gradient.
+func TestBatchNormReLUOverwritesItsGradient(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	const size = 4 << 20 // bytes of x
+	for _, residual := range []bool{false, true} {
+		b := batchNorm{shape: [4]int64{8, 64, 64, 64}, dtype: torch.BFloat16, format: torch.ChannelsLast, residual: residual, bare: true}
+		t.Run(b.String(), func(t *testing.T) {
+			o := b.operands(t, gpu)
+			y := must(t, o.fused(), nil)
+			before, err := gpu.Memory()
+			if err := errors.Join(err, gpu.ResetPeak()); err != nil {
+				t.Fatal(err)
+			}
+			z := must(t, y.Neg(), nil)
+			if err := z.BackwardWith(torch.BackwardOptions{Gradient: o.gradient}); err != nil {
+				t.Fatal(err)
+			}
+			after, err := gpu.Memory()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := int64(2 * size) // of z, and of y's gradient
+			if residual {
+				want += size
+			}
+			if peak := after.PeakAllocated - before.Allocated; peak > want+size/2 {
+				t.Errorf("backward takes %d bytes, want about %d", peak, want)
+			}
+		})
 	}
 }
 

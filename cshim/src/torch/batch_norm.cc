@@ -122,6 +122,11 @@ bool are_taken(const Operands& of) {
           residual.device() == x.device() && residual.sizes() == x.sizes() && is_rows(residual));
 }
 
+// Whether nothing else refers to the gradient or its memory, so that a node can overwrite it.
+bool is_own(const at::Tensor& gradient) {
+  return gradient.use_count() == 1 && gradient.storage().use_count() == 1;
+}
+
 norm::Plan plan_of(const at::Tensor& x) {
   const int64_t channels = x.size(1);
   return norm::plan(x.numel() / channels, static_cast<int32_t>(channels));
@@ -174,11 +179,12 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
   variable_list compute(at::Tensor dy, const at::Tensor& x, const at::Tensor& y) const {
     if (!is_rows(dy)) dy = dy.clone(kFormat);
     const int64_t channels = x.size(1);
-    at::Tensor dx = empty(x.sizes(), x.scalar_type(), kFormat);
+    // Each element of the residual's gradient, or else of x's, may lie where that of y's does.
+    at::Tensor first = is_own(dy) ? dy : empty(x.sizes(), x.scalar_type(), kFormat);
+    at::Tensor dx = has_residual_ ? empty(x.sizes(), x.scalar_type(), kFormat) : std::move(first);
+    at::Tensor dresidual = std::move(first);
     at::Tensor dweight = empty({channels}, at::kFloat);
     at::Tensor dbias = empty({channels}, at::kFloat);
-    at::Tensor dresidual;
-    if (has_residual_) dresidual = empty(x.sizes(), x.scalar_type(), kFormat);
     norm::Backward pass{};
     pass.plan = plan_of(x);
     const c10::DataPtr partials = allocate(pass.plan.partials());

@@ -80,7 +80,7 @@ struct Forward {
 };
 
 struct Backward {
-  const void* dy;
+  const void* dy;  // may be dx, or with a residual dresidual
   const void* x;
   const void* y;  // of a forward pass with a residual; NULL otherwise
   const float* saved;
