@@ -106,26 +106,24 @@ Engines::Engines(int32_t device, int64_t max_images)
   images_.reserve(static_cast<size_t>(max_images));
   const Calls calls(device);
   try {
-    create(max_images);
+    create();
   } catch (...) {
     destroy();
     throw;
   }
 }
 
-void Engines::create(int64_t max_images) {
-  nvjpeg::check(library_.create_allocating(nvjpeg::kHardware, &allocator_, &pinned_allocator_,
-                                           nvjpeg::kInterpolate, &handle_),
-                "nvjpegCreateExV2");
+void Engines::create() {
+  // NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION would interpolate chrominance, at a quarter of the
+  // rate.
+  nvjpeg::check(
+      library_.create_allocating(nvjpeg::kHardware, &allocator_, &pinned_allocator_, 0, &handle_),
+      "nvjpegCreateExV2");
   nvjpeg::check(library_.hardware_info(handle_, &engines_, &cores_),
                 "nvjpegGetHardwareDecoderInfo");
   if (engines_ == 0) throw Failure(TS_ERROR_UNSUPPORTED, "this GPU has no JPEG engines");
   nvjpeg::check(library_.stream_create(handle_, &header_), "nvjpegJpegStreamCreate");
   nvjpeg::check(library_.state_create(handle_, &state_), "nvjpegJpegStateCreate");
-  // A hint that makes nvJPEG keep its memory from call to call; it grows to what the images need.
-  nvjpeg::check(library_.batch_allocate(handle_, state_, static_cast<int>(max_images), 1, 1,
-                                        nvjpeg::kSampling444, nvjpeg::kOutputRgbInterleaved),
-                "nvjpegDecodeBatchedPreAllocate");
   if (device_ == TS_DEVICE_CPU) return;
   C10_CUDA_CHECK(cudaEventCreateWithFlags(&idle_, cudaEventDisableTiming | cudaEventBlockingSync));
 }

@@ -49,7 +49,7 @@ class Engines {
   static int allocate(void* memory, void** block, size_t bytes, cudaStream_t stream);
   static int release(void* memory, void* block, size_t bytes, cudaStream_t stream);
 
-  void create(int64_t max_images);
+  void create();
   void destroy() noexcept;
   nvjpeg::Status enqueue(const Queue& queue);
 

@@ -37,7 +37,6 @@ class Loaded {
       load("nvjpegDecodeBatchedSupported", functions_.batch_supported);
       load("nvjpegGetImageInfo", functions_.image_info);
       load("nvjpegDecodeBatchedInitialize", functions_.batch_initialize);
-      load("nvjpegDecodeBatchedPreAllocate", functions_.batch_allocate);
       load("nvjpegDecodeBatched", functions_.batch_decode);
     } catch (...) {
       dlclose(library_);

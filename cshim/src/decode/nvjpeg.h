@@ -19,15 +19,8 @@ constexpr Status kNotImplemented = 9;  // NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPO
 using Backend = int;
 constexpr Backend kHardware = 3;  // the GPU's JPEG engines
 
-// A flag of nvjpegCreateEx: chrominance is interpolated where it has fewer samples, as by
-// libjpeg-turbo.
-constexpr unsigned kInterpolate = 32;  // NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION
-
 // nvjpegOutputFormat_t: interleaved RGB in the first channel.
 constexpr int kOutputRgbInterleaved = 5;
-
-// nvjpegChromaSubsampling_t
-constexpr int kSampling444 = 0;
 
 // nvjpegImage_t
 struct Image {
@@ -65,8 +58,6 @@ struct Library {
   Status (*image_info)(Handle, const unsigned char*, size_t, int* components, int* subsampling,
                        int* widths, int* heights);
   Status (*batch_initialize)(Handle, State, int batch, int max_threads, int format);
-  Status (*batch_allocate)(Handle, State, int batch, int width, int height, int sampling,
-                           int format);
   Status (*batch_decode)(Handle, State, const unsigned char* const*, const size_t*, Image*,
                          cudaStream_t);
 };

@@ -16,8 +16,7 @@ enum {
   GPU_HYBRID = 2,
   HARDWARE = 3,
   RGB_INTERLEAVED = 5,
-  INTERPOLATE = 32,
-  PER_IMAGE = 1024 /* bytes that a state allocates for an image */
+  PER_STATE = 4096 /* bytes that a state allocates */
 };
 
 typedef struct image {
@@ -97,8 +96,7 @@ int nvjpegCreateEx(int backend, void* device_memory, void* host_memory, unsigned
 }
 int nvjpegCreateExV2(int backend, allocator* device_memory, allocator* host_memory, unsigned flags,
                      handle** made) {
-  if (backend != HARDWARE || !device_memory || !host_memory || flags != INTERPOLATE)
-    return INVALID_PARAMETER;
+  if (backend != HARDWARE || !device_memory || !host_memory || flags) return INVALID_PARAMETER;
   *made = calloc(1, sizeof **made);
   (*made)->backend = backend;
   (*made)->device = *device_memory;
@@ -119,7 +117,10 @@ int nvjpegJpegStateCreate(handle* h, state** made) {
   *made = calloc(1, sizeof **made);
   (*made)->owner = h;
   ++live;
-  return OK;
+  if (!h->device.allocate) return OK;
+  return h->device.allocate(h->device.context, &(*made)->memory, PER_STATE, NULL)
+             ? ALLOCATOR_FAILURE
+             : OK;
 }
 int nvjpegJpegStateDestroy(state* s) {
   if (s->memory) s->owner->device.release(s->owner->device.context, s->memory, 0, NULL);
@@ -173,16 +174,6 @@ int nvjpegDecodeBatchedInitialize(handle* h, state* s, int batch, int max_thread
     return INVALID_PARAMETER;
   s->batch = batch;
   return OK;
-}
-int nvjpegDecodeBatchedPreAllocate(handle* h, state* s, int batch, int width, int height,
-                                   int sampling, int format) {
-  if (s->owner != h || s->memory || batch < 1 || width < 1 || height < 1 || sampling != 0 ||
-      format != RGB_INTERLEAVED)
-    return INVALID_PARAMETER;
-  if (!h->device.allocate) return OK;
-  return h->device.allocate(h->device.context, &s->memory, PER_IMAGE * (size_t)batch, NULL)
-             ? ALLOCATOR_FAILURE
-             : OK;
 }
 int nvjpegDecodeBatched(handle* h, state* s, const unsigned char* const* data, const size_t* bytes,
                         image* to, void* stream) {

@@ -70,10 +70,15 @@ ts_gpu_engines engines_of(const GpuDecoder& decoder) {
   return engines;
 }
 
-// Of the engines' pixels, in levels: how far they are from libjpeg-turbo's, in the mean of a
-// sampling's images and at most.
-constexpr double kMaxMean = 1;
-constexpr int kMaxDifference = 12;
+// How far the engines' pixels of smooth_picture may be from libjpeg-turbo's, in levels: in the mean
+// of a sampling's images, and at most. Of 4:2:2 and 4:2:0 libjpeg-turbo's own pixels differ by 0.95
+// and 7, and by 1.29 and 11, between chrominance that is interpolated and repeated, as nvJPEG does.
+struct Near {
+  size_t kind;  // of kKinds
+  double mean;
+  int most;
+};
+constexpr Near kNear[] = {{0, 0.5, 2}, {1, 1.5, 9}, {2, 1.8, 13}, {6, 0.5, 2}};
 
 // Reports whether the frame of a file is a baseline one: 16-bit quantisers make another.
 bool is_baseline(const Bytes& file) {
@@ -303,7 +308,8 @@ TEST(EnginesOnAGpu, PixelsAreNearTheHosts) {
   ASSERT_EQ(added.code, TS_ERROR_NONE) << added;
   const Decoder host = new_decoder();
   Random random(96);
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[6]}) {
+  for (const Near& near : kNear) {
+    const Kind& kind = kKinds[near.kind];
     const test::HostMemory memory(0, kStaging);
     size_t used = ts_gpu_decoder_head_bytes(kImages);
     std::vector<ts_gpu_decode_image> images;
@@ -368,8 +374,8 @@ TEST(EnginesOnAGpu, PixelsAreNearTheHosts) {
     }
     std::cout << kind.name << ": mean difference " << sum / count << " levels, at most " << most
               << "\n";
-    EXPECT_LE(sum / count, kMaxMean) << kind.name;
-    EXPECT_LE(most, kMaxDifference) << kind.name;
+    EXPECT_LE(sum / count, near.mean) << kind.name;
+    EXPECT_LE(most, near.most) << kind.name;
   }
 }
 
