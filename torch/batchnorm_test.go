@@ -410,6 +410,33 @@ func TestGPUBatchNormReLUGradientsOfGradients(t *testing.T) {
 	}
 }
 
+// A gradient may follow a change of the weight, whose values the forward pass has kept, but no
+// gradient of gradients, for which the weight itself counts. A bias without a weight has both.
+func TestBatchNormReLUChecksItsWeight(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	b := batchNorm{shape: [4]int64{2, 8, 4, 4}, dtype: torch.Float32, format: torch.ChannelsLast}
+	for _, createGraph := range []bool{false, true} {
+		o := b.operands(t, gpu)
+		y := must(t, o.fused(), nil)
+		if w := o.weight.NoGrad().MulScalar_(2); w.Err() != nil {
+			t.Fatal(w.Err())
+		}
+		_, err := torch.Grad([]*torch.Tensor{y.Sum()}, []*torch.Tensor{o.x}, torch.GradOptions{CreateGraph: createGraph})
+		if (err != nil) != createGraph {
+			t.Errorf("after a change of the weight, CreateGraph %v: %v", createGraph, err)
+		}
+		o.weight = nil
+		y = must(t, o.fused(), nil)
+		grads, err := torch.Grad([]*torch.Tensor{y.Sum()}, []*torch.Tensor{o.bias}, torch.GradOptions{CreateGraph: createGraph})
+		if err != nil {
+			t.Fatalf("a bias without a weight, CreateGraph %v: %v", createGraph, err)
+		}
+		if got := must(t, grads[0], nil); got.DType() != torch.Float32 || !slices.Equal(got.Shape(), []int64{8}) {
+			t.Errorf("the gradient of a bias without a weight is %v %v", got.DType(), got.Shape())
+		}
+	}
+}
+
 // The sanitizer knows that the running statistics are written, and what is read.
 func TestSanitizerOfBatchNormReLU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)

@@ -618,8 +618,8 @@ TS_API ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src
 
 /* Does aten::batch_norm in training, adds `residual`, and computes ReLU, in two kernels, with two
  * more in backward. `tensors` has 6: x, weight, bias, running_mean, running_var and residual, of
- * which each but x may be NULL; the running statistics are changed in place. flags:
- * TS_OPERATOR_FLAG_, of which autocast changes nothing. result: a new reference, or NULL for
+ * which each but x may be NULL; the running statistics are changed in place. flags: as for
+ * ts_operator_call; autocast and switches change nothing. result: a new reference, or NULL for
  * tensors that the kernels do not take: then nothing has happened, and operators compute the same.
  * The kernels take an x on a GPU, float32, float16 or bfloat16 [N,C,H,W], channels_last, with C *
  * element size a multiple of 16 bytes and more than one value for each channel; a residual like x;
@@ -894,7 +894,8 @@ enum {
 /* Computes the gradients of the outputs with respect to the inputs, which need not be leaves, and
  * accumulates nothing. output_gradients: NULL, or one for each output, NULL for a scalar.
  * gradients: input_count new references. flags: TS_GRAD_FLAG_ values, and the pass's own switches
- * (TS_NUMERICS_ON), added. Otherwise as ts_tensor_backward, but for accumulation hooks, in which this call is possible. */
+ * (TS_NUMERICS_ON), added. Otherwise as ts_tensor_backward, but for accumulation hooks, in which
+ * this call is possible. */
 TS_API ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients,
                                  int64_t output_count, ts_tensor* const* inputs,
                                  int64_t input_count, int32_t flags, ts_tensor** gradients);
@@ -927,9 +928,9 @@ enum {
  *
  * context: the caller's number. tensors: borrowed for the call; NULL for a gradient that is
  * undefined, which counts as zeros. results: NULL at first; the function may write new references,
- * which the library takes ownership of. flags: TS_CALLBACK_FLAG_ values, and the pass's own switches
- * (TS_NUMERICS_ON), added. Returns NULL, or an error that the library takes ownership of; the backward pass ends with its code and message, and
- * results are dropped.
+ * which the library takes ownership of. flags: TS_CALLBACK_FLAG_ values, and the pass's own
+ * switches (TS_NUMERICS_ON), added. Returns NULL, or an error that the library takes ownership of;
+ * the backward pass ends with its code and message, and results are dropped.
  *
  * Threads: for tensors on the CPU it runs on the thread that called ts_tensor_backward or
  * ts_tensor_grads, inside of that call; for tensors on a GPU on LibTorch's thread of that device,

@@ -7,6 +7,7 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/native_batch_norm_backward.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -28,6 +29,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "torch/node.h"
+#include "torch/operator.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
 
@@ -141,7 +143,7 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
     x_ = SavedVariable(of.x, /*is_output=*/false);
     has_residual_ = of.residual.defined();
     if (has_residual_) y_ = SavedVariable(y, /*is_output=*/true);
-    weight_ = of.weight;
+    if (of.weight.defined()) weight_ = SavedVariable(of.weight, /*is_output=*/false);
     eps_ = eps;
     saved_ = std::move(saved);
   }
@@ -170,7 +172,7 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
     const std::lock_guard<std::mutex> lock(mutex_);
     x_.reset_data();
     y_.reset_data();
-    weight_.reset();
+    weight_.reset_data();
     saved_.clear();
   }
 
@@ -203,9 +205,11 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
     return {std::move(dx), std::move(dweight), std::move(dbias), std::move(dresidual)};
   }
 
-  // compute with LibTorch's operators, for gradients of the gradients.
+  // compute with LibTorch's operators, for gradients of the gradients. They depend on the weight
+  // itself, which must still have its values of the forward pass.
   variable_list compute_recorded(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& y) const {
+    const at::Tensor weight = weight_.unpack();
     at::Tensor values = y;
     at::Tensor saved;
     {
@@ -220,16 +224,18 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
     }
     const at::Tensor cut = at::threshold_backward(dy, values.detach(), 0);
     auto [dx, dweight, dbias] = at::native_batch_norm_backward(
-        cut, x, weight_, {}, {}, saved[norm::kMean], saved[norm::kInverse], /*train=*/true, eps_,
-        {true, weight_.defined(), weight_.defined()});
+        cut, x, weight, {}, {}, saved[norm::kMean], saved[norm::kInverse], /*train=*/true, eps_,
+        {true, weight.defined(), weight.defined()});
+    // The operator has none for a bias without a weight.
+    if (!weight.defined()) dbias = at::sum(cut, {0, 2, 3}, /*keepdim=*/false, at::kFloat);
     return {std::move(dx), std::move(dweight), std::move(dbias), cut};
   }
 
   // Guarded by mutex_ after save.
   SavedVariable x_;
-  SavedVariable y_;     // with a residual: without one, x tells where y is 0
-  at::Tensor weight_;   // for compute_recorded
-  c10::DataPtr saved_;  // norm::Saved
+  SavedVariable y_;       // with a residual: without one, x tells where y is 0
+  SavedVariable weight_;  // for compute_recorded
+  c10::DataPtr saved_;    // norm::Saved
   double eps_ = 0;
   bool has_residual_ = false;
 };
@@ -296,11 +302,14 @@ ts_error* ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, 
     ts::enter_thread();
     ts::require(tensors != nullptr, "tensors is NULL");
     ts::require(result != nullptr, "result is NULL");
+    ts::check_flags(flags);
     const ts::Operands operands(tensors);
     std::optional<c10::NoGradGuard> no_grad;
     if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad.emplace();
     // LibTorch's operators have the error of a tensor that backward cannot save.
-    const bool unsaved = operands.x.is_inference() && ts::requires_grad(operands);
+    const auto is_inference = [](const at::Tensor& t) { return t.defined() && t.is_inference(); };
+    const bool unsaved =
+        (is_inference(operands.x) || is_inference(operands.weight)) && ts::requires_grad(operands);
     if (unsaved || !ts::are_taken(operands)) {
       *result = nullptr;
       return;

@@ -1,5 +1,7 @@
 // Any operator of LibTorch by its name: ts_operator_find reads the schema once, so that a call only
 // compares small numbers and fills the stack.
+#include "torch/operator.h"
+
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -937,13 +939,6 @@ inline bool are_flags(int32_t flags) {
          (flags & kAutocastFlags) != kAutocastFlags && are_numerics(flags);
 }
 
-void check_flags(int32_t flags) {
-  require((flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags | kNumericsFlags)) == 0,
-          "unknown call flag");
-  require((flags & kAutocastFlags) != kAutocastFlags, "autocast to two dtypes");
-  check_numerics(flags);
-}
-
 // Checks a call for a number of tensors that the schema has. What is wrong has its own function, so
 // that the code of every call is short.
 [[gnu::noinline]] void refuse_call(const ts_operator* op, const Operands& operands, int32_t flags,
@@ -1120,6 +1115,13 @@ Operators& operators() {
 }
 
 }  // namespace
+
+void check_flags(int32_t flags) {
+  require((flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags | kNumericsFlags)) == 0,
+          "unknown call flag");
+  require((flags & kAutocastFlags) != kAutocastFlags, "autocast to two dtypes");
+  check_numerics(flags);
+}
 
 [[gnu::noinline]] ts_error* call_one(const UnboxedOperator* op, const ts_arg* args,
                                      ts_tensor* const* tensors, const int64_t* ints,

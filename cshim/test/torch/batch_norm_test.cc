@@ -349,6 +349,16 @@ TEST(BatchNormReLU, Refuses) {
                ts_tensor_batch_norm_relu(nullptr, 0.1, 1e-5, 0, &result));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "result is NULL",
                ts_tensor_batch_norm_relu(tensors, 0.1, 1e-5, 0, nullptr));
+  test::Tensor x = test::empty({2, 8, 2, 2});
+  tensors[0] = x;
+  for (const auto& [flags, says] :
+       {std::make_pair(int32_t{1} << 28, "unknown call flag"),
+        std::make_pair(TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16 | TS_OPERATOR_FLAG_AUTOCAST_FLOAT16,
+                       "autocast to two dtypes"),
+        std::make_pair(int32_t{TS_NUMERICS_ON}, "different switches")}) {
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, says,
+                 ts_tensor_batch_norm_relu(tensors, 0.1, 1e-5, flags, &result));
+  }
 }
 
 }  // namespace

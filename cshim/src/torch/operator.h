@@ -1,0 +1,12 @@
+// The flags of calls of operators.
+#pragma once
+
+#include <cstdint>
+
+namespace ts {
+
+// Throws INVALID_ARGUMENT unless these are flags of a call: TS_OPERATOR_FLAG_ values and own
+// switches, as ts_operator_call takes them.
+void check_flags(int32_t flags);
+
+}  // namespace ts
