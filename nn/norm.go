@@ -31,8 +31,8 @@ func (b *BatchNorm) countWith(c *BatchCounts) { b.counts = c }
 
 // BatchNormFunc computes the output of a [BatchNorm] in training: x normalised by the mean and
 // variance of each channel, which it also moves the running statistics by, in place. A tensor other
-// than x is nil if the module has none. The output is a new tensor that the function's backward does
-// not need: [BatchNorm.ForwardReLU] overwrites it.
+// than x is nil if the module has none. The output is a new tensor that the function's backward
+// does not need: [BatchNorm.ForwardReLU] overwrites it.
 type BatchNormFunc func(x, weight, bias, runningMean, runningVar *torch.Tensor, momentum, eps float64) *torch.Tensor
 
 // Synchronize makes the module call fn in training, in place of the operator that normalises by the
