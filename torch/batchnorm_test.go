@@ -324,6 +324,26 @@ func TestBatchNormReLUKernels(t *testing.T) {
 	}
 }
 
+// The kernels load 16 bytes at a time, so memory that begins elsewhere is the operators'.
+func TestBatchNormReLUOfUnalignedMemory(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	const elements = 2 * 4 * 4 * 8
+	flat, err := torch.Zeros(gpu, torch.BFloat16, elements+8)
+	must(t, flat, err)
+	for _, first := range []int64{0, 1, 8} {
+		x := must(t, flat.Narrow(0, first, elements).Reshape(2, 4, 4, 8).Permute(0, 3, 1, 2), nil)
+		for name, o := range map[string]operands{"x": {x: x}, "residual": {x: must(t, x.Clone(), nil), residual: x}} {
+			kinds, err := o.captured(t, operands.fused, false, 1).NodeKinds()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fused := kinds.Kernels == 2; fused != (first%8 == 0) {
+				t.Errorf("%s from element %d on: the graph of a pass has %+v", name, first, kinds)
+			}
+		}
+	}
+}
+
 // Backward refuses an input that was changed since the forward pass, as LibTorch's operators do.
 // Another forward pass, which changes the running statistics, is no such change.
 func TestBatchNormReLUChecksItsInput(t *testing.T) {
