@@ -77,7 +77,6 @@ type planDecoder interface {
 	PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
 	AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error)
 	AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64, search *imagecapi.Search) (at, n int, err error)
-	PlanFile(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, memory []byte, used *atomic.Uint64) (at, n int, err error)
 	PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search, buffer []byte) (n int, err error)
 	PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int, memory []byte, used *atomic.Uint64) (imagecapi.Part, error)
 	Transcode(data, buffer []byte) (n int, err error)

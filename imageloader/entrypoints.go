@@ -127,23 +127,16 @@ func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry, ops 
 		return decodeplan.Row{}
 	}
 	b.blob = blob
-	return b.append(d, data, g, blob, proof, ops, to.plans.Files, to)
+	return b.append(d, data, g, blob, proof, ops, to)
 }
 
-// append does plan by the entry points in blob. file plans the whole file for the consumer's
-// engines.
+// append does plan by the entry points in blob.
 func (b *workerEntryPoints) append(d planDecoder, data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64,
-	ops []imagecapi.AugmentOp, file bool, to *staging) decodeplan.Row {
+	ops []imagecapi.AugmentOp, to *staging) decodeplan.Row {
 	if len(ops) > 0 {
-		return b.planAugmented(d, data, g, blob, proof, ops, file, to)
+		return b.planAugmented(d, data, g, blob, proof, ops, to)
 	}
-	var at, n int
-	var err error
-	if file {
-		at, n, err = d.PlanFile(data, g, blob, proof, nil, to.plans.Memory, &to.used)
-	} else {
-		at, n, err = d.AppendPlan(data, g, blob, proof, to.plans.Memory, &to.used)
-	}
+	at, n, err := d.AppendPlan(data, g, blob, proof, to.plans.Memory, &to.used)
 	if err != nil { // the host says what is wrong with the image
 		return decodeplan.Row{}
 	}
@@ -152,15 +145,9 @@ func (b *workerEntryPoints) append(d planDecoder, data []byte, g *imagecapi.Geom
 
 // planAugmented does append for a sample with operations.
 func (b *workerEntryPoints) planAugmented(d planDecoder, data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64,
-	ops []imagecapi.AugmentOp, file bool, to *staging) decodeplan.Row {
+	ops []imagecapi.AugmentOp, to *staging) decodeplan.Row {
 	for {
-		var n int
-		var err error
-		if file {
-			_, n, err = d.PlanFile(data, g, blob, proof, ops, b.plans, nil)
-		} else {
-			n, err = d.PlanAugmented(data, g, blob, proof, ops, b.plans)
-		}
+		n, err := d.PlanAugmented(data, g, blob, proof, ops, b.plans)
 		if err != nil || n == 0 {
 			return decodeplan.Row{}
 		}

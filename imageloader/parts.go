@@ -24,9 +24,9 @@ const pieceBytes = 4 << 10
 const maxPieces = 32 << 20
 
 // partsFor returns the heads for a job of whose file a part may be read, or nil if the whole file
-// is: the operations of Transform.Ops are planned from it, and engines decode all of it.
+// is: the operations of Transform.Ops are planned from it.
 func (w *worker) partsFor(j *job) *heads {
-	if j.staging == nil || j.staging.plans.Files || w.augmenter != nil || !w.p.known.Parts(j.sample.Index) {
+	if j.staging == nil || w.augmenter != nil || !w.p.known.Parts(j.sample.Index) {
 		return nil
 	}
 	return w.points.points.headsOf()

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -25,9 +24,7 @@ type planned struct {
 	capacity int // of a slot's memory for plans
 	slots    int
 	hostRows int // Plans.HostRows
-	files    bool
-	inspect  func(sample int, plan []byte) // if not nil
-	rows     int                           // that had a plan, of all epochs
+	rows     int // that had a plan, of all epochs
 
 	// seen has the digest of the plan of each sample in each epoch: a sample has one plan, in
 	// whichever slot and row.
@@ -46,7 +43,7 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 	lent := make(chan *slot, c.slots)
 	for range c.slots {
 		s := &slot{fields: [][]byte{make([]byte, batch*size), make([]byte, 8*batch)}}
-		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch), HostRows: c.hostRows, Files: c.files}
+		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch), HostRows: c.hostRows}
 		free <- s
 	}
 	err = l.devicePlanner().FillPlans(t.Context(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
@@ -95,11 +92,8 @@ func (c *planned) check(t *testing.T, plans *decodeplan.Plans, p decodeplan.Row,
 		t.Fatalf("a plan of %d bytes at %d, of %d that are used", p.Bytes, p.At, plans.Used)
 	}
 	plan := plans.Memory[p.At:][:p.Bytes]
-	if !bytes.HasPrefix(plan, []byte("TSP4")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
+	if !bytes.HasPrefix(plan, []byte("TSP3")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
 		t.Fatalf("what lies at %d is no plan of %d bytes", p.At, p.Bytes)
-	}
-	if c.inspect != nil {
-		c.inspect(sample, plan)
 	}
 	sum, key := sha256.Sum256(plan), [2]int{epoch, sample}
 	if before, ok := c.seen[key]; ok && before != sum {
@@ -131,54 +125,6 @@ func planArchive(t *testing.T, name string, photos, damaged int) string {
 		data = archivetest.Gzip(t, data)
 	}
 	return archivetest.WriteFile(t, name, data)
-}
-
-// TestFilesArePlannedWhole: for a consumer with engines a plan by entry points has the whole file,
-// as the archive has it, with steps on the pixels too; one without entry points has the scan.
-func TestFilesArePlannedWhole(t *testing.T) {
-	if d, err := (shimCodec{}).newDecoder(0); err != nil {
-		t.Skip(err)
-	} else {
-		d.Close()
-	}
-	const photos = 20
-	for _, name := range []string{"t.tar", "t.tgz"} {
-		for _, ops := range [][]transform.Op{nil, {transform.RandAugment{}}} {
-			train := Train(64)
-			train.Ops = ops
-			o := Options{BatchSize: 8, Transform: train, Shuffle: true, Workers: 2, IndexFile: filepath.Join(t.TempDir(), "index")}
-			l, err := Open(planArchive(t, name, photos, 0), o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			if _, err := collect(t, l, 0, 2); err != nil { // the entry points become known
-				t.Fatal(err)
-			}
-			x := l.index.Load()
-			for _, whole := range []bool{true, false} {
-				rows := 0
-				c := planned{slots: 2, capacity: 4 << 20, files: whole, inspect: func(sample int, plan []byte) {
-					rows++
-					const width = 400 // byte of file_width in Plan of cshim/src/jpeg/plan.h
-					size := int32(binary.LittleEndian.Uint32(plan[width:]))
-					i, _ := strconv.Atoi(x.Name(sample)[len("train/a/"):][:3])
-					if whole && (size != 320 || !bytes.Contains(plan, photo(t, uint64(i)))) || !whole && size != 0 {
-						t.Errorf("%s, %d steps, for engines %v: a plan of %d bytes of a file of %d, for engines of %d pixels a row",
-							name, len(ops), whole, len(plan), x.Size(sample), size)
-					}
-				}}
-				for epoch := 1; epoch < 3; epoch++ { // the heads are known in the second one
-					if _, err := c.epoch(t, l, epoch); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if rows != 2*photos {
-					t.Errorf("%s: %d plans, want %d", name, rows, 2*photos)
-				}
-			}
-		}
-	}
 }
 
 // TestRowsOfTheHost: rows that the consumer leaves to the loader have no plans, and the pixels that

@@ -162,7 +162,7 @@ func (b *workerEntryPoints) planTranscoded(t *transcoded, g *imagecapi.Geometry,
 	b.blob = nil                                        // a later pass needs no head of the file
 	defer runtime.KeepAlive(b.points.transcodes.Load()) // in whose memory the copy lies
 	b.proof = t.proof
-	return b.append(d, t.data, g, t.blob, &b.proof, ops, false, to)
+	return b.append(d, t.data, g, t.blob, &b.proof, ops, to)
 }
 
 // planProgressive writes the plan of a job's progressive JPEG. The row has no bytes if the host has

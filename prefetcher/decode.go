@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -14,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Decode selects where images are decoded: Options.Decode. The batches have the same bits with
-// Host, Auto and Device, and the same samples are bad with each choice.
+// Decode selects where images are decoded: Options.Decode. The batches have the same bits with each
+// choice, and the same samples are bad.
 //
 // # What the GPU decodes
 //
@@ -30,37 +29,12 @@ import (
 // The source's workers decode all other images beside them: also the whole first epoch over a .tgz
 // without an index. docs/imageloader.md has the list.
 //
-// # Engines
-//
-// Engines is Device with the GPU's JPEG engines, through NVIDIA's nvJPEG: libnvjpeg of the CUDA
-// that LibTorch has, which New loads. They take no time of the multiprocessors for Huffman codes
-// and the inverse transform, but decode whole images, and fewer a second than the kernels decode
-// crops. So they are for training that needs no more images.
-//
-// Their pixels differ from the host's: by a level, and where chrominance has fewer samples, because
-// nvJPEG repeats what libjpeg-turbo interpolates: by 1.3 levels in the mean of smooth pictures of
-// 4:2:0, and by tens at edges of colours. Which images the engines decode depends on what the
-// process has decoded before, so that two runs with the same seed may differ by as much, and a
-// resumed epoch from one that was not interrupted. New refuses Engines while the process has
-// torch.Numerics.Deterministic (torch.SetProcessNumerics).
-//
-// The engines decode baseline JPEGs of 4:4:4, 4:2:2, 4:2:0 and grey, once the process knows their
-// entry points, that is from the second epoch on, or with imageloader.Options.TrustIndex. So they
-// never get a file that nobody has decoded before. The kernels decode what else Device decodes,
-// beside them in the same batch, and also the images of a call of nvJPEG that fails: see
-// Stats.EngineFailures. The source inflates the members of a .tgz.
-//
-// A call of nvJPEG waits for the end of the call before of the same decoder, whose memory nvJPEG
-// uses again: that of two batches before, or of the part before in a batch that is decoded in
-// parts.
-//
 // # Memory
 //
 // Stats.DecoderBytes has the device memory. It is that of two decoders, which take turns; each has
 //
 //   - the images of a batch,
-//   - scratch memory, from 256 to 512 MiB, with room for whole images that engines decode,
-//   - with Engines what nvJPEG allocates, which grows with the images of its calls,
+//   - scratch memory, from 256 to 512 MiB,
 //   - a host slot's plans, and
 //   - for a .tgz up to 256 MiB for the inflated members of a batch.
 //
@@ -90,10 +64,6 @@ const (
 	// decode, and those with a step that it can't run. New returns an error where the device is the
 	// CPU, or the source cannot leave images to it.
 	Device
-	// Engines is Device, and the GPU's JPEG engines decode the images that they take, to pixels
-	// that are not the host's. New returns an error also without nvJPEG, and on a GPU without
-	// engines.
-	Engines
 )
 
 // String returns the constant's name.
@@ -105,8 +75,6 @@ func (d Decode) String() string {
 		return "Auto"
 	case Device:
 		return "Device"
-	case Engines:
-		return "Engines"
 	}
 	return fmt.Sprintf("Decode(%d)", int(d))
 }
@@ -137,8 +105,6 @@ type decoding struct {
 	entries int
 	// multiprocessors that decode; 0: all. Open sets it.
 	multiprocessors int
-	engines         bool // decode what they take
-	logger          *slog.Logger
 
 	plans []decodeplan.Plans // by host slot
 	rows  [][]int            // by device slot: the row of each image that the device was to decode
@@ -166,8 +132,6 @@ type decoding struct {
 
 	decoded, again, memory atomic.Int64 // see Stats
 	inflates               atomic.Int64 // of the decoded images: the device was given to inflate them
-	byEngines              atomic.Int64 // of the decoded images
-	engineFailures         atomic.Int64
 }
 
 // member is an image whose compressed data the device inflates.
@@ -186,7 +150,7 @@ type find struct {
 const maxDecoded = 65535
 
 // newDecoding returns nil if the host decodes, for the reason in err.
-func newDecoding(source Source, s *slots, engines bool) (*decoding, error) {
+func newDecoding(source Source, s *slots) (*decoding, error) {
 	p := plannerOf(source)
 	if p == nil {
 		return nil, errors.New("the source does not plan images: imageloader does")
@@ -204,9 +168,8 @@ func newDecoding(source Source, s *slots, engines bool) (*decoding, error) {
 		return nil, errors.New("the source has no field \"images\" that needs a finish")
 	}
 	d := &decoding{source: p, images: images, finish: describer.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
-		head: capi.GPUDecoderHeadBytes(int(s.batch)), entries: p.EntryBytes(), engines: engines, logger: slog.New(slog.DiscardHandler)}
-	// Engines read files from the host's memory.
-	if staging, rooms := p.MemberBytes(); rooms > 0 && !engines {
+		head: capi.GPUDecoderHeadBytes(int(s.batch)), entries: p.EntryBytes()}
+	if staging, rooms := p.MemberBytes(); rooms > 0 {
 		d.bytes, d.rooms, d.head = max(bytes, staging), rooms, capi.GPUDecoderInflatingHeadBytes(int(s.batch), int(s.batch))
 	}
 	return d, nil
@@ -274,54 +237,18 @@ func (d *decoding) newDecoder(device int32, batch, scratch int) (*capi.GPUDecode
 	if d.rooms > 0 {
 		return capi.NewInflatingGPUDecoder(device, batch, d.head+d.bytes, scratch, d.rooms)
 	}
-	decoder, err := capi.NewGPUDecoder(device, batch, d.head+d.bytes, scratch)
-	if err != nil || !d.engines {
-		return decoder, err
-	}
-	if err = capi.AddGPUDecoderEngines(decoder); err == nil {
-		err = d.countEngines(decoder, capi.GPUEngines{})
-	}
-	if err != nil {
-		capi.FreeGPUDecoder(decoder)
-		return nil, fmt.Errorf("Options.Decode is Engines: %w", err)
-	}
-	return decoder, nil
-}
-
-// countEngines counts what a decoder's engines have done since before.
-func (d *decoding) countEngines(decoder *capi.GPUDecoder, before capi.GPUEngines) error {
-	now, err := capi.GPUDecoderEngines(decoder)
-	if err != nil {
-		return err
-	}
-	d.byEngines.Add(now.Decoded - before.Decoded)
-	d.memory.Add(now.Bytes - before.Bytes)
-	failed := now.Failed - before.Failed
-	if failed > 0 && d.engineFailures.Add(failed) == failed {
-		d.logger.Warn("prefetcher: a call of nvJPEG failed, and kernels decode its images; Stats.EngineFailures counts them", "status", now.Failure, "images", failed)
-	}
-	return nil
+	return capi.NewGPUDecoder(device, batch, d.head+d.bytes, scratch)
 }
 
 // run decodes what requests has found, with the results in images, and copies the entry points that
 // the decoder has found to the host.
 func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, images *torch.Tensor, on capi.Stream) error {
-	var before capi.GPUEngines
-	if d.engines {
-		var err error
-		if before, err = capi.GPUDecoderEngines(decoder); err != nil {
-			return err
-		}
-	}
 	err := torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
 		if len(d.ranges) > 0 {
 			return capi.RunInflatingGPUDecoder(decoder, staging, d.request, d.ranges, results[0], d.flags[slot], d.inflated[slot], on)
 		}
 		return capi.RunGPUDecoder(decoder, staging, d.request, results[0], d.flags[slot], on)
 	})
-	if err == nil && d.engines {
-		err = d.countEngines(decoder, before)
-	}
 	if err != nil || len(d.wanted) == 0 {
 		return err
 	}

@@ -20,7 +20,6 @@ type cpuDecoding struct {
 	*cpuDevice
 	decoder *capi.GPUDecoder
 	staging [][]byte // by host slot
-	files   bool     // as for engines, which the decoder has not
 	pixels  *torch.Tensor
 	memory  []byte // of pixels
 }
@@ -28,21 +27,10 @@ type cpuDecoding struct {
 // onCPU is a decoderFeed.
 func onCPU(t *testing.T, source Source) *Prefetcher {
 	t.Helper()
-	return newCPUDecoding(t, source, &cpuDecoding{})
-}
-
-// onCPUByFiles is a decoderFeed whose source plans whole files.
-func onCPUByFiles(t *testing.T, source Source) *Prefetcher {
-	t.Helper()
-	return newCPUDecoding(t, source, &cpuDecoding{files: true})
-}
-
-func newCPUDecoding(t *testing.T, source Source, d *cpuDecoding) *Prefetcher {
-	t.Helper()
 	p, err := open(source, Options{Device: cuda.CPU, Depth: 1 + decoders}, func(device ringDevice) ringDevice {
-		d.cpuDevice = device.(*cpuDevice)
+		d := &cpuDecoding{cpuDevice: device.(*cpuDevice)}
 		var err error
-		if d.decode, err = newDecoding(source, d.slots, false); err != nil {
+		if d.decode, err = newDecoding(source, d.slots); err != nil {
 			t.Fatal(err)
 		}
 		return d
@@ -75,7 +63,7 @@ func (d *cpuDecoding) Open() (err error) {
 			return err
 		}
 		d.staging = append(d.staging, memory)
-		g.plans = append(g.plans, decodeplan.Plans{Memory: memory[g.head:], Rows: make([]decodeplan.Row, d.batch), Rooms: g.rooms, Files: d.files})
+		g.plans = append(g.plans, decodeplan.Plans{Memory: memory[g.head:], Rows: make([]decodeplan.Row, d.batch), Rooms: g.rooms})
 	}
 	for range d.depth {
 		g.rows = append(g.rows, nil)
@@ -123,27 +111,6 @@ func (d *cpuDecoding) Check(ctx context.Context, slot, _ int, info any, _ func()
 // TestCPUDecodeEqualsTheHost: the device's arithmetic gives the batches of Decode: Host, to the
 // bit.
 func TestCPUDecodeEqualsTheHost(t *testing.T) { decodeEqualsTheHost(t, onCPU) }
-
-// TestCPUDecodesFilesToTheHosts: images that engines would take, but whose call of nvJPEG fails,
-// have the host's bits.
-func TestCPUDecodesFilesToTheHosts(t *testing.T) {
-	path := decodeArchive(t, 60)
-	train := imageloader.Train(48)
-	augmented := train
-	augmented.Ops = deviceOps
-	for name, transform := range map[string]imageloader.Transform{"train": train, "operations": augmented} {
-		t.Run(name, func(t *testing.T) {
-			o := imageloader.Options{Transform: transform, BadSamples: imageloader.Skip}
-			host, device := newFeed(t, newLoader(t, path, o), Options{Device: cuda.CPU}), onCPUByFiles(t, newLoader(t, path, o))
-			sameEpochs(t, host, device, 0, 2)
-			if st := device.Stats(); st.Decoded < 100 || st.DecodedAgain != 0 || st.DecodedByEngines != 0 {
-				t.Errorf("%+v", st)
-			}
-			closeFeed(t, host)
-			closeFeed(t, device)
-		})
-	}
-}
 
 func TestCPUDecodeHandsDamageBack(t *testing.T) { decodeHandsDamageBack(t, onCPU) }
 

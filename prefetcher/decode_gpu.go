@@ -66,7 +66,7 @@ func (d *gpuDevice) openDecoding() error {
 			return err
 		}
 		g.staging = append(g.staging, p)
-		g.plans = append(g.plans, decodeplan.Plans{Memory: p.Bytes()[g.head:], Rows: make([]decodeplan.Row, batch), Rooms: g.rooms, Files: g.engines})
+		g.plans = append(g.plans, decodeplan.Plans{Memory: p.Bytes()[g.head:], Rows: make([]decodeplan.Row, batch), Rooms: g.rooms})
 	}
 	var err error
 	if g.flagged, err = cuda.NewPinned(4 * batch * d.depth); err != nil {

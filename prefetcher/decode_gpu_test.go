@@ -450,7 +450,7 @@ func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.decode, err = newDecoding(l, s, false); err != nil {
+	if s.decode, err = newDecoding(l, s); err != nil {
 		t.Fatal(err)
 	}
 	s.depth, s.hosts = 1, 2

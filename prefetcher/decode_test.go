@@ -113,7 +113,7 @@ func decodes(t *testing.T, source Source) func(ringDevice) ringDevice {
 	return func(device ringDevice) ringDevice {
 		d := &fakeDecoding{cpuDevice: device.(*cpuDevice)}
 		var err error
-		if d.decode, err = newDecoding(source, d.slots, false); err != nil {
+		if d.decode, err = newDecoding(source, d.slots); err != nil {
 			t.Fatal(err)
 		}
 		return d
@@ -282,10 +282,10 @@ func TestAutoLeavesStepsToTheHost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, decode := range []Decode{Auto, Device, Engines} {
+		for _, decode := range []Decode{Auto, Device} {
 			o := Options{Decode: decode}
 			d, err := o.decoding(source, s)
-			if want := decode != Auto || !hostStep; err != nil || (d != nil) != want {
+			if want := decode == Device || !hostStep; err != nil || (d != nil) != want {
 				t.Errorf("%v, with a step of the host %v: the device decodes: %v, %v", decode, hostStep, d != nil, err)
 			}
 		}
@@ -313,9 +313,7 @@ func TestDecodeOption(t *testing.T) {
 		{"Device of too large batches", &plannedSource{rawSource: rawSource{batch: 65536}}, Options{Decode: Device}, "at most 65535"},
 		{"Device of a source that embeds one that plans", ownFill{&plannedSource{rawSource: rawSource{batch: 1}}}, Options{Decode: Device}, "does not plan"},
 		{"Device of a source without plans", &rawSource{batch: 1}, Options{Decode: Device}, "does not plan"},
-		{"Engines on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Engines}, "Decode is Engines: the device is the CPU"},
-		{"Engines of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot}, Options{Decode: Engines}, "cannot plan"},
-		{"another value", &rawSource{batch: 1}, Options{Decode: 4}, "Decode(4)"},
+		{"another value", &rawSource{batch: 1}, Options{Decode: 3}, "Decode(3)"},
 		{"a bound on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Auto, DecodeMultiprocessors: 16}, ""},
 		{"a negative bound", &plannedSource{rawSource: rawSource{batch: 1}}, Options{DecodeMultiprocessors: -1}, "DecodeMultiprocessors is -1"},
 		{"a negative value", &rawSource{batch: 1}, Options{Decode: -1}, "Decode(-1)"},

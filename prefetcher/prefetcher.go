@@ -86,8 +86,7 @@ type Options struct {
 	// them. The comment of type [Decode] says what a GPU decodes, and the memory that this takes.
 	//
 	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the
-	// workers, and takes time of the GPU. Device takes more of it, and less of the host. Engines
-	// takes less of the GPU than Device, but gives other pixels.
+	// workers, and takes time of the GPU. Device takes more of it, and less of the host.
 	// The GPU's decoding has the lowest priority. So compute takes precedence on a stream with
 	// cuda.StreamOptions.Priority of -1, and not on the default stream.
 	Decode Decode
@@ -189,9 +188,6 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	if s.decode != nil {
-		s.decode.logger = logger
-	}
 	tracer, err := newTracer(o.Trace, logger)
 	if err != nil {
 		return nil, err
@@ -225,8 +221,8 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 
 // decoding returns nil if the source decodes.
 func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
-	if o.Decode < Host || o.Decode > Engines {
-		return nil, fmt.Errorf("Options.Decode is %v: it must be Host, Auto, Device or Engines", o.Decode)
+	if o.Decode < Host || o.Decode > Device {
+		return nil, fmt.Errorf("Options.Decode is %v: it must be Host, Auto or Device", o.Decode)
 	}
 	if o.DecodeMultiprocessors < 0 {
 		return nil, fmt.Errorf("Options.DecodeMultiprocessors is %d: it must be at least 0", o.DecodeMultiprocessors)
@@ -234,20 +230,13 @@ func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
 	if o.Decode == Host {
 		return nil, nil
 	}
-	if o.Decode == Engines {
-		if n, err := torch.ProcessNumerics(); err != nil {
-			return nil, err
-		} else if n.Deterministic {
-			return nil, errors.New("Options.Decode is Engines, whose pixels are not the host's, and torch.Numerics.Deterministic is set for the process: use Device")
-		}
-	}
-	d, err := newDecoding(source, s, o.Decode == Engines)
+	d, err := newDecoding(source, s)
 	if err == nil && o.Device == cuda.CPU {
 		d, err = nil, errors.New("the device is the CPU")
 	}
 	switch {
-	case err != nil && o.Decode >= Device:
-		return nil, fmt.Errorf("Options.Decode is %v: %w", o.Decode, err)
+	case err != nil && o.Decode == Device:
+		return nil, fmt.Errorf("Options.Decode is Device: %w", err)
 	case err == nil && o.Decode == Auto && !d.source.StepsOnDevice():
 		return nil, nil
 	}
@@ -396,12 +385,7 @@ type Stats struct {
 	// Inflated counts those of Decoded whose members of a .tgz the device was given to inflate.
 	// DecodedAgain includes those of them that had another checksum than when the host has read
 	// them.
-	Inflated int64
-	// DecodedByEngines counts those of Decoded that the GPU's JPEG engines have decoded, with
-	// Options.Decode Engines. EngineFailures counts those that the kernels have decoded because a
-	// call of nvJPEG for them has failed.
-	DecodedByEngines, EngineFailures int64
-
+	Inflated     int64
 	DecoderBytes int64 // device memory of the decoders, with their results
 	// DecodeMultiprocessors is how many of the GPU's multiprocessors decode at most, by
 	// Options.DecodeMultiprocessors. 0: all.
@@ -443,7 +427,6 @@ func (p *Prefetcher) Stats() Stats {
 	if d := p.slots.decode; d != nil {
 		s.Decoded, s.DecodedAgain, s.DecoderBytes = d.decoded.Load(), d.again.Load(), d.memory.Load()
 		s.Inflated = d.inflates.Load()
-		s.DecodedByEngines, s.EngineFailures = d.byEngines.Load(), d.engineFailures.Load()
 		s.DecodeMultiprocessors = d.multiprocessors
 	}
 	if p.starved != nil {

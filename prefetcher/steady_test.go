@@ -56,8 +56,7 @@ func countCalls(t *testing.T, file string, from int) (calls map[string]int, size
 // that a batch is copied, before the host writes to its slot's pinned memory again (HostWait), and
 // that the flags of a batch have arrived, before the consumer gets it (Check). The one call that
 // blocks is that of an image that the device has handed back, after its pixels have been uploaded
-// (check): one cudaStreamSynchronize for each, by the prefetcher's thread. With Engines another
-// waits for nvJPEG's last call, before its memory is used again.
+// (check): one cudaStreamSynchronize for each, by the prefetcher's thread.
 func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nullCalls(t) // skips here, before archives are written
@@ -74,7 +73,6 @@ func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 		{"a bounded stream, three slots", "set.tar", true, nil, Options{DecodeMultiprocessors: 20, Depth: 3}},
 		// Devices that compute nothing inflate nothing, so they hand every member back once.
 		{"members", "set.tgz", true, nil, Options{}},
-		{"engines", "set.tar", true, nil, Options{Decode: Engines}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			options := memberOptions(imageloader.Skip, false)
@@ -87,7 +85,7 @@ func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 					}
 				}
 			}
-			c.o.Decode = max(c.o.Decode, Device)
+			c.o.Decode = Device
 			p := newFeed(t, l, c.o)
 			epoch := func(epoch int) {
 				for b, err := range p.Epoch(t.Context(), epoch) {
@@ -123,17 +121,6 @@ func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 				t.Errorf("%d calls %s for %d images that the device handed back", got, mends, want)
 			}
 			delete(calls, mends)
-			if c.o.Decode == Engines {
-				// One for each batch, of the engines' last one on the same decoder: see Engines.
-				const waits = "cudaEventSynchronize prefetcher"
-				if got, want := calls[waits], int(after.Batches-before.Batches); got != want {
-					t.Errorf("%d calls %s for %d batches", got, waits, want)
-				}
-				delete(calls, waits)
-				if n := after.DecodedByEngines - before.DecodedByEngines; n < 3*40 {
-					t.Errorf("engines decoded %d images: the epochs show nothing", n)
-				}
-			}
 			for _, call := range slices.Sorted(maps.Keys(calls)) {
 				t.Errorf("%d calls of %s in three epochs", calls[call], call)
 			}

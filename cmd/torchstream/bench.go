@@ -52,8 +52,6 @@ type loaderResult struct {
 	DecodedOnDevice      int64             `json:"decoded_on_device,omitempty"`   // images that the GPU was given
 	DecodedAgain         int64             `json:"decoded_again,omitempty"`       // those of them that the host has decoded after all
 	InflatedOnDevice     int64             `json:"inflated_on_device,omitempty"`  // images that the GPU was given compressed in a .tgz
-	DecodedByEngines     int64             `json:"decoded_by_engines,omitempty"`  // images that the GPU's JPEG engines have decoded
-	EngineFailures       int64             `json:"engine_failures,omitempty"`     // images of calls of nvJPEG that failed, which the kernels have decoded
 	DecoderBytes         int64             `json:"decoder_bytes,omitempty"`       // device memory of the decoders
 	Threads              []threadsRow      `json:"threads"`                       // that HostCores is made of
 	Stats                imageloader.Stats `json:"stats"`
@@ -113,7 +111,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	contract := set.String("contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32), train-bfloat16 (bfloat16, channels last) or eval (resize and centre crop, bytes)")
 	policy := set.String("policy", "none", policyHelp)
 	device := set.String("device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
-	decode := set.String("decode", "host", decodeHelp)
+	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	sms := set.Int("decode-sms", 0, decodeSMsHelp)
 	trust := set.Bool("trust-index", false, "do not compare the index's entry points with the images: the GPU does not search for them in the first epoch")
 	warm := set.Int("warm", 0, "run so many epochs before the clock starts: the first one makes entry points")
@@ -189,11 +187,6 @@ func (result *loaderResult) print(stdout io.Writer) error {
 			return err
 		}
 	}
-	if result.DecodedByEngines+result.EngineFailures > 0 {
-		if _, err := fmt.Fprintf(stdout, "%d of these decoded by the JPEG engines, %d by kernels because nvJPEG failed\n", result.DecodedByEngines, result.EngineFailures); err != nil {
-			return err
-		}
-	}
 	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%s on %s, batches of %d, %d x %d pixels, in %s; %s\n"+
 		"busy of %.1f s: reading %.1f s, inflating %.1f s, decoding %.1f s on %s, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
 		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, counted(result.Workers, "worker", "workers"), counted(result.Cores, "core", "cores"), result.Batch, result.Size, result.Size, result.Device,
@@ -263,11 +256,9 @@ type feeder interface {
 
 // deviceStats are figures of a device.
 type deviceStats struct {
-	finish                                 time.Duration // of the host
-	bytes, decoded, decodedAgain, inflated int64
-	byEngines, engineFailures              int64
-	decoderBytes                           int64
-	multiprocessors                        int // that decode; 0: all
+	finish                                               time.Duration // of the host
+	bytes, decoded, decodedAgain, inflated, decoderBytes int64
+	multiprocessors                                      int // that decode; 0: all
 }
 
 // measurement is one run of `bench loader`.
@@ -366,7 +357,6 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 		r.BusBytesPerImage = float64(now.bytes-before.bytes) / float64(r.Images)
 		r.DecodedOnDevice, r.DecodedAgain = now.decoded-before.decoded, now.decodedAgain-before.decodedAgain
 		r.InflatedOnDevice = now.inflated - before.inflated
-		r.DecodedByEngines, r.EngineFailures = now.byEngines-before.byEngines, now.engineFailures-before.engineFailures
 		r.DecoderBytes, r.DecodeSMs = now.decoderBytes, now.multiprocessors
 	}
 	r.Seconds = elapsed.Seconds()

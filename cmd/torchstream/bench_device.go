@@ -33,21 +33,19 @@ func pickTarget(name, decode string, sms int) (target, error) {
 
 // parseDecode reads -decode.
 func parseDecode(name string) (prefetcher.Decode, error) {
-	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto, "device": prefetcher.Device, "engines": prefetcher.Engines}[name]
+	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto, "device": prefetcher.Device}[name]
 	if !known {
-		return 0, usageError{fmt.Sprintf("-decode %q: want host, auto, device or engines", name)}
+		return 0, usageError{fmt.Sprintf("-decode %q: want host, auto or device", name)}
 	}
 	return where, nil
 }
 
-const decodeHelp = "where images are decoded: host, device, auto, which is the device if it can, or engines, the device with the GPU's JPEG engines (nvJPEG), whose pixels differ by some levels"
-
-const decodeSMsHelp = "with -decode device, auto or engines: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)"
+const decodeSMsHelp = "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)"
 
 // checkSMs checks -decode-sms.
 func checkSMs(sms int, decode prefetcher.Decode) error {
 	if sms < 0 || sms > 0 && decode == prefetcher.Host {
-		return usageError{fmt.Sprintf("-decode-sms %d: want a number of multiprocessors of at least 0, with -decode device, auto or engines", sms)}
+		return usageError{fmt.Sprintf("-decode-sms %d: want a number of multiprocessors of at least 0, with -decode device or auto", sms)}
 	}
 	return nil
 }
@@ -129,5 +127,5 @@ func (p prefetched) epoch(ctx context.Context, epoch int, count func(n int) (mor
 
 func (p prefetched) stats() deviceStats {
 	s := p.Stats()
-	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecodedByEngines, s.EngineFailures, s.DecoderBytes, s.DecodeMultiprocessors}
+	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecoderBytes, s.DecodeMultiprocessors}
 }

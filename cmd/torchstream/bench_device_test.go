@@ -1,14 +1,8 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/torchstream/torchstream/cudatest"
 )
 
 // TestBenchLoaderOnDevice: the same with a prefetcher, which does the finish.
@@ -24,35 +18,5 @@ func TestBenchLoaderOnDevice(t *testing.T) {
 		{"-device", "cpu", "-decode-sms", "16"}, {"-device", "cpu", "-decode", "auto", "-decode-sms", "-1"}, {"-policy", "cutout"}, {"-policy", "simclr", "-peers", "all"}})
 	if status, _, stderr := command(t, "bench", "loader", "-archive", photos, "-device", "cuda:99"); status != 1 || !strings.Contains(stderr, "no such GPU") {
 		t.Errorf("status %d, %s", status, stderr)
-	}
-}
-
-// On a GPU with engines, and on devices that do nothing with a stand-in for nvJPEG.
-func TestBenchLoaderDecodesByEngines(t *testing.T) {
-	cudatest.RequireGPUs(t, 1)
-	members := map[string]string{}
-	for i := range 40 {
-		name := []string{"444.jpg", "422.jpg"}[i%2] // large enough for entry points
-		data, err := os.ReadFile(filepath.Join("..", "..", "cshim", "test", "data", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		members[fmt.Sprintf("%c/%02d-%s", 'a'+i%2, i, name)] = string(data)
-	}
-	archive := writeTar(t, members)
-	loader := []string{"bench", "loader", "-archive", archive, "-batch", "16", "-size", "32", "-epochs", "2", "-json"}
-	if status, _, stderr := command(t, loader...); status != 0 { // makes the index, with entry points
-		t.Fatalf("status %d, %s", status, stderr)
-	}
-	status, stdout, stderr := command(t, append(loader, "-device", "cuda", "-decode", "engines", "-trust-index")...)
-	if strings.Contains(stderr, "nvJPEG cannot be loaded") || strings.Contains(stderr, "does not offer") {
-		t.Skip(stderr)
-	}
-	var r loaderResult
-	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
-		t.Fatalf("status %d, %v in %q, stderr %q", status, err, stdout, stderr)
-	}
-	if r.DecodedOnDevice < 16 || r.DecodedByEngines != r.DecodedOnDevice || r.EngineFailures != 0 || r.DecoderBytes == 0 {
-		t.Errorf("%d of %d images decoded by engines, %d on the device; %d failures", r.DecodedByEngines, r.Images, r.DecodedOnDevice, r.EngineFailures)
 	}
 }

@@ -106,7 +106,7 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
 	set.StringVar(&b.archive, "archive", "", "`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
 	set.IntVar(&b.workers, "workers", 0, "with -archive: a rank's goroutines that decode (default: the number of CPUs)")
-	decode := set.String("decode", "host", "with -archive, "+decodeHelp)
+	decode := set.String("decode", "host", "with -archive, where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
 	graphs := set.Bool("graphs", true, "on a GPU, measure steps as graphs too")
 	if err := parse(set, args, 0); err != nil {

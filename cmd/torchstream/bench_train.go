@@ -170,7 +170,7 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set.Int64Var(&b.memory, "memory", fedMemory, "`MB` of compressed images: a .tgz that fits in is held in memory")
 	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	set.IntVar(&b.sms, "decode-sms", 0, decodeSMsHelp)
-	decode := set.String("decode", "host", decodeHelp)
+	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.engines, "engines", false, "with -archive, on a GPU: measure resident steps beside the GPU's JPEG engines too, which decode the archive meanwhile (nvJPEG)")
 	one := set.Bool("one-step", false, "only make one step of the first network at its smallest batch, and print a line: what -first runs")
 	if err := parse(set, args, 0); err != nil {

@@ -49,8 +49,6 @@ type fedRow struct {
 	Share    float64 `json:"share_of_resident"`
 	// OnDevice is the share of the images that the device was given to decode.
 	OnDevice float64 `json:"decoded_on_device"`
-	// ByEngines is the share of the images that the GPU's JPEG engines have decoded.
-	ByEngines float64 `json:"decoded_by_engines,omitempty"`
 	// WaitShare is the share of the time that the device waited for a batch.
 	WaitShare float64 `json:"wait_share"`
 	// HostCores is the CPU time a second of the whole process: reading, decoding and training.
@@ -235,7 +233,7 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	row.Workers, row.DecodeSMs = m.workers, m.sms
 	images := float64(m.steps * row.Batch)
 	row.ImagesPerSecond, row.Resident, row.Share = images/m.fed.took.Seconds(), images/m.still.took.Seconds(), median(m.shares)
-	row.OnDevice, row.ByEngines = float64(m.decoded)/images, float64(m.byEngines)/images
+	row.OnDevice = float64(m.decoded) / images
 	row.WaitShare = m.waited.Seconds() / m.fed.took.Seconds()
 	row.HostCores, row.ResidentHostCores = m.fed.cores(), m.still.cores()
 	if b.engines && b.device != cuda.CPU {
@@ -312,7 +310,6 @@ type fedMeasurement struct {
 	fed, still   usedTime
 	waited       time.Duration
 	decoded      int64     // by the device
-	byEngines    int64     // of them
 	shares       []float64 // of the resident rate, by round
 }
 
@@ -394,7 +391,6 @@ func (m *fedMeasurement) run(ctx context.Context, t *trainee, scope *torch.Scope
 		after := feed.Stats()
 		m.waited += after.ConsumerWait - before.ConsumerWait
 		m.decoded += after.Decoded - before.Decoded
-		m.byEngines += after.DecodedByEngines - before.DecodedByEngines
 		if err := m.add(fed, steps); err != nil {
 			return err
 		}

@@ -61,7 +61,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.Float64Var(&o.ema, "ema", 0, "decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	set.StringVar(&o.decode, "decode", "host", decodeHelp+"; the others' are the same")
+	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
 	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
 	set.Uint64Var(&o.seed, "seed", 1, "of the parameters, the order, the crops and Dropout; at least 1")
 	set.StringVar(&o.out, "out", "trained", "`DIR` of the results")
@@ -399,8 +399,8 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if device == cuda.CPU && o.amp == "fp16" {
 		return usageError{"-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
 	}
-	if device == cuda.CPU && (o.decode == "device" || o.decode == "engines") {
-		return usageError{"-decode " + o.decode + " needs a GPU, and the device is the CPU: use -decode auto or host"}
+	if device == cuda.CPU && o.decode == "device" {
+		return usageError{"-decode device needs a GPU, and the device is the CPU: use -decode auto or host"}
 	}
 	if err := checkWritable(o.out); err != nil {
 		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)

@@ -1335,37 +1335,6 @@ typedef struct ts_gpu_decode_image {
                     window_width * 3 bytes, without gaps */
 } ts_gpu_decode_image;
 
-/* Has a decoder leave images to the GPU's JPEG engines, through nvJPEG, which is loaded at the
- * first call: those whose plans are of ts_image_plan_file, if nvJPEG takes them. The engines take
- * no time of the multiprocessors for Huffman codes and the inverse transform. But their pixels
- * differ from the host's by some levels. A run decodes these images by one call of nvJPEG, or one
- * for each part of the batch. If a call fails the kernels decode its images, to the host's pixels.
- *
- * Such an image takes 3 bytes more of the scratch memory for each pixel of the stored image. A run
- * may allocate then: nvJPEG's memory grows with the images. A call of nvJPEG waits for the work of
- * the decoder's call before, whose memory nvJPEG uses again, and ts_gpu_decoder_free for that of
- * the last one.
- *
- * UNSUPPORTED without libnvjpeg, one of its functions, or engines; the decoder is as it was. A
- * decoder of TS_DEVICE_CPU hands nvJPEG host memory, which only a stand-in for the library takes:
- * for tests. */
-TS_API ts_error* ts_gpu_decoder_add_engines(ts_gpu_decoder* decoder);
-
-/* The engines of a decoder, and what they have done so far. */
-typedef struct ts_gpu_engines {
-  size_t size;     /* sizeof(ts_gpu_engines), set by the caller */
-  int32_t engines; /* of the GPU; 0: the decoder has none */
-  int32_t cores_per_engine;
-  int64_t decoded;     /* images */
-  int64_t refused;     /* images with plans of ts_image_plan_file that nvJPEG does not take */
-  int64_t failed;      /* images of calls of nvJPEG that failed */
-  const char* failure; /* the status of the latest of them, a static string, or NULL */
-  size_t bytes;        /* of device memory that nvJPEG has allocated */
-} ts_gpu_engines;
-
-/* Fills in `engines`. Only the thread that uses the decoder may call it. */
-TS_API ts_error* ts_gpu_decoder_get_engines(const ts_gpu_decoder* decoder, ts_gpu_engines* engines);
-
 /* Enqueues the decoding of `count` images, and returns. Neither allocates nor waits for the device.
  *
  * staging: pinned memory, aligned to 16 bytes, with `bytes` bytes of head and plans, written by

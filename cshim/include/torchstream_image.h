@@ -321,16 +321,6 @@ TS_API ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* 
                                       uint64_t* proof, ts_image_plans plans, size_t* at,
                                       size_t* planned);
 
-/* Does ts_image_plan_append for a decoder with the GPU's JPEG engines (ts_gpu_decoder_add_engines):
- * the plan has the whole file, for an engine or, as any other plan, for the kernels. It is that of
- * ts_image_plan_append for a file that no engine decodes: anything but 4:4:4, 4:2:2, 4:2:0 and
- * grey, and images whose pixels would take the plan over 256 MiB of scratch memory. plans.used may
- * be NULL as in ts_image_plan_scan. */
-TS_API ts_error* ts_image_plan_file(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
-                                    const ts_image_geometry* geometry, ts_image_entries entries,
-                                    uint64_t* proof, ts_image_plans plans, size_t* at,
-                                    size_t* planned);
-
 /* What ts_image_pack_entries has to know of a file in whose scan a GPU finds the entries. */
 typedef struct ts_image_search {
   uint64_t digest;     /* of the file, for its blob */

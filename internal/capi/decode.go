@@ -10,9 +10,6 @@ package capi
 #cgo nocallback ts_gpu_decoder_inflating_head_bytes
 #cgo nocallback ts_gpu_decoder_run_inflating
 #cgo nocallback ts_gpu_decoder_copy_entries
-#cgo nocallback ts_gpu_decoder_add_engines
-#cgo noescape ts_gpu_decoder_get_engines
-#cgo nocallback ts_gpu_decoder_get_engines
 */
 import "C"
 
@@ -45,35 +42,6 @@ func NewInflatingGPUDecoder(device int32, maxImages, stagingBytes, scratchBytes,
 	err = failure(C.ts_gpu_decoder_new_inflating(C.int32_t(device), C.int64_t(maxImages), C.size_t(stagingBytes), C.size_t(scratchBytes),
 		C.size_t(roomsBytes), &d))
 	return d, err
-}
-
-// AddGPUDecoderEngines calls ts_gpu_decoder_add_engines.
-func AddGPUDecoderEngines(d *GPUDecoder) error {
-	computing.enter()
-	defer computing.leave()
-	return failure(C.ts_gpu_decoder_add_engines(d))
-}
-
-// GPUEngines has the fields of ts_gpu_engines.
-type GPUEngines struct {
-	Engines, CoresPerEngine  int
-	Decoded, Refused, Failed int64
-	Failure                  string // ""; or why the latest call of nvJPEG that failed did
-	Bytes                    int64
-}
-
-// GPUDecoderEngines calls ts_gpu_decoder_get_engines.
-func GPUDecoderEngines(d *GPUDecoder) (GPUEngines, error) {
-	e := C.ts_gpu_engines{size: C.sizeof_ts_gpu_engines}
-	if err := failure(C.ts_gpu_decoder_get_engines(d, &e)); err != nil {
-		return GPUEngines{}, err
-	}
-	of := GPUEngines{Engines: int(e.engines), CoresPerEngine: int(e.cores_per_engine), Decoded: int64(e.decoded), Refused: int64(e.refused),
-		Failed: int64(e.failed), Bytes: int64(e.bytes)}
-	if e.failure != nil {
-		of.Failure = C.GoString(e.failure)
-	}
-	return of, nil
 }
 
 func FreeGPUDecoder(d *GPUDecoder) {

@@ -217,8 +217,6 @@ static int64_t absent_ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t cap
 static ts_error* absent_ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_gpu_decoder_free(ts_gpu_decoder* decoder) {}
 static size_t absent_ts_gpu_decoder_head_bytes(int64_t images) { return 0; }
-static ts_error* absent_ts_gpu_decoder_add_engines(ts_gpu_decoder* decoder) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_gpu_decoder_get_engines(const ts_gpu_decoder* decoder, ts_gpu_engines* engines) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return (ts_error*)&torchstream_capi_absent; }
@@ -450,8 +448,6 @@ static struct {
   ts_error* (*ts_gpu_decoder_new)(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder);
   void (*ts_gpu_decoder_free)(ts_gpu_decoder* decoder);
   size_t (*ts_gpu_decoder_head_bytes)(int64_t images);
-  ts_error* (*ts_gpu_decoder_add_engines)(ts_gpu_decoder* decoder);
-  ts_error* (*ts_gpu_decoder_get_engines)(const ts_gpu_decoder* decoder, ts_gpu_engines* engines);
   ts_error* (*ts_gpu_decoder_run)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream);
   ts_error* (*ts_gpu_decoder_copy_entries)(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream);
   ts_error* (*ts_gpu_inflater_new)(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater);
@@ -682,8 +678,6 @@ static struct {
   absent_ts_gpu_decoder_new,
   absent_ts_gpu_decoder_free,
   absent_ts_gpu_decoder_head_bytes,
-  absent_ts_gpu_decoder_add_engines,
-  absent_ts_gpu_decoder_get_engines,
   absent_ts_gpu_decoder_run,
   absent_ts_gpu_decoder_copy_entries,
   absent_ts_gpu_inflater_new,
@@ -916,8 +910,6 @@ static const char* const names[] = {
   "ts_gpu_decoder_new",
   "ts_gpu_decoder_free",
   "ts_gpu_decoder_head_bytes",
-  "ts_gpu_decoder_add_engines",
-  "ts_gpu_decoder_get_engines",
   "ts_gpu_decoder_run",
   "ts_gpu_decoder_copy_entries",
   "ts_gpu_inflater_new",
@@ -1149,8 +1141,6 @@ int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { retur
 ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder) { return table.ts_gpu_decoder_new(device, max_images, staging_bytes, scratch_bytes, decoder); }
 void ts_gpu_decoder_free(ts_gpu_decoder* decoder) { table.ts_gpu_decoder_free(decoder); }
 size_t ts_gpu_decoder_head_bytes(int64_t images) { return table.ts_gpu_decoder_head_bytes(images); }
-ts_error* ts_gpu_decoder_add_engines(ts_gpu_decoder* decoder) { return table.ts_gpu_decoder_add_engines(decoder); }
-ts_error* ts_gpu_decoder_get_engines(const ts_gpu_decoder* decoder, ts_gpu_engines* engines) { return table.ts_gpu_decoder_get_engines(decoder, engines); }
 ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return table.ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream); }
 ts_error* ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream) { return table.ts_gpu_decoder_copy_entries(decoder, staging, bytes, entries, count, memory, memory_bytes, stream); }
 ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return table.ts_gpu_inflater_new(device, max_ranges, staging_bytes, inflater); }

@@ -49,10 +49,6 @@ type Plans struct {
 	// HostRows is how many of each Group rows of the slot, the first ones, the source decodes
 	// itself although it could plan them. The consumer sets it before it lends the slot.
 	HostRows int
-	// Files says that the consumer has the GPU's JPEG engines, which decode whole files: the source
-	// plans whole files where it plans by entry points (imagecapi.PlanFile). The consumer sets it
-	// before it lends the slot, and Rooms is 0.
-	Files bool
 	// Rooms is the maximum of the sum of Member.Room of the rows. 0: the consumer does not inflate,
 	// and no row has a member.
 	Rooms int

@@ -20,8 +20,6 @@ package imagecapi
 #cgo nocallback ts_image_digest_pieces
 #cgo noescape ts_image_plan_append
 #cgo nocallback ts_image_plan_append
-#cgo noescape ts_image_plan_file
-#cgo nocallback ts_image_plan_file
 #cgo noescape ts_image_plan_scan
 #cgo nocallback ts_image_plan_scan
 #cgo noescape ts_image_pack_entries
@@ -111,19 +109,6 @@ func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uin
 	c := geometry(g)
 	var place, planned C.size_t
 	err = failure(C.ts_image_plan_append(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
-		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))}, (*C.uint64_t)(proof),
-		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))},
-		&place, &planned))
-	return int(place), int(planned), err
-}
-
-// PlanFile is PlanAppend for a decoder that may leave the image to a GPU's JPEG engines
-// (capi.AddGPUDecoderEngines): the plan has the whole file, unless no engine decodes it. With used
-// nil the plan is at the beginning of memory, and n is more than len(memory) if it did not fit.
-func PlanFile(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
-	c := geometry(g)
-	var place, planned C.size_t
-	err = failure(C.ts_image_plan_file(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
 		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))}, (*C.uint64_t)(proof),
 		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))},
 		&place, &planned))

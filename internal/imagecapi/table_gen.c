@@ -30,7 +30,6 @@ static ts_error* absent_ts_image_decode_with_entries(ts_image_decoder* decoder, 
 static ts_error* absent_ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
-static ts_error* absent_ts_image_plan_file(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_pack_entries(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -68,7 +67,6 @@ static struct {
   ts_error* (*ts_image_transcode)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written);
   ts_error* (*ts_image_plan_segments)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_plan_append)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned);
-  ts_error* (*ts_image_plan_file)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned);
   ts_error* (*ts_image_plan_scan)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned);
   ts_error* (*ts_image_pack_entries)(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_plan_head)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned);
@@ -105,7 +103,6 @@ static struct {
   absent_ts_image_transcode,
   absent_ts_image_plan_segments,
   absent_ts_image_plan_append,
-  absent_ts_image_plan_file,
   absent_ts_image_plan_scan,
   absent_ts_image_pack_entries,
   absent_ts_image_plan_head,
@@ -144,7 +141,6 @@ static const char* const names[] = {
   "ts_image_transcode",
   "ts_image_plan_segments",
   "ts_image_plan_append",
-  "ts_image_plan_file",
   "ts_image_plan_scan",
   "ts_image_pack_entries",
   "ts_image_plan_head",
@@ -182,7 +178,6 @@ ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t*
 ts_error* ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return table.ts_image_transcode(decoder, data, bytes, buffer, capacity, written); }
 ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_segments(decoder, data, bytes, geometry, entries, proof, buffer, capacity, planned); }
 ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return table.ts_image_plan_append(decoder, data, bytes, geometry, entries, proof, plans, at, planned); }
-ts_error* ts_image_plan_file(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return table.ts_image_plan_file(decoder, data, bytes, geometry, entries, proof, plans, at, planned); }
 ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return table.ts_image_plan_scan(decoder, data, bytes, geometry, plans, search, at, planned); }
 ts_error* ts_image_pack_entries(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_pack_entries(search, found, found_bytes, buffer, made); }
 ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_head(decoder, head, geometry, entries, buffer, capacity, planned); }

@@ -17,9 +17,9 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "bench/host_time.h"
+#include "bench/nvjpeg.h"
 #include "bench/torchstream_bench.h"
 #include "cuda/device.h"
-#include "decode/nvjpeg.h"
 #include "decode/queue.h"
 
 namespace ts {

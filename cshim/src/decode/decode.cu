@@ -27,16 +27,13 @@ constexpr uint32_t kWeightThreads = 128;
 constexpr int32_t kStepThreads = 512;
 
 __device__ Memory memory_of_block(const Work& work) {
-  return jpeg::memory_of(work.places[blockIdx.y], work.staging, work.scratch, work.results,
-                         work.engines != 0);
+  return jpeg::memory_of(work.places[blockIdx.y], work.staging, work.scratch, work.results);
 }
 
 // One block an image: its Huffman tables, for the kernels that decode it.
 __global__ void __launch_bounds__(kTableThreads) build(Work work) {
   __shared__ __align__(16) jpeg::SearchTables tables;
-  const Memory memory = memory_of_block(work);
-  if (memory.whole != nullptr) return;
-  const uint8_t* const base = memory.base;
+  const uint8_t* const base = memory_of_block(work).base;
   const Plan& plan = jpeg::plan_at(base);
   jpeg::build_tables_1(plan, base, &tables, threadIdx.x, kTableThreads);
   __syncthreads();
@@ -56,7 +53,7 @@ __global__ void __launch_bounds__(kSegmentThreads) entropy(Work work) {
   __shared__ __align__(16) jpeg::HuffmanTables tables;
   const Memory memory = memory_of_block(work);
   const uint32_t first = blockIdx.x * kSegmentThreads;
-  if (memory.whole != nullptr || first >= jpeg::plan_at(memory.base).segments) return;
+  if (first >= jpeg::plan_at(memory.base).segments) return;
   load_plan<kSegmentThreads>(work, &plan, &tables);
   const uint32_t segment = first + threadIdx.x;
   if (segment >= plan.segments) return;
@@ -75,7 +72,7 @@ __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
   const Memory memory = memory_of_block(work);
   const Plan& plan = jpeg::plan_at(memory.base);
   const uint32_t first = blockIdx.x * (kBlockThreads / 8);
-  if (memory.whole != nullptr || first >= plan.total_blocks) return;
+  if (first >= plan.total_blocks) return;
   const uint32_t block = first + threadIdx.x / 8;
   const uint32_t lane = threadIdx.x % 8;
   const bool real = block < plan.total_blocks;
@@ -201,11 +198,8 @@ uint32_t blocks_of(uint32_t work, uint32_t each) { return (work + each - 1) / ea
 using namespace kernels;
 
 cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
-  // All images may be decoded by engines.
-  const bool none = work.segments == 0;
   switch (stage) {
     case Stage::kTables:
-      if (none) break;
       build<<<dim3(1, work.images), kTableThreads, 0, stream>>>(work);
       break;
     case Stage::kSync:
@@ -213,12 +207,10 @@ cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
     case Stage::kEntries:
       return launch_search(stage, work, stream);
     case Stage::kEntropy:
-      if (none) break;
       entropy<<<dim3(blocks_of(work.segments, kSegmentThreads), work.images), kSegmentThreads, 0,
                 stream>>>(work);
       break;
     case Stage::kTransform:
-      if (none) break;
       transform<<<dim3(blocks_of(work.blocks, kBlockThreads / 8), work.images), kBlockThreads, 0,
                   stream>>>(work);
       break;

@@ -87,25 +87,15 @@ void check_plans(const ts_gpu_decoder& decoder, const ts_gpu_decoder::Batch& bat
   require(others == 0, "an image without compressed data in its plan has no member");
 }
 
-// Returns the scratch memory of an image. Without engines it has no room for the stored one.
-jpeg::Scratch scratch_for(const Plan& plan, bool engines) {
-  jpeg::Scratch needs = jpeg::scratch_of(plan);
-  if (!engines) needs.whole = 0;
-  return needs;
-}
-
-// Adds an image's needs to those of the images that are decoded with it. decoded: engines have
-// decoded it up to its pixels.
-void widen(const Plan& plan, bool decoded, Work* work) {
+// Adds an image's needs to those of the images that are decoded with it.
+void widen(const Plan& plan, Work* work) {
   const auto count = [](const jpeg::Axis& a, int32_t b) {
     return static_cast<uint32_t>(a.size) * static_cast<uint32_t>(b);
   };
-  if (!decoded) {
-    work->subsequences = std::max(work->subsequences, plan.subsequences);
-    work->paths = std::max(work->paths, plan.subsequences * plan.blocks);
-    work->segments = std::max(work->segments, plan.segments);
-    work->blocks = std::max(work->blocks, plan.total_blocks);
-  }
+  work->subsequences = std::max(work->subsequences, plan.subsequences);
+  work->paths = std::max(work->paths, plan.subsequences * plan.blocks);
+  work->segments = std::max(work->segments, plan.segments);
+  work->blocks = std::max(work->blocks, plan.total_blocks);
   work->pixels = std::max(work->pixels, static_cast<uint32_t>(plan.x.source_size) *
                                             static_cast<uint32_t>(plan.y.source_size));
   work->columns = std::max(work->columns, count(plan.x, plan.y.source_size));
@@ -138,26 +128,13 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
   // Every check, and all places, come before anything is enqueued.
   check_plans(*this, batch);
   auto* const places = reinterpret_cast<Place*>(from);
-  const auto plan_of = [&](int64_t i) -> const Plan& {
-    return *reinterpret_cast<const Plan*>(from + images[i].plan);
-  };
-  for (int64_t i = 0; i < count; ++i) {
-    const Plan& plan = plan_of(i);
-    const bool fits = ts::jpeg::scratch_of(plan).total() <= capacity;
-    const bool taken = engines != nullptr && plan.file_width != 0 && fits &&
-                       engines->takes(from + images[i].plan + plan.scan_at, plan.scan_bytes,
-                                      plan.file_width, plan.file_height);
-    places[i].whole = taken ? 0 : ts::jpeg::kNotWhole;
-  }
-  const auto needs_of = [&](int64_t i) {
-    return scratch_for(plan_of(i), places[i].whole != ts::jpeg::kNotWhole);
-  };
   for (int64_t first = 0; first < count;) {
     uint64_t total = 0;
     uint64_t coefficients = 0;
     int64_t end = first;
     for (; end < count; ++end) {
-      const ts::jpeg::Scratch needs = needs_of(end);
+      const Plan& plan = *reinterpret_cast<const Plan*>(from + images[end].plan);
+      const ts::jpeg::Scratch needs = ts::jpeg::scratch_of(plan);
       if (needs.total() > capacity) {
         throw_image(end, "it needs " + std::to_string(needs.total()) +
                              " bytes of scratch memory, and the decoder has " +
@@ -171,7 +148,8 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
     uint64_t coefficient = 0;
     uint64_t other = coefficients;
     for (int64_t i = first; i < end; ++i) {
-      const ts::jpeg::Scratch needs = needs_of(i);
+      const ts::jpeg::Scratch needs =
+          ts::jpeg::scratch_of(*reinterpret_cast<const Plan*>(from + images[i].plan));
       Place& place = places[i];
       place.plan = images[i].plan;
       place.coefficients = coefficient;
@@ -181,7 +159,6 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
       place.weights = place.columns + needs.columns;
       place.tables = place.weights + needs.weights;
       place.sync = place.tables + needs.tables;
-      if (place.whole != ts::jpeg::kNotWhole) place.whole = place.sync + needs.sync;
       place.result = images[i].result;
       coefficient += needs.coefficients;
       other += needs.total() - needs.coefficients;
@@ -210,30 +187,21 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
   done(0);
   for (int64_t first = 0; first < count;) {
     Work work = {};
-    work.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());
+    uint64_t zeroed = 0;
     int64_t end = first;
     // Places that begin at the front again are those of the next images.
     for (; end < count && (end == first || places[end].coefficients != 0); ++end) {
-      if (places[end].whole == ts::jpeg::kNotWhole) continue;
-      const Plan& plan = plan_of(end);
-      engines->add(from + images[end].plan + plan.scan_at, plan.scan_bytes,
-                   work.scratch + places[end].whole, plan.file_width);
-    }
-    // What nvJPEG has refused the kernels decode.
-    work.engines = engines != nullptr && engines->decode(queue) ? 1 : 0;
-    uint64_t zeroed = 0;
-    for (int64_t i = first; i < end; ++i) {
-      const Plan& plan = plan_of(i);
-      const bool decoded = work.engines != 0 && places[i].whole != ts::jpeg::kNotWhole;
-      widen(plan, decoded, &work);
-      if (!decoded) zeroed = places[i].coefficients + ts::jpeg::scratch_of(plan).coefficients;
+      const Plan& plan = *reinterpret_cast<const Plan*>(from + images[end].plan);
+      widen(plan, &work);
+      zeroed = places[end].coefficients + ts::jpeg::scratch_of(plan).coefficients;
     }
     work.places = reinterpret_cast<const Place*>(memory) + first;
     work.staging = memory;
+    work.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());
     work.results = batch.results;
     work.failed = flag + first;
     work.images = static_cast<uint32_t>(end - first);
-    if (zeroed != 0) queue.zero(work.scratch, zeroed);
+    queue.zero(work.scratch, zeroed);
     done(1);
     for (int stage = 0; stage < kStages; ++stage) {
       queue.launch(static_cast<Stage>(stage), work);
@@ -412,24 +380,6 @@ ts_error* ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_
   return ts::guard(__func__, [&] {
     ts::require(rooms_bytes > 0, "rooms of 0 bytes");
     ts::decode::make(device, max_images, staging_bytes, scratch_bytes, rooms_bytes, decoder);
-  });
-}
-
-ts_error* ts_gpu_decoder_add_engines(ts_gpu_decoder* decoder) {
-  return ts::guard(__func__, [&] {
-    ts::enter_thread();
-    ts::require(decoder != nullptr, "decoder is NULL");
-    ts::require(decoder->engines == nullptr, "the decoder has engines");
-    ts::decode::ready_device(decoder->device, "nvJPEG's memory");
-    decoder->engines = std::make_unique<ts::decode::Engines>(decoder->device, decoder->max_images);
-  });
-}
-
-ts_error* ts_gpu_decoder_get_engines(const ts_gpu_decoder* decoder, ts_gpu_engines* engines) {
-  return ts::guard(__func__, [&] {
-    ts::require(decoder != nullptr, "decoder is NULL");
-    ts::require_size(engines, "engines");
-    ts::fill(engines, decoder->engines == nullptr ? ts_gpu_engines{} : decoder->engines->stats());
   });
 }
 

@@ -6,15 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <vector>
 
-#include "decode/engines.h"
 #include "decode/launch.h"
 #include "decode/queue.h"
 #include "torchstream.h"
 
-// No run allocates, or waits for the device, unless the decoder has engines.
+// No run allocates, or waits for the device.
 struct ts_gpu_decoder {
   ts_gpu_decoder(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes,
                  size_t rooms_bytes);
@@ -46,5 +43,4 @@ struct ts_gpu_decoder {
   size_t staging_bytes, rooms_at, rooms_bytes;
   at::Tensor staging;  // and the rooms behind it, so that plans reach them
   at::Tensor scratch, flags, outcomes;
-  std::unique_ptr<ts::decode::Engines> engines;  // null: the kernels decode all images
 };

@@ -14,9 +14,7 @@ using jpeg::Plan;
 
 // Returns false if the host's decoder must decode the image.
 bool run_stage(Stage stage, const Work& work, const jpeg::Place& place) {
-  const Memory memory =
-      jpeg::memory_of(place, work.staging, work.scratch, work.results, work.engines != 0);
-  if (memory.whole != nullptr && stage < Stage::kPixels) return true;
+  const Memory memory = jpeg::memory_of(place, work.staging, work.scratch, work.results);
   const Plan& plan = jpeg::plan_at(memory.base);
   auto* const tables = reinterpret_cast<jpeg::SearchTables*>(work.scratch + place.tables);
   const jpeg::SyncMemory sync = jpeg::sync_memory(plan, work.scratch + place.sync);

@@ -34,7 +34,6 @@ struct Work {
   uint8_t* results;
   int32_t* failed;  // one an image: set to 1 if the host must decode it
   uint32_t images;
-  uint32_t engines;  // 1: the images with Place::whole are decoded up to their pixels
   // The maximum of all images. Paths are those of the search.
   uint32_t subsequences, paths, segments, blocks, pixels, columns, outputs, steps;
 };

@@ -25,8 +25,6 @@ class Queue {
   Queue& operator=(const Queue&) = delete;
 
   int32_t device() const { return device_; }
-  // NULL for the host.
-  cudaStream_t stream() const { return stream_ ? stream_->stream() : nullptr; }
   // Keeps a tensor's memory, which may be freed after the call, until the work that is enqueued
   // before is done.
   void keep(const at::Tensor& memory) const;

@@ -210,7 +210,7 @@ PlanMemory plan_memory(uint8_t* data, size_t bytes, uint64_t* used) {
 
 size_t plan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
             const ts_image_geometry& geometry, ts_image_entries entries, uint64_t* proof,
-            PlanMemory* to, bool file = false) {
+            PlanMemory* to) {
   const ts_image_info info = bounded_header(decoder, data, bytes);
   check_crop(geometry, info.width, info.height);
   if (info.format != TS_IMAGE_FORMAT_JPEG || reduction_of(geometry) != 1) return 0;
@@ -218,7 +218,7 @@ size_t plan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
     return decoder->jpeg.plan_scan(data, bytes, info, geometry, to);
   }
   const EntriesIn in = {entries.data, entries.bytes, proof};
-  return decoder->jpeg.plan(data, bytes, info, geometry, in, to, file);
+  return decoder->jpeg.plan(data, bytes, info, geometry, in, to);
 }
 
 // Does ts_image_plan_head, or ts_image_plan_part with `part`.
@@ -398,24 +398,6 @@ ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, s
         ts::image::plan(decoder, data, bytes, ts::image::checked(geometry), entries, proof, &to);
     *planned = to.at == SIZE_MAX ? 0 : size;
     *at = to.at == SIZE_MAX ? 0 : to.at;
-  });
-}
-
-ts_error* ts_image_plan_file(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
-                             const ts_image_geometry* geometry, ts_image_entries entries,
-                             uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) {
-  return ts::guard(__func__, [&] {
-    ts::require(decoder != nullptr, "decoder is NULL");
-    ts::require(entries.data != nullptr, "entries.data is NULL");
-    ts::image::PlanMemory to = ts::image::plan_memory(plans.data, plans.bytes, plans.used);
-    ts::require(at != nullptr && planned != nullptr, "at or planned is NULL");
-    const ts_image_geometry known = ts::image::checked(geometry);
-    to.at = SIZE_MAX;
-    const size_t size =
-        ts::image::plan(decoder, data, bytes, known, entries, proof, &to, /*file=*/true);
-    const bool taken = to.at != SIZE_MAX;
-    *planned = taken || plans.used == nullptr ? size : 0;
-    *at = taken ? to.at : 0;
   });
 }
 

@@ -706,8 +706,7 @@ bool is_frame_of(const ts_image_info& header, const Frame& frame) {
 }  // namespace
 
 size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
-                         const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to,
-                         bool file) {
+                         const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to) {
   Entries entries;
   // Entries that no decode has verified yet are verified by one.
   if (judge(in, data, bytes, &entries) != Trust::kJump) return 0;
@@ -716,9 +715,7 @@ size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info&
   const auto planned = [&] {
     const bool same = is_frame_of(header, frame) && entries.of().scan == scan.begin &&
                       entries.of().mcus == uint64_t{scan.mcus_per_row} * scan.mcu_rows;
-    if (!same) return size_t{0};
-    return file ? plan_file(frame, scan, entries, geometry, to)
-                : plan_jpeg(frame, scan, entries, geometry, to);
+    return same ? plan_jpeg(frame, scan, entries, geometry, to) : 0;
   };
   if (read_frame(data, bytes, bytes, &tables_, &frame, &scan)) return planned();
   JpegState* state = state_.get();

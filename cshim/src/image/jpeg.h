@@ -106,10 +106,9 @@ class JpegDecoder {
   // (image/jpeg_plan.h). The geometry is that of the upright image, and valid for an image of this
   // header. Returns 0 also for a file whose frame is another than the header's, and unless the
   // entries are proven, or trusted without a proof. Throws Failure if libjpeg-turbo cannot start to
-  // decode the image. file: does plan_file in the place of plan_jpeg.
+  // decode the image.
   size_t plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
-              const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to,
-              bool file = false);
+              const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to);
 
   // Plans the decoding of the image's crop as plan_jpeg does without the scan's data, from entries
   // that the caller knows to be those of the file. The geometry is valid for an image of this

@@ -362,30 +362,11 @@ uint8_t* PlanMemory::take(size_t wanted) {
   return data + at;
 }
 
-namespace {
-
-// Reports whether NVIDIA's engines decode such frames, as far as a frame shows it: the library that
-// drives them is asked about each file. Of RGB JPEGs it is not known what they make.
-bool suits_engines(const Frame& frame) {
-  const auto sampled = [&](int c, int h, int v) {
-    return frame.component[c].h == h && frame.component[c].v == v;
-  };
-  if (frame.color == jpeg::kGrey) return sampled(0, 1, 1);
-  if (frame.color != jpeg::kYcc) return false;
-  const bool luminance = sampled(0, 1, 1) || sampled(0, 2, 1) || sampled(0, 2, 2);
-  return luminance && sampled(1, 1, 1) && sampled(2, 1, 1);
-}
-
-size_t plan_by_entries(const Frame& frame, const Scan& scan, const Entries& entries,
-                       const ts_image_geometry& geometry, bool engines, PlanMemory* to,
-                       FilePart* part) {
+size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
+                 const ts_image_geometry& geometry, PlanMemory* to, FilePart* part) {
   Plan plan = {};
   Codes codes;
   if (!plan_image(frame, scan, geometry, &plan, &codes)) return 0;
-  if (engines) {
-    plan.file_width = frame.width;
-    plan.file_height = frame.height;
-  }
   const PackedEntries packed = entries.packed();
   plan.spacing = entries.spacing();
   plan.entries = entries.count();
@@ -448,26 +429,6 @@ size_t plan_by_entries(const Frame& frame, const Scan& scan, const Entries& entr
   if (has_scan) std::memset(parts.scan + plan.scan_bytes, 0, jpeg::kScanSlack);
   if (part != nullptr) part->at = plan.scan_at;
   return plan.bytes;
-}
-
-}  // namespace
-
-size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
-                 const ts_image_geometry& geometry, PlanMemory* to, FilePart* part) {
-  return plan_by_entries(frame, scan, entries, geometry, false, to, part);
-}
-
-size_t plan_file(const Frame& frame, const Scan& scan, const Entries& entries,
-                 const ts_image_geometry& geometry, PlanMemory* to) {
-  if (suits_engines(frame)) {
-    Scan elsewhere = scan;
-    elsewhere.data = nullptr;
-    FilePart file = {scan.end};
-    const size_t size = plan_by_entries(frame, elsewhere, entries, geometry, true, to, &file);
-    if (file.at != 0) std::memcpy(to->data + to->at + file.at, scan.data, scan.end);
-    if (size != 0) return size;
-  }
-  return plan_by_entries(frame, scan, entries, geometry, false, to, nullptr);
 }
 
 size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geometry& geometry,

@@ -29,7 +29,7 @@ struct PlanMemory {
 struct FilePart {
   size_t piece;                 // bytes
   size_t begin = 0, bytes = 0;  // of the file: from the beginning of a piece to the end of one
-  size_t at = 0;                // where they go, bytes from the plan's beginning; 0: no room
+  size_t at = 0;                // where they go, bytes from the plan's beginning
 };
 
 // Writes the plan (jpeg/plan.h) of an image with its compressed segments. The geometry, which must
@@ -43,12 +43,6 @@ struct FilePart {
 // the segments, and the caller fills it in: it is one run, with the bytes between the segments.
 size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
                  const ts_image_geometry& geometry, PlanMemory* to, FilePart* part = nullptr);
-
-// Does plan_jpeg for a decoder that may leave the image to a GPU's JPEG engines: the plan has the
-// whole file, of which it also decodes the segments. It is plan_jpeg's for an image that no engine
-// decodes, or whose pixels take too much scratch memory.
-size_t plan_file(const Frame& frame, const Scan& scan, const Entries& entries,
-                 const ts_image_geometry& geometry, PlanMemory* to);
 
 // What a plan of a whole scan is for.
 struct ScanOptions {

@@ -64,29 +64,10 @@ TS_HOST_DEVICE uint32_t rgb_of_ycc(int32_t y, int32_t cb, int32_t cr) {
   return packed_rgb(clamped(red, 0, 255), clamped(green, 0, 255), clamped(blue, 0, 255));
 }
 
-// The place of pixel (x, y) of those that the resize needs, in the stored image.
-TS_HOST_DEVICE int32_t stored_column(const Plan& plan, int32_t x, int32_t y) {
-  return plan.stored_x + x * plan.x_by_x + y * plan.x_by_y;
-}
-
-TS_HOST_DEVICE int32_t stored_row(const Plan& plan, int32_t x, int32_t y) {
-  return plan.stored_y + x * plan.y_by_x + y * plan.y_by_y;
-}
-
-// Returns pixel (x, y) of those that the resize needs, of a stored image of file_width pixels a
-// row.
-TS_HOST_DEVICE uint32_t whole_pixel_at(const Plan& plan, const uint8_t* whole, int32_t x,
-                                       int32_t y) {
-  // An image's pixels are less than kMaxPlanScratch.
-  const int32_t index = stored_row(plan, x, y) * plan.file_width + stored_column(plan, x, y);
-  const uint8_t* const pixel = whole + static_cast<uint32_t>(index) * 3;
-  return packed_rgb(pixel[0], pixel[1], pixel[2]);
-}
-
 // Returns pixel (x, y) of those that the resize needs.
 TS_HOST_DEVICE uint32_t pixel_at(const Plan& plan, const uint8_t* samples, int32_t x, int32_t y) {
-  const int32_t column = stored_column(plan, x, y);
-  const int32_t row = stored_row(plan, x, y);
+  const int32_t column = plan.stored_x + x * plan.x_by_x + y * plan.x_by_y;
+  const int32_t row = plan.stored_y + x * plan.y_by_x + y * plan.y_by_y;
   const int32_t first = upsampled(plan, plan.component[0], samples, column, row);
   if (plan.color == kGrey) return packed_rgb(first, first, first);
   const int32_t second = upsampled(plan, plan.component[1], samples, column, row);

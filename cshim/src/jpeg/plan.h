@@ -16,7 +16,7 @@ constexpr int kMaxComponents = 3;
 constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
 constexpr int kMaxTables = 4;   // Huffman tables of an image
 // Changes with the layout of Plan: two libraries write and read it.
-constexpr uint32_t kPlanMagic = 0x34505354;
+constexpr uint32_t kPlanMagic = 0x33505354;
 // Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
 constexpr uint32_t kPlanAlign = 16;
 // Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
@@ -110,19 +110,14 @@ struct Plan {
   // Operations on the resized pixels (jpeg/steps.h), which keep their size: ts_augment_op[steps],
   // and behind them the weights of blurs. They are the last part of the plan.
   uint32_t steps, steps_at;
-
-  // The size of the stored image, if its whole file is at scan_at, and a GPU's JPEG engines may
-  // decode that in the place of the segments. Otherwise 0.
-  int32_t file_width, file_height;
 };
 
 // The device memory that an image needs while it is decoded, in bytes. Each part is a multiple of
 // kScratchAlign.
 struct Scratch {
   uint64_t coefficients, samples, pixels, columns, weights, tables, sync;
-  uint64_t whole;  // the stored image's pixels, if engines may decode it
   TS_HOST_DEVICE uint64_t total() const {
-    return coefficients + samples + pixels + columns + weights + tables + sync + whole;
+    return coefficients + samples + pixels + columns + weights + tables + sync;
   }
 };
 
@@ -184,21 +179,13 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   scratch.sync = aligned_scratch(
       plan.subsequences * (kSubsequenceScratch + plan.blocks * kPathScratch + kRouteScratch) +
       sync_blocks(plan) * kSyncBlockScratch);
-  scratch.whole = aligned_scratch(static_cast<uint64_t>(plan.file_width) *
-                                  static_cast<uint64_t>(plan.file_height) * 3);
   return scratch;
 }
-
-// Place::whole of an image that no engine decodes.
-constexpr uint64_t kNotWhole = UINT64_MAX;
 
 // Where an image's plan, scratch memory and result are, as byte offsets.
 struct Place {
   uint64_t plan;                                                           // in the staging memory
   uint64_t coefficients, samples, pixels, columns, weights, tables, sync;  // in the scratch memory
-  // In the scratch memory too: the stored image, rows of file_width * 3 bytes. kNotWhole: the
-  // engines do not decode it.
-  uint64_t whole;
   uint64_t result;  // in the batch: rows of x.size * 3 bytes
 };
 

@@ -21,18 +21,14 @@ struct Memory {
   uint32_t* columns;  // source rows of resized columns
   uint8_t* weights;   // of x, then of y
   uint8_t* result;
-  // The stored image, if a GPU's engines have decoded it: nothing comes before its pixels then.
-  // Otherwise NULL.
-  const uint8_t* whole;
 };
 
 TS_HOST_DEVICE const Plan& plan_at(const uint8_t* base) {
   return *reinterpret_cast<const Plan*>(base);
 }
 
-// engines: whether the engines have decoded the images that they take.
 TS_HOST_DEVICE Memory memory_of(const Place& place, const uint8_t* staging, uint8_t* scratch,
-                                uint8_t* results, bool engines) {
+                                uint8_t* results) {
   Memory memory;
   memory.base = staging + place.plan;
   memory.coefficients = reinterpret_cast<int16_t*>(scratch + place.coefficients);
@@ -41,7 +37,6 @@ TS_HOST_DEVICE Memory memory_of(const Place& place, const uint8_t* staging, uint
   memory.columns = reinterpret_cast<uint32_t*>(scratch + place.columns);
   memory.weights = scratch + place.weights;
   memory.result = results + place.result;
-  memory.whole = engines && place.whole != kNotWhole ? scratch + place.whole : nullptr;
   return memory;
 }
 
@@ -107,12 +102,6 @@ TS_HOST_DEVICE void write_pixels(const Plan& of, const Memory& memory, const Pla
   const int32_t count = pixel_count(of);
   if (places.first >= count) return;
   const Plan plan = of;
-  if (memory.whole != nullptr) {
-    each_place(places, plan.x.source_size, count, [&](int32_t index, int32_t x, int32_t y) {
-      memory.pixels[index] = whole_pixel_at(plan, memory.whole, x, y);
-    });
-    return;
-  }
   each_place(places, plan.x.source_size, count, [&](int32_t index, int32_t x, int32_t y) {
     memory.pixels[index] = pixel_at(plan, memory.samples, x, y);
   });

@@ -32,7 +32,7 @@ struct Device {
   const Plan& plan() const { return plan_at(base()); }
   Memory memory() {
     return {base(),         coefficients.data(), samples.data(), pixels.data(),
-            columns.data(), weights.data(),      result.data(),  whole};
+            columns.data(), weights.data(),      result.data()};
   }
 
   std::unique_ptr<SearchTables> build_tables() const {
@@ -95,7 +95,6 @@ struct Device {
 
   std::vector<uint64_t> plan_memory;
   size_t plan_size;
-  const uint8_t* whole = nullptr;  // the stored image, if an engine has decoded it
   std::vector<int16_t> coefficients;
   std::vector<uint8_t> samples, weights, result;
   std::vector<uint32_t> pixels, columns;

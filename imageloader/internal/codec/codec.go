@@ -181,18 +181,6 @@ func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, pr
 	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }
 
-// PlanFile is PlanAugmented, or AppendPlan without operations and with used, for another decoder
-// that may leave the image to a GPU's JPEG engines: see imagecapi.PlanFile. With used nil the plan
-// is at the beginning of the memory.
-func (d *Decoder) PlanFile(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, memory []byte, used *atomic.Uint64) (at, n int, err error) {
-	at, n, err = imagecapi.PlanFile(d.d, data, g, blob, proof, memory, used)
-	if used != nil {
-		return at, n, err
-	}
-	n, err = augmented(n, err, ops, memory)
-	return 0, n, err
-}
-
 // PlanScan is PlanAugmented without entry points, which another decoder finds: see
 // imagecapi.PlanScan.
 func (d *Decoder) PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search, buffer []byte) (n int, err error) {

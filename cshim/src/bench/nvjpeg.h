@@ -1,4 +1,4 @@
-// The part of nvJPEG's interface that the decoder and the measurement use, as NVIDIA documents it
+// The part of nvJPEG's interface that the measurement uses, as NVIDIA documents it
 // (docs.nvidia.com/cuda/nvjpeg, nvjpeg.h of CUDA 13.0). The library is loaded when it is first
 // needed, so its header is not needed to build, and LibTorch's dependencies do not include it.
 #pragma once
@@ -17,7 +17,6 @@ constexpr Status kNotImplemented = 9;  // NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPO
 
 // nvjpegBackend_t
 using Backend = int;
-constexpr Backend kHardware = 3;  // the GPU's JPEG engines
 
 // nvjpegOutputFormat_t: interleaved RGB in the first channel.
 constexpr int kOutputRgbInterleaved = 5;
@@ -32,19 +31,9 @@ using Handle = struct nvjpegHandle*;
 using State = struct nvjpegJpegState*;
 using Stream = struct nvjpegJpegStream*;  // a parsed header, no CUDA stream
 
-// nvjpegDevAllocatorV2_t and nvjpegPinnedAllocatorV2_t: the functions return 0, or else they have
-// failed.
-struct Allocator {
-  int (*allocate)(void* context, void** memory, size_t bytes, cudaStream_t stream);
-  int (*release)(void* context, void* memory, size_t bytes, cudaStream_t stream);
-  void* context;
-};
-
 // The functions of the library. They never go away: it is not unloaded.
 struct Library {
   Status (*create)(Backend, void*, void*, unsigned flags, Handle*);
-  Status (*create_allocating)(Backend, Allocator* device, Allocator* pinned, unsigned flags,
-                              Handle*);
   Status (*destroy)(Handle);
   Status (*hardware_info)(Handle, unsigned* engines, unsigned* cores_per_engine);
   Status (*state_create)(Handle, State*);
@@ -52,8 +41,6 @@ struct Library {
   Status (*stream_create)(Handle, Stream*);
   Status (*stream_destroy)(Stream);
   Status (*stream_parse)(Handle, const unsigned char*, size_t, int metadata, int keep, Stream);
-  Status (*stream_parse_header)(Handle, const unsigned char*, size_t, Stream);
-  Status (*frame_size)(Stream, unsigned* width, unsigned* height);
   Status (*batch_supported)(Handle, Stream, int* unsupported);
   Status (*image_info)(Handle, const unsigned char*, size_t, int* components, int* subsampling,
                        int* widths, int* heights);
@@ -65,9 +52,6 @@ struct Library {
 // Loads libnvjpeg of the CUDA that runs. UNSUPPORTED, with the way to install it, if it is not
 // there or lacks a function. A failed load is tried again at the next call.
 const Library& library();
-
-// Returns NVIDIA's name of a status, a static string.
-const char* name_of(Status status);
 
 // Throws what a status says, unless it is kSuccess: UNSUPPORTED if the GPU or the driver lacks the
 // implementation, else CUDA.

@@ -1,4 +1,4 @@
-#include "decode/nvjpeg.h"
+#include "bench/nvjpeg.h"
 
 #include <dlfcn.h>
 
@@ -24,7 +24,6 @@ class Loaded {
     }
     try {
       load("nvjpegCreateEx", functions_.create);
-      load("nvjpegCreateExV2", functions_.create_allocating);
       load("nvjpegDestroy", functions_.destroy);
       load("nvjpegGetHardwareDecoderInfo", functions_.hardware_info);
       load("nvjpegJpegStateCreate", functions_.state_create);
@@ -32,8 +31,6 @@ class Loaded {
       load("nvjpegJpegStreamCreate", functions_.stream_create);
       load("nvjpegJpegStreamDestroy", functions_.stream_destroy);
       load("nvjpegJpegStreamParse", functions_.stream_parse);
-      load("nvjpegJpegStreamParseHeader", functions_.stream_parse_header);
-      load("nvjpegJpegStreamGetFrameDimensions", functions_.frame_size);
       load("nvjpegDecodeBatchedSupported", functions_.batch_supported);
       load("nvjpegGetImageInfo", functions_.image_info);
       load("nvjpegDecodeBatchedInitialize", functions_.batch_initialize);
@@ -69,21 +66,6 @@ class Loaded {
   Library functions_{};
 };
 
-}  // namespace
-
-const Library& library() {
-  static std::mutex mutex;
-  static const Loaded* loaded = nullptr;  // never destroyed: threads may outlive main
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (loaded == nullptr) {
-    int version = 0;  // 13000 is CUDA 13.0
-    cudaRuntimeGetVersion(&version);
-    const std::string name = "libnvjpeg.so." + std::to_string(version / 1000);
-    loaded = std::make_unique<Loaded>(name).release();
-  }
-  return loaded->functions();
-}
-
 const char* name_of(Status status) {
   // In the order of nvjpegStatus_t.
   static constexpr const char* kNames[] = {"SUCCESS",
@@ -99,6 +81,21 @@ const char* name_of(Status status) {
                                            "INCOMPLETE_BITSTREAM"};
   constexpr Status kCount = sizeof kNames / sizeof *kNames;
   return status >= 0 && status < kCount ? kNames[status] : "an unknown status";
+}
+
+}  // namespace
+
+const Library& library() {
+  static std::mutex mutex;
+  static const Loaded* loaded = nullptr;  // never destroyed: threads may outlive main
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (loaded == nullptr) {
+    int version = 0;  // 13000 is CUDA 13.0
+    cudaRuntimeGetVersion(&version);
+    const std::string name = "libnvjpeg.so." + std::to_string(version / 1000);
+    loaded = std::make_unique<Loaded>(name).release();
+  }
+  return loaded->functions();
 }
 
 void check(Status status, const char* call) {
