@@ -241,9 +241,9 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
 };
 
 bool requires_grad(const Operands& of) {
-  const auto requires = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
+  const auto wanted = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
   return at::GradMode::is_enabled() &&
-         (requires(of.x) || requires(of.weight) || requires(of.bias) || requires(of.residual));
+         (wanted(of.x) || wanted(of.weight) || wanted(of.bias) || wanted(of.residual));
 }
 
 at::Tensor batch_norm_relu(const Operands& of, double momentum, double eps) {
