@@ -142,7 +142,7 @@ func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 		}
 	}
 	s.counts.Begin(in[0].Scope())
-	output := s.o.Model.Forward(s.input(in[0]))
+	output := s.o.Model.Forward(autocast(in[0], s.o.Autocast))
 	if err := s.counts.End(); err != nil && output.Err() == nil {
 		return nil, err
 	}
@@ -156,14 +156,6 @@ func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 		}
 	}
 	return []*torch.Tensor{output, loss}, nil
-}
-
-// input marks the model's input.
-func (s *Stepper) input(x *torch.Tensor) *torch.Tensor {
-	if s.o.Autocast == 0 {
-		return x
-	}
-	return x.Autocast(s.o.Autocast)
 }
 
 func (s *Stepper) loss(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {

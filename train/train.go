@@ -36,8 +36,8 @@ type Config struct {
 	// reads the batches that were trained on before, and drops them: the source must give the same
 	// batches again.
 	Loader *imageloader.Loader
-	// Eval feeds the held-back samples, which Run evaluates after every epoch; nil for none. Its
-	// epoch 0 is read each time.
+	// Eval feeds the held-back samples, on which Run evaluates the model after every epoch, as
+	// Evaluate does; nil for none. Its epoch 0 is read each time.
 	Eval *prefetcher.Prefetcher
 	// Loss computes the mean loss of a batch, a scalar; nil stands for the cross-entropy of output
 	// and batch.Labels.
@@ -167,8 +167,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if err := r.check(); err != nil {
 		return r.report, err
 	}
+	r.criterion = criterion{call: "train.Run", own: c.Loss}
 	if c.Loader != nil {
-		r.classes = len(c.Loader.Classes())
+		r.criterion.classes = len(c.Loader.Classes())
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -176,7 +177,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if r.stepper, err = NewStepper(StepperOptions{
 		Model: c.Model, Optimizer: c.Optimizer, Autocast: c.Autocast, Scaler: c.Scaler, ClipNorm: c.ClipNorm,
 		Schedule: c.Schedule, EMA: c.EMA, Graph: c.Graph, Log: c.Log,
-		Loss: func(output *torch.Tensor, _ []*torch.Tensor) *torch.Tensor { return r.loss(output, r.batch) },
+		Loss: func(output *torch.Tensor, _ []*torch.Tensor) *torch.Tensor { return r.criterion.loss(output, r.batch) },
 	}); err != nil {
 		return r.report, err
 	}
@@ -200,15 +201,15 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 // runner is one run.
 type runner struct {
 	Config
-	stepper  *Stepper
-	report   *Report
-	at       position
-	state    *imageloader.State // after the last step of a running epoch, with a Loader
-	progress *progress
-	batch    *prefetcher.Batch // of the running step
-	events   *tfevents.Writer  // nil without TensorBoard, and before the first epoch
-	classes  int               // of the Loader; 0 without
-	first    bool              // the folder has no more of this run than the last.pt that it began with
+	stepper   *Stepper
+	report    *Report
+	at        position
+	state     *imageloader.State // after the last step of a running epoch, with a Loader
+	progress  *progress
+	batch     *prefetcher.Batch // of the running step
+	events    *tfevents.Writer  // nil without TensorBoard, and before the first epoch
+	criterion criterion
+	first     bool // the folder has no more of this run than the last.pt that it began with
 }
 
 func (c *Config) check() error {
@@ -435,31 +436,6 @@ func (r *runner) step(batch *prefetcher.Batch) error {
 	return nil
 }
 
-func (r *runner) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor {
-	if r.Loss != nil {
-		return r.Loss(output, batch)
-	}
-	if batch.Labels == nil {
-		return torch.Fail("train.Run", fmt.Errorf("the batches have no field \"labels\": set Config.Loss: %w", cuda.ErrInvalidArgument))
-	}
-	if r.classes > 0 && output.Err() == nil {
-		// On a GPU the assertion about a label without an output ends the process's use of CUDA.
-		if shape := output.Shape(); len(shape) == 2 && shape[1] < int64(r.classes) {
-			return torch.Fail("train.Run", fmt.Errorf("the model has %d outputs, and the loader %d classes: give the model's last layer %d outputs: %w",
-				shape[1], r.classes, r.classes, cuda.ErrInvalidArgument))
-		}
-	}
-	return output.CrossEntropy(batch.Labels)
-}
-
-// input is what the model gets of a batch.
-func input(batch *prefetcher.Batch) *torch.Tensor {
-	if batch.Images != nil {
-		return batch.Images
-	}
-	return batch.Tensors()[0]
-}
-
 // mix makes a seed of two numbers (the finaliser of SplitMix64).
 func mix(seed, step uint64) uint64 {
 	x := seed + (step+1)*0x9e3779b97f4a7c15
@@ -470,24 +446,9 @@ func mix(seed, step uint64) uint64 {
 
 // evaluate measures the model, or its averages, on the held-back samples.
 func (r *runner) evaluate(ctx context.Context) (result *Metrics, err error) {
-	nn.Train(r.Model, false)
-	err = r.averaged(func() error {
-		m, err := newMeter(r.Eval.Device(), sums{})
-		if err != nil {
-			return err
-		}
-		defer m.close()
-		for batch, err := range r.Eval.Epoch(ctx, 0) {
-			if err != nil {
-				return err
-			}
-			output := r.Model.Forward(r.stepper.input(input(batch).NoGrad()))
-			if err := m.add(output, r.loss(output, batch), batch.Labels, batch.N, true); err != nil {
-				return err
-			}
-		}
-		result, err = m.metrics("evaluation")
-		return err
+	err = r.averaged(func() (failed error) {
+		result, failed = evaluate(ctx, r.Model, r.Eval, r.Autocast, r.criterion)
+		return failed
 	})
 	return result, err
 }

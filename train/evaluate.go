@@ -1,0 +1,120 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// EvaluateOptions says how Evaluate measures. The zero value is for classifiers in the dtype of
+// their parameters.
+type EvaluateOptions struct {
+	// Loader is the source of the feed, if that is a loader of images. A model with fewer outputs
+	// than the loader has classes is then an error; without Loader a label without an output is one
+	// of the device, which on a GPU ends the process's use of CUDA.
+	Loader *imageloader.Loader
+	// Loss computes the mean loss of a batch, a scalar; nil stands for the cross-entropy of output
+	// and batch.Labels.
+	Loss func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
+	// Autocast runs the forward passes under autocast to BFloat16 or Float16; 0 for none.
+	Autocast torch.DType
+}
+
+// Evaluate measures a model on the feed's epoch 0, as Run does after every epoch with Config.Eval.
+// The model is on the feed's device, and gets Batch.Images or, if the batches have none, their
+// first tensor. Evaluate puts all modules into evaluation mode and leaves them in it: call nn.Train
+// before training goes on. It computes no gradients, changes no parameters, and keeps no tensors.
+//
+// The labels are those of the feed. A loader numbers the classes that it finds, so give it the
+// classes of the training in imageloader.Options.Classes.
+//
+// Evaluate holds its OS thread, because LibTorch plans cuDNN's convolutions for each thread anew.
+// It blocks until the device has the result, and ends with the context. A feed without samples, and
+// a loss that is not finite, are errors.
+func Evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher, o EvaluateOptions) (*Metrics, error) {
+	const call = "train.Evaluate"
+	if model == nil || feed == nil {
+		return nil, fmt.Errorf("%s: needs a model and a feed: %w", call, cuda.ErrInvalidArgument)
+	}
+	if err := nn.Err(model); err != nil {
+		return nil, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c := criterion{call: call, own: o.Loss}
+	if o.Loader != nil {
+		c.classes = len(o.Loader.Classes())
+	}
+	m, err := evaluate(ctx, model, feed, o.Autocast, c)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", call, err)
+	}
+	return m, nil
+}
+
+// evaluate measures the model on the feed's epoch 0.
+func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher, dtype torch.DType, c criterion) (*Metrics, error) {
+	nn.Train(model, false)
+	m, err := newMeter(feed.Device(), sums{})
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	for batch, err := range feed.Epoch(ctx, 0) {
+		if err != nil {
+			return nil, err
+		}
+		output := model.Forward(autocast(input(batch).NoGrad(), dtype))
+		if err := m.add(output, c.loss(output, batch), batch.Labels, batch.N, true); err != nil {
+			return nil, err
+		}
+	}
+	return m.metrics("evaluation")
+}
+
+// autocast marks a model's input, unless dtype is 0.
+func autocast(x *torch.Tensor, dtype torch.DType) *torch.Tensor {
+	if dtype == 0 {
+		return x
+	}
+	return x.Autocast(dtype)
+}
+
+// criterion computes losses.
+type criterion struct {
+	call    string                                                            // for errors
+	own     func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor // the program's; nil for the cross-entropy
+	classes int                                                               // minimum of the model's outputs; 0 if not known
+}
+
+// loss returns the mean loss of a batch.
+func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor {
+	if c.own != nil {
+		return c.own(output, batch)
+	}
+	if batch.Labels == nil {
+		return torch.Fail(c.call, fmt.Errorf("the batches have no field \"labels\": set Loss: %w", cuda.ErrInvalidArgument))
+	}
+	if c.classes > 0 && output.Err() == nil {
+		// On a GPU the assertion about a label without an output ends the process's use of CUDA.
+		if shape := output.Shape(); len(shape) == 2 && shape[1] < int64(c.classes) {
+			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, and the loader %d classes: give the model's last layer %d outputs: %w",
+				shape[1], c.classes, c.classes, cuda.ErrInvalidArgument))
+		}
+	}
+	return output.CrossEntropy(batch.Labels)
+}
+
+// input is what the model gets of a batch.
+func input(batch *prefetcher.Batch) *torch.Tensor {
+	if batch.Images != nil {
+		return batch.Images
+	}
+	return batch.Tensors()[0]
+}

@@ -1,0 +1,93 @@
+package train_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+// Evaluate has the figures of Run's evaluation of the same parameters, also of a model in training
+// mode, whose running statistics it leaves alone.
+func TestEvaluateIsTheEvaluationOfRun(t *testing.T) {
+	for name, dtype := range map[string]torch.DType{"float32": 0, "autocast": torch.BFloat16} {
+		t.Run(name, func(t *testing.T) {
+			j := newJob(t, job{withEval: true, dropout: true, Config: train.Config{Epochs: 1, Autocast: dtype}})
+			want := j.run(t).Epochs[0].Eval
+			before := j.bits(t)
+			nn.Train(j.Model, true)
+			live := torch.LiveTensors()
+			got, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Loader: j.Loader, Autocast: dtype})
+			if err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("%+v, %v; want %+v", got, err, want)
+			}
+			if !reflect.DeepEqual(j.bits(t), before) {
+				t.Error("the parameters or the running statistics have changed")
+			}
+			if now := torch.LiveTensors(); now != live {
+				t.Errorf("%d tensors live, and %d before", now, live)
+			}
+			other, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Autocast: torch.BFloat16 - dtype})
+			if err != nil || other.Loss == want.Loss {
+				t.Errorf("%+v, %v: the loss of the other precision is the same", other, err)
+			}
+		})
+	}
+}
+
+// A loss of the program's own takes the place of the cross-entropy, and gets outputs without a
+// graph.
+func TestEvaluateWithAnotherLoss(t *testing.T) {
+	c := newFixed(t, &fixed{rows: make([][classes + 4]float32, 3), labels: []int64{1, 0, 2}})
+	m, err := train.Evaluate(t.Context(), c.Model, c.Feed, train.EvaluateOptions{
+		Loss: func(output *torch.Tensor, b *prefetcher.Batch) *torch.Tensor {
+			if output.RequiresGrad() {
+				t.Error("the evaluation keeps what a backward pass needs")
+			}
+			return output.Mean().AddScalar(float64(b.N))
+		},
+	})
+	if err != nil || m.Samples != 3 || math.Abs(m.Loss-(2*2+1)/3.0) > 1e-6 {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+func TestEvaluateMistakes(t *testing.T) {
+	j := newJob(t, job{withEval: true})
+	few := nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes-1, nn.LinearOptions{}))
+	defer nn.Close(few)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	infinite := &fixed{rows: make([][classes + 4]float32, 1), labels: []int64{0}}
+	infinite.rows[0][1] = float32(math.Inf(1))
+	rows := newFixed(t, infinite)
+	for says, c := range map[string]struct {
+		ctx   context.Context
+		model nn.Module
+		feed  *prefetcher.Prefetcher
+		o     train.EvaluateOptions
+	}{
+		"needs a model and a feed":                          {feed: j.Eval},
+		"train.Evaluate: needs a model":                     {model: j.Model},
+		"the model has 2 outputs, and the loader 3 classes": {model: few, feed: j.Eval, o: train.EvaluateOptions{Loader: j.Loader}},
+		"the batches have no field \"labels\": set Loss":    {model: j.Model, feed: feed(t, unlabelled{})},
+		"the evaluation feed has no samples":                {model: rows.Model, feed: feed(t, &fixed{})},
+		"train.Evaluate: the evaluation loss is ":           {model: rows.Model, feed: rows.Feed},
+		"train.Evaluate: context canceled":                  {ctx: ended, model: j.Model, feed: j.Eval},
+	} {
+		if c.ctx == nil {
+			c.ctx = t.Context()
+		}
+		m, err := train.Evaluate(c.ctx, c.model, c.feed, c.o)
+		if m != nil || err == nil || !strings.Contains(err.Error(), says) || c.ctx == ended && !errors.Is(err, context.Canceled) {
+			t.Errorf("%+v, %v does not say %q", m, err, says)
+		}
+	}
+}
