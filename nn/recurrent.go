@@ -2,6 +2,7 @@ package nn
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -120,24 +121,38 @@ func (r *recurrent) join(x *torch.Tensor, mode int) error {
 }
 
 // start returns the state if it is not nil, and zeros otherwise. The caller must close own, which
-// may be nil.
+// may be nil. LibTorch's kernels do not check all of these shapes; PyTorch's modules do.
 func (r *recurrent) start(x, state *torch.Tensor) (s, own *torch.Tensor, err error) {
-	if state != nil {
-		return state, nil, nil
-	}
 	shape := x.Shape()
 	if err := x.Err(); err != nil {
 		return nil, nil, err
 	}
-	if len(shape) != 3 {
-		return nil, nil, fmt.Errorf("the input is %v, and it must have 3 dimensions: %w", shape, cuda.ErrInvalidArgument)
+	if len(shape) != 3 || shape[2] != r.in {
+		return nil, nil, fmt.Errorf("the input is %v, and it must have 3 dimensions, the last of size %d: %w",
+			shape, r.in, cuda.ErrInvalidArgument)
 	}
 	batch := shape[1]
 	if r.o.BatchFirst {
 		batch = shape[0]
 	}
-	zero, err := torch.Zeros(x.Device(), x.DType(), r.layers*r.ways, batch, r.hidden)
-	return zero, zero, err
+	return stateOr(x, state, r.layers*r.ways, batch, r.hidden)
+}
+
+// stateOr returns the state, which must have the shape, or zeros like x if it is nil. The caller
+// must close own, which may be nil.
+func stateOr(x, state *torch.Tensor, shape ...int64) (s, own *torch.Tensor, err error) {
+	if state == nil {
+		zero, err := torch.Zeros(x.Device(), x.DType(), shape...)
+		return zero, zero, err
+	}
+	if err := state.Err(); err != nil {
+		return nil, nil, err
+	}
+	if !slices.Equal(state.Shape(), shape) {
+		return nil, nil, fmt.Errorf("a state is %v, and it must be %v for this input: %w",
+			state.Shape(), shape, cuda.ErrInvalidArgument)
+	}
+	return state, nil, nil
 }
 
 // LSTM is a long short-term memory.
