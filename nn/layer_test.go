@@ -120,6 +120,10 @@ func TestErrorNamesOtherModules(t *testing.T) {
 		{"indices", nn.NewEmbedding(3, 2, nn.EmbeddingOptions{}), x, "nn: Embedding"},
 		{"sequences", nn.NewLSTM(3, 2, nn.LSTMOptions{}), x, "nn: LSTM"},
 		{"sequences of a GRU", nn.NewGRU(4, 2, nn.GRUOptions{}), images(t, 2, 2, 2), "nn: GRU"},
+		{"sequences of an RNN", nn.NewRNN(4, 2, nn.RNNOptions{}), images(t, 2, 2, 2), "nn: RNN"},
+		{"step of an LSTM", nn.NewLSTMCell(4, 2, nn.LSTMCellOptions{}), images(t, 2, 2, 4), "nn: LSTMCell made at layer_test.go:"},
+		{"step of a GRU", nn.NewGRUCell(4, 2, nn.GRUCellOptions{}), x, "nn: GRUCell made at layer_test.go:"},
+		{"step of an RNN", nn.NewRNNCell(4, 2, nn.RNNCellOptions{}), x, "nn: RNNCell made at layer_test.go:"},
 		{"size and scale", nn.NewUpsample(nn.UpsampleOptions{Size: []int{2}, Scale: 2}), square, "set either Size or Scale"},
 		{"mode", nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "linear"}), square, `Mode "linear"`},
 		{"corners", nn.NewUpsample(nn.UpsampleOptions{Scale: 2, AlignCorners: true}), square, "AlignCorners true"},
@@ -160,6 +164,10 @@ func TestConstructorsRefuseBadOptions(t *testing.T) {
 		"no rows":           nn.NewEmbedding(0, 2, nn.EmbeddingOptions{}),
 		"layers":            nn.NewLSTM(2, 2, nn.LSTMOptions{Layers: -1}),
 		"no hidden":         nn.NewGRU(2, 0, nn.GRUOptions{}),
+		"dropout":           nn.NewRNN(2, 2, nn.RNNOptions{Dropout: 2}),
+		"no LSTM inputs":    nn.NewLSTMCell(0, 2, nn.LSTMCellOptions{}),
+		"no GRU state":      nn.NewGRUCell(2, 0, nn.GRUCellOptions{}),
+		"no RNN state":      nn.NewRNNCell(2, 0, nn.RNNCellOptions{}),
 		"no slopes":         nn.NewPReLU(0),
 	} {
 		t.Run(name, func(t *testing.T) {

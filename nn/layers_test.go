@@ -121,6 +121,38 @@ func (c crossAttention) Forward(x *torch.Tensor) *torch.Tensor {
 	return c.Attend(x.Narrow(0, 0, 2), x, torch.Call1("flip", x, []int{0}), nn.AttentionOptions{Mask: in.ToDType(torch.Bool)})
 }
 
+// cell is a cell with one state.
+type cell interface {
+	nn.Module
+	Step(x, hidden *torch.Tensor) *torch.Tensor
+}
+
+// unrolled computes the hidden states of a cell for the sequences x [L N in].
+type unrolled struct{ cell }
+
+func (u unrolled) Forward(x *torch.Tensor) *torch.Tensor {
+	var states []*torch.Tensor
+	var h *torch.Tensor
+	for i := range x.Shape()[0] {
+		h = u.Step(x.Select(0, i), h)
+		states = append(states, h)
+	}
+	return torch.Stack(states, 0)
+}
+
+// unrolledLSTM computes the hidden states of a cell for the sequences x [L N in].
+type unrolledLSTM struct{ *nn.LSTMCell }
+
+func (u unrolledLSTM) Forward(x *torch.Tensor) *torch.Tensor {
+	var states []*torch.Tensor
+	var h, c *torch.Tensor
+	for i := range x.Shape()[0] {
+		h, c = u.Step(x.Select(0, i), h, c)
+		states = append(states, h)
+	}
+	return torch.Stack(states, 0)
+}
+
 // layerCases are the modules of testdata/make_layers.py.
 func layerCases() map[string]func() nn.Module {
 	two := 2
@@ -171,8 +203,21 @@ func layerCases() map[string]func() nn.Module {
 		"lstm_deep": func() nn.Module {
 			return nn.NewLSTM(4, 3, nn.LSTMOptions{Layers: 2, Bidirectional: true, BatchFirst: true})
 		},
-		"gru":         func() nn.Module { return nn.NewGRU(4, 3, nn.GRUOptions{Layers: 2}) },
-		"gru_plain":   func() nn.Module { return nn.NewGRU(4, 3, nn.GRUOptions{NoBias: true, Bidirectional: true}) },
+		"gru":       func() nn.Module { return nn.NewGRU(4, 3, nn.GRUOptions{Layers: 2}) },
+		"gru_plain": func() nn.Module { return nn.NewGRU(4, 3, nn.GRUOptions{NoBias: true, Bidirectional: true}) },
+		"rnn":       func() nn.Module { return nn.NewRNN(4, 3, nn.RNNOptions{}) },
+		"rnn_deep": func() nn.Module {
+			return nn.NewRNN(4, 3, nn.RNNOptions{Layers: 2, Bidirectional: true, BatchFirst: true})
+		},
+		"rnn_relu":        func() nn.Module { return nn.NewRNN(4, 3, nn.RNNOptions{ReLU: true, NoBias: true}) },
+		"lstm_cell":       func() nn.Module { return unrolledLSTM{nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{})} },
+		"lstm_cell_plain": func() nn.Module { return nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{NoBias: true}) },
+		"gru_cell":        func() nn.Module { return unrolled{nn.NewGRUCell(4, 3, nn.GRUCellOptions{})} },
+		"gru_cell_plain":  func() nn.Module { return nn.NewGRUCell(4, 3, nn.GRUCellOptions{NoBias: true}) },
+		"rnn_cell":        func() nn.Module { return unrolled{nn.NewRNNCell(4, 3, nn.RNNCellOptions{})} },
+		"rnn_cell_relu": func() nn.Module {
+			return nn.NewRNNCell(4, 3, nn.RNNCellOptions{ReLU: true, NoBias: true})
+		},
 		"prelu":       func() nn.Module { return nn.NewPReLU(4) },
 		"relu":        nn.NewReLU,
 		"relu6":       nn.NewReLU6,

@@ -24,23 +24,42 @@ type (
 	GRUOptions  = RecurrentOptions
 )
 
-// recurrent is the part that LSTM and GRU share.
+// RNNOptions are the options of NewRNN.
+type RNNOptions struct {
+	ReLU          bool    // max(x, 0) instead of tanh
+	Layers        int     // 0 stands for 1
+	Dropout       float64 // the probability of dropping an output between layers, in training
+	NoBias        bool
+	BatchFirst    bool // sequences are [N L in] rather than PyTorch's default [L N in]
+	Bidirectional bool // a second direction, from the end; outputs are both, joined
+}
+
+// kindOfRecurrent is what a kind of recurrent layer has of its own.
+type kindOfRecurrent struct {
+	name  string
+	gates int // the rows of a weight are gates*hidden
+	cudnn int // cuDNN's number for the kind
+}
+
+// recurrent is the part that LSTM, GRU and RNN share.
 type recurrent struct {
 	layer
 	switchable
 	parameters   []Named // in the order that the operators take
 	in, hidden   int64
 	layers, ways int64 // ways is the number of directions
+	cudnn        int
 	o            RecurrentOptions
 
 	mu   sync.Mutex
 	flat uintptr // where the first weight was when the weights were last joined; guarded by mu
 }
 
-func (r *recurrent) construct(kind string, gates, in, hidden int, o RecurrentOptions) {
-	op := "nn.New" + kind
-	r.create(kind)
+func (r *recurrent) construct(kind kindOfRecurrent, in, hidden int, o RecurrentOptions) {
+	op := "nn.New" + kind.name
+	r.create(kind.name)
 	r.in, r.hidden, r.layers, r.ways, r.o = int64(in), int64(hidden), int64(max(o.Layers, 1)), 1, o
+	r.cudnn = kind.cudnn
 	if o.Bidirectional {
 		r.ways = 2
 	}
@@ -52,7 +71,7 @@ func (r *recurrent) construct(kind string, gates, in, hidden int, o RecurrentOpt
 		r.parameters = []Named{{"weight_ih_l0", bad}}
 		return
 	}
-	fill, rows := uniform(hidden), int64(gates)*r.hidden
+	fill, rows := uniform(hidden), int64(kind.gates)*r.hidden
 	for l := range r.layers {
 		width := int64(in)
 		if l > 0 {
@@ -83,16 +102,10 @@ func (r *recurrent) weights() []*torch.Tensor {
 	return list
 }
 
-// cuDNN's numbers for the kinds of layers.
-const (
-	cudnnLSTM = 2
-	cudnnGRU  = 3
-)
-
 // join moves the weights on a GPU into one piece of memory, where cuDNN wants them: otherwise it
 // copies them at every call, and warns. The tensors stay the same. It does nothing if they have not
 // moved since.
-func (r *recurrent) join(x *torch.Tensor, mode int) error {
+func (r *recurrent) join(x *torch.Tensor) error {
 	weights := r.weights()
 	if x.Device() == cuda.CPU || weights[0].Err() != nil || weights[0].Device() != x.Device() {
 		return nil // the operator reports what is wrong
@@ -111,7 +124,7 @@ func (r *recurrent) join(x *torch.Tensor, mode int) error {
 		each = 2
 	}
 	buffer := torch.Call1("_cudnn_rnn_flatten_weight",
-		weights, each, r.in, mode, r.hidden, 0, r.layers, r.o.BatchFirst, r.ways == 2)
+		weights, each, r.in, r.cudnn, r.hidden, 0, r.layers, r.o.BatchFirst, r.ways == 2)
 	if err := buffer.Err(); err != nil {
 		return err
 	}
@@ -155,13 +168,33 @@ func stateOr(x, state *torch.Tensor, shape ...int64) (s, own *torch.Tensor, err 
 	return state, nil, nil
 }
 
+// operator computes a layer with one state, such as a GRU.
+type operator func(x, hidden *torch.Tensor, params []*torch.Tensor, hasBiases bool, layers int64,
+	dropout float64, train, bidirectional, batchFirst bool) (y, lastHidden *torch.Tensor)
+
+// run is the Run of a layer with one state.
+func (r *recurrent) run(f operator, x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
+	h, own, err := r.start(x, hidden)
+	defer own.Close()
+	if err == nil {
+		err = r.join(x)
+	}
+	if err != nil {
+		bad := r.result(torch.Fail("nn."+r.kind, err), x, hidden)
+		return bad, bad
+	}
+	y, lastHidden = f(x, h, r.weights(),
+		!r.o.NoBias, r.layers, r.o.Dropout, r.training(), r.ways == 2, r.o.BatchFirst)
+	return r.result(y, x, hidden), lastHidden
+}
+
 // LSTM is a long short-term memory.
 type LSTM struct{ recurrent }
 
 // NewLSTM returns a long short-term memory with inputs and hidden states of the given sizes.
 func NewLSTM(in, hidden int, o LSTMOptions) *LSTM {
 	l := &LSTM{}
-	l.construct("LSTM", 4, in, hidden, o)
+	l.construct(kindOfRecurrent{"LSTM", 4, 2}, in, hidden, o)
 	return l
 }
 
@@ -181,7 +214,7 @@ func (l *LSTM) Run(x, hidden, cell *torch.Tensor) (y, lastHidden, lastCell *torc
 		bad := l.result(torch.Fail("nn.LSTM", err), x, hidden, cell)
 		return bad, bad, bad
 	}
-	if err := l.join(x, cudnnLSTM); err != nil {
+	if err := l.join(x); err != nil {
 		return fail(err)
 	}
 	h, ownH, err := l.start(x, hidden)
@@ -205,7 +238,7 @@ type GRU struct{ recurrent }
 // NewGRU returns gated recurrent units with inputs and hidden states of the given sizes.
 func NewGRU(in, hidden int, o GRUOptions) *GRU {
 	g := &GRU{}
-	g.construct("GRU", 3, in, hidden, o)
+	g.construct(kindOfRecurrent{"GRU", 3, 3}, in, hidden, o)
 	return g
 }
 
@@ -220,16 +253,38 @@ func (g *GRU) Forward(x *torch.Tensor) *torch.Tensor {
 // Run returns the outputs, and the hidden state after the last step. hidden is the state before the
 // first step, [layers*directions N hidden], or nil for zeros.
 func (g *GRU) Run(x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
-	h, own, err := g.start(x, hidden)
-	defer own.Close()
-	if err == nil {
-		err = g.join(x, cudnnGRU)
+	return g.run((*torch.Tensor).GRU, x, hidden)
+}
+
+// RNN is a plain recurrent layer: h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or with
+// [RNNOptions].ReLU max(..., 0).
+type RNN struct {
+	recurrent
+	f operator
+}
+
+// NewRNN returns a plain recurrent layer with inputs and hidden states of the given sizes.
+func NewRNN(in, hidden int, o RNNOptions) *RNN {
+	r, cudnn := &RNN{f: (*torch.Tensor).RNNTanh}, 1
+	if o.ReLU {
+		r.f, cudnn = (*torch.Tensor).RNNReLU, 0
 	}
-	if err != nil {
-		bad := g.result(torch.Fail("nn.GRU", err), x, hidden)
-		return bad, bad
-	}
-	y, lastHidden = x.GRU(h, g.weights(),
-		!g.o.NoBias, g.layers, g.o.Dropout, g.training(), g.ways == 2, g.o.BatchFirst)
-	return g.result(y, x, hidden), lastHidden
+	r.construct(kindOfRecurrent{"RNN", 1, cudnn}, in, hidden, RecurrentOptions{
+		Layers: o.Layers, Dropout: o.Dropout, NoBias: o.NoBias, BatchFirst: o.BatchFirst, Bidirectional: o.Bidirectional,
+	})
+	return r
+}
+
+// Forward returns the outputs for the sequences x, from a state of zeros: [L N in] gives
+// [L N directions*hidden]; with BatchFirst, N comes first.
+func (r *RNN) Forward(x *torch.Tensor) *torch.Tensor {
+	y, h := r.Run(x, nil)
+	h.Close()
+	return y
+}
+
+// Run returns the outputs, and the hidden state after the last step. hidden is the state before the
+// first step, [layers*directions N hidden], or nil for zeros.
+func (r *RNN) Run(x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
+	return r.run(r.f, x, hidden)
 }

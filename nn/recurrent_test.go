@@ -2,23 +2,41 @@ package nn_test
 
 import (
 	"errors"
+	"math"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
 )
 
 func TestRecurrentLayersRefuseShapes(t *testing.T) {
 	lstm, gru := nn.NewLSTM(4, 3, nn.LSTMOptions{}), nn.NewGRU(4, 3, nn.GRUOptions{BatchFirst: true})
 	defer nn.Close(lstm)
 	defer nn.Close(gru)
+	rnn := nn.NewRNN(4, 3, nn.RNNOptions{})
+	defer nn.Close(rnn)
+	lstmCell, gruCell := nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{}), nn.NewGRUCell(4, 3, nn.GRUCellOptions{})
+	defer nn.Close(lstmCell)
+	defer nn.Close(gruCell)
+	rnnCell := nn.NewRNNCell(4, 3, nn.RNNCellOptions{})
+	defer nn.Close(rnnCell)
 	x, good := images(t, 5, 2, 4), images(t, 1, 2, 3)
+	step := x.Select(0, 0)
 	for name, run := range map[string]func() error{
 		"input of an LSTM":   func() error { return lstm.Forward(images(t, 5, 2, 3)).Err() },
 		"input of a GRU":     func() error { return gru.Forward(images(t, 5, 2, 3)).Err() },
 		"hidden state":       func() error { y, _, _ := lstm.Run(x, images(t, 1, 7, 3), good); return y.Err() },
 		"cell state":         func() error { y, _, _ := lstm.Run(x, good, images(t, 1, 2, 4)); return y.Err() },
 		"state of the batch": func() error { y, _ := gru.Run(x, good); return y.Err() },
+		"state of an RNN":    func() error { y, _ := rnn.Run(x, images(t, 2, 2, 3)); return y.Err() },
+		"LSTM cell's input":  func() error { return lstmCell.Forward(x.Select(2, 0)).Err() },
+		"LSTM cell's state": func() error {
+			h, _ := lstmCell.Step(step, images(t, 2, 3), images(t, 3, 3))
+			return h.Err()
+		},
+		"GRU cell's state": func() error { return gruCell.Step(step, images(t, 2, 4)).Err() },
+		"RNN cell's state": func() error { return rnnCell.Step(step, good).Err() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := run(); !errors.Is(err, cuda.ErrInvalidArgument) {
@@ -31,5 +49,120 @@ func TestRecurrentLayersRefuseShapes(t *testing.T) {
 	}
 	if y, _ := gru.Run(x, images(t, 1, 5, 3)); y.Err() != nil {
 		t.Error(y.Err())
+	}
+}
+
+// randn returns random numbers of the shape, which belong to the scope.
+func randn(t *testing.T, s *torch.Scope, shape ...int64) *torch.Tensor {
+	t.Helper()
+	x, err := torch.Randn(cuda.CPU, torch.Float32, shape...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Own(x)
+}
+
+// requireEqual fails if an element differs by more than a few roundings of float32.
+func requireEqual(t *testing.T, what string, got, want *torch.Tensor) {
+	t.Helper()
+	g, err := got.Float64s()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	w, err := want.Float64s()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if len(g) != len(w) || len(g) == 0 {
+		t.Fatalf("%s: %d elements, want %d", what, len(g), len(w))
+	}
+	for i := range g {
+		if !(math.Abs(g[i]-w[i]) <= 1e-6) {
+			t.Fatalf("%s: element %d is %v, want %v", what, i, g[i], w[i])
+		}
+	}
+}
+
+// states are what a recurrent layer or cell carries from step to step: one tensor, or an LSTM's two.
+type states [2]*torch.Tensor
+
+// recurrentPairs are recurrent layers of one layer, and cells.
+func recurrentPairs() map[string]func() (layer, cell nn.Module, run, step func(x *torch.Tensor, s states) (*torch.Tensor, states)) {
+	type f = func(x *torch.Tensor, s states) (*torch.Tensor, states)
+	return map[string]func() (layer, cell nn.Module, run, step f){
+		"LSTM": func() (nn.Module, nn.Module, f, f) {
+			l, c := nn.NewLSTM(4, 3, nn.LSTMOptions{}), nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{})
+			return l, c, func(x *torch.Tensor, s states) (*torch.Tensor, states) {
+					y, h, c := l.Run(x, s[0], s[1])
+					return y, states{h, c}
+				}, func(x *torch.Tensor, s states) (*torch.Tensor, states) {
+					h, c := c.Step(x, s[0], s[1])
+					return h, states{h, c}
+				}
+		},
+		"GRU": func() (nn.Module, nn.Module, f, f) {
+			l, c := nn.NewGRU(4, 3, nn.GRUOptions{}), nn.NewGRUCell(4, 3, nn.GRUCellOptions{})
+			return l, c, single(l.Run), stepped(c.Step)
+		},
+		"RNN": func() (nn.Module, nn.Module, f, f) {
+			l, c := nn.NewRNN(4, 3, nn.RNNOptions{}), nn.NewRNNCell(4, 3, nn.RNNCellOptions{})
+			return l, c, single(l.Run), stepped(c.Step)
+		},
+		"RNN with ReLU": func() (nn.Module, nn.Module, f, f) {
+			l, c := nn.NewRNN(4, 3, nn.RNNOptions{ReLU: true}), nn.NewRNNCell(4, 3, nn.RNNCellOptions{ReLU: true})
+			return l, c, single(l.Run), stepped(c.Step)
+		},
+	}
+}
+
+func single(run func(x, h *torch.Tensor) (*torch.Tensor, *torch.Tensor)) func(*torch.Tensor, states) (*torch.Tensor, states) {
+	return func(x *torch.Tensor, s states) (*torch.Tensor, states) {
+		y, h := run(x, s[0])
+		return y, states{h}
+	}
+}
+
+func stepped(step func(x, h *torch.Tensor) *torch.Tensor) func(*torch.Tensor, states) (*torch.Tensor, states) {
+	return func(x *torch.Tensor, s states) (*torch.Tensor, states) {
+		h := step(x, s[0])
+		return h, states{h}
+	}
+}
+
+// The states that a layer returns are those from which it goes on, and those of a cell's steps.
+func TestRecurrentStatesGoOn(t *testing.T) {
+	for name, build := range recurrentPairs() {
+		t.Run(name, func(t *testing.T) {
+			s := torch.NewScope(name)
+			defer s.Close()
+			if err := torch.ManualSeed(3); err != nil {
+				t.Fatal(err)
+			}
+			layer, cell, run, step := build()
+			defer nn.Close(layer)
+			defer nn.Close(cell)
+			for i, p := range nn.Parameters(cell) {
+				if err := p.CopyFrom(nn.Parameters(layer)[i], torch.CopyOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			x := randn(t, s, 5, 2, 4)
+			whole, last := run(x, states{})
+			first, between := run(x.Narrow(0, 0, 3), states{})
+			second, after := run(x.Narrow(0, 3, 2), between)
+			requireEqual(t, "outputs of two parts", torch.Cat([]*torch.Tensor{first, second}, 0), whole)
+			var now states
+			var y *torch.Tensor
+			for i := range int64(5) {
+				y, now = step(x.Select(0, i), now)
+				requireEqual(t, "output of a step", y, whole.Select(0, i))
+			}
+			for i, want := range last {
+				if want != nil {
+					requireEqual(t, "state after two parts", after[i], want)
+					requireEqual(t, "state after steps", now[i], want.Select(0, 0))
+				}
+			}
+		})
 	}
 }

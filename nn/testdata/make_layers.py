@@ -100,6 +100,17 @@ class Output(nn.Module):
         return self.inner.named_buffers(*args, **kwargs)
 
 
+class Unrolled(Output):
+    """The hidden states of a cell for the sequences x [L N in]."""
+
+    def forward(self, x):
+        state, outputs = None, []
+        for step in x:
+            state = self.inner(step, state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(outputs)
+
+
 def encoder(**options):
     return nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=0.0, **options)
 
@@ -142,6 +153,15 @@ MODULES = {
     "lstm_deep": (lambda: Output(nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True)), (2, 5, 4)),
     "gru": (lambda: Output(nn.GRU(4, 3, num_layers=2)), (5, 2, 4)),
     "gru_plain": (lambda: Output(nn.GRU(4, 3, bias=False, bidirectional=True)), (5, 2, 4)),
+    "rnn": (lambda: Output(nn.RNN(4, 3)), (5, 2, 4)),
+    "rnn_deep": (lambda: Output(nn.RNN(4, 3, num_layers=2, bidirectional=True, batch_first=True)), (2, 5, 4)),
+    "rnn_relu": (lambda: Output(nn.RNN(4, 3, nonlinearity="relu", bias=False)), (5, 2, 4)),
+    "lstm_cell": (lambda: Unrolled(nn.LSTMCell(4, 3)), (5, 2, 4)),
+    "lstm_cell_plain": (lambda: Output(nn.LSTMCell(4, 3, bias=False)), (2, 4)),
+    "gru_cell": (lambda: Unrolled(nn.GRUCell(4, 3)), (5, 2, 4)),
+    "gru_cell_plain": (lambda: nn.GRUCell(4, 3, bias=False), (2, 4)),
+    "rnn_cell": (lambda: Unrolled(nn.RNNCell(4, 3)), (5, 2, 4)),
+    "rnn_cell_relu": (lambda: nn.RNNCell(4, 3, nonlinearity="relu", bias=False), (2, 4)),
     "prelu": (lambda: nn.PReLU(4), IMAGES),
     "relu": (nn.ReLU, SEQUENCES),
     "relu6": (lambda: nn.ReLU6(), SEQUENCES),
