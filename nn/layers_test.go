@@ -153,6 +153,31 @@ func (u unrolledLSTM) Forward(x *torch.Tensor) *torch.Tensor {
 	return torch.Stack(states, 0)
 }
 
+// withLengths computes the outputs and the state of a recurrent layer for sequences of the lengths,
+// joined in one vector.
+type withLengths struct {
+	recurrent
+	lengths []int
+}
+
+// recurrent is a recurrent layer with one state.
+type recurrent interface {
+	nn.Module
+	RunLengths(x *torch.Tensor, lengths []int, hidden *torch.Tensor) (y, lastHidden *torch.Tensor)
+}
+
+func (w withLengths) Forward(x *torch.Tensor) *torch.Tensor {
+	y, h := w.RunLengths(x, w.lengths, nil)
+	return torch.Cat([]*torch.Tensor{y.Flatten(0, -1), h.Flatten(0, -1)}, 0)
+}
+
+type lstmLengths struct{ *nn.LSTM }
+
+func (l lstmLengths) Forward(x *torch.Tensor) *torch.Tensor {
+	y, h, c := l.RunLengths(x, []int{2, 5, 1}, nil, nil)
+	return torch.Cat([]*torch.Tensor{y.Flatten(0, -1), h.Flatten(0, -1), c.Flatten(0, -1)}, 0)
+}
+
 // layerCases are the modules of testdata/make_layers.py.
 func layerCases() map[string]func() nn.Module {
 	two := 2
@@ -209,12 +234,18 @@ func layerCases() map[string]func() nn.Module {
 		"rnn_deep": func() nn.Module {
 			return nn.NewRNN(4, 3, nn.RNNOptions{Layers: 2, Bidirectional: true, BatchFirst: true})
 		},
-		"rnn_relu":        func() nn.Module { return nn.NewRNN(4, 3, nn.RNNOptions{ReLU: true, NoBias: true}) },
-		"lstm_cell":       func() nn.Module { return unrolledLSTM{nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{})} },
-		"lstm_cell_plain": func() nn.Module { return nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{NoBias: true}) },
-		"gru_cell":        func() nn.Module { return unrolled{nn.NewGRUCell(4, 3, nn.GRUCellOptions{})} },
-		"gru_cell_plain":  func() nn.Module { return nn.NewGRUCell(4, 3, nn.GRUCellOptions{NoBias: true}) },
-		"rnn_cell":        func() nn.Module { return unrolled{nn.NewRNNCell(4, 3, nn.RNNCellOptions{})} },
+		"rnn_relu": func() nn.Module { return nn.NewRNN(4, 3, nn.RNNOptions{ReLU: true, NoBias: true}) },
+		"lstm_lengths": func() nn.Module {
+			return lstmLengths{nn.NewLSTM(4, 3, nn.LSTMOptions{Layers: 2, Bidirectional: true, BatchFirst: true})}
+		},
+		"gru_lengths":      func() nn.Module { return withLengths{nn.NewGRU(4, 3, nn.GRUOptions{}), []int{4, 2}} },
+		"rnn_lengths":      func() nn.Module { return withLengths{nn.NewRNN(4, 3, nn.RNNOptions{}), []int{1, 5}} },
+		"rnn_relu_lengths": func() nn.Module { return withLengths{nn.NewRNN(4, 3, nn.RNNOptions{ReLU: true}), []int{5, 2, 5}} },
+		"lstm_cell":        func() nn.Module { return unrolledLSTM{nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{})} },
+		"lstm_cell_plain":  func() nn.Module { return nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{NoBias: true}) },
+		"gru_cell":         func() nn.Module { return unrolled{nn.NewGRUCell(4, 3, nn.GRUCellOptions{})} },
+		"gru_cell_plain":   func() nn.Module { return nn.NewGRUCell(4, 3, nn.GRUCellOptions{NoBias: true}) },
+		"rnn_cell":         func() nn.Module { return unrolled{nn.NewRNNCell(4, 3, nn.RNNCellOptions{})} },
 		"rnn_cell_relu": func() nn.Module {
 			return nn.NewRNNCell(4, 3, nn.RNNCellOptions{ReLU: true, NoBias: true})
 		},

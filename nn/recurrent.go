@@ -260,14 +260,14 @@ func (g *GRU) Run(x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
 // [RNNOptions].ReLU max(..., 0).
 type RNN struct {
 	recurrent
-	f operator
+	relu bool
 }
 
 // NewRNN returns a plain recurrent layer with inputs and hidden states of the given sizes.
 func NewRNN(in, hidden int, o RNNOptions) *RNN {
-	r, cudnn := &RNN{f: (*torch.Tensor).RNNTanh}, 1
+	r, cudnn := &RNN{relu: o.ReLU}, 1
 	if o.ReLU {
-		r.f, cudnn = (*torch.Tensor).RNNReLU, 0
+		cudnn = 0
 	}
 	r.construct(kindOfRecurrent{"RNN", 1, cudnn}, in, hidden, RecurrentOptions{
 		Layers: o.Layers, Dropout: o.Dropout, NoBias: o.NoBias, BatchFirst: o.BatchFirst, Bidirectional: o.Bidirectional,
@@ -286,5 +286,8 @@ func (r *RNN) Forward(x *torch.Tensor) *torch.Tensor {
 // Run returns the outputs, and the hidden state after the last step. hidden is the state before the
 // first step, [layers*directions N hidden], or nil for zeros.
 func (r *RNN) Run(x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
-	return r.run(r.f, x, hidden)
+	if r.relu {
+		return r.run((*torch.Tensor).RNNReLU, x, hidden)
+	}
+	return r.run((*torch.Tensor).RNNTanh, x, hidden)
 }

@@ -29,6 +29,10 @@ func TestRecurrentLayersRefuseShapes(t *testing.T) {
 		"hidden state":       func() error { y, _, _ := lstm.Run(x, images(t, 1, 7, 3), good); return y.Err() },
 		"cell state":         func() error { y, _, _ := lstm.Run(x, good, images(t, 1, 2, 4)); return y.Err() },
 		"state of the batch": func() error { y, _ := gru.Run(x, good); return y.Err() },
+		"too few lengths":    func() error { y, _, _ := lstm.RunLengths(x, []int{5}, nil, nil); return y.Err() },
+		"length of 0":        func() error { y, _ := gru.RunLengths(x, []int{2, 0, 1, 1, 1}, nil); return y.Err() },
+		"length of 6":        func() error { y, _ := rnn.RunLengths(x, []int{6, 5}, nil); return y.Err() },
+		"state of lengths":   func() error { y, _ := rnn.RunLengths(x, []int{2, 5}, images(t, 1, 3, 3)); return y.Err() },
 		"state of an RNN":    func() error { y, _ := rnn.Run(x, images(t, 2, 2, 3)); return y.Err() },
 		"LSTM cell's input":  func() error { return lstmCell.Forward(x.Select(2, 0)).Err() },
 		"LSTM cell's state": func() error {
@@ -83,7 +87,7 @@ func requireEqual(t *testing.T, what string, got, want *torch.Tensor) {
 	}
 }
 
-// states are what a recurrent layer or cell carries from step to step: one tensor, or an LSTM's two.
+// states are what a recurrent layer or cell carries on: one tensor, or an LSTM's two.
 type states [2]*torch.Tensor
 
 // recurrentPairs are recurrent layers of one layer, and cells.
@@ -165,4 +169,42 @@ func TestRecurrentStatesGoOn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Each sequence of a padded batch has the outputs and states that it has alone, from its own state.
+func TestRunLengthsIsRunOfEachSequence(t *testing.T) {
+	s := torch.NewScope("lengths")
+	defer s.Close()
+	l := nn.NewLSTM(4, 3, nn.LSTMOptions{Bidirectional: true})
+	defer nn.Close(l)
+	x, h, c := randn(t, s, 5, 3, 4), randn(t, s, 2, 3, 3), randn(t, s, 2, 3, 3)
+	lengths := []int{2, 5, 3}
+	y, lastH, lastC := l.RunLengths(x, lengths, h, c)
+	for i, n := range lengths {
+		of := func(x *torch.Tensor) *torch.Tensor { return x.Narrow(1, int64(i), 1) }
+		wantY, wantH, wantC := l.Run(of(x).Narrow(0, 0, int64(n)), of(h).Contiguous(torch.Contiguous), of(c).Contiguous(torch.Contiguous))
+		requireEqual(t, "outputs", of(y).Narrow(0, 0, int64(n)), wantY)
+		requireEqual(t, "hidden state", of(lastH), wantH)
+		requireEqual(t, "cell state", of(lastC), wantC)
+		if n < 5 {
+			padding := of(y).Narrow(0, int64(n), int64(5-n))
+			requireEqual(t, "outputs after the end", padding, padding.MulScalar(0))
+		}
+	}
+}
+
+func TestRunLengthsHoldsNoMemoryWithoutScopes(t *testing.T) {
+	g := nn.NewGRU(4, 3, nn.GRUOptions{})
+	defer nn.Close(g)
+	x := noise(t, 5, 3, 4)
+	before := torch.LiveTensors()
+	y, h := g.RunLengths(x, []int{1, 5, 2}, nil)
+	if err := y.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := torch.LiveTensors() - before; n != 2 {
+		t.Errorf("%d tensors more, want the outputs and the state", n)
+	}
+	y.Close()
+	h.Close()
 }

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
 class GPTBlock(nn.Module):
@@ -111,6 +112,21 @@ class Unrolled(Output):
         return torch.stack(outputs)
 
 
+class Lengths(Output):
+    """The outputs and states of a recurrent layer for sequences of different lengths, joined in one vector."""
+
+    def __init__(self, inner, lengths):
+        super().__init__(inner)
+        self.lengths = lengths
+
+    def forward(self, x):
+        packed = pack_padded_sequence(x, self.lengths, batch_first=self.inner.batch_first, enforce_sorted=False)
+        y, states = self.inner(packed)
+        y, _ = pad_packed_sequence(y, batch_first=self.inner.batch_first, total_length=x.shape[self.inner.batch_first])
+        states = states if isinstance(states, tuple) else (states,)
+        return torch.cat([t.flatten() for t in (y, *states)])
+
+
 def encoder(**options):
     return nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=0.0, **options)
 
@@ -156,6 +172,10 @@ MODULES = {
     "rnn": (lambda: Output(nn.RNN(4, 3)), (5, 2, 4)),
     "rnn_deep": (lambda: Output(nn.RNN(4, 3, num_layers=2, bidirectional=True, batch_first=True)), (2, 5, 4)),
     "rnn_relu": (lambda: Output(nn.RNN(4, 3, nonlinearity="relu", bias=False)), (5, 2, 4)),
+    "lstm_lengths": (lambda: Lengths(nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True), [2, 5, 1]), (3, 5, 4)),
+    "gru_lengths": (lambda: Lengths(nn.GRU(4, 3), [4, 2]), (5, 2, 4)),
+    "rnn_lengths": (lambda: Lengths(nn.RNN(4, 3), [1, 5]), (5, 2, 4)),
+    "rnn_relu_lengths": (lambda: Lengths(nn.RNN(4, 3, nonlinearity="relu"), [5, 2, 5]), (5, 3, 4)),
     "lstm_cell": (lambda: Unrolled(nn.LSTMCell(4, 3)), (5, 2, 4)),
     "lstm_cell_plain": (lambda: Output(nn.LSTMCell(4, 3, bias=False)), (2, 4)),
     "gru_cell": (lambda: Unrolled(nn.GRUCell(4, 3)), (5, 2, 4)),
