@@ -77,6 +77,43 @@ func NewELU(o ELUOptions) Module {
 // NewSELU returns a module that computes the scaled exponential linear unit.
 func NewSELU() Module { return newFunction("SELU", (*torch.Tensor).SELU) }
 
+// CELUOptions are the options of NewCELU.
+type CELUOptions struct {
+	Alpha float64 // 0 stands for 1
+}
+
+// NewCELU returns a module that computes max(x, 0) + min(alpha * (exp(x/alpha) - 1), 0).
+func NewCELU(o CELUOptions) Module {
+	alpha := or(o.Alpha, 1)
+	return newFunction("CELU", func(x *torch.Tensor) *torch.Tensor { return x.CELU(alpha) })
+}
+
+// HardtanhOptions are the options of NewHardtanh. The zero value stands for the limits -1 and 1.
+type HardtanhOptions struct {
+	Min, Max float64
+}
+
+// NewHardtanh returns a module that limits x to [Min, Max].
+func NewHardtanh(o HardtanhOptions) Module {
+	if o == (HardtanhOptions{}) {
+		o = HardtanhOptions{-1, 1}
+	}
+	return newFunction("Hardtanh", func(x *torch.Tensor) *torch.Tensor {
+		if !(o.Min < o.Max) {
+			return invalid("nn.Hardtanh", "Min %v must be less than Max %v", o.Min, o.Max)
+		}
+		return x.HardTanh(o.Min, o.Max)
+	})
+}
+
+// NewLogSigmoid returns a module that computes log(1 / (1 + exp(-x))), stably.
+func NewLogSigmoid() Module { return newFunction("LogSigmoid", (*torch.Tensor).LogSigmoid) }
+
+// NewSoftsign returns a module that computes x / (1 + |x|).
+func NewSoftsign() Module {
+	return newFunction("Softsign", func(x *torch.Tensor) *torch.Tensor { return x.Div(x.Abs().AddScalar(1)) })
+}
+
 // SoftplusOptions are the options of NewSoftplus.
 type SoftplusOptions struct {
 	Beta      float64 // 0 stands for 1

@@ -20,6 +20,22 @@ func NewDropout2d(p float64) *Dropout {
 	return newDropout("Dropout2d", p, (*torch.Tensor).FeatureDropout)
 }
 
+// NewDropout1d returns NewDropout2d for sequences [N C L].
+func NewDropout1d(p float64) *Dropout {
+	return newDropout("Dropout1d", p, (*torch.Tensor).FeatureDropout)
+}
+
+// NewDropout3d returns NewDropout2d for volumes [N C D H W].
+func NewDropout3d(p float64) *Dropout {
+	return newDropout("Dropout3d", p, (*torch.Tensor).FeatureDropout)
+}
+
+// NewAlphaDropout returns a module that sets an element with probability p to SELU's negative
+// limit, and scales and shifts all, so that mean and variance stay: it belongs after [NewSELU].
+func NewAlphaDropout(p float64) *Dropout {
+	return newDropout("AlphaDropout", p, (*torch.Tensor).AlphaDropout)
+}
+
 // NewStochasticDepth returns a module that zeroes a whole sample [N ...] with probability p and
 // scales the others by 1/(1-p): torchvision's StochasticDepth in the mode "row". It belongs at the
 // end of a residual branch.

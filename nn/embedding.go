@@ -1,6 +1,11 @@
 package nn
 
-import "github.com/torchstream/torchstream/torch"
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
 
 // Embedding is a table of vectors.
 type Embedding struct {
@@ -18,35 +23,36 @@ type EmbeddingOptions struct {
 
 // NewEmbedding returns a table of rows vectors of the given size.
 func NewEmbedding(rows, size int, o EmbeddingOptions) *Embedding {
-	const op = "nn.NewEmbedding"
 	e := &Embedding{}
 	e.create("Embedding")
-	if e.Weight = positive(op, "rows and size", rows, size); e.Weight != nil {
-		return e
-	}
-	if o.PaddingIdx != nil {
-		i := int64(*o.PaddingIdx)
-		if i < 0 || i >= int64(rows) {
-			e.Weight = invalid(op, "the padding row %d is not one of the %d rows", i, rows)
-			return e
-		}
-		e.o.PaddingIdx = &i
-	}
-	e.Weight = parameter(op, e.fill, int64(rows), int64(size))
+	e.Weight, e.o.PaddingIdx = table("nn.NewEmbedding", rows, size, o.PaddingIdx)
 	return e
 }
 
-func (e *Embedding) fill(t *torch.Tensor) *torch.Tensor {
-	filled := t.Normal_(0, 1)
-	if e.o.PaddingIdx == nil || filled.Err() != nil {
+// table returns a normal weight [rows size], in which the padding row is zero, and that row.
+func table(op string, rows, size int, paddingIdx *int) (weight *torch.Tensor, padding *int64) {
+	if bad := positive(op, "rows and size", rows, size); bad != nil {
+		return bad, nil
+	}
+	if paddingIdx != nil {
+		i := int64(*paddingIdx)
+		if i < 0 || i >= int64(rows) {
+			return invalid(op, "the padding row %d is not one of the %d rows", i, rows), nil
+		}
+		padding = &i
+	}
+	return parameter(op, func(t *torch.Tensor) *torch.Tensor {
+		filled := t.Normal_(0, 1)
+		if padding == nil || filled.Err() != nil {
+			return filled
+		}
+		row := t.Select(0, *padding)
+		defer row.Close()
+		if zeroed := row.Zero_(); zeroed.Err() != nil {
+			return zeroed
+		}
 		return filled
-	}
-	row := t.Select(0, *e.o.PaddingIdx)
-	defer row.Close()
-	if zeroed := row.Zero_(); zeroed.Err() != nil {
-		return zeroed
-	}
-	return filled
+	}, int64(rows), int64(size)), padding
 }
 
 // Forward returns the rows at the indices: an int64 or int32 tensor [...] gives [... size].
@@ -56,3 +62,81 @@ func (e *Embedding) Forward(indices *torch.Tensor) *torch.Tensor {
 
 // Parts returns the weight.
 func (e *Embedding) Parts() Parts { return weightAndBias(e.Weight, nil) }
+
+// EmbeddingBag is a table of vectors of which it joins several to one, such as those of a text's
+// words.
+type EmbeddingBag struct {
+	layer
+	Weight *torch.Tensor // [rows size], initially normal
+
+	mode    int
+	padding any // an int64, or nil for none
+}
+
+// EmbeddingBagOptions are the options of NewEmbeddingBag.
+type EmbeddingBagOptions struct {
+	// Mode is how to join the vectors of a bag: "mean" (also ""), "sum" or "max".
+	Mode string
+	// PaddingIdx is a row that is initially zero, does not count in a bag, and gets no gradient, if
+	// not nil.
+	PaddingIdx *int
+}
+
+// NewEmbeddingBag returns a table of rows vectors of the given size.
+func NewEmbeddingBag(rows, size int, o EmbeddingBagOptions) *EmbeddingBag {
+	const op = "nn.NewEmbeddingBag"
+	e := &EmbeddingBag{}
+	e.create("EmbeddingBag")
+	switch o.Mode {
+	case "sum":
+		e.mode = 0
+	case "", "mean":
+		e.mode = 1
+	case "max":
+		e.mode = 2
+	default:
+		e.Weight = invalid(op, "the mode is %q, and it must be mean, sum or max", o.Mode)
+		return e
+	}
+	var padding *int64
+	if e.Weight, padding = table(op, rows, size, o.PaddingIdx); padding != nil {
+		e.padding = *padding
+	}
+	return e
+}
+
+// Forward returns a vector for each row of indices, an int64 or int32 tensor [N L]: [N size].
+func (e *EmbeddingBag) Forward(indices *torch.Tensor) *torch.Tensor {
+	return e.result(torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+		shape := in[0].Shape()
+		if len(shape) != 2 {
+			return torch.Fail("nn.EmbeddingBag", fmt.Errorf("the indices are %v, and they must have 2 dimensions; Bags takes those of bags of different sizes: %w",
+				shape, cuda.ErrInvalidArgument))
+		}
+		offsets, err := torch.TensorOptions{Device: in[0].Device(), DType: in[0].DType()}.Arange(shape[0])
+		if err != nil {
+			return torch.Fail("nn.EmbeddingBag", err)
+		}
+		defer offsets.Close()
+		starts := offsets.In(in[0].Scope()).MulInt(shape[1])
+		return e.bags(in[0].Reshape(-1), starts, nil)
+	}, indices), indices)
+}
+
+// Bags returns a vector for each bag, [N size]. indices are those of all bags, one after the other:
+// an int64 or int32 tensor of one dimension. Bag i begins at offsets[i], which has the same dtype.
+// weights, if not nil, has a factor for each index, with the mode "sum".
+func (e *EmbeddingBag) Bags(indices, offsets, weights *torch.Tensor) *torch.Tensor {
+	return e.result(e.bags(indices, offsets, weights), indices, offsets, weights)
+}
+
+func (e *EmbeddingBag) bags(indices, offsets, weights *torch.Tensor) *torch.Tensor {
+	out, _ := torch.Call("embedding_bag.padding_idx", e.Weight, indices, offsets, false, e.mode, false, weights, false, e.padding)
+	for _, t := range out[1:] {
+		t.Close() // autograd keeps what backward needs
+	}
+	return out[0]
+}
+
+// Parts returns the weight.
+func (e *EmbeddingBag) Parts() Parts { return weightAndBias(e.Weight, nil) }

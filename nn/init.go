@@ -58,6 +58,38 @@ func XavierNormal() Init {
 	return scaled(func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, centred)
 }
 
+// Orthogonal draws a matrix with orthogonal rows or columns, whichever are fewer, of length gain. A
+// tensor of more than 2 dimensions is a matrix with its first dimension as the rows. It suits the
+// weights of recurrent layers (Saxe et al., "Exact solutions to the nonlinear dynamics of learning
+// in deep linear neural networks").
+func Orthogonal(gain float64) Init {
+	return func(t *torch.Tensor) *torch.Tensor {
+		shape := t.Shape()
+		if t.Err() == nil && (len(shape) < 2 || t.Elements() == 0) {
+			return invalid("nn.Orthogonal", "the shape is %v, and it must have 2 dimensions that are not 0", shape)
+		}
+		if shape == nil {
+			return t.Zero_() // reports what is wrong with t
+		}
+		drawn := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+			rows := shape[0]
+			cols := in[0].Elements() / rows
+			m := in[0].Reshape(rows, cols).Clone().Normal_(0, 1)
+			if rows < cols {
+				m = m.Transpose(0, 1)
+			}
+			q, r := m.LinalgQR(torch.LinalgQROptions{})
+			q = q.Mul(r.Diag(0).Sign()) // uniform among orthogonal matrices
+			if rows < cols {
+				q = q.Transpose(0, 1)
+			}
+			return q.MulScalar(gain).Reshape(shape...)
+		}, t)
+		defer drawn.Close()
+		return t.Copy_(drawn)
+	}
+}
+
 // KaimingUniform draws uniformly for the variance 2 / fan-in, which suits ReLU. It is PyTorch's
 // kaiming_uniform_ with nonlinearity="relu"; layers begin with a = sqrt(5) instead.
 func KaimingUniform() Init {

@@ -178,6 +178,24 @@ func (l lstmLengths) Forward(x *torch.Tensor) *torch.Tensor {
 	return torch.Cat([]*torch.Tensor{y.Flatten(0, -1), h.Flatten(0, -1), c.Flatten(0, -1)}, 0)
 }
 
+// bags has bags of 3, 0 and 4 indices, with weights.
+type bags struct{ *nn.EmbeddingBag }
+
+func (b bags) Forward(x *torch.Tensor) *torch.Tensor {
+	offsets, err := torch.FromInt64s([]int64{0, 3, 3})
+	if err != nil {
+		return torch.Fail("bags", err)
+	}
+	defer offsets.Close()
+	weights, err := torch.FromSlice([]float64{0, 0.25, 0.5, 0.75, 1, 1.25, 1.5})
+	if err != nil {
+		return torch.Fail("bags", err)
+	}
+	defer weights.Close()
+	s, device := x.Scope(), x.Device()
+	return b.Bags(x, offsets.In(s).To(device), weights.In(s).To(device).ToDType(b.Weight.DType()))
+}
+
 // layerCases are the modules of testdata/make_layers.py.
 func layerCases() map[string]func() nn.Module {
 	two := 2
@@ -215,7 +233,13 @@ func layerCases() map[string]func() nn.Module {
 		"rms_norm_eps":                 func() nn.Module { return nn.NewRMSNorm([]int{7}, nn.RMSNormOptions{Eps: 0.1, NoAffine: true}) },
 		"group_norm":                   func() nn.Module { return nn.NewGroupNorm(2, 4, nn.GroupNormOptions{}) },
 		"embedding":                    func() nn.Module { return nn.NewEmbedding(7, 3, nn.EmbeddingOptions{PaddingIdx: &two}) },
-		"attention":                    func() nn.Module { return nn.NewMultiheadAttention(8, 2, nn.MultiheadAttentionOptions{}) },
+		"embedding_bag":                func() nn.Module { return nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{}) },
+		"embedding_bag_sum": func() nn.Module {
+			return nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{Mode: "sum", PaddingIdx: &two})
+		},
+		"embedding_bag_max": func() nn.Module { return nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{Mode: "max"}) },
+		"embedding_bags":    func() nn.Module { return bags{nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{Mode: "sum"})} },
+		"attention":         func() nn.Module { return nn.NewMultiheadAttention(8, 2, nn.MultiheadAttentionOptions{}) },
 		"attention_cross": func() nn.Module {
 			return crossAttention{nn.NewMultiheadAttention(8, 4, nn.MultiheadAttentionOptions{})}
 		},
@@ -249,28 +273,33 @@ func layerCases() map[string]func() nn.Module {
 		"rnn_cell_relu": func() nn.Module {
 			return nn.NewRNNCell(4, 3, nn.RNNCellOptions{ReLU: true, NoBias: true})
 		},
-		"prelu":       func() nn.Module { return nn.NewPReLU(4) },
-		"relu":        nn.NewReLU,
-		"relu6":       nn.NewReLU6,
-		"leaky_relu":  func() nn.Module { return nn.NewLeakyReLU(nn.LeakyReLUOptions{}) },
-		"gelu":        func() nn.Module { return nn.NewGELU(nn.GELUOptions{}) },
-		"gelu_tanh":   func() nn.Module { return nn.NewGELU(nn.GELUOptions{Tanh: true}) },
-		"silu":        nn.NewSiLU,
-		"mish":        nn.NewMish,
-		"hardswish":   nn.NewHardswish,
-		"hardsigmoid": nn.NewHardsigmoid,
-		"sigmoid":     nn.NewSigmoid,
-		"tanh":        nn.NewTanh,
-		"softmax":     func() nn.Module { return nn.NewSoftmax(1) },
-		"log_softmax": func() nn.Module { return nn.NewLogSoftmax(-1) },
-		"elu":         func() nn.Module { return nn.NewELU(nn.ELUOptions{Alpha: 0.5}) },
-		"selu":        nn.NewSELU,
-		"softplus":    func() nn.Module { return nn.NewSoftplus(nn.SoftplusOptions{Beta: 2, Threshold: 1}) },
-		"glu":         func() nn.Module { return nn.NewGLU(1) },
-		"max_pool1d":  func() nn.Module { return nn.NewMaxPool1d(3, nn.MaxPool1dOptions{Stride: 2, Padding: 1}) },
-		"max_pool2d":  func() nn.Module { return nn.NewMaxPool2d(2, nn.MaxPool2dOptions{Stride: 1, Dilation: 2}) },
-		"max_pool3d":  func() nn.Module { return nn.NewMaxPool3d(2, nn.MaxPool3dOptions{}) },
-		"avg_pool1d":  func() nn.Module { return nn.NewAvgPool1d(3, nn.AvgPool1dOptions{Padding: 1}) },
+		"prelu":           func() nn.Module { return nn.NewPReLU(4) },
+		"relu":            nn.NewReLU,
+		"relu6":           nn.NewReLU6,
+		"leaky_relu":      func() nn.Module { return nn.NewLeakyReLU(nn.LeakyReLUOptions{}) },
+		"gelu":            func() nn.Module { return nn.NewGELU(nn.GELUOptions{}) },
+		"gelu_tanh":       func() nn.Module { return nn.NewGELU(nn.GELUOptions{Tanh: true}) },
+		"silu":            nn.NewSiLU,
+		"mish":            nn.NewMish,
+		"hardswish":       nn.NewHardswish,
+		"hardsigmoid":     nn.NewHardsigmoid,
+		"sigmoid":         nn.NewSigmoid,
+		"tanh":            nn.NewTanh,
+		"softmax":         func() nn.Module { return nn.NewSoftmax(1) },
+		"log_softmax":     func() nn.Module { return nn.NewLogSoftmax(-1) },
+		"elu":             func() nn.Module { return nn.NewELU(nn.ELUOptions{Alpha: 0.5}) },
+		"selu":            nn.NewSELU,
+		"softplus":        func() nn.Module { return nn.NewSoftplus(nn.SoftplusOptions{Beta: 2, Threshold: 1}) },
+		"glu":             func() nn.Module { return nn.NewGLU(1) },
+		"celu":            func() nn.Module { return nn.NewCELU(nn.CELUOptions{Alpha: 0.5}) },
+		"hardtanh":        func() nn.Module { return nn.NewHardtanh(nn.HardtanhOptions{}) },
+		"hardtanh_limits": func() nn.Module { return nn.NewHardtanh(nn.HardtanhOptions{Max: 2}) },
+		"log_sigmoid":     nn.NewLogSigmoid,
+		"softsign":        nn.NewSoftsign,
+		"max_pool1d":      func() nn.Module { return nn.NewMaxPool1d(3, nn.MaxPool1dOptions{Stride: 2, Padding: 1}) },
+		"max_pool2d":      func() nn.Module { return nn.NewMaxPool2d(2, nn.MaxPool2dOptions{Stride: 1, Dilation: 2}) },
+		"max_pool3d":      func() nn.Module { return nn.NewMaxPool3d(2, nn.MaxPool3dOptions{}) },
+		"avg_pool1d":      func() nn.Module { return nn.NewAvgPool1d(3, nn.AvgPool1dOptions{Padding: 1}) },
 		"avg_pool2d": func() nn.Module {
 			return nn.NewAvgPool2d(3, nn.AvgPool2dOptions{Stride: 2, Padding: 1, ExcludePadding: true})
 		},
@@ -292,11 +321,22 @@ func layerCases() map[string]func() nn.Module {
 		"upsample_bicubic":   func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "bicubic"}) },
 		"upsample_trilinear": func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "trilinear"}) },
 		"pixel_shuffle":      func() nn.Module { return nn.NewPixelShuffle(2) },
+		"pixel_unshuffle":    func() nn.Module { return nn.NewPixelUnshuffle(2) },
+		"pad_zero":           func() nn.Module { return nn.NewPad([]int{1, 2, 0, 3}, nn.PadOptions{}) },
+		"pad_constant":       func() nn.Module { return nn.NewPad([]int{1, 2}, nn.PadOptions{Value: 0.5}) },
+		"pad_reflect":        func() nn.Module { return nn.NewPad([]int{1, 2, 3, 0}, nn.PadOptions{Mode: "reflect"}) },
+		"pad_replicate":      func() nn.Module { return nn.NewPad([]int{1, 2, 0, 1, 3, 0}, nn.PadOptions{Mode: "replicate"}) },
+		"pad_circular":       func() nn.Module { return nn.NewPad([]int{1, 2, 3, 0}, nn.PadOptions{Mode: "circular"}) },
+		"dropout1d":          func() nn.Module { return nn.NewDropout1d(0.3) },
+		"dropout3d":          func() nn.Module { return nn.NewDropout3d(0.3) },
+		"alpha_dropout":      func() nn.Module { return nn.NewAlphaDropout(0.3) },
+		"alpha_dropout_eval": func() nn.Module { return nn.NewAlphaDropout(0.3) },
 		"dropout":            func() nn.Module { return nn.NewDropout(0.3) },
 		"dropout2d":          func() nn.Module { return nn.NewDropout2d(0.3) },
 		"dropout_eval":       func() nn.Module { return nn.NewDropout(0.5) },
 		"dropout2d_eval":     func() nn.Module { return nn.NewDropout2d(0.5) },
 		"flatten":            nn.NewFlatten,
+		"unflatten":          func() nn.Module { return nn.NewUnflatten(1, 2, -1) },
 		"identity":           nn.NewIdentity,
 		"gpt":                func() nn.Module { return newGPTBlock() },
 		"unet":               func() nn.Module { return newUNet() },
@@ -370,7 +410,7 @@ func TestLayersMatchPyTorchOnGPU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	p := openLayers(t)
 	for name, build := range layerCases() {
-		if name == "dropout" || name == "dropout2d" {
+		if strings.Contains(name, "dropout") && !strings.HasSuffix(name, "_eval") {
 			continue // a GPU draws other numbers
 		}
 		t.Run(name, func(t *testing.T) {
@@ -435,6 +475,7 @@ func TestInitsMatchPyTorch(t *testing.T) {
 	cases := map[string]nn.Init{
 		"normal": nn.Normal(0.5, 0.02), "uniform": nn.Uniform(-2, 3), "constant": nn.Constant(0.25), "trunc_normal": nn.TruncNormal(0.1, 0.5, -0.5, 1),
 		"xavier_uniform": nn.XavierUniform(), "xavier_normal": nn.XavierNormal(),
+		"orthogonal":      nn.Orthogonal(0.5),
 		"kaiming_uniform": nn.KaimingUniform(), "kaiming_normal": nn.KaimingNormal(), "kaiming_normal_fan_out": nn.KaimingNormalFanOut(),
 	}
 	if n := p.with("init_"); n != len(cases) {
@@ -456,14 +497,20 @@ func TestInitsMatchPyTorch(t *testing.T) {
 			if err := torch.ManualSeed(1); err != nil {
 				t.Fatal(err)
 			}
+			before := torch.LiveTensors()
 			if err := nn.Initialise(c.Weight, init); err != nil || !c.Weight.RequiresGrad() {
 				t.Fatalf("%v, %v", err, c.Weight)
+			}
+			if n := torch.LiveTensors() - before; n > 0 {
+				t.Errorf("%d tensors more", n)
 			}
 			peer{t, p.c}.near("init_"+name, c.Weight, 1e-7)
 		})
 	}
-	if err := nn.NewParameter(nn.XavierUniform(), 3).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("fans of a vector: %v", err)
+	for name, init := range map[string]nn.Init{"fans": nn.XavierUniform(), "rows": nn.Orthogonal(1)} {
+		if err := nn.NewParameter(init, 3).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
+			t.Errorf("%s of a vector: %v", name, err)
+		}
 	}
 }
 

@@ -85,3 +85,8 @@ func nearest(x *torch.Tensor, size []int64, s float64) *torch.Tensor {
 func NewPixelShuffle(r int) Module {
 	return newFunction("PixelShuffle", func(x *torch.Tensor) *torch.Tensor { return x.PixelShuffle(int64(r)) })
 }
+
+// NewPixelUnshuffle returns a module that turns images [N C H*r W*r] into [N C*r*r H W].
+func NewPixelUnshuffle(r int) Module {
+	return newFunction("PixelUnshuffle", func(x *torch.Tensor) *torch.Tensor { return x.PixelUnshuffle(int64(r)) })
+}

@@ -127,6 +127,16 @@ class Lengths(Output):
         return torch.cat([t.flatten() for t in (y, *states)])
 
 
+class Bags(nn.EmbeddingBag):
+    """Bags of 3, 0 and 4 indices, with weights."""
+
+    def __init__(self):
+        super().__init__(7, 3, mode="sum")
+
+    def forward(self, x):
+        return super().forward(x, torch.tensor([0, 3, 3]), torch.arange(7).to(self.weight.dtype) / 4)
+
+
 def encoder(**options):
     return nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=0.0, **options)
 
@@ -160,6 +170,10 @@ MODULES = {
     "rms_norm_eps": (lambda: nn.RMSNorm(7, eps=0.1, elementwise_affine=False), SEQUENCES),
     "group_norm": (lambda: nn.GroupNorm(2, 4), IMAGES),
     "embedding": (lambda: nn.Embedding(7, 3, padding_idx=2), None),
+    "embedding_bag": (lambda: nn.EmbeddingBag(7, 3), None),
+    "embedding_bag_sum": (lambda: nn.EmbeddingBag(7, 3, mode="sum", padding_idx=2), None),
+    "embedding_bag_max": (lambda: nn.EmbeddingBag(7, 3, mode="max"), None),
+    "embedding_bags": (Bags, None),
     "attention": (lambda: SelfAttention(8, 2), (3, 2, 8)),
     "attention_cross": (lambda: CrossAttention(8, 4), (3, 2, 8)),
     "attention_plain": (lambda: SelfAttention(8, 2, bias=False, batch_first=True), (2, 3, 8)),
@@ -200,6 +214,11 @@ MODULES = {
     "selu": (nn.SELU, SEQUENCES),
     "softplus": (lambda: nn.Softplus(2, 1), SEQUENCES),
     "glu": (lambda: nn.GLU(1), SEQUENCES),
+    "celu": (lambda: nn.CELU(0.5), SEQUENCES),
+    "hardtanh": (nn.Hardtanh, SEQUENCES),
+    "hardtanh_limits": (lambda: nn.Hardtanh(0, 2), SEQUENCES),
+    "log_sigmoid": (nn.LogSigmoid, SEQUENCES),
+    "softsign": (nn.Softsign, SEQUENCES),
     "max_pool1d": (lambda: nn.MaxPool1d(3, stride=2, padding=1), SEQUENCES),
     "max_pool2d": (lambda: nn.MaxPool2d(2, stride=1, dilation=2), IMAGES),
     "max_pool3d": (lambda: nn.MaxPool3d(2), VOLUMES),
@@ -221,18 +240,34 @@ MODULES = {
     "upsample_bicubic": (lambda: nn.Upsample(scale_factor=2, mode="bicubic"), IMAGES),
     "upsample_trilinear": (lambda: nn.Upsample(scale_factor=2, mode="trilinear"), VOLUMES),
     "pixel_shuffle": (lambda: nn.PixelShuffle(2), IMAGES),
+    "pixel_unshuffle": (lambda: nn.PixelUnshuffle(2), IMAGES),
+    "pad_zero": (lambda: nn.ZeroPad2d((1, 2, 0, 3)), IMAGES),
+    "pad_constant": (lambda: nn.ConstantPad1d((1, 2), 0.5), SEQUENCES),
+    "pad_reflect": (lambda: nn.ReflectionPad2d((1, 2, 3, 0)), IMAGES),
+    "pad_replicate": (lambda: nn.ReplicationPad3d((1, 2, 0, 1, 3, 0)), VOLUMES),
+    "pad_circular": (lambda: nn.CircularPad2d((1, 2, 3, 0)), IMAGES),
+    "dropout1d": (lambda: nn.Dropout1d(0.3), SEQUENCES),
+    "dropout3d": (lambda: nn.Dropout3d(0.3), VOLUMES),
+    "alpha_dropout": (lambda: nn.AlphaDropout(0.3), IMAGES),
+    "alpha_dropout_eval": (lambda: nn.AlphaDropout(0.3), IMAGES),
     "dropout": (lambda: nn.Dropout(0.3), IMAGES),
     "dropout2d": (lambda: nn.Dropout2d(0.3), IMAGES),
     "dropout_eval": (lambda: nn.Dropout(0.5), IMAGES),
     "dropout2d_eval": (lambda: nn.Dropout2d(0.5), IMAGES),
     "flatten": (nn.Flatten, IMAGES),
+    "unflatten": (lambda: nn.Unflatten(1, (2, -1)), IMAGES),
     "identity": (nn.Identity, IMAGES),
     "gpt": (GPTBlock, None),
     "unet": (UNet, (2, 2, 8, 8)),
     "dcgan": (dcgan, (3, 5, 1, 1)),
 }
 
-INDICES = {"embedding": [[1, 2, 6], [2, 0, 1]], "gpt": [[1, 2, 6, 10, 0, 3], [2, 0, 1, 1, 9, 4]]}
+ROWS = [[1, 2, 6], [2, 0, 1]]
+INDICES = {
+    "embedding": ROWS, "embedding_bag": ROWS, "embedding_bag_sum": ROWS, "embedding_bag_max": ROWS,
+    "embedding_bags": [1, 2, 6, 2, 0, 1, 1],
+    "gpt": [[1, 2, 6, 10, 0, 3], [2, 0, 1, 1, 9, 4]],
+}
 
 INITS = {
     "normal": lambda t: nn.init.normal_(t, 0.5, 0.02),
@@ -241,6 +276,7 @@ INITS = {
     "trunc_normal": lambda t: nn.init.trunc_normal_(t, 0.1, 0.5, -0.5, 1),
     "xavier_uniform": nn.init.xavier_uniform_,
     "xavier_normal": nn.init.xavier_normal_,
+    "orthogonal": lambda t: nn.init.orthogonal_(t, 0.5),
     "kaiming_uniform": lambda t: nn.init.kaiming_uniform_(t, nonlinearity="relu"),
     "kaiming_normal": lambda t: nn.init.kaiming_normal_(t, nonlinearity="relu"),
     "kaiming_normal_fan_out": lambda t: nn.init.kaiming_normal_(t, mode="fan_out", nonlinearity="relu"),
