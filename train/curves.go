@@ -76,13 +76,18 @@ func panels(epochs []Epoch) []panel {
 	return []panel{loss, top1}
 }
 
-// writeCurves draws the epochs as a PNG.
-func writeCurves(w io.Writer, epochs []Epoch) error {
+// newFace returns the font of the pictures.
+func newFace() (font.Face, error) {
 	parsed, err := opentype.Parse(goregular.TTF)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	face, err := opentype.NewFace(parsed, &opentype.FaceOptions{Size: fontSize, DPI: 72})
+	return opentype.NewFace(parsed, &opentype.FaceOptions{Size: fontSize, DPI: 72})
+}
+
+// writeCurves draws the epochs as a PNG.
+func writeCurves(w io.Writer, epochs []Epoch) error {
+	face, err := newFace()
 	if err != nil {
 		return err
 	}

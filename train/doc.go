@@ -15,12 +15,14 @@
 //
 // # Files
 //
-// Config.Dir holds four files, each replaced as a whole, so that none is ever half written:
+// Config.Dir holds these files, each replaced as a whole, so that none is ever half written:
 //
-//	last.pt     a [Checkpoint] with the position: where Resume continues
-//	best.pt     the model of the best epoch, by evaluation if there is one, and the metadata
-//	log.csv     one row for each epoch
-//	curves.png  loss and top-1 over the epochs
+//	last.pt        a [Checkpoint] with the position: where Resume continues
+//	best.pt        the model of the best epoch, by evaluation if there is one, and the metadata
+//	log.csv        one row for each epoch
+//	curves.png     loss and top-1 over the epochs
+//	confusion.csv  of a classifier's evaluation in the best epoch: true classes, and what they were taken for
+//	confusion.png  a picture of it
 //
 // PyTorch reads both checkpoints: torch.load(path, weights_only=True)["state_dict"]. So does
 // nn.Load.

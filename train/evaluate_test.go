@@ -1,10 +1,16 @@
 package train_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/csv"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -89,5 +95,57 @@ func TestEvaluateMistakes(t *testing.T) {
 		if m != nil || err == nil || !strings.Contains(err.Error(), says) || c.ctx == ended && !errors.Is(err, context.Canceled) {
 			t.Errorf("%+v, %v does not say %q", m, err, says)
 		}
+	}
+}
+
+// confusionFile returns the counts of confusion.csv.
+func confusionFile(t *testing.T, dir string) [][]int64 {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "confusion.csv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
+	if err != nil || !slices.Equal(rows[0], []string{`true\predicted`, "a", "b", "c"}) {
+		t.Fatalf("%v, %v", rows, err)
+	}
+	var counts [][]int64
+	for _, row := range rows[1:] {
+		var of []int64
+		for _, cell := range row[1:] {
+			n, err := strconv.ParseInt(cell, 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			of = append(of, n)
+		}
+		counts = append(counts, of)
+	}
+	return counts
+}
+
+// The confusion matrix in the folder is of best.pt: a better epoch without an evaluation removes
+// it, and a worse one leaves it.
+func TestConfusionFilesAreOfTheBestEpoch(t *testing.T) {
+	for name, better := range map[string]bool{"better": true, "worse": false} {
+		t.Run(name, func(t *testing.T) {
+			o := job{path: archive(t), withEval: true, Config: train.Config{Epochs: 1, Dir: t.TempDir(), Resume: true}}
+			newJob(t, o).run(t)
+			o.withEval, o.Epochs = false, 2
+			o.Loss = func(output *torch.Tensor, _ *prefetcher.Batch) *torch.Tensor {
+				if better {
+					return output.Mean().MulScalar(1e-6)
+				}
+				return output.Mean().MulScalar(1e-6).AddScalar(1e6)
+			}
+			if best := newJob(t, o).run(t).Best().Epoch; (best == 2) != better {
+				t.Fatalf("the best epoch is %d", best)
+			}
+			for _, file := range []string{"confusion.csv", "confusion.png"} {
+				if _, err := os.Stat(filepath.Join(o.Dir, file)); (err == nil) == better {
+					t.Errorf("%s: %v", file, err)
+				}
+			}
+		})
 	}
 }

@@ -2,7 +2,6 @@ package train
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/csv"
 	"errors"
@@ -63,6 +62,11 @@ func (s *saved) check() error {
 	return nil
 }
 
+// figures are the files of a run that are no checkpoints, and their kinds.
+func figures() map[string]safefile.Kind {
+	return map[string]safefile.Kind{logFile: logKind(), pngFile: safefile.PNG, confusionCSV: confusionKind(), confusionPNG: safefile.PNG}
+}
+
 func (r *runner) path(name string) string { return filepath.Join(r.Dir, name) }
 
 // openDir makes the folder, and resumes from it.
@@ -73,9 +77,13 @@ func (r *runner) openDir(ctx context.Context) error {
 	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
-	if err := cmp.Or(safefile.Check(r.path(bestFile), safefile.PyTorch), safefile.Check(r.path(logFile), logKind()),
-		safefile.Check(r.path(pngFile), safefile.PNG)); err != nil {
+	if err := safefile.Check(r.path(bestFile), safefile.PyTorch); err != nil {
 		return fmt.Errorf("train: %w", err)
+	}
+	for name, kind := range figures() {
+		if err := safefile.Check(r.path(name), kind); err != nil {
+			return fmt.Errorf("train: %w", err)
+		}
 	}
 	path := r.path(lastFile)
 	_, err := os.Lstat(path)
@@ -112,15 +120,15 @@ func (r *runner) removeFirst() {
 	}
 }
 
-// removeUnfinished removes what a run that was killed while it wrote its log or its curves has
-// left: a file under another name, which nobody finishes. Checkpoints remove theirs when they are
-// saved.
+// removeUnfinished removes what a run that was killed while it wrote a table or a picture has left:
+// a file under another name, which nobody finishes. Checkpoints remove theirs when they are saved.
 func (r *runner) removeUnfinished() {
 	files, _ := os.ReadDir(r.Dir) // what cannot be read stays, and does no harm
 	for _, f := range files {
-		name := f.Name()
-		if (strings.HasPrefix(name, logFile+".") || strings.HasPrefix(name, pngFile+".")) && strings.HasSuffix(name, ".tmp") {
-			os.Remove(r.path(name))
+		for name := range figures() {
+			if strings.HasPrefix(f.Name(), name+".") && strings.HasSuffix(f.Name(), ".tmp") {
+				os.Remove(r.path(f.Name()))
+			}
 		}
 	}
 }
@@ -175,8 +183,8 @@ func (r *runner) saveLast(of string) error {
 	return r.checkpoint(&s).Save(r.path(lastFile))
 }
 
-// saveBest writes the model, or its averages.
-func (r *runner) saveBest() error {
+// saveBest writes the model, or its averages, and the confusion matrix of its epoch.
+func (r *runner) saveBest(e Epoch) error {
 	if r.Dir == "" {
 		return nil
 	}
@@ -185,7 +193,28 @@ func (r *runner) saveBest() error {
 	if r.EMA != nil {
 		tensors = r.EMA.State()
 	}
-	return nn.SavePyTorch(r.path(bestFile), map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)})
+	if err := nn.SavePyTorch(r.path(bestFile), map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)}); err != nil {
+		return err
+	}
+	return r.saveConfusion(e)
+}
+
+// saveConfusion writes the confusion matrix of the best epoch. If it has none, that of an earlier
+// one, which is not of best.pt any more, is removed.
+func (r *runner) saveConfusion(e Epoch) error {
+	if e.Eval != nil && e.Eval.Confusion != nil {
+		var classes []string
+		if r.Loader != nil {
+			classes = r.Loader.Classes()
+		}
+		return e.Eval.SaveConfusion(r.Dir, classes)
+	}
+	for _, name := range []string{confusionCSV, confusionPNG} {
+		if err := os.Remove(r.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 func metadata(of map[string]string) map[string]any {

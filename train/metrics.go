@@ -20,7 +20,8 @@ type Metrics struct {
 	// no labels of classes.
 	Classes int `json:"classes"`
 	// Confusion counts the samples of an evaluation: Confusion[label][predicted class]. It is nil
-	// for training, without Classes, and for epochs before a resume.
+	// for training, without Classes, and for epochs before a resume. Confusions sorts it, and
+	// SaveConfusion writes it to files.
 	Confusion [][]int64 `json:"-"`
 }
 

@@ -238,7 +238,7 @@ func (r *runner) epochs(ctx context.Context) error {
 			return r.ended(ctx, err)
 		}
 		if e.Best = e.betterThan(r.report.Best()); e.Best {
-			if err := r.saveBest(); err != nil {
+			if err := r.saveBest(e); err != nil {
 				return r.failed(err)
 			}
 		}

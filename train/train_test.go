@@ -339,13 +339,16 @@ func TestFiles(t *testing.T) {
 	if rows := strings.Split(strings.TrimSpace(string(text)), "\n"); err != nil || len(rows) != 4 || !strings.HasPrefix(rows[3], "3,15,0.01,") {
 		t.Errorf("log.csv: %v\n%s", err, text)
 	}
+	if got := confusionFile(t, j.Dir); !reflect.DeepEqual(got, report.Best().Eval.Confusion) {
+		t.Errorf("confusion.csv has %v, and the best epoch %v", got, report.Best().Eval.Confusion)
+	}
 	out := lines.String()
 	if rows := strings.Split(out, "\n"); len(rows) != 5 || !strings.Contains(rows[0], "lr at end") || strings.Contains(out, "\r") ||
 		!strings.Contains(rows[0], "best") || strings.Index(rows[1], "*") != strings.Index(rows[0], "best") { // the first epoch is the best so far
 		t.Errorf("progress:\n%s", out)
 	}
 	files, err := os.ReadDir(j.Dir)
-	if err != nil || len(files) != 4 {
+	if err != nil || len(files) != 6 {
 		t.Errorf("%d files in the folder, %v", len(files), err)
 	}
 }
@@ -728,6 +731,7 @@ func TestMistakes(t *testing.T) {
 		"best.pt is of an earlier run":      func(c *train.Config) { c.Dir, c.Resume = withBest(t, c.Model), true },
 		"ClipNorm is NaN":                   func(c *train.Config) { c.ClipNorm = math.NaN() },
 		"a file of another kind":            func(c *train.Config) { c.Dir = withFile(t, "log.csv", "my own table") },
+		"only a confusion matrix":           func(c *train.Config) { c.Dir = withFile(t, "confusion.csv", "my own table") },
 		"it is no checkpoint of a training": func(c *train.Config) { c.Dir, c.Resume = withModel(t, c.Model), true },
 		"the batches have no field":         func(c *train.Config) { c.Feed, c.Loader = feed(t, unlabelled{}), nil },
 	} {
