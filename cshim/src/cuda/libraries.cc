@@ -78,11 +78,11 @@ Seat& seat() {
   return here;
 }
 
-// Runs the body on the calling thread, which has a seat.
-void run_here(Libraries used, DeviceIndex device, c10::function_ref<void()> body) {
+// Runs the body on the calling thread, which has this seat.
+void run_here(Seat& here, Libraries used, DeviceIndex device, c10::function_ref<void()> body) {
   std::unique_lock<std::mutex> workspace;
   if (used == Libraries::kBlas) {
-    workspace = bind_workspace(seat().blas(device), c10::cuda::getCurrentCUDAStream(device));
+    workspace = bind_workspace(here.blas(device), c10::cuda::getCurrentCUDAStream(device));
   }
   body();
 }
@@ -137,7 +137,7 @@ class StandIns {
     call.error = guard("a library's thread", [&] {
       const c10::cuda::CUDAMultiStreamGuard streams(call.streams);
       const c10::cuda::CUDAGuard device(call.current);
-      run_here(call.used, call.device, call.body);
+      run_here(seat(), call.used, call.device, call.body);
     });
     thread_number = own;
   }
@@ -236,8 +236,8 @@ Libraries libraries_of(const std::string& name) {
 }
 
 void run_with_libraries(Libraries used, DeviceIndex device, c10::function_ref<void()> body) {
-  if (seat().take()) {
-    run_here(used, device, body);
+  if (Seat& here = seat(); here.take()) {
+    run_here(here, used, device, body);
     return;
   }
   Call call{used, device, body, thread_number, c10::cuda::current_device(), {}, nullptr, false, {}};

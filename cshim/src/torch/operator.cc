@@ -1102,16 +1102,21 @@ Operators& operators() {
   return *all;
 }
 
-// ts_operator_call_one in modes.
-[[gnu::noinline]] ts_error* call_one_in_modes(const ts_operator& op, const ts_arg* args,
-                                              ts_tensor* const* tensors, const int64_t* ints,
-                                              ts_call_counts counts, ts_tensor** result) noexcept {
-  ts_error* of_call = nullptr;
-  ts_error* error = guard("ts_operator_call", [&] {
-    const Modes modes(counts.flags);
-    of_call = op.call.one(op, args, tensors, ints, counts, result);
-  });
-  return error == nullptr ? of_call : error;
+// ts_operator_call_one of an operator that libraries or random numbers concern, or in modes.
+[[gnu::noinline]] ts_error* call_one_within(const ts_operator& op, const ts_arg* args,
+                                            ts_tensor* const* tensors, const int64_t* ints,
+                                            ts_call_counts counts, ts_tensor** result) noexcept {
+  bool done = false;
+  ts_error* error = nullptr;
+  if (are_flags(counts.flags)) {
+    error = guard("ts_operator_call", [&] {
+      const Operands given{args, counts.args, tensors, counts.tensors,
+                           ints, counts.ints, nullptr, 0};
+      run_within(op, tensors, counts.tensors, counts.flags,
+                 [&] { done = op.call.tensors(op, given, result); });
+    });
+  }
+  return done || error != nullptr ? error : call_one(&op, args, tensors, ints, counts, result);
 }
 
 }  // namespace
@@ -1162,16 +1167,15 @@ ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_ten
                                const int64_t* ints, ts_call_counts counts, ts_tensor** result) {
   ts::enter_thread();
   const bool usual =
-      op != nullptr && op->call.one != nullptr && ts::are_flags(counts.flags) &&
-      !ts::somebody_captures() && !ts::any_pending() && counts.args <= op->defaults.arg_count &&
-      (counts.args == 0 || args != nullptr) && (counts.tensors == 0 || tensors != nullptr) &&
-      (counts.ints == 0 || ints != nullptr) && (result == nullptr || op->tensor_returns <= 1) &&
-      (op->is_plain || ts::gpu_of(tensors, counts.tensors) < 0);
+      op != nullptr && op->call.one != nullptr && !ts::somebody_captures() && !ts::any_pending() &&
+      counts.args <= op->defaults.arg_count && (counts.args == 0 || args != nullptr) &&
+      (counts.tensors == 0 || tensors != nullptr) && (counts.ints == 0 || ints != nullptr) &&
+      (result == nullptr || op->tensor_returns <= 1);
   if (__builtin_expect(!usual, 0)) {
     return ts::call_one(op, args, tensors, ints, counts, result);
   }
-  if (counts.flags != 0) {
-    return ts::call_one_in_modes(*op, args, tensors, ints, counts, result);
+  if (counts.flags != 0 || !op->is_plain) {
+    return ts::call_one_within(*op, args, tensors, ints, counts, result);
   }
   return op->call.one(*op, args, tensors, ints, counts, result);
 }
