@@ -18,10 +18,7 @@
 namespace ts {
 
 __thread NumericsSeat* numerics_seat __attribute__((tls_model("initial-exec"))) = nullptr;
-std::atomic<int32_t> numerics_open{NumericsSeat::kNone};
-std::atomic<int32_t> process_numerics{0};
-std::atomic<bool> numerics_differ{false};
-bool numerics_need_fences = false;
+NumericsState numerics_state;
 
 namespace {
 
@@ -58,10 +55,10 @@ void write_switches(int32_t from, int32_t to) {
 class Turns {
  public:
   Turns() : current_(read_switches()) {
-    numerics_need_fences =
+    numerics_state.need_fences =
         syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) != 0;
-    process_numerics.store(current_, std::memory_order_relaxed);
-    numerics_open.store(current_, std::memory_order_release);
+    numerics_state.of_process.store(current_, std::memory_order_relaxed);
+    numerics_state.open.store(current_, std::memory_order_release);
   }
 
   NumericsSeat& take() {
@@ -85,9 +82,9 @@ class Turns {
 
   void enter(NumericsSeat& seat, int32_t switches) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const int32_t now = numerics_open.load(std::memory_order_relaxed);
+    const int32_t now = numerics_state.open.load(std::memory_order_relaxed);
     if (now == switches) {  // the mutex keeps it so
-      seat.inside.store(true, std::memory_order_relaxed);
+      seat.held.store(switches, std::memory_order_relaxed);
       return;
     }
     if (now != NumericsSeat::kNone) close();
@@ -106,9 +103,9 @@ class Turns {
  private:
   // From now on no thread enters without the mutex, and threads that leave wake the others.
   void close() {
-    numerics_differ.store(true, std::memory_order_relaxed);
-    numerics_open.store(NumericsSeat::kNone, std::memory_order_relaxed);
-    if (numerics_need_fences) {
+    numerics_state.differ.store(true, std::memory_order_relaxed);
+    numerics_state.open.store(NumericsSeat::kNone, std::memory_order_relaxed);
+    if (numerics_state.need_fences) {
       std::atomic_thread_fence(std::memory_order_seq_cst);
     } else {  // which cannot fail after the registration
       syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
@@ -119,7 +116,8 @@ class Turns {
   void open(std::unique_lock<std::mutex>& lock) {
     opening_ = true;
     for (NumericsSeat& seat : seats_) {  // a seat that is added meanwhile finds the turns closed
-      changed_.wait(lock, [&] { return !seat.inside.load(std::memory_order_acquire); });
+      changed_.wait(
+          lock, [&] { return seat.held.load(std::memory_order_acquire) == NumericsSeat::kNone; });
     }
     opening_ = false;
     const int32_t next = queue_.front();
@@ -130,9 +128,9 @@ class Turns {
     for (NumericsSeat& seat : seats_) {
       if (seat.wanted != next) continue;
       seat.wanted = NumericsSeat::kNone;
-      seat.inside.store(true, std::memory_order_relaxed);
+      seat.held.store(next, std::memory_order_relaxed);
     }
-    if (queued_ == 0) numerics_open.store(next, std::memory_order_release);
+    if (queued_ == 0) numerics_state.open.store(next, std::memory_order_release);
     changed_.notify_all();
   }
 
@@ -173,14 +171,8 @@ NumericsSeat& take_numerics_seat() {
 void wake_numerics() noexcept { turns().wake(); }
 
 void change_numerics(NumericsSeat& seat, int32_t switches) noexcept {
-  seat.held = NumericsSeat::kNone;
-  if (seat.inside.load(std::memory_order_relaxed)) {
-    seat.inside.store(false, std::memory_order_release);
-    order_numerics();
-    if (numerics_open.load(std::memory_order_relaxed) == NumericsSeat::kNone) wake_numerics();
-  }
+  if (seat.held.load(std::memory_order_relaxed) != NumericsSeat::kNone) leave_numerics(seat);
   if (switches != NumericsSeat::kNone) turns().enter(seat, switches);
-  seat.held = switches;
 }
 
 }  // namespace ts
@@ -190,7 +182,7 @@ ts_error* ts_numerics_set(int32_t flags) {
     ts::enter_thread();
     ts::require((flags & ~ts::kSwitches) == 0, "unknown flag");
     ts::turns();  // which begin with LibTorch's
-    ts::process_numerics.store(flags, std::memory_order_relaxed);
+    ts::numerics_state.of_process.store(flags, std::memory_order_relaxed);
     const ts::NumericsTurn applied(0);  // code without turns finds them too
   });
 }
@@ -200,6 +192,6 @@ ts_error* ts_numerics_get(int32_t* flags) {
     ts::enter_thread();
     ts::require(flags != nullptr, "flags is NULL");
     ts::turns();  // which begin with LibTorch's
-    *flags = ts::process_numerics.load(std::memory_order_relaxed);
+    *flags = ts::numerics_state.of_process.load(std::memory_order_relaxed);
   });
 }

@@ -40,9 +40,8 @@ void check_numerics(int32_t flags);
 struct alignas(64) NumericsSeat {
   static constexpr int32_t kNone = -1;
 
-  std::atomic<bool> inside{false};
-  // The switches that the thread is under, or kNone. Only the thread uses it.
-  int32_t held = kNone;
+  // The switches that the thread is under, or asks for; kNone if it is outside.
+  std::atomic<int32_t> held{kNone};
   // The following are guarded by the mutex of all seats.
   int32_t wanted = kNone;  // the switches that the thread waits for
   bool used = false;       // by a thread
@@ -52,21 +51,25 @@ struct alignas(64) NumericsSeat {
 extern __thread NumericsSeat* numerics_seat __attribute__((tls_model("initial-exec")));
 NumericsSeat& take_numerics_seat();
 
-// The switches that turns may begin under without waiting, or NumericsSeat::kNone.
-extern std::atomic<int32_t> numerics_open;
-// The switches of calls without their own.
-extern std::atomic<int32_t> process_numerics;
-// Whether turns under different switches have been asked for. It stays true.
-extern std::atomic<bool> numerics_differ;
-// Whether this kernel lacks membarrier.
-extern bool numerics_need_fences;
+// What every turn reads, in one line of the cache.
+struct alignas(64) NumericsState {
+  // The switches that turns may begin under without waiting, or NumericsSeat::kNone.
+  std::atomic<int32_t> open{NumericsSeat::kNone};
+  // The switches of calls without their own.
+  std::atomic<int32_t> of_process{0};
+  // Whether turns under different switches have been asked for. It stays true.
+  std::atomic<bool> differ{false};
+  // Whether this kernel lacks membarrier.
+  bool need_fences = false;
+};
+extern NumericsState numerics_state;
 
 // Between a store of this thread and its next load. Where turns close, the other thread has all
 // threads pass a barrier (membarrier) between its store and its loads, so that one of the two finds
 // what the other stored. This side, which every operator passes twice, then only has to keep the
 // compiler from swapping the two.
 inline void order_numerics() {
-  if (__builtin_expect(numerics_need_fences, 0)) {
+  if (__builtin_expect(numerics_state.need_fences, 0)) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   } else {
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -75,6 +78,16 @@ inline void order_numerics() {
 
 // Wakes the threads that wait for the end of turns.
 void wake_numerics() noexcept;
+
+// Ends the thread's turn, or what it has asked for.
+inline void leave_numerics(NumericsSeat& seat) noexcept {
+  seat.held.store(NumericsSeat::kNone, std::memory_order_release);
+  order_numerics();
+  if (__builtin_expect(numerics_state.open.load(std::memory_order_relaxed) == NumericsSeat::kNone,
+                       0)) {
+    wake_numerics();
+  }
+}
 
 // Ends the thread's turn, if it has one, and begins one under the switches, unless they are kNone.
 void change_numerics(NumericsSeat& seat, int32_t switches) noexcept;
@@ -85,32 +98,26 @@ class NumericsTurn {
  public:
   explicit NumericsTurn(int32_t flags)
       : seat_(numerics_seat != nullptr ? *numerics_seat : take_numerics_seat()),
-        before_(seat_.held) {
+        before_(seat_.held.load(std::memory_order_relaxed)) {
     const int32_t switches = (flags & kNumericsFlags) != 0
                                  ? flags / TS_NUMERICS_ON & kSwitches
-                                 : process_numerics.load(std::memory_order_relaxed);
-    if (before_ == switches) return;
+                                 : numerics_state.of_process.load(std::memory_order_relaxed);
     if (__builtin_expect(before_ == NumericsSeat::kNone, 1)) {
-      seat_.inside.store(true, std::memory_order_relaxed);
+      seat_.held.store(switches, std::memory_order_relaxed);
       order_numerics();
-      if (__builtin_expect(numerics_open.load(std::memory_order_acquire) == switches, 1)) {
-        seat_.held = switches;
+      if (__builtin_expect(numerics_state.open.load(std::memory_order_acquire) == switches, 1)) {
         return;
       }
+    } else if (before_ == switches) {
+      return;
     }
     change_numerics(seat_, switches);
   }
   ~NumericsTurn() {
-    if (seat_.held == before_) return;
-    if (__builtin_expect(before_ != NumericsSeat::kNone, 0)) {
+    if (__builtin_expect(before_ == NumericsSeat::kNone, 1)) {
+      leave_numerics(seat_);
+    } else if (seat_.held.load(std::memory_order_relaxed) != before_) {
       change_numerics(seat_, before_);
-      return;
-    }
-    seat_.held = NumericsSeat::kNone;
-    seat_.inside.store(false, std::memory_order_release);
-    order_numerics();
-    if (__builtin_expect(numerics_open.load(std::memory_order_relaxed) == NumericsSeat::kNone, 0)) {
-      wake_numerics();
     }
   }
   NumericsTurn(const NumericsTurn&) = delete;
@@ -125,7 +132,9 @@ class NumericsTurn {
 class NumericsPause {
  public:
   NumericsPause()
-      : seat_(numerics_seat), before_(seat_ == nullptr ? NumericsSeat::kNone : seat_->held) {
+      : seat_(numerics_seat),
+        before_(seat_ == nullptr ? NumericsSeat::kNone
+                                 : seat_->held.load(std::memory_order_relaxed)) {
     if (before_ != NumericsSeat::kNone) change_numerics(*seat_, NumericsSeat::kNone);
   }
   ~NumericsPause() {

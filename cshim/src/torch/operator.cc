@@ -709,7 +709,7 @@ void await_operands(const ts_operator& op, const torch::jit::Stack& stack) {
 // device still has to do may depend on a call that waits for the turn's end. Masks are indices
 // whose values the host reads.
 void await_values(const ts_operator& op, const torch::jit::Stack& stack) {
-  if (!numerics_differ.load(std::memory_order_relaxed)) return;
+  if (!numerics_state.differ.load(std::memory_order_relaxed)) return;
   const c10::DeviceIndex gpu = gpu_of(stack);
   if (gpu < 0) return;
   bool waits = op.reads_values;

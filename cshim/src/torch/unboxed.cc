@@ -338,7 +338,7 @@ struct Caller<Operator, Result(Parameters...)> {
   }
 
   static bool tensors(const UnboxedOperator& op, const Operands& given, ts_tensor** results) {
-    return call_with(given, op.defaults, results);
+    return with_values(given, op.defaults, [&](auto&... values) { call_with(results, values...); });
   }
 
   [[gnu::flatten]] static ts_error* one(const UnboxedOperator& op, const ts_arg* args,
@@ -348,9 +348,11 @@ struct Caller<Operator, Result(Parameters...)> {
     ts_error* error = guard("ts_operator_call", [&] {
       const Operands given{args, counts.args, handles, counts.tensors,
                            ints, counts.ints, nullptr, 0};
-      const NumericsTurn turn(counts.flags);
       done = true;
-      done = call_with(given, op.defaults, result);
+      done = with_values(given, op.defaults, [&](auto&... values) {
+        const NumericsTurn turn(0);
+        call_with(result, values...);
+      });
     });
     if (__builtin_expect(!done, 0)) return call_one(&op, args, handles, ints, counts, result);
     return error;
@@ -363,15 +365,13 @@ struct Caller<Operator, Result(Parameters...)> {
   }
 
  private:
-  [[gnu::always_inline]] static bool call_with(const Operands& given, const Operands& defaults,
-                                               ts_tensor** results) {
-    return with_values(given, defaults, [&](auto&... values) {
-      if constexpr (std::is_void_v<Result>) {
-        Operator::call(values.get()...);
-      } else {
-        hand_out(Operator::call(values.get()...), results);  // the result may be one of the values
-      }
-    });
+  template <typename... Values>
+  [[gnu::always_inline]] static void call_with(ts_tensor** results, Values&... values) {
+    if constexpr (std::is_void_v<Result>) {
+      Operator::call(values.get()...);
+    } else {
+      hand_out(Operator::call(values.get()...), results);  // the result may be one of the values
+    }
   }
 
   template <typename Body>

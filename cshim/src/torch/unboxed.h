@@ -39,8 +39,8 @@ struct UnboxedOperator;
 struct UnboxedCall {
   // results: room for all tensors, written if the call succeeds; NULL drops them.
   bool (*tensors)(const UnboxedOperator& op, const Operands& given, ts_tensor** results) = nullptr;
-  // The same, of ts_operator_call_one. It is its caller's last call, and does that one's rest too:
-  // it returns errors, and makes the boxed call.
+  // The same, of ts_operator_call_one without flags. It is its caller's last call, and does that
+  // one's rest too: it takes the turn (numerics.h), returns errors, and makes the boxed call.
   ts_error* (*one)(const UnboxedOperator& op, const ts_arg* args, ts_tensor* const* tensors,
                    const int64_t* ints, ts_call_counts counts, ts_tensor** result) = nullptr;
   bool (*list)(const UnboxedOperator& op, const Operands& given,
