@@ -75,10 +75,11 @@ static inline void call_operator_one(uintptr_t op, const ts_arg* args, const uin
 #cgo noescape call_operator_one
 #cgo nocallback call_operator_one
 
-// ts_operator_call_list, as above.
+// ts_operator_call_list, as above: cgo would check a pointer to the list for pointers of Go.
 static inline ts_error* call_operator_list(const ts_operator* op, ts_arguments arguments, const uintptr_t* tensors, int64_t tensor_count,
-                                           int32_t flags, uintptr_t* results, int64_t capacity, ts_tensor_list** list, int64_t* count) {
-  return ts_operator_call_list(op, arguments, (ts_tensor* const*)tensors, tensor_count, flags, (ts_tensor**)results, capacity, list, count);
+                                           int32_t flags, uintptr_t* results, int64_t capacity, uintptr_t* list, int64_t* count) {
+  return ts_operator_call_list(op, arguments, (ts_tensor* const*)tensors, tensor_count, flags, (ts_tensor**)results, capacity,
+                               (ts_tensor_list**)list, count);
 }
 #cgo noescape call_operator_list
 #cgo nocallback call_operator_list
@@ -735,7 +736,7 @@ func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, lists *Lists,
 		var n C.int64_t
 		var list *C.ts_tensor_list
 		e := C.call_operator_list(op, arguments(args, lists), numbers(tensors), C.int64_t(len(tensors)),
-			C.int32_t(flags), numbers(out.few[:]), C.int64_t(len(out.few)), &list, &n)
+			C.int32_t(flags), numbers(out.few[:]), C.int64_t(len(out.few)), (*C.uintptr_t)(unsafe.Pointer(&list)), &n)
 		computing.leave()
 		if e == nil {
 			out.n = int(n)
