@@ -13,7 +13,10 @@ type Conv struct {
 	Weight *torch.Tensor // [out in/groups kernel...], with kernel once for each direction
 	Bias   *torch.Tensor // [out], nil with NoBias
 
-	o torch.Conv2dOptions
+	o    torch.Conv2dOptions
+	op   string  // the operator of a convolution with Same or PaddingMode, or ""
+	mode string  // how to pad before the convolution, or ""
+	pad  []int64 // for that, as Tensor.Pad takes it
 }
 
 // ConvOptions are the options of NewConv1d, NewConv2d and NewConv3d. Stride, Padding and Dilation
@@ -25,9 +28,16 @@ type ConvOptions struct {
 	Groups   int // 0 stands for 1
 	NoBias   bool
 
-	// KernelSize and PaddingSize, if not nil, replace kernel and Padding by one value for each
-	// direction: []int{1, 7} is a kernel of 1 row and 7 columns.
-	KernelSize, PaddingSize []int
+	// KernelSize, StrideSize, PaddingSize and DilationSize, if not nil, replace kernel, Stride,
+	// Padding and Dilation by one value for each direction: a KernelSize of []int{1, 7} is a kernel
+	// of 1 row and 7 columns.
+	KernelSize, StrideSize, PaddingSize, DilationSize []int
+
+	// Same pads so that the output has the input's size, in place of Padding. The stride is 1.
+	Same bool
+	// PaddingMode is what the padding has instead of zeros, as [PadOptions].Mode: "reflect",
+	// "replicate" or "circular".
+	PaddingMode string
 }
 
 // The options of NewConv1d, NewConv2d and NewConv3d.
@@ -44,29 +54,99 @@ func (c *Conv) construct(dims, in, out, kernel int, o ConvOptions) {
 	c.create(kind)
 	groups := max(o.Groups, 1)
 	c.o = torch.Conv2dOptions{
-		Stride: int64s([]int{max(o.Stride, 1)}), Padding: int64s([]int{o.Padding}),
-		Dilation: int64s([]int{max(o.Dilation, 1)}), Groups: int64(groups),
+		Stride: directions(o.StrideSize, max(o.Stride, 1)), Padding: directions(o.PaddingSize, o.Padding),
+		Dilation: directions(o.DilationSize, max(o.Dilation, 1)), Groups: int64(groups),
 	}
-	size := slices.Repeat([]int{kernel}, dims)
-	if o.KernelSize != nil {
-		size = o.KernelSize
-	}
-	if o.PaddingSize != nil {
-		c.o.Padding = int64s(o.PaddingSize)
-	}
-	if c.Weight = positive(op, "in, out and kernel", append([]int{in, out}, size...)...); c.Weight != nil {
+	if c.Weight = positive(op, "in and out", in, out); c.Weight != nil {
 		return
 	}
-	if len(size) != dims || o.PaddingSize != nil && len(o.PaddingSize) != dims {
-		c.Weight = invalid(op, "KernelSize %v and PaddingSize %v: they have one value for each of %d directions",
-			o.KernelSize, o.PaddingSize, dims)
+	if c.Weight = checkDirections(op, dims, direction{"kernel", "KernelSize", o.KernelSize, kernel, 1},
+		direction{"Stride", "StrideSize", o.StrideSize, max(o.Stride, 1), 1},
+		direction{"Padding", "PaddingSize", o.PaddingSize, o.Padding, 0},
+		direction{"Dilation", "DilationSize", o.DilationSize, max(o.Dilation, 1), 1}); c.Weight != nil {
 		return
 	}
-	if min(o.Stride, o.Dilation, o.Groups) < 0 || slices.Min(c.o.Padding) < 0 || in%groups != 0 || out%groups != 0 {
+	if min(o.Stride, o.Dilation, o.Groups) < 0 || in%groups != 0 || out%groups != 0 {
 		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
 		return
 	}
+	size := o.KernelSize
+	if size == nil {
+		size = slices.Repeat([]int{kernel}, dims)
+	}
+	if c.Weight = c.padBefore(op, size, o); c.Weight != nil {
+		return
+	}
 	c.Weight, c.Bias = kernels(op, append([]int{out, in / groups}, size...), out, o.NoBias)
+}
+
+// padBefore sets how the convolution pads, for a kernel of the given size. It returns a failed
+// tensor if the options do not fit each other, and nil otherwise.
+func (c *Conv) padBefore(op string, kernel []int, o ConvOptions) *torch.Tensor {
+	if o.Same {
+		if slices.Max(c.o.Stride) > 1 || o.Padding != 0 || o.PaddingSize != nil {
+			return invalid(op, "options %+v: Same excludes a stride and Padding", o)
+		}
+		c.op = fmt.Sprintf("conv%dd", len(kernel))
+	}
+	switch o.PaddingMode {
+	case "", "zeros":
+		return nil
+	case "reflect", "replicate", "circular":
+	default:
+		return invalid(op, "the padding mode is %q, and it must be reflect, replicate or circular", o.PaddingMode)
+	}
+	of := func(list []int64, i int) int64 { return list[min(i, len(list)-1)] }
+	for i := len(kernel) - 1; i >= 0; i-- { // Pad begins with the last dimension
+		before, after := of(c.o.Padding, i), of(c.o.Padding, i)
+		if o.Same {
+			total := of(c.o.Dilation, i) * int64(kernel[i]-1)
+			before, after = total/2, total-total/2
+		}
+		c.pad = append(c.pad, before, after)
+	}
+	c.mode, c.op = o.PaddingMode, fmt.Sprintf("conv%dd", len(kernel))
+	return nil
+}
+
+// padded computes a convolution with Same or PaddingMode.
+func (c *Conv) padded(x *torch.Tensor) *torch.Tensor {
+	if c.mode == "" {
+		return torch.Call1(c.op+".padding", x, c.Weight, c.Bias, c.o.Stride, "same", c.o.Dilation, c.o.Groups)
+	}
+	p := x.Pad(c.pad, torch.PadOptions{Mode: c.mode})
+	defer p.Close() // autograd keeps what backward needs
+	return torch.Call1(c.op, p, c.Weight, c.Bias, c.o.Stride, 0, c.o.Dilation, c.o.Groups)
+}
+
+// directions returns the values of an option for each direction, or the one for all if list is nil.
+func directions(list []int, all int) []int64 {
+	if list == nil {
+		return []int64{int64(all)}
+	}
+	return int64s(list)
+}
+
+// direction is an option for all directions, and the one that replaces it by one value for each.
+type direction struct {
+	name, each string
+	list       []int
+	all        int
+	least      int
+}
+
+// checkDirections returns nil if the values are possible, and a failed tensor otherwise.
+func checkDirections(op string, dims int, options ...direction) *torch.Tensor {
+	for _, d := range options {
+		switch {
+		case d.list == nil && d.all < d.least:
+			return invalid(op, "%s is %d, and it must be at least %d", d.name, d.all, d.least)
+		case d.list != nil && (len(d.list) != dims || slices.Min(d.list) < d.least):
+			return invalid(op, "%s is %v, and it must have one value of at least %d for each of %d directions",
+				d.each, d.list, d.least, dims)
+		}
+	}
+	return nil
 }
 
 // kernels returns a weight of the given shape, and a bias of out elements unless noBias is set.
@@ -98,6 +178,9 @@ func NewConv1d(in, out, kernel int, o Conv1dOptions) *Conv1d {
 
 // Forward computes the convolution.
 func (c *Conv1d) Forward(x *torch.Tensor) *torch.Tensor {
+	if c.op != "" {
+		return c.result(c.padded(x), x)
+	}
 	return c.result(x.Conv1d(c.Weight, c.Bias, torch.Conv1dOptions(c.o)), x)
 }
 
@@ -114,6 +197,9 @@ func NewConv2d(in, out, kernel int, o Conv2dOptions) *Conv2d {
 
 // Forward computes the convolution.
 func (c *Conv2d) Forward(x *torch.Tensor) *torch.Tensor {
+	if c.op != "" {
+		return c.result(c.padded(x), x)
+	}
 	return c.result(x.Conv2d(c.Weight, c.Bias, c.o), x)
 }
 
@@ -130,6 +216,9 @@ func NewConv3d(in, out, kernel int, o Conv3dOptions) *Conv3d {
 
 // Forward computes the convolution.
 func (c *Conv3d) Forward(x *torch.Tensor) *torch.Tensor {
+	if c.op != "" {
+		return c.result(c.padded(x), x)
+	}
 	return c.result(x.Conv3d(c.Weight, c.Bias, torch.Conv3dOptions(c.o)), x)
 }
 
@@ -151,6 +240,10 @@ type ConvTransposeOptions struct {
 	Dilation      int // 0 stands for 1
 	Groups        int // 0 stands for 1
 	NoBias        bool
+
+	// KernelSize, StrideSize, PaddingSize, OutputPaddingSize and DilationSize, if not nil, replace
+	// kernel, Stride, Padding, OutputPadding and Dilation by one value for each direction.
+	KernelSize, StrideSize, PaddingSize, OutputPaddingSize, DilationSize []int
 }
 
 // The options of NewConvTranspose1d, NewConvTranspose2d and NewConvTranspose3d.
@@ -166,17 +259,28 @@ func (c *ConvTranspose) construct(dims, in, out, kernel int, o ConvTransposeOpti
 	c.create(kind)
 	groups := max(o.Groups, 1)
 	c.o = torch.ConvTranspose2dOptions{
-		Stride: int64s([]int{max(o.Stride, 1)}), Padding: int64s([]int{o.Padding}), OutputPadding: int64s([]int{o.OutputPadding}),
-		Groups: int64(groups), Dilation: int64s([]int{max(o.Dilation, 1)}),
+		Stride: directions(o.StrideSize, max(o.Stride, 1)), Padding: directions(o.PaddingSize, o.Padding),
+		OutputPadding: directions(o.OutputPaddingSize, o.OutputPadding),
+		Groups:        int64(groups), Dilation: directions(o.DilationSize, max(o.Dilation, 1)),
 	}
-	if c.Weight = positive(op, "in, out and kernel", in, out, kernel); c.Weight != nil {
+	if c.Weight = positive(op, "in and out", in, out); c.Weight != nil {
 		return
 	}
-	if min(o.Stride, o.Padding, o.OutputPadding, o.Dilation, o.Groups) < 0 || in%groups != 0 || out%groups != 0 {
+	if c.Weight = checkDirections(op, dims, direction{"kernel", "KernelSize", o.KernelSize, kernel, 1},
+		direction{"Stride", "StrideSize", o.StrideSize, max(o.Stride, 1), 1},
+		direction{"Padding", "PaddingSize", o.PaddingSize, o.Padding, 0},
+		direction{"OutputPadding", "OutputPaddingSize", o.OutputPaddingSize, o.OutputPadding, 0},
+		direction{"Dilation", "DilationSize", o.DilationSize, max(o.Dilation, 1), 1}); c.Weight != nil {
+		return
+	}
+	if min(o.Stride, o.Dilation, o.Groups) < 0 || in%groups != 0 || out%groups != 0 {
 		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
 		return
 	}
-	size := slices.Repeat([]int{kernel}, dims)
+	size := o.KernelSize
+	if size == nil {
+		size = slices.Repeat([]int{kernel}, dims)
+	}
 	c.Weight, c.Bias = kernels(op, append([]int{in, out / groups}, size...), out, o.NoBias)
 }
 
@@ -202,7 +306,8 @@ func (c *ConvTranspose1d) Forward(x *torch.Tensor) *torch.Tensor {
 // output has (H-1)*stride - 2*padding + dilation*(kernel-1) + outputPadding + 1 rows.
 type ConvTranspose2d struct{ ConvTranspose }
 
-// NewConvTranspose2d returns a transposed convolution from in to out channels with a square kernel.
+// NewConvTranspose2d returns a transposed convolution from in to out channels with a square kernel,
+// unless KernelSize is set.
 func NewConvTranspose2d(in, out, kernel int, o ConvTranspose2dOptions) *ConvTranspose2d {
 	c := &ConvTranspose2d{}
 	c.construct(2, in, out, kernel, o)
@@ -217,7 +322,8 @@ func (c *ConvTranspose2d) Forward(x *torch.Tensor) *torch.Tensor {
 // ConvTranspose3d is a transposed convolution of volumes [N C D H W]: the gradient of a Conv3d.
 type ConvTranspose3d struct{ ConvTranspose }
 
-// NewConvTranspose3d returns a transposed convolution from in to out channels with a cubic kernel.
+// NewConvTranspose3d returns a transposed convolution from in to out channels with a cubic kernel,
+// unless KernelSize is set.
 func NewConvTranspose3d(in, out, kernel int, o ConvTranspose3dOptions) *ConvTranspose3d {
 	c := &ConvTranspose3d{}
 	c.construct(3, in, out, kernel, o)

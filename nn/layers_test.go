@@ -210,7 +210,28 @@ func layerCases() map[string]func() nn.Module {
 		"conv2d_flat": func() nn.Module {
 			return nn.NewConv2d(4, 2, 0, nn.Conv2dOptions{KernelSize: []int{1, 5}, PaddingSize: []int{0, 2}})
 		},
-		"conv3d":           func() nn.Module { return nn.NewConv3d(4, 2, 2, nn.Conv3dOptions{NoBias: true}) },
+		"conv3d":      func() nn.Module { return nn.NewConv3d(4, 2, 2, nn.Conv3dOptions{NoBias: true}) },
+		"conv1d_same": func() nn.Module { return nn.NewConv1d(4, 6, 4, nn.Conv1dOptions{Same: true, Dilation: 3}) },
+		"conv2d_sizes": func() nn.Module {
+			return nn.NewConv2d(4, 6, 0, nn.Conv2dOptions{
+				KernelSize: []int{3, 2}, StrideSize: []int{2, 1}, PaddingSize: []int{1, 0}, DilationSize: []int{1, 2},
+			})
+		},
+		"conv2d_reflect": func() nn.Module {
+			return nn.NewConv2d(4, 6, 3, nn.Conv2dOptions{Stride: 2, PaddingSize: []int{1, 2}, PaddingMode: "reflect"})
+		},
+		"conv2d_same_circular": func() nn.Module {
+			return nn.NewConv2d(4, 6, 0, nn.Conv2dOptions{KernelSize: []int{2, 3}, Same: true, PaddingMode: "circular", Groups: 2})
+		},
+		"conv3d_same": func() nn.Module {
+			return nn.NewConv3d(4, 2, 0, nn.Conv3dOptions{KernelSize: []int{3, 2, 1}, Same: true})
+		},
+		"conv_transpose2d_sizes": func() nn.Module {
+			return nn.NewConvTranspose2d(4, 3, 0, nn.ConvTranspose2dOptions{
+				KernelSize: []int{3, 2}, StrideSize: []int{2, 1}, PaddingSize: []int{1, 0},
+				OutputPaddingSize: []int{1, 0}, DilationSize: []int{1, 2},
+			})
+		},
 		"conv_transpose1d": func() nn.Module { return nn.NewConvTranspose1d(4, 3, 3, nn.ConvTranspose1dOptions{Stride: 2}) },
 		"conv_transpose2d": func() nn.Module {
 			return nn.NewConvTranspose2d(4, 6, 3, nn.ConvTranspose2dOptions{Stride: 2, Padding: 1, OutputPadding: 1, Groups: 2})
@@ -298,8 +319,16 @@ func layerCases() map[string]func() nn.Module {
 		"softsign":        nn.NewSoftsign,
 		"max_pool1d":      func() nn.Module { return nn.NewMaxPool1d(3, nn.MaxPool1dOptions{Stride: 2, Padding: 1}) },
 		"max_pool2d":      func() nn.Module { return nn.NewMaxPool2d(2, nn.MaxPool2dOptions{Stride: 1, Dilation: 2}) },
-		"max_pool3d":      func() nn.Module { return nn.NewMaxPool3d(2, nn.MaxPool3dOptions{}) },
-		"avg_pool1d":      func() nn.Module { return nn.NewAvgPool1d(3, nn.AvgPool1dOptions{Padding: 1}) },
+		"max_pool2d_sizes": func() nn.Module {
+			return nn.NewMaxPool2d(0, nn.MaxPool2dOptions{
+				KernelSize: []int{3, 2}, StrideSize: []int{2, 1}, PaddingSize: []int{1, 0}, DilationSize: []int{1, 2},
+			})
+		},
+		"avg_pool2d_sizes": func() nn.Module {
+			return nn.NewAvgPool2d(0, nn.AvgPool2dOptions{KernelSize: []int{3, 2}, StrideSize: []int{1, 2}, PaddingSize: []int{1, 0}})
+		},
+		"max_pool3d": func() nn.Module { return nn.NewMaxPool3d(2, nn.MaxPool3dOptions{}) },
+		"avg_pool1d": func() nn.Module { return nn.NewAvgPool1d(3, nn.AvgPool1dOptions{Padding: 1}) },
 		"avg_pool2d": func() nn.Module {
 			return nn.NewAvgPool2d(3, nn.AvgPool2dOptions{Stride: 2, Padding: 1, ExcludePadding: true})
 		},

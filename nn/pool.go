@@ -9,6 +9,10 @@ type MaxPoolOptions struct {
 	Padding  int
 	Dilation int  // 0 stands for 1
 	CeilMode bool // round the output's size up rather than down
+
+	// KernelSize, StrideSize, PaddingSize and DilationSize, if not nil, replace kernel, Stride,
+	// Padding and Dilation by one value for each direction.
+	KernelSize, StrideSize, PaddingSize, DilationSize []int
 }
 
 // The options of NewMaxPool1d, NewMaxPool2d and NewMaxPool3d.
@@ -25,6 +29,10 @@ type AvgPoolOptions struct {
 	Padding        int
 	CeilMode       bool // round the output's size up rather than down
 	ExcludePadding bool // the mean does not count padding
+
+	// KernelSize, StrideSize and PaddingSize, if not nil, replace kernel, Stride and Padding by one
+	// value for each direction.
+	KernelSize, StrideSize, PaddingSize []int
 }
 
 // The options of NewAvgPool1d, NewAvgPool2d and NewAvgPool3d.
@@ -34,32 +42,34 @@ type (
 	AvgPool3dOptions = AvgPoolOptions
 )
 
-// size returns n as a list, or nil, which selects the operator's default, for 0.
-func size(n int) []int64 {
-	if n == 0 {
+// sizes returns the values for each direction, or the one for all, or nil, which selects the
+// operator's default, if that is 0.
+func sizes(list []int, all int) []int64 {
+	if list == nil && all == 0 {
 		return nil
 	}
-	return []int64{int64(n)}
+	return directions(list, all)
 }
 
 // operator returns the options of the operators.
 func (o MaxPoolOptions) operator() torch.MaxPool2dOptions {
 	return torch.MaxPool2dOptions{
-		Stride: size(o.Stride), Padding: size(o.Padding), Dilation: size(o.Dilation), CeilMode: o.CeilMode,
+		Stride: sizes(o.StrideSize, o.Stride), Padding: sizes(o.PaddingSize, o.Padding),
+		Dilation: sizes(o.DilationSize, o.Dilation), CeilMode: o.CeilMode,
 	}
 }
 
 // NewMaxPool1d returns a module that computes the maximum of each window of sequences [N C L].
 func NewMaxPool1d(kernel int, o MaxPool1dOptions) Module {
 	p := torch.MaxPool1dOptions(o.operator())
-	k := []int64{int64(kernel)}
+	k := directions(o.KernelSize, kernel)
 	return newFunction("MaxPool1d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool1d(k, p) })
 }
 
 // NewMaxPool2d returns a module that computes the maximum of each window of kernel x kernel pixels.
 func NewMaxPool2d(kernel int, o MaxPool2dOptions) Module {
 	p := o.operator()
-	k := []int64{int64(kernel)}
+	k := directions(o.KernelSize, kernel)
 	return newFunction("MaxPool2d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool2d(k, p) })
 }
 
@@ -67,34 +77,37 @@ func NewMaxPool2d(kernel int, o MaxPool2dOptions) Module {
 // [N C D H W].
 func NewMaxPool3d(kernel int, o MaxPool3dOptions) Module {
 	p := torch.MaxPool3dOptions(o.operator())
-	k := []int64{int64(kernel)}
+	k := directions(o.KernelSize, kernel)
 	return newFunction("MaxPool3d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool3d(k, p) })
 }
 
 // operator returns the options of the operators.
 func (o AvgPoolOptions) operator() torch.AvgPool2dOptions {
 	include := !o.ExcludePadding
-	return torch.AvgPool2dOptions{Stride: size(o.Stride), Padding: size(o.Padding), CeilMode: o.CeilMode, CountIncludePad: &include}
+	return torch.AvgPool2dOptions{
+		Stride: sizes(o.StrideSize, o.Stride), Padding: sizes(o.PaddingSize, o.Padding),
+		CeilMode: o.CeilMode, CountIncludePad: &include,
+	}
 }
 
 // NewAvgPool1d returns a module that computes the mean of each window of sequences [N C L].
 func NewAvgPool1d(kernel int, o AvgPool1dOptions) Module {
 	p := torch.AvgPool1dOptions(o.operator())
-	k := []int64{int64(kernel)}
+	k := directions(o.KernelSize, kernel)
 	return newFunction("AvgPool1d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool1d(k, p) })
 }
 
 // NewAvgPool2d returns a module that computes the mean of each window of kernel x kernel pixels.
 func NewAvgPool2d(kernel int, o AvgPool2dOptions) Module {
 	p := o.operator()
-	k := []int64{int64(kernel)}
+	k := directions(o.KernelSize, kernel)
 	return newFunction("AvgPool2d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool2d(k, p) })
 }
 
 // NewAvgPool3d returns a module that computes the mean of each cubic window of volumes [N C D H W].
 func NewAvgPool3d(kernel int, o AvgPool3dOptions) Module {
 	p := torch.AvgPool3dOptions(o.operator())
-	k := []int64{int64(kernel)}
+	k := directions(o.KernelSize, kernel)
 	return newFunction("AvgPool3d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool3d(k, p) })
 }
 
