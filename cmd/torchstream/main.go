@@ -8,6 +8,7 @@
 //	torchstream index FILE                  the index of an archive, otherwise made by the first epoch
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
+//	torchstream evaluate -archive FILE      how often a checkpoint of train is right, and what it confuses
 //	torchstream predict IMAGE|FOLDER...     the classes of images, by a checkpoint of train
 //	torchstream bundle PROGRAM -o DIR       a program with all that it loads, for other machines
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
@@ -73,6 +74,7 @@ func commands() []entry {
 		{"index", "[-json] FILE", "writes the index of an archive, as a first epoch does", index},
 		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
 		{"train", "-archive FILE", "trains a classifier of the archive's classes", trainCommand},
+		{"evaluate", "-archive FILE", "how often a checkpoint of train is right", evaluateCommand},
 		{"predict", "IMAGE|FOLDER...", "the classes of images, by a checkpoint of train", predictCommand},
 		{"bundle", "PROGRAM -o DIR", "a program with all that it loads, for other machines", bundleCommand},
 	}
@@ -191,7 +193,7 @@ func hint(args []string) string {
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train, predict, bundle or bench"
+	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train, evaluate, predict, bundle or bench"
 	name, args := first(args)
 	list := usage
 	if name == "bench" {

@@ -96,8 +96,16 @@ func checkpointFolder(option, path string) error {
 	return fmt.Errorf("%s %s is a folder, without a checkpoint of torchstream train (best.pt, last.pt): name a file", option, printable.Name(path))
 }
 
-// newClassifier opens a checkpoint of torchstream train on a device.
-func newClassifier(path string, device cuda.Device) (*classifier, error) {
+// trained is a checkpoint of torchstream train.
+type trained struct {
+	*nn.Checkpoint
+	path, model string
+	size        int // pixels of an image's side
+	classes     []string
+}
+
+// openTrained opens a checkpoint of torchstream train. The size is not checked.
+func openTrained(path string) (*trained, error) {
 	if err := checkpointFolder("-checkpoint", path); err != nil {
 		return nil, err
 	}
@@ -112,40 +120,51 @@ func newClassifier(path string, device cuda.Device) (*classifier, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
 	about := file.Metadata()
-	c := &classifier{}
-	size, err := strconv.Atoi(about["size"])
-	if err != nil || json.Unmarshal([]byte(about["classes"]), &c.classes) != nil || len(c.classes) == 0 || !slices.Contains(classifiers(), about["model"]) {
-		return nil, fmt.Errorf("%s is no checkpoint of torchstream train, which names its model, its classes and its size: -checkpoint FILE names another, for instance trained/best.pt",
-			printable.Name(path))
+	t := &trained{Checkpoint: file, path: path, model: about["model"]}
+	t.size, err = strconv.Atoi(about["size"])
+	if err != nil || json.Unmarshal([]byte(about["classes"]), &t.classes) != nil || len(t.classes) == 0 || !slices.Contains(classifiers(), t.model) {
+		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its model, its classes and its size: -checkpoint FILE names another, for instance trained/best.pt",
+			printable.Name(path)), file.Close())
 	}
-	// The decoder checks the size, of which a ViT allocates the square. The transform is that of
-	// train's -test.
-	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: transform.Eval(size*8/7, size)}})
+	return t, nil
+}
+
+// net makes the network, with the checkpoint's parameters, on a device. Something has checked the
+// size, of which a ViT allocates the square.
+func (t *trained) net(device cuda.Device) (nn.Module, error) {
+	net, err := newModel(t.model, len(t.classes), t.size)
+	if err != nil {
+		return nil, err
+	}
+	_, err = t.LoadInto(net, nn.LoadOptions{})
+	if err == nil {
+		nn.Train(net, false)
+		err = nn.To(net, device)
+	}
+	if err != nil {
+		return nil, errors.Join(err, nn.Close(net))
+	}
+	return net, nil
+}
+
+// newClassifier opens a checkpoint of torchstream train on a device.
+func newClassifier(path string, device cuda.Device) (*classifier, error) {
+	file, err := openTrained(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	c := &classifier{classes: file.classes}
+	// The decoder checks the size. The transform is that of train's -test.
+	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: transform.Eval(file.size*8/7, file.size)}})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", printable.Name(path), err)
 	}
-	if err := c.load(file, about["model"], size); err != nil {
+	if c.net, err = file.net(device); err != nil {
 		return nil, errors.Join(err, c.decoder.Close())
 	}
 	return c, nil
-}
-
-// load makes the network, with the checkpoint's parameters, on the decoder's device.
-func (c *classifier) load(file *nn.Checkpoint, model string, size int) (err error) {
-	if c.net, err = newModel(model, len(c.classes), size); err != nil {
-		return err
-	}
-	_, err = file.LoadInto(c.net, nn.LoadOptions{})
-	if err == nil {
-		nn.Train(c.net, false)
-		err = nn.To(c.net, c.decoder.Device())
-	}
-	if err != nil {
-		return errors.Join(err, nn.Close(c.net))
-	}
-	return nil
 }
 
 // guess is a class and its probability, from 0 to 1.

@@ -65,6 +65,7 @@ func TestWithoutLibTorch(t *testing.T) {
 		{[]string{"bench", "loader", "-archive", photos, "-batch", "16", "-size", "32", "-seconds", "0.05"}, 0, "images/s"},
 		{[]string{"doctor"}, 1, "there is no libtorchstream.so in " + folder},
 		{[]string{"train", "-archive", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
+		{[]string{"evaluate", "-archive", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
 		{[]string{"predict", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
 		{[]string{"bench", "streams"}, 1, "there is no libtorchstream.so in " + folder},
 		{[]string{"bench", "loader", "-archive", photos, "-device", "cuda"}, 1, "there is no libtorchstream.so in " + folder},

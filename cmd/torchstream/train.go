@@ -32,21 +32,27 @@ import (
 
 // trainOptions is the command line of train.
 type trainOptions struct {
+	feeding
 	archive, test, model, optimizer, device, out, pretrained string
-	epochs, batch, size, workers, saveSteps                  int
+	epochs, size, saveSteps, patience                        int
 	lr, decay, warmup, clip, ema                             float64
-	seed                                                     uint64
 	resume, freeze                                           bool
-	amp, profile, decode                                     string
+	amp, profile                                             string
 	channelsLast, graph, tensorBoard                         bool
-	patience, decodeSMs                                      int
+}
+
+// feeding says how images become batches.
+type feeding struct {
+	batch, workers, decodeSMs int
+	decode                    string
+	seed                      uint64
 }
 
 // trainCommand trains a classifier.
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
 	set := flags("train -archive FILE", "Trains a classifier on an archive of images (.tgz, .tar; directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
-		"best.pt, log.csv and curves.png. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
+		"best.pt, log.csv, curves.png, and with -test confusion.csv and confusion.png. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
 	set.StringVar(&o.archive, "archive", "", "`FILE` to train on")
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
@@ -135,8 +141,6 @@ func (o *trainOptions) check() error {
 		return usageError{fmt.Sprintf("-lr %v: must be more than 0", o.lr)}
 	case o.ema < 0 || o.ema >= 1:
 		return usageError{fmt.Sprintf("-ema %v: must be from 0 to below 1", o.ema)}
-	case o.amp != "" && o.amp != "bf16" && o.amp != "fp16":
-		return usageError{fmt.Sprintf("-amp %q: want bf16 or fp16", o.amp)}
 	case o.freeze && o.pretrained == "":
 		return usageError{"-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
 	}
@@ -151,17 +155,45 @@ func (o *trainOptions) check() error {
 			return usageError{fmt.Sprintf("-%s %v: must be at least %v", option.name, option.value, option.min)}
 		}
 	}
-	where, err := parseDecode(o.decode)
-	if err == nil {
-		err = checkSMs(o.decodeSMs, where)
+	if err := o.feeding.check(); err != nil {
+		return err
 	}
-	if err != nil {
+	if _, err := parseAMP(o.amp); err != nil {
 		return err
 	}
 	if err := o.window().Check(); err != nil {
 		return usageError{"-profile: " + err.Error()}
 	}
 	return nil
+}
+
+// check refuses impossible ways to decode.
+func (o feeding) check() error {
+	where, err := parseDecode(o.decode)
+	if err != nil {
+		return err
+	}
+	return checkSMs(o.decodeSMs, where)
+}
+
+// checkDevice refuses what the CPU cannot do, or should not.
+func (o feeding) checkDevice(device cuda.Device, amp string) error {
+	if device == cuda.CPU && amp == "fp16" {
+		return usageError{"-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
+	}
+	if device == cuda.CPU && o.decode == "device" {
+		return usageError{"-decode device needs a GPU, and the device is the CPU: use -decode auto or host"}
+	}
+	return nil
+}
+
+// parseAMP reads -amp.
+func parseAMP(name string) (torch.DType, error) {
+	dtype, known := map[string]torch.DType{"": 0, "bf16": torch.BFloat16, "fp16": torch.Float16}[name]
+	if !known {
+		return 0, usageError{fmt.Sprintf("-amp %q: want bf16 or fp16", name)}
+	}
+	return dtype, nil
 }
 
 // window is what -profile records.
@@ -396,11 +428,8 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
-	if device == cuda.CPU && o.amp == "fp16" {
-		return usageError{"-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
-	}
-	if device == cuda.CPU && o.decode == "device" {
-		return usageError{"-decode device needs a GPU, and the device is the CPU: use -decode auto or host"}
+	if err := o.checkDevice(device, o.amp); err != nil {
+		return err
 	}
 	if err := checkWritable(o.out); err != nil {
 		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
@@ -479,7 +508,7 @@ func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Dev
 	if err != nil {
 		return interruption(ctx, err, stderr)
 	}
-	return o.finish(report, time.Since(begin), stdout)
+	return o.finish(report, time.Since(begin), c.Loader.Classes(), stdout)
 }
 
 // interruption says how to go on after an interruption, in the words of the command line. It prints
@@ -502,7 +531,7 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 
 // open opens an archive and a prefetcher of it. A batch, whose memory is allocated in full, has at
 // most all images of the archive.
-func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string, images int, options imageloader.Options,
+func (o feeding) open(ctx context.Context, device cuda.Device, path string, images int, options imageloader.Options,
 	window trace.Window) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	options.BatchSize, options.Workers, options.Seed = min(o.batch, images), o.workers, o.seed
 	loader, err := imageloader.OpenContext(ctx, path, options)
@@ -537,7 +566,9 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 			return err
 		}
 	}
-	c.Autocast = map[string]torch.DType{"bf16": torch.BFloat16, "fp16": torch.Float16}[o.amp]
+	if c.Autocast, err = parseAMP(o.amp); err != nil {
+		return err
+	}
 	all := int64(0)
 	for _, n := range nn.State(c.Model) {
 		all += n.Tensor.Elements()
@@ -634,7 +665,7 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 }
 
 // finish prints the result, and how to use it.
-func (o *trainOptions) finish(report *train.Report, took time.Duration, stdout io.Writer) error {
+func (o *trainOptions) finish(report *train.Report, took time.Duration, classes []string, stdout io.Writer) error {
 	best, path := report.Best(), filepath.Join(o.out, "best.pt")
 	if n := report.Stepper.Replays; n > 0 {
 		fmt.Fprintf(stdout, "\n%d of the %s of this run replayed a CUDA graph", n, counted(report.Stepper.Steps, "step", "steps"))
@@ -654,6 +685,12 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, stdout i
 			fmt.Fprintln(stdout, "-patience ended it: -resume with a larger one goes on")
 		}
 		fmt.Fprintf(stdout, "-out DIR -pretrained %s trains its result further\n", path)
+	}
+	if best.Eval != nil && best.Eval.Confusion != nil {
+		const most = 5
+		if err := printConfusions(stdout, best.Eval, classes, most, filepath.Join(o.out, "confusion.csv")+" has all"); err != nil {
+			return err
+		}
 	}
 	_, err := fmt.Fprintf(stdout, "checkpoint %s: torchstream predict -checkpoint %[1]s classifies images; in Python: torch.load(%q, weights_only=True)[\"state_dict\"]\n", path, path)
 	return err
@@ -739,41 +776,65 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 // openTest opens -test, whose classes are those of -archive or fewer. It prints the classes of
 // which -test has no image.
 func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes []string, stdout, stderr io.Writer) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
-	tested, err := countClasses(ctx, o.test, stderr)
+	images, unknown, untested, err := compareClasses(ctx, o.test, classes, stderr)
 	if err != nil {
 		return nil, nil, err
 	}
-	images, has := 0, map[string]bool{}
-	var unknown []string
-	for _, c := range tested {
-		images += c.Samples
-		has[c.Name] = c.Samples > 0
-		if !slices.Contains(classes, c.Name) {
-			unknown = append(unknown, printable.Name(c.Name))
-		}
-	}
 	if len(unknown) > 0 {
-		const shown = 10
-		names := strings.Join(unknown[:min(shown, len(unknown))], ", ")
-		if len(unknown) > shown {
-			names += ", ..."
-		}
 		return nil, nil, fmt.Errorf("%s has %s that %s has not: %s: rename the folders, or leave them out",
-			printable.Name(o.test), counted(len(unknown), "class", "classes"), printable.Name(o.archive), names)
-	}
-	var untested []string
-	for _, class := range classes {
-		if !has[class] {
-			untested = append(untested, printable.Name(class))
-		}
+			printable.Name(o.test), counted(len(unknown), "class", "classes"), printable.Name(o.archive), listed(unknown))
 	}
 	if images > 0 && len(untested) > 0 {
 		fmt.Fprintf(stdout, "%s has no image of %d of the %d classes, so its accuracy says nothing about them: %s\n\n",
-			printable.Name(o.test), len(untested), len(classes), strings.Join(untested, ", "))
+			printable.Name(o.test), len(untested), len(classes), strings.Join(printables(untested), ", "))
 	}
-	return o.open(ctx, device, o.test, images, imageloader.Options{
-		Transform: imageloader.Eval(o.size*8/7, o.size), Classes: classes, // 256 for 224
-	}, trace.Window{})
+	return o.openHeldBack(ctx, device, o.test, images, o.size, classes)
+}
+
+// openHeldBack opens an archive for an evaluation, with the labels of the classes.
+func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path string, images, size int, classes []string) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
+	return o.open(ctx, device, path, images, imageloader.Options{Transform: imageloader.Eval(size*8/7, size), Classes: classes}, trace.Window{}) // 256 for 224
+}
+
+// compareClasses counts the images of an archive. It returns the classes of the archive that are
+// not known, and the known ones of which the archive has no image.
+func compareClasses(ctx context.Context, path string, known []string, stderr io.Writer) (images int, unknown, without []string, err error) {
+	found, err := countClasses(ctx, path, stderr)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	has := map[string]bool{}
+	for _, c := range found {
+		images += c.Samples
+		has[c.Name] = c.Samples > 0
+		if !slices.Contains(known, c.Name) {
+			unknown = append(unknown, c.Name)
+		}
+	}
+	for _, class := range known {
+		if !has[class] {
+			without = append(without, class)
+		}
+	}
+	return images, unknown, without, nil
+}
+
+// printables are names that a terminal may show.
+func printables(names []string) []string {
+	shown := make([]string, len(names))
+	for i, name := range names {
+		shown[i] = printable.Name(name)
+	}
+	return shown
+}
+
+// listed returns the first names of a list for an error. Dots stand for the others.
+func listed(names []string) string {
+	const most = 10
+	if len(names) > most {
+		return strings.Join(printables(names[:most]), ", ") + ", ..."
+	}
+	return strings.Join(printables(names), ", ")
 }
 
 // fewImages returns the number of images below which a class is suspicious: a tenth of the median

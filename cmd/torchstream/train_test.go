@@ -211,7 +211,7 @@ func TestTrainEndedByPatience(t *testing.T) {
 	var out bytes.Buffer
 	o := trainOptions{out: "run1", epochs: 9}
 	report := &train.Report{Stopped: true, Steps: 12, Epochs: []train.Epoch{{Epoch: 1, Best: true}, {Epoch: 2}}}
-	if err := o.finish(report, 0, &out); err != nil || !strings.Contains(out.String(), "run1/last.pt is of a run that is finished (2 of 9 epochs, 12 steps)") ||
+	if err := o.finish(report, 0, nil, &out); err != nil || !strings.Contains(out.String(), "run1/last.pt is of a run that is finished (2 of 9 epochs, 12 steps)") ||
 		!strings.Contains(out.String(), "\n-patience ended it: -resume with a larger one goes on\n") {
 		t.Errorf("%v, %s", err, out.String())
 	}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+// evaluateOptions is the command line of evaluate.
+type evaluateOptions struct {
+	feeding
+	archive, checkpoint, device, amp, out string
+	confusions                            int
+	subset, asJSON                        bool
+}
+
+// evaluateCommand measures a classifier on an archive.
+func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var o evaluateOptions
+	set := flags("evaluate -archive FILE", "Measures a checkpoint of torchstream train on an archive of images (.tgz, .tar; directory = class): loss, top-1, top-5, and which\n"+
+		"classes it takes for which. The classes are known by their names, and must be those of the checkpoint.", stderr)
+	set.StringVar(&o.archive, "archive", "", "`FILE` of labelled images, which the training has not seen")
+	set.StringVar(&o.checkpoint, "checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
+	set.BoolVar(&o.subset, "subset", false, "accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
+	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first")
+	set.StringVar(&o.out, "out", "", "`DIR` that gets confusion.csv and confusion.png (default: none)")
+	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
+	set.IntVar(&o.batch, "batch", 64, "images a step")
+	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
+	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
+	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
+	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: the network in 16 bits, as a training with -amp evaluates; fp16 on a GPU only (default: float32)")
+	set.BoolVar(&o.asJSON, "json", false, "print one JSON object, with all classes and all confusions")
+	if err := parse(set, args, 0); err != nil {
+		return err
+	}
+	switch {
+	case o.archive == "":
+		return usageError{"evaluate needs -archive FILE"}
+	case o.batch < 1:
+		return usageError{fmt.Sprintf("-batch %d: must be at least 1", o.batch)}
+	case o.workers < 0 || o.confusions < 0:
+		return usageError{"-workers and -confusions are at least 0"}
+	}
+	if err := o.check(); err != nil {
+		return err
+	}
+	dtype, err := parseAMP(o.amp)
+	if err != nil {
+		return err
+	}
+	err = o.run(ctx, dtype, stdout, stderr)
+	if errors.Is(err, cuda.ErrOutOfMemory) {
+		err = fmt.Errorf("%w (-batch %d: a smaller one needs less memory)", err, o.batch)
+	}
+	return err
+}
+
+// run evaluates, and prints and saves the result.
+func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, stderr io.Writer) error {
+	device, err := pickDevice(o.device)
+	if err != nil {
+		return err
+	}
+	if err := o.checkDevice(device, o.amp); err != nil {
+		return err
+	}
+	if o.out != "" {
+		if err := checkWritable(o.out); err != nil {
+			return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
+		}
+	}
+	file, err := openTrained(o.checkpoint)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	images, err := o.checkClasses(ctx, file, stderr)
+	if err != nil {
+		return err
+	}
+	// Opening checks the size before the network is made.
+	loader, feed, err := o.openHeldBack(ctx, device, o.archive, images, file.size, file.classes)
+	if err != nil {
+		return err
+	}
+	defer loader.Close()
+	defer feed.Close()
+	net, err := file.net(device)
+	if err != nil {
+		return err
+	}
+	defer nn.Close(net)
+	m, err := train.Evaluate(ctx, net, feed, train.EvaluateOptions{Loader: loader, Autocast: dtype})
+	if err != nil {
+		return err
+	}
+	if o.asJSON {
+		err = writeJSON(stdout, o.evaluation(file, m))
+	} else {
+		err = o.print(stdout, file, m)
+	}
+	if err != nil || o.out == "" {
+		return err
+	}
+	return m.SaveConfusion(o.out, file.classes)
+}
+
+// checkClasses refuses an archive whose classes are not those of the checkpoint, and counts its
+// images.
+func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stderr io.Writer) (images int, err error) {
+	images, unknown, without, err := compareClasses(ctx, o.archive, file.classes, stderr)
+	archive, checkpoint := printable.Name(o.archive), printable.Name(file.path)
+	switch {
+	case err != nil:
+		return 0, err
+	case len(unknown) > 0:
+		return 0, fmt.Errorf("%s has %s that %s does not know: %s: rename the folders, or leave them out",
+			archive, counted(len(unknown), "class", "classes"), checkpoint, listed(unknown))
+	case len(without) > 0 && !o.subset:
+		return 0, fmt.Errorf("%s has no image of %d of the %d classes of %s: %s: -subset evaluates the others",
+			archive, len(without), len(file.classes), checkpoint, listed(without))
+	}
+	return images, nil
+}
+
+// evaluation is the JSON form of the result.
+type evaluation struct {
+	Checkpoint string            `json:"checkpoint"`
+	Model      string            `json:"model"`
+	Size       int               `json:"size"` // pixels of an image's side
+	Archive    string            `json:"archive"`
+	Images     int64             `json:"images"`
+	Loss       float64           `json:"loss"` // mean cross-entropy
+	Top1       float64           `json:"top1"` // share, from 0 to 1
+	Top5       float64           `json:"top5"`
+	Classes    []evaluatedClass  `json:"classes"`    // by label
+	Confusions []namedConfusions `json:"confusions"` // all, the most frequent first
+}
+
+// evaluatedClass is a class of the checkpoint.
+type evaluatedClass struct {
+	Class  string `json:"class"`
+	Images int64  `json:"images"` // of the archive
+	Right  int64  `json:"right"`  // of these
+}
+
+// namedConfusions counts the images of a class that were taken for another one.
+type namedConfusions struct {
+	Class    string  `json:"class"`
+	TakenFor string  `json:"taken_for"`
+	Images   int64   `json:"images"`
+	Share    float64 `json:"share"` // of the class's images, from 0 to 1
+}
+
+func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics) evaluation {
+	e := evaluation{Checkpoint: file.path, Model: file.model, Size: file.size, Archive: o.archive, Images: m.Samples, Loss: m.Loss, Top1: m.Top1, Top5: m.Top5,
+		Confusions: []namedConfusions{}}
+	for label, row := range m.Confusion {
+		c := evaluatedClass{Class: file.classes[label], Right: row[label]}
+		for _, count := range row {
+			c.Images += count
+		}
+		e.Classes = append(e.Classes, c)
+	}
+	for _, c := range m.Confusions() {
+		e.Confusions = append(e.Confusions, namedConfusions{file.classes[c.Label], file.classes[c.Predicted], c.Count, c.Share})
+	}
+	return e
+}
+
+// print prints the result as text.
+func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) error {
+	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.model, counted(len(file.classes), "class", "classes"), file.size, file.size)
+	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.Name(o.archive), counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
+	if m.Classes > 5 {
+		text += fmt.Sprintf(", top-5 %.1f %%", 100*m.Top5)
+	}
+	fmt.Fprintln(w, text)
+	return printConfusions(w, m, file.classes, o.confusions, "-confusions N prints more, -out DIR writes all")
+}
+
+// printConfusions prints the most frequent confusions of an evaluation, at most so many. all says
+// where the others are.
+func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, all string) error {
+	confusions := m.Confusions()
+	if len(confusions) == 0 || most == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	name := func(label int) string {
+		if label < len(classes) {
+			return printable.Name(classes[label])
+		}
+		return fmt.Sprint(label) // an output of the model for which there is no class
+	}
+	table := printable.NewTable(w, 0)
+	fmt.Fprintln(table, "true class\ttaken for\timages\tshare of class\t")
+	for _, c := range confusions[:min(most, len(confusions))] {
+		fmt.Fprintf(table, "%s\t%s\t%6d\t%12.1f %%\t\n", name(c.Label), name(c.Predicted), c.Count, 100*c.Share)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if left := len(confusions) - most; left > 0 {
+		_, err := fmt.Fprintf(w, "and %s: %s\n", counted(left, "more pair", "more pairs"), all)
+		return err
+	}
+	return nil
+}
