@@ -21,11 +21,9 @@ type Environment struct {
 	Address string
 	Port    int
 	// AgentStore says that the launcher runs the store's server (torchrun does), so rank 0 does
-	// not.
+	// not. That store may outlive the ranks, and serve those that the launcher starts after them.
 	AgentStore bool
-	// Attempt is the number of restarts of the job under torchrun. Its store outlives them.
-	Attempt  int
-	Launcher string // "torchrun", "slurm", "openmpi", or "none" for a process that was started alone
+	Launcher   string // "torchrun", "slurm", "openmpi", or "none" for a process that was started alone
 	// Job tells jobs apart that meet at one port by mistake; "" if the launcher does not name them.
 	Job string
 	// Warning says why a job of one process may not be what was meant, and what to do; "" for all
@@ -59,7 +57,7 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 	case getenv("RANK") != "" || getenv("WORLD_SIZE") != "":
 		e = Environment{Launcher: "torchrun", Rank: r.number("RANK", -1), Size: r.number("WORLD_SIZE", -1), LocalRank: r.number("LOCAL_RANK", 0),
 			LocalSize: r.number("LOCAL_WORLD_SIZE", 0), AgentStore: getenv("TORCHELASTIC_USE_AGENT_STORE") == "True",
-			Attempt: r.number("TORCHELASTIC_RESTART_COUNT", 0), Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 0)}
+			Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 0)}
 	// Before SLURM, because mpirun starts its daemons with srun in an allocation.
 	case getenv("OMPI_COMM_WORLD_SIZE") != "":
 		e = Environment{Launcher: "openmpi", Rank: r.number("OMPI_COMM_WORLD_RANK", -1), Size: r.number("OMPI_COMM_WORLD_SIZE", -1),
@@ -72,7 +70,7 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 		e = Environment{Launcher: "slurm", Rank: r.number("SLURM_PROCID", -1), Size: r.number("SLURM_STEP_NUM_TASKS", -1),
 			LocalRank: r.number("SLURM_LOCALID", -1), LocalSize: tasksOf(getenv("SLURM_STEP_TASKS_PER_NODE"), r.number("SLURM_NODEID", 0)),
 			Address: getenv("MASTER_ADDR"),
-			Port:    r.number("MASTER_PORT", 20000+r.number("SLURM_JOB_ID", 0)%20000), Attempt: r.number("SLURM_RESTART_COUNT", 0)}
+			Port:    r.number("MASTER_PORT", 20000+r.number("SLURM_JOB_ID", 0)%20000)}
 		switch {
 		case e.Address != "":
 		case e.LocalSize == e.Size:

@@ -11,7 +11,7 @@ import (
 
 func TestReadEnvironment(t *testing.T) {
 	torchrun := map[string]string{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "1234",
-		"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+		"TORCHELASTIC_USE_AGENT_STORE": "True"}
 	slurm := map[string]string{"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[003-004,7],cpu1", "SLURM_JOB_ID": "61234"}
 	mpi := map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 	without := func(m map[string]string, names ...string) map[string]string {
@@ -32,8 +32,8 @@ func TestReadEnvironment(t *testing.T) {
 		says      string // of the error
 	}{
 		"alone":    {map[string]string{}, Environment{Launcher: "none", Size: 1, LocalSize: 1}, ""},
-		"torchrun": {torchrun, Environment{Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Address: "node0", Port: 1234, AgentStore: true, Attempt: 2, Launcher: "torchrun"}, ""},
-		"a shell loop of four variables": {without(torchrun, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
+		"torchrun": {torchrun, Environment{Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Address: "node0", Port: 1234, AgentStore: true, Launcher: "torchrun"}, ""},
+		"a shell loop of four variables": {without(torchrun, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"),
 			Environment{Rank: 3, Size: 4, Address: "node0", Port: 1234, Launcher: "torchrun"}, ""},
 		"slurm":                  {slurm, Environment{Rank: 5, Size: 8, LocalRank: 1, Address: "gpu003", Port: 21234, Launcher: "slurm", Job: "61234"}, ""},
 		"slurm with plain names": {with(slurm, "SLURM_STEP_NODELIST", "a1,b[1-2]"), Environment{Rank: 5, Size: 8, LocalRank: 1, Address: "a1", Port: 21234, Launcher: "slurm", Job: "61234"}, ""},
@@ -53,7 +53,7 @@ func TestReadEnvironment(t *testing.T) {
 			Warning: "SLURM_NTASKS is 8, but without srun's SLURM_PROCID and SLURM_STEP_NUM_TASKS this process is a job of one rank: " +
 				"start the ranks with srun, or unset SLURM_NTASKS"}, ""},
 		"torchrun in slurm's batch script": {with(with(torchrun, "SLURM_PROCID", "0"), "SLURM_NTASKS", "8"),
-			Environment{Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Address: "node0", Port: 1234, AgentStore: true, Attempt: 2, Launcher: "torchrun"}, ""},
+			Environment{Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Address: "node0", Port: 1234, AgentStore: true, Launcher: "torchrun"}, ""},
 		"slurm without a rank":                {without(slurm, "SLURM_PROCID"), Environment{}, "SLURM_PROCID is not set"},
 		"slurm without a size":                {without(slurm, "SLURM_STEP_NUM_TASKS"), Environment{}, "SLURM_STEP_NUM_TASKS is not set"},
 		"slurm without a local rank":          {without(slurm, "SLURM_LOCALID"), Environment{}, "SLURM_LOCALID is not set"},
@@ -61,7 +61,7 @@ func TestReadEnvironment(t *testing.T) {
 		"slurm with tasks that are no number": {map[string]string{"SLURM_NTASKS": "x"}, Environment{}, `SLURM_NTASKS is "x"`},
 		"openmpi":                             {mpi, Environment{Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Address: "127.0.0.1", Port: 29500, Launcher: "openmpi"}, ""},
 		"slurm's step":                        {with(slurm, "SLURM_STEP_ID", "3"), Environment{Rank: 5, Size: 8, LocalRank: 1, Address: "gpu003", Port: 21234, Launcher: "slurm", Job: "61234.3"}, ""},
-		"torchrun's job": {without(with(torchrun, "TORCHELASTIC_RUN_ID", "a1"), "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
+		"torchrun's job": {without(with(torchrun, "TORCHELASTIC_RUN_ID", "a1"), "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"),
 			Environment{Rank: 3, Size: 4, Address: "node0", Port: 1234, Launcher: "torchrun", Job: "a1"}, ""},
 		"a job's own name": {with(mpi, "TORCHSTREAM_JOB", "mine"), Environment{Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Address: "127.0.0.1", Port: 29500, Launcher: "openmpi", Job: "mine"}, ""},
 		"openmpi whose daemon srun has started": {with(with(mpi, "SLURM_PROCID", "1"), "SLURM_STEP_NUM_TASKS", "2"),

@@ -1,6 +1,7 @@
 package dist
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -50,8 +51,12 @@ type Options struct {
 const (
 	defaultTimeout = 5 * time.Minute
 	defaultSilence = 30 * time.Second
-	worldName      = "world"
-	controlKey     = "torchstream/control"
+	// firstPause is the time between the first two attempts at what another process has to make
+	// possible. It doubles, to a second at most.
+	firstPause  = 10 * time.Millisecond
+	worldName   = "world"
+	storePrefix = "torchstream"
+	controlKey  = "control"
 )
 
 // Group is a set of ranks that call collectives together. The group that [Init] returns has all
@@ -89,6 +94,7 @@ type job struct {
 	member *control.Member
 	hub    *control.Hub // of rank 0
 	store  *capi.Store
+	start  string // keeps the keys of this start's groups apart in the store
 
 	stop    context.CancelCauseFunc
 	ended   <-chan struct{} // closed with the context, the job's or the caller's
@@ -109,7 +115,9 @@ type job struct {
 // The context is that of the job: when it is cancelled, collectives under way and later ones fail
 // on all ranks, with [ErrLeft] and this rank's name on the others.
 //
-// It is an error that names the missing ranks if they do not all come within Options.Timeout.
+// It is an error that names the missing ranks if they do not all come within Options.Timeout. In a
+// store that a launcher keeps when it starts the ranks again, a rank passes over what rank 0 of an
+// earlier start has left, and waits for its own; hosts need not have counted as many restarts.
 // Ranks connect through LibTorch's TCPStore at MASTER_ADDR:MASTER_PORT, through a port of rank 0
 // that the store announces, and through ports of Gloo and NCCL, which take the network interfaces
 // that GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name. Variables of NCCL, such as NCCL_NVLS_ENABLE,
@@ -183,6 +191,8 @@ func deviceOf(e Environment, o Options) (cuda.Device, error) {
 type meeting struct {
 	Addresses []string
 	Token     string
+	Start     string // differs from start to start, and is no secret
+	Size      int
 	Job       string // as the launcher names it, or ""
 }
 
@@ -206,7 +216,7 @@ func (j *job) connect(ctx context.Context) error {
 			if j.env.Address == "" {
 				return capi.LocalStore(j.o.Timeout)
 			}
-			return capi.ConnectStore(j.env.Address, j.env.Port, serves, fmt.Sprintf("torchstream/attempt_%d", j.env.Attempt), j.o.Timeout)
+			return capi.ConnectStore(j.env.Address, j.env.Port, serves, storePrefix, j.o.Timeout)
 		}, capi.FreeStore)
 	}
 	j.store = store
@@ -221,44 +231,94 @@ func (j *job) connect(ctx context.Context) error {
 		return fmt.Errorf("the store at %s:%d: %w", j.env.Address, j.env.Port, err)
 	}
 	times := control.Options{Silence: j.o.Silence, Interval: min(time.Second, max(j.o.Silence/6, 20*time.Millisecond))}
-	var meet meeting
+	return j.meet(ctx, times)
+}
+
+// meet connects with rank 0, which announces itself in the store, and waits until all ranks have.
+//
+// A launcher's store has the announcement of an earlier start until rank 0 makes its own, and the
+// launcher gives the ranks of one start nothing in common that other starts have not: torchrun
+// counts restarts on each host by itself, and leaves out those for which another host was the
+// reason. So the ranks that one rank 0 admits are a start. A rank that is not admitted waits for
+// the next announcement.
+func (j *job) meet(ctx context.Context, times control.Options) error {
+	const doing = "meeting rank 0 through the store"
 	if j.env.Rank == 0 {
-		if meet, err = j.serve(times); err == nil {
+		m, err := j.serve(times)
+		if err == nil {
 			var text []byte
-			if text, err = json.Marshal(meet); err == nil {
+			if text, err = json.Marshal(m); err == nil {
 				err = capi.SetStore(j.store, controlKey, text)
 			}
 		}
-	} else {
-		var text []byte
-		inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("rank 0 did not announce itself within %v: %w", j.o.Timeout, ErrTimeout))
-		defer stop()
-		text, err = await(inTime, j, func() ([]byte, error) { return capi.GetStore(store, controlKey) }, func([]byte) {})
-		if err == nil {
-			err = json.Unmarshal(text, &meet)
+		if err != nil {
+			return fmt.Errorf("%s: %w", doing, err)
 		}
-	}
-	if err != nil {
-		return fmt.Errorf("meeting rank 0 through the store: %w", err)
-	}
-	if mine := j.env.Job; mine != "" && meet.Job != "" && mine != meet.Job {
-		return fmt.Errorf("the store at %s:%d is of the job %q, and this process is of the job %q: set MASTER_PORT to a free port for each job: %w",
-			j.env.Address, j.env.Port, meet.Job, mine, ErrMismatch)
-	}
-	if j.member, err = control.Dial(ctx, meet.Addresses, meet.Token, j.env.Rank, times); err != nil {
+		_, err = j.join(ctx, m, times)
 		return err
 	}
+	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("rank 0 did not announce itself within %v: %w", j.o.Timeout, ErrTimeout))
+	defer stop()
+	var earlier []byte
+	var refused error
+	for pause := firstPause; ; pause = min(2*pause, time.Second) {
+		text, err := await(inTime, j, func() ([]byte, error) { return capi.GetStore(j.store, controlKey) }, func([]byte) {})
+		if err == nil && !bytes.Equal(text, earlier) {
+			var m meeting
+			if err = json.Unmarshal(text, &m); err == nil {
+				var decided bool
+				if decided, err = j.join(inTime, m, times); decided {
+					return err
+				}
+				if j.o.Log != nil {
+					j.o.Log.Info("dist: rank 0 of this start has not announced itself yet", "rank", j.env.Rank, "found", err)
+				}
+				earlier, refused, err = text, err, nil
+			}
+		}
+		if err == nil {
+			err = wait(inTime, pause)
+		}
+		if err != nil && refused != nil {
+			err = fmt.Errorf("%w (the last announcement: %v)", err, refused)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", doing, err)
+		}
+	}
+}
+
+// join connects with the rank 0 that m announces, and waits until all ranks have. decided is false
+// after an error that a rank 0 of an earlier start explains.
+func (j *job) join(ctx context.Context, m meeting, times control.Options) (decided bool, err error) {
+	if mine := j.env.Job; mine != "" && m.Job != "" && mine != m.Job {
+		return true, fmt.Errorf("the store at %s:%d is of the job %q, and this process is of the job %q: set MASTER_PORT to a free port for each job: %w",
+			j.env.Address, j.env.Port, m.Job, mine, ErrMismatch)
+	}
+	if j.env.AgentStore && m.Size != j.env.Size {
+		return false, fmt.Errorf("it is of a start of %d ranks, and this process is of one of %d: %w", m.Size, j.env.Size, ErrMismatch)
+	}
+	member, err := control.Dial(ctx, m.Addresses, m.Token, j.env.Rank, times)
+	if err != nil {
+		return !j.env.AgentStore, err
+	}
+	j.member, j.start = member, m.Start
 	what := fmt.Sprintf("%d ranks on %s, timeout %v, silence %v, debug %v", j.env.Size, j.kind(), j.o.Timeout, j.o.Silence, j.o.Debug)
 	all := make([]int, j.env.Size)
 	for r := range all {
 		all[r] = r
 	}
-	err = j.member.Arrive("job", all, control.Call{Seq: 1, Name: "Init", What: what, Line: caller()}, true, j.o.Timeout)
+	err = member.Arrive("job", all, control.Call{Seq: 1, Name: "Init", What: what, Line: caller()}, true, j.o.Timeout)
 	var v *control.Verdict
 	if errors.As(err, &v) {
-		return verdict{v}
+		err = verdict{v}
 	}
-	return err
+	if j.env.AgentStore && member.Refused() {
+		member.Close()
+		j.member = nil
+		return false, err
+	}
+	return true, err
 }
 
 // unresolved returns an error if the address is a name that this host cannot resolve. A cluster may
@@ -280,7 +340,7 @@ func unresolved(ctx context.Context, address string) error {
 func reach(ctx context.Context, address string) error {
 	var failed error
 	var dialer net.Dialer
-	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+	for pause := firstPause; ; pause = min(2*pause, time.Second) {
 		conn, err := dialer.DialContext(ctx, "tcp", address)
 		if err == nil {
 			return conn.Close()
@@ -288,13 +348,21 @@ func reach(ctx context.Context, address string) error {
 		if failed == nil || ctx.Err() == nil {
 			failed = err
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return fmt.Errorf("%w (the last attempt: %v)", context.Cause(ctx), failed)
+		if err := wait(ctx, pause); err != nil {
+			return fmt.Errorf("%w (the last attempt: %v)", err, failed)
 		}
+	}
+}
+
+// wait returns after the pause, or with the context's cause if that ends first.
+func wait(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -315,12 +383,12 @@ func (j *job) serve(times control.Options) (meeting, error) {
 	if err != nil {
 		return meeting{}, err
 	}
-	secret := make([]byte, 16)
-	if _, err := rand.Read(secret); err != nil {
+	random := make([]byte, 24)
+	if _, err := rand.Read(random); err != nil {
 		listener.Close()
 		return meeting{}, err
 	}
-	m := meeting{Token: hex.EncodeToString(secret), Job: j.env.Job}
+	m := meeting{Token: hex.EncodeToString(random[:16]), Start: hex.EncodeToString(random[16:]), Size: j.env.Size, Job: j.env.Job}
 	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
 	if at != ":0" {
 		m.Addresses = []string{net.JoinHostPort("127.0.0.1", port)}
@@ -476,7 +544,7 @@ func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, e
 	}
 	connect := func(device cuda.Device) (*capi.Group, error) {
 		return await(ctx, j, func() (*capi.Group, error) {
-			return capi.NewGroup(j.store, name, g.rank, len(ranks), members, int32(device), j.o.Timeout)
+			return capi.NewGroup(j.store, j.start+"/"+name, g.rank, len(ranks), members, int32(device), j.o.Timeout)
 		}, capi.FreeGroup)
 	}
 	var err error

@@ -122,6 +122,40 @@ func TestLostHub(t *testing.T) {
 	h, members := job(t, 2)
 	h.Close()
 	requireVerdict(t, members, Lost, 0, "rank 0, which serves the job, is lost")
+	for _, m := range members {
+		if m.Refused() {
+			t.Errorf("rank %d, which the hub had admitted, counts as refused", m.rank)
+		}
+	}
+}
+
+// A rank knows that it comes to a job that has ended before, and to an address where no hub is.
+func TestRankThatIsNotAdmittedKnowsIt(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := NewHub(l, 3, token, times)
+	t.Cleanup(h.Close)
+	dial := func(rank int, token string) *Member {
+		m, err := Dial(t.Context(), []string{l.Addr().String()}, token, rank, times)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Close)
+		return m
+	}
+	first := dial(0, token)
+	lost := dial(1, token)
+	lost.beatNow()
+	lost.Close()
+	requireVerdict(t, []*Member{first}, Lost, 1)
+	late, stranger := dial(2, token), dial(2, "another hub's")
+	requireVerdict(t, []*Member{late}, Lost, 1, "rank 1 (pid ")
+	requireVerdict(t, []*Member{stranger}, Lost, 0, "rank 0, which serves the job, is lost")
+	if first.Refused() || !late.Refused() || !stranger.Refused() {
+		t.Errorf("refused: %v, %v, %v, want the last two", first.Refused(), late.Refused(), stranger.Refused())
+	}
 }
 
 // A member that is connected and silent. The test moves its last sign of life into the past.
@@ -297,6 +331,9 @@ func TestRankOfAnotherJobIsRefused(t *testing.T) {
 			t.Error("the stranger has arrived")
 		}
 		requireVerdict(t, []*Member{stranger}, Mismatch, rank, says, "set MASTER_PORT", fmt.Sprintf("rank %d (pid ", rank))
+		if !stranger.Refused() {
+			t.Errorf("rank %d does not know that the hub has refused it", rank)
+		}
 	}
 	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 }

@@ -183,7 +183,7 @@ func (h *Hub) refuse(conn net.Conn, rank int, why string) {
 		return
 	default:
 	}
-	if json.NewEncoder(conn).Encode(message{Kind: kindVerdict, Verdict: &Verdict{Mismatch, rank, why}}) == nil {
+	if json.NewEncoder(conn).Encode(message{Kind: kindRefused, Verdict: &Verdict{Mismatch, rank, why}}) == nil {
 		io.Copy(io.Discard, conn)
 	}
 }
@@ -210,7 +210,7 @@ func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	h.running.Add(1)
 	go h.write(p.conn, p.out)
 	if h.verdict != nil {
-		h.send(hello.Rank, message{Kind: kindVerdict, Verdict: h.verdict})
+		h.send(hello.Rank, message{Kind: kindRefused, Verdict: h.verdict})
 	}
 	return ""
 }

@@ -24,13 +24,14 @@ type Member struct {
 	left    chan struct{} // closed when all ranks have left
 	running sync.WaitGroup
 
-	mu      sync.Mutex
-	heard   time.Time
-	begun   map[string]time.Time // when the calls were entered
-	calls   map[string]Call
-	waiting map[arrivalKey]chan struct{}
-	verdict *Verdict
-	closed  bool
+	mu       sync.Mutex
+	heard    time.Time
+	begun    map[string]time.Time // when the calls were entered
+	calls    map[string]Call
+	waiting  map[arrivalKey]chan struct{}
+	verdict  *Verdict
+	admitted bool // a message from the hub says that it has admitted this rank
+	closed   bool
 }
 
 // Dial connects the rank with the hub at the first of the addresses that answers.
@@ -71,6 +72,14 @@ func (m *Member) Verdict() *Verdict {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.verdict
+}
+
+// Refused reports whether there is a verdict, and the hub has not admitted this rank before: it
+// serves another job, or its own had ended, or what answered at its address is no hub any more.
+func (m *Member) Refused() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.verdict != nil && !m.admitted
 }
 
 // Enter notes that the rank enters a call in the group; the next beat says so.
@@ -200,9 +209,10 @@ func (m *Member) read() {
 		}
 		m.mu.Lock()
 		m.heard = time.Now()
+		m.admitted = m.admitted || msg.Kind != kindRefused
 		m.mu.Unlock()
 		switch msg.Kind {
-		case kindVerdict:
+		case kindVerdict, kindRefused:
 			if msg.Verdict != nil {
 				m.fail(msg.Verdict)
 			}

@@ -74,6 +74,7 @@ const (
 	kindAbort   = "abort"   // a member ends the job: Text
 	kindLeave   = "leave"   // a member closes its group: Text, Timeout; from the hub: all have left
 	kindVerdict = "verdict" // the hub ends the job
+	kindRefused = "refused" // the hub does not admit a member: Verdict
 )
 
 // maxHello is the maximum size of a first message, which may come from anywhere.
