@@ -67,6 +67,11 @@ test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs o
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
 
+# CI runs it where there is a Python 3.12.
+.PHONY: test-pytorch
+test-pytorch: shim ## run the tests that need Python's torch, none of them skipped; needs Python 3.12 with venv
+	@tools/test-pytorch.sh
+
 # Where PyTorch's values differ, the tests have those of both versions (optim/testdata).
 .PHONY: test-newest
 test-newest: ## test the Go packages that compute with the newest LibTorch, which it installs and builds the shim for
