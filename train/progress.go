@@ -11,6 +11,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/resident"
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
@@ -64,26 +65,46 @@ func (p *progress) step(n int) {
 		return
 	}
 	p.drawn = now
-	p.bar.Describe(p.text(now.Sub(p.epochAt).Seconds()))
+	p.bar.Describe(p.text(now, p.run.Feed.Stats(), memory(p.run.Feed.Device())))
 	p.bar.Set(p.run.at.Batches) // only the drawing can fail
 }
 
-// text describes the running epoch.
-func (p *progress) text(seconds float64) string {
+// text describes the running epoch at a time, with the feed's statistics of that time. memory is
+// "-" if it is not known.
+func (p *progress) text(now time.Time, stats prefetcher.Stats, memory string) string {
 	r := p.run
+	seconds := now.Sub(p.epochAt).Seconds()
 	text := fmt.Sprintf("epoch %d of %d  %.0f images/s  waited %.1f %%", r.at.Epoch+1, r.Epochs, float64(p.images)/max(seconds, 1e-3),
-		100*waitShare(p.before, r.Feed.Stats(), seconds))
-	if device := r.Feed.Device(); device != cuda.CPU {
-		if memory, err := device.Memory(); err == nil {
-			text += fmt.Sprintf("  %.1f GB", float64(memory.Reserved)/1e9)
-		}
+		100*waitShare(p.before, stats, seconds))
+	if memory != "-" {
+		text += "  " + memory
 	}
 	if done := r.at.Step - p.first; p.batches > 0 && done > 0 {
 		left := (r.Epochs-r.at.Epoch)*p.batches - r.at.Batches
-		text += "  left " + (time.Since(p.begin) / time.Duration(done) * time.Duration(left)).Round(time.Second).String()
+		text += "  left " + (now.Sub(p.begin) / time.Duration(done) * time.Duration(left)).Round(time.Second).String()
 	}
 	return text
 }
+
+// memory is the memory of the training as text: what LibTorch has reserved of a GPU's, or, on the
+// CPU, the resident memory of the process, which says so. It is "-" if it cannot be read, since a
+// training does not end for it.
+func memory(device cuda.Device) string {
+	if device == cuda.CPU {
+		bytes, err := resident.Bytes()
+		if err != nil {
+			return "-"
+		}
+		return gigabytes(bytes) + " RSS"
+	}
+	m, err := device.Memory()
+	if err != nil {
+		return "-"
+	}
+	return gigabytes(m.Reserved)
+}
+
+func gigabytes(bytes int64) string { return fmt.Sprintf("%.2f GB", float64(bytes)/1e9) }
 
 // clear removes the bar.
 func (p *progress) clear() {
@@ -93,7 +114,7 @@ func (p *progress) clear() {
 	}
 }
 
-const columns = "%5s  %10s  %9s  %9s  %9s  %10s  %9s  %7s  %8s  %s"
+const columns = "%5s  %10s  %9s  %9s  %9s  %10s  %9s  %7s  %11s  %s"
 
 // epoch prints the line of a complete epoch.
 func (p *progress) epoch(e Epoch) {
@@ -110,16 +131,16 @@ func (p *progress) epoch(e Epoch) {
 	if e.Eval != nil {
 		test, top1 = fmt.Sprintf("%.4f", e.Eval.Loss), e.Eval.share()
 	}
-	memory := "-"
-	if e.ReservedBytes > 0 {
-		memory = fmt.Sprintf("%.2f GB", float64(e.ReservedBytes)/1e9)
+	held := gigabytes(e.ReservedBytes)
+	if device := p.run.Feed.Device(); device == cuda.CPU {
+		held = memory(device)
 	}
 	best := ""
 	if e.Best {
 		best = "*"
 	}
 	printRow(w, fmt.Sprint(e.Epoch), fmt.Sprintf("%.3g", e.LR), fmt.Sprintf("%.4f", e.Train.Loss), e.Train.share(), test, top1,
-		fmt.Sprintf("%.0f", e.ImagesPerSecond), fmt.Sprintf("%.1f %%", 100*e.WaitShare), memory, best)
+		fmt.Sprintf("%.0f", e.ImagesPerSecond), fmt.Sprintf("%.1f %%", 100*e.WaitShare), held, best)
 }
 
 func printRow(w io.Writer, cells ...any) {

@@ -343,7 +343,7 @@ func TestFiles(t *testing.T) {
 		t.Errorf("confusion.csv has %v, and the best epoch %v", got, report.Best().Eval.Confusion)
 	}
 	out := lines.String()
-	if rows := strings.Split(out, "\n"); len(rows) != 5 || !strings.Contains(rows[0], "lr at end") || strings.Contains(out, "\r") ||
+	if rows := strings.Split(out, "\n"); len(rows) != 5 || !strings.Contains(rows[0], "lr at end") || !strings.Contains(rows[3], " GB RSS") || strings.Contains(out, "\r") ||
 		!strings.Contains(rows[0], "best") || strings.Index(rows[1], "*") != strings.Index(rows[0], "best") { // the first epoch is the best so far
 		t.Errorf("progress:\n%s", out)
 	}

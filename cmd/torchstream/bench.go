@@ -11,13 +11,13 @@ import (
 	"runtime/debug"
 	"runtime/pprof"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/resident"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/tensor"
 )
@@ -328,7 +328,8 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 		}
 		r.Epochs++
 		if m.epochs > 0 {
-			rss, err := residentBytes()
+			debug.FreeOSMemory() // garbage is not memory that the loader needs
+			rss, err := resident.Bytes()
 			if err != nil {
 				return err
 			}
@@ -460,21 +461,6 @@ func (m *measurement) endProfile() error {
 	}
 	pprof.StopCPUProfile()
 	return m.cpuOut.Close()
-}
-
-// residentBytes is how much memory the process has now, after what is garbage was given back.
-func residentBytes() (int64, error) {
-	debug.FreeOSMemory()
-	data, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(data))
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("/proc/self/statm says %q", data)
-	}
-	pages, err := strconv.ParseInt(fields[1], 10, 64)
-	return pages * int64(os.Getpagesize()), err
 }
 
 // cpuTime is the CPU time that this process has used.

@@ -39,6 +39,7 @@ LAYERS = {
     "internal/origin": [],
     "internal/freeport": [],
     "internal/interrupt": [],
+    "internal/resident": [],
     "internal/safefile": [],
     "internal/tfevents": [],
     "leaks": ["internal/origin"],
@@ -107,7 +108,7 @@ LAYERS = {
         "torch",
         "trace",
     ],
-    "train": ["cuda", "dist", "imageloader", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
+    "train": ["cuda", "dist", "imageloader", "internal/resident", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
     # internal/capi: the decoder.
     "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "tensor", "torch"],
     # For other people's tests.
@@ -134,6 +135,7 @@ LAYERS = {
         "internal/interrupt",
         "internal/library",
         "internal/printable",
+        "internal/resident",
         "internal/safefile",
         "internal/setup",
         "models",

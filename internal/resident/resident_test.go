@@ -1,0 +1,49 @@
+package resident
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Memory that is written to becomes resident, and is not when it is given back.
+func TestBytesFollowMemory(t *testing.T) {
+	const size = 256 << 20
+	read := func() int64 {
+		t.Helper()
+		n, err := Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := read()
+	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := 0; at < size; at += os.Getpagesize() {
+		memory[at] = 1
+	}
+	during := read()
+	if err := unix.Munmap(memory); err != nil {
+		t.Fatal(err)
+	}
+	after := read()
+	// The rest of the process may change by a quarter of it meanwhile.
+	if grown, shrunk := during-before, during-after; before <= 0 || grown < size*3/4 || grown > size*5/4 || shrunk < size*3/4 || shrunk > size*5/4 {
+		t.Errorf("%d bytes, %d with %d more, %d without", before, during, size, after)
+	}
+}
+
+func TestParseRefusesOtherTexts(t *testing.T) {
+	if n, err := parse("statm", "7 3 1 1 0 1 0\n"); err != nil || n != 3*int64(os.Getpagesize()) {
+		t.Errorf("%d, %v", n, err)
+	}
+	for _, text := range []string{"", "7", "7 x"} {
+		if n, err := parse("statm", text); err == nil {
+			t.Errorf("%q is %d", text, n)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package train
+
+import (
+	"math"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/resident"
+	"github.com/torchstream/torchstream/prefetcher"
+)
+
+// The line of the bar: the rate of this epoch, the share waited in it, the memory, and the time
+// that the steps to the last epoch's end take at the pace of this process.
+func TestBarText(t *testing.T) {
+	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for name, c := range map[string]struct {
+		at      position
+		first   int // step at which the process began
+		batches int
+		images  int
+		waited  time.Duration // since the process began, of which 2 s are before the epoch
+		memory  string
+		now     time.Duration // since the process began; the epoch: after 10 s
+		want    string
+	}{
+		// 30 steps took 20 s, and 3 * 20 - 10 = 50 are left of this epoch and the two after it.
+		"in the second epoch": {position{Epoch: 1, Step: 30, Batches: 10}, 0, 20, 640, 3 * time.Second, "1.25 GB", 20 * time.Second,
+			"epoch 2 of 4  64 images/s  waited 10.0 %  1.25 GB  left 33s"},
+		"after a resume, whose steps before do not count": {position{Epoch: 1, Step: 30, Batches: 10}, 20, 20, 640, 2 * time.Second, "0.90 GB RSS", 20 * time.Second,
+			"epoch 2 of 4  64 images/s  waited 0.0 %  0.90 GB RSS  left 1m40s"},
+		"in the last epoch": {position{Epoch: 3, Step: 79, Batches: 19}, 0, 20, 100, 12 * time.Second, "-", 12500 * time.Millisecond,
+			"epoch 4 of 4  40 images/s  waited 100.0 %  left 0s"},
+		"of unknown length": {position{Step: 30, Batches: 30}, 0, 0, 640, 2 * time.Second, "-", 20 * time.Second,
+			"epoch 1 of 4  64 images/s  waited 0.0 %"},
+		"at once": {position{}, 0, 20, 4, 2 * time.Second, "-", 10 * time.Second,
+			"epoch 1 of 4  4000 images/s  waited 0.0 %"},
+	} {
+		r := &runner{Config: Config{Epochs: 4}, at: c.at}
+		p := &progress{run: r, begin: begin, first: c.first, batches: c.batches, images: c.images, epochAt: begin.Add(10 * time.Second),
+			before: prefetcher.Stats{ConsumerWait: 2 * time.Second}}
+		if got := p.text(begin.Add(c.now), prefetcher.Stats{ConsumerWait: c.waited}, c.memory); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// On the CPU the memory is that of the process, with a name that tells it from a device's.
+func TestMemoryOfTheCPU(t *testing.T) {
+	of := regexp.MustCompile(`^(\d+\.\d\d) GB RSS$`).FindStringSubmatch(memory(cuda.CPU))
+	if of == nil {
+		t.Fatalf("memory %q", memory(cuda.CPU))
+	}
+	shown, err := strconv.ParseFloat(of[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := resident.Bytes()
+	if err != nil || math.Abs(shown*1e9-float64(now)) > 50e6 {
+		t.Errorf("%v GB, and %d bytes now, %v", shown, now, err)
+	}
+}
