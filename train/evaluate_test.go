@@ -149,3 +149,23 @@ func TestConfusionFilesAreOfTheBestEpoch(t *testing.T) {
 		})
 	}
 }
+
+// What a killed run left of its tables and pictures is removed by the next one, and other files
+// stay.
+func TestUnfinishedFilesAreRemoved(t *testing.T) {
+	o := job{Config: train.Config{Epochs: 1, Dir: t.TempDir()}}
+	for name, stays := range map[string]bool{
+		"log.csv.12.tmp": false, "curves.png.3.tmp": false, "confusion.csv.4.tmp": false, "confusion.png.5.tmp": false, "mine.csv.6.tmp": true, "log.csv.old": true,
+	} {
+		path := filepath.Join(o.Dir, name)
+		if err := os.WriteFile(path, nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if _, err := os.Stat(path); (err == nil) != stays {
+				t.Errorf("%s: %v", name, err)
+			}
+		}()
+	}
+	newJob(t, o).run(t)
+}
