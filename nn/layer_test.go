@@ -115,6 +115,8 @@ func TestErrorNamesOtherModules(t *testing.T) {
 		{"alone", nn.NewGroupNorm(2, 4, nn.GroupNormOptions{}), square, "nn: GroupNorm made at layer_test.go:"},
 		{"in an attention", nn.NewSequential(&nn.MultiheadAttention{OutProj: nn.NewLinear(1, 1, nn.LinearOptions{})}), x, "0"},
 		{"inside a layer", nn.NewSequential(nn.NewTransformerEncoderLayer(4, 2, nn.TransformerEncoderLayerOptions{})), x, "0.self_attn: MultiheadAttention made at layer_test.go:"},
+		{"inside an encoder", nn.NewSequential(nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(4, 2, nn.TransformerEncoderLayerOptions{}), 2, nn.TransformerEncoderOptions{})), x, "0.layers.0.self_attn: MultiheadAttention made at layer_test.go:"},
+		{"inside a decoder", nn.NewTransformerDecoderLayer(4, 2, nn.TransformerDecoderLayerOptions{}), x, "MultiheadAttention made at layer_test.go:"},
 		{"constructor", nn.NewSequential(nn.NewLinear(0, 1, nn.LinearOptions{})), x, "0: Linear made at layer_test.go:"},
 		{"rank", nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}), x, "nn: BatchNorm2d"},
 		{"indices", nn.NewEmbedding(3, 2, nn.EmbeddingOptions{}), x, "nn: Embedding"},
@@ -182,6 +184,9 @@ func TestConstructorsRefuseBadOptions(t *testing.T) {
 		"no LSTM inputs":     nn.NewLSTMCell(0, 2, nn.LSTMCellOptions{}),
 		"no GRU state":       nn.NewGRUCell(2, 0, nn.GRUCellOptions{}),
 		"no RNN state":       nn.NewRNNCell(2, 0, nn.RNNCellOptions{}),
+		"no encoder layers":  nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(8, 2, nn.TransformerEncoderLayerOptions{}), 0, nn.TransformerEncoderOptions{}),
+		"bad encoder layer":  nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(8, 3, nn.TransformerEncoderLayerOptions{}), 2, nn.TransformerEncoderOptions{}),
+		"no decoder layers":  nn.NewTransformerDecoder(nil, 2, nn.TransformerDecoderOptions{}),
 		"no slopes":          nn.NewPReLU(0),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -193,6 +198,27 @@ func TestConstructorsRefuseBadOptions(t *testing.T) {
 				t.Errorf("Forward: %v", err)
 			}
 		})
+	}
+}
+
+func TestCopiesOfTransformerLayersKeepTheMode(t *testing.T) {
+	layer := nn.NewTransformerDecoderLayer(8, 2, nn.TransformerDecoderLayerOptions{Dropout: 0.5})
+	nn.Train(layer, false)
+	d := nn.NewTransformerDecoder(layer, 2, nn.TransformerDecoderOptions{})
+	defer nn.Close(d)
+	x := images(t, 3, 2, 8)
+	requireEqual(t, "output of a second pass", d.Forward(x), d.Forward(x))
+	nn.Train(d.Layers[1], true)
+	before, err := d.Forward(x).Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := d.Forward(x).Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Equal(before, after) {
+		t.Error("the copy has no dropout in training")
 	}
 }
 

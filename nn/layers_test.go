@@ -112,13 +112,32 @@ func newDCGAN() *nn.Sequential {
 type crossAttention struct{ *nn.MultiheadAttention }
 
 func (c crossAttention) Forward(x *torch.Tensor) *torch.Tensor {
-	mask, err := torch.FromBytes([]byte{0, 0, 1, 0, 0, 1}, 2, 3)
+	m := mask(x, []byte{0, 0, 1, 0, 0, 1}, 2, 3)
+	return c.Attend(x.Narrow(0, 0, 2), x, torch.Call1("flip", x, []int{0}), nn.AttentionOptions{Mask: m})
+}
+
+// mask returns a bool mask, which belongs to the scope of x.
+func mask(x *torch.Tensor, values []byte, shape ...int64) *torch.Tensor {
+	m, err := torch.FromBytes(values, shape...)
 	if err != nil {
-		return torch.Fail("crossAttention", err)
+		return torch.Fail("mask", err)
 	}
-	defer mask.Close()
-	in := mask.In(x.Scope()).To(x.Device())
-	return c.Attend(x.Narrow(0, 0, 2), x, torch.Call1("flip", x, []int{0}), nn.AttentionOptions{Mask: in.ToDType(torch.Bool)})
+	defer m.Close()
+	return m.In(x.Scope()).To(x.Device()).ToDType(torch.Bool)
+}
+
+// maskedEncoder is an encoder for which the last position of the second sequence is padding.
+type maskedEncoder struct{ *nn.TransformerEncoder }
+
+func (e maskedEncoder) Forward(x *torch.Tensor) *torch.Tensor {
+	return e.Encode(x, mask(x, []byte{0, 0, 0, 0, 0, 1}, 2, 1, 1, 3))
+}
+
+// decoder decodes the first two positions from all without the last.
+type decoder struct{ *nn.TransformerDecoder }
+
+func (d decoder) Forward(x *torch.Tensor) *torch.Tensor {
+	return d.Decode(x.Narrow(0, 0, 2), x, nn.DecodeMasks{MemoryMask: mask(x, []byte{0, 0, 1, 0, 0, 1}, 2, 3)})
 }
 
 // cell is a cell with one state.
@@ -269,7 +288,26 @@ func layerCases() map[string]func() nn.Module {
 		},
 		"encoder":       func() nn.Module { return nn.NewTransformerEncoderLayer(8, 2, encoder) },
 		"encoder_first": func() nn.Module { return nn.NewTransformerEncoderLayer(8, 2, first) },
-		"lstm":          func() nn.Module { return nn.NewLSTM(4, 3, nn.LSTMOptions{}) },
+		"encoder_deep": func() nn.Module {
+			o := encoder
+			o.BatchFirst = true
+			layer := nn.NewTransformerEncoderLayer(8, 2, o)
+			norm := nn.NewLayerNorm([]int{8}, nn.LayerNormOptions{})
+			return maskedEncoder{nn.NewTransformerEncoder(layer, 2, nn.TransformerEncoderOptions{Norm: norm})}
+		},
+		"decoder": func() nn.Module {
+			o := encoder
+			o.Causal = true
+			return decoder{nn.NewTransformerDecoder(nn.NewTransformerDecoderLayer(8, 2, o), 2, nn.TransformerDecoderOptions{})}
+		},
+		"decoder_first": func() nn.Module {
+			o := first
+			o.BatchFirst, o.Causal, o.NoBias = false, true, true
+			layer := nn.NewTransformerDecoderLayer(8, 2, o)
+			norm := nn.NewLayerNorm([]int{8}, nn.LayerNormOptions{})
+			return decoder{nn.NewTransformerDecoder(layer, 2, nn.TransformerDecoderOptions{Norm: norm})}
+		},
+		"lstm": func() nn.Module { return nn.NewLSTM(4, 3, nn.LSTMOptions{}) },
 		"lstm_deep": func() nn.Module {
 			return nn.NewLSTM(4, 3, nn.LSTMOptions{Layers: 2, Bidirectional: true, BatchFirst: true})
 		},

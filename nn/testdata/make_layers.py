@@ -141,6 +141,30 @@ def encoder(**options):
     return nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=0.0, **options)
 
 
+class MaskedEncoder(nn.TransformerEncoder):
+    """The last position of the second sequence is padding."""
+
+    def __init__(self):
+        super().__init__(encoder(batch_first=True), 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
+
+    def forward(self, x):
+        padding = torch.zeros(x.shape[:2], dtype=torch.bool)
+        padding[1, -1] = True
+        return super().forward(x, src_key_padding_mask=padding)
+
+
+class Decoder(nn.TransformerDecoder):
+    """Decodes the first two positions, each without those after it, from all without the last."""
+
+    def __init__(self, norm, **options):
+        super().__init__(nn.TransformerDecoderLayer(8, 2, dim_feedforward=16, dropout=0.0, **options), 2, norm=norm)
+
+    def forward(self, x):
+        memory_mask = torch.zeros(2, x.shape[0], dtype=torch.bool)
+        memory_mask[:, -1] = True
+        return super().forward(x[:2], x, tgt_mask=torch.ones(2, 2, dtype=torch.bool).triu(1), memory_mask=memory_mask)
+
+
 SEQUENCES, IMAGES, VOLUMES = (2, 4, 7), (2, 4, 6, 6), (1, 4, 4, 4, 4)
 
 # The module and the shape of its input.
@@ -185,6 +209,9 @@ MODULES = {
     "attention_plain": (lambda: SelfAttention(8, 2, bias=False, batch_first=True), (2, 3, 8)),
     "encoder": (encoder, (3, 2, 8)),
     "encoder_first": (lambda: encoder(norm_first=True, activation="gelu", batch_first=True), (2, 3, 8)),
+    "encoder_deep": (MaskedEncoder, (2, 3, 8)),
+    "decoder": (lambda: Decoder(None), (3, 2, 8)),
+    "decoder_first": (lambda: Decoder(nn.LayerNorm(8), norm_first=True, activation="gelu", bias=False), (3, 2, 8)),
     "lstm": (lambda: Output(nn.LSTM(4, 3)), (5, 2, 4)),
     "lstm_deep": (lambda: Output(nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True)), (2, 5, 4)),
     "gru": (lambda: Output(nn.GRU(4, 3, num_layers=2)), (5, 2, 4)),
