@@ -89,7 +89,7 @@ CASES = {
     "QuantileTensor": {"q": "@quant", "dim": 1}, "NaNQuantile": {"self": "@nan4", "q": 0.5}, "VarMean": [{}, {"dim": [1], "correction": 0.0}], "StdMean": {"dim": [0], "keepdim": True}, "CountNonZero": [{"self": "@n"}, {"self": "@n", "dim": 1}], "AllDim": {"self": "@mask"}, "AnyDim": {"self": "@mask", "keepdim": False}, "CumMax": {"dim": 1}, "Diff": [{}, {"n": 2}, {"dim": 0, "append": "@x1row"}], "Trapezoid": {"y": "@signal", "dx": 0.5}, "CumulativeTrapezoid": {"y": "@signal", "dx": 0.5},
     "HistC": {"bins": 4, "min": -2.0, "max": 3.0}, "Histogram": [{"bins": 3}, {"bins": 2, "range": [-1.0, 1.0], "density": True}], "BinCount": [{"self": "@words"}, {"self": "@words", "weights": "@flat", "minlength": 6}], "Renorm": {"maxnorm": 1.0}, "SegmentReduce": {"data": "@signal", "reduce": "max", "lengths": "@lens"},
     "Sort": {"dim": 1}, "SortStable": {"dim": 0, "self": "@words"}, "ArgSort": {"dim": 1}, "TopKWith": {"k": 2, "largest": False}, "UniqueConsecutive": {"self": "@words", "return_inverse": True, "return_counts": True}, "Unique": {"self": "@words", "return_inverse": True, "return_counts": True}, "UniqueDim": {"self": "@n", "dim": 0, "return_counts": True},
-    "Bernoulli": UNIT, "Multinomial": [{"self": "@u", "num_samples": 2}, {"self": "@weights", "num_samples": 3, "replacement": True}], "Poisson": POS, "Binomial": {"count": "@count", "prob": "@prob"}, "NormalOf": {"mean": "@means", "std": "@stds"}, "RandIntLike": {"low": 0, "high": 50}, "FullLike": {"fill_value": 3.0}, "NewZeros": {"size": [2]}, "NewOnes": {"size": []}, "NewFull": {"size": [2, 1], "fill_value": 4.0}, "TypeAs": {"other": "@n"},
+    "Bernoulli": UNIT, "Multinomial": [{"self": "@u", "num_samples": 2}, {"self": "@weights", "num_samples": 3, "replacement": True}], "Poisson": POS, "Binomial": {"count": "@count", "prob": "@prob"}, "NormalOf": {"mean": "@means", "std": "@stds"}, "RandIntLike": {"low": 0, "high": 50}, "FullLike": {"fill_value": 3.0}, "NewZeros": {"size": [2]}, "NewOnes": {"size": []}, "NewFull": {"size": [2, 1], "fill_value": 4.0}, "NewEmpty": {"size": [3, 0, 2]}, "TypeAs": {"other": "@n"},
     "Trapezoid": {"y": "@signal", "dx": 0.5, "dim": 0}, "CumulativeTrapezoid": {"y": "@signal", "dx": 0.5, "dim": 0}, "ScatterScalar": {"value": 7.0}, "ScatterScalar_": {"value": 7.0}, "MaskedFill_": {"value": 7.0}, "Clamp_": {}, "TensorDot": {"self": "@bm", "other": "@bn", "dims_self": [2], "dims_other": [1]}, "NormOrd": {"ord": 1.0}, "NormDim": {"ord": 1.0, "dim": [0], "keepdim": False}, "BCELoss": {"self": "@u", "target": "@u"}, "Median": {"self": "@vec4"}, "MedianDim": {"dim": 1},
 }
 TENSORS |= {
@@ -98,7 +98,7 @@ TENSORS |= {
 }
 # Undefined values; and operators that tests of foreach operators, packages nn and optim compare with PyTorch.
 NOT_HERE = set(
-    "EmptyLike NewEmpty BAddBMM Conv1d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d GroupNorm InstanceNorm RMSNorm Softplus MaxPool1d MaxPool3d AvgPool1d AvgPool3d AdaptiveAvgPool1d"
+    "EmptyLike BAddBMM Conv1d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d GroupNorm InstanceNorm RMSNorm Softplus MaxPool1d MaxPool3d AvgPool1d AvgPool3d AdaptiveAvgPool1d"
     " AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d UpsampleNearest1d UpsampleNearest2d UpsampleNearest3d UpsampleLinear1d UpsampleBilinear2d UpsampleBicubic2d UpsampleTrilinear3d"
     " PixelShuffle FeatureDropout EmbeddingWith ScaledDotProductAttention LSTM GRU".split()
 )
