@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -302,15 +303,22 @@ func outOfMemory(t *testing.T, device cuda.Device, phase string) []float64 {
 			t.Fatal(err)
 		}
 	}
-	var sums []float64
+	return sums(t, net)
+}
+
+// sums returns the sum of each parameter.
+func sums(t *testing.T, net nn.Module) (all []float64) {
+	t.Helper()
+	scope := torch.NewScope("sums")
+	defer scope.Close()
 	for _, p := range nn.Parameters(net) {
 		sum, err := p.NoGrad().In(scope).Sum().Float64()
 		if err != nil {
 			t.Fatal(err)
 		}
-		sums = append(sums, sum)
+		all = append(all, sum)
 	}
-	return sums
+	return all
 }
 
 // rescaled multiplies its input by a parameter, and then is linear. If huge, the gradient of that
@@ -338,18 +346,32 @@ func (s *rescaled) Parts() nn.Parts {
 
 // The same on the CPU, where only sizes that no machine has run out of memory.
 func TestOutOfMemoryOnTheCPU(t *testing.T) {
-	for _, phase := range []string{"forward", "backward"} {
+	for _, phase := range []string{"forward", "backward", "step"} {
 		t.Run(phase, func(t *testing.T) {
 			s := newSmall(t, cuda.CPU)
 			net := &rescaled{scale: nn.NewParameter(nn.Constant(1), 1), layer: nn.NewLinear(6, 4, nn.LinearOptions{})}
 			defer nn.Close(net)
-			opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1})
+			// A parameter of one value whose state needs 256 TiB. It gets a gradient in the phase "step",
+			// behind the other parameters, which have one then.
+			value, err := torch.Zeros(cuda.CPU, torch.Float32, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer value.Close()
+			vast, slope := kept(t, value.Expand(1<<46)), kept(t, value.Expand(1<<46))
+			defer vast.Close()
+			defer slope.Close()
+			if err := vast.SetRequiresGrad(true); err != nil {
+				t.Fatal(err)
+			}
+			opt, err := optim.NewAdamW(append(nn.Parameters(net), vast), optim.AdamWOptions{LR: 0.1})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer opt.Close()
+			o := &exhausted{Optimizer: opt}
 			armed := false
-			step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: opt, Loss: func(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
+			step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: o, Loss: func(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
 				if armed && phase == "forward" {
 					return output.Sum().Expand(1 << 46).Clone().Sum()
 				}
@@ -360,8 +382,16 @@ func TestOutOfMemoryOnTheCPU(t *testing.T) {
 			}
 			defer step.Close()
 			losses := s.losses(t, step, 2)
+			weights := sums(t, net)
 			live := torch.LiveTensors()
 			armed, net.huge = true, phase == "backward"
+			if phase == "step" {
+				o.step = func() {
+					if err := vast.SetGrad(slope); err != nil {
+						t.Error(err)
+					}
+				}
+			}
 			turn := torch.NewScope("step")
 			if _, _, err := step.Step(s.x.In(turn), s.y.In(turn)); !errors.Is(err, cuda.ErrOutOfMemory) {
 				t.Errorf("%v, want ErrOutOfMemory", err)
@@ -370,13 +400,16 @@ func TestOutOfMemoryOnTheCPU(t *testing.T) {
 			if now := torch.LiveTensors(); now > live {
 				t.Errorf("the failed step left %d tensors", now-live)
 			}
-			for _, p := range nn.NamedParameters(net) {
+			for _, p := range append(nn.NamedParameters(net), nn.Named{Name: "vast", Tensor: vast}) {
 				if g := p.Tensor.Grad(); g != nil {
 					t.Errorf("the failed step left a gradient of %s", p.Name)
 					g.Close()
 				}
 			}
-			armed, net.huge = false, false
+			if now := sums(t, net); !slices.Equal(now, weights) {
+				t.Errorf("the failed step changed parameters: their sums are %v, before %v", now, weights)
+			}
+			armed, net.huge, o.step = false, false, nil
 			if more := s.losses(t, step, 1); !(more[0] < losses[1]) {
 				t.Errorf("losses %v, after the failure %v", losses, more)
 			}
