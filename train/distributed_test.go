@@ -38,7 +38,7 @@ func TestJobProcess(t *testing.T) {
 	if way == "" {
 		t.Skip("other tests run it")
 	}
-	world, err := dist.Init(t.Context(), dist.Options{CPU: way != gpuDividedWay, Timeout: 2 * time.Minute})
+	world, err := dist.Init(t.Context(), dist.Options{CPU: way != gpuDividedWay && way != gpuAroundWay, Timeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,6 +49,8 @@ func TestJobProcess(t *testing.T) {
 		trainSharded(t, world)
 	case gpuDividedWay:
 		writeOnGPUs(t, world)
+	case aroundWay, gpuAroundWay:
+		stepAround(t, world)
 	case memoryWay:
 		measureMemory(t, world)
 	case "errors":
