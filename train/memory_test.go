@@ -351,8 +351,8 @@ func TestOutOfMemoryOnTheCPU(t *testing.T) {
 			s := newSmall(t, cuda.CPU)
 			net := &rescaled{scale: nn.NewParameter(nn.Constant(1), 1), layer: nn.NewLinear(6, 4, nn.LinearOptions{})}
 			defer nn.Close(net)
-			// A parameter of one value whose state needs 256 TiB. It gets a gradient in the phase "step",
-			// behind the other parameters, which have one then.
+			// A parameter of one value whose state needs 256 TiB. It gets a gradient in the phase
+			// "step", when the other parameters have theirs.
 			value, err := torch.Zeros(cuda.CPU, torch.Float32, 1)
 			if err != nil {
 				t.Fatal(err)
