@@ -158,10 +158,11 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 //
 // When ctx ends, Run finishes the current step, saves last.pt and returns an *InterruptedError that
 // wraps ctx.Err() and says how to go on. Before the first step of a new run there is nothing to
-// save. If the evaluation was running, the resumed run repeats it. If the loss becomes NaN or
-// infinite, Run notices at the end of the epoch or at the next checkpoint, leaves the checkpoints
-// with results as they are and returns an error. With Loader, and without Loss, a model that has
-// fewer outputs than the loader has classes is an error before the first step.
+// save. If the evaluation was running, the resumed run repeats it. Another error that comes
+// meanwhile is returned instead, and saves nothing. If the loss becomes NaN or infinite, Run
+// notices at the end of the epoch or at the next checkpoint, leaves the checkpoints with results as
+// they are and returns an error. With Loader, and without Loss, a model that has fewer outputs than
+// the loader has classes is an error before the first step.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
@@ -302,7 +303,8 @@ func (r *runner) failed(err error) error {
 // a hook ended it.
 func (r *runner) ended(ctx context.Context, err error) error {
 	stop := errors.Is(err, ErrStop)
-	if !stop && ctx.Err() == nil {
+	// An error of a step may have left a half of it, also where the context has ended meanwhile.
+	if !stop && (ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx))) {
 		return r.failed(err)
 	}
 	r.report.Stopped = r.at.Epoch < r.Epochs

@@ -551,6 +551,70 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 	}
 }
 
+// An error beside the end of the context is returned, and a checkpoint that was there stays: the
+// step may be half done.
+func TestErrorBesideTheEndOfTheContext(t *testing.T) {
+	failed := errors.New("failed")
+	for name, fail := range map[string]func(c *train.Config, cancel context.CancelCauseFunc){
+		"hook": func(c *train.Config, cancel context.CancelCauseFunc) {
+			c.OnStep = func(s train.Step) error {
+				if s.Step < 3 {
+					return nil
+				}
+				cancel(errors.New("the cause"))
+				return failed
+			}
+		},
+		"loss": func(c *train.Config, cancel context.CancelCauseFunc) {
+			steps := 0
+			c.Loss = func(output *torch.Tensor, b *prefetcher.Batch) *torch.Tensor {
+				if steps++; steps < 3 {
+					return output.CrossEntropy(b.Labels)
+				}
+				cancel(nil)
+				return torch.Fail("loss", failed)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJob(t, job{Config: train.Config{Dir: t.TempDir(), SaveSteps: 1}})
+			if name == "hook" {
+				j.SaveSteps = 2
+			}
+			ctx, cancel := context.WithCancelCause(context.Background())
+			defer cancel(nil)
+			fail(&j.Config, cancel)
+			if _, err := train.Run(ctx, j.Config); !errors.Is(err, failed) || errors.As(err, new(*train.InterruptedError)) {
+				t.Error(err)
+			}
+			resumed, first := newJob(t, job{path: j.path, Config: train.Config{Dir: j.Dir, Resume: true}}), 0
+			resumed.OnStep = func(s train.Step) error {
+				if first == 0 {
+					first = s.Step
+				}
+				return nil
+			}
+			resumed.run(t)
+			if first != 3 {
+				t.Errorf("the checkpoint is of step %d", first-1)
+			}
+		})
+	}
+}
+
+// A run whose context ends with a cause is interrupted, as one without.
+func TestEndOfTheContextWithACause(t *testing.T) {
+	j := newJob(t, job{})
+	ctx, cancel := context.WithCancelCause(context.Background())
+	j.OnStep = func(train.Step) error {
+		cancel(errors.New("the cause"))
+		return nil
+	}
+	if _, err := train.Run(ctx, j.Config); !errors.Is(err, context.Canceled) || !errors.As(err, new(*train.InterruptedError)) {
+		t.Error(err)
+	}
+}
+
 // A model with too few outputs for the classes of the loader is refused before it is trained.
 func TestTooFewOutputs(t *testing.T) {
 	j := newJob(t, job{})
