@@ -103,7 +103,8 @@ type Options struct {
 	// for each class that the image has; in regression the values. The field "labels" is then
 	// float32 [TargetWidth], and MixUp and CutMix mix these numbers. Several goroutines call
 	// Target, once for each sample that was decoded; it must return the same numbers for the same
-	// sample every time. An error makes the sample a bad one, with the reason Rejected.
+	// sample every time. An error makes the sample a bad one, with the reason Rejected, and so does
+	// a panic.
 	Target      func(s Sample, target []float32) error
 	TargetWidth int
 	// Masks, if it is not zero, makes samples of images and their masks, which have no labels: the

@@ -58,13 +58,23 @@ func (w *worker) writeTarget(j *job) error {
 		for _, class := range w.p.known.Labels(j.sample.Index) {
 			w.target[class] = 1
 		}
-	} else if err := o.Target(j.sample, w.target); err != nil {
+	} else if err := o.target(j.sample, w.target); err != nil {
 		return err
 	}
 	for i, v := range w.target {
 		binary.LittleEndian.PutUint32(j.dstTarget[4*i:], math.Float32bits(v))
 	}
 	return nil
+}
+
+// target calls Target. A panic is its error, since the caller of an epoch could not recover it.
+func (o *Options) target(s Sample, numbers []float32) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("Options.Target panicked: %v", v)
+		}
+	}()
+	return o.Target(s, numbers)
 }
 
 // mixTargets makes each row of n targets share times itself, and 1-share times the row before it;

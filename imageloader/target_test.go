@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -107,6 +108,42 @@ func TestTargetErrorsAreBadSamples(t *testing.T) {
 	_, err := collect(t, openFake(t, path, o), 0, 2)
 	if !errors.As(err, &bad) || !errors.Is(err, unknown) || bad.Index != 5 || !strings.Contains(err.Error(), path) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestPanicsOfCallbacksAreBadSamples: a panic of Target, or of a Func, makes its sample a bad one,
+// in whichever goroutine it comes.
+func TestPanicsOfCallbacksAreBadSamples(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 12, nil))
+	calls := 0
+	for name, o := range map[string]Options{
+		"Target": {Target: func(s Sample, _ []float32) error {
+			if s.Index == 5 {
+				panic("no such row")
+			}
+			return nil
+		}, TargetWidth: 1},
+		"Func": {Transform: Transform{Size: 8, Resize: 8, Ops: []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error {
+			if calls++; calls%12 == 6 {
+				panic("no such row")
+			}
+			return nil
+		})}}, Workers: 1},
+	} {
+		o.BadSamples = Skip
+		l := openFake(t, path, o)
+		batches, err := collect(t, l, 0, 1)
+		samples := 0
+		for _, b := range batches {
+			samples += len(b.labels)
+		}
+		if s := l.Stats(); err != nil || samples != 11 || s.BadBy[Rejected] != 1 {
+			t.Errorf("%s: %d samples, %+v, %v", name, samples, s.BadBy, err)
+		}
+		o.BadSamples = Fail
+		if _, err := collect(t, openFake(t, path, o), 0, 1); err == nil || !strings.Contains(err.Error(), "panicked: no such row") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

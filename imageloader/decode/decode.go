@@ -293,15 +293,10 @@ func (w *worker) pixels(p *pool, data, row []byte) error {
 	return nil
 }
 
-// augment runs what was drawn of Transform.Ops. A panic of a Func is an error of the image, since
-// it may come from any goroutine.
-func (w *worker) augment(pixels []byte) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fault(ErrRejected, fmt.Errorf("a Func of the transform panicked: %v", v))
-		}
-	}()
-	if err = w.augmenter.Run(w.rng, pixels); err == nil {
+// augment runs what was drawn of Transform.Ops.
+func (w *worker) augment(pixels []byte) error {
+	err := w.augmenter.Run(w.rng, pixels)
+	if err == nil {
 		return nil
 	}
 	var rejected transform.FuncError

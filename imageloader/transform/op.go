@@ -71,8 +71,9 @@ type Pixels struct {
 // Func is a step of the caller's own. It changes an image of Size x Size pixels in place. rng is
 // the sample's own generator: numbers drawn from it, and from nothing else, are the same with any
 // number of workers and after a resume. An error makes the sample a bad one, with the reason
-// Rejected. Several goroutines call a Func at a time, each with its own image. With Options.Masks a
-// Func sees the image alone, so it must not move pixels. It keeps its samples on the host.
+// Rejected, and so does a panic. Several goroutines call a Func at a time, each with its own image.
+// With Options.Masks a Func sees the image alone, so it must not move pixels. It keeps its samples
+// on the host.
 type Func func(rng *rand.Rand, image *Pixels) error
 
 func (f Func) check(w, h int) (int, int, error) {
@@ -83,6 +84,17 @@ func (f Func) check(w, h int) (int, int, error) {
 }
 
 func (f Func) draw(_ *rand.Rand, p *program) { p.call(f) }
+
+// call runs f. A panic is its error, since no caller of a loader could recover it: f runs in the
+// loader's goroutines.
+func (f Func) call(rng *rand.Rand, image *Pixels) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("a Func of the transform panicked: %v", v)
+		}
+	}()
+	return f(rng, image)
+}
 
 // checkOps checks steps that together must keep the size.
 func checkOps(ops []Op, width, height int) error {

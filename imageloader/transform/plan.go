@@ -67,7 +67,7 @@ func (a *Augmenter) Close() {
 	}
 }
 
-// FuncError is an error that a [Func] returned.
+// FuncError is an error that a [Func] returned, or its panic.
 type FuncError struct{ Err error }
 
 func (e FuncError) Error() string { return e.Err.Error() }
@@ -108,7 +108,7 @@ func (a *Augmenter) Run(rng *rand.Rand, pixels []byte) error {
 			return err
 		}
 		done = c.after
-		if err := c.run(rng, &Pixels{Pix: pixels, Width: t.Size, Height: t.Size, Stride: 3 * t.Size}); err != nil {
+		if err := c.run.call(rng, &Pixels{Pix: pixels, Width: t.Size, Height: t.Size, Stride: 3 * t.Size}); err != nil {
 			return FuncError{err}
 		}
 	}
