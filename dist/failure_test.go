@@ -11,9 +11,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -435,4 +437,43 @@ func TestUnequalOptionsAreRefused(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// A store lives until the last call that uses it has returned, also one that nobody waits for any
+// more.
+func TestStoreOutlivesAbandonedCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		port := freePort(t)
+		store, err := capi.ConnectStore("127.0.0.1", port, true, "test", patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		serves := func() bool {
+			conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+			if err == nil {
+				conn.Close()
+			}
+			return err == nil
+		}
+		j := &job{store: store}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		answer := make(chan struct{})
+		if _, err := await(ended, j, func() (none struct{}, err error) {
+			<-answer
+			return none, nil
+		}, func(struct{}) {}); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		j.disconnect()
+		synctest.Wait()
+		if !serves() {
+			t.Error("the store is gone, and a call uses it")
+		}
+		close(answer)
+		synctest.Wait()
+		if serves() {
+			t.Error("the store is left")
+		}
+	})
 }

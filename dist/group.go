@@ -626,8 +626,11 @@ func (j *job) disconnect() {
 	}
 	if j.store != nil {
 		// The server of a store waits for its thread, and a client of a stopped server for an
-		// answer.
-		go capi.FreeStore(j.store)
+		// answer. An abandoned call may still read the store.
+		go func() {
+			j.running.Wait()
+			capi.FreeStore(j.store)
+		}()
 	}
 }
 
