@@ -268,6 +268,18 @@ func (s *GradScaler) Update() error {
 	return nil
 }
 
+// Abandon forgets what Unscale and Step have found for the optimizer since Update, after a step
+// that failed: the next Backward begins anew, and the scale stays. The gradients are the caller's
+// to drop. It does not wait for the device.
+func (s *GradScaler) Abandon(o Optimizer) error {
+	step := s.steps[o]
+	if step == nil {
+		return nil
+	}
+	step.unscaled = false
+	return step.found.Fill_(0).Err()
+}
+
 // Scale returns the present scale. It waits for the device.
 func (s *GradScaler) Scale() (float64, error) {
 	if s.scale == nil {

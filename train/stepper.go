@@ -123,7 +123,7 @@ func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, l
 	}
 	if err != nil {
 		// The backward pass may have computed some gradients, which the next one would add to.
-		return nil, nil, errors.Join(err, s.o.Optimizer.ZeroGrad())
+		return nil, nil, errors.Join(err, s.abandon())
 	}
 	if s.scheduler != nil {
 		if err := s.scheduler.Step(); err != nil {
@@ -132,6 +132,15 @@ func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, l
 	}
 	s.stats.Steps++
 	return results[0], results[1], nil
+}
+
+// abandon drops what a step has left that did not come to its end.
+func (s *Stepper) abandon() error {
+	err := s.o.Optimizer.ZeroGrad()
+	if s.o.Scaler != nil {
+		err = errors.Join(err, s.o.Scaler.Abandon(s.o.Optimizer))
+	}
+	return err
 }
 
 // run makes the step but for the schedule, which writes the next rate from the host.
@@ -234,7 +243,7 @@ func (s *Stepper) replay(arguments []*torch.Tensor) ([]*torch.Tensor, error) {
 	if after.Refused != nil && before.Refused == nil {
 		s.say("the step cannot be captured, and runs without a graph", "reason", after.Refused)
 		// The attempt to capture computed no gradients, and may have left their memory.
-		if err := s.o.Optimizer.ZeroGrad(); err != nil {
+		if err := s.abandon(); err != nil {
 			return nil, err
 		}
 	}

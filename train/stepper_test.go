@@ -198,6 +198,83 @@ func TestStepperRefuses(t *testing.T) {
 	}
 }
 
+// disagreeing is an optimizer whose ranks once do not agree on what they found.
+type disagreeing struct {
+	optim.Optimizer
+	err error
+}
+
+func (d *disagreeing) AgreeOnFound(*torch.Tensor) error {
+	err := d.err
+	d.err = nil
+	return err
+}
+
+// Nothing of a step that fails between Unscale and Update is left in the GradScaler.
+func TestStepperAbandonsAFailedStep(t *testing.T) {
+	newScaler := func() *optim.GradScaler {
+		scaler, err := optim.NewGradScaler(cuda.CPU, optim.GradScalerOptions{InitScale: 1024})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { scaler.Close() })
+		return scaler
+	}
+	newStepper := func(o train.StepperOptions) *train.Stepper {
+		step, err := train.NewStepper(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { step.Close() })
+		return step
+	}
+	s, failed, scaler := newSmall(t, cuda.CPU), errors.New("failed"), newScaler()
+	first := func() []float32 {
+		values, err := nn.Parameters(s.net)[0].Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return values
+	}
+	// Gradients that are not finite are of the failed step alone.
+	step := newStepper(train.StepperOptions{Model: s.net, Optimizer: &disagreeing{s.opt, failed}, Scaler: scaler})
+	infinite := kept(t, s.x.MulScalar(math.Inf(1)))
+	defer infinite.Close()
+	if _, _, err := step.Step(infinite, s.y); !errors.Is(err, failed) {
+		t.Fatal(err)
+	}
+	before := first()
+	if _, _, err := step.Step(s.x, s.y); err != nil {
+		t.Fatal(err)
+	}
+	if reflect.DeepEqual(first(), before) {
+		t.Error("the step after the failed one was skipped")
+	}
+	if scale, err := scaler.Scale(); err != nil || scale != 1024 {
+		t.Error(scale, err)
+	}
+	// Clipping meets a closed parameter, after Unscale.
+	closed := nn.NewParameter(nn.Constant(1), 1)
+	model := &withParameter{s.net, closed}
+	step = newStepper(train.StepperOptions{Model: model, Optimizer: s.opt, Scaler: newScaler(), ClipNorm: 1})
+	closed.Close()
+	for range 2 {
+		if _, _, err := step.Step(s.x, s.y); !errors.Is(err, torch.ErrClosed) {
+			t.Error(err)
+		}
+	}
+}
+
+// withParameter is a module with a parameter that its output does not depend on.
+type withParameter struct {
+	nn.Module
+	parameter *torch.Tensor
+}
+
+func (w *withParameter) Parts() nn.Parts {
+	return nn.Parts{Modules: []nn.Child{{Name: "module", Module: w.Module}}, Parameters: []nn.Named{{Name: "parameter", Tensor: w.parameter}}}
+}
+
 // On a GPU the graph's steps are those without a graph; a batch of fewer rows runs without it, and
 // is logged once.
 func TestStepperGraph(t *testing.T) {
