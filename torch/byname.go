@@ -527,30 +527,31 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 	if len(given) < n.needed || len(given) > min(len(n.params), len(a.args.first)) || endsInWords(given) {
 		return n.collectWords(a, given)
 	}
+	params, args := n.params[:len(given)], a.args.first[:len(given)]
 	for i, v := range given {
-		p := &n.params[i]
+		p := &params[i]
+		if t, ok := v.(*Tensor); ok && t != nil && p.kind == kindTensor && a.in.n < len(a.in.first) {
+			a.in.first[a.in.n] = t
+			args[i] = tensorArg(a.in.n)
+			a.in.n++
+			continue
+		}
 		arg, ok := a.usual(p, v)
 		if !ok {
 			if arg, ok = a.arg(p, v); a.err != nil || !ok {
 				return a.refused(p, v)
 			}
 		}
-		a.args.first[i] = arg
+		args[i] = arg
 	}
 	a.args.n = len(given)
 	return nil
 }
 
-// usual is arg for the values of most calls, in few comparisons. It returns false for others, and
-// for those that have no room in the lists.
+// usual is arg for the values of most calls but tensors, in few comparisons. It returns false for
+// others, and for those that have no room in the lists.
 func (a *arguments) usual(p *parameter, v any) (capi.Arg, bool) {
 	switch p.kind {
-	case kindTensor:
-		if t, ok := v.(*Tensor); ok && t != nil && a.in.n < len(a.in.first) {
-			a.in.first[a.in.n] = t
-			a.in.n++
-			return tensorArg(a.in.n - 1), true
-		}
 	case kindInts:
 		if list, ok := v.([]int64); ok && list != nil && len(list) <= len(a.ints.first)-a.ints.n {
 			at := a.ints.n
