@@ -45,17 +45,23 @@ func takePart(ctx context.Context, o Options, e Environment) error {
 func TestStoreOfALauncher(t *testing.T) {
 	_, port := launcherStore(t)
 	for range 3 {
-		errs := make([]error, 2)
-		var all sync.WaitGroup
-		for rank := range errs {
-			all.Go(func() {
-				errs[rank] = takePart(t.Context(), quick, Environment{Launcher: "torchrun", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Address: "127.0.0.1",
-					Port: port, AgentStore: true})
-			})
-		}
-		all.Wait()
-		requireNone(t, errs)
+		startOfTwo(t, port)
 	}
+}
+
+// startOfTwo runs two ranks that meet in a launcher's store.
+func startOfTwo(t *testing.T, port int) {
+	t.Helper()
+	errs := make([]error, 2)
+	var all sync.WaitGroup
+	for rank := range errs {
+		all.Go(func() {
+			errs[rank] = takePart(t.Context(), quick, Environment{Launcher: "torchrun", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Address: "127.0.0.1",
+				Port: port, AgentStore: true})
+		})
+	}
+	all.Wait()
+	requireNone(t, errs)
 }
 
 // Each start has a name of its own, which is in the keys of its groups: in a store that outlives
@@ -64,9 +70,7 @@ func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 	store, port := launcherStore(t)
 	var starts []string
 	for range 2 {
-		if err := takePart(t.Context(), quick, Environment{Launcher: "torchrun", Size: 1, LocalSize: 1, Address: "127.0.0.1", Port: port, AgentStore: true}); err != nil {
-			t.Fatal(err)
-		}
+		startOfTwo(t, port)
 		text, err := capi.GetStore(store, controlKey)
 		if err != nil {
 			t.Fatal(err)
@@ -75,9 +79,12 @@ func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 		if err := json.Unmarshal(text, &m); err != nil {
 			t.Fatal(err)
 		}
+		if address, err := capi.GetStore(store, m.Start+"/world/gloo/0/1"); err != nil || len(address) == 0 {
+			t.Errorf("the address of rank 1 is not behind the name of its start: %v", err)
+		}
 		starts = append(starts, m.Start)
 	}
-	if starts[0] == "" || starts[0] == starts[1] {
+	if starts[0] == starts[1] {
 		t.Errorf("the starts are %q", starts)
 	}
 }
