@@ -641,6 +641,13 @@ func lossCases() map[string]func(x, target *torch.Tensor) *torch.Tensor {
 		"triplet_margin": func(x, y *torch.Tensor) *torch.Tensor {
 			return x.TripletMarginLoss(y, x.Flip(0), torch.TripletMarginLossOptions{})
 		},
+		"gaussian_nll": func(x, y *torch.Tensor) *torch.Tensor {
+			return x.GaussianNLLLoss(y, x.Flip(0).Square(), torch.GaussianNLLLossOptions{})
+		},
+		"gaussian_nll_full": func(x, y *torch.Tensor) *torch.Tensor {
+			o := torch.GaussianNLLLossOptions{Full: true, Eps: 0.3, Reduction: torch.ReduceSum}
+			return x.GaussianNLLLoss(y, x.Narrow(1, 0, 1).Square(), o)
+		},
 		"ctc": func(x, y *torch.Tensor) *torch.Tensor {
 			lengths, err := torch.FromInt64s([]int64{4, 2})
 			if err != nil {

@@ -346,6 +346,8 @@ LOSSES = {
     "cosine_embedding": (lambda x, t: F.cosine_embedding_loss(x, x.flip(1), t), "signs"),
     "triplet_margin": (lambda x, t: F.triplet_margin_loss(x, t, x.flip(0)), "real"),
     "ctc": (lambda x, t: F.ctc_loss(F.log_softmax(x, 1).unsqueeze(1), t[:1, :2], torch.tensor([4]), torch.tensor([2])), "classes"),
+    "gaussian_nll": (lambda x, t: F.gaussian_nll_loss(x, t, x.flip(0).square()), "real"),
+    "gaussian_nll_full": (lambda x, t: F.gaussian_nll_loss(x, t, x[:, :1].square(), full=True, eps=0.3, reduction="sum"), "real"),
 }
 
 
