@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
@@ -45,6 +46,26 @@ func TestEvaluateIsTheEvaluationOfRun(t *testing.T) {
 				t.Errorf("%+v, %v: the loss of the other precision is the same", other, err)
 			}
 		})
+	}
+}
+
+// On a GPU too the figures are those of Run's evaluation. A model with too few outputs is refused
+// before the device sees a label without an output, so CUDA can still be used.
+func TestGPUEvaluate(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	j := newJob(t, job{gpu: true, withEval: true, Config: train.Config{Epochs: 1}})
+	want := j.run(t).Epochs[0].Eval
+	few := nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes-1, nn.LinearOptions{}))
+	defer nn.Close(few)
+	if err := nn.To(few, j.Eval.Device()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := train.Evaluate(t.Context(), few, j.Eval, train.EvaluateOptions{Loader: j.Loader}); err == nil || !strings.Contains(err.Error(), "the model has 2 outputs") {
+		t.Fatal(err)
+	}
+	got, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Loader: j.Loader})
+	if err != nil || got.Samples != want.Samples || math.Abs(got.Loss-want.Loss) > 1e-5*want.Loss {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 }
 
