@@ -58,7 +58,8 @@ func Open(path string, o Options) (*Loader, error) { return OpenContext(context.
 // OpenContext opens an archive of image files. The first bytes, not the name, tell its format
 // (.tar, .tar.gz, .tar.zst). Unless it is compressed and o.Classes is given, OpenContext reads the
 // archive through once: the headers of a .tar, all of a .tar.gz. Damage that this meets is an
-// *ArchiveError.
+// *ArchiveError. If another process does so, OpenContext waits for its index, until ctx ends or
+// that process does or is stopped, and says so in o.Logger.
 func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
 	return open(ctx, path, o, nil, shimCodec{})
 }

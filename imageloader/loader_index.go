@@ -41,6 +41,7 @@ func (l *Loader) indexConfig() index.Config {
 // Masks, List, OpenSource and Logger matter; WebDataset, and whether there are Masks or a List, has
 // to be what the loaders have, which do not use the index otherwise. MakeIndex calls progress, if
 // that is not nil, now and then from its own goroutine. A directory needs no index: an error.
+// MakeIndex waits for no other process; OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()

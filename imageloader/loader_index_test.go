@@ -1098,3 +1098,77 @@ func TestEveryOpenHasTheSameOrder(t *testing.T) {
 		}
 	}
 }
+
+// onLog is a Logger that calls a function for each message.
+type onLog func(message string)
+
+func (onLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (f onLog) Handle(_ context.Context, r slog.Record) error {
+	f(r.Message)
+	return nil
+}
+
+func (f onLog) WithAttrs([]slog.Attr) slog.Handler { return f }
+
+func (f onLog) WithGroup(string) slog.Handler { return f }
+
+// TestOpenWaitsForTheIndexOfAnother: of the loaders that open an archive without an index at the
+// same time, one reads it, over the network too. The contexts of the others end their wait.
+func TestOpenWaitsForTheIndexOfAnother(t *testing.T) {
+	data := archivetest.Gzip(t, archivetest.Images(t, 40, nil))
+	s := sourcetest.New(1, map[string]sourcetest.Object{"store://b/a.tgz": {Data: string(data), Version: "1"}})
+	for _, path := range []string{archivetest.WriteFile(t, "a.tgz", data), "store://b/a.tgz"} {
+		t.Run(path, func(t *testing.T) {
+			const scanning, waiting = "scanning archive", "waiting for the index that another process makes"
+			file := filepath.Join(t.TempDir(), "index")
+			open := func(ctx context.Context, log onLog) error {
+				l, err := open(ctx, path, Options{Transform: Eval(4, 4), IndexFile: file, OpenSource: s.OpenSource, Logger: slog.New(log)}, openFile, fakeCodec{})
+				if err == nil {
+					err = l.Close()
+				}
+				return err
+			}
+			reached, gate := make(chan bool), make(chan bool)
+			first := make(chan error, 1)
+			go func() {
+				first <- open(t.Context(), func(message string) {
+					if message == scanning {
+						close(reached)
+						<-gate
+					}
+				})
+			}()
+			select {
+			case <-reached:
+			case err := <-first:
+				t.Fatalf("it does not read the archive: %v", err)
+			}
+			cause := errors.New("enough")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			err := open(ctx, func(message string) {
+				if message == waiting {
+					cancel(cause)
+				}
+			})
+			if !errors.Is(err, cause) {
+				t.Errorf("a wait that was cancelled: %v", err)
+			}
+			var messages []string
+			err = open(t.Context(), func(message string) {
+				if messages = append(messages, message); message == waiting {
+					close(gate)
+				}
+			})
+			if err != nil || slices.Contains(messages, scanning) || !slices.Contains(messages, waiting) {
+				t.Errorf("%v, %q", err, messages)
+			}
+			if err := <-first; err != nil {
+				t.Error(err)
+			}
+			if files, err := os.ReadDir(filepath.Dir(file)); err != nil || len(files) != 1 {
+				t.Errorf("%v, %v", files, err)
+			}
+		})
+	}
+}

@@ -174,6 +174,9 @@ func (a *Archive) Reopen() (*Archive, error) { return Open(a.ctx, a.path, a.conf
 // Path returns the path that Open was given, as messages show it (see [Shown]).
 func (a *Archive) Path() string { return Shown(a.path) }
 
+// Context returns the context that Open was given.
+func (a *Archive) Context() context.Context { return a.ctx }
+
 // Info describes all shards together, by the sum of their sizes and the latest of their times.
 func (a *Archive) Info() fs.FileInfo { return a.info }
 

@@ -9,8 +9,29 @@ import (
 )
 
 // Build reads a newly opened archive to its end, makes its index and writes the index file, if
-// possible. It fails if there is no sample.
+// possible. It fails if there is no sample. If another process makes the index, Build waits for it,
+// as long as that process runs and the archive's context lasts, and loads it.
 func Build(a *archive.Archive, c Config) (*Index, error) {
+	m, x, err := makeOrWait(a, &c, true)
+	if x != nil || err != nil {
+		return x, err
+	}
+	x, err = build(a, m.progress(c))
+	m.end(x != nil && x.HasFile())
+	if err != nil {
+		return nil, err
+	}
+	if x.memory.held == nil && x.fits(c.HoldBytes, c.MaxSampleBytes) {
+		if err := holdAfter(a, x, &c); err != nil {
+			_ = x.Close() // err says more
+			return nil, err
+		}
+	}
+	return x, nil
+}
+
+// build is Build without other processes, and without contents that only fit as they are known now.
+func build(a *archive.Archive, c Config) (*Index, error) {
 	b, err := scan(a, c)
 	if err != nil {
 		return nil, err
@@ -26,12 +47,6 @@ func Build(a *archive.Archive, c Config) (*Index, error) {
 	if x.Len() == 0 {
 		_ = x.Close() // no entry points were kept
 		return nil, x.noSamples(a.Path(), a.Position(), &c)
-	}
-	if x.memory.held == nil && x.fits(c.HoldBytes, c.MaxSampleBytes) {
-		if err := holdAfter(a, x, &c); err != nil {
-			_ = x.Close() // err says more
-			return nil, err
-		}
 	}
 	return x, nil
 }
@@ -92,9 +107,14 @@ type Report struct {
 }
 
 // Make reads a newly opened archive to its end and writes its index file, whether or not one
-// exists.
-func Make(a *archive.Archive, c Config) (*Report, error) {
-	b, err := scan(a, c)
+// exists. It waits for no other process, but others that need the index wait for Make.
+func Make(a *archive.Archive, c Config) (_ *Report, err error) {
+	m, _, err := makeOrWait(a, &c, false)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { m.end(err == nil) }()
+	b, err := scan(a, m.progress(c))
 	if err != nil {
 		return nil, err
 	}

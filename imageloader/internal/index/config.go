@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -42,6 +43,9 @@ type Config struct {
 	Codec    Codec
 	Logger   *slog.Logger
 	Progress func(archive.Progress) // called regularly during a walk; may be nil
+
+	// stall begins to wait for a sign of another process that makes the index; nil: makingStall.
+	stall func() <-chan time.Time
 }
 
 // Codec reads the headers of images. Several goroutines may call it.

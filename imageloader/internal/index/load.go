@@ -15,13 +15,7 @@ import (
 // file fits.
 func Load(a *archive.Archive, c Config) (*Index, error) {
 	l := loading{a: a, c: &c}
-	for _, path := range slices.Backward(indexPaths(&c, a)) {
-		x, err := l.try(path)
-		if x != nil || err != nil {
-			return x, err
-		}
-	}
-	return nil, l.otherLabels
+	return l.search()
 }
 
 // loading searches an index in one place after another.
@@ -30,6 +24,18 @@ type loading struct {
 	c           *Config
 	elsewhere   []otherPlace // places already searched, without an index that fits
 	otherLabels error        // error of an index with labels of the other kind, which must not be lost
+	again       bool         // an index that is not used was logged before
+}
+
+// search tries one place after another.
+func (l *loading) search() (*Index, error) {
+	for _, path := range slices.Backward(indexPaths(l.c, l.a)) {
+		x, err := l.try(path)
+		if x != nil || err != nil {
+			return x, err
+		}
+	}
+	return nil, l.otherLabels
 }
 
 // try opens the index at path. It returns nil without an error if no index fits.
@@ -106,6 +112,9 @@ func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 			errIndexList:        "inspect the archive without -index, or remove the index",
 		}[reason]
 		l.otherLabels = fmt.Errorf("imageloader: %s: %w: %s", path, reason, how)
+		return nil
+	}
+	if l.again {
 		return nil
 	}
 	if reason == errIndexVersion {

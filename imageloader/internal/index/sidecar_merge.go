@@ -52,19 +52,12 @@ var errBusy = errors.New("another process is saving into the index")
 
 // lock locks an open file for this process alone, until it is closed.
 func lock(f *os.File, deadline <-chan time.Time) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
 	tick := time.NewTicker(lockTick)
 	defer tick.Stop()
 	for {
-		var failed error
-		if err := raw.Control(func(fd uintptr) { failed = syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB) }); err != nil {
+		locked, err := tryLock(f)
+		if locked || err != nil {
 			return err
-		}
-		if failed != syscall.EWOULDBLOCK && failed != syscall.EINTR {
-			return nil // locked, or a file system without locks
 		}
 		select {
 		case <-tick.C:
@@ -72,6 +65,18 @@ func lock(f *os.File, deadline <-chan time.Time) error {
 			return errBusy
 		}
 	}
+}
+
+// tryLock locks an open file for this process alone, until it is closed, unless another process has
+// locked it. A file of a file system without locks counts as locked.
+func tryLock(f *os.File) (locked bool, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return false, err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB) })
+	return err == nil && failed != syscall.EWOULDBLOCK && failed != syscall.EINTR, err
 }
 
 // deadline begins to wait for the process that saves now.
