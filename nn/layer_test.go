@@ -127,6 +127,8 @@ func TestErrorNamesOtherModules(t *testing.T) {
 		{"step of a GRU", nn.NewGRUCell(4, 2, nn.GRUCellOptions{}), x, "nn: GRUCell made at layer_test.go:"},
 		{"step of an RNN", nn.NewRNNCell(4, 2, nn.RNNCellOptions{}), x, "nn: RNNCell made at layer_test.go:"},
 		{"indices of bags", nn.NewEmbeddingBag(3, 2, nn.EmbeddingBagOptions{}), square, "nn: EmbeddingBag made at layer_test.go:"},
+		{"sizes", nn.NewAdaptiveAvgPool3d(1, 2), x, "nn: AdaptiveAvgPool3d made at layer_test.go:"},
+		{"no size", nn.NewAdaptiveMaxPool2d(), square, "the size is [], and it must have one value, or 2"},
 		{"padding", nn.NewPad([]int{1}, nn.PadOptions{}), x, "two numbers for each direction"},
 		{"limits", nn.NewHardtanh(nn.HardtanhOptions{Min: 2}), x, "Min 2 must be less than Max 0"},
 		{"size and scale", nn.NewUpsample(nn.UpsampleOptions{Size: []int{2}, Scale: 2}), square, "set either Size or Scale"},

@@ -1,6 +1,10 @@
 package nn
 
-import "github.com/torchstream/torchstream/torch"
+import (
+	"slices"
+
+	"github.com/torchstream/torchstream/torch"
+)
 
 // MaxPoolOptions are the options of NewMaxPool1d, NewMaxPool2d and NewMaxPool3d. Sizes are in
 // pixels and apply to all directions.
@@ -118,18 +122,34 @@ func NewAdaptiveAvgPool1d(size int) Module {
 	return newFunction("AdaptiveAvgPool1d", func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool1d(n) })
 }
 
-// NewAdaptiveAvgPool2d returns a module that outputs images of size x size pixels, each the mean of
-// its share of the input.
-func NewAdaptiveAvgPool2d(size int) Module {
-	n := int64(size)
-	return newFunction("AdaptiveAvgPool2d", func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool2d(n, n) })
+// NewAdaptiveAvgPool2d returns a module that outputs images of the given size, each pixel the mean
+// of its share of the input. size is height and width, or one value for both.
+func NewAdaptiveAvgPool2d(size ...int) Module {
+	return newAdaptive("AdaptiveAvgPool2d", 2, size, func(x *torch.Tensor, n []int64) *torch.Tensor {
+		return x.AdaptiveAvgPool2d(n...)
+	})
 }
 
-// NewAdaptiveAvgPool3d returns a module that outputs volumes of size x size x size, each element
-// the mean of its share of the input.
-func NewAdaptiveAvgPool3d(size int) Module {
-	n := int64(size)
-	return newFunction("AdaptiveAvgPool3d", func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool3d(n, n, n) })
+// NewAdaptiveAvgPool3d returns a module that outputs volumes of the given size, each element the
+// mean of its share of the input. size is depth, height and width, or one value for all.
+func NewAdaptiveAvgPool3d(size ...int) Module {
+	return newAdaptive("AdaptiveAvgPool3d", 3, size, func(x *torch.Tensor, n []int64) *torch.Tensor {
+		return x.AdaptiveAvgPool3d(n...)
+	})
+}
+
+// newAdaptive returns a module that calls f with one size for each direction.
+func newAdaptive(kind string, dims int, size []int, f func(x *torch.Tensor, n []int64) *torch.Tensor) Module {
+	n := int64s(size)
+	if len(n) == 1 {
+		n = slices.Repeat(n, dims)
+	}
+	return newFunction(kind, func(x *torch.Tensor) *torch.Tensor {
+		if len(n) != dims {
+			return invalid("nn."+kind, "the size is %v, and it must have one value, or %d", n, dims)
+		}
+		return f(x, n)
+	})
 }
 
 // NewAdaptiveMaxPool1d returns a module that outputs sequences of the given length, each element
@@ -139,21 +159,19 @@ func NewAdaptiveMaxPool1d(size int) Module {
 	return newFunction("AdaptiveMaxPool1d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool1d(n)) })
 }
 
-// NewAdaptiveMaxPool2d returns a module that outputs images of size x size pixels, each the maximum
-// of its share of the input.
-func NewAdaptiveMaxPool2d(size int) Module {
-	n := int64(size)
-	return newFunction("AdaptiveMaxPool2d", func(x *torch.Tensor) *torch.Tensor {
-		return first(x.AdaptiveMaxPool2d(n, n))
+// NewAdaptiveMaxPool2d returns a module that outputs images of the given size, each pixel the
+// maximum of its share of the input. size is height and width, or one value for both.
+func NewAdaptiveMaxPool2d(size ...int) Module {
+	return newAdaptive("AdaptiveMaxPool2d", 2, size, func(x *torch.Tensor, n []int64) *torch.Tensor {
+		return first(x.AdaptiveMaxPool2d(n...))
 	})
 }
 
-// NewAdaptiveMaxPool3d returns a module that outputs volumes of size x size x size, each element
-// the maximum of its share of the input.
-func NewAdaptiveMaxPool3d(size int) Module {
-	n := int64(size)
-	return newFunction("AdaptiveMaxPool3d", func(x *torch.Tensor) *torch.Tensor {
-		return first(x.AdaptiveMaxPool3d(n, n, n))
+// NewAdaptiveMaxPool3d returns a module that outputs volumes of the given size, each element the
+// maximum of its share of the input. size is depth, height and width, or one value for all.
+func NewAdaptiveMaxPool3d(size ...int) Module {
+	return newAdaptive("AdaptiveMaxPool3d", 3, size, func(x *torch.Tensor, n []int64) *torch.Tensor {
+		return first(x.AdaptiveMaxPool3d(n...))
 	})
 }
 
