@@ -304,6 +304,27 @@ func TestWriteUntypedStorages(t *testing.T) {
 	}
 }
 
+// What Write has written Open reads, however much it is, or Write refuses it.
+func TestWriteKeepsTheLimitsOfOpen(t *testing.T) {
+	many := &ptfile.List{Items: make([]any, 1<<20+1)}
+	var written bytes.Buffer
+	if err := ptfile.Write(&written, many, ""); err != nil {
+		t.Fatal(err)
+	}
+	f, err := ptfile.Open(bytes.NewReader(written.Bytes()), int64(written.Len()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.Root.(*ptfile.List).Items); n != len(many.Items) {
+		t.Errorf("%d items of %d", n, len(many.Items))
+	}
+	long := strings.Repeat("x", 33<<20)
+	written.Reset()
+	if err := ptfile.Write(&written, &ptfile.List{Items: []any{long, long}}, ""); err == nil || written.Len() > 0 {
+		t.Errorf("%v, and %d bytes", err, written.Len())
+	}
+}
+
 func TestWriteRefuses(t *testing.T) {
 	loop := &ptfile.List{}
 	loop.Items = []any{loop}

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -23,6 +24,9 @@ func Write(w io.Writer, root any, comment string) error {
 		return err
 	}
 	p.op(opStop)
+	if len(p.out) > maxPickle { // a file that Open refuses must not replace one that it reads
+		return fmt.Errorf("all values but the tensors' elements take %d bytes, over the limit of %d", len(p.out), maxPickle)
+	}
 	count := &countingWriter{w: w}
 	archive := &archive{zip.NewWriter(count), count}
 	largest := int64(0)
@@ -166,18 +170,21 @@ func (p *pickler) value(v any, depth int) error {
 	return nil
 }
 
+// batchItems is the maximum number of items that a reader has on its stack for one container. It is
+// even, since keys and values alternate. Python writes as many keys at once.
+const batchItems = 2000
+
 // items writes the items of the container before them.
 func (p *pickler) items(op byte, items []any, depth int) error {
-	if len(items) == 0 {
-		return nil
-	}
-	p.op(opMark)
-	for _, item := range items {
-		if err := p.value(item, depth+1); err != nil {
-			return err
+	for batch := range slices.Chunk(items, batchItems) {
+		p.op(opMark)
+		for _, item := range batch {
+			if err := p.value(item, depth+1); err != nil {
+				return err
+			}
 		}
+		p.op(op)
 	}
-	p.op(op)
 	return nil
 }
 
