@@ -208,8 +208,8 @@ func (r reader) items(items []any) []any {
 // keys of type int64 and string, which becomes a dict, ascending integers first and then strings; a
 // [][Named], which becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that
 // comes twice, as one with two names does, shares its storage in the file. If the file takes the
-// place of a checkpoint of [Shards], SavePyTorch then removes the ranks' files.
-// Everything but the tensors' elements takes at most 64 MiB, as in a file that OpenCheckpoint reads.
+// place of a checkpoint of [Shards], SavePyTorch then removes the ranks' files. All values but the
+// tensors' elements take at most 64 MiB, as in a file that OpenCheckpoint reads.
 //
 //	err := nn.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "epoch": epoch})
 func SavePyTorch(path string, value any) error {
