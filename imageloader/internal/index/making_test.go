@@ -2,6 +2,7 @@ package index
 
 import (
 	"bufio"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -166,7 +167,7 @@ func unindexed(t *testing.T) (path string, size int64) {
 		_, _ = random.Read(b) // never fails
 		list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i), Data: archivetest.Image(string(b))})
 	}
-	data := archivetest.Gzip(t, archivetest.Tar(t, list...))
+	data := archivetest.GzipSplit(t, archivetest.Tar(t, list...), 1<<30, gzip.NoCompression)
 	return archivetest.WriteFile(t, "a.tgz", data), int64(len(data))
 }
 
