@@ -67,7 +67,7 @@ Lent& lent_memory() {
   return *all;
 }
 
-at::IntArrayRef checked_sizes(const int64_t* sizes, int32_t ndim) {
+at::IntArrayRef checked_sizes(const int64_t* sizes, int64_t ndim) {
   require(ndim >= 0 && ndim <= 64, "ndim must be from 0 to 64");
   require(ndim == 0 || sizes != nullptr, "sizes is NULL");
   return {sizes, static_cast<size_t>(ndim)};

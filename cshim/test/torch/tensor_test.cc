@@ -73,7 +73,7 @@ TEST(Tensor, NewTensorsCanBeChannelsLast) {
 
 struct BadShape {
   Sizes sizes;
-  int32_t ndim;
+  int64_t ndim;
   int32_t dtype;
   int32_t format;
   const char* text;
@@ -84,6 +84,7 @@ TEST(Tensor, RefusesBadShapes) {
       {{-1}, 1, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS, "negative size in [-1]"},
       {{2}, -1, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS, "ndim"},
       {{2}, 65, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS, "ndim"},
+      {{2}, (int64_t{1} << 32) + 1, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS, "ndim"},
       {{INT64_MAX, 2},
        2,
        TS_DTYPE_UINT8,
