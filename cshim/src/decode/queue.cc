@@ -1,13 +1,14 @@
 #include "decode/queue.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
 
 #include <cstring>
 
+#include "cuda/allocator.h"
 #include "cuda/capture.h"
+#include "cuda/storage.h"
 #include "cuda/stream.h"
 #include "decode/host.h"
 
@@ -22,7 +23,7 @@ Queue::Queue(ts_stream stream) : device_(stream.device) {
 
 void Queue::keep(const at::Tensor& memory) const {
   if (!stream_) return;
-  c10::cuda::CUDACachingAllocator::recordStream(memory.storage().data_ptr(), *stream_);
+  record_use(storage_of(memory), *stream_);
 }
 
 void Queue::copy_in(void* device_memory, const void* host_memory, size_t bytes) const {

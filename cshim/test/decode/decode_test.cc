@@ -875,4 +875,34 @@ TEST_P(DecodeOn, WrongArgumentsAreErrors) {
                                   large.images.data(), 1, room, failed, stream));
 }
 
+// LibTorch forgets the streams of memory that is used and freed while a thread is inside of a memory
+// pool, or captures (cuda/allocator.h). So the memory is kept until then.
+TEST(DecodeGpu, ResultsThatEndBesideAMemoryPoolAreKept) {
+  NEEDS_GPUS(1);
+  const int64_t kBytes = 8 << 20;
+  const auto allocated = [] {
+    ts_device_memory memory = {};
+    memory.size = sizeof memory;
+    EXPECT_OK(ts_device_get_memory(0, &memory));
+    return static_cast<int64_t>(memory.allocated_bytes);
+  };
+  const GpuDecoder decoder = new_gpu_decoder(0, 1, 1 << 12, 1 << 12);
+  ASSERT_NE(decoder, nullptr);
+  const test::HostMemory staging(0, 1 << 12);
+  const test::HostMemory flags(0, 64);
+  test::Tensor results = test::empty({kBytes}, TS_DTYPE_UINT8, 0);
+  test::synchronize(0);
+  ts_memory_pool* pool = nullptr;
+  ASSERT_OK(ts_memory_pool_new(0, &pool));
+  ASSERT_OK(ts_memory_pool_enter(pool));
+  EXPECT_OK(ts_gpu_decoder_run(decoder.get(), staging.data(), 0, nullptr, 0, results,
+                               reinterpret_cast<int32_t*>(flags.data()), test::stream_on(0)));
+  const int64_t before = allocated();
+  results.free();
+  EXPECT_EQ(allocated(), before);
+  ASSERT_OK(ts_memory_pool_exit(pool));
+  EXPECT_EQ(allocated(), before - kBytes);
+  ASSERT_OK(ts_memory_pool_destroy(pool));
+}
+
 }  // namespace
