@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <stdexcept>
+#include <system_error>
 
 #include "base/error.h"
 
@@ -41,6 +43,12 @@ int32_t code_of(const c10::Error& error) noexcept {
 ts_error* classify(const char* origin, const std::exception& exception) noexcept {
   if (const auto* error = dynamic_cast<const c10::Error*>(&exception)) {
     return ts_error_new(code_of(*error), origin, error->what_without_backtrace());
+  }
+  // Gloo and some operators have no type of their own. Of the standard library's, system_error is
+  // one too: no thread could be started.
+  if (dynamic_cast<const std::runtime_error*>(&exception) &&
+      !dynamic_cast<const std::system_error*>(&exception)) {
+    return ts_error_new(TS_ERROR_OPERATOR, origin, exception.what());
   }
   return ts_error_new(TS_ERROR_INTERNAL, origin, exception.what());
 }

@@ -218,4 +218,25 @@ TEST(Group, AbortEndsAWait) {
   });
 }
 
+// Rank 1 comes when rank 0 has given up.
+TEST(Group, AReceiveThatNobodyAnswersFails) {
+  std::promise<void> given_up;
+  std::future<void> wait = given_up.get_future();
+  both([&](ts_group* group, int32_t rank) {
+    if (rank == 1) {
+      wait.wait();
+      return;
+    }
+    ts_tensor* x = doubles({1});
+    ts_work* work = nullptr;
+    ASSERT_OK(ts_group_receive(group, kNone, x, 1, 1'000'000, &work));
+    EXPECT_FAILS(TS_ERROR_OPERATOR, "", ts_work_wait(work));
+    ts_work_free(work);
+    // Gloo has closed the connection.
+    EXPECT_FAILS(TS_ERROR_OPERATOR, "", ts_group_send(group, kNone, x, 1, kTimeout, &work));
+    given_up.set_value();
+    ts_tensor_free(x);
+  });
+}
+
 }  // namespace
