@@ -1,4 +1,5 @@
 // Moving elements: between tensors, to the host, and a whole batch at once.
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/PeerToPeerAccess.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/item.h>
@@ -148,6 +149,14 @@ void enqueue_peers(const Transfer& transfer, c10::cuda::CUDAStream to, c10::cuda
   mark_written(dst);
 }
 
+// Keeps LibTorch's allocator from handing pinned memory out again before the stream's work so far
+// is done. It passes over memory of others.
+void note_pinned_use(const at::Tensor& host, c10::cuda::CUDAStream stream) {
+  const at::DataPtr& memory = host.storage().data_ptr();
+  at::getHostAllocator(at::kCUDA)->record_event(memory.get(), memory.get_context(),
+                                                stream.unwrap());
+}
+
 void enqueue(const Transfer& transfer, c10::cuda::CUDAStream stream) {
   const at::Tensor& dst = transfer.dst;
   const at::Tensor& src = transfer.src;
@@ -156,6 +165,8 @@ void enqueue(const Transfer& transfer, c10::cuda::CUDAStream stream) {
     C10_CUDA_CHECK(cudaMemcpyAsync(dst.mutable_data_ptr(), src.const_data_ptr(), dst.nbytes(),
                                    transfer.kind, stream.stream()));
     mark_written(dst);
+    if (dst.is_cpu()) note_pinned_use(dst, stream);
+    if (src.is_cpu()) note_pinned_use(src, stream);
     return;
   }
   const c10::NoGradGuard no_grad;

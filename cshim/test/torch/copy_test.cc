@@ -301,6 +301,40 @@ TEST(CopyBatchGpu, AWriteSpoilsWhatBackwardNeeds) {
   ASSERT_OK(ts_device_synchronize(0));
 }
 
+TEST(CopyBatchGpu, PinnedMemoryIsNotHandedOutBeforeTheCopiesAreDone) {
+  NEEDS_GPUS(1);
+  const ts_stream stream = pool_stream();
+  const int64_t size = 1 << 20;
+  const auto make = [size] {
+    Tensor made;
+    EXPECT_OK(ts_tensor_new_pinned(&size, 1, TS_DTYPE_UINT8, 0, made.out()));
+    return made;
+  };
+  const auto address_of = [](const Tensor& tensor) {
+    uintptr_t address = 0;
+    EXPECT_OK(ts_tensor_get_address(tensor, &address));
+    return address;
+  };
+  Tensor device = test::empty({size}, TS_DTYPE_UINT8, 0);
+  ASSERT_OK(ts_device_synchronize(0));
+  for (const bool reads : {true, false}) {
+    SCOPED_TRACE(reads ? "copies from the host" : "copies to the host");
+    Tensor host = make();
+    const uintptr_t used = address_of(host);
+    ts_tensor* dst = reads ? device : host;
+    ts_tensor* src = reads ? host : device;
+    std::vector<Tensor> others;
+    {
+      test::Gate gate(stream);
+      ASSERT_OK(ts_tensor_copy_batch(stream, nullptr, &dst, &src, 1, nullptr));
+      host.free();
+      others.push_back(make());
+      EXPECT_NE(address_of(others.back()), used);
+    }
+    ASSERT_OK(ts_stream_synchronize(stream));
+  }
+}
+
 TEST(CopyBatchGpu, ChecksEverythingBeforeItEnqueues) {
   NEEDS_GPUS(1);
   Pinned pinned(6 * sizeof(float));
