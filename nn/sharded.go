@@ -121,9 +121,10 @@ func (c *Checkpoint) openShard(file string, names []string) error {
 }
 
 // SaveSharded writes the tensors to several safetensors files of at most maxBytes of tensors each
-// (a larger tensor gets a file of its own), and their index, as Hugging Face's loaders read them.
-// path names the index and ends in ".safetensors.index.json"; the files are beside it, with a
-// number of this call in their names. [Load] and [OpenCheckpoint] take the path of the index.
+// (a larger tensor gets a file of its own), at most 1,024, and their index, as Hugging Face's
+// loaders read them. path names the index and ends in ".safetensors.index.json"; the files are
+// beside it, with a number of this call in their names. [Load] and [OpenCheckpoint] take the path
+// of the index.
 //
 // The new index takes the old one's place when all files are on the disk, and then the files of the
 // old index that SaveSharded wrote are removed: a program that dies meanwhile leaves the old
@@ -146,6 +147,9 @@ func saveSharded(path string, tensors []Named, metadata map[string]string, maxBy
 	shards, total, err := split(tensors, maxBytes)
 	if err != nil {
 		return err
+	}
+	if len(shards) > maxShards { // no reader would take it, and it must not replace a good one
+		return fmt.Errorf("%d files of at most %d bytes, and the maximum is %d files: raise maxBytes: %w", len(shards), maxBytes, maxShards, cuda.ErrInvalidArgument)
 	}
 	base := strings.TrimSuffix(filepath.Base(path), indexSuffix)
 	var number [4]byte

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -96,6 +97,32 @@ func TestSaveShardedKeepsOtherFiles(t *testing.T) {
 	)
 	if names := files(t, dir); err != nil || !slices.Contains(names, kept) || len(names) != 3 {
 		t.Errorf("%v, %v", names, err)
+	}
+}
+
+// More files than OpenCheckpoint opens are refused, and the checkpoint before stays.
+func TestSaveShardedRefusesTooManyFiles(t *testing.T) {
+	w := nn.NewParameter(nn.Constant(1), 2)
+	defer w.Close()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model.safetensors.index.json")
+	if err := nn.SaveSharded(path, []nn.Named{{Name: "w", Tensor: w}}, nil, 1); err != nil {
+		t.Fatal(err)
+	}
+	before, many := files(t, dir), make([]nn.Named, 1025)
+	for i := range many {
+		many[i] = nn.Named{Name: strconv.Itoa(i), Tensor: w}
+	}
+	if err := nn.SaveSharded(path, many, nil, 1); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "1025 files") {
+		t.Error(err)
+	}
+	if after := files(t, dir); !slices.Equal(after, before) {
+		t.Errorf("%d files", len(after))
+	}
+	if c, err := nn.OpenCheckpoint(path); err != nil {
+		t.Error(err)
+	} else if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
