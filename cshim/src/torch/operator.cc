@@ -592,7 +592,7 @@ void check_capacity(const ts_operator& op, int64_t capacity) {
   if (capacity == 0) return;
   if (op.tensor_returns < 0) {
     throw Failure(TS_ERROR_INVALID_ARGUMENT,
-                  op.name + " returns a list of tensors: call ts_operator_call_list");
+                  op.name + " returns a list, or an optional tensor: call ts_operator_call_list");
   }
   if (capacity < op.tensor_returns) {
     throw Failure(TS_ERROR_INVALID_ARGUMENT,
@@ -1019,6 +1019,14 @@ bool has_form(const c10::TypePtr& type) {
   }
 }
 
+// Whether only the call tells how many tensors a result of this type has.
+bool varies(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::ListType) return true;
+  if (type.kind() != c10::TypeKind::OptionalType) return false;
+  const c10::TypePtr element = type.expectRef<c10::OptionalType>().getElementType();
+  return element->kind() == c10::TypeKind::TensorType || varies(*element);
+}
+
 // Whether the operator hands the host the values, or the places, of its operand, without
 // arithmetic. It waits for a device, and must not in a turn.
 bool only_reads(const std::string& name) {
@@ -1056,7 +1064,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   op->is_plain = op->libraries == Libraries::kNone && !op->random;
   op->returns = schema.returns().size();
   for (const c10::Argument& result : schema.returns()) {
-    if (result.type()->kind() == c10::TypeKind::ListType) op->tensor_returns = -1;
+    if (varies(*result.type())) op->tensor_returns = -1;
     if (op->tensor_returns >= 0 && type_of(result.type()) == Type::kTensor) ++op->tensor_returns;
     if (!has_form(result.type())) op->unknown_return = result.type()->str();
   }

@@ -191,6 +191,9 @@ TEST(Operator, ChecksTheRoomForResults) {
   ts_tensor* ten[10] = {};
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "call ts_operator_call_list",
                Call("aten::split", "Tensor").tensor(x).integer(1).run(ten, 10, &count));
+  // It returns a tensor, and perhaps a second one.
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "call ts_operator_call_list",
+               Call("quantized::linear_unpack", "legacy").tensor(x).run(ten, 1, &count));
   EXPECT_EQ(ten[0], nullptr);
   EXPECT_EQ(count, -7) << "a failed call leaves its outputs";
 }
