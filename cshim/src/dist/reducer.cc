@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -145,11 +146,12 @@ class Reducer {
   // Reduces the buckets that are not full, and waits for all. Writes which parameters have no
   // gradient on this rank.
   void join(bool* unused) {
+    std::vector<bool> without;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       require(armed_, "there is no backward to join");
-      for (size_t i = 0; i < parameters_.size(); ++i) {
-        unused[i] = !parameters_[i].ready && !grad_of(parameters_[i]).defined();
+      for (const Parameter& parameter : parameters_) {
+        without.push_back(!parameter.ready && !grad_of(parameter).defined());
       }
       if (stream_) {
         const CUDAStream current = c10::cuda::getCurrentCUDAStream(group_.device);
@@ -170,6 +172,7 @@ class Reducer {
       if (divides(group_, TS_REDUCTION_AVERAGE)) bucket.flat.div_(backend_->getSize());
       hand_back(bucket);
     }
+    std::copy(without.begin(), without.end(), unused);
     armed_ = false;
   }
 

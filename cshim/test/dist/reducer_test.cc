@@ -122,6 +122,24 @@ TEST(Reducer, SendsZerosForWhatWasNotUsed) {
   });
 }
 
+TEST(Reducer, AJoinThatFailsLeavesItsOutput) {
+  both([](ts_group* group, float) {
+    const Model model;
+    ts_reducer* reducer = model.reducer(group);
+    const int64_t order[] = {0, 1};
+    const int64_t end = 2;
+    ASSERT_OK(ts_reducer_arrange(reducer, order, &end, 1));
+    bool unused[] = {true, true};
+    ASSERT_OK(ts_reducer_begin(reducer));
+    model.backward(1, /*with_b=*/false);
+    ASSERT_OK(ts_reducer_abort(reducer));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "aborted", ts_reducer_join(reducer, unused));
+    EXPECT_TRUE(unused[0] && unused[1]);
+    ASSERT_OK(ts_reducer_cancel(reducer));
+    ts_reducer_free(reducer);
+  });
+}
+
 TEST(Reducer, RefusesArguments) {
   both([](ts_group* group, float) {
     const Model model;
