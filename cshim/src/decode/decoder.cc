@@ -223,6 +223,7 @@ void make(int32_t device, int64_t max_images, size_t staging_bytes, size_t scrat
   require(decoder != nullptr, "decoder is NULL");
   require(max_images >= 1 && max_images <= 65535, "max_images must be from 1 to 65535");
   require(staging_bytes > 0 && scratch_bytes > 0, "memory of 0 bytes");
+  require(staging_bytes <= INT64_MAX - jpeg::kPlanAlign, "staging_bytes is over all memory");
   // A plan reaches the rooms by an offset of 32 bits.
   require(rooms_bytes == 0 || (staging_bytes <= UINT32_MAX - jpeg::kPlanAlign &&
                                rooms_bytes <= UINT32_MAX - aligned(staging_bytes)),

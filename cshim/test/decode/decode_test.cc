@@ -827,6 +827,9 @@ TEST_P(DecodeOn, WrongArgumentsAreErrors) {
                ts_gpu_decoder_new(0, 0, 1 << 20, 1 << 20, &none));
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "GPU",
                ts_gpu_decoder_new(ts_device_count(), 1, 1 << 20, 1 << 20, &none));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "staging_bytes",
+               ts_gpu_decoder_new(GetParam(), 1, SIZE_MAX, 1 << 20, &none));
+  EXPECT_EQ(none, nullptr);
   const GpuDecoder decoder = new_gpu_decoder(GetParam(), 2, 4 << 20, 4096);
   ASSERT_NE(decoder, nullptr);
   Staged staged(GetParam(), 4 << 20, 1);
@@ -875,8 +878,8 @@ TEST_P(DecodeOn, WrongArgumentsAreErrors) {
                                   large.images.data(), 1, room, failed, stream));
 }
 
-// LibTorch forgets the streams of memory that is used and freed while a thread is inside of a memory
-// pool, or captures (cuda/allocator.h). So the memory is kept until then.
+// LibTorch forgets the streams of memory that is used and freed while a thread is inside of a
+// memory pool, or captures (cuda/allocator.h). So the memory is kept until then.
 TEST(DecodeGpu, ResultsThatEndBesideAMemoryPoolAreKept) {
   NEEDS_GPUS(1);
   const int64_t kBytes = 8 << 20;
