@@ -861,12 +861,15 @@ c10::DeviceIndex gpu_of(ts_tensor* const* tensors, int64_t count) {
   return -1;
 }
 
-// Makes an unboxed call (`body`) in modes, or of an operator that random numbers or libraries of a
-// GPU concern.
+// The GPU of an operator that random numbers or libraries of a GPU concern, or -1.
+inline c10::DeviceIndex gpu_of_call(const ts_operator& op, ts_tensor* const* tensors,
+                                    int64_t count) {
+  return op.is_plain ? -1 : gpu_of(tensors, count);
+}
+
+// Makes an unboxed call (`body`) in modes, or one with a gpu_of_call.
 template <typename Body>
-[[gnu::noinline]] void run_within(const ts_operator& op, ts_tensor* const* tensors,
-                                  int64_t tensor_count, int32_t flags, Body&& body) {
-  const c10::DeviceIndex gpu = op.is_plain ? -1 : gpu_of(tensors, tensor_count);
+inline void run_within(const ts_operator& op, c10::DeviceIndex gpu, int32_t flags, Body&& body) {
   std::optional<RandomTurn> turn;
   if (op.random && gpu >= 0) turn.emplace();
   if (gpu < 0 || op.libraries == Libraries::kNone) {
@@ -901,7 +904,7 @@ inline bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t
     return false;
   }
   bool done = false;
-  run_within(op, operands.tensors, operands.tensor_count, flags,
+  run_within(op, gpu_of_call(op, operands.tensors, operands.tensor_count), flags,
              [&] { done = call_unboxed(op, operands, results); });
   return done;
 }
@@ -1114,14 +1117,17 @@ Operators& operators() {
 [[gnu::noinline]] ts_error* call_one_within(const ts_operator& op, const ts_arg* args,
                                             ts_tensor* const* tensors, const int64_t* ints,
                                             ts_call_counts counts, ts_tensor** result) noexcept {
+  const c10::DeviceIndex gpu = gpu_of_call(op, tensors, counts.tensors);
+  if (gpu < 0 && counts.flags == 0) {
+    return op.call.one(op, args, tensors, ints, counts, result);
+  }
   bool done = false;
   ts_error* error = nullptr;
   if (are_flags(counts.flags)) {
     error = guard("ts_operator_call", [&] {
       const Operands given{args, counts.args, tensors, counts.tensors,
                            ints, counts.ints, nullptr, 0};
-      run_within(op, tensors, counts.tensors, counts.flags,
-                 [&] { done = op.call.tensors(op, given, result); });
+      run_within(op, gpu, counts.flags, [&] { done = op.call.tensors(op, given, result); });
     });
   }
   return done || error != nullptr ? error : call_one(&op, args, tensors, ints, counts, result);
