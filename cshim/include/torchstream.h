@@ -810,7 +810,7 @@ enum { TS_NUMERICS_ON = 16, TS_NUMERICS_OFF = 256 };
  * results: the tensors, in order; NULL for one that the operator leaves undefined, as some backward
  * operators do. Results of other types are dropped. count: the number of tensors.
  * TS_ERROR_INVALID_ARGUMENT, before anything runs, if capacity is less than that, or if the
- * operator returns a list, whose length is unknown before the call (see ts_operator_call_list).
+ * operator returns a list or an optional tensor, whose number is unknown (ts_operator_call_list).
  * Capacity 0 drops all results, as for in-place operators. */
 TS_API ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments,
                                   ts_tensor* const* tensors, int64_t tensor_count, int32_t flags,

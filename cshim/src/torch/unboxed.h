@@ -50,7 +50,7 @@ struct UnboxedCall {
 // What calls read of an operator, in few lines of the cache.
 struct UnboxedOperator {
   UnboxedCall call = {};       // none: it is always called boxed
-  int32_t tensor_returns = 0;  // -1: it returns lists, only the call tells how many
+  int32_t tensor_returns = 0;  // -1: lists or optional tensors, only the call tells how many
   bool is_plain = false;       // it draws no random numbers and uses no libraries
   // One argument for each parameter of the schema. Those without a default are
   // TS_ARG_KIND_DEFAULT.
