@@ -25,9 +25,9 @@ type progress struct {
 	batches int                      // of an epoch; 0 if not known
 	begin   time.Time                // of this process's first epoch
 	first   int                      // step at begin
-	epochAt time.Time
-	images  int // in the running epoch
-	before  prefetcher.Stats
+	epochAt time.Time                // when the running epoch began, before its first batch came
+	images  int                      // in the running epoch
+	before  prefetcher.Stats         // at epochAt
 	drawn   time.Time
 }
 
@@ -45,6 +45,12 @@ func newProgress(r *runner) *progress {
 	return p
 }
 
+// start begins an epoch, with the time and the feed's statistics from which its line in the table
+// counts too.
+func (p *progress) start(now time.Time, stats prefetcher.Stats) {
+	p.epochAt, p.images, p.before = now, 0, stats
+}
+
 // step counts a step of n images, and redraws the bar a few times a second.
 func (p *progress) step(n int) {
 	if !p.terminal {
@@ -56,8 +62,7 @@ func (p *progress) step(n int) {
 			total = -1
 		}
 		p.bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(p.run.Progress), progressbar.OptionSetWidth(20),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(false))
-		p.epochAt, p.images, p.before = time.Now(), 0, p.run.Feed.Stats()
+			progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(false))
 	}
 	p.images += n
 	now := time.Now()
@@ -74,7 +79,7 @@ func (p *progress) step(n int) {
 func (p *progress) text(now time.Time, stats prefetcher.Stats, memory string) string {
 	r := p.run
 	seconds := now.Sub(p.epochAt).Seconds()
-	text := fmt.Sprintf("epoch %d of %d  %.0f images/s  waited %.1f %%", r.at.Epoch+1, r.Epochs, float64(p.images)/max(seconds, 1e-3),
+	text := fmt.Sprintf("epoch %d of %d  %.0f images/s  waited %.1f %%", r.at.Epoch+1, r.Epochs, float64(p.images)/seconds,
 		100*waitShare(p.before, stats, seconds))
 	if memory != "-" {
 		text += "  " + memory

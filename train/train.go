@@ -343,6 +343,7 @@ func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
 	}()
 	r.trainMode()
 	begin, before, first := time.Now(), r.Feed.Stats(), r.at.meter.samples
+	r.progress.start(begin, before)
 	if err := r.train(ctx); err != nil {
 		return e, err
 	}
