@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"reflect"
 	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -75,6 +76,8 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	switch {
 	case o.Model == nil || o.Optimizer == nil:
 		return nil, fmt.Errorf("train.NewStepper: it needs Model and Optimizer: %w", cuda.ErrInvalidArgument)
+	case isNil(o.Optimizer):
+		return nil, fmt.Errorf("train.NewStepper: Optimizer is a nil %T: its constructor failed, and returned an error that says why: %w", o.Optimizer, cuda.ErrInvalidArgument)
 	case !(o.ClipNorm >= 0) || math.IsInf(o.ClipNorm, 0):
 		return nil, fmt.Errorf("train.NewStepper: ClipNorm is %v, and must be finite and not negative: %w", o.ClipNorm, cuda.ErrInvalidArgument)
 	case o.Autocast != 0 && o.Autocast != torch.BFloat16 && o.Autocast != torch.Float16:
@@ -103,6 +106,13 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	}
 	s.graphed = torch.NewGraphed(s.run, torch.GraphedOptions{Fallback: true, WarmOnce: true})
 	return s, nil
+}
+
+// isNil reports whether an optimizer is a nil pointer, as optim.NewSGD returns beside its error. No
+// method can tell: those of a nil *optim.SGD panic before they begin, because it embeds its engine.
+func isNil(o optim.Optimizer) bool {
+	v := reflect.ValueOf(o)
+	return v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // Step trains on an input and its targets, on one device, and returns the model's output and the

@@ -171,12 +171,13 @@ func TestStepperRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for says, o := range map[string]train.StepperOptions{
-		"needs Model":      {Optimizer: s.opt},
-		"ClipNorm is -1":   {Model: s.net, Optimizer: s.opt, ClipNorm: -1},
-		"ClipNorm is NaN":  {Model: s.net, Optimizer: s.opt, ClipNorm: math.NaN()},
-		"ClipNorm is +Inf": {Model: s.net, Optimizer: s.opt, ClipNorm: math.Inf(1)},
-		"must be BFloat16": {Model: s.net, Optimizer: s.opt, Autocast: torch.Float64},
-		"Capturable":       {Model: s.net, Optimizer: plain, Graph: true},
+		"needs Model":                     {Optimizer: s.opt},
+		"Optimizer is a nil *optim.AdamW": {Model: s.net, Optimizer: (*optim.AdamW)(nil)},
+		"ClipNorm is -1":                  {Model: s.net, Optimizer: s.opt, ClipNorm: -1},
+		"ClipNorm is NaN":                 {Model: s.net, Optimizer: s.opt, ClipNorm: math.NaN()},
+		"ClipNorm is +Inf":                {Model: s.net, Optimizer: s.opt, ClipNorm: math.Inf(1)},
+		"must be BFloat16":                {Model: s.net, Optimizer: s.opt, Autocast: torch.Float64},
+		"Capturable":                      {Model: s.net, Optimizer: plain, Graph: true},
 	} {
 		if _, err := train.NewStepper(o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)

@@ -787,6 +787,7 @@ func TestMistakes(t *testing.T) {
 	newJob(t, job{path: path, Config: train.Config{Dir: folder, Epochs: 1}}).run(t)
 	for says, change := range map[string]func(c *train.Config){
 		"needs Model":                       func(c *train.Config) { c.Model = nil },
+		"Optimizer is a nil *optim.SGD":     func(c *train.Config) { c.Optimizer, _ = optim.NewSGD(nil, optim.SGDOptions{}) },
 		"Epochs is -1":                      func(c *train.Config) { c.Epochs = -1 },
 		"need Dir":                          func(c *train.Config) { c.Resume = true },
 		"checkpoint of an earlier run":      func(c *train.Config) { c.Dir = folder },
@@ -800,9 +801,9 @@ func TestMistakes(t *testing.T) {
 		"the batches have no field":         func(c *train.Config) { c.Feed, c.Loader = feed(t, unlabelled{}), nil },
 	} {
 		t.Run(says, func(t *testing.T) {
-			j := newJob(t, job{path: path})
-			change(&j.Config)
-			if _, err := train.Run(context.Background(), j.Config); err == nil || !strings.Contains(err.Error(), says) {
+			c := newJob(t, job{path: path}).Config
+			change(&c)
+			if _, err := train.Run(context.Background(), c); err == nil || !strings.Contains(err.Error(), says) {
 				t.Error(err)
 			}
 		})
