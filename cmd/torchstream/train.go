@@ -74,7 +74,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.BoolVar(&o.resume, "resume", false, "go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
 	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
 	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start from; tensors of another shape, such as the head, start anew")
-	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained: train only the tensors that the checkpoint did not have")
+	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained of the same network: train only the head, which the checkpoint did not have")
 	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with parameters in float32; fp16 on a GPU only (default: all in float32)")
 	set.BoolVar(&o.channelsLast, "channels-last", false, "keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
 	set.BoolVar(&o.graph, "graph", false, "on a GPU: replay each step as a CUDA graph, which frees the host")
@@ -314,6 +314,33 @@ func (o *trainOptions) checkTest() error {
 	return nil
 }
 
+// checkPretrained refuses a -pretrained that is no checkpoint, or that names another model.
+func (o *trainOptions) checkPretrained() error {
+	if o.pretrained == "" {
+		return nil
+	}
+	if _, err := os.Stat(o.pretrained); err != nil {
+		return fmt.Errorf("-pretrained: %w", err)
+	}
+	if err := checkpointFolder("-pretrained", o.pretrained); err != nil {
+		return err
+	}
+	file, err := nn.OpenCheckpoint(o.pretrained)
+	if err != nil {
+		return fmt.Errorf("-pretrained: %w", err)
+	}
+	model := file.Metadata()["model"]
+	if err := file.Close(); err != nil {
+		return err
+	}
+	// Another program may keep something else by this name.
+	if model == o.model || !slices.Contains(classifiers(), model) {
+		return nil
+	}
+	return fmt.Errorf("-pretrained %s is a checkpoint of a %s, and -model is %s: train it further with -model %[2]s, or name a checkpoint of a %[3]s",
+		printable.Name(o.pretrained), model, o.model)
+}
+
 // checkFolder refuses a new run in the folder of an earlier one, before work begins, and says how
 // to go on.
 func (o *trainOptions) checkFolder() error {
@@ -440,13 +467,8 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := o.checkTest(); err != nil {
 		return err
 	}
-	if o.pretrained != "" {
-		if _, err := os.Stat(o.pretrained); err != nil {
-			return fmt.Errorf("-pretrained: %w", err)
-		}
-		if err := checkpointFolder("-pretrained", o.pretrained); err != nil {
-			return err
-		}
+	if err := o.checkPretrained(); err != nil {
+		return err
 	}
 	images, err := printClasses(ctx, o.archive, stdout, stderr)
 	if err != nil {
@@ -641,9 +663,13 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained), printable.Text(report.String()))
+	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained), printable.Text(shortened(report)))
 	if !o.freeze {
 		return nil
+	}
+	if unfit := belowHead(model, report); len(unfit) > 0 {
+		return fmt.Errorf("-freeze trains the head alone, and %s of %s and this %s differ below it: %s: name a checkpoint of the same network, or leave -freeze out",
+			counted(len(unfit), "tensor", "tensors"), printable.Name(o.pretrained), o.model, listed(unfit))
 	}
 	if err := nn.Freeze(model); err != nil {
 		return err
@@ -662,6 +688,32 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 		return fmt.Errorf("%s has every tensor of the model, so -freeze leaves nothing to train: leave -freeze out", o.pretrained)
 	}
 	return nil
+}
+
+// shortened returns the text of a report with the first differences, as many as nn.Load lists.
+func shortened(report *nn.LoadReport) string {
+	const most = 10
+	lines := strings.Split(report.String(), "\n") // after the first one, a difference each
+	if more := len(lines) - 1 - most; more > 0 {
+		lines = append(lines[:1+most], "and "+counted(more, "more difference", "more differences"))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// belowHead returns the names of the tensors in which a checkpoint and a classifier differ, but for
+// those of its head, which is its last layer. A file without counts of batches is as PyTorch wrote
+// them before it had these.
+func belowHead(model nn.Module, report *nn.LoadReport) []string {
+	parameters := nn.NamedParameters(model)
+	last := parameters[len(parameters)-1].Name
+	head := last[:strings.LastIndex(last, ".")+1]
+	names := slices.Clone(report.Missing)
+	for _, m := range report.Mismatched {
+		names = append(names, m.Name)
+	}
+	return slices.DeleteFunc(append(names, report.Unexpected...), func(name string) bool {
+		return strings.HasPrefix(name, head) || strings.HasSuffix(name, ".num_batches_tracked")
+	})
 }
 
 // finish prints the result, and how to use it.

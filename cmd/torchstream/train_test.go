@@ -137,6 +137,81 @@ func TestTrain(t *testing.T) {
 	}
 }
 
+// A checkpoint of another network is refused: by its metadata, before the archive is read, and with
+// -freeze by its tensors below the head.
+func TestTrainRefusesAnotherNetwork(t *testing.T) {
+	archive := fewPhotos(t, map[string]int{"cat": 2, "dog": 2})
+	save := func(model string, metadata map[string]string) string {
+		net, err := models.ByName(model, models.Options{NumClasses: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nn.Close(net)
+		path := filepath.Join(t.TempDir(), "other.pt")
+		if err := nn.Save(path, net, metadata); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out"), "-pretrained"}
+	named := save("mobilenet_v3_small", map[string]string{"model": "mobilenet_v3_small"})
+	says := "-pretrained " + named + " is a checkpoint of a mobilenet_v3_small, and -model is resnet18: train it further with -model mobilenet_v3_small, or"
+	if status, stdout, stderr := command(t, append(args, named)...); status != 1 || stdout != "" || !strings.Contains(stderr, says) {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+	// Every tensor of a ResNet-18 but the head's is one of a ResNet-34, which has 8 more blocks, of
+	// 12 tensors. The model of this file's metadata is not one of ours.
+	deeper := save("resnet34", map[string]string{"model": "mine"})
+	status, stdout, stderr := command(t, append(args, deeper, "-freeze")...)
+	if status != 1 || !strings.Contains(stderr, "-freeze trains the head alone, and 80 tensors of "+deeper+" and this resnet18 differ below it: layer1.2.conv1.weight, ") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	if !strings.Contains(stdout, "is not in the module\nand 88 more differences\n\n") || strings.Count(stdout, "tensor layer") != 8 {
+		t.Errorf("printed\n%s", stdout)
+	}
+	// Without -freeze all tensors are trained, wherever they come from.
+	if stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained", deeper); !strings.Contains(stdout, "\n1 step, ") {
+		t.Errorf("printed\n%s", stdout)
+	}
+	// And the other way: a ResNet-18 lacks blocks, or has others of their names.
+	shallow := save("resnet18", nil)
+	for model, first := range map[string]string{"resnet34": "layer1.2.conv1.weight", "resnet50": "layer1.0.conv3.weight"} {
+		if status, _, stderr := command(t, append(args, shallow, "-freeze", "-model", model)...); status != 1 ||
+			!strings.Contains(stderr, " and this "+model+" differ below it: "+first+", ") {
+			t.Errorf("status %d, %s", status, stderr)
+		}
+	}
+}
+
+// The head of every family is the layer that another number of classes changes.
+func TestFreezeKnowsTheHead(t *testing.T) {
+	for _, model := range []string{"resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"} {
+		t.Run(model, func(t *testing.T) {
+			net, err := newModel(model, 2, 32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nn.Close(net)
+			path := filepath.Join(t.TempDir(), "two.safetensors")
+			if err := nn.Save(path, net, nil); err != nil {
+				t.Fatal(err)
+			}
+			other, err := newModel(model, 3, 32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nn.Close(other)
+			report, err := nn.LoadWith(path, other, nn.LoadOptions{Partial: true})
+			if err != nil || len(report.Mismatched) != 2 {
+				t.Fatal(report, err)
+			}
+			if unfit := belowHead(other, report); len(unfit) != 0 {
+				t.Error(unfit)
+			}
+		})
+	}
+}
+
 // tensorBits returns the float32 tensors of a checkpoint.
 func tensorBits(t *testing.T, path string) map[string][]float32 {
 	t.Helper()
