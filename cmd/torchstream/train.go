@@ -293,25 +293,32 @@ func existing(folder string) (string, error) {
 	}
 }
 
-// checkTest refuses a -test that does not exist or is -archive.
-func (o *trainOptions) checkTest() error {
+// checkArchives refuses an -archive or -test that does not exist, and a -test that is -archive.
+func (o *trainOptions) checkArchives() error {
+	archive, err := statArchive(o.archive)
+	if err != nil {
+		return fmt.Errorf("-archive: %w", err)
+	}
 	if o.test == "" {
 		return nil
 	}
-	same := o.test == o.archive
-	if plain := !strings.ContainsAny(o.test, "{*?[") && !strings.Contains(o.test, "://"); plain { // neither shards nor a URL
-		test, err := os.Stat(o.test)
-		if err != nil {
-			return fmt.Errorf("-test: %w", err)
-		}
-		archive, err := os.Stat(o.archive)
-		same = same || err == nil && os.SameFile(test, archive)
+	test, err := statArchive(o.test)
+	if err != nil {
+		return fmt.Errorf("-test: %w", err)
 	}
-	if same {
+	if o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive) {
 		return usageError{fmt.Sprintf("-test %s is -archive, so the accuracy would be that on images of the training: name an archive of held-back images, or leave -test out",
 			printable.Name(o.test))}
 	}
 	return nil
+}
+
+// statArchive describes the file of an archive; nil stands for shards or a URL.
+func statArchive(path string) (fs.FileInfo, error) {
+	if strings.ContainsAny(path, "{*?[") || strings.Contains(path, "://") {
+		return nil, nil
+	}
+	return os.Stat(path)
 }
 
 // checkPretrained refuses a -pretrained that is no checkpoint, or that names another model.
@@ -461,10 +468,10 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := checkWritable(o.out); err != nil {
 		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
 	}
-	if err := o.checkFolder(); err != nil {
+	if err := o.checkArchives(); err != nil {
 		return err
 	}
-	if err := o.checkTest(); err != nil {
+	if err := o.checkFolder(); err != nil {
 		return err
 	}
 	if err := o.checkPretrained(); err != nil {

@@ -109,6 +109,15 @@ func TestTrain(t *testing.T) {
 		t.Errorf("last.pt has changed: %v", err)
 	}
 
+	// The folder's run does not hide that there is no such archive.
+	missing := filepath.Join(t.TempDir(), "missing.tgz")
+	for says, archives := range map[string][]string{"-archive: stat " + missing: {missing}, "-test: stat " + missing: {archive, "-test", missing}} {
+		args := append([]string{"train", "-device", "cpu", "-out", out, "-archive"}, archives...)
+		if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" || !strings.Contains(stderr, says) {
+			t.Errorf("%q: status %d, %s%s", args, status, stdout, stderr)
+		}
+	}
+
 	// The same folder is for -resume, with the same options, only.
 	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
 	for says, args := range map[string][]string{
