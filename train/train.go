@@ -75,7 +75,9 @@ type Config struct {
 	Patience int
 	// TensorBoard writes the figures of each epoch to an event file in Dir too.
 	TensorBoard bool
-	// Metadata is saved with the checkpoints under "metadata": for example the classes.
+	// Metadata is saved with the checkpoints under "metadata": for example the classes. torchstream
+	// predict and evaluate need three keys: "model", a name of models.Names; "classes", a JSON list
+	// of the classes' names, in the order of the outputs; "size", the pixels of an image's side.
 	Metadata map[string]string
 
 	// Progress receives a table with a line for each epoch, and a bar if it is a terminal; nil for

@@ -120,14 +120,31 @@ func openTrained(path string) (*trained, error) {
 	if err != nil {
 		return nil, err
 	}
-	about := file.Metadata()
-	t := &trained{Checkpoint: file, path: path, model: about["model"]}
-	t.size, err = strconv.Atoi(about["size"])
-	if err != nil || json.Unmarshal([]byte(about["classes"]), &t.classes) != nil || len(t.classes) == 0 || !slices.Contains(classifiers(), t.model) {
-		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its model, its classes and its size: -checkpoint FILE names another, for instance trained/best.pt",
-			printable.Name(path)), file.Close())
+	t := &trained{Checkpoint: file, path: path}
+	if missing := t.describe(); len(missing) > 0 {
+		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its model, its classes and its size: its metadata has no valid %s; "+
+			"-checkpoint FILE names another, for instance trained/best.pt, and a program that trains sets train.Config.Metadata",
+			printable.Name(path), strings.Join(missing, ", ")), file.Close())
 	}
 	return t, nil
+}
+
+// describe reads what the metadata say of the network. It returns the keys that are missing or not
+// valid, with examples.
+func (t *trained) describe() (missing []string) {
+	about := t.Metadata()
+	t.model = about["model"]
+	if !slices.Contains(classifiers(), t.model) {
+		missing = append(missing, `"model" (such as resnet18)`)
+	}
+	if json.Unmarshal([]byte(about["classes"]), &t.classes) != nil || len(t.classes) == 0 {
+		missing = append(missing, `"classes" (such as ["cat","dog"])`)
+	}
+	var err error
+	if t.size, err = strconv.Atoi(about["size"]); err != nil {
+		missing = append(missing, `"size" (such as 224)`)
+	}
+	return missing
 }
 
 // net makes the network, with the checkpoint's parameters, on a device. Something has checked the

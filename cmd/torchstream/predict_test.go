@@ -241,6 +241,10 @@ func TestPredictCommandLine(t *testing.T) {
 	if err := nn.Save(other, net, nil); err != nil {
 		t.Fatal(err)
 	}
+	unsized := filepath.Join(t.TempDir(), "unsized.safetensors")
+	if err := nn.Save(unsized, net, map[string]string{"model": "resnet18", "classes": `["cat","dog"]`}); err != nil {
+		t.Fatal(err)
+	}
 	empty, begun := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(begun, "last.pt"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -258,6 +262,8 @@ func TestPredictCommandLine(t *testing.T) {
 		{[]string{"-checkpoint", begun, photos}, 1, "is a folder: name the checkpoint in it: -checkpoint " + filepath.Join(begun, "last.pt")},
 		{[]string{"-checkpoint", empty, photos}, 1, empty + " is a folder, without a checkpoint"},
 		{[]string{"-checkpoint", other, photos}, 1, other + " is no checkpoint of torchstream train"},
+		{[]string{"-checkpoint", other, photos}, 1, `has no valid "model" (such as resnet18), "classes" (such as ["cat","dog"]), "size" (such as 224); `},
+		{[]string{"-checkpoint", unsized, photos}, 1, `has no valid "size" (such as 224); `},
 		{[]string{"-checkpoint", checkpoint, "-device", "cpu", empty}, 1, "nothing to classify"},
 	} {
 		status, stdout, stderr := command(t, append([]string{"predict"}, c.args...)...)
