@@ -127,7 +127,7 @@ func (e *engine) build() error {
 		trained = trained || p.RequiresGrad()
 	}
 	if !trained {
-		return fmt.Errorf("optim.New%s: none of the %d parameters requires gradients: %w", e.name, len(e.params), cuda.ErrInvalidArgument)
+		return fmt.Errorf("optim.New%s: none of the %d parameters requires gradients: call nn.Unfreeze with the part of the model to train: %w", e.name, len(e.params), cuda.ErrInvalidArgument)
 	}
 	for _, g := range e.groups {
 		for _, s := range g.slots {

@@ -152,7 +152,7 @@ func TestInvalidParametersAndOptions(t *testing.T) {
 		{"no parameters", nil, optim.SGDOptions{}, "no parameters"},
 		{"nil", []*torch.Tensor{w, nil}, optim.SGDOptions{}, "parameter 1"},
 		{"twice", []*torch.Tensor{w, w}, optim.SGDOptions{}, "parameter 1 is in the list twice"},
-		{"constant", []*torch.Tensor{constant}, optim.SGDOptions{}, "none of the 1 parameters requires gradients"},
+		{"constant", []*torch.Tensor{constant}, optim.SGDOptions{}, "none of the 1 parameters requires gradients: call nn.Unfreeze with the part"},
 		{"failed", []*torch.Tensor{torch.Fail("x", cuda.ErrInvalidArgument)}, optim.SGDOptions{}, "parameter 0"},
 		{"negative rate", ok, optim.SGDOptions{LR: -1}, "negative"},
 		{"NaN", ok, optim.SGDOptions{LR: math.NaN()}, "finite"},

@@ -108,7 +108,14 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 				shape[1], c.classes, c.classes, cuda.ErrInvalidArgument))
 		}
 	}
-	return output.CrossEntropy(batch.Labels)
+	loss := output.CrossEntropy(batch.Labels)
+	// On the CPU a label without an output is an error here, which names only the label.
+	if err := loss.Err(); err != nil && output.Err() == nil && output.Device() == cuda.CPU {
+		if _, outputs := classLabels(output, batch.Labels); outputs > 0 {
+			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, for the labels 0 to %d: %w", outputs, outputs-1, err))
+		}
+	}
+	return loss
 }
 
 // input is what the model gets of a batch.

@@ -95,19 +95,21 @@ func TestEvaluateMistakes(t *testing.T) {
 	infinite := &fixed{rows: make([][classes + 4]float32, 1), labels: []int64{0}}
 	infinite.rows[0][1] = float32(math.Inf(1))
 	rows := newFixed(t, infinite)
+	beyond := feed(t, &fixed{rows: make([][classes + 4]float32, 2), labels: []int64{0, classes + 4}})
 	for says, c := range map[string]struct {
 		ctx   context.Context
 		model nn.Module
 		feed  *prefetcher.Prefetcher
 		o     train.EvaluateOptions
 	}{
-		"needs a model and a feed":                          {feed: j.Eval},
-		"train.Evaluate: needs a model":                     {model: j.Model},
-		"the model has 2 outputs, and the loader 3 classes": {model: few, feed: j.Eval, o: train.EvaluateOptions{Loader: j.Loader}},
-		"the batches have no field \"labels\": set Loss":    {model: j.Model, feed: feed(t, unlabelled{})},
-		"the evaluation feed has no samples":                {model: rows.Model, feed: feed(t, &fixed{})},
-		"train.Evaluate: the evaluation loss is ":           {model: rows.Model, feed: rows.Feed},
-		"train.Evaluate: context canceled":                  {ctx: ended, model: j.Model, feed: j.Eval},
+		"needs a model and a feed":                                            {feed: j.Eval},
+		"train.Evaluate: needs a model":                                       {model: j.Model},
+		"the model has 2 outputs, and the loader 3 classes":                   {model: few, feed: j.Eval, o: train.EvaluateOptions{Loader: j.Loader}},
+		"the batches have no field \"labels\": set Loss":                      {model: j.Model, feed: feed(t, unlabelled{})},
+		"the evaluation feed has no samples":                                  {model: rows.Model, feed: feed(t, &fixed{})},
+		"train.Evaluate: the evaluation loss is ":                             {model: rows.Model, feed: rows.Feed},
+		"the model has 7 outputs, for the labels 0 to 6: torch: CrossEntropy": {model: rows.Model, feed: beyond},
+		"train.Evaluate: context canceled":                                    {ctx: ended, model: j.Model, feed: j.Eval},
 	} {
 		if c.ctx == nil {
 			c.ctx = t.Context()

@@ -89,7 +89,7 @@ func (r *runner) openDir(ctx context.Context) error {
 	_, err := os.Lstat(path)
 	switch {
 	case err == nil && !r.Resume:
-		return fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it with the same options, name another folder, or delete %s", path, r.Dir)
+		return fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it by Config.Resume with the same options, name another folder in Config.Dir, or delete %s", path, r.Dir)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("train: %w", err)
 	}

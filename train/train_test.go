@@ -786,11 +786,11 @@ func TestMistakes(t *testing.T) {
 	folder := t.TempDir()
 	newJob(t, job{path: path, Config: train.Config{Dir: folder, Epochs: 1}}).run(t)
 	for says, change := range map[string]func(c *train.Config){
-		"needs Model":                       func(c *train.Config) { c.Model = nil },
-		"Optimizer is a nil *optim.SGD":     func(c *train.Config) { c.Optimizer, _ = optim.NewSGD(nil, optim.SGDOptions{}) },
-		"Epochs is -1":                      func(c *train.Config) { c.Epochs = -1 },
-		"need Dir":                          func(c *train.Config) { c.Resume = true },
-		"checkpoint of an earlier run":      func(c *train.Config) { c.Dir = folder },
+		"needs Model":                   func(c *train.Config) { c.Model = nil },
+		"Optimizer is a nil *optim.SGD": func(c *train.Config) { c.Optimizer, _ = optim.NewSGD(nil, optim.SGDOptions{}) },
+		"Epochs is -1":                  func(c *train.Config) { c.Epochs = -1 },
+		"need Dir":                      func(c *train.Config) { c.Resume = true },
+		"earlier run: resume it by Config.Resume with the same options, name another folder in Config.Dir": func(c *train.Config) { c.Dir = folder },
 		"had no EMA":                        func(c *train.Config) { c.Dir, c.Resume, c.EMA = folder, true, &optim.EMA{} },
 		"whose last.pt is gone":             func(c *train.Config) { c.Dir = withBest(t, c.Model) },
 		"best.pt is of an earlier run":      func(c *train.Config) { c.Dir, c.Resume = withBest(t, c.Model), true },
