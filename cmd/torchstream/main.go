@@ -175,7 +175,11 @@ func advised(err error) string {
 	if joined {
 		more = "\n" + more
 	}
-	return fmt.Sprintf("%s%v (`torchstream inspect -fix OUT %s` writes an archive without the bad members)%s", before, bad, printable.Name(bad.File), more)
+	skip := ""
+	if errors.As(err, &skippableError{}) {
+		skip = ", -bad-samples skip leaves them out"
+	}
+	return fmt.Sprintf("%s%v (`torchstream inspect -fix OUT %s` writes an archive without the bad members%s)%s", before, bad, printable.Name(bad.File), skip, more)
 }
 
 // hint names the help for a wrong command line.

@@ -46,6 +46,7 @@ type feeding struct {
 	batch, workers, decodeSMs int
 	decode                    string
 	seed                      uint64
+	badSamples                imageloader.BadSamplePolicy
 }
 
 // trainCommand trains a classifier.
@@ -69,6 +70,8 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
 	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
+	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the training, skip leaves them out, substitute puts another image of the batch in their place; those of -test are then left out (default fail)",
+		func(name string) (err error) { o.badSamples, err = parseBadSamples(name); return err })
 	set.Uint64Var(&o.seed, "seed", 1, "of the parameters, the order, the crops and Dropout; at least 1")
 	set.StringVar(&o.out, "out", "trained", "`DIR` of the results")
 	set.BoolVar(&o.resume, "resume", false, "go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
@@ -92,7 +95,25 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if errors.Is(err, cuda.ErrOutOfMemory) {
 		err = fmt.Errorf("%w (-batch %d: a smaller one needs less memory)", err, o.batch)
 	}
+	if err != nil && o.badSamples == imageloader.Fail {
+		err = skippableError{err}
+	}
 	return err
+}
+
+// skippableError is the error of a command that may leave bad samples out, and was not told to.
+type skippableError struct{ error }
+
+func (e skippableError) Unwrap() error { return e.error }
+
+// parseBadSamples reads -bad-samples.
+func parseBadSamples(name string) (imageloader.BadSamplePolicy, error) {
+	for _, p := range []imageloader.BadSamplePolicy{imageloader.Fail, imageloader.Skip, imageloader.Substitute} {
+		if p.String() == name {
+			return p, nil
+		}
+	}
+	return 0, errors.New("want fail, skip or substitute")
 }
 
 // minSize is the minimum of -size, in pixels.
@@ -481,7 +502,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
-	loader, feed, err := o.open(ctx, device, o.archive, images, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true},
+	loader, feed, err := o.open(ctx, device, o.archive, images, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true, BadSamples: o.badSamples},
 		o.window())
 	if err != nil {
 		return err
@@ -516,8 +537,25 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		defer held.Close()
 		defer testFeed.Close()
 		c.Eval = testFeed
+		defer func() { printBad(stdout, o.test, held.Stats(), imageloader.Skip) }()
 	}
+	defer func() { printBad(stdout, o.archive, loader.Stats(), o.badSamples) }()
 	return train.WithPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
+}
+
+// printBad says how many bad samples of an archive a policy left out or replaced, and names the
+// first.
+func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSamplePolicy) {
+	if s.Bad == 0 || p == imageloader.Fail {
+		return // an error names the sample
+	}
+	names := make([]string, len(s.BadNamed))
+	for i, bad := range s.BadNamed {
+		names[i] = bad.Name
+	}
+	done := map[imageloader.BadSamplePolicy]string{imageloader.Skip: "left out", imageloader.Substitute: "replaced by others"}[p]
+	fmt.Fprintf(w, "%s: %s %s, each counted in every epoch: %s: `torchstream inspect -fix OUT %[1]s` writes an archive without\n",
+		printable.Name(path), counted(s.Bad, "bad image", "bad images"), done, listed(names))
 }
 
 // fit builds the model and trains it.
@@ -852,7 +890,11 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 
 // openHeldBack opens an archive for an evaluation, with the labels of the classes.
 func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path string, images, size int, classes []string) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
-	return o.open(ctx, device, path, images, imageloader.Options{Transform: imageloader.Eval(size*8/7, size), Classes: classes}, trace.Window{}) // 256 for 224
+	options := imageloader.Options{Transform: imageloader.Eval(size*8/7, size), Classes: classes, BadSamples: o.badSamples} // 256 for 224
+	if o.badSamples == imageloader.Substitute {
+		options.BadSamples = imageloader.Skip // an image that is counted twice would make the figures wrong
+	}
+	return o.open(ctx, device, path, images, options, trace.Window{})
 }
 
 // compareClasses counts the images of an archive. It returns the classes of the archive that are

@@ -341,6 +341,7 @@ func TestTrainMistakes(t *testing.T) {
 		"-weight-decay -1: must be":                {"-archive", photos, "-weight-decay", "-1"},
 		"-workers -1: must be at":                  {"-archive", photos, "-workers", "-1"},
 		"use -decode auto or host":                 {"-archive", photos, "-decode", "device", "-device", "cpu"},
+		"-bad-samples: want fail, skip or subst":   {"-archive", photos, "-bad-samples", "ignore"},
 		"-decode-sms -1: want":                     {"-archive", photos, "-decode", "auto", "-decode-sms", "-1"},
 		"-decode-sms 8: want":                      {"-archive", photos, "-decode-sms", "8"},
 		"-profile: trace: \"x.foo\": the name":     {"-archive", photos, "-profile", "x.foo"},
@@ -440,7 +441,7 @@ func TestTrainBadImage(t *testing.T) {
 	good := encoded.String()
 	archive := writeTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
 	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", filepath.Join(t.TempDir(), "out"))
-	says := "(`torchstream inspect -fix OUT " + archive + "` writes an archive without the bad members)\n"
+	says := "(`torchstream inspect -fix OUT " + archive + "` writes an archive without the bad members, -bad-samples skip leaves them out)\n"
 	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged`) || !strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
@@ -448,6 +449,34 @@ func TestTrainBadImage(t *testing.T) {
 	err := errors.Join(fmt.Errorf("train: %w (Go)", bad), errors.New("disk is full"))
 	if got, want := advised(err), "train: "+bad.Error()+" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// -bad-samples leaves the bad images of a training and of its evaluations out, or has others in
+// their places in the training, and the end counts and names them.
+func TestTrainGoesOnWithoutBadImages(t *testing.T) {
+	var encoded bytes.Buffer
+	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
+		t.Fatal(err)
+	}
+	good := encoded.String()
+	archive := writeTar(t, map[string]string{"a/1.png": good, "a/2.png": good, "a/README": "Photographs", "b/1.png": good, "b/2.png": good, "b/bad.png": good[:50]})
+	test := writeTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/cut.png": good[:50]})
+	next := ": `torchstream inspect -fix OUT %s` writes an archive without\n"
+	for policy, says := range map[string]string{"skip": "4 bad images left out", "substitute": "4 bad images replaced by others"} {
+		// Two epochs of two bad images. A batch has all images, so that one of them is good.
+		stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "6", "-bad-samples", policy)
+		for _, want := range []string{
+			archive + ": " + says + ", each counted in every epoch: ", "a/README", "b/bad.png", fmt.Sprintf(next, archive),
+			test + ": 2 bad images left out, each counted in every epoch: b/cut.png" + fmt.Sprintf(next, test), " of 2 held-back images\n",
+		} {
+			if !strings.Contains(stdout, want) {
+				t.Errorf("%s: %q is not in\n%s", policy, want, stdout)
+			}
+		}
+	}
+	if stdout := trainSmall(t, test, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-bad-samples", "skip"); !strings.Contains(stdout, ": 1 bad image left out") {
+		t.Errorf("printed\n%s", stdout)
 	}
 }
 
