@@ -313,11 +313,11 @@ func TestCancel(t *testing.T) {
 				t.Errorf("%s: the loop ended with %v", name, last)
 			}
 		}
-		var canceled atomic.Bool
-		start := func() (context.Context, func()) {
-			canceled.Store(false)
+		// Each start has a flag of its own: a cancel that is late belongs to an epoch that has ended.
+		start := func() (context.Context, *atomic.Bool, func()) {
+			canceled := new(atomic.Bool)
 			ctx, cancel := context.WithCancelCause(t.Context())
-			return ctx, func() {
+			return ctx, canceled, func() {
 				cancel(cause)
 				canceled.Store(true)
 			}
@@ -331,8 +331,8 @@ func TestCancel(t *testing.T) {
 			return nil
 		}}}
 		p := newFeed(t, source, Options{Device: device})
-		ctx, cancel := start()
-		run("in lend", p, ctx, &canceled, func(b *Batch) {
+		ctx, canceled, cancel := start()
+		run("in lend", p, ctx, canceled, func(b *Batch) {
 			for <-lending < 5 { // 3 host slots and 2 device slots are full
 			}
 			cancel()
@@ -350,25 +350,25 @@ func TestCancel(t *testing.T) {
 			return ctx.Err()
 		}}}
 		p = newFeed(t, source, Options{Device: device})
-		ctx, cancel = start()
+		ctx, canceled, cancel = start()
 		go func() {
 			<-waiting
 			cancel()
 		}()
-		run("slow source", p, ctx, &canceled, func(*Batch) {})
+		run("slow source", p, ctx, canceled, func(*Batch) {})
 		closeFeed(t, p)
 
 		// Before the first batch, and at random moments, including copies, finishes and releases.
 		source = &floatSource{rawSource: rawSource{batch: 64, samples: 1 << 50, ahead: 2}}
 		p = newFeed(t, source, Options{Device: device})
-		ctx, cancel = start()
+		ctx, canceled, cancel = start()
 		cancel()
-		run("before the start", p, ctx, &canceled, func(*Batch) { t.Error("a batch after the cancellation") })
+		run("before the start", p, ctx, canceled, func(*Batch) { t.Error("a batch after the cancellation") })
 		rng := rand.New(rand.NewPCG(1, 1))
 		for i := range 30 {
-			ctx, cancel = start()
+			ctx, canceled, cancel = start()
 			time.AfterFunc(time.Duration(rng.IntN(20000))*time.Microsecond, cancel)
-			run(fmt.Sprint("random ", i), p, ctx, &canceled, func(b *Batch) { b.Images.MulScalar(2) })
+			run(fmt.Sprint("random ", i), p, ctx, canceled, func(b *Batch) { b.Images.MulScalar(2) })
 		}
 		closeFeed(t, p)
 	})
