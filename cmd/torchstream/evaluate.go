@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
@@ -37,6 +38,14 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
 	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
+	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the evaluation, skip leaves them out (default fail)", func(name string) error {
+		policy, err := parseBadSamples(name)
+		if err != nil || policy == imageloader.Substitute {
+			return errors.New("want fail or skip") // an image that is counted twice would make the figures wrong
+		}
+		o.badSamples = policy
+		return nil
+	})
 	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: the network in 16 bits, as a training with -amp evaluates; fp16 on a GPU only (default: float32)")
 	set.BoolVar(&o.asJSON, "json", false, "print one JSON object, with all classes and all confusions")
 	if err := parse(set, args, 0); err != nil {
@@ -60,6 +69,9 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	err = o.run(ctx, dtype, stdout, stderr)
 	if errors.Is(err, cuda.ErrOutOfMemory) {
 		err = fmt.Errorf("%w (-batch %d: a smaller one needs less memory)", err, o.batch)
+	}
+	if err != nil && o.badSamples == imageloader.Fail {
+		err = skippableError{err}
 	}
 	return err
 }
@@ -104,9 +116,10 @@ func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, st
 		return err
 	}
 	if o.asJSON {
-		err = writeJSON(stdout, o.evaluation(file, m))
+		err = writeJSON(stdout, o.evaluation(file, m, loader.Stats()))
 	} else {
 		err = o.print(stdout, file, m)
+		printBad(stdout, o.archive, loader.Stats(), o.badSamples, "")
 	}
 	if err != nil || o.out == "" {
 		return err
@@ -139,8 +152,9 @@ type evaluation struct {
 	Size       int               `json:"size"` // pixels of an image's side
 	Archive    string            `json:"archive"`
 	Images     int64             `json:"images"`
-	Loss       float64           `json:"loss"` // mean cross-entropy
-	Top1       float64           `json:"top1"` // share, from 0 to 1
+	BadImages  int64             `json:"bad_images"` // left out, by -bad-samples skip
+	Loss       float64           `json:"loss"`       // mean cross-entropy
+	Top1       float64           `json:"top1"`       // share, from 0 to 1
 	Top5       float64           `json:"top5"`
 	Classes    []evaluatedClass  `json:"classes"`    // by label
 	Confusions []namedConfusions `json:"confusions"` // all, the most frequent first
@@ -161,8 +175,8 @@ type namedConfusions struct {
 	Share    float64 `json:"share"` // of the class's images, from 0 to 1
 }
 
-func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics) evaluation {
-	e := evaluation{Checkpoint: file.path, Model: file.model, Size: file.size, Archive: o.archive, Images: m.Samples, Loss: m.Loss, Top1: m.Top1, Top5: m.Top5,
+func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloader.Stats) evaluation {
+	e := evaluation{Checkpoint: file.path, Model: file.model, Size: file.size, Archive: o.archive, Images: m.Samples, BadImages: s.Bad, Loss: m.Loss, Top1: m.Top1, Top5: m.Top5,
 		Confusions: []namedConfusions{}}
 	for label, row := range m.Confusion {
 		c := evaluatedClass{Class: file.classes[label], Right: row[label]}

@@ -5,6 +5,8 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"image"
+	"image/png"
 	"math"
 	"os"
 	"path/filepath"
@@ -212,6 +214,34 @@ func TestEvaluateComparesClasses(t *testing.T) {
 	}
 }
 
+// -bad-samples skip evaluates the good images, and the result counts and names the others. Without,
+// the error names the option.
+func TestEvaluateGoesOnWithoutBadImages(t *testing.T) {
+	checkpoint, _ := untrained(t, "a", "b")
+	var encoded bytes.Buffer
+	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
+		t.Fatal(err)
+	}
+	good := encoded.String()
+	archive := writeTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
+	args := []string{"evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu"}
+	fix := "`torchstream inspect -fix OUT " + archive + "` writes an archive without"
+	status, stdout, stderr := command(t, args...)
+	if says := "(" + fix + " the bad members, -bad-samples skip leaves them out)\n"; status != 1 || stdout != "" || !strings.HasSuffix(stderr, says) {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+	args = append(args, "-bad-samples", "skip")
+	status, stdout, stderr = command(t, args...)
+	if says := archive + ": 1 bad image left out: b/bad.png: " + fix + "\n"; status != 0 || !strings.Contains(stdout, archive+": 2 images, loss ") || !strings.HasSuffix(stdout, says) {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+	status, stdout, stderr = command(t, append(args, "-json")...)
+	var e evaluation
+	if err := json.Unmarshal([]byte(stdout), &e); status != 0 || err != nil || e.Images != 2 || e.BadImages != 1 {
+		t.Errorf("status %d, %v, %s%s", status, err, stdout, stderr)
+	}
+}
+
 func TestListedNamesEnd(t *testing.T) {
 	var names []string
 	for n := range 11 {
@@ -247,6 +277,7 @@ func TestEvaluateMistakes(t *testing.T) {
 		{[]string{"-archive", archive, "-amp", "fp8"}, 2, "-amp \"fp8\": want bf16 or fp16"},
 		{[]string{"-archive", archive, "-amp", "fp16", "-device", "cpu"}, 2, "use -amp bf16"},
 		{[]string{"-archive", archive, "-decode", "device", "-device", "cpu"}, 2, "use -decode auto or host"},
+		{[]string{"-archive", archive, "-bad-samples", "substitute"}, 2, "-bad-samples: want fail or skip"},
 		{[]string{"-archive", archive, "-decode-sms", "8"}, 2, "-decode-sms 8: want"},
 		{[]string{"-archive", archive, "-checkpoint", missing}, 1, missing + ": no such checkpoint"},
 		{[]string{"-archive", archive, "-checkpoint", foreign}, 1, foreign + " is no checkpoint of torchstream train"},

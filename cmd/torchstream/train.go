@@ -537,15 +537,18 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		defer held.Close()
 		defer testFeed.Close()
 		c.Eval = testFeed
-		defer func() { printBad(stdout, o.test, held.Stats(), imageloader.Skip) }()
+		defer func() { printBad(stdout, o.test, held.Stats(), imageloader.Skip, inEpochs) }()
 	}
-	defer func() { printBad(stdout, o.archive, loader.Stats(), o.badSamples) }()
+	defer func() { printBad(stdout, o.archive, loader.Stats(), o.badSamples, inEpochs) }()
 	return train.WithPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
 }
 
-// printBad says how many bad samples of an archive a policy left out or replaced, and names the
-// first.
-func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSamplePolicy) {
+// inEpochs is the note of printBad on the figures of a training.
+const inEpochs = ", each counted in every epoch"
+
+// printBad says how many bad samples of an archive a policy left out or replaced, with a note on
+// the number, and names the first.
+func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSamplePolicy, note string) {
 	if s.Bad == 0 || p == imageloader.Fail {
 		return // an error names the sample
 	}
@@ -554,8 +557,8 @@ func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSa
 		names[i] = bad.Name
 	}
 	done := map[imageloader.BadSamplePolicy]string{imageloader.Skip: "left out", imageloader.Substitute: "replaced by others"}[p]
-	fmt.Fprintf(w, "%s: %s %s, each counted in every epoch: %s: `torchstream inspect -fix OUT %[1]s` writes an archive without\n",
-		printable.Name(path), counted(s.Bad, "bad image", "bad images"), done, listed(names))
+	fmt.Fprintf(w, "%s: %s %s%s: %s: `torchstream inspect -fix OUT %[1]s` writes an archive without\n",
+		printable.Name(path), counted(s.Bad, "bad image", "bad images"), done, note, listed(names))
 }
 
 // fit builds the model and trains it.
