@@ -32,6 +32,7 @@ constexpr size_t kMaxEntries = size_t{1} << 20;
 constexpr size_t kMaxOwn = 4096;
 
 struct Log {
+  // Whoever appends tests running again under it: ts_sanitizer_stop leaves an empty log.
   std::mutex mutex;
   // Memory of all threads, and the order that the library's own work makes, as it happened.
   std::deque<Entry> entries;
@@ -60,6 +61,7 @@ bool works_for_library() {
 void append(Entry entry) noexcept {
   Log& log = the_log();
   const std::lock_guard<std::mutex> lock(log.mutex);
+  if (!running()) return;
   try {
     if (log.entries.size() < kMaxEntries) log.entries.push_back(entry);
   } catch (...) {  // out of memory: the entry is lost
@@ -76,6 +78,7 @@ void append_order(int32_t kind, int32_t device, uintptr_t address, uintptr_t str
   if (!of_call) return append(entry);
   Log& log = the_log();
   const std::lock_guard<std::mutex> lock(log.mutex);
+  if (!running()) return;
   try {
     auto& own = log.own[thread_number];
     if (own.size() < kMaxOwn) own.push_back(entry);
@@ -258,8 +261,8 @@ ts_error* ts_sanitizer_start(void) {
 
 void ts_sanitizer_stop(void) {
   ts::Log& log = ts::the_log();
-  log.running.store(false, std::memory_order_release);
   const std::lock_guard<std::mutex> lock(log.mutex);
+  log.running.store(false, std::memory_order_release);
   log.entries.clear();
   log.own.clear();
 }
