@@ -29,6 +29,8 @@ type EMA struct {
 	names   []string
 	tensors []*torch.Tensor // under NoGrad
 	average []*torch.Tensor
+	swapped bool            // the tensors have the averages
+	spare   []*torch.Tensor // while swapped: one like each tensor, for the way back; or nil
 }
 
 // NewEMA returns averages that begin as copies of the tensors, usually nn.State(net). The caller
@@ -59,6 +61,7 @@ type pairs struct {
 	device           cuda.Device
 	dtype            torch.DType
 	tensors, average []*torch.Tensor
+	at               []int // their places in the EMA
 }
 
 // pairs sorts the tensors by device and dtype. Averages follow tensors that moved.
@@ -83,6 +86,7 @@ func (e *EMA) pairs() ([]*pairs, error) {
 			all = append(all, &pairs{device: device, dtype: dtype})
 		}
 		all[k].tensors, all[k].average = append(all[k].tensors, t), append(all[k].average, e.average[i])
+		all[k].at = append(all[k].at, i)
 	}
 	return all, nil
 }
@@ -117,33 +121,83 @@ func (e *EMA) Update() error {
 //	accuracy, err := evaluate(net)
 //	return errors.Join(err, ema.Swap())
 //
-// Swap enqueues copies on the current stream. After an error, some tensors may be exchanged.
+// Swap enqueues copies on the current stream. It allocates a copy of the tensors first, which the
+// second Swap uses and frees: so the way back needs no memory, and a Swap that fails for want of
+// memory has exchanged nothing. After another error, some tensors may be exchanged.
 func (e *EMA) Swap() error {
 	all, err := e.pairs()
 	if err != nil {
 		return err
 	}
+	if err := e.reserve(); err != nil {
+		return err
+	}
+	for _, s := range e.spare {
+		if d := s.Device(); d != cuda.CPU { // the first Swap may have been on another stream
+			stream, err := cuda.GetCurrentCUDAStream(d)
+			if err == nil {
+				err = s.RecordStream(stream)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
 	for _, p := range all {
-		if err := swap(p.tensors, p.average); err != nil {
+		spare := make([]*torch.Tensor, len(p.at))
+		for k, i := range p.at {
+			spare[k] = e.spare[i]
+		}
+		if err := swap(p.tensors, p.average, spare); err != nil {
 			return err
 		}
+	}
+	if e.swapped = !e.swapped; !e.swapped {
+		e.free()
 	}
 	return nil
 }
 
-func swap(a, b []*torch.Tensor) error {
-	var old handles
-	defer old.close()
-	for _, t := range a {
-		c := old.add(t.Clone())
-		if err := c.Err(); err != nil {
-			return err
+// reserve makes spare a tensor like each of the tensors. Those that moved since the first Swap have
+// a new one.
+func (e *EMA) reserve() error {
+	spare := make([]*torch.Tensor, len(e.tensors))
+	var made handles
+	for i, t := range e.tensors {
+		if e.spare != nil && e.spare[i].Device() == t.Device() && e.spare[i].DType() == t.DType() {
+			spare[i] = e.spare[i]
+			continue
 		}
+		spare[i] = made.add(t.Clone())
+		if err := spare[i].Err(); err != nil {
+			made.close()
+			return fmt.Errorf("optim.EMA: %s: %w", e.names[i], err)
+		}
+	}
+	for i, old := range e.spare {
+		if old != spare[i] {
+			old.Close()
+		}
+	}
+	e.spare = spare
+	return nil
+}
+
+// free closes the tensors of reserve.
+func (e *EMA) free() {
+	(*handles)(&e.spare).close()
+	e.spare = nil
+}
+
+// swap exchanges a and b by way of spare.
+func swap(a, b, spare []*torch.Tensor) error {
+	if err := torch.ForeachCopy_(spare, a); err != nil {
+		return err
 	}
 	if err := torch.ForeachCopy_(a, b); err != nil {
 		return err
 	}
-	return torch.ForeachCopy_(b, old)
+	return torch.ForeachCopy_(b, spare)
 }
 
 // State returns the averages by the tensors' names. They belong to the EMA, and the next Update,
@@ -189,5 +243,6 @@ func (e *EMA) Close() error {
 		a.Close()
 	}
 	e.average, e.names = nil, nil
+	e.free()
 	return nil
 }

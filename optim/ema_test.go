@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -190,4 +193,82 @@ func TestClipGradValue(t *testing.T) {
 	if err := optim.ClipGradValue([]*torch.Tensor{w, nil}, 1); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "parameter 1") {
 		t.Error(err)
 	}
+}
+
+// withoutMemory calls f while the process cannot map as much as the bytes.
+func withoutMemory(t *testing.T, bytes uint64, f func()) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := strconv.ParseUint(strings.Fields(string(text))[0], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_AS, &limit); err != nil {
+		t.Fatal(err)
+	}
+	less := syscall.Rlimit{Cur: pages*uint64(os.Getpagesize()) + bytes, Max: limit.Max}
+	if err := syscall.Setrlimit(syscall.RLIMIT_AS, &less); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Setrlimit(syscall.RLIMIT_AS, &limit); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	f()
+}
+
+// Swap without memory exchanges nothing, and the way back needs none.
+func TestEMASwapWithoutMemory(t *testing.T) {
+	const elements = 32 << 20 // 256 MiB of float64: more than any allocator holds back
+	small, err := torch.Full(cuda.CPU, torch.Float32, 1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer small.Close()
+	large, err := torch.Full(cuda.CPU, torch.Float64, 1, elements)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer large.Close()
+	ema, err := optim.NewEMA([]nn.Named{{Name: "small", Tensor: small}, {Name: "large", Tensor: large}}, optim.EMAOptions{Decay: 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ema.Close()
+	has := func(w, average float32) {
+		t.Helper()
+		for i, x := range []*torch.Tensor{small, large} {
+			last := x.Narrow(0, x.Shape()[0]-1, 1).ToDType(torch.Float32)
+			want(t, last, w)
+			last.Close()
+			last = ema.State()[i].Tensor.Narrow(0, x.Shape()[0]-1, 1).ToDType(torch.Float32)
+			want(t, last, average)
+			last.Close()
+		}
+	}
+	for _, x := range []*torch.Tensor{small, large} {
+		if err := x.AddScalar_(2).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has(3, 1)
+	withoutMemory(t, 128<<20, func() { err = ema.Swap() })
+	if !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), "large") {
+		t.Errorf("Swap without memory: %v", err)
+	}
+	has(3, 1)
+	if err := ema.Swap(); err != nil {
+		t.Fatal(err)
+	}
+	has(1, 3)
+	withoutMemory(t, 128<<20, func() { err = ema.Swap() })
+	if err != nil {
+		t.Errorf("the way back without memory: %v", err)
+	}
+	has(3, 1)
 }
