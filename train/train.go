@@ -467,7 +467,15 @@ func (r *runner) averaged(f func() error) error {
 		return err
 	}
 	err := f()
-	return errors.Join(err, r.EMA.Swap())
+	if back := r.EMA.Swap(); back != nil {
+		// No error of a context that has ended meanwhile: no checkpoint may be made of this model.
+		back = fmt.Errorf("the model may be left with its averages: %w", back)
+		if err != nil {
+			back = fmt.Errorf("%w (after: %v)", back, err)
+		}
+		return back
+	}
+	return err
 }
 
 // trainMode sets the training mode, except in modules whose parameters are all frozen: the running

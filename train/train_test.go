@@ -602,6 +602,38 @@ func TestErrorBesideTheEndOfTheContext(t *testing.T) {
 	}
 }
 
+// A run whose averages cannot leave the model again, after an evaluation that its context ended, is
+// no interruption: the checkpoint that was there stays, which has the model's own parameters.
+func TestAveragesThatStayAtTheEndOfTheContext(t *testing.T) {
+	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
+	c := newFixed(t, source)
+	ema, err := optim.NewEMA(nn.State(c.Model), optim.EMAOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ema.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	held := *source
+	last := filepath.Join(t.TempDir(), "last.pt")
+	var before []byte
+	held.before = func() {
+		if before, err = os.ReadFile(last); err != nil {
+			t.Error(err)
+		}
+		ema.Close() // makes the second Swap fail
+		cancel()
+	}
+	c.EMA, c.Eval, c.Dir, c.SaveSteps = ema, feed(t, &held), filepath.Dir(last), 1
+	_, err = train.Run(ctx, c)
+	if !errors.Is(err, torch.ErrClosed) || errors.As(err, new(*train.InterruptedError)) || !strings.Contains(err.Error(), "may be left with its averages") {
+		t.Error(err)
+	}
+	if after, err := os.ReadFile(last); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("the checkpoint was written again: %v", err)
+	}
+}
+
 // A run whose context ends with a cause is interrupted, as one without.
 func TestEndOfTheContextWithACause(t *testing.T) {
 	j := newJob(t, job{})
