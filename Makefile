@@ -97,7 +97,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$|^TestNoFindingsReportsARace$$' ./cudatest
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfSharded' ./dist
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$' ./serve
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOf(InflatedMembers|BoundedDecoding)$$|^TestSteadyDecoding' ./prefetcher
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOf(InflatedMembers|BoundedDecoding)$$|^TestSteadyDecoding|^TestRefusedEpochLeavesTheMeasurement$$' ./prefetcher
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestPrecedence(IsOrdered)?$$' ./train
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$|^TestBoundedStreams$$' ./cuda
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestParallelHasThePriorityOfItsCaller$$|^TestNormAndReLUAreTwoKernels$$' ./nn

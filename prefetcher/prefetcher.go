@@ -300,8 +300,9 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 			return p.slots.host[k].bytes, nil
 		}, deliver)
 	}
+	idle := starvedEpoch{starved: p.starved}
 	if p.starved != nil {
-		defer p.starved.leave()
+		defer idle.leave()
 	}
 	// Set by this epoch only: a refused second epoch must leave the recording alone.
 	recording := false
@@ -315,7 +316,7 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	err := p.ring.Run(ctx, fill, func(lease *lease) bool {
 		var b *Batch
 		if b, failed = p.newBatch(lease, epoch); failed == nil && p.starved != nil {
-			failed = p.starved.begin(lease.Slot)
+			failed = idle.begin(lease.Slot)
 		}
 		if failed != nil {
 			return false
@@ -328,7 +329,7 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 			return false
 		}
 		if p.starved != nil {
-			failed = p.starved.end()
+			failed = idle.end()
 		}
 		return failed == nil
 	})

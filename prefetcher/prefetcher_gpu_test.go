@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"iter"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -273,6 +274,52 @@ func TestGPUStarved(t *testing.T) {
 			t.Errorf("%s: %+v", s.Stall(), s)
 		}
 	})
+}
+
+// A second epoch, which is refused while the loop waits for a batch, leaves the measurement of that
+// wait alone: the event at the end of the turn before stays in use.
+func TestRefusedEpochLeavesTheMeasurement(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	var p *Prefetcher
+	// The number of events that are recorded at the end of a turn and not paired yet.
+	ends := func() int {
+		s := p.starved
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.all) - len(s.free) - len(s.arrivals) - 2*len(s.pairs)
+	}
+	source := &floatSource{rawSource: rawSource{batch: 4, samples: 8, before: func(ctx context.Context, batch int) error {
+		if batch == 0 {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		for ends() == 0 {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			runtime.Gosched()
+		}
+		for _, err := range p.Epoch(ctx, 1) {
+			if !errors.Is(err, ErrRunning) {
+				t.Errorf("a second epoch: %v", err)
+			}
+		}
+		if n := ends(); n != 1 {
+			t.Errorf("%d ends of turns after the second epoch", n)
+		}
+		return nil
+	}}}
+	p = newFeed(t, source, Options{})
+	defer closeFeed(t, p)
+	for _, err := range p.Epoch(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := ends(); n != 0 {
+		t.Errorf("%d ends of turns are left by the epoch", n)
+	}
 }
 
 // A pulled sequence runs on the stream of the goroutine that pulls.

@@ -19,11 +19,17 @@ type starved struct {
 
 	mu       sync.Mutex
 	arrivals map[int]*cuda.Event // by device slot: recorded after the finish, not yet paired
-	last     *cuda.Event         // the end of the previous turn
 	pairs    []starvedPair       // oldest first
 	free     []*cuda.Event
 	all      []*cuda.Event
 	total    time.Duration
+}
+
+// starvedEpoch is the part of one epoch: a second epoch, which is refused while one runs, has its
+// own.
+type starvedEpoch struct {
+	*starved
+	last *cuda.Event // the end of the previous turn
 }
 
 type starvedPair struct{ idle, arrival *cuda.Event }
@@ -63,7 +69,7 @@ func (s *starved) arrive(slot int, p cuda.Stream) error {
 
 // begin is called when the consumer has a batch. It pairs the batch's arrival with the end of the
 // previous turn, if this epoch had one.
-func (s *starved) begin(slot int) error {
+func (s *starvedEpoch) begin(slot int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	arrival := s.arrivals[slot]
@@ -100,7 +106,7 @@ func (s *starved) collect() error {
 }
 
 // end records the end of the consumer's turn.
-func (s *starved) end() error {
+func (s *starvedEpoch) end() error {
 	stream, err := cuda.GetCurrentCUDAStream(s.device)
 	if err != nil {
 		return err
@@ -115,13 +121,13 @@ func (s *starved) end() error {
 }
 
 // leave is called after an epoch: the pause before the next epoch is not the loader's fault.
-func (s *starved) leave() {
+func (s *starvedEpoch) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.drop()
 }
 
-func (s *starved) drop() {
+func (s *starvedEpoch) drop() {
 	if s.last != nil {
 		s.free = append(s.free, s.last)
 		s.last = nil
