@@ -35,8 +35,8 @@ namespace {
 
 using Handle = std::array<uint8_t, TS_IPC_HANDLE_BYTES>;
 
-// An allocation of another process, which CUDA maps once into a process. LibTorch has such a table
-// too, whose entries end the process if CUDA cannot unmap one.
+// An allocation of another process, which CUDA maps once for a device of a process. LibTorch has
+// such a table too, whose entries end the process if CUDA cannot unmap one.
 class Mapping {
  public:
   Mapping(c10::DeviceIndex device, const Handle& handle) : device_(device) {
@@ -74,7 +74,8 @@ class Mapping {
 
 struct Mappings {
   std::mutex mutex;  // also held while a mapping ends
-  std::map<Handle, std::weak_ptr<Mapping>> all;
+  // An address is one device's: CUDA may map an allocation once for each device.
+  std::map<std::pair<c10::DeviceIndex, Handle>, std::weak_ptr<Mapping>> all;
 };
 
 Mappings& mappings() {
@@ -112,7 +113,7 @@ MappingUse open_mapping(c10::DeviceIndex device, const uint8_t* bytes) {
   for (auto it = open.all.begin(); it != open.all.end();) {
     it = it->second.expired() ? open.all.erase(it) : std::next(it);
   }
-  auto& entry = open.all[handle];
+  auto& entry = open.all[{device, handle}];
   auto found = entry.lock();
   if (found == nullptr) entry = found = std::make_shared<Mapping>(device, handle);
   return MappingUse(std::move(found));

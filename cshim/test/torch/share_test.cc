@@ -116,6 +116,30 @@ TEST(ShareGpu, AHandleThatIsNoneIsRefused) {
       ts_ipc_open(0, handle.data(), 0, four.data(), one.data(), 1, TS_DTYPE_FLOAT32, -1, &opened));
 }
 
+// The handle is invented, so devices that compute nothing open it.
+TEST(ShareGpu, EachDeviceHasAMappingOfItsOwn) {
+  NEEDS_GPUS(2);
+  std::array<uint8_t, TS_IPC_HANDLE_BYTES> handle{};
+  handle[0] = 1;
+  const std::vector<int64_t> four = {4};
+  const std::vector<int64_t> one = {1};
+  const auto open = [&](int32_t device, test::Tensor& tensor) {
+    return test::Outcome(ts_ipc_open(device, handle.data(), 0, four.data(), one.data(), 1,
+                                     TS_DTYPE_FLOAT32, -1, tensor.out()));
+  };
+  const auto address = [](const test::Tensor& tensor) {
+    uintptr_t at = 0;
+    EXPECT_OK(ts_tensor_get_address(tensor, &at));
+    return at;
+  };
+  std::array<test::Tensor, 3> tensors;
+  if (open(0, tensors[0]).code != TS_ERROR_NONE) GTEST_SKIP() << "needs devices that do nothing";
+  EXPECT_EQ(open(1, tensors[1]).code, TS_ERROR_NONE);
+  EXPECT_EQ(open(0, tensors[2]).code, TS_ERROR_NONE);
+  EXPECT_NE(address(tensors[0]), address(tensors[1]));
+  EXPECT_EQ(address(tensors[0]), address(tensors[2]));
+}
+
 TEST(ShareGpu, AHandleHasTheDistanceFromItsAllocation) {
   NEEDS_GPUS(1);
   const auto a = test::full({1 << 20}, 1, 0);
