@@ -313,7 +313,7 @@ func TestCancel(t *testing.T) {
 				t.Errorf("%s: the loop ended with %v", name, last)
 			}
 		}
-		// Each start has a flag of its own: a cancel that is late belongs to an epoch that has ended.
+		// Each start has a flag of its own: a late cancel belongs to an epoch that has ended.
 		start := func() (context.Context, *atomic.Bool, func()) {
 			canceled := new(atomic.Bool)
 			ctx, cancel := context.WithCancelCause(t.Context())
