@@ -76,8 +76,12 @@ func (r adagradRule) step(b *batch) error {
 	if err := b.count(); err != nil {
 		return err
 	}
-	if b.g.rate != nil {
-		return torch.FusedAdagradLR_(b.params, b.grads, b.state(1), b.state(0), b.g.rate, r.o.LRDecay, b.g.decay, r.o.Eps, r.o.Maximize)
+	grads, err := b.flat(b.grads)
+	if err != nil {
+		return err
 	}
-	return torch.FusedAdagrad_(b.params, b.grads, b.state(1), b.state(0), b.g.lr, r.o.LRDecay, b.g.decay, r.o.Eps, r.o.Maximize)
+	if b.g.rate != nil {
+		return torch.FusedAdagradLR_(b.params, grads, b.state(1), b.state(0), b.g.rate, r.o.LRDecay, b.g.decay, r.o.Eps, r.o.Maximize)
+	}
+	return torch.FusedAdagrad_(b.params, grads, b.state(1), b.state(0), b.g.lr, r.o.LRDecay, b.g.decay, r.o.Eps, r.o.Maximize)
 }

@@ -185,23 +185,27 @@ func (r adamRule) fused(b *batch, target []*torch.Tensor, lr float64, rate *torc
 	if r.amsgrad {
 		maxima = b.state(3)
 	}
+	grads, err := b.flat(b.grads)
+	if err != nil {
+		return err
+	}
 	if b.e.found != nil {
-		return r.fusedUnlessFound(b, target, maxima, lr, rate, decay)
+		return r.fusedUnlessFound(b, target, grads, maxima, lr, rate, decay)
 	}
 	switch {
 	case rate == nil && r.decoupled:
-		return torch.FusedAdamW_(target, b.grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+		return torch.FusedAdamW_(target, grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
 	case rate == nil:
-		return torch.FusedAdam_(target, b.grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+		return torch.FusedAdam_(target, grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
 	case r.decoupled:
-		return torch.FusedAdamWLR_(target, b.grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+		return torch.FusedAdamWLR_(target, grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
 	}
-	return torch.FusedAdamLR_(target, b.grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+	return torch.FusedAdamLR_(target, grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
 }
 
 // fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that
 // are not finite.
-func (r adamRule) fusedUnlessFound(b *batch, target, maxima []*torch.Tensor, lr float64, rate *torch.Tensor, decay float64) error {
+func (r adamRule) fusedUnlessFound(b *batch, target, grads, maxima []*torch.Tensor, lr float64, rate *torch.Tensor, decay float64) error {
 	name := "_fused_adam_"
 	if r.decoupled {
 		name = "_fused_adamw_"
@@ -213,6 +217,6 @@ func (r adamRule) fusedUnlessFound(b *batch, target, maxima []*torch.Tensor, lr 
 	if rate != nil {
 		name, o["lr"] = name+".tensor_lr", rate
 	}
-	_, err := torch.Call(name, target, b.grads, b.state(1), b.state(2), maxima, b.state(0), o)
+	_, err := torch.Call(name, target, grads, b.state(1), b.state(2), maxima, b.state(0), o)
 	return err
 }

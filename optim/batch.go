@@ -53,6 +53,32 @@ func (b *batch) state(k int) []*torch.Tensor {
 	return list
 }
 
+// flat returns the gradients for LibTorch's fused operators. On a CPU these go through a gradient's
+// memory in its order. Before that they copy it if it is not contiguous, as the gradients of
+// convolutions in channels_last are, to a tensor that they do not read. A view with one dimension
+// of the same memory spares the copy.
+func (b *batch) flat(grads []*torch.Tensor) ([]*torch.Tensor, error) {
+	if b.device != cuda.CPU {
+		return grads, nil
+	}
+	views := make([]*torch.Tensor, len(grads))
+	for i, grad := range grads {
+		if grad.IsContiguous(torch.Contiguous) {
+			views[i] = grad
+			continue
+		}
+		elements := int64(1)
+		for _, n := range grad.Shape() {
+			elements *= n
+		}
+		views[i] = b.e.open.add(grad.AsStrided([]int64{elements}, []int64{1}, torch.AsStridedOptions{}))
+		if err := views[i].Err(); err != nil {
+			return nil, err
+		}
+	}
+	return views, nil
+}
+
 // own closes the tensors at the end of the step.
 func (b *batch) own(list []*torch.Tensor, err error) ([]*torch.Tensor, error) {
 	b.e.open = append(b.e.open, list...)

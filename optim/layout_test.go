@@ -8,6 +8,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/trace"
 )
 
 // A step gives the same values whatever the order in memory of parameter, gradient and state.
@@ -73,6 +74,63 @@ func TestStepDoesNotDependOnTheMemoryFormat(t *testing.T) {
 				}
 				if got := run([]bool{false, true, true}, true); !slices.Equal(got, want) {
 					t.Errorf("a parameter that becomes channels last: %v, want %v", got, want)
+				}
+			})
+		}
+	}
+}
+
+// A step does not copy gradients in channels_last, though LibTorch's fused operators on a CPU do.
+func TestStepCopiesNoGradientInChannelsLast(t *testing.T) {
+	for name, make := range makers {
+		if name == "adamw-groups" { // needs several parameters
+			continue
+		}
+		for _, capturable := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
+				ones, err := torch.Ones(cuda.CPU, torch.Float32, 2, 3, 2, 2)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer ones.Close()
+				w := ones.Contiguous(torch.ChannelsLast)
+				defer w.Close()
+				if err := w.SetRequiresGrad(true); err != nil {
+					t.Fatal(err)
+				}
+				opt, err := make([]*torch.Tensor{w}, capturable)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer opt.Close()
+				backward := func() {
+					if err := w.Mul(w).Sum().Backward(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				backward()
+				if err := opt.Step(); err != nil { // starts the state
+					t.Fatal(err)
+				}
+				backward()
+				recording, err := trace.Start(trace.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := opt.Step(); err != nil {
+					t.Error(err)
+				}
+				recorded, err := recording.Stop()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(recorded.Events) == 0 {
+					t.Error("no operator was recorded")
+				}
+				for _, e := range recorded.Events {
+					if e.Name == "aten::clone" {
+						t.Errorf("the step calls %s at %v", e.Name, e.Start)
+					}
 				}
 			})
 		}

@@ -208,7 +208,11 @@ func (r sgdRule) fused(b *batch) error {
 
 // fuse updates a part of the batch.
 func (r sgdRule) fuse(b *batch, part batch, velocity []*torch.Tensor, first bool) error {
-	return torch.FusedSGD_(part.params, part.grads, velocity, b.g.decay, r.o.Momentum, b.g.rate, r.o.Dampening, r.o.Nesterov, r.o.Maximize, first)
+	grads, err := b.flat(part.grads)
+	if err != nil {
+		return err
+	}
+	return torch.FusedSGD_(part.params, grads, velocity, b.g.decay, r.o.Momentum, b.g.rate, r.o.Dampening, r.o.Nesterov, r.o.Maximize, first)
 }
 
 // fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that
@@ -229,11 +233,15 @@ func (r sgdRule) fusedUnlessFound(b *batch) error {
 		}
 		velocity = b.state(0)
 	}
+	grads, err := b.flat(b.grads)
+	if err != nil {
+		return err
+	}
 	name, lr := "_fused_sgd_", any(b.g.lr)
 	if b.g.rate != nil {
 		name, lr = "_fused_sgd_.tensor_lr", b.g.rate
 	}
-	_, err := torch.Call(name, b.params, b.grads, velocity, torch.Keywords{
+	_, err = torch.Call(name, b.params, grads, velocity, torch.Keywords{
 		"weight_decay": b.g.decay, "momentum": r.o.Momentum, "lr": lr, "dampening": 0.0, "nesterov": r.o.Nesterov,
 		"maximize": r.o.Maximize, "is_first_step": false, "found_inf": b.e.found,
 	})
