@@ -101,28 +101,40 @@ func CallValues(name string, args ...any) ([]any, error) {
 //
 //	y := torch.Call1("erf", x).Mul(z)
 func Call1(name string, args ...any) *Tensor {
-	n, err := find(name)
-	if err != nil || !n.single {
-		return notSingle(n, name, args, err)
+	n := findRecent(name)
+	if n == nil || !n.single {
+		var refusal *Tensor
+		if n, refusal = findSingle(name, args); n == nil {
+			return refusal
+		}
 	}
 	if t := n.one(args); t != nil {
 		return t
 	}
-	return failed(opError(name, operandsOf(args), invalid("LibTorch returned an undefined result")))
+	return undefinedResult(name, args)
 }
 
-// notSingle returns the failure of a Call1 of an operator that is unknown, or does not return one
-// tensor.
+// findSingle returns the operator of a name, or the failure of a Call1 if it is unknown or does not
+// return one tensor.
 //
 //go:noinline
-func notSingle(n *namedOperator, name string, args []any, err error) *Tensor {
+func findSingle(name string, args []any) (*namedOperator, *Tensor) {
+	n, err := find(name)
 	if err == nil {
 		err = n.returnsTensors()
 	}
-	if err == nil {
+	if err == nil && !n.single {
 		err = invalid("it returns %s, not one tensor: use Call", n.returns)
 	}
-	return failed(opError(name, operandsOf(args), err))
+	if err != nil {
+		return nil, failed(opError(name, operandsOf(args), err))
+	}
+	return n, nil
+}
+
+//go:noinline
+func undefinedResult(name string, args []any) *Tensor {
+	return failed(opError(name, operandsOf(args), invalid("LibTorch returned an undefined result")))
 }
 
 // Schema returns the schema of an operator, in LibTorch's notation. The name is as in [Call].
@@ -140,6 +152,7 @@ type namedOperator struct {
 	schema  string
 	params  []parameter
 	needed  int    // parameters up to the last one without a default
+	leading int    // tensors that the parameters begin with, at most len(tensorArgs)
 	single  bool   // the only result is a tensor
 	results int    // tensors in the schema's results
 	list    bool   // a result is a list of tensors
@@ -204,16 +217,34 @@ type recentOperator struct {
 	of   *namedOperator
 }
 
-func find(name string) (*namedOperator, error) {
+// recentPlace is where a name's operator is in recentOperators, if it is there.
+func recentPlace(name string) *atomic.Pointer[recentOperator] {
 	at := uintptr(unsafe.Pointer(unsafe.StringData(name)))
-	recent := &recentOperators[(at>>3^at>>9)%uintptr(len(recentOperators))]
+	return &recentOperators[(at>>3^at>>9)%uintptr(len(recentOperators))]
+}
+
+// findRecent returns the operator of a name whose text is, at the same address, that of one of
+// recentOperators. Otherwise it returns nil.
+func findRecent(name string) *namedOperator {
+	r := recentPlace(name).Load()
+	if r != nil && unsafe.StringData(r.name) == unsafe.StringData(name) && len(r.name) == len(name) {
+		return r.of
+	}
+	return nil
+}
+
+func find(name string) (*namedOperator, error) {
+	if n := findRecent(name); n != nil {
+		return n, nil
+	}
+	return findElsewhere(name)
+}
+
+func findElsewhere(name string) (*namedOperator, error) {
+	recent := recentPlace(name)
 	if r := recent.Load(); r != nil && r.name == name {
 		return r.of, nil
 	}
-	return findElsewhere(name, recent)
-}
-
-func findElsewhere(name string, recent *atomic.Pointer[recentOperator]) (*namedOperator, error) {
 	if known := namedOperators.Load(); known != nil {
 		if n := (*known)[name]; n != nil {
 			recent.Store(&recentOperator{name, n})
@@ -298,6 +329,9 @@ func describe(e *capi.Operator, name string) (*namedOperator, error) {
 		n.written = append(n.written, of)
 	}
 	n.single = n.results == 1 && !n.list && !n.others
+	for n.leading < min(len(n.params), len(tensorArgs)) && n.params[n.leading].kind == kindTensor {
+		n.leading++
+	}
 	return n, nil
 }
 
@@ -399,8 +433,32 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 	return n.wrap(p, &a, out)
 }
 
-// one calls an operator with one result, which is nil if LibTorch leaves it undefined.
+// tensorArgs are the arguments of a call that is given tensors alone.
+var tensorArgs = [len(operands{})]capi.Arg{
+	tensorArg(0), tensorArg(1), tensorArg(2), tensorArg(3), tensorArg(4), tensorArg(5), tensorArg(6), tensorArg(7),
+}
+
+// one calls an operator with one result, which is nil if LibTorch leaves it undefined. A call that
+// is given tensors alone needs no conversion.
 func (n *namedOperator) one(given []any) *Tensor {
+	if len(given) < n.needed || len(given) > n.leading {
+		return n.oneOfAny(given)
+	}
+	var in [len(tensorArgs)]*Tensor
+	for i, v := range given {
+		t, ok := tensorIn(v)
+		if !ok {
+			return n.oneOfAny(given)
+		}
+		in[i%len(in)] = t
+	}
+	return operator(0).run(&n.entry, in[:len(given)], tensorArgs[:len(given)], nil, n.written[0])
+}
+
+// oneOfAny is one for arguments of any type.
+//
+//go:noinline
+func (n *namedOperator) oneOfAny(given []any) *Tensor {
 	var a arguments
 	if err := n.collect(&a, given); err != nil {
 		return n.notCollected(&a, given, err)
@@ -529,49 +587,53 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 	}
 	params, args := n.params[:len(given)], a.args.first[:len(given)]
 	for i, v := range given {
-		p := &params[i]
-		if t, ok := v.(*Tensor); ok && t != nil && p.kind == kindTensor && a.in.n < len(a.in.first) {
-			a.in.first[a.in.n] = t
-			args[i] = tensorArg(a.in.n)
-			a.in.n++
-			continue
-		}
-		arg, ok := a.usual(p, v)
-		if !ok {
-			if arg, ok = a.arg(p, v); a.err != nil || !ok {
-				return a.refused(p, v)
+		p, arg := &params[i], &args[i]
+		switch p.kind { // the values of most calls, in few comparisons
+		case kindTensor:
+			if t, ok := tensorIn(v); ok && a.in.n < len(a.in.first) {
+				*arg = tensorArg(a.in.n)
+				a.in.first[a.in.n] = t
+				a.in.n++
+				continue
+			}
+		case kindInts:
+			if list, ok := v.([]int64); ok && list != nil && len(list) <= len(a.ints.first)-a.ints.n {
+				*arg = capi.Arg{Kind: capi.ArgInts, Value: int64(a.ints.n), Count: int32(len(list))}
+				for _, n := range list {
+					a.ints.first[a.ints.n%len(a.ints.first)] = n
+					a.ints.n++
+				}
+				continue
+			}
+		case kindInt:
+			if n, ok := v.(int); ok {
+				*arg = intArg(int64(n))
+				continue
+			}
+		case kindFloat, kindScalar:
+			if f, ok := v.(float64); ok {
+				*arg = floatArg(f)
+				continue
+			}
+		case kindBool:
+			if b, ok := v.(bool); ok {
+				*arg = boolArg(b)
+				continue
 			}
 		}
-		args[i] = arg
+		var ok bool
+		if *arg, ok = a.arg(p, v); a.err != nil || !ok {
+			return a.refused(p, v)
+		}
 	}
 	a.args.n = len(given)
 	return nil
 }
 
-// usual is arg for the values of most calls but tensors, in few comparisons. It returns false for
-// others, and for those that have no room in the lists.
-func (a *arguments) usual(p *parameter, v any) (capi.Arg, bool) {
-	switch p.kind {
-	case kindInts:
-		if list, ok := v.([]int64); ok && list != nil && len(list) <= len(a.ints.first)-a.ints.n {
-			at := a.ints.n
-			a.ints.n += copy(a.ints.first[at:], list)
-			return capi.Arg{Kind: capi.ArgInts, Value: int64(at), Count: int32(len(list))}, true
-		}
-	case kindInt:
-		if i, ok := v.(int); ok {
-			return intArg(int64(i)), true
-		}
-	case kindFloat, kindScalar:
-		if f, ok := v.(float64); ok {
-			return floatArg(f), true
-		}
-	case kindBool:
-		if b, ok := v.(bool); ok {
-			return boolArg(b), true
-		}
-	}
-	return noneArg(), v == nil && p.optional
+// tensorIn returns the tensor in v, and false for other values and nil.
+func tensorIn(v any) (*Tensor, bool) {
+	t, ok := v.(*Tensor)
+	return t, ok && t != nil
 }
 
 func endsInWords(given []any) bool {
@@ -658,8 +720,8 @@ func (a *arguments) arg(p *parameter, v any) (capi.Arg, bool) {
 	}
 	switch p.kind {
 	case kindTensor:
-		t, ok := v.(*Tensor)
-		if !ok || t == nil {
+		t, ok := tensorIn(v)
+		if !ok {
 			return capi.Arg{}, false
 		}
 		a.in.add(t)

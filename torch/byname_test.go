@@ -205,3 +205,23 @@ func TestCallReturnsTheShapesOfRecurrentLayers(t *testing.T) {
 		t.Errorf("got %v, want %v", shapes, want)
 	}
 }
+
+// A name is another one than its beginning, which lies at the same address, and the same one as its
+// copy, which does not.
+func TestCallTellsNamesApart(t *testing.T) {
+	s := torch.NewScope("call")
+	defer s.Close()
+	x := floats(t, []float32{-2}, 1).In(s)
+	const both = "neg_"
+	for range 2 {
+		for _, name := range []string{both[:3], strings.Clone(both[:3])} {
+			if y := torch.Call1(name, x); y == x || read(t, y)[0] != 2 {
+				t.Fatalf("%s changed its operand, or computed %v", name, y)
+			}
+		}
+		y := x.ToDType(torch.Float64)
+		if z := torch.Call1(both, y); z != y || z.Err() != nil {
+			t.Fatalf("%s returned another tensor, or failed: %v", both, z.Err())
+		}
+	}
+}
