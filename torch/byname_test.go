@@ -225,3 +225,66 @@ func TestCallTellsNamesApart(t *testing.T) {
 		}
 	}
 }
+
+// Lists and numbers among the arguments stay on the caller's stack.
+func TestCallAllocatesNoArguments(t *testing.T) {
+	s := torch.NewScope("call")
+	defer s.Close()
+	x, w := floats(t, []float32{1, 2, 3, 4}, 2, 2).In(s), floats(t, []float32{1, 2}, 2).In(s)
+	dims := []int64{1}
+	for name, run := range map[string]func() *torch.Tensor{
+		"a list made in the call": func() *torch.Tensor { return torch.Call1("layer_norm", x, []int64{2}, w, w, 1e-5) },
+		"a list made before":      func() *torch.Tensor { return torch.Call1("sum.dim_IntList", x, dims, false) },
+		"numbers":                 func() *torch.Tensor { return torch.Call1("transpose.int", x, dims[0], dims[0]-1) },
+		"tensors":                 func() *torch.Tensor { return torch.Call1("add.Tensor", x, x) },
+	} {
+		var last *torch.Tensor
+		// The scope allocates for 32 results at once.
+		if n := testing.AllocsPerRun(320, func() { last = run() }); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+		if err := last.Err(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A call returns the handle of an operand that it changes, whatever made that handle, so none of
+// them may be on the stack of the function that called.
+func TestCallReturnsHandlesThatOutliveTheCaller(t *testing.T) {
+	s := torch.NewScope("call")
+	defer s.Close()
+	x := floats(t, []float32{1, 2}, 2).In(s)
+	cause := errors.New("the cause")
+	for name, run := range map[string]func() *torch.Tensor{
+		"In":         func() *torch.Tensor { return torch.Call1("relu_", x.In(s)) },
+		"NoGrad":     func() *torch.Tensor { return torch.Call1("relu_", x.NoGrad()) },
+		"Autocast":   func() *torch.Tensor { return torch.Call1("relu_", x.Autocast(torch.BFloat16)) },
+		"NoAutocast": func() *torch.Tensor { return torch.Call1("relu_", x.NoAutocast()) },
+		"Fail":       func() *torch.Tensor { return torch.Call1("relu_", torch.Fail("test", cause)) },
+	} {
+		result := run()
+		overwriteStack(64)
+		if err := result.Err(); name == "Fail" {
+			if !errors.Is(err, cause) {
+				t.Errorf("%s: %v", name, err)
+			}
+		} else if got, err2 := result.Float32s(); err != nil || err2 != nil || !slices.Equal(got, []float32{1, 2}) {
+			t.Errorf("%s: %v, %v, %v", name, got, err, err2)
+		}
+	}
+}
+
+// overwriteStack uses the stack that functions which have returned used.
+//
+//go:noinline
+func overwriteStack(depth int) byte {
+	var room [1024]byte
+	for i := range room {
+		room[i] = byte(0x5a + depth)
+	}
+	if depth == 0 {
+		return room[3]
+	}
+	return overwriteStack(depth-1) + room[depth]
+}
