@@ -1256,7 +1256,10 @@ TS_API ts_error* ts_reducer_begin(ts_reducer* reducer);
  * the calling thread on the CPU, otherwise its current stream. unused: for each parameter whether
  * this rank had no gradient. After an error ts_reducer_cancel must follow. */
 TS_API ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused);
-/* Ends what ts_reducer_begin began, after an error. Reductions under way go on. */
+/* Ends what ts_reducer_begin began, after an error. Reductions under way go on. On the CPU the
+ * parameters of their buckets have no gradient afterwards, as it would change, and
+ * ts_reducer_begin returns TS_ERROR_INVALID_ARGUMENT until they are done, at the latest after the
+ * group's timeout. */
 TS_API ts_error* ts_reducer_cancel(ts_reducer* reducer);
 /* Makes a ts_reducer_join that waits, or will wait, fail, from any thread. */
 TS_API ts_error* ts_reducer_abort(ts_reducer* reducer);

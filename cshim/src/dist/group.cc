@@ -182,6 +182,11 @@ void Outcome::wait() const {
   if (!shared_->error.empty()) throw Failure(TS_ERROR_OPERATOR, shared_->error);
 }
 
+bool Outcome::done() const {
+  const std::lock_guard<std::mutex> lock(shared_->mutex);
+  return shared_->done;
+}
+
 void Outcome::abort() const {
   const std::lock_guard<std::mutex> lock(shared_->mutex);
   shared_->aborted = true;

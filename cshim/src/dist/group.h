@@ -30,6 +30,8 @@ class Outcome {
   explicit Outcome(c10d::Work& work);
   // Blocks until the work is done or abort is called. Throws if it was aborted or has failed.
   void wait() const;
+  // Whether the work has ended, with an error or without.
+  bool done() const;
   // Ends all waits. The work goes on.
   void abort() const;
 

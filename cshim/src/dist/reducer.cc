@@ -114,6 +114,9 @@ class Reducer {
     const std::lock_guard<std::mutex> lock(mutex_);
     require(!buckets_.empty(), "there are no buckets");
     require(!armed_, "a backward is under way");
+    for (const Bucket& bucket : buckets_) {
+      require(!under_way(bucket), "reductions of a canceled backward are under way");
+    }
     for (Parameter& parameter : parameters_) parameter.ready = false;
     for (Bucket& bucket : buckets_) {
       bucket.missing = bucket.parameters.size();
@@ -176,10 +179,20 @@ class Reducer {
     armed_ = false;
   }
 
-  // Ends a backward that failed.
+  // Ends a backward that failed. Gloo keeps the memory of the buckets that it still reduces, and
+  // writes to it: so no gradient may lie there.
   void cancel() {
     const std::lock_guard<std::mutex> lock(mutex_);
     armed_ = false;
+    for (const Bucket& bucket : buckets_) {
+      if (!under_way(bucket)) continue;
+      for (const size_t i : bucket.parameters) {
+        const at::Tensor& grad = grad_of(parameters_[i]);
+        if (grad.defined() && grad.is_alias_of(bucket.flat)) {
+          parameters_[i].tensor.mutable_grad().reset();
+        }
+      }
+    }
   }
 
   // Makes join fail, on whatever thread it waits.
@@ -200,6 +213,8 @@ class Reducer {
   static const at::Tensor& grad_of(const Parameter& parameter) {
     return parameter.tensor.unsafeGetTensorImpl()->grad();
   }
+
+  static bool under_way(const Bucket& bucket) { return bucket.outcome && !bucket.outcome->done(); }
 
   void fill_bucket(Bucket& bucket, std::vector<at::Tensor>& views) {
     const at::Tensor& first = parameters_[bucket.parameters.front()].tensor;

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <functional>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -136,6 +138,39 @@ TEST(Reducer, AJoinThatFailsLeavesItsOutput) {
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "aborted", ts_reducer_join(reducer, unused));
     EXPECT_TRUE(unused[0] && unused[1]);
     ASSERT_OK(ts_reducer_cancel(reducer));
+    ts_reducer_free(reducer);
+  });
+}
+
+// A reduction that goes on after a cancel writes to no gradient: the parameters of its bucket have
+// none, and later ones have memory of their own.
+TEST(Reducer, CanceledReductionsLeaveTheGradients) {
+  std::promise<void> canceled;
+  both([&](ts_group* group, float rank) {
+    const Model model;
+    ts_reducer* reducer = model.reducer(group);
+    const int64_t order[] = {0, 1};
+    const int64_t ends[] = {1, 2};
+    ASSERT_OK(ts_reducer_arrange(reducer, order, ends, 2));
+    if (rank == 1) canceled.get_future().wait();
+    ASSERT_OK(ts_reducer_begin(reducer));
+    model.backward(3, /*with_b=*/false);  // starts the reduction of the first bucket
+    ASSERT_OK(ts_reducer_cancel(reducer));
+    if (rank == 0) {
+      EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "under way", ts_reducer_begin(reducer));
+      Tensor none;
+      ASSERT_OK(ts_tensor_get_grad(model.a, none.out()));
+      EXPECT_EQ(none, nullptr);
+      model.backward(1);
+      canceled.set_value();
+      const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kTimeout);
+      while (test::Outcome(ts_reducer_begin(reducer)).code != TS_ERROR_NONE) {
+        ASSERT_LT(std::chrono::steady_clock::now(), end);
+        std::this_thread::yield();
+      }
+      EXPECT_EQ(grad(model.a), (Floats{1, 1, 1}));
+      EXPECT_EQ(grad(model.b), (Floats{2, 2}));
+    }
     ts_reducer_free(reducer);
   });
 }
