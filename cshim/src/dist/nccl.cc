@@ -29,7 +29,13 @@ class Nccl final : public c10d::ProcessGroupNCCL {
   }
   ~Nccl() override {
     // The threads of the base must not call this class when it is gone.
-    if (!terminateProcessGroup_.load()) abort();
+    if (terminateProcessGroup_.load()) return;
+    try {
+      abort();
+    } catch (...) {
+      // NCCL failed, or has not ended within the timeout. abort has logged it, and told the threads
+      // to end.
+    }
   }
 
   c10d::ErrorType getError() override {

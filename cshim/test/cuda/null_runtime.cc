@@ -1,5 +1,5 @@
-// CUDA's runtime, and the functions of cuBLAS and cuDNN that captures, products and convolutions
-// call, for devices that do nothing:
+// CUDA's runtime, and the functions of cuBLAS, cuDNN and NCCL that captures, products, convolutions
+// and groups of one rank call, for devices that do nothing:
 // their memory is the host's, kernels and products write nothing, and a copy is done when its call
 // returns. So everything that the host does for a GPU can run without one: the caching allocator,
 // the current streams, events, captures, and the stream sanitizer. Results of computations are
@@ -677,6 +677,30 @@ int cublasLtMatmulAlgoGetHeuristic(void* /*handle*/, void* /*product*/, void* /*
                                    int /*requested*/, void* /*results*/, int* count) {
   *count = 1;
   return 0;
+}
+
+// ---- NCCL: groups of one rank, without collectives. NULL_NCCL_ABORT=fails makes their end fail.
+
+int ncclGetUniqueId(void* id) {
+  std::memset(id, 1, 128);
+  return 0;
+}
+
+int ncclCommInitRankConfig(void** communicator, int /*size*/, ...) {
+  *communicator = std::malloc(1);
+  return 0;
+}
+
+int ncclCommGetAsyncError(void* /*communicator*/, int* result) {
+  *result = 0;
+  return 0;
+}
+
+int ncclCommAbort(void* communicator) {
+  std::free(communicator);
+  constexpr int kSystemError = 2;
+  const char* text = std::getenv("NULL_NCCL_ABORT");
+  return text != nullptr && std::strcmp(text, "fails") == 0 ? kSystemError : 0;
 }
 
 // ---- cuDNN: every convolution has one plan, which needs no workspace and computes nothing

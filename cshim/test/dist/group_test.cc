@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <thread>
@@ -237,6 +238,19 @@ TEST(Group, AReceiveThatNobodyAnswersFails) {
     given_up.set_value();
     ts_tensor_free(x);
   });
+}
+
+// Devices that do nothing have an NCCL that can refuse to end a communicator.
+TEST(GroupGpu, IsFreedWhereItsCommunicatorsDoNotEnd) {
+  NEEDS_GPUS(1);
+  ASSERT_EQ(setenv("NULL_NCCL_ABORT", "fails", /*replace=*/1), 0);
+  ts_store* store = local_store();
+  const int32_t ranks[] = {0};
+  ts_group* group = nullptr;
+  ASSERT_OK(ts_group_new(store, "g", 0, 1, ranks, 0, kTimeout, &group));
+  ts_group_free(group);
+  ts_store_free(store);
+  unsetenv("NULL_NCCL_ABORT");
 }
 
 }  // namespace
