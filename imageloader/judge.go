@@ -76,9 +76,23 @@ func (j *judge) decoding(s *Sample, err error) (bad *SampleError, fatal error) {
 	case errors.Is(err, errMaskSize):
 		return j.bad(s, MaskSize, err), nil
 	case errors.Is(err, imagecapi.CodeDecode):
-		return j.bad(s, Damaged, err), nil
+		return j.bad(s, Damaged, plain(err)), nil
 	case errors.Is(err, imagecapi.CodeUnsupported):
-		return j.bad(s, Unsupported, err), nil
+		return j.bad(s, Unsupported, plain(err)), nil
 	}
 	return nil, fmt.Errorf("imageloader: %s: decoding %q: %w", j.path, s.Name, err)
 }
+
+// plain leaves the message alone of an error of the image library: the name of a C function says
+// nothing about the image, and the sample's reason has the words of its code.
+func plain(err error) error {
+	if library, ok := err.(*imagecapi.Error); ok {
+		return plainError{library}
+	}
+	return err
+}
+
+type plainError struct{ library *imagecapi.Error }
+
+func (e plainError) Error() string { return e.library.Message }
+func (e plainError) Unwrap() error { return e.library }
