@@ -84,14 +84,29 @@ func examine() []finding {
 		{"ok", "program", fmt.Sprintf("%s, %s/%s, %d CPUs for Go", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.GOMAXPROCS(0)), ""},
 	}
 	if err := capi.Check(); err != nil {
-		found = append(found, finding{"missing", "shim", err.Error(), ""})
+		found = append(found, notLoaded("shim", err))
 	} else {
 		found = append(found, libtorch()...)
 	}
 	if err := imagecapi.Check(); err != nil {
-		return append(found, finding{"missing", "image library", err.Error(), ""}, cacheFolder())
+		return append(found, notLoaded("image library", err), cacheFolder())
 	}
 	return append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), cacheFolder(), finding{"ok", "Python", "not needed to run", ""})
+}
+
+// notLoaded is the finding of a library that cannot be used. The last of several lines of such an
+// error says what to do.
+func notLoaded(what string, err error) finding {
+	lines := strings.Split(err.Error(), "\n")
+	f := finding{State: "missing", What: what, Found: lines[0]}
+	if last := len(lines) - 1; last > 0 {
+		for i, line := range lines[1:last] {
+			lines[1+i] = strings.TrimSpace(line)
+		}
+		f.Found += " " + strings.Join(lines[1:last], ", ")
+		f.ToDo = lines[last]
+	}
+	return f
 }
 
 // libtorch examines the shim, which is loaded, and what it uses.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"image"
 	"io"
 	"strings"
@@ -52,5 +53,16 @@ func TestDoctorFindsBrokenCodec(t *testing.T) {
 	})
 	if f.State != "missing" || f.ToDo == "" {
 		t.Errorf("a codec that cannot decode is %+v", f)
+	}
+}
+
+// The doctor has what is missing in one line, and what an error of a library says to do in another.
+func TestDoctorSaysWhatToDoAboutALibrary(t *testing.T) {
+	f := notLoaded("shim", errors.New("there is no x.so in any of\n  /a (the clone)\n  /b (the cache)\nrun `make`"))
+	if want := (finding{"missing", "shim", "there is no x.so in any of /a (the clone), /b (the cache)", "run `make`"}); f != want {
+		t.Errorf("%+v", f)
+	}
+	if f := notLoaded("shim", errors.New("it is old: run `make`")); f.Found != "it is old: run `make`" || f.ToDo != "" {
+		t.Errorf("%+v", f)
 	}
 }

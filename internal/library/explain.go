@@ -12,7 +12,8 @@ import (
 // The functions below return messages that say what is there, what is wanted, and the command that
 // mends it.
 
-// Missing explains that no folder has the library.
+// Missing explains that no folder has the library. It has a line for each folder, and the last line
+// says what to do.
 func (s Search) Missing(name string) string {
 	var searched []string
 	for _, p := range s.places() {
@@ -29,7 +30,7 @@ func (s Search) Missing(name string) string {
 		}
 		return fmt.Sprintf("there is no %s in %s: unset the variable, and %s", name, searched[0], s.install(name))
 	}
-	return fmt.Sprintf("there is no %s; looked in %s: %s", name, strings.Join(searched, ", "), s.install(name))
+	return fmt.Sprintf("there is no %s in any of\n  %s\n%s", name, strings.Join(searched, "\n  "), s.install(name))
 }
 
 // install says what to run where no folder has the library: the command for all of torchstream

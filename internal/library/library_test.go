@@ -142,7 +142,8 @@ func TestUnusable(t *testing.T) {
 }
 
 // In a clone without the libraries the first message names the command for all of them. A folder in
-// TORCHSTREAM_LIBRARY without them is to be left out, and nothing is to be built that is there.
+// TORCHSTREAM_LIBRARY without them is to be left out, and nothing is to be built that is there. Each
+// folder has a line, and so has what to do.
 func TestMissingSaysWhatToDo(t *testing.T) {
 	const image = "libtorchstream_image.so"
 	clone := touch(t, "Makefile")
@@ -152,9 +153,9 @@ func TestMissingSaysWhatToDo(t *testing.T) {
 			t.Errorf("%q does not end with %q", got, want)
 		}
 	}
-	says(Search{Clone: clone}, image, "(the clone): run `make -C "+clone+" shim` (`make -C "+clone+" image` for the loader alone, without LibTorch)")
-	says(Search{Clone: clone}, "libtorchstream.so", ": run `make -C "+clone+" shim`")
-	says(Search{Version: "v1.2.3"}, image, "run `go run "+Module+"/cmd/torchstream@v1.2.3 setup`")
+	says(Search{Clone: clone}, image, "there is no "+image+" in any of\n  "+filepath.Join(clone, "cshim", "build", "lib")+" (the clone)\nrun `make -C "+clone+" shim` (`make -C "+clone+" image` for the loader alone, without LibTorch)")
+	says(Search{Clone: clone}, "libtorchstream.so", "\nrun `make -C "+clone+" shim`")
+	says(Search{Version: "v1.2.3"}, image, "\nrun `go run "+Module+"/cmd/torchstream@v1.2.3 setup`")
 	wrong := Search{Library: "/nowhere", Clone: clone}
 	says(wrong, "libtorchstream.so", "/nowhere (TORCHSTREAM_LIBRARY): unset the variable, and run `make -C "+clone+" shim`")
 	built := filepath.Join(clone, "cshim", "build", "lib", image)
