@@ -277,7 +277,7 @@ func TestEvaluateMistakes(t *testing.T) {
 		{[]string{"-archive", archive, "-amp", "fp8"}, 2, "-amp \"fp8\": want bf16 or fp16"},
 		{[]string{"-archive", archive, "-amp", "fp16", "-device", "cpu"}, 2, "use -amp bf16"},
 		{[]string{"-archive", archive, "-decode", "device", "-device", "cpu"}, 2, "use -decode auto or host"},
-		{[]string{"-archive", archive, "-bad-samples", "substitute"}, 2, "-bad-samples: want fail or skip"},
+		{[]string{"-archive", archive, "-bad-samples", "substitute"}, 2, "-bad-samples \"substitute\": want fail or skip"},
 		{[]string{"-archive", archive, "-decode-sms", "8"}, 2, "-decode-sms 8: want"},
 		{[]string{"-archive", archive, "-checkpoint", missing}, 1, missing + ": no such checkpoint"},
 		{[]string{"-archive", archive, "-checkpoint", foreign}, 1, foreign + " is no checkpoint of torchstream train"},

@@ -365,7 +365,7 @@ func parseOptions(set *flag.FlagSet, args []string) error {
 	}
 	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
 	if !unknown {
-		return usageError{err.Error()}
+		return usageError{refused(set, err.Error())}
 	}
 	message := "no option -" + name
 	var names []string
@@ -374,6 +374,33 @@ func parseOptions(set *flag.FlagSet, args []string) error {
 		message += ": did you mean -" + near + "?"
 	}
 	return usageError{message}
+}
+
+// refused says which value an option wants, in place of flag's message about one that it cannot
+// read.
+func refused(set *flag.FlagSet, message string) string {
+	invalid, rest, found := strings.Cut(message, "\" for ")
+	_, value, quoted := strings.Cut(invalid, " value \"")
+	name, why, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(rest, "flag "), "-"), ": ")
+	f := set.Lookup(name)
+	if !found || !quoted || f == nil {
+		return message
+	}
+	if getter, ok := f.Value.(flag.Getter); ok {
+		switch getter.Get().(type) {
+		case int, int64:
+			why = "want a whole number of at most 64 bits"
+		case uint, uint64:
+			why = "want a whole number of at least 0 and at most 64 bits"
+		case float64:
+			why = "want a number"
+		case bool:
+			why = "want true or false"
+		case time.Duration:
+			why = "want a duration, such as 90s or 1h30m"
+		}
+	}
+	return fmt.Sprintf("-%s \"%s\": %s", name, value, why)
 }
 
 // nearest returns the name that differs least from a text, or "" if all differ in more than a third

@@ -116,8 +116,14 @@ func parseBadSamples(name string) (imageloader.BadSamplePolicy, error) {
 	return 0, errors.New("want fail, skip or substitute")
 }
 
-// minSize is the minimum of -size, in pixels.
-const minSize = 32
+// Of -size, in pixels.
+const (
+	minSize  = 32
+	vitPatch = 16 // divides the size for a ViT
+)
+
+// isViT reports whether a network is for images of one size.
+func isViT(model string) bool { return strings.HasPrefix(model, "vit") }
 
 // classifiers are the models that classify images.
 func classifiers() []string {
@@ -175,6 +181,9 @@ func (o *trainOptions) check() error {
 		if option.value < option.min {
 			return usageError{fmt.Sprintf("-%s %v: must be at least %v", option.name, option.value, option.min)}
 		}
+	}
+	if isViT(o.model) && o.size%vitPatch != 0 {
+		return usageError{fmt.Sprintf("-size %d: %s divides images into squares of %d pixels: want a multiple of %[3]d", o.size, o.model, vitPatch)}
 	}
 	if err := o.feeding.check(); err != nil {
 		return err
@@ -683,7 +692,7 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 // newModel makes one of the classifiers for images of the size.
 func newModel(name string, classes, size int) (nn.Module, error) {
 	o := models.Options{NumClasses: classes}
-	if strings.HasPrefix(name, "vit") {
+	if isViT(name) {
 		o.ImageSize = size
 	}
 	return models.ByName(name, o)
