@@ -142,8 +142,8 @@ func TestUnusable(t *testing.T) {
 }
 
 // In a clone without the libraries the first message names the command for all of them. A folder in
-// TORCHSTREAM_LIBRARY without them is to be left out, and nothing is to be built that is there. Each
-// folder has a line, and so has what to do.
+// TORCHSTREAM_LIBRARY without them is to be left out, and nothing is to be built that is there.
+// Each folder has a line, and what to do another.
 func TestMissingSaysWhatToDo(t *testing.T) {
 	const image = "libtorchstream_image.so"
 	clone := touch(t, "Makefile")
