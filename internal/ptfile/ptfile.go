@@ -84,7 +84,7 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.Root, err = unpickle(pickle, f.storage); err != nil {
+	if f.Root, err = unpickle(pickle, usual(), f.storage); err != nil {
 		return nil, fmt.Errorf("%s/data.pkl: %w", folder, err)
 	}
 	return f, nil

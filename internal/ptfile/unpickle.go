@@ -12,8 +12,6 @@ import (
 // Limits of a pickle. They are far above what torch.save writes for a model of 200,000 tensors.
 const (
 	maxPickle = 64 << 20
-	maxSteps  = 1 << 23 // opcodes
-	maxStack  = 1 << 20
 	maxDepth  = 64 // containers in containers
 	// maxExpanded limits the values that a walk of the whole tree visits, per byte of the pickle.
 	// Lists of references to lists of references would otherwise be exponentially large.
@@ -22,6 +20,14 @@ const (
 	// pickle, per byte of the pickle: a call of 5 bytes can copy a dict of any size.
 	maxWork = 64
 )
+
+// limits are those that tests change.
+type limits struct {
+	steps int // opcodes
+	stack int // values
+}
+
+func usual() limits { return limits{steps: 1 << 23, stack: 1 << 20} }
 
 // Opcodes of protocols 2 to 5 that torch.save writes. All others are refused.
 const (
@@ -103,17 +109,17 @@ type unpickler struct {
 }
 
 // unpickle returns the value of a pickle.
-func unpickle(data []byte, open func(key, location string) (*Storage, error)) (any, error) {
+func unpickle(data []byte, limit limits, open func(key, location string) (*Storage, error)) (any, error) {
 	u := &unpickler{data: data, memo: map[uint32]any{}, open: open, types: elementTypes(), work: maxWork * len(data)}
 	for steps := 0; ; steps++ {
 		at := u.pos
 		done, err := u.step()
 		switch {
 		case err != nil:
-		case steps >= maxSteps:
-			err = fmt.Errorf("more than %d opcodes", maxSteps)
-		case len(u.stack) > maxStack:
-			err = fmt.Errorf("a stack of more than %d values", maxStack)
+		case steps >= limit.steps:
+			err = fmt.Errorf("more than %d opcodes", limit.steps)
+		case len(u.stack) > limit.stack:
+			err = fmt.Errorf("a stack of more than %d values", limit.stack)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("byte %d: %w", at, err)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -16,8 +17,11 @@ import (
 // Write writes a file that torch.load(path, weights_only=True) reads. root consists of the values
 // that Open returns, without Names, and of int. Tensors come from NewTensor or from another file;
 // tensors with one Storage share it in the file too. A storage is in memory while it is written.
-// The comment is that of the zip archive, which PyTorch does not read; it may be empty.
-func Write(w io.Writer, root any, comment string) error {
+// The comment is that of the zip archive, which PyTorch does not read; it may be empty. Values that
+// Open would refuse are an error, and nothing is written.
+func Write(w io.Writer, root any, comment string) error { return write(w, root, comment, usual()) }
+
+func write(w io.Writer, root any, comment string, limit limits) error {
 	p := &pickler{numbers: map[*Storage]int{}}
 	p.op(opProto, 2)
 	if err := p.value(root, 0); err != nil {
@@ -26,6 +30,9 @@ func Write(w io.Writer, root any, comment string) error {
 	p.op(opStop)
 	if len(p.out) > maxPickle { // a file that Open refuses must not replace one that it reads
 		return fmt.Errorf("all values but the tensors' elements take %d bytes, over the limit of %d", len(p.out), maxPickle)
+	}
+	if _, err := unpickle(p.out, limit, p.storageOf); err != nil {
+		return fmt.Errorf("the values cannot be read again: %w", err)
 	}
 	count := &countingWriter{w: w}
 	archive := &archive{zip.NewWriter(count), count}
@@ -121,6 +128,15 @@ type pickler struct {
 	storages []*Storage
 	types    []elementType    // of the storages: PyTorch reads a storage with one dtype only
 	numbers  map[*Storage]int // of the members data/N
+}
+
+// storageOf returns the storage of a member data/N.
+func (p *pickler) storageOf(key, _ string) (*Storage, error) {
+	n, err := strconv.Atoi(key)
+	if err != nil || n < 0 || n >= len(p.storages) {
+		return nil, fmt.Errorf("there is no storage %q", key)
+	}
+	return p.storages[n], nil
 }
 
 func (p *pickler) op(b ...byte) { p.out = append(p.out, b...) }

@@ -1,0 +1,47 @@
+package ptfile
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// Write refuses what the unpickler does, by the number of its opcodes or of the values on its stack,
+// and writes nothing then. At the limit both accept it.
+func TestWriteCountsAsTheReader(t *testing.T) {
+	items := make([]any, 5000)
+	for _, c := range []struct {
+		name  string
+		root  any
+		at    limits
+		below limits
+		says  string
+	}{
+		// PROTO, EMPTY_LIST, MARK and APPENDS around 2,000, 2,000 and 1,000 of NONE, STOP.
+		{"opcodes", &List{Items: items}, limits{5009, 9999}, limits{5008, 9999}, "more than 5008 opcodes"},
+		{"stack", &Tuple{Items: items}, limits{9999, 5000}, limits{9999, 4999}, "a stack of more than 4999 values"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var written bytes.Buffer
+			if err := write(&written, c.root, "", c.below); err == nil || !strings.Contains(err.Error(), c.says) || written.Len() > 0 {
+				t.Errorf("over the limit: %v, and %d bytes", err, written.Len())
+			}
+			if err := write(&written, c.root, "", c.at); err != nil {
+				t.Fatalf("at the limit: %v", err)
+			}
+			f, err := Open(bytes.NewReader(written.Bytes()), int64(written.Len()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pickle, err := f.readAll(f.members["data.pkl"], maxPickle)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for limit, want := range map[limits]bool{c.at: true, c.below: false} {
+				if _, err := unpickle(pickle, limit, f.storage); (err == nil) != want {
+					t.Errorf("the reader with %+v: %v", limit, err)
+				}
+			}
+		})
+	}
+}
