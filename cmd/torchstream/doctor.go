@@ -117,6 +117,9 @@ func libtorch() []finding {
 		{"ok", "LibTorch", capi.LibTorchVersion() + at(mapped["libtorch_cpu.so"]), ""},
 		{"ok", "CUDA", builtWith() + at(mapped["libcudart.so"]), ""},
 	}
+	if given := os.Getenv("LIBTORCH"); given != "" {
+		found = append(found, givenLibTorch(given, mapped["libtorch_cpu.so"])...)
+	}
 	if capi.CUDAVersion() == "" {
 		found = append(found, finding{"note", "GPU", "not used: the shim is for a LibTorch without CUDA", "everything runs on the CPU; for a GPU set up a LibTorch with CUDA: `torchstream setup`, or `make shim` in a clone"})
 	} else {
@@ -127,6 +130,19 @@ func libtorch() []finding {
 		found = append(found, compute(cuda.Device(d)))
 	}
 	return found
+}
+
+// givenLibTorch says which LibTorch is used where the variable LIBTORCH names another one. It
+// counts when the shim is built, and the shim then names the folder itself.
+func givenLibTorch(given, used string) []finding {
+	for _, folder := range []string{filepath.Join(given, "torch", "lib"), filepath.Join(given, "lib")} {
+		path, err := filepath.EvalSymlinks(filepath.Join(folder, "libtorch_cpu.so"))
+		if err == nil && path == used {
+			return nil
+		}
+	}
+	return []finding{{"note", "LIBTORCH", printable.Name(given) + " is not used, but " + used,
+		"to use it build the shim again with LIBTORCH set (`torchstream setup`, or `make shim` in a clone), or else unset it"}}
 }
 
 // builtWith says what CUDA the shim was built with.

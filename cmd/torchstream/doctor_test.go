@@ -5,10 +5,14 @@ import (
 	"errors"
 	"image"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/library"
 )
 
 func TestDoctor(t *testing.T) {
@@ -64,5 +68,30 @@ func TestDoctorSaysWhatToDoAboutALibrary(t *testing.T) {
 	}
 	if f := notLoaded("shim", errors.New("it is old: run `make`")); f.Found != "it is old: run `make`" || f.ToDo != "" {
 		t.Errorf("%+v", f)
+	}
+}
+
+// The doctor says which LibTorch is used where LIBTORCH names another, by its folder or by that of
+// the package torch.
+func TestDoctorNamesAnIgnoredLibTorch(t *testing.T) {
+	used := library.Mapped()["libtorch_cpu.so"]
+	torch := filepath.Dir(filepath.Dir(used))
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(torch, link); err != nil {
+		t.Fatal(err)
+	}
+	for given, ignored := range map[string]bool{"": false, torch: false, filepath.Dir(torch): filepath.Base(torch) != "torch", link: false, t.TempDir(): true, "/nowhere": true} {
+		t.Setenv("LIBTORCH", given)
+		status, stdout, _ := command(t, "doctor", "-json")
+		var report struct{ Findings []finding }
+		if err := json.Unmarshal([]byte(stdout), &report); status != 0 || err != nil {
+			t.Fatalf("status %d, %v in %q", status, err, stdout)
+		}
+		at := slices.IndexFunc(report.Findings, func(f finding) bool { return f.What == "LIBTORCH" })
+		if (at >= 0) != ignored {
+			t.Errorf("LIBTORCH=%s: %s", given, stdout)
+		} else if ignored && (report.Findings[at].Found != given+" is not used, but "+used || report.Findings[at].ToDo == "") {
+			t.Errorf("LIBTORCH=%s: %+v", given, report.Findings[at])
+		}
 	}
 }
