@@ -197,10 +197,10 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		Device: name, LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
 		Method: fmt.Sprintf("images of %d x %d pixels, sequences of %d tokens, about %v s of steps each; issue times: %s", b.size, b.size, b.context, b.seconds, issueMethod),
 	}
-	if err := b.measureFirst(ctx, *python, &report); err != nil {
+	if err := b.measureFirst(ctx, *python, &report, stderr); err != nil {
 		return err
 	}
-	if err := b.run(ctx, &report); err != nil {
+	if err := b.run(ctx, &report, stderr); err != nil {
 		return err
 	}
 	if err := b.feed(ctx, &report, stderr); err != nil {
@@ -208,7 +208,7 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	}
 	if *python == "" {
 		report.PythonNote = "not requested"
-	} else if err := b.comparePython(ctx, *python, &report); err != nil {
+	} else if err := b.comparePython(ctx, *python, &report, stderr); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -272,7 +272,7 @@ func (b *trainBench) check(names, sizes, device string) error {
 }
 
 // run measures every row in Go.
-func (b *trainBench) run(ctx context.Context, report *trainReport) error {
+func (b *trainBench) run(ctx context.Context, report *trainReport, stderr io.Writer) error {
 	restore, err := searchAlgorithms()
 	if err != nil {
 		return err
@@ -289,6 +289,7 @@ func (b *trainBench) run(ctx context.Context, report *trainReport) error {
 				if isGPT(name) {
 					row.Unit = "tokens"
 				}
+				fmt.Fprintf(stderr, "measuring %s, batch %d, %s\n", name, batch, mode)
 				issue, err := b.measure(row, b.issues() && i == len(batches)-1)
 				report.Rows = append(report.Rows, row)
 				if err != nil { // the others count still
@@ -323,7 +324,7 @@ func (b *trainBench) peerJob() peerJob {
 }
 
 // comparePython adds PyTorch's figures.
-func (b *trainBench) comparePython(ctx context.Context, python string, report *trainReport) error {
+func (b *trainBench) comparePython(ctx context.Context, python string, report *trainReport, stderr io.Writer) error {
 	job := b.peerJob()
 	for _, name := range b.models {
 		batches := b.batchesOf(name)
@@ -335,6 +336,7 @@ func (b *trainBench) comparePython(ctx context.Context, python string, report *t
 	if err != nil {
 		return err
 	}
+	fmt.Fprintf(stderr, "measuring the same in PyTorch, by %s\n", printable.Name(python))
 	var peer struct {
 		Torch  string                  `json:"torch"`
 		Steps  map[string]stepTimes    `json:"steps"`

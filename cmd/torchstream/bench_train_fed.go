@@ -19,6 +19,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/train"
@@ -102,7 +103,7 @@ func (b *trainBench) oneStep(stdout io.Writer) (err error) {
 
 // measureFirst starts processes of Go and of Python in turn, and measures how long they take until
 // a step is done. One of each comes before, and fills the system's file cache.
-func (b *trainBench) measureFirst(ctx context.Context, python string, report *trainReport) error {
+func (b *trainBench) measureFirst(ctx context.Context, python string, report *trainReport, stderr io.Writer) error {
 	if b.first == 0 {
 		return nil
 	}
@@ -127,6 +128,7 @@ func (b *trainBench) measureFirst(ctx context.Context, python string, report *tr
 			commands = append(commands, []string{python, "-c", pytorchTrain, string(text)})
 		}
 	}
+	fmt.Fprintf(stderr, "measuring the first step of a new process, %d times\n", b.first)
 	seconds := make([][]float64, len(commands))
 	for i := range b.first + 1 {
 		for k, command := range commands {
@@ -202,6 +204,7 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 			continue
 		}
 		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
+		fmt.Fprintf(stderr, "measuring %s, batch %d, fed from %s\n", name, row.Batch, printable.Name(b.archive))
 		if err := train.WithPrecedence(b.device, func() error { return b.measureFed(ctx, row) }); err != nil {
 			return fmt.Errorf("bench train: %s from %s: %w", name, b.archive, err)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
@@ -63,6 +64,15 @@ func TestBenchTrain(t *testing.T) {
 	if fed := report.Fed; len(fed) != 1 || fed[0].ImagesPerSecond <= 0 || fed[0].Share <= 0 || fed[0].Workers != 1 ||
 		fed[0].HostCores <= 0 || fed[0].ResidentHostCores <= 0 {
 		t.Errorf("fed: %+v", fed)
+	}
+	said := strings.Split(stderr.String(), "\n")
+	for _, row := range report.Rows {
+		if want := fmt.Sprintf("measuring resnet18, batch %d, %s", row.Batch, row.Mode); !slices.Contains(said, want) {
+			t.Errorf("%q is not on standard error", want)
+		}
+	}
+	if want := "measuring resnet18, batch 4, fed from " + archive; !slices.Contains(said, want) {
+		t.Errorf("%q is not on standard error", want)
 	}
 	if table := stderr.String(); !strings.Contains(table, "resnet18") || !strings.Contains(table, archive) {
 		t.Errorf("the table:\n%s", table)
