@@ -30,20 +30,19 @@ TS_API ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t by
 /* The pieces of ts_bench_gpu_decode's time. */
 enum {
   TS_BENCH_DECODE_COPY = 0, /* the staging memory to the device */
-  TS_BENCH_DECODE_ZERO = 1, /* the coefficients */
-  TS_BENCH_DECODE_TABLES = 2,
-  TS_BENCH_DECODE_SYNC = 3,    /* the states in whole scans */
-  TS_BENCH_DECODE_SUMS = 4,    /* what lies before each subsequence of them */
-  TS_BENCH_DECODE_ENTRIES = 5, /* their entries */
-  TS_BENCH_DECODE_ENTROPY = 6,
-  TS_BENCH_DECODE_TRANSFORM = 7,
-  TS_BENCH_DECODE_PIXELS = 8,
-  TS_BENCH_DECODE_WEIGHTS = 9,
-  TS_BENCH_DECODE_COLUMNS = 10,
-  TS_BENCH_DECODE_RESULTS = 11,
-  TS_BENCH_DECODE_AUGMENT = 12, /* nothing without steps */
-  TS_BENCH_DECODE_ALL = 13,     /* a whole run, of several that are enqueued behind one another */
-  TS_BENCH_DECODE_PIECES = 14
+  TS_BENCH_DECODE_TABLES = 1,
+  TS_BENCH_DECODE_SYNC = 2,    /* the states in whole scans */
+  TS_BENCH_DECODE_SUMS = 3,    /* what lies before each subsequence of them */
+  TS_BENCH_DECODE_ENTRIES = 4, /* their entries */
+  TS_BENCH_DECODE_ENTROPY = 5,
+  TS_BENCH_DECODE_TRANSFORM = 6,
+  TS_BENCH_DECODE_PIXELS = 7,
+  TS_BENCH_DECODE_WEIGHTS = 8,
+  TS_BENCH_DECODE_COLUMNS = 9,
+  TS_BENCH_DECODE_RESULTS = 10,
+  TS_BENCH_DECODE_AUGMENT = 11, /* nothing without steps */
+  TS_BENCH_DECODE_ALL = 12,     /* a whole run, of several that are enqueued behind one another */
+  TS_BENCH_DECODE_PIECES = 13
 };
 
 /* Does ts_gpu_decoder_run `rounds` times, twice, and waits. milliseconds: TS_BENCH_DECODE_PIECES

@@ -130,7 +130,6 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
   auto* const places = reinterpret_cast<Place*>(from);
   for (int64_t first = 0; first < count;) {
     uint64_t total = 0;
-    uint64_t coefficients = 0;
     int64_t end = first;
     for (; end < count; ++end) {
       const Plan& plan = *reinterpret_cast<const Plan*>(from + images[end].plan);
@@ -141,27 +140,17 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
                              std::to_string(capacity));
       }
       if (total + needs.total() > capacity) break;
-      total += needs.total();
-      coefficients += needs.coefficients;
-    }
-    // The coefficients of all images lie together, to be zeroed at once.
-    uint64_t coefficient = 0;
-    uint64_t other = coefficients;
-    for (int64_t i = first; i < end; ++i) {
-      const ts::jpeg::Scratch needs =
-          ts::jpeg::scratch_of(*reinterpret_cast<const Plan*>(from + images[i].plan));
-      Place& place = places[i];
-      place.plan = images[i].plan;
-      place.coefficients = coefficient;
-      place.samples = other;
+      Place& place = places[end];
+      place.plan = images[end].plan;
+      place.coefficients = total;
+      place.samples = place.coefficients + needs.coefficients;
       place.pixels = place.samples + needs.samples;
       place.columns = place.pixels + needs.pixels;
       place.weights = place.columns + needs.columns;
       place.tables = place.weights + needs.weights;
       place.sync = place.tables + needs.tables;
-      place.result = images[i].result;
-      coefficient += needs.coefficients;
-      other += needs.total() - needs.coefficients;
+      place.result = images[end].result;
+      total += needs.total();
     }
     first = end;
   }
@@ -187,13 +176,10 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
   done(0);
   for (int64_t first = 0; first < count;) {
     Work work = {};
-    uint64_t zeroed = 0;
     int64_t end = first;
     // Places that begin at the front again are those of the next images.
     for (; end < count && (end == first || places[end].coefficients != 0); ++end) {
-      const Plan& plan = *reinterpret_cast<const Plan*>(from + images[end].plan);
-      widen(plan, &work);
-      zeroed = places[end].coefficients + ts::jpeg::scratch_of(plan).coefficients;
+      widen(*reinterpret_cast<const Plan*>(from + images[end].plan), &work);
     }
     work.places = reinterpret_cast<const Place*>(memory) + first;
     work.staging = memory;
@@ -201,11 +187,9 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
     work.results = batch.results;
     work.failed = flag + first;
     work.images = static_cast<uint32_t>(end - first);
-    queue.zero(work.scratch, zeroed);
-    done(1);
     for (int stage = 0; stage < kStages; ++stage) {
       queue.launch(static_cast<Stage>(stage), work);
-      done(2 + stage);
+      done(1 + stage);
     }
     first = end;
   }

@@ -31,10 +31,10 @@ struct ts_gpu_decoder {
   };
 
   // Is called before the first piece of work, which copies and inflates, and after each: the copy,
-  // the zeroing, and the stages in their order. Several times in a run if a batch needs more
-  // scratch memory than there is.
+  // and the stages in their order. Several times in a run if a batch needs more scratch memory than
+  // there is.
   using Mark = std::function<void(int piece)>;
-  static constexpr int kPieces = 2 + ts::decode::kStages;
+  static constexpr int kPieces = 1 + ts::decode::kStages;
 
   void run(const Batch& batch, const ts::decode::Queue& queue, const Mark& mark);
 

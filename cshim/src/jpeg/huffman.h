@@ -39,9 +39,17 @@ struct HuffmanTable {
   uint8_t symbols[256];
 };
 
+// A block of the MCU: its coefficients are those of block `first` + per_row * row of MCUs +
+// per_column * column of MCUs, counted from the first MCU that the crop needs.
+struct BlockOfMcu {
+  uint32_t first, per_row, per_column;
+  uint8_t component, dc_table, ac_table, padding;
+};
+
 struct HuffmanTables {
   HuffmanTable table[kMaxTables];
   uint8_t natural[64];  // the natural order of the zigzag positions
+  BlockOfMcu block[kMaxBlocks];
 };
 
 // Look-ups of two symbols at once, for the search for entries (jpeg/sync.h), which needs no values:
@@ -108,6 +116,19 @@ TS_HOST_DEVICE uint16_t look_up_entry(const HuffmanCode& code, const HuffmanTabl
   return 0;
 }
 
+TS_HOST_DEVICE BlockOfMcu block_of_mcu(const Plan& plan, uint32_t i) {
+  const Component& component = plan.component[plan.block_component[i]];
+  BlockOfMcu block;
+  block.first = component.first_block + plan.block_y[i] * component.block_columns + plan.block_x[i];
+  block.per_row = static_cast<uint32_t>(component.down) * component.block_columns;
+  block.per_column = static_cast<uint32_t>(component.across);
+  block.component = plan.block_component[i];
+  block.dc_table = plan.block_dc[i];
+  block.ac_table = plan.block_ac[i];
+  block.padding = 0;
+  return block;
+}
+
 // Builds what thread `thread` of `threads` has to build of the tables, in steps with a barrier
 // between them.
 TS_HOST_DEVICE void build_tables_1(const Plan& plan, const uint8_t* base, HuffmanTables* tables,
@@ -118,6 +139,7 @@ TS_HOST_DEVICE void build_tables_1(const Plan& plan, const uint8_t* base, Huffma
   for (uint32_t i = thread; i < 64; i += threads) {
     tables->natural[i] = natural_place(static_cast<int32_t>(i));
   }
+  for (uint32_t i = thread; i < plan.blocks; i += threads) tables->block[i] = block_of_mcu(plan, i);
 }
 
 TS_HOST_DEVICE void build_tables_2(const Plan& plan, const uint8_t* base, HuffmanTables* tables,
@@ -299,31 +321,12 @@ TS_HOST_DEVICE bool restart(BitReader* reader, uint32_t expected) {
 
 // ---- segments ----------------------------------------------------------------------------------
 
-// Where the decoder is: an MCU, a block of it and a coefficient.
+// Where the search's decoder is: a block of an MCU and a coefficient.
 struct Cursor {
-  uint32_t mcu, column, row;
   uint32_t block, coefficient;
   int32_t dc[kMaxComponents];
-  // Of the block:
-  uint32_t component, dc_table, ac_table;
-  int16_t* out;  // its coefficients, or NULL if the crop does not need them
+  uint32_t component, dc_table, ac_table;  // of the block
 };
-
-// Fills in the block's members.
-TS_HOST_DEVICE void enter_block(const Plan& plan, int16_t* coefficients, Cursor* at) {
-  at->component = plan.block_component[at->block];
-  at->dc_table = plan.block_dc[at->block];
-  at->ac_table = plan.block_ac[at->block];
-  at->out = nullptr;
-  const uint32_t column = at->column - plan.mcu_x;
-  const uint32_t row = at->row - plan.mcu_y;
-  if (column >= plan.mcu_columns || row >= plan.mcu_rows) return;
-  const Component& component = plan.component[at->component];
-  const uint32_t x = column * static_cast<uint32_t>(component.across) + plan.block_x[at->block];
-  const uint32_t y = row * static_cast<uint32_t>(component.down) + plan.block_y[at->block];
-  const uint32_t block = component.first_block + y * component.block_columns + x;
-  at->out = coefficients + uint64_t{block} * 64;
-}
 
 // Finds a code that the look-up does not hold. Returns the packed step, or 0. `prefix` is the next
 // 16 bits. The limits do not fall, so the number of those that are reached tells the length without
@@ -375,7 +378,6 @@ TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader
     if (at->component == 0) at->dc[0] = dc;
     if (at->component == 1) at->dc[1] = dc;
     if (at->component == 2) at->dc[2] = dc;
-    if (at->out != nullptr) at->out[0] = static_cast<int16_t>(dc);
     at->coefficient = 1;
     return Step::kDecoded;
   }
@@ -384,89 +386,260 @@ TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader
     return Step::kDecoded;
   }
   at->coefficient += passed_by(found);
-  if (at->coefficient > 64) return Step::kBad;
-  if (size != 0 && at->out != nullptr) {
-    at->out[tables.natural[at->coefficient - 1]] = static_cast<int16_t>(value);
-  }
-  return Step::kDecoded;
+  return at->coefficient > 64 ? Step::kBad : Step::kDecoded;
 }
 
 // Reports whether the reader and the predictors are where the next entry says.
 TS_HOST_DEVICE bool meets(const Entry& entry, uint32_t shift, const BitReader& reader,
-                          const Cursor& at) {
+                          const int32_t (&dc)[kMaxComponents]) {
   int32_t part;
   const uint32_t byte = current_byte(reader, &part);
   const uint32_t used = part == 0 ? 0 : 8 - static_cast<uint32_t>(part);
   bool same = byte - shift == entry.bit >> 3 && used == (entry.bit & 7);
-  for (int c = 0; c < kMaxComponents; ++c) same = same && at.dc[c] == entry.dc[c];
+  for (int c = 0; c < kMaxComponents; ++c) same = same && dc[c] == entry.dc[c];
   return same;
 }
 
-// Decodes segment `index` of the plan, which is at `base`. Writes the coefficients of the MCUs that
-// the crop needs into their blocks, in natural order; the others stay as they are, so the caller
-// has zeroed the memory. Returns false if the host must decode the image.
-TS_HOST_DEVICE bool decode_segment(const Plan& plan, const uint8_t* base,
-                                   const HuffmanTables& tables, uint32_t index,
-                                   int16_t* coefficients) {
+// Reads the bytes of a segment by words, of which one is loaded ahead.
+struct SegmentReader : BitReader {
+  uint32_t ahead[2];  // the bytes from `next` on, as load_ahead left them
+};
+
+// The bytes that load_ahead needs.
+constexpr uint32_t kAheadBytes = 8;
+
+TS_HOST_DEVICE void load_ahead(SegmentReader* reader) {
+  if (reader->next + kAheadBytes > reader->limit) return;
+  const uint8_t* const from = reader->data + reader->next;
+#if defined(__CUDA_ARCH__)
+  const auto* words =
+      reinterpret_cast<const uint32_t*>(reinterpret_cast<uintptr_t>(from) & ~uintptr_t{3});
+  reader->ahead[0] = __ldg(words);
+  reader->ahead[1] = __ldg(words + 1);
+#else
+  std::memcpy(reader->ahead, from, sizeof reader->ahead);
+#endif
+}
+
+// Returns the four bytes that were loaded ahead, the first one on top, and the byte behind them.
+TS_HOST_DEVICE uint32_t word_ahead(const SegmentReader& reader, uint32_t* behind) {
+#if defined(__CUDA_ARCH__)
+  const uint32_t shift =
+      static_cast<uint32_t>(reinterpret_cast<uintptr_t>(reader.data + reader.next) & 3) * 8;
+  *behind = reader.ahead[1] >> shift & 0xFF;
+  return __byte_perm(__funnelshift_r(reader.ahead[0], reader.ahead[1], shift), 0, 0x0123);
+#else
+  *behind = reader.ahead[1] & 0xFF;
+  return __builtin_bswap32(reader.ahead[0]);
+#endif
+}
+
+// Loads once, if at most 32 bits are there. A byte 0xFF ends what is loaded, and the stuffed byte
+// behind it is passed, without a branch.
+TS_HOST_DEVICE void refill_once(SegmentReader* reader) {
+  if (reader->count > 32) return;
+  if (reader->next + kAheadBytes > reader->limit) return refill_slowly(reader);
+  uint32_t behind;
+  const uint32_t word = word_ahead(*reader, &behind);
+  const uint32_t ones = ((word & 0x7F7F7F7F) + 0x01010101) & word & 0x80808080;
+  const uint32_t before = leading_zeros(ones) >> 3;  // the first 0xFF; 4: none
+  const uint32_t bytes = smaller(before + 1, 4u);
+  const uint64_t five = uint64_t{word} << 8 | behind;
+  if (ones != 0 && (five >> (24 - 8 * smaller(before, 3u)) & 0xFF) != 0) {  // a marker
+    refill_slowly(reader);
+  } else {
+    reader->bits |= uint64_t{word & 0xFFFFFFFFu << (32 - 8 * bytes)} << (32 - reader->count);
+    reader->count += static_cast<int32_t>(8 * bytes);
+    reader->next += bytes + (ones != 0 ? 1 : 0);
+  }
+  load_ahead(reader);
+}
+
+constexpr uint32_t kNotNeeded = UINT32_MAX;
+
+// Decodes the blocks of a segment, one behind the other.
+struct SegmentDecoder {
+  SegmentReader reader;
+  uint32_t mcu, end;     // the MCU, and the one behind the segment
+  uint32_t column, row;  // of the MCU, among those that the crop needs
+  uint32_t block;        // of the MCU
+  BlockOfMcu of;         // the block
+  uint32_t place;        // of the block among those of the crop, or kNotNeeded
+  uint32_t coefficient;  // the next one of the block; 64 or more at its end
+  uint32_t marker, to_restart;
+  int32_t dc[kMaxComponents];
+  int16_t* values;  // 64 coefficients of the block, in natural order
+  bool good;        // not: the host must decode the image, and the blocks that are left are zeros
+};
+
+TS_HOST_DEVICE void enter_block(const Plan& plan, const HuffmanTables& tables,
+                                SegmentDecoder* decoder) {
+  decoder->of = tables.block[decoder->block];
+  const BlockOfMcu& of = decoder->of;
+  decoder->place = decoder->column < plan.mcu_columns && decoder->row < plan.mcu_rows
+                       ? of.first + decoder->row * of.per_row + decoder->column * of.per_column
+                       : kNotNeeded;
+  decoder->coefficient = 0;
+}
+
+// Writes a coefficient, by its place in zigzag order, of a block that the crop needs.
+TS_HOST_DEVICE void write_coefficient(const HuffmanTables& tables, const SegmentDecoder& decoder,
+                                      uint32_t place, int32_t value) {
+  if (decoder.place == kNotNeeded) return;
+  decoder.values[tables.natural[place]] = static_cast<int16_t>(value);
+}
+
+// Begins segment `index` of the plan, which is at `base`. `values` are zeros.
+TS_HOST_DEVICE SegmentDecoder begin_segment(const Plan& plan, const uint8_t* base,
+                                            const HuffmanTables& tables, uint32_t index,
+                                            int16_t* values) {
   const Segment segment = reinterpret_cast<const Segment*>(base + plan.segments_at)[index];
   const Entry entry = entry_at(plan, base, segment.entry);
   const bool last = segment.entry + 1 >= plan.entries;
-  const Entry next = last ? Entry{} : entry_at(plan, base, segment.entry + 1);
-
-  BitReader reader;
+  SegmentDecoder decoder;
+  SegmentReader& reader = decoder.reader;
   reader.data = base + plan.scan_at;
-  reader.end = plan.scan_bytes;
+  // What lies behind the segment is loaded too, and is never a part of it: its last bit must be
+  // where the next entry begins.
+  reader.limit = reader.end = plan.scan_bytes;
   reader.next = (entry.bit >> 3) + segment.shift;
-  // The entry may be within the last byte.
-  reader.limit = last ? reader.end : ((next.bit + 7) >> 3) + segment.shift;
-  if (reader.limit > reader.end || reader.next >= reader.limit) return false;
+  // The next entry may be within the last byte.
+  const uint32_t bound =
+      last ? reader.end : ((entry_at(plan, base, segment.entry + 1).bit + 7) >> 3) + segment.shift;
+  decoder.good = bound <= reader.end && reader.next < bound;
   reader.bits = 0;
   reader.count = reader.zeros = 0;
-  refill(&reader);
-  reader.bits <<= entry.bit & 7;
-  reader.count -= static_cast<int32_t>(entry.bit & 7);
-
-  Cursor at;
-  at.mcu = segment.entry * plan.spacing;
-  at.row = at.mcu / plan.mcus_per_row;
-  at.column = at.mcu - at.row * plan.mcus_per_row;
-  at.block = at.coefficient = 0;
-  for (int c = 0; c < kMaxComponents; ++c) at.dc[c] = entry.dc[c];
-  enter_block(plan, coefficients, &at);
-  const uint32_t end = last ? plan.mcus : at.mcu + plan.spacing;
-  const uint32_t interval = plan.restart_interval;
-  uint32_t marker = interval == 0 ? 0 : at.mcu / interval & 7;
-  uint32_t to_restart = interval == 0 ? UINT32_MAX : interval - at.mcu % interval;
-
-  while (true) {
-    refill(&reader);
-    for (int i = 0; i < kSymbolsAtOnce && at.coefficient < 64; ++i) {
-      const Step step = decode_symbol(tables, &reader, &at);
-      if (step == Step::kBad) return false;
-      if (step == Step::kNeedsBits) break;
-    }
-    if (at.coefficient < 64) continue;
-    at.coefficient = 0;
-    if (++at.block == plan.blocks) {
-      at.block = 0;
-      if (reader.count < reader.zeros) return false;
-      ++at.mcu;
-      if (++at.column == plan.mcus_per_row) {
-        at.column = 0;
-        ++at.row;
-      }
-      // The entry behind a restart marker stands behind it.
-      if (--to_restart == 0 && at.mcu != plan.mcus) {
-        if (!restart(&reader, marker)) return false;
-        marker = (marker + 1) & 7;
-        to_restart = interval;
-        for (int c = 0; c < kMaxComponents; ++c) at.dc[c] = 0;
-      }
-      if (at.mcu == end) break;
-    }
-    enter_block(plan, coefficients, &at);
+  if (decoder.good) {
+    load_ahead(&reader);
+    refill_once(&reader);
+    reader.bits <<= entry.bit & 7;
+    reader.count -= static_cast<int32_t>(entry.bit & 7);
+  } else {
+    reader.next = reader.limit;  // a forged entry may be anywhere
   }
-  return last || meets(next, segment.shift, reader, at);
+  const uint32_t mcu = segment.entry * plan.spacing;
+  const uint32_t row = mcu / plan.mcus_per_row;
+  decoder.mcu = mcu;
+  decoder.end = last ? plan.mcus : mcu + plan.spacing;
+  decoder.column = mcu - row * plan.mcus_per_row - plan.mcu_x;
+  decoder.row = row - plan.mcu_y;
+  decoder.block = 0;
+  for (int c = 0; c < kMaxComponents; ++c) decoder.dc[c] = entry.dc[c];
+  const uint32_t interval = plan.restart_interval;
+  decoder.marker = interval == 0 ? 0 : mcu / interval & 7;
+  decoder.to_restart = interval == 0 ? UINT32_MAX : interval - mcu % interval;
+  decoder.values = values;
+  enter_block(plan, tables, &decoder);
+  return decoder;
+}
+
+// Decodes a DC difference, or a code that the look-up does not hold, if its bits are there. `step`
+// is what the look-up holds. Returns false for a bad code.
+TS_HOST_DEVICE bool decode_rare(const HuffmanTables& tables, uint32_t step,
+                                SegmentDecoder* decoder) {
+  SegmentReader& reader = decoder->reader;
+  const bool dc = decoder->coefficient == 0;
+  if (step == 0) {
+    const HuffmanTable& table = tables.table[dc ? decoder->of.dc_table : decoder->of.ac_table];
+    step = find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
+    if (step == 0) return reader.count < 16;
+  }
+  if (static_cast<int32_t>(step_bits(step)) > reader.count) return true;
+  const uint32_t size = value_bits(step);
+  const uint64_t behind = reader.bits << (step_bits(step) - size);
+  int32_t value = extend(static_cast<uint32_t>(behind >> 32) >> 1 >> (31 - size), size);
+  reader.bits = behind << size;
+  reader.count -= static_cast<int32_t>(step_bits(step));
+  if (dc) {
+    // Wraps like libjpeg's predictor. No array is indexed by a variable, which would put it into
+    // slow memory on the device.
+    int32_t sum = 0;
+    for (uint32_t c = 0; c < kMaxComponents; ++c) {
+      const bool same = c == decoder->of.component;
+      decoder->dc[c] = static_cast<int32_t>(static_cast<uint32_t>(decoder->dc[c]) +
+                                            (same ? static_cast<uint32_t>(value) : 0));
+      sum = same ? decoder->dc[c] : sum;
+    }
+    value = sum;
+    decoder->coefficient = 1;
+  } else {
+    decoder->coefficient += passed_by(step);
+  }
+  if ((dc || size != 0) && decoder->coefficient <= 64) {
+    write_coefficient(tables, *decoder, decoder->coefficient - 1, value);
+  }
+  return true;
+}
+
+// The number of symbols that are decoded between two refills of a segment's bits.
+constexpr int kSegmentSymbols = 6;
+
+// Decodes some symbols of the block. Returns whether that was its end.
+TS_HOST_DEVICE bool decode_symbols(const HuffmanTables& tables, SegmentDecoder* decoder) {
+  if (!decoder->good) return true;
+  SegmentReader& reader = decoder->reader;
+  refill_once(&reader);
+  const uint16_t* const look = tables.table[decoder->of.ac_table].look;
+  const uint16_t* const first = tables.table[decoder->of.dc_table].look;
+  const bool dc = decoder->coefficient == 0;
+  const uint32_t found = (dc ? first : look)[reader.bits >> (64 - kLookBits)];
+  if ((dc || found == 0) && !decode_rare(tables, found, decoder)) {
+    decoder->good = false;
+    return true;
+  }
+  // Without a branch, for which a warp would wait: what is not decoded has no bits.
+  TS_UNROLL
+  for (int i = 0; i < kSegmentSymbols; ++i) {
+    const uint32_t step = look[reader.bits >> (64 - kLookBits)];
+    const bool decoded =
+        static_cast<int32_t>(step_bits(step)) <= reader.count && decoder->coefficient - 1 < 63;
+    const uint32_t size = value_bits(step);
+    const uint64_t behind = reader.bits << (step_bits(step) - size);
+    decoder->coefficient += decoded ? passed_by(step) : 0;
+    if (decoded && size != 0 && decoder->coefficient <= 64) {
+      write_coefficient(tables, *decoder, decoder->coefficient - 1,
+                        extend(static_cast<uint32_t>(behind >> 32) >> 1 >> (31 - size), size));
+    }
+    reader.bits = decoded ? behind << size : reader.bits;
+    reader.count -= decoded ? static_cast<int32_t>(step_bits(step)) : 0;
+  }
+  const uint32_t at = decoder->coefficient;
+  if (at > 64 && at < kBlockEnd) decoder->good = false;  // a run out of the block
+  return at >= 64;
+}
+
+// Passes to the next block. The values are zeros again. Returns false at the end of the segment.
+TS_HOST_DEVICE bool next_block(const Plan& plan, const HuffmanTables& tables,
+                               SegmentDecoder* decoder) {
+  if (++decoder->block == plan.blocks) {
+    SegmentReader& reader = decoder->reader;
+    decoder->block = 0;
+    if (reader.count < reader.zeros) decoder->good = false;
+    ++decoder->mcu;
+    if (++decoder->column == plan.mcus_per_row - plan.mcu_x) {
+      decoder->column = 0u - plan.mcu_x;
+      ++decoder->row;
+    }
+    // The entry behind a restart marker stands behind it.
+    if (--decoder->to_restart == 0 && decoder->mcu != plan.mcus) {
+      if (decoder->good) decoder->good = restart(&reader, decoder->marker);
+      load_ahead(&reader);
+      decoder->marker = (decoder->marker + 1) & 7;
+      decoder->to_restart = plan.restart_interval;
+      for (int c = 0; c < kMaxComponents; ++c) decoder->dc[c] = 0;
+    }
+    if (decoder->mcu == decoder->end) return false;
+  }
+  enter_block(plan, tables, decoder);
+  return true;
+}
+
+// Ends segment `index`. Returns false if the host must decode the image.
+TS_HOST_DEVICE bool end_segment(const Plan& plan, const uint8_t* base, uint32_t index,
+                                const SegmentDecoder& decoder) {
+  const Segment segment = reinterpret_cast<const Segment*>(base + plan.segments_at)[index];
+  if (!decoder.good || segment.entry + 1 >= plan.entries) return decoder.good;
+  return meets(entry_at(plan, base, segment.entry + 1), segment.shift, decoder.reader, decoder.dc);
 }
 
 }  // namespace ts::jpeg

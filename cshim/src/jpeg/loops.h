@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "jpeg/stages.h"
@@ -106,12 +107,23 @@ inline bool write_all_entries(const Plan& plan, const uint8_t* base, const Searc
   return good;
 }
 
-// Decodes all segments. Returns false if one of them fails.
+// Decodes all segments, and with them all blocks that the crop needs. Returns false if one of them
+// fails.
 inline bool decode_segments(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
                             int16_t* coefficients) {
   bool good = true;
   for (uint32_t i = 0; i < plan.segments; ++i) {
-    good = decode_segment(plan, base, tables, i, coefficients) && good;
+    int16_t values[64] = {};
+    SegmentDecoder decoder = begin_segment(plan, base, tables, i, values);
+    do {
+      while (!decode_symbols(tables, &decoder)) {
+      }
+      if (decoder.place != kNotNeeded) {
+        std::memcpy(coefficients + uint64_t{decoder.place} * 64, values, sizeof values);
+        std::memset(values, 0, sizeof values);
+      }
+    } while (next_block(plan, tables, &decoder));
+    good = end_segment(plan, base, i, decoder) && good;
   }
   return good;
 }
@@ -157,7 +169,11 @@ inline void write_columns(const Plan& plan, const Memory& memory) {
 }
 
 inline void write_results(const Plan& plan, const Memory& memory) {
-  write_all(result_count(plan), [&](const Places& p) { write_results(plan, memory, p); });
+  write_all(result_count(plan), [&](const Places& p) {
+    each_result(plan, memory, p, [&](int32_t index, uint32_t rgb) {
+      write_rgb(memory.result + static_cast<int64_t>(index) * 3, rgb);
+    });
+  });
 }
 
 // The team of jpeg/steps.h on the host.

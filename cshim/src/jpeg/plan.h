@@ -142,7 +142,7 @@ TS_HOST_DEVICE uint64_t weights_bytes(const Axis& axis) {
                          size * static_cast<uint64_t>(axis.pitch) * sizeof(int16_t));
 }
 
-constexpr uint64_t kTablesScratch = 34400;  // SearchTables of jpeg/huffman.h
+constexpr uint64_t kTablesScratch = 34560;  // SearchTables of jpeg/huffman.h
 
 // The search for entries in a whole scan (jpeg/sync.h): the subsequences of one block of threads,
 // and the bytes for each subsequence and each block.

@@ -122,18 +122,23 @@ TS_HOST_DEVICE void write_columns(const Plan& plan, const Memory& memory, const 
 
 TS_HOST_DEVICE int32_t result_count(const Plan& plan) { return plan.x.size * plan.y.size; }
 
-TS_HOST_DEVICE void write_results(const Plan& plan, const Memory& memory, const Places& places) {
+TS_HOST_DEVICE void write_rgb(uint8_t* to, uint32_t rgb) {
+  to[0] = static_cast<uint8_t>(rgb);
+  to[1] = static_cast<uint8_t>(rgb >> 8);
+  to[2] = static_cast<uint8_t>(rgb >> 16);
+}
+
+// Calls store(index, rgb) for the pixels of the result.
+template <typename Store>
+TS_HOST_DEVICE void each_result(const Plan& plan, const Memory& memory, const Places& places,
+                                Store store) {
   const int32_t count = result_count(plan);
   if (places.first >= count) return;
   const Axis axis = plan.y;
   const int32_t width = plan.x.size;
   const Weights weights = weights_at(axis, memory.weights + weights_bytes(plan.x));
   each_place(places, width, count, [&](int32_t index, int32_t x, int32_t y) {
-    const uint32_t rgb = resampled(axis, weights, y, memory.columns + x, width);
-    uint8_t* const to = memory.result + static_cast<int64_t>(index) * 3;
-    to[0] = static_cast<uint8_t>(rgb);
-    to[1] = static_cast<uint8_t>(rgb >> 8);
-    to[2] = static_cast<uint8_t>(rgb >> 16);
+    store(index, resampled(axis, weights, y, memory.columns + x, width));
   });
 }
 

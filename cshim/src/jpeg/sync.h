@@ -12,7 +12,7 @@
 // it.
 //
 // Whatever the bytes, a pass through a subsequence loads no byte outside of the scan, and ends. The
-// last step finds every anomaly that decode_segment would find, or returns that the host must
+// last step finds every anomaly that end_segment would find, or returns that the host must
 // decode the image.
 #pragma once
 
@@ -147,7 +147,7 @@ TS_HOST_DEVICE uint32_t bound_of(const BitReader& reader) {
 // The bits of kSymbolsAtOnce symbols.
 constexpr uint32_t kMaxStepBits = kSymbolsAtOnce * 31;
 
-// Fills in the block's members of a cursor that stores nothing.
+// Fills in the block's members.
 TS_HOST_DEVICE void enter_block(const Plan& plan, Cursor* at) {
   at->component = plan.block_component[at->block];
   at->dc_table = plan.block_dc[at->block];

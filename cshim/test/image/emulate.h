@@ -20,7 +20,7 @@ struct Device {
     std::memcpy(plan_memory.data(), plan_bytes.data(), plan_bytes.size());
     const Plan& p = plan();
     const Scratch scratch = scratch_of(p);
-    coefficients.resize(size_t{p.total_blocks} * 64);
+    coefficients.assign(size_t{p.total_blocks} * 64, 0x5A5A);  // the device's are anything, too
     samples.resize(size_t{p.total_blocks} * 64);
     pixels.resize(p.steps == 0 ? static_cast<size_t>(pixel_count(p)) : scratch.pixels / 4);
     columns.resize(static_cast<size_t>(column_count(p)));
