@@ -21,8 +21,8 @@ constexpr uint32_t kTableThreads = 256;
 constexpr uint32_t kSegmentThreads = 128;
 constexpr uint32_t kBlockThreads = 256;  // of the transform: eight a block of 8 x 8
 constexpr uint32_t kPixelThreads = 256;
-constexpr uint32_t kPixelsEach = 8;   // of a thread, before the resize
-constexpr uint32_t kResultsEach = 4;  // of a thread of the resize
+constexpr uint32_t kPixelsEach = 16;  // of a thread, before the resize
+constexpr uint32_t kResultsEach = 8;  // of a thread of the resize
 constexpr uint32_t kWeightThreads = 128;
 constexpr int32_t kStepThreads = 512;
 

@@ -125,11 +125,11 @@ jpeg::Axis plan_axis(int32_t in, int32_t out, int32_t begin, int32_t size, bool 
   const jpeg::Taps last = jpeg::taps_of(axis, begin + size - 1);
   axis.source_begin = first.first;
   axis.source_size = last.first + last.count - first.first;
-  axis.pitch = 1;
+  double longest = 1;
   if (axis.filter == jpeg::kBilinear || axis.filter == jpeg::kBicubic) {
-    const double longest = std::ceil(jpeg::support_of(axis)) * 2 + 1;
-    axis.pitch = static_cast<int32_t>(std::min<double>(longest, in));
+    longest = std::min<double>(std::ceil(jpeg::support_of(axis)) * 2 + 1, in);
   }
+  axis.pitch = (static_cast<int32_t>(longest) + 1) / 2 * 2;
   return axis;
 }
 

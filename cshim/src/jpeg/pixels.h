@@ -7,51 +7,92 @@
 
 namespace ts::jpeg {
 
+// A component's samples: sample (x, y) of the component is `origin` + y * stride + x of the
+// image's.
+struct Plane {
+  int32_t origin, stride;
+  int32_t last_x, last_y;  // the last sample of a row and of a column; outside the nearest counts
+  int32_t expand_x, expand_y;  // pixels of a sample
+  bool fancy_x, fancy_y;       // whether samples are interpolated between neighbours
+};
+
+TS_HOST_DEVICE Plane plane_of(const Plan& plan, const Component& component) {
+  // An image's samples are less than kMaxPlanScratch.
+  const auto stride = static_cast<int32_t>(component.block_columns) * 8;
+  const int32_t x = static_cast<int32_t>(plan.mcu_x) * component.across * 8;
+  const int32_t y = static_cast<int32_t>(plan.mcu_y) * component.down * 8;
+  return {static_cast<int32_t>(component.first_block) * 64 - y * stride - x,
+          stride,
+          component.width - 1,
+          component.height - 1,
+          component.expand_x,
+          component.expand_y,
+          component.fancy_x != 0,
+          component.fancy_y != 0};
+}
+
+// Reports whether the pixels have their values from the same places of both planes.
+TS_HOST_DEVICE bool alike(const Plane& a, const Plane& b) {
+  return a.stride == b.stride && a.last_x == b.last_x && a.last_y == b.last_y &&
+         a.expand_x == b.expand_x && a.expand_y == b.expand_y && a.fancy_x == b.fancy_x &&
+         a.fancy_y == b.fancy_y;
+}
+
+// The samples of a plane, from its origin on, that a pixel's value comes from: the one that covers
+// the pixel, and for the triangle filter its nearest neighbours.
+struct Reach {
+  int32_t here, beside, below, diagonal;
+  int32_t right, lower;  // whether the pixel is in the sample's right half, and in its lower half
+};
+
 // Returns the sample that covers a pixel, of which each expands to so many: mostly to one. A GPU
 // has no instruction that divides.
 TS_HOST_DEVICE int32_t covering(int32_t pixel, int32_t expand) {
   return expand == 1 ? pixel : pixel / expand;
 }
 
-// Returns a sample by its place in the component. Outside of it the nearest sample counts.
-TS_HOST_DEVICE int32_t sample_at(const Plan& plan, const Component& component,
-                                 const uint8_t* samples, int32_t x, int32_t y) {
-  x = clamped(x, 0, component.width - 1) - static_cast<int32_t>(plan.mcu_x) * component.across * 8;
-  y = clamped(y, 0, component.height - 1) - static_cast<int32_t>(plan.mcu_y) * component.down * 8;
-  // An image's samples are less than kMaxPlanScratch.
-  return samples[component.first_block * 64 +
-                 static_cast<uint32_t>(y) * component.block_columns * 8 + static_cast<uint32_t>(x)];
+TS_HOST_DEVICE Reach reach_of(const Plane& plane, int32_t x, int32_t y) {
+  Reach reach = {};
+  reach.right = x & 1;
+  reach.lower = y & 1;
+  const int32_t column =
+      smaller(plane.fancy_x ? x >> 1 : covering(x, plane.expand_x), plane.last_x);
+  const int32_t row = smaller(plane.fancy_y ? y >> 1 : covering(y, plane.expand_y), plane.last_y);
+  reach.here = row * plane.stride + column;
+  if (!plane.fancy_x && !plane.fancy_y) return reach;
+  const int32_t next_column = clamped(column + 2 * reach.right - 1, 0, plane.last_x);
+  const int32_t next_row = clamped(row + 2 * reach.lower - 1, 0, plane.last_y);
+  reach.beside = row * plane.stride + next_column;
+  reach.below = next_row * plane.stride + column;
+  reach.diagonal = next_row * plane.stride + next_column;
+  return reach;
 }
 
-// Returns a component at pixel (x, y) of the stored image, as jdsample.c computes it: the triangle
-// filter if the component has half as many samples, or else the sample that covers the pixel.
-TS_HOST_DEVICE int32_t upsampled(const Plan& plan, const Component& component,
-                                 const uint8_t* samples, int32_t x, int32_t y) {
-  const auto at = [&](int32_t column, int32_t row) {
-    return sample_at(plan, component, samples, column, row);
-  };
-  if (component.fancy_x == 0 && component.fancy_y == 0) {
-    return at(covering(x, component.expand_x), covering(y, component.expand_y));
-  }
-  const int32_t right = x & 1;
-  const int32_t below = y & 1;
-  const int32_t column = component.fancy_x != 0 ? x >> 1 : covering(x, component.expand_x);
-  const int32_t row = component.fancy_y != 0 ? y >> 1 : covering(y, component.expand_y);
-  const int32_t next_column = right != 0 ? column + 1 : column - 1;
-  const int32_t next_row = below != 0 ? row + 1 : row - 1;
-  if (component.fancy_y == 0) {
-    return (3 * at(column, row) + at(next_column, row) + 1 + right) >> 2;
-  }
-  const int32_t here = 3 * at(column, row) + at(column, next_row);
-  if (component.fancy_x == 0) return (here + 1 + below) >> 2;
-  const int32_t beside = 3 * at(next_column, row) + at(next_column, next_row);
-  return (3 * here + beside + 8 - right) >> 4;
+// Returns a plane's value at a pixel, as jdsample.c computes it: the triangle filter if the
+// component has half as many samples, or else the sample that covers the pixel.
+TS_HOST_DEVICE int32_t upsampled(const Plane& plane, const uint8_t* samples, const Reach& reach) {
+  const auto at = [&](int32_t place) -> int32_t { return samples[plane.origin + place]; };
+  if (!plane.fancy_x && !plane.fancy_y) return at(reach.here);
+  if (!plane.fancy_y) return (3 * at(reach.here) + at(reach.beside) + 1 + reach.right) >> 2;
+  const int32_t here = 3 * at(reach.here) + at(reach.below);
+  if (!plane.fancy_x) return (here + 1 + reach.lower) >> 2;
+  const int32_t beside = 3 * at(reach.beside) + at(reach.diagonal);
+  return (3 * here + beside + 8 - reach.right) >> 4;
 }
 
-// Packs three bytes into the low bytes of a word.
+// Packs three numbers into the low bytes of a word, of which those outside of 0 to 255 become the
+// nearest of these.
 TS_HOST_DEVICE uint32_t packed_rgb(int32_t red, int32_t green, int32_t blue) {
-  return static_cast<uint32_t>(red) | static_cast<uint32_t>(green) << 8 |
-         static_cast<uint32_t>(blue) << 16;
+#if defined(__CUDA_ARCH__)
+  uint32_t high, all;
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(0), "r"(blue), "r"(0));
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(green), "r"(red), "r"(high));
+  return all;
+#else
+  return static_cast<uint32_t>(clamped(red, 0, 255)) |
+         static_cast<uint32_t>(clamped(green, 0, 255)) << 8 |
+         static_cast<uint32_t>(clamped(blue, 0, 255)) << 16;
+#endif
 }
 
 // Converts like jdcolext.c with the tables of jdcolor.c.
@@ -61,18 +102,63 @@ TS_HOST_DEVICE uint32_t rgb_of_ycc(int32_t y, int32_t cb, int32_t cr) {
   const int32_t red = y + ((91881 * cr + 32768) >> 16);
   const int32_t green = y + ((-22554 * cb - 46802 * cr + 32768) >> 16);
   const int32_t blue = y + ((116130 * cb + 32768) >> 16);
-  return packed_rgb(clamped(red, 0, 255), clamped(green, 0, 255), clamped(blue, 0, 255));
+  return packed_rgb(red, green, blue);
+}
+
+// What all pixels of an image have in common.
+struct Picture {
+  int32_t stored_x, stored_y, x_by_x, x_by_y, y_by_x, y_by_y;  // as in the plan
+  uint8_t color;
+  Plane plane[kMaxComponents];
+  bool chroma_alike;  // the second plane and the third one
+  bool direct;        // all three planes, with one sample for each pixel
+};
+
+TS_HOST_DEVICE Picture picture_of(const Plan& plan) {
+  Picture picture;
+  picture.stored_x = plan.stored_x;
+  picture.stored_y = plan.stored_y;
+  picture.x_by_x = plan.x_by_x;
+  picture.x_by_y = plan.x_by_y;
+  picture.y_by_x = plan.y_by_x;
+  picture.y_by_y = plan.y_by_y;
+  picture.color = plan.color;
+  for (int c = 0; c < kMaxComponents; ++c) {
+    picture.plane[c] = plane_of(plan, plan.component[c]);
+  }
+  const Plane(&plane)[kMaxComponents] = picture.plane;
+  picture.chroma_alike = alike(plane[1], plane[2]);
+  picture.direct = plan.color != kGrey && picture.chroma_alike && alike(plane[0], plane[1]) &&
+                   plane[0].expand_x == 1 && plane[0].expand_y == 1 && !plane[0].fancy_x &&
+                   !plane[0].fancy_y;
+  return picture;
+}
+
+TS_HOST_DEVICE uint32_t pixel_of(const Picture& picture, int32_t first, int32_t second,
+                                 int32_t third) {
+  return picture.color == kYcc ? rgb_of_ycc(first, second, third)
+                               : packed_rgb(first, second, third);
 }
 
 // Returns pixel (x, y) of those that the resize needs.
-TS_HOST_DEVICE uint32_t pixel_at(const Plan& plan, const uint8_t* samples, int32_t x, int32_t y) {
-  const int32_t column = plan.stored_x + x * plan.x_by_x + y * plan.x_by_y;
-  const int32_t row = plan.stored_y + x * plan.y_by_x + y * plan.y_by_y;
-  const int32_t first = upsampled(plan, plan.component[0], samples, column, row);
-  if (plan.color == kGrey) return packed_rgb(first, first, first);
-  const int32_t second = upsampled(plan, plan.component[1], samples, column, row);
-  const int32_t third = upsampled(plan, plan.component[2], samples, column, row);
-  return plan.color == kYcc ? rgb_of_ycc(first, second, third) : packed_rgb(first, second, third);
+TS_HOST_DEVICE uint32_t pixel_at(const Picture& picture, const uint8_t* samples, int32_t x,
+                                 int32_t y) {
+  const int32_t column = picture.stored_x + x * picture.x_by_x + y * picture.x_by_y;
+  const int32_t row = picture.stored_y + x * picture.y_by_x + y * picture.y_by_y;
+  const Plane(&plane)[kMaxComponents] = picture.plane;
+  if (picture.direct) {
+    const int32_t at =
+        smaller(row, plane[0].last_y) * plane[0].stride + smaller(column, plane[0].last_x);
+    return pixel_of(picture, samples[plane[0].origin + at], samples[plane[1].origin + at],
+                    samples[plane[2].origin + at]);
+  }
+  const int32_t first = upsampled(plane[0], samples, reach_of(plane[0], column, row));
+  if (picture.color == kGrey) return packed_rgb(first, first, first);
+  const Reach reach = reach_of(plane[1], column, row);
+  const int32_t second = upsampled(plane[1], samples, reach);
+  const int32_t third =
+      upsampled(plane[2], samples, picture.chroma_alike ? reach : reach_of(plane[2], column, row));
+  return pixel_of(picture, first, second, third);
 }
 
 }  // namespace ts::jpeg

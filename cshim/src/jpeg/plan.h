@@ -55,7 +55,7 @@ struct Axis {
   int32_t reversed;      // whether the last wanted output comes first
   int32_t source_begin;  // the first sample that a wanted output needs
   int32_t source_size;   // the number of samples from there to the last one
-  int32_t pitch;         // the maximum number of taps of an output
+  int32_t pitch;         // the maximum number of taps of an output, and one more if that is odd
 };
 
 // A run of entries whose bytes lie together. Byte b of the scan is byte b + shift (modulo 2^32) of
@@ -132,7 +132,7 @@ TS_HOST_DEVICE uint64_t aligned_scratch(uint64_t bytes) {
 }
 
 // The layout of an axis' weights: the precision in 16 bytes, then int32_t first[size],
-// count[size], and int16_t weights[size][pitch].
+// count[size], and int16_t weights[size][pitch], of which one behind an odd count is 0.
 constexpr uint64_t kWeightsHeader = 16;
 
 TS_HOST_DEVICE uint64_t weights_bytes(const Axis& axis) {

@@ -135,28 +135,54 @@ TS_HOST_DEVICE void write_weights(const Axis& axis, int32_t precision, int32_t p
     weights[j] = static_cast<int16_t>(
         static_cast<int32_t>(weight < 0.0 ? add(weight, -0.5) : add(weight, 0.5)));
   }
+  if (taps.count % 2 != 0) weights[taps.count] = 0;
 }
 
 // ---- sums --------------------------------------------------------------------------------------
 
+struct Sums {
+  int32_t red, green, blue;
+};
+
+// Adds two pixels by their weights, which lie at a multiple of four bytes.
+TS_HOST_DEVICE void add_pixels(const int16_t* weights, uint32_t first, uint32_t second,
+                               Sums* sums) {
+#if defined(__CUDA_ARCH__)
+  const uint32_t both = *reinterpret_cast<const uint32_t*>(weights);
+  const uint32_t red_green = __byte_perm(first, second, 0x5140);
+  const uint32_t blue = __byte_perm(first, second, 0x0062);
+  asm("dp2a.lo.s32.u32 %0, %1, %2, %0;" : "+r"(sums->red) : "r"(both), "r"(red_green));
+  asm("dp2a.hi.s32.u32 %0, %1, %2, %0;" : "+r"(sums->green) : "r"(both), "r"(red_green));
+  asm("dp2a.lo.s32.u32 %0, %1, %2, %0;" : "+r"(sums->blue) : "r"(both), "r"(blue));
+#else
+  const uint32_t pixels[2] = {first, second};
+  for (int i = 0; i < 2; ++i) {
+    sums->red += weights[i] * static_cast<int32_t>(pixels[i] & 255);
+    sums->green += weights[i] * static_cast<int32_t>(pixels[i] >> 8 & 255);
+    sums->blue += weights[i] * static_cast<int32_t>(pixels[i] >> 16 & 255);
+  }
+#endif
+}
+
+// Returns the bits behind the point of the weights; 0 without any.
+TS_HOST_DEVICE int32_t precision_at(const Axis& axis, const Weights& weights) {
+  return axis.filter == kIdentity ? 0 : *weights.precision;
+}
+
 // Returns the output of the place for pixels of one word each, `step` words apart.
-TS_HOST_DEVICE uint32_t resampled(const Axis& axis, const Weights& weights, int32_t place,
-                                  const uint32_t* pixels, int64_t step) {
+TS_HOST_DEVICE uint32_t resampled(const Axis& axis, const Weights& weights, int32_t precision,
+                                  int32_t place, const uint32_t* pixels, int32_t step) {
   if (axis.filter == kIdentity) {
     return pixels[(axis.reversed != 0 ? axis.size - 1 - place : place) * step];
   }
-  const int32_t precision = *weights.precision;
   const int32_t half = 1 << (precision - 1);
-  int32_t red = half, green = half, blue = half;
+  Sums sums = {half, half, half};
   const uint32_t* pixel = pixels + weights.first[place] * step;
-  const int16_t* weight = weights.weights + static_cast<int64_t>(place) * axis.pitch;
-  for (int32_t j = weights.count[place]; j > 0; --j, pixel += step, ++weight) {
-    red += *weight * static_cast<int32_t>(*pixel & 255);
-    green += *weight * static_cast<int32_t>(*pixel >> 8 & 255);
-    blue += *weight * static_cast<int32_t>(*pixel >> 16 & 255);
+  const int16_t* weight = weights.weights + place * axis.pitch;
+  for (int32_t left = weights.count[place]; left > 0; left -= 2, pixel += 2 * step, weight += 2) {
+    add_pixels(weight, pixel[0], left > 1 ? pixel[step] : 0, &sums);
   }
-  return packed_rgb(clamped(red >> precision, 0, 255), clamped(green >> precision, 0, 255),
-                    clamped(blue >> precision, 0, 255));
+  return packed_rgb(sums.red >> precision, sums.green >> precision, sums.blue >> precision);
 }
 
 }  // namespace ts::jpeg

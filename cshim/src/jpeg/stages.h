@@ -98,12 +98,14 @@ TS_HOST_DEVICE int32_t pixel_count(const Plan& plan) {
   return plan.x.source_size * plan.y.source_size;
 }
 
-TS_HOST_DEVICE void write_pixels(const Plan& of, const Memory& memory, const Places& places) {
-  const int32_t count = pixel_count(of);
+TS_HOST_DEVICE void write_pixels(const Plan& plan, const Memory& memory, const Places& places) {
+  const int32_t count = pixel_count(plan);
   if (places.first >= count) return;
-  const Plan plan = of;
+  const Picture picture = picture_of(plan);
+  const uint8_t* const samples = memory.samples;
+  uint32_t* const pixels = memory.pixels;
   each_place(places, plan.x.source_size, count, [&](int32_t index, int32_t x, int32_t y) {
-    memory.pixels[index] = pixel_at(plan, memory.samples, x, y);
+    pixels[index] = pixel_at(picture, samples, x, y);
   });
 }
 
@@ -114,9 +116,11 @@ TS_HOST_DEVICE void write_columns(const Plan& plan, const Memory& memory, const 
   if (places.first >= count) return;
   const Axis axis = plan.x;
   const Weights weights = weights_at(axis, memory.weights);
+  const int32_t precision = precision_at(axis, weights);
+  const uint32_t* const pixels = memory.pixels;
+  uint32_t* const columns = memory.columns;
   each_place(places, axis.size, count, [&](int32_t index, int32_t x, int32_t y) {
-    const uint32_t* const row = memory.pixels + static_cast<int64_t>(y) * axis.source_size;
-    memory.columns[index] = resampled(axis, weights, x, row, 1);
+    columns[index] = resampled(axis, weights, precision, x, pixels + y * axis.source_size, 1);
   });
 }
 
@@ -137,8 +141,10 @@ TS_HOST_DEVICE void each_result(const Plan& plan, const Memory& memory, const Pl
   const Axis axis = plan.y;
   const int32_t width = plan.x.size;
   const Weights weights = weights_at(axis, memory.weights + weights_bytes(plan.x));
+  const int32_t precision = precision_at(axis, weights);
+  const uint32_t* const columns = memory.columns;
   each_place(places, width, count, [&](int32_t index, int32_t x, int32_t y) {
-    store(index, resampled(axis, weights, y, memory.columns + x, width));
+    store(index, resampled(axis, weights, precision, y, columns + x, width));
   });
 }
 
