@@ -18,16 +18,20 @@ type mixture struct {
 	lent int       // slots that the source has and has not delivered
 	last time.Time // when the source delivered a slot
 	got  time.Time // when the source got a slot
-	idle int       // consecutive slots before which the source had nothing to do for long
+
+	// Of the slots since the last decision. Batches take different times, and the slots between the
+	// source and the loop even that out, so the sums decide and no single slot does.
+	slots, late   int // late: the source had next to nothing to do before the slot
+	nothing, both time.Duration
 }
 
-// The source's workers get a row more when the source has had nothing to do before idleSlots slots,
-// each time for at least 1/idleShare of the time from slot to slot. They get a row less when that
-// was less than 1/busyShare of it.
+// A decision is due after each decisionSlots slots. The workers get more rows where the source has
+// had nothing to do for at least 1/idleShare of the time, the more the longer it was, and fewer
+// where that was less than 1/busyShare of it, a quarter fewer where each slot was late.
 const (
-	idleShare = 4
-	busyShare = 8
-	idleSlots = 2
+	decisionSlots = 4
+	idleShare     = 16
+	busyShare     = 64
 )
 
 // begin begins an epoch, whose source gets so many slots without waiting.
@@ -37,7 +41,8 @@ func (m *mixture) begin(free int) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.free, m.lent, m.idle = free, 0, 0
+	m.free, m.lent = free, 0
+	m.decided()
 }
 
 // delivers notes that the source delivers a slot.
@@ -69,15 +74,29 @@ func (m *mixture) lends(asked, now time.Time) int {
 		m.free--
 		return m.rows
 	}
-	switch {
-	case nothing*busyShare < passed:
-		m.rows, m.idle = max(m.rows-1, 0), 0
-	case nothing*idleShare < passed:
-		m.idle = 0
-	default:
-		if m.idle++; m.idle == idleSlots {
-			m.rows, m.idle = min(m.rows+1, decodeplan.Group), 0
-		}
+	m.slots++
+	m.nothing += nothing
+	m.both += passed
+	if nothing*busyShare < passed {
+		m.late++
 	}
+	if m.slots < decisionSlots {
+		return m.rows
+	}
+	switch {
+	case m.late == m.slots:
+		m.rows = max(m.rows-1-m.rows/4, 0)
+	case m.nothing*busyShare < m.both:
+		m.rows = max(m.rows-1, 0)
+	case m.nothing*idleShare >= m.both:
+		more := int(m.nothing * decodeplan.Group / 8 / m.both)
+		m.rows = min(m.rows+1+more, decodeplan.Group)
+	}
+	m.decided()
 	return m.rows
+}
+
+// decided begins with the slots of the next decision.
+func (m *mixture) decided() {
+	m.slots, m.late, m.nothing, m.both = 0, 0, 0, 0
 }

@@ -1,6 +1,7 @@
 package prefetcher
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -9,10 +10,12 @@ import (
 
 // simulateMixture runs a source whose workers take work for a batch that they decode alone, and
 // planning for one that they only plan, in front of a loop that takes a batch every interval and
-// holds ahead batches. It returns the rows of each group that the workers decode at last, and how
-// long the loop has waited in the second half.
-func simulateMixture(m *mixture, work, planning, interval time.Duration, batches, ahead int) (rows int, waited time.Duration) {
+// holds ahead batches. A batch takes up to spread more or less of its work than another. It returns
+// the rows of each group that the workers decode at last, the mean of the second half, and how long
+// the loop has waited in that half.
+func simulateMixture(m *mixture, work, planning, interval time.Duration, spread float64, batches, ahead int) (rows int, mean float64, waited time.Duration) {
 	m.begin(ahead)
+	random := rand.New(rand.NewPCG(1, 2))
 	start := time.Unix(0, 0)
 	var taken []time.Time // when the loop takes each batch
 	now := start
@@ -22,21 +25,23 @@ func simulateMixture(m *mixture, work, planning, interval time.Duration, batches
 			now = taken[b-ahead] // a slot becomes free
 		}
 		rows = m.lends(asked, now)
-		now = now.Add(planning + time.Duration(rows)*work/decodeplan.Group)
+		decoding := float64(rows) * float64(work) / decodeplan.Group * (1 + spread*(2*random.Float64()-1))
+		now = now.Add(planning + time.Duration(decoding))
 		m.delivers(now)
 		next := start
 		if b > 0 {
 			next = taken[b-1].Add(interval)
 		}
+		if b >= batches/2 {
+			mean += float64(rows)
+			waited += max(now.Sub(next), 0)
+		}
 		if now.After(next) {
-			if b > batches/2 {
-				waited += now.Sub(next)
-			}
 			next = now
 		}
 		taken = append(taken, next)
 	}
-	return rows, waited
+	return rows, mean / float64(batches-batches/2), waited
 }
 
 // TestMixtureUsesTheWorkersTime: the workers decode as much as they have time for, and the loop
@@ -46,18 +51,20 @@ func TestMixtureUsesTheWorkersTime(t *testing.T) {
 	for _, test := range []struct {
 		name                     string
 		work, planning, interval time.Duration
-		min, max                 int
+		spread                   float64
+		min, max                 float64
 	}{
-		{"workers that are faster than the loop", 10 * ms, ms, 20 * ms, 16, 16},
-		{"workers that manage a half", 35 * ms, 2 * ms, 20 * ms, 6, 8},
-		{"workers that manage little", 160 * ms, 4 * ms, 20 * ms, 1, 2},
-		{"workers that have just time to plan", 35 * ms, 19 * ms, 20 * ms, 0, 0},
-		{"a loop that waits for the plans", 35 * ms, 3 * ms, 2 * ms, 0, 0},
+		{"workers that are faster than the loop", 10 * ms, ms, 20 * ms, 0, 64, 64},
+		{"workers that manage a half", 35 * ms, 2 * ms, 20 * ms, 0, 30, 33},
+		{"workers that manage little", 160 * ms, 4 * ms, 20 * ms, 0, 5, 6.5},
+		{"workers that have just time to plan", 35 * ms, 19 * ms, 20 * ms, 0, 0, 0},
+		{"a loop that waits for the plans", 35 * ms, 3 * ms, 2 * ms, 0, 0, 0},
+		{"batches that take different times", 48 * ms, 3 * ms, 15 * ms, 0.3, 14, 16},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			rows, waited := simulateMixture(&mixture{}, test.work, test.planning, test.interval, 400, 6)
+			_, rows, waited := simulateMixture(&mixture{}, test.work, test.planning, test.interval, test.spread, 1000, 6)
 			if rows < test.min || rows > test.max {
-				t.Errorf("the workers decode %d of %d rows, and should %d to %d", rows, decodeplan.Group, test.min, test.max)
+				t.Errorf("the workers decode %.1f of %d rows, and should %v to %v", rows, decodeplan.Group, test.min, test.max)
 			}
 			if test.planning < test.interval && waited != 0 {
 				t.Errorf("the loop waited %v", waited)
@@ -66,18 +73,21 @@ func TestMixtureUsesTheWorkersTime(t *testing.T) {
 	}
 }
 
-// TestMixtureGivesWay: a loop that becomes faster gets the device's help within a few batches, and
-// a new epoch begins with the mixture of the last one.
+// TestMixtureGivesWay: a loop that becomes faster gets the device's help within some batches, and a
+// new epoch begins with the mixture of the last one.
 func TestMixtureGivesWay(t *testing.T) {
 	const ms = time.Millisecond
 	m := &mixture{}
-	if rows, _ := simulateMixture(m, 10*ms, ms, 20*ms, 100, 6); rows != decodeplan.Group {
+	if rows, _, _ := simulateMixture(m, 10*ms, ms, 20*ms, 0, 200, 6); rows != decodeplan.Group {
 		t.Fatalf("the workers decode %d rows", rows)
 	}
-	if rows, _ := simulateMixture(m, 10*ms, ms, ms, 6, 6); rows != decodeplan.Group {
+	if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 6, 6); rows != decodeplan.Group {
 		t.Errorf("after a new epoch's first slots, for which no source waits, the workers decode %d rows", rows)
 	}
-	if rows, _ := simulateMixture(m, 10*ms, ms, ms, 40, 6); rows != 0 {
+	if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 18, 6); rows > decodeplan.Group/2 {
+		t.Errorf("after 12 slots the workers decode %d rows for a loop that waits", rows)
+	}
+	if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 46, 6); rows != 0 {
 		t.Errorf("the workers decode %d rows for a loop that waits", rows)
 	}
 }

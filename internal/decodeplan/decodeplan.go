@@ -80,7 +80,7 @@ type Member struct {
 
 // Group is the number of rows of which a source decodes Plans.HostRows itself. They lie behind one
 // another, so that one copy takes them.
-const Group = 16
+const Group = 64
 
 // Align is the alignment of a plan, in bytes.
 const Align = 16
