@@ -82,13 +82,15 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 				t.Errorf("the host makes the entry points of %d images, the device of %d", made[0], made[1])
 			}
 			sameFiles(t, sides[0], sides[1])
-			// A later process finds what the device found, and has it compared by the device.
+			// A later process finds what the device found, and has it compared by the device. How many
+			// images an epoch that is left early has decoded depends on the moment, so the two whole
+			// ones count.
 			l, _ := indexedLoader(t, path, sides[1], test.o)
 			host, _ := indexedLoader(t, path, sides[0], test.o)
 			want, got := newFeed(t, host, Options{Device: cuda.CPU}), decoder(t, l)
 			sameEpochs(t, want, got, 2, 3)
-			if st, made := got.Stats(), l.Stats().EntriesMade; test.first > 0 && (st.Decoded < 3*test.later || st.DecodedAgain != 0) || made != 0 {
-				t.Errorf("a later process makes the entry points of %d images; %+v", made, st)
+			if st, made := got.Stats(), l.Stats().EntriesMade; test.first > 0 && (st.Decoded < 2*test.later || st.DecodedAgain != 0) || made != 0 {
+				t.Errorf("a later process makes the entry points of %d images, and its device decodes %d and %d again; %v", made, st.Decoded, st.DecodedAgain, st)
 			}
 			closeFeed(t, want)
 			closeFeed(t, got)
