@@ -15,12 +15,14 @@ using namespace ts::jpeg;
 // The device's memory of one image. Every part is an allocation of exactly its size, so that the
 // address sanitizer sees an access beyond it.
 struct Device {
+  static constexpr int16_t kUnwritten = 0x5A5A;
+
   explicit Device(const std::vector<uint8_t>& plan_bytes)
       : plan_memory((plan_bytes.size() + 15) / 16 * 2), plan_size(plan_bytes.size()) {
     std::memcpy(plan_memory.data(), plan_bytes.data(), plan_bytes.size());
     const Plan& p = plan();
     const Scratch scratch = scratch_of(p);
-    coefficients.assign(size_t{p.total_blocks} * 64, 0x5A5A);  // the device's are anything, too
+    coefficients.assign(size_t{p.total_blocks} * 64, kUnwritten);
     samples.resize(size_t{p.total_blocks} * 64);
     pixels.resize(p.steps == 0 ? static_cast<size_t>(pixel_count(p)) : scratch.pixels / 4);
     columns.resize(static_cast<size_t>(column_count(p)));
@@ -70,6 +72,17 @@ struct Device {
 
   // Decodes all segments. Returns false if one of them fails.
   bool entropy() { return decode_segments(plan(), base(), *build_tables(), coefficients.data()); }
+
+  // Returns the number of blocks of which entropy has written nothing: 0, whatever the bytes, since
+  // the device's memory is not zeroed.
+  size_t unwritten() const {
+    size_t blocks = 0;
+    for (size_t i = 0; i < coefficients.size(); i += 64) {
+      const auto block = coefficients.begin() + static_cast<std::ptrdiff_t>(i);
+      blocks += std::count(block, block + 64, kUnwritten) == 64;
+    }
+    return blocks;
+  }
 
   // Computes the pixels after the entropy decoder, whatever it has left.
   void finish() {

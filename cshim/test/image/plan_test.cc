@@ -138,6 +138,7 @@ TEST(Plan, ForgedEntriesDoNoHarm) {
     ++planned;
     emulate::Device device(plan);
     const bool good = device.entropy();
+    ASSERT_EQ(device.unwritten(), 0u);
     device.finish();
     failed += !good;
     wrong += good && device.result != host_pixels(host.get(), file, g);
@@ -172,6 +173,7 @@ TEST(Plan, DamagedSegmentsDoNoHarm) {
     ++tried;
     emulate::Device device(plan);
     failed += !device.entropy();
+    ASSERT_EQ(device.unwritten(), 0u);
     device.finish();
   }
   EXPECT_GT(failed, tried / 2);
