@@ -82,9 +82,9 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 				t.Errorf("the host makes the entry points of %d images, the device of %d", made[0], made[1])
 			}
 			sameFiles(t, sides[0], sides[1])
-			// A later process finds what the device found, and has it compared by the device. How many
-			// images an epoch that is left early has decoded depends on the moment, so the two whole
-			// ones count.
+			// A later process finds what the device found, and has it compared by the device. How
+			// many images an epoch that is left early has decoded depends on the moment, so the
+			// two whole ones count.
 			l, _ := indexedLoader(t, path, sides[1], test.o)
 			host, _ := indexedLoader(t, path, sides[0], test.o)
 			want, got := newFeed(t, host, Options{Device: cuda.CPU}), decoder(t, l)

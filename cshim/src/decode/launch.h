@@ -9,8 +9,8 @@
 
 namespace ts::decode {
 
-// The stages of a batch, in their order. kSync, kSums and kEntries are the search for the entries of
-// whole scans (decode/sync.cu), and nothing without any.
+// The stages of a batch, in their order. kSync, kSums and kEntries are the search for the entries
+// of whole scans (decode/sync.cu), and nothing without any.
 enum class Stage {
   kTables,
   kSync,
