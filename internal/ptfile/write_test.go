@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Write refuses what the unpickler does, by the number of its opcodes or of the values on its stack,
-// and writes nothing then. At the limit both accept it.
+// Write refuses what the unpickler does, by the number of opcodes or of values on its stack, and
+// writes nothing then. At the limit both accept it.
 func TestWriteCountsAsTheReader(t *testing.T) {
 	items := make([]any, 5000)
 	for _, c := range []struct {
