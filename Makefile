@@ -91,7 +91,7 @@ test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11
 .PHONY: test-null-device
 test-null-device: export NULL_DEVICES = 2
 test-null-device: shim ## run tests for GPUs that compare no results on devices that compute nothing
-	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver null_nvjpeg decode_nvjpeg_test decode_decode_test cuda_sanitizer_test torch_share_test dist_group_test
+	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver null_nvjpeg decode_nvjpeg_test decode_decode_test cuda_sanitizer_test torch_share_test dist_group_test cuda_graph_test
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizer|^TestBatchNormReLU|^TestBackwardKeepsStreams$$|^TestBackwardOfATiedWeight|^TestBackwardFreesMemoryAsGrad$$|^TestProductsTakeASeat$$' ./torch
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOnGPUs$$' ./internal/streamprog -sanitized 100
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$|^TestNoFindingsReportsARace$$' ./cudatest
@@ -106,6 +106,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/cuda_sanitizer_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/torch_share_test --gtest_filter='ShareGpu.EachDevice*'
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/dist_group_test --gtest_filter='GroupGpu.*'
+	cd cshim/test && ../../tools/null-device.sh ../build/bin/cuda_graph_test --gtest_filter='GraphGpu.ReplaysWaitForThoseOfADestroyed*'
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_decode_test --gtest_filter='DecodeGpu.*'
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchTrainBesideEngines$$' ./cmd/torchstream
 

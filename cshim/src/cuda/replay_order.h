@@ -8,8 +8,6 @@
 
 #include <optional>
 
-#include "cuda/same_stream.h"
-
 namespace ts {
 
 // Orders work on one stream after earlier work on others.
@@ -23,7 +21,7 @@ class ReplayOrder {
   ReplayOrder& operator=(const ReplayOrder&) = delete;
 
   void before(c10::cuda::CUDAStream stream) {
-    if (last_.has_value() && !same_stream(*last_, stream)) {
+    if (last_.has_value() && number(stream) != number_) {
       C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event_, cudaEventWaitDefault));
     }
   }
@@ -33,6 +31,7 @@ class ReplayOrder {
     }
     C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream()));
     last_ = stream;
+    number_ = number(stream);
   }
   // Returns the stream of the latest work, or nothing if that is done or the device is lost.
   std::optional<c10::cuda::CUDAStream> unfinished() const {
@@ -50,8 +49,17 @@ class ReplayOrder {
   }
 
  private:
+  // CUDA gives a stream that it makes the address of one that is destroyed, whose work may not be
+  // done yet, and never its number.
+  static unsigned long long number(c10::cuda::CUDAStream stream) {
+    unsigned long long id = 0;
+    C10_CUDA_CHECK(cudaStreamGetId(stream.stream(), &id));
+    return id;
+  }
+
   cudaEvent_t event_ = nullptr;
   std::optional<c10::cuda::CUDAStream> last_;
+  unsigned long long number_ = 0;  // of last_
 };
 
 }  // namespace ts

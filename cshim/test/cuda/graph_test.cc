@@ -475,4 +475,43 @@ TEST(GraphGpu, MakesNothingOnAnotherGpu) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not captured", ts_graph_replay(capture.graph, {0, 0}));
 }
 
+// CUDA may give a new stream the address of a destroyed one, whose work is not done yet. Devices
+// that do nothing always do so.
+TEST(GraphGpu, ReplaysWaitForThoseOfADestroyedStreamAtTheSameAddress) {
+  NEEDS_GPUS(1);
+  using Waits = unsigned long long();
+  auto* waits = reinterpret_cast<Waits*>(dlsym(RTLD_DEFAULT, "null_stream_waits"));
+  if (waits == nullptr) GTEST_SKIP() << "needs devices that do nothing";
+  using Create = int(void**, unsigned, int);
+  using Destroy = int(void*);
+  auto* create = test::cuda_function<Create>("cudaStreamCreateWithPriority");
+  auto* destroy = test::cuda_function<Destroy>("cudaStreamDestroy");
+  const test::Tensor x = zeros();
+  Capture capture;
+  ASSERT_OK(add_one(x));
+  capture.end();
+  const auto replay = [&](ts_stream stream) {
+    const auto before = waits();
+    EXPECT_OK(ts_graph_replay(capture.graph, stream));
+    return waits() - before;
+  };
+  const auto wrapped = [](void* handle) {
+    ts_stream stream{};
+    EXPECT_OK(ts_stream_from_handle(reinterpret_cast<uintptr_t>(handle), 0, &stream));
+    return stream;
+  };
+  void* first = nullptr;
+  ASSERT_EQ(create(&first, 1, 0), 0);
+  const ts_stream on_first = wrapped(first);
+  EXPECT_EQ(replay(on_first), 0U);
+  EXPECT_EQ(replay(on_first), 0U);
+  ASSERT_OK(ts_stream_forget(on_first));
+  ASSERT_EQ(destroy(first), 0);
+  void* second = nullptr;
+  ASSERT_EQ(create(&second, 1, 0), 0);
+  ASSERT_EQ(second, first);
+  EXPECT_EQ(replay(wrapped(second)), 1U);
+  EXPECT_EQ(replay(wrapped(second)), 0U);
+}
+
 }  // namespace

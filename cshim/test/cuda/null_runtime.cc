@@ -30,6 +30,7 @@
 struct CUstream_st {
   int device = 0;
   int priority = 0;
+  unsigned long long id = 0;       // no other stream has it, also not a later one at this address
   unsigned long long capture = 0;  // 0: the stream is not captured
 };
 
@@ -59,6 +60,9 @@ using Blocks = std::map<const char*, size_t>;  // bytes, by address
 struct State {
   std::mutex mutex;
   std::deque<CUstream_st> streams;
+  std::vector<CUstream_st*> destroyed;
+  unsigned long long streams_made = 0;
+  unsigned long long waits = 0;                                        // of streams for events
   std::map<unsigned long long, std::unique_ptr<CUgraph_st>> captures;  // under way
   unsigned long long captures_begun = 0;
   Blocks device_memory;
@@ -107,6 +111,7 @@ CUstream_st& stream_of(cudaStream_t stream) {
   if (stream != nullptr && stream != cudaStreamLegacy) return *stream;
   CUstream_st& found = (*defaults)[static_cast<size_t>(current_device)];
   found.device = current_device;
+  found.id = static_cast<unsigned long long>(current_device) + 1;
   return found;
 }
 
@@ -419,14 +424,33 @@ cudaError_t cudaIpcCloseMemHandle(void* memory) { return cudaFree(memory); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned /*flags*/, int priority) {
   note(__func__);
   const std::lock_guard<std::mutex> lock(state().mutex);
-  state().streams.push_back({current_device, priority, 0});
-  *stream = &state().streams.back();
+  if (state().destroyed.empty()) {
+    *stream = &state().streams.emplace_back();
+  } else {
+    *stream = state().destroyed.back();
+    state().destroyed.pop_back();
+  }
+  **stream = {current_device, priority, kMaxDevices + ++state().streams_made, 0};
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t /*stream*/) {
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   note(__func__);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().destroyed.push_back(stream);
   return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  *id = stream_of(stream).id;
+  return cudaSuccess;
+}
+
+// For tests, which find it by its name.
+unsigned long long null_stream_waits() {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  return state().waits;
 }
 
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
@@ -458,6 +482,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   const std::lock_guard<std::mutex> lock(state().mutex);
+  ++state().waits;
   CUgraph_st* graph = graph_of(stream);
   if (flags == cudaEventWaitExternal) {
     if (graph != nullptr) graph->nodes.push_back({cudaGraphNodeTypeWaitEvent});
