@@ -307,18 +307,25 @@ func TestProductsTakeASeat(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const side = 8
 	x, w := randn(t, side, side), randn(t, side, side)
-	image, kernel := randn(t, 1, 4, side, side), randn(t, 4, 4, 3, 3)
+	image, kernel, heads := randn(t, 1, 4, side, side), randn(t, 4, 4, 3, 3), randn(t, 1, 2, 4, side)
 	for _, c := range []struct {
 		name string
 		call func() error
 	}{
-		{"MM", func() error { return x.NoGrad().MM(w).Close() }},
-		{"MatMul", func() error { return x.MatMul(w).Close() }},
-		{"Linear", func() error { return x.Linear(w, nil).Close() }},
-		{"AddMM", func() error { return x.AddMM(x, w, torch.AddMMOptions{}).Close() }},
-		{"Conv2d", func() error { return image.Conv2d(kernel, nil, torch.Conv2dOptions{}).Close() }},
-		{"Call1", func() error { return torch.Call1("mm", x, w).Close() }},
-		{"autocast", func() error { return x.Autocast(torch.BFloat16).MM(w).Close() }},
+		{"MM", func() error { return failureOf(x.NoGrad().MM(w)) }},
+		{"MatMul", func() error { return failureOf(x.MatMul(w)) }},
+		{"Linear", func() error { return failureOf(x.Linear(w, nil)) }},
+		{"AddMM", func() error { return failureOf(x.AddMM(x, w, torch.AddMMOptions{})) }},
+		{"Conv2d", func() error { return failureOf(image.Conv2d(kernel, nil, torch.Conv2dOptions{})) }},
+		{"Call1", func() error { return failureOf(torch.Call1("mm", x, w)) }},
+		// LibTorch takes this argument in a box alone.
+		{"a complex number", func() error {
+			return failureOf(torch.Call1("addmm", x, x, w, torch.Keywords{"beta": complex(1, 0)}))
+		}},
+		{"attention", func() error {
+			return failureOf(heads.ScaledDotProductAttention(heads, heads, torch.ScaledDotProductAttentionOptions{}))
+		}},
+		{"autocast", func() error { return failureOf(x.Autocast(torch.BFloat16).MM(w)) }},
 	} {
 		var before, with int64
 		var err error
@@ -338,4 +345,10 @@ func TestProductsTakeASeat(t *testing.T) {
 			t.Errorf("%s: %d threads have seats, and %d before it: %v", c.name, with, before, err)
 		}
 	}
+}
+
+// failureOf closes a result and returns its error.
+func failureOf(y *torch.Tensor) error {
+	defer y.Close()
+	return y.Err()
 }

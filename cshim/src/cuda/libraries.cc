@@ -36,12 +36,18 @@ constexpr int kStandIns = 4;
 std::atomic<int> seats_taken{0};
 std::atomic<int> stand_ins{0};
 
+class Seat;
+
+// The calling thread's, if it has taken one: most calls read this alone.
+__thread Seat* taken_seat __attribute__((tls_model("initial-exec"))) = nullptr;
+
 // A thread's right to have handles. It ends with the thread, as the handles do: LibTorch gives them
 // to the next thread that asks.
 class Seat {
  public:
   Seat() = default;
   ~Seat() {
+    taken_seat = nullptr;
     if (counted_) seats_taken.fetch_sub(1, std::memory_order_relaxed);
   }
   Seat(const Seat&) = delete;
@@ -78,13 +84,11 @@ Seat& seat() {
   return here;
 }
 
-// Runs the body on the calling thread, which has this seat.
-void run_here(Seat& here, Libraries used, DeviceIndex device, c10::function_ref<void()> body) {
-  std::unique_lock<std::mutex> workspace;
-  if (used == Libraries::kBlas) {
-    workspace = bind_workspace(here.blas(device), c10::cuda::getCurrentCUDAStream(device));
-  }
-  body();
+// Returns the calling thread's seat, or NULL if it gets none.
+Seat* take_seat() {
+  Seat& here = seat();
+  if (here.take()) taken_seat = &here;
+  return taken_seat;
 }
 
 // A call on its way to a thread that stands in for the caller, with the caller's state.
@@ -117,6 +121,7 @@ class StandIns {
   [[noreturn]] void serve() {
     enter_thread();
     seat().take_as_stand_in();
+    take_seat();
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       ++idle_;
@@ -137,7 +142,7 @@ class StandIns {
     call.error = guard("a library's thread", [&] {
       const c10::cuda::CUDAMultiStreamGuard streams(call.streams);
       const c10::cuda::CUDAGuard device(call.current);
-      run_here(seat(), call.used, call.device, call.body);
+      run_with_libraries(call.used, call.device, call.body);
     });
     thread_number = own;
   }
@@ -235,10 +240,23 @@ Libraries libraries_of(const std::string& name) {
   return Libraries::kNone;
 }
 
+bool use_libraries_here(Libraries used, DeviceIndex device,
+                        std::unique_lock<std::mutex>& workspace) {
+  Seat* here = taken_seat;
+  if (__builtin_expect(here == nullptr, 0) && (here = take_seat()) == nullptr) return false;
+  if (used == Libraries::kBlas) {
+    workspace = bind_workspace(here->blas(device), c10::cuda::getCurrentCUDAStream(device));
+  }
+  return true;
+}
+
 void run_with_libraries(Libraries used, DeviceIndex device, c10::function_ref<void()> body) {
-  if (Seat& here = seat(); here.take()) {
-    run_here(here, used, device, body);
-    return;
+  {
+    std::unique_lock<std::mutex> workspace;
+    if (use_libraries_here(used, device, workspace)) {
+      body();
+      return;
+    }
   }
   Call call{used, device, body, thread_number, c10::cuda::current_device(), {}, nullptr, false, {}};
   for (DeviceIndex i = 0; i < c10::cuda::device_count(); ++i) {

@@ -8,6 +8,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 namespace ts {
@@ -20,6 +21,11 @@ enum class Libraries : uint8_t {
 
 // Returns what an operator may use on a GPU, by its name, such as "aten::mm".
 Libraries libraries_of(const std::string& name);
+
+// Returns whether the calling thread may have handles. If so, it may use these libraries on the
+// device as long as it holds what is written to `workspace`, which must be empty before.
+[[nodiscard]] bool use_libraries_here(Libraries used, c10::DeviceIndex device,
+                                      std::unique_lock<std::mutex>& workspace);
 
 // Runs the body, which uses these libraries on the device, on a thread that may have handles. The
 // body finds the device, the streams and the memory pool of the caller. It sets gradient mode and

@@ -54,25 +54,24 @@ std::atomic<uint64_t> takings{0};
 // and find the same without a lock of all threads.
 struct Latest {
   c10::DeviceIndex device;
-  void* stream;
-  std::mutex* turn;  // NULL before the first product
+  c10::StreamId stream;  // whose handle is a call of LibTorch away
+  std::mutex* turn;      // NULL before the first product
   // The handle whose workspace the tables had, and takings before they were looked at.
   cublasHandle_t handle;
   uint64_t takings;
 };
 thread_local Latest latest
-    __attribute__((tls_model("initial-exec"))) = {-1, nullptr, nullptr, nullptr, 0};
+    __attribute__((tls_model("initial-exec"))) = {-1, 0, nullptr, nullptr, 0};
 
 std::mutex& turn_of(CUDAStream stream) {
   const c10::DeviceIndex device = stream.device_index();
-  void* const handle = stream.stream();
-  if (latest.turn != nullptr && latest.device == device && latest.stream == handle) {
+  if (latest.turn != nullptr && latest.device == device && latest.stream == stream.id()) {
     return *latest.turn;
   }
   Shared& all = shared();
   const std::lock_guard<std::mutex> only(all.mutex);
-  std::mutex& turn = all.turns[{device, handle}];
-  latest = {device, handle, &turn, nullptr, 0};
+  std::mutex& turn = all.turns[{device, stream.stream()}];
+  latest = {device, stream.id(), &turn, nullptr, 0};
   return turn;
 }
 

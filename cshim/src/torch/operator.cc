@@ -811,6 +811,11 @@ class Autocast {
 class Modes {
  public:
   explicit Modes(int32_t flags) {
+    if (flags != 0) begin(flags);
+  }
+
+ private:
+  [[gnu::noinline]] void begin(int32_t flags) {
     if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad_.emplace();
     if ((flags & kAutocastFlags) != 0) {
       autocast_.emplace((flags & TS_OPERATOR_FLAG_AUTOCAST_FLOAT16) != 0 ? at::kHalf
@@ -818,7 +823,6 @@ class Modes {
     }
   }
 
- private:
   std::optional<c10::NoGradGuard> no_grad_;
   std::optional<Autocast> autocast_;
 };
@@ -872,17 +876,19 @@ template <typename Body>
 inline void run_within(const ts_operator& op, c10::DeviceIndex gpu, int32_t flags, Body&& body) {
   std::optional<RandomTurn> turn;
   if (op.random && gpu >= 0) turn.emplace();
-  if (gpu < 0 || op.libraries == Libraries::kNone) {
-    const NumericsTurn numerics(flags);
-    const Modes modes(flags);
-    body();
+  std::unique_lock<std::mutex> workspace;
+  if (gpu >= 0 && op.libraries != Libraries::kNone &&
+      !use_libraries_here(op.libraries, gpu, workspace)) {
+    run_with_libraries(op.libraries, gpu, [&] {
+      const NumericsTurn numerics(flags);
+      const Modes modes(flags);
+      body();
+    });
     return;
   }
-  run_with_libraries(op.libraries, gpu, [&] {
-    const NumericsTurn numerics(flags);
-    const Modes modes(flags);
-    body();
-  });
+  const NumericsTurn numerics(flags);
+  const Modes modes(flags);
+  body();
 }
 
 inline bool call_unboxed(const ts_operator& op, const Operands& operands, ts_tensor** results) {
@@ -1074,6 +1080,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   op->call = op->non_blocking < 0 && !op->reads_values
                  ? unboxed_call_of(name, overload, op->parameters.size())
                  : UnboxedCall{};
+  if (op->call.leaves_boxed) op->is_plain = false;
   Defaults& defaults = op->default_arrays;
   for (const Parameter& parameter : op->parameters) add_default(parameter, defaults);
   op->defaults = {defaults.args.data(),
@@ -1111,6 +1118,25 @@ class Operators {
 Operators& operators() {
   static auto* all = new Operators;  // never destroyed: the handles are valid for good
   return *all;
+}
+
+// ts_operator_call_one without flags of an operator whose `one` leaves the boxed call.
+[[gnu::noinline]] ts_error* call_one_with_libraries(const ts_operator& op, const ts_arg* args,
+                                                    ts_tensor* const* tensors, const int64_t* ints,
+                                                    ts_call_counts counts,
+                                                    ts_tensor** result) noexcept {
+  const c10::DeviceIndex gpu = gpu_of(tensors, counts.tensors);
+  ts_error* error = needs_boxed_call();
+  ts_error* const before = guard("ts_operator_call", [&] {
+    std::optional<RandomTurn> turn;
+    if (op.random && gpu >= 0) turn.emplace();
+    std::unique_lock<std::mutex> workspace;
+    if (gpu < 0 || use_libraries_here(op.libraries, gpu, workspace)) {
+      error = op.call.one(op, args, tensors, ints, counts, result);
+    }
+  });
+  if (before != nullptr) return before;
+  return error == needs_boxed_call() ? call_one(&op, args, tensors, ints, counts, result) : error;
 }
 
 // ts_operator_call_one of an operator that libraries or random numbers concern, or in modes.
@@ -1189,7 +1215,9 @@ ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_ten
     return ts::call_one(op, args, tensors, ints, counts, result);
   }
   if (counts.flags != 0 || !op->is_plain) {
-    return ts::call_one_within(*op, args, tensors, ints, counts, result);
+    return counts.flags == 0 && op->call.leaves_boxed
+               ? ts::call_one_with_libraries(*op, args, tensors, ints, counts, result)
+               : ts::call_one_within(*op, args, tensors, ints, counts, result);
   }
   return op->call.one(*op, args, tensors, ints, counts, result);
 }

@@ -322,18 +322,18 @@ void hand_out(std::tuple<Tensors...>&& all, ts_tensor** results) {
 }
 
 // The call of an operator of LibTorch's C++ interface, whose struct has its schema as a C++ type.
-template <typename Operator, typename Schema = typename Operator::schema>
+template <typename Operator, bool leaves_boxed, typename Schema = typename Operator::schema>
 struct Caller;
 
-template <typename Operator, typename Result, typename... Parameters>
-struct Caller<Operator, Result(Parameters...)> {
+template <typename Operator, bool leaves_boxed, typename Result, typename... Parameters>
+struct Caller<Operator, leaves_boxed, Result(Parameters...)> {
   static constexpr size_t parameters = sizeof...(Parameters);
 
   static constexpr UnboxedCall call() {
     if constexpr (std::is_same_v<Result, std::vector<at::Tensor>>) {
-      return {nullptr, nullptr, &list};
+      return {nullptr, nullptr, false, &list};
     } else {
-      return {&tensors, &one, nullptr};
+      return {&tensors, &one, leaves_boxed, nullptr};
     }
   }
 
@@ -354,7 +354,9 @@ struct Caller<Operator, Result(Parameters...)> {
         call_with(result, values...);
       });
     });
-    if (__builtin_expect(!done, 0)) return call_one(&op, args, handles, ints, counts, result);
+    if (__builtin_expect(!done, 0)) {
+      return leaves_boxed ? needs_boxed_call() : call_one(&op, args, handles, ints, counts, result);
+    }
     return error;
   }
 
@@ -397,20 +399,26 @@ struct Row {
   UnboxedCall call;
 };
 
-template <typename... Operators>
+template <bool leaves_boxed, typename... Operators>
 struct Table {
   static constexpr Row rows[] = {{Operators::name, Operators::overload_name,
-                                  Caller<Operators>::parameters, Caller<Operators>::call()}...};
+                                  Caller<Operators, leaves_boxed>::parameters,
+                                  Caller<Operators, leaves_boxed>::call()}...};
 };
 
 namespace op = at::_ops;
 
-using Frequent = Table<  //
-                         // Arithmetic
-    op::abs, op::add_Scalar, op::add_Tensor, op::addcmul, op::addmm, op::clamp, op::clamp_min,
-    op::cos, op::div_Scalar, op::div_Tensor, op::exp, op::log, op::maximum, op::minimum,
-    op::mul_Scalar, op::mul_Tensor, op::neg, op::pow_Tensor_Scalar, op::reciprocal, op::rsub_Scalar,
-    op::rsqrt, op::sin, op::sqrt, op::square, op::sub_Scalar, op::sub_Tensor, op::where_self,
+// Those that use libraries on a GPU.
+using Products = Table<true, op::addmm, op::batch_norm, op::bmm, op::conv1d, op::conv2d, op::linear,
+                       op::matmul, op::mm, op::scaled_dot_product_attention>;
+
+using Frequent = Table<
+    false,
+    // Arithmetic
+    op::abs, op::add_Scalar, op::add_Tensor, op::addcmul, op::clamp, op::clamp_min, op::cos,
+    op::div_Scalar, op::div_Tensor, op::exp, op::log, op::maximum, op::minimum, op::mul_Scalar,
+    op::mul_Tensor, op::neg, op::pow_Tensor_Scalar, op::reciprocal, op::rsub_Scalar, op::rsqrt,
+    op::sin, op::sqrt, op::square, op::sub_Scalar, op::sub_Tensor, op::where_self,
     // Comparison
     op::eq_Scalar, op::eq_Tensor, op::ge_Scalar, op::ge_Tensor, op::gt_Scalar, op::gt_Tensor,
     op::le_Scalar, op::le_Tensor, op::lt_Scalar, op::lt_Tensor, op::masked_fill_Scalar,
@@ -418,13 +426,10 @@ using Frequent = Table<  //
     // In place
     op::add__Scalar, op::add__Tensor, op::addcdiv_, op::addcmul_, op::div__Scalar, op::div__Tensor,
     op::fill__Scalar, op::mul__Scalar, op::mul__Tensor, op::relu_, op::sub__Tensor, op::zero_,
-    // Products
-    op::bmm, op::linear, op::matmul, op::mm,
     // Networks
-    op::adaptive_avg_pool2d, op::avg_pool2d, op::batch_norm, op::conv1d, op::conv2d, op::dropout,
-    op::embedding, op::gelu, op::group_norm, op::hardsigmoid, op::hardswish, op::layer_norm,
-    op::leaky_relu, op::log_softmax_int, op::max_pool2d, op::relu, op::rms_norm,
-    op::scaled_dot_product_attention, op::sigmoid, op::silu, op::softmax_int, op::tanh,
+    op::adaptive_avg_pool2d, op::avg_pool2d, op::dropout, op::embedding, op::gelu, op::group_norm,
+    op::hardsigmoid, op::hardswish, op::layer_norm, op::leaky_relu, op::log_softmax_int,
+    op::max_pool2d, op::relu, op::rms_norm, op::sigmoid, op::silu, op::softmax_int, op::tanh,
     op::upsample_bilinear2d_vec, op::upsample_nearest2d_vec,
     // Losses
     op::binary_cross_entropy_with_logits, op::cross_entropy_loss, op::l1_loss, op::mse_loss,
@@ -450,16 +455,21 @@ using Frequent = Table<  //
     op::_foreach_sqrt_, op::_foreach_zero_, op::_fused_adam_, op::_fused_adam__tensor_lr,
     op::_fused_adamw_, op::_fused_adamw__tensor_lr, op::_fused_sgd_, op::_fused_sgd__tensor_lr>;
 
+template <typename Rows>
+const Row* find(const Rows& rows, const std::string& name, const std::string& overload) {
+  const auto found = std::find_if(std::begin(rows), std::end(rows), [&](const Row& row) {
+    return name == row.name && overload == row.overload;
+  });
+  return found == std::end(rows) ? nullptr : &*found;
+}
+
 }  // namespace
 
 UnboxedCall unboxed_call_of(const std::string& name, const std::string& overload,
                             size_t parameters) {
-  for (const Row& row : Frequent::rows) {
-    if (name == row.name && overload == row.overload) {
-      return parameters == row.parameters ? row.call : UnboxedCall{};
-    }
-  }
-  return {};
+  const Row* row = find(Frequent::rows, name, overload);
+  if (row == nullptr) row = find(Products::rows, name, overload);
+  return row != nullptr && parameters == row->parameters ? row->call : UnboxedCall{};
 }
 
 }  // namespace ts

@@ -43,6 +43,9 @@ struct UnboxedCall {
   // one's rest too: it takes the turn (numerics.h), returns errors, and makes the boxed call.
   ts_error* (*one)(const UnboxedOperator& op, const ts_arg* args, ts_tensor* const* tensors,
                    const int64_t* ints, ts_call_counts counts, ts_tensor** result) = nullptr;
+  // `one` returns needs_boxed_call(), and has done nothing, in place of the boxed call, which its
+  // caller makes without what it holds for the call (libraries.h).
+  bool leaves_boxed = false;
   bool (*list)(const UnboxedOperator& op, const Operands& given,
                std::vector<at::Tensor>& results) = nullptr;
 };
@@ -56,6 +59,12 @@ struct UnboxedOperator {
   // TS_ARG_KIND_DEFAULT.
   Operands defaults = {};
 };
+
+// No error of a call: see UnboxedCall::leaves_boxed.
+inline char boxed_call_mark;
+inline ts_error* needs_boxed_call() noexcept {
+  return reinterpret_cast<ts_error*>(&boxed_call_mark);
+}
 
 // Does ts_operator_call_one in general.
 ts_error* call_one(const UnboxedOperator* op, const ts_arg* args, ts_tensor* const* tensors,
