@@ -1,29 +1,157 @@
-// How malloc gives memory back to the kernel. A training step on the CPU frees its activations and
-// gradients, and the next one allocates as much again. With malloc's defaults most of that memory
-// goes back to the kernel in between, which then has to clear its pages once more.
+// How freed memory of the host goes back to the kernel. A training step on the CPU frees its
+// activations and gradients, and the next one allocates as much again. With malloc's defaults most
+// of that memory goes back to the kernel in between, which then has to clear its pages once more.
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
 
 namespace {
+
+// The most that malloc's threshold may be. It maps larger blocks one by one.
+constexpr size_t kLargestOfHeap = 32 << 20;
+// What malloc and the tensors' large blocks keep at most, each.
+constexpr size_t kKeptAtMost = 1 << 30;
+
+// Blocks of tensors that malloc would map and unmap each time. Freed ones are kept for the next
+// tensor of their size. A block of another size takes the place of kept ones as large together, the
+// oldest first: used and kept blocks have no more memory than used ones alone once had. A recording
+// of memory sees the tensors.
+class LargeBlocks {
+ public:
+  static LargeBlocks& instance() {
+    static auto* all = new LargeBlocks;  // never destroyed: threads may outlive main
+    return *all;
+  }
+
+  void* take(size_t bytes) {
+    void* data = take_kept(bytes);
+    if (data == nullptr) {
+      data = c10::alloc_cpu(bytes);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      used_.emplace(data, bytes);
+    }
+    c10::profiledCPUMemoryReporter().New(data, bytes);
+    return data;
+  }
+
+  // Returns whether the memory was one of these blocks.
+  bool give_back(void* data) {
+    std::vector<Block> dropped;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = used_.find(data);
+      if (found == used_.end()) return false;
+      const Block block{data, found->second};
+      used_.erase(found);
+      c10::profiledCPUMemoryReporter().Delete(data);  // before another thread may take it
+      if (block.bytes > kKeptAtMost) {
+        dropped.push_back(block);
+      } else {
+        kept_.push_back(block);
+        kept_bytes_ += block.bytes;
+        if (kept_bytes_ > kKeptAtMost) dropped = drop(kept_bytes_ - kKeptAtMost);
+      }
+    }
+    release(dropped);
+    return true;
+  }
+
+ private:
+  struct Block {
+    void* data;
+    size_t bytes;
+  };
+
+  // Returns the memory of a kept block, or nullptr if there is none of that size. Then others, as
+  // large together, have gone back to the kernel.
+  void* take_kept(size_t bytes) {
+    std::vector<Block> dropped;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = std::find_if(kept_.rbegin(), kept_.rend(),
+                                      [bytes](const Block& b) { return b.bytes == bytes; });
+      if (found != kept_.rend()) {
+        void* data = found->data;
+        kept_.erase(std::next(found).base());
+        kept_bytes_ -= bytes;
+        used_.emplace(data, bytes);
+        return data;
+      }
+      dropped = drop(bytes);
+    }
+    release(dropped);
+    return nullptr;
+  }
+
+  // Takes blocks with so many bytes, or all, from the kept ones, the oldest first.
+  std::vector<Block> drop(size_t bytes) {
+    auto end = kept_.begin();
+    for (size_t sum = 0; end != kept_.end() && sum < bytes; ++end) {
+      sum += end->bytes;
+      kept_bytes_ -= end->bytes;
+    }
+    std::vector<Block> dropped(kept_.begin(), end);
+    kept_.erase(kept_.begin(), end);
+    return dropped;
+  }
+
+  static void release(const std::vector<Block>& blocks) {
+    for (const Block& block : blocks) c10::free_cpu(block.data);
+  }
+
+  std::mutex mutex_;
+  std::vector<Block> kept_;  // in the order in which they were freed
+  size_t kept_bytes_ = 0;
+  std::unordered_map<void*, size_t> used_;
+};
+
+// LibTorch's allocator, but for large blocks.
+class KeepingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes <= kLargestOfHeap) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+    void* data = LargeBlocks::instance().take(bytes);
+    return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  static void give_back(void* data) {
+    if (data == nullptr) return;
+    if (LargeBlocks::instance().give_back(data)) return;
+    c10::GetDefaultCPUAllocator()->raw_deallocate(data);
+  }
+};
 
 // Whether the environment has settings of malloc, which come first.
 bool is_configured() {
   const char* tunables = std::getenv("GLIBC_TUNABLES");
   return (tunables != nullptr && std::strstr(tunables, "glibc.malloc.") != nullptr) ||
          std::getenv("MALLOC_TRIM_THRESHOLD_") != nullptr ||
-         std::getenv("MALLOC_MMAP_THRESHOLD_") != nullptr;
+         std::getenv("MALLOC_MMAP_THRESHOLD_") != nullptr ||
+         std::getenv("MALLOC_MMAP_MAX_") != nullptr;
 }
 
-// Runs when the library is loaded. 32 MiB is the most that malloc comes to by itself, when blocks
-// of that size are freed.
+// Runs when the library is loaded.
 [[gnu::constructor]] void keep_freed_memory() {
-  constexpr int kLargestBlock = 32 << 20;
-  constexpr int kKeptAtMost = 1 << 30;
   if (is_configured()) return;
-  mallopt(M_MMAP_THRESHOLD, kLargestBlock);
-  mallopt(M_TRIM_THRESHOLD, kKeptAtMost);
+  mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLargestOfHeap));
+  mallopt(M_TRIM_THRESHOLD, static_cast<int>(kKeptAtMost));
+  c10::SetCPUAllocator(new KeepingAllocator);  // never destroyed: threads may outlive main
 }
 
 }  // namespace

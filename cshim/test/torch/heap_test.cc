@@ -1,9 +1,12 @@
-// What malloc does with the memory that a step frees.
+// What becomes of the memory that a step frees.
+#include <malloc.h>
 #include <sys/resource.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "support.h"
 
@@ -28,6 +31,41 @@ int64_t faults_of_a_step() {
   return after.ru_minflt - before.ru_minflt;
 }
 
+constexpr int64_t kMiB = 1 << 20;
+
+// A tensor whose memory says whether it is the kernel's, which is zero, or an earlier tensor's.
+class Marked {
+ public:
+  explicit Marked(int64_t bytes) {
+    uintptr_t address = 0;
+    EXPECT_OK(ts_tensor_new(&bytes, 1, TS_DTYPE_UINT8, TS_DEVICE_CPU, TS_MEMORY_FORMAT_CONTIGUOUS,
+                            tensor_.out()));
+    EXPECT_OK(ts_tensor_get_address(tensor_, &address));
+    if (address == 0) return;
+    auto* last = reinterpret_cast<uint8_t*>(address) + bytes - 1;
+    was_used_ = std::exchange(*last, uint8_t{1}) == 1;
+  }
+  bool was_used() const { return was_used_; }
+
+ private:
+  test::Tensor tensor_;
+  bool was_used_ = false;
+};
+
+bool was_used(int64_t bytes) { return Marked(bytes).was_used(); }
+
+// The tests of large tensors begin without kept memory: a tensor larger than all of it takes it
+// away, and is not kept itself.
+class LargeTensors : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(ts_abi_version(), TS_ABI_VERSION);  // the library is loaded
+    if (std::getenv("GLIBC_TUNABLES") != nullptr) GTEST_SKIP() << "malloc has settings";
+    was_used(1025 * kMiB);
+    malloc_trim(0);  // or large tensors lie in memory that another test has freed
+  }
+};
+
 TEST(Heap, AStepTakesTheMemoryOfTheOneBefore) {
   ASSERT_EQ(ts_abi_version(), TS_ABI_VERSION);  // the library is loaded
   if (std::getenv("GLIBC_TUNABLES") != nullptr) GTEST_SKIP() << "malloc has settings";
@@ -35,6 +73,54 @@ TEST(Heap, AStepTakesTheMemoryOfTheOneBefore) {
   EXPECT_GT(first, 0);
   faults_of_a_step();
   EXPECT_LT(faults_of_a_step(), first / 10);
+}
+
+TEST_F(LargeTensors, TakeTheMemoryOfThoseBefore) {
+  EXPECT_FALSE(was_used(48 * kMiB));
+  EXPECT_TRUE(was_used(48 * kMiB));
+  {
+    const Marked one(48 * kMiB);
+    const Marked two(48 * kMiB);
+    EXPECT_TRUE(one.was_used());
+    EXPECT_FALSE(two.was_used());
+  }
+  EXPECT_TRUE(was_used(48 * kMiB));
+}
+
+TEST_F(LargeTensors, OfAnotherSizeTakeTheOldestMemorysPlace) {
+  {
+    const Marked one(50 * kMiB);
+    const Marked two(51 * kMiB);
+  }  // the second is freed first
+  EXPECT_FALSE(was_used(40 * kMiB));
+  EXPECT_TRUE(was_used(50 * kMiB));
+  EXPECT_FALSE(was_used(51 * kMiB));
+}
+
+TEST_F(LargeTensors, AreKeptUpToOneGiB) {
+  {
+    const Marked one(400 * kMiB);
+    const Marked two(401 * kMiB);
+    const Marked three(402 * kMiB);
+  }  // the third is freed first
+  {
+    const Marked one(400 * kMiB);
+    EXPECT_TRUE(one.was_used());
+    const Marked two(401 * kMiB);
+    EXPECT_TRUE(two.was_used());
+    const Marked three(402 * kMiB);
+    EXPECT_FALSE(three.was_used());
+  }
+}
+
+TEST_F(LargeTensors, OfMoreThanOneGiBAreNotKept) {
+  was_used(1025 * kMiB);
+  EXPECT_FALSE(was_used(1025 * kMiB));
+  {
+    const Marked other(1025 * kMiB);
+    was_used(48 * kMiB);
+  }
+  EXPECT_TRUE(was_used(48 * kMiB));
 }
 
 }  // namespace
