@@ -23,7 +23,7 @@ constexpr size_t kKeptAtMost = 1 << 30;
 
 // Blocks of tensors that malloc would map and unmap each time. Freed ones are kept for the next
 // tensor of their size. A block of another size takes the place of kept ones as large together, the
-// oldest first: used and kept blocks have no more memory than used ones alone once had. A recording
+// oldest first: used and kept blocks have no more bytes than used ones alone once had. A recording
 // of memory sees the tensors.
 class LargeBlocks {
  public:
