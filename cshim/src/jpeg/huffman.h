@@ -580,9 +580,9 @@ TS_HOST_DEVICE bool decode_symbols(const HuffmanTables& tables, SegmentDecoder* 
   SegmentReader& reader = decoder->reader;
   refill_once(&reader);
   const uint16_t* const look = tables.table[decoder->of.ac_table].look;
-  const uint16_t* const first = tables.table[decoder->of.dc_table].look;
   const bool dc = decoder->coefficient == 0;
-  const uint32_t found = (dc ? first : look)[reader.bits >> (64 - kLookBits)];
+  const uint16_t* const first = dc ? tables.table[decoder->of.dc_table].look : look;
+  const uint32_t found = first[reader.bits >> (64 - kLookBits)];
   if ((dc || found == 0) && !decode_rare(tables, found, decoder)) {
     decoder->good = false;
     return true;
