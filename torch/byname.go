@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -631,19 +630,10 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 	return nil
 }
 
-// tensorIn returns the hidden tensor in v, and false for other values and nil.
+// tensorIn returns the tensor in v, and false for other values and nil.
 func tensorIn(v any) (*Tensor, bool) {
 	t, ok := v.(*Tensor)
-	return hidden(t), ok && t != nil
-}
-
-// hidden returns p, which the compiler does not see. An interface holds a list by a pointer, as it
-// holds a Tensor. So if Call kept what it is given, the compiler would allocate each list among the
-// arguments. Tensors and Generators are never on a stack, where a kept pointer would be invalid
-// later: no function that makes one is inlined into a function that hands it out.
-func hidden[T any](p *T) *T {
-	address := uintptr(unsafe.Pointer(p))
-	return *(**T)(unsafe.Pointer(&address))
+	return t, ok && t != nil
 }
 
 func endsInWords(given []any) bool {
@@ -787,11 +777,10 @@ func absent(v any) bool {
 
 // generator holds a generator until release.
 func (a *arguments) generator(v any) (capi.Arg, bool) {
-	given, ok := v.(*Generator)
-	if !ok || given == nil {
+	g, ok := v.(*Generator)
+	if !ok || g == nil {
 		return capi.Arg{}, false
 	}
-	g := hidden(given)
 	arg, err := g.arg()
 	if err != nil {
 		a.err = err
@@ -808,7 +797,7 @@ func (a *arguments) tensors(v any, gaps bool) (capi.Arg, bool) {
 	}
 	at := a.in.len()
 	for _, t := range list {
-		a.in.add(hidden(t))
+		a.in.add(t)
 	}
 	return tensorsArg(at, len(list)), true
 }
@@ -912,7 +901,7 @@ func typeName(v any) string {
 	case Keywords:
 		return "Keywords, which must be the last argument"
 	}
-	return reflect.TypeOf(v).String()
+	return fmt.Sprintf("%T", v)
 }
 
 // operandsOf returns the tensors among the arguments, for errors.
@@ -921,15 +910,13 @@ func operandsOf(args []any) []*Tensor {
 	for _, v := range args {
 		switch v := v.(type) {
 		case *Tensor:
-			in = append(in, hidden(v))
+			in = append(in, v)
 		case []*Tensor:
-			for _, t := range v {
-				in = append(in, hidden(t))
-			}
+			in = append(in, v...)
 		case Keywords:
 			for _, word := range slices.Sorted(maps.Keys(v)) {
 				if t, ok := v[word].(*Tensor); ok {
-					in = append(in, hidden(t))
+					in = append(in, t)
 				}
 			}
 		}

@@ -117,7 +117,4 @@ func Fail(op string, err error) *Tensor {
 	return failed(err)
 }
 
-// failed returns a tensor that carries the error. It is not inlined: see hidden.
-//
-//go:noinline
 func failed(err error) *Tensor { return &Tensor{more: &more{err: err}} }

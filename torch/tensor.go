@@ -11,21 +11,13 @@ import (
 
 // Tensor is a handle to a LibTorch tensor, or to the error of its construction. Handles are
 // immutable, so any number of goroutines may use one; the package documentation describes
-// concurrent access to the data. A Tensor must not be copied; go vet reports it.
+// concurrent access to the data.
 type Tensor struct {
-	_     noCopy
 	h     *handle
 	scope *Scope // nil: the code that made the tensor owns it
 	more  *more  // nil for a tensor of a scope that did not fail
 	marks marks
 }
-
-// noCopy makes go vet report copies: a copy may lie on a stack, where Call must find no Tensor (see
-// hidden).
-type noCopy struct{}
-
-func (*noCopy) Lock()   {}
-func (*noCopy) Unlock() {}
 
 // more holds the fields that few tensors need, so that the results of most operators are small.
 type more struct {
