@@ -92,7 +92,7 @@ func (c *planned) check(t *testing.T, plans *decodeplan.Plans, p decodeplan.Row,
 		t.Fatalf("a plan of %d bytes at %d, of %d that are used", p.Bytes, p.At, plans.Used)
 	}
 	plan := plans.Memory[p.At:][:p.Bytes]
-	if !bytes.HasPrefix(plan, []byte("TSP3")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
+	if !bytes.HasPrefix(plan, []byte("TSP4")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
 		t.Fatalf("what lies at %d is no plan of %d bytes", p.At, p.Bytes)
 	}
 	sum, key := sha256.Sum256(plan), [2]int{epoch, sample}
@@ -135,7 +135,7 @@ func TestRowsOfTheHost(t *testing.T) {
 	} else {
 		d.Close()
 	}
-	const photos = 48
+	const photos, capacity = 2 * decodeplan.Group, 12 << 20
 	o := Options{BatchSize: photos + 1, Transform: Train(64), Shuffle: true, Workers: 2, IndexFile: filepath.Join(t.TempDir(), "index")}
 	l, err := Open(planArchive(t, "t.tar", photos, 0), o)
 	if err != nil {
@@ -143,7 +143,7 @@ func TestRowsOfTheHost(t *testing.T) {
 	}
 	defer l.Close()
 	for epoch := range 2 { // the entry points become known
-		if _, err := (&planned{slots: 2, capacity: 4 << 20}).epoch(t, l, epoch); err != nil {
+		if _, err := (&planned{slots: 2, capacity: capacity}).epoch(t, l, epoch); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -152,7 +152,7 @@ func TestRowsOfTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, rows := range []int{0, 1, 5, decodeplan.Group} {
-		c := &planned{slots: 2, capacity: 4 << 20, hostRows: rows}
+		c := &planned{slots: 2, capacity: capacity, hostRows: rows}
 		got, err := c.epoch(t, l, 2)
 		if err != nil {
 			t.Fatal(err)
@@ -160,8 +160,8 @@ func TestRowsOfTheHost(t *testing.T) {
 		if digest(got) != digest(want) {
 			t.Errorf("with %d rows of the host there are other batches: %v, want %v", rows, names(got), names(want))
 		}
-		// Four groups, the last of one row; one of the samples is no photograph.
-		min, max := 3*(decodeplan.Group-rows)-1, 3*(decodeplan.Group-rows)+1
+		// Three groups, the last of one row; one of the samples is no photograph.
+		min, max := 2*(decodeplan.Group-rows)-1, 2*(decodeplan.Group-rows)+1
 		if rows == decodeplan.Group {
 			min, max = 0, 0
 		}

@@ -7,21 +7,20 @@
 
 namespace ts::jpeg {
 
-// A component's samples: sample (x, y) of the component is `origin` + y * stride + x of the
-// image's.
+// A component's samples: sample (x, y) of the component is `origin` + y * stride + x, modulo 2^32,
+// of the image's, which are those of the crop's MCUs alone.
 struct Plane {
-  int32_t origin, stride;
+  uint32_t origin, stride;
   int32_t last_x, last_y;  // the last sample of a row and of a column; outside the nearest counts
   int32_t expand_x, expand_y;  // pixels of a sample
   bool fancy_x, fancy_y;       // whether samples are interpolated between neighbours
 };
 
 TS_HOST_DEVICE Plane plane_of(const Plan& plan, const Component& component) {
-  // An image's samples are less than kMaxPlanScratch.
-  const auto stride = static_cast<int32_t>(component.block_columns) * 8;
-  const int32_t x = static_cast<int32_t>(plan.mcu_x) * component.across * 8;
-  const int32_t y = static_cast<int32_t>(plan.mcu_y) * component.down * 8;
-  return {static_cast<int32_t>(component.first_block) * 64 - y * stride - x,
+  const uint32_t stride = component.block_columns * 8;
+  const uint32_t x = plan.mcu_x * static_cast<uint32_t>(component.across) * 8;
+  const uint32_t y = plan.mcu_y * static_cast<uint32_t>(component.down) * 8;
+  return {component.first_block * 64 - y * stride - x,
           stride,
           component.width - 1,
           component.height - 1,
@@ -41,7 +40,7 @@ TS_HOST_DEVICE bool alike(const Plane& a, const Plane& b) {
 // The samples of a plane, from its origin on, that a pixel's value comes from: the one that covers
 // the pixel, and for the triangle filter its nearest neighbours.
 struct Reach {
-  int32_t here, beside, below, diagonal;
+  uint32_t here, beside, below, diagonal;
   int32_t right, lower;  // whether the pixel is in the sample's right half, and in its lower half
 };
 
@@ -51,6 +50,10 @@ TS_HOST_DEVICE int32_t covering(int32_t pixel, int32_t expand) {
   return expand == 1 ? pixel : pixel / expand;
 }
 
+TS_HOST_DEVICE uint32_t place_at(const Plane& plane, int32_t column, int32_t row) {
+  return static_cast<uint32_t>(row) * plane.stride + static_cast<uint32_t>(column);
+}
+
 TS_HOST_DEVICE Reach reach_of(const Plane& plane, int32_t x, int32_t y) {
   Reach reach = {};
   reach.right = x & 1;
@@ -58,20 +61,20 @@ TS_HOST_DEVICE Reach reach_of(const Plane& plane, int32_t x, int32_t y) {
   const int32_t column =
       smaller(plane.fancy_x ? x >> 1 : covering(x, plane.expand_x), plane.last_x);
   const int32_t row = smaller(plane.fancy_y ? y >> 1 : covering(y, plane.expand_y), plane.last_y);
-  reach.here = row * plane.stride + column;
+  reach.here = place_at(plane, column, row);
   if (!plane.fancy_x && !plane.fancy_y) return reach;
   const int32_t next_column = clamped(column + 2 * reach.right - 1, 0, plane.last_x);
   const int32_t next_row = clamped(row + 2 * reach.lower - 1, 0, plane.last_y);
-  reach.beside = row * plane.stride + next_column;
-  reach.below = next_row * plane.stride + column;
-  reach.diagonal = next_row * plane.stride + next_column;
+  reach.beside = place_at(plane, next_column, row);
+  reach.below = place_at(plane, column, next_row);
+  reach.diagonal = place_at(plane, next_column, next_row);
   return reach;
 }
 
 // Returns a plane's value at a pixel, as jdsample.c computes it: the triangle filter if the
 // component has half as many samples, or else the sample that covers the pixel.
 TS_HOST_DEVICE int32_t upsampled(const Plane& plane, const uint8_t* samples, const Reach& reach) {
-  const auto at = [&](int32_t place) -> int32_t { return samples[plane.origin + place]; };
+  const auto at = [&](uint32_t place) -> int32_t { return samples[plane.origin + place]; };
   if (!plane.fancy_x && !plane.fancy_y) return at(reach.here);
   if (!plane.fancy_y) return (3 * at(reach.here) + at(reach.beside) + 1 + reach.right) >> 2;
   const int32_t here = 3 * at(reach.here) + at(reach.below);
@@ -147,8 +150,8 @@ TS_HOST_DEVICE uint32_t pixel_at(const Picture& picture, const uint8_t* samples,
   const int32_t row = picture.stored_y + x * picture.y_by_x + y * picture.y_by_y;
   const Plane(&plane)[kMaxComponents] = picture.plane;
   if (picture.direct) {
-    const int32_t at =
-        smaller(row, plane[0].last_y) * plane[0].stride + smaller(column, plane[0].last_x);
+    const uint32_t at =
+        place_at(plane[0], smaller(column, plane[0].last_x), smaller(row, plane[0].last_y));
     return pixel_of(picture, samples[plane[0].origin + at], samples[plane[1].origin + at],
                     samples[plane[2].origin + at]);
   }

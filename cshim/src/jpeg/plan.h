@@ -15,8 +15,8 @@ namespace ts::jpeg {
 constexpr int kMaxComponents = 3;
 constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
 constexpr int kMaxTables = 4;   // Huffman tables of an image
-// Changes with the layout of Plan: two libraries write and read it.
-constexpr uint32_t kPlanMagic = 0x33505354;
+// Changes with what a plan has: two libraries write and read it.
+constexpr uint32_t kPlanMagic = 0x34505354;
 // Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
 constexpr uint32_t kPlanAlign = 16;
 // Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
