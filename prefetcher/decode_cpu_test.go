@@ -162,7 +162,9 @@ func TestAutoMixesHostAndDevice(t *testing.T) {
 	before := device.Stats().Decoded
 	sameEpochs(t, host, device, 2, 2)
 	all := device.Stats().Decoded - before
-	device.slots.decode.mix = &mixture{rows: decodeplan.Group}
+	mix := newMixture(int(device.slots.batch))
+	mix.rows = mix.most
+	device.slots.decode.mix = mix
 	before = device.Stats().Decoded
 	sameEpochs(t, host, device, 3, 3)
 	if mixed := device.Stats().Decoded - before; mixed > all/2 {

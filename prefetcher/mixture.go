@@ -13,14 +13,16 @@ import (
 // batches are needed sooner. The methods of nil leave all images to the device.
 type mixture struct {
 	mu   sync.Mutex
+	most int       // rows of a group at most
 	rows int       // of each decodeplan.Group
 	free int       // slots that the source gets at the beginning of an epoch without waiting
 	lent int       // slots that the source has and has not delivered
 	last time.Time // when the source delivered a slot
 	got  time.Time // when the source got a slot
 
-	// Of the slots since the last decision. Batches take different times, and the slots between the
-	// source and the loop even that out, so the sums decide and no single slot does.
+	// Of the slots since the last decision, which may be of several short epochs. Batches take
+	// different times, and the slots between the source and the loop even that out, so the sums
+	// decide and no single slot does.
 	slots, late   int // late: the source had next to nothing to do before the slot
 	nothing, both time.Duration
 }
@@ -34,6 +36,9 @@ const (
 	busyShare     = 64
 )
 
+// newMixture returns the mixture of batches of so many rows.
+func newMixture(batch int) *mixture { return &mixture{most: min(batch, decodeplan.Group)} }
+
 // begin begins an epoch, whose source gets so many slots without waiting.
 func (m *mixture) begin(free int) {
 	if m == nil {
@@ -42,7 +47,6 @@ func (m *mixture) begin(free int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.free, m.lent = free, 0
-	m.decided()
 }
 
 // delivers notes that the source delivers a slot.
@@ -80,7 +84,7 @@ func (m *mixture) lends(asked, now time.Time) int {
 	if nothing*busyShare < passed {
 		m.late++
 	}
-	if m.slots < decisionSlots {
+	if m.slots < decisionSlots || m.both == 0 { // a coarse clock may stand still
 		return m.rows
 	}
 	switch {
@@ -89,14 +93,9 @@ func (m *mixture) lends(asked, now time.Time) int {
 	case m.nothing*busyShare < m.both:
 		m.rows = max(m.rows-1, 0)
 	case m.nothing*idleShare >= m.both:
-		more := int(m.nothing * decodeplan.Group / 8 / m.both)
-		m.rows = min(m.rows+1+more, decodeplan.Group)
+		more := int(m.nothing * time.Duration(m.most) / 8 / m.both)
+		m.rows = min(m.rows+1+more, m.most)
 	}
-	m.decided()
-	return m.rows
-}
-
-// decided begins with the slots of the next decision.
-func (m *mixture) decided() {
 	m.slots, m.late, m.nothing, m.both = 0, 0, 0, 0
+	return m.rows
 }

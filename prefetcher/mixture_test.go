@@ -25,7 +25,7 @@ func simulateMixture(m *mixture, work, planning, interval time.Duration, spread 
 			now = taken[b-ahead] // a slot becomes free
 		}
 		rows = m.lends(asked, now)
-		decoding := float64(rows) * float64(work) / decodeplan.Group * (1 + spread*(2*random.Float64()-1))
+		decoding := float64(rows) * float64(work) / float64(m.most) * (1 + spread*(2*random.Float64()-1))
 		now = now.Add(planning + time.Duration(decoding))
 		m.delivers(now)
 		next := start
@@ -62,7 +62,7 @@ func TestMixtureUsesTheWorkersTime(t *testing.T) {
 		{"batches that take different times", 48 * ms, 3 * ms, 15 * ms, 0.3, 14, 16},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, rows, waited := simulateMixture(&mixture{}, test.work, test.planning, test.interval, test.spread, 1000, 6)
+			_, rows, waited := simulateMixture(newMixture(256), test.work, test.planning, test.interval, test.spread, 1000, 6)
 			if rows < test.min || rows > test.max {
 				t.Errorf("the workers decode %.1f of %d rows, and should %v to %v", rows, decodeplan.Group, test.min, test.max)
 			}
@@ -73,22 +73,51 @@ func TestMixtureUsesTheWorkersTime(t *testing.T) {
 	}
 }
 
-// TestMixtureGivesWay: a loop that becomes faster gets the device's help within some batches, and a
-// new epoch begins with the mixture of the last one.
+// TestMixtureGivesWay: a loop that becomes faster gets the device's help within some batches, also
+// one of small batches, and a new epoch begins with the mixture of the last one.
 func TestMixtureGivesWay(t *testing.T) {
 	const ms = time.Millisecond
-	m := &mixture{}
-	if rows, _, _ := simulateMixture(m, 10*ms, ms, 20*ms, 0, 200, 6); rows != decodeplan.Group {
-		t.Fatalf("the workers decode %d rows", rows)
+	for _, batch := range []int{256, 64, 16, 5} {
+		m := newMixture(batch)
+		all := min(batch, decodeplan.Group)
+		if rows, _, _ := simulateMixture(m, 10*ms, ms, 20*ms, 0, 300, 6); rows != all {
+			t.Fatalf("batches of %d: the workers decode %d rows of a group", batch, rows)
+		}
+		if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 6, 6); rows != all {
+			t.Errorf("batches of %d: after a new epoch's first slots, for which no source waits, the workers decode %d rows", batch, rows)
+		}
+		if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 22, 6); rows > all/2 {
+			t.Errorf("batches of %d: after 16 slots the workers decode %d rows for a loop that waits", batch, rows)
+		}
+		if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 46, 6); rows != 0 {
+			t.Errorf("batches of %d: the workers decode %d rows for a loop that waits", batch, rows)
+		}
 	}
-	if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 6, 6); rows != decodeplan.Group {
-		t.Errorf("after a new epoch's first slots, for which no source waits, the workers decode %d rows", rows)
+}
+
+// TestMixtureOfShortEpochs: epochs that end before a decision is due decide together.
+func TestMixtureOfShortEpochs(t *testing.T) {
+	const ms = time.Millisecond
+	m := newMixture(256)
+	rows := 0
+	for range 300 {
+		rows, _, _ = simulateMixture(m, 10*ms, ms, 20*ms, 0, 9, 6)
 	}
-	if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 18, 6); rows > decodeplan.Group/2 {
-		t.Errorf("after 12 slots the workers decode %d rows for a loop that waits", rows)
+	if rows < decodeplan.Group/4 {
+		t.Errorf("after 300 epochs of 9 batches the workers decode %d rows", rows)
 	}
-	if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 46, 6); rows != 0 {
-		t.Errorf("the workers decode %d rows for a loop that waits", rows)
+}
+
+// TestMixtureOfAClockThatStandsStill: a clock may be too coarse for four slots.
+func TestMixtureOfAClockThatStandsStill(t *testing.T) {
+	m := newMixture(256)
+	m.begin(1)
+	now := time.Unix(0, 0)
+	for range 10 {
+		if rows := m.lends(now, now); rows != 0 {
+			t.Fatalf("the workers decode %d rows", rows)
+		}
+		m.delivers(now)
 	}
 }
 

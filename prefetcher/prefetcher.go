@@ -241,7 +241,7 @@ func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
 		return nil, nil
 	}
 	if d != nil && o.Decode == Auto {
-		d.mix = &mixture{}
+		d.mix = newMixture(int(s.batch))
 	}
 	return d, nil
 }
