@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
@@ -39,26 +40,11 @@ func use(t *testing.T, device cuda.Device, collect bool) usage {
 		debug.FreeOSMemory()
 	}
 	var u usage
-	status, err := os.ReadFile("/proc/self/status")
+	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(status)) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 {
-			continue
-		}
-		n, _ := strconv.ParseInt(fields[1], 10, 64) // a line that is no number has another name
-		switch fields[0] {
-		case "Threads:":
-			u.threads = n
-		case "VmRSS:":
-			u.native = n << 10
-		}
-	}
-	var heap runtime.MemStats
-	runtime.ReadMemStats(&heap)
-	u.native -= int64(heap.HeapSys - heap.HeapReleased)
+	u.threads, u.native = int64(len(tasks)), native(t)
 	u.tensors, u.caught = torch.LiveTensors(), torch.Caught()
 	if device != cuda.CPU {
 		if err := device.Synchronize(); err != nil {
@@ -71,6 +57,38 @@ func use(t *testing.T, device cuda.Device, collect bool) usage {
 		u.allocated, u.reserved = m.Allocated, m.Reserved
 	}
 	return u
+}
+
+// native returns the resident bytes of the process that are not the Go heap's. What the Go runtime
+// says of its heap is no measure of it: pages that it holds and never touched are not resident.
+func native(t *testing.T) int64 {
+	t.Helper()
+	mappings, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Go's heap is the mappings near one of its objects, far from those that C makes.
+	const near = 64 << 30
+	object := uint64(uintptr(unsafe.Pointer(new([16]byte))))
+	var sum int64
+	count := false
+	for line := range strings.Lines(string(mappings)) {
+		fields := strings.Fields(line)
+		if fields[0] == "Rss:" && count {
+			n, err := strconv.ParseInt(fields[1], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += n << 10
+		} else if first, _, ok := strings.Cut(fields[0], "-"); ok {
+			address, err := strconv.ParseUint(first, 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			count = address > object+near || address < object-near
+		}
+	}
+	return sum
 }
 
 // Threads, tensors and memory stay what they are over thousands of steps, both without Go's garbage
