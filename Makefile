@@ -53,15 +53,16 @@ demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then pr
 # The tests of dist that wait for no timeout: jobs of 2, 3 and 8 processes, and ranks in one process.
 RACED = Trains?AsOne|^Test(Collectives|Subgroups|Objects|CloseBeside|GradientsAre|NoSync|HooksCome|Scaler|KilledRank|Flag)
 
-# -count=1, because Go's test cache knows neither LibTorch nor the driver.
+# -count=1, because Go's test cache knows neither LibTorch nor the driver. -timeout, because the loader's tests take 7 of the
+# default's 10 minutes under the race detector on two quiet cores.
 .PHONY: test
 test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs of processes under the race detector
 	@cshim/setup/shim.sh cshim/build -- all ts_tests
 	ctest --test-dir cshim/build --output-on-failure --no-tests=error -j2
 	tools/test-install.sh
 	go vet ./...
-	go test -count=1 ./...
-	go test -count=1 -race ./imageloader/... ./prefetcher/...
+	go test -count=1 -timeout 30m ./...
+	go test -count=1 -timeout 30m -race ./imageloader/... ./prefetcher/...
 	go test -count=1 -race -short -run "$(RACED)" ./dist
 	go test -count=1 -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher ./cudatest
 	cd imageloader/prometheus && go test -count=1 ./...
@@ -85,7 +86,7 @@ test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11
 	@cshim/setup/packages.sh
 	@TORCHSTREAM_LIBTORCH=2.11-cpu cshim/setup/shim.sh cshim/build-cpu -- all ts_tests
 	ctest --test-dir cshim/build-cpu --output-on-failure --no-tests=error -j2
-	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-cpu/lib" go test -count=1 ./...
+	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-cpu/lib" go test -count=1 -timeout 30m ./...
 
 # Tests of GPUs that compare no results of kernels.
 .PHONY: test-null-device
@@ -125,7 +126,7 @@ mutate: shim ## leave out each ordering edge in turn: a test must fail (docs/str
 
 .PHONY: race
 race: shim ## run all Go tests under the race detector
-	go test -count=1 -race ./...
+	go test -count=1 -timeout 30m -race ./...
 
 .PHONY: asan
 asan: setup ## run the image library's tests with the address and undefined-behaviour sanitizers
