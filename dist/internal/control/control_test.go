@@ -340,12 +340,20 @@ func TestRankOfAnotherJobIsRefused(t *testing.T) {
 
 // A rank that goes on and never leaves is named to those that wait for it.
 func TestRankThatDoesNotPart(t *testing.T) {
-	_, members := job(t, 3)
+	h, members := job(t, 3)
 	members[2].Enter("g", Call{Seq: 5, Name: "AllReduce", Line: "a.go:1", Done: true})
 	tell(t, members)
-	for _, m := range members[:2] {
-		go m.Part(t.Context(), "b.go:9", 100*time.Millisecond)
+	go members[0].Part(t.Context(), "b.go:9", patience)
+	// The time of rank 1 begins when rank 0 has left, or rank 0 might be late too.
+	for left, limit := false, time.Now().Add(patience); !left; runtime.Gosched() {
+		if time.Now().After(limit) {
+			t.Fatal("the hub does not know that rank 0 has left")
+		}
+		h.mu.Lock()
+		left = h.ranks[0].left != ""
+		h.mu.Unlock()
 	}
+	go members[1].Part(t.Context(), "b.go:9", 100*time.Millisecond)
 	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "did not close its group in time", "closed it at b.go:9", "AllReduce #5 at a.go:1")
 }
 
