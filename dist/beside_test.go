@@ -88,13 +88,12 @@ func TestReservedBarriersKeepTheirPlaces(t *testing.T) {
 
 // A rank that does not come to a barrier beside is named, with the barrier.
 func TestBarrierBesideNamesTheLateRank(t *testing.T) {
-	o := quick
-	o.Timeout = 2 * time.Second
-	errs := inProcess(t, 2, o, func(g *Group) error {
+	errs := inProcess(t, 2, quick, func(g *Group) error {
 		if g.Rank() == 1 {
 			<-g.job.member.Failed()
 			return nil
 		}
+		g.job.o.Timeout = 50 * time.Millisecond // only for the barrier: Init takes the time it takes
 		return g.BarrierBeside("files")
 	})
 	var e *Error
