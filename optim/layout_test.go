@@ -7,9 +7,35 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/trace"
 )
+
+// onEach runs a test with each optimizer, capturable and not. The test gets a function that makes
+// one for a parameter.
+func onEach(t *testing.T, test func(t *testing.T, of func(w *torch.Tensor) optim.Optimizer)) {
+	for name, make := range makers {
+		if name == "adamw-groups" { // needs several parameters
+			continue
+		}
+		for _, capturable := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
+				test(t, func(w *torch.Tensor) optim.Optimizer {
+					t.Helper()
+					if err := w.SetRequiresGrad(true); err != nil {
+						t.Fatal(err)
+					}
+					opt, err := make([]*torch.Tensor{w}, capturable)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return opt
+				})
+			})
+		}
+	}
+}
 
 // A step gives the same values whatever the order in memory of parameter, gradient and state.
 func TestStepDoesNotDependOnTheMemoryFormat(t *testing.T) {
@@ -31,148 +57,109 @@ func TestStepDoesNotDependOnTheMemoryFormat(t *testing.T) {
 		t.Cleanup(func() { x.Close() })
 		return x
 	}
-	for name, make := range makers {
-		if name == "adamw-groups" { // needs several parameters
-			continue
+	onEach(t, func(t *testing.T, of func(w *torch.Tensor) optim.Optimizer) {
+		run := func(grads []bool, change bool) []float64 {
+			w, err := torch.Ones(cuda.CPU, torch.Float32, 2, 3, 2, 2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			opt := of(w)
+			defer opt.Close()
+			for i, last := range grads {
+				if change && i == 1 {
+					y := w.NoGrad().Contiguous(torch.ChannelsLast)
+					if err := w.SetData(y); err != nil {
+						t.Fatal(err)
+					}
+					y.Close()
+				}
+				if err := w.SetGrad(tensorOf(last)); err != nil {
+					t.Fatal(err)
+				}
+				if err := opt.Step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return values(t, w)
 		}
-		for _, capturable := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
-				run := func(grads []bool, change bool) []float64 {
-					w, err := torch.Ones(cuda.CPU, torch.Float32, 2, 3, 2, 2)
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer w.Close()
-					if err := w.SetRequiresGrad(true); err != nil {
-						t.Fatal(err)
-					}
-					opt, err := make([]*torch.Tensor{w}, capturable)
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer opt.Close()
-					for i, last := range grads {
-						if change && i == 1 {
-							y := w.NoGrad().Contiguous(torch.ChannelsLast)
-							if err := w.SetData(y); err != nil {
-								t.Fatal(err)
-							}
-							y.Close()
-						}
-						if err := w.SetGrad(tensorOf(last)); err != nil {
-							t.Fatal(err)
-						}
-						if err := opt.Step(); err != nil {
-							t.Fatal(err)
-						}
-					}
-					return values(t, w)
-				}
-				want := run([]bool{false, false, false}, false)
-				if got := run([]bool{true, false, true}, false); !slices.Equal(got, want) {
-					t.Errorf("gradients in channels last: %v, want %v", got, want)
-				}
-				if got := run([]bool{false, true, true}, true); !slices.Equal(got, want) {
-					t.Errorf("a parameter that becomes channels last: %v, want %v", got, want)
-				}
-			})
+		want := run([]bool{false, false, false}, false)
+		if got := run([]bool{true, false, true}, false); !slices.Equal(got, want) {
+			t.Errorf("gradients in channels last: %v, want %v", got, want)
 		}
-	}
+		if got := run([]bool{false, true, true}, true); !slices.Equal(got, want) {
+			t.Errorf("a parameter that becomes channels last: %v, want %v", got, want)
+		}
+	})
 }
 
 // A step does not copy gradients in channels_last, though LibTorch's fused operators on a CPU do.
 func TestStepCopiesNoGradientInChannelsLast(t *testing.T) {
-	for name, make := range makers {
-		if name == "adamw-groups" { // needs several parameters
-			continue
+	onEach(t, func(t *testing.T, of func(w *torch.Tensor) optim.Optimizer) {
+		ones, err := torch.Ones(cuda.CPU, torch.Float32, 2, 3, 2, 2)
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, capturable := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
-				ones, err := torch.Ones(cuda.CPU, torch.Float32, 2, 3, 2, 2)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer ones.Close()
-				w := ones.Contiguous(torch.ChannelsLast)
-				defer w.Close()
-				if err := w.SetRequiresGrad(true); err != nil {
-					t.Fatal(err)
-				}
-				opt, err := make([]*torch.Tensor{w}, capturable)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer opt.Close()
-				backward := func() {
-					if err := w.Mul(w).Sum().Backward(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				backward()
-				if err := opt.Step(); err != nil { // starts the state
-					t.Fatal(err)
-				}
-				backward()
-				recording, err := trace.Start(trace.Options{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := opt.Step(); err != nil {
-					t.Error(err)
-				}
-				recorded, err := recording.Stop()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if len(recorded.Events) == 0 {
-					t.Error("no operator was recorded")
-				}
-				for _, e := range recorded.Events {
-					if e.Name == "aten::clone" {
-						t.Errorf("the step calls %s at %v", e.Name, e.Start)
-					}
-				}
-			})
+		defer ones.Close()
+		w := ones.Contiguous(torch.ChannelsLast)
+		defer w.Close()
+		opt := of(w)
+		defer opt.Close()
+		backward := func() {
+			if err := w.Mul(w).Sum().Backward(); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
+		backward()
+		if err := opt.Step(); err != nil { // starts the state
+			t.Fatal(err)
+		}
+		backward()
+		recording, err := trace.Start(trace.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := opt.Step(); err != nil {
+			t.Error(err)
+		}
+		recorded, err := recording.Stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(recorded.Events) == 0 {
+			t.Error("no operator was recorded")
+		}
+		for _, e := range recorded.Events {
+			if e.Name == "aten::clone" {
+				t.Errorf("the step calls %s at %v", e.Name, e.Start)
+			}
+		}
+	})
 }
 
 // A parameter that is a view with gaps is updated, and nothing between its elements, or refused.
 func TestStepLeavesGapsAlone(t *testing.T) {
-	for name, make := range makers {
-		if name == "adamw-groups" { // needs several parameters
-			continue
+	onEach(t, func(t *testing.T, of func(w *torch.Tensor) optim.Optimizer) {
+		base, err := torch.Ones(cuda.CPU, torch.Float32, 4, 4)
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, capturable := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
-				base, err := torch.Ones(cuda.CPU, torch.Float32, 4, 4)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer base.Close()
-				w := base.Narrow(1, 0, 2)
-				defer w.Close()
-				if err := w.SetRequiresGrad(true); err != nil {
-					t.Fatal(err)
-				}
-				opt, err := make([]*torch.Tensor{w}, capturable)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer opt.Close()
-				if err := w.Mul(w).Sum().Backward(); err != nil {
-					t.Fatal(err)
-				}
-				err = opt.Step()
-				for i, v := range values(t, base) {
-					if inside := i%4 < 2; (v != 1) != (inside && err == nil) {
-						t.Errorf("element %d is %v after Step's error %v", i, v, err)
-					}
-				}
-				if err != nil && !strings.Contains(err.Error(), "parameter 0 has the shape [4 2] and the strides [4 1]") {
-					t.Error(err)
-				}
-			})
+		defer base.Close()
+		w := base.Narrow(1, 0, 2)
+		defer w.Close()
+		opt := of(w)
+		defer opt.Close()
+		if err := w.Mul(w).Sum().Backward(); err != nil {
+			t.Fatal(err)
 		}
-	}
+		err = opt.Step()
+		for i, v := range values(t, base) {
+			if inside := i%4 < 2; (v != 1) != (inside && err == nil) {
+				t.Errorf("element %d is %v after Step's error %v", i, v, err)
+			}
+		}
+		if err != nil && !strings.Contains(err.Error(), "parameter 0 has the shape [4 2] and the strides [4 1]") {
+			t.Error(err)
+		}
+	})
 }
