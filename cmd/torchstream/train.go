@@ -77,7 +77,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.BoolVar(&o.resume, "resume", false, "go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
 	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
 	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start from; tensors of another shape, such as the head, start anew")
-	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained of the same network: train only the head, which the checkpoint did not have")
+	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained of the same network: train only the head, its last layer, from the checkpoint's if that has the same classes")
 	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with parameters in float32; fp16 on a GPU only (default: all in float32)")
 	set.BoolVar(&o.channelsLast, "channels-last", false, "keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
 	set.BoolVar(&o.graph, "graph", false, "on a GPU: replay each step as a CUDA graph, which frees the host")
@@ -711,7 +711,8 @@ func (o *trainOptions) schedule(batches int) optim.Schedule {
 	}
 }
 
-// loadPretrained loads what fits of -pretrained, says what did not, and freezes the rest.
+// loadPretrained loads what fits of -pretrained, says what did not, and with -freeze freezes all
+// but the head.
 func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	if o.pretrained == "" {
 		return nil
@@ -731,20 +732,23 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	if err := nn.Freeze(model); err != nil {
 		return err
 	}
-	trained := 0
 	for _, n := range nn.NamedParameters(model) {
-		if slices.Contains(report.Loaded, n.Name) {
+		if !strings.HasPrefix(n.Name, headOf(model)) {
 			continue
 		}
 		if err := n.Tensor.SetRequiresGrad(true); err != nil {
 			return err
 		}
-		trained++
-	}
-	if trained == 0 {
-		return fmt.Errorf("%s has every tensor of the model, so -freeze leaves nothing to train: leave -freeze out", o.pretrained)
 	}
 	return nil
+}
+
+// headOf returns what the names of the tensors of a classifier's head begin with. The head is the
+// last layer.
+func headOf(model nn.Module) string {
+	parameters := nn.NamedParameters(model)
+	last := parameters[len(parameters)-1].Name
+	return last[:strings.LastIndex(last, ".")+1]
 }
 
 // shortened returns the text of a report with the first differences, as many as nn.Load lists.
@@ -758,12 +762,9 @@ func shortened(report *nn.LoadReport) string {
 }
 
 // belowHead returns the names of the tensors in which a checkpoint and a classifier differ, but for
-// those of its head, which is its last layer. A file without counts of batches is as PyTorch wrote
-// them before it had these.
+// those of its head. A file without counts of batches is as PyTorch wrote them before it had these.
 func belowHead(model nn.Module, report *nn.LoadReport) []string {
-	parameters := nn.NamedParameters(model)
-	last := parameters[len(parameters)-1].Name
-	head := last[:strings.LastIndex(last, ".")+1]
+	head := headOf(model)
 	names := slices.Clone(report.Missing)
 	for _, m := range report.Mismatched {
 		names = append(names, m.Name)

@@ -9,6 +9,7 @@ import (
 	"image"
 	"image/color"
 	"image/png"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -124,7 +125,6 @@ func TestTrain(t *testing.T) {
 		"has an earlier run (2 of 2 epochs): -out DIR": same,
 		"batch 4, not 5; epochs 2, not 3: resume":      append(same, "-resume", "-batch", "5", "-epochs", "3"),
 		"best.pt -out DIR starts from its result":      append(same, "-resume", "-lr", "0.5"),
-		"leaves nothing to train":                      append(same, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-out", t.TempDir()),
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s", args, status, stderr)
@@ -138,7 +138,28 @@ func TestTrain(t *testing.T) {
 	if !strings.Contains(stdout, "resnet18: 1539 parameters to train") || !strings.Contains(stdout, "fc.weight") {
 		t.Errorf("fine-tuning printed\n%s", stdout)
 	}
-	before, after := tensorBits(t, filepath.Join(out, "best.pt")), tensorBits(t, filepath.Join(fine, "last.pt"))
+	requireOnlyHeadTrained(t, filepath.Join(out, "best.pt"), filepath.Join(fine, "last.pt"))
+
+	// The same classes: the head goes on from the checkpoint's.
+	again := filepath.Join(t.TempDir(), "again")
+	stdout = trainSmall(t, archive, again, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-lr", "1e-6", "-weight-decay", "0")
+	if !strings.Contains(stdout, "resnet18: 1026 parameters to train") || strings.Contains(stdout, "fc.weight") {
+		t.Errorf("training the head further printed\n%s", stdout)
+	}
+	requireOnlyHeadTrained(t, filepath.Join(out, "best.pt"), filepath.Join(again, "last.pt"))
+	before, after := tensorBits(t, filepath.Join(out, "best.pt"))["fc.weight"], tensorBits(t, filepath.Join(again, "last.pt"))["fc.weight"]
+	for i := range before {
+		if math.Abs(float64(after[i]-before[i])) > 1e-5 {
+			t.Fatalf("element %d of the head begins near %v, not at the checkpoint's %v", i, after[i], before[i])
+		}
+	}
+}
+
+// requireOnlyHeadTrained checks that of a ResNet's tensors in two checkpoints those of its head
+// differ, and no others.
+func requireOnlyHeadTrained(t *testing.T, from, to string) {
+	t.Helper()
+	before, after := tensorBits(t, from), tensorBits(t, to)
 	for name, values := range before {
 		if same := reflect.DeepEqual(values, after[name]); same == strings.HasPrefix(name, "fc.") {
 			t.Errorf("%s: unchanged %v", name, same)
