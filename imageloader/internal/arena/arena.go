@@ -17,10 +17,6 @@ import (
 	"sync"
 )
 
-// chunkBytes is the size of one reservation of address space. A page of it takes memory at its
-// first write.
-const chunkBytes = 16 << 20
-
 // Arena allocates memory that is freed all at once. It is safe for concurrent use. The garbage
 // collector frees an arena that becomes unreachable. The zero value is not usable: see New.
 type Arena struct {
