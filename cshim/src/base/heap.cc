@@ -17,7 +17,10 @@
 namespace {
 
 // The most that malloc's threshold may be. It maps larger blocks one by one.
-constexpr size_t kLargestOfHeap = 32 << 20;
+constexpr size_t kThreshold = 32 << 20;
+// The largest tensors in malloc's heap. malloc adds a header and the alignment, of a page at most,
+// before it compares.
+constexpr size_t kLargestOfHeap = kThreshold - (128 << 10);
 // What malloc and the tensors' large blocks keep at most, each.
 constexpr size_t kKeptAtMost = 1 << 30;
 
@@ -149,7 +152,7 @@ bool is_configured() {
 // Runs when the library is loaded.
 [[gnu::constructor]] void keep_freed_memory() {
   if (is_configured()) return;
-  mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLargestOfHeap));
+  mallopt(M_MMAP_THRESHOLD, static_cast<int>(kThreshold));
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(kKeptAtMost));
   c10::SetCPUAllocator(new KeepingAllocator);  // never destroyed: threads may outlive main
 }

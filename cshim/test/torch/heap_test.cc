@@ -123,4 +123,12 @@ TEST_F(LargeTensors, OfMoreThanOneGiBAreNotKept) {
   EXPECT_TRUE(was_used(48 * kMiB));
 }
 
+// malloc adds its header and the alignment to a block, and maps it from 32 MiB on.
+TEST_F(LargeTensors, BeginWhereMallocMapsThem) {
+  for (const int64_t bytes : {32 * kMiB - 64, 32 * kMiB, 32 * kMiB + 64}) {
+    was_used(bytes);
+    EXPECT_TRUE(was_used(bytes)) << bytes;
+  }
+}
+
 }  // namespace
