@@ -10,9 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <list>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
-#include <vector>
+#include <utility>
 
 namespace {
 
@@ -36,31 +38,35 @@ class LargeBlocks {
   }
 
   void* take(size_t bytes) {
-    void* data = take_kept(bytes);
-    if (data == nullptr) {
-      data = c10::alloc_cpu(bytes);
-      const std::lock_guard<std::mutex> lock(mutex_);
-      used_.emplace(data, bytes);
+    if (void* kept = take_kept(bytes)) {
+      c10::profiledCPUMemoryReporter().New(kept, bytes);
+      return kept;
     }
-    c10::profiledCPUMemoryReporter().New(data, bytes);
-    return data;
+    std::unique_ptr<void, c10::DeleterFnPtr> data(
+        c10::GetDefaultCPUAllocator()->raw_allocate(bytes),
+        c10::GetDefaultCPUAllocator()->raw_deleter());
+    Blocks block{{data.get(), bytes}};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    used_.emplace(data.get(), std::move(block));
+    return data.release();
   }
 
-  // Returns whether the memory was one of these blocks.
-  bool give_back(void* data) {
-    std::vector<Block> dropped;
+  // Returns whether the memory was one of these blocks. It needs no memory, since tensors end where
+  // no exception may leave.
+  bool give_back(void* data) noexcept {
+    Blocks dropped;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const auto found = used_.find(data);
       if (found == used_.end()) return false;
-      const Block block{data, found->second};
+      Blocks block = std::move(found->second);
       used_.erase(found);
       c10::profiledCPUMemoryReporter().Delete(data);  // before another thread may take it
-      if (block.bytes > kKeptAtMost) {
-        dropped.push_back(block);
+      if (block.front().bytes > kKeptAtMost) {
+        dropped = std::move(block);
       } else {
-        kept_.push_back(block);
-        kept_bytes_ += block.bytes;
+        kept_bytes_ += block.front().bytes;
+        kept_.splice(kept_.end(), block);
         if (kept_bytes_ > kKeptAtMost) dropped = drop(kept_bytes_ - kKeptAtMost);
       }
     }
@@ -73,21 +79,22 @@ class LargeBlocks {
     void* data;
     size_t bytes;
   };
+  using Blocks = std::list<Block>;  // moves a block from one list to another without memory
 
   // Returns the memory of a kept block, or nullptr if there is none of that size. Then others, as
   // large together, have gone back to the kernel.
   void* take_kept(size_t bytes) {
-    std::vector<Block> dropped;
+    Blocks dropped;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const auto found = std::find_if(kept_.rbegin(), kept_.rend(),
                                       [bytes](const Block& b) { return b.bytes == bytes; });
       if (found != kept_.rend()) {
-        void* data = found->data;
-        kept_.erase(std::next(found).base());
+        const auto block = std::prev(found.base());
+        Blocks& used = used_[block->data];
+        used.splice(used.end(), kept_, block);
         kept_bytes_ -= bytes;
-        used_.emplace(data, bytes);
-        return data;
+        return used.front().data;
       }
       dropped = drop(bytes);
     }
@@ -96,25 +103,25 @@ class LargeBlocks {
   }
 
   // Takes blocks with so many bytes, or all, from the kept ones, the oldest first.
-  std::vector<Block> drop(size_t bytes) {
+  Blocks drop(size_t bytes) noexcept {
     auto end = kept_.begin();
     for (size_t sum = 0; end != kept_.end() && sum < bytes; ++end) {
       sum += end->bytes;
       kept_bytes_ -= end->bytes;
     }
-    std::vector<Block> dropped(kept_.begin(), end);
-    kept_.erase(kept_.begin(), end);
+    Blocks dropped;
+    dropped.splice(dropped.end(), kept_, kept_.begin(), end);
     return dropped;
   }
 
-  static void release(const std::vector<Block>& blocks) {
+  static void release(const Blocks& blocks) noexcept {
     for (const Block& block : blocks) c10::free_cpu(block.data);
   }
 
   std::mutex mutex_;
-  std::vector<Block> kept_;  // in the order in which they were freed
+  Blocks kept_;  // in the order in which they were freed
   size_t kept_bytes_ = 0;
-  std::unordered_map<void*, size_t> used_;
+  std::unordered_map<void*, Blocks> used_;  // one block each
 };
 
 // LibTorch's allocator, but for large blocks.

@@ -5,10 +5,22 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "support.h"
+
+// Whether operator new has no memory on this thread. The library uses the one below too.
+thread_local bool without_memory = false;
+
+void* operator new(size_t bytes) {
+  void* memory = without_memory ? nullptr : std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
 
 namespace {
 
@@ -129,6 +141,15 @@ TEST_F(LargeTensors, BeginWhereMallocMapsThem) {
     was_used(bytes);
     EXPECT_TRUE(was_used(bytes)) << bytes;
   }
+}
+
+TEST_F(LargeTensors, AreFreedWithoutMemory) {
+  std::vector<test::Tensor> all;
+  for (int i = 0; i < 20; ++i) all.push_back(test::empty({(100 + i) * kMiB}, TS_DTYPE_UINT8));
+  without_memory = true;
+  for (test::Tensor& tensor : all) tensor.free();
+  without_memory = false;
+  EXPECT_FALSE(was_used(48 * kMiB));
 }
 
 }  // namespace
