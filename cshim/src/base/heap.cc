@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/Exception.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -37,13 +38,31 @@ class LargeBlocks {
     return *all;
   }
 
+  // Returns what LibTorch's allocator does. If that has no memory, it is asked again without kept
+  // blocks.
+  template <typename Allocate>
+  auto allocate(const Allocate& ask) {
+    try {
+      return ask();
+    } catch (const c10::Error&) {
+      Blocks dropped;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        dropped = drop(kept_bytes_);
+      }
+      if (dropped.empty()) throw;
+      release(dropped);
+    }
+    return ask();
+  }
+
   void* take(size_t bytes) {
     if (void* kept = take_kept(bytes)) {
       c10::profiledCPUMemoryReporter().New(kept, bytes);
       return kept;
     }
     std::unique_ptr<void, c10::DeleterFnPtr> data(
-        c10::GetDefaultCPUAllocator()->raw_allocate(bytes),
+        allocate([bytes] { return c10::GetDefaultCPUAllocator()->raw_allocate(bytes); }),
         c10::GetDefaultCPUAllocator()->raw_deleter());
     Blocks block{{data.get(), bytes}};
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -128,8 +147,11 @@ class LargeBlocks {
 class KeepingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes <= kLargestOfHeap) return c10::GetDefaultCPUAllocator()->allocate(bytes);
-    void* data = LargeBlocks::instance().take(bytes);
+    LargeBlocks& large = LargeBlocks::instance();
+    if (bytes <= kLargestOfHeap) {
+      return large.allocate([bytes] { return c10::GetDefaultCPUAllocator()->allocate(bytes); });
+    }
+    void* data = large.take(bytes);
     return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
 

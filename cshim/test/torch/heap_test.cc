@@ -1,9 +1,11 @@
 // What becomes of the memory that a step frees.
 #include <malloc.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <utility>
@@ -141,6 +143,33 @@ TEST_F(LargeTensors, BeginWhereMallocMapsThem) {
     was_used(bytes);
     EXPECT_TRUE(was_used(bytes)) << bytes;
   }
+}
+
+// Sets the process's limit of address space to so many bytes more than it has.
+class AddressSpace {
+ public:
+  explicit AddressSpace(int64_t more) {
+    EXPECT_EQ(getrlimit(RLIMIT_AS, &before_), 0);
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + more);
+    EXPECT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  }
+  ~AddressSpace() { setrlimit(RLIMIT_AS, &before_); }
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST_F(LargeTensors, LeaveTheirMemoryToSmallOnesThatFindNoOther) {
+  was_used(1000 * kMiB);
+  const AddressSpace limit(100 * kMiB);
+  std::vector<Marked> small;
+  small.reserve(20);
+  for (int i = 0; i < 20; ++i) small.emplace_back(30 * kMiB);
 }
 
 TEST_F(LargeTensors, AreFreedWithoutMemory) {
