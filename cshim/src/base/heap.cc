@@ -6,6 +6,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
 #include <malloc.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -92,6 +93,10 @@ class LargeBlocks {
     release(dropped);
     return true;
   }
+
+  // A child process has the calling thread alone, and what another one has locked stays locked.
+  static void before_fork() { instance().mutex_.lock(); }
+  static void after_fork() { instance().mutex_.unlock(); }
 
  private:
   struct Block {
@@ -183,6 +188,10 @@ bool is_configured() {
   if (is_configured()) return;
   mallopt(M_MMAP_THRESHOLD, static_cast<int>(kThreshold));
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(kKeptAtMost));
+  if (pthread_atfork(&LargeBlocks::before_fork, &LargeBlocks::after_fork,
+                     &LargeBlocks::after_fork) != 0) {
+    return;
+  }
   c10::SetCPUAllocator(new KeepingAllocator);  // never destroyed: threads may outlive main
 }
 

@@ -1,13 +1,16 @@
 // What becomes of the memory that a step frees.
 #include <malloc.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -179,6 +182,28 @@ TEST_F(LargeTensors, AreFreedWithoutMemory) {
   for (test::Tensor& tensor : all) tensor.free();
   without_memory = false;
   EXPECT_FALSE(was_used(48 * kMiB));
+}
+
+// A child has one thread, and what the others had locked at the fork stays locked there.
+TEST_F(LargeTensors, AreThereInAForkedChild) {
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    while (!done) test::empty({33 * kMiB}, TS_DTYPE_UINT8);
+  });
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(10);
+      test::empty({34 * kMiB}, TS_DTYPE_UINT8);
+      _exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    if (status != 0) break;
+  }
+  done = true;
+  other.join();
 }
 
 }  // namespace
