@@ -1,4 +1,5 @@
 // What becomes of the memory that a step frees.
+#include <link.h>
 #include <malloc.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -90,6 +91,20 @@ TEST(Heap, AStepTakesTheMemoryOfTheOneBefore) {
   EXPECT_GT(first, 0);
   faults_of_a_step();
   EXPECT_LT(faults_of_a_step(), first / 10);
+}
+
+// LibTorch stays where a program closes the library, and calls its allocator.
+TEST(Heap, TheLibraryIsNeverUnloaded) {
+  void* const library = dlopen("libtorchstream.so", RTLD_NOW | RTLD_NOLOAD);
+  ASSERT_NE(library, nullptr);
+  link_map* map = nullptr;
+  ASSERT_EQ(dlinfo(library, RTLD_DI_LINKMAP, &map), 0);
+  uint64_t flags = 0;
+  for (const ElfW(Dyn)* each = map->l_ld; each->d_tag != DT_NULL; ++each) {
+    if (each->d_tag == DT_FLAGS_1) flags = each->d_un.d_val;
+  }
+  EXPECT_NE(flags & DF_1_NODELETE, 0U);
+  dlclose(library);
 }
 
 TEST_F(LargeTensors, TakeTheMemoryOfThoseBefore) {
