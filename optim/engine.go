@@ -417,15 +417,40 @@ func (e *engine) collect() error {
 // CPU go through the memory of parameter, gradient and state side by side, without a look at
 // strides; on a GPU they refuse other strides. Backward's gradients have the layout already.
 func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, error) {
+	if g.rule.dense(e.common.capturable || e.found != nil) && !isDense(s.marked) {
+		return nil, fmt.Errorf("optim.%s.Step: parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy as parameter: %w",
+			e.name, s.index, s.marked.Shape(), s.marked.Strides(), cuda.ErrInvalidArgument)
+	}
 	if sameLayout(grad, s.marked) {
 		return grad, nil
 	}
 	arranged := e.open.add(s.marked.ZerosLike())
-	if g.rule.dense(e.common.capturable || e.found != nil) && !sameLayout(arranged, s.marked) {
-		return nil, fmt.Errorf("optim.%s.Step: parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy as parameter: %w",
-			e.name, s.index, s.marked.Shape(), s.marked.Strides(), cuda.ErrInvalidArgument)
-	}
 	return arranged, arranged.CopyFrom(grad, torch.CopyOptions{})
+}
+
+// isDense reports whether the elements of a tensor follow one another in memory, in whatever order.
+func isDense(t *torch.Tensor) bool {
+	if t.IsContiguous(torch.Contiguous) {
+		return true
+	}
+	shape, strides := t.Shape(), t.Strides()
+	elements, next := int64(1), int64(1)
+	for _, n := range shape {
+		elements *= n
+	}
+	for next < elements {
+		k := -1
+		for i, n := range shape {
+			if n > 1 && strides[i] == next {
+				k = i
+			}
+		}
+		if k < 0 {
+			return false
+		}
+		next *= shape[k]
+	}
+	return true
 }
 
 // sameLayout reports whether the elements of two tensors of one shape have the same order in

@@ -163,3 +163,44 @@ func TestStepLeavesGapsAlone(t *testing.T) {
 		}
 	})
 }
+
+// A gradient that the program sets may have gaps where the parameter has them.
+func TestStepLeavesTheGapsOfParameterAndGradientAlone(t *testing.T) {
+	for name, make := range makers {
+		if name == "adamw-groups" { // needs several parameters
+			continue
+		}
+		for _, capturable := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
+				s := torch.NewScope("gaps")
+				defer s.Close()
+				ones, err := torch.Ones(cuda.CPU, torch.Float32, 4, 4)
+				if err != nil {
+					t.Fatal(err)
+				}
+				base := ones.In(s)
+				w, grad := base.Narrow(1, 0, 2), base.MulScalar(2).Narrow(1, 0, 2)
+				if err := w.SetRequiresGrad(true); err != nil {
+					t.Fatal(err)
+				}
+				if err := w.SetGrad(grad); err != nil {
+					t.Fatal(err)
+				}
+				opt, err := make([]*torch.Tensor{w}, capturable)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer opt.Close()
+				err = opt.Step()
+				for i, v := range values(t, ones) {
+					if inside := i%4 < 2; (v != 1) != (inside && err == nil) {
+						t.Errorf("element %d is %v after Step's error %v", i, v, err)
+					}
+				}
+				if err != nil && !strings.Contains(err.Error(), "parameter 0 has the shape [4 2] and the strides [4 1]") {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
