@@ -54,7 +54,7 @@ class Seat {
   Seat& operator=(const Seat&) = delete;
 
   // A thread of backward takes none: LibTorch's own products on it use its handle too, with a
-  // workspace of the thread's own and without the turn that run_here holds.
+  // workspace of the thread's own and without the turn of bind_workspace.
   bool take() noexcept {
     if (taken_) return true;
     if (library_thread) return false;
