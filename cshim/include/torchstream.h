@@ -664,7 +664,8 @@ TS_API ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream s
  * When the last tensor that shares the memory has gone, work enqueued on `stream` starts after the
  * work so far of that current stream and of those of ts_tensor_record_stream, and then a thread of
  * the library calls the struct's deleter: never a thread that is inside another call. It is one
- * thread for all foreign memory, so a deleter that blocks holds back those that follow.
+ * thread for all foreign memory, so a deleter that blocks holds back those that follow. exit waits
+ * for it for a second at most, and no deleter is called later.
  *
  * The struct is checked: dimensions, sizes, strides, dtype, alignment, device and, for a GPU,
  * whose memory the pointer is. TS_ERROR_INVALID_ARGUMENT says what is wrong. Whether the memory is

@@ -5,8 +5,11 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -27,6 +30,19 @@ class Reaper {
     return *reaper;
   }
 
+  // Gives back what there is before the process ends, and nothing later. An owner's code may wait
+  // for the thread that ends the process, so this one does not wait for it for long.
+  static void end() {
+    constexpr auto kLongest = std::chrono::seconds(1);
+    Reaper& all = get();
+    if (getpid() != all.process_) return;  // a child has no such thread
+    std::unique_lock<std::mutex> lock(all.mutex_);
+    if (std::this_thread::get_id() == all.thread_) return;  // an owner's code ends the process
+    all.idle_.wait_for(lock, kLongest,
+                       [&] { return all.ended_ || (all.first_ == nullptr && !all.busy_); });
+    all.ended_ = true;
+  }
+
   // Needs no memory, since it is called where tensors end.
   void take(std::unique_ptr<Foreign> memory) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -38,30 +54,56 @@ class Reaper {
 
  private:
   Reaper() {
-    std::thread([this] { work(); }).detach();
+    std::thread thread([this] { work(); });
+    thread_ = thread.get_id();
+    thread.detach();
   }
 
   [[noreturn]] void work() noexcept {
     const LoggedFor library(LoggedFor::Doer::kLibrary);  // also after a deleter's calls
-    for (;;) next()->run();
+    for (;;) {
+      next()->run();
+      const std::lock_guard<std::mutex> lock(mutex_);
+      busy_ = false;
+      idle_.notify_all();
+    }
   }
 
   std::unique_ptr<Foreign> next() {
     std::unique_lock<std::mutex> lock(mutex_);
-    ready_.wait(lock, [this] { return first_ != nullptr; });
+    ready_.wait(lock, [this] { return first_ != nullptr && !ended_; });
+    busy_ = true;
     std::unique_ptr<Foreign> memory(first_);
     first_ = std::exchange(memory->next_, nullptr);
     if (first_ == nullptr) last_ = nullptr;
     return memory;
   }
 
+  const pid_t process_ = getpid();
+  std::thread::id thread_;
   std::mutex mutex_;
   std::condition_variable ready_;
+  std::condition_variable idle_;
   Foreign* first_ = nullptr;
   Foreign* last_ = nullptr;
+  bool busy_ = false;
+  bool ended_ = false;
 };
 
 namespace {
+
+// Makes Reaper::end a part of the process's end, before the parts that are registered already.
+bool end_with_process() {
+  if (std::atexit(&Reaper::end) == 0) return true;
+  throw Failure(TS_ERROR_OUT_OF_MEMORY, "no memory to register the end of foreign memory");
+}
+
+// What gives memory back must end before what it needs: CUDA registers its own end as it begins.
+void end_before_needs(c10::Device device) {
+  [[maybe_unused]] static const bool host = end_with_process();
+  if (!device.is_cuda()) return;
+  [[maybe_unused]] static const bool gpu = end_with_process();
+}
 
 // Makes a device current, without errors: for code that must not throw.
 class OnDevice {
@@ -97,6 +139,7 @@ at::Tensor Foreign::tensor(std::unique_ptr<Foreign> memory, void* data, size_t b
                            at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
                            c10::Device device) {
   Reaper::get();  // fails here, if it does, and not where a tensor ends
+  end_before_needs(device);
   Foreign* const kept = memory.get();
   at::DataPtr pointer(data, memory.release(), &Foreign::release, device);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,

@@ -1,10 +1,12 @@
 // DLPack: structs out, structs in, structs that are wrong, and order.
 #include <ATen/dlpack.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -56,6 +58,29 @@ struct Producer {
     return deleted.wait_for(lock, std::chrono::seconds(20), [this] { return deletes > 0; });
   }
 };
+
+// What is given back as the process begins to end is given back before the rest of its end.
+TEST(DLPackDeathTest, TheEndOfTheProcessWaitsForADeleter) {
+  static std::atomic<bool> ends{false};
+  static std::atomic<bool> deleted{false};
+  static Producer producer;
+  producer.managed.deleter = [](DLManagedTensorVersioned*) {
+    while (!ends) std::this_thread::yield();
+    const std::vector<char> work(size_t{32} << 20, 1);  // takes longer than the rest of the end
+    deleted = work.back() == 1;
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process of its own
+  EXPECT_EXIT(
+      {
+        std::atexit([] { _exit(deleted ? 0 : 1); });
+        test::Tensor tensor;
+        EXPECT_OK(ts_dlpack_import_versioned(&producer.managed, kDefault, 0, tensor.out()));
+        std::atexit([] { ends = true; });
+        tensor.free();
+        std::exit(2);
+      },
+      testing::ExitedWithCode(0), "");
+}
 
 TEST(DLPack, AnImportedStructIsTheSameMemory) {
   for (const bool versioned : {true, false}) {

@@ -132,8 +132,7 @@ TEST(ShareGpu, EachDeviceHasAMappingOfItsOwn) {
     EXPECT_OK(ts_tensor_get_address(tensor, &at));
     return at;
   };
-  // Never closed: the thread that closes mappings would do so while the process ends.
-  auto& tensors = *new std::array<test::Tensor, 3>;
+  std::array<test::Tensor, 3> tensors;
   if (open(0, tensors[0]).code != TS_ERROR_NONE) GTEST_SKIP() << "needs devices that do nothing";
   EXPECT_EQ(open(1, tensors[1]).code, TS_ERROR_NONE);
   EXPECT_EQ(open(0, tensors[2]).code, TS_ERROR_NONE);
