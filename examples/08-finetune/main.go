@@ -211,7 +211,7 @@ func second(ctx context.Context, o options, t task, r *result, out io.Writer) (e
 		return err
 	}
 	for i := range r.tuned {
-		fmt.Fprintf(out, "second task, epoch %d: %.0f %% right with the frozen trunk, %.0f %% from nothing\n", i, 100*r.tuned[i], 100*r.scratch[i])
+		fmt.Fprintf(out, "second task, after epoch %d: %.0f %% right with the frozen trunk, %.0f %% from nothing\n", i, 100*r.tuned[i], 100*r.scratch[i])
 	}
 	if o.picture == "" {
 		return nil

@@ -27,6 +27,9 @@ func TestTheFrozenTrunkIsAheadOfNothing(t *testing.T) {
 	if len(r.tuned) != 3 || len(r.scratch) != 3 || r.tuned[1] <= r.scratch[1] || r.tuned[2] < 0.5 {
 		t.Errorf("accuracies %v with the trunk, %v without", r.tuned, r.scratch)
 	}
+	if !strings.Contains(out.String(), "second task, after epoch 2: ") {
+		t.Errorf("printed\n%s", &out)
+	}
 	if len(r.report.Mismatched) != 2 || len(r.report.Missing) != 0 || len(r.report.Loaded) == 0 {
 		t.Errorf("the report %+v, want the head's two tensors to differ in shape", r.report)
 	}

@@ -247,7 +247,8 @@ func run(ctx context.Context, o options, out io.Writer) (*result, error) {
 		if err != nil {
 			return nil, err
 		}
-		if last := batch.Index == o.steps-1; !last && batch.Index%200 != 0 {
+		step := batch.Index + 1
+		if step != o.steps && step%200 != 0 {
 			continue
 		}
 		if r.critic, err = critic.Float64(); err != nil {
@@ -256,8 +257,8 @@ func run(ctx context.Context, o options, out io.Writer) (*result, error) {
 		if r.generator, err = generator.Float64(); err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(out, "step %d: loss of the critic %.2f, of the generator %.2f\n", batch.Index, r.critic, r.generator)
-		if batch.Index == o.steps-1 {
+		fmt.Fprintf(out, "step %d: loss of the critic %.2f, of the generator %.2f\n", step, r.critic, r.generator)
+		if step == o.steps {
 			if err := g.show(o, batch.Images, r); err != nil {
 				return nil, err
 			}

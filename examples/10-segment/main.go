@@ -255,7 +255,7 @@ func run(ctx context.Context, o options, out io.Writer) (overlaps []float64, err
 			return nil, err
 		}
 		overlaps = append(overlaps, overlap)
-		fmt.Fprintf(out, "epoch %d: mean intersection over union %.2f\n", epoch, overlap)
+		fmt.Fprintf(out, "epoch %d: mean intersection over union %.2f\n", epoch+1, overlap)
 	}
 	if o.picture != "" {
 		_, err = evaluate(ctx, net, test, device, o.picture)

@@ -6,6 +6,7 @@ import (
 	"image/png"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/torch"
@@ -20,7 +21,7 @@ func TestTheNetworkFindsShapes(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A network that finds background everywhere has about 0.2.
-	if len(overlaps) != 5 || overlaps[4] < 0.35 {
+	if len(overlaps) != 5 || overlaps[4] < 0.35 || !strings.HasPrefix(out.String(), "epoch 1: ") || !strings.Contains(out.String(), "\nepoch 5: ") {
 		t.Errorf("overlaps %v\n%s", overlaps, &out)
 	}
 	f, err := os.Open(o.picture)
