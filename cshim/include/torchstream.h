@@ -1260,7 +1260,8 @@ TS_API ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused);
 /* Ends what ts_reducer_begin began, after an error. Reductions under way go on. On the CPU the
  * parameters of their buckets have no gradient afterwards, as it would change, and
  * ts_reducer_begin returns TS_ERROR_INVALID_ARGUMENT until they are done, at the latest after the
- * group's timeout. */
+ * group's timeout. On a GPU they go on writing to gradients, on the reducer's stream: the caller
+ * orders its own stream after that one before it uses or changes them, also by another backward. */
 TS_API ts_error* ts_reducer_cancel(ts_reducer* reducer);
 /* Makes a ts_reducer_join that waits, or will wait, fail, from any thread. */
 TS_API ts_error* ts_reducer_abort(ts_reducer* reducer);
