@@ -251,6 +251,63 @@ TEST_P(DecodeOn, DamagedSegmentsDisturbNoNeighbour) {
   EXPECT_GT(flagged, 20 * kBatch / 4);
 }
 
+// Damaged images have the same pixels whatever was decoded before: no memory is zeroed, so every
+// block that a segment does not reach must be written all the same.
+TEST_P(DecodeOn, DamagedSegmentsShowNothingOfEarlierBatches) {
+  Random random(87);
+  const Decoder host = new_decoder();
+  constexpr int64_t kBatch = 16;
+  constexpr size_t kScratch = 128 << 20;
+  const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 32 << 20, kScratch);
+  ASSERT_NE(decoder, nullptr);
+  // Fills at least the memory that the damaged batches need, each time with other values.
+  const auto fill = [&] {
+    Staged staged(GetParam(), 32 << 20, kBatch);
+    for (int64_t i = 0; i < kBatch; ++i) {
+      Job job = draw_job_of(random, host.get(), kKinds[random() % 8], 500, 400, 250, true);
+      job.geometry.crop_x = job.geometry.crop_y = 0;
+      job.geometry.crop_width = job.geometry.orientation >= 5 ? 400 : 500;
+      job.geometry.crop_height = job.geometry.orientation >= 5 ? 500 : 400;
+      if (!staged.add(host.get(), job)) FAIL() << "image " << i << " has no room";
+    }
+    std::vector<int32_t> failed;
+    run(decoder.get(), staged, &failed);
+  };
+  int64_t flagged = 0;
+  int64_t tried = 0;
+  for (int batch = 0; batch < 4 * rounds(); ++batch) {
+    Staged staged(GetParam(), 32 << 20, kBatch);
+    for (int64_t i = 0; i < kBatch; ++i) {
+      ASSERT_TRUE(staged.add(host.get(), draw_job(random, host.get(), kKinds[random() % 8])));
+    }
+    for (size_t i = 0; i < staged.images.size(); ++i) {
+      if (staged.plan(i).subsequences != 0) continue;  // what a search leaves depends on time
+      uint8_t* const plan = staged.memory.data() + staged.images[i].plan;
+      const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan);
+      for (int changes = uniform(random, 1, 60); changes > 0; --changes) {
+        uint8_t& byte = plan[header.scan_at + random() % header.scan_bytes];
+        byte = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
+      }
+      ++tried;
+    }
+    fill();
+    std::vector<int32_t> failed, again;
+    const Bytes first = run(decoder.get(), staged, &failed);
+    fill();
+    const Bytes second = run(decoder.get(), staged, &again);
+    ASSERT_EQ(failed, again) << "batch " << batch;
+    for (size_t i = 0; i < staged.images.size(); ++i) {
+      flagged += failed[i];
+      const size_t begin = staged.images[i].result;
+      const size_t end =
+          i + 1 < staged.images.size() ? staged.images[i + 1].result : staged.result_bytes;
+      ASSERT_EQ(std::memcmp(first.data() + begin, second.data() + begin, end - begin), 0)
+          << "batch " << batch << ", image " << i << ", which is flagged: " << failed[i];
+    }
+  }
+  EXPECT_GT(flagged, tried / 2);
+}
+
 // Plans without entries, beside plans with entries.
 TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
   Random random(84);
