@@ -50,6 +50,7 @@ func cpuTime() time.Duration {
 // NoLeaks checks at the end of the test that it has left no goroutine and no open file.
 func NoLeaks(t *testing.T) {
 	t.Helper()
+	time.AfterFunc(time.Hour, func() {}).Stop() // the first timer opens the files of Go's poller
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
 		for range 30_000 { // goroutines end a moment after their last action
