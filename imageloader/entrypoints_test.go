@@ -45,7 +45,7 @@ func photo(t testing.TB, seed uint64) []byte {
 	m := image.NewRGBA(image.Rect(0, 0, 320, 240))
 	for y := range 240 {
 		for x := range 320 {
-			m.Set(x, y, color.RGBA{uint8(x + r.IntN(60)), uint8(y + r.IntN(60)), uint8(x*y/64 + r.IntN(60)), 255})
+			m.SetRGBA(x, y, color.RGBA{uint8(x + r.IntN(60)), uint8(y + r.IntN(60)), uint8(x*y/64 + r.IntN(60)), 255})
 		}
 	}
 	var b bytes.Buffer
