@@ -237,7 +237,8 @@ func (e *EMA) LoadState(state []nn.Named) error {
 	return nil
 }
 
-// Close frees the averages. The error is always nil.
+// Close frees the averages. Between two calls of Swap, which have exchanged them, it frees the
+// tensors' own values. The error is always nil.
 func (e *EMA) Close() error {
 	for _, a := range e.average {
 		a.Close()
