@@ -103,7 +103,8 @@ func writeCurves(w io.Writer, epochs []Epoch) error {
 
 // draw draws the panel at x. first is the number of the first epoch.
 func (p panel) draw(canvas *image.RGBA, face font.Face, x float64, first int) {
-	low, high, n := p.bounds()
+	marks, n := p.axis()
+	low, high := marks[0], marks[len(marks)-1]
 	left, right := x+marginLeft, x+panelWidth-marginRight
 	top, bottom := float64(marginTop), float64(panelHeight-marginBottom)
 	at := func(epoch int, v float64) (float64, float64) {
@@ -113,7 +114,7 @@ func (p panel) draw(canvas *image.RGBA, face font.Face, x float64, first int) {
 		}
 		return left + share*(right-left), bottom - (v-low)/(high-low)*(bottom-top)
 	}
-	for _, v := range ticks(low, high, 5) {
+	for _, v := range marks {
 		_, y := at(0, v)
 		line(canvas, left, y, right, y, 1, curveGrid)
 		write(canvas, face, left-10, y+fontSize/3, 1, curveInk, strconv.FormatFloat(v, 'g', 4, 64))
@@ -153,9 +154,10 @@ func (c curve) draw(canvas *image.RGBA, at func(int, float64) (float64, float64)
 	}
 }
 
-// bounds returns the lowest and highest value of the axis, and the number of epochs.
-func (p panel) bounds() (low, high float64, n int) {
-	low, high = math.Inf(1), math.Inf(-1)
+// axis returns the marks of the vertical axis, which ends at the first and the last one, and the
+// number of epochs.
+func (p panel) axis() (marks []float64, n int) {
+	low, high := math.Inf(1), math.Inf(-1)
 	for _, c := range p.curves {
 		n = max(n, len(c.values))
 		for _, v := range c.values {
@@ -165,22 +167,26 @@ func (p panel) bounds() (low, high float64, n int) {
 		}
 	}
 	switch {
-	case p.share:
-		return 0, 1, n
-	case low > high:
-		return 0, 1, n
+	case p.share || low > high:
+		low, high = 0, 1
 	case low == high:
-		return low - 1, high + 1, n
+		low, high = low-1, high+1
 	}
-	return low, high, n
+	const most = 5
+	step := tickStep(low, high, most)
+	first, last := math.Floor(low/step), math.Ceil(high/step)
+	for i := 0; i <= most+2 && float64(i) <= last-first; i++ { // first+1 may be first
+		marks = append(marks, (first+float64(i))*step)
+	}
+	if len(marks) < 2 { // the difference of the values is not finite, or has no steps
+		return []float64{low, high}, n
+	}
+	return marks, n
 }
 
-// ticks returns at most about count round numbers from low to high.
-func ticks(low, high float64, count int) []float64 {
+// tickStep returns a round number that fits at most about count times between low and high > low.
+func tickStep(low, high float64, count int) float64 {
 	span := high - low
-	if span <= 0 {
-		return []float64{low}
-	}
 	step := math.Pow(10, math.Floor(math.Log10(span/float64(count))))
 	for _, factor := range []float64{2, 2.5, 2} { // 1, 2, 5, 10
 		if span/step <= float64(count) {
@@ -188,6 +194,15 @@ func ticks(low, high float64, count int) []float64 {
 		}
 		step *= factor
 	}
+	return step
+}
+
+// ticks returns at most about count round numbers from low to high.
+func ticks(low, high float64, count int) []float64 {
+	if high <= low {
+		return []float64{low}
+	}
+	step := tickStep(low, high, count)
 	var marks []float64
 	first := math.Ceil(low / step)
 	for i := 0; i <= count; i++ { // and no further, because first+1 may be first

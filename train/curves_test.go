@@ -70,6 +70,21 @@ func TestTicks(t *testing.T) {
 	}
 }
 
+// The marks of a loss's axis are at least three, and enclose the curves. Between the
+// losses themselves there may be only two.
+func TestLossAxis(t *testing.T) {
+	for _, c := range []struct{ values, want []float64 }{
+		{[]float64{0.9, 1.95}, []float64{0.5, 1, 1.5, 2}}, {[]float64{2.31, 0.02}, []float64{0, 0.5, 1, 1.5, 2, 2.5}},
+		{[]float64{1, 1}, []float64{0, 0.5, 1, 1.5, 2}}, {[]float64{0, 5}, []float64{0, 1, 2, 3, 4, 5}}, {[]float64{math.NaN()}, []float64{0, 0.2, 0.4, 0.6000000000000001, 0.8, 1}},
+		{[]float64{9.65, 10.58}, []float64{9.600000000000001, 9.8, 10, 10.200000000000001, 10.4, 10.600000000000001}}, {[]float64{2e16, 2e16 + 4}, []float64{2e16, 2e16, 2e16 + 2, 2e16 + 4, 2e16 + 4}},
+		{[]float64{-1.7e308, 1.7e308}, []float64{-1.7e308, 1.7e308}},
+	} {
+		if got, n := (panel{curves: []curve{{values: c.values}}}).axis(); !slices.Equal(got, c.want) || n != len(c.values) {
+			t.Errorf("losses %v have an axis with the marks %v, want %v", c.values, got, c.want)
+		}
+	}
+}
+
 // The ticks of numbers so large that the next one is the same float64 come to an end.
 func TestTicksOfLargeNumbers(t *testing.T) {
 	if got := ticks(2e16, 2e16+4, 5); len(got) == 0 || len(got) > 6 {
