@@ -77,6 +77,7 @@ func main() {
 // result is what a run computed and measured.
 type result struct {
 	tokens          []int64 // of all sequences, with the prompt
+	places          int     // of blocks in memory
 	whole, resident int64   // bytes of parameters: in the model, and on the device at a time
 	refused         bool    // the whole model did not fit into the limit
 	pass, copies    time.Duration
@@ -376,7 +377,7 @@ func (m *model) measure(ctx context.Context, o options, r *result) error {
 	r.pass = took / time.Duration(o.tokens-1)
 	r.copies = (after.CopyTime - before.CopyTime) / time.Duration(o.tokens-1)
 	r.waited = float64(after.ConsumerWait-before.ConsumerWait) / float64(took)
-	r.resident = m.fixed
+	r.resident, r.places = m.fixed, len(m.slots)/len(m.state)
 	for _, bytes := range m.slots {
 		r.resident += bytes
 	}
@@ -397,7 +398,7 @@ func (r *result) print(o options, device cuda.Device, out io.Writer) error {
 	rows := [][]string{
 		{"blocks", fmt.Sprint(o.layers)},
 		{"parameters, to hold the model whole", mib(r.whole)},
-		{"parameters in memory at a time", mib(r.resident)},
+		{fmt.Sprintf("parameters in memory at a time, with the places of %d blocks", r.places), mib(r.resident)},
 		{"a pass over all blocks", ms(r.pass)},
 		{"share of it that waited for parameters", fmt.Sprintf("%.1f %%", 100*r.waited)},
 	}
