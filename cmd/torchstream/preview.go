@@ -48,7 +48,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	policy := set.String("policy", "none", policyHelp)
 	upright := set.Bool("upright", false, "turn photographs upright, as their EXIF notes say")
 	list := set.String("list", "", listHelp)
-	epoch := set.Int("epoch", 0, "which epoch: each has its own order, crops and flips")
+	epoch := set.Int("epoch", 1, "which epoch, from 1, as train counts: each has its own order, crops and flips")
 	seed := set.Uint64("seed", 1, "of the order, crops and flips")
 	if err := parse(set, args, 0); err != nil {
 		return err
@@ -71,8 +71,8 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	switch {
 	case *archive == "":
 		return usageError{"preview needs -archive FILE"}
-	case *batches < 1 || *batch < 1 || *columns < 1 || *size < 1 || *epoch < 0:
-		return usageError{"-batches, -batch, -columns and -size are more than 0, -epoch at least 0"}
+	case *batches < 1 || *batch < 1 || *columns < 1 || *size < 1 || *epoch < 1:
+		return usageError{"-batches, -batch, -columns, -size and -epoch are more than 0"}
 	}
 	sheet, err := newSheet(*batches, *batch, *columns, *size)
 	if err != nil {
@@ -88,11 +88,11 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	defer loader.Close()
 	classes := loader.Classes()
 	shown, drawn := 0, 0
-	for b, err := range loader.Epoch(ctx, *epoch) {
+	for b, err := range loader.Epoch(ctx, *epoch-1) {
 		if err != nil {
 			return err
 		}
-		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s", path.Base(*archive), *epoch, drawn, *kind))
+		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s", path.Base(*archive), *epoch, drawn+1, *kind))
 		for i := range b.N {
 			sheet.picture(drawn, i, b.Images[i*3**size**size:], fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]]), path.Base(b.Samples[i].Name))
 		}

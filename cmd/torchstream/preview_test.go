@@ -85,6 +85,7 @@ func TestPreviewErrors(t *testing.T) {
 	}{
 		{nil, 2, "-archive"},
 		{[]string{"-archive", photos, "-batch", "0"}, 2, "-batch"},
+		{[]string{"-archive", photos, "-epoch", "0"}, 2, "-epoch are more than 0"},
 		{[]string{"-archive", photos, "-transform", "blur"}, 2, `no transform "blur"`},
 		{[]string{"-archive", photos, "-policy", "blur"}, 2, `no policy "blur"`},
 		{[]string{"-archive", photos, "-batch", "100000"}, 1, "larger than a viewer opens"},
