@@ -304,20 +304,28 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	return nil
 }
 
-// printClasses prints the classes as a table, and what to do about too few of them if directories
-// are the classes.
+// printClasses prints the classes as a table. If directories are the classes, it points at those
+// with suspiciously few images, and says what to do about too few classes.
 func (r inspection) printClasses(w io.Writer, directories bool) error {
 	if len(r.Classes) > 0 {
 		most := slices.MaxFunc(r.Classes, func(a, b inspectedClass) int { return a.Samples - b.Samples }).Samples
+		var few suspicion // of typos in the names of directories
+		if directories {
+			few = fewImages(r.Classes, func(c inspectedClass) int { return c.Samples })
+		}
 		table := printable.NewTable(w, 0)
 		fmt.Fprintln(table, "\nlabel\tclass\tsamples\tbad\t")
 		for _, c := range r.Classes {
 			bar := strings.Repeat("#", (30*c.Samples+most-1)/max(most, 1))
+			if note := few.note(c.Samples); note != "" {
+				bar += "  " + note
+			}
 			fmt.Fprintf(table, "%5d\t%s\t%7d\t%3d\t%s\n", c.Label, printable.Name(c.Name), c.Samples, c.Bad, bar)
 		}
 		if err := table.Flush(); err != nil {
 			return err
 		}
+		fmt.Fprint(w, few.summary())
 		if err := r.printDirectories(w); err != nil {
 			return err
 		}
@@ -326,7 +334,7 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 	case directories && r.Samples == 0:
 		fmt.Fprintf(w, "\n%s\n", noClass)
 	case directories && len(r.Classes) == 1:
-		fmt.Fprintf(w, "\n%s\n", oneClass)
+		fmt.Fprintf(w, "\n%s: `torchstream train` refuses it\n", oneClass)
 	}
 	return nil
 }

@@ -853,16 +853,12 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 		samples += c.Samples
 	}
 	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.Name(path), counted(samples, "image", "images"), counted(len(classes), "class", "classes"))
-	few := fewImages(classes)
+	few := fewImages(classes, func(c imageloader.ClassReport) int { return c.Samples })
 	table := printable.NewTable(stdout, 0)
 	fmt.Fprintln(table, "label\timages\tclass\t")
-	suspicious, merged := 0, 0
+	merged := 0
 	for label, c := range classes {
-		note := ""
-		if c.Samples < few {
-			note = "few images: is the name a typo?"
-			suspicious++
-		}
+		note := few.note(c.Samples)
 		if len(c.Directories) > 1 {
 			note = "from " + fromDirectories(c.Directories)
 			merged++
@@ -872,9 +868,7 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 	if err := table.Flush(); err != nil {
 		return 0, err
 	}
-	if suspicious > 0 {
-		fmt.Fprintf(stdout, "%d of the classes have less than a tenth of the median class's images, or one image: every directory with an image is a class\n", suspicious)
-	}
+	fmt.Fprint(stdout, few.summary())
 	if merged > 0 {
 		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and test, stop here and make an archive of each\n",
 			counted(merged, "class comes", "classes come"))
@@ -951,20 +945,43 @@ func listed(names []string) string {
 	return strings.Join(printables(names), ", ")
 }
 
-// fewImages returns the number of images below which a class is suspicious: a tenth of the median
-// class's, and at least 2 if the median class has more than one.
-func fewImages(classes []imageloader.ClassReport) int {
-	var counts []int
-	for _, c := range classes {
-		counts = append(counts, c.Samples)
-	}
-	if len(counts) == 0 {
-		return 0
+// suspicion finds classes with suspiciously few images.
+type suspicion struct {
+	below   int // the number of images that a class should have
+	classes int // that have fewer
+}
+
+// fewImages looks for classes that have less than a tenth of the median class's images, or one
+// image where the median class has more.
+func fewImages[C any](classes []C, images func(C) int) suspicion {
+	counts := make([]int, len(classes))
+	for i, c := range classes {
+		counts[i] = images(c)
 	}
 	slices.Sort(counts)
-	median := counts[len(counts)/2]
-	if median <= 1 {
-		return 0
+	var s suspicion
+	if len(counts) == 0 {
+		return s
 	}
-	return max(2, (median+9)/10)
+	if median := counts[len(counts)/2]; median > 1 {
+		s.below = max(2, (median+9)/10)
+	}
+	s.classes, _ = slices.BinarySearch(counts, s.below)
+	return s
+}
+
+// note returns what to say beside a class with so many images, or "".
+func (s suspicion) note(images int) string {
+	if images < s.below {
+		return "few images: is the name a typo?"
+	}
+	return ""
+}
+
+// summary returns the line below a table of classes, or "" if no class is suspicious.
+func (s suspicion) summary() string {
+	if s.classes == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of the classes have less than a tenth of the median class's images, or one image: every directory with an image is a class\n", s.classes)
 }

@@ -626,12 +626,8 @@ func TestFewImages(t *testing.T) {
 	}{
 		{nil, 0}, {[]int{1, 1, 1}, 0}, {[]int{1, 2, 2}, 2}, {[]int{5, 5}, 2}, {[]int{3, 100, 100}, 10}, {[]int{105, 11, 10, 120, 110}, 11},
 	} {
-		var classes []imageloader.ClassReport
-		for _, n := range c.counts {
-			classes = append(classes, imageloader.ClassReport{Samples: n})
-		}
-		if few := fewImages(classes); few != c.few {
-			t.Errorf("%v: %d, want %d", c.counts, few, c.few)
+		if few := fewImages(c.counts, func(n int) int { return n }); few.below != c.few {
+			t.Errorf("%v: %d, want %d", c.counts, few.below, c.few)
 		}
 	}
 	var out, errs bytes.Buffer
@@ -641,6 +637,25 @@ func TestFewImages(t *testing.T) {
 	}
 	if text := out.String(); !strings.Contains(text, "    1       1  cta    few images: is the name a typo?") || strings.Count(text, "typo") != 1 || !strings.Contains(text, "1 of the classes") {
 		t.Errorf("printed\n%s", text)
+	}
+
+	// inspect says the same, but not of labels in a list, which are no names of directories.
+	status, text, _ := command(t, "inspect", archive)
+	if status != 0 || !strings.Contains(text, "######  few images: is the name a typo?\n    2  dog ") || strings.Count(text, "typo") != 1 || !strings.Contains(text, "\n1 of the classes have less") {
+		t.Errorf("status %d\n%s", status, text)
+	}
+	list := filepath.Join(t.TempDir(), "list.csv")
+	write(t, list, "path,label\ncat/a.png,x\ncat/b.png,x\ncat/c.png,x\ndog/a.png,y\ndog/b.png,y\ncta/a.png,z\n")
+	if status, text, stderr := command(t, "inspect", "-list", list, archive); status != 0 || !strings.Contains(text, "in 3 classes") || strings.Contains(text, "typo") || strings.Contains(text, "of the classes") {
+		t.Errorf("status %d\n%s%s", status, text, stderr)
+	}
+}
+
+// inspect says of an archive of one class that train refuses it, and finds nothing bad.
+func TestInspectOfOneClass(t *testing.T) {
+	status, stdout, _ := command(t, "inspect", fewPhotos(t, map[string]int{"cat": 3}))
+	if status != 0 || !strings.Contains(stdout, "\n\n"+oneClass+": `torchstream train` refuses it\n") {
+		t.Errorf("status %d\n%s", status, stdout)
 	}
 }
 
