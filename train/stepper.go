@@ -126,7 +126,7 @@ func isNil(o optim.Optimizer) bool {
 func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, loss *torch.Tensor, err error) {
 	arguments := append([]*torch.Tensor{input}, targets...)
 	var results []*torch.Tensor
-	if s.o.Graph && s.fits(arguments) {
+	if s.o.Graph && input.Device() != cuda.CPU && s.fits(arguments) {
 		results, err = s.replay(arguments)
 	} else {
 		results, err = s.graphed.CallEager(arguments...)

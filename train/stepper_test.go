@@ -323,6 +323,28 @@ func TestStepperGraph(t *testing.T) {
 	}
 }
 
+// On the CPU, which has no graphs, nothing is logged about batches of other shapes.
+func TestStepperGraphOnTheCPU(t *testing.T) {
+	s := newSmall(t, cuda.CPU)
+	var log bytes.Buffer
+	step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt, Graph: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer step.Close()
+	s.losses(t, step, 1)
+	whole, targets := s.x, s.y
+	s.x, s.y = s.rows(t, 2), kept(t, s.y.Narrow(0, 0, 2))
+	s.losses(t, step, 1)
+	s.x.Close()
+	s.y.Close()
+	s.x, s.y = whole, targets
+	s.losses(t, step, 1)
+	if got := step.Stats(); got != (train.StepperStats{Steps: 3}) || log.Len() > 0 {
+		t.Errorf("%+v, log %q", got, &log)
+	}
+}
+
 // countBatches makes steps and requires that normalisations have counted each of them.
 func countBatches(t *testing.T, device cuda.Device, graph bool) {
 	t.Helper()
