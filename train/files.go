@@ -74,6 +74,7 @@ func (r *runner) openDir(ctx context.Context) error {
 	if r.Dir == "" {
 		return nil
 	}
+	r.made = missing(r.Dir)
 	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
@@ -111,12 +112,28 @@ func (r *runner) openDir(ctx context.Context) error {
 	return nil
 }
 
+// missing returns the path of a folder and of those above it that do not exist, the innermost first.
+func missing(dir string) (paths []string) {
+	for dir = filepath.Clean(dir); ; {
+		parent := filepath.Dir(dir)
+		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) || parent == dir {
+			return paths
+		}
+		paths, dir = append(paths, dir), parent
+	}
+}
+
 // removeFirst removes the last.pt that a new run began with if nothing came after it, so that the
-// folder does not refuse the next run. A killed process leaves the file, from which the next run
-// resumes.
+// folder does not refuse the next run, and the folders that the run made and that are empty. A
+// killed process leaves the file, from which the next run resumes.
 func (r *runner) removeFirst() {
 	if r.first {
 		os.Remove(r.path(lastFile)) // a file that stays refuses a new run and says so
+	}
+	for _, dir := range r.made {
+		if os.Remove(dir) != nil {
+			return // it has files, of this run or of another program
+		}
 	}
 }
 

@@ -163,8 +163,9 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // save. If the evaluation was running, the resumed run repeats it. Another error that comes
 // meanwhile is returned instead, and saves nothing. If the loss becomes NaN or infinite, Run
 // notices at the end of the epoch or at the next checkpoint, leaves the checkpoints with results as
-// they are and returns an error. With Loader, and without Loss, a model that has fewer outputs than
-// the loader has classes is an error before the first step.
+// they are and returns an error. An error before the first checkpoint with results leaves no folder
+// that Run made. With Loader, and without Loss, a model that has fewer outputs than the loader has
+// classes is an error before the first step.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
@@ -186,6 +187,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	}
 	defer r.stepper.Close()
 	if err := r.openDir(ctx); err != nil {
+		r.removeFirst()
 		return r.report, err
 	}
 	r.progress = newProgress(r)
@@ -212,7 +214,8 @@ type runner struct {
 	batch     *prefetcher.Batch // of the running step
 	events    *tfevents.Writer  // nil without TensorBoard, and before the first epoch
 	criterion criterion
-	first     bool // the folder has no more of this run than the last.pt that it began with
+	first     bool     // the folder has no more of this run than the last.pt that it began with
+	made      []string // folders that the run made: Dir, and those above it
 }
 
 func (c *Config) check() error {

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -548,6 +549,48 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 	}
 	if _, err := os.Stat(last); err != nil {
 		t.Error(err)
+	}
+}
+
+// A new run that fails in its first epoch removes the folders that it made, up to one with a file of
+// another program, and none that was there.
+func TestFailedRunRemovesTheFoldersItMade(t *testing.T) {
+	path, root := archive(t), t.TempDir()
+	for name, c := range map[string]struct {
+		there, dir, file string // folders before the run and of the run; what another program writes meanwhile
+		left             []string
+	}{
+		"nested":          {"a", "a/b/c/", "", nil},
+		"already there":   {"d", "d", "", nil},
+		"with a stranger": {"e", "e/f/g", "e/f/notes", []string{"f"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			there := filepath.Join(root, c.there)
+			if err := os.Mkdir(there, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			failed := errors.New("failed")
+			j := newJob(t, job{path: path, Config: train.Config{Dir: root + "/" + c.dir}})
+			j.OnStep = func(train.Step) error {
+				if c.file != "" {
+					if err := os.WriteFile(filepath.Join(root, c.file), nil, 0o666); err != nil {
+						t.Error(err)
+					}
+				}
+				return failed
+			}
+			if _, err := train.Run(context.Background(), j.Config); !errors.Is(err, failed) {
+				t.Error(err)
+			}
+			var left []string
+			entries, err := os.ReadDir(there)
+			for _, e := range entries {
+				left = append(left, e.Name())
+			}
+			if err != nil || !slices.Equal(left, c.left) {
+				t.Errorf("%v is left in %s, %v; want %v", left, there, err, c.left)
+			}
+		})
 	}
 }
 

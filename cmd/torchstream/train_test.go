@@ -466,7 +466,11 @@ func TestTrainBadImage(t *testing.T) {
 	}
 	good := encoded.String()
 	archive := writeTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
-	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", filepath.Join(t.TempDir(), "out"))
+	out := filepath.Join(t.TempDir(), "out")
+	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out)
+	if fileExists(out) {
+		t.Error("an archive that is refused leaves a folder behind")
+	}
 	says := "(`torchstream inspect -fix OUT " + archive + "` writes an archive without the bad members, -bad-samples skip leaves them out)\n"
 	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged: `) || !strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") ||
 		strings.Contains(stderr, "ts_image") || strings.Contains(stderr, "damaged image") { // a C function, and the word again
