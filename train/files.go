@@ -112,7 +112,8 @@ func (r *runner) openDir(ctx context.Context) error {
 	return nil
 }
 
-// missing returns the path of a folder and of those above it that do not exist, the innermost first.
+// missing returns the paths of a folder and of those above it that do not exist, the innermost
+// first.
 func missing(dir string) (paths []string) {
 	for dir = filepath.Clean(dir); ; {
 		parent := filepath.Dir(dir)

@@ -552,8 +552,8 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 	}
 }
 
-// A new run that fails in its first epoch removes the folders that it made, up to one with a file of
-// another program, and none that was there.
+// A new run that fails in its first epoch removes the folders that it made, up to one with a file
+// of another program, and none that was there.
 func TestFailedRunRemovesTheFoldersItMade(t *testing.T) {
 	path, root := archive(t), t.TempDir()
 	for name, c := range map[string]struct {

@@ -132,14 +132,17 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	switch {
 	case *archive == "":
 		return usageError{"bench loader needs -archive FILE"}
-	case *batch < 1 || *size < 1 || *workers < 0 || *memory < 1 || *seconds <= 0 || *epochs < 0 || *warm < 0 || *repeat < 1:
-		return usageError{"-batch, -size, -memory, -seconds and -repeat are more than 0, -workers, -epochs and -warm at least 0"}
+	case *batch < 1 || *workers < 0 || *memory < 1 || *seconds <= 0 || *epochs < 0 || *warm < 0 || *repeat < 1:
+		return usageError{"-batch, -memory, -seconds and -repeat are more than 0, -workers, -epochs and -warm at least 0"}
 	case err != nil:
 		return err
 	case *device == "" && *decode != "host":
 		return usageError{"-decode " + *decode + " needs -device"}
 	case floats && *device == "":
 		*device = "cpu"
+	}
+	if err := checkSize(*size, 1); err != nil {
+		return err
 	}
 	if *outputs != "" {
 		if floats || *images < 1 {

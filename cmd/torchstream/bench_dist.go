@@ -113,8 +113,11 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	b.noGraphs = !*graphs
-	if min(*ranks, *largest, b.size, b.steps, b.rounds, sequences, b.shardedSteps) < 1 {
-		return errors.New("bench dist: -ranks, -mib, -size, -steps, -rounds, -sequences and -sharded-steps must be 1 or more")
+	if min(*ranks, *largest, b.steps, b.rounds, sequences, b.shardedSteps) < 1 {
+		return errors.New("bench dist: -ranks, -mib, -steps, -rounds, -sequences and -sharded-steps must be 1 or more")
+	}
+	if err := checkSize(b.size, 1); err != nil {
+		return err
 	}
 	if b.context < 1 || b.context > 1024 {
 		return errors.New("bench dist: -context must be from 1 to 1024, the positions of a GPT-2")

@@ -70,8 +70,11 @@ func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	switch {
 	case *folder == "":
 		return usageError{"bench serve needs -images FOLDER"}
-	case *request < 1 || *clients < 1 || *clients > 64 || *size < 7 || *seconds <= 0:
-		return usageError{"-request and -seconds are more than 0, -clients is from 1 to 64, and -size at least 7"}
+	case *request < 1 || *clients < 1 || *clients > 64 || *seconds <= 0:
+		return usageError{"-request and -seconds are more than 0, and -clients is from 1 to 64"}
+	}
+	if err := checkSize(*size, 7); err != nil {
+		return err
 	}
 	device, err := pickDevice(*name)
 	if err != nil {

@@ -253,12 +253,15 @@ func (b *trainBench) check(names, sizes, device string) error {
 		b.batches = append(b.batches, n)
 	}
 	switch {
-	case b.size < 32 || !(b.seconds > 0) || b.seconds > 3600:
-		return usageError{"bench train: -size is at least 32, and -seconds more than 0 and at most 3600"}
+	case !(b.seconds > 0) || b.seconds > 3600:
+		return usageError{"bench train: -seconds is more than 0 and at most 3600"}
 	case b.context < 8 || b.context > 1024:
 		return usageError{"bench train: -context is from 8 to 1024, the positions of a GPT-2"}
 	case b.first < 0 || b.memory < 1 || b.workers < 0:
 		return usageError{"bench train: -first and -workers are at least 0, and -memory at least 1"}
+	}
+	if err := checkSize(b.size, minSize); err != nil {
+		return err
 	}
 	for _, name := range b.models {
 		if !slices.Contains(models.Names(), name) {

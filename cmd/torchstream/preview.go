@@ -71,8 +71,11 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	switch {
 	case *archive == "":
 		return usageError{"preview needs -archive FILE"}
-	case *batches < 1 || *batch < 1 || *columns < 1 || *size < 1 || *epoch < 1:
-		return usageError{"-batches, -batch, -columns, -size and -epoch are more than 0"}
+	case *batches < 1 || *batch < 1 || *columns < 1 || *epoch < 1:
+		return usageError{"-batches, -batch, -columns and -epoch are more than 0"}
+	}
+	if err := checkSize(*size, 1); err != nil {
+		return err
 	}
 	sheet, err := newSheet(*batches, *batch, *columns, *size)
 	if err != nil {

@@ -89,7 +89,8 @@ func TestPreviewErrors(t *testing.T) {
 		{[]string{"-archive", photos, "-transform", "blur"}, 2, `no transform "blur"`},
 		{[]string{"-archive", photos, "-policy", "blur"}, 2, `no policy "blur"`},
 		{[]string{"-archive", photos, "-batch", "100000"}, 1, "larger than a viewer opens"},
-		{[]string{"-archive", photos, "-size", "2305843009213693952"}, 1, "larger than a viewer opens"},
+		{[]string{"-archive", photos, "-size", "2305843009213693952"}, 2, "-size 2305843009213693952: must be from 1 to 28672"},
+		{[]string{"-archive", photos, "-size", "28672"}, 1, "larger than a viewer opens"},
 		{[]string{"-archive", filepath.Join(dir, "missing.tar")}, 1, "missing.tar"},
 		{[]string{"-archive", photos, "-o", filepath.Join(dir, "no", "folder.png")}, 1, "folder.png"},
 	} {

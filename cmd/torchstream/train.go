@@ -119,8 +119,17 @@ func parseBadSamples(name string) (imageloader.BadSamplePolicy, error) {
 // Of -size, in pixels.
 const (
 	minSize  = 32
-	vitPatch = 16 // divides the size for a ViT
+	maxSize  = 28672 // evaluations resize images to 8/7 of it, 32768, package transform's maximum
+	vitPatch = 16    // divides the size for a ViT
 )
+
+// checkSize refuses a value of -size that is less than least, or that no evaluation takes.
+func checkSize(size, least int) error {
+	if size < least || size > maxSize {
+		return usageError{fmt.Sprintf("-size %d: must be from %d to %d, the pixels of an image's side", size, least, maxSize)}
+	}
+	return nil
+}
 
 // isViT reports whether a network is for images of one size.
 func isViT(model string) bool { return strings.HasPrefix(model, "vit") }
@@ -175,12 +184,15 @@ func (o *trainOptions) check() error {
 		name       string
 		value, min float64
 	}{
-		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"size", float64(o.size), minSize}, {"weight-decay", o.decay, 0}, {"clip", o.clip, 0},
+		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"weight-decay", o.decay, 0}, {"clip", o.clip, 0},
 		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0}, {"patience", float64(o.patience), 0}, {"workers", float64(o.workers), 0},
 	} {
 		if option.value < option.min {
 			return usageError{fmt.Sprintf("-%s %v: must be at least %v", option.name, option.value, option.min)}
 		}
+	}
+	if err := checkSize(o.size, minSize); err != nil {
+		return err
 	}
 	if isViT(o.model) && o.size%vitPatch != 0 {
 		return usageError{fmt.Sprintf("-size %d: %s divides images into squares of %d pixels: want a multiple of %[3]d", o.size, o.model, vitPatch)}

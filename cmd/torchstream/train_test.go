@@ -20,6 +20,7 @@ import (
 
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/train"
@@ -353,7 +354,7 @@ func TestTrainMistakes(t *testing.T) {
 		"want one of resnet18":                              {"-archive", photos, "-model", "gpt2"},
 		"did you mean resnet18? want one of":                {"-archive", photos, "-model", "resnet81"},
 		"want adamw or sgd":                                 {"-archive", photos, "-optimizer", "lion"},
-		"-size 31: must be at":                              {"-archive", photos, "-size", "31"},
+		"-size 31: must be from 32 to 28672":                {"-archive", photos, "-size", "31"},
 		"-ema 1: must be from 0":                            {"-archive", photos, "-ema", "1"},
 		"-freeze needs":                                     {"-archive", photos, "-freeze"},
 		"want bf16 or fp16":                                 {"-archive", photos, "-amp", "fp8"},
@@ -606,6 +607,28 @@ func TestTrainUnwritable(t *testing.T) {
 	}
 	if err := checkWritable(filepath.Join(parent, "a")); err == nil || !strings.Contains(err.Error(), "cannot write to the directory "+parent) {
 		t.Error(err)
+	}
+}
+
+// Every command refuses a -size that is too large as a wrong option, before it does anything. The
+// maximum is the largest size of which an evaluation's transform exists.
+func TestSizesThatAreTooLarge(t *testing.T) {
+	for _, args := range [][]string{
+		{"train", "-archive", photos}, {"preview", "-archive", photos}, {"bench", "loader", "-archive", photos}, {"bench", "serve", "-images", "."},
+		{"bench", "train"}, {"bench", "dist"},
+	} {
+		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 || stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
+			t.Errorf("%q: status %d, %s%s", args, status, stdout, stderr)
+		}
+	}
+	for size, known := range map[int]bool{maxSize: true, maxSize + 1: false} {
+		decoder, err := decode.New(decode.Options{Transform: imageloader.Eval(size*8/7, size)})
+		if (err == nil) != known {
+			t.Errorf("%d: %v", size, err)
+		}
+		if err == nil {
+			decoder.Close()
+		}
 	}
 }
 
