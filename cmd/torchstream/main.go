@@ -155,14 +155,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "torchstream: interrupted")
 		return interrupt.Status
 	}
-	fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(advised(err)))
+	command, _ := first(args)
+	fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(advised(err, command)))
 	return 1
 }
 
-// advised returns the text of an error. That of a bad sample names the command that removes it, in
-// place of the options of package imageloader.
-func advised(err error) string {
+// advised returns the text of an error of a command. That of a bad sample names the command that
+// removes it, in place of the options of package imageloader; that of an archive that is cut off
+// names the one that lists what is readable, unless that command has the error.
+func advised(err error, command string) string {
 	text := err.Error()
+	var damage *imageloader.ArchiveError
+	if command != "inspect" && errors.As(err, &damage) && errors.Is(damage, io.ErrUnexpectedEOF) {
+		text = strings.Replace(text, damage.Error(), fmt.Sprintf("%v (`torchstream inspect %s` lists what is readable)", damage, printable.Name(damage.File)), 1)
+	}
 	var bad *imageloader.SampleError
 	if !errors.As(err, &bad) {
 		return text

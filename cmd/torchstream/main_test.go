@@ -385,8 +385,19 @@ func TestInspectDamagedArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, stdout, _ := command(t, "inspect", path)
-	if status != 1 || !strings.Contains(stdout, "The archive is damaged") || !strings.Contains(stdout, "12 classes") {
+	if status != 1 || !strings.Contains(stdout, "The archive is damaged") || !strings.Contains(stdout, "12 classes") ||
+		!strings.HasSuffix(stdout, "the file is cut off: unexpected EOF: fetch it again\n") {
 		t.Errorf("status %d\n%s", status, stdout)
+	}
+	// Only other commands name the command that lists what is readable.
+	advice := "fetch it again (`torchstream inspect " + path + "` lists what is readable)\n"
+	for _, c := range []struct {
+		args []string
+		says string
+	}{{[]string{"inspect", "-index", path}, "fetch it again\n"}, {[]string{"index", path}, advice}, {[]string{"train", "-device", "cpu", "-archive", path}, advice}} {
+		if status, stdout, stderr := command(t, c.args...); status != 1 || stdout != "" || !strings.HasSuffix(stderr, c.says) {
+			t.Errorf("%q: status %d, %s%s", c.args, status, stdout, stderr)
+		}
 	}
 }
 

@@ -610,7 +610,7 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 	switch {
 	case !errors.As(err, &interrupted):
 		if ctx.Err() != nil {
-			fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(advised(err)))
+			fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(advised(err, "train")))
 		}
 		return err
 	case interrupted.Checkpoint == "":

@@ -479,7 +479,7 @@ func TestTrainBadImage(t *testing.T) {
 	}
 	bad := &imageloader.SampleError{File: "x.tar", Name: "a/1.png", Reason: imageloader.Empty}
 	err := errors.Join(fmt.Errorf("train: %w (Go)", bad), errors.New("disk is full"))
-	if got, want := advised(err), "train: "+bad.Error()+" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
+	if got, want := advised(err, "train"), "train: "+bad.Error()+" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

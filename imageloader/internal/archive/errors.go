@@ -41,7 +41,7 @@ var (
 func Explain(err error) error {
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF), err == io.EOF:
-		return fmt.Errorf("the file is cut off: %w: fetch it again (`torchstream inspect` lists what is readable)", io.ErrUnexpectedEOF)
+		return fmt.Errorf("the file is cut off: %w: fetch it again", io.ErrUnexpectedEOF)
 	case errors.Is(err, tar.ErrHeader):
 		return fmt.Errorf("damaged header, or not a tar archive: %w", err)
 	case errors.Is(err, gzip.ErrChecksum):
