@@ -16,7 +16,7 @@ import (
 )
 
 func TestDoctor(t *testing.T) {
-	if status, _, stderr := command(t, "doctor", "now"); status != 2 || !strings.Contains(stderr, "doctor takes 0 arguments") {
+	if status, _, stderr := command(t, "doctor", "now"); status != 2 || !strings.Contains(stderr, "doctor takes options only, and no argument: now") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	status, stdout, _ := command(t, "doctor", "-json")

@@ -316,33 +316,33 @@ func parse(set *flag.FlagSet, args []string, want int) error {
 	if infinite != nil {
 		return infinite
 	}
-	if want == oneOrMore {
-		if set.NArg() == 0 {
-			return usageError{set.Name() + " takes at least 1 argument"}
-		}
+	if given := set.NArg(); given == want || given > 0 && want == oneOrMore {
 		return nil
 	}
-	if set.NArg() != want {
-		if say := misplaced(set, want); say != "" {
-			return usageError{say}
-		}
-		plural := "s"
-		if want == 1 {
-			plural = ""
-		}
-		return usageError{fmt.Sprintf("%s takes %d argument%s, not %d: %q", set.Name(), want, plural, set.NArg(), set.Args())}
+	return usageError{miscounted(set, want)}
+}
+
+// miscounted says what is wrong with the number of arguments of a command, which is not want.
+func miscounted(set *flag.FlagSet, want int) string {
+	if say := misplaced(set, want); say != "" {
+		return say
 	}
-	return nil
+	given := strings.Join(printables(set.Args()), " ")
+	switch command, argument, _ := strings.Cut(set.Name(), " "); {
+	case want == 0:
+		return fmt.Sprintf("%s takes options only, and no argument: %s", set.Name(), given)
+	case set.NArg() == 0:
+		return fmt.Sprintf("%s needs an argument: %s", command, argument)
+	default:
+		return fmt.Sprintf("%s takes one argument, %s, and has %d: %s", command, argument, set.NArg(), given)
+	}
 }
 
 // misplaced says what is probably meant by more arguments than a command takes: an archive without
 // its option, or options behind the arguments, where flag reads none. It returns "" if neither is
 // likely.
 func misplaced(set *flag.FlagSet, want int) string {
-	quoted := make([]string, set.NArg())
-	for i, arg := range set.Args() {
-		quoted[i] = printable.Name(arg)
-	}
+	quoted := printables(set.Args())
 	_, argument, _ := strings.Cut(set.Name(), " ")
 	if archive := set.Lookup("archive"); want == 0 && archive != nil && archive.Value.String() == "" {
 		return fmt.Sprintf("%s takes its archive as an option: did you mean -archive %s?", set.Name(), strings.Join(quoted, " "))

@@ -68,10 +68,13 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"train", "-epoch", "3"}, 2, "torchstream: no option -epoch: did you mean -epochs?\nSee `torchstream train -h`.\n"},
 		{[]string{"bench", "loader", "-zzzz"}, 2, "torchstream: no option -zzzz\nSee `torchstream bench loader -h`.\n"},
 		{[]string{"dokter"}, 2, "Run `torchstream help`"},
-		{[]string{"inspect"}, 2, "inspect FILE takes 1 argument"},
+		{[]string{"inspect"}, 2, "torchstream: inspect needs an argument: FILE\n"},
+		{[]string{"predict"}, 2, "torchstream: predict needs an argument: IMAGE|FOLDER...\n"},
+		{[]string{"doctor", "x", "y\x1b"}, 2, "torchstream: doctor takes options only, and no argument: x \"y\\x1b\"\n"},
+		{[]string{"bench", "streams", "x"}, 2, "torchstream: bench streams takes options only, and no argument: x\n"},
 		{[]string{"inspect", missing}, 1, missing},
 		{[]string{"inspect", missing, "-show", "3"}, 2, "options come before FILE: -show 3 " + missing},
-		{[]string{"inspect", missing, missing}, 2, "inspect FILE takes 1 argument, not 2"},
+		{[]string{"inspect", missing, missing}, 2, "inspect takes one argument, FILE, and has 2: " + missing + " " + missing + "\n"},
 		{[]string{"preview", missing}, 2, "did you mean -archive " + missing + "?"},
 	} {
 		status, stdout, stderr := command(t, c.args...)

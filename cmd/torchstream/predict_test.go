@@ -255,7 +255,7 @@ func TestPredictCommandLine(t *testing.T) {
 		says   string
 	}{
 		{[]string{"-checkpoint", filepath.Join(begun, "best.pt"), photos}, 1, "-checkpoint " + filepath.Join(begun, "last.pt")},
-		{nil, 2, "predict IMAGE|FOLDER... takes at least 1 argument"},
+		{nil, 2, "predict needs an argument: IMAGE|FOLDER..."},
 		{[]string{"-top", "0", photos}, 2, "-batch and -top are at least 1"},
 		{[]string{photos, "-top", "2"}, 2, "options come before the images: -top"},
 		{[]string{"-checkpoint", filepath.Join(empty, "best.pt"), photos}, 1, "torchstream train writes one"},

@@ -373,14 +373,14 @@ func TestTrainMistakes(t *testing.T) {
 		"-lr \"x\": want a number":                          {"-archive", photos, "-lr", "x"},
 		"-graph \"x\": want true or false":                  {"-archive", photos, "-graph=x"},
 		"-size 100: vit_b_16 divides images into squares of 16 pixels: want a multiple of 16": {"-archive", photos, "-model", "vit_b_16", "-size", "100"},
-		"-lr NaN: must be":                         {"-archive", photos, "-lr", "nan"},
-		"-ema NaN: must be":                        {"-archive", photos, "-ema", "nan"},
-		"-warmup +Inf: must":                       {"-archive", photos, "-warmup", "inf"},
-		"CPU: use -amp bf16":                       {"-archive", photos, "-amp", "fp16", "-device", "cpu"},
-		"-device \"tpu\"":                          {"-archive", photos, "-device", "tpu"},
-		"did you mean -archive x y.tgz -epochs 3?": {"x y.tgz", "-epochs", "3"},
-		"did you mean -archive \"x\\x1b\"?":        {"x\x1b"},
-		"train takes 0 arguments, not 1":           {"-archive", photos, photos},
+		"-lr NaN: must be":                                     {"-archive", photos, "-lr", "nan"},
+		"-ema NaN: must be":                                    {"-archive", photos, "-ema", "nan"},
+		"-warmup +Inf: must":                                   {"-archive", photos, "-warmup", "inf"},
+		"CPU: use -amp bf16":                                   {"-archive", photos, "-amp", "fp16", "-device", "cpu"},
+		"-device \"tpu\"":                                      {"-archive", photos, "-device", "tpu"},
+		"did you mean -archive x y.tgz -epochs 3?":             {"x y.tgz", "-epochs", "3"},
+		"did you mean -archive \"x\\x1b\"?":                    {"x\x1b"},
+		"train takes options only, and no argument: " + photos: {"-archive", photos, photos},
 	} {
 		if status, stdout, stderr := command(t, append([]string{"train"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, stdout %q, stderr %q does not say %q", args, status, stdout, stderr, says)
