@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -81,7 +82,7 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 
 func examine() []finding {
 	found := []finding{
-		{"ok", "program", fmt.Sprintf("%s, %s/%s, %d CPUs for Go", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.GOMAXPROCS(0)), ""},
+		{"ok", "program", fmt.Sprintf("%s, %d CPUs for Go", programVersion(debug.ReadBuildInfo()), runtime.GOMAXPROCS(0)), ""},
 	}
 	if err := capi.Check(); err != nil {
 		found = append(found, notLoaded("shim", err))

@@ -11,6 +11,8 @@
 //	torchstream evaluate -archive FILE      how often a checkpoint of train is right, and what it confuses
 //	torchstream predict IMAGE|FOLDER...     the classes of images, by a checkpoint of train
 //	torchstream bundle PROGRAM -o DIR       a program with all that it loads, for other machines
+//	torchstream version                     the version of torchstream and of Go
+//	torchstream help COMMAND                the options of a command
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //	torchstream bench train                 images and tokens a second in training, beside PyTorch
@@ -77,6 +79,7 @@ func commands() []entry {
 		{"evaluate", "-archive FILE", "how often a checkpoint of train is right", evaluateCommand},
 		{"predict", "IMAGE|FOLDER...", "the classes of images, by a checkpoint of train", predictCommand},
 		{"bundle", "PROGRAM -o DIR", "a program with all that it loads, for other machines", bundleCommand},
+		{"version", "", "the version of torchstream and of Go", versionCommand},
 	}
 }
 
@@ -101,7 +104,7 @@ func usage(w io.Writer) error {
 	for _, e := range benchmarks() {
 		b.WriteString(e.usage("bench "))
 	}
-	fmt.Fprintln(&b, "\nEach command explains its options with -h.")
+	fmt.Fprintln(&b, "\nEach command explains its options with -h, and so does `torchstream help COMMAND`.")
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -203,15 +206,23 @@ func hint(args []string) string {
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train, evaluate, predict, bundle or bench"
+	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train, evaluate, predict, bundle, version or bench"
 	name, args := first(args)
 	list := usage
 	if name == "bench" {
 		kind, known, want, list = "benchmark", benchmarks(), "loader, streams, train, operators, dist or serve", benchUsage
 		name, args = first(args)
 	}
-	if slices.Contains([]string{"help", "-h", "-help", "--help"}, name) {
+	switch name {
+	case "help":
+		if kind == "command" && len(args) > 0 {
+			return help(ctx, args, stdout)
+		}
 		return list(stdout)
+	case "-h", "-help", "--help":
+		return list(stdout)
+	case "-version", "--version":
+		name = "version"
 	}
 	for _, e := range known {
 		if e.name == name {
@@ -232,6 +243,18 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return usageError{fmt.Sprintf("there is no %s %q: did you mean %s?", kind, name, near)}
 	}
 	return usageError{fmt.Sprintf("there is no %s %q: want %s", kind, name, want)}
+}
+
+// help prints the options of the command, or of the benchmark, that the arguments name.
+func help(ctx context.Context, args []string, stdout io.Writer) error {
+	most := 1
+	if args[0] == "bench" {
+		most = 2
+	}
+	if len(args) > most {
+		return usageError{"help takes the name of one command, and has: " + strings.Join(printables(args), " ")}
+	}
+	return dispatch(ctx, append(slices.Clone(args), "-h"), stdout, stdout)
 }
 
 func first(args []string) (string, []string) {

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// The version is the module's, or without one the headers', with the revision of the sources.
+func TestProgramVersion(t *testing.T) {
+	goVersion := ", " + runtime.Version() + ", " + runtime.GOOS + "/" + runtime.GOARCH
+	revision := debug.BuildSetting{Key: "vcs.revision", Value: "abc"}
+	for want, info := range map[string]*debug.BuildInfo{
+		"torchstream v1.2.3":                                                 {Main: debug.Module{Version: "v1.2.3"}},
+		"torchstream v1.2.4-0.x, revision abc":                               {Main: debug.Module{Version: "v1.2.4-0.x"}, Settings: []debug.BuildSetting{revision}},
+		"torchstream " + imagecapi.Version() + ", revision abc with changes": {Main: debug.Module{Version: "(devel)"}, Settings: []debug.BuildSetting{revision, {Key: "vcs.modified", Value: "true"}}},
+		"torchstream " + imagecapi.Version():                                 nil,
+	} {
+		if got := programVersion(info, info != nil); got != want+goVersion {
+			t.Errorf("%q, want %q", got, want+goVersion)
+		}
+	}
+}
+
+// version, under the names that other programs have for it, prints what doctor says of the program.
+func TestVersion(t *testing.T) {
+	want := programVersion(debug.ReadBuildInfo())
+	for _, name := range []string{"version", "-version", "--version"} {
+		if status, stdout, stderr := command(t, name); status != 0 || stdout != want+"\n" || stderr != "" {
+			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
+		}
+	}
+	if f := examine()[0]; f.What != "program" || !strings.HasPrefix(f.Found, want+", ") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// help with the name of a command prints what -h of that command does, as a result.
+func TestHelpOfACommand(t *testing.T) {
+	for _, args := range [][]string{{"train"}, {"version"}, {"bench", "loader"}} {
+		_, _, want := command(t, append(args, "-h")...)
+		if status, stdout, stderr := command(t, append([]string{"help"}, args...)...); status != 0 || stdout != want || !strings.HasPrefix(want, "usage: torchstream "+strings.Join(args, " ")) || stderr != "" {
+			t.Errorf("help %q: status %d, %q, %s", args, status, stderr, stdout)
+		}
+	}
+	_, want, _ := command(t, "bench", "-h")
+	if status, stdout, _ := command(t, "help", "bench"); status != 0 || stdout != want {
+		t.Errorf("help bench: status %d, %s", status, stdout)
+	}
+	for says, args := range map[string][]string{"did you mean train?": {"trian"}, "did you mean loader?": {"bench", "lodaer"}, "help takes the name of one command": {"train", "doctor"}} {
+		if status, stdout, stderr := command(t, append([]string{"help"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
+			t.Errorf("help %q: status %d, %q, %s", args, status, stderr, stdout)
+		}
+	}
+}
