@@ -167,18 +167,19 @@ def given(value):
     """Return the locations for LIBTORCH=value."""
     path = absolute("LIBTORCH", value)
     why = "LIBTORCH=" + path
+    wanted = (
+        "give the site-packages that contains torch/, the torch package folder, or an unpacked libtorch zip "
+        "(the folder with include/ and lib/), or unset LIBTORCH to have one installed"
+    )
     if not os.path.isdir(path):
-        raise SetupError(why + ": no such folder")
+        raise SetupError(why + ": no such folder: " + wanted)
     for torch in (os.path.join(path, "torch"), path):
         if os.path.exists(os.path.join(torch, "lib", "libtorch_cpu.so")):
             found = locate(torch, why)
             if not found["CUDA"]:
                 say(why + " has no CUDA: the shim is built without CUDA, and finds no GPU")
             return found
-    raise SetupError(
-        why + ": neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it. Give the site-packages that contains torch/, "
-        "the torch package folder, or an unpacked libtorch zip (the folder with include/ and lib/)"
-    )
+    raise SetupError(why + ": neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it: " + wanted)
 
 
 def locked():

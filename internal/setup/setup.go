@@ -220,7 +220,8 @@ func (o Options) libtorch(ctx context.Context, lockText string) (string, error) 
 		}
 		return folder, nil
 	}
-	return "", fmt.Errorf("LIBTORCH=%s: neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it", given)
+	return "", fmt.Errorf("LIBTORCH=%s: neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it: give the site-packages that contains torch/, the torch package folder, "+
+		"or an unpacked libtorch zip (the folder with include/ and lib/), or unset LIBTORCH to have one installed", given)
 }
 
 // link makes the folder at path, in which the shim of a release looks for LibTorch and the CUDA

@@ -297,6 +297,27 @@ func TestFolderIsThatOfLibtorchPy(t *testing.T) {
 	}
 }
 
+// A LIBTORCH without LibTorch is an error that says which folder is wanted, and what unsetting it
+// does.
+func TestWrongLIBTORCHSaysWhichFolderIsWanted(t *testing.T) {
+	const wanted = ": give the site-packages that contains torch/, the torch package folder, or an unpacked libtorch zip (the folder with include/ and lib/), or unset LIBTORCH to have one installed"
+	python, noPython := exec.LookPath("python3")
+	for folder, what := range map[string]string{t.TempDir(): "neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it", "/nope": "no such folder"} {
+		if _, err := (Options{LibTorch: folder}).libtorch(t.Context(), ""); err == nil || !strings.HasPrefix(err.Error(), "LIBTORCH="+folder+": ") || !strings.HasSuffix(err.Error(), wanted) {
+			t.Error(err)
+		}
+		if noPython != nil {
+			continue
+		}
+		c := exec.Command(python, "../../cshim/setup/libtorch.py", "show")
+		c.Env = append(os.Environ(), "LIBTORCH="+folder)
+		want := "libtorch: error: LIBTORCH=" + folder + ": " + what + wanted + "\n"
+		if out, err := c.CombinedOutput(); err == nil || string(out) != want {
+			t.Errorf("%v, %q, want %q", err, out, want)
+		}
+	}
+}
+
 func TestIndexIsPips(t *testing.T) {
 	folder := t.TempDir()
 	conf := filepath.Join(folder, "pip.conf")
