@@ -56,12 +56,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "01-train: %v\n", err)
 		return 2
-	case ctx.Err() != nil:
-		fmt.Fprintln(stderr, "01-train: interrupted")
-		return interrupt.Status
 	}
-	fmt.Fprintf(stderr, "01-train: %v\n", err)
-	return 1
+	return lesson.Status(ctx, "01-train", err, stderr)
 }
 
 // usageError is a wrong command line.

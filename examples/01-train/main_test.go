@@ -18,6 +18,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 )
 
 const (
@@ -58,7 +59,7 @@ func small(t *testing.T, args ...string) (trainResult, string) {
 func TestTrainWithoutTheDefaultArchive(t *testing.T) {
 	t.Chdir(t.TempDir())
 	status, _, stderr := command(t, "train", "-device", "cpu")
-	if status != 1 || !strings.Contains(stderr, defaultArchive) || !strings.Contains(stderr, "-archive FILE") {
+	if status != 1 || !strings.Contains(stderr, lesson.TrainArchive) || !strings.Contains(stderr, "-archive FILE") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }

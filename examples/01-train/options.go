@@ -6,14 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/internal/safefile"
-)
-
-const (
-	defaultArchive = "examples/data/photos-train.tgz"
-	defaultTest    = "examples/data/photos-test.tgz"
 )
 
 // trainOptions is the command line of train.
@@ -36,8 +31,8 @@ type trainOptions struct {
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
 	set := flags("train [options]", "Trains a small network on labelled photographs, tests it on others after every epoch, and writes a checkpoint.", stderr)
-	set.StringVar(&o.Archive, "archive", "", "`FILE` of labelled images, .tgz or .tar, directory = class (default "+defaultArchive+")")
-	set.StringVar(&o.Test, "test", "", "`FILE` of held-back images of the same classes (default "+defaultTest+" if -archive is not given, else none)")
+	set.StringVar(&o.Archive, "archive", "", "`FILE` of labelled images, .tgz or .tar, directory = class (default "+lesson.TrainArchive+")")
+	set.StringVar(&o.Test, "test", "", "`FILE` of held-back images of the same classes (default "+lesson.TestArchive+" if -archive is not given, else none)")
 	set.StringVar(&o.Device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.Epochs, "epochs", 20, "passes over the archive")
 	set.IntVar(&o.Batch, "batch", 32, "images per step")
@@ -59,9 +54,9 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return usageError{"-epochs, -batch, -width and -memory are at least 1, -size at least 16"}
 	}
 	if o.Archive == "" {
-		o.Archive = defaultArchive
+		o.Archive = lesson.TrainArchive
 		if o.Test == "" {
-			o.Test = defaultTest
+			o.Test = lesson.TestArchive
 		}
 	}
 	// Check the output files now: after the training it would be too late.
@@ -93,11 +88,3 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 
 // figures is the kind of file that -json writes.
 var figures = safefile.Prefix("a file that -json wrote", "{\n  \"options\": {")
-
-// explainMissing tells how to find the default archive if that is the file that does not exist.
-func explainMissing(err error, archive string) error {
-	if errors.Is(err, fs.ErrNotExist) && archive == defaultArchive {
-		return fmt.Errorf("%w: the archive that comes with the repository is found from its root: run 01-train there, or name another with -archive FILE", err)
-	}
-	return err
-}

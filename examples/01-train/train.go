@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -36,7 +37,7 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		BatchSize: o.Batch, Transform: imageloader.Train(o.Size), Shuffle: true, ShuffleBytes: o.MemoryMB << 20, Seed: o.Seed, Workers: o.Workers,
 	})
 	if err != nil {
-		return result, explainMissing(err, o.Archive)
+		return result, lesson.ExplainMissing(err, "01-train", "-archive", o.Archive)
 	}
 	defer loader.Close()
 	result.Classes, result.Samples = loader.Classes(), loader.Len()

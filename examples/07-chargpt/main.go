@@ -19,7 +19,6 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
-	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -49,13 +48,10 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters, batches and text")
 	lesson.Usage(flag.CommandLine, "07-chargpt [options]", "Trains a small GPT on a text, byte by byte, and writes like it.")
 	flag.Parse()
-	ctx, stop := interrupt.Context(interrupt.Grace)
-	_, err := run(ctx, o, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "07-chargpt:", err)
-		os.Exit(1)
-	}
+	lesson.Run("07-chargpt", func(ctx context.Context) error {
+		_, err := run(ctx, o, os.Stdout)
+		return err
+	})
 }
 
 // result is what a run learned.
@@ -167,7 +163,7 @@ func train(ctx context.Context, o options, net *gpt, source *text, device cuda.D
 		return err
 	}
 	defer total.Close()
-	step := 0
+	step, every := 0, max(10, o.steps/100*10) // ten lines in all, or as many as there are losses
 	for batch, err := range feed.Epoch(ctx, 0) {
 		if err != nil {
 			return err
@@ -194,7 +190,7 @@ func train(ctx context.Context, o options, net *gpt, source *text, device cuda.D
 			total.Zero_()
 			r.losses = append(r.losses, sum/10/math.Ln2)
 		}
-		if step%100 == 0 {
+		if step%every == 0 {
 			fmt.Fprintf(out, "step %d: %.2f bits a byte\n", step, r.losses[len(r.losses)-1])
 		}
 	}

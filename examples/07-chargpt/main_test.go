@@ -38,6 +38,9 @@ func TestTheNetworkLearnsTheText(t *testing.T) {
 	if len(r.samples) != 4 || !strings.HasPrefix(r.samples[0], "one ") || !strings.Contains(out.String(), r.samples[0]) {
 		t.Errorf("samples %q in %s", r.samples, &out)
 	}
+	if lines := strings.Count(out.String(), " bits a byte\n"); lines != 6 { // one for ten steps
+		t.Errorf("%d lines of progress in %s", lines, &out)
+	}
 	if picture, err := os.ReadFile(o.picture); err != nil || !bytes.Contains(picture, []byte(r.samples[0])) {
 		t.Errorf("the picture has not the sample %q, %v", r.samples[0], err)
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
 	"github.com/torchstream/torchstream/imageloader"
-	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -44,8 +43,8 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.train, "archive", "examples/data/photos-train.tgz", "photographs to learn from")
-	flag.StringVar(&o.test, "test", "examples/data/photos-test.tgz", "photographs to test with")
+	flag.StringVar(&o.train, "archive", lesson.TrainArchive, "photographs to learn from")
+	flag.StringVar(&o.test, "test", lesson.TestArchive, "photographs to test with")
 	flag.StringVar(&o.device, "device", "", "cpu or cuda:N (default: the first GPU, or the CPU)")
 	flag.StringVar(&o.checkpoint, "checkpoint", "", "begin with this `file` instead of training one")
 	flag.StringVar(&o.picture, "picture", "", "draw the accuracies to this SVG `file`")
@@ -56,13 +55,10 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
 	lesson.Usage(flag.CommandLine, "08-finetune [options]", "Trains a network on photographs, gives it a new task with the trunk frozen, and compares with a network that begins anew.")
 	flag.Parse()
-	ctx, stop := interrupt.Context(interrupt.Grace)
-	_, err := run(ctx, o, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "08-finetune:", err)
-		os.Exit(1)
-	}
+	lesson.Run("08-finetune", func(ctx context.Context) error {
+		_, err := run(ctx, o, os.Stdout)
+		return err
+	})
 }
 
 // model is a trunk that sees, and a head that names. Checkpoints have "trunk." and "head." before
@@ -117,13 +113,13 @@ func run(ctx context.Context, o options, out io.Writer) (_ *result, err error) {
 	}
 	loader, feed, err := open(ctx, o.train, device, imageloader.Options{BatchSize: 32, Transform: imageloader.Train(o.size), Shuffle: true, Seed: o.seed})
 	if err != nil {
-		return nil, err
+		return nil, lesson.ExplainMissing(err, "08-finetune", "-archive", o.train)
 	}
 	defer loader.Close()
 	defer feed.Close()
 	tests, test, err := open(ctx, o.test, device, imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(o.size*8/7, o.size), Classes: loader.Classes()})
 	if err != nil {
-		return nil, err
+		return nil, lesson.ExplainMissing(err, "08-finetune", "-test", o.test)
 	}
 	defer tests.Close()
 	defer test.Close()

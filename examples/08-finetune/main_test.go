@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -45,7 +46,9 @@ func TestMistakesSayWhatToDo(t *testing.T) {
 	for want, change := range map[string]func(*options){
 		"-epochs 0: want 1": func(o *options) { o.epochs = 0 },
 		"none.tgz":          func(o *options) { o.train = "none.tgz" },
-		"none.safetensors":  func(o *options) { o.checkpoint = "none.safetensors" },
+		"from its root: run 08-finetune there, or name another with -archive FILE": func(o *options) { o.train = lesson.TrainArchive },
+		"from its root: run 08-finetune there, or name another with -test FILE":    func(o *options) { o.test = lesson.TestArchive },
+		"none.safetensors": func(o *options) { o.checkpoint = "none.safetensors" },
 	} {
 		o := small()
 		change(&o)

@@ -15,7 +15,6 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
-	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -44,13 +43,10 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters, drawings and noise")
 	lesson.Usage(flag.CommandLine, "09-dcgan [options]", "Trains an adversarial network that draws discs, squares and crosses.")
 	flag.Parse()
-	ctx, stop := interrupt.Context(interrupt.Grace)
-	_, err := run(ctx, o, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "09-dcgan:", err)
-		os.Exit(1)
-	}
+	lesson.Run("09-dcgan", func(ctx context.Context) error {
+		_, err := run(ctx, o, os.Stdout)
+		return err
+	})
 }
 
 // drawings is a source of images, uint8 [side side 1], of one shape each.

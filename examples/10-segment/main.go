@@ -24,7 +24,6 @@ import (
 	"github.com/torchstream/torchstream/examples/internal/study"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/transform"
-	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -53,13 +52,10 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "of images, parameters and batches")
 	lesson.Usage(flag.CommandLine, "10-segment [options]", "Trains a U-Net that finds discs, squares and crosses in noisy pictures, pixel by pixel.")
 	flag.Parse()
-	ctx, stop := interrupt.Context(interrupt.Grace)
-	_, err := run(ctx, o, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "10-segment:", err)
-		os.Exit(1)
-	}
+	lesson.Run("10-segment", func(ctx context.Context) error {
+		_, err := run(ctx, o, os.Stdout)
+		return err
+	})
 }
 
 // writeArchive writes a tar of images/N.png and masks/N.png, the classes of the image's pixels.

@@ -76,7 +76,7 @@ var errTerminated = errors.New("terminated")
 
 func main() {
 	var o options
-	flag.StringVar(&o.archive, "archive", "examples/data/photos-train.tgz", "images to learn from")
+	flag.StringVar(&o.archive, "archive", lesson.TrainArchive, "images to learn from")
 	flag.StringVar(&o.arch, "arch", "", "one of torchstream's models, such as resnet50 (default: a small network)")
 	flag.StringVar(&o.save, "save", "", "write the weights to this `file`, on rank 0")
 	flag.StringVar(&o.checkpoint, "checkpoint", "", "go on from this `file` if it exists, and write it: after each epoch, -every so many steps, and at SIGTERM")
@@ -185,11 +185,8 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	// Every rank reads the same archive, and gets other samples of the same order.
 	loader, err := imageloader.OpenContext(ctx, o.archive, imageloader.Options{BatchSize: o.batch / world.Size(), Transform: imageloader.Train(o.size),
 		Shuffle: true, Seed: o.seed, Rank: world.Rank(), World: world.Size()})
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: name another archive with -archive FILE", err)
-	}
 	if err != nil {
-		return nil, err
+		return nil, lesson.ExplainMissing(err, "11-distributed", "-archive", o.archive)
 	}
 	defer loader.Close()
 	feed, err := prefetcher.New(loader, prefetcher.Options{Device: world.Device()})

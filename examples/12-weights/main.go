@@ -31,7 +31,6 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
-	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -65,13 +64,10 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "of weights and prompt")
 	lesson.Usage(flag.CommandLine, "12-weights [options]", "Runs a model whose parameters stay in host memory: a block is copied to the device while the one before it computes.")
 	flag.Parse()
-	ctx, stop := interrupt.Context(interrupt.Grace)
-	_, err := run(ctx, o, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "12-weights:", err)
-		os.Exit(1)
-	}
+	lesson.Run("12-weights", func(ctx context.Context) error {
+		_, err := run(ctx, o, os.Stdout)
+		return err
+	})
 }
 
 // result is what a run computed and measured.

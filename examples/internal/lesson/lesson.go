@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"slices"
@@ -55,16 +56,56 @@ func Main(name, about string, gpus int, more func(*flag.FlagSet), run func(conte
 	}
 	flags.Parse(os.Args[1:]) // exits on an error
 	l.Device = cuda.Device(*device)
+	Run(name, func(ctx context.Context) error {
+		if err := errors.Join(trace.Window{File: l.Timeline}.Check(), l.needs(gpus)); err != nil {
+			return err
+		}
+		return run(ctx, l)
+	})
+}
+
+// Run runs an example, whose flags are parsed, with a context that an interrupt ends. If the
+// function fails, Run prints one line and exits: with interrupt.Status after an interrupt, else with
+// status 1.
+func Run(name string, run func(context.Context) error) {
 	ctx, stop := interrupt.Context(interrupt.Grace)
-	err := errors.Join(trace.Window{File: l.Timeline}.Check(), l.needs(gpus))
-	if err == nil {
-		err = run(ctx, l)
-	}
+	status := Status(ctx, name, run(ctx), os.Stderr)
 	stop()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-		os.Exit(1)
+	if status != 0 {
+		os.Exit(status)
 	}
+}
+
+// Status returns the exit status of an example, and prints its error in one line. After the end of
+// ctx the error only says so in other words, and the line says that the example was interrupted.
+func Status(ctx context.Context, name string, err error, stderr io.Writer) int {
+	switch {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil:
+		fmt.Fprintf(stderr, "%s: interrupted\n", name)
+		return interrupt.Status
+	}
+	fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	return 1
+}
+
+// Archives of the repository, by their paths in its root.
+const (
+	TrainArchive = "examples/data/photos-train.tgz"
+	TestArchive  = "examples/data/photos-test.tgz"
+)
+
+// ExplainMissing adds to an error of opening an archive, whose path came from an option, what to do
+// if the file does not exist. The repository's archives are found from its root alone.
+func ExplainMissing(err error, example, option, path string) error {
+	switch {
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	case path == TrainArchive || path == TestArchive:
+		return fmt.Errorf("%w: the archive that comes with the repository is found from its root: run %s there, or name another with %s FILE", err, example, option)
+	}
+	return fmt.Errorf("%w: name another archive with %s FILE", err, option)
 }
 
 func (l *Lesson) needs(gpus int) error {

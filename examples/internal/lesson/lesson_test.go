@@ -2,9 +2,12 @@ package lesson
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -60,6 +63,46 @@ func TestNeeds(t *testing.T) {
 	}
 	if err := (&Lesson{}).needs(0); err != nil {
 		t.Error(err)
+	}
+}
+
+// After an interrupt an example says so, whatever its error is, and has the status of one.
+func TestStatus(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	failed := errors.New("failed")
+	for _, c := range []struct {
+		ctx    context.Context
+		err    error
+		status int
+		says   string
+	}{{t.Context(), nil, 0, ""}, {ended, nil, 0, ""}, {t.Context(), failed, 1, "99-test: failed\n"}, {ended, context.Canceled, 130, "99-test: interrupted\n"}, {ended, failed, 130, "99-test: interrupted\n"}} {
+		var out bytes.Buffer
+		if status := Status(c.ctx, "99-test", c.err, &out); status != c.status || out.String() != c.says {
+			t.Errorf("%v: status %d, %q; want %d, %q", c.err, status, &out, c.status, c.says)
+		}
+	}
+}
+
+// The error of an archive that an example has as a default, and does not find, says where to run.
+func TestExplainMissing(t *testing.T) {
+	for path, says := range map[string]string{
+		TrainArchive: "from its root: run 99-test there, or name another with -archive FILE", TestArchive: "run 99-test there", "mine.tgz": "file or directory: name another archive with -archive FILE",
+	} {
+		_, err := os.Open(path)
+		got := ExplainMissing(err, "99-test", "-archive", path)
+		if !errors.Is(got, fs.ErrNotExist) || !strings.Contains(got.Error(), says) {
+			t.Error(got)
+		}
+	}
+	if _, err := os.Stat("../../../" + TrainArchive); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat("../../../" + TestArchive); err != nil {
+		t.Error(err)
+	}
+	if failed := errors.New("failed"); ExplainMissing(failed, "99-test", "-archive", TrainArchive) != failed {
+		t.Error("another error is explained")
 	}
 }
 
