@@ -3,7 +3,6 @@ package index
 import (
 	"cmp"
 	"os"
-	"path/filepath"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
@@ -47,9 +46,7 @@ func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 		return nil
 	}
 	for i, path := range paths {
-		if i > 0 {
-			_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
-		}
+		makeCacheFolder(path)
 		var s *sidecar
 		f, err := writeSidecar(path, indexMode(a), list)
 		if err == nil {

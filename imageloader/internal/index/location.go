@@ -45,11 +45,28 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 			name = whole
 		}
 	}
-	if dir, err := os.UserCacheDir(); err == nil {
+	if dir := cacheFolder(); dir != "" {
 		sum := sha256.Sum256([]byte(fmt.Sprint(name, len(shards))))
-		paths = append(paths, filepath.Join(dir, "torchstream", "index", hex.EncodeToString(sum[:12])+sidecarSuffix))
+		paths = append(paths, filepath.Join(dir, hex.EncodeToString(sum[:12])+sidecarSuffix))
 	}
 	return paths
+}
+
+// cacheFolder returns the folder of indexes in the user's cache folder, or "" without one.
+func cacheFolder() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, "torchstream", "index")
+}
+
+// makeCacheFolder makes the folder of an index in the user's cache folder. Other folders of indexes
+// exist, as those of archives, or are the program's to make. Writing the file says what is wrong.
+func makeCacheFolder(path string) {
+	if dir := filepath.Dir(path); dir == cacheFolder() {
+		_ = os.MkdirAll(dir, 0o755)
+	}
 }
 
 // indexMode returns the mode of an index file. The file has names and bytes of the archive, so it
@@ -69,10 +86,8 @@ func spoolBeside(paths []string) func() (*os.File, error) {
 		return nil
 	}
 	return func() (f *os.File, err error) {
-		for i, path := range paths {
-			if i > 0 {
-				_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
-			}
+		for _, path := range paths {
+			makeCacheFolder(path)
 			if f, err = namelessFile(path); err == nil {
 				return f, nil
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -98,10 +97,8 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 // openMaking opens the file to be locked in the first place of the index where it can, or returns
 // nil.
 func openMaking(a *archive.Archive, c *Config) *making {
-	for i, path := range indexPaths(c, a) {
-		if i > 0 {
-			_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
-		}
+	for _, path := range indexPaths(c, a) {
+		makeCacheFolder(path)
 		path += makingSuffix
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 		if err != nil {
