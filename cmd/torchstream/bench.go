@@ -103,7 +103,7 @@ func contractTransform(contract, policy string, size int) (t imageloader.Transfo
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bench loader -archive FILE", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. `make bench-loader` does the same\n"+
 		"with other libraries. Says what each stage took, and which one the others wait for.", stderr)
-	archive := set.String("archive", "", "`FILE`, .tgz or .tar, directory = class")
+	archive := set.String("archive", "", archiveHelp)
 	batch := set.Int("batch", 64, "images a batch")
 	workers := set.Int("workers", 0, "goroutines that decode (default: the CPUs that there are)")
 	size := set.Int("size", 224, "pixels of a result's side")

@@ -26,9 +26,9 @@ type evaluateOptions struct {
 // evaluateCommand measures a classifier on an archive.
 func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o evaluateOptions
-	set := flags("evaluate -archive FILE", "Measures a checkpoint of torchstream train on an archive of images (.tgz, .tar; directory = class): loss, top-1, top-5, and which\n"+
+	set := flags("evaluate -archive FILE", "Measures a checkpoint of torchstream train on an archive of images: loss, top-1, top-5, and which\n"+
 		"classes it takes for which. The classes are known by their names, and must be those of the checkpoint.", stderr)
-	set.StringVar(&o.archive, "archive", "", "`FILE` of labelled images, which the training has not seen")
+	set.StringVar(&o.archive, "archive", "", archiveHelp+"; the training has not seen them")
 	set.StringVar(&o.checkpoint, "checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
 	set.BoolVar(&o.subset, "subset", false, "accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
 	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first")

@@ -23,6 +23,12 @@ type indexResult struct {
 	Seconds     float64 `json:"seconds"`
 }
 
+// archiveKinds says what a command takes as an archive.
+const archiveKinds = "a .tar, .tgz or .tar.zst, a folder, shards ('train-{000..015}.tgz') or an http(s) URL"
+
+// archiveHelp explains a flag.
+const archiveHelp = "`FILE` of images: " + archiveKinds + "; directory = class"
+
 // webDatasetHelp explains a flag.
 const webDatasetHelp = "labels are those of WebDataset (.cls and .json beside each image), for loaders with Options.WebDataset, which use no other index"
 
@@ -36,7 +42,7 @@ const masksHelp = "the archive has images and masks, whose names match `IMAGE,MA
 // index writes the sidecar index of an archive.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
-		"a .tgz. The first epoch over an archive does the same by itself. FILE may be a pattern, for example 'train-{000..015}.tgz', or an http(s) URL.", stderr)
+		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+archiveKinds+", but a folder needs no index.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
 	web := set.Bool("webdataset", false, webDatasetHelp)

@@ -82,7 +82,7 @@ type badMember struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-const inspectHelp = `Reads an archive of images (.tgz, .tar; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad
+const inspectHelp = `Reads an archive of images (` + archiveKinds + `; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad
 members, and what is tolerated, refused or rare. Damaged images that are decoded all the same are listed apart. Exit status 1 if the archive
 is damaged or a member is bad; with -fix 0 if the fixed archive was written.`
 

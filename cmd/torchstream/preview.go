@@ -38,7 +38,7 @@ var (
 func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("preview -archive FILE", "Draws a contact sheet: batches of an archive as a training loop gets them (before normalisation), with class, label and member under each picture.\n"+
 		"Look at it before you train: wrong labels, crops that miss their object, and unshuffled archives show at once.", stderr)
-	archive := set.String("archive", "", "`FILE`, .tgz or .tar, directory = class")
+	archive := set.String("archive", "", archiveHelp)
 	out := set.String("o", "sheet.png", "`FILE` to write, a PNG")
 	batches := set.Int("batches", 1, "how many batches")
 	batch := set.Int("batch", 32, "images a batch")

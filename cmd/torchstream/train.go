@@ -52,9 +52,9 @@ type feeding struct {
 // trainCommand trains a classifier.
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
-	set := flags("train -archive FILE", "Trains a classifier on an archive of images (.tgz, .tar; directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
+	set := flags("train -archive FILE", "Trains a classifier on an archive of images (directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
 		"best.pt, log.csv, curves.png, and with -test confusion.csv and confusion.png. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
-	set.StringVar(&o.archive, "archive", "", "`FILE` to train on")
+	set.StringVar(&o.archive, "archive", "", archiveHelp)
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
 	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,13 +11,19 @@ import (
 	"image"
 	"image/color"
 	"image/png"
+	"io"
+	"io/fs"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+	"testing/fstest"
 
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
 	"github.com/torchstream/torchstream/cudatest"
@@ -641,6 +649,87 @@ func TestCheckSpaceWithoutASize(t *testing.T) {
 	}
 	if err := checkSpace(folder, 1); err != nil {
 		t.Error(err)
+	}
+}
+
+// tarFiles has the members of a tar stream.
+func tarFiles(t *testing.T, data []byte) fs.FS {
+	t.Helper()
+	files := fstest.MapFS{}
+	r := tar.NewReader(bytes.NewReader(data))
+	for {
+		header, err := r.Next()
+		if err == io.EOF {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[header.Name] = &fstest.MapFile{Data: content, Mode: 0o644}
+	}
+}
+
+// Commands read each kind of archive that -h of them names.
+func TestKindsOfArchives(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir()) // for the index of a URL
+	tarFile := fewPhotos(t, map[string]int{"cat": 3, "dog": 3})
+	data, err := os.ReadFile(tarFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, tarFiles(t, data)); err != nil {
+		t.Fatal(err)
+	}
+	shards := t.TempDir()
+	write(t, filepath.Join(shards, "train-0.tar"), string(data))
+	write(t, filepath.Join(shards, "train-1.tar"), string(data))
+	var gz, zst bytes.Buffer
+	zipped := gzip.NewWriter(&gz)
+	packed, err := zstd.NewWriter(&zst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []io.WriteCloser{zipped, packed} {
+		if _, err := w.Write(data); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, filepath.Join(shards, "x.tgz"), gz.String())
+	write(t, filepath.Join(shards, "x.tar.zst"), zst.String())
+	server := httptest.NewServer(http.FileServer(http.Dir(shards)))
+	defer server.Close()
+	for name, c := range map[string]struct {
+		archive string
+		images  int
+	}{
+		".tar": {tarFile, 6}, ".tgz": {filepath.Join(shards, "x.tgz"), 6}, ".tar.zst": {filepath.Join(shards, "x.tar.zst"), 6}, "folder": {folder, 6},
+		"shards": {filepath.Join(shards, "train-{0..1}.tar"), 12}, "URL": {server.URL + "/x.tgz", 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, _, help := command(t, "train", "-h"); !strings.Contains(help, name) {
+				t.Errorf("-h does not name it: %s", help)
+			}
+			var out, errs bytes.Buffer
+			if images, err := printClasses(t.Context(), c.archive, &out, &errs); err != nil || images != c.images {
+				t.Errorf("train counts %d images, %v", images, err)
+			}
+			sheet := filepath.Join(t.TempDir(), "sheet.png")
+			for _, args := range [][]string{{"inspect", c.archive}, {"preview", "-size", "16", "-batch", "4", "-o", sheet, "-archive", c.archive},
+				{"bench", "loader", "-size", "16", "-seconds", "0.01", "-archive", c.archive}} {
+				if status, _, stderr := command(t, args...); status != 0 {
+					t.Errorf("%q: status %d, %s", args, status, stderr)
+				}
+			}
+			trainSmall(t, c.archive, filepath.Join(t.TempDir(), "out"), "-epochs", "1")
+		})
 	}
 }
 

@@ -65,8 +65,8 @@ func Main(name, about string, gpus int, more func(*flag.FlagSet), run func(conte
 }
 
 // Run runs an example, whose flags are parsed, with a context that an interrupt ends. If the
-// function fails, Run prints one line and exits: with interrupt.Status after an interrupt, else with
-// status 1.
+// function fails, Run prints one line and exits: with interrupt.Status after an interrupt, else
+// with status 1.
 func Run(name string, run func(context.Context) error) {
 	ctx, stop := interrupt.Context(interrupt.Grace)
 	status := Status(ctx, name, run(ctx), os.Stderr)
