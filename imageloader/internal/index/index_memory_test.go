@@ -13,7 +13,7 @@ import (
 // TestConcurrentReadersKeepOneCopy: readers that keep the same samples at the same time use the
 // memory of one copy.
 func TestConcurrentReadersKeepOneCopy(t *testing.T) {
-	const samples, size, readers = 2000, 1 << 10, 8
+	const samples, size, readers = 2000, 1 << 6, 8 // one copy fits one piece of an arena
 	c := contents{arena: arena.New(), lazy: make([]atomic.Pointer[byte], samples)}
 	defer c.arena.Free()
 	first := c.arena.Alloc(size)
