@@ -53,7 +53,7 @@ demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then pr
 # The tests of dist that wait for no timeout: jobs of 2, 3 and 8 processes, and ranks in one process.
 RACED = Trains?AsOne|^Test(Collectives|Subgroups|Objects|CloseBeside|GradientsAre|NoSync|HooksCome|Scaler|KilledRank|Flag)
 
-# -count=1, because Go's test cache knows neither LibTorch nor the driver. -timeout, because the loader's tests take 7 of the
+# -count=1, because Go's test cache knows neither LibTorch nor the driver. -timeout, because the loader's tests take 5 of the
 # default's 10 minutes under the race detector on two quiet cores.
 .PHONY: test
 test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs of processes under the race detector
