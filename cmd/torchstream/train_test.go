@@ -466,6 +466,22 @@ func TestTrainBoundsMultiprocessors(t *testing.T) {
 	}
 }
 
+// A cut archive refuses a run with the command that lists what is readable.
+func TestTrainDamagedArchive(t *testing.T) {
+	data, err := os.ReadFile(photos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "cut.tgz")
+	if err := os.WriteFile(path, data[:len(data)/2], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := command(t, "train", "-device", "cpu", "-archive", path)
+	if status != 1 || stdout != "" || !strings.HasSuffix(stderr, "fetch it again (`torchstream inspect "+path+"` lists what is readable)\n") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+}
+
 // The error of a bad image names the command that removes it, not the options of a Go program, and
 // keeps the texts of the other errors.
 func TestTrainBadImage(t *testing.T) {
