@@ -4,14 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/resident"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -195,33 +193,6 @@ func TestClipGradValue(t *testing.T) {
 	}
 }
 
-// withoutMemory calls f while the process cannot map as much as the bytes.
-func withoutMemory(t *testing.T, bytes uint64, f func()) {
-	t.Helper()
-	text, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pages, err := strconv.ParseUint(strings.Fields(string(text))[0], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_AS, &limit); err != nil {
-		t.Fatal(err)
-	}
-	less := syscall.Rlimit{Cur: pages*uint64(os.Getpagesize()) + bytes, Max: limit.Max}
-	if err := syscall.Setrlimit(syscall.RLIMIT_AS, &less); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := syscall.Setrlimit(syscall.RLIMIT_AS, &limit); err != nil {
-			t.Fatal(err)
-		}
-	}()
-	f()
-}
-
 // Swap without memory exchanges nothing, and the way back needs none.
 func TestEMASwapWithoutMemory(t *testing.T) {
 	const elements = 32 << 20 // 256 MiB of float64: more than any allocator holds back
@@ -256,8 +227,20 @@ func TestEMASwapWithoutMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	swapWithoutMemory := func() error {
+		t.Helper()
+		restore, err := resident.Limit(128 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		swapped := ema.Swap()
+		if err := restore(); err != nil {
+			t.Fatal(err)
+		}
+		return swapped
+	}
 	has(3, 1)
-	withoutMemory(t, 128<<20, func() { err = ema.Swap() })
+	err = swapWithoutMemory()
 	if !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), "large") {
 		t.Errorf("Swap without memory: %v", err)
 	}
@@ -266,7 +249,7 @@ func TestEMASwapWithoutMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	has(1, 3)
-	withoutMemory(t, 128<<20, func() { err = ema.Swap() })
+	err = swapWithoutMemory()
 	if err != nil {
 		t.Errorf("the way back without memory: %v", err)
 	}

@@ -12,12 +12,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"unsafe"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/resident"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -363,32 +363,6 @@ func (s *rescaled) Parts() nn.Parts {
 	return nn.Parts{Parameters: []nn.Named{{Name: "scale", Tensor: s.scale}}, Modules: []nn.Child{{Name: "layer", Module: s.layer}}}
 }
 
-// limitMemory lets the process map only so many bytes more until the returned function is called.
-func limitMemory(t *testing.T, bytes uint64) (restore func()) {
-	t.Helper()
-	text, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pages, err := strconv.ParseUint(strings.Fields(string(text))[0], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_AS, &limit); err != nil {
-		t.Fatal(err)
-	}
-	less := syscall.Rlimit{Cur: pages*uint64(os.Getpagesize()) + bytes, Max: limit.Max}
-	if err := syscall.Setrlimit(syscall.RLIMIT_AS, &less); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		if err := syscall.Setrlimit(syscall.RLIMIT_AS, &limit); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // The same on the CPU. The passes ask for a size that no machine has.
 func TestOutOfMemoryOnTheCPU(t *testing.T) {
 	for _, phase := range []string{"forward", "backward", "step"} {
@@ -430,18 +404,23 @@ func TestOutOfMemoryOnTheCPU(t *testing.T) {
 			weights := sums(t, net)
 			live := torch.LiveTensors()
 			armed, net.huge = true, phase == "backward"
-			restore := func() {}
+			restore := func() error { return nil }
 			if phase == "step" {
 				o.step = func() {
 					if err := vast.SetGrad(slope); err != nil {
 						t.Error(err)
 					}
-					restore = limitMemory(t, room)
+					var err error
+					if restore, err = resident.Limit(room); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 			turn := torch.NewScope("step")
 			_, _, err = step.Step(s.x.In(turn), s.y.In(turn))
-			restore()
+			if err := restore(); err != nil {
+				t.Fatal(err)
+			}
 			if !errors.Is(err, cuda.ErrOutOfMemory) {
 				t.Errorf("%v, want ErrOutOfMemory", err)
 			}

@@ -1,6 +1,7 @@
 package resident
 
 import (
+	"errors"
 	"os"
 	"testing"
 
@@ -37,12 +38,38 @@ func TestBytesFollowMemory(t *testing.T) {
 	}
 }
 
+// A mapping larger than the limit is refused, a smaller one is not, and without it neither is.
+func TestLimit(t *testing.T) {
+	const more = 256 << 20
+	try := func(bytes int) error {
+		memory, err := unix.Mmap(-1, 0, bytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			return err
+		}
+		return unix.Munmap(memory)
+	}
+	restore, err := Limit(more)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, large := try(more/4), try(more+1)
+	if err := restore(); err != nil {
+		t.Fatal(err)
+	}
+	if small != nil || !errors.Is(large, unix.ENOMEM) {
+		t.Errorf("%v and %v under the limit", small, large)
+	}
+	if err := try(more + 1); err != nil {
+		t.Errorf("%v without the limit", err)
+	}
+}
+
 func TestParseRefusesOtherTexts(t *testing.T) {
-	if n, err := parse("statm", "7 3 1 1 0 1 0\n"); err != nil || n != 3*int64(os.Getpagesize()) {
+	if n, err := parse("7 3 1 1 0 1 0\n", 1); err != nil || n != 3*int64(os.Getpagesize()) {
 		t.Errorf("%d, %v", n, err)
 	}
 	for _, text := range []string{"", "7", "7 x"} {
-		if n, err := parse("statm", text); err == nil {
+		if n, err := parse(text, 1); err == nil {
 			t.Errorf("%q is %d", text, n)
 		}
 	}
