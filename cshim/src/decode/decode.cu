@@ -16,15 +16,24 @@ using jpeg::Memory;
 using jpeg::Plan;
 
 // Every kernel has a grid of (work of the largest image, images), so that a block works on one
-// image. Blocks behind the end of a smaller image return at once.
+// image. Blocks behind the end of a smaller image return at once. Where the work of images differs
+// by much, those are most, so a block has the work of several turns.
 constexpr uint32_t kTableThreads = 256;
 constexpr uint32_t kSegmentThreads = 128;
 constexpr uint32_t kBlockThreads = 256;  // of the transform: eight a block of 8 x 8
 constexpr uint32_t kPixelThreads = 256;
-constexpr uint32_t kPixelsEach = 16;  // of a thread, before the resize
 constexpr uint32_t kResultsEach = 8;  // of a thread of the resize
 constexpr uint32_t kWeightThreads = 128;
 constexpr int32_t kStepThreads = 512;
+
+// What a thread does, one behind the other. With few images there are threads to spare.
+struct Each {
+  uint32_t blocks, pixels, columns;
+};
+
+__host__ __device__ constexpr Each each_of(uint32_t images) {
+  return images < 64 ? Each{1, 16, 8} : Each{4, 32, 16};
+}
 
 __device__ Memory memory_of_block(const Work& work) {
   return jpeg::memory_of(work.places[blockIdx.y], work.staging, work.scratch, work.results);
@@ -99,69 +108,74 @@ __global__ void __launch_bounds__(kSegmentThreads) entropy(Work work) {
   }
 }
 
-// Eight threads a block: thread i dequantises row i, transforms column i, then row i. The rows of
-// the shared memory have a word more than eight, and blocks follow each other so that no two
-// threads of a warp use one bank at a time.
+// Eight threads a block of 8 x 8: thread i dequantises row i, transforms column i, then row i. The
+// rows of the shared memory have a word more than eight, and blocks follow each other so that no
+// two threads of a warp use one bank at a time.
 __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
   constexpr uint32_t kRow = 9;
   constexpr uint32_t kPitch = 8 * kRow;
   __shared__ int32_t shared[kBlockThreads / 8 * kPitch];
   const Memory memory = memory_of_block(work);
   const Plan& plan = jpeg::plan_at(memory.base);
-  const uint32_t first = blockIdx.x * (kBlockThreads / 8);
-  if (first >= plan.total_blocks) return;
-  const uint32_t block = first + threadIdx.x / 8;
   const uint32_t lane = threadIdx.x % 8;
-  const bool real = block < plan.total_blocks;
   int32_t* const values = shared + threadIdx.x / 8 * kPitch;
-  jpeg::BlockPlace place = {};
-  uint32_t any = 0;
-  if (real) {
-    place = jpeg::place_of_block(plan, block);
-    const uint16_t* quantisers = jpeg::quantisers_of(plan, memory, place.component) + lane * 8;
-    const uint4 row =
-        reinterpret_cast<const uint4*>(memory.coefficients)[uint64_t{block} * 8 + lane];
-    const uint32_t words[4] = {row.x, row.y, row.z, row.w};
+  constexpr uint32_t kBlocks = kBlockThreads / 8;
+  const uint32_t blocks = kBlocks * each_of(work.images).blocks;
+  const uint32_t begin = blockIdx.x * blocks;
+  const uint32_t end = min(begin + blocks, plan.total_blocks);
+  for (uint32_t first = begin; first < end; first += kBlocks) {
+    const uint32_t block = first + threadIdx.x / 8;
+    const bool real = block < end;
+    jpeg::BlockPlace place = {};
+    uint32_t any = 0;
+    if (real) {
+      place = jpeg::place_of_block(plan, block);
+      const uint16_t* quantisers = jpeg::quantisers_of(plan, memory, place.component) + lane * 8;
+      const uint4 row =
+          reinterpret_cast<const uint4*>(memory.coefficients)[uint64_t{block} * 8 + lane];
+      const uint32_t words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const auto coefficient = static_cast<int16_t>(words[i / 2] >> (i % 2 * 16) & 0xFFFF);
+        values[lane * kRow + i] = jpeg::dequantise(coefficient, quantisers[i]);
+      }
+      any = lane == 0 ? 0 : row.x | row.y | row.z | row.w;
+    }
+    const uint32_t ballot = __ballot_sync(0xFFFFFFFF, any != 0);
+    const bool flat = (ballot >> (threadIdx.x % 32 / 8 * 8) & 0xFF) == 0;
+    __syncwarp();
+    int32_t v[8];
+    if (real) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = values[i * kRow + lane];
+      if (flat) {
+        const int32_t value = jpeg::flat_column(v[0]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = value;
+      } else {
+        jpeg::idct8(v, jpeg::kFirstPass);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i * kRow + lane] = v[i];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = values[lane * kRow + i];
+    __syncwarp();  // the next turn writes there
+    if (!real) continue;
+    jpeg::idct8(v, jpeg::kSecondPass);
+    uint32_t words[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const auto coefficient = static_cast<int16_t>(words[i / 2] >> (i % 2 * 16) & 0xFFFF);
-      values[lane * kRow + i] = jpeg::dequantise(coefficient, quantisers[i]);
+      words[i / 4] |= static_cast<uint32_t>(jpeg::sample_of(v[i])) << (i % 4 * 8);
     }
-    any = lane == 0 ? 0 : row.x | row.y | row.z | row.w;
+    auto* to =
+        reinterpret_cast<uint2*>(memory.samples + place.sample + uint64_t{lane} * place.stride);
+    *to = make_uint2(words[0], words[1]);
   }
-  const uint32_t ballot = __ballot_sync(0xFFFFFFFF, any != 0);
-  const bool flat = (ballot >> (threadIdx.x % 32 / 8 * 8) & 0xFF) == 0;
-  __syncwarp();
-  int32_t v[8];
-  if (real) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = values[i * kRow + lane];
-    if (flat) {
-      const int32_t value = jpeg::flat_column(v[0]);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = value;
-    } else {
-      jpeg::idct8(v, jpeg::kFirstPass);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i * kRow + lane] = v[i];
-  }
-  __syncwarp();
-  if (!real) return;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = values[lane * kRow + i];
-  jpeg::idct8(v, jpeg::kSecondPass);
-  uint32_t words[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    words[i / 4] |= static_cast<uint32_t>(jpeg::sample_of(v[i])) << (i % 4 * 8);
-  }
-  auto* to =
-      reinterpret_cast<uint2*>(memory.samples + place.sample + uint64_t{lane} * place.stride);
-  *to = make_uint2(words[0], words[1]);
 }
 
-// Returns the pixels of a thread, of which each has so many.
+// Returns the places of a thread, of which each has so many.
 __device__ jpeg::Places places_of_thread(uint32_t each) {
   return {static_cast<int32_t>(blockIdx.x * kPixelThreads * each + threadIdx.x), kPixelThreads,
           static_cast<int32_t>(each)};
@@ -169,7 +183,8 @@ __device__ jpeg::Places places_of_thread(uint32_t each) {
 
 __global__ void __launch_bounds__(kPixelThreads) pixels(Work work) {
   const Memory memory = memory_of_block(work);
-  jpeg::write_pixels(jpeg::plan_at(memory.base), memory, places_of_thread(kPixelsEach));
+  jpeg::write_pixels(jpeg::plan_at(memory.base), memory,
+                     places_of_thread(each_of(work.images).pixels));
 }
 
 // One block an axis.
@@ -202,7 +217,8 @@ __global__ void __launch_bounds__(kWeightThreads) weights(Work work) {
 
 __global__ void __launch_bounds__(kPixelThreads) columns(Work work) {
   const Memory memory = memory_of_block(work);
-  jpeg::write_columns(jpeg::plan_at(memory.base), memory, places_of_thread(kResultsEach));
+  jpeg::write_columns(jpeg::plan_at(memory.base), memory,
+                      places_of_thread(each_of(work.images).columns));
 }
 
 // The pixels of a block lie behind one another. They come together in shared memory and are
@@ -259,6 +275,7 @@ uint32_t blocks_of(uint32_t work, uint32_t each) { return (work + each - 1) / ea
 using namespace kernels;
 
 cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
+  const Each each = each_of(work.images);
   switch (stage) {
     case Stage::kTables:
       build<<<dim3(1, work.images), kTableThreads, 0, stream>>>(work);
@@ -272,18 +289,18 @@ cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
                 stream>>>(work);
       break;
     case Stage::kTransform:
-      transform<<<dim3(blocks_of(work.blocks, kBlockThreads / 8), work.images), kBlockThreads, 0,
-                  stream>>>(work);
+      transform<<<dim3(blocks_of(work.blocks, kBlockThreads / 8 * each.blocks), work.images),
+                  kBlockThreads, 0, stream>>>(work);
       break;
     case Stage::kPixels:
-      pixels<<<dim3(blocks_of(work.pixels, kPixelThreads * kPixelsEach), work.images),
+      pixels<<<dim3(blocks_of(work.pixels, kPixelThreads * each.pixels), work.images),
                kPixelThreads, 0, stream>>>(work);
       break;
     case Stage::kWeights:
       weights<<<dim3(2, work.images), kWeightThreads, 0, stream>>>(work);
       break;
     case Stage::kColumns:
-      columns<<<dim3(blocks_of(work.columns, kPixelThreads * kResultsEach), work.images),
+      columns<<<dim3(blocks_of(work.columns, kPixelThreads * each.columns), work.images),
                 kPixelThreads, 0, stream>>>(work);
       break;
     case Stage::kResults:
