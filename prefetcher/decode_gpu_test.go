@@ -239,7 +239,7 @@ func TestSanitizerOfBoundedDecoding(t *testing.T) {
 // compressed returns the compressed bytes of a plan, which are its last part but for operations.
 // All else in a plan is trusted: its parts are where the header says.
 func compressed(plan []byte) ([]byte, error) {
-	const scanAt, scanBytes, stepsAt, slack = 276, 284, 396, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
+	const scanAt, scanBytes, stepsAt, slack = 288, 296, 408, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
 	end := int(binary.LittleEndian.Uint32(plan[stepsAt:]))
 	if end == 0 {
 		end = len(plan)
@@ -254,7 +254,7 @@ func compressed(plan []byte) ([]byte, error) {
 // searched reports whether a plan has no entry points. Then the device has nothing to compare its
 // bytes with: other bytes may be another image.
 func searched(plan []byte) bool {
-	const subsequences = 288 // in Plan of cshim/src/jpeg/plan.h
+	const subsequences = 300 // in Plan of cshim/src/jpeg/plan.h
 	return binary.LittleEndian.Uint32(plan[subsequences:]) != 0
 }
 

@@ -108,70 +108,48 @@ __global__ void __launch_bounds__(kSegmentThreads) entropy(Work work) {
   }
 }
 
-// Eight threads a block of 8 x 8: thread i dequantises row i, transforms column i, then row i. The
-// rows of the shared memory have a word more than eight, and blocks follow each other so that no
-// two threads of a warp use one bank at a time.
+// Eight threads a block of 8 x 8: thread i transforms column i, then row i. Between the two the
+// columns lie in shared memory. Four words behind each block keep the threads of a warp from using
+// one bank at a time.
 __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
-  constexpr uint32_t kRow = 9;
-  constexpr uint32_t kPitch = 8 * kRow;
-  __shared__ int32_t shared[kBlockThreads / 8 * kPitch];
+  constexpr uint32_t kBlocks = kBlockThreads / 8;
+  constexpr uint32_t kPitch = 9;  // columns
+  __shared__ uint4 columns[kBlocks * kPitch];
   const Memory memory = memory_of_block(work);
   const Plan& plan = jpeg::plan_at(memory.base);
   const uint32_t lane = threadIdx.x % 8;
-  int32_t* const values = shared + threadIdx.x / 8 * kPitch;
-  constexpr uint32_t kBlocks = kBlockThreads / 8;
+  uint4* const block_columns = columns + threadIdx.x / 8 * kPitch;
+  const auto* const row = reinterpret_cast<const int16_t*>(block_columns) + lane;
   const uint32_t blocks = kBlocks * each_of(work.images).blocks;
   const uint32_t begin = blockIdx.x * blocks;
   const uint32_t end = min(begin + blocks, plan.total_blocks);
   for (uint32_t first = begin; first < end; first += kBlocks) {
-    const uint32_t block = first + threadIdx.x / 8;
-    const bool real = block < end;
-    jpeg::BlockPlace place = {};
-    uint32_t any = 0;
-    if (real) {
-      place = jpeg::place_of_block(plan, block);
-      const uint16_t* quantisers = jpeg::quantisers_of(plan, memory, place.component) + lane * 8;
-      const uint4 row =
-          reinterpret_cast<const uint4*>(memory.coefficients)[uint64_t{block} * 8 + lane];
-      const uint32_t words[4] = {row.x, row.y, row.z, row.w};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const auto coefficient = static_cast<int16_t>(words[i / 2] >> (i % 2 * 16) & 0xFFFF);
-        values[lane * kRow + i] = jpeg::dequantise(coefficient, quantisers[i]);
-      }
-      any = lane == 0 ? 0 : row.x | row.y | row.z | row.w;
-    }
-    const uint32_t ballot = __ballot_sync(0xFFFFFFFF, any != 0);
-    const bool flat = (ballot >> (threadIdx.x % 32 / 8 * 8) & 0xFF) == 0;
-    __syncwarp();
+    const uint32_t mine = first + threadIdx.x / 8;
+    const uint32_t block = min(mine, end - 1);  // a whole warp works
+    const jpeg::BlockPlace place = jpeg::place_of_block(plan, block);
+    const uint4 read = reinterpret_cast<const uint4*>(memory.coefficients)[block * 8 + lane];
+    const uint4 by =
+        reinterpret_cast<const uint4*>(jpeg::quantisers_of(plan, memory, place.component))[lane];
+    const uint32_t coefficients[4] = {read.x, read.y, read.z, read.w};
+    const uint32_t quantisers[4] = {by.x, by.y, by.z, by.w};
     int32_t v[8];
-    if (real) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = values[i * kRow + lane];
-      if (flat) {
-        const int32_t value = jpeg::flat_column(v[0]);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = value;
-      } else {
-        jpeg::idct8(v, jpeg::kFirstPass);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) values[i * kRow + lane] = v[i];
+    jpeg::dequantise(coefficients, quantisers, v);
+    if (__any_sync(kAll, jpeg::overflows_flat(v[0]))) {
+      const uint32_t rows = __ballot_sync(kAll, jpeg::has_rows(coefficients));
+      if ((rows >> (threadIdx.x % 32 / 8 * 8) & 0xFF) == 0) v[0] = jpeg::flat_column(v[0]);
     }
+    uint32_t column[4];
+    jpeg::transform_column(v, column);
+    __syncwarp();  // the turn before has read its rows
+    block_columns[lane] = make_uint4(column[0], column[1], column[2], column[3]);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = values[lane * kRow + i];
-    __syncwarp();  // the next turn writes there
-    if (!real) continue;
-    jpeg::idct8(v, jpeg::kSecondPass);
-    uint32_t words[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      words[i / 4] |= static_cast<uint32_t>(jpeg::sample_of(v[i])) << (i % 4 * 8);
-    }
-    auto* to =
-        reinterpret_cast<uint2*>(memory.samples + place.sample + uint64_t{lane} * place.stride);
-    *to = make_uint2(words[0], words[1]);
+    for (int i = 0; i < 8; ++i) v[i] = row[8 * i];
+    uint32_t samples[2];
+    jpeg::transform_row(v, samples);
+    if (mine != block) continue;
+    *reinterpret_cast<uint2*>(memory.samples + place.sample + lane * place.stride) =
+        make_uint2(samples[0], samples[1]);
   }
 }
 

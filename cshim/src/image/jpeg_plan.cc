@@ -194,6 +194,7 @@ bool plan_mcus(const Frame& frame, const Box& box, Plan* plan) {
     jpeg::Component& component = plan->component[c];
     component.first_block = static_cast<uint32_t>(blocks);
     component.block_columns = plan->mcu_columns * static_cast<uint32_t>(component.across);
+    component.per_column = UINT32_MAX / component.block_columns;
     component.block_rows = plan->mcu_rows * static_cast<uint32_t>(component.down);
     blocks += uint64_t{component.block_columns} * component.block_rows;
     if (blocks > INT32_MAX / 64) return false;
@@ -322,8 +323,10 @@ void write_head(const Frame& frame, const Plan& plan, const Codes& codes, const 
     std::memcpy(to + 16, codes.code[i]->symbols, 256);
   }
   for (size_t c = 0; c < plan.components; ++c) {
-    std::memcpy(parts.quantisers + c * DCTSIZE2 * sizeof(uint16_t), frame.component[c].quantisers,
-                DCTSIZE2 * sizeof(uint16_t));
+    auto* const quantisers = reinterpret_cast<uint16_t*>(parts.quantisers) + c * DCTSIZE2;
+    for (uint32_t i = 0; i < DCTSIZE2; ++i) {
+      quantisers[jpeg::column_place(i)] = frame.component[c].quantisers[i];
+    }
   }
 }
 

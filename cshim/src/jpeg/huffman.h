@@ -48,7 +48,7 @@ struct BlockOfMcu {
 
 struct HuffmanTables {
   HuffmanTable table[kMaxTables];
-  uint8_t natural[64];  // the natural order of the zigzag positions
+  uint8_t places[64];  // in a block, of the zigzag positions
   BlockOfMcu block[kMaxBlocks];
 };
 
@@ -64,12 +64,12 @@ static_assert(sizeof(SearchTables) == kTablesScratch && sizeof(HuffmanTables) % 
                   kTablesScratch % 16 == 0,
               "jpeg/plan.h has the size, and the tables are copied by 16 bytes");
 
-TS_HOST_DEVICE uint8_t natural_place(int32_t i) {
+TS_HOST_DEVICE uint8_t zigzag_place(uint32_t i) {
   constexpr uint8_t kOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
                                   12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
                                   35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                   58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
-  return kOrder[i];
+  return static_cast<uint8_t>(column_place(kOrder[i]));
 }
 
 // Reports whether this is a prefix code without a code of all ones, whose DC symbols, if it is for
@@ -137,7 +137,7 @@ TS_HOST_DEVICE void build_tables_1(const Plan& plan, const uint8_t* base, Huffma
   for (uint32_t i = thread; i < plan.tables; i += threads)
     build_limits(codes[i], &tables->table[i]);
   for (uint32_t i = thread; i < 64; i += threads) {
-    tables->natural[i] = natural_place(static_cast<int32_t>(i));
+    tables->places[i] = zigzag_place(i);
   }
   for (uint32_t i = thread; i < plan.blocks; i += threads) tables->block[i] = block_of_mcu(plan, i);
 }
@@ -468,7 +468,7 @@ struct SegmentDecoder {
   uint32_t coefficient;  // the next one of the block; 64 or more at its end
   uint32_t marker, to_restart;
   int32_t dc[kMaxComponents];
-  int16_t* values;  // 64 coefficients of the block, in natural order
+  int16_t* values;  // 64 coefficients of the block, column by column
   bool good;        // not: the host must decode the image, and the blocks that are left are zeros
 };
 
@@ -486,7 +486,7 @@ TS_HOST_DEVICE void enter_block(const Plan& plan, const HuffmanTables& tables,
 TS_HOST_DEVICE void write_coefficient(const HuffmanTables& tables, const SegmentDecoder& decoder,
                                       uint32_t place, int32_t value) {
   if (decoder.place == kNotNeeded) return;
-  decoder.values[tables.natural[place]] = static_cast<int16_t>(value);
+  decoder.values[tables.places[place]] = static_cast<int16_t>(value);
 }
 
 // Begins segment `index` of the plan, which is at `base`. `values` are zeros.

@@ -16,7 +16,7 @@ constexpr int kMaxComponents = 3;
 constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
 constexpr int kMaxTables = 4;   // Huffman tables of an image
 // Changes with what a plan has: two libraries write and read it.
-constexpr uint32_t kPlanMagic = 0x34505354;
+constexpr uint32_t kPlanMagic = 0x35505354;
 // Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
 constexpr uint32_t kPlanAlign = 16;
 // Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
@@ -26,6 +26,10 @@ constexpr uint32_t kSubsequenceBytes = 256;
 constexpr uint32_t kScanEntryBytes = 10;
 // Bytes behind the compressed bytes that loads may touch.
 constexpr uint32_t kScanSlack = 16;
+
+// The place of a coefficient, or of a quantiser, among the 64 of a block: column by column, so that
+// a thread of the inverse DCT reads its column as 16 bytes. `natural` counts row by row.
+TS_HOST_DEVICE uint32_t column_place(uint32_t natural) { return natural % 8 * 8 + natural / 8; }
 
 // The number of codes of each length from 1 to 16, and their symbols in order.
 struct HuffmanCode {
@@ -39,6 +43,7 @@ struct Component {
   int32_t expand_x, expand_y;  // pixels of a sample
   int32_t fancy_x, fancy_y;    // whether samples are interpolated between neighbours
   uint32_t block_columns;      // of the plane that is decoded
+  uint32_t per_column;         // (2^32 - 1) / block_columns: a GPU has no instruction that divides
   uint32_t block_rows;         // likewise
   uint32_t first_block;        // of the plane, among the image's blocks
 };
@@ -93,7 +98,7 @@ struct Plan {
 
   // Parts of the plan: bytes from its beginning.
   uint32_t codes_at;       // HuffmanCode[tables]
-  uint32_t quantisers_at;  // uint16_t[components][64], in natural order
+  uint32_t quantisers_at;  // uint16_t[components][64], column by column
   uint32_t entries_at;     // the packed entries
   uint32_t segments_at;    // Segment[segments]
   uint32_t scan_at;        // the bytes

@@ -48,7 +48,7 @@ TS_HOST_DEVICE const uint16_t* quantisers_of(const Plan& plan, const Memory& mem
 // Where block `index` of an image is: its component, and its top left sample.
 struct BlockPlace {
   int32_t component;
-  uint64_t sample;
+  uint32_t sample;
   uint32_t stride;
 };
 
@@ -58,11 +58,14 @@ TS_HOST_DEVICE BlockPlace place_of_block(const Plan& plan, uint32_t index) {
   if (plan.components > 2 && index >= plan.component[2].first_block) c = 2;
   const Component& component = plan.component[c];
   const uint32_t block = index - component.first_block;
-  const uint32_t row = block / component.block_columns;
-  const uint32_t column = block - row * component.block_columns;
-  const uint32_t stride = component.block_columns * 8;
-  return {c, uint64_t{component.first_block} * 64 + uint64_t{row} * 8 * stride + column * 8,
-          stride};
+  const uint32_t columns = component.block_columns;
+  uint32_t row = high_product(block, component.per_column);  // or one less
+  uint32_t column = block - row * columns;
+  if (column >= columns) {
+    column -= columns;
+    ++row;
+  }
+  return {c, (component.first_block + row * columns) * 64 + column * 8, columns * 8};
 }
 
 // The places of a picture that one thread works on: `count` of them, or as many as there are, from
