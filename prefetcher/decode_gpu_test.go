@@ -239,7 +239,7 @@ func TestSanitizerOfBoundedDecoding(t *testing.T) {
 // compressed returns the compressed bytes of a plan, which are its last part but for operations.
 // All else in a plan is trusted: its parts are where the header says.
 func compressed(plan []byte) ([]byte, error) {
-	const scanAt, scanBytes, stepsAt, slack = 288, 296, 408, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
+	const scanAt, scanBytes, stepsAt, slack = 288, 296, 424, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
 	end := int(binary.LittleEndian.Uint32(plan[stepsAt:]))
 	if end == 0 {
 		end = len(plan)

@@ -209,9 +209,8 @@ std::string measure(const Batch& batch, int64_t spacing, uint32_t subsequence_by
     return std::string(text);
   };
   const auto images_of = static_cast<double>(count);
-  const char* names[] = {"copy",    "tables",    "sync",   "sums",    "entries",
-                         "entropy", "transform", "pixels", "weights", "columns",
-                         "results", "augment",   "all"};
+  const char* names[] = {"copy",      "tables",  "sync",    "sums",    "entries", "entropy",
+                         "transform", "weights", "columns", "results", "augment", "all"};
   std::string json = "{\"spacing\": " + std::to_string(spacing) +
                      ", \"subsequence_bytes\": " + std::to_string(subsequence_bytes) +
                      search.json() + ", \"different\": " + std::to_string(different) +

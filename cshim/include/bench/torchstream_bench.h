@@ -36,13 +36,12 @@ enum {
   TS_BENCH_DECODE_ENTRIES = 4, /* their entries */
   TS_BENCH_DECODE_ENTROPY = 5,
   TS_BENCH_DECODE_TRANSFORM = 6,
-  TS_BENCH_DECODE_PIXELS = 7,
-  TS_BENCH_DECODE_WEIGHTS = 8,
-  TS_BENCH_DECODE_COLUMNS = 9,
-  TS_BENCH_DECODE_RESULTS = 10,
-  TS_BENCH_DECODE_AUGMENT = 11, /* nothing without steps */
-  TS_BENCH_DECODE_ALL = 12,     /* a whole run, of several that are enqueued behind one another */
-  TS_BENCH_DECODE_PIECES = 13
+  TS_BENCH_DECODE_WEIGHTS = 7,
+  TS_BENCH_DECODE_COLUMNS = 8,
+  TS_BENCH_DECODE_RESULTS = 9,
+  TS_BENCH_DECODE_AUGMENT = 10, /* nothing without steps */
+  TS_BENCH_DECODE_ALL = 11,     /* a whole run, of several that are enqueued behind one another */
+  TS_BENCH_DECODE_PIECES = 12
 };
 
 /* Does ts_gpu_decoder_run `rounds` times, twice, and waits. milliseconds: TS_BENCH_DECODE_PIECES

@@ -14,9 +14,12 @@
 #define TS_HOST_DEVICE_RARE inline
 #endif
 
-// Before a loop of a fixed number of turns: the device's code has each turn by itself.
+// Before a loop of a fixed number of turns: the device's code has each turn by itself. And
+// before one of few turns: it has them once.
 #if defined(__CUDA_ARCH__)
 #define TS_UNROLL _Pragma("unroll")
+#define TS_NO_UNROLL _Pragma("unroll 1")
 #else
 #define TS_UNROLL
+#define TS_NO_UNROLL
 #endif

@@ -26,13 +26,13 @@ constexpr uint32_t kResultsEach = 8;  // of a thread of the resize
 constexpr uint32_t kWeightThreads = 128;
 constexpr int32_t kStepThreads = 512;
 
-// What a thread does, one behind the other. With few images there are threads to spare.
+// What a block of threads does in turns. With few images there are threads to spare.
 struct Each {
-  uint32_t blocks, pixels, columns;
+  uint32_t blocks, strips;
 };
 
 __host__ __device__ constexpr Each each_of(uint32_t images) {
-  return images < 64 ? Each{1, 16, 8} : Each{4, 32, 16};
+  return images < 64 ? Each{1, 1} : Each{4, 2};
 }
 
 __device__ Memory memory_of_block(const Work& work) {
@@ -153,18 +153,6 @@ __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
   }
 }
 
-// Returns the places of a thread, of which each has so many.
-__device__ jpeg::Places places_of_thread(uint32_t each) {
-  return {static_cast<int32_t>(blockIdx.x * kPixelThreads * each + threadIdx.x), kPixelThreads,
-          static_cast<int32_t>(each)};
-}
-
-__global__ void __launch_bounds__(kPixelThreads) pixels(Work work) {
-  const Memory memory = memory_of_block(work);
-  jpeg::write_pixels(jpeg::plan_at(memory.base), memory,
-                     places_of_thread(each_of(work.images).pixels));
-}
-
 // One block an axis.
 __global__ void __launch_bounds__(kWeightThreads) weights(Work work) {
   __shared__ double largest[kWeightThreads];
@@ -193,10 +181,22 @@ __global__ void __launch_bounds__(kWeightThreads) weights(Work work) {
   }
 }
 
-__global__ void __launch_bounds__(kPixelThreads) columns(Work work) {
+// The pixels of a strip come together in shared memory, and never lie in the device's.
+__global__ void __launch_bounds__(kPixelThreads, 4) columns(Work work) {
+  __shared__ __align__(16) uint32_t strip[jpeg::kStripWords];
   const Memory memory = memory_of_block(work);
-  jpeg::write_columns(jpeg::plan_at(memory.base), memory,
-                      places_of_thread(each_of(work.images).columns));
+  const Plan& plan = jpeg::plan_at(memory.base);
+  const auto strips = static_cast<int32_t>(each_of(work.images).strips);
+  const int32_t first = static_cast<int32_t>(blockIdx.x) * strips;
+  const int32_t end = min(first + strips, jpeg::strip_count(plan));
+  if (first >= end) return;
+  const jpeg::Places places = {static_cast<int32_t>(threadIdx.x), kPixelThreads};
+  const jpeg::ColumnWriter writer(plan, memory, places);
+  jpeg::fill_strips(plan, memory, places, first, end, strip, [&](int32_t index) {
+    __syncthreads();
+    writer.write(index, strip);
+    __syncthreads();
+  });
 }
 
 // The pixels of a block lie behind one another. They come together in shared memory and are
@@ -209,7 +209,8 @@ __global__ void __launch_bounds__(kPixelThreads) results(Work work) {
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kPixels;
   const int32_t count = min(jpeg::result_count(plan) - first, kPixels);
   if (count <= 0) return;
-  jpeg::each_result(plan, memory, places_of_thread(kResultsEach), [&](int32_t index, uint32_t rgb) {
+  const jpeg::Places places = {first + static_cast<int32_t>(threadIdx.x), kPixelThreads};
+  jpeg::each_result(plan, memory, places, first + count, [&](int32_t index, uint32_t rgb) {
     jpeg::write_rgb(bytes + (index - first) * 3, rgb);
   });
   __syncthreads();
@@ -270,16 +271,12 @@ cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
       transform<<<dim3(blocks_of(work.blocks, kBlockThreads / 8 * each.blocks), work.images),
                   kBlockThreads, 0, stream>>>(work);
       break;
-    case Stage::kPixels:
-      pixels<<<dim3(blocks_of(work.pixels, kPixelThreads * each.pixels), work.images),
-               kPixelThreads, 0, stream>>>(work);
-      break;
     case Stage::kWeights:
       weights<<<dim3(2, work.images), kWeightThreads, 0, stream>>>(work);
       break;
     case Stage::kColumns:
-      columns<<<dim3(blocks_of(work.columns, kPixelThreads * each.columns), work.images),
-                kPixelThreads, 0, stream>>>(work);
+      columns<<<dim3(blocks_of(work.strips, each.strips), work.images), kPixelThreads, 0, stream>>>(
+          work);
       break;
     case Stage::kResults:
       results<<<dim3(blocks_of(work.outputs, kPixelThreads * kResultsEach), work.images),

@@ -10,6 +10,7 @@
 #include "base/thread.h"
 #include "decode/inflater.h"
 #include "jpeg/plan.h"
+#include "jpeg/stages.h"
 #include "torch/tensor.h"
 
 namespace ts::decode {
@@ -96,9 +97,7 @@ void widen(const Plan& plan, Work* work) {
   work->paths = std::max(work->paths, plan.subsequences * plan.blocks);
   work->segments = std::max(work->segments, plan.segments);
   work->blocks = std::max(work->blocks, plan.total_blocks);
-  work->pixels = std::max(work->pixels, static_cast<uint32_t>(plan.x.source_size) *
-                                            static_cast<uint32_t>(plan.y.source_size));
-  work->columns = std::max(work->columns, count(plan.x, plan.y.source_size));
+  work->strips = std::max(work->strips, static_cast<uint32_t>(jpeg::strip_count(plan)));
   work->outputs = std::max(work->outputs, count(plan.x, plan.y.size));
   work->steps = std::max(work->steps, plan.steps);
 }
@@ -144,8 +143,8 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
       place.plan = images[end].plan;
       place.coefficients = total;
       place.samples = place.coefficients + needs.coefficients;
-      place.pixels = place.samples + needs.samples;
-      place.columns = place.pixels + needs.pixels;
+      place.room = place.samples + needs.samples;
+      place.columns = place.room + needs.room;
       place.weights = place.columns + needs.columns;
       place.tables = place.weights + needs.weights;
       place.sync = place.tables + needs.tables;

@@ -40,9 +40,6 @@ bool run_stage(Stage stage, const Work& work, const jpeg::Place& place) {
     case Stage::kTransform:
       jpeg::transform_blocks(plan, memory);
       return true;
-    case Stage::kPixels:
-      jpeg::write_pixels(plan, memory);
-      return true;
     case Stage::kWeights:
       jpeg::weigh_axes(plan, memory);
       return true;

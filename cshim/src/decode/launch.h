@@ -18,13 +18,12 @@ enum class Stage {
   kEntries,
   kEntropy,
   kTransform,
-  kPixels,
   kWeights,
   kColumns,
   kResults,
   kAugment
 };
-constexpr int kStages = 11;
+constexpr int kStages = 10;
 
 // Images that are decoded at once. Pointers are to the device's memory.
 struct Work {
@@ -35,7 +34,7 @@ struct Work {
   int32_t* failed;  // one an image: set to 1 if the host must decode it
   uint32_t images;
   // The maximum of all images. Paths are those of the search.
-  uint32_t subsequences, paths, segments, blocks, pixels, columns, outputs, steps;
+  uint32_t subsequences, paths, segments, blocks, strips, outputs, steps;
 };
 
 // The maximum number of paths of an image that the search follows: a thread walks along them.

@@ -160,6 +160,33 @@ Box plan_pixels(const Frame& frame, const ts_image_geometry& g, Plan* plan) {
           std::max(plan->stored_x, last_x) + 1, std::max(plan->stored_y, last_y) + 1};
 }
 
+// Fills in how the pixels are computed, and the strips.
+void plan_strips(Plan* plan) {
+  const auto whole = [](const jpeg::Component& c) {
+    return c.expand_x == 1 && c.expand_y == 1 && c.fancy_x == 0 && c.fancy_y == 0;
+  };
+  const auto halved = [](const jpeg::Component& c) { return c.fancy_x != 0 && c.fancy_y != 0; };
+  const jpeg::Component(&component)[jpeg::kMaxComponents] = plan->component;
+  plan->layout = jpeg::Layout::kAny;
+  if (plan->x_by_x == 1 && whole(component[0])) {
+    if (plan->color == jpeg::kGrey) {
+      plan->layout = jpeg::Layout::kGrey;
+    } else if (plan->color == jpeg::kYcc && whole(component[1]) && whole(component[2])) {
+      plan->layout = jpeg::Layout::kWhole;
+    } else if (plan->color == jpeg::kYcc && halved(component[1]) && halved(component[2])) {
+      plan->layout = jpeg::Layout::kHalved;
+    }
+  }
+  plan->strip_offset = 0;
+  plan->strip_pitch = plan->x.source_size;
+  if (plan->layout != jpeg::Layout::kAny) {
+    const int32_t group = jpeg::kGroup;
+    plan->strip_offset = plan->stored_x % group;
+    plan->strip_pitch = (plan->strip_offset + plan->x.source_size + group - 1) / group * group;
+  }
+  plan->strip_rows = std::min(jpeg::kStripPixels / plan->strip_pitch, plan->y.source_size);
+}
+
 // Reports whether the pixels of every step can be counted by int32_t.
 bool small_enough(const Plan& plan) {
   const auto fits = [](int32_t a, int32_t b) { return int64_t{a} * b <= INT32_MAX / 4; };
@@ -278,7 +305,9 @@ bool plan_image(const Frame& frame, const Scan& scan, const ts_image_geometry& g
                 Codes* codes) {
   if (!plan_components(frame, plan) || !plan_scan(scan, plan, codes)) return false;
   const Box box = plan_pixels(frame, geometry, plan);
-  return small_enough(*plan) && plan_mcus(frame, box, plan);
+  if (!small_enough(*plan) || !plan_mcus(frame, box, plan)) return false;
+  plan_strips(plan);
+  return true;
 }
 
 // The parts of a plan, in its memory.

@@ -136,20 +136,6 @@ inline void transform_blocks(const Plan& plan, const Memory& memory) {
   }
 }
 
-// Calls write(places) for threads that have all `count` pixels together.
-template <typename Write>
-void write_all(int32_t count, Write write) {
-  constexpr int32_t kThreads = 32;
-  constexpr int32_t kEach = 8;
-  for (int32_t first = 0; first < count; first += kThreads * kEach) {
-    for (int32_t t = 0; t < kThreads; ++t) write(Places{first + t, kThreads, kEach});
-  }
-}
-
-inline void write_pixels(const Plan& plan, const Memory& memory) {
-  write_all(pixel_count(plan), [&](const Places& p) { write_pixels(plan, memory, p); });
-}
-
 inline void weigh_axis(const Axis& axis, uint8_t* to) {
   if (axis.filter == kIdentity) return;
   double largest = axis.filter == kNearest ? 1.0 : 0.0;
@@ -165,15 +151,25 @@ inline void weigh_axes(const Plan& plan, const Memory& memory) {
 }
 
 inline void write_columns(const Plan& plan, const Memory& memory) {
-  write_all(column_count(plan), [&](const Places& p) { write_columns(plan, memory, p); });
+  constexpr int32_t kThreads = 48;
+  std::vector<uint32_t> strip(kStripWords);
+  for (int32_t i = 0; i < strip_count(plan); ++i) {
+    for (int32_t t = 0; t < kThreads; ++t) {
+      fill_strips(plan, memory, {t, kThreads}, i, i + 1, strip.data(), [](int32_t) {});
+    }
+    for (int32_t t = 0; t < kThreads; ++t) {
+      ColumnWriter(plan, memory, {t, kThreads}).write(i, strip.data());
+    }
+  }
 }
 
 inline void write_results(const Plan& plan, const Memory& memory) {
-  write_all(result_count(plan), [&](const Places& p) {
-    each_result(plan, memory, p, [&](int32_t index, uint32_t rgb) {
+  constexpr int32_t kThreads = 32;
+  for (int32_t t = 0; t < kThreads; ++t) {
+    each_result(plan, memory, {t, kThreads}, result_count(plan), [&](int32_t index, uint32_t rgb) {
       write_rgb(memory.result + static_cast<int64_t>(index) * 3, rgb);
     });
-  });
+  }
 }
 
 // The team of jpeg/steps.h on the host.

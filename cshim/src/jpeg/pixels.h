@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "jpeg/plan.h"
 
@@ -11,6 +12,7 @@ namespace ts::jpeg {
 // of the image's, which are those of the crop's MCUs alone.
 struct Plane {
   uint32_t origin, stride;
+  int32_t first_x;         // the first column of those in memory
   int32_t last_x, last_y;  // the last sample of a row and of a column; outside the nearest counts
   int32_t expand_x, expand_y;  // pixels of a sample
   bool fancy_x, fancy_y;       // whether samples are interpolated between neighbours
@@ -22,6 +24,7 @@ TS_HOST_DEVICE Plane plane_of(const Plan& plan, const Component& component) {
   const uint32_t y = plan.mcu_y * static_cast<uint32_t>(component.down) * 8;
   return {component.first_block * 64 - y * stride - x,
           stride,
+          static_cast<int32_t>(x),
           component.width - 1,
           component.height - 1,
           component.expand_x,
@@ -114,7 +117,6 @@ struct Picture {
   uint8_t color;
   Plane plane[kMaxComponents];
   bool chroma_alike;  // the second plane and the third one
-  bool direct;        // all three planes, with one sample for each pixel
 };
 
 TS_HOST_DEVICE Picture picture_of(const Plan& plan) {
@@ -131,9 +133,6 @@ TS_HOST_DEVICE Picture picture_of(const Plan& plan) {
   }
   const Plane(&plane)[kMaxComponents] = picture.plane;
   picture.chroma_alike = alike(plane[1], plane[2]);
-  picture.direct = plan.color != kGrey && picture.chroma_alike && alike(plane[0], plane[1]) &&
-                   plane[0].expand_x == 1 && plane[0].expand_y == 1 && !plane[0].fancy_x &&
-                   !plane[0].fancy_y;
   return picture;
 }
 
@@ -149,12 +148,6 @@ TS_HOST_DEVICE uint32_t pixel_at(const Picture& picture, const uint8_t* samples,
   const int32_t column = picture.stored_x + x * picture.x_by_x + y * picture.x_by_y;
   const int32_t row = picture.stored_y + x * picture.y_by_x + y * picture.y_by_y;
   const Plane(&plane)[kMaxComponents] = picture.plane;
-  if (picture.direct) {
-    const uint32_t at =
-        place_at(plane[0], smaller(column, plane[0].last_x), smaller(row, plane[0].last_y));
-    return pixel_of(picture, samples[plane[0].origin + at], samples[plane[1].origin + at],
-                    samples[plane[2].origin + at]);
-  }
   const int32_t first = upsampled(plane[0], samples, reach_of(plane[0], column, row));
   if (picture.color == kGrey) return packed_rgb(first, first, first);
   const Reach reach = reach_of(plane[1], column, row);
@@ -163,5 +156,110 @@ TS_HOST_DEVICE uint32_t pixel_at(const Picture& picture, const uint8_t* samples,
       upsampled(plane[2], samples, picture.chroma_alike ? reach : reach_of(plane[2], column, row));
   return pixel_of(picture, first, second, third);
 }
+
+// ---- eight pixels of a row at once -------------------------------------------------------------
+
+// Loads four samples, from a multiple of four.
+TS_HOST_DEVICE uint32_t four_samples(const uint8_t* from) {
+#if defined(__CUDA_ARCH__)
+  return *reinterpret_cast<const uint32_t*>(from);
+#else
+  uint32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return word;
+#endif
+}
+
+// Returns a byte of a word.
+TS_HOST_DEVICE int32_t byte_of(uint32_t word, int i) {
+  return static_cast<int32_t>(word >> (8 * i) & 255);
+}
+
+// Eight samples of a row, from a column that is a multiple of eight.
+struct Samples {
+  uint32_t low, high;
+  TS_HOST_DEVICE int32_t at(int i) const { return byte_of(i < 4 ? low : high, i % 4); }
+};
+
+TS_HOST_DEVICE Samples eight_samples(const Plane& plane, const uint8_t* samples, int32_t column,
+                                     int32_t row) {
+  const uint8_t* const from = samples + (plane.origin + place_at(plane, column, row));
+#if defined(__CUDA_ARCH__)
+  const uint2 words = *reinterpret_cast<const uint2*>(from);
+  return {words.x, words.y};
+#else
+  return {four_samples(from), four_samples(from + 4)};
+#endif
+}
+
+// Writes the values of a plane with half of the columns and rows at eight pixels, by the triangle
+// filter: see upsampled.
+TS_HOST_DEVICE void eight_upsampled(const Plane& plane, const uint8_t* samples, int32_t x,
+                                    int32_t y, int32_t values[kGroup]) {
+  const int32_t column = x >> 1;
+  const int32_t row = smaller(y >> 1, plane.last_y);
+  const int32_t next = clamped(row + 2 * (y & 1) - 1, 0, plane.last_y);
+  const auto sum = [&](int32_t at) {
+    return 3 * samples[plane.origin + place_at(plane, at, row)] +
+           samples[plane.origin + place_at(plane, at, next)];
+  };
+  // Of the samples left of the four, the four, and the one right of them. Those of pixels that
+  // nobody needs may be any, but lie in the plane.
+  int32_t sums[6];
+  sums[0] = sum(larger(column - 1, plane.first_x));
+  const uint32_t near = four_samples(samples + (plane.origin + place_at(plane, column, row)));
+  const uint32_t far = four_samples(samples + (plane.origin + place_at(plane, column, next)));
+  TS_UNROLL
+  for (int i = 0; i < 4; ++i) sums[1 + i] = 3 * byte_of(near, i) + byte_of(far, i);
+  sums[5] = sum(smaller(column + 4, plane.last_x));
+  TS_UNROLL
+  for (int i = 1; i < 5; ++i) {
+    if (column + i > plane.last_x) sums[1 + i] = sums[i];
+  }
+  TS_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = (3 * sums[1 + i] + sums[i] + 8) >> 4;
+    values[2 * i + 1] = (3 * sums[1 + i] + sums[2 + i] + 7) >> 4;
+  }
+}
+
+// The planes of a picture whose pixels are computed eight at once.
+struct GroupedPicture {
+  Layout layout;
+  Plane plane[kMaxComponents];
+
+  TS_HOST_DEVICE explicit GroupedPicture(const Plan& plan) : layout(plan.layout) {
+    for (int c = 0; c < kMaxComponents; ++c) {
+      plane[c] = plane_of(plan, plan.component[c]);
+      // Of eight pixels those that nobody needs may lie beside what is in memory.
+      plane[c].last_x =
+          smaller(plane[c].last_x, plane[c].first_x + static_cast<int32_t>(plane[c].stride) - 1);
+    }
+  }
+
+  // Writes the pixels of eight columns from a multiple of eight on, of a row of the stored image.
+  TS_HOST_DEVICE void write(const uint8_t* samples, int32_t column, int32_t row,
+                            uint32_t pixels[kGroup]) const {
+    const Samples first = eight_samples(plane[0], samples, column, row);
+    if (layout == Layout::kHalved) {
+      int32_t second[kGroup];
+      int32_t third[kGroup];
+      eight_upsampled(plane[1], samples, column, row, second);
+      eight_upsampled(plane[2], samples, column, row, third);
+      TS_UNROLL
+      for (int i = 0; i < kGroup; ++i) pixels[i] = rgb_of_ycc(first.at(i), second[i], third[i]);
+    } else if (layout == Layout::kWhole) {
+      const Samples second = eight_samples(plane[1], samples, column, row);
+      const Samples third = eight_samples(plane[2], samples, column, row);
+      TS_UNROLL
+      for (int i = 0; i < kGroup; ++i) {
+        pixels[i] = rgb_of_ycc(first.at(i), second.at(i), third.at(i));
+      }
+    } else {
+      TS_UNROLL
+      for (int i = 0; i < kGroup; ++i) pixels[i] = static_cast<uint32_t>(first.at(i)) * 0x010101;
+    }
+  }
+};
 
 }  // namespace ts::jpeg

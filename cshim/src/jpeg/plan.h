@@ -16,7 +16,7 @@ constexpr int kMaxComponents = 3;
 constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
 constexpr int kMaxTables = 4;   // Huffman tables of an image
 // Changes with what a plan has: two libraries write and read it.
-constexpr uint32_t kPlanMagic = 0x35505354;
+constexpr uint32_t kPlanMagic = 0x36505354;
 // Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
 constexpr uint32_t kPlanAlign = 16;
 // Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
@@ -49,6 +49,19 @@ struct Component {
 };
 
 enum Color : uint8_t { kGrey = 0, kYcc = 1, kRgb = 2 };
+
+// How pixels are computed: eight of a row at once if they are neighbours in the stored image too.
+enum class Layout : int32_t {
+  kAny,     // one by one
+  kGrey,    // eight at once, with a sample for each
+  kWhole,   // likewise, with a sample in each of three planes
+  kHalved,  // likewise, but the planes of chrominance have half as many rows and columns
+};
+constexpr int32_t kGroup = 8;  // pixels at once
+
+// The source rows whose pixels are in a block's shared memory together, from which the columns are
+// resampled.
+constexpr int32_t kStripPixels = 4096;
 
 enum Filter : int32_t { kIdentity = 0, kNearest = 1, kBilinear = 2, kBicubic = 3 };
 
@@ -111,6 +124,9 @@ struct Plan {
   // (stored_x + x * x_by_x + y * x_by_y, stored_y + x * y_by_x + y * y_by_y) of the stored image.
   int32_t stored_x, stored_y, x_by_x, x_by_y, y_by_x, y_by_y;
   Axis x, y;
+  Layout layout;
+  // Of a strip: a row's first pixel, the pixels of a row, and its rows. 0 rows: one has no room.
+  int32_t strip_offset, strip_pitch, strip_rows;
 
   // Operations on the resized pixels (jpeg/steps.h), which keep their size: ts_augment_op[steps],
   // and behind them the weights of blurs. They are the last part of the plan.
@@ -120,9 +136,9 @@ struct Plan {
 // The device memory that an image needs while it is decoded, in bytes. Each part is a multiple of
 // kScratchAlign.
 struct Scratch {
-  uint64_t coefficients, samples, pixels, columns, weights, tables, sync;
+  uint64_t coefficients, samples, room, columns, weights, tables, sync;
   TS_HOST_DEVICE uint64_t total() const {
-    return coefficients + samples + pixels + columns + weights + tables + sync;
+    return coefficients + samples + room + columns + weights + tables + sync;
   }
 };
 
@@ -165,18 +181,16 @@ TS_HOST_DEVICE uint32_t sync_blocks(const Plan& plan) {
 }
 
 TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
-  const auto width = static_cast<uint64_t>(plan.x.source_size);
   const auto height = static_cast<uint64_t>(plan.y.source_size);
   Scratch scratch = {};
   scratch.coefficients = aligned_scratch(uint64_t{plan.total_blocks} * 64 * sizeof(int16_t));
   scratch.samples = aligned_scratch(uint64_t{plan.total_blocks} * 64);
-  scratch.pixels = aligned_scratch(width * height * 4);
   if (plan.steps != 0) {  // one of its operations may need room for its result
     const auto result = aligned_scratch(static_cast<uint64_t>(plan.x.size) *
                                         static_cast<uint64_t>(plan.y.size) * 3);
     // Of a mixture, room for the image that it began with, and for its sum too.
     const uint64_t room = result * (plan.mixes != 0 ? 1 + 1 + sizeof(float) : 1);
-    scratch.pixels = aligned_scratch(larger(width * height * 4, room));
+    scratch.room = aligned_scratch(room);
   }
   scratch.columns = aligned_scratch(static_cast<uint64_t>(plan.x.size) * height * 4);
   scratch.weights = weights_bytes(plan.x) + weights_bytes(plan.y);
@@ -189,8 +203,8 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
 
 // Where an image's plan, scratch memory and result are, as byte offsets.
 struct Place {
-  uint64_t plan;                                                           // in the staging memory
-  uint64_t coefficients, samples, pixels, columns, weights, tables, sync;  // in the scratch memory
+  uint64_t plan;                                                         // in the staging memory
+  uint64_t coefficients, samples, room, columns, weights, tables, sync;  // in the scratch memory
   uint64_t result;  // in the batch: rows of x.size * 3 bytes
 };
 

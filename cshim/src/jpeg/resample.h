@@ -185,4 +185,68 @@ TS_HOST_DEVICE uint32_t resampled(const Axis& axis, const Weights& weights, int3
   return packed_rgb(sums.red >> precision, sums.green >> precision, sums.blue >> precision);
 }
 
+// The rows that one thread resamples at once, with the same weights.
+constexpr int32_t kRowsAtOnce = 4;
+
+// Returns the output of the place for each of four rows of pixels. Behind a row is another pixel.
+TS_HOST_DEVICE void resample_rows(const Axis& axis, const Weights& weights, int32_t precision,
+                                  int32_t place, const uint32_t* (&row)[kRowsAtOnce],
+                                  uint32_t (&out)[kRowsAtOnce]) {
+  if (axis.filter == kIdentity) {
+    const int32_t at = axis.reversed != 0 ? axis.size - 1 - place : place;
+    TS_UNROLL
+    for (int32_t i = 0; i < kRowsAtOnce; ++i) out[i] = row[i][at];
+    return;
+  }
+  const int32_t half = 1 << (precision - 1);
+  Sums sums[kRowsAtOnce];
+  const int32_t first = weights.first[place];
+  TS_UNROLL
+  for (int32_t i = 0; i < kRowsAtOnce; ++i) {
+    sums[i] = {half, half, half};
+    row[i] += first;
+  }
+  const int16_t* weight = weights.weights + place * axis.pitch;
+  int32_t left = weights.count[place];  // at least one, and mostly at most four
+  TS_NO_UNROLL
+  do {
+    TS_UNROLL
+    for (int32_t i = 0; i < kRowsAtOnce; ++i) {
+      // The weight behind the last one is 0.
+      add_pixels(weight, row[i][0], row[i][1], &sums[i]);
+      row[i] += 2;
+    }
+    left -= 2;
+    weight += 2;
+  } while (left > 0);
+  TS_UNROLL
+  for (int32_t i = 0; i < kRowsAtOnce; ++i) {
+    out[i] =
+        packed_rgb(sums[i].red >> precision, sums[i].green >> precision, sums[i].blue >> precision);
+  }
+}
+
+// Computes one output of resample_rows, for pixels of one row that take long: no code is there
+// twice.
+template <typename Pixel>
+TS_HOST_DEVICE uint32_t resample_slowly(const Axis& axis, const Weights& weights, int32_t precision,
+                                        int32_t place, Pixel pixel) {
+  const bool identity = axis.filter == kIdentity;
+  const int32_t first = !identity            ? weights.first[place]
+                        : axis.reversed != 0 ? axis.size - 1 - place
+                                             : place;
+  const int32_t count = identity ? 1 : weights.count[place];
+  const int16_t* const weight = weights.weights + place * axis.pitch;
+  const int32_t half = identity ? 0 : 1 << (precision - 1);
+  Sums sums = {half, half, half};
+  for (int32_t i = 0; i < count; ++i) {
+    const uint32_t one = pixel(first + i);
+    if (identity) return one;
+    sums.red += weight[i] * byte_of(one, 0);
+    sums.green += weight[i] * byte_of(one, 1);
+    sums.blue += weight[i] * byte_of(one, 2);
+  }
+  return packed_rgb(sums.red >> precision, sums.green >> precision, sums.blue >> precision);
+}
+
 }  // namespace ts::jpeg

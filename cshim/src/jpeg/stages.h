@@ -17,7 +17,7 @@ struct Memory {
   const uint8_t* base;  // the plan
   int16_t* coefficients;
   uint8_t* samples;
-  uint32_t* pixels;   // source rows of source columns
+  uint8_t* room;      // of operations
   uint32_t* columns;  // source rows of resized columns
   uint8_t* weights;   // of x, then of y
   uint8_t* result;
@@ -33,7 +33,7 @@ TS_HOST_DEVICE Memory memory_of(const Place& place, const uint8_t* staging, uint
   memory.base = staging + place.plan;
   memory.coefficients = reinterpret_cast<int16_t*>(scratch + place.coefficients);
   memory.samples = scratch + place.samples;
-  memory.pixels = reinterpret_cast<uint32_t*>(scratch + place.pixels);
+  memory.room = scratch + place.room;
   memory.columns = reinterpret_cast<uint32_t*>(scratch + place.columns);
   memory.weights = scratch + place.weights;
   memory.result = results + place.result;
@@ -68,64 +68,167 @@ TS_HOST_DEVICE BlockPlace place_of_block(const Plan& plan, uint32_t index) {
   return {c, (component.first_block + row * columns) * 64 + column * 8, columns * 8};
 }
 
-// The places of a picture that one thread works on: `count` of them, or as many as there are, from
-// index `first` on and `step` apart, so that the threads of a warp have neighbours.
+// The places of a picture that one thread works on: from index `first` on and `step` apart, so that
+// the threads of a warp have neighbours.
 struct Places {
-  int32_t first, step, count;
+  int32_t first, step;
 };
 
-// Calls use(index, x, y) for places of a picture of `all` pixels. It divides once.
-template <typename Use>
-TS_HOST_DEVICE void each_place(const Places& places, int32_t width, int32_t all, Use use) {
-  const int32_t rows = places.step / width;
-  const int32_t columns = places.step - rows * width;
-  int32_t index = places.first;
-  int32_t y = index / width;
-  int32_t x = index - y * width;
-  for (int32_t i = 0; i < places.count && index < all; ++i) {
-    use(index, x, y);
-    index += places.step;
-    y += rows;
-    x += columns;
-    if (x >= width) {
-      x -= width;
-      ++y;
+// Goes through places of a picture that is so wide. It divides twice.
+class Walk {
+ public:
+  TS_HOST_DEVICE Walk(const Places& places, int32_t width)
+      : places_(places),
+        width_(width),
+        y_(quotient(places.first, width)),
+        x_(places.first - y_ * width),
+        rows_(quotient(places.step, width)),
+        columns_(places.step - rows_ * width) {}
+
+  // Calls use(index, x, y) for the places before index `end`.
+  template <typename Use>
+  TS_HOST_DEVICE void each(int32_t end, Use use) const {
+    int32_t y = y_;
+    int32_t x = x_;
+    TS_NO_UNROLL
+    for (int32_t index = places_.first; index < end; index += places_.step) {
+      use(index, x, y);
+      y += rows_;
+      x += columns_;
+      if (x >= width_) {
+        x -= width_;
+        ++y;
+      }
     }
   }
-}
+
+ private:
+  TS_HOST_DEVICE static int32_t quotient(int32_t a, int32_t b) {
+    return static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+  }
+
+  Places places_;
+  int32_t width_, y_, x_, rows_, columns_;
+};
 
 // The stages below copy what they need of the plan, since a compiler must expect a store to change
 // what a reference refers to, and would load it again for each pixel.
 
-TS_HOST_DEVICE int32_t pixel_count(const Plan& plan) {
-  return plan.x.source_size * plan.y.source_size;
+// The words of a strip in memory. An even tap behind the last pixel has weight 0.
+constexpr int32_t kStripWords = kStripPixels + 4;
+
+// Returns the number of strips of an image.
+TS_HOST_DEVICE int32_t strip_count(const Plan& plan) {
+  const int32_t rows = larger(plan.strip_rows, 1);
+  return (plan.y.source_size + rows - 1) / rows;
 }
 
-TS_HOST_DEVICE void write_pixels(const Plan& plan, const Memory& memory, const Places& places) {
-  const int32_t count = pixel_count(plan);
-  if (places.first >= count) return;
-  const Picture picture = picture_of(plan);
+TS_HOST_DEVICE void copy_group(uint32_t* to, const uint32_t pixels[kGroup]) {
+#if defined(__CUDA_ARCH__)
+  auto* const words = reinterpret_cast<uint4*>(to);
+  words[0] = make_uint4(pixels[0], pixels[1], pixels[2], pixels[3]);
+  words[1] = make_uint4(pixels[4], pixels[5], pixels[6], pixels[7]);
+#else
+  for (int i = 0; i < kGroup; ++i) to[i] = pixels[i];
+#endif
+}
+
+// Computes a thread's part of the pixels of strips from `first` to `end`, and calls
+// filled(index) for each; a team of threads meets there.
+template <typename Filled>
+TS_HOST_DEVICE void fill_strips(const Plan& plan, const Memory& memory, const Places& places,
+                                int32_t first, int32_t end, uint32_t* strip, Filled filled) {
   const uint8_t* const samples = memory.samples;
-  uint32_t* const pixels = memory.pixels;
-  each_place(places, plan.x.source_size, count, [&](int32_t index, int32_t x, int32_t y) {
-    pixels[index] = pixel_at(picture, samples, x, y);
-  });
+  const int32_t rows = plan.strip_rows;
+  const int32_t height = plan.y.source_size;
+  if (rows == 0) {
+    for (int32_t index = first; index < end; ++index) filled(index);
+  } else if (plan.layout == Layout::kAny) {
+    const Picture picture = picture_of(plan);
+    const int32_t width = plan.strip_pitch;
+    const Walk walk(places, width);
+    for (int32_t index = first; index < end; ++index) {
+      const int32_t top = index * rows;
+      walk.each(smaller(rows, height - top) * width, [&](int32_t at, int32_t x, int32_t y) {
+        strip[at] = pixel_at(picture, samples, x, top + y);
+      });
+      filled(index);
+    }
+  } else {
+    const GroupedPicture picture(plan);
+    const int32_t width = plan.strip_pitch / kGroup;
+    const int32_t column = plan.stored_x - plan.strip_offset;
+    const int32_t row = plan.stored_y;
+    const int32_t down = plan.y_by_y;
+    const Walk walk(places, width);
+    for (int32_t index = first; index < end; ++index) {
+      const int32_t top = index * rows;
+      walk.each(smaller(rows, height - top) * width, [&](int32_t at, int32_t x, int32_t y) {
+        uint32_t pixels[kGroup];
+        picture.write(samples, column + x * kGroup, row + (top + y) * down, pixels);
+        copy_group(strip + at * kGroup, pixels);
+      });
+      filled(index);
+    }
+  }
 }
 
-TS_HOST_DEVICE int32_t column_count(const Plan& plan) { return plan.x.size * plan.y.source_size; }
+// Resamples a thread's part of the columns of a strip, or of a row that has no room for its pixels.
+class ColumnWriter {
+ public:
+  TS_HOST_DEVICE ColumnWriter(const Plan& plan, const Memory& memory, const Places& places)
+      : plan_(plan),
+        axis_(plan.x),
+        weights_(weights_at(axis_, memory.weights)),
+        precision_(precision_at(axis_, weights_)),
+        samples_(memory.samples),
+        columns_(memory.columns),
+        offset_(plan.strip_offset),
+        pitch_(plan.strip_pitch),
+        rows_(plan.strip_rows),
+        height_(plan.y.source_size),
+        walk_(places, axis_.size) {}
 
-TS_HOST_DEVICE void write_columns(const Plan& plan, const Memory& memory, const Places& places) {
-  const int32_t count = column_count(plan);
-  if (places.first >= count) return;
-  const Axis axis = plan.x;
-  const Weights weights = weights_at(axis, memory.weights);
-  const int32_t precision = precision_at(axis, weights);
-  const uint32_t* const pixels = memory.pixels;
-  uint32_t* const columns = memory.columns;
-  each_place(places, axis.size, count, [&](int32_t index, int32_t x, int32_t y) {
-    columns[index] = resampled(axis, weights, precision, x, pixels + y * axis.source_size, 1);
-  });
-}
+  TS_HOST_DEVICE void write(int32_t index, const uint32_t* strip) const {
+    if (rows_ == 0) return write_slowly(index);
+    const int32_t first = index * rows_;
+    const int32_t last = smaller(rows_, height_ - first) - 1;
+    const int32_t all = (last / kRowsAtOnce + 1) * axis_.size;
+    walk_.each(all, [&](int32_t, int32_t x, int32_t y) {
+      const uint32_t* row[kRowsAtOnce];
+      TS_UNROLL
+      for (int32_t i = 0; i < kRowsAtOnce; ++i) {
+        row[i] = strip + smaller(y * kRowsAtOnce + i, last) * pitch_ + offset_;
+      }
+      uint32_t out[kRowsAtOnce];
+      resample_rows(axis_, weights_, precision_, x, row, out);
+      uint32_t* const to = columns_ + ((first + y * kRowsAtOnce) * axis_.size + x);
+      TS_UNROLL
+      for (int32_t i = 0; i < kRowsAtOnce; ++i) {
+        if (y * kRowsAtOnce + i <= last) to[i * axis_.size] = out[i];
+      }
+    });
+  }
+
+ private:
+  TS_HOST_DEVICE void write_slowly(int32_t row) const {
+    const Picture picture = picture_of(plan_);
+    walk_.each(axis_.size, [&](int32_t, int32_t x, int32_t) {
+      columns_[row * axis_.size + x] =
+          resample_slowly(axis_, weights_, precision_, x,
+                          [&](int32_t column) { return pixel_at(picture, samples_, column, row); });
+    });
+  }
+
+  const Plan& plan_;
+  const Axis axis_;
+  const Weights weights_;
+  const int32_t precision_;
+  const uint8_t* const samples_;
+  uint32_t* const columns_;
+  const int32_t offset_, pitch_, rows_, height_;
+  const Walk walk_;
+};
 
 TS_HOST_DEVICE int32_t result_count(const Plan& plan) { return plan.x.size * plan.y.size; }
 
@@ -135,18 +238,16 @@ TS_HOST_DEVICE void write_rgb(uint8_t* to, uint32_t rgb) {
   to[2] = static_cast<uint8_t>(rgb >> 16);
 }
 
-// Calls store(index, rgb) for the pixels of the result.
+// Calls store(index, rgb) for the pixels of the result before index `end`.
 template <typename Store>
 TS_HOST_DEVICE void each_result(const Plan& plan, const Memory& memory, const Places& places,
-                                Store store) {
-  const int32_t count = result_count(plan);
-  if (places.first >= count) return;
+                                int32_t end, Store store) {
   const Axis axis = plan.y;
   const int32_t width = plan.x.size;
   const Weights weights = weights_at(axis, memory.weights + weights_bytes(plan.x));
   const int32_t precision = precision_at(axis, weights);
   const uint32_t* const columns = memory.columns;
-  each_place(places, width, count, [&](int32_t index, int32_t x, int32_t y) {
+  Walk(places, width).each(end, [&](int32_t index, int32_t x, int32_t y) {
     store(index, resampled(axis, weights, precision, y, columns + x, width));
   });
 }

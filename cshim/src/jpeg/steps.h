@@ -458,10 +458,10 @@ TS_DEVICE void run_step(Team& team, const Plan& plan, const uint8_t* base, const
   }
 }
 
-// Runs the steps of a plan on its result. The pixels' part of the scratch memory is the room.
+// Runs the steps of a plan on its result.
 template <typename Team>
 TS_DEVICE void run_steps(Team& team, const Plan& plan, const Memory& memory, StepState* state) {
-  auto* const room = reinterpret_cast<uint8_t*>(memory.pixels);
+  uint8_t* const room = memory.room;
   Canvas canvas = {memory.result, room, plan.x.size, plan.y.size, nullptr, nullptr};
   if (plan.mixes != 0) {
     const uint64_t bytes = aligned_scratch(static_cast<uint64_t>(canvas.width) *

@@ -24,8 +24,8 @@ struct Device {
     const Scratch scratch = scratch_of(p);
     coefficients.assign(size_t{p.total_blocks} * 64, kUnwritten);
     samples.resize(size_t{p.total_blocks} * 64);
-    pixels.resize(p.steps == 0 ? static_cast<size_t>(pixel_count(p)) : scratch.pixels / 4);
-    columns.resize(static_cast<size_t>(column_count(p)));
+    room.resize(scratch.room);
+    columns.resize(static_cast<size_t>(p.x.size) * static_cast<size_t>(p.y.source_size));
     weights.resize(std::max(scratch.weights, kWeightsHeader));  // never NULL
     result.resize(static_cast<size_t>(result_count(p)) * 3);
   }
@@ -33,7 +33,7 @@ struct Device {
   const uint8_t* base() const { return reinterpret_cast<const uint8_t*>(plan_memory.data()); }
   const Plan& plan() const { return plan_at(base()); }
   Memory memory() {
-    return {base(),         coefficients.data(), samples.data(), pixels.data(),
+    return {base(),         coefficients.data(), samples.data(), room.data(),
             columns.data(), weights.data(),      result.data()};
   }
 
@@ -87,7 +87,6 @@ struct Device {
   // Computes the pixels after the entropy decoder, whatever it has left.
   void finish() {
     transform_blocks(plan(), memory());
-    write_pixels(plan(), memory());
     weigh_axes(plan(), memory());
     write_columns(plan(), memory());
     write_results(plan(), memory());
@@ -109,8 +108,8 @@ struct Device {
   std::vector<uint64_t> plan_memory;
   size_t plan_size;
   std::vector<int16_t> coefficients;
-  std::vector<uint8_t> samples, weights, result;
-  std::vector<uint32_t> pixels, columns;
+  std::vector<uint8_t> samples, room, weights, result;
+  std::vector<uint32_t> columns;
 };
 
 }  // namespace emulate

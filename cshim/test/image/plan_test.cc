@@ -70,6 +70,34 @@ TEST(Plan, CropsEqualTheHostsDecoder) {
   }
 }
 
+// A row of the crop that has no room in a block's shared memory is resampled without it.
+TEST(Plan, WideCropsEqualTheHostsDecoder) {
+  Random random(72);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  constexpr int kWidth = ts::jpeg::kStripPixels + 40;
+  constexpr int kHeight = 24;
+  for (const Kind& kind : kKinds) {
+    const Bytes file = usual(random, kind, kWidth, kHeight);
+    Blob blob = make_blob(&decoder, file, 8);
+    ASSERT_GT(blob.bytes.size(), 0u);
+    for (const int width :
+         {kWidth, ts::jpeg::kStripPixels + 1, ts::jpeg::kStripPixels, ts::jpeg::kStripPixels - 7}) {
+      ts_image_geometry g = crop(3, 1, std::min(width, kWidth - 3), kHeight - 2);
+      for (const int resized : {g.crop_width, 90}) {
+        g.resize_width = g.window_width = resized;
+        g.flip = !g.flip;
+        const Bytes plan = plan_of(&decoder, file, g, blob.bytes, &blob.proof);
+        ASSERT_GT(plan.size(), 0u) << kind.name;
+        emulate::Device device(plan);
+        ASSERT_TRUE(device.entropy()) << kind.name;
+        device.finish();
+        ASSERT_EQ(device.result, host_pixels(host.get(), file, g)) << kind.name << " " << width;
+      }
+    }
+  }
+}
+
 // Changes the quantisers to any values, so that coefficients leave the range of 8-bit samples and
 // the inverse DCT overflows.
 TEST(Plan, AbsurdQuantisersGiveTheHostsPixels) {

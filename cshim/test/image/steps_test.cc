@@ -56,10 +56,10 @@ Bytes run_on_device(const Image& image, const Ops& ops, bool backwards) {
   EXPECT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
   EXPECT_EQ(planned, memory.size() * 8) << "of operation " << ops[0].kind;
   Bytes result = image.pixels;
-  std::vector<uint32_t> room(ts::jpeg::scratch_of(ts::jpeg::plan_at(base)).pixels / 4);
+  Bytes room(ts::jpeg::scratch_of(ts::jpeg::plan_at(base)).room);
   ts::jpeg::Memory at = {};
   at.base = base;
-  at.pixels = room.data();
+  at.room = room.data();
   at.result = result.data();
   const auto state = std::make_unique<ts::jpeg::StepState>();
   ts::jpeg::StepLoop team = {backwards};
@@ -144,10 +144,10 @@ TEST(Steps, AnyParametersDoNoHarm) {
     if (kind == TS_AUGMENT_HUE) op.values[0] = real(random, -0.5, 0.5);
     std::memcpy(base + plan->steps_at, &op, sizeof op);
     Bytes result = image.pixels;
-    std::vector<uint32_t> room(ts::jpeg::scratch_of(*plan).pixels / 4);
+    Bytes room(ts::jpeg::scratch_of(*plan).room);
     ts::jpeg::Memory at = {};
     at.base = base;
-    at.pixels = room.data();
+    at.room = room.data();
     at.result = result.data();
     ts::jpeg::StepState state;
     ts::jpeg::StepLoop team;
