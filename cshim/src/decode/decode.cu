@@ -209,10 +209,8 @@ __global__ void __launch_bounds__(kPixelThreads) results(Work work) {
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kPixels;
   const int32_t count = min(jpeg::result_count(plan) - first, kPixels);
   if (count <= 0) return;
-  const jpeg::Places places = {first + static_cast<int32_t>(threadIdx.x), kPixelThreads};
-  jpeg::each_result(plan, memory, places, first + count, [&](int32_t index, uint32_t rgb) {
-    jpeg::write_rgb(bytes + (index - first) * 3, rgb);
-  });
+  jpeg::write_results(plan, memory, static_cast<int32_t>(threadIdx.x), kPixelThreads, first,
+                      first + count, bytes);
   __syncthreads();
   uint8_t* const to = memory.result + int64_t{first} * 3;
   // A result begins at any byte, of a batch that begins at any byte.

@@ -165,10 +165,13 @@ inline void write_columns(const Plan& plan, const Memory& memory) {
 
 inline void write_results(const Plan& plan, const Memory& memory) {
   constexpr int32_t kThreads = 32;
-  for (int32_t t = 0; t < kThreads; ++t) {
-    each_result(plan, memory, {t, kThreads}, result_count(plan), [&](int32_t index, uint32_t rgb) {
-      write_rgb(memory.result + static_cast<int64_t>(index) * 3, rgb);
-    });
+  constexpr int32_t kPixels = kThreads * 8;
+  const int32_t count = result_count(plan);
+  for (int32_t begin = 0; begin < count; begin += kPixels) {
+    for (int32_t t = 0; t < kThreads; ++t) {
+      write_results(plan, memory, t, kThreads, begin, smaller(begin + kPixels, count),
+                    memory.result + static_cast<int64_t>(begin) * 3);
+    }
   }
 }
 

@@ -226,6 +226,54 @@ TS_HOST_DEVICE void resample_rows(const Axis& axis, const Weights& weights, int3
   }
 }
 
+// Four pixels that are neighbours, from a multiple of four.
+struct FourPixels {
+  uint32_t at[4];
+};
+
+TS_HOST_DEVICE FourPixels four_pixels(const uint32_t* from) {
+#if defined(__CUDA_ARCH__)
+  const uint4 words = *reinterpret_cast<const uint4*>(from);
+  return {{words.x, words.y, words.z, words.w}};
+#else
+  return {{from[0], from[1], from[2], from[3]}};
+#endif
+}
+
+// Returns the outputs of the place for four columns, whose rows are `step` words apart.
+TS_HOST_DEVICE FourPixels resample_columns(const Axis& axis, const Weights& weights,
+                                           int32_t precision, int32_t place,
+                                           const uint32_t* columns, int32_t step) {
+  if (axis.filter == kIdentity) {
+    return four_pixels(columns + (axis.reversed != 0 ? axis.size - 1 - place : place) * step);
+  }
+  const int32_t half = 1 << (precision - 1);
+  Sums sums[4];
+  TS_UNROLL
+  for (Sums& sum : sums) sum = {half, half, half};
+  const uint32_t* row = columns + weights.first[place] * step;
+  const int16_t* weight = weights.weights + place * axis.pitch;
+  int32_t left = weights.count[place];  // at least one
+  TS_NO_UNROLL
+  do {
+    const FourPixels first = four_pixels(row);
+    // Behind the last row may be no memory.
+    const FourPixels second = four_pixels(left > 1 ? row + step : row);
+    TS_UNROLL
+    for (int i = 0; i < 4; ++i) add_pixels(weight, first.at[i], second.at[i], &sums[i]);
+    row += 2 * step;
+    left -= 2;
+    weight += 2;
+  } while (left > 0);
+  FourPixels out;
+  TS_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    out.at[i] =
+        packed_rgb(sums[i].red >> precision, sums[i].green >> precision, sums[i].blue >> precision);
+  }
+  return out;
+}
+
 // Computes one output of resample_rows, for pixels of one row that take long: no code is there
 // twice.
 template <typename Pixel>

@@ -238,17 +238,37 @@ TS_HOST_DEVICE void write_rgb(uint8_t* to, uint32_t rgb) {
   to[2] = static_cast<uint8_t>(rgb >> 16);
 }
 
-// Calls store(index, rgb) for the pixels of the result before index `end`.
-template <typename Store>
-TS_HOST_DEVICE void each_result(const Plan& plan, const Memory& memory, const Places& places,
-                                int32_t end, Store store) {
+// Writes four pixels, to a multiple of four bytes.
+TS_HOST_DEVICE void write_four(uint8_t* to, const FourPixels& rgb) {
+#if defined(__CUDA_ARCH__)
+  auto* const words = reinterpret_cast<uint32_t*>(to);
+  words[0] = __byte_perm(rgb.at[0], rgb.at[1], 0x4210);
+  words[1] = __byte_perm(rgb.at[1], rgb.at[2], 0x5421);
+  words[2] = __byte_perm(rgb.at[2], rgb.at[3], 0x6542);
+#else
+  for (int i = 0; i < 4; ++i) write_rgb(to + 3 * i, rgb.at[i]);
+#endif
+}
+
+// Writes a thread's pixels of the result to `to`: those from index `begin` to `end`, of which a
+// team of `threads` threads has all. Both are multiples of four, or the end is that of the result.
+TS_HOST_DEVICE void write_results(const Plan& plan, const Memory& memory, int32_t thread,
+                                  int32_t threads, int32_t begin, int32_t end, uint8_t* to) {
   const Axis axis = plan.y;
   const int32_t width = plan.x.size;
   const Weights weights = weights_at(axis, memory.weights + weights_bytes(plan.x));
   const int32_t precision = precision_at(axis, weights);
   const uint32_t* const columns = memory.columns;
-  Walk(places, width).each(end, [&](int32_t index, int32_t x, int32_t y) {
-    store(index, resampled(axis, weights, precision, y, columns + x, width));
+  if (width % 4 == 0) {  // four neighbours are in one row
+    const Walk walk({begin / 4 + thread, threads}, width / 4);
+    walk.each(end / 4, [&](int32_t index, int32_t x, int32_t y) {
+      write_four(to + (index * 4 - begin) * 3,
+                 resample_columns(axis, weights, precision, y, columns + x * 4, width));
+    });
+    return;
+  }
+  Walk({begin + thread, threads}, width).each(end, [&](int32_t index, int32_t x, int32_t y) {
+    write_rgb(to + (index - begin) * 3, resampled(axis, weights, precision, y, columns + x, width));
   });
 }
 
