@@ -345,6 +345,13 @@ TS_HOST_DEVICE int32_t extend(uint32_t bits, uint32_t size) {
   return size == 0 || bits >> (size - 1) != 0 ? value : value + 1 - (1 << size);
 }
 
+// Returns the value that the first `size` (1 to 15) bits of a word encode: see extend.
+TS_HOST_DEVICE int32_t extend_top(uint32_t word, uint32_t size) {
+  const int32_t negative = static_cast<int32_t>(~word) >> 31;
+  return static_cast<int32_t>(word >> (32 - size)) +
+         static_cast<int32_t>(static_cast<uint32_t>(negative) << size) - negative;
+}
+
 // The number of symbols between two refills of a thread's bits. The threads of a warp do both at
 // the same time, as they pass to the next block, instead of waiting for whichever thread has to.
 constexpr int kSymbolsAtOnce = 4;
@@ -466,6 +473,7 @@ struct SegmentDecoder {
   BlockOfMcu of;         // the block
   uint32_t place;        // of the block among those of the crop, or kNotNeeded
   uint32_t coefficient;  // the next one of the block; 64 or more at its end
+  uint32_t written;      // coefficients that are written: 64; 0 of a block that is not needed
   uint32_t marker, to_restart;
   int32_t dc[kMaxComponents];
   int16_t* values;  // 64 coefficients of the block, column by column
@@ -480,12 +488,12 @@ TS_HOST_DEVICE void enter_block(const Plan& plan, const HuffmanTables& tables,
                        ? of.first + decoder->row * of.per_row + decoder->column * of.per_column
                        : kNotNeeded;
   decoder->coefficient = 0;
+  decoder->written = decoder->place != kNotNeeded ? 64 : 0;
 }
 
-// Writes a coefficient, by its place in zigzag order, of a block that the crop needs.
+// Writes a coefficient, by its place in zigzag order.
 TS_HOST_DEVICE void write_coefficient(const HuffmanTables& tables, const SegmentDecoder& decoder,
                                       uint32_t place, int32_t value) {
-  if (decoder.place == kNotNeeded) return;
   decoder.values[tables.places[place]] = static_cast<int16_t>(value);
 }
 
@@ -565,7 +573,7 @@ TS_HOST_DEVICE bool decode_rare(const HuffmanTables& tables, uint32_t step,
   } else {
     decoder->coefficient += passed_by(step);
   }
-  if ((dc || size != 0) && decoder->coefficient <= 64) {
+  if ((dc || size != 0) && decoder->coefficient <= decoder->written) {
     write_coefficient(tables, *decoder, decoder->coefficient - 1, value);
   }
   return true;
@@ -594,14 +602,14 @@ TS_HOST_DEVICE bool decode_symbols(const HuffmanTables& tables, SegmentDecoder* 
     const bool decoded =
         static_cast<int32_t>(step_bits(step)) <= reader.count && decoder->coefficient - 1 < 63;
     const uint32_t size = value_bits(step);
-    const uint64_t behind = reader.bits << (step_bits(step) - size);
+    const uint32_t taken = decoded ? step_bits(step) : 0;
+    const auto value = static_cast<uint32_t>(reader.bits << (step_bits(step) - size) >> 32);
     decoder->coefficient += decoded ? passed_by(step) : 0;
-    if (decoded && size != 0 && decoder->coefficient <= 64) {
-      write_coefficient(tables, *decoder, decoder->coefficient - 1,
-                        extend(static_cast<uint32_t>(behind >> 32) >> 1 >> (31 - size), size));
+    if (decoded && size != 0 && decoder->coefficient <= decoder->written) {
+      write_coefficient(tables, *decoder, decoder->coefficient - 1, extend_top(value, size));
     }
-    reader.bits = decoded ? behind << size : reader.bits;
-    reader.count -= decoded ? static_cast<int32_t>(step_bits(step)) : 0;
+    reader.bits <<= taken;
+    reader.count -= static_cast<int32_t>(taken);
   }
   const uint32_t at = decoder->coefficient;
   if (at > 64 && at < kBlockEnd) decoder->good = false;  // a run out of the block
