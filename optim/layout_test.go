@@ -157,8 +157,7 @@ func TestStepLeavesGapsAlone(t *testing.T) {
 	})
 }
 
-// checkGaps reports an element of 4 x 4 ones that a Step of the left half should not have changed, or
-// should have.
+// checkGaps reports elements of 4 x 4 ones that a Step of the left half changed wrongly, or left.
 func checkGaps(t *testing.T, base *torch.Tensor, step error) {
 	t.Helper()
 	for i, v := range values(t, base) {
