@@ -92,7 +92,7 @@ func (c *planned) check(t *testing.T, plans *decodeplan.Plans, p decodeplan.Row,
 		t.Fatalf("a plan of %d bytes at %d, of %d that are used", p.Bytes, p.At, plans.Used)
 	}
 	plan := plans.Memory[p.At:][:p.Bytes]
-	if !bytes.HasPrefix(plan, []byte("TSP4")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
+	if !bytes.HasPrefix(plan, []byte("TSP6")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
 		t.Fatalf("what lies at %d is no plan of %d bytes", p.At, p.Bytes)
 	}
 	sum, key := sha256.Sum256(plan), [2]int{epoch, sample}
