@@ -19,9 +19,9 @@ import (
 // decodes.
 const decoders = 2
 
-// A decoder's memory for coefficients, samples and pixels, in bytes. minScratch is what the largest
-// plan needs (kMaxPlanScratch of cshim/src/jpeg/plan.h). A batch that needs more than a decoder has
-// is decoded in parts.
+// A decoder's memory for coefficients, samples and columns, in bytes. minScratch is what the
+// largest plan needs (kMaxPlanScratch of cshim/src/jpeg/plan.h). A batch that needs more than a
+// decoder has is decoded in parts.
 const (
 	scratchPerImage = 2 << 20
 	minScratch      = 256 << 20

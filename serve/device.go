@@ -20,7 +20,7 @@ import (
 const (
 	maxPlanned   = 256       // images of a call
 	plansBytes   = 32 << 20  // plans, which contain the compressed data
-	scratchBytes = 256 << 20 // coefficients and pixels: what the largest plan needs (kMaxPlanScratch of cshim/src/jpeg/plan.h)
+	scratchBytes = 256 << 20 // coefficients, samples and columns: what the largest plan needs (kMaxPlanScratch of cshim/src/jpeg/plan.h)
 )
 
 // units are the GPU's decoders. A call of Batch has one of them until the GPU has decoded.

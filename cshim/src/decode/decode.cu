@@ -16,8 +16,8 @@ using jpeg::Memory;
 using jpeg::Plan;
 
 // Every kernel has a grid of (work of the largest image, images), so that a block works on one
-// image. Blocks behind the end of a smaller image return at once. Where the work of images differs
-// by much, those are most, so a block has the work of several turns.
+// image. Blocks behind the end of a smaller image return at once. Where images differ much, most
+// blocks do, so a block has the work of several turns.
 constexpr uint32_t kTableThreads = 256;
 constexpr uint32_t kSegmentThreads = 128;
 constexpr uint32_t kBlockThreads = 256;  // of the transform: eight a block of 8 x 8
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kWeightThreads) weights(Work work) {
   }
 }
 
-// The pixels of a strip come together in shared memory, and never lie in the device's.
+// The pixels of a strip come together in shared memory, and are never written to global memory.
 __global__ void __launch_bounds__(kPixelThreads, 4) columns(Work work) {
   __shared__ __align__(16) uint32_t strip[jpeg::kStripWords];
   const Memory memory = memory_of_block(work);

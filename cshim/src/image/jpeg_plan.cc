@@ -21,7 +21,7 @@ using jpeg::Plan;
 constexpr uint64_t kMaxSegmentBlocks = 1024;
 
 // Hands out places for the parts of a plan.
-class Layout {
+class PartPlaces {
  public:
   uint32_t take(size_t bytes) {
     const size_t at = used_;
@@ -221,7 +221,7 @@ bool plan_mcus(const Frame& frame, const Box& box, Plan* plan) {
     jpeg::Component& component = plan->component[c];
     component.first_block = static_cast<uint32_t>(blocks);
     component.block_columns = plan->mcu_columns * static_cast<uint32_t>(component.across);
-    component.per_column = UINT32_MAX / component.block_columns;
+    component.column_reciprocal = UINT32_MAX / component.block_columns;
     component.block_rows = plan->mcu_rows * static_cast<uint32_t>(component.down);
     blocks += uint64_t{component.block_columns} * component.block_rows;
     if (blocks > INT32_MAX / 64) return false;
@@ -319,7 +319,7 @@ struct Parts {
 // room for them parts->header is NULL.
 size_t place_parts(size_t entries_bytes, bool has_scan, PlanMemory* to, Plan* plan, Parts* parts) {
   if (jpeg::scratch_of(*plan).total() > jpeg::kMaxPlanScratch) return 0;
-  Layout layout;
+  PartPlaces layout;
   layout.take(sizeof *plan);
   plan->codes_at = layout.take(plan->tables * sizeof(jpeg::HuffmanCode));
   plan->quantisers_at = layout.take(size_t{plan->components} * DCTSIZE2 * sizeof(uint16_t));

@@ -43,8 +43,8 @@ struct Component {
   int32_t expand_x, expand_y;  // pixels of a sample
   int32_t fancy_x, fancy_y;    // whether samples are interpolated between neighbours
   uint32_t block_columns;      // of the plane that is decoded
-  uint32_t per_column;         // (2^32 - 1) / block_columns: a GPU has no instruction that divides
-  uint32_t block_rows;         // likewise
+  uint32_t column_reciprocal;  // (2^32 - 1) / block_columns: a GPU has no instruction that divides
+  uint32_t block_rows;         // of the plane that is decoded
   uint32_t first_block;        // of the plane, among the image's blocks
 };
 
@@ -59,8 +59,8 @@ enum class Layout : int32_t {
 };
 constexpr int32_t kGroup = 8;  // pixels at once
 
-// The source rows whose pixels are in a block's shared memory together, from which the columns are
-// resampled.
+// The maximum number of pixels of a strip: source rows that are in a block's shared memory
+// together, from which the columns are resampled.
 constexpr int32_t kStripPixels = 4096;
 
 enum Filter : int32_t { kIdentity = 0, kNearest = 1, kBilinear = 2, kBicubic = 3 };
@@ -145,7 +145,7 @@ struct Scratch {
 constexpr uint64_t kScratchAlign = 256;
 
 // The maximum of Scratch::total of a plan, so that a decoder with so much scratch memory takes any
-// plan. It is enough for a crop of 16 million pixels.
+// plan. It is enough for a crop of 29 million pixels of 4:4:4, or 58 million of 4:2:0.
 constexpr uint64_t kMaxPlanScratch = uint64_t{256} << 20;
 
 TS_HOST_DEVICE uint64_t aligned_scratch(uint64_t bytes) {

@@ -1,4 +1,4 @@
-// The resize of image/resize.h as functions of one output each. The weights are those of its
+// The resize of image/resize.h as functions of one output or four. The weights are those of its
 // Axis::plan, operation by operation, and the sums are the same integers.
 #pragma once
 

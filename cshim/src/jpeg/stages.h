@@ -59,7 +59,7 @@ TS_HOST_DEVICE BlockPlace place_of_block(const Plan& plan, uint32_t index) {
   const Component& component = plan.component[c];
   const uint32_t block = index - component.first_block;
   const uint32_t columns = component.block_columns;
-  uint32_t row = high_product(block, component.per_column);  // or one less
+  uint32_t row = high_product(block, component.column_reciprocal);  // or one less
   uint32_t column = block - row * columns;
   if (column >= columns) {
     column -= columns;
@@ -114,7 +114,8 @@ class Walk {
 // The stages below copy what they need of the plan, since a compiler must expect a store to change
 // what a reference refers to, and would load it again for each pixel.
 
-// The words of a strip in memory. An even tap behind the last pixel has weight 0.
+// The words of a strip in memory. Weights come in pairs, so that a pixel behind the last may be
+// read: it counts with weight 0, whatever the memory has there.
 constexpr int32_t kStripWords = kStripPixels + 4;
 
 // Returns the number of strips of an image.

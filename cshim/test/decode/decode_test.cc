@@ -25,12 +25,12 @@ struct Job {
   Ops ops = {};  // on the pixels
 };
 
-// Returns a file of the size, its entries (or none), a geometry whose results have at most so many
-// pixels a side, and the host's pixels.
-Job draw_job_of(Random& random, ts_image_decoder* host, const Kind& kind, int width, int height,
-                int side, bool entries) {
+// Returns a file with its entries (or none), a geometry, and the host's pixels.
+Job job_of(Random& random, ts_image_decoder* host, Bytes file, const ts_image_geometry& geometry,
+           bool entries) {
   Job job;
-  job.file = usual(random, kind, width, height);
+  job.file = std::move(file);
+  job.geometry = geometry;
   if (entries) {
     job.blob.resize(1 << 20);
     ts_image_entries_made made = {};
@@ -40,12 +40,19 @@ Job draw_job_of(Random& random, ts_image_decoder* host, const Kind& kind, int wi
                                     &made));
     job.blob.resize(made.bytes);
   }
-  job.geometry = draw_geometry(random, width, height, side);
   Image image;
   const Outcome outcome = decode(host, job.file, job.geometry, &image);
   EXPECT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
   job.expected = image.pixels;
   return job;
+}
+
+// Returns a job with a file of the size, and a geometry whose results have at most so many pixels a
+// side.
+Job draw_job_of(Random& random, ts_image_decoder* host, const Kind& kind, int width, int height,
+                int side, bool entries) {
+  Bytes file = usual(random, kind, width, height);
+  return job_of(random, host, std::move(file), draw_geometry(random, width, height, side), entries);
 }
 
 Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind, bool entries = true) {
@@ -168,6 +175,47 @@ TEST_P(DecodeOn, CropsEqualTheHostsDecoder) {
             << "batch " << batch << ", image " << i << ": " << jobs[i].geometry.resize_width
             << " x " << jobs[i].geometry.resize_height;
       }
+    }
+  }
+}
+
+// The kernels' own code for what ordinary photographs don't reach: an inverse DCT that overflows,
+// and rows that have no room in shared memory.
+TEST_P(DecodeOn, AbsurdQuantisersAndWideCropsGiveTheHostsPixels) {
+  Random random(87);
+  const Decoder host = new_decoder();
+  constexpr int64_t kBatch = 96;
+  constexpr int kWidth = ts::jpeg::kStripPixels + 40;
+  constexpr int kHeight = 24;
+  const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 32 << 20, size_t{512} << 20);
+  ASSERT_NE(decoder, nullptr);
+  for (int batch = 0; batch < 6 * rounds(); ++batch) {
+    Staged staged(GetParam(), 32 << 20, kBatch);
+    std::vector<Job> jobs;
+    for (int64_t i = 0; i < kBatch; ++i) {
+      const Kind& kind = kKinds[random() % 8];
+      const bool wide = i % 8 == 0;
+      int width = kWidth, height = kHeight;
+      if (!wide) draw_size(random, &width, &height);
+      Bytes file = usual(random, kind, width, height);
+      if (!wide || random() % 2 == 0) make_quantisers_absurd(random, &file);
+      ts_image_geometry g = draw_geometry(random, width, height, 150);
+      if (wide && g.orientation < 5) {  // else a row of the crop is a column of the file
+        g.crop_x = static_cast<int32_t>(random() % 40);
+        g.crop_width = kWidth - g.crop_x;
+      }
+      Job job = job_of(random, host.get(), std::move(file), g, true);
+      ASSERT_TRUE(staged.add(host.get(), job));
+      jobs.push_back(std::move(job));
+    }
+    std::vector<int32_t> failed;
+    const Bytes results = run(decoder.get(), staged, &failed);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      ASSERT_EQ(failed[i], 0) << "batch " << batch << ", image " << i;
+      const auto* got = results.data() + staged.images[i].result;
+      ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0)
+          << "batch " << batch << ", image " << i << ", crop of " << jobs[i].geometry.crop_width
+          << " pixels";
     }
   }
 }

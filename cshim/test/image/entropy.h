@@ -68,6 +68,27 @@ inline Bytes usual(Random& random, const Kind& kind, int width, int height) {
   return bytes;
 }
 
+// Changes the quantisers of a file to any values, so that coefficients leave the range of 8-bit
+// samples and the inverse DCT overflows.
+inline void make_quantisers_absurd(Random& random, Bytes* file) {
+  Bytes& of = *file;
+  for (size_t at = 2; at + 4 < of.size() && of[at + 1] != 0xDA;) {
+    if (of[at + 1] == 0xFF) {
+      ++at;
+      continue;
+    }
+    const size_t length = size_t{of[at + 2]} << 8 | of[at + 3];
+    for (size_t k = at + 4; of[at + 1] == 0xDB && k < at + 2 + length;) {
+      const size_t bytes = of[k] >> 4 == 0 ? 64 : 128;
+      for (size_t q = k + 1; q <= k + bytes; ++q) {
+        if (random() % 4 == 0) of[q] = static_cast<uint8_t>(random() | 1);
+      }
+      k += bytes + 1;
+    }
+    at += 2 + length;
+  }
+}
+
 inline void draw_size(Random& random, int* width, int* height) {
   const int limits[] = {3, 17, 40, 150};
   *width = uniform(random, 1, limits[random() % 4]);
