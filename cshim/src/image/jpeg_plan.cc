@@ -184,7 +184,10 @@ void plan_strips(Plan* plan) {
     plan->strip_offset = plan->stored_x % group;
     plan->strip_pitch = (plan->strip_offset + plan->x.source_size + group - 1) / group * group;
   }
-  plan->strip_rows = std::min(jpeg::kStripPixels / plan->strip_pitch, plan->y.source_size);
+  // A block of threads resamples a strip. Where the result is much wider than the crop, strips have
+  // fewer rows, so that no block has the work of many.
+  const int32_t most = std::max(jpeg::kRowsAtOnce, 16 * jpeg::kStripPixels / plan->x.size);
+  plan->strip_rows = std::min({jpeg::kStripPixels / plan->strip_pitch, most, plan->y.source_size});
 }
 
 // Reports whether the pixels of every step can be counted by int32_t.

@@ -98,6 +98,29 @@ TEST(Plan, WideCropsEqualTheHostsDecoder) {
   }
 }
 
+// One block of threads does not have all of a result that is much wider than its crop.
+TEST(Plan, WideResultsHaveSeveralStrips) {
+  Random random(74);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  for (const Kind& kind : kKinds) {
+    const Bytes file = usual(random, kind, 20, 200);
+    Blob blob = make_blob(&decoder, file, 8);
+    ASSERT_GT(blob.bytes.size(), 0u);
+    ts_image_geometry g = crop(2, 3, 8, 190);
+    g.resize_width = g.window_width = 2000;
+    g.resize_height = g.window_height = 40;
+    const Bytes plan = plan_of(&decoder, file, g, blob.bytes, &blob.proof);
+    ASSERT_GT(plan.size(), 0u) << kind.name;
+    const int32_t rows = ts::jpeg::plan_at(plan.data()).strip_rows;
+    EXPECT_EQ(rows, 32) << kind.name;
+    emulate::Device device(plan);
+    ASSERT_TRUE(device.entropy()) << kind.name;
+    device.finish();
+    ASSERT_EQ(device.result, host_pixels(host.get(), file, g)) << kind.name;
+  }
+}
+
 TEST(Plan, AbsurdQuantisersGiveTheHostsPixels) {
   Random random(72);
   JpegDecoder decoder(1 << 24);
