@@ -2,6 +2,7 @@ package nn_test
 
 import (
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -484,6 +485,8 @@ func TestParallelCloseOnTheGPU(t *testing.T) {
 
 // Every capture takes a stream of the branches, and no memory stays after its graph's end.
 func TestCapturesOfAParallelKeepDeviceMemoryFlat(t *testing.T) {
+	runtime.LockOSThread() // each thread takes handles and a workspace of its own
+	defer runtime.UnlockOSThread()
 	s := newStage(t)
 	square := func(value float64) *torch.Tensor { return s.full(value, 64*64).View(64, 64) }
 	x, w, into := square(2), square(1), square(0)
