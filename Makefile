@@ -50,7 +50,7 @@ install-image: prefix image ## install the image library alone below PREFIX=
 demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
 	@tools/demo.sh
 
-# The tests of dist that wait for no timeout: jobs of 2, 3 and 8 processes, and ranks in one process.
+# The tests of distributed that wait for no timeout: jobs of 2, 3 and 8 processes, and ranks in one process.
 RACED = Trains?AsOne|^Test(Collectives|Subgroups|Objects|CloseBeside|GradientsAre|NoSync|HooksCome|Scaler|KilledRank|Flag)
 
 # -count=1, because Go's test cache knows neither LibTorch nor the driver. -timeout, because the loader's tests take 5 of the
@@ -63,7 +63,7 @@ test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs o
 	go vet ./...
 	go test -count=1 -timeout 30m ./...
 	go test -count=1 -timeout 30m -race ./imageloader/... ./prefetcher/...
-	go test -count=1 -race -short -run "$(RACED)" ./dist
+	go test -count=1 -race -short -run "$(RACED)" ./distributed
 	go test -count=1 -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher ./cudatest
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
@@ -78,7 +78,7 @@ test-pytorch: shim ## run the tests that need Python's torch, none of them skipp
 test-newest: ## test the Go packages that compute with the newest LibTorch, which it installs and builds the shim for
 	@cshim/setup/packages.sh
 	@LIBTORCH= TORCHSTREAM_LIBTORCH=2.15 cshim/setup/shim.sh cshim/build-2.15
-	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 ./internal/capi ./cuda ./torch ./dist ./nn ./optim ./prefetcher ./train
+	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 ./internal/capi ./cuda ./torch ./distributed ./nn ./optim ./prefetcher ./train
 
 # LIBTORCH= names an installed LibTorch without CUDA.
 .PHONY: test-cpu-only
@@ -92,11 +92,11 @@ test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11
 .PHONY: test-null-device
 test-null-device: export NULL_DEVICES = 2
 test-null-device: shim ## run tests for GPUs that compare no results on devices that compute nothing
-	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver null_nvjpeg decode_nvjpeg_test decode_decode_test cuda_sanitizer_test torch_share_test dist_group_test cuda_graph_test
+	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver null_nvjpeg decode_nvjpeg_test decode_decode_test cuda_sanitizer_test torch_share_test distributed_group_test cuda_graph_test
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizer|^TestBatchNormReLU|^TestBackwardKeepsStreams$$|^TestBackwardOfATiedWeight|^TestBackwardFreesMemoryAsGrad$$|^TestProductsTakeASeat$$' ./torch
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOnGPUs$$' ./internal/streamprog -sanitized 100
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$|^TestNoFindingsReportsARace$$' ./cudatest
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfSharded' ./dist
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfSharded' ./distributed
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$' ./serve
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOf(InflatedMembers|BoundedDecoding)$$|^TestSteadyDecoding|^TestRefusedEpochLeavesTheMeasurement$$' ./prefetcher
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestPrecedence(IsOrdered)?$$' ./train
@@ -106,7 +106,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_nvjpeg_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/cuda_sanitizer_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/torch_share_test --gtest_filter='ShareGpu.EachDevice*'
-	cd cshim/test && ../../tools/null-device.sh ../build/bin/dist_group_test --gtest_filter='GroupGpu.*'
+	cd cshim/test && ../../tools/null-device.sh ../build/bin/distributed_group_test --gtest_filter='GroupGpu.*'
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/cuda_graph_test --gtest_filter='GraphGpu.ReplaysWaitForThoseOfADestroyed*'
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_decode_test --gtest_filter='DecodeGpu.*'
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchTrainBesideEngines$$' ./cmd/torchstream
@@ -168,12 +168,12 @@ gpu-bundle: shim ## make one folder with all tests, examples and run.sh for a GP
 	@tools/gpu-bundle.sh
 
 # LibTorch is not in the archive. `torchstream setup -from ARCHIVE` installs both.
-.PHONY: dist dist-test
-dist: setup ## make the release archive: libraries, headers, licences, a list of parts, checksums
-	@tools/dist.py
+.PHONY: release release-test
+release: setup ## make the release archive: libraries, headers, licences, a list of parts, checksums
+	@tools/release.py
 
-dist-test: setup ## make the release archive in two folders, compare the bytes, and use it
-	@tools/dist-test.sh
+release-test: setup ## make the release archive in two folders, compare the bytes, and use it
+	@tools/release-test.sh
 
 .PHONY: fuzz-bundle
 fuzz-bundle: image ## make one folder with all fuzzers and run.sh, for a larger machine without clang and Go

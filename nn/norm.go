@@ -37,9 +37,9 @@ type BatchNormFunc func(x, weight, bias, runningMean, runningVar *torch.Tensor, 
 
 // Synchronize makes the module call fn in training, in place of the operator that normalises by the
 // statistics of x alone; nil undoes that. A batch may then have one value per channel, or none,
-// since fn knows more of it: dist.ConvertSyncBatchNorm gives functions whose batch lies on several
-// ranks. Parameters, buffers and their names stay, and so does evaluation. Do not call Synchronize
-// while another goroutine uses the module.
+// since fn knows more of it: distributed.ConvertSyncBatchNorm gives functions whose batch lies on
+// several ranks. Parameters, buffers and their names stay, and so does evaluation. Do not call
+// Synchronize while another goroutine uses the module.
 func (b *BatchNorm) Synchronize(fn BatchNormFunc) { b.shared = fn }
 
 // BatchNormOptions are the options of NewBatchNorm1d, NewBatchNorm2d and NewBatchNorm3d.

@@ -13,7 +13,7 @@ type ClipOptions struct {
 	NormType float64 // order of the norm; 0 stands for 2; 1 and math.Inf(1) are also common
 	// Whole, if not nil, returns the norm of all gradients from that of the parameters' gradients,
 	// a scalar, and the order of the norm, where other processes have other parts of the
-	// parameters: dist.FullyShardedDataParallel.ClipGradNorm sets it. It is called without
+	// parameters: distributed.FullyShardedDataParallel.ClipGradNorm sets it. It is called without
 	// gradients too. ClipGradNorm owns the result.
 	Whole func(norm *torch.Tensor, order float64) *torch.Tensor
 }

@@ -31,7 +31,7 @@ import (
 // any Step does. A schedule counts it. A GradScaler serves one goroutine at a time.
 //
 // An optimizer whose gradients are divided among processes has a method AgreeOnFound, which makes
-// the finding that of all of them: dist.FullyShardedOptimizer does.
+// the finding that of all of them: distributed.FullyShardedOptimizer does.
 type GradScaler struct {
 	o      GradScalerOptions
 	device cuda.Device

@@ -99,7 +99,7 @@ func LoadFrom(c *nn.Checkpoint, o Optimizer) error {
 }
 
 // Divided is an optimizer of a rank of a job, which has a part of the whole state, as those of
-// package dist are.
+// package distributed are.
 type Divided interface {
 	Optimizer
 	// CutState says what this rank has of a tensor of the whole state, which State names.

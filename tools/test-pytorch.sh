@@ -65,6 +65,6 @@ done <<'TESTS'
 ./nn TestPyTorchLoadsCheckpoints TestPyTorchReadsDividedCheckpoints
 ./optim TestPyTorchLoadsOptimizers TestTwentyStepsMatchPyTorchInTheSameRun
 ./train TestGeneratorsInPyTorch
-./dist TestTorchrunLaunches
+./distributed TestTorchrunLaunches
 ./examples/11-distributed TestTorchrunRestarts TestTorchrunScales
 TESTS

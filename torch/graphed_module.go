@@ -44,8 +44,8 @@ var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModul
 //   - the caller's stream is being captured: the work becomes part of that graph;
 //   - a module of the same pool that was captured later waits for its backward pass;
 //   - the function could not be captured, or what adds to a parameter's gradient has hooks, as
-//     with c10d's own reducer (GraphedModuleStats.Refused). Those of dist.DataParallel are on the
-//     parameters and are called.
+//     with c10d's own reducer (GraphedModuleStats.Refused). Those of distributed.DataParallel are
+//     on the parameters and are called.
 //
 // The function must do the same work at every call and follow the rules of cuda.Capture: it must
 // not read values or wait. Modes that it reads on the host, such as training or evaluation of an

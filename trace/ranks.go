@@ -16,12 +16,12 @@ import (
 // Ranks are the recordings of a job's ranks, by rank, with their Begin on one clock. They make one
 // picture, which names the ranks that others wait for.
 //
-//	offset, _, err := dist.ClockOffset(world)
+//	offset, _, err := distributed.ClockOffset(world)
 //	...
 //	tr, err := rec.Stop() // on every rank
 //	...
 //	tr.Begin = tr.Begin.Add(offset)
-//	all, err := dist.AllGatherObject(world, tr)
+//	all, err := distributed.AllGatherObject(world, tr)
 //	...
 //	if world.Rank() == 0 {
 //		err = trace.Ranks(all).WriteFile("ranks.svg", trace.PictureOptions{})

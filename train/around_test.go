@@ -8,14 +8,14 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/train"
 )
 
-// Ways of ranks whose Steppers average gradients by dist.DataParallel.
+// Ways of ranks whose Steppers average gradients by distributed.DataParallel.
 const (
 	aroundWay    = "step around a reduction"
 	gpuAroundWay = "step around a reduction on GPUs"
@@ -24,14 +24,14 @@ const (
 // stepAround makes steps of which all but the first ones are replays of one graph on a GPU, and
 // compares the weights with those of steps without a graph, and of a rank alone with the whole
 // batch.
-func stepAround(t *testing.T, world *dist.Group) {
+func stepAround(t *testing.T, world *distributed.Group) {
 	const steps, rows = 8, 4
 	d := world.Device()
 	run := func(parallel, graph bool) ([]float64, train.StepperStats) {
 		s := newSmall(t, d)
 		var o train.StepperOptions
 		if parallel {
-			p, err := dist.NewDataParallel(world, s.net, dist.DataParallelOptions{BucketBytes: 128})
+			p, err := distributed.NewDataParallel(world, s.net, distributed.DataParallelOptions{BucketBytes: 128})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +83,7 @@ func stepAround(t *testing.T, world *dist.Group) {
 				t.Errorf("graph %v: weight %d is %v, and %v of a rank alone", graph, i, got[i], alone[i])
 			}
 		}
-		all, err := dist.AllGatherObject(world, fmt.Sprint(got))
+		all, err := distributed.AllGatherObject(world, fmt.Sprint(got))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +115,7 @@ func requireCompared(t *testing.T, way string) {
 	}
 }
 
-// A Stepper whose backward pass dist.DataParallel.Around makes trains as a process alone.
+// A Stepper whose backward pass distributed.DataParallel.Around makes trains as a process alone.
 func TestStepperAroundDataParallel(t *testing.T) { requireCompared(t, aroundWay) }
 
 // On GPUs the reduction is a part of the step's graph.

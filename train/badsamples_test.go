@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -67,7 +67,7 @@ func damage(t *testing.T, path string, bad func(n int) bool) string {
 
 // trainOnBadSamples trains for two epochs and prints the number of batches and a digest of the
 // weights.
-func trainOnBadSamples(t *testing.T, world *dist.Group) {
+func trainOnBadSamples(t *testing.T, world *distributed.Group) {
 	loader, err := imageloader.Open(os.Getenv(jobPath), imageloader.Options{BatchSize: 4, Transform: imageloader.Eval(8, 8),
 		BadSamples: imageloader.Skip, Rank: world.Rank(), World: world.Size(), NoIndex: true})
 	if err != nil {
@@ -92,7 +92,7 @@ func trainOnBadSamples(t *testing.T, world *dist.Group) {
 		t.Fatal(err)
 	}
 	defer opt.Close()
-	parallel, err := dist.NewDataParallel(world, net, dist.DataParallelOptions{})
+	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -30,8 +30,8 @@ import (
 // torch.set_rng_state and torch.cuda.set_rng_state take them, and "metadata". That of a job also
 // has "ranks", a list with the "generators" and the "loader" of each rank.
 type Checkpoint struct {
-	// Model may be a dist.FullyShardedDataParallel, whose checkpoint is that of the whole model.
-	// EMA is then of nn.State(Model), and its averages are whole in the file too.
+	// Model may be a distributed.FullyShardedDataParallel, whose checkpoint is that of the whole
+	// model. EMA is then of nn.State(Model), and its averages are whole in the file too.
 	Model     nn.Module
 	Optimizer optim.Optimizer
 	Scheduler *optim.Scheduler
@@ -49,14 +49,14 @@ type Checkpoint struct {
 	// World, if not nil, is the job whose ranks train together. Save, SaveAsync, Saving.Wait and
 	// Load are then collectives: every rank calls them after the same step, with a file that all
 	// hosts see. Rank 0 writes its model, optimizer and averages, which all ranks share, and the
-	// generators and loaders of all ranks. Of what a dist.FullyShardedDataParallel or an optimizer
-	// of package dist divides, each rank writes its part, to a file of its own beside rank 0's, and
-	// reads its part, of which its host holds no more: see nn.Shards. What the ranks of another
-	// group divide they gather, and rank 0 writes what its group has. A job of any number of ranks,
-	// or a process alone, reads the file: see RestoreLoader. A rank that the file does not have
-	// draws from generators that are seeded by rank 0's and its rank. An error of one rank is one
-	// of all, which names it.
-	World *dist.Group
+	// generators and loaders of all ranks. Of what a distributed.FullyShardedDataParallel or an
+	// optimizer of package distributed divides, each rank writes its part, to a file of its own
+	// beside rank 0's, and reads its part, of which its host holds no more: see nn.Shards. What the
+	// ranks of another group divide they gather, and rank 0 writes what its group has. A job of any
+	// number of ranks, or a process alone, reads the file: see RestoreLoader. A rank that the file
+	// does not have draws from generators that are seeded by rank 0's and its rank. An error of one
+	// rank is one of all, which names it.
+	World *distributed.Group
 
 	position *saved // of a Run
 	loaders  []imageloader.State
@@ -93,7 +93,7 @@ func (c *Checkpoint) Save(path string) error {
 // writing is a file that this process, or all ranks of a job, are about to write.
 type writing struct {
 	path    string
-	world   *dist.Group
+	world   *distributed.Group
 	file    map[string]any // the value of the file
 	divided nn.Divided     // tensors of file of which this rank has parts
 	shards  *nn.Shards     // of the ranks that write parts; or nil
@@ -174,7 +174,7 @@ func (c *Checkpoint) fillOptimizer(w *writing) error {
 }
 
 func (c *Checkpoint) fillModel(w *writing) (err error) {
-	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
+	sharded, ok := c.Model.(*distributed.FullyShardedDataParallel)
 	switch {
 	case c.Model == nil:
 	case ok && c.World == nil:
@@ -191,7 +191,7 @@ func (c *Checkpoint) fillModel(w *writing) (err error) {
 }
 
 func (c *Checkpoint) fillAverages(w *writing) (err error) {
-	sharded, ok := c.Model.(*dist.FullyShardedDataParallel)
+	sharded, ok := c.Model.(*distributed.FullyShardedDataParallel)
 	switch {
 	case c.EMA == nil || ok && c.World == nil:
 	case ok && !c.dividedBy(sharded.Group()):
@@ -209,7 +209,7 @@ func (c *Checkpoint) fillAverages(w *writing) (err error) {
 
 // dividedBy reports whether the ranks of a group are those of the job, in its order: the parts of
 // each are then those of a rank of the job.
-func (c *Checkpoint) dividedBy(g *dist.Group) bool {
+func (c *Checkpoint) dividedBy(g *distributed.Group) bool {
 	return c.World != nil && slices.Equal(g.Ranks(), c.World.Ranks())
 }
 
@@ -226,15 +226,15 @@ func (c *Checkpoint) optimizerState(w *writing) (optim.State, error) {
 
 // divides reports whether the ranks of the job write parts.
 func (c *Checkpoint) divides() bool {
-	sharded, model := c.Model.(*dist.FullyShardedDataParallel)
+	sharded, model := c.Model.(*distributed.FullyShardedDataParallel)
 	o, optimizer := c.Optimizer.(dividedOptimizer)
 	return model && c.dividedBy(sharded.Group()) || optimizer && c.dividedBy(o.Group())
 }
 
-// dividedOptimizer is an optimizer of package dist.
+// dividedOptimizer is an optimizer of package distributed.
 type dividedOptimizer interface {
 	DividedState() (optim.State, nn.Divided, error)
-	Group() *dist.Group
+	Group() *distributed.Group
 }
 
 // write writes what this rank writes. The ranks that write parts wait for each other then, and rank
@@ -325,7 +325,7 @@ func (c *Checkpoint) load(file *nn.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	if sharded, ok := c.Model.(*dist.FullyShardedDataParallel); ok {
+	if sharded, ok := c.Model.(*distributed.FullyShardedDataParallel); ok {
 		if err := sharded.LoadCheckpoint(file); err != nil {
 			return err
 		}
@@ -446,7 +446,7 @@ func (c *Checkpoint) loadEMA(file *nn.Checkpoint) error {
 		}
 		stored[key] = t
 	}
-	if sharded, ok := c.Model.(*dist.FullyShardedDataParallel); ok {
+	if sharded, ok := c.Model.(*distributed.FullyShardedDataParallel); ok {
 		return sharded.LoadEMAFrom(c.EMA, stored)
 	}
 	var state []nn.Named

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
@@ -23,19 +23,19 @@ import (
 // digest of its samples' names, sizes and labels, the same options, the same number of batches, and
 // that each deals its own rank's samples. Every rank calls it once its loader is open. A difference
 // is an error on all ranks that names the rank, its archive, and what differs; errors.Is knows it
-// as dist.ErrMismatch.
-func CheckRanks(world *dist.Group, loader *imageloader.Loader) error {
-	all, err := dist.AllGatherObject(world, loader.Identity())
+// as distributed.ErrMismatch.
+func CheckRanks(world *distributed.Group, loader *imageloader.Loader) error {
+	all, err := distributed.AllGatherObject(world, loader.Identity())
 	if err != nil {
 		return err
 	}
 	for rank, id := range all {
 		if id.World != world.Size() || id.Rank != rank {
 			return fmt.Errorf("train: rank %d of %d reads %s as rank %d of %d: open its loader with Options.Rank and World from the group: %w",
-				rank, world.Size(), id.Path, id.Rank, id.World, dist.ErrMismatch)
+				rank, world.Size(), id.Path, id.Rank, id.World, distributed.ErrMismatch)
 		}
 		if d := id.Difference(all[0]); d != "" {
-			return fmt.Errorf("train: rank %d reads %s, and rank 0 %s: rank %d has %s: %w", rank, id.Path, all[0].Path, rank, d, dist.ErrMismatch)
+			return fmt.Errorf("train: rank %d reads %s, and rank 0 %s: rank %d has %s: %w", rank, id.Path, all[0].Path, rank, d, distributed.ErrMismatch)
 		}
 	}
 	return nil
@@ -78,7 +78,7 @@ func (c *Checkpoint) gather(w *writing, own []nn.Named, failed error) (err error
 	if failed != nil {
 		mine = rankState{Error: failed.Error()}
 	}
-	all, err := dist.AllGatherObject(c.World, mine)
+	all, err := distributed.AllGatherObject(c.World, mine)
 	if failed != nil || err != nil {
 		return errors.Join(failed, err)
 	}
@@ -114,7 +114,7 @@ func (c *Checkpoint) checkFolder(path string) error {
 			id = s.ID()
 		}
 	}
-	id, err := dist.BroadcastObject(c.World, id, 0)
+	id, err := distributed.BroadcastObject(c.World, id, 0)
 	if err != nil || id == "" {
 		return err
 	}
@@ -153,7 +153,7 @@ func (w *writing) addRanks(all []rankState) error {
 }
 
 // agree makes the results of all ranks that of each. A process alone has its own.
-func agree(world *dist.Group, failed error) error {
+func agree(world *distributed.Group, failed error) error {
 	if world == nil {
 		return failed
 	}
@@ -161,7 +161,7 @@ func agree(world *dist.Group, failed error) error {
 	if failed != nil {
 		text = failed.Error()
 	}
-	all, err := dist.AllGatherObject(world, text)
+	all, err := distributed.AllGatherObject(world, text)
 	errs := []error{err}
 	if err != nil {
 		errs = append(errs, failed)
@@ -179,7 +179,7 @@ func agree(world *dist.Group, failed error) error {
 
 // Saving is a checkpoint that is being written beside the training.
 type Saving struct {
-	world *dist.Group
+	world *distributed.Group
 	done  chan struct{}
 	err   error
 }
@@ -393,7 +393,7 @@ func (c *Checkpoint) agreeLoaded(path, id string, failed error) error {
 	if failed != nil {
 		mine.Error = failed.Error()
 	}
-	all, err := dist.AllGatherObject(c.World, mine)
+	all, err := distributed.AllGatherObject(c.World, mine)
 	if err != nil {
 		return errors.Join(failed, err)
 	}
@@ -410,7 +410,7 @@ func (c *Checkpoint) agreeLoaded(path, id string, failed error) error {
 		return failed
 	case len(missing) > 0:
 		return fmt.Errorf("train: there is no %s on the ranks %s, and there is one on the ranks %s: all hosts need the same file: %w",
-			path, strings.Join(missing, ", "), strings.Join(has, ", "), dist.ErrMismatch)
+			path, strings.Join(missing, ", "), strings.Join(has, ", "), distributed.ErrMismatch)
 	case failed != nil:
 		return failed
 	}
@@ -419,7 +419,7 @@ func (c *Checkpoint) agreeLoaded(path, id string, failed error) error {
 			return fmt.Errorf("train: rank %d: %s", rank, l.Error)
 		}
 		if l.ID != all[0].ID {
-			return fmt.Errorf("train: %s is another checkpoint on rank %d than on rank 0: all hosts need the same file: %w", path, rank, dist.ErrMismatch)
+			return fmt.Errorf("train: %s is another checkpoint on rank %d than on rank 0: all hosts need the same file: %w", path, rank, distributed.ErrMismatch)
 		}
 	}
 	return nil

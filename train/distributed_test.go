@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/nn"
@@ -38,7 +38,7 @@ func TestJobProcess(t *testing.T) {
 	if way == "" {
 		t.Skip("other tests run it")
 	}
-	world, err := dist.Init(t.Context(), dist.Options{CPU: way != gpuDividedWay && way != gpuAroundWay, Timeout: 2 * time.Minute})
+	world, err := distributed.Init(t.Context(), distributed.Options{CPU: way != gpuDividedWay && way != gpuAroundWay, Timeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func runJob(t *testing.T, size int, way, path string, steps int) (said []string,
 }
 
 // dropoutJob is a training whose input and Dropout are drawn from the rank's generator.
-func dropoutJob(t *testing.T, world *dist.Group) *train.Checkpoint {
+func dropoutJob(t *testing.T, world *distributed.Group) *train.Checkpoint {
 	t.Helper()
 	if err := torch.ManualSeed(7); err != nil {
 		t.Fatal(err)
@@ -165,12 +165,12 @@ func digest(t *testing.T, tensors ...nn.Named) string {
 	return fmt.Sprintf("%x", sum.Sum(nil)[:8])
 }
 
-func trainRank(t *testing.T, world *dist.Group) {
+func trainRank(t *testing.T, world *distributed.Group) {
 	c := dropoutJob(t, world)
 	if err := c.Load(os.Getenv(jobPath)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	parallel, err := dist.NewDataParallel(world, c.Model, dist.DataParallelOptions{})
+	parallel, err := distributed.NewDataParallel(world, c.Model, distributed.DataParallelOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func require(t *testing.T, err error, says ...string) {
 }
 
 // checkpointErrors meets errors on one rank, which are errors on both, and goes on after each.
-func checkpointErrors(t *testing.T, world *dist.Group) {
+func checkpointErrors(t *testing.T, world *distributed.Group) {
 	c := dropoutJob(t, world)
 	dir, mine := os.Getenv(jobPath), ""
 	if world.Rank() == 1 {
@@ -333,7 +333,7 @@ func checkpointErrors(t *testing.T, world *dist.Group) {
 func TestCheckpointErrorsAreThoseOfAllRanks(t *testing.T) { startJob(t, 2, "errors", t.TempDir(), 0) }
 
 // dataErrors has ranks with loaders that do not fit together.
-func dataErrors(t *testing.T, world *dist.Group) {
+func dataErrors(t *testing.T, world *distributed.Group) {
 	archives := strings.Split(os.Getenv(jobPath), ":")
 	o := imageloader.Options{BatchSize: 4, Transform: imageloader.Eval(8, 8), Shuffle: true, Rank: world.Rank(), World: 2, NoIndex: true}
 	check := func(path string, o imageloader.Options) error {
@@ -349,7 +349,7 @@ func dataErrors(t *testing.T, world *dist.Group) {
 	}
 	err := check(archives[world.Rank()], o)
 	require(t, err, "rank 1 reads "+archives[1]+", and rank 0 "+archives[0], "rank 1 has an archive of")
-	if !errors.Is(err, dist.ErrMismatch) {
+	if !errors.Is(err, distributed.ErrMismatch) {
 		t.Error(err)
 	}
 	seeded := o

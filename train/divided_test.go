@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -15,14 +15,14 @@ import (
 const dividedWay = "train with divided state"
 
 // jobOptimizer returns the optimizer of a rank, or of a process alone.
-func jobOptimizer(world *dist.Group, params []*torch.Tensor) (optim.Optimizer, error) {
+func jobOptimizer(world *distributed.Group, params []*torch.Tensor) (optim.Optimizer, error) {
 	build := func(params []*torch.Tensor) (optim.Optimizer, error) {
 		return optim.NewAdamW(params, optim.AdamWOptions{LR: 0.01})
 	}
 	if world == nil || os.Getenv(jobWay) != dividedWay {
 		return build(params)
 	}
-	return dist.NewZeroRedundancyOptimizer(world, params, build)
+	return distributed.NewZeroRedundancyOptimizer(world, params, build)
 }
 
 // checkpointFiles are a checkpoint's files by their paths.

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -36,15 +36,15 @@ func buildAdamW(params []*torch.Tensor) (optim.Optimizer, error) {
 }
 
 // trainSharded trains a rank of a job with a Stepper, which goes on from the file.
-func trainSharded(t *testing.T, world *dist.Group) {
+func trainSharded(t *testing.T, world *distributed.Group) {
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	net := shardedNet(t, func(m nn.Module) nn.Module { return dist.NewShardedBlock(m) })
-	sharded, err := dist.NewFullyShardedDataParallel(world, net, dist.FullyShardedOptions{})
+	net := shardedNet(t, func(m nn.Module) nn.Module { return distributed.NewShardedBlock(m) })
+	sharded, err := distributed.NewFullyShardedDataParallel(world, net, distributed.FullyShardedOptions{})
 	must(err)
 	defer sharded.Close()
 	opt, err := sharded.NewOptimizer(buildAdamW)

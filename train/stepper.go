@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -34,8 +34,9 @@ type StepperOptions struct {
 	// EMA, if not nil, is updated after each step.
 	EMA *optim.EMA
 	// Backward, if not nil, is called with the backward pass of each step, which it calls once.
-	// dist.DataParallel.Around averages the gradients of several processes. A Model that is a
-	// dist.FullyShardedDataParallel needs its Around, and an Optimizer of its NewOptimizer.
+	// distributed.DataParallel.Around averages the gradients of several processes. A Model that is
+	// a distributed.FullyShardedDataParallel needs its Around, and an Optimizer of its
+	// NewOptimizer.
 	Backward func(pass func() error) error
 
 	// Graph captures the step on a GPU as a CUDA graph and replays it: the host then makes a few
@@ -55,7 +56,7 @@ type Stepper struct {
 	o         StepperOptions
 	scheduler *optim.Scheduler
 	params    []*torch.Tensor
-	sharded   *dist.FullyShardedDataParallel // Model, if it is one
+	sharded   *distributed.FullyShardedDataParallel // Model, if it is one
 	counts    *nn.BatchCounts
 	casts     *torch.ParameterCasts // with Autocast
 	graphed   *torch.Graphed
@@ -87,8 +88,8 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 		return nil, fmt.Errorf("train.NewStepper: Graph needs an optimizer with Capturable, or the graph would keep its first learning rate: %w", cuda.ErrInvalidArgument)
 	}
 	s := &Stepper{o: o, params: nn.Parameters(o.Model), counts: nn.NewBatchCounts(o.Model), said: map[string]bool{}}
-	if s.sharded, _ = o.Model.(*dist.FullyShardedDataParallel); s.sharded != nil {
-		if _, ok := o.Optimizer.(*dist.FullyShardedOptimizer); !ok || o.Backward == nil {
+	if s.sharded, _ = o.Model.(*distributed.FullyShardedDataParallel); s.sharded != nil {
+		if _, ok := o.Optimizer.(*distributed.FullyShardedOptimizer); !ok || o.Backward == nil {
 			return nil, fmt.Errorf("train.NewStepper: a FullyShardedDataParallel needs its Around as Backward and an Optimizer of its NewOptimizer: %w", cuda.ErrInvalidArgument)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -26,7 +26,7 @@ import (
 )
 
 // inProcess runs n ranks on the CPU as goroutines of this process.
-func inProcess(t *testing.T, n int, run func(world *dist.Group) error) {
+func inProcess(t *testing.T, n int, run func(world *distributed.Group) error) {
 	t.Helper()
 	port, err := freeport.Find()
 	if err != nil {
@@ -36,7 +36,7 @@ func inProcess(t *testing.T, n int, run func(world *dist.Group) error) {
 	var all sync.WaitGroup
 	for rank := range n {
 		all.Go(func() {
-			world, err := dist.Init(t.Context(), dist.Options{CPU: true, Timeout: 2 * time.Minute, Environment: &dist.Environment{
+			world, err := distributed.Init(t.Context(), distributed.Options{CPU: true, Timeout: 2 * time.Minute, Environment: &distributed.Environment{
 				Launcher: "test", Rank: rank, Size: n, LocalRank: rank, LocalSize: n, Address: "127.0.0.1", Port: port}})
 			if err == nil {
 				err = errors.Join(run(world), world.Close())
@@ -55,7 +55,7 @@ func inProcess(t *testing.T, n int, run func(world *dist.Group) error) {
 // divided is a rank's part of a training, or a process's whole one without a world.
 type divided struct {
 	*train.Checkpoint
-	sharded *dist.FullyShardedDataParallel
+	sharded *distributed.FullyShardedDataParallel
 	opt     interface {
 		optim.Optimizer
 		Close() error
@@ -64,10 +64,10 @@ type divided struct {
 
 // newDivided returns a network with a kernel whose memory has another order than its dimensions,
 // and with parameters outside of blocks.
-func newDivided(world *dist.Group, value float64) (*divided, error) {
+func newDivided(world *distributed.Group, value float64) (*divided, error) {
 	wrap := func(m nn.Module) nn.Module {
 		if world != nil {
-			return dist.NewShardedBlock(m)
+			return distributed.NewShardedBlock(m)
 		}
 		return m
 	}
@@ -88,7 +88,7 @@ func newDivided(world *dist.Group, value float64) (*divided, error) {
 	var err error
 	if world == nil {
 		d.opt, err = optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01})
-	} else if d.sharded, err = dist.NewFullyShardedDataParallel(world, net, dist.FullyShardedOptions{}); err == nil {
+	} else if d.sharded, err = distributed.NewFullyShardedDataParallel(world, net, distributed.FullyShardedOptions{}); err == nil {
 		d.Model = d.sharded
 		d.opt, err = d.sharded.NewOptimizer(buildAdamW)
 	}
@@ -110,9 +110,9 @@ func (d *divided) close() error {
 
 // inDivided runs n ranks as inProcess does, each with its part of a training whose parameters the
 // value determines. With n = 0 it runs a process alone, with the whole one and no world.
-func inDivided(t *testing.T, n int, value float64, run func(world *dist.Group, d *divided) error) {
+func inDivided(t *testing.T, n int, value float64, run func(world *distributed.Group, d *divided) error) {
 	t.Helper()
-	rank := func(world *dist.Group) error {
+	rank := func(world *distributed.Group) error {
 		d, err := newDivided(world, value)
 		if err != nil {
 			return err
@@ -176,7 +176,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 	for writers := 1; writers <= 3; writers++ {
 		path := filepath.Join(dir, strconv.Itoa(writers)+".pt")
 		var want string
-		inDivided(t, writers, 1, func(world *dist.Group, d *divided) error {
+		inDivided(t, writers, 1, func(world *distributed.Group, d *divided) error {
 			if from != "" {
 				if err := d.Load(from); err != nil {
 					return err
@@ -205,7 +205,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 			t.Errorf("the files of %d ranks: %v, %v", writers, names, err)
 		}
 		for readers := 0; readers <= 4; readers++ { // 0 is a process alone
-			inDivided(t, readers, 2, func(_ *dist.Group, d *divided) error {
+			inDivided(t, readers, 2, func(_ *distributed.Group, d *divided) error {
 				if err := d.Load(path); err != nil {
 					return err
 				}
@@ -224,7 +224,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 // and so is a rank that cannot write. The old checkpoint stays, and the job goes on.
 func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	dir := t.TempDir()
-	inDivided(t, 2, 1, func(world *dist.Group, d *divided) error {
+	inDivided(t, 2, 1, func(world *distributed.Group, d *divided) error {
 		path := filepath.Join(dir, "last.pt")
 		// The first run of a job with such a path ends before it trains.
 		own := []string{path, filepath.Join(dir, "none", "last.pt")}[world.Rank()]
@@ -276,7 +276,7 @@ func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
 	for _, ranks := range [][]int{{1, 0}, {0}} {
 		path := filepath.Join(t.TempDir(), "last.pt")
 		var want string
-		inProcess(t, 2, func(world *dist.Group) error {
+		inProcess(t, 2, func(world *distributed.Group) error {
 			group, err := world.Subgroup(ranks...)
 			if err == nil && group.Rank() < 0 {
 				group, err = world.Subgroup(1)
@@ -301,7 +301,7 @@ func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
 			}
 			return errors.Join(err, d.Load(path))
 		})
-		inDivided(t, 0, 2, func(_ *dist.Group, d *divided) error {
+		inDivided(t, 0, 2, func(_ *distributed.Group, d *divided) error {
 			if err := d.Load(path); err != nil {
 				return err
 			}
@@ -318,7 +318,7 @@ func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
 // done with the one first, and another with the other.
 func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 	dir := t.TempDir()
-	inDivided(t, 3, 1, func(world *dist.Group, d *divided) error {
+	inDivided(t, 3, 1, func(world *distributed.Group, d *divided) error {
 		if err := d.step(); err != nil {
 			return err
 		}
@@ -346,7 +346,7 @@ func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
-	inDivided(t, 2, 1, func(world *dist.Group, d *divided) error {
+	inDivided(t, 2, 1, func(world *distributed.Group, d *divided) error {
 		if err := d.Save(path); err != nil {
 			return err
 		}
@@ -369,7 +369,7 @@ func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 // A bit that has flipped in a rank's file is an error of all ranks, which names file and tensor.
 func TestDamagedFileOfARankIsFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
-	inDivided(t, 2, 1, func(world *dist.Group, d *divided) error {
+	inDivided(t, 2, 1, func(world *distributed.Group, d *divided) error {
 		if err := errors.Join(d.step(), d.Save(path)); err != nil {
 			return err
 		}
@@ -403,7 +403,7 @@ func TestDamagedFileOfARankIsFound(t *testing.T) {
 // gpuDividedWay is the way of ranks on GPUs that write and read a checkpoint together.
 const gpuDividedWay = "write a checkpoint on GPUs"
 
-func writeOnGPUs(t *testing.T, world *dist.Group) {
+func writeOnGPUs(t *testing.T, world *distributed.Group) {
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -440,7 +440,7 @@ func TestGPUDividedCheckpoint(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	path := filepath.Join(t.TempDir(), "last.pt")
 	said := startJob(t, min(cuda.DeviceCount(), 2), gpuDividedWay, path, 0)
-	inDivided(t, 0, 2, func(_ *dist.Group, d *divided) error {
+	inDivided(t, 0, 2, func(_ *distributed.Group, d *divided) error {
 		if err := d.Load(path); err != nil {
 			return err
 		}
@@ -489,10 +489,10 @@ func peak(t *testing.T, call func() error) int64 {
 	return read("VmHWM") - before
 }
 
-func measureMemory(t *testing.T, world *dist.Group) {
+func measureMemory(t *testing.T, world *distributed.Group) {
 	var blocks []nn.Module
 	for range memoryBlocks {
-		blocks = append(blocks, dist.NewShardedBlock(nn.NewLinear(memoryWidth, memoryWidth, nn.LinearOptions{})))
+		blocks = append(blocks, distributed.NewShardedBlock(nn.NewLinear(memoryWidth, memoryWidth, nn.LinearOptions{})))
 	}
 	must := func(err error) {
 		t.Helper()
@@ -500,7 +500,7 @@ func measureMemory(t *testing.T, world *dist.Group) {
 			t.Fatal(err)
 		}
 	}
-	sharded, err := dist.NewFullyShardedDataParallel(world, nn.NewSequential(blocks...), dist.FullyShardedOptions{})
+	sharded, err := distributed.NewFullyShardedDataParallel(world, nn.NewSequential(blocks...), distributed.FullyShardedOptions{})
 	must(err)
 	defer sharded.Close()
 	opt, err := sharded.NewOptimizer(buildAdamW)

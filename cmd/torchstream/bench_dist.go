@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/internal/printable"
@@ -66,7 +66,7 @@ type distTorchDP struct {
 // distBench is what bench dist measures.
 type distBench struct {
 	trainBench
-	world       *dist.Group
+	world       *distributed.Group
 	collectives []collective
 	steps       int
 	rounds      int
@@ -114,13 +114,13 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	b.noGraphs = !*graphs
 	if min(*ranks, *largest, b.steps, b.rounds, sequences, b.shardedSteps) < 1 {
-		return errors.New("bench dist: -ranks, -mib, -steps, -rounds, -sequences and -sharded-steps must be 1 or more")
+		return errors.New("bench distributed: -ranks, -mib, -steps, -rounds, -sequences and -sharded-steps must be 1 or more")
 	}
 	if err := checkSize(b.size, 1); err != nil {
 		return err
 	}
 	if b.context < 1 || b.context > 1024 {
-		return errors.New("bench dist: -context must be from 1 to 1024, the positions of a GPT-2")
+		return errors.New("bench distributed: -context must be from 1 to 1024, the positions of a GPT-2")
 	}
 	var err error
 	if b.collectives, err = parseCollectives(*measured); err != nil {
@@ -129,7 +129,7 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if b.decode, err = parseDecode(*decode); err != nil {
 		return err
 	}
-	environment, err := dist.ReadEnvironment(os.Getenv)
+	environment, err := distributed.ReadEnvironment(os.Getenv)
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		}
 		return report.write(stdout, *asJSON)
 	}
-	if b.world, err = dist.Init(ctx, dist.Options{CPU: *cpu}); err != nil {
+	if b.world, err = distributed.Init(ctx, distributed.Options{CPU: *cpu}); err != nil {
 		return err
 	}
 	report, err := b.measureAll(ctx, *names, *sizes, *largest)
@@ -168,7 +168,7 @@ func (b *distBench) startAll(ctx context.Context, ranks int, args []string, pyth
 		return nil, err
 	}
 	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
-		return nil, fmt.Errorf("bench dist: cannot read what rank 0 printed: %w", err)
+		return nil, fmt.Errorf("bench distributed: cannot read what rank 0 printed: %w", err)
 	}
 	if python == "" {
 		report.PythonNote = "left out by -python"
@@ -318,7 +318,7 @@ func startRanks(ctx context.Context, n int, command func(context.Context) *exec.
 			err := c.Wait()
 			if err != nil {
 				stop() // the others have nobody to reduce with
-				err = fmt.Errorf("bench dist: rank %d: %w", rank, err)
+				err = fmt.Errorf("bench distributed: rank %d: %w", rank, err)
 			}
 			errs <- err
 		}()
@@ -346,7 +346,7 @@ func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest
 		for mib := 1; mib <= largest; mib *= 4 {
 			row, err := b.measureCollective(c, int64(mib)<<20)
 			if err != nil {
-				return nil, fmt.Errorf("bench dist: %s of %d MiB: %w", c.name, mib, err)
+				return nil, fmt.Errorf("bench distributed: %s of %d MiB: %w", c.name, mib, err)
 			}
 			r.Collectives = append(r.Collectives, row)
 		}
@@ -358,7 +358,7 @@ func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest
 		for i, text := range strings.Split(sizes, ",") {
 			batch, err := strconv.Atoi(text)
 			if err != nil || batch < 1 {
-				return nil, fmt.Errorf("bench dist: -batches %q: want numbers of 1 or more", sizes)
+				return nil, fmt.Errorf("bench distributed: -batches %q: want numbers of 1 or more", sizes)
 			}
 			for _, mode := range b.modes() {
 				row, err := b.train(model, batch, mode)
@@ -372,7 +372,7 @@ func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest
 			}
 			row, err := b.fed(ctx, model, batch)
 			if err != nil {
-				return nil, fmt.Errorf("bench dist: %s from %s: %w", model, b.archive, err)
+				return nil, fmt.Errorf("bench distributed: %s from %s: %w", model, b.archive, err)
 			}
 			r.Fed = append(r.Fed, row)
 		}
@@ -388,7 +388,7 @@ func (b *distBench) together() error {
 		return err
 	}
 	defer x.Close()
-	return errors.Join(b.wait(), b.world.Barrier(), b.world.AllReduce(x, dist.Sum), b.wait())
+	return errors.Join(b.wait(), b.world.Barrier(), b.world.AllReduce(x, distributed.Sum), b.wait())
 }
 
 // best returns the seconds of a call: of the slowest rank, in the best round.
@@ -413,7 +413,7 @@ func (b *distBench) bestIssued(calls int, call func() error) (took, issue float6
 		if err := b.wait(); err != nil {
 			return 0, 0, err
 		}
-		all, err := dist.AllGatherObject(b.world, [2]float64{time.Since(begun).Seconds() / float64(calls), issued.Seconds() / float64(calls)})
+		all, err := distributed.AllGatherObject(b.world, [2]float64{time.Since(begun).Seconds() / float64(calls), issued.Seconds() / float64(calls)})
 		if err != nil {
 			return 0, 0, err
 		}
@@ -431,7 +431,7 @@ func (b *distBench) train(model string, batch int, mode string) (*distTrainRow, 
 	for _, rate := range []*float64{&row.Alone, &row.Together} {
 		s, err := b.step(row, rate == &row.Together)
 		if err != nil {
-			return nil, fmt.Errorf("bench dist: %s, batch %d, %s: %w", model, batch, mode, err)
+			return nil, fmt.Errorf("bench distributed: %s, batch %d, %s: %w", model, batch, mode, err)
 		}
 		*rate = float64(batch) / s
 	}
@@ -464,7 +464,7 @@ func (b *distBench) withTrainee(model, mode string, together bool, fn func(*trai
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var around func(func() error) error
-	var parallel *dist.DataParallel
+	var parallel *distributed.DataParallel
 	t, err := b.newTraineeAround(model, mode, func(pass func() error) error {
 		if around == nil {
 			return pass()
@@ -483,11 +483,11 @@ func (b *distBench) withTrainee(model, mode string, together bool, fn func(*trai
 		err = errors.Join(err, scope.Close(), t.close())
 	}()
 	if together {
-		var o dist.DataParallelOptions
+		var o distributed.DataParallelOptions
 		if b.bf16 {
 			o.ReduceDType = torch.BFloat16
 		}
-		if parallel, err = dist.NewDataParallel(b.world, t.net, o); err != nil {
+		if parallel, err = distributed.NewDataParallel(b.world, t.net, o); err != nil {
 			return err
 		}
 		around = parallel.Around

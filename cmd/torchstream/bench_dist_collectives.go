@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -20,7 +20,7 @@ type collective struct {
 	// bus is the bus bandwidth of n ranks over the bytes of whole by the time, as in
 	// https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 	bus  func(n float64) float64
-	call func(g *dist.Group, t collectiveTensors) error
+	call func(g *distributed.Group, t collectiveTensors) error
 }
 
 // collectiveTensors are zeros of float32: their sums stay finite.
@@ -31,15 +31,17 @@ type collectiveTensors struct {
 
 // allReduce is also what doctor -dist measures.
 var allReduce = collective{"all-reduce", func(n float64) float64 { return 2 * (n - 1) / n },
-	func(g *dist.Group, t collectiveTensors) error { return g.AllReduce(t.whole, dist.Sum) }}
+	func(g *distributed.Group, t collectiveTensors) error { return g.AllReduce(t.whole, distributed.Sum) }}
 
 var collectives = []collective{
 	allReduce,
-	{"reduce-scatter", partsOfOthers, func(g *dist.Group, t collectiveTensors) error { return g.ReduceScatter(t.part, t.whole, dist.Sum) }},
-	{"all-gather", partsOfOthers, func(g *dist.Group, t collectiveTensors) error { return g.AllGather(t.whole, t.part) }},
-	{"broadcast", func(float64) float64 { return 1 }, func(g *dist.Group, t collectiveTensors) error { return g.Broadcast(t.whole, 0) }},
-	{"all-to-all", partsOfOthers, func(g *dist.Group, t collectiveTensors) error {
-		return g.AllToAll(t.other, t.whole, dist.AllToAllRows{})
+	{"reduce-scatter", partsOfOthers, func(g *distributed.Group, t collectiveTensors) error {
+		return g.ReduceScatter(t.part, t.whole, distributed.Sum)
+	}},
+	{"all-gather", partsOfOthers, func(g *distributed.Group, t collectiveTensors) error { return g.AllGather(t.whole, t.part) }},
+	{"broadcast", func(float64) float64 { return 1 }, func(g *distributed.Group, t collectiveTensors) error { return g.Broadcast(t.whole, 0) }},
+	{"all-to-all", partsOfOthers, func(g *distributed.Group, t collectiveTensors) error {
+		return g.AllToAll(t.other, t.whole, distributed.AllToAllRows{})
 	}},
 }
 
@@ -63,7 +65,7 @@ func parseCollectives(names string) ([]collective, error) {
 	for name := range strings.SplitSeq(names, ",") {
 		i := slices.IndexFunc(collectives, func(c collective) bool { return c.name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("bench dist: -collectives: there is no %q: want some of %s", name, collectiveNames())
+			return nil, fmt.Errorf("bench distributed: -collectives: there is no %q: want some of %s", name, collectiveNames())
 		}
 		found = append(found, collectives[i])
 	}

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
@@ -53,7 +53,7 @@ func (b *distBench) measureFed(ctx context.Context, row *distFedRow, t *trainee,
 
 // maximum returns the maximum of the ranks' values.
 func (b *distBench) maximum(value int64) (int64, error) {
-	all, err := dist.AllGatherObject(b.world, value)
+	all, err := distributed.AllGatherObject(b.world, value)
 	if err != nil {
 		return 0, err
 	}

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -87,10 +87,10 @@ func (e gptEnds) Parts() nn.Parts {
 
 // shardedGPT returns the GPT-2 as a chain of blocks.
 func shardedGPT(gpt *models.GPT2) nn.Module {
-	ends := dist.NewShardedBlock(gptEnds{gpt})
+	ends := distributed.NewShardedBlock(gptEnds{gpt})
 	chain := []nn.Module{ends}
 	for _, b := range gpt.Blocks() {
-		chain = append(chain, dist.NewShardedBlock(b))
+		chain = append(chain, distributed.NewShardedBlock(b))
 	}
 	return nn.NewSequential(append(chain, ends)...)
 }
@@ -98,8 +98,8 @@ func shardedGPT(gpt *models.GPT2) nn.Module {
 // shardedTrainee is a trainee of all ranks.
 type shardedTrainee struct {
 	trainee
-	parallel *dist.DataParallel             // nil if the parameters are divided
-	sharded  *dist.FullyShardedDataParallel // nil if they are not
+	parallel *distributed.DataParallel             // nil if the parameters are divided
+	sharded  *distributed.FullyShardedDataParallel // nil if they are not
 }
 
 func (b *distBench) newShardedTrainee(model, way, mode string) (_ *shardedTrainee, err error) {
@@ -120,12 +120,12 @@ func (b *distBench) newShardedTrainee(model, way, mode string) (_ *shardedTraine
 	o := b.stepperOptions(model)
 	o.Graph = mode == "graph"
 	if stage, ok := strings.CutPrefix(way, "FullyShardedDataParallel, "); ok {
-		options := dist.FullyShardedOptions{KeepAfterForward: stage == "stage 2"}
+		options := distributed.FullyShardedOptions{KeepAfterForward: stage == "stage 2"}
 		if strings.HasSuffix(stage, "bfloat16") {
 			options.GatherDType = torch.BFloat16
 			o.Autocast = torch.BFloat16 // also on the CPU
 		}
-		if t.sharded, err = dist.NewFullyShardedDataParallel(b.world, shardedGPT(gpt), options); err != nil {
+		if t.sharded, err = distributed.NewFullyShardedDataParallel(b.world, shardedGPT(gpt), options); err != nil {
 			return nil, err
 		}
 		o.Model, o.Backward = t.sharded, t.sharded.Around
@@ -136,12 +136,12 @@ func (b *distBench) newShardedTrainee(model, way, mode string) (_ *shardedTraine
 		if err = nn.To(gpt, b.device); err != nil {
 			return nil, err
 		}
-		if t.parallel, err = dist.NewDataParallel(b.world, gpt, dist.DataParallelOptions{}); err != nil {
+		if t.parallel, err = distributed.NewDataParallel(b.world, gpt, distributed.DataParallelOptions{}); err != nil {
 			return nil, err
 		}
 		o.Model, o.Backward = gpt, t.parallel.Around
 		if way == "ZeroRedundancyOptimizer" {
-			t.opt, err = dist.NewZeroRedundancyOptimizer(b.world, nn.Parameters(gpt), adamW)
+			t.opt, err = distributed.NewZeroRedundancyOptimizer(b.world, nn.Parameters(gpt), adamW)
 		} else {
 			t.opt, err = optim.NewAdamW(nn.Parameters(gpt), optim.AdamWOptions{LR: 1e-4, Capturable: true})
 		}
@@ -183,7 +183,7 @@ func (b *distBench) measureSharded(names string, batch int, r *distReport) error
 				row := &distShardedRow{Model: model, Batch: batch, Context: b.context, Way: way, Mode: mode}
 				var err error
 				if row.Go, err = b.shardedStep(model, batch, way, mode); err != nil {
-					return fmt.Errorf("bench dist: %s, %s, %s: %w", model, way, mode, err)
+					return fmt.Errorf("bench distributed: %s, %s, %s: %w", model, way, mode, err)
 				}
 				r.Sharded = append(r.Sharded, row)
 			}
@@ -231,7 +231,7 @@ func (b *distBench) shardedStep(model string, batch int, way, mode string) (_ *d
 	if err != nil {
 		return nil, err
 	}
-	all, err := dist.AllGatherObject(b.world, [3]int64{m.Allocated, m.PeakAllocated, m.PeakReserved})
+	all, err := distributed.AllGatherObject(b.world, [3]int64{m.Allocated, m.PeakAllocated, m.PeakReserved})
 	for _, m := range all {
 		f.HeldBytes, f.PeakBytes, f.ReservedBytes = max(f.HeldBytes, m[0]), max(f.PeakBytes, m[1]), max(f.ReservedBytes, m[2])
 	}

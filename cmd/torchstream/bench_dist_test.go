@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -80,7 +80,7 @@ func TestBenchDist(t *testing.T) {
 
 // Each row makes the collective of its name.
 func TestCollectivesAreThoseOfTheirNames(t *testing.T) {
-	world, err := dist.Init(t.Context(), dist.Options{CPU: true})
+	world, err := distributed.Init(t.Context(), distributed.Options{CPU: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestCollectivesAreThoseOfTheirNames(t *testing.T) {
 	}
 	for _, c := range all {
 		err := c.call(world, collectiveTensors{x, x, x})
-		if err == nil || !strings.Contains(strings.ToLower(err.Error()), "dist: "+strings.ReplaceAll(c.name, "-", "")) {
+		if err == nil || !strings.Contains(strings.ToLower(err.Error()), "distributed: "+strings.ReplaceAll(c.name, "-", "")) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
@@ -134,7 +134,7 @@ func TestShardedGPTIsTheGPT(t *testing.T) {
 	if err != nil || !same {
 		t.Errorf("equal: %v, %v", same, err)
 	}
-	if _, ok := chain.Parts().Modules[0].Module.(*dist.ShardedBlock); !ok {
+	if _, ok := chain.Parts().Modules[0].Module.(*distributed.ShardedBlock); !ok {
 		t.Error("the first module is no block")
 	}
 }

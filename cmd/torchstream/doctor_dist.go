@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -67,7 +67,7 @@ const (
 
 // doctorDist tests the links of a job's ranks. Started alone it starts the ranks itself.
 func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr io.Writer) error {
-	environment, err := dist.ReadEnvironment(os.Getenv)
+	environment, err := distributed.ReadEnvironment(os.Getenv)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 // examineLinks measures on every rank of a job. The report of rank 0 is complete; that of another
 // rank has no expectations and no findings, so that ranks do not measure the loopback at once.
 func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
-	world, err := dist.Init(ctx, dist.Options{CPU: cpu})
+	world, err := distributed.Init(ctx, distributed.Options{CPU: cpu})
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Ranks, err = dist.AllGatherObject(world, mine); err != nil {
+	if r.Ranks, err = distributed.AllGatherObject(world, mine); err != nil {
 		return nil, err
 	}
 	largest := int64(16 << 20)

@@ -36,7 +36,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/interrupt"
@@ -55,7 +55,7 @@ type options struct {
 	rate                                      float64
 	bfloat16                                  bool
 	seed                                      uint64
-	dist                                      dist.Options
+	dist                                      distributed.Options
 	onStep                                    func(step) error // of a test
 }
 
@@ -93,7 +93,7 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
 	lesson.Usage(flag.CommandLine, "11-distributed [options]", "Trains a network with several processes, one for each GPU; started alone, with one. torchrun, srun and mpirun start it too.")
 	flag.Parse()
-	if env, err := dist.ReadEnvironment(os.Getenv); err == nil && env.Warning != "" { // Init returns err
+	if env, err := distributed.ReadEnvironment(os.Getenv); err == nil && env.Warning != "" { // Init returns err
 		fmt.Fprintln(os.Stderr, "11-distributed: warning:", env.Warning)
 	}
 	ctx, stop := interrupt.Context(grace)
@@ -111,7 +111,7 @@ func main() {
 // message returns what a rank says of its failure. One rank says in full why the job has ended, so
 // that the others do not repeat it.
 func message(err error) string {
-	var e *dist.Error
+	var e *distributed.Error
 	if !errors.As(err, &e) || e.Culprit < 0 {
 		return err.Error()
 	}
@@ -159,7 +159,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(terminated))
 	defer cancel(nil)
 	atOnce := context.AfterFunc(terminated, func() { cancel(errTerminated) })
-	world, err := dist.Init(ctx, o.dist)
+	world, err := distributed.Init(ctx, o.dist)
 	if err != nil {
 		return nil, err
 	}
@@ -211,11 +211,11 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 		return nil, err
 	}
 	t = trainer{options: o, world: world, feed: feed, net: net}
-	var parallel dist.DataParallelOptions
+	var parallel distributed.DataParallelOptions
 	if o.bfloat16 {
 		parallel.ReduceDType = torch.BFloat16
 	}
-	if t.parallel, err = dist.NewDataParallel(world, net, parallel); err != nil {
+	if t.parallel, err = distributed.NewDataParallel(world, net, parallel); err != nil {
 		return nil, err
 	}
 	defer t.parallel.Close()
@@ -227,7 +227,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	if err := t.begin(ctx, loader, out); err != nil {
 		return nil, err
 	}
-	t.stop = dist.NewFlag(world)
+	t.stop = distributed.NewFlag(world)
 	defer t.stop.Close()
 	if atOnce() {
 		defer context.AfterFunc(terminated, t.stop.Raise)()
@@ -280,12 +280,12 @@ func network(arch string, classes int) (nn.Module, error) {
 
 type trainer struct {
 	options
-	world    *dist.Group
+	world    *distributed.Group
 	feed     *prefetcher.Prefetcher
 	net      nn.Module
-	parallel *dist.DataParallel
+	parallel *distributed.DataParallel
 	opt      optim.Optimizer
-	stop     *dist.Flag // up when a rank was told to leave
+	stop     *distributed.Flag // up when a rank was told to leave
 	state    train.Checkpoint
 	saving   *train.Saving // the checkpoint that is being written; nil for none
 	first    int           // epoch
@@ -359,7 +359,7 @@ func (t *trainer) epoch(ctx context.Context, epoch int) (loss float64, images in
 			return 0, 0, err
 		}
 	}
-	if err := t.world.AllReduce(sums, dist.Sum); err != nil {
+	if err := t.world.AllReduce(sums, distributed.Sum); err != nil {
 		return 0, 0, err
 	}
 	values, err := sums.Float64s()
@@ -458,12 +458,12 @@ func (t *trainer) draw() error {
 	if err != nil {
 		return err
 	}
-	offset, _, err := dist.ClockOffset(t.world)
+	offset, _, err := distributed.ClockOffset(t.world)
 	if err != nil {
 		return err
 	}
 	tr.Begin = tr.Begin.Add(offset) // rank 0's clock
-	all, err := dist.AllGatherObject(t.world, tr)
+	all, err := distributed.AllGatherObject(t.world, tr)
 	if err == nil && t.world.Rank() == 0 {
 		err = trace.Ranks(all).WriteFile(t.timeline, trace.PictureOptions{})
 	}
@@ -472,7 +472,7 @@ func (t *trainer) draw() error {
 }
 
 // compare requires that all ranks have the same weights.
-func (r *result) compare(world *dist.Group, net nn.Module) error {
+func (r *result) compare(world *distributed.Group, net nn.Module) error {
 	sum := sha256.New()
 	for _, p := range nn.Parameters(net) {
 		onCPU := p.Detach().To(cuda.CPU)
@@ -483,7 +483,7 @@ func (r *result) compare(world *dist.Group, net nn.Module) error {
 		}
 	}
 	r.weights = fmt.Sprintf("%x", sum.Sum(nil))
-	all, err := dist.AllGatherObject(world, r.weights)
+	all, err := distributed.AllGatherObject(world, r.weights)
 	if err != nil {
 		return err
 	}

@@ -19,13 +19,13 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cudatest"
-	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/internal/interrupt"
 )
 
 func small() options {
-	return options{archive: "../data/photos-train.tgz", size: 16, batch: 24, epochs: 3, rate: 0.02, seed: 1, dist: dist.Options{CPU: true, Timeout: time.Minute}}
+	return options{archive: "../data/photos-train.tgz", size: 16, batch: 24, epochs: 3, rate: 0.02, seed: 1, dist: distributed.Options{CPU: true, Timeout: time.Minute}}
 }
 
 // patience ends a test that hangs.
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 // alone is the environment of a process that no launcher started.
-func alone() *dist.Environment { return &dist.Environment{Launcher: "none", Size: 1} }
+func alone() *distributed.Environment { return &distributed.Environment{Launcher: "none", Size: 1} }
 
 func TestOneProcess(t *testing.T) {
 	o := small()
@@ -166,7 +166,7 @@ func TestOneRankSaysWhyTheJobEnds(t *testing.T) {
 		rank, culprit int
 		full          bool
 	}{{0, 2, true}, {1, 2, false}, {2, 2, true}, {3, 2, false}, {1, 0, true}, {2, 0, false}, {0, 0, true}, {3, -1, true}} {
-		err := fmt.Errorf("step: %w", &dist.Error{Rank: c.rank, Culprit: c.culprit, Err: errors.New("the reason")})
+		err := fmt.Errorf("step: %w", &distributed.Error{Rank: c.rank, Culprit: c.culprit, Err: errors.New("the reason")})
 		got := message(err)
 		if strings.Contains(got, "the reason") != c.full || c.culprit >= 0 && !strings.Contains(got, fmt.Sprintf("rank %d", c.culprit)) && !c.full {
 			t.Errorf("rank %d of a job that rank %d ends says %q", c.rank, c.culprit, got)

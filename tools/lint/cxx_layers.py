@@ -19,7 +19,7 @@ FOLDERS = {
     "cuda": {"base"},
     "torch": {"base", "cuda"},
     "decode": {"base", "cuda", "deflate", "jpeg", "torch"},
-    "dist": {"base", "cuda", "torch"},
+    "distributed": {"base", "cuda", "torch"},
     "bench": {"base", "cuda", "torch", "decode"},
     "nocuda": {"base", "cuda", "torch", "decode"},  # in place of CUDA, for a LibTorch without it
 }

@@ -93,8 +93,8 @@ LAYERS = {
     "optim": ["cuda", "nn", "torch"],
     "models": ["cuda", "nn", "torch"],
     # Processes that train together.
-    "dist/internal/control": [],
-    "dist": ["cuda", "dist/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
+    "distributed/internal/control": [],
+    "distributed": ["cuda", "distributed/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
     "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
     # internal/capi: the decoder.
@@ -108,7 +108,7 @@ LAYERS = {
         "torch",
         "trace",
     ],
-    "train": ["cuda", "dist", "imageloader", "internal/resident", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
+    "train": ["cuda", "distributed", "imageloader", "internal/resident", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
     # internal/capi: the decoder.
     "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "tensor", "torch"],
     # For other people's tests.
@@ -124,7 +124,7 @@ LAYERS = {
     "internal/bundle": [],
     "cmd/torchstream": [
         "cuda",
-        "dist",
+        "distributed",
         "imageloader",
         "imageloader/decode",
         "imageloader/transform",
@@ -215,7 +215,7 @@ LAYERS = {
     ],
     "examples/11-distributed": [
         "cuda",
-        "dist",
+        "distributed",
         "examples/internal/lesson",
         "imageloader",
         "internal/interrupt",

@@ -1,0 +1,36 @@
+package distributed
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// Names for tests of package dist_test, which use packages that import this one.
+
+// Process is a rank that runs in a process of its own.
+type Process = process
+
+// AddWorker gives a name to a program of LaunchJob.
+func AddWorker(name string, run func(ctx context.Context) error) { workers[name] = run }
+
+// LaunchJob starts n processes that run the worker as ranks of one job.
+func LaunchJob(t *testing.T, n int, worker string, environment ...string) []*Process {
+	t.Helper()
+	return launchJob(t, n, worker, environment...)
+}
+
+// RequireSuccess waits until all processes have ended without an error.
+func RequireSuccess(t *testing.T, all []*Process) {
+	t.Helper()
+	requireSuccess(t, all)
+}
+
+// Text is what the process has printed.
+func (p *process) Text() string { return p.output.String() }
+
+// Ended is closed with the end of the process.
+func (p *process) Ended() <-chan struct{} { return p.done }
+
+// Await waits until the process has printed the text, or has ended.
+func (p *process) Await(text string, limit time.Duration) bool { return p.await(text, limit) }

@@ -1,0 +1,854 @@
+package distributed
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/tensor"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// FullyShardedOptions are the options of [NewFullyShardedDataParallel].
+type FullyShardedOptions struct {
+	// KeepAfterForward keeps the parameters of each block from its forward pass until its backward
+	// pass (ZeRO stage 2; PyTorch's reshard_after_forward=False): a rank then has all parameters at
+	// the end of forward, and sends a third less. Otherwise they are gathered again in backward,
+	// and a rank has those of two blocks at most (ZeRO stage 3), and those outside of blocks.
+	KeepAfterForward bool
+	// GatherDType, if not 0, is the floating-point dtype in which parameters of all floating-point
+	// dtypes are gathered, such as BFloat16 (param_dtype of PyTorch's MixedPrecisionPolicy): the
+	// blocks compute with such parameters, and a gather sends and takes half of what it does for
+	// float32. The parts, which the optimizer updates, keep the dtype of the parameters, in which
+	// gradients are averaged and files are written. Inputs are not cast: use autocast, or give the
+	// network inputs of this dtype. Buffers keep their dtype, and LibTorch's BatchNorm may refuse
+	// buffers that differ from its parameters.
+	GatherDType torch.DType
+}
+
+// FullyShardedStats are the bytes that a rank holds.
+type FullyShardedStats struct {
+	ParameterBytes   int64 // of this rank's parts of the parameters
+	GradientBytes    int64 // of the averaged gradients of these: 0 between Step and Backward
+	GatheredBytes    int64 // of what is gathered now, of blocks and outside of them
+	MaxGatheredBytes int64 // the maximum of GatheredBytes
+}
+
+// FullyShardedDataParallel trains one model on all ranks of a group, of which each keeps 1/N of the
+// parameters, gradients and optimizer state (PyTorch's fully_shard, ZeRO stages 2 and 3). The model
+// becomes what one process would make of the batches of all ranks.
+//
+// The network says which parameters are gathered together: those of a [ShardedBlock], such as a
+// layer of a transformer. The parameters outside of blocks, such as a transformer's embeddings and
+// its last normalisation, are gathered for the whole step: from Forward until the end of Backward.
+//
+//	var blocks []nn.Module
+//	for range 24 {
+//		layer := nn.NewTransformerEncoderLayer(1024, 16, nn.TransformerEncoderLayerOptions{})
+//		blocks = append(blocks, distributed.NewShardedBlock(layer))
+//	}
+//	net := nn.NewSequential(blocks...)
+//	sharded, err := distributed.NewFullyShardedDataParallel(world, net, distributed.FullyShardedOptions{})
+//	...
+//	opt, err := sharded.NewOptimizer(func(shard []*torch.Tensor) (optim.Optimizer, error) {
+//		return optim.NewAdamW(shard, optim.AdamWOptions{LR: 1e-3})
+//	})
+//	...
+//	loss := sharded.Forward(x).MSELoss(y)
+//	err = sharded.Backward(loss)
+//	...
+//	norm, err := sharded.ClipGradNorm(1, optim.ClipOptions{})
+//	...
+//	err = opt.Step()
+//
+// A block's parameters are gathered while the block before it computes, and freed when it has
+// computed, in forward and again in backward. Its gradients are averaged over ranks, each rank
+// getting those of its part, under the backward pass of the block before it.
+//
+// All ranks make the same passes through the same blocks in the same order, on batches of any
+// sizes: a rank without samples makes them on a batch of no rows. Blocks that no rank uses have no
+// gradients. Options.Debug finds ranks that differ.
+//
+// On a GPU, Forward and Backward enqueue their work, on the current stream and on a stream of
+// their own for the collectives, and do not wait; the blocks run on the stream of Forward. The
+// whole step, Forward, Backward and the optimizer's Step, can be captured with torch.Graphed: its
+// graph has the collectives, and memory of its own for gathered parameters. Close the graphs before
+// the FullyShardedDataParallel. One goroutine at a time uses it.
+type FullyShardedDataParallel struct {
+	g      *Group
+	net    nn.Module
+	o      FullyShardedOptions
+	stream *cuda.OwnedStream             // of the collectives; nil on the CPU
+	blocks []*ShardedBlock               // in the order of the network, and then root
+	root   *ShardedBlock                 // has the parameters outside of blocks; nil if there are none
+	params []*blockParameter             // in the order of nn.Parameters(net), each once
+	empty  map[torch.DType]*torch.Tensor // what modules have while their blocks are not gathered
+	link   *torch.Tensor                 // a leaf without elements, which makes blocks have a history
+	stats  FullyShardedStats
+	closed bool
+
+	on        cuda.Stream // of the latest Forward
+	inForward bool
+	visited   []*ShardedBlock // in the forward pass under way
+	order     []*ShardedBlock // of the forward pass before, which the next one is expected to have
+	backward  bool            // a backward pass is under way
+	at        int             // in order, of the block that backward has come to
+	stepped   bool            // there are no gradients since Step or ZeroGrad
+	changes   int             // counts the changes of the parameters
+	computed  int             // changes at the latest Forward
+	state     []*torch.Tensor // what State returned
+	averages  []*torch.Tensor // what EMAState returned
+}
+
+// NewFullyShardedDataParallel divides the parameters of a network among the ranks, with rank 0's
+// values. The network has the same blocks, parameters and buffers, by name, shape, strides and
+// dtype, on all ranks, or it is an error on all ranks that names the first difference. It may be on
+// the CPU still: blocks move to the group's device one after the other, so a network fits that is
+// larger than a device. Buffers are made rank 0's, and each rank then keeps its own.
+//
+// From then on nn.Parameters and nn.State of the FullyShardedDataParallel have this rank's parts of
+// the parameters: rows of elements, and empty ones. Of the network itself they are the same, but
+// for parameters outside of blocks, which have no elements but while the network computes. Nothing
+// but the network's Forward sees whole parameters: call ConvertSyncBatchNorm, nn.Freeze and nn.Load
+// before, and [FullyShardedDataParallel.State] after. Hooks of the parts are not called.
+//
+// These are errors: a block inside of another one, a parameter that two blocks share, or a block
+// and a module outside of blocks (one that is twice in a block, or outside of blocks, is one
+// parameter), an nn.Graphed.
+//
+// Close it before the group; the network cannot be used then. After an error, too, the parameters
+// may be gone.
+func NewFullyShardedDataParallel(g *Group, net nn.Module, o FullyShardedOptions) (*FullyShardedDataParallel, error) {
+	d := &FullyShardedDataParallel{g: g, net: net, o: o, stepped: true, empty: map[torch.DType]*torch.Tensor{}}
+	err := d.agree()
+	if err == nil {
+		if err = d.construct(); err != nil {
+			d.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("distributed.NewFullyShardedDataParallel: %w", err)
+	}
+	return d, nil
+}
+
+// agree finds the blocks, and compares them with those of the other ranks.
+func (d *FullyShardedDataParallel) agree() error {
+	mine := modelText{Options: fmt.Sprintf("%+v", d.o)}
+	if d.net == nil {
+		mine.Err = "the network is nil"
+	} else if d.o.GatherDType != 0 && !floating(d.o.GatherDType) {
+		mine.Err = fmt.Sprintf("GatherDType is %v: it must be one of floating-point numbers", d.o.GatherDType)
+	} else if err := d.find("", d.net); err != nil {
+		mine.Err = err.Error()
+	} else if d.root != nil {
+		d.blocks = append(d.blocks, d.root)
+	}
+	owner := map[*torch.Tensor]string{}
+	for _, b := range d.blocks {
+		for _, p := range b.params {
+			full := b.prefix + p.names[0]
+			t := p.param
+			switch {
+			case mine.Err != "":
+			case t.Err() != nil:
+				mine.Err = fmt.Sprintf("%s: %v", full, t.Err())
+			case owner[t] != "":
+				mine.Err = fmt.Sprintf("%s and %s are one parameter in two blocks, or in one and outside of blocks, which are not gathered at the same time: put both modules into one ShardedBlock, or both outside of blocks", owner[t], full)
+			case !tensor.Dense(p.shape, p.strides):
+				mine.Err = fmt.Sprintf("%s has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy", full, p.shape, p.strides)
+			}
+			owner[t] = full
+			mine.Tensors = append(mine.Tensors, fmt.Sprintf("%s %v%v of strides %v, trained: %v, in the block %s", full, t.DType(), p.shape, p.strides, t.RequiresGrad(), b.name))
+		}
+	}
+	if mine.Err == "" && len(owner) == 0 {
+		mine.Err = "the network has no parameter"
+	}
+	if mine.Err == "" {
+		for _, n := range nn.NamedBuffers(d.net) {
+			mine.Tensors = append(mine.Tensors, fmt.Sprintf("%s %v%v", n.Name, n.Tensor.DType(), n.Tensor.Shape()))
+			if err := n.Tensor.Err(); err != nil {
+				mine.Err = fmt.Sprintf("%s: %v", n.Name, err)
+			}
+		}
+	}
+	return mine.agree(d.g)
+}
+
+// find lists the blocks of a module.
+func (d *FullyShardedDataParallel) find(prefix string, m nn.Module) error {
+	switch m := m.(type) {
+	case nil:
+		return nil
+	case *nn.Graphed:
+		return fmt.Errorf("%s is an nn.Graphed, whose graphs need parameters that stay where they are: leave it out", blockName(prefix))
+	case *ShardedBlock:
+		return d.add(prefix, m)
+	}
+	parts := m.Parts()
+	for _, n := range parts.Parameters {
+		if d.root == nil {
+			d.root = &ShardedBlock{name: "the parameters outside of blocks"}
+		}
+		d.addParameter(d.root, nn.Named{Name: prefix + n.Name, Tensor: n.Tensor})
+	}
+	for _, c := range parts.Modules {
+		if err := d.find(prefix+c.Name+".", c.Module); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// blockName returns the name of the module with the prefix.
+func blockName(prefix string) string {
+	if prefix == "" {
+		return "the network"
+	}
+	return strings.TrimSuffix(prefix, ".")
+}
+
+// add lists a block.
+func (d *FullyShardedDataParallel) add(prefix string, b *ShardedBlock) error {
+	if slices.Contains(d.blocks, b) { // it is used twice
+		return nil
+	}
+	switch {
+	case b.module == nil:
+		return fmt.Errorf("%s is a block without a module", blockName(prefix))
+	case b.d != nil:
+		return fmt.Errorf("%s is a block of another FullyShardedDataParallel", blockName(prefix))
+	}
+	if err := plain(prefix, b.module); err != nil {
+		return err
+	}
+	b.name, b.prefix, b.params, b.flats, b.named = blockName(prefix), prefix, nil, nil, nil
+	for _, n := range nn.NamedParameters(b.module) {
+		d.addParameter(b, n)
+	}
+	d.blocks = append(d.blocks, b)
+	return nil
+}
+
+// addParameter lists a parameter of a block, by another name if the block has it.
+func (d *FullyShardedDataParallel) addParameter(b *ShardedBlock, n nn.Named) {
+	i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return p.param == n.Tensor })
+	if i < 0 {
+		i = len(b.params)
+		p := &blockParameter{shardedParameter: newShardedParameter(n.Tensor)}
+		b.params, d.params = append(b.params, p), append(d.params, p)
+	}
+	b.params[i].names = append(b.params[i].names, n.Name)
+}
+
+// plain returns an error if a block's module has blocks or graphs in it.
+func plain(prefix string, m nn.Module) error {
+	switch m.(type) {
+	case nil:
+		return nil
+	case *ShardedBlock:
+		return fmt.Errorf("%s is a block inside of another block: take one of them out", blockName(prefix))
+	case *nn.Graphed:
+		return fmt.Errorf("%s is an nn.Graphed, whose graphs need parameters that stay where they are: leave it out", blockName(prefix))
+	}
+	for _, c := range m.Parts().Modules {
+		if err := plain(prefix+c.Name+".", c.Module); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// construct divides the parameters.
+func (d *FullyShardedDataParallel) construct() (err error) {
+	if d.g.Device() != cuda.CPU {
+		if d.stream, err = cuda.NewOwnedStream(d.g.Device(), cuda.StreamOptions{Priority: -1}); err != nil {
+			return d.fail("NewFullyShardedDataParallel", err)
+		}
+	}
+	for _, n := range nn.NamedBuffers(d.net) {
+		if err := d.shareBuffer(n.Tensor); err != nil {
+			return d.fail("NewFullyShardedDataParallel", fmt.Errorf("%s: %w", n.Name, err))
+		}
+	}
+	if d.link, err = torch.Empty(d.g.Device(), torch.Float32, 0); err == nil {
+		err = d.link.SetRequiresGrad(true)
+	}
+	if err != nil {
+		return d.fail("NewFullyShardedDataParallel", err)
+	}
+	for _, b := range d.blocks {
+		b.d = d
+		for _, p := range b.params {
+			if dtype := d.gatherDType(p.param.DType()); d.empty[dtype] == nil {
+				if d.empty[dtype], err = torch.Empty(d.g.Device(), dtype, 0); err != nil {
+					return d.fail("NewFullyShardedDataParallel", err)
+				}
+			}
+		}
+		if err := b.lay(); err != nil {
+			return d.fail("NewFullyShardedDataParallel", fmt.Errorf("%s: %w", b.name, err))
+		}
+		b.list()
+		if b != d.root {
+			d.order = append(d.order, b)
+		}
+	}
+	return nil
+}
+
+func floating(d torch.DType) bool {
+	return d == torch.Float16 || d == torch.BFloat16 || d == torch.Float32 || d == torch.Float64
+}
+
+// gatherDType returns the dtype in which parameters are gathered.
+func (d *FullyShardedDataParallel) gatherDType(of torch.DType) torch.DType {
+	if d.o.GatherDType != 0 && floating(of) {
+		return d.o.GatherDType
+	}
+	return of
+}
+
+// shareBuffer moves a buffer to the device, with rank 0's values.
+func (d *FullyShardedDataParallel) shareBuffer(t *torch.Tensor) error {
+	if t.Device() != d.g.Device() {
+		moved := t.NoGrad().To(d.g.Device())
+		defer moved.Close()
+		if err := moved.Err(); err != nil {
+			return err
+		}
+		if d.stream != nil { // the old memory may be read still, and goes with SetData
+			if err := d.g.Device().Synchronize(); err != nil {
+				return err
+			}
+		}
+		if err := t.SetData(moved); err != nil {
+			return err
+		}
+	}
+	return d.share(t)
+}
+
+// fail ends the job after an error of this rank, unless the job has ended already.
+func (d *FullyShardedDataParallel) fail(call string, err error) error {
+	if known := new(Error); errors.As(err, &known) {
+		return err
+	}
+	return d.g.abort(call, err)
+}
+
+// launch begins a collective: on a GPU on the current stream, and on the CPU behind the caller. One
+// rank alone copies.
+func (d *FullyShardedDataParallel) launch(name string, detail any, out, in *torch.Tensor, run launch) (*Work, error) {
+	if d.g.Size() == 1 {
+		return nil, out.CopyFrom(in, torch.CopyOptions{NonBlocking: true})
+	}
+	c, err := d.g.begin(name, detail, out, in)
+	switch {
+	case err != nil:
+		return nil, err
+	case d.stream == nil:
+		return c.async([]*torch.Tensor{out, in}, run)
+	}
+	return nil, c.sync([]*torch.Tensor{out, in}, run)
+}
+
+// share makes a tensor that of rank 0.
+func (d *FullyShardedDataParallel) share(t *torch.Tensor) error {
+	if d.g.Size() == 1 || t.Elements() == 0 {
+		return nil
+	}
+	return d.g.Broadcast(t, 0)
+}
+
+// onStream calls fn with the collectives' stream as the current one.
+func (d *FullyShardedDataParallel) onStream(fn func() error) error {
+	if d.stream == nil {
+		return fn()
+	}
+	return cuda.WithStream(d.stream.Stream, fn)
+}
+
+// current returns the current stream of the device.
+func (d *FullyShardedDataParallel) current() (cuda.Stream, error) {
+	if d.stream == nil {
+		return cuda.Stream{}, nil
+	}
+	return cuda.GetCurrentCUDAStream(d.g.Device())
+}
+
+// rejoin ends a pass or a step: if the current stream is captured, that of the collectives is too,
+// and a capture ends with its first stream after all others.
+func (d *FullyShardedDataParallel) rejoin() error {
+	on, err := d.current()
+	if err != nil || d.stream == nil {
+		return err
+	}
+	if capturing, err := on.Capturing(); err != nil || !capturing {
+		return err
+	}
+	return d.follow()
+}
+
+// follow makes the current stream wait for the collectives so far.
+func (d *FullyShardedDataParallel) follow() error {
+	on, err := d.current()
+	if err != nil || d.stream == nil {
+		return err
+	}
+	return on.Wait(d.stream.Stream)
+}
+
+// precede makes later collectives, and whoever gets memory of their stream, wait for the current
+// stream so far.
+func (d *FullyShardedDataParallel) precede() error {
+	on, err := d.current()
+	if err != nil || d.stream == nil {
+		return err
+	}
+	return d.stream.Wait(on)
+}
+
+// gathered counts the bytes of blocks that are gathered.
+func (d *FullyShardedDataParallel) gathered(bytes int64) {
+	d.stats.GatheredBytes += bytes
+	d.stats.MaxGatheredBytes = max(d.stats.MaxGatheredBytes, d.stats.GatheredBytes)
+}
+
+// Stats returns the bytes that this rank holds.
+func (d *FullyShardedDataParallel) Stats() FullyShardedStats { return d.stats }
+
+// Parts returns the parts of the network, with this rank's parts of the parameters.
+func (d *FullyShardedDataParallel) Parts() nn.Parts {
+	if d.root == nil || d.root.d == nil {
+		return d.net.Parts()
+	}
+	pieces := map[*torch.Tensor]*torch.Tensor{}
+	for _, p := range d.root.params {
+		pieces[p.param] = p.piece
+	}
+	return dividedParts(d.net, pieces)
+}
+
+// dividedParts returns the parts of a module with pieces in the place of its parameters.
+func dividedParts(m nn.Module, pieces map[*torch.Tensor]*torch.Tensor) nn.Parts {
+	parts := m.Parts()
+	parts.Parameters, parts.Modules = slices.Clone(parts.Parameters), slices.Clone(parts.Modules)
+	for i, n := range parts.Parameters {
+		if piece := pieces[n.Tensor]; piece != nil {
+			parts.Parameters[i].Tensor = piece
+		}
+	}
+	for i, c := range parts.Modules {
+		if hasParameters(c.Module) {
+			parts.Modules[i].Module = dividedModule{c.Module, pieces}
+		}
+	}
+	return parts
+}
+
+// hasParameters reports whether a module, or one in it, has parameters that are in no block.
+func hasParameters(m nn.Module) bool {
+	if _, ok := m.(*ShardedBlock); ok || m == nil {
+		return false
+	}
+	parts := m.Parts()
+	return len(parts.Parameters) > 0 || slices.ContainsFunc(parts.Modules, func(c nn.Child) bool { return hasParameters(c.Module) })
+}
+
+// dividedModule is a module that lists pieces in the place of its parameters.
+type dividedModule struct {
+	nn.Module
+	pieces map[*torch.Tensor]*torch.Tensor
+}
+
+func (m dividedModule) Parts() nn.Parts { return dividedParts(m.Module, m.pieces) }
+
+// SetTraining chooses the mode of the module.
+func (m dividedModule) SetTraining(training bool) {
+	if m, ok := m.Module.(nn.Moder); ok {
+		m.SetTraining(training)
+	}
+}
+
+// SetTraining chooses the mode of the network itself; nn.Train chooses that of its parts too.
+func (d *FullyShardedDataParallel) SetTraining(training bool) {
+	if m, ok := d.net.(nn.Moder); ok {
+		m.SetTraining(training)
+	}
+}
+
+// Parameters returns this rank's parts of the parameters, in the order of nn.Parameters(net), each
+// once: part i has elements of parameter i, as a row, or none.
+func (d *FullyShardedDataParallel) Parameters() []*torch.Tensor {
+	all := make([]*torch.Tensor, len(d.params))
+	for i, p := range d.params {
+		all[i] = p.piece
+	}
+	return all
+}
+
+// Forward computes the network's output. The network's blocks compute inside of it alone.
+func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
+	if err := d.begin(); err != nil {
+		return torch.Fail("distributed.FullyShardedDataParallel", err)
+	}
+	returned := false
+	defer func() {
+		if !returned { // The other ranks wait, although the program may recover from the panic.
+			d.inForward = false
+			d.g.abort("FullyShardedDataParallel.Forward", errors.New("a panic"))
+		}
+	}()
+	y := d.net.Forward(x)
+	returned = true
+	d.inForward = false
+	d.order, d.visited = d.visited, nil
+	d.at = len(d.order)
+	y, err := d.ownOutput(y)
+	if err = errors.Join(err, d.freeAll(d.stays), d.rejoin()); err != nil {
+		return torch.Fail("distributed.FullyShardedDataParallel", d.fail("FullyShardedDataParallel.Forward", err))
+	}
+	return y
+}
+
+// ownOutput returns the output of the network, or a copy of one that lies in the memory of
+// parameters outside of blocks, and notes whether these stay for a backward pass. An error of the
+// network stays in the output.
+func (d *FullyShardedDataParallel) ownOutput(y *torch.Tensor) (*torch.Tensor, error) {
+	if d.root == nil || y.Err() != nil {
+		return y, nil
+	}
+	d.root.used = y.RequiresGrad()
+	return d.root.own(y)
+}
+
+// stays reports whether a block that has computed stays gathered until its backward pass.
+func (d *FullyShardedDataParallel) stays(b *ShardedBlock) bool {
+	return (d.o.KeepAfterForward || b == d.root) && b.used
+}
+
+var errClosedModel = fmt.Errorf("distributed: FullyShardedDataParallel: %w", torch.ErrClosed)
+
+// ready refuses passes that cannot begin.
+func (d *FullyShardedDataParallel) ready(call string) error {
+	switch {
+	case d.closed:
+		return errClosedModel
+	case d.inForward || d.backward:
+		return fmt.Errorf("distributed: FullyShardedDataParallel.%s inside of another pass: %w", call, cuda.ErrInvalidArgument)
+	}
+	return d.g.check("FullyShardedDataParallel."+call, nil)
+}
+
+// begin begins a forward pass.
+func (d *FullyShardedDataParallel) begin() error {
+	err := d.ready("Forward")
+	if err != nil {
+		return err
+	}
+	if d.on, err = d.current(); err != nil {
+		return err
+	}
+	if d.stream != nil && slices.ContainsFunc(d.blocks, func(b *ShardedBlock) bool { return b.whole }) {
+		if capturing, err := d.on.Capturing(); err != nil || capturing {
+			return errors.Join(err, fmt.Errorf("distributed: FullyShardedDataParallel.Forward: a graph cannot free the parameters that an earlier pass has gathered: call Backward after Forward, or compute under NoGrad: %w", cuda.ErrCapture))
+		}
+	}
+	if d.root != nil {
+		for _, p := range d.root.params {
+			if g := p.marked.Grad(); g != nil {
+				return errors.Join(fmt.Errorf("distributed: FullyShardedDataParallel.Forward: %s has a gradient that is not of FullyShardedDataParallel.Backward, or of Around: %w",
+					p.names[0], cuda.ErrInvalidArgument), g.Close(), torch.ClearGrads(p.param))
+			}
+		}
+	}
+	// The parameters are as the optimizer's step on the current stream leaves them.
+	err = errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede())
+	if err != nil {
+		return d.fail("FullyShardedDataParallel.Forward", err)
+	}
+	if d.root != nil {
+		d.root.used = false
+		if err := d.root.show(); err != nil {
+			return d.fail("FullyShardedDataParallel.Forward", err)
+		}
+	}
+	d.inForward, d.visited, d.computed = true, nil, d.changes
+	return nil
+}
+
+// freeAll frees the blocks that need not stay.
+func (d *FullyShardedDataParallel) freeAll(stays func(*ShardedBlock) bool) error {
+	var errs []error
+	for _, b := range d.blocks {
+		if b.whole && !stays(b) {
+			errs = append(errs, b.free())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// enter makes a block ready to compute, and begins to gather the one that is expected next.
+func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
+	if !d.inForward {
+		return fmt.Errorf("the block computes outside of FullyShardedDataParallel.Forward, or again in backward: call that, and make checkpoints inside of blocks: %w", cuda.ErrInvalidArgument)
+	}
+	on, err := d.current()
+	if err == nil && on != d.on {
+		err = fmt.Errorf("the block computes on %v, and Forward was called on %v: an nn.Parallel belongs inside of a block: %w", on, d.on, cuda.ErrInvalidArgument)
+	}
+	if err == nil {
+		// One that was gathered ahead and not used.
+		err = d.freeAll(func(other *ShardedBlock) bool { return other == b || other == d.root || d.stays(other) })
+	}
+	if err == nil {
+		err = b.show()
+	}
+	i := len(d.visited)
+	d.visited = append(d.visited, b)
+	if err == nil && i+1 < len(d.order) && d.order[i] == b {
+		err = d.order[i+1].gather()
+	}
+	if err != nil {
+		return d.fail("FullyShardedDataParallel.Forward", err)
+	}
+	return nil
+}
+
+// leave ends a block's forward pass. recorded says that a backward pass may follow.
+func (d *FullyShardedDataParallel) leave(b *ShardedBlock, recorded bool) error {
+	if recorded && d.o.KeepAfterForward {
+		return nil
+	}
+	if err := b.free(); err != nil {
+		return d.fail("FullyShardedDataParallel.Forward", err)
+	}
+	return nil
+}
+
+// reach makes a block ready for its backward pass, and begins to gather the one that is expected
+// next.
+func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
+	if !d.backward {
+		return fmt.Errorf("distributed: %s: its backward pass is not one of FullyShardedDataParallel.Backward, or of Around: %w", b.name, cuda.ErrInvalidArgument)
+	}
+	err := d.freeAll(func(other *ShardedBlock) bool { return other == b || other == d.root || d.stays(other) })
+	if err == nil {
+		err = b.show()
+	}
+	if err != nil {
+		return err
+	}
+	for i := min(d.at, len(d.order)) - 1; i >= 0; i-- {
+		if d.order[i] != b {
+			continue
+		}
+		d.at = i
+		if i > 0 && d.order[i-1].used {
+			return d.order[i-1].gather()
+		}
+		break
+	}
+	return nil
+}
+
+// Backward computes the gradients of the loss on this rank, and averages them over all ranks: each
+// gets those of its parts of the parameters. They are added to what the parts have from earlier
+// passes, so several passes before a step accumulate, and hold no more than one.
+//
+// Every trained parameter of a block that backward comes to, and every one outside of blocks, gets
+// a gradient, of at least one use, or it is an error that names it: freeze what is not used. The
+// current stream is that of Forward.
+//
+// The average is over ranks: [FullyShardedDataParallel.Weigh] makes it that of samples. The loss's
+// own error is returned before anything happens. An error or a panic in backward ends the job,
+// since other ranks then wait for gradients that never come.
+func (d *FullyShardedDataParallel) Backward(loss *torch.Tensor) error {
+	if err := loss.Err(); err != nil {
+		return err
+	}
+	return d.Around(loss.Backward)
+}
+
+// Around calls a function that makes one backward pass, and averages the gradients as
+// [FullyShardedDataParallel.Backward] does. It is for passes that others make:
+//
+//	err := sharded.Around(func() error { return scaler.Backward(loss) })
+func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
+	if err := d.ready("Backward"); err != nil {
+		return err
+	}
+	// Nothing is freed on this rank alone: the blocks that stay gathered are those of all ranks.
+	on, err := d.current()
+	if err == nil && on != d.on {
+		return fmt.Errorf("distributed: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.on, cuda.ErrInvalidArgument)
+	}
+	returned := false
+	defer func() {
+		d.backward = false
+		if !returned || err != nil {
+			err = errors.Join(err, d.cancel())
+		}
+		if !returned {
+			d.g.abort("FullyShardedDataParallel.Backward", errors.New("a panic"))
+		}
+	}()
+	d.backward, d.at = true, len(d.order)
+	if err == nil {
+		err = d.reachRoot()
+	}
+	if err == nil {
+		err = backward()
+	}
+	if err == nil {
+		err = d.complete()
+	}
+	returned = true
+	if err == nil {
+		d.stepped = false
+		return nil
+	}
+	if v := d.g.job.member.Verdict(); v != nil {
+		if known := new(Error); !errors.As(err, &known) {
+			err = &Error{Call: "FullyShardedDataParallel.Backward", Group: d.g.name, Rank: d.g.job.env.Rank, Culprit: culprit(verdict{v}), Err: verdict{v}}
+		}
+		return err
+	}
+	return d.fail("FullyShardedDataParallel.Backward", err)
+}
+
+// reachRoot makes the parameters outside of blocks ready for the backward pass, which another
+// forward pass may have freed.
+func (d *FullyShardedDataParallel) reachRoot() error {
+	switch {
+	case d.root == nil:
+		return nil
+	case d.computed != d.changes:
+		return d.root.changed()
+	}
+	return d.root.show()
+}
+
+// complete ends a backward pass.
+func (d *FullyShardedDataParallel) complete() error {
+	if d.root != nil {
+		if err := d.root.finish(); err != nil {
+			return err
+		}
+	}
+	var missing []string
+	for _, b := range d.blocks {
+		missing = append(missing, b.missing()...)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("distributed: backward made no gradient for %s on rank %d: freeze the parameters before NewFullyShardedDataParallel: %w",
+			abbreviated(missing), d.g.rank, cuda.ErrInvalidArgument)
+	}
+	for _, b := range d.blocks {
+		for _, f := range b.flats {
+			if err := f.await(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := d.follow(); err != nil {
+		return err
+	}
+	for _, b := range d.blocks {
+		if err := b.deliver(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(d.freeAll(d.stays), d.rejoin())
+}
+
+// cancel ends a backward pass that failed.
+func (d *FullyShardedDataParallel) cancel() error {
+	var errs []error
+	var params []*torch.Tensor
+	for _, b := range d.blocks {
+		b.used = false
+		b.passed()
+		for _, p := range b.params {
+			params = append(params, p.param)
+		}
+	}
+	errs = append(errs, torch.ClearGrads(params...))
+	d.freeAll(func(*ShardedBlock) bool { return false }) // what failed is known
+	return errors.Join(errs...)
+}
+
+// release gives back the memory of the averaged gradients, which the collectives' stream may use
+// after what the current stream has so far.
+func (d *FullyShardedDataParallel) release() error {
+	d.stepped = true
+	if d.stats.GradientBytes == 0 {
+		return nil
+	}
+	err := d.precede()
+	for _, b := range d.blocks {
+		b.release()
+	}
+	return errors.Join(err, d.rejoin())
+}
+
+// Weigh returns the loss, the mean over this rank's samples, times its share: see
+// [DataParallel.Weigh]. A rank without samples gives the loss of a batch of no rows.
+func (d *FullyShardedDataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
+	return weigh(d.g, loss, samples)
+}
+
+// ClipGradNorm scales the gradients of all parts on all ranks by one factor, so that the norm of
+// the gradients of the whole model is at most maxNorm: see optim.ClipGradNorm, which sees one
+// rank's parts alone. It is a collective: all ranks call it. It returns the norm before scaling,
+// on the group's device, which the caller closes.
+func (d *FullyShardedDataParallel) ClipGradNorm(maxNorm float64, o optim.ClipOptions) (*torch.Tensor, error) {
+	if err := d.ready("ClipGradNorm"); err != nil {
+		return nil, err
+	}
+	o.Whole = d.wholeNorm
+	return optim.ClipGradNorm(d.Parameters(), maxNorm, o)
+}
+
+// wholeNorm makes the norm of the ranks' norms.
+func (d *FullyShardedDataParallel) wholeNorm(own *torch.Tensor, order float64) *torch.Tensor {
+	scope := torch.NewScope("norms")
+	defer scope.Close()
+	mine := own.In(scope).ToDType(torch.Float64).To(d.g.Device()).Reshape(1)
+	all, err := torch.Empty(d.g.Device(), torch.Float64, int64(d.g.Size()))
+	if err = errors.Join(err, mine.Err()); err != nil {
+		return torch.Fail("ClipGradNorm", d.fail("FullyShardedDataParallel.ClipGradNorm", err))
+	}
+	all = scope.Own(all)
+	if err := d.g.AllGather(all, mine); err != nil {
+		return torch.Fail("ClipGradNorm", err)
+	}
+	return all.NormOrd(order).ToDType(own.DType()).Keep()
+}
+
+// Close frees this rank's parts. The network cannot be used then.
+func (d *FullyShardedDataParallel) Close() error {
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	d.dropState()
+	d.dropAverages()
+	errs := []error{d.precede(), d.link.Close()}
+	for _, b := range d.blocks {
+		errs = append(errs, b.close())
+	}
+	for _, t := range d.empty {
+		errs = append(errs, t.Close())
+	}
+	if d.stream != nil {
+		errs = append(errs, d.stream.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,471 @@
+package distributed
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// FullyShardedOptimizer is an optimizer of a [FullyShardedDataParallel]'s parameters. Each rank has
+// the state of its parts and updates them. State and LoadState are of the whole parameters, as the
+// optimizer of one process has them, so a checkpoint fits any number of ranks.
+//
+// A GradScaler finds infinities on all ranks: its Unscale and Step are collectives then. State is
+// one too. One goroutine at a time uses a FullyShardedOptimizer.
+type FullyShardedOptimizer struct {
+	dividedOptimizer
+	d *FullyShardedDataParallel
+}
+
+// NewOptimizer returns the optimizer that build makes of this rank's parts of the parameters, which
+// are [FullyShardedDataParallel.Parameters]. Its formula must be one of each element by itself:
+// LAMB and Muon are refused. All ranks call it; an error of one is one of all. Close it before d.
+func (d *FullyShardedDataParallel) NewOptimizer(build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*FullyShardedOptimizer, error) {
+	if err := d.ready("NewOptimizer"); err != nil {
+		return nil, err
+	}
+	o := &FullyShardedOptimizer{dividedOptimizer{name: "FullyShardedOptimizer", g: d.g}, d}
+	for _, p := range d.params {
+		o.parts = append(o.parts, &p.shardedParameter)
+	}
+	failure := o.build(build)
+	mine := modelText{}
+	if failure != nil {
+		mine.Err = failure.Error()
+	}
+	if err := mine.agree(d.g); err != nil || failure != nil {
+		o.Close()
+		if failure != nil {
+			err = failure
+		}
+		return nil, fmt.Errorf("distributed: FullyShardedDataParallel.NewOptimizer: %w", err)
+	}
+	return o, nil
+}
+
+// Step updates this rank's parts from their gradients, and drops these. It returns
+// optim.ErrNoGradients, on all ranks, if there was no Backward since the last Step or ZeroGrad. It
+// is no collective: the next Forward gathers the parameters.
+func (o *FullyShardedOptimizer) Step() error {
+	if o.inner == nil {
+		return fmt.Errorf("distributed: FullyShardedOptimizer.Step: %w", torch.ErrClosed)
+	}
+	if err := o.d.ready("Step"); err != nil {
+		return err
+	}
+	if o.d.stepped {
+		return fmt.Errorf("distributed: FullyShardedOptimizer.Step: %w", optim.ErrNoGradients)
+	}
+	o.dropGathered()
+	o.d.changes++
+	err := o.inner.Step()
+	if errors.Is(err, optim.ErrNoGradients) { // on this rank, whose parts are all empty
+		err = nil
+	}
+	if k, ok := o.inner.(interface{ KeepsGradients() bool }); err == nil && (!ok || !k.KeepsGradients()) {
+		err = o.d.release()
+	}
+	return err
+}
+
+// ZeroGrad drops the gradients of this rank's parts.
+func (o *FullyShardedOptimizer) ZeroGrad() error {
+	if o.inner == nil {
+		return fmt.Errorf("distributed: FullyShardedOptimizer.ZeroGrad: %w", torch.ErrClosed)
+	}
+	return errors.Join(torch.ClearGrads(o.d.Parameters()...), o.d.release())
+}
+
+// Groups returns the groups of the optimizer, with this rank's parts of the parameters.
+func (o *FullyShardedOptimizer) Groups() []optim.Group {
+	if o.inner == nil {
+		return nil
+	}
+	return o.inner.Groups()
+}
+
+// AgreeOnFound makes a GradScaler's finding that of all ranks: found is 1 if a gradient of this
+// rank is not finite, and 0 otherwise.
+func (o *FullyShardedOptimizer) AgreeOnFound(found *torch.Tensor) error {
+	return o.g.AllReduce(found, Max)
+}
+
+// Close frees this rank's state. A later Step returns torch.ErrClosed.
+func (o *FullyShardedOptimizer) Close() error {
+	o.dropGathered()
+	if o.inner == nil {
+		return nil
+	}
+	err := o.inner.Close()
+	o.inner = nil
+	return err
+}
+
+// State returns the whole parameters and the buffers, by the names that nn.State of the network
+// had, as the network of one process has them. The tensors are on the CPU, whole on every rank, and
+// are freed by the next State or Close; the buffers are the network's. State is a collective, which
+// gathers one block after the other and waits for the device: all ranks call it, and then one of
+// them writes a file.
+//
+//	state, err := sharded.State()
+//	if err == nil && world.Rank() == 0 {
+//		err = nn.SaveTensors("model.safetensors", state, nil)
+//	}
+//
+// train.Checkpoint with World does all of this.
+func (d *FullyShardedDataParallel) State() ([]nn.Named, error) {
+	if err := d.ready("State"); err != nil {
+		return nil, err
+	}
+	d.dropState()
+	if err := errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede()); err != nil {
+		return nil, d.fail("FullyShardedDataParallel.State", err)
+	}
+	whole := map[*shardedParameter]*torch.Tensor{}
+	for _, b := range d.blocks {
+		if err := errors.Join(d.wholeOf(b, whole), b.free()); err != nil {
+			return nil, d.fail("FullyShardedDataParallel.State", fmt.Errorf("%s: %w", b.name, err))
+		}
+	}
+	state, parts := nn.State(d), d.byName()
+	for i, n := range state {
+		if p := parts[n.Name]; p != nil {
+			state[i].Tensor = whole[&p.shardedParameter]
+		}
+	}
+	return state, nil
+}
+
+// wholeOf adds the block's whole parameters to whole, on the CPU.
+func (d *FullyShardedDataParallel) wholeOf(b *ShardedBlock, whole map[*shardedParameter]*torch.Tensor) error {
+	own := map[*blockFlat][]partOf{} // of parameters that are gathered in another dtype
+	for _, p := range b.params {
+		if p.in.rounded {
+			own[p.in] = append(own[p.in], partOf{&p.shardedParameter, p.piece.NoGrad()})
+			continue
+		}
+		if err := b.show(); err != nil {
+			return err
+		}
+		host := p.view.NoGrad().To(cuda.CPU)
+		if d.stream == nil {
+			host = p.view.NoGrad().Clone()
+		}
+		d.state = append(d.state, host)
+		if err := host.Err(); err != nil {
+			return err
+		}
+		whole[&p.shardedParameter] = host
+	}
+	for _, f := range b.flats {
+		if err := d.gatherWhole("FullyShardedDataParallel.State", f, own[f], &d.state, whole); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *FullyShardedDataParallel) dropState() {
+	for _, t := range d.state {
+		t.Close()
+	}
+	d.state = nil
+}
+
+func (d *FullyShardedDataParallel) dropAverages() {
+	for _, t := range d.averages {
+		t.Close()
+	}
+	d.averages = nil
+}
+
+// LoadState replaces the parameters and the buffers by this rank's parts of whole ones, which
+// State, or nn.State of one process's network, returned, or a file has: each rank has the same. The
+// names, shapes and dtypes must be the network's, or nothing changes, and the error names the first
+// difference. It is no collective.
+func (d *FullyShardedDataParallel) LoadState(state []nn.Named) error {
+	if err := d.ready("LoadState"); err != nil {
+		return err
+	}
+	given, specs := map[string]*torch.Tensor{}, map[string]torch.Spec{}
+	for _, n := range state {
+		if err := n.Tensor.Err(); err != nil {
+			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadState: %s: %w", n.Name, err)
+		}
+		given[n.Name] = n.Tensor
+		specs[n.Name] = torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}
+	}
+	err := d.load(specs, func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error) {
+		if p == nil {
+			return given[name], nil
+		}
+		return p.partOf(scope, given[name])
+	})
+	if err != nil {
+		return fmt.Errorf("distributed: FullyShardedDataParallel.LoadState: %w", err)
+	}
+	return nil
+}
+
+// Group returns the group whose ranks divide the parameters.
+func (d *FullyShardedDataParallel) Group() *Group { return d.g }
+
+// Divided says how the ranks divide the parameters, whose parts nn.State(d) has: for a checkpoint
+// to which each rank writes its part (see nn.Shards). It is no collective.
+func (d *FullyShardedDataParallel) Divided() nn.Divided {
+	divided := nn.Divided{}
+	for _, p := range d.params {
+		divided[p.piece] = p.division(d.g.Size())
+	}
+	return divided
+}
+
+// LoadCheckpoint is [FullyShardedDataParallel.LoadState] of an open file, of which it reads this
+// rank's parts and the buffers, one tensor after the other.
+func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
+	if err := d.ready("LoadCheckpoint"); err != nil {
+		return err
+	}
+	specs := map[string]torch.Spec{}
+	for _, s := range c.Tensors() {
+		specs[s.Name] = s
+	}
+	err := d.load(specs, func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error) {
+		stored, err := c.Tensor(name)
+		if err != nil {
+			return nil, err
+		}
+		return p.read(scope, stored)
+	})
+	if err != nil {
+		return fmt.Errorf("distributed: FullyShardedDataParallel.LoadCheckpoint: %s: %w", c.Path(), err)
+	}
+	return nil
+}
+
+// read reads this rank's part of a parameter, or the whole tensor if p is nil.
+func (p *blockParameter) read(scope *torch.Scope, stored *nn.StoredTensor) (t *torch.Tensor, err error) {
+	if p == nil {
+		t, err = stored.Read()
+	} else {
+		t, err = stored.ReadPart(p.strides, p.lo, p.hi-p.lo)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return scope.Own(t), nil
+}
+
+// load replaces parameters and buffers by the tensors with the specs. read returns this rank's part
+// of the parameter, or the buffer if p is nil.
+func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error)) error {
+	state, parts := nn.State(d), d.byName()
+	names := map[string]bool{}
+	for _, n := range state {
+		dtype, shape := n.Tensor.DType(), n.Tensor.Shape()
+		if p := parts[n.Name]; p != nil {
+			shape = p.shape
+		}
+		s, ok := specs[n.Name]
+		switch {
+		case !ok:
+			return fmt.Errorf("there is no tensor %s: %w", n.Name, cuda.ErrInvalidArgument)
+		case s.DType != dtype || !slices.Equal(s.Shape, shape):
+			return fmt.Errorf("%s is %v%v there, and %v%v in the network: %w", n.Name, s.DType, s.Shape, dtype, shape, cuda.ErrInvalidArgument)
+		}
+		names[n.Name] = true
+	}
+	for name := range specs {
+		if !names[name] {
+			return fmt.Errorf("the network has no tensor %s: %w", name, cuda.ErrInvalidArgument)
+		}
+	}
+	d.changes++
+	for _, n := range state {
+		if err := d.loadOne(n, parts[n.Name], read); err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// loadOne replaces the part of a parameter, or a buffer.
+func (d *FullyShardedDataParallel) loadOne(n nn.Named, p *blockParameter, read func(*torch.Scope, string, *blockParameter) (*torch.Tensor, error)) error {
+	to := n.Tensor
+	if p != nil {
+		if p.lo == p.hi {
+			return nil
+		}
+		to = p.piece.NoGrad()
+	}
+	scope := torch.NewScope("a tensor on its way")
+	defer scope.Close()
+	t, err := read(scope, n.Name, p)
+	if err != nil {
+		return err
+	}
+	return to.CopyFrom(t, torch.CopyOptions{})
+}
+
+// EMAState returns the averages of nn.State(d), of which each rank has those of its parts, as
+// averages of the whole parameters: the EMA of one process has the same. The tensors of parameters
+// are on the CPU, whole on every rank, and are freed by the next EMAState or Close; those of
+// buffers are the EMA's. EMAState is a collective, which waits for the device.
+func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]nn.Named, error) {
+	const call = "FullyShardedDataParallel.EMAState"
+	if err := d.ready("EMAState"); err != nil {
+		return nil, err
+	}
+	d.dropAverages()
+	state, parts := e.State(), d.byName()
+	if err := d.agreeOnAverages(state, parts); err != nil {
+		return nil, fmt.Errorf("distributed: %s: %w", call, err)
+	}
+	own := map[*flatParameters][]partOf{}
+	for _, n := range state {
+		if p := parts[n.Name]; p != nil {
+			own[p.flat] = append(own[p.flat], partOf{&p.shardedParameter, n.Tensor})
+		}
+	}
+	whole := map[*shardedParameter]*torch.Tensor{}
+	for _, b := range d.blocks {
+		for _, f := range b.flats {
+			if err := d.gatherWhole(call, f, own[&f.flatParameters], &d.averages, whole); err != nil {
+				return nil, d.fail(call, fmt.Errorf("%s: %w", b.name, err))
+			}
+		}
+	}
+	for i, n := range state {
+		if p := parts[n.Name]; p != nil {
+			state[i].Tensor = whole[&p.shardedParameter]
+		}
+	}
+	return state, nil
+}
+
+// DividedAverages says how the ranks divide the averages of nn.State(d), of which e.State() has
+// this rank's parts: for a checkpoint to which each rank writes its part (see nn.Shards). It is a
+// collective, in which the ranks compare what they average.
+func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (nn.Divided, error) {
+	if err := d.ready("DividedAverages"); err != nil {
+		return nil, err
+	}
+	state, parts, divided := e.State(), d.byName(), nn.Divided{}
+	if err := d.agreeOnAverages(state, parts); err != nil {
+		return nil, fmt.Errorf("distributed: FullyShardedDataParallel.DividedAverages: %w", err)
+	}
+	for _, n := range state {
+		if p := parts[n.Name]; p != nil {
+			divided[n.Tensor] = p.division(d.g.Size())
+		}
+	}
+	return divided, nil
+}
+
+// agreeOnAverages requires that all ranks average the same tensors, and of parameters their parts.
+func (d *FullyShardedDataParallel) agreeOnAverages(state []nn.Named, parts map[string]*blockParameter) error {
+	mine := modelText{}
+	for _, n := range state {
+		mine.Tensors = append(mine.Tensors, fmt.Sprintf("an average of %v of %s", n.Tensor.DType(), n.Name))
+		if p := parts[n.Name]; p != nil {
+			if shape := n.Tensor.Shape(); !slices.Equal(shape, []int64{p.hi - p.lo}) {
+				mine.Err = fmt.Sprintf("the average of %s has the shape %v, and this rank's part of the parameter %d elements: make the EMA of nn.State of the FullyShardedDataParallel", n.Name, shape, p.hi-p.lo)
+			}
+		}
+	}
+	return mine.agree(d.g)
+}
+
+// gatherWhole adds whole tensors of parameters on the CPU to whole and to kept, of which own are
+// this rank's parts.
+func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []partOf, kept *[]*torch.Tensor, whole map[*shardedParameter]*torch.Tensor) error {
+	if len(own) == 0 {
+		return nil
+	}
+	scope := torch.NewScope("parts on their way")
+	defer scope.Close()
+	all, err := gatherParts(scope, d.g, call, stateRow{&f.flatParameters, "parts", own[0].t.DType()}, own)
+	if err != nil {
+		return err
+	}
+	for _, part := range own {
+		t := part.p.of(all).Keep()
+		*kept = append(*kept, t)
+		if err := t.Err(); err != nil {
+			return err
+		}
+		whole[part.p] = t
+	}
+	return nil
+}
+
+// LoadEMAState copies this rank's parts of averages of the whole parameters, which EMAState, or the
+// EMA of one process, returned, into an EMA of nn.State(d). Names and shapes must be the
+// network's, or nothing changes. It is no collective: each rank has the same.
+func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []nn.Named) error {
+	if err := d.ready("LoadEMAState"); err != nil {
+		return err
+	}
+	scope := torch.NewScope("averages on their way")
+	defer scope.Close()
+	parts := d.byName()
+	part := make([]nn.Named, len(state))
+	for i, n := range state {
+		part[i] = n
+		p := parts[n.Name]
+		if p == nil || n.Tensor.Err() != nil { // the EMA says what is wrong
+			continue
+		}
+		if shape := n.Tensor.Shape(); !slices.Equal(shape, p.shape) {
+			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAState: %s has the shape %v, and its parameter %v: %w", n.Name, shape, p.shape, cuda.ErrInvalidArgument)
+		}
+		var err error
+		if part[i].Tensor, err = p.partOf(scope, n.Tensor); err != nil {
+			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAState: %s: %w", n.Name, err)
+		}
+	}
+	return e.LoadState(part)
+}
+
+// LoadEMAFrom is [FullyShardedDataParallel.LoadEMAState] of averages in a file, by their names, of
+// which it reads this rank's parts and the buffers.
+func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*nn.StoredTensor) error {
+	if err := d.ready("LoadEMAFrom"); err != nil {
+		return err
+	}
+	scope := torch.NewScope("averages on their way")
+	defer scope.Close()
+	parts, state := d.byName(), make([]nn.Named, 0, len(stored))
+	for name, s := range stored {
+		p := parts[name]
+		if shape := s.Spec().Shape; p != nil && !slices.Equal(shape, p.shape) {
+			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAFrom: %s has the shape %v, and its parameter %v: %w", name, shape, p.shape, cuda.ErrInvalidArgument)
+		}
+		t, err := p.read(scope, s)
+		if err != nil {
+			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAFrom: %s: %w", name, err)
+		}
+		state = append(state, nn.Named{Name: name, Tensor: t})
+	}
+	return e.LoadState(state)
+}
+
+// byName returns the parameters by the names that nn.State gives to their parts.
+func (d *FullyShardedDataParallel) byName() map[string]*blockParameter {
+	of := map[*torch.Tensor]*blockParameter{}
+	for _, p := range d.params {
+		of[p.piece] = p
+	}
+	parts := map[string]*blockParameter{}
+	for _, n := range nn.State(d) {
+		if p := of[n.Tensor]; p != nil {
+			parts[n.Name] = p
+		}
+	}
+	return parts
+}

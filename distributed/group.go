@@ -1,0 +1,797 @@
+package distributed
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/distributed/internal/control"
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Options are the options of [Init]. The zero value works. All ranks of a job have equal options.
+type Options struct {
+	// CPU keeps the job off the GPUs. Otherwise a process uses the GPU whose number is its local
+	// rank, and the CPU if the machine has no GPU.
+	CPU bool
+	// Timeout is how long a collective may take, and how long Init and a barrier wait for the
+	// slowest rank; 0 stands for 5 minutes.
+	Timeout time.Duration
+	// Silence is how long a rank may give no sign of life before it counts as lost: stopped, or on
+	// the other side of a broken network. 0 stands for 30 seconds. A process that ends is noticed
+	// at once.
+	Silence time.Duration
+	// Debug compares name, operands and order of every collective on all ranks before it starts,
+	// and reports both lines of the program where they differ. Each collective then costs a round
+	// trip to rank 0.
+	Debug bool
+	// Environment replaces the process's environment variables.
+	Environment *Environment
+	// Log says what the job connects with, and why it ended; nil for silence.
+	Log *slog.Logger
+}
+
+const (
+	defaultTimeout = 5 * time.Minute
+	defaultSilence = 30 * time.Second
+	// firstPause is the time between the first two attempts at what another process has to make
+	// possible. It doubles, to a second at most.
+	firstPause  = 10 * time.Millisecond
+	worldName   = "world"
+	storePrefix = "torchstream"
+	controlKey  = "control"
+)
+
+// Group is a set of ranks that call collectives together. The group that [Init] returns has all
+// ranks of the job; [Group.Subgroup] makes others.
+//
+// All ranks of a group make the same calls in the same order, with tensors of the same shapes and
+// dtypes. On one rank the calls of a group come from one goroutine at a time. Collectives of groups
+// that share ranks are called in the same order on all of these.
+type Group struct {
+	job   *job
+	name  string
+	ranks []int // of the members, in the job
+	rank  int   // in the group, -1 for a process that is no member
+
+	cpu, gpu *capi.Group
+	stream   *cuda.OwnedStream // of asynchronous collectives; nil without a GPU
+	aborting sync.WaitGroup    // calls that abort cpu and gpu
+
+	last      atomic.Pointer[control.Call]
+	mu        sync.Mutex // held while a collective is launched, and until one that blocks returns
+	freed     bool       // cpu and gpu are gone
+	seq       uint64
+	pairs     map[string]uint64 // the same of sends and receives, by their name in beats
+	subgroups int
+
+	beside  sync.Mutex
+	besides map[string]besidePlace // the latest barriers beside, by name; guarded by beside
+}
+
+// job is what all groups of a process share.
+type job struct {
+	env    Environment
+	o      Options
+	device cuda.Device
+	member *control.Member
+	hub    *control.Hub // of rank 0
+	store  *capi.Store
+	start  string // keeps the keys of this start's groups apart in the store
+
+	stop    context.CancelCauseFunc
+	ended   <-chan struct{} // closed with the context, the job's or the caller's
+	watched chan struct{}   // closed when watch has returned
+	running sync.WaitGroup  // calls of await, which use store and groups
+
+	told    atomic.Bool // a call has returned why the job has ended
+	closing sync.Mutex  // held by Close
+	mu      sync.Mutex
+	groups  []*Group
+	closed  bool
+}
+
+// Init makes this process a rank of the job that its environment describes (see [ReadEnvironment]),
+// and blocks until all ranks are connected. Started alone, the process is a job of one rank, for
+// which every collective is defined and nothing needs to be set.
+//
+// The context is that of the job: when it is cancelled, collectives under way and later ones fail
+// on all ranks, with [ErrLeft] and this rank's name on the others.
+//
+// It is an error that names the missing ranks if they do not all come within Options.Timeout. In a
+// store that a launcher keeps when it starts the ranks again, a rank passes over what rank 0 of an
+// earlier start has left, and waits for its own; hosts need not have counted as many restarts.
+// Ranks connect through LibTorch's TCPStore at MASTER_ADDR:MASTER_PORT, through a port of rank 0
+// that the store announces, and through ports of Gloo and NCCL, which take the network interfaces
+// that GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name. Variables of NCCL, such as NCCL_NVLS_ENABLE,
+// hold as they are.
+//
+// The caller closes the group.
+func Init(ctx context.Context, o Options) (*Group, error) {
+	env, err := ReadEnvironment(os.Getenv)
+	if o.Environment != nil {
+		env, err = *o.Environment, o.Environment.check()
+	}
+	if err != nil {
+		return nil, err
+	}
+	if o.Timeout < 0 || o.Silence < 0 {
+		return nil, fmt.Errorf("distributed.Init: Timeout is %v and Silence %v, and neither may be negative: %w", o.Timeout, o.Silence, cuda.ErrInvalidArgument)
+	}
+	if o.Timeout == 0 {
+		o.Timeout = defaultTimeout
+	}
+	if o.Silence == 0 {
+		o.Silence = defaultSilence
+	}
+	if err := capi.Check(); err != nil { // before this rank waits for another one
+		return nil, err
+	}
+	j := &job{env: env, o: o, watched: make(chan struct{})}
+	if j.device, err = deviceOf(env, o); err != nil {
+		return nil, err
+	}
+	jobContext, stop := context.WithCancelCause(ctx)
+	j.stop, j.ended = stop, jobContext.Done()
+	if err := j.connect(jobContext); err != nil {
+		stop(err)
+		j.disconnect()
+		return nil, fmt.Errorf("distributed.Init: rank %d of %d: %w", env.Rank, env.Size, err)
+	}
+	go j.watch(jobContext)
+	world := make([]int, env.Size)
+	for r := range world {
+		world[r] = r
+	}
+	g, err := j.newGroup(jobContext, worldName, world)
+	if err != nil {
+		j.member.Abort(err.Error())
+		j.close(false)
+		return nil, fmt.Errorf("distributed.Init: rank %d of %d: %w", env.Rank, env.Size, err)
+	}
+	if o.Log != nil {
+		if env.Warning != "" {
+			o.Log.Warn("distributed: " + env.Warning)
+		}
+		o.Log.Info("distributed: connected", "rank", env.Rank, "size", env.Size, "device", j.device.String(), "launcher", env.Launcher)
+	}
+	return g, nil
+}
+
+func deviceOf(e Environment, o Options) (cuda.Device, error) {
+	gpus := cuda.DeviceCount()
+	if o.CPU || gpus == 0 {
+		return cuda.CPU, nil
+	}
+	if e.LocalRank >= gpus {
+		return 0, fmt.Errorf("distributed.Init: the process with local rank %d has no GPU: this machine has %d; start as many processes as it has GPUs, "+
+			"or set Options.CPU: %w", e.LocalRank, gpus, cuda.ErrNoDevice)
+	}
+	return cuda.Device(e.LocalRank), nil
+}
+
+// meeting is what rank 0 announces in the store.
+type meeting struct {
+	Addresses []string
+	Token     string
+	Start     string // differs from start to start, and is no secret
+	Size      int
+	Job       string // as the launcher names it, or ""
+}
+
+// connect joins store and hub, and waits until all ranks have.
+func (j *job) connect(ctx context.Context) error {
+	server := "rank 0"
+	if j.env.AgentStore {
+		server = "the launcher"
+	}
+	serves := j.env.Rank == 0 && !j.env.AgentStore
+	// LibTorch tries again after its own timeout.
+	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("%s did not serve it within %v: %w", server, j.o.Timeout, ErrTimeout))
+	defer stop()
+	var store *capi.Store
+	var err error
+	if j.env.Address != "" && !serves {
+		err = reach(inTime, net.JoinHostPort(j.env.Address, strconv.Itoa(j.env.Port)))
+	}
+	if err == nil {
+		store, err = await(inTime, j, func() (*capi.Store, error) {
+			if j.env.Address == "" {
+				return capi.LocalStore(j.o.Timeout)
+			}
+			return capi.ConnectStore(j.env.Address, j.env.Port, serves, storePrefix, j.o.Timeout)
+		}, capi.FreeStore)
+	}
+	j.store = store
+	if err != nil {
+		if strings.Contains(err.Error(), "EADDRINUSE") {
+			// The text of c10d says no more.
+			return fmt.Errorf("the store at %s:%d: another process uses this port: set MASTER_PORT to a free port: %w", j.env.Address, j.env.Port, syscall.EADDRINUSE)
+		}
+		if unknown := unresolved(ctx, j.env.Address); unknown != nil {
+			err = fmt.Errorf("%w: %w", err, unknown)
+		}
+		return fmt.Errorf("the store at %s:%d: %w", j.env.Address, j.env.Port, err)
+	}
+	times := control.Options{Silence: j.o.Silence, Interval: min(time.Second, max(j.o.Silence/6, 20*time.Millisecond))}
+	return j.meet(ctx, times)
+}
+
+// meet connects with rank 0, which announces itself in the store, and waits until all ranks have.
+//
+// A launcher's store has the announcement of an earlier start until rank 0 makes its own, and the
+// launcher gives the ranks of one start nothing in common that other starts have not: torchrun
+// counts restarts on each host by itself, and leaves out those for which another host was the
+// reason. So the ranks that one rank 0 admits are a start. A rank that is not admitted waits for
+// the next announcement.
+func (j *job) meet(ctx context.Context, times control.Options) error {
+	const doing = "meeting rank 0 through the store"
+	if j.env.Rank == 0 {
+		m, err := j.serve(times)
+		if err == nil {
+			var text []byte
+			if text, err = json.Marshal(m); err == nil {
+				err = capi.SetStore(j.store, controlKey, text)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", doing, err)
+		}
+		_, err = j.join(ctx, m, times)
+		return err
+	}
+	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("rank 0 did not announce itself within %v: %w", j.o.Timeout, ErrTimeout))
+	defer stop()
+	var earlier []byte
+	var refused error
+	for pause := firstPause; ; pause = min(2*pause, time.Second) {
+		text, err := await(inTime, j, func() ([]byte, error) { return capi.GetStore(j.store, controlKey) }, func([]byte) {})
+		if err == nil && !bytes.Equal(text, earlier) {
+			var m meeting
+			if err = json.Unmarshal(text, &m); err == nil {
+				var decided bool
+				if decided, err = j.join(inTime, m, times); decided {
+					return err
+				}
+				if j.o.Log != nil {
+					j.o.Log.Info("distributed: rank 0 of this start has not announced itself yet", "rank", j.env.Rank, "found", err)
+				}
+				earlier, refused, err = text, err, nil
+			}
+		}
+		if err == nil {
+			err = wait(inTime, pause)
+		}
+		if err != nil && refused != nil {
+			err = fmt.Errorf("%w (the last announcement: %v)", err, refused)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", doing, err)
+		}
+	}
+}
+
+// join connects with the rank 0 that m announces, and waits until all ranks have. decided is false
+// after an error that a rank 0 of an earlier start explains.
+func (j *job) join(ctx context.Context, m meeting, times control.Options) (decided bool, err error) {
+	if mine := j.env.Job; mine != "" && m.Job != "" && mine != m.Job {
+		return true, fmt.Errorf("the store at %s:%d is of the job %q, and this process is of the job %q: set MASTER_PORT to a free port for each job: %w",
+			j.env.Address, j.env.Port, m.Job, mine, ErrMismatch)
+	}
+	if j.env.AgentStore && m.Size != j.env.Size {
+		return false, fmt.Errorf("it is of a start of %d ranks, and this process is of one of %d: %w", m.Size, j.env.Size, ErrMismatch)
+	}
+	member, err := control.Dial(ctx, m.Addresses, m.Token, j.env.Rank, times)
+	if err != nil {
+		return !j.env.AgentStore, err
+	}
+	j.member, j.start = member, m.Start
+	what := fmt.Sprintf("%d ranks on %s, timeout %v, silence %v, debug %v", j.env.Size, j.kind(), j.o.Timeout, j.o.Silence, j.o.Debug)
+	all := make([]int, j.env.Size)
+	for r := range all {
+		all[r] = r
+	}
+	err = member.Arrive("job", all, control.Call{Seq: 1, Name: "Init", What: what, Line: caller()}, true, j.o.Timeout)
+	var v *control.Verdict
+	if errors.As(err, &v) {
+		err = verdict{v}
+	}
+	if j.env.AgentStore && member.Refused() {
+		member.Close()
+		j.member = nil
+		return false, err
+	}
+	return true, err
+}
+
+// unresolved returns an error if the address is a name that this host cannot resolve. A cluster may
+// give hosts their names after their processes begin, so a name is looked up only after a failure.
+func unresolved(ctx context.Context, address string) error {
+	if ctx.Err() != nil || address == "" {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
+	if _, err := net.DefaultResolver.LookupHost(ctx, address); err != nil {
+		return fmt.Errorf("set MASTER_ADDR to an address of the host of rank 0 that every host can resolve: %w", err)
+	}
+	return nil
+}
+
+// reach returns when somebody listens at the address, or the context ends. LibTorch, which connects
+// then, prints a warning with a stack of C++ for every attempt that fails.
+func reach(ctx context.Context, address string) error {
+	var failed error
+	var dialer net.Dialer
+	for pause := firstPause; ; pause = min(2*pause, time.Second) {
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err == nil {
+			return conn.Close()
+		}
+		if failed == nil || ctx.Err() == nil {
+			failed = err
+		}
+		if err := wait(ctx, pause); err != nil {
+			return fmt.Errorf("%w (the last attempt: %v)", err, failed)
+		}
+	}
+}
+
+// wait returns after the pause, or with the context's cause if that ends first.
+func wait(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (j *job) kind() string {
+	if j.device == cuda.CPU {
+		return "CPUs"
+	}
+	return "GPUs"
+}
+
+// serve starts the hub, which listens on the loopback interface alone if no other host needs it.
+func (j *job) serve(times control.Options) (meeting, error) {
+	at := ":0"
+	if j.env.Address == "" || j.env.oneHost() {
+		at = "127.0.0.1:0"
+	}
+	listener, err := net.Listen("tcp", at)
+	if err != nil {
+		return meeting{}, err
+	}
+	random := make([]byte, 24)
+	if _, err := rand.Read(random); err != nil {
+		listener.Close()
+		return meeting{}, err
+	}
+	m := meeting{Token: hex.EncodeToString(random[:16]), Start: hex.EncodeToString(random[16:]), Size: j.env.Size, Job: j.env.Job}
+	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
+	if at != ":0" {
+		m.Addresses = []string{net.JoinHostPort("127.0.0.1", port)}
+	} else {
+		if !j.env.AgentStore {
+			m.Addresses = append(m.Addresses, net.JoinHostPort(j.env.Address, port))
+		}
+		m.Addresses = append(m.Addresses, ownAddresses(port)...)
+	}
+	j.hub = control.NewHub(listener, j.env.Size, m.Token, times)
+	return m, nil
+}
+
+// ownAddresses returns the addresses of this host that others may reach.
+func ownAddresses(port string) (addresses []string) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			addresses = append(addresses, net.JoinHostPort(n.IP.String(), port))
+		}
+	}
+	return addresses
+}
+
+// await runs a call that cannot be cancelled. If the context or the job ends first, the call goes
+// on by itself until it gives up, and drop gets its result; what the call uses is freed after it.
+func await[T any](ctx context.Context, j *job, call func() (T, error), drop func(T)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done, abandoned := make(chan result), make(chan struct{})
+	j.running.Go(func() {
+		value, err := call()
+		select {
+		case done <- result{value, err}:
+		case <-abandoned:
+			if err == nil {
+				drop(value)
+			}
+		}
+	})
+	var failed <-chan struct{}
+	if j.member != nil {
+		failed = j.member.Failed()
+	}
+	var none T
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		close(abandoned)
+		return none, context.Cause(ctx)
+	case <-failed:
+		close(abandoned)
+		return none, verdict{j.member.Verdict()}
+	}
+}
+
+// watch turns the end of the context and failures of NCCL into the end of the job, and the end of
+// the job into that of the groups' work.
+func (j *job) watch(ctx context.Context) {
+	defer close(j.watched)
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			if !j.isClosed() {
+				j.member.Abort(context.Cause(ctx).Error())
+				j.abort()
+			}
+			return
+		case <-j.member.Failed():
+			if j.o.Log != nil {
+				j.o.Log.Error("distributed: the job has ended", "rank", j.env.Rank, "reason", j.member.Verdict().Text)
+			}
+			j.abort()
+			return
+		case <-ticker.C:
+			j.checkFaults()
+		}
+	}
+}
+
+// checkFaults reports failures of NCCL, which no call returns.
+func (j *job) checkFaults() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, g := range j.groups {
+		if g.gpu == nil {
+			continue
+		}
+		fault, err := capi.GroupFault(g.gpu)
+		if err != nil || fault == capi.FaultNone {
+			continue
+		}
+		text := "NCCL failed"
+		if fault == capi.FaultTimeout {
+			text = fmt.Sprintf("work of NCCL did not end within %v", j.o.Timeout)
+		}
+		j.member.Report(g.name, g.ranks, g.latest(), text)
+	}
+}
+
+// abort ends the work of all groups. It does not wait for LibTorch, which may hang.
+func (j *job) abort() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, g := range j.groups {
+		for _, c := range []*capi.Group{g.cpu, g.gpu} {
+			if c != nil {
+				g.aborting.Go(func() { capi.AbortGroup(c) })
+			}
+		}
+	}
+}
+
+// failure returns why the job has ended, or nil.
+func (j *job) failure() error {
+	if v := j.member.Verdict(); v != nil {
+		return verdict{v}
+	}
+	if j.isClosed() {
+		return ErrClosed
+	}
+	return nil
+}
+
+func (j *job) isClosed() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.closed
+}
+
+// newGroup connects the calling rank with the others of the group.
+func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, error) {
+	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), pairs: map[string]uint64{}, besides: map[string]besidePlace{}}
+	if g.rank < 0 {
+		return g, nil
+	}
+	j.member.Enter(name, control.Call{Name: "Subgroup", Line: caller(), Done: true})
+	members := make([]int32, len(ranks))
+	for i, r := range ranks {
+		members[i] = int32(r)
+	}
+	// Nobody begins to connect before all are there, since connecting cannot be cancelled.
+	if err := j.member.Arrive(name+"#connect", ranks, control.Call{Seq: 1, Name: "Subgroup", Line: caller()}, true, j.o.Timeout); err != nil {
+		return nil, j.reason(err)
+	}
+	connect := func(device cuda.Device) (*capi.Group, error) {
+		return await(ctx, j, func() (*capi.Group, error) {
+			return capi.NewGroup(j.store, j.start+"/"+name, g.rank, len(ranks), members, int32(device), j.o.Timeout)
+		}, capi.FreeGroup)
+	}
+	var err error
+	if g.cpu, err = connect(cuda.CPU); err == nil && j.device != cuda.CPU {
+		if g.gpu, err = connect(j.device); err == nil {
+			g.stream, err = cuda.NewOwnedStream(j.device, cuda.StreamOptions{Priority: -1})
+		}
+	}
+	j.mu.Lock()
+	j.groups = append(j.groups, g)
+	j.mu.Unlock()
+	if err != nil {
+		return nil, j.reason(err)
+	}
+	return g, nil
+}
+
+// reason returns the job's verdict in place of an error that follows from it.
+func (j *job) reason(err error) error {
+	if v := j.member.Verdict(); v != nil {
+		return verdict{v}
+	}
+	return err
+}
+
+// close ends this rank's part in the job. orderly says that no call of LibTorch is under way.
+func (j *job) close(orderly bool) {
+	j.mu.Lock()
+	j.closed = true
+	groups := j.groups
+	j.mu.Unlock()
+	j.stop(ErrClosed)
+	<-j.watched
+	// From here on nothing begins to abort the groups.
+	for _, g := range groups {
+		if orderly && j.member.Verdict() == nil {
+			g.free()
+		} else { // a thread of Gloo may be in a collective until its timeout
+			go g.free()
+		}
+	}
+	j.disconnect()
+}
+
+// free frees what the group has in LibTorch, when no call uses it any more.
+func (g *Group) free() {
+	g.aborting.Wait()
+	g.job.running.Wait()
+	g.mu.Lock()
+	cpu, gpu := g.cpu, g.gpu
+	g.cpu, g.gpu, g.freed = nil, nil, true
+	g.mu.Unlock()
+	for _, c := range []*capi.Group{cpu, gpu} {
+		if c != nil {
+			capi.FreeGroup(c)
+		}
+	}
+	if g.stream != nil {
+		g.stream.Close()
+	}
+}
+
+// lock takes g.mu for a call, unless the group has ended.
+func (g *Group) lock() error {
+	g.mu.Lock()
+	if g.freed {
+		g.mu.Unlock()
+		return fmt.Errorf("distributed: group %s: %w", g.name, ErrClosed)
+	}
+	return nil
+}
+
+func (j *job) disconnect() {
+	if j.member != nil {
+		j.member.Close()
+	}
+	if j.hub != nil {
+		j.hub.Close()
+	}
+	if j.store != nil {
+		// The server of a store waits for its thread, and a client of a stopped server for an
+		// answer. An abandoned call may still read the store.
+		go func() {
+			j.running.Wait()
+			capi.FreeStore(j.store)
+		}()
+	}
+}
+
+// Close ends this rank's part in the job, and that of all its subgroups. It waits until all ranks
+// have called Close, so that no rank loses data that is still under way, or until the job fails: a
+// rank that does not call Close within Options.Timeout of the first one is at fault. A rank that
+// waits in a collective for this one fails, with this rank's name. Close returns why the
+// job has ended, if it has not ended in order; the text is short if another call on this rank has
+// returned the reason, so that a program may join both errors. Close may be called on any group,
+// any number of times.
+func (g *Group) Close() error {
+	j := g.job
+	j.closing.Lock()
+	defer j.closing.Unlock()
+	if j.isClosed() {
+		return nil
+	}
+	told := j.told.Load()
+	err := j.reason(nil)
+	if err == nil {
+		err = j.shutdown()
+	}
+	j.close(err == nil)
+	if err != nil {
+		if told {
+			err = known{err}
+		}
+		return &Error{Call: "Close at " + caller(), Group: g.name, Rank: j.env.Rank, Culprit: culprit(err), Err: err}
+	}
+	return nil
+}
+
+// shutdown parts from the other ranks in order.
+func (j *job) shutdown() error {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	go func() {
+		select {
+		case <-j.ended:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	if err := j.member.Part(ctx, caller(), j.o.Timeout); err != nil {
+		return j.reason(err)
+	}
+	j.mu.Lock()
+	groups := slices.Clone(j.groups)
+	j.mu.Unlock()
+	for _, g := range slices.Backward(groups) {
+		if g.gpu != nil {
+			shutdown := func() (none struct{}, err error) { return none, capi.ShutdownGroup(g.gpu) }
+			if _, err := await(ctx, j, shutdown, func(struct{}) {}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func culprit(err error) int {
+	var v verdict
+	if errors.As(err, &v) {
+		return v.Rank
+	}
+	return -1
+}
+
+// tell notes that a call returns why the job has ended. An error without a verdict does not say it.
+func (j *job) tell(err error) {
+	if culprit(err) >= 0 {
+		j.told.Store(true)
+	}
+}
+
+// Rank returns the process's rank in the group, 0 to Size() - 1, or -1 if it is no member.
+func (g *Group) Rank() int { return g.rank }
+
+// Size returns the number of ranks of the group.
+func (g *Group) Size() int { return len(g.ranks) }
+
+// Ranks returns the members' ranks in the job, in the order of their ranks in the group.
+func (g *Group) Ranks() []int { return slices.Clone(g.ranks) }
+
+// Device returns the device of this process: the GPU of its local rank, or the CPU.
+func (g *Group) Device() cuda.Device { return g.job.device }
+
+// Environment returns the process's place in the job.
+func (g *Group) Environment() Environment { return g.job.env }
+
+// Err returns why the job has ended, or nil while it goes on. On a GPU, where collectives return
+// before they are done, it is the first to know that one has failed.
+func (g *Group) Err() error {
+	if err := g.job.failure(); err != nil {
+		g.job.tell(err)
+		return &Error{Call: g.latest().String(), Group: g.name, Rank: g.job.env.Rank, Culprit: culprit(err), Err: err}
+	}
+	return nil
+}
+
+// Subgroup makes a group of some ranks of g, which become the ranks 0, 1, ... of the new group in
+// the order given. Every rank of g calls it with the same ranks, and the members wait for each
+// other. On other ranks the result has rank -1, and its collectives return [ErrNotMember]. The
+// group lives as long as the job.
+func (g *Group) Subgroup(ranks ...int) (*Group, error) {
+	if err := g.member(); err != nil {
+		return nil, err
+	}
+	inJob := make([]int, len(ranks))
+	for i, r := range ranks {
+		if r < 0 || r >= len(g.ranks) || slices.Contains(ranks[:i], r) {
+			return nil, fmt.Errorf("distributed: Subgroup(%v): ranks must be distinct, from 0 to %d: %w", ranks, len(g.ranks)-1, cuda.ErrInvalidArgument)
+		}
+		inJob[i] = g.ranks[r]
+	}
+	if len(ranks) == 0 {
+		return nil, fmt.Errorf("distributed: Subgroup without ranks: %w", cuda.ErrInvalidArgument)
+	}
+	if err := g.lock(); err != nil {
+		return nil, err
+	}
+	g.subgroups++
+	name := fmt.Sprintf("%s/%d", g.name, g.subgroups)
+	g.mu.Unlock()
+	sub, err := g.job.newGroup(context.Background(), name, inJob)
+	if err != nil {
+		g.job.tell(err)
+		return nil, &Error{Call: "Subgroup at " + caller(), Group: g.name, Rank: g.job.env.Rank, Culprit: culprit(err), Err: err}
+	}
+	return sub, nil
+}
+
+func (g *Group) member() error {
+	if g.rank < 0 {
+		return fmt.Errorf("%w %s of the ranks %v: this process is rank %d", ErrNotMember, g.name, g.ranks, g.job.env.Rank)
+	}
+	return nil
+}
+
+// abort ends the job after an error of this rank alone, and returns the error: the other ranks wait
+// for this one in a collective, or would match this rank's next one with it.
+func (g *Group) abort(name string, err error) error {
+	g.job.member.Abort(fmt.Sprintf("%s at %s failed: %v", name, caller(), err))
+	return err
+}
+
+// caller returns the line of the program that called this package, or a module of a network that
+// did.
+func caller() string {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	own := [...]string{"cuda.", "distributed.", "nn.", "torch."}
+	for {
+		f, more := frames.Next()
+		name, ours := strings.CutPrefix(f.Function, "github.com/torchstream/torchstream/")
+		ours = ours && slices.ContainsFunc(own[:], func(p string) bool { return strings.HasPrefix(name, p) })
+		if f.Function != "" && !ours && !strings.HasPrefix(f.Function, "runtime.") || strings.HasSuffix(f.File, "_test.go") {
+			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+		}
+		if !more {
+			return "?"
+		}
+	}
+}

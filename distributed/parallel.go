@@ -1,0 +1,512 @@
+package distributed
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/distributed/internal/control"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// DataParallelOptions are the options of [NewDataParallel]. The zero value works. All ranks have
+// equal options.
+type DataParallelOptions struct {
+	// BucketBytes is the size at which a bucket of gradients is closed; 0 stands for 25 MiB. The
+	// first one is closed at 1 MiB, or at BucketBytes if that is less, so that the reduction begins
+	// early.
+	BucketBytes int64
+	// ReduceDType is the dtype in which gradients are reduced: Float16 or BFloat16 halve what
+	// float32 gradients send, and round them; 0 keeps the parameters' dtype.
+	ReduceDType torch.DType
+	// FindUnused allows parameters without a gradient, such as those of a branch that was not
+	// taken. A parameter that no rank has used then has no gradient, as in one process; without
+	// FindUnused it is an error that names the parameter. It costs a small collective over the CPU
+	// in each backward, and cannot be captured in a graph.
+	FindUnused bool
+}
+
+const (
+	defaultBucketBytes = 25 << 20
+	firstBucketBytes   = 1 << 20
+)
+
+// DataParallel trains one model on several ranks: each computes gradients for its own samples, and
+// all get the average. It does so bucket by bucket, as soon as the gradients of a bucket are
+// computed, beside the rest of backward.
+//
+//	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
+//	...
+//	loss := net.Forward(images).CrossEntropy(labels)
+//	if err := parallel.Backward(loss); err != nil {
+//		return err
+//	}
+//	err = opt.Step() // the same on all ranks
+//
+// After Backward the gradients are the same on every rank, bit for bit, and so are clipping,
+// GradScaler's decisions, and the parameters after the optimizer's step. A gradient is a view of
+// its bucket, at an address that stays the same after the first two backward passes, unless
+// ReduceDType is set. Dropping gradients before the next backward, as Optimizer.ZeroGrad does,
+// costs nothing.
+//
+// Hooks of Tensor.RegisterPostAccumulateGradHook see this rank's gradient, and may change it: it is
+// reduced after them, whenever they are registered.
+//
+// Buffers, such as BatchNorm2d's running statistics, are made equal once, at the start; each rank
+// then keeps its own. A BatchNorm normalises by the samples of the rank, unless
+// [ConvertSyncBatchNorm] has made it one of all ranks' samples.
+//
+// One goroutine at a time uses a DataParallel.
+type DataParallel struct {
+	g       *Group
+	o       DataParallelOptions
+	named   []nn.Named // the parameters that are trained
+	params  []*torch.Tensor
+	reducer *capi.Reducer
+	stream  *cuda.OwnedStream // on which buckets are reduced; nil on the CPU
+	local   bool              // NoSync is under way
+	rebuilt bool              // the buckets are in the order of backward
+	unused  []bool
+	closing sync.Once
+}
+
+// NewDataParallel makes the model of every rank that of rank 0, parameters and buffers, and
+// prepares the reduction of its gradients. The model is on the device of the group, and has the
+// same parameters, by name, shape, strides and dtype, on all ranks, or it is an error on all ranks
+// that names the first difference. Parameters that are frozen now stay out of it.
+//
+// Close the DataParallel before the group, and after graphs that captured a backward. It does not
+// own the model.
+func NewDataParallel(g *Group, m nn.Module, o DataParallelOptions) (*DataParallel, error) {
+	switch {
+	case o.BucketBytes < 0:
+		return nil, fmt.Errorf("distributed.NewDataParallel: BucketBytes is %d, and must not be negative: %w", o.BucketBytes, cuda.ErrInvalidArgument)
+	case o.ReduceDType != 0 && o.ReduceDType != torch.BFloat16 && o.ReduceDType != torch.Float16 && o.ReduceDType != torch.Float32:
+		return nil, fmt.Errorf("distributed.NewDataParallel: ReduceDType is %v, and must be BFloat16, Float16, Float32 or 0: %w", o.ReduceDType, cuda.ErrInvalidArgument)
+	}
+	if o.BucketBytes == 0 {
+		o.BucketBytes = defaultBucketBytes
+	}
+	d := &DataParallel{g: g, o: o}
+	for _, n := range nn.NamedParameters(m) {
+		if n.Tensor.RequiresGrad() {
+			d.named = append(d.named, n)
+			d.params = append(d.params, n.Tensor)
+		}
+	}
+	d.unused = make([]bool, len(d.params))
+	if err := d.agree(m); err != nil {
+		return nil, fmt.Errorf("distributed.NewDataParallel: %w", err)
+	}
+	for _, n := range nn.State(m) {
+		if n.Tensor.Elements() == 0 {
+			continue
+		}
+		if err := g.Broadcast(n.Tensor, 0); err != nil {
+			return nil, fmt.Errorf("distributed.NewDataParallel: %s: %w", n.Name, err)
+		}
+	}
+	if err := d.prepare(); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("distributed.NewDataParallel: %w", err)
+	}
+	return d, nil
+}
+
+// agree finds out on all ranks whether they have the same model.
+func (d *DataParallel) agree(m nn.Module) error {
+	mine := modelText{Options: fmt.Sprintf("%+v", d.o)}
+	for _, n := range nn.State(m) {
+		if err := n.Tensor.Err(); err != nil {
+			mine.Err = fmt.Sprintf("%s: %v", n.Name, err)
+			break
+		}
+		if n.Tensor.Device() != d.g.Device() {
+			mine.Err = fmt.Sprintf("%s is on %v, and the group's device is %v: call nn.To before", n.Name, n.Tensor.Device(), d.g.Device())
+			break
+		}
+		mine.Tensors = append(mine.Tensors, fmt.Sprintf("%s %v%v of strides %v, trained: %v", n.Name, n.Tensor.DType(), n.Tensor.Shape(), n.Tensor.Strides(), n.Tensor.RequiresGrad()))
+	}
+	if mine.Err == "" && len(d.params) == 0 {
+		mine.Err = "the model has no parameter to train"
+	}
+	return mine.agree(d.g)
+}
+
+// modelText describes a model and its options for comparison.
+type modelText struct {
+	Options string
+	Tensors []string
+	Err     string
+}
+
+// agree compares what the ranks have.
+func (m modelText) agree(g *Group) error {
+	all, err := AllGatherObject(g, m)
+	if err != nil {
+		return err
+	}
+	for r, other := range all {
+		if other.Err != "" {
+			return fmt.Errorf("rank %d: %s: %w", r, other.Err, cuda.ErrInvalidArgument)
+		}
+	}
+	for r, other := range all {
+		if difference := all[0].difference(other); difference != "" {
+			return fmt.Errorf("%w: rank 0 has %s on rank %d", ErrMismatch, difference, r)
+		}
+	}
+	return nil
+}
+
+// difference returns the first one, as "A, and B", or "".
+func (m modelText) difference(other modelText) string {
+	if m.Options != other.Options {
+		return fmt.Sprintf("the options %s, and %s", m.Options, other.Options)
+	}
+	for i := range max(len(m.Tensors), len(other.Tensors)) {
+		a, b := "no more parameters", "no more parameters"
+		if i < len(m.Tensors) {
+			a = m.Tensors[i]
+		}
+		if i < len(other.Tensors) {
+			b = other.Tensors[i]
+		}
+		if a != b {
+			return a + ", and " + b
+		}
+	}
+	return ""
+}
+
+func (d *DataParallel) prepare() (err error) {
+	if err := d.g.lock(); err != nil {
+		return err
+	}
+	defer d.g.mu.Unlock()
+	group, on := d.g.cpu, capi.Stream{}
+	if d.g.gpu != nil {
+		if d.stream, err = cuda.NewOwnedStream(d.g.Device(), cuda.StreamOptions{Priority: -1}); err != nil {
+			return err
+		}
+		group, on = d.g.gpu, d.stream.CAPI()
+	}
+	dtype := int32(-1)
+	if d.o.ReduceDType != 0 {
+		dtype = int32(d.o.ReduceDType)
+	}
+	err = torch.CAPI("NewDataParallel", d.params, func(p []*capi.Tensor) (err error) {
+		d.reducer, err = capi.NewReducer(group, on, p, dtype)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	order := make([]int64, len(d.params))
+	for i := range order {
+		order[i] = int64(len(order) - 1 - i) // backward goes from the last layer to the first
+	}
+	return d.arrange(order)
+}
+
+// arrange makes the buckets for gradients that come in the order.
+func (d *DataParallel) arrange(order []int64) error {
+	sizes, dtypes := make([]int64, len(d.params)), make([]torch.DType, len(d.params))
+	for i, p := range d.params {
+		dtypes[i] = p.DType()
+		of := dtypes[i]
+		if d.o.ReduceDType != 0 {
+			of = d.o.ReduceDType
+		}
+		sizes[i] = p.Elements() * int64(of.Size())
+	}
+	arranged, ends := buckets(order, sizes, dtypes, min(firstBucketBytes, d.o.BucketBytes), d.o.BucketBytes)
+	return capi.ArrangeReducer(d.reducer, arranged, ends)
+}
+
+// buckets divides the parameters, in the order, into buckets of one dtype. A bucket is closed when
+// it has reached the limit, which is that of the first bucket until one is closed. It returns the
+// order of the parameters and, for each bucket, where it ends.
+func buckets[D comparable](order, sizes []int64, dtypes []D, first, limit int64) (arranged, ends []int64) {
+	type bucket struct {
+		parameters []int64
+		bytes      int64
+	}
+	open := map[D]*bucket{}
+	var begun []D // in the order of their first parameters
+	closed := func(b *bucket) {
+		arranged = append(arranged, b.parameters...)
+		ends = append(ends, int64(len(arranged)))
+	}
+	for _, i := range order {
+		d := dtypes[i]
+		b := open[d]
+		if b == nil {
+			b = &bucket{}
+			open[d] = b
+			begun = append(begun, d)
+		}
+		b.parameters = append(b.parameters, i)
+		b.bytes += sizes[i]
+		if b.bytes >= first {
+			closed(b)
+			delete(open, d)
+			begun = slices.DeleteFunc(begun, func(other D) bool { return other == d })
+			first = limit
+		}
+	}
+	for _, d := range begun {
+		closed(open[d])
+	}
+	return arranged, ends
+}
+
+// Backward computes the gradients of the loss on this rank and averages them over all ranks. It
+// returns, like Tensor.Backward, when all work is enqueued; on the CPU it returns when it is done.
+// A rank without samples gives nil, and takes part with gradients of zero.
+//
+// The average is over ranks. For the gradients of the mean over all samples, where ranks have
+// different numbers of them, give it the loss that [DataParallel.Weigh] returns.
+//
+// The loss's own error is returned before anything happens. An error or a panic in backward ends
+// the job, since other ranks then wait for gradients that never come.
+func (d *DataParallel) Backward(loss *torch.Tensor) error {
+	if loss == nil {
+		return d.around(func() error { return nil }, true)
+	}
+	if err := loss.Err(); err != nil {
+		return err
+	}
+	return d.around(loss.Backward, false)
+}
+
+// Around calls a function that makes one backward pass, and averages the gradients as
+// [DataParallel.Backward] does. It is for passes that others make:
+//
+//	err := parallel.Around(func() error { return scaler.Backward(loss) })
+func (d *DataParallel) Around(backward func() error) error { return d.around(backward, false) }
+
+// around implements Around. empty says that this rank has no samples.
+func (d *DataParallel) around(backward func() error, empty bool) error {
+	if d.local {
+		return backward()
+	}
+	c, err := d.enter()
+	if err != nil {
+		return err
+	}
+	if err := capi.BeginReducer(d.reducer); err != nil {
+		return c.local(err)
+	}
+	j := d.g.job
+	returned := false
+	defer func() {
+		if !returned { // The other ranks wait, although the program may recover from the panic.
+			capi.CancelReducer(d.reducer)
+			j.member.Abort(fmt.Sprintf("%v ended in a panic", c.call))
+		}
+	}()
+	err = backward()
+	if err == nil {
+		err = d.join()
+	}
+	returned = true
+	if err != nil {
+		capi.CancelReducer(d.reducer)
+		if v := j.member.Verdict(); v != nil {
+			return c.failed(v)
+		}
+		j.member.Abort(fmt.Sprintf("%v failed: %v", c.call, err))
+		return c.local(err)
+	}
+	j.member.Leave(c.key, c.call.Seq)
+	return d.afterwards(empty)
+}
+
+// enter notes the pass as a call of the group.
+func (d *DataParallel) enter() (*call, error) {
+	if err := d.g.check("DataParallel.Backward", nil); err != nil {
+		return nil, err
+	}
+	if err := d.g.lock(); err != nil {
+		return nil, err
+	}
+	defer d.g.mu.Unlock()
+	d.g.seq++
+	c := &call{g: d.g, key: d.g.name, of: d.g.ranks, call: control.Call{Seq: d.g.seq, Name: "DataParallel.Backward", Line: caller()}}
+	c.enter()
+	if !d.g.job.o.Debug {
+		return c, nil
+	}
+	c.call.What = fmt.Sprintf("%d parameters", len(d.params))
+	if err := d.g.job.member.Arrive(d.g.name+"#debug", d.g.ranks, c.call, true, d.g.job.o.Timeout); err != nil {
+		return nil, c.failed(err)
+	}
+	return c, nil
+}
+
+// join waits for the reduction, or on the CPU for the end of the job.
+func (d *DataParallel) join() error {
+	if d.stream != nil {
+		return capi.JoinReducer(d.reducer, d.unused)
+	}
+	done := make(chan error, 1)
+	go func() { done <- capi.JoinReducer(d.reducer, d.unused) }()
+	j := d.g.job
+	select {
+	case err := <-done:
+		if err != nil {
+			c := call{g: d.g, key: d.g.name, of: d.g.ranks, call: d.g.latest()}
+			err = c.explained(err)
+		}
+		return err
+	case <-j.member.Failed():
+		capi.AbortReducer(d.reducer)
+		<-done
+		return j.member.Verdict()
+	}
+}
+
+// afterwards deals with parameters without gradients, and after the first pass with their order.
+func (d *DataParallel) afterwards(empty bool) error {
+	if d.o.FindUnused {
+		if err := d.dropUnused(); err != nil {
+			return err
+		}
+	} else if !empty && slices.Contains(d.unused, true) {
+		var names []string
+		for i, unused := range d.unused {
+			if unused {
+				names = append(names, d.named[i].Name)
+			}
+		}
+		return fmt.Errorf("distributed: backward made no gradient for %s on rank %d: set DataParallelOptions.FindUnused if that is meant, or freeze the parameters before NewDataParallel: %w",
+			abbreviated(names), d.g.rank, cuda.ErrInvalidArgument)
+	}
+	if d.rebuilt {
+		return nil
+	}
+	if d.stream != nil {
+		current, err := cuda.GetCurrentCUDAStream(d.g.Device())
+		if err != nil {
+			return err
+		}
+		if capturing, err := current.Capturing(); err != nil || capturing {
+			return err
+		}
+	}
+	return d.rebuild()
+}
+
+func abbreviated(names []string) string {
+	if len(names) > 5 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:5], ", "), len(names)-5)
+	}
+	return strings.Join(names, ", ")
+}
+
+// dropUnused drops the gradients, zeros, of parameters that no rank has used.
+func (d *DataParallel) dropUnused() error {
+	used := make([]byte, len(d.unused))
+	for i, unused := range d.unused {
+		if !unused {
+			used[i] = 1
+		}
+	}
+	t, err := torch.FromBytes(used, int64(len(used)))
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	if err := d.g.AllReduce(t, Max); err != nil {
+		return err
+	}
+	if err := t.ReadBytes(used); err != nil {
+		return err
+	}
+	var nobody []*torch.Tensor
+	for i, u := range used {
+		if u == 0 {
+			nobody = append(nobody, d.params[i])
+		}
+	}
+	return torch.ClearGrads(nobody...)
+}
+
+// rebuild arranges the buckets in the order in which rank 0's gradients came.
+func (d *DataParallel) rebuild() error {
+	order, err := capi.ReducerOrder(d.reducer, len(d.params))
+	if err != nil {
+		return err
+	}
+	if order, err = BroadcastObject(d.g, order, 0); err != nil {
+		return err
+	}
+	for i := len(d.params) - 1; i >= 0; i-- {
+		if !slices.Contains(order, int64(i)) {
+			order = append(order, int64(i))
+		}
+	}
+	d.rebuilt = true
+	return d.arrange(order)
+}
+
+// NoSync calls fn, in which backward passes accumulate gradients on this rank alone. The next
+// Backward outside of it averages what has accumulated. All ranks do the same.
+func (d *DataParallel) NoSync(fn func() error) error {
+	was := d.local
+	d.local = true
+	defer func() { d.local = was }()
+	return fn()
+}
+
+// Weigh returns the loss, the mean over this rank's samples, times its share: samples, divided by
+// the average number of samples of all ranks. The average of the gradients over ranks is then the
+// gradient of the mean over all samples. All ranks call it. One without samples gives 0 and a nil
+// loss, for which Weigh returns nil; or, with [ConvertSyncBatchNorm], the loss of a batch without
+// rows, whose value may be NaN. Weigh makes a small collective, for which the host does not wait on
+// a GPU.
+func (d *DataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
+	return weigh(d.g, loss, samples)
+}
+
+func weigh(g *Group, loss *torch.Tensor, samples int) *torch.Tensor {
+	if samples < 0 || loss == nil && samples > 0 {
+		return torch.Fail("distributed.Weigh", fmt.Errorf("%d samples: a rank with samples has a loss: %w", samples, cuda.ErrInvalidArgument))
+	}
+	total, err := torch.Full(g.Device(), torch.Float64, float64(samples))
+	if err != nil {
+		return torch.Fail("distributed.Weigh", err)
+	}
+	defer total.Close()
+	if err := g.AllReduce(total, Average); err != nil {
+		return torch.Fail("distributed.Weigh", err)
+	}
+	if loss == nil {
+		return nil
+	}
+	share := total.Reciprocal()
+	defer share.Close()
+	factor := share.MulScalar(float64(samples))
+	defer factor.Close()
+	return loss.Mul(factor)
+}
+
+// Close takes the hooks off the parameters. It waits for nothing, and may be called more than once.
+func (d *DataParallel) Close() error {
+	var err error
+	d.closing.Do(func() {
+		if d.reducer != nil {
+			capi.FreeReducer(d.reducer)
+		}
+		if d.stream != nil {
+			err = errors.Join(err, d.stream.Close())
+		}
+	})
+	return err
+}

@@ -1,0 +1,380 @@
+package distributed
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/tensor"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// ZeroRedundancyOptimizer is an optimizer whose state is divided among the ranks of a group (ZeRO
+// stage 1; PyTorch's class of the same name). Each rank keeps the state, and with MasterWeights the
+// masters, of 1/N of the parameters' elements, updates these, and gets the other parameters from
+// the ranks that updated them. The parameters become what the optimizer makes of them in one
+// process.
+//
+//	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
+//	...
+//	adamW := func(shard []*torch.Tensor) (optim.Optimizer, error) {
+//		return optim.NewAdamW(shard, optim.AdamWOptions{LR: 1e-3})
+//	}
+//	opt, err := distributed.NewZeroRedundancyOptimizer(world, nn.Parameters(net), adamW)
+//	...
+//	err = parallel.Backward(loss)
+//	...
+//	err = opt.Step()
+//
+// Gradients are whole on every rank: DataParallel reduces them, and clipping and GradScaler see
+// them, as with any optimizer. A GradScaler's Step waits for the device.
+//
+// Parameters become views of flat memory, one for each dtype, of which rank r updates part r of N
+// equal parts. A part may begin and end within a parameter, so the optimizer's formula must be one
+// of each element by itself: SGD, Adam, AdamW, RMSprop and Adagrad are; LAMB and Muon, which
+// compute norms and products of whole parameters, are refused.
+//
+// Step, State and construction are collectives: all ranks make them, in the same order. One
+// goroutine at a time uses a ZeroRedundancyOptimizer.
+type ZeroRedundancyOptimizer struct {
+	dividedOptimizer
+	flats []*flatParameters
+}
+
+// flatParameters is the memory of the parameters of one dtype.
+type flatParameters struct {
+	all  *torch.Tensor // [N*share]
+	mine *torch.Tensor // [share]: the part of all that this rank updates
+	// elements is how many elements of all the parameters take, the gaps between them included.
+	elements, share int64
+}
+
+// shardedParameter is a parameter in its flat memory.
+type shardedParameter struct {
+	param          *torch.Tensor
+	marked         *torch.Tensor // the same under NoGrad
+	shape, strides []int64       // of the parameter
+	elements       int64
+	flat           *flatParameters
+	begin          int64         // the parameter's first element in flat.all
+	address        uintptr       // of the parameter
+	lo, hi         int64         // the elements of the parameter, in memory order, that this rank updates
+	piece          *torch.Tensor // these elements: a leaf [hi-lo], which may be empty
+}
+
+func newShardedParameter(p *torch.Tensor) shardedParameter {
+	return shardedParameter{param: p, marked: p.NoGrad(), shape: p.Shape(), strides: p.Strides(), elements: p.Elements()}
+}
+
+// place gives the parameter the next place in its flat memory, which begins at a multiple of the
+// alignment in the dtype.
+func (p *shardedParameter) place(f *flatParameters, d torch.DType) {
+	p.flat, p.begin = f, f.elements
+	f.elements += aligned(p.elements, d)
+}
+
+// cut finds the elements of the parameter that rank r updates.
+func (p *shardedParameter) cut(r int64) {
+	p.lo, p.hi = p.before(r), p.before(r+1)
+}
+
+// before returns how many elements of the parameter the ranks before r update.
+func (p *shardedParameter) before(r int64) int64 {
+	return min(max(r*p.flat.share-p.begin, 0), p.elements)
+}
+
+// of returns the parameter's place in a flat tensor, with its shape.
+func (p *shardedParameter) of(flat *torch.Tensor) *torch.Tensor {
+	return flat.Narrow(0, p.begin, p.elements).AsStrided(p.shape, p.strides, torch.AsStridedOptions{})
+}
+
+// alignment is the number of bytes at whose multiples parameters and ranks' parts begin, so that
+// fused optimizers can read several elements at a time.
+const alignment = 16
+
+// NewZeroRedundancyOptimizer returns the optimizer that build makes, with its state divided. Each
+// rank calls it with the same parameters, which are on the group's device, and with the same build.
+// An error of one rank is one of all, and leaves the parameters as they were.
+//
+// build gets this rank's part of each parameter, in their order: shard[i] has elements of
+// params[i], as a row, or none. It returns an optimizer of all of them, in any groups: choose a
+// group by params[i].
+//
+// The parameters get the values of the ranks that update them, and new memory: make the optimizer
+// after nn.To and nn.ToDType, and before a graph captures the model. For a while there are two
+// copies of them, and the call waits for the device.
+//
+// Close the optimizer before the group. It does not own the parameters, which stay valid.
+func NewZeroRedundancyOptimizer(g *Group, params []*torch.Tensor, build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*ZeroRedundancyOptimizer, error) {
+	z := &ZeroRedundancyOptimizer{dividedOptimizer: dividedOptimizer{name: "ZeroRedundancyOptimizer", g: g}}
+	err := z.agree(params)
+	if err == nil {
+		err = z.construct(build)
+	}
+	if err != nil {
+		z.Close()
+		return nil, fmt.Errorf("distributed.NewZeroRedundancyOptimizer: %w", err)
+	}
+	return z, nil
+}
+
+// agree finds out on all ranks whether they have the same parameters.
+func (z *ZeroRedundancyOptimizer) agree(params []*torch.Tensor) error {
+	mine := modelText{}
+	seen := map[*torch.Tensor]bool{}
+	for i, p := range params {
+		switch {
+		case p.Err() != nil:
+			mine.Err = fmt.Sprintf("parameter %d: %v", i, p.Err())
+		case p.Device() != z.g.Device():
+			mine.Err = fmt.Sprintf("parameter %d is on %v, and the group's device is %v: call nn.To before", i, p.Device(), z.g.Device())
+		case !tensor.Dense(p.Shape(), p.Strides()):
+			mine.Err = fmt.Sprintf("parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy", i, p.Shape(), p.Strides())
+		case seen[p]:
+			mine.Err = fmt.Sprintf("parameter %d is in the list twice", i)
+		}
+		seen[p] = true
+		part := newShardedParameter(p)
+		z.parts = append(z.parts, &part)
+		mine.Tensors = append(mine.Tensors, fmt.Sprintf("parameter %d %v%v of strides %v", i, p.DType(), p.Shape(), p.Strides()))
+	}
+	if len(params) == 0 {
+		mine.Err = "there are no parameters"
+	}
+	return mine.agree(z.g)
+}
+
+// construct makes the optimizer of this rank's part, and moves the parameters to flat memory when
+// all ranks have theirs.
+func (z *ZeroRedundancyOptimizer) construct(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
+	scope := torch.NewScope("parameters on their way")
+	defer scope.Close()
+	z.layOut()
+	views, failure := z.fill(scope)
+	if failure == nil {
+		failure = z.build(build)
+	}
+	mine := modelText{}
+	if failure != nil {
+		mine.Err = failure.Error()
+	}
+	if err := mine.agree(z.g); err != nil || failure != nil {
+		return cmp.Or(failure, err)
+	}
+	for i, p := range z.parts {
+		err := p.param.SetData(views[i])
+		if err == nil {
+			p.address, err = p.param.Pointer()
+		}
+		if err != nil {
+			return z.g.abort("NewZeroRedundancyOptimizer", err)
+		}
+	}
+	if err := z.gatherParameters("NewZeroRedundancyOptimizer"); err != nil {
+		return err
+	}
+	return z.synchronize()
+}
+
+// layOut gives each parameter its place.
+func (z *ZeroRedundancyOptimizer) layOut() {
+	byDType := map[torch.DType]*flatParameters{}
+	for _, p := range z.parts {
+		dtype := p.param.DType()
+		f := byDType[dtype]
+		if f == nil {
+			f = &flatParameters{}
+			byDType[dtype] = f
+			z.flats = append(z.flats, f)
+		}
+		p.place(f, p.param.DType())
+	}
+	for _, p := range z.parts {
+		p.flat.divide(z.g.Size(), p.param.DType())
+		p.cut(int64(z.g.Rank()))
+	}
+}
+
+// divide gives each of n ranks an equal part.
+func (f *flatParameters) divide(n int, d torch.DType) {
+	f.share = aligned((f.elements+int64(n)-1)/int64(n), d)
+}
+
+// aligned rounds a number of elements up.
+func aligned(n int64, d torch.DType) int64 {
+	step := max(alignment/int64(d.Size()), 1)
+	return (n + step - 1) / step * step
+}
+
+// fill makes the flat memory, with the parameters' values.
+func (z *ZeroRedundancyOptimizer) fill(scope *torch.Scope) (views []*torch.Tensor, err error) {
+	for _, p := range z.parts {
+		f := p.flat
+		if f.all == nil {
+			all, err := torch.Zeros(z.g.Device(), p.param.DType(), f.share*int64(z.g.Size()))
+			if err != nil {
+				return nil, err
+			}
+			f.all, f.mine = all, all.In(scope).Narrow(0, int64(z.g.Rank())*f.share, f.share).Keep()
+			if err := f.mine.Err(); err != nil {
+				return nil, err
+			}
+		}
+		all := f.all.In(scope)
+		view := p.of(all)
+		if err := view.CopyFrom(p.marked, torch.CopyOptions{NonBlocking: true}); err != nil {
+			return nil, err
+		}
+		p.piece = all.Narrow(0, p.begin+p.lo, p.hi-p.lo).Detach().Keep()
+		if err := errors.Join(p.piece.Err(), p.piece.SetRequiresGrad(true)); err != nil {
+			return nil, err
+		}
+		views = append(views, view)
+	}
+	// The parameters' old memory is read until here, and other streams may use the new one.
+	return views, z.synchronize()
+}
+
+// synchronize waits for the device.
+func (z *ZeroRedundancyOptimizer) synchronize() error {
+	if z.g.Device() == cuda.CPU {
+		return nil
+	}
+	return z.g.Device().Synchronize()
+}
+
+// gatherParameters makes all parameters those of the ranks that update them.
+func (z *ZeroRedundancyOptimizer) gatherParameters(name string) error {
+	for _, f := range z.flats {
+		if f.share == 0 {
+			continue
+		}
+		c, err := z.g.begin(name, "", f.mine, f.all)
+		if err != nil {
+			return err
+		}
+		if err := c.sync([]*torch.Tensor{f.all, f.mine}, allGather); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Step updates this rank's part of the parameters from their gradients, which are the same on all
+// ranks, and gathers the other parts. Like the optimizer's own Step, it then drops all gradients,
+// unless the optimizer was made with KeepGradients, and returns optim.ErrNoGradients, on all ranks,
+// if there are none. On a GPU it enqueues its work on the current stream, and can be captured in a
+// graph if the optimizer is Capturable. An error of one rank ends the job.
+func (z *ZeroRedundancyOptimizer) Step() error {
+	if err := z.g.check("ZeroRedundancyOptimizer.Step", nil); err != nil {
+		return err
+	}
+	if z.inner == nil {
+		return fmt.Errorf("distributed: ZeroRedundancyOptimizer.Step: %w", torch.ErrClosed)
+	}
+	for i, p := range z.parts {
+		if at, err := p.param.Pointer(); err != nil || at != p.address {
+			return z.g.abort("ZeroRedundancyOptimizer.Step",
+				errors.Join(err, fmt.Errorf("distributed: ZeroRedundancyOptimizer.Step: parameter %d has moved to other memory: make the optimizer after nn.To: %w", i, cuda.ErrInvalidArgument)))
+		}
+	}
+	z.dropGathered()
+	err := z.update()
+	switch {
+	case errors.Is(err, optim.ErrNoGradients), errors.Is(err, cuda.ErrCapture):
+		return err // on all ranks
+	case err != nil:
+		return z.g.abort("ZeroRedundancyOptimizer.Step", err)
+	}
+	if err := z.gatherParameters("ZeroRedundancyOptimizer.Step"); err != nil {
+		return err
+	}
+	if k, ok := z.inner.(interface{ KeepsGradients() bool }); ok && k.KeepsGradients() {
+		return nil
+	}
+	return z.ZeroGrad()
+}
+
+// update steps this rank's part.
+func (z *ZeroRedundancyOptimizer) update() (err error) {
+	scope := torch.NewScope("gradients of a shard")
+	defer scope.Close()
+	var stepped []*torch.Tensor // pieces with a gradient
+	some := false
+	for _, p := range z.parts {
+		grad := p.marked.Grad()
+		if grad == nil {
+			continue
+		}
+		some = true
+		grad = scope.Own(grad)
+		if p.lo == p.hi {
+			continue
+		}
+		if !slices.Equal(grad.Strides(), p.strides) {
+			like := scope.Own(p.marked.EmptyLike())
+			if err := like.CopyFrom(grad, torch.CopyOptions{NonBlocking: true}); err != nil {
+				return err
+			}
+			grad = like
+		}
+		row := grad.AsStrided([]int64{p.elements}, []int64{1}, torch.AsStridedOptions{}).Narrow(0, p.lo, p.hi-p.lo)
+		if err := errors.Join(row.Err(), p.piece.SetGrad(row)); err != nil {
+			return err
+		}
+		stepped = append(stepped, p.piece)
+	}
+	if !some {
+		return fmt.Errorf("distributed: ZeroRedundancyOptimizer.Step: %w", optim.ErrNoGradients)
+	}
+	if len(stepped) > 0 {
+		err = z.inner.Step()
+	}
+	return errors.Join(err, torch.ClearGrads(stepped...))
+}
+
+// ZeroGrad drops the gradients of all parameters.
+func (z *ZeroRedundancyOptimizer) ZeroGrad() error {
+	params := make([]*torch.Tensor, len(z.parts))
+	for i, p := range z.parts {
+		params[i] = p.param
+	}
+	return torch.ClearGrads(params...)
+}
+
+// Groups returns the groups of the optimizer, with the whole parameters.
+func (z *ZeroRedundancyOptimizer) Groups() []optim.Group {
+	if z.inner == nil {
+		return nil
+	}
+	groups, at := z.inner.Groups(), 0
+	for _, g := range groups {
+		for i := range g.Params {
+			g.Params[i] = z.order[at].param
+			at++
+		}
+	}
+	return groups
+}
+
+// Close frees this rank's state, and the optimizer that build made. A later Step returns
+// torch.ErrClosed.
+func (z *ZeroRedundancyOptimizer) Close() error {
+	z.dropGathered()
+	var err error
+	if z.inner != nil {
+		err = z.inner.Close()
+		z.inner = nil
+	}
+	for _, p := range z.parts {
+		p.piece.Close()
+	}
+	for _, f := range z.flats {
+		f.mine.Close()
+		f.all.Close()
+	}
+	return err
+}
