@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -8,6 +9,10 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
 )
+
+// ErrOneValue is in the error of a normalisation whose statistics would be of one value per channel,
+// which has no variance: [BatchNorm] in training of one sample of one pixel, for example.
+var ErrOneValue = errors.New("the statistics need more than one value per channel")
 
 // BatchNorm is the part that BatchNorm1d, BatchNorm2d and BatchNorm3d share. It normalises each
 // channel. In training it uses the mean and variance of the batch, and updates the running
@@ -100,7 +105,7 @@ func statistics(mean, variance, count *torch.Tensor) []Named {
 }
 
 // Forward computes the normalised input. In training a batch with one value per channel is an
-// error, since one value has no variance.
+// error, [ErrOneValue].
 func (b *BatchNorm) Forward(x *torch.Tensor) *torch.Tensor { return b.result(b.normalise(x), x) }
 
 // ForwardReLU computes max(Forward(x) + residual, 0), without the sum if residual is nil. A
@@ -174,7 +179,7 @@ func checkStatistics(kind string, size []int64, ranks []int, own, batch bool) *t
 		}
 	}
 	if own && values == 1 {
-		return invalid("nn."+kind, "the statistics of the input need more than one value per channel, and it is %v: give it more samples, or larger ones", size)
+		return invalid("nn."+kind, "%w, and the input is %v: give it more samples, or larger ones", ErrOneValue, size)
 	}
 	return nil
 }
@@ -262,7 +267,7 @@ func (n *InstanceNorm) construct(dims, channels int, o InstanceNormOptions) {
 }
 
 // Forward computes the normalised input. Without running statistics, and always in training, a
-// channel of one value is an error, since one value has no variance.
+// channel of one value is an error, [ErrOneValue].
 func (n *InstanceNorm) Forward(x *torch.Tensor) *torch.Tensor {
 	own := n.training() || n.RunningMean == nil // the input's statistics
 	if x.Err() == nil {

@@ -58,7 +58,8 @@ type Config struct {
 	Scaler *optim.GradScaler
 	// Graph replays each step as a CUDA graph: see StepperOptions.Graph.
 	Graph bool
-	// Log says which steps run without a graph, and why; nil for silence.
+	// Log says which steps run without a graph and which last batch is left out, and why; nil for
+	// silence.
 	Log *slog.Logger
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
 	// so that what Dropout draws depends on nothing else. The generators belong to the process.
@@ -166,6 +167,11 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // they are and returns an error. An error before the first checkpoint with results leaves no folder
 // that Run made. With Loader, and without Loss, a model that has fewer outputs than the loader has
 // classes is an error before the first step.
+//
+// BatchNorm in training cannot compute statistics of one value per channel ([nn.ErrOneValue]). Run
+// leaves out the last batch of an epoch if it is one sample for which a normalisation returns that
+// error, restores the running statistics of the layers before, and logs it. The samples of
+// Epoch.Train do not count it. The same error of another batch ends the training.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
@@ -214,6 +220,7 @@ type runner struct {
 	batch     *prefetcher.Batch // of the running step
 	events    *tfevents.Writer  // nil without TensorBoard, and before the first epoch
 	criterion criterion
+	leftOut   bool     // a last batch was left out, and Log has it
 	first     bool     // the folder has no more of this run than the last.pt that it began with
 	made      []string // folders that the run made: Dir, and those above it
 }
@@ -388,16 +395,23 @@ func (r *runner) train(ctx context.Context) error {
 	if r.state == nil {
 		skip = r.at.Batches
 	}
+	var refused error // of a batch of one sample that the model cannot train on
 	for batch, err := range r.Feed.Epoch(ctx, r.at.Epoch) {
 		if err != nil {
 			return err
+		}
+		if refused != nil {
+			return refused // it was not the last
 		}
 		if skip > 0 {
 			skip--
 			continue
 		}
-		if err := r.step(batch); err != nil {
+		if refused, err = r.stepOrRefuse(batch); err != nil {
 			return err
+		}
+		if refused != nil {
+			continue
 		}
 		if r.SaveSteps > 0 && r.at.Step%r.SaveSteps == 0 {
 			if err := r.saveLast("training"); err != nil {
@@ -408,6 +422,7 @@ func (r *runner) train(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+	r.sayLeftOut(refused)
 	if skip > 0 {
 		return fmt.Errorf("the feed ended %d batches before the place to resume at: it must give the batches of the interrupted run", skip)
 	}

@@ -197,6 +197,9 @@ func (o *trainOptions) check() error {
 	if isViT(o.model) && o.size%vitPatch != 0 {
 		return usageError{fmt.Sprintf("-size %d: %s divides images into squares of %d pixels: want a multiple of %[3]d", o.size, o.model, vitPatch)}
 	}
+	if err := o.checkBatch(); err != nil {
+		return err
+	}
 	if err := o.feeding.check(); err != nil {
 		return err
 	}
@@ -267,15 +270,14 @@ func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Wri
 	}
 }
 
-// checkLastBatch refuses a last batch of one image of the smallest size. The last convolutions make
-// one value per channel of it, from which BatchNorm can compute no variance.
-func (o *trainOptions) checkLastBatch(images int) error {
+// checkBatch refuses batches of one image of the smallest size. The last convolutions make one value
+// per channel of it, from which BatchNorm can compute no variance.
+func (o *trainOptions) checkBatch() error {
 	normalises := !strings.HasPrefix(o.model, "vit") && !strings.HasPrefix(o.model, "convnext")
-	if !normalises || o.size > minSize || images < 1 || (images-1)%o.batch != 0 {
+	if o.batch > 1 || !normalises || o.size > minSize {
 		return nil
 	}
-	return fmt.Errorf("-batch %d: the last batch of the %s has one, of which BatchNorm can compute no statistics at -size %d: choose another -batch, or a larger -size",
-		o.batch, counted(images, "image", "images"), o.size)
+	return usageError{fmt.Sprintf("-batch 1: BatchNorm can compute no statistics of one image at -size %d: choose a larger -batch or -size", o.size)}
 }
 
 // counted returns a number with its noun.
@@ -534,9 +536,6 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		return fmt.Errorf("%s has %s (%s)", printable.Name(o.archive), oneClass, printable.Name(classes[0]))
 	}
 	o.printUnused(device, images, stdout)
-	if err := o.checkLastBatch(images); err != nil {
-		return err
-	}
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
 		Log: slog.New(slog.NewTextHandler(stderr, nil))}

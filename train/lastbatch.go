@@ -1,0 +1,70 @@
+package train
+
+import (
+	"errors"
+
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// stepOrRefuse trains on a batch. refused is the error of one sample, after others of its epoch, for
+// which a normalisation can compute no statistics: the model is then as it was before.
+func (r *runner) stepOrRefuse(batch *prefetcher.Batch) (refused, err error) {
+	if batch.N != 1 || r.at.Batches == 0 {
+		return nil, r.step(batch)
+	}
+	before, err := copyBuffers(r.Model)
+	defer before.close()
+	if err != nil {
+		return nil, err
+	}
+	if err = r.step(batch); !errors.Is(err, nn.ErrOneValue) {
+		return nil, err
+	}
+	return err, before.restore()
+}
+
+// sayLeftOut logs, once, that the last batch of an epoch is left out, if refused is not nil.
+func (r *runner) sayLeftOut(refused error) {
+	if refused == nil || r.leftOut {
+		return
+	}
+	r.leftOut = true
+	if r.Log != nil {
+		r.Log.Warn("train: the last batch of an epoch is one sample and is left out: choose another batch size, or larger samples, to train on all",
+			"epoch", r.at.Epoch+1, "reason", refused)
+	}
+}
+
+// bufferCopies are copies of the buffers of a model, such as BatchNorm's running statistics, which
+// layers change in a forward pass that a later layer fails.
+type bufferCopies struct{ buffers, copies []*torch.Tensor }
+
+// copyBuffers copies the buffers of a model. The caller closes the copies, also after an error.
+func copyBuffers(m nn.Module) (bufferCopies, error) {
+	var c bufferCopies
+	for _, n := range nn.NamedBuffers(m) {
+		copied := n.Tensor.NoGrad().Clone()
+		c.buffers, c.copies = append(c.buffers, n.Tensor), append(c.copies, copied)
+		if err := copied.Err(); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+func (c bufferCopies) restore() error {
+	for i, b := range c.buffers {
+		if err := b.NoGrad().Copy_(c.copies[i]).Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c bufferCopies) close() {
+	for _, t := range c.copies {
+		t.Close()
+	}
+}
