@@ -22,6 +22,7 @@ const (
 	bestFile = "best.pt"
 	logFile  = "log.csv"
 	pngFile  = "curves.png"
+	lockFile = "run.lock" // of the run that writes to the folder
 
 	version = 2 // of a saved
 )
@@ -78,6 +79,9 @@ func (r *runner) openDir(ctx context.Context) error {
 	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
+	if err := r.claimDir(); err != nil {
+		return err
+	}
 	if err := safefile.Check(r.path(bestFile), safefile.PyTorch); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
@@ -112,6 +116,53 @@ func (r *runner) openDir(ctx context.Context) error {
 	return nil
 }
 
+// BusyError is the error of [Run] and [Busy] for a folder to which another run writes.
+type BusyError struct {
+	Dir    string
+	Holder string // the other run: "process 12 on host-3 since 2026-01-31 10:11:12"
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("train: another run writes to %s: %s: wait until it ends, or name another folder", e.Dir, e.Holder)
+}
+
+// Busy returns a *BusyError if a [Run] of any process writes to a folder now, and nil otherwise. Run
+// refuses such a folder itself; a program calls Busy before long preparations.
+func Busy(dir string) error { return busyDir(dir, safefile.Claimed(filepath.Join(dir, lockFile))) }
+
+// busyDir replaces the error of a claim that somebody else holds.
+func busyDir(dir string, err error) error {
+	var busy *safefile.BusyError
+	if errors.As(err, &busy) {
+		return &BusyError{dir, busy.Holder}
+	}
+	return err
+}
+
+// claimDir makes this run the only one in the folder. Two of them would replace each other's files.
+func (r *runner) claimDir() (err error) {
+	r.claim, err = safefile.NewClaim(r.path(lockFile))
+	if errors.Is(err, safefile.ErrNoLocks) {
+		if r.Log != nil {
+			r.Log.Warn("train: the folder cannot be locked against a second run: start none in it; on NFS, mount with local_lock=flock or run the server's lock daemon",
+				"folder", r.Dir, "reason", err)
+		}
+		return nil
+	}
+	if err != nil && !errors.As(err, new(*safefile.BusyError)) {
+		return fmt.Errorf("train: %w", err)
+	}
+	return busyDir(r.Dir, err)
+}
+
+// release lets other runs have the folder.
+func (r *runner) release() {
+	if r.claim != nil {
+		r.claim.Release() // what stays is replaced by the next run
+		r.claim = nil
+	}
+}
+
 // missing returns the paths of a folder and of those above it that do not exist, the innermost
 // first.
 func missing(dir string) (paths []string) {
@@ -131,6 +182,7 @@ func (r *runner) removeFirst() {
 	if r.first {
 		os.Remove(r.path(lastFile)) // a file that stays refuses a new run and says so
 	}
+	r.release()
 	for _, dir := range r.made {
 		if os.Remove(dir) != nil {
 			return // it has files, of this run or of another program

@@ -11,6 +11,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/internal/tfevents"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -67,7 +68,8 @@ type Config struct {
 
 	// Dir is the folder of the files, made if missing; "" writes none. A new run writes its first
 	// last.pt at once, and is refused in a folder that has a last.pt or best.pt of another run. If
-	// the run ends with an error before that file was replaced, Run removes it again.
+	// the run ends with an error before that file was replaced, Run removes it again. One run at a
+	// time has the folder: a second one, in any process, is a *BusyError that names the first.
 	Dir       string
 	Resume    bool // goes on from last.pt in Dir, if there is one
 	SaveSteps int  // saves last.pt every so many steps too; 0 for once an epoch
@@ -192,6 +194,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return r.report, err
 	}
 	defer r.stepper.Close()
+	defer r.release()
 	if err := r.openDir(ctx); err != nil {
 		r.removeFirst()
 		return r.report, err
@@ -220,9 +223,10 @@ type runner struct {
 	batch     *prefetcher.Batch // of the running step
 	events    *tfevents.Writer  // nil without TensorBoard, and before the first epoch
 	criterion criterion
-	leftOut   bool     // a last batch was left out, and Log has it
-	first     bool     // the folder has no more of this run than the last.pt that it began with
-	made      []string // folders that the run made: Dir, and those above it
+	leftOut   bool            // a last batch was left out, and Log has it
+	first     bool            // the folder has no more of this run than the last.pt that it began with
+	claim     *safefile.Claim // on Dir
+	made      []string        // folders that the run made: Dir, and those above it
 }
 
 func (c *Config) check() error {

@@ -594,6 +594,39 @@ func TestFailedRunRemovesTheFoldersItMade(t *testing.T) {
 	}
 }
 
+// While a run writes to a folder, a second one there is refused, new or resumed, and changes nothing.
+func TestFolderHasOneRun(t *testing.T) {
+	path, dir := archive(t), filepath.Join(t.TempDir(), "run")
+	if err := train.Busy(dir); err != nil {
+		t.Errorf("Busy before the run: %v, want nil", err)
+	}
+	first := newJob(t, job{path: path, Config: train.Config{Dir: dir}})
+	first.OnStep = func(s train.Step) error {
+		if s.Step != 1 {
+			return nil
+		}
+		if err := train.Busy(dir); !errors.As(err, new(*train.BusyError)) {
+			t.Errorf("Busy during the run: %v, want a *BusyError", err)
+		}
+		for _, resume := range []bool{false, true} {
+			second := newJob(t, job{path: path, Config: train.Config{Dir: dir, Resume: resume}})
+			_, err := train.Run(context.Background(), second.Config)
+			var busy *train.BusyError
+			if want := fmt.Sprintf("process %d on ", os.Getpid()); !errors.As(err, &busy) || busy.Dir != dir || !strings.HasPrefix(busy.Holder, want) {
+				t.Errorf("Resume %t: error %v, want a *BusyError of %s with the holder %q", resume, err, dir, want)
+			}
+		}
+		return nil
+	}
+	first.run(t)
+	if err := train.Busy(dir); err != nil {
+		t.Errorf("Busy after the run: %v, want nil", err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "run.lock")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("run.lock after the run: %v, want no file", err)
+	}
+}
+
 // An error beside the end of the context is returned, and a checkpoint that was there stays: the
 // step may be half done.
 func TestErrorBesideTheEndOfTheContext(t *testing.T) {

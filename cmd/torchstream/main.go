@@ -25,9 +25,9 @@
 //
 // Results go to standard output, progress and errors to standard error. The exit status is 0 when
 // all is well, 1 when something failed or the command found something bad, 2 when the command line
-// was wrong, and 130 when it was interrupted: SIGINT and SIGTERM end every command, within seconds
-// wherever it is, and a second one at once. Only train has a minute, to finish its step and write
-// its checkpoint.
+// was wrong, and 130 when it was interrupted: SIGINT, SIGTERM and SIGHUP end every command, within
+// seconds wherever it is, and a second SIGINT or SIGTERM at once. Only train has a minute, to finish
+// its step and write its checkpoint. Under nohup SIGHUP ends nothing.
 package main
 
 import (

@@ -392,6 +392,16 @@ func (o *trainOptions) checkPretrained() error {
 		printable.Name(o.pretrained), model, o.model)
 }
 
+// busyFolder is a train.BusyError in the words of the command line. It returns other errors as they
+// are.
+func busyFolder(err error) error {
+	var busy *train.BusyError
+	if !errors.As(err, &busy) {
+		return err
+	}
+	return fmt.Errorf("-out %s: another run writes to it: %s: wait until it ends, or name another folder", printable.Name(busy.Dir), printable.Text(busy.Holder))
+}
+
 // checkFolder refuses a new run in the folder of an earlier one, before work begins, and says how
 // to go on.
 func (o *trainOptions) checkFolder() error {
@@ -515,6 +525,9 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := o.checkArchives(); err != nil {
 		return err
 	}
+	if err := train.Busy(o.out); err != nil {
+		return busyFolder(err)
+	}
 	if err := o.checkFolder(); err != nil {
 		return err
 	}
@@ -596,7 +609,7 @@ func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Dev
 	begin := time.Now()
 	report, err := train.Run(ctx, *c)
 	if err != nil {
-		return interruption(ctx, err, stderr)
+		return interruption(ctx, busyFolder(err), stderr)
 	}
 	return o.finish(report, time.Since(begin), c.Loader.Classes(), stdout)
 }

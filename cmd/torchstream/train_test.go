@@ -29,6 +29,7 @@ import (
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/train"
@@ -611,6 +612,26 @@ func TestTrainOneClass(t *testing.T) {
 	if _, stdout, _ := command(t, "inspect", fewPhotos(t, map[string]int{"cat": 1, "dog": 1})); strings.Contains(stdout, "one class") {
 		t.Error(stdout)
 	}
+}
+
+// A folder to which another run writes is refused before work begins, with the process that has it.
+func TestTrainRefusesAFolderInUse(t *testing.T) {
+	archive, out := fewPhotos(t, map[string]int{"cat": 2, "dog": 2}), filepath.Join(t.TempDir(), "out")
+	trainSmall(t, archive, out, "-epochs", "1")
+	claim, err := safefile.NewClaim(filepath.Join(out, "run.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, more := range [][]string{{}, {"-resume"}} {
+		status, stdout, stderr := command(t, append([]string{"train", "-archive", archive, "-size", "32", "-device", "cpu", "-out", out}, more...)...)
+		if want := fmt.Sprintf("-out %s: another run writes to it: process %d on ", out, os.Getpid()); status != 1 || stdout != "" || !strings.Contains(stderr, want) {
+			t.Errorf("%q: status %d, %q and %q; want status 1, %q alone", more, status, stdout, stderr, want)
+		}
+	}
+	if err := claim.Release(); err != nil {
+		t.Fatal(err)
+	}
+	trainSmall(t, archive, out, "-epochs", "1", "-resume")
 }
 
 // A directory's classes are printed as an archive's, and so are those of which -test has no image.

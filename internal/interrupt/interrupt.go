@@ -1,4 +1,4 @@
-// Package interrupt ends programs on SIGINT and SIGTERM, even while they block in a call that takes
+// Package interrupt ends programs on SIGINT, SIGTERM and SIGHUP, even while they block in a call that takes
 // no context.
 package interrupt
 
@@ -16,14 +16,17 @@ const Status = 130
 // Grace is the default time that a program has to end by itself after the first signal.
 const Grace = 5 * time.Second
 
-// Context returns a context that the first SIGINT or SIGTERM cancels. If the process still runs
-// after grace, for example because it blocks in a system call, it exits with Status. A second
-// signal kills the process at once. stop restores the signals' default behaviour, and is called
-// once.
+// Context returns a context that the first SIGINT, SIGTERM or SIGHUP cancels. A SIGHUP that the
+// process ignores from its start, as nohup makes it, stays ignored. If the process still runs after
+// grace, for example because it blocks in a system call, it exits with Status. A second SIGINT or
+// SIGTERM kills the process at once; a second SIGHUP does not, since the shell and the kernel may
+// each send one when a terminal is closed. After the first signal a write to a closed pipe is an
+// error that kills no longer: the programs behind the pipe may have ended with the terminal. stop,
+// which is called once, restores the signals' default behaviour if none came.
 func Context(grace time.Duration) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, ending()...)
 	stopped := make(chan struct{})
 	go func() {
 		select {
@@ -31,21 +34,42 @@ func Context(grace time.Duration) (ctx context.Context, stop func()) {
 		case <-stopped:
 			return
 		}
-		signal.Stop(signals) // the next signal kills the process
+		signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+		signal.Stop(signals) // the next SIGINT or SIGTERM kills the process
 		cancel()
-		timer := time.NewTimer(grace)
-		defer timer.Stop()
-		select {
-		case <-signals: // the second signal came before Stop
-			os.Exit(Status)
-		case <-timer.C:
-			os.Exit(Status)
-		case <-stopped:
-		}
+		exitAfter(grace, signals, stopped)
 	}()
 	return ctx, func() {
 		signal.Stop(signals)
 		cancel()
 		close(stopped)
 	}
+}
+
+// exitAfter exits after grace, or at a signal that came before the process stopped to receive them,
+// unless the program ends before.
+func exitAfter(grace time.Duration, signals <-chan os.Signal, stopped <-chan struct{}) {
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	for {
+		select {
+		case second := <-signals:
+			if second != syscall.SIGHUP {
+				os.Exit(Status)
+			}
+		case <-timer.C:
+			os.Exit(Status)
+		case <-stopped:
+			return
+		}
+	}
+}
+
+// ending returns the signals that end the process.
+func ending() []os.Signal {
+	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		all = append(all, syscall.SIGHUP)
+	}
+	return all
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +35,24 @@ func TestMain(m *testing.M) {
 		<-ctx.Done()
 		fmt.Println("ending")
 		select {}
+	case "waits": // ends at the end of its input, after the first signal
+		ctx, stop := Context(time.Hour)
+		fmt.Println("ready")
+		<-ctx.Done()
+		fmt.Println("ending")
+		io.Copy(io.Discard, os.Stdin)
+		stop()
+		os.Exit(7)
+	case "pipe": // writes to a pipe that its reader closes after the signal
+		ctx, stop := Context(time.Hour)
+		fmt.Println("ready")
+		<-ctx.Done()
+		io.Copy(io.Discard, os.Stdin)
+		if _, err := fmt.Println("saved"); !errors.Is(err, syscall.EPIPE) {
+			os.Exit(1)
+		}
+		stop()
+		os.Exit(7)
 	case "good": // ends by itself
 		ctx, stop := Context(time.Hour)
 		fmt.Println("ready")
@@ -43,8 +62,23 @@ func TestMain(m *testing.M) {
 	}
 }
 
+// process is a program that says that it is ready.
+type process struct {
+	*exec.Cmd
+	in    io.WriteCloser
+	out   io.ReadCloser
+	lines *bufio.Scanner
+}
+
 // child runs this test program in a mode and returns once it says that it is ready.
 func child(t *testing.T, mode string) (*exec.Cmd, *bufio.Scanner) {
+	t.Helper()
+	p := start(t, mode, os.Args[0])
+	return p.Cmd, p.lines
+}
+
+// start runs a command line, which starts this test program in a mode.
+func start(t *testing.T, mode string, line ...string) process {
 	t.Helper()
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
@@ -52,9 +86,13 @@ func child(t *testing.T, mode string) (*exec.Cmd, *bufio.Scanner) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // kills a child that hangs
 	t.Cleanup(cancel)
-	command := exec.CommandContext(ctx, os.Args[0])
+	command := exec.CommandContext(ctx, line[0], line[1:]...)
 	command.Env = append(os.Environ(), modeVariable+"="+mode, pipeVariable+"="+pipe)
 	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := command.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +101,7 @@ func child(t *testing.T, mode string) (*exec.Cmd, *bufio.Scanner) {
 	}
 	lines := bufio.NewScanner(out)
 	says(t, lines, "ready")
-	return command, lines
+	return process{command, in, out, lines}
 }
 
 func says(t *testing.T, lines *bufio.Scanner, want string) {
@@ -81,7 +119,7 @@ func interrupt(t *testing.T, command *exec.Cmd, s syscall.Signal) {
 }
 
 func TestFirstSignalEndsAStuckProgram(t *testing.T) {
-	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(s.String(), func(t *testing.T) {
 			command, _ := child(t, "stuck")
 			interrupt(t, command, s)
@@ -101,6 +139,44 @@ func TestSecondSignalKills(t *testing.T) {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 		t.Error(err)
+	}
+}
+
+// A SIGHUP that the process was started to ignore, as by nohup, is no first signal: otherwise the
+// SIGTERM would be a second one, which kills.
+func TestIgnoredHangupStaysIgnored(t *testing.T) {
+	p := start(t, "waits", "sh", "-c", `trap "" HUP; exec "$0"`, os.Args[0])
+	interrupt(t, p.Cmd, syscall.SIGHUP)
+	interrupt(t, p.Cmd, syscall.SIGTERM)
+	says(t, p.lines, "ending")
+	p.in.Close()
+	if err := p.Wait(); p.ProcessState.ExitCode() != 7 {
+		t.Errorf("%v, want status 7", err)
+	}
+}
+
+// The shell and the kernel may each send a SIGHUP when a terminal is closed: the second one does not
+// kill a program that saves its work.
+func TestSecondHangupKillsNothing(t *testing.T) {
+	p := start(t, "waits", os.Args[0])
+	interrupt(t, p.Cmd, syscall.SIGHUP)
+	says(t, p.lines, "ending")
+	interrupt(t, p.Cmd, syscall.SIGHUP)
+	p.in.Close()
+	if err := p.Wait(); p.ProcessState.ExitCode() != 7 {
+		t.Errorf("%v, want status 7", err)
+	}
+}
+
+// After the first signal a write to a closed pipe is an error, so that a program whose output goes
+// through a pipe can save its work.
+func TestClosedPipeAfterASignalIsAnError(t *testing.T) {
+	p := start(t, "pipe", os.Args[0])
+	interrupt(t, p.Cmd, syscall.SIGHUP)
+	p.out.Close()
+	p.in.Close()
+	if err := p.Wait(); p.ProcessState.ExitCode() != 7 {
+		t.Errorf("%v, want status 7", err)
 	}
 }
 
