@@ -339,7 +339,8 @@ func (r *runner) event(e Epoch) error {
 		return nil
 	}
 	if r.events == nil {
-		w, err := tfevents.Create(r.Dir)
+		first := int64(r.at.Step) - r.stepper.Stats().Steps + 1 // of this process
+		w, err := tfevents.Create(r.Dir, first)
 		if err != nil {
 			return err
 		}

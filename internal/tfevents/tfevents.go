@@ -29,25 +29,35 @@ type Writer struct {
 }
 
 // Create makes a new file in the folder, with a name that TensorBoard finds. TensorBoard joins the
-// files of a folder, so a program that goes on after an interruption makes another one.
-func Create(dir string) (*Writer, error) {
+// files of a folder, so a program that goes on after an interruption makes another one. first is the
+// first step that the program may write now: TensorBoard drops the scalars of earlier files from
+// that step on, which a program that goes on from an older checkpoint writes again.
+func Create(dir string, first int64) (*Writer, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
 	now := time.Now()
-	name := fmt.Sprintf("events.out.tfevents.%d.%s.%d.%d", now.Unix(), filepath.Base(host), os.Getpid(), now.Nanosecond())
+	name := fmt.Sprintf("events.out.tfevents.%d.%s.%d.%09d", now.Unix(), filepath.Base(host), os.Getpid(), now.Nanosecond())
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	w := &Writer{f, time.Now}
-	// Every file begins with its version.
-	if err := w.record(bytesField(w.event(0), 3, []byte("brain.Event:2"))); err != nil {
+	if err := w.begin(first); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return w, nil
+}
+
+// begin writes the version, with which every file begins, and the start of the session.
+func (w *Writer) begin(first int64) error {
+	if err := w.record(bytesField(w.event(0), 3, []byte("brain.Event:2"))); err != nil {
+		return err
+	}
+	start := []byte{1 << 3, 1} // SessionLog.status: START
+	return w.record(bytesField(w.event(first), 7, start))
 }
 
 // Write appends the scalars of a step. They are in the file when Write returns, so that a

@@ -21,7 +21,7 @@ func TestBytesEqualTensorBoards(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &Writer{f, func() time.Time { return time.UnixMilli(1700000000250) }}
-	if err := w.record(bytesField(w.event(0), 3, []byte("brain.Event:2"))); err != nil {
+	if err := w.begin(200); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Write(1, Scalar{"loss/train", 2.5}, Scalar{"lr", 1e-3}); err != nil {
@@ -39,11 +39,11 @@ func TestBytesEqualTensorBoards(t *testing.T) {
 	}
 }
 
-// Each file of a folder is a new one, and begins with the version.
+// Each file of a folder is a new one, and begins with the version and the start of a session.
 func TestCreate(t *testing.T) {
 	dir := t.TempDir()
 	for range 2 {
-		w, err := Create(dir)
+		w, err := Create(dir, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,11 +60,11 @@ func TestCreate(t *testing.T) {
 	}
 	for _, f := range files {
 		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
-		if err != nil || !strings.HasPrefix(f.Name(), "events.out.tfevents.") || !bytes.Contains(text, []byte("brain.Event:2")) {
+		if err != nil || !strings.HasPrefix(f.Name(), "events.out.tfevents.") || !bytes.Contains(text, []byte("brain.Event:2")) || !bytes.Contains(text, []byte("\x10\x01:\x02\x08\x01")) {
 			t.Errorf("%s: %q, %v", f.Name(), text, err)
 		}
 	}
-	if _, err := Create(filepath.Join(dir, "none")); err == nil {
+	if _, err := Create(filepath.Join(dir, "none"), 1); err == nil {
 		t.Error("a folder that is missing is no error")
 	}
 }
