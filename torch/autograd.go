@@ -218,8 +218,10 @@ func SetGeneratorState(device cuda.Device, state *Tensor) error {
 }
 
 // SetNumThreads sets the number of threads that LibTorch uses inside one operator on the CPU, in
-// the whole process. Call it once, early. A good value is the number of CPUs that the process may
-// use, minus the CPUs that loader workers occupy. It has no effect on GPUs.
+// the whole process, 1 to 65536. Call it once, early: threads that have computed keep their number.
+// The default is in the package's documentation, under "Threads". A loader's workers compete for
+// the same CPUs: where they limit a training on the CPU, a good value is the number of CPUs minus
+// the CPUs that they occupy. It has no effect on GPUs.
 func SetNumThreads(n int) error {
 	if n < 1 || n > 1<<16 {
 		return opError("SetNumThreads", nil, invalid("%d threads: must be 1 to %d", n, 1<<16))

@@ -108,6 +108,7 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	set.IntVar(&b.workers, "workers", 0, "with -archive: a rank's goroutines that decode (default: the number of CPUs)")
 	decode := set.String("decode", "host", "with -archive, where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
+	threads := threadsOption(set)
 	graphs := set.Bool("graphs", true, "on a GPU, measure steps as graphs too")
 	if err := parse(set, args, 0); err != nil {
 		return err
@@ -127,6 +128,9 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	if b.decode, err = parseDecode(*decode); err != nil {
+		return err
+	}
+	if err := setThreads(*threads); err != nil {
 		return err
 	}
 	environment, err := distributed.ReadEnvironment(os.Getenv)

@@ -62,6 +62,7 @@ func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	clients := set.Int("clients", 1, "requests at a time, each on a stream of its own")
 	size := set.Int("size", 224, "pixels of a result's side: the centre of the image, resized to 8/7 of it")
 	name := set.String("device", "", "cpu, cuda, cuda:1, ... (default: the first GPU, or cpu without one)")
+	threads := threadsOption(set)
 	seconds := set.Float64("seconds", 3, "how long to measure each way")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := parse(set, args, 0); err != nil {
@@ -74,6 +75,9 @@ func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		return usageError{"-request and -seconds are more than 0, and -clients is from 1 to 64"}
 	}
 	if err := checkSize(*size, 7); err != nil {
+		return err
+	}
+	if err := setThreads(*threads); err != nil {
 		return err
 	}
 	device, err := pickDevice(*name)

@@ -18,6 +18,7 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
 )
 
 //go:embed pytorch_train.py
@@ -172,6 +173,7 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set.IntVar(&b.sms, "decode-sms", 0, decodeSMsHelp)
 	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.engines, "engines", false, "with -archive, on a GPU: measure resident steps beside the GPU's JPEG engines too, which decode the archive meanwhile (nvJPEG)")
+	threads := threadsOption(set)
 	one := set.Bool("one-step", false, "only make one step of the first network at its smallest batch, and print a line: what -first runs")
 	if err := parse(set, args, 0); err != nil {
 		return err
@@ -181,6 +183,9 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		return err
 	}
 	if err := checkSMs(b.sms, b.decode); err != nil {
+		return err
+	}
+	if err := setThreads(*threads); err != nil {
 		return err
 	}
 	if err := b.check(*names, *sizes, *device); err != nil {
@@ -314,6 +319,7 @@ type peerJob struct {
 	Seconds float64   `json:"seconds"`
 	Rows    []peerRow `json:"rows"`
 	OneStep bool      `json:"one_step"`
+	Threads int       `json:"threads"` // inside an operator on the CPU
 }
 
 type peerRow struct {
@@ -323,7 +329,7 @@ type peerRow struct {
 }
 
 func (b *trainBench) peerJob() peerJob {
-	return peerJob{Device: b.device.String(), Size: b.size, Context: b.context, Seconds: b.seconds}
+	return peerJob{Device: b.device.String(), Size: b.size, Context: b.context, Seconds: b.seconds, Threads: torch.NumThreads()}
 }
 
 // comparePython adds PyTorch's figures.

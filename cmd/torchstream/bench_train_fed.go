@@ -119,7 +119,7 @@ func (b *trainBench) measureFirst(ctx context.Context, python string, report *tr
 		return err
 	}
 	commands := [][]string{{self, "bench", "train", "-one-step", "-models", row.Model, "-batches", strconv.Itoa(row.Batch), "-size", strconv.Itoa(b.size),
-		"-context", strconv.Itoa(b.context), "-device", b.device.String()}}
+		"-context", strconv.Itoa(b.context), "-device", b.device.String(), "-threads", strconv.Itoa(job.Threads)}}
 	if python != "" {
 		if python, err = exec.LookPath(python); err == nil {
 			python, err = filepath.Abs(python)

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"runtime/debug"
 	"strings"
 
@@ -82,7 +81,7 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 
 func examine() []finding {
 	found := []finding{
-		{"ok", "program", fmt.Sprintf("%s, %d CPUs for Go", programVersion(debug.ReadBuildInfo()), runtime.GOMAXPROCS(0)), ""},
+		{"ok", "program", programVersion(debug.ReadBuildInfo()), ""},
 	}
 	if err := capi.Check(); err != nil {
 		found = append(found, notLoaded("shim", err))
@@ -126,7 +125,7 @@ func libtorch() []finding {
 	} else {
 		found = append(found, driverAndDevices(mapped["libcuda.so"])...)
 	}
-	found = append(found, compute(cuda.CPU))
+	found = append(found, threads(), compute(cuda.CPU))
 	for d := range cuda.DeviceCount() {
 		found = append(found, compute(cuda.Device(d)))
 	}

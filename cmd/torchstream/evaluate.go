@@ -36,6 +36,7 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.batch, "batch", 64, "images a step")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
+	o.threads = threadsOption(set)
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
 	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
 	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the evaluation, skip leaves them out (default fail)", func(name string) error {
@@ -78,6 +79,9 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 
 // run evaluates, and prints and saves the result.
 func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, stderr io.Writer) error {
+	if err := setThreads(*o.threads); err != nil {
+		return err
+	}
 	device, err := pickDevice(o.device)
 	if err != nil {
 		return err

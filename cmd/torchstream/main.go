@@ -47,6 +47,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/torch"
 )
 
 func main() {
@@ -318,6 +319,25 @@ func wrapped(text, indent string) string {
 	}
 	return b.String()
 }
+
+// threadsOption adds -threads to a command that computes. The command passes its value to setThreads
+// before it computes.
+func threadsOption(set *flag.FlagSet) *int {
+	return set.Int("threads", 0, "threads of LibTorch inside an operator on the CPU (default: the number of cores, and at most GOMAXPROCS, which follows a container's quota)")
+}
+
+// setThreads sets LibTorch's threads to the value of -threads; 0 leaves them.
+func setThreads(n int) error {
+	switch {
+	case n == 0:
+		return nil
+	case n < 0 || n > maxThreads:
+		return usageError{fmt.Sprintf("-threads %d: must be from 1 to %d", n, maxThreads)}
+	}
+	return torch.SetNumThreads(n)
+}
+
+const maxThreads = 1 << 16 // of torch.SetNumThreads
 
 // oneOrMore is the number of arguments of a command that takes any, and at least one.
 const oneOrMore = -1

@@ -33,6 +33,7 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	checkpoint := set.String("checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
 	name := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	batch := set.Int("batch", 32, "images a step")
+	threads := threadsOption(set)
 	top := set.Int("top", 3, "number of classes to print for an image, the most probable first")
 	asJSON := set.Bool("json", false, "print one JSON object a line for each file")
 	if err := parse(set, args, oneOrMore); err != nil {
@@ -45,6 +46,9 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 		if len(arg) > 1 && arg[0] == '-' && !fileExists(arg) {
 			return usageError{"options come before the images: " + printable.Name(arg)}
 		}
+	}
+	if err := setThreads(*threads); err != nil {
+		return err
 	}
 	device, err := pickDevice(*name)
 	if err != nil {

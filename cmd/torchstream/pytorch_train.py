@@ -346,6 +346,7 @@ def distributed(job):
 
 def main():
     job = json.loads(sys.argv[1])
+    torch.set_num_threads(job["threads"])
     if job.get("dist"):
         distributed(job)
         return

@@ -44,6 +44,7 @@ type trainOptions struct {
 // feeding says how images become batches.
 type feeding struct {
 	batch, workers, decodeSMs int
+	threads                   *int
 	decode                    string
 	seed                      uint64
 	badSamples                imageloader.BadSamplePolicy
@@ -68,6 +69,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.Float64Var(&o.ema, "ema", 0, "decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
+	o.threads = threadsOption(set)
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
 	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
 	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the training, skip leaves them out, substitute puts another image of the batch in their place; those of -test are then left out (default fail)",
@@ -512,6 +514,9 @@ func byName(of map[string]string) []string {
 
 // run opens the images, builds the model and trains it.
 func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
+	if err := setThreads(*o.threads); err != nil {
+		return err
+	}
 	device, err := pickDevice(o.device)
 	if err != nil {
 		return err

@@ -37,6 +37,9 @@ const char* torchstream_capi_bind(void* library);
 import "C"
 
 import (
+	"math"
+	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -61,7 +64,8 @@ var loaded atomic.Bool
 // Check loads the shim and the image library, if nobody has done so yet, and returns an error that
 // wraps [CodeNoLibrary] if that is not possible: there is none, or it has another version than this
 // package. Every function that needs no object, and so can be the first of a program, calls Check.
-// The first call also starts the stream sanitizer, if the environment asks for it.
+// The first call also bounds LibTorch's threads, and starts the stream sanitizer, if the environment
+// asks for it.
 func Check() error {
 	if loaded.Load() {
 		return nil
@@ -82,10 +86,28 @@ func load() error {
 		if loading.err = open(library.Here(imagecapi.Version())); loading.err != nil {
 			return
 		}
+		if loading.err = boundThreads(); loading.err != nil {
+			return
+		}
 		loading.err = sanitizeFromEnvironment()
 		loaded.Store(loading.err == nil)
 	})
 	return loading.err
+}
+
+// boundThreads bounds LibTorch's threads inside an operator by GOMAXPROCS, which follows the CPU
+// quota of the process's cgroup. LibTorch counts cores, and more threads than the quota has CPUs
+// wait for each other while the kernel holds some of them back. The variables by which users set
+// LibTorch's threads take precedence.
+func boundThreads() error {
+	if os.Getenv("OMP_NUM_THREADS") != "" || os.Getenv("MKL_NUM_THREADS") != "" {
+		return nil
+	}
+	limit := C.int32_t(min(runtime.GOMAXPROCS(0), math.MaxInt32))
+	if C.ts_parallelism() <= limit {
+		return nil
+	}
+	return failure(C.ts_parallelism_set(limit))
 }
 
 // open opens the shim, and checks that LibTorch has the version that the shim was built for.

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,6 +22,13 @@ import (
 // TestMain calls what the tests below ask for in a process of their own: a process loads the shim
 // once.
 func TestMain(m *testing.M) {
+	if os.Getenv("CAPI_TEST_THREADS") != "" {
+		runtime.LockOSThread()
+		here, elsewhere := NumThreads(), make(chan int)
+		go func() { elsewhere <- NumThreads() }() // on another thread
+		fmt.Println(here, <-elsewhere)
+		return
+	}
 	if os.Getenv("CAPI_TEST_FIRST_CALLS") == "" {
 		os.Exit(m.Run())
 	}
@@ -234,4 +243,34 @@ func takesObject(fn *ast.FuncDecl) bool {
 		}
 	}
 	return false
+}
+
+// threads returns the numbers of LibTorch's threads in operators of two threads of a process with an
+// environment.
+func threads(t *testing.T, environment ...string) string {
+	t.Helper()
+	c := exec.Command(os.Args[0])
+	inherited := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "OMP_NUM_THREADS=") || strings.HasPrefix(v, "MKL_NUM_THREADS=")
+	})
+	c.Env = append(append(inherited, "CAPI_TEST_THREADS=1"), environment...)
+	text, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// LibTorch has at most GOMAXPROCS threads inside an operator, on every thread of the program, unless
+// the environment sets LibTorch's threads.
+func TestThreadsAreBoundedByGOMAXPROCS(t *testing.T) {
+	if got := threads(t, "GOMAXPROCS=1"); got != "1 1" {
+		t.Errorf("with GOMAXPROCS=1 LibTorch has %s threads, want 1 1", got)
+	}
+	// LibTorch itself decides what these variables mean on this machine.
+	for _, variable := range []string{"OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2"} {
+		if got, want := threads(t, "GOMAXPROCS=1", variable), threads(t, "GOMAXPROCS=64", variable); got != want {
+			t.Errorf("with GOMAXPROCS=1 and %s LibTorch has %s threads, want %s", variable, got, want)
+		}
+	}
 }
