@@ -212,15 +212,11 @@ func equal(a, b []int64) bool {
 
 // Read returns the file's tensor of that name, on the CPU. The tensor belongs to the caller.
 func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
-	e, ok := c.entries[name]
-	if !ok {
-		return nil, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
-	}
-	t, err := c.read(e)
+	s, err := c.Tensor(name)
 	if err != nil {
-		return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, name, err)
+		return nil, err
 	}
-	return t, nil
+	return s.Read()
 }
 
 // Map returns the file's tensor of that name, on the CPU, without reading it: its memory is the
@@ -232,17 +228,17 @@ func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
 // Only a safetensors file can be mapped. A tensor of bools, whose bytes must be checked, or one
 // whose bytes are not aligned in the file, is read as by Read.
 func (c *Checkpoint) Map(name string) (*torch.Tensor, error) {
-	e, ok := c.entries[name]
+	e, err := c.find(name)
 	switch {
-	case !ok:
-		return nil, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
+	case err != nil:
+		return nil, err
 	case e.shard != nil:
 		return e.shard.Map(name)
 	case c.pytorch:
 		return nil, fmt.Errorf("nn: %s: a PyTorch file cannot be mapped: Read the tensor", c.path)
 	}
 	begin := c.data + e.begin
-	if e.dtype == torch.Bool || e.begin == e.end || begin%int64(e.dtype.Size()) != 0 {
+	if e.unread != nil || e.dtype == torch.Bool || e.begin == e.end || begin%int64(e.dtype.Size()) != 0 {
 		return c.Read(name)
 	}
 	file, err := c.mapFile()
@@ -287,10 +283,8 @@ func (c *Checkpoint) read(e entry) (*torch.Tensor, error) {
 	if e.shard != nil {
 		c = e.shard
 	}
-	if e.stored != nil {
-		if err := e.stored.Check(); err != nil { // before it allocates
-			return nil, err
-		}
+	if err := e.check(); err != nil { // before it allocates
+		return nil, err
 	}
 	t, err := torch.Empty(cuda.CPU, e.dtype, e.shape...)
 	if err == nil {
@@ -325,6 +319,9 @@ func (c *Checkpoint) fill(t *torch.Tensor, e entry) error {
 func (c *Checkpoint) readBytes(b []byte, e entry, first int64) error {
 	if e.shard != nil {
 		c = e.shard
+	}
+	if e.unread != nil {
+		return e.unread
 	}
 	if e.stored != nil {
 		if err := e.stored.ReadElements(b, first); err != nil {

@@ -57,13 +57,13 @@ var damaged = []struct {
 	{"not JSON", safetensors("{nonsense}", 0), "header"},
 	{"cut JSON", safetensors(`{"a":{"dtype":"F32"`, 0), "header"},
 	{"an array", safetensors(`["a"]`, 0), "does not start with {"},
-	{"leading space", safetensors(` {}`, 0), "does not start with {"},
 	{"two objects", safetensors(`{}{}`, 0), "text after the object"},
 	{"not UTF-8", safetensors("{\"\xff\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0), "UTF-8"},
 	{"name twice", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `"a" comes twice`},
 	{"field twice", safetensors(`{"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}}`, 1), `"dtype" comes twice`},
-	{"unknown field", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1}}`, 1), `tensor "a": unknown "x"`},
-	{"unknown dtype", safetensors(`{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": dtype F4`},
+	{"cut unknown field", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":[}}`, 1), `tensor "a": invalid character`},
+	{"half a byte", safetensors(`{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": shape [1] of dtype F4 has 4 bits`},
+	{"unknown dtype of negative size", safetensors(`{"a":{"dtype":"X9","shape":[1],"data_offsets":[1,0]}}`, 1), `tensor "a": offsets [1 0] are exchanged`},
 	{"null dtype", safetensors(`{"a":{"dtype":null,"shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": dtype`},
 	{"no dtype", safetensors(`{"a":{"shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": needs dtype`},
 	{"no shape", safetensors(`{"a":{"dtype":"U8","data_offsets":[0,1]}}`, 1), `tensor "a": needs`},
@@ -79,8 +79,7 @@ var damaged = []struct {
 	{"size over int64", safetensors(`{"a":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}}`, 1), `tensor "a"`},
 	{"product overflows", safetensors(`{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, 0), `tensor "a": shape [4294967296 4294967296] is too large`},
 	{"product wraps to fit", safetensors(`{"a":{"dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,4]}}`, 4), `too large`},
-	{"too many dimensions", safetensors(`{"a":{"dtype":"U8","shape":[`+strings.Repeat("1,", 999)+`1],"data_offsets":[0,1]}}`, 1), "1000 dimensions"},
-	{"size and offsets differ", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`, 4), "are 4 bytes, float32[2] needs 8"},
+	{"size and offsets differ", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`, 4), "are 4 bytes, F32[2] needs 8"},
 	{"overlap", safetensors(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`, 3), `tensor "b": its bytes start at 1`},
 	{"gap", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}`, 3), `tensor "b": its bytes start at 2`},
 	{"gap at the start", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `tensor "a": its bytes start at 1`},
@@ -244,6 +243,9 @@ func FuzzCheckpoint(f *testing.F) {
 		}
 	}
 	f.Add(safetensors(`{"__metadata__":{"a":"b"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"e":{"dtype":"BOOL","shape":[0],"data_offsets":[8,8]}}  `, 8))
+	for _, c := range safetensorsCases(f) {
+		f.Add(c.File)
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := nn.OpenCheckpoint(write(t, data))
 		if err != nil {
@@ -258,6 +260,12 @@ func FuzzCheckpoint(f *testing.F) {
 		var named []nn.Named
 		for _, s := range c.Tensors() {
 			x, err := c.Read(s.Name)
+			if !s.DType.Known() || len(s.Shape) > 64 {
+				if err == nil {
+					t.Fatalf("%v was read", s)
+				}
+				continue
+			}
 			if err != nil && s.DType == torch.Bool && strings.Contains(err.Error(), "a BOOL is 0 or 1") {
 				continue // only the data shows this defect
 			}

@@ -695,7 +695,7 @@ func (c *Checkpoint) Size() (int64, error) {
 func (s *StoredTensor) ReadPart(strides []int64, first, n int64) (*torch.Tensor, error) {
 	t, err := s.from.readPart(s.entry, strides, first, n)
 	if err != nil {
-		return nil, fmt.Errorf("nn: %s: %w", s.from.path, err)
+		return nil, s.failed(err)
 	}
 	return t, nil
 }
@@ -704,10 +704,8 @@ func (c *Checkpoint) readPart(e entry, strides []int64, first, n int64) (*torch.
 	if e.shard != nil {
 		c = e.shard
 	}
-	if e.stored != nil {
-		if err := e.stored.Check(); err != nil { // before it allocates
-			return nil, err
-		}
+	if err := e.check(); err != nil { // before it allocates
+		return nil, err
 	}
 	total := torch.Spec{DType: e.dtype, Shape: e.shape}.Elements()
 	if len(strides) != len(e.shape) || !tensor.Dense(e.shape, strides) || first < 0 || n < 0 || first > total-n {

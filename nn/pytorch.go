@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/torchstream/torchstream/internal/ptfile"
@@ -30,7 +31,7 @@ func (c *Checkpoint) readPyTorch(size int64) error {
 		return err
 	}
 	c.root, c.pytorch = file.Root, true
-	c.entries, c.metadata = map[string]entry{}, map[string]string{}
+	c.entries, c.metadata, c.unread = map[string]entry{}, map[string]string{}, map[string]*ptfile.Opaque{}
 	root, ok := file.Root.(*ptfile.Dict)
 	if !ok {
 		return nil
@@ -41,11 +42,11 @@ func (c *Checkpoint) readPyTorch(size int64) error {
 	for key, value := range stateDict(root).All() {
 		name, ok1 := key.(string)
 		t, ok2 := value.(*ptfile.Tensor)
+		if o, ok := value.(*ptfile.Opaque); ok && ok1 {
+			c.unread[name] = o
+		}
 		if !ok1 || !ok2 {
 			continue
-		}
-		if err := t.CheckType(); err != nil {
-			return fmt.Errorf("tensor %q: %w", name, err)
 		}
 		c.names = append(c.names, name)
 		c.entries[name] = entry{dtype: t.DType(), shape: t.Shape, stored: t}
@@ -84,6 +85,7 @@ func stateDict(root *ptfile.Dict) *ptfile.Dict {
 type StoredTensor struct {
 	from  *Checkpoint
 	entry entry
+	name  string // in the file: "" for all of it
 }
 
 // Spec returns the tensor's dtype and shape.
@@ -95,18 +97,53 @@ func (s *StoredTensor) Spec() torch.Spec {
 func (s *StoredTensor) Read() (*torch.Tensor, error) {
 	t, err := s.from.read(s.entry)
 	if err != nil {
-		return nil, fmt.Errorf("nn: %s: %w", s.from.path, err)
+		return nil, s.failed(err)
 	}
 	return t, nil
 }
 
+// failed returns an error of reading the tensor, with the names of the file and the tensor.
+func (s *StoredTensor) failed(err error) error {
+	if s.name == "" {
+		return fmt.Errorf("nn: %s: %w", s.from.path, err)
+	}
+	return fmt.Errorf("nn: %s: tensor %s: %w", s.from.path, s.name, err)
+}
+
 // Tensor returns the file's tensor of that name, without reading it.
 func (c *Checkpoint) Tensor(name string) (*StoredTensor, error) {
-	e, ok := c.entries[name]
-	if !ok {
-		return nil, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
+	e, err := c.find(name)
+	if err != nil {
+		return nil, err
 	}
-	return &StoredTensor{c, e}, nil
+	return &StoredTensor{c, e, name}, nil
+}
+
+// find returns the entry of a tensor.
+func (c *Checkpoint) find(name string) (entry, error) {
+	e, ok := c.entries[name]
+	if ok {
+		return e, nil
+	}
+	if o := c.unread[name]; o != nil {
+		return e, fmt.Errorf("nn: %s: %w", c.path, &UnreadError{name, o})
+	}
+	return e, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
+}
+
+// UnreadError stands for a value of a PyTorch file that is not read: an object of a Python class, a
+// set, an integer over 64 bits, a sparse or quantized tensor. It is the error of asking for it.
+type UnreadError struct {
+	Path   string // the keys to the value in the file, with dots between them: "optimizer.args"
+	opaque *ptfile.Opaque
+}
+
+// Error returns the path, what the value is, and what to save instead.
+func (e *UnreadError) Error() string {
+	if e.Path == "" {
+		return e.opaque.Error()
+	}
+	return e.Path + ": " + e.opaque.Error()
 }
 
 // IsPyTorch reports whether the file is a PyTorch file, which has values, and not a safetensors
@@ -118,13 +155,21 @@ func (c *Checkpoint) IsPyTorch() bool { return c.pytorch }
 // value is nil, a bool, int64, float64, string or []byte; a []any for a list or a tuple; a
 // map[any]any for a dict, whose integer keys are int64; a *[StoredTensor]; or, for a dtype or a
 // device, its name as a string. A container that the file mentions several times is one []any or
-// map in all these places. A safetensors file has no values: see Metadata.
+// map in all these places, and errors name it by the first one. A safetensors file has no values:
+// see Metadata.
+//
+// Other values are not read. Asking for one is an *[UnreadError]; in a list or a dict that is asked
+// for, an *UnreadError takes the value's place, or that of a key that is none of the types above.
 func (c *Checkpoint) Value(path ...any) (any, error) {
 	if !c.pytorch {
 		return nil, fmt.Errorf("nn: %s: a safetensors file has Metadata and no values", c.path)
 	}
 	v := c.root
+	r := reader{from: c, seen: map[any]any{}}
 	for i, key := range path {
+		if o, ok := v.(*ptfile.Opaque); ok {
+			return nil, fmt.Errorf("nn: %s: %w", c.path, r.unread(o))
+		}
 		if n, ok := key.(int); ok {
 			key = int64(n)
 		}
@@ -140,8 +185,11 @@ func (c *Checkpoint) Value(path ...any) (any, error) {
 		if !ok {
 			return nil, fmt.Errorf("nn: %s: there is no value at %v", c.path, path[:i+1])
 		}
+		r.path = append(r.path, key)
 	}
-	r := reader{c, map[any]any{}}
+	if o, ok := v.(*ptfile.Opaque); ok {
+		return nil, fmt.Errorf("nn: %s: %w", c.path, r.unread(o))
+	}
 	return r.value(v), nil
 }
 
@@ -159,12 +207,55 @@ func item(items []any, key any) (any, bool) {
 type reader struct {
 	from *Checkpoint
 	seen map[any]any // converted containers by the pointer to the file's
+	path []any       // the keys to the value that is converted
 }
 
-func (r reader) value(v any) any {
+// unread returns the error that stands for a value.
+func (r *reader) unread(o *ptfile.Opaque) *UnreadError { return &UnreadError{r.name(), o} }
+
+// name returns the text of the path, of which it shortens long keys.
+func (r *reader) name() string {
+	var s strings.Builder
+	for i, key := range r.path {
+		text := fmt.Sprint(key)
+		if o, ok := key.(*ptfile.Opaque); ok {
+			text = "<" + o.What + ">"
+		}
+		if i > 0 {
+			s.WriteByte('.')
+		}
+		s.WriteString(shortKey(text))
+	}
+	return s.String()
+}
+
+// shortKey returns a name of an untrusted file for an error: it cuts a long one, and escapes what
+// does not print.
+func shortKey(text string) string {
+	const maxKey = 100
+	if len(text) > maxKey {
+		text = strings.ToValidUTF8(text[:maxKey], "") + "..."
+	}
+	if quoted := strconv.Quote(text); quoted != `"`+text+`"` {
+		return quoted
+	}
+	return text
+}
+
+// below converts the value of a key.
+func (r *reader) below(key, v any) any {
+	r.path = append(r.path, key)
+	converted := r.value(v)
+	r.path = r.path[:len(r.path)-1]
+	return converted
+}
+
+func (r *reader) value(v any) any {
 	switch v := v.(type) {
 	case *ptfile.Tensor:
-		return &StoredTensor{r.from, entry{dtype: v.DType(), shape: v.Shape, stored: v}}
+		return &StoredTensor{r.from, entry{dtype: v.DType(), shape: v.Shape, stored: v}, r.name()}
+	case *ptfile.Opaque:
+		return r.unread(v)
 	case ptfile.Name:
 		return string(v)
 	case *ptfile.Dict, *ptfile.List, *ptfile.Tuple:
@@ -178,12 +269,16 @@ func (r reader) value(v any) any {
 	return v
 }
 
-func (r reader) container(v any) any {
+func (r *reader) container(v any) any {
 	switch v := v.(type) {
 	case *ptfile.Dict:
 		m := make(map[any]any, v.Len())
 		for key, value := range v.All() {
-			m[key] = r.value(value)
+			converted := r.below(key, value)
+			if o, ok := key.(*ptfile.Opaque); ok {
+				key = r.unread(o)
+			}
+			m[key] = converted
 		}
 		return m
 	case *ptfile.List:
@@ -194,10 +289,10 @@ func (r reader) container(v any) any {
 	return nil
 }
 
-func (r reader) items(items []any) []any {
+func (r *reader) items(items []any) []any {
 	values := make([]any, len(items))
 	for i, v := range items {
-		values[i] = r.value(v)
+		values[i] = r.below(i, v)
 	}
 	return values
 }
@@ -282,12 +377,17 @@ func (p *pytorchConverter) value(v any, depth int) (any, error) {
 	case *torch.Tensor:
 		return p.tensor(v)
 	case *StoredTensor:
+		if v != nil && v.entry.unread != nil {
+			return nil, v.failed(v.entry.unread)
+		}
 		if v != nil && v.entry.stored != nil {
 			return v.entry.stored, nil
 		}
 		if v != nil { // of a safetensors file
 			return ptfile.NewTensor(v.entry.dtype, v.entry.shape, func(b []byte) error { return v.from.readBytes(b, v.entry, 0) })
 		}
+	case *UnreadError:
+		return nil, v
 	}
 	return v, nil // ptfile.Write refuses other types
 }

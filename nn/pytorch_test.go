@@ -207,10 +207,8 @@ func TestValueSharesContainers(t *testing.T) {
 
 func TestRefusedPyTorchFiles(t *testing.T) {
 	for name, text := range map[string]string{
-		"system.pt":       "refused: posix.system",
-		"module.pt":       "refused: torch.nn.modules.linear.Linear",
-		"legacy.pt":       "torch.save(torch.load(path, weights_only=True), path)",
-		"other_dtypes.pt": `tensor "u": dtype uint16 is not handled`,
+		"module.pt": "refused: all of the file is one object, torch.nn.modules.linear.Linear: in Python, save model.state_dict()",
+		"legacy.pt": "torch.save(torch.load(path, weights_only=True), path)",
 	} {
 		if _, err := nn.OpenCheckpoint(filepath.Join(fixtures, name)); err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v does not say %q", name, err, text)
@@ -219,6 +217,74 @@ func TestRefusedPyTorchFiles(t *testing.T) {
 	net := fixtureNet(t)
 	if _, err := nn.Load(filepath.Join(fixtures, "tensor.pt"), net); err == nil || !strings.Contains(err.Error(), "0.weight is not in the file") {
 		t.Errorf("a file without a dict: %v", err)
+	}
+}
+
+// Only who asks for a value that is not read gets its error, which has its path in the file.
+func TestUnreadValuesAreErrorsByPath(t *testing.T) {
+	c := openFixture(t, "opaque/nested.pt")
+	if got := readFloats(t, c, "bias"); !reflect.DeepEqual(got, []float64{4, 5}) {
+		t.Errorf("bias is %v, want [4 5]", got)
+	}
+	if eps, err := c.Value("value", "groups", 0, "eps"); err != nil || eps != 1e-8 {
+		t.Errorf("eps is %v, want 1e-8, %v", eps, err)
+	}
+	const args = "value.args: argparse.Namespace is not read: in Python, save vars(args) instead"
+	const lr = "value.groups.0.lr: numpy._core.multiarray.scalar is not read: in Python, save x.item()"
+	for want, path := range map[string][]any{args: {"value", "args"}, args + " ": {"value", "args", "lr"}, lr: {"value", "groups", 0, "lr"}} {
+		v, err := c.Value(path...)
+		var unread *nn.UnreadError
+		if !errors.As(err, &unread) || !strings.Contains(err.Error(), strings.TrimSpace(want)) || !strings.Contains(err.Error(), "nested.pt") {
+			t.Errorf("%v is %v, %v, want the error %q", path, v, err, want)
+		}
+	}
+	all, err := c.Value()
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := all.(map[any]any)["value"].(map[any]any)
+	for want, got := range map[string]any{args: value["args"], lr: value["groups"].([]any)[0].(map[any]any)["lr"]} {
+		if unread, ok := got.(*nn.UnreadError); !ok || !strings.HasPrefix(unread.Error(), want) {
+			t.Errorf("%v, want %q", got, want)
+		}
+	}
+	if err := nn.SavePyTorch(filepath.Join(t.TempDir(), "x.pt"), all); err == nil || !strings.Contains(err.Error(), "is not read") {
+		t.Errorf("values that are not read were written: %v", err)
+	}
+	keys, err := openFixture(t, "opaque/tuple_key.pt").Value("value")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, v := range keys.(map[any]any) {
+		if unread, ok := key.(*nn.UnreadError); (!ok || !strings.HasPrefix(unread.Error(), "value: a tuple is not read: it is the key of a dict") || v != int64(2)) && (key != "b" || v != int64(3)) {
+			t.Errorf("%v: %v", key, v)
+		}
+	}
+}
+
+// A tensor of a state_dict that is not read, or has a dtype that package torch does not have, is an
+// error by its name.
+func TestUnreadTensorsAreErrorsByName(t *testing.T) {
+	for file, want := range map[string]string{
+		"sparse.pt":       "s: torch._utils._rebuild_sparse_tensor is not read: in Python, save tensor.to_dense() instead",
+		"quantized.pt":    "q: torch._utils._rebuild_qtensor is not read: in Python, save tensor.dequantize() instead",
+		"conjugate.pt":    "c: a tensor with the bit conj set is not read",
+		"other_dtypes.pt": "tensor u: dtype uint16 is not handled",
+	} {
+		c := openFixture(t, file)
+		name := strings.TrimPrefix(want, "tensor ")[:1]
+		if _, err := c.Read(name); err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", file, err, want)
+		}
+	}
+	c := openFixture(t, "other_dtypes.pt")
+	if got := readFloats(t, c, "ok"); !reflect.DeepEqual(got, []float64{1}) {
+		t.Errorf("the tensor beside one of uint16 is %v, want [1]", got)
+	}
+	for _, s := range c.Tensors() {
+		if s.Name == "u" && (s.DType.Known() || s.DType.String() != "uint16") {
+			t.Errorf("u has the dtype %v, want uint16", s.DType)
+		}
 	}
 }
 

@@ -29,14 +29,25 @@ const (
 	maxHeader   = 100_000_000 // the format's limit
 	maxDims     = 64
 	metadataKey = "__metadata__"
+	jsonSpace   = " \t\r\n" // which may be around the header's object
 )
+
+// foreignTypes are the format's dtypes that package torch does not know, with LibTorch's numbers or
+// -1, and with the sizes of an element in bits.
+var foreignTypes = map[string]struct {
+	dtype torch.DType
+	bits  int64
+}{
+	"U16": {27, 16}, "U32": {28, 32}, "U64": {29, 64}, "F8_E5M2FNUZ": {25, 8}, "F8_E4M3FNUZ": {26, 8}, "F8_E8M0": {44, 8},
+	"F4": {-1, 4}, "F6_E2M3": {-1, 6}, "F6_E3M2": {-1, 6},
+}
 
 var fileTypes = map[torch.DType]string{
 	torch.Bool: "BOOL", torch.Uint8: "U8", torch.Int8: "I8", torch.Int16: "I16", torch.Int32: "I32", torch.Int64: "I64", torch.Float16: "F16", torch.BFloat16: "BF16",
 	torch.Float32: "F32", torch.Float64: "F64", torch.Complex64: "C64", torch.Float8E5M2: "F8_E5M2", torch.Float8E4M3FN: "F8_E4M3",
 }
 
-func dtypeOf(name json.Token) (torch.DType, bool) {
+func dtypeOf(name string) (torch.DType, bool) {
 	for d, n := range fileTypes {
 		if name == n {
 			return d, true
@@ -49,8 +60,17 @@ type entry struct {
 	dtype      torch.DType
 	shape      []int64
 	begin, end int64          // bytes, from the start of the data
+	unread     error          // why the tensor of a safetensors file cannot be read; or nil
 	stored     *ptfile.Tensor // where the tensor is in a PyTorch file
 	shard      *Checkpoint    // the file of a sharded checkpoint that has the tensor
+}
+
+// check returns the error that reading the tensor would return before it allocates.
+func (e *entry) check() error {
+	if e.stored != nil {
+		return e.stored.Check()
+	}
+	return e.unread
 }
 
 // Checkpoint is an open safetensors file or PyTorch file. Several goroutines may call its methods
@@ -61,6 +81,7 @@ type Checkpoint struct {
 	data     int64 // offset of the tensors' bytes in the file
 	names    []string
 	entries  map[string]entry
+	unread   map[string]*ptfile.Opaque // values of a state_dict by their names
 	metadata map[string]string
 	pytorch  bool // and not safetensors
 	root     any  // of the values of a PyTorch file
@@ -73,13 +94,13 @@ type Checkpoint struct {
 
 // OpenCheckpoint opens a safetensors file and checks its whole header: sizes, names, offsets. The
 // file is untrusted: no content makes OpenCheckpoint crash, or allocate more than a multiple of the
-// header's size.
+// header's size. Reading a tensor is an error if package torch does not have its dtype.
 //
 // It also opens what torch.save writes, which it recognizes by the file's first bytes and not by
-// its name, with the same promise: it executes nothing, and refuses a file with anything but
-// tensors and plain values, naming what that is. The Checkpoint's tensors are those of the
-// state_dict: the file's dict itself, or the one under its key "state_dict", "model_state_dict" or
-// "model". Value returns the rest of the file.
+// its name, with the same promise. It executes nothing: a value that is neither a tensor nor a
+// plain value is not read, and asking for it is an *[UnreadError]. The Checkpoint's tensors are
+// those of the state_dict: the file's dict itself, or the one under its key "state_dict",
+// "model_state_dict" or "model". Value returns the rest of the file.
 //
 // A path that ends in ".safetensors.index.json" is the index of a sharded checkpoint, whose
 // safetensors files are beside it.
@@ -140,7 +161,8 @@ func (c *Checkpoint) Metadata() map[string]string {
 }
 
 // Tensors describes the tensors, in the order of their bytes in a safetensors file, and in the
-// order of the state_dict in a PyTorch file.
+// order of the state_dict in a PyTorch file. One that cannot be read, since package torch does not
+// have its dtype, has a DType that is not Known.
 func (c *Checkpoint) Tensors() []torch.Spec {
 	specs := make([]torch.Spec, len(c.names))
 	for i, n := range c.names {
@@ -173,7 +195,7 @@ func (c *Checkpoint) readHeader() error {
 
 // readSafetensors fills the checkpoint from a safetensors file that starts with head.
 func (c *Checkpoint) readSafetensors(head []byte, size int64) error {
-	if len(head) < 9 || head[8] != '{' {
+	if start := bytes.TrimLeft(head[min(8, len(head)):], jsonSpace); len(start) == 0 || start[0] != '{' {
 		if what := describeForeign(head); what != "" {
 			return fmt.Errorf("not a safetensors file, nor .pt or .pth, but %s", what)
 		}
@@ -199,7 +221,7 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 	if !utf8.Valid(header) {
 		return errors.New("header: not UTF-8")
 	}
-	if len(header) == 0 || header[0] != '{' {
+	if start := bytes.TrimLeft(header, jsonSpace); len(start) == 0 || start[0] != '{' {
 		return errors.New("header: does not start with {, so this is not a safetensors file, nor .pt or .pth: name another file")
 	}
 	c.entries, c.names = map[string]entry{}, nil
@@ -207,16 +229,7 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 	d.UseNumber()
 	err := object(d, func(key string) error {
 		if key == metadataKey {
-			c.metadata = map[string]string{}
-			return object(d, func(key string) error {
-				v, err := d.Token()
-				s, ok := v.(string)
-				if err == nil && !ok {
-					err = fmt.Errorf("%s %q is not a string", metadataKey, key)
-				}
-				c.metadata[key] = s
-				return err
-			})
+			return c.parseMetadata(d)
 		}
 		e, err := parseEntry(d)
 		if err != nil {
@@ -229,7 +242,7 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 	if err != nil {
 		return fmt.Errorf("header: %w", err)
 	}
-	if rest := bytes.TrimSpace(header[d.InputOffset():]); len(rest) > 0 {
+	if rest := bytes.Trim(header[d.InputOffset():], jsonSpace); len(rest) > 0 {
 		return errors.New("header: text after the object")
 	}
 	sort.SliceStable(c.names, func(i, j int) bool {
@@ -250,11 +263,39 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 	return nil
 }
 
+// parseMetadata reads an object of strings, or null for none.
+func (c *Checkpoint) parseMetadata(d *json.Decoder) error {
+	c.metadata = map[string]string{}
+	t, err := d.Token()
+	switch {
+	case err != nil:
+		return err
+	case t == nil:
+		return nil
+	case t != json.Delim('{'):
+		return fmt.Errorf("%s: %v where { should be", metadataKey, t)
+	}
+	return members(d, func(key string) error {
+		v, err := d.Token()
+		s, ok := v.(string)
+		if err == nil && !ok {
+			err = fmt.Errorf("%s %q is not a string", metadataKey, key)
+		}
+		c.metadata[key] = s
+		return err
+	})
+}
+
 // object reads a JSON object and rejects duplicate names. value reads each value.
 func object(d *json.Decoder, value func(key string) error) error {
 	if err := delim(d, '{'); err != nil {
 		return err
 	}
+	return members(d, value)
+}
+
+// members reads what follows the { of an object.
+func members(d *json.Decoder, value func(key string) error) error {
 	seen := map[string]bool{}
 	for d.More() {
 		t, err := d.Token()
@@ -290,6 +331,7 @@ func delim(d *json.Decoder, want json.Delim) error {
 func parseEntry(d *json.Decoder) (entry, error) {
 	var e entry
 	var offsets []int64
+	var dtype string
 	var hasType, hasShape, hasOffsets bool
 	err := object(d, func(key string) (err error) {
 		switch key {
@@ -298,8 +340,8 @@ func parseEntry(d *json.Decoder) (entry, error) {
 			if err != nil {
 				return err
 			}
-			if e.dtype, hasType = dtypeOf(name); !hasType {
-				return fmt.Errorf("dtype %v is not handled", name)
+			if dtype, hasType = name.(string); !hasType {
+				return fmt.Errorf("dtype %v is no text", name)
 			}
 		case "shape":
 			e.shape, err = integers(d)
@@ -308,7 +350,8 @@ func parseEntry(d *json.Decoder) (entry, error) {
 			offsets, err = integers(d)
 			hasOffsets = true
 		default:
-			err = fmt.Errorf("unknown %q", key)
+			var other json.RawMessage
+			err = d.Decode(&other)
 		}
 		return err
 	})
@@ -318,21 +361,49 @@ func parseEntry(d *json.Decoder) (entry, error) {
 	if !hasType || !hasShape || !hasOffsets || len(offsets) != 2 {
 		return e, errors.New("needs dtype, shape and two data_offsets")
 	}
-	if len(e.shape) > maxDims {
-		return e, fmt.Errorf("%d dimensions are more than LibTorch's %d", len(e.shape), maxDims)
-	}
-	bytes := int64(e.dtype.Size())
-	for _, s := range e.shape {
-		if s != 0 && bytes > math.MaxInt64/s {
-			return e, fmt.Errorf("shape %v is too large", e.shape)
-		}
-		bytes *= s
-	}
 	e.begin, e.end = offsets[0], offsets[1]
-	if e.end-e.begin != bytes {
-		return e, fmt.Errorf("offsets %v are %d bytes, %v%v needs %d", offsets, e.end-e.begin, e.dtype, e.shape, bytes)
+	return e, e.setType(dtype)
+}
+
+// setType sets the dtype, and compares the shape with the offsets.
+func (e *entry) setType(name string) error {
+	known := false
+	bits := int64(0)
+	if e.dtype, known = dtypeOf(name); known {
+		bits = 8 * int64(e.dtype.Size())
+	} else {
+		e.unread = fmt.Errorf("dtype %s is not handled", shortKey(name))
+		foreign, ok := foreignTypes[name]
+		if e.dtype, bits = foreign.dtype, foreign.bits; !ok { // of a later version of the format
+			e.dtype = -1
+			return e.checkOffsets()
+		}
 	}
-	return e, nil
+	if len(e.shape) > maxDims {
+		e.unread = fmt.Errorf("%d dimensions are more than LibTorch's %d", len(e.shape), maxDims)
+	}
+	shape := e.shape[:min(len(e.shape), maxDims+1)]
+	for _, s := range e.shape {
+		if s != 0 && bits > math.MaxInt64/s {
+			return fmt.Errorf("shape %v is too large", shape)
+		}
+		bits *= s
+	}
+	if bits%8 != 0 {
+		return fmt.Errorf("shape %v of dtype %s has %d bits, which fill no bytes", shape, name, bits)
+	}
+	if e.end-e.begin != bits/8 {
+		return fmt.Errorf("offsets [%d %d] are %d bytes, %s%v needs %d", e.begin, e.end, e.end-e.begin, name, shape, bits/8)
+	}
+	return nil
+}
+
+// checkOffsets compares the offsets of a tensor whose size is not known.
+func (e *entry) checkOffsets() error {
+	if e.end < e.begin {
+		return fmt.Errorf("offsets [%d %d] are exchanged", e.begin, e.end)
+	}
+	return nil
 }
 
 // integers reads an array of non-negative integers.

@@ -33,7 +33,7 @@ const (
 )
 
 // describe returns PyTorch's name of the type and the size of one element in bytes, which is 0 for
-// an unknown type.
+// a type that is not among the constants.
 func (d DType) describe() (name string, size int) {
 	switch d {
 	case Uint8:
@@ -65,7 +65,28 @@ func (d DType) describe() (name string, size int) {
 	case Float8E4M3FN:
 		return "float8_e4m3fn", 1
 	}
-	return fmt.Sprintf("DType(%d)", int32(d)), 0
+	return d.foreign(), 0
+}
+
+// foreign returns PyTorch's name of a type that is not among the constants, for errors about files.
+func (d DType) foreign() string {
+	switch d {
+	case 8:
+		return "complex32"
+	case 25:
+		return "float8_e5m2fnuz"
+	case 26:
+		return "float8_e4m3fnuz"
+	case 27:
+		return "uint16"
+	case 28:
+		return "uint32"
+	case 29:
+		return "uint64"
+	case 44:
+		return "float8_e8m0fnu"
+	}
+	return fmt.Sprintf("DType(%d)", int32(d))
 }
 
 // Known reports whether d is one of the types above.

@@ -1,6 +1,7 @@
 package ptfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -36,18 +37,23 @@ const (
 	fnTensorTyped   = "torch._utils._rebuild_tensor_v3"
 	fnParameter     = "torch._utils._rebuild_parameter"
 	fnParameterWith = "torch._utils._rebuild_parameter_with_state"
+	fnFromType      = "torch._tensor._rebuild_from_type_v2"
+	classTensor     = "torch.Tensor"
+	classParameter  = "torch.nn.parameter.Parameter"
 )
 
 const untypedStorage = "UntypedStorage"
 
-// global pushes a global of the whitelist: a function above, a class of storages or a dtype.
+// global pushes a global of the whitelist: a function or class above, a class of storages or a
+// dtype. For every other global it pushes an Opaque with the global's name.
 func (u *unpickler) global(module, name string) error {
 	if module == "__builtin__" { // Python 2's name, which protocol 2 uses
 		module = "builtins"
 	}
 	full := module + "." + name
 	switch full {
-	case fnOrderedDict, fnCounter, fnEncode, fnBytes, fnSize, fnDevice, fnLayout, fnTensor, fnTensorTyped, fnParameter, fnParameterWith:
+	case fnOrderedDict, fnCounter, fnEncode, fnBytes, fnSize, fnDevice, fnLayout, fnTensor, fnTensorTyped, fnParameter, fnParameterWith,
+		fnFromType, classTensor, classParameter:
 		u.push(function(full))
 		return nil
 	}
@@ -65,8 +71,34 @@ func (u *unpickler) global(module, name string) error {
 			return nil
 		}
 	}
-	const advice = "a file holds tensors and plain values only: in Python, save model.state_dict() instead of the object"
-	return fmt.Errorf("refused: %s (%s)", printable(full), advice)
+	u.push(u.opaque(full))
+	return nil
+}
+
+// opaque returns the Opaque of a global, the same one for every mention.
+func (u *unpickler) opaque(name string) *Opaque {
+	o := u.opaques[name]
+	if o == nil {
+		o = &Opaque{What: printable(name), next: instead(name)}
+		u.opaques[name] = o
+	}
+	return o
+}
+
+// instead returns what to save instead of an object, for those that many files have.
+func instead(global string) string {
+	for prefix, next := range map[string]string{
+		"numpy.":                              "x.item() for a number and torch.from_numpy(x) for an array",
+		"argparse.Namespace":                  "vars(args)",
+		"torch.nn.modules.":                   "model.state_dict()",
+		"torch._utils._rebuild_sparse_tensor": "tensor.to_dense()",
+		"torch._utils._rebuild_qtensor":       "tensor.dequantize()",
+	} {
+		if strings.HasPrefix(global, prefix) {
+			return "in Python, save " + next + " instead"
+		}
+	}
+	return ""
 }
 
 // printable shortens a global's name and escapes control characters.
@@ -86,6 +118,10 @@ func (u *unpickler) persistent(id any) error {
 	if !ok || len(tuple.Items) != 5 || tuple.Items[0] != any("storage") {
 		return bad
 	}
+	if class, ok := tuple.Items[1].(*Opaque); ok {
+		u.push(class)
+		return nil
+	}
 	of, ok1 := tuple.Items[1].(storageType)
 	key, ok2 := tuple.Items[2].(string)
 	location, ok3 := tuple.Items[3].(string)
@@ -104,8 +140,13 @@ func (u *unpickler) persistent(id any) error {
 	return nil
 }
 
-// reduce pushes the result of a call.
+// reduce pushes the result of a call. A call of an Opaque has it as the result, and so has a call
+// of a function with an Opaque where the function needs another value.
 func (u *unpickler) reduce(callee, arguments any) error {
+	if o, ok := callee.(*Opaque); ok {
+		u.push(o)
+		return nil
+	}
 	name, ok := callee.(function)
 	if !ok {
 		return fmt.Errorf("refused: a call of %s", describe(callee))
@@ -115,11 +156,43 @@ func (u *unpickler) reduce(callee, arguments any) error {
 		return fmt.Errorf("%s is called with %s", name, describe(arguments))
 	}
 	v, err := u.call(name, tuple.Items)
-	if err != nil {
+	var unread *Opaque
+	switch {
+	case errors.As(err, &unread):
+		v = unread
+	case errors.Is(err, errArguments):
+		o, searched := u.opaqueIn(tuple.Items)
+		if searched != nil || o == nil {
+			return fmt.Errorf("%s: %w", name, cmp.Or(searched, err))
+		}
+		v = o
+	case err != nil:
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	u.push(v)
 	return nil
+}
+
+// opaqueIn returns an Opaque among the arguments of a call, or in a list or a tuple of these.
+func (u *unpickler) opaqueIn(args []any) (*Opaque, error) {
+	for _, arg := range args {
+		items := []any{arg}
+		switch arg := arg.(type) {
+		case *List:
+			items = arg.Items
+		case *Tuple:
+			items = arg.Items
+		}
+		for _, item := range items {
+			if err := u.spend(1); err != nil {
+				return nil, err
+			}
+			if o, ok := item.(*Opaque); ok {
+				return o, nil
+			}
+		}
+	}
+	return nil, nil
 }
 
 func (u *unpickler) call(name function, args []any) (any, error) {
@@ -150,6 +223,8 @@ func (u *unpickler) call(name function, args []any) (any, error) {
 		}
 	case fnTensor, fnTensorTyped:
 		return u.rebuild(name, args)
+	case fnFromType:
+		return u.fromType(args)
 	case fnParameter, fnParameterWith:
 		if len(args) >= 2 {
 			t, ok1 := args[0].(*Tensor)
@@ -165,6 +240,25 @@ func (u *unpickler) call(name function, args []any) (any, error) {
 }
 
 var errArguments = errors.New("unexpected arguments")
+
+// fromType returns a tensor with attributes, which are dropped: an nn.Buffer is one. args are the
+// function that makes the tensor, the tensor's class, the function's arguments, and the attributes.
+func (u *unpickler) fromType(args []any) (any, error) {
+	if len(args) != 4 {
+		return nil, errArguments
+	}
+	rebuild, ok1 := args[0].(function)
+	class, ok2 := args[1].(function)
+	own, ok3 := args[2].(*Tuple)
+	if !ok1 || !ok2 || !ok3 || class != classTensor && class != classParameter {
+		return nil, errArguments
+	}
+	switch rebuild {
+	case fnTensor, fnTensorTyped, fnParameter, fnParameterWith:
+		return u.call(rebuild, own.Items)
+	}
+	return nil, errArguments
+}
 
 // orderedDict takes no arguments, or, as Python 2 wrote it, a list of pairs.
 func (u *unpickler) orderedDict(args []any) (any, error) {
@@ -298,7 +392,7 @@ func (u *unpickler) rebuild(name function, args []any) (any, error) {
 		return nil, errors.New("an untyped storage without a dtype")
 	}
 	if strings.HasPrefix(element.name, "q") {
-		return nil, fmt.Errorf("dtype %s is not handled", element.name)
+		return nil, &Opaque{What: "a tensor of dtype " + element.name, next: "in Python, save tensor.dequantize() instead"}
 	}
 	if len(rest) > 0 {
 		if err := checkMetadata(rest[0]); err != nil {
@@ -312,7 +406,7 @@ func (u *unpickler) rebuild(name function, args []any) (any, error) {
 	return t, nil
 }
 
-// checkMetadata refuses the bits that change what a tensor's bytes mean: conj and neg.
+// checkMetadata returns an Opaque for a bit that changes what a tensor's bytes mean: conj or neg.
 func checkMetadata(v any) error {
 	d, ok := v.(*Dict)
 	if !ok {
@@ -323,10 +417,18 @@ func checkMetadata(v any) error {
 	}
 	for k, v := range d.All() {
 		if v != any(false) {
-			return fmt.Errorf("a tensor with the bit %v set is not handled: save tensor.resolve_conj().resolve_neg() instead", k)
+			return &Opaque{What: fmt.Sprintf("a tensor with the bit %v set", describeKey(k)), next: "in Python, save tensor.resolve_conj().resolve_neg() instead"}
 		}
 	}
 	return nil
+}
+
+// describeKey returns a short text of a key of a dict.
+func describeKey(k any) string {
+	if s, ok := k.(string); ok {
+		return printable(s)
+	}
+	return describe(k)
 }
 
 // integers returns the items of a tuple of integers.

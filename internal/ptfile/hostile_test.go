@@ -85,23 +85,29 @@ var hostilePickles = []struct {
 	{"protocol 0", "(lp0\n.", "refused: opcode LIST"},
 	{"protocol 1", "\x80\x01N.", "protocol 1"},
 	{"protocol 6", "\x80\x06N.", "protocol 6"},
-	{"system", "\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.", "refused: posix.system"},
-	{"os.system", "\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.", "x/data.pkl: byte 2: refused: os.system"},
-	{"eval", "\x80\x04\x8c\x08builtins\x8c\x04eval\x93.", "refused: builtins.eval"},
-	{"getattr by a dot", "\x80\x04\x8c\x05torch\x8c\x0bSize.mro.__\x93.", "refused: torch.Size.mro.__"},
-	{"name of control characters", "\x80\x02ca\x1b[2J\nb\x00\n.", `refused: a\x1b[2J.b\x00`},
-	{"long name", "\x80\x02c" + strings.Repeat("a", 10_000) + "\nb\n.", "aaa... ("},
+	{"system", "\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.", "refused: all of the file is one object, posix.system"},
+	{"os.system", "\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.", "x/data.pkl: refused: all of the file is one object, os.system"},
+	{"eval", "\x80\x04\x8c\x08builtins\x8c\x04eval\x93.", "all of the file is one object, builtins.eval"},
+	{"getattr by a dot", "\x80\x04\x8c\x05torch\x8c\x0bSize.mro.__\x93.", "all of the file is one object, torch.Size.mro.__"},
+	{"name of control characters", "\x80\x02ca\x1b[2J\nb\x00\n.", `all of the file is one object, a\x1b[2J.b\x00`},
+	{"long name", "\x80\x02c" + strings.Repeat("a", 10_000) + "\nb\n.", "aaa...: in Python"},
 	{"global without a newline", "\x80\x02cos", "cut short"},
 	{"STACK_GLOBAL of numbers", "\x80\x04K\x01K\x02\x93.", "an int and an int"},
 	{"inst", "\x80\x02(ios\nsystem\n.", "refused: opcode INST"},
 	{"obj", "\x80\x02(o.", "refused: opcode OBJ"},
-	{"newobj", "\x80\x02)\x81.", "refused: opcode NEWOBJ"},
+	{"object without a class", "\x80\x02)\x81.", "more values than there are"},
+	{"object of a number", "\x80\x02K\x01)\x81.", "refused: an object of the class an int"},
+	{"object of a number with keywords", "\x80\x04K\x01)}\x92.", "refused: an object of the class an int"},
+	{"items added to a list", "\x80\x04](N\x90.", "refused: items are added to a list"},
+	{"items added to nothing", "\x80\x04(N\x90.", "more values than there are"},
+	{"frozenset without a mark", "\x80\x04N\x91.", "needs a mark"},
+	{"bytearray past the end", "\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\xffa.", "cut short"},
+	{"pop of nothing", "\x80\x020.", "more values than there are"},
+	{"pop of a mark without one", "\x80\x02N1.", "needs a mark"},
 	{"extension", "\x80\x02\x82\x01.", "refused: opcode EXT1"},
 	{"unknown opcode", "\x80\x02\xff.", "refused: opcode 0xff"},
-	{"a function as the value", "\x80\x02ctorch\nSize\n.", "the global torch.Size is no value"},
-	{"a function in a list", "\x80\x02]ctorch\nSize\na.", "the global torch.Size is no value"},
-	{"a storage type as a key", "\x80\x02}ctorch\nFloatStorage\nNs.", "as a key of a dict is not handled"},
-	{"a storage as the value", "\x80\x02" + storageID + ".", "a storage is no value"},
+	{"a function as the value", "\x80\x02ctorch\nSize\n.", "all of the file is one object, torch.Size"},
+	{"a storage as the value", "\x80\x02" + storageID + ".", "all of the file is one object, a storage without a tensor"},
 	{"a call of a string", "\x80\x02X\x01\x00\x00\x00a)R.", "refused: a call of a string"},
 	{"a call of a storage type", "\x80\x02ctorch\nFloatStorage\n)R.", "refused: a call of the storage type torch.FloatStorage"},
 	{"a call with a list", "\x80\x02ctorch\nSize\n]R.", "is called with a list"},
@@ -114,8 +120,6 @@ var hostilePickles = []struct {
 	{"appends without a mark", "\x80\x02]e.", "needs a mark"},
 	{"set in a list", "\x80\x02]NNs.", "refused: keys are set in a list"},
 	{"odd items", "\x80\x02}(Nu.", "has no value"},
-	{"a list as a key", "\x80\x02}]Ns.", "a list as a key"},
-	{"NaN as a key", "\x80\x02}G\x7f\xf8\x00\x00\x00\x00\x00\x00Ns.", "a float as a key"},
 	{"tuple without a mark", "\x80\x02t.", "needs a mark"},
 	{"tuple of too few", "\x80\x02N\x87.", "more values than there are"},
 	{"memo is empty", "\x80\x02h\x05.", "memo 5 is empty"},
@@ -123,8 +127,9 @@ var hostilePickles = []struct {
 	{"string past the end", "\x80\x02X\xff\xff\xff\x7fa.", "cut short"},
 	{"string of 2^63 bytes", "\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffa.", "cut short"},
 	{"bytes past the end", "\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fa.", "cut short"},
-	{"not UTF-8", "\x80\x02X\x01\x00\x00\x00\xff.", "not UTF-8"},
-	{"large integer", "\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00.", "an integer of 9 bytes"},
+	{"not UTF-8", "\x80\x02X\x01\x00\x00\x00\xff.", "all of the file is one object, a string that is not UTF-8"},
+	{"large integer", "\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00.", "all of the file is one object, the integer 9223372036854775808"},
+	{"large integer past the end", "\x80\x02\x8a\x09\x00.", "cut short"},
 	{"integer past the end", "\x80\x02\x8b\xff\xff\xff\x7f\x00.", "cut short"},
 	{"list in itself", "\x80\x02]q\x00h\x00a.", "a list contains itself"},
 	{"dict in itself", "\x80\x02}q\x00Nh\x00s.", "a dict contains itself"},
@@ -165,6 +170,7 @@ var hostilePickles = []struct {
 	// Calls of 5 bytes that each copy much.
 	{"dict copied often", "\x80\x02}(" + manyItems(3000) + "uq\x00ccollections\nCounter\nq\x01h\x00\x85q\x02(" + strings.Repeat("h\x01h\x02R", 3000) + "t.", "bytes of work"},
 	{"text copied often", "\x80\x02" + short(10_000) + strings.Repeat("a", 10_000) + "X\x06\x00\x00\x00latin1\x86q\x00c_codecs\nencode\nq\x01(" + strings.Repeat("h\x01h\x00R", 10_000) + "t.", "bytes of work"},
+	{"arguments searched often", "\x80\x02ctorch\ndevice\nq\x00](" + strings.Repeat("N", 10_000) + "eca\nb\n\x86q\x01(" + strings.Repeat("h\x00h\x01R", 10_000) + "t.", "bytes of work"},
 	{"long key hashed often", "\x80\x02}" + short(10_000) + strings.Repeat("a", 10_000) + "q\x00Ns" + strings.Repeat("h\x00Ns", 10_000) + ".", "bytes of work"},
 }
 
@@ -174,6 +180,54 @@ func manyItems(n int) string {
 		fmt.Fprintf(&s, "M%sN", binary.LittleEndian.AppendUint16(nil, uint16(i)))
 	}
 	return s.String()
+}
+
+// opaquePickles are pickles of a list or a dict with something that the reader does not build.
+var opaquePickles = []struct {
+	name, pickle, what string
+}{
+	{"a call", "\x80\x02]cposix\nsystem\nX\x02\x00\x00\x00id\x85Ra.", "posix.system"},
+	{"a call of what a call returns", "\x80\x02]cbuiltins\ngetattr\ncos\n\nX\x06\x00\x00\x00system\x86RX\x02\x00\x00\x00id\x85Ra.", "builtins.getattr"},
+	{"an object that is its own state", "\x80\x02]ca\nB\n)\x81q\x00}Nh\x00sba.", "a.B"},
+	{"an object with keywords", "\x80\x04]ca\nB\n)}\x92a.", "a.B"},
+	{"an object with items", "\x80\x04]ca\nB\n)\x81(NNeNNsNa(NNua.", "a.B"},
+	{"an object of a known class", "\x80\x02]ccollections\nOrderedDict\n)\x81a.", "collections.OrderedDict"},
+	{"a function", "\x80\x02]ctorch\nSize\na.", "torch.Size"},
+	{"a storage type", "\x80\x02]ctorch\nFloatStorage\na.", "torch.FloatStorage"},
+	{"a storage", "\x80\x02]" + storageID + "a.", "a storage without a tensor"},
+	{"a storage of an unknown class", "\x80\x02]" + strings.Replace(storageID, "FloatStorage", "OddStorage", 1) + "a.", "torch.OddStorage"},
+	{"a tensor of such a storage", "\x80\x02]" + rebuild + strings.Replace(storageID, "FloatStorage", "OddStorage", 1) + "K\x00))" + noHooks + "tRa.", "torch.OddStorage"},
+	{"a parameter of such a tensor", "\x80\x02]ctorch._utils\n_rebuild_parameter\n(" + rebuild + strings.Replace(storageID, "FloatStorage", "OddStorage", 1) +
+		"K\x00))" + noHooks + "tR" + noHooks + "tRa.", "torch.OddStorage"},
+	{"a storage type as a key", "\x80\x02}ctorch\nFloatStorage\nNs.", "the storage type torch.FloatStorage"},
+	{"a list as a key", "\x80\x02}]Ns.", "a list"},
+	{"an object as a key", "\x80\x02}ca\nB\nNs.", "a.B"},
+	{"NaN as a key", "\x80\x02}G\x7f\xf8\x00\x00\x00\x00\x00\x00Ns.", "a float"},
+	{"bytes as a key", "\x80\x04}C\x01aNs.", "bytes"},
+	{"a large integer", "\x80\x02]\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\xffa.", "the integer -18446744073709551616"},
+	{"a long integer", "\x80\x02]\x8b\x00\x01\x00\x00" + strings.Repeat("\x01", 256) + "a.", "an integer of 256 bytes"},
+	{"sets", "\x80\x04]\x8f(NN\x90a.", "builtins.set"},
+	{"a value that is dropped", "\x80\x04](N0(NN1(0N0(N\x91e.", "builtins.frozenset"},
+}
+
+func TestOpaquePickles(t *testing.T) {
+	for _, c := range opaquePickles {
+		t.Run(c.name, func(t *testing.T) {
+			f, err := open(withPickle(t, c.pickle))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			visit(f.Root, func(v any) {
+				if o, ok := v.(*ptfile.Opaque); ok {
+					got += o.What
+				}
+			})
+			if got != c.what {
+				t.Errorf("the value has %q, want %q", got, c.what)
+			}
+		})
+	}
 }
 
 func TestHostilePickles(t *testing.T) {
@@ -297,6 +351,12 @@ func TestMemoryIsBounded(t *testing.T) {
 		"dicts of one":  "\x80\x02(" + strings.Repeat("}NNs", 100_000) + "t.",
 		"strings":       "\x80\x04(" + strings.Repeat("\x8c\x00", 100_000) + "t.",
 		"tensors":       tensors(100_000),
+		"sets":          "\x80\x04(" + strings.Repeat("\x8f", 300_000) + "t.",
+		"odd keys":      "\x80\x02}(" + strings.Repeat(")N", 200_000) + "u.",
+		"few odd keys":  "\x80\x02}(" + strings.Repeat(")N", 1000) + "u" + strings.Repeat("Ns0", 100),
+		"integers":      "\x80\x02(" + strings.Repeat("\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 100_000) + "t.",
+		"globals":       "\x80\x02(" + globals(60_000) + "t.",
+		"objects":       "\x80\x02(" + strings.Repeat("ca\n\n)\x81", 100_000) + "t.",
 		"claims":        "\x80\x02\x8b\xff\xff\xff\x7f" + strings.Repeat("N", 1000),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -313,6 +373,15 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
+// globals are n opcodes with the names of as many globals.
+func globals(n int) string {
+	var s strings.Builder
+	for i := range n {
+		fmt.Fprintf(&s, "c%c\n\n", i+0x100)
+	}
+	return s.String()
+}
+
 // tensors is a pickle of n calls that share their arguments.
 func tensors(n int) string {
 	one := view(0, make([]int64, 64), make([]int64, 64))
@@ -326,6 +395,11 @@ func FuzzReader(f *testing.F) {
 	if err != nil || len(names) == 0 {
 		f.Fatalf("no files: %v", err)
 	}
+	opaque, err := filepath.Glob("testdata/opaque/*.pt")
+	if err != nil || len(opaque) == 0 {
+		f.Fatalf("no files: %v", err)
+	}
+	names = append(names, opaque...)
 	for _, name := range names {
 		data, err := os.ReadFile(name)
 		if err != nil {
@@ -338,6 +412,9 @@ func FuzzReader(f *testing.F) {
 			f.Add(withPickle(f, c.pickle))
 		}
 	}
+	for _, c := range opaquePickles {
+		f.Add(withPickle(f, c.pickle))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) { readAndWrite(t, data) })
 }
 
@@ -347,6 +424,9 @@ func FuzzPickle(f *testing.F) {
 		if len(c.pickle) < 1000 {
 			f.Add([]byte(c.pickle))
 		}
+	}
+	for _, c := range opaquePickles {
+		f.Add([]byte(c.pickle))
 	}
 	for _, name := range []string{"checkpoint.pt", "protocol4.pt", "parameters.pt"} {
 		r, err := zip.OpenReader(filepath.Join("testdata", name))
@@ -402,7 +482,7 @@ func readAndWrite(t *testing.T, data []byte) {
 			if err := v.ReadBytes(make([]byte, v.Bytes())); err != nil {
 				readable = false
 			}
-		case ptfile.Name:
+		case ptfile.Name, *ptfile.Opaque:
 			readable = false // Write does not take it
 		}
 	})

@@ -1,6 +1,7 @@
 // Package ptfile reads and writes the files of torch.save: zip archives of a pickle and of the
 // tensors' storages. The reader executes nothing: its unpickler knows the opcodes and the globals
-// that a file of tensors and plain values needs, and refuses every other one by name.
+// that a file of tensors and plain values needs. An Opaque stands for the value of every other
+// global, so that one such value does not keep a program from the others.
 //
 // A file is an archive NAME.pt of these members, all under one folder:
 //
@@ -86,6 +87,9 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 	}
 	if f.Root, err = unpickle(pickle, usual(), f.storage); err != nil {
 		return nil, fmt.Errorf("%s/data.pkl: %w", folder, err)
+	}
+	if o, ok := f.Root.(*Opaque); ok {
+		return nil, fmt.Errorf("%s/data.pkl: refused: all of the file is one object, %s: in Python, save model.state_dict() instead of the object", folder, o.What)
 	}
 	return f, nil
 }

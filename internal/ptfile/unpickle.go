@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/big"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -29,7 +31,7 @@ type limits struct {
 
 func usual() limits { return limits{steps: 1 << 23, stack: 1 << 20} }
 
-// Opcodes of protocols 2 to 5 that torch.save writes. All others are refused.
+// Opcodes of protocols 2 to 5 that Python writes. All others are refused.
 const (
 	opMark           = '('
 	opStop           = '.'
@@ -72,15 +74,23 @@ const (
 	opBinBytes8      = 0x8e
 	opStackGlobal    = 0x93
 	opMemoize        = 0x94
+	opPop            = '0'
+	opPopMark        = '1'
+	opNewObj         = 0x81
+	opEmptySet       = 0x8f
+	opAddItems       = 0x90
+	opFrozenSet      = 0x91
+	opNewObjEx       = 0x92
+	opByteArray8     = 0x96
 	opFrame          = 0x95
 )
 
 // refusedOpcode names the opcodes that a reader of pickles is most likely to look for.
 func refusedOpcode(op byte) string {
 	names := map[byte]string{
-		'i': "INST", 'o': "OBJ", 0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4", 'P': "PERSID", '0': "POP", '1': "POP_MARK",
+		'i': "INST", 'o': "OBJ", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4", 'P': "PERSID",
 		'2': "DUP", 'S': "STRING", 'I': "INT", 'L': "LONG", 'F': "FLOAT", 'V': "UNICODE", 'd': "DICT", 'l': "LIST", 'p': "PUT", 'g': "GET",
-		0x8f: "EMPTY_SET", 0x90: "ADDITEMS", 0x91: "FROZENSET", 0x96: "BYTEARRAY8", 0x97: "NEXT_BUFFER", 0x98: "READONLY_BUFFER",
+		0x97: "NEXT_BUFFER", 0x98: "READONLY_BUFFER",
 	}
 	if name, ok := names[op]; ok {
 		return fmt.Sprintf("refused: opcode %s", name)
@@ -106,11 +116,13 @@ type unpickler struct {
 	open  func(key, location string) (*Storage, error)
 	types []elementType
 	work  int // bytes left, see maxWork
+	// opaques has what stands for globals that are not built, by their names.
+	opaques map[string]*Opaque
 }
 
 // unpickle returns the value of a pickle.
 func unpickle(data []byte, limit limits, open func(key, location string) (*Storage, error)) (any, error) {
-	u := &unpickler{data: data, memo: map[uint32]any{}, open: open, types: elementTypes(), work: maxWork * len(data)}
+	u := &unpickler{data: data, memo: map[uint32]any{}, open: open, types: elementTypes(), work: maxWork * len(data), opaques: map[string]*Opaque{}}
 	for steps := 0; ; steps++ {
 		at := u.pos
 		done, err := u.step()
@@ -131,7 +143,7 @@ func unpickle(data []byte, limit limits, open func(key, location string) (*Stora
 	if len(u.stack) != 1 || len(u.marks) != 0 {
 		return nil, fmt.Errorf("the pickle ends with %d values and not with one", len(u.stack))
 	}
-	return u.stack[0], checkTree(u.stack[0], len(data))
+	return u.checkTree(u.stack[0], len(data))
 }
 
 // step runs one opcode. It returns true for the last one.
@@ -141,7 +153,7 @@ func (u *unpickler) step() (done bool, err error) {
 		return false, err
 	}
 	op := b[0]
-	for _, run := range []func(*unpickler, byte) (bool, error){(*unpickler).constant, (*unpickler).text, (*unpickler).container, (*unpickler).object} {
+	for _, run := range []func(*unpickler, byte) (bool, error){(*unpickler).constant, (*unpickler).text, (*unpickler).container, (*unpickler).object, (*unpickler).other} {
 		if handled, err := run(u, op); handled || err != nil {
 			return false, err
 		}
@@ -235,10 +247,11 @@ func (u *unpickler) text(op byte) (handled bool, err error) {
 			u.push(bytes.Clone(b))
 		}
 	default:
-		if !utf8.Valid(b) {
-			return true, errors.New("a string is not UTF-8")
+		if utf8.Valid(b) {
+			u.push(string(b))
+		} else { // Python's surrogates
+			u.push(u.opaque("a string that is not UTF-8"))
 		}
-		u.push(string(b))
 	}
 	return true, nil
 }
@@ -309,11 +322,12 @@ func (u *unpickler) object(op byte) (handled bool, err error) {
 			err = u.persistent(id[0])
 		}
 	case opBuild:
-		// Only a state_dict has a state, its _metadata: the versions of its modules' classes.
+		// Besides an Opaque, only a state_dict has a state, its _metadata: the versions of its
+		// modules' classes.
 		if _, err = u.pop(1); err == nil {
 			var target any
 			if target, err = u.top(); err == nil {
-				if d, ok := target.(*Dict); !ok || !d.Ordered {
+				if d, ok := target.(*Dict); !isOpaque(target) && (!ok || !d.Ordered) {
 					err = fmt.Errorf("refused: opcode BUILD of %s", describe(target))
 				}
 			}
@@ -322,6 +336,68 @@ func (u *unpickler) object(op byte) (handled bool, err error) {
 		return false, nil
 	}
 	return true, err
+}
+
+// other runs the opcodes that make values without a type here, and those that drop values.
+func (u *unpickler) other(op byte) (handled bool, err error) {
+	switch op {
+	case opPop:
+		if len(u.marks) > 0 && len(u.stack) == u.floor() {
+			_, err = u.popMark()
+		} else {
+			_, err = u.pop(1)
+		}
+	case opPopMark:
+		_, err = u.popMark()
+	case opNewObj:
+		err = u.newObject(u.pop(2))
+	case opNewObjEx:
+		err = u.newObject(u.pop(3))
+	case opEmptySet:
+		u.push(u.opaque("builtins.set"))
+	case opFrozenSet:
+		if _, err = u.popMark(); err == nil {
+			u.push(u.opaque("builtins.frozenset"))
+		}
+	case opAddItems:
+		var target any
+		if _, err = u.popMark(); err == nil {
+			target, err = u.top()
+		}
+		if err == nil && !isOpaque(target) {
+			err = fmt.Errorf("refused: items are added to %s", describe(target))
+		}
+	case opByteArray8:
+		var n uint64
+		if n, err = u.uint(8); err == nil {
+			_, err = u.take(n)
+		}
+		u.push(u.opaque("builtins.bytearray"))
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
+// newObject pushes what stands for an object of a class, which its arguments follow.
+func (u *unpickler) newObject(call []any, err error) error {
+	if err != nil {
+		return err
+	}
+	switch class := call[0].(type) {
+	case *Opaque:
+		u.push(class)
+	case function:
+		u.push(u.opaque(string(class)))
+	default:
+		return fmt.Errorf("refused: an object of the class %s", describe(call[0]))
+	}
+	return nil
+}
+
+func isOpaque(v any) bool {
+	_, ok := v.(*Opaque)
+	return ok
 }
 
 func (u *unpickler) push(v any) { u.stack = append(u.stack, v) }
@@ -418,7 +494,8 @@ func (u *unpickler) long(n int) error {
 		return err
 	}
 	if size > 8 {
-		return fmt.Errorf("an integer of %d bytes does not fit into 64 bits", size)
+		u.push(u.largeInteger(b))
+		return nil
 	}
 	var full [8]byte
 	if size > 0 && b[size-1] >= 0x80 {
@@ -427,6 +504,22 @@ func (u *unpickler) long(n int) error {
 	copy(full[:], b)
 	u.push(int64(binary.LittleEndian.Uint64(full[:])))
 	return nil
+}
+
+// largeInteger returns what stands for an integer over 64 bits. The text of a short one has its
+// digits.
+func (u *unpickler) largeInteger(b []byte) *Opaque {
+	const shown = 32 // bytes
+	if len(b) > shown {
+		return u.opaque(fmt.Sprintf("an integer of %d bytes", len(b)))
+	}
+	digits := slices.Clone(b)
+	slices.Reverse(digits)
+	n := new(big.Int).SetBytes(digits)
+	if digits[0] >= 0x80 {
+		n.Sub(n, new(big.Int).Lsh(big.NewInt(1), uint(8*len(b))))
+	}
+	return &Opaque{What: "the integer " + n.String(), next: "it is over 64 bits: in Python, save it as text instead"}
 }
 
 func (u *unpickler) get(n int) error {
@@ -469,6 +562,9 @@ func (u *unpickler) extend(items []any, err error) error {
 		return err
 	}
 	list, ok := target.(*List)
+	if isOpaque(target) {
+		return nil
+	}
 	if !ok {
 		return fmt.Errorf("refused: items are appended to %s", describe(target))
 	}
@@ -486,6 +582,9 @@ func (u *unpickler) setItems(items []any, err error) error {
 		return err
 	}
 	dict, ok := target.(*Dict)
+	if isOpaque(target) {
+		return nil
+	}
 	if !ok {
 		return fmt.Errorf("refused: keys are set in %s", describe(target))
 	}
@@ -507,9 +606,14 @@ func (u *unpickler) set(d *Dict, key, value any) error {
 			return err
 		}
 	}
-	if !d.Set(key, value) {
-		return fmt.Errorf("%s as a key of a dict is not handled", describe(key))
+	if !hashable(key) || isOpaque(key) {
+		const entry = 64 // bytes: nothing tells whether two such keys are equal
+		if err := u.spend(entry); err != nil {
+			return err
+		}
+		key = &Opaque{What: describe(key), next: "it is the key of a dict: in Python, make it a number or text"}
 	}
+	d.Set(key, value)
 	return nil
 }
 
@@ -522,9 +626,10 @@ func (u *unpickler) spend(n int) error {
 }
 
 // checkTree refuses what a walk of the tree could not finish: a container that contains itself, a
-// tree that is too deep or, with shared containers counted at every place, too large. It also
-// refuses globals and storages that no call has consumed.
-func checkTree(root any, size int) error {
+// tree that is too deep or, with shared containers counted at every place, too large. Globals and
+// storages that no call has consumed become Opaques. It returns the root.
+func (u *unpickler) checkTree(root any, size int) (any, error) {
+	root = u.plain(root)
 	type extent struct{ depth, count int } // count includes the value itself
 	limit := size * maxExpanded
 	seen := map[any]extent{} // by pointer; the zero extent while its walk is under way
@@ -538,8 +643,6 @@ func checkTree(root any, size int) error {
 			children = v.Items
 		case *Tuple:
 			children = v.Items
-		case function, storageType, view:
-			return extent{}, fmt.Errorf("refused: %s is no value", describe(v))
 		default:
 			return extent{0, 1}, nil
 		}
@@ -556,8 +659,9 @@ func checkTree(root any, size int) error {
 			}
 			seen[v] = extent{}
 			known = extent{1, 1}
-			for _, child := range children {
-				e, err := walk(child, depth+1)
+			for i := range children {
+				children[i] = u.plain(children[i])
+				e, err := walk(children[i], depth+1)
 				if err != nil {
 					return extent{}, err
 				}
@@ -574,5 +678,18 @@ func checkTree(root any, size int) error {
 		return known, nil
 	}
 	_, err := walk(root, 0)
-	return err
+	return root, err
+}
+
+// plain returns a value, or the Opaque for what is none.
+func (u *unpickler) plain(v any) any {
+	switch v := v.(type) {
+	case function:
+		return u.opaque(string(v))
+	case storageType:
+		return u.opaque(v.name)
+	case view:
+		return u.opaque("a storage without a tensor")
+	}
+	return v
 }

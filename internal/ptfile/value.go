@@ -2,13 +2,29 @@ package ptfile
 
 import "iter"
 
-// The values of a file are nil, bool, int64, float64, string, []byte, Name, *Dict, *List, *Tuple
-// and *Tensor. Containers and tensors that the file mentions twice are the same pointer twice. No
-// container contains itself.
+// The values of a file are nil, bool, int64, float64, string, []byte, Name, *Dict, *List, *Tuple,
+// *Tensor and *Opaque. Containers and tensors that the file mentions twice are the same pointer
+// twice. No container contains itself.
 
 // Name is the full name of a dtype, a layout or a device: "torch.float32", "torch.strided",
 // "cuda:0".
 type Name string
+
+// Opaque stands for a value that the reader does not build: an object of a class, an integer over
+// 64 bits, a tensor of a kind that has no Tensor. The reader knows its name and drops its content.
+type Opaque struct {
+	What string // the full name of a global, or a noun with an article
+	next string // what to save instead; "" for the usual advice
+}
+
+// Error says that the value is not read, and what to save instead.
+func (o *Opaque) Error() string {
+	next := o.next
+	if next == "" {
+		next = "in Python, save tensors, numbers, text, lists and dicts instead"
+	}
+	return o.What + " is not read: " + next
+}
 
 // List is a Python list.
 type List struct{ Items []any }
@@ -17,7 +33,8 @@ type List struct{ Items []any }
 type Tuple struct{ Items []any }
 
 // Dict is a Python dict, an OrderedDict or a Counter. It keeps the order of insertion. Keys are
-// nil, bool, int64, float64 and strings. The zero value is an empty dict.
+// nil, bool, int64, float64, strings and, for every other key of a file, an *Opaque that is in no
+// other place. The zero value is an empty dict.
 type Dict struct {
 	Ordered bool // an OrderedDict
 	keys    []any
@@ -72,7 +89,7 @@ func (d *Dict) All() iter.Seq2[any, any] {
 // hashable excludes NaN, which is a new key at every Set.
 func hashable(key any) bool {
 	switch k := key.(type) {
-	case nil, bool, int64, string:
+	case nil, bool, int64, string, *Opaque:
 		return true
 	case float64:
 		return k == k
@@ -105,6 +122,8 @@ func describe(v any) string {
 		return "a tuple"
 	case *Tensor:
 		return "a tensor"
+	case *Opaque:
+		return v.What
 	case function:
 		return "the global " + string(v)
 	case storageType:

@@ -1,0 +1,146 @@
+package nn_test
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/nn"
+)
+
+// safetensorsCase is a file, and what the safetensors package says of it: see make_safetensors.py.
+type safetensorsCase struct {
+	Name    string
+	File    []byte
+	Opens   bool
+	Tensors map[string]string
+}
+
+func safetensorsCases(t testing.TB) []safetensorsCase {
+	t.Helper()
+	text, err := os.ReadFile("testdata/safetensors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []safetensorsCase
+	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 40 {
+		t.Fatalf("%d files, %v", len(cases), err)
+	}
+	return cases
+}
+
+func TestOpensWhatSafetensorsOpens(t *testing.T) {
+	for _, c := range safetensorsCases(t) {
+		t.Run(c.Name, func(t *testing.T) {
+			file, err := nn.OpenCheckpoint(write(t, c.File))
+			if err == nil {
+				file.Close()
+			}
+			if (err == nil) != c.Opens {
+				t.Errorf("%v, want that it opens: %v", err, c.Opens)
+			}
+		})
+	}
+}
+
+// unreadTypes are the files of a tensor "a" that package torch has no dtype for, and the dtypes.
+var unreadTypes = map[string]string{
+	"uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+	"float4_e2m1fn_x2": "F4", "F4": "F4", "F6_E2M3": "F6_E2M3", "F6_E3M2": "F6_E3M2",
+}
+
+// A dtype that package torch does not have refuses the tensor and no other one.
+func TestUnknownDTypeRefusesItsTensorAlone(t *testing.T) {
+	found := 0
+	for _, c := range safetensorsCases(t) {
+		dtype, ok := unreadTypes[c.Name]
+		if !ok {
+			continue
+		}
+		found++
+		t.Run(c.Name, func(t *testing.T) {
+			file := openCheckpoint(t, write(t, c.File))
+			names := ""
+			for _, s := range file.Tensors() {
+				names += s.Name
+				if s.DType.Known() != (s.Name == "z") {
+					t.Errorf("tensor %s has the dtype %v", s.Name, s.DType)
+				}
+			}
+			if names != "az" && names != "za" {
+				t.Errorf("the file has %q, want a and z", names)
+			}
+			want := "tensor a: dtype " + dtype + " is not handled"
+			stored, err := file.Tensor("a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, read := file.Read("a")
+			_, mapped := file.Map("a")
+			_, part := stored.ReadPart(nil, 0, 1)
+			for _, err := range []error{read, mapped, part, nn.SavePyTorch(t.TempDir()+"/x.pt", stored)} {
+				if err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(want, "tensor a: ")) {
+					t.Errorf("%v, want %q", err, want)
+				}
+			}
+			if read == nil || !strings.Contains(read.Error(), want) {
+				t.Errorf("%v, want %q", read, want)
+			}
+			z, err := file.Read("z")
+			if err != nil {
+				t.Fatal(err)
+			}
+			z.Close()
+		})
+	}
+	if found != len(unreadTypes) {
+		t.Errorf("%d of %d files", found, len(unreadTypes))
+	}
+}
+
+// A dtype of a later version of the format, and a tensor of more dimensions than LibTorch has, are
+// refused like a dtype that is known and not handled.
+func TestTensorThatCannotBeReadLeavesTheOthers(t *testing.T) {
+	for want, a := range map[string]string{
+		"tensor a: dtype X9 is not handled":                          `"dtype":"X9","shape":[3]`,
+		"tensor a: 1000 dimensions are more than LibTorch's 64":      `"dtype":"U8","shape":[2` + strings.Repeat(",1", 999) + `]`,
+		"tensor a: dtype " + strings.Repeat("x", 100) + "... is not": `"dtype":"` + strings.Repeat("x", 10_000) + `","shape":[3]`,
+	} {
+		file := openCheckpoint(t, write(t, safetensors(`{"a":{`+a+`,"data_offsets":[0,2]},"z":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}`, 3)))
+		if _, err := file.Read("a"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		z, err := file.Read("z")
+		if err != nil {
+			t.Fatal(err)
+		}
+		z.Close()
+	}
+}
+
+// What the safetensors package wrote is read to the bit, where package torch has the dtype.
+func TestReadsWhatSafetensorsWrote(t *testing.T) {
+	read := 0
+	for _, c := range safetensorsCases(t) {
+		for name, want := range c.Tensors {
+			if _, unread := unreadTypes[c.Name]; unread && name == "a" {
+				continue
+			}
+			x, err := openCheckpoint(t, write(t, c.File)).Read(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := x.Bytes()
+			if got := hex.EncodeToString(b); err != nil || got != want {
+				t.Errorf("%s: %s is %s, want %s, %v", c.Name, name, got, want, err)
+			}
+			x.Close()
+			read++
+		}
+	}
+	if read != 13 {
+		t.Errorf("%d tensors read, want 13", read)
+	}
+}
