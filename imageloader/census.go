@@ -14,9 +14,6 @@ import (
 const (
 	// maxNamed is the maximum number of members that Report.Bad and Report.Warned name.
 	maxNamed = 1000
-	// maxDoubtful is the maximum number of bad members that are held until it is known whether
-	// their directory is a class.
-	maxDoubtful = 20 * maxNamed
 	// maxFirst is the maximum number of members that a Finding names, and of directories that a
 	// ClassReport names.
 	maxFirst = 5
@@ -47,8 +44,7 @@ type Finding struct {
 // inspected holds the facts that are known of a sample.
 type inspected struct {
 	index         int
-	dir           int  // the number of its directory
-	image         bool // it claims to be an image: its directory is a class
+	dir           int // the number of its directory
 	name          string
 	format        string
 	width, height int32
@@ -59,29 +55,23 @@ type inspected struct {
 }
 
 // census makes a Report of samples, which it takes in any order. It keeps names of the first
-// samples of each kind only. A member that does not claim to be an image is a sample if another
-// member of its directory does, which is known at the end.
+// samples of each kind only.
 type census struct {
 	byDirectory          bool       // the directories are the classes
 	dirs                 []dirCount // by number of directory
 	formats              map[string]int
-	width, height, bytes []int64       // of good images
-	others               []memberOfDir // members that do not claim to be images
-	bad, warned          namedSamples  // of classes
-	doubtful             []badOfDir    // bad members that do not, of directories without an image so far
+	width, height, bytes []int64 // of good images
+	bad, warned          namedSamples
 	rows                 map[row]*firsts
 	rowsOf               map[Verdict]int
 }
 
 type dirCount struct {
-	image        bool // a member claims to be an image: the directory is a class
 	samples, bad int
 	bytes        int64
 	badBy        map[Reason]int
 	paths        firsts // of the directories with its name
 }
-
-type memberOfDir struct{ index, dir int32 }
 
 // row is the identity of a Finding.
 type row struct {
@@ -99,12 +89,8 @@ func (c *census) add(f inspected) {
 	d := &c.dirs[f.dir]
 	d.samples++
 	d.bytes += f.bytes
-	d.image = d.image || f.image
 	if slash := strings.LastIndexByte(f.name, '/'); c.byDirectory && slash > 0 {
 		d.paths.addOnce(f.index, f.name[:slash])
-	}
-	if !f.image {
-		c.others = append(c.others, memberOfDir{int32(f.index), int32(f.dir)})
 	}
 	for _, what := range f.rare {
 		c.note(row{verdict: FindingRare, what: what}, f.index, f.name)
@@ -115,15 +101,12 @@ func (c *census) add(f inspected) {
 			d.badBy = map[Reason]int{}
 		}
 		d.badBy[f.bad.Reason]++
-		if d.image {
-			c.refuse(f.dir, f.bad)
-		} else {
-			c.doubt(f.dir, f.bad)
-		}
+		c.bad.add(f.bad)
+		c.note(row{verdict: FindingRefused, what: kindOfError(f.bad)}, f.index, f.name)
 		return
 	}
 	if f.warned != nil {
-		c.warned.add(f.dir, f.warned)
+		c.warned.add(f.warned)
 		c.note(row{verdict: FindingTolerated, what: kindOfError(f.warned)}, f.index, f.name)
 	}
 	c.formats[f.format]++
@@ -134,44 +117,6 @@ func (c *census) add(f inspected) {
 	if f.width > 0 {
 		c.width, c.height = append(c.width, int64(f.width)), append(c.height, int64(f.height))
 	}
-}
-
-// refuse notes a bad sample.
-func (c *census) refuse(dir int, e *SampleError) {
-	c.bad.add(dir, e)
-	c.note(row{verdict: FindingRefused, what: kindOfError(e)}, e.Index, e.Name)
-}
-
-// doubt keeps a bad member of a directory without an image so far. If too many are held, each
-// directory keeps its first ones only, so that no directory pushes out the members of another.
-func (c *census) doubt(dir int, e *SampleError) {
-	c.doubtful = append(c.doubtful, badOfDir{e, dir})
-	if len(c.doubtful) < maxDoubtful {
-		return
-	}
-	c.settle(func(dir int) bool { return c.dirs[dir].image })
-	slices.SortFunc(c.doubtful, byIndex)
-	for limit := maxNamed; limit > 0 && len(c.doubtful) > maxDoubtful/2; limit /= 2 {
-		kept := map[int]int{}
-		c.doubtful = slices.DeleteFunc(c.doubtful, func(b badOfDir) bool {
-			kept[b.dir]++
-			return kept[b.dir] > limit
-		})
-	}
-	kept := min(len(c.doubtful), maxDoubtful/2)
-	clear(c.doubtful[kept:])
-	c.doubtful = c.doubtful[:kept]
-}
-
-// settle refuses the doubtful members of the directories that are classes.
-func (c *census) settle(class func(dir int) bool) {
-	c.doubtful = slices.DeleteFunc(c.doubtful, func(b badOfDir) bool {
-		if class(b.dir) {
-			c.refuse(b.dir, b.SampleError)
-			return true
-		}
-		return false
-	})
 }
 
 // note counts a sample into a row. Rows over the maximum are counted together.
@@ -190,8 +135,7 @@ func (c *census) note(r row, index int, name string) {
 	f.add(index, name)
 }
 
-// report makes the report, now that the labels are known. Directories that turned out not to be
-// classes have no samples.
+// report makes the report, now that the labels are known.
 func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 	r := &Report{
 		File:      a.Path(),
@@ -199,6 +143,7 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		FileBytes: a.FileBytes(),
 		Ignored:   labels.Ignored,
 		Orphans:   labels.Orphans,
+		LeftOut:   labels.LeftOut,
 		Formats:   c.formats,
 		BadBy:     map[Reason]int{},
 		Width:     rangeOf(c.width),
@@ -209,11 +154,10 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		r.Classes = append(r.Classes, ClassReport{Name: class})
 	}
 	for dir, d := range c.dirs {
-		label := labels.OfDirectory[dir]
-		if label < 0 {
+		if d.samples == 0 { // not of a class
 			continue
 		}
-		class := &r.Classes[label]
+		class := &r.Classes[labels.OfDirectory[dir]]
 		class.Samples += d.samples
 		class.Bad += d.bad
 		class.Bytes += d.bytes
@@ -223,52 +167,18 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 			r.BadBy[reason] += n
 		}
 	}
-	ofClass := func(b badOfDir) bool { return labels.OfDirectory[b.dir] >= 0 }
-	c.settle(func(dir int) bool { return labels.OfDirectory[dir] >= 0 })
-	bad, warned := c.bad.first(ofClass), c.warned.first(ofClass)
-	r.WarnedCount = c.warned.count
-	c.renumber(labels, bad, warned)
-	for _, b := range bad {
-		r.Bad = append(r.Bad, b.SampleError)
-	}
-	for _, b := range warned {
-		r.Warned = append(r.Warned, b.SampleError)
-	}
-	r.Findings = c.findings(r)
+	r.Bad, r.Warned, r.WarnedCount = c.bad.first(), c.warned.first(), c.warned.count
+	r.Findings = c.findings()
 	return r
 }
 
-// renumber makes the indexes of samples among the members of all directories their indexes among
-// the samples.
-func (c *census) renumber(labels index.Labels, lists ...[]badOfDir) {
-	var left []int // the indexes of members that are no samples
-	for _, m := range c.others {
-		if labels.OfDirectory[m.dir] < 0 {
-			left = append(left, int(m.index))
-		}
-	}
-	slices.Sort(left)
-	for _, list := range lists {
-		for _, b := range list {
-			before, _ := slices.BinarySearch(left, b.Index)
-			b.Index -= before
-		}
-	}
-}
-
 // findings lists the rows: by verdict, the most frequent first.
-func (c *census) findings(r *Report) (list []Finding) {
+func (c *census) findings() (list []Finding) {
 	for row, f := range c.rows {
-		count := f.count
-		if row.verdict == FindingRefused && !detailed(Reason(row.what)) && row.what != "others" {
-			if n := r.BadBy[Reason(row.what)]; n > 0 {
-				count = n // not all doubtful members were kept
-			}
-		}
-		if row.format && (count*rareShare > len(c.bytes) || len(c.formats) == 1) {
+		if row.format && (f.count*rareShare > len(c.bytes) || len(c.formats) == 1) {
 			continue
 		}
-		list = append(list, Finding{row.verdict, row.what, count, f.names()})
+		list = append(list, Finding{row.verdict, row.what, f.count, f.names()})
 	}
 	verdicts := []Verdict{FindingTolerated, FindingRefused, FindingRare}
 	slices.SortFunc(list, func(a, b Finding) int {
@@ -370,29 +280,20 @@ func (f *firsts) names() (names []string) {
 // namedSamples counts samples and keeps the first ones.
 type namedSamples struct {
 	count int
-	list  []badOfDir
+	list  []*SampleError
 }
 
-type badOfDir struct {
-	*SampleError
-	dir int
-}
-
-func (n *namedSamples) add(dir int, e *SampleError) {
+func (n *namedSamples) add(e *SampleError) {
 	n.count++
-	n.list = append(n.list, badOfDir{e, dir})
+	n.list = append(n.list, e)
 	if len(n.list) >= 2*maxNamed {
-		n.list = n.first(func(badOfDir) bool { return true })
+		n.list = n.first()
 	}
 }
 
-// byIndex compares samples by their places among the members of all directories.
-func byIndex(a, b badOfDir) int { return cmp.Compare(a.Index, b.Index) }
-
-// first returns the first samples that keep wants, in order.
-func (n *namedSamples) first(keep func(badOfDir) bool) []badOfDir {
-	n.list = slices.DeleteFunc(n.list, func(b badOfDir) bool { return !keep(b) })
-	slices.SortFunc(n.list, byIndex)
+// first returns the first samples, in order.
+func (n *namedSamples) first() []*SampleError {
+	slices.SortFunc(n.list, func(a, b *SampleError) int { return cmp.Compare(a.Index, b.Index) })
 	clear(n.list[min(len(n.list), maxNamed):])
 	n.list = n.list[:min(len(n.list), maxNamed)]
 	return n.list

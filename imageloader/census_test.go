@@ -116,7 +116,7 @@ func TestReportIsBounded(t *testing.T) {
 		list = append(list,
 			archivetest.Member{Name: fmt.Sprintf("notes/%d", i), Data: "no image"},
 			archivetest.Member{Name: fmt.Sprintf("a/%d.png", i), Data: bad},
-			archivetest.Member{Name: fmt.Sprintf("b/%d", i), Data: "no image"})
+			archivetest.Member{Name: fmt.Sprintf("b/%d.jpg", i), Data: "no image"})
 	}
 	list = append(list, archivetest.Member{Name: "b/last.png", Data: archivetest.Image("good")})
 	r, err := inspect(t.Context(), archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, list...)), Options{}, openFile, fakeCodec{})
@@ -128,7 +128,7 @@ func TestReportIsBounded(t *testing.T) {
 		t.Errorf("%d named, %v, %d samples, %d ignored", len(r.Bad), r.BadBy, r.Samples, r.Ignored)
 	}
 	for i, e := range r.Bad {
-		if want := []string{"a/%d.png", "b/%d"}[i%2]; e.Index != i || e.Name != fmt.Sprintf(want, i/2) {
+		if want := []string{"a/%d.png", "b/%d.jpg"}[i%2]; e.Index != i || e.Name != fmt.Sprintf(want, i/2) {
 			t.Fatalf("bad sample %d is %d, %q", i, e.Index, e.Name)
 		}
 	}
@@ -139,78 +139,6 @@ func TestReportIsBounded(t *testing.T) {
 	}
 	if len(r.Findings) != 3 { // the good image is tiny
 		t.Errorf("%+v", r.Findings)
-	}
-}
-
-// TestBadSamplesAreNamedDespiteIgnoredFiles: many files outside of classes do not push bad samples
-// out of the list, whether an image comes before or behind those in their directory.
-func TestBadSamplesAreNamedDespiteIgnoredFiles(t *testing.T) {
-	file := func(name string) archivetest.Member { return archivetest.Member{Name: name, Data: "no image"} }
-	picture := func(name string) archivetest.Member {
-		return archivetest.Member{Name: name, Data: archivetest.Image("good")}
-	}
-	var list []archivetest.Member
-	ignored := func() {
-		for i := range 3 * maxNamed {
-			list = append(list, file(fmt.Sprintf("notes/%d", len(list)+i)))
-		}
-	}
-	ignored()
-	list = append(list, picture("a/0.png"))
-	want := []string{"a/1", "a/2", "b/1", "b/2"}
-	for _, name := range want {
-		list = append(list, file(name))
-	}
-	ignored()
-	list = append(list, picture("b/3.png"))
-	r, err := inspect(t.Context(), archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, list...)), Options{}, openFile, fakeCodec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, e := range r.Bad {
-		got = append(got, e.Name)
-	}
-	if !slices.Equal(got, want) || r.BadBy[NotImage] != len(want) || r.Bad[0].Index != 1 {
-		t.Errorf("named %q of %v, not %q", got, r.BadBy, want)
-	}
-}
-
-// TestDoubtfulMembersAreBounded: of many directories without an image a bounded number of members
-// is held, and of each directory the first.
-func TestDoubtfulMembersAreBounded(t *testing.T) {
-	c := newCensus(&Options{})
-	index := 0
-	add := func(dir int, image bool) {
-		c.add(inspected{index: index, dir: dir, image: image, bad: &SampleError{Index: index, Reason: NotImage}})
-		index++
-	}
-	for dir := range 50 {
-		for range maxDoubtful / 25 {
-			if add(dir, false); len(c.doubtful) > maxDoubtful {
-				t.Fatalf("%d members are held", len(c.doubtful))
-			}
-		}
-	}
-	for dir := range 50 {
-		first := dir * maxDoubtful / 25
-		if !slices.ContainsFunc(c.doubtful, func(b badOfDir) bool { return b.dir == dir && b.Index == first }) {
-			t.Errorf("the first member of directory %d is not held", dir)
-		}
-		add(dir, true) // a class after all
-	}
-	c.settle(func(dir int) bool { return c.dirs[dir].image })
-	if len(c.doubtful) != 0 {
-		t.Errorf("%d members are doubtful still", len(c.doubtful))
-	}
-	first := c.bad.first(func(badOfDir) bool { return true })
-	if len(first) != maxNamed || first[0].Index != 0 || first[1].Index != 1 {
-		t.Errorf("%d named", len(first))
-	}
-	for dir := range 3 * maxDoubtful { // one of each
-		if add(50+dir, false); len(c.doubtful) > maxDoubtful {
-			t.Fatalf("%d members are held", len(c.doubtful))
-		}
 	}
 }
 
@@ -225,7 +153,7 @@ func TestFindingRowsAreBounded(t *testing.T) {
 				reason = Damaged
 			}
 			e := &SampleError{Index: 2 * i, Reason: reason, Err: &imagecapi.Error{Code: imagecapi.CodeDecode, Message: text}}
-			c.add(inspected{image: true, bad: e})
+			c.add(inspected{bad: e})
 		}
 	}
 	if n := len(c.rows); n != maxRows+1 {

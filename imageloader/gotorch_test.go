@@ -128,8 +128,8 @@ func TestGoTorchDefects(t *testing.T) {
 			t.Fatal(err)
 		}
 		l, got, err := load(t, "a.tgz", archivetest.Gzip(t, []byte(b.String())), Options{BadSamples: Skip})
-		if err != nil || len(names(got)) != 1 || l.Stats().Bad != 1 {
-			t.Errorf("%v, error %v", names(got), err)
+		if err != nil || len(names(got)) != 1 || l.Stats().Bad != 0 || l.Stats().Ignored != 1 {
+			t.Errorf("%v, %d bad, %d ignored, error %v, want 1 image and 1 ignored", names(got), l.Stats().Bad, l.Stats().Ignored, err)
 		}
 	})
 }

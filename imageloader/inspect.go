@@ -19,19 +19,19 @@ type Report struct {
 	File      string
 	Format    string // "tar", "tar.gz", "tar.zst" or "directory"; of the first shard
 	FileBytes int64  // of all shards; of a directory, the files in it
-	Samples   int    // members in the directories of classes, bad ones included
+	Samples   int    // images in the directories of classes, bad ones included
 	Ignored   int    // other members, not counting directories
-	Orphans   int    // images among the ignored members, which lie outside of any directory
-	Classes   []ClassReport
-	Formats   map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
-	Width     Range          // pixels, of good images
-	Height    Range
-	Bytes     Range // compressed, of good images
-	// Bad are the first 1,000 bad samples. If 20,000 or more members that are no images come before
-	// the first image of their directories, Bad may lack some of these directories' samples. BadBy
-	// counts them all the same.
-	Bad   []*SampleError
-	BadBy map[Reason]int // all bad samples
+	Orphans   int    // images among the ignored members that are in no directory
+	// LeftOut are folders and links that may have been meant as classes, and are none. nil where
+	// directories are not the classes: with WebDataset and List.
+	LeftOut []LeftOut
+	Classes []ClassReport
+	Formats map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
+	Width   Range          // pixels, of good images
+	Height  Range
+	Bytes   Range          // compressed, of good images
+	Bad     []*SampleError // the first 1,000 bad samples
+	BadBy   map[Reason]int // all bad samples
 	// Warned are the first 1,000 of the damaged images that are good samples (see Options.Damaged),
 	// and WarnedCount counts all.
 	Warned      []*SampleError
@@ -40,6 +40,11 @@ type Report struct {
 	// no more than a twentieth of the good images have it.
 	Findings []Finding
 }
+
+// LeftOut is a kind of folder or link that is no class: folders without an image, hidden folders,
+// links in a tar, links that lead nowhere or to a folder that they are in. First has at most 10
+// names.
+type LeftOut = index.LeftOut
 
 // ClassReport is one class of a Report, in the order of labels.
 type ClassReport struct {
@@ -135,7 +140,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *na
 		return nil, err
 	}
 	for _, v := range in.verdicts {
-		if err == nil && labels.OfDirectory[v.dir] >= 0 {
+		if err == nil {
 			take(v)
 		}
 	}
@@ -195,7 +200,7 @@ func (in *inspection) Visit(f *index.Found, data []byte) error {
 		in.recycle(data)
 		return nil
 	}
-	it := inspectItem{found: *f, data: data, bad: in.bad, again: f.Image && in.names.again(f.Name)}
+	it := inspectItem{found: *f, data: data, bad: in.bad, again: in.names.again(f.Name)}
 	if it.bad != nil {
 		it.bad.Index = f.Index
 	}
@@ -249,7 +254,7 @@ func (in *inspection) work() {
 // inspect decodes all of a sample to an image of 8 x 8 pixels.
 func (in *inspection) inspect(it *inspectItem, d decoder, pixels []byte) (r inspected, fatal error) {
 	f, judge := &it.found, &in.l.judge
-	r = inspected{index: f.Index, dir: f.Dir, image: f.Image, name: f.Name, bytes: int64(len(it.data)), bad: it.bad}
+	r = inspected{index: f.Index, dir: f.Dir, name: f.Name, bytes: int64(len(it.data)), bad: it.bad}
 	if it.again {
 		r.rare = append(r.rare, nameAgain)
 	}
@@ -342,7 +347,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		c.add(f)
 		i++
 	}
-	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans()}
+	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans(), LeftOut: x.LeftOut()}
 	for label := range labels.Classes {
 		labels.OfDirectory = append(labels.OfDirectory, int32(label))
 	}
@@ -352,7 +357,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 // inspectHeader judges a sample by its header in an index.
 func inspectHeader(j *judge, m index.Sample, i int, h *index.Header) inspected {
 	s := Sample{Name: m.Name, Index: i, Label: m.Label}
-	f := inspected{index: i, dir: m.Label, image: true, name: m.Name, format: unknownFormat, bytes: m.Size, bad: j.member(&s, m.Kind, m.Size)}
+	f := inspected{index: i, dir: m.Label, name: m.Name, format: unknownFormat, bytes: m.Size, bad: j.member(&s, m.Kind, m.Size)}
 	if f.bad != nil {
 		return f
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -32,6 +33,10 @@ func (j *judge) member(s *Sample, kind archive.Kind, size int64) *SampleError {
 		return j.bad(s, NotRegular, errors.New("a hard link to another member; pack the archive with --hard-dereference"))
 	case kind == archive.Symlink:
 		return j.bad(s, NotRegular, errors.New("a symbolic link; pack the archive with --dereference"))
+	case kind == archive.BrokenLink:
+		return j.bad(s, NotRegular, errors.New("a symbolic link that leads nowhere; remove it, or bring back what it leads to"))
+	case kind == archive.LinkLoop:
+		return j.bad(s, NotRegular, errors.New("a symbolic link to a folder that it is in; remove it"))
 	case kind == archive.Other:
 		return j.bad(s, NotRegular, errors.New("a device or pipe, or a part of a file that began in another volume"))
 	case kind == archive.Sparse:
@@ -44,11 +49,11 @@ func (j *judge) member(s *Sample, kind archive.Kind, size int64) *SampleError {
 	return nil
 }
 
-// notImage is the error of a member whose content is no image by its first bytes.
+// notImage is the error of a member whose content is no image that is decoded, by its first bytes.
 func (j *judge) notImage(s *Sample, data []byte) *SampleError {
-	err := fmt.Errorf("it begins with %q", data[:min(len(data), 8)])
-	if len(data) >= 4 && string(data[:4]) == "\x00\x05\x16\x07" {
-		err = errors.New("an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1")
+	image, err := codec.NotDecoded(data)
+	if image {
+		return j.bad(s, Unsupported, err)
 	}
 	return j.bad(s, NotImage, err)
 }

@@ -749,6 +749,9 @@ func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 		{Name: "c/README", Data: "text"},
 		{Name: "c/.DS_Store", Data: "\x00\x00\x00\x01Bud1"},
 		{Name: "c/._good.png", Data: "\x00\x05\x16\x07 resource fork"},
+		{Name: "c/text.png", Data: "text"},
+		{Name: "c/fork.png", Data: "\x00\x05\x16\x07 resource fork"},
+		{Name: "c/pointer.heic", Data: "version https://git-lfs.github.com/spec/v1\n"},
 		{Name: "c/empty.png"},
 		{Name: "c/hard.png", Kind: tar.TypeLink, Link: "c/good.png"},
 		{Name: "c/soft.png", Kind: tar.TypeSymlink, Link: "good.png"},
@@ -766,10 +769,10 @@ func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 		}
 		s := l.Stats()
 		want := map[Reason]int64{Damaged: 2, NotImage: 6, Empty: 2, NotRegular: 4, TooLarge: 2}
-		if fmt.Sprint(s.BadBy) != fmt.Sprint(want) || s.Bad != 16 || len(s.BadNamed) != 8 || s.Samples != 2 || s.Batches != 2 || s.Queue != 0 {
-			t.Errorf("%s: %+v", name, s)
+		if fmt.Sprint(s.BadBy) != fmt.Sprint(want) || s.Bad != 16 || len(s.BadNamed) != 8 || s.Samples != 2 || s.Batches != 2 || s.Queue != 0 || s.Ignored != 3 {
+			t.Errorf("%s: %+v, want %v and 3 ignored", name, s, want)
 		}
-		if !strings.Contains(log.String(), "COPYFILE_DISABLE") || strings.Count(log.String(), "bad sample") != 16 {
+		if !strings.Contains(log.String(), "COPYFILE_DISABLE") || !strings.Contains(log.String(), "git lfs pull") || strings.Count(log.String(), "bad sample") != 16 {
 			t.Errorf("log:\n%s", &log)
 		}
 	}

@@ -32,7 +32,7 @@ type Stats struct {
 	// damage: see Options.Damaged. They are good samples, and not in Bad.
 	Warned      int64
 	WarnedNamed []*SampleError // the first 100 different ones, in the order met; the log names all
-	Ignored     int            // members of the archive outside of a class's directory, which are no samples
+	Ignored     int            // members of the archive that are no samples: no image, or not in a class's directory
 
 	Workers    int
 	Queue      int   // samples that are read and not yet taken by a worker, now

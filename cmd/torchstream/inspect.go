@@ -27,7 +27,8 @@ type inspection struct {
 	FileBytes int64            `json:"file_bytes"`
 	Samples   int              `json:"samples"` // bad ones included
 	Ignored   int              `json:"ignored"`
-	Orphans   int              `json:"orphans"` // images among the ignored ones that lie in no directory, or have no label
+	Orphans   int              `json:"orphans"`  // images among the ignored ones that lie in no directory, or have no label
+	LeftOut   []leftOut        `json:"left_out"` // folders and links that are no classes
 	Classes   []inspectedClass `json:"classes"`
 	Formats   map[string]int   `json:"formats"`
 	Width     spread           `json:"width"`
@@ -41,6 +42,12 @@ type inspection struct {
 	Warned    []badMember      `json:"warned"`           // the first 1,000 that are damaged, and decoded all the same
 	Damage    string           `json:"damage,omitempty"` // to the archive itself; all else is about what comes before it
 	Fixed     *fixedArchive    `json:"fixed,omitempty"`  // with -fix
+}
+
+type leftOut struct {
+	What  string   `json:"what"`
+	Count int      `json:"count"`
+	First []string `json:"first"`
 }
 
 type kindFound struct {
@@ -166,7 +173,10 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	out := inspection{
 		File: r.File, Format: r.Format, FileBytes: r.FileBytes, Samples: r.Samples, Ignored: r.Ignored, Orphans: r.Orphans, Formats: r.Formats,
 		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes), Classes: []inspectedClass{}, Bad: []badMember{}, Warned: []badMember{}, BadBy: map[string]int{},
-		Findings: []kindFound{}, Warnings: r.WarnedCount,
+		Findings: []kindFound{}, Warnings: r.WarnedCount, LeftOut: []leftOut{},
+	}
+	for _, l := range r.LeftOut {
+		out.LeftOut = append(out.LeftOut, leftOut(l))
 	}
 	for _, f := range r.Findings {
 		out.Findings = append(out.Findings, kindFound{string(f.Verdict), f.What, f.Count, f.First})
@@ -233,6 +243,34 @@ func (r inspection) printSizes(table io.Writer) {
 	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3, float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
 }
 
+// printIgnored says which members are no samples, and what may have been meant as a class.
+func (r inspection) printIgnored(table io.Writer, web, listed bool) {
+	if r.Ignored > 0 {
+		members, orphans := "that are no image in the folder of a class", "in no folder at all"
+		switch {
+		case web:
+			members, orphans = "no part of a sample", "without a label"
+		case listed:
+			members, orphans = "that the list does not name", ""
+		}
+		fmt.Fprintf(table, "ignored\t%s %s", counted(r.Ignored, "member", "members"), members)
+		if r.Orphans > 0 {
+			fmt.Fprintf(table, ", among them %s", strings.TrimSpace(counted(r.Orphans, "image", "images")+" "+orphans))
+		}
+		fmt.Fprintln(table)
+	}
+	for _, l := range r.LeftOut {
+		names := make([]string, len(l.First))
+		for i, name := range l.First {
+			names[i] = printable.Name(name)
+		}
+		if l.Count > len(names) {
+			names = append(names, "...")
+		}
+		fmt.Fprintf(table, "no class\t%d %s: %s\n", l.Count, l.What, strings.Join(names, ", "))
+	}
+}
+
 // print writes the report; web says that classes are labels of WebDataset, listed that they are
 // those of a list.
 func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
@@ -243,17 +281,7 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	table := printable.NewTable(w, 0)
 	fmt.Fprintf(w, "%s: %s, %s\n", printable.Name(r.File), r.Format, byteSize(r.FileBytes))
 	fmt.Fprintf(table, "samples\t%d in %s, %d bad\n", r.Samples, counted(len(r.Classes), "class", "classes"), r.BadCount)
-	if r.Ignored > 0 {
-		members, orphans := "outside of class directories", "in no directory at all"
-		if web {
-			members, orphans = "no part of a sample", "without a label"
-		}
-		fmt.Fprintf(table, "ignored\t%s %s", counted(r.Ignored, "member", "members"), members)
-		if r.Orphans > 0 {
-			fmt.Fprintf(table, ", among them %s %s", counted(r.Orphans, "image", "images"), orphans)
-		}
-		fmt.Fprintln(table)
-	}
+	r.printIgnored(table, web, listed)
 	if r.Samples > 0 {
 		r.printSizes(table)
 	}

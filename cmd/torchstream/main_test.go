@@ -343,7 +343,7 @@ func TestInspectBadMembers(t *testing.T) {
 	if status != 1 {
 		t.Errorf("status %d", status)
 	}
-	for _, want := range []string{"3 in 1 class, 3 bad", "1 member outside", "a/broken.jpg", "and 2 more"} {
+	for _, want := range []string{"2 in 1 class, 2 bad", "ignored  2 members that are no image", "a/broken.jpg", "and 1 more"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
 		}
@@ -353,15 +353,15 @@ func TestInspectBadMembers(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 1 {
 		t.Fatalf("status %d, %v in %q", status, err, stdout)
 	}
-	if len(r.Bad) != 3 || r.BadBy["empty"] != 1 || r.Ignored != 1 {
-		t.Errorf("%+v", r)
+	if len(r.Bad) != 2 || r.BadBy["empty"] != 1 || r.Ignored != 2 {
+		t.Errorf("%+v, want 2 bad, one of them empty, and 2 ignored", r)
 	}
 }
 
 // TestInspectForeignNames: names of members and classes can't write to the terminal.
 func TestInspectForeignNames(t *testing.T) {
 	const evil = "\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e"
-	path := writeTar(t, map[string]string{"a" + evil + "/x" + evil + ".jpg": "", "b/y.jpg": ""})
+	path := writeTar(t, map[string]string{"a" + evil + "/x" + evil + ".jpg": "", "b/y.jpg": "", "c" + evil + "/readme": ""})
 	for _, args := range [][]string{{"inspect", path}, {"inspect", "-index", path}, {"inspect", path + "\x1b[2J"}, {"bench", "loader", "-archive", path}} {
 		status, stdout, stderr := command(t, args...)
 		out := stdout + stderr
@@ -370,7 +370,7 @@ func TestInspectForeignNames(t *testing.T) {
 		}
 	}
 	_, stdout, _ := command(t, "inspect", path)
-	for _, want := range []string{`  "a\x1b[2J\n`, "\n" + `"a\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e/x\x1b[2J`, "  b  ", "\nb/y.jpg  "} {
+	for _, want := range []string{`: "c\x1b[2J\n`, `  "a\x1b[2J\n`, "\n" + `"a\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e/x\x1b[2J`, "  b  ", "\nb/y.jpg  "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %s in\n%s", want, stdout)
 		}

@@ -385,7 +385,11 @@ func (p *pool) open(ctx context.Context, data []byte, fn func(*worker) (int64, e
 	case int64(len(data)) > p.o.MaxBytes:
 		return tooLarge("MaxBytes", int64(len(data)), p.o.MaxBytes, "bytes")
 	case codec.Sniff(data) == "":
-		return fault(ErrNotImage, fmt.Errorf("it begins with %q", data[:min(len(data), 8)]))
+		image, err := codec.NotDecoded(data)
+		if image {
+			return fault(ErrUnsupported, err)
+		}
+		return fault(ErrNotImage, err)
 	}
 	if err := acquire(ctx, p.slots, 1); err != nil {
 		return err

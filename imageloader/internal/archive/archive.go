@@ -114,6 +114,9 @@ type Archive struct {
 	magic    [magicBytes]byte
 	scratch  []byte
 
+	empty   map[string]struct{} // directories without an entry so far
+	entered string              // the directory of the last entry
+
 	inTrees  int64         // sizes of the files of directories that the walk has reached
 	readTime time.Duration // spent on reading files in order, without inflating
 	shared   sharedFiles
@@ -281,7 +284,7 @@ func (a *Archive) start(s *Shard) error {
 	switch mode := s.Info.Mode(); {
 	case mode.IsDir():
 		a.format, a.in = Tree, &stream{}
-		a.tree = &tree{root: s.Path}
+		a.tree = &tree{ctx: a.ctx, root: s.Path}
 		a.release = a.tree.close
 		return nil
 	case !mode.IsRegular():

@@ -8,7 +8,9 @@ import (
 	"hash/crc32"
 	"io"
 	"iter"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -33,6 +35,9 @@ const (
 	Symlink
 	Sparse
 	Other // a device, a pipe, or a part of a file
+	// Of a directory, whose links are followed:
+	BrokenLink // a symbolic link to nothing
+	LinkLoop   // a symbolic link to a directory that it is in
 )
 
 const (
@@ -84,6 +89,9 @@ func (a *Archive) next() (m Member, err error) {
 func (a *Archive) nextOfTree() (m Member, found bool, err error) {
 	m, err = a.tree.next()
 	if err == io.EOF {
+		for _, name := range a.tree.empty {
+			a.noteFolder(name)
+		}
 		return m, false, a.advance()
 	}
 	if err != nil {
@@ -97,6 +105,39 @@ func (a *Archive) nextOfTree() (m Member, found bool, err error) {
 	}
 	a.current(&m)
 	return m, true, nil
+}
+
+// EmptyFolders returns the paths of directories without an entry, sorted, after a walk to the end
+// of the archive. In a tar, at most 65,536 directories without an entry so far are remembered.
+func (a *Archive) EmptyFolders() []string { return slices.Sorted(maps.Keys(a.empty)) }
+
+// maxEmpty is the maximum number of directories that are remembered.
+const maxEmpty = 1 << 16
+
+// noteFolder remembers a directory until it has an entry. name is clean.
+func (a *Archive) noteFolder(name string) {
+	if a.empty == nil {
+		a.empty = map[string]struct{}{}
+	}
+	if len(a.empty) < maxEmpty && name != "." {
+		a.empty[name] = struct{}{}
+		a.entered = ""
+	}
+}
+
+// noteEntry says that the directories of name, which is clean, have an entry.
+func (a *Archive) noteEntry(name string) {
+	slash := strings.LastIndexByte(name, '/')
+	if slash <= 0 || len(a.empty) == 0 || name[:slash] == a.entered {
+		return
+	}
+	a.entered = name[:slash]
+	for dir := a.entered; ; dir = dir[:slash] {
+		delete(a.empty, dir)
+		if slash = strings.LastIndexByte(dir, '/'); slash <= 0 {
+			return
+		}
+	}
 }
 
 // nextOfTar moves to the next header of a tar. It finds no member if the header is a directory's or
@@ -119,11 +160,16 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.Name), MaxNameBytes))
 	}
 	kind, ok := kindOf(h)
+	name := path.Clean(h.Name)
+	a.noteEntry(name)
 	if !ok {
+		if h.Typeflag == tar.TypeDir {
+			a.noteFolder(name)
+		}
 		return m, false, nil
 	}
 	m = Member{
-		Name:   path.Clean(h.Name),
+		Name:   name,
 		Shard:  a.shard,
 		Offset: a.in.offset,
 		Size:   h.Size,

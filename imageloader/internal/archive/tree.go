@@ -1,74 +1,111 @@
 package archive
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
+	"syscall"
 
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// tree walks the files below a directory in the order of their paths.
+// tree walks the files below a directory, in each directory in the order of the names. It follows
+// symbolic links to files and to directories, as torchvision's ImageFolder does.
 type tree struct {
+	ctx    context.Context
 	root   string
 	walked bool
-	names  []string // paths of files below root, with slashes
-	infos  []fs.FileInfo
+	found  []Member
+	empty  []string // paths of directories without an entry
+	count  int      // of files and directories
 	at     int
 	file   *os.File // the current file
-	err    error    // of opening file
 }
 
 // walk lists the files.
 func (t *tree) walk() error {
 	t.walked = true
-	return filepath.WalkDir(t.root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
+	info, err := os.Stat(t.root)
+	if err != nil {
+		return err
+	}
+	return t.list("", []fs.FileInfo{info})
+}
+
+// list lists the files of a directory, whose path below the root is name. above has the directories
+// on the way to it, itself included.
+func (t *tree) list(name string, above []fs.FileInfo) error {
+	entries, err := os.ReadDir(filepath.Join(t.root, filepath.FromSlash(name)))
+	if err != nil {
+		return err
+	}
+	if len(entries) == 0 && name != "" {
+		t.empty = append(t.empty, name)
+	}
+	for _, entry := range entries {
+		if err := t.add(path.Join(name, entry.Name()), entry, above); err != nil {
 			return err
 		}
-		if len(t.names) == MaxMembers {
-			return fmt.Errorf("more than %d files", MaxMembers)
-		}
-		name, err := filepath.Rel(t.root, path)
-		if err != nil {
-			return err
-		}
-		info, err := os.Stat(path) // follows links
-		if err != nil {
-			if info, err = d.Info(); err != nil {
-				return err
-			}
-		}
-		t.names, t.infos = append(t.names, filepath.ToSlash(name)), append(t.infos, info)
-		return nil
-	})
+	}
+	return nil
+}
+
+// add adds a file, or all files of a directory.
+func (t *tree) add(name string, entry fs.DirEntry, above []fs.FileInfo) error {
+	if t.count++; t.count > MaxMembers {
+		return fmt.Errorf("more than %d files and folders", MaxMembers)
+	}
+	if t.ctx.Err() != nil {
+		return ErrStopped
+	}
+	info, err := os.Stat(filepath.Join(t.root, filepath.FromSlash(name))) // follows links
+	m := Member{Name: name}
+	switch {
+	case err != nil && entry.Type()&fs.ModeSymlink != 0 && leadsNowhere(err):
+		m.Kind = BrokenLink
+	case err != nil:
+		return err
+	case info.IsDir() && slices.ContainsFunc(above, func(dir fs.FileInfo) bool { return os.SameFile(dir, info) }):
+		m.Kind = LinkLoop
+	case info.IsDir():
+		return t.list(name, append(above, info))
+	case info.Mode().IsRegular():
+		m.Size = info.Size()
+	default:
+		m.Kind = Other
+	}
+	t.found = append(t.found, m)
+	return nil
+}
+
+// leadsNowhere reports whether an error says that the target of a link does not exist.
+func leadsNowhere(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
 }
 
 // next moves to the next file. It returns io.EOF after the last file.
-func (t *tree) next() (Member, error) {
+func (t *tree) next() (m Member, err error) {
 	t.close()
 	if !t.walked {
 		if err := t.walk(); err != nil {
 			return Member{}, err
 		}
 	}
-	if t.at == len(t.names) {
+	if t.at == len(t.found) {
 		return Member{}, io.EOF
 	}
-	name, info := t.names[t.at], t.infos[t.at]
+	m = t.found[t.at]
 	t.at++
-	m := Member{Name: name, Size: info.Size()}
-	switch mode := info.Mode(); {
-	case mode.IsRegular():
-		t.file, t.err = safefile.Open(filepath.Join(t.root, filepath.FromSlash(name)))
-	case mode&fs.ModeSymlink != 0:
-		m.Kind = Symlink
-	default:
-		m.Kind = Other
+	if m.Kind == Regular {
+		t.file, err = safefile.Open(filepath.Join(t.root, filepath.FromSlash(m.Name)))
 	}
-	return m, t.err
+	return m, err
 }
 
 // read fills p from the current file.

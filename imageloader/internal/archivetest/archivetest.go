@@ -123,7 +123,8 @@ func Rewrite(t testing.TB, path string, data []byte) {
 	}
 }
 
-// Extract writes members into a directory, and returns its path.
+// Extract writes members, among them directories and symbolic links, into a directory, and returns
+// its path.
 func Extract(t testing.TB, members []Member) string {
 	t.Helper()
 	root := t.TempDir()
@@ -132,7 +133,16 @@ func Extract(t testing.TB, members []Member) string {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(m.Data), 0o644); err != nil {
+		var err error
+		switch m.Kind {
+		case tar.TypeDir:
+			err = os.MkdirAll(path, 0o755)
+		case tar.TypeSymlink:
+			err = os.Symlink(m.Link, path)
+		default:
+			err = os.WriteFile(path, []byte(m.Data), 0o644)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -2,7 +2,10 @@ package codec
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 )
 
 // Numbers of image formats in imagecapi.Info.Format, beside those of the image library.
@@ -57,4 +60,46 @@ func isDIB(b []byte) bool {
 	}
 	depths := []uint16{1, 4, 8, 16, 24, 32}
 	return binary.LittleEndian.Uint16(planes) == 1 && slices.Contains(depths, binary.LittleEndian.Uint16(planes[2:]))
+}
+
+// foreign lists what is met in place of images, by its first bytes.
+var foreign = []struct {
+	magic, what string
+	image       bool
+}{
+	{"\x00\x00\x00\x0cJXL \r\n\x87\n", "a JPEG XL image", true},
+	{"\xff\x0a", "a JPEG XL image", true},
+	{"\x00\x00\x00\x0cjP  \r\n\x87\n", "a JPEG 2000 image", true},
+	{"\xff\x4f\xff\x51", "a JPEG 2000 image", true},
+	{"version https://git-lfs", "a pointer of Git LFS: fetch the file that it stands for, with git lfs pull", false},
+	{"\x00\x05\x16\x07", "an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1", false},
+}
+
+// Claims reports whether the first bytes of a file are those of an image, of a format that is
+// decoded or of one that is only recognised. 16 bytes are enough. Two bytes tell too little.
+func Claims(b []byte) bool {
+	if Sniff(b) != "" {
+		return true
+	}
+	for _, f := range foreign {
+		if f.image && len(f.magic) > 2 && strings.HasPrefix(string(b), f.magic) {
+			return true
+		}
+	}
+	return false
+}
+
+// NotDecoded says what bytes are for which Sniff returns "". image says that they are an image, of
+// a format that is not decoded.
+func NotDecoded(b []byte) (image bool, err error) {
+	for _, f := range foreign {
+		switch {
+		case !strings.HasPrefix(string(b[:min(len(b), 32)]), f.magic):
+		case f.image:
+			return true, errors.New(f.what + ", which is not decoded: convert it to JPEG, PNG or WebP")
+		default:
+			return false, errors.New(f.what)
+		}
+	}
+	return false, fmt.Errorf("it begins with %q", b[:min(len(b), 8)])
 }

@@ -130,7 +130,7 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
 	}
 	if r.Samples == 0 {
-		return nil, NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset)
+		return nil, leftOutError(NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset), b.leftOut())
 	}
 	switch {
 	case c.List != nil:

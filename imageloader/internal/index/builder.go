@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// Builder collects an index member by member. It records the members of all directories, with or
+// Builder collects an index member by member. It records the images of all directories, with or
 // without given classes, so that one sidecar serves both cases.
 //
 // The records are in spools, so that a Builder takes the same memory for any archive, except for
@@ -19,7 +19,7 @@ type Builder struct {
 	config  Config
 	dirs    *directories
 	web     *webGroup // nil: directories are classes
-	samples int       // with given classes: the number of members that are samples
+	samples int       // if directories are classes: the number of members that are samples
 	ignored int
 	orphans int    // images without a class
 	seconds int    // images after the first image of a WebDataset group, which are ignored too
@@ -74,32 +74,25 @@ type Labels struct {
 	Ignored     int // number of members that are not samples
 	Orphans     int // number of images without a class among them
 	// Odd is the number of the first label of WebDataset that is an error, or -1 without an error.
-	Odd int
+	Odd     int
+	LeftOut []LeftOut
 }
 
 // Labels returns the labels of all collected members. With WebDataset, a directory is a label.
 func (b *Builder) Labels() Labels {
-	l := Labels{Ignored: b.ignored, Orphans: b.orphans, Odd: -1}
+	l := Labels{Ignored: b.ignored, Orphans: b.orphans, Odd: -1, LeftOut: b.leftOut()}
 	if b.config.List != nil {
 		l.Classes, l.OfDirectory, _ = b.config.List.classes(&b.config) // NewBuilder has found no error
 		return l
 	}
 	l.Classes, l.OfDirectory, l.Odd = b.dirs.labels()
-	if l.Odd >= 0 {
-		return l
-	}
-	for dir, n := range b.dirs.counts {
-		if l.OfDirectory[dir] < 0 {
-			l.Ignored += n
-		}
-	}
 	return l
 }
 
 // Directory returns the name of a directory, or with WebDataset a label, by its number.
 func (b *Builder) Directory(number int) string { return b.dirs.names[number] }
 
-// Samples returns the number of collected samples of the given classes.
+// Samples returns the number of collected samples, if directories are classes.
 func (b *Builder) Samples() int { return b.samples }
 
 // Orphans returns the number of images without a class.
@@ -164,44 +157,44 @@ func (b *Builder) mark(shard int, c archive.Checkpoint) {
 	b.marked++
 }
 
-// add records a member, whose first bytes are magic. It returns the member's number, or -1 if it is
-// in no directory. With given classes it returns the index of its sample, or -1 if it is not a
-// sample. Without given classes it returns the number as the index.
-func (b *Builder) add(m *archive.Member, magic []byte) (number, sample, label int, err error) {
-	class := classOf(m.Name)
-	image := claims(m, magic)
+// add records a member, whose first bytes are magic, if it is a sample: it claims to be an image,
+// and is in a directory that is a class. It returns the sample's number and, with given classes,
+// the label. The number is -1 for any other member.
+func (b *Builder) add(m *archive.Member, magic []byte) (number, label int, err error) {
+	class, image := classOf(m.Name), claims(m, magic)
 	if class == "" {
 		if image {
 			b.orphans++
 		}
-		b.ignored++
-		return -1, -1, 0, nil
-	}
-	given, known := b.dirs.given[class]
-	if b.dirs.given != nil && !known && image {
-		return -1, -1, 0, b.dirs.unknown(m.Name, class)
-	}
-	flags := uint8(0)
-	if image {
-		flags = recordImage
+		return b.ignore(m, image)
 	}
 	dir, err := b.dirs.number(class)
 	if err != nil {
-		return -1, -1, 0, err
+		return -1, 0, err
 	}
 	b.dirs.claimed[dir] = b.dirs.claimed[dir] || image
-	b.dirs.counts[dir]++
-	if number, err = b.record(m, dir, flags); err != nil {
-		return -1, -1, 0, err
-	}
+	given, known := b.dirs.given[class]
 	switch {
-	case b.dirs.given == nil:
-		return number, number, 0, nil
-	case known:
-		b.samples++
-		return number, b.samples - 1, int(given), nil
+	case !image, isHidden(class):
+		return b.ignore(m, image)
+	case b.dirs.given != nil && !known:
+		return -1, 0, b.dirs.unknown(m.Name, class)
 	}
-	return number, -1, 0, nil
+	if number, err = b.record(m, dir, recordImage); err != nil {
+		return -1, 0, err
+	}
+	b.dirs.enter(m.Name)
+	b.samples++
+	return number, int(given), nil
+}
+
+// ignore counts a member that is no sample. It notes a link that may stand for a class.
+func (b *Builder) ignore(m *archive.Member, image bool) (number, label int, err error) {
+	b.ignored++
+	if image {
+		return -1, 0, nil
+	}
+	return -1, 0, b.dirs.link(m)
 }
 
 // record makes a member the newest member.

@@ -2,6 +2,7 @@ package index
 
 import (
 	"io"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -77,6 +78,7 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	w := workMeter{shards: x.shards, next: x.eachMark()}
 	kept := members.names[:0]
 	var wrong error // the error of the first wrong label or class
+	lost := b.web == nil && slices.Contains(b.dirs.claimed, false)
 	x.samples = make([]record, 0, sections[sectionMembers].count)
 	for i := 0; ; i++ {
 		m, name, err := members.next()
@@ -106,6 +108,9 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 			x.ignored++
 			continue
 		}
+		if lost {
+			b.dirs.enter(string(name))
+		}
 		x.noteNumber(i, cap(x.samples))
 		m.label, m.name = l, uint32(len(kept))
 		kept = append(kept, name...) // never longer than the bytes read of names
@@ -118,6 +123,7 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	if odd >= 0 { // a label without a member
 		return errIndexDamaged
 	}
+	x.left = b.leftOut()
 	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept no longer changes
 	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
 	return nil
@@ -179,7 +185,7 @@ func (r *memberReader) follow(before uint32) error {
 	}
 	switch {
 	case m.offset < 0, m.size < 0, uint64(m.name) > uint64(len(r.names)), m.name < before,
-		m.label < 0, int(m.label) >= r.directories, int(m.shard) >= len(r.shards), m.kind > archive.Other:
+		m.label < 0, int(m.label) >= r.directories, int(m.shard) >= len(r.shards), m.kind > archive.LinkLoop:
 		return errIndexDamaged
 	}
 	if m.kind == archive.Regular && m.size > r.shards[m.shard].maxStreamBytes()-m.offset {

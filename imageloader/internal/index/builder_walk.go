@@ -6,24 +6,20 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Found is a member that a walk has reached and that is a sample, or may become a sample.
+// Found is a sample, or an image of WebDataset without a label, that a walk has reached.
 type Found struct {
 	archive.Member
-	Index int // among the samples, or preliminary: see Visitor
-	Label int // with given classes
-	Dir   int // the number of its directory: see Labels
-	// Image says whether the member claims to be an image, by its first bytes or its name. Then its
-	// directory is a class.
-	Image    bool
+	Index    int // among the samples
+	Label    int // with given classes
+	Dir      int // the number of its directory: see Labels
 	Position int // its ordinal among all members and directories of the archive, from 1
 	Group    int // the ordinal of its WebDataset group, from 1
 }
 
-// Visitor takes part in a walk. With given classes it visits the samples, whose indexes and labels
-// are final. Without given classes it visits every member in a directory, in order, with its number
-// among these members as its index. Only the end of the archive tells whether the directory is a
-// class. With WebDataset's labels, WalkLabels visits the first image of each group when the group
-// has ended; an image without a label has Dir -1, and is not a sample.
+// Visitor takes part in a walk. It visits the samples, in order. Their labels are known if the
+// classes are given, and at the end of the archive otherwise. With WebDataset's labels, WalkLabels
+// visits the first image of each group when the group has ended; an image without a label has Dir
+// -1, and is not a sample.
 type Visitor interface {
 	// Buffer returns memory of the sample's size for its content, or nil if the content is not
 	// wanted.
@@ -44,7 +40,11 @@ func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 		return err
 	}
 	w := walk{b: b, a: a, visitor: v, record: true}
-	return w.run()
+	if err := w.run(); err != nil {
+		return err
+	}
+	b.config.warn(b.file, b.leftOut())
+	return nil
 }
 
 // WalkLabels reads the archive to its end and calls v for the samples, but collects no records: the
@@ -102,6 +102,9 @@ func (w *walk) run() error {
 	if b.web != nil {
 		return b.closeGroup()
 	}
+	if err := b.endDirectories(a); err != nil {
+		return err
+	}
 	if w.listed != nil {
 		return b.config.List.missing(b.file, w.listed)
 	}
@@ -126,9 +129,8 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 		return number, err
 	}
 	if b.web == nil {
-		number, w.found.Index, w.found.Label, err = b.add(m, magic)
-		w.found.Dir = int(b.last.label)
-		w.found.Image = b.last.flags&recordImage != 0
+		number, w.found.Label, err = b.add(m, magic)
+		w.found.Dir, w.found.Index = int(b.last.label), number
 		return number, err
 	}
 	var label []byte
@@ -141,7 +143,7 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	if number, err = b.addWeb(m, magic, label); err != nil {
 		return -1, a.Fail(err)
 	}
-	w.found.Index, w.found.Image, w.found.Group = number, true, b.web.groups.n
+	w.found.Index, w.found.Group = number, b.web.groups.n
 	return number, nil
 }
 
@@ -158,7 +160,7 @@ func (w *walk) addOfList(m *archive.Member, magic []byte) (number int) {
 		return -1
 	}
 	w.listed[row] = true
-	w.found.Image, w.found.Dir, w.found.Index = true, int(list.rows[row].label), w.samples
+	w.found.Dir, w.found.Index = int(list.rows[row].label), w.samples
 	w.samples++
 	return w.found.Index
 }
@@ -169,7 +171,6 @@ func (w *walk) endGroup(label int32) error {
 	w.waitingData = nil
 	f.Dir, f.Index = int(label), -1
 	if label >= 0 {
-		w.b.dirs.counts[label]++
 		f.Index = w.samples
 		w.samples++
 	}

@@ -91,5 +91,5 @@ func (x *Index) noSamples(path string, members int, c *Config) error {
 	if c.Pairs != nil {
 		return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, x.unpaired)
 	}
-	return NoSamples(path, members, x.orphans, c.WebDataset)
+	return leftOutError(NoSamples(path, members, x.orphans, c.WebDataset), x.left)
 }

@@ -28,6 +28,7 @@ type Index struct {
 	unpaired string // the reason why there are no pairs; "" if there are some
 	ignored  int    // number of members that are not samples
 	orphans  int    // number of images among them
+	left     []LeftOut
 
 	// lists has the labels of each list, with Config.MultiLabel; the label of a record is the
 	// number of its list.
@@ -92,6 +93,9 @@ func (x *Index) Ignored() int { return x.ignored }
 
 // Orphans returns the number of ignored members that are images without a class.
 func (x *Index) Orphans() int { return x.orphans }
+
+// LeftOut returns what may have been meant as a class, and is none.
+func (x *Index) LeftOut() []LeftOut { return x.left }
 
 // Sample returns sample i, in the archive's order.
 func (x *Index) Sample(i int) Sample {

@@ -62,10 +62,11 @@ type directories struct {
 	lists   bool             // the directories are lists of labels of WebDataset: see listOf
 
 	numbers map[string]int32
-	names   []string // by number
-	claimed []bool   // by number: whether a member claims to be an image
-	counts  []int    // by number: number of members
-	bytes   int      // size of the section in the sidecar
+	names   []string        // by number
+	claimed []bool          // by number: whether a member claims to be an image
+	above   map[string]bool // names of directories that hold directories of samples
+	entered string          // path of the last sample's directory
+	bytes   int             // size of the section in the sidecar
 }
 
 func newDirectories(file string, c *Config) (*directories, error) {
@@ -95,7 +96,6 @@ func (d *directories) number(name string) (int32, error) {
 		d.numbers[name] = number
 		d.names = append(d.names, name)
 		d.claimed = append(d.claimed, false)
-		d.counts = append(d.counts, 0)
 	}
 	return number, nil
 }
@@ -130,7 +130,7 @@ func (d *directories) labels() (classes []string, label []int32, odd int) {
 		return classes, label, odd
 	}
 	for i, name := range d.names {
-		if d.claimed[i] {
+		if d.claimed[i] && (d.web || !isHidden(name)) {
 			classes = append(classes, name)
 		}
 	}
@@ -243,24 +243,50 @@ func (d *directories) numbered(label []int32) (classes []string, odd int) {
 	return classes, -1
 }
 
-// classOf returns the name of the directory of a member, or "" if there is none. name must be
-// clean.
+// classOf returns the name of the directory of a member, or "" if there is none. In a hidden
+// directory, whose name begins with a dot, at any depth, it is the hidden directory's name: see
+// isHidden. name must be clean.
 func classOf(name string) string {
 	slash := strings.LastIndexByte(name, '/')
 	if slash <= 0 {
 		return ""
 	}
-	class := name[:slash]
-	class = class[strings.LastIndexByte(class, '/')+1:]
-	if class == ".." || class == "." {
+	path := name[:slash]
+	for strings.HasPrefix(path, "../") {
+		path = path[len("../"):]
+	}
+	if hidden := hiddenIn(path); hidden != "" {
+		return hidden
+	}
+	class := path[strings.LastIndexByte(path, '/')+1:]
+	if class == ".." {
 		return ""
 	}
 	return class
 }
 
+// hiddenIn returns the first hidden directory of a path, or "".
+func hiddenIn(path string) string {
+	at := 0
+	if !isHidden(path) {
+		if at = strings.Index(path, "/.") + 1; at == 0 {
+			return ""
+		}
+	}
+	hidden, _, _ := strings.Cut(path[at:], "/")
+	if hidden == ".." {
+		return ""
+	}
+	return hidden
+}
+
+// isHidden reports whether a directory has the name of one that programs keep for themselves, such
+// as .ipynb_checkpoints and .Trash-1000. It is no class, unless it is a given class.
+func isHidden(directory string) bool { return strings.HasPrefix(directory, ".") }
+
 // claims reports whether a member claims to be an image, by its first bytes or its name.
 func claims(m *archive.Member, magic []byte) bool {
-	if codec.Sniff(magic) != "" {
+	if codec.Claims(magic) {
 		return true
 	}
 	base := m.Name[strings.LastIndexByte(m.Name, '/')+1:]
@@ -268,7 +294,8 @@ func claims(m *archive.Member, magic []byte) bool {
 		return false
 	}
 	switch dot := strings.LastIndexByte(base, '.'); strings.ToLower(base[dot+1:]) {
-	case "jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp", "gif": // torchvision's list, and GIF
+	case "jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp", // torchvision's list
+		"gif", "jfif", "jpe", "heic", "heif", "heics", "heifs", "hif", "avif", "avifs", "jp2", "jpx", "j2k", "jxl", "pbm", "pnm":
 		return dot >= 0
 	}
 	return false

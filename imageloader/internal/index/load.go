@@ -78,6 +78,7 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 	}
 	l.c.Logger.Info("opened index", "archive", l.a.Path(), "index", path, "samples", x.Len(),
 		"seconds", time.Since(began).Seconds())
+	l.c.warn(l.a.Path(), x.left)
 	return x, nil
 }
 

@@ -19,7 +19,7 @@ import (
 const (
 	sidecarSuffix  = ".tsidx"
 	sidecarMagic   = "TSIDX\x00\r\n"
-	sidecarVersion = 2
+	sidecarVersion = 3
 	sidecarHeader  = 32
 	sectionBytes   = 32 // bytes of the table for each section
 	maxSections    = 64

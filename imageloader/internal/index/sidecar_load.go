@@ -139,7 +139,7 @@ func (s *sidecar) plausible(a *archive.Archive, formats []string) bool {
 	}
 	records, dirs, names := s.places[sectionMembers], s.places[sectionDirs], s.places[sectionNames]
 	return records.count <= uint64(members) && records.size == records.count*memberBytes &&
-		dirs.count <= records.count && dirs.size <= dirs.count*(4+archive.MaxNameBytes) && dirs.size <= maxDirBytes &&
+		dirs.count <= uint64(members) && dirs.size <= dirs.count*(4+archive.MaxNameBytes) && dirs.size <= maxDirBytes &&
 		names.size <= min(records.count*archive.MaxNameBytes, math.MaxUint32) &&
 		s.places[sectionHeaders].size == records.count*headerBytes &&
 		s.places[sectionCheckpoints].size <= uint64(members+int64(len(a.Shards())))*checkpointBytes &&
