@@ -254,10 +254,7 @@ func (x *fixing) unchanged() error {
 		return err
 	}
 	defer func() { _ = now.Close() }() // nothing was written
-	if !archive.SameFile(now.Info(), x.a.Info()) {
-		return x.a.Fail(archive.ErrSourceChanged)
-	}
-	return nil
+	return now.Changed(x.a.Info())
 }
 
 // write writes the archive that is left.

@@ -309,7 +309,7 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 		case r != nil || err != nil:
 			return r, stopCause(ctx, err)
 		case tried:
-			return nil, fmt.Errorf("imageloader: %s: the index that was just made does not fit: the archive changes while it is read", path)
+			return nil, fmt.Errorf("imageloader: %s: the index that was just made does not fit: the archive changes while it is read", archive.Shown(path))
 		}
 		if _, err := MakeIndex(ctx, path, o, progress); err != nil {
 			return nil, err

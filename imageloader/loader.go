@@ -88,7 +88,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 		return nil, stopCause(ctx, err)
 	}
 	if x == nil && len(o.Classes) > 0 && a.Streamed() && !o.needsIndex() && !o.WebDataset && o.List == "" {
-		b, err := index.NewBuilder(path, l.indexConfig()) // checks the classes
+		b, err := index.NewBuilder(a.Path(), l.indexConfig()) // checks the classes
 		if err != nil {
 			return nil, err
 		}
@@ -104,7 +104,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	}
 	if o.MultiLabel && len(x.Classes()) == 0 {
 		_ = x.Close() // nothing was kept
-		return nil, fmt.Errorf("%w in %s: Options.MultiLabel, and no image has a label", ErrNoSamples, path)
+		return nil, fmt.Errorf("%w in %s: Options.MultiLabel, and no image has a label", ErrNoSamples, a.Path())
 	}
 	if o.Masks.masked() && !x.Random() {
 		_ = x.Close() // nothing was kept
@@ -182,9 +182,18 @@ func (l *Loader) perRound(x *index.Index) int {
 // stopCause replaces an error that only reports the end of the context by the cause of the end.
 func stopCause(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil && (errors.Is(err, errStopped) || errors.Is(err, ctx.Err())) {
-		return context.Cause(ctx)
+		return causeAfter(ctx, archive.FailureOf(err))
 	}
 	return err
+}
+
+// causeAfter returns the cause of the end of the context, and names the failure of a request that
+// was being repeated then, if there is one.
+func causeAfter(ctx context.Context, failure error) error {
+	if failure == nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%w; the last request failed: %v", context.Cause(ctx), failure)
 }
 
 // Len is the number of samples in the archive, bad ones included; -1 for a compressed archive with

@@ -3,7 +3,6 @@ package imageloader
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
@@ -48,18 +47,22 @@ func (l *Loader) fill(ctx context.Context, epoch int, plans bool, lend lender, d
 
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, plans: plans, known: l.index.Load(), budget: newBudget(l.queueBytes)}
+	c := l.archiveConfig()
+	c.Again = true
+	p := &pass{l: l, ctx: inner, stop: stop, requests: c.Requests, epoch: epoch, plans: plans, known: l.index.Load(), budget: newBudget(l.queueBytes)}
 	p.begin()
 	p.buffers = arena.NewBuffers(l.queueBytes + l.o.ShuffleBytes/4)
 	defer p.buffers.Close() // when no goroutine of the pass is left
-	a, err := archive.Open(inner, l.path, l.archiveConfig())
+	a, err := archive.Open(inner, l.path, c)
 	if err != nil {
 		return stopCause(ctx, err)
 	}
 	p.archive = a
 	defer func() { _ = p.archive.Close() }() // nothing was written
-	if p.known != nil && !p.known.Matches(a) {
-		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", archive.Shown(l.path))
+	if p.known != nil {
+		if err := p.known.Changed(a); err != nil {
+			return err
+		}
 	}
 	return p.run(lend, deliver)
 }

@@ -55,7 +55,7 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	}
 	defer func() { _ = a.Close() }() // nothing was written
 	if a.Format() == archive.Tree {
-		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", path)
+		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", a.Path())
 	}
 	if err := l.readList(ctx); err != nil {
 		return nil, stopCause(ctx, err)
@@ -68,7 +68,15 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 
 // archiveConfig returns the settings with which the loader opens its archive.
 func (l *Loader) archiveConfig() archive.Config {
-	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile}
+	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile,
+		Requests: &archive.Requests{Logger: l.o.Logger}}
+}
+
+// openAgain opens the archive, which has been open before.
+func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
+	c := l.archiveConfig()
+	c.Again = true
+	return archive.Open(ctx, l.path, c)
 }
 
 // keepsEntryPoints reports whether the options want entry points, and an index that keeps them.

@@ -187,7 +187,7 @@ func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 		case <-ctx.Done():
 		}
 	}()
-	a, err := archive.Open(ctx, l.path, l.archiveConfig())
+	a, err := l.openAgain(ctx)
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}

@@ -40,9 +40,10 @@ type pass struct {
 	epoch int
 	plans bool // the consumer decodes images from plans: see FillPlans
 
-	archive *archive.Archive
-	known   *index.Index   // nil in the first pass over a compressed archive with given classes
-	build   *index.Builder // of that first pass
+	archive  *archive.Archive
+	requests *archive.Requests // of archive
+	known    *index.Index      // nil in the first pass over a compressed archive with given classes
+	build    *index.Builder    // of that first pass
 
 	order   order.Kind
 	deal    order.Deal

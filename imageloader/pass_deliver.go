@@ -1,7 +1,6 @@
 package imageloader
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -17,7 +16,7 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 	for {
 		r, err := p.asm.next()
 		if errors.Is(err, errStopped) {
-			return context.Cause(p.ctx)
+			return p.cause()
 		}
 		for _, e := range r.bad {
 			p.l.counters.met(e, o.BadSamples, o.Logger)
@@ -64,7 +63,7 @@ type delivery struct {
 func (d *delivery) hand(r *ready, whole bool) error {
 	p, n := d.p, len(r.samples)
 	if p.ctx.Err() != nil {
-		return context.Cause(p.ctx)
+		return p.cause()
 	}
 	if turns := p.turn + r.judged; whole && int64(turns) <= p.stray.Load() {
 		d.state.batches++
@@ -105,7 +104,7 @@ func (d *delivery) end(last *ready) error {
 	case d.bad > 0:
 		return none("all %d are bad; the last one: %w", d.bad, d.lastBad)
 	case p.ctx.Err() != nil: // it ended before the first sample came
-		return context.Cause(p.ctx)
+		return p.cause()
 	}
 	orphans := 0
 	if p.build != nil {
@@ -113,3 +112,6 @@ func (d *delivery) end(last *ready) error {
 	}
 	return index.NoSamples(archive.Shown(p.l.path), p.archive.Position(), orphans, false)
 }
+
+// cause returns the cause of the end of the pass's context.
+func (p *pass) cause() error { return causeAfter(p.ctx, p.requests.Failure()) }

@@ -155,13 +155,18 @@ func (r *rereader) open(ctx context.Context, l *Loader, known *index.Index) erro
 		return nil
 	}
 	r.close()
-	a, err := archive.Open(ctx, l.path, l.archiveConfig())
+	a, err := l.openAgain(ctx)
 	if err != nil {
 		return err
 	}
-	if known == nil || !known.Matches(a) {
+	if known == nil {
+		err = fmt.Errorf("imageloader: %s: %w", archive.Shown(l.path), archive.ErrSourceChanged)
+	} else {
+		err = known.Changed(a)
+	}
+	if err != nil {
 		_ = a.Close() // nothing was written
-		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", archive.Shown(l.path))
+		return err
 	}
 	r.ends, r.known, r.a, r.reader = ctx.Done(), known, a, index.NewReader(known, a)
 	return nil

@@ -21,7 +21,9 @@ import (
 // Info describes the version that was opened. ReadRange reads n bytes (at least 1) from offset on,
 // all of which are in the archive, of that version. If there is another version by now, ReadRange
 // returns [ErrSourceChanged]. Several goroutines may call it at once. When ctx ends, which may be
-// after the call, reading ends with an error. The loader closes the reader in any case. After an
+// after the call, reading ends with an error. The loader closes the reader in any case. A reader
+// that ends with io.EOF after at least one byte has sent a shorter range, and the loader requests
+// the rest at once; a broken connection is another error, such as io.ErrUnexpectedEOF. After an
 // error the loader requests the range again, at least 6 times and for at least 2 minutes, with
 // growing pauses, unless the error is (errors.Is) ErrSourceChanged, fs.ErrNotExist,
 // fs.ErrPermission or errors.ErrUnsupported.

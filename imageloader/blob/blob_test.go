@@ -320,10 +320,7 @@ func TestWrongURLsAreNotRetried(t *testing.T) {
 		"s3://bucket?token=SECRET", "gs://%zz/a?token=SECRET", "ftp://host/a.tar?token=SECRET",
 	} {
 		t.Run(url, func(t *testing.T) {
-			shown, _, found := strings.Cut(url, "?")
-			if found { // a query may be secret
-				shown += "?***"
-			}
+			shown, _, _ := strings.Cut(url, "?") // a query may be secret
 			_, err := imageloader.Open(url, imageloader.Options{OpenSource: Open})
 			if err == nil || !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), shown) {
 				t.Errorf("error %v", err)
@@ -359,7 +356,7 @@ func TestErrorsOfRequestsHaveNoSignature(t *testing.T) {
 	}
 	defer bucket.Close()
 	_, err = In(bucket)(t.Context(), "azblob://bucket/train.tgz")
-	if text := fmt.Sprint(err); err == nil || strings.Contains(text, "SECRET") || !strings.Contains(text, "train.tgz?***") {
+	if text := fmt.Sprint(err); err == nil || strings.Contains(text, "SECRET") || !strings.Contains(text, "train.tgz") {
 		t.Errorf("error %v", err)
 	}
 }

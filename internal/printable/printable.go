@@ -36,8 +36,9 @@ func Text(text string) string {
 	return b.String()
 }
 
-// URL returns a URL as a message may show it: a name, a password or a token in it may be secret.
-// It need not be a valid URL. A path that begins with / or . is shown as it is.
+// URL returns a URL as a message may show it: without user, password, query and fragment, which may
+// be secret. It need not be a valid URL: "***" stands for a host that may be a part of a password.
+// A path that begins with / or . is shown as it is.
 func URL(address string) string {
 	scheme, rest, found := strings.Cut(address, "://")
 	switch {
@@ -56,12 +57,18 @@ func URL(address string) string {
 	case strings.Contains(hidden, "@"): // what is before it may be of a password with ? or #
 		shown = "***"
 	case i >= 0: // a password may have any other character
-		shown = "***" + shown[i:]
+		shown = shown[i+1:]
 	}
-	if hidden != "" {
-		hidden = "?***"
+	return scheme + shown
+}
+
+// Archive returns the path of an archive or a shard as a message may show it: a URL as [URL] shows
+// it, also with braces in it, and any other path as it is.
+func Archive(path string) string {
+	if strings.Contains(path, "://") {
+		return URL(path)
 	}
-	return scheme + shown + hidden
+	return path
 }
 
 // urlInText matches a URL in a text, up to a space or a quote. A backslash begins an escape of %q.

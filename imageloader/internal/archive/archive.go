@@ -77,6 +77,11 @@ type Config struct {
 	OpenFile func(path string) (File, error)
 	// OpenSource opens a URL; nil: OpenHTTP.
 	OpenSource func(ctx context.Context, url string) (Source, error)
+	// Again says that the archive has been open before: opening it waits for its server as reading
+	// does. Archive.Reopen sets it.
+	Again bool
+	// Requests watches the requests for URLs; nil: nobody asks.
+	Requests *Requests
 	// Ignore reports whether a pattern like *.tar leaves out the file at path; nil: none.
 	Ignore func(path string) bool
 }
@@ -87,7 +92,7 @@ type Archive struct {
 	path   string
 	ctx    context.Context
 	config Config
-	open   func(path string) (File, error)
+	open   func(path string, again bool) (File, error)
 	shards []Shard
 	info   fs.FileInfo // of all shards together
 
@@ -148,7 +153,7 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 		if i > 0 && ctx.Err() != nil {
 			return nil, ErrStopped
 		}
-		file, err := a.open(path)
+		file, err := a.open(path, c.Again || i > 0) // the server of the first shard has answered
 		if err != nil {
 			return nil, fmt.Errorf("imageloader: %w", err)
 		}
@@ -172,7 +177,11 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 }
 
 // Reopen opens the archive again, to be read from its beginning. The caller closes both.
-func (a *Archive) Reopen() (*Archive, error) { return Open(a.ctx, a.path, a.config) }
+func (a *Archive) Reopen() (*Archive, error) {
+	c := a.config
+	c.Again = true
+	return Open(a.ctx, a.path, c)
+}
 
 // Path returns the path that Open was given, as messages show it (see [Shown]).
 func (a *Archive) Path() string { return Shown(a.path) }
@@ -263,13 +272,15 @@ func (a *Archive) begin(i int) error {
 // fit another file.
 func (a *Archive) openAgain(i int) (File, error) {
 	s := &a.shards[i]
-	file, err := a.open(s.Path)
+	file, err := a.open(s.Path, true)
 	if err != nil {
 		return nil, err
 	}
 	info, err := file.Stat()
-	if err == nil && !s.Info.IsDir() && !SameFile(info, s.Info) { // a directory's files are checked one by one
-		err = fmt.Errorf("%s: %w", Shown(s.Path), ErrSourceChanged)
+	if err == nil && !s.Info.IsDir() { // a directory's files are checked one by one
+		if err = changed(s.Path, describe(info), describe(s.Info)); err != nil {
+			err = fmt.Errorf("%s: %w", Shown(s.Path), err)
+		}
 	}
 	if err != nil {
 		_ = file.Close() // err says more

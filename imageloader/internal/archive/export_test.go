@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"context"
 	"errors"
 	"time"
 )
@@ -13,7 +14,15 @@ const (
 	PiecesAhead = piecesAhead
 )
 
-var OpenRemote = openRemote
+// OpenRemote opens a Source that has not been open before.
+func OpenRemote(ctx context.Context, name string, open openSource, times sourceTimes) (*remoteFile, error) {
+	return openRemote(ctx, name, open, times, remoteOptions{requests: &Requests{}})
+}
+
+// ReopenRemote opens a Source that has been open before, and watches its requests.
+func ReopenRemote(ctx context.Context, name string, open openSource, times sourceTimes, requests *Requests) (*remoteFile, error) {
+	return openRemote(ctx, name, open, times, remoteOptions{again: true, requests: requests})
+}
 
 // DefaultTimes are the times of every source.
 var DefaultTimes = defaultSourceTimes

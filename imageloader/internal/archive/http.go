@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"io/fs"
 	"net/http"
 	"net/url"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,19 +35,17 @@ func OpenHTTP(ctx context.Context, address string, client *http.Client) (Source,
 		transport.MaxIdleConnsPerHost = 2 * piecesAhead
 		s.client, s.idle = &http.Client{Transport: transport}, transport.CloseIdleConnections
 	}
-	r, err := s.request(ctx, 0, 1)
+	answer, err := s.answer(ctx, 0, 1)
 	if err != nil {
 		return nil, err
 	}
-	_ = r.Body.Close() // one byte
-	if s.info, err = rangeInfo(r, 0); err != nil {
-		return nil, err
-	}
+	_ = answer.Close() // one byte
+	s.info = answer.info
 	return s, nil
 }
 
-// httpSource is a file behind a URL. Every response must be of the same version of the file (ETag,
-// or length and time).
+// httpSource is a file behind a URL. Every response must be of the same version of the file: see
+// rangeInfo.
 type httpSource struct {
 	url    string
 	client *http.Client
@@ -59,20 +60,79 @@ func (s *httpSource) Close() error {
 	return nil
 }
 
+// ReadRange may read fewer bytes than n, because a server may send less than it is asked for (RFC
+// 9110, 15.3.7).
 func (s *httpSource) ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error) {
+	answer, err := s.answer(ctx, offset, n)
+	if err != nil {
+		return nil, err
+	}
+	if err := changed(s.url, answer.info, s.info); err != nil {
+		_ = answer.Close() // err says more
+		return nil, err
+	}
+	return answer, nil
+}
+
+// answer requests n bytes from offset on, and checks the header of the response.
+func (s *httpSource) answer(ctx context.Context, offset, n int64) (*httpAnswer, error) {
 	r, err := s.request(ctx, offset, n)
 	if err != nil {
 		return nil, err
 	}
-	info, err := rangeInfo(r, offset)
-	if err == nil && !info.same(s.info) {
-		err = ErrSourceChanged
+	answer := &httpAnswer{body: r.Body}
+	if answer.info, answer.left, err = rangeInfo(r, offset); err == nil {
+		err = answer.refuseEncoded(r)
 	}
 	if err != nil {
 		_ = r.Body.Close() // err says more
 		return nil, err
 	}
-	return r.Body, nil
+	return answer, nil
+}
+
+// httpAnswer is the body of a 206. It ends with io.EOF only where the range ends that the header
+// announces.
+type httpAnswer struct {
+	body io.ReadCloser
+	info SourceInfo
+	left int64
+}
+
+func (a *httpAnswer) Read(p []byte) (int, error) {
+	if a.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := a.body.Read(p[:min(int64(len(p)), a.left)])
+	if a.left -= int64(n); err == io.EOF && a.left > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+func (a *httpAnswer) Close() error { return a.body.Close() }
+
+// refuseEncoded returns an error for a body that is compressed on its way, though its Content-Range
+// counts bytes of the file. A header that names the encoding of the file itself, as some servers
+// send for a .tgz, does no harm: the body then has as many bytes as the header announces.
+func (a *httpAnswer) refuseEncoded(r *http.Response) error {
+	encoding := r.Header.Get("Content-Encoding")
+	if encoding == "" || strings.EqualFold(encoding, "identity") {
+		return nil
+	}
+	body, err := io.ReadAll(io.LimitReader(a.body, a.left+1))
+	if err != nil {
+		return err
+	}
+	if int64(len(body)) != a.left {
+		return fmt.Errorf("the server compresses ranges of the file (%s with Content-Encoding %.20q, though asked for identity): "+
+			"switch off compression for this file, or download the archive%w", r.Status, encoding, quietly{errors.ErrUnsupported})
+	}
+	a.body = struct {
+		io.Reader
+		io.Closer
+	}{bytes.NewReader(body), a.body}
+	return nil
 }
 
 // request requests n bytes from offset on. Any other response is an error.
@@ -91,30 +151,69 @@ func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Respon
 	if err != nil {
 		return nil, err
 	}
-	var kind error
-	switch {
-	case r.StatusCode == http.StatusPartialContent:
+	if r.StatusCode == http.StatusPartialContent {
 		return r, nil
-	case r.StatusCode == http.StatusOK, r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
-		err = fmt.Errorf("the server does not answer range requests (%s, or the file is empty): download the archive%w",
-			r.Status, quietly{errors.ErrUnsupported})
-	case r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusRequestTimeout, r.StatusCode >= 500:
-		err = fmt.Errorf("the server answers %s", r.Status)
-		if wait := waitOf(r, time.Now()); wait > 0 {
-			err = retryAfter{err, wait}
-		}
-	case r.StatusCode == http.StatusNotFound:
-		kind = fs.ErrNotExist
-	case r.StatusCode == http.StatusUnauthorized, r.StatusCode == http.StatusForbidden:
-		kind = fs.ErrPermission
-	default:
-		kind = errors.ErrUnsupported
 	}
-	if kind != nil {
-		err = fmt.Errorf("the server answers %s: %w", r.Status, kind)
-	}
+	err = refusal(r)
 	_ = r.Body.Close() // err says more
 	return nil, err
+}
+
+// refusal returns the error of a response that is no 206.
+func refusal(r *http.Response) error {
+	switch code := r.StatusCode; {
+	case code == http.StatusOK, code == http.StatusRequestedRangeNotSatisfiable:
+		return fmt.Errorf("the server does not answer range requests (%s, or the file is empty): download the archive%w",
+			r.Status, quietly{errors.ErrUnsupported})
+	case code == http.StatusTooManyRequests, code == http.StatusRequestTimeout, code >= 500:
+		err := fmt.Errorf("the server answers %s", r.Status)
+		if wait := waitOf(r, time.Now()); wait > 0 {
+			return retryAfter{err, wait}
+		}
+		return err
+	case code == http.StatusNotFound:
+		return fmt.Errorf("the server answers %s: %w", r.Status, fs.ErrNotExist)
+	}
+	kind := errors.ErrUnsupported
+	if r.StatusCode == http.StatusUnauthorized || r.StatusCode == http.StatusForbidden {
+		kind = fs.ErrPermission
+	}
+	code := storeCode(r.Body)
+	switch {
+	case slices.Contains(expiryCodes, code), kind == fs.ErrPermission && r.Request.URL.RawQuery != "":
+		return fmt.Errorf("the server answers %s%s: if the signature of the URL has expired, "+
+			"open the archive again with a new URL, or resume with it%w", r.Status, code.shown(), quietly{fs.ErrPermission})
+	case code != "":
+		return fmt.Errorf("the server answers %s%s%w", r.Status, code.shown(), quietly{kind})
+	}
+	return fmt.Errorf("the server answers %s: %w", r.Status, kind)
+}
+
+// storeError is the name that an object store gives to an error, such as NoSuchBucket, or "".
+type storeError string
+
+// expiryCodes are the names of the errors of a signature or a token that has expired, in S3, Google
+// Cloud Storage and Azure. S3 answers AccessDenied to a URL that was signed for a shorter time.
+var expiryCodes = []storeError{"AccessDenied", "AuthenticationFailed", "ExpiredToken", "InvalidToken", "RequestExpired", "TokenRefreshRequired"}
+
+// storeCodes matches the code in the XML or JSON of an error. The texts around it may have secrets.
+var storeCodes = regexp.MustCompile(`<Code>\s*([A-Za-z0-9.]{1,64})\s*</Code>|"(?:code|Code|__type)"\s*:\s*"([A-Za-z0-9.]{1,64})"`)
+
+// storeCode finds the code of an error in the first bytes of a body.
+func storeCode(body io.Reader) storeError {
+	text, _ := io.ReadAll(io.LimitReader(body, 4<<10)) // what has come is enough
+	m := storeCodes.FindSubmatch(text)
+	if m == nil {
+		return ""
+	}
+	return storeError(m[1]) + storeError(m[2])
+}
+
+func (c storeError) shown() string {
+	if c == "" {
+		return ""
+	}
+	return " (" + string(c) + ")"
 }
 
 // waitOf returns the time that a response's Retry-After, in seconds or as a date, asks to wait. It
@@ -136,16 +235,21 @@ type quietly struct{ error }
 func (quietly) Error() string   { return "" }
 func (q quietly) Unwrap() error { return q.error }
 
-// rangeInfo returns the version of the file that a response belongs to. The response must begin at
-// offset.
-func rangeInfo(r *http.Response, offset int64) (SourceInfo, error) {
+// rangeInfo returns the version of the file that a response belongs to, and the length of the
+// response, which must begin at offset. The version is the ETag only without a Last-Modified,
+// because servers that share a name may have an ETag each for the same file: a weak one, or one
+// with an inode in it.
+func rangeInfo(r *http.Response, offset int64) (_ SourceInfo, length int64, err error) {
 	var first, last, size int64
 	text := r.Header.Get("Content-Range")
-	_, err := fmt.Sscanf(text, "bytes %d-%d/%d", &first, &last, &size)
+	_, err = fmt.Sscanf(text, "bytes %d-%d/%d", &first, &last, &size)
 	if err != nil || first != offset || last < first || size <= last {
-		return SourceInfo{}, fmt.Errorf("the server answers with the range %q to a request for the bytes from %d on%w",
+		return SourceInfo{}, 0, fmt.Errorf("the server answers with the range %q to a request for the bytes from %d on%w",
 			text, offset, quietly{errors.ErrUnsupported})
 	}
-	changed, _ := http.ParseTime(r.Header.Get("Last-Modified")) // the zero time without the header
-	return SourceInfo{Size: size, ModTime: changed, Version: r.Header.Get("ETag")}, nil
+	info := SourceInfo{Size: size}
+	if info.ModTime, err = http.ParseTime(r.Header.Get("Last-Modified")); err != nil {
+		info.ModTime, info.Version = time.Time{}, r.Header.Get("ETag")
+	}
+	return info, last + 1 - first, nil
 }

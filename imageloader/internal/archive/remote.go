@@ -17,7 +17,8 @@ import (
 const (
 	// A request that fails is repeated until it has been made at least sourceTries times: first
 	// after sourceBackoff, then after twice as long each time, up to sourcePause. A request to an
-	// open archive is also repeated until sourceBudget has passed since the last bytes came.
+	// archive that is or was open is also repeated until sourceBudget has passed since the last
+	// bytes came.
 	sourceTries   = 6
 	sourceBackoff = 100 * time.Millisecond
 	sourcePause   = 10 * time.Second
@@ -56,12 +57,13 @@ func (e retryAfter) Unwrap() error { return e.error }
 // No call waits for long: a response that pauses, or trickles, counts as broken off, and every call
 // ends with ErrStopped when the context ends.
 type remoteFile struct {
-	ctx   context.Context
-	stop  context.CancelFunc
-	name  string
-	from  Source
-	info  SourceInfo
-	times sourceTimes
+	ctx      context.Context
+	stop     context.CancelFunc
+	name     string
+	from     Source
+	info     SourceInfo
+	times    sourceTimes
+	requests *Requests
 
 	// For Read and Seek, which one goroutine calls.
 	at       int64
@@ -82,11 +84,21 @@ type piece struct {
 	err   error         // why n is less than len(data)
 }
 
+// remoteOptions are the options of openRemote.
+type remoteOptions struct {
+	again    bool // the archive has been open before
+	requests *Requests
+}
+
 // openRemote opens the Source called name, which open opens.
-func openRemote(ctx context.Context, name string, open openSource, times sourceTimes) (*remoteFile, error) {
-	f := &remoteFile{name: name, times: times, size: firstPiece}
+func openRemote(ctx context.Context, name string, open openSource, times sourceTimes, o remoteOptions) (*remoteFile, error) {
+	f := &remoteFile{name: name, times: times, requests: o.requests, size: firstPiece}
 	f.ctx, f.stop = context.WithCancel(ctx)
-	err := f.persist(f.ctx, 0, func() (_ bool, err error) {
+	var budget time.Duration
+	if o.again {
+		budget = times.budget
+	}
+	err := f.persist(f.ctx, budget, func() (_ bool, err error) {
 		once, cancel := context.WithTimeout(f.ctx, times.silence)
 		defer cancel()
 		f.from, err = open(once, name)
@@ -108,17 +120,27 @@ func openRemote(ctx context.Context, name string, open openSource, times sourceT
 // waits as long as the server asks, but fails at once if the waits would exceed times.budget in
 // all.
 func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func() (further bool, err error)) error {
+	q := &persistent{}
+	err := f.repeat(ctx, q, budget, try)
+	if !errors.Is(err, ErrStopped) || f.ctx.Err() == nil {
+		f.requests.ended(q)
+	}
+	return err
+}
+
+// repeat is persist, for q.
+func (f *remoteFile) repeat(ctx context.Context, q *persistent, budget time.Duration, try func() (further bool, err error)) error {
 	wait, began := f.times.backoff, time.Now()
-	for tries := 1; ; tries++ {
+	for q.tries = 1; ; q.tries++ {
 		further, err := try()
 		if err == nil {
 			return nil
 		}
 		if ctx.Err() != nil {
-			return ErrStopped
+			return f.requests.stopped()
 		}
 		if further {
-			tries, wait, began = 1, f.times.backoff, time.Now()
+			q.tries, wait, began = 1, f.times.backoff, time.Now()
 		}
 		err = printable.Error(err) // a store's library quotes the URLs of its requests
 		if lasting(err) {
@@ -132,15 +154,16 @@ func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func
 				return fmt.Errorf("%s: %w, and asks to wait %v: the loader waits up to %v in all",
 					Shown(f.name), err, asked.wait, f.times.budget)
 			}
-		} else if tries >= sourceTries && spent+pause > budget {
-			return fmt.Errorf("%s: %w (%d tries in %v)", Shown(f.name), err, tries, spent.Round(time.Millisecond))
+		} else if q.tries >= sourceTries && spent+pause > budget {
+			return fmt.Errorf("%s: %w (%d tries in %v)", Shown(f.name), err, q.tries, spent.Round(time.Millisecond))
 		}
+		f.requests.failed(q, f.name, err)
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return ErrStopped
+			return f.requests.stopped()
 		}
 	}
 }
@@ -166,7 +189,8 @@ func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err e
 	return n, err
 }
 
-// once makes one request for p, from offset at on.
+// once requests p, from offset at on. After a response that ends early without an error it requests
+// the rest.
 func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -179,25 +203,51 @@ func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err e
 			err = context.Cause(ctx)
 		}
 	}()
+	came := progress{silent: silent, silence: f.times.silence}
+	for n < len(p) {
+		got, err := f.response(ctx, p[n:], at+int64(n), &came)
+		if n += got; err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// progress counts the bytes of responses, and postpones the end of a request by each minProgress.
+type progress struct {
+	silent  *time.Timer
+	silence time.Duration
+	began   bool
+	since   int
+}
+
+func (c *progress) add(n int) {
+	if c.since += n; c.since >= minProgress || !c.began {
+		c.silent.Reset(c.silence)
+		c.since, c.began = 0, true
+	}
+}
+
+// response reads one response to a request for p, from offset at on. It returns fewer bytes than
+// len(p), but at least one, if the response ends early without an error.
+func (f *remoteFile) response(ctx context.Context, p []byte, at int64, came *progress) (n int, err error) {
 	body, err := f.from.ReadRange(ctx, at, int64(len(p)))
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = body.Close() }() // nothing was written
-	silent.Reset(f.times.silence)
-	since := 0
+	came.add(0)
 	for empty := 0; n < len(p); {
 		got, err := body.Read(p[n:])
 		n += got
-		if since += got; since >= minProgress {
-			silent.Reset(f.times.silence)
-			since = 0
-		}
+		came.add(got)
 		if empty++; got > 0 {
 			empty = 0
 		}
 		switch {
 		case n == len(p):
+		case err == io.EOF && n > 0:
+			return n, nil
 		case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF):
 			return n, dropped(at+int64(n), f.info.Size)
 		case err != nil:
@@ -225,7 +275,7 @@ func (f *remoteFile) Read(p []byte) (int, error) {
 	select {
 	case <-first.ready:
 	case <-f.ctx.Done():
-		return 0, ErrStopped
+		return 0, f.requests.stopped()
 	}
 	begin := f.at - first.at
 	if begin >= int64(first.n) && len(p) > 0 {

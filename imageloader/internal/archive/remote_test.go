@@ -53,7 +53,8 @@ func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no", http.StatusNotFound)
 		return
 	case f.mode == "changes" && n > 3:
-		w.Header().Set("ETag", `"other"`)
+		http.ServeContent(w, r, "", time.Unix(1e9+1, 0), bytes.NewReader(f.data))
+		return
 	case f.mode == "down":
 		http.Error(w, "busy", http.StatusServiceUnavailable)
 		return
@@ -467,7 +468,7 @@ func TestErrorsOfURLsHaveNoSecret(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	for path, want := range map[string]string{"/refused.tgz": "/refused.tgz?***", "/moved.tgz": "/there.tgz?***", "/%zz.tgz": "no valid URL"} {
+	for path, want := range map[string]string{"/refused.tgz": "/refused.tgz", "/moved.tgz": "/there.tgz", "/%zz.tgz": "no valid URL"} {
 		address := strings.Replace(server.URL, "://", "://name:SECRET@", 1) + path + "?token=SECRET"
 		_, err := archive.OpenHTTP(t.Context(), address, server.Client())
 		if err == nil || strings.Contains(err.Error(), "SECRET") {
@@ -493,8 +494,8 @@ func TestErrorsOfSourcesHaveNoSecret(t *testing.T) {
 			return nil, fmt.Errorf(`Get "https://store/a.tgz?sig=SECRET": %w`, kind)
 		}
 		_, err := archive.Open(t.Context(), "store://name:SECRET@bucket/a.tgz?token=SECRET", archive.Config{OpenSource: open})
-		if text := fmt.Sprint(err); !errors.Is(err, kind) || strings.Contains(text, "SECRET") || !strings.Contains(text, "https://store/a.tgz?***") ||
-			!strings.Contains(text, "store://***@bucket/a.tgz?***") {
+		if text := fmt.Sprint(err); !errors.Is(err, kind) || strings.Contains(text, "SECRET") || !strings.Contains(text, "https://store/a.tgz") ||
+			!strings.Contains(text, "store://bucket/a.tgz") {
 			t.Errorf("error %v", err)
 		}
 	}

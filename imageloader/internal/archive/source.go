@@ -2,6 +2,7 @@ package archive
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"io/fs"
 	"strings"
@@ -24,6 +25,10 @@ type Source interface {
 	// ErrSourceChanged. Several goroutines may call it at the same time. When ctx ends, which may
 	// be after the call, reading ends with an error. The caller closes the reader in any case.
 	//
+	// A reader that ends with io.EOF after at least one byte has sent a shorter range, and the
+	// caller requests the rest at once. A connection that broke is another error, such as
+	// io.ErrUnexpectedEOF.
+	//
 	// After an error the caller requests the range again, at least 6 times and for at least 2
 	// minutes, with growing pauses, unless the error is (errors.Is) ErrSourceChanged,
 	// fs.ErrNotExist, fs.ErrPermission or errors.ErrUnsupported.
@@ -40,8 +45,26 @@ type SourceInfo struct {
 	Version string // the store's name for this version, for example an ETag; "": none
 }
 
-func (i SourceInfo) same(other SourceInfo) bool {
-	return i.Size == other.Size && i.Version == other.Version && i.ModTime.Equal(other.ModTime)
+// changed returns an error that wraps ErrSourceChanged and says how a description of a file, or of
+// all shards of an archive, differs from an earlier one. It returns nil if both are of the same
+// version.
+func changed(path string, now, before SourceInfo) error {
+	var difference string
+	switch {
+	case now.Size != before.Size:
+		difference = fmt.Sprintf("has %d bytes, and had %d", now.Size, before.Size)
+	case !now.ModTime.Equal(before.ModTime):
+		difference = fmt.Sprintf("was last written at %s, and before at %s",
+			now.ModTime.UTC().Format(time.RFC3339Nano), before.ModTime.UTC().Format(time.RFC3339Nano))
+	case now.Version != before.Version:
+		difference = fmt.Sprintf("has the version %.80q, and had %.80q", now.Version, before.Version)
+	default:
+		return nil
+	}
+	if IsURL(path) {
+		difference += " (servers that share a name need the same Last-Modified)"
+	}
+	return fmt.Errorf("it %s: %w", difference, ErrSourceChanged)
 }
 
 // IsURL reports whether path has a scheme.
@@ -53,26 +76,25 @@ func IsURL(path string) bool {
 
 // Shown returns the path of an archive or a shard as messages show it: of a URL without what may be
 // secret.
-func Shown(path string) string {
-	if strings.Contains(path, "://") { // also in braces, which IsURL does not look into
-		return printable.URL(path)
-	}
-	return path
-}
+func Shown(path string) string { return printable.Archive(path) }
 
-// opener returns a function that opens shards as long as ctx lasts.
-func (c Config) opener(ctx context.Context) func(path string) (File, error) {
+// opener returns a function that opens shards as long as ctx lasts. again says that the archive has
+// been open before.
+func (c Config) opener(ctx context.Context) func(path string, again bool) (File, error) {
 	if c.OpenFile == nil {
 		c.OpenFile = openFile
 	}
 	if c.OpenSource == nil {
 		c.OpenSource = func(ctx context.Context, url string) (Source, error) { return OpenHTTP(ctx, url, nil) }
 	}
-	return func(path string) (File, error) {
+	if c.Requests == nil {
+		c.Requests = &Requests{}
+	}
+	return func(path string, again bool) (File, error) {
 		if !IsURL(path) {
 			return c.OpenFile(path)
 		}
-		f, err := openRemote(ctx, path, c.OpenSource, defaultSourceTimes)
+		f, err := openRemote(ctx, path, c.OpenSource, defaultSourceTimes, remoteOptions{again: again, requests: c.Requests})
 		if err != nil {
 			return nil, err
 		}
@@ -83,25 +105,29 @@ func (c Config) opener(ctx context.Context) func(path string) (File, error) {
 // OpenFile opens a regular file, or what is behind a URL, as the shards of an archive are opened.
 func OpenFile(ctx context.Context, path string, c Config) (File, error) {
 	if IsURL(path) {
-		return c.opener(ctx)(path)
+		return c.opener(ctx)(path, c.Again)
 	}
 	return safefile.Open(path)
 }
 
-// SameFile reports whether two descriptions, of a file or of all shards of an archive, are of the
-// same version.
-func SameFile(now, before fs.FileInfo) bool {
-	return now.Size() == before.Size() && now.ModTime().Equal(before.ModTime()) && version(now) == version(before)
+// Changed returns an error that wraps ErrSourceChanged and says how an open archive differs from an
+// earlier description of it, or nil if it is of the same version.
+func (a *Archive) Changed(before fs.FileInfo) error {
+	if err := changed(a.path, describe(a.info), describe(before)); err != nil {
+		return fmt.Errorf("imageloader: %s: %w", a.Path(), err)
+	}
+	return nil
 }
 
-// version returns the version of a Source, or the versions of an archive's shards together. It
-// returns "" for a file.
-func version(info fs.FileInfo) string {
-	switch s := info.Sys().(type) {
+// describe returns the description of a file, of what is behind a URL, or of all shards of an
+// archive.
+func describe(info fs.FileInfo) SourceInfo {
+	s := SourceInfo{Size: info.Size(), ModTime: info.ModTime()}
+	switch sys := info.Sys().(type) {
 	case SourceInfo:
-		return s.Version
+		s.Version = sys.Version
 	case string:
-		return s
+		s.Version = sys
 	}
-	return ""
+	return s
 }

@@ -139,8 +139,9 @@ func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
 	return info, found
 }
 
-// Matches reports whether an open archive is the archive that was indexed.
-func (x *Index) Matches(a *archive.Archive) bool { return archive.SameFile(a.Info(), x.info) }
+// Changed returns an error that says how an open archive differs from the archive that was indexed,
+// or nil.
+func (x *Index) Changed(a *archive.Archive) error { return a.Changed(x.info) }
 
 // HasFile reports whether there is an index file, so that entry points can be kept.
 func (x *Index) HasFile() bool { return x.side != nil }

@@ -84,10 +84,10 @@ func (r *Reader) read(i int, p, room []byte) error {
 		err = ErrStale
 	}
 	if errors.Is(err, archive.ErrStopped) {
-		return archive.ErrStopped
+		return err
 	}
 	if err != nil {
-		return &archive.Error{File: s.path, Member: x.Name(i), Position: at + 1, Offset: m.offset, Err: archive.Explain(err)}
+		return &archive.Error{File: archive.Shown(s.path), Member: x.Name(i), Position: at + 1, Offset: m.offset, Err: archive.Explain(err)}
 	}
 	if x.memory.lazy != nil {
 		x.memory.keep(at, p)
