@@ -65,6 +65,7 @@ test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs o
 	go test -count=1 -timeout 30m -race ./imageloader/... ./prefetcher/...
 	go test -count=1 -race -short -run "$(RACED)" ./distributed
 	go test -count=1 -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher ./cudatest
+	cd lab && go test -count=1 -timeout 30m ./...
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
 
@@ -109,7 +110,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/distributed_group_test --gtest_filter='GroupGpu.*'
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/cuda_graph_test --gtest_filter='GraphGpu.ReplaysWaitForThoseOfADestroyed*'
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_decode_test --gtest_filter='DecodeGpu.*'
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchTrainBesideEngines$$' ./cmd/torchstream
+	cd lab && go test -count=1 -exec "$$PWD/../tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchTrainBesideEngines$$' ./torchstream-lab
 
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
 # has no LibTorch.
@@ -158,10 +159,15 @@ generate: setup ## regenerate the typed operators from LibTorch's native_functio
 doctor: ## show what is installed, what is missing and how to get it; works before anything is built
 	@tools/doctor.sh
 
+# The benchmarks of torchstream itself are a module of their own, which is not released.
+.PHONY: lab
+lab: shim ## build bin/torchstream-lab, which measures torchstream beside PyTorch and other peers
+	cd lab && go build -o ../bin/torchstream-lab ./torchstream-lab
+
 .PHONY: bench-loader
-bench-loader: shim ## measure the loader and PyTorch, WebDataset, DALI, SPDL and tf.data on the same cores (ARCHIVE=, BENCH="options of bench/loaders.py")
+bench-loader: shim ## measure the loader and PyTorch, WebDataset, DALI, SPDL and tf.data on the same cores (ARCHIVE=, BENCH="options of lab/loaders/loaders.py")
 	@go build -o bin/torchstream ./cmd/torchstream
-	@python3 bench/loaders.py $(if $(ARCHIVE),-archive "$(ARCHIVE)") $(BENCH)
+	@python3 lab/loaders/loaders.py $(if $(ARCHIVE),-archive "$(ARCHIVE)") $(BENCH)
 
 .PHONY: gpu-bundle
 gpu-bundle: shim ## make one folder with all tests, examples and run.sh for a GPU machine without Go

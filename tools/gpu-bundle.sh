@@ -24,20 +24,23 @@ rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test
 
 build=(-trimpath -ldflags '-s -w')
 module=$(go list -m)
-# Takes the tests of every package that uses one of the two libraries. The experiments run as programs there.
-{
-  echo "$module/internal/imagecapi"
-  go list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/imagecapi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
-} | while read -r package; do
-  case $package in */examples/0[2-9]-* | */examples/internal/*) continue ;; esac
-  folder=.${package#"$module"}
-  say "tests of ${folder#./}"
-  mkdir -p "$out/tree/$folder"
-  go test -c "${build[@]}" -o "$out/tree/$folder/$(basename "$folder").test" "$package"
-done
-go list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./cmd/... ./examples/... 2>/dev/null | while read -r package; do
-  say "program ${package#"$module"/}"
-  go build "${build[@]}" -o "$out/bin/$(basename "$package")" "$package"
+# Takes the tests of every package of the two modules that uses one of the libraries. The experiments run as programs there.
+for root in . lab; do
+  {
+    [[ $root != . ]] || echo "$module/internal/imagecapi"
+    go -C "$root" list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/imagecapi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
+  } |
+    while read -r package; do
+      case $package in */examples/0[2-9]-* | */examples/internal/*) continue ;; esac
+      folder=.${package#"$module"}
+      say "tests of ${folder#./}"
+      mkdir -p "$out/tree/$folder"
+      go -C "$root" test -c "${build[@]}" -o "$PWD/$out/tree/$folder/$(basename "$folder").test" "$package"
+    done
+  go -C "$root" list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./... | grep -v /internal/ | while read -r package; do
+    say "program ${package#"$module"/}"
+    go -C "$root" build "${build[@]}" -o "$PWD/$out/bin/$(basename "$package")" "$package"
+  done
 done
 
 # The files that tests and programs read: testdata of every package, the shim's test data, the example archives, launchers.

@@ -311,9 +311,9 @@ bench() {
     step "doctor -dist" "$out/bench.txt" bash -c 'said=$("$0" doctor -dist); echo "$said"; [[ $said == *all-reduce* ]]' "$here/bin/torchstream"
   fi
   # Writes the JSON object alone to a file, and all output to the log.
-  step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
-    "$here/bin/torchstream" "$out/bench-streams.json"
-  step "bench operators" "$out/bench-operators.txt" "$here/bin/torchstream" bench operators
+  step "bench streams" "$out/bench.txt" bash -c '"$0" streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
+    "$here/bin/torchstream-lab" "$out/bench-streams.json"
+  step "bench operators" "$out/bench-operators.txt" "$here/bin/torchstream-lab" operators
 }
 
 # make_archive LOG: makes the archive of the benchmarks unless it is there.
@@ -331,7 +331,7 @@ training() {
   make_archive "$log"
   [[ ! -f $archive ]] || fed=(-archive "$archive")
   step "bench train" "$log" bash -c 'json=$1; shift; "$@" >"$json"' - "$out/bench-train.json" \
-    "$here/bin/torchstream" bench train -json -table -seconds 0.5 -first 2 -workers 16 "${fed[@]}"
+    "$here/bin/torchstream-lab" train -json -table -seconds 0.5 -first 2 -workers 16 "${fed[@]}"
 }
 
 # Decodes batches of JPEGs and inflates members of a .tgz on the GPU, compares both with the host's, and writes the time of
@@ -352,7 +352,7 @@ decode() {
       peers=()
       [[ $file != "$plain" || $where != device || $workers != 4 ]] || peers=(-peers all)
       step "bench loader, ${file##*.}, $where, $workers workers" "$out/decode.txt" bash -c 'json=$1; shift; "$@" | tee -a "$json"; exit "${PIPESTATUS[0]}"' - \
-        "$out/decode-loader.json" "$here/bin/torchstream" bench loader -json -archive "$file" -batch 256 -workers "$workers" -device cuda -decode "$where" \
+        "$out/decode-loader.json" "$here/bin/torchstream-lab" loader -json -archive "$file" -batch 256 -workers "$workers" -device cuda -decode "$where" \
         -contract train-bfloat16 -warm 1 -repeat 8 -seconds 8 "${peers[@]}"
     done <<<"host 16"$'\n'"device 4"$'\n'"device 16"
   done

@@ -66,13 +66,13 @@ others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./internal/
 [[ -z $others ]] || fail 'import "C" outside internal/capi and internal/imagecapi:'$'\n'"$others"
 
 check "the Go version that go.mod asks for"
-for mod in go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod; do
+for mod in go.mod lab/go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod; do
   grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go version than 1.25.0: remove the dependency that needs a newer one"
 done
 
 check "go vet"
 go vet ./... || fail "go vet"
-for module in imageloader/prometheus imageloader/blob; do
+for module in lab imageloader/prometheus imageloader/blob; do
   (cd $module && go vet ./...) || fail "go vet in $module"
 done
 check "the build tag debug"
@@ -81,7 +81,7 @@ go tool staticcheck -tags debug ./internal/origin ./leaks || fail "staticcheck -
 check "staticcheck"
 go tool staticcheck ./... || fail "staticcheck"
 staticcheck=$(go tool -n staticcheck)
-for module in imageloader/prometheus imageloader/blob; do
+for module in lab imageloader/prometheus imageloader/blob; do
   (cd $module && "$staticcheck" ./...) || fail "staticcheck in $module"
 done
 

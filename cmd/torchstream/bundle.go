@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/torchstream/torchstream/internal/bundle"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/library"
 	"github.com/torchstream/torchstream/internal/printable"
@@ -13,7 +14,7 @@ import (
 
 // bundleCommand copies a program and the libraries that it loads into a folder that can be moved.
 func bundleCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("bundle PROGRAM -o DIR", "Copies PROGRAM and the libraries that it loads, with those of LibTorch and CUDA, into a folder that runs on any machine with glibc (and the driver, for\n"+
+	set := cli.Flags("torchstream bundle PROGRAM -o DIR", "Copies PROGRAM and the libraries that it loads, with those of LibTorch and CUDA, into a folder that runs on any machine with glibc (and the driver, for\n"+
 		"its GPUs): no Go, LibTorch, CUDA, Python or compiler. What LibTorch's packages have and PROGRAM never loads is left out. Start DIR/bin/PROGRAM there.", stderr)
 	out := set.String("o", "", "`DIR` to make, or an empty one (required)")
 	shim := set.String("shim", "", "`DIR` with libtorchstream.so and libtorchstream_image.so (default: where programs find them)")
@@ -26,14 +27,14 @@ func bundleCommand(ctx context.Context, args []string, stdout, stderr io.Writer)
 	if program == "" {
 		want = 1
 	}
-	if err := parse(set, args, want); err != nil {
+	if err := cli.Parse(set, args, want); err != nil {
 		return err
 	}
 	if program == "" {
 		program = set.Arg(0)
 	}
 	if *out == "" {
-		return usageError{"bundle needs -o DIR"}
+		return cli.UsageError{Message: "bundle needs -o DIR"}
 	}
 	search := library.Here(imagecapi.Version())
 	if *shim != "" {
@@ -44,7 +45,7 @@ func bundleCommand(ctx context.Context, args []string, stdout, stderr io.Writer)
 		return fmt.Errorf("bundle: %w", err)
 	}
 	if *asJSON {
-		return writeJSON(stdout, r)
+		return cli.WriteJSON(stdout, r)
 	}
 	return printBundle(stdout, r)
 }

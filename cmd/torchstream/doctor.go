@@ -17,6 +17,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/library"
 	"github.com/torchstream/torchstream/internal/printable"
@@ -33,13 +34,13 @@ type finding struct {
 
 // doctor prints what is installed and what is missing. Whatever it calls ok it has tried.
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("doctor", "Says what is installed, what is missing and what to do about it. Exit status 1 if something needed is missing; a machine without\n"+
+	set := cli.Flags("torchstream doctor", "Says what is installed, what is missing and what to do about it. Exit status 1 if something needed is missing; a machine without\n"+
 		"a GPU is fine. With -dist it tests the links between processes instead: those of a launcher, or -nproc that it starts. Exit status 1 if one is slow.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	links := set.Bool("dist", false, "test the links between processes, and name the slow ones")
 	ranks := set.Int("nproc", 0, "with -dist: processes to start (default: one for each GPU, or 2 on the CPU)")
 	cpu := set.Bool("cpu", false, "with -dist: test the CPU and Gloo")
-	if err := parse(set, args, 0); err != nil {
+	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
 	if *links {
@@ -53,7 +54,7 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 		}
 	}
 	if *asJSON {
-		if err := writeJSON(stdout, map[string]any{"findings": findings, "missing": missing}); err != nil {
+		if err := cli.WriteJSON(stdout, map[string]any{"findings": findings, "missing": missing}); err != nil {
 			return err
 		}
 	} else {
@@ -74,7 +75,7 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 		}
 	}
 	if missing > 0 {
-		return errFound
+		return cli.ErrFound
 	}
 	return nil
 }

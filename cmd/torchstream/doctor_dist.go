@@ -20,17 +20,19 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/distributed"
+	"github.com/torchstream/torchstream/internal/cli"
+	"github.com/torchstream/torchstream/internal/collectives"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
 
 // linkReport is the output of doctor -dist.
 type linkReport struct {
-	Ranks    []rankRow        `json:"ranks"`
-	Links    []linkRow        `json:"links"`
-	Reduce   []*collectiveRow `json:"all_reduce"`
-	Findings []finding        `json:"findings"`
-	Slow     int              `json:"slow"`
+	Ranks    []rankRow          `json:"ranks"`
+	Links    []linkRow          `json:"links"`
+	Reduce   []*collectives.Row `json:"all_reduce"`
+	Findings []finding          `json:"findings"`
+	Slow     int                `json:"slow"`
 }
 
 // rankRow is a rank and what it computes alone.
@@ -95,7 +97,7 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 		args = append(args, "-cpu")
 	}
 	var out bytes.Buffer
-	err = startRanks(ctx, ranks, func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, args...) }, &out, stderr)
+	err = collectives.StartRanks(ctx, ranks, func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, args...) }, &out, stderr)
 	var report linkReport
 	if json.Unmarshal(out.Bytes(), &report) != nil { // rank 0 also fails where it has found something
 		return cmp.Or(err, fmt.Errorf("doctor -dist: cannot read what rank 0 printed: %q", out.String()))
@@ -114,8 +116,7 @@ func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 	if world.Size() < 2 {
 		return nil, errors.New("doctor -dist: a job of one rank has no links: start two ranks or more")
 	}
-	b := distBench{world: world, rounds: 3}
-	b.device = world.Device()
+	b := linkBench{collectives.Bench{World: world, Device: world.Device(), Rounds: 3}}
 	r := &linkReport{}
 	mine, err := b.describeRank()
 	if err != nil {
@@ -125,7 +126,7 @@ func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 		return nil, err
 	}
 	largest := int64(16 << 20)
-	if b.device != cuda.CPU {
+	if b.Device != cuda.CPU {
 		largest = 256 << 20
 	}
 	for _, pair := range pairsOf(world.Size()) {
@@ -136,7 +137,7 @@ func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 		r.Links = append(r.Links, row)
 	}
 	for bytes := int64(4 << 10); bytes <= largest; bytes *= 64 {
-		row, err := b.measureCollective(allReduce, bytes)
+		row, err := b.Measure(collectives.AllReduce(), bytes)
 		if err != nil {
 			return nil, err
 		}
@@ -161,23 +162,26 @@ func pairsOf(ranks int) (pairs [][2]int) {
 	return pairs
 }
 
+// linkBench measures ranks and the links between them.
+type linkBench struct{ collectives.Bench }
+
 // describeRank names this rank's device, and measures a product on it while the others do.
-func (b *distBench) describeRank() (rankRow, error) {
-	row := rankRow{Rank: b.world.Rank(), Device: b.device.String()}
+func (b *linkBench) describeRank() (rankRow, error) {
+	row := rankRow{Rank: b.World.Rank(), Device: b.Device.String()}
 	row.Host, _ = os.Hostname()
 	side, dtype := int64(512), torch.Float32
-	if b.device != cuda.CPU {
+	if b.Device != cuda.CPU {
 		side, dtype = 8192, torch.BFloat16
-		p, err := b.device.Properties()
+		p, err := b.Device.Properties()
 		if err != nil {
 			return row, err
 		}
 		row.Device = fmt.Sprintf("%s %s (%d.%d)", row.Device, p.Name, p.Major, p.Minor)
-		if row.Place, err = b.device.PCIBusID(); err != nil {
+		if row.Place, err = b.Device.PCIBusID(); err != nil {
 			return row, err
 		}
 	}
-	x, err := torch.Ones(b.device, dtype, side, side)
+	x, err := torch.Ones(b.Device, dtype, side, side)
 	if err != nil {
 		return row, err
 	}
@@ -189,8 +193,8 @@ func (b *distBench) describeRank() (rankRow, error) {
 	if err := product(); err != nil {
 		return row, err
 	}
-	for range b.rounds {
-		if err := errors.Join(b.wait(), b.world.Barrier()); err != nil {
+	for range b.Rounds {
+		if err := errors.Join(b.Wait(), b.World.Barrier()); err != nil {
 			return row, err
 		}
 		begun := time.Now()
@@ -199,15 +203,15 @@ func (b *distBench) describeRank() (rankRow, error) {
 				return row, err
 			}
 		}
-		if err := b.wait(); err != nil {
+		if err := b.Wait(); err != nil {
 			return row, err
 		}
 		if ms := time.Since(begun).Seconds() * 1e3 / 20; row.MS == 0 || ms < row.MS {
 			row.MS = ms
 		}
 	}
-	if b.device != cuda.CPU {
-		if readings, err := b.device.Readings(); err == nil && readings.Throttle&^cuda.ThrottleIdle != 0 {
+	if b.Device != cuda.CPU {
+		if readings, err := b.Device.Readings(); err == nil && readings.Throttle&^cuda.ThrottleIdle != 0 {
 			row.Throttle = readings.Throttle.String()
 		}
 	}
@@ -215,33 +219,33 @@ func (b *distBench) describeRank() (rankRow, error) {
 }
 
 // link measures the connection of two ranks. The others wait.
-func (b *distBench) link(one, two int, bytes int64) (linkRow, error) {
+func (b *linkBench) link(one, two int, bytes int64) (linkRow, error) {
 	row := linkRow{A: one, B: two}
-	small, err := torch.Ones(b.device, torch.Float32, 1<<10)
+	small, err := torch.Ones(b.Device, torch.Float32, 1<<10)
 	if err != nil {
 		return row, err
 	}
 	defer small.Close()
-	large, err := torch.Ones(b.device, torch.Float32, bytes/4)
+	large, err := torch.Ones(b.Device, torch.Float32, bytes/4)
 	if err != nil {
 		return row, err
 	}
 	defer large.Close()
 	there := func(t *torch.Tensor) error {
-		if b.world.Rank() == one {
-			return b.world.Send(t, two)
+		if b.World.Rank() == one {
+			return b.World.Send(t, two)
 		}
-		return b.world.Receive(t, one)
+		return b.World.Receive(t, one)
 	}
 	back := func() error {
-		if b.world.Rank() == two {
-			return b.world.Send(small, one)
+		if b.World.Rank() == two {
+			return b.World.Send(small, one)
 		}
-		return b.world.Receive(small, two)
+		return b.World.Receive(small, two)
 	}
 	seconds := func(calls int, t *torch.Tensor, answered bool) (float64, error) {
-		return b.best(1, func() error {
-			if r := b.world.Rank(); r != one && r != two {
+		return b.Best(1, func() error {
+			if r := b.World.Rank(); r != one && r != two {
 				return nil
 			}
 			for call := range calls {
@@ -471,6 +475,11 @@ func (r *linkReport) judge() {
 	}
 }
 
+func median(of []float64) float64 {
+	slices.Sort(of)
+	return of[len(of)/2]
+}
+
 // slow returns the state of a finding about a slow rank. Ranks on the CPU share cores with each
 // other and with all that runs there, so their times are no fault.
 func (r rankRow) slow() string {
@@ -511,16 +520,16 @@ func (r *linkReport) add(f finding) {
 	}
 }
 
-// print writes the report. The error is errFound if something is slow.
+// print writes the report. The error is cli.ErrFound if something is slow.
 func (r *linkReport) print(asJSON bool, out io.Writer) error {
 	var err error
 	if asJSON {
-		err = writeJSON(out, r)
+		err = cli.WriteJSON(out, r)
 	} else {
 		err = r.table(out)
 	}
 	if err == nil && r.Slow > 0 {
-		err = errFound
+		err = cli.ErrFound
 	}
 	return err
 }

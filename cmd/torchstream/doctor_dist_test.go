@@ -13,12 +13,13 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/clitest"
 )
 
 // doctorLinks runs doctor -dist on this machine.
 func doctorLinks(t *testing.T, ranks string, args ...string) *linkReport {
 	t.Helper()
-	c, stderr := process(t, append([]string{"doctor", "-dist", "-json", "-nproc", ranks}, args...)...)
+	c, stderr := clitest.Process(t, append([]string{"doctor", "-dist", "-json", "-nproc", ranks}, args...)...)
 	var out bytes.Buffer
 	c.Stdout = &out
 	err := c.Run()

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -34,7 +35,7 @@ func (c threadCounts) finding() finding {
 		quota = fmt.Sprintf("a cgroup quota of %.4g CPUs", c.quota)
 	}
 	f := finding{State: "ok", What: "threads", Found: fmt.Sprintf("Go %d (GOMAXPROCS; %s, %s), LibTorch %d in an operator on the CPU", c.procs,
-		counted(c.cpus, "CPU", "CPUs"), quota, c.libtorch)}
+		printable.Counted(c.cpus, "CPU", "CPUs"), quota, c.libtorch)}
 	// Go has at least two, and rounds a quota up.
 	most := max(2, int(math.Ceil(c.quota)))
 	switch {

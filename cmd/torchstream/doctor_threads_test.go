@@ -74,7 +74,6 @@ func TestThreadsOption(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	for _, args := range [][]string{
 		{"train", "-archive", missing}, {"evaluate", "-archive", missing, "-checkpoint", missing}, {"predict", "-checkpoint", missing, "-threads", "3", missing},
-		{"bench", "train", "-models", "none"}, {"bench", "serve", "-images", missing}, {"bench", "dist", "-ranks", "1", "-cpu", "-models", "none", "-collectives", "", "-sharded", ""},
 	} {
 		if args[0] != "predict" {
 			args = append(args, "-threads", "3")

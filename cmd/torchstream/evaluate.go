@@ -9,6 +9,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
@@ -26,9 +27,9 @@ type evaluateOptions struct {
 // evaluateCommand measures a classifier on an archive.
 func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o evaluateOptions
-	set := flags("evaluate -archive FILE", "Measures a checkpoint of torchstream train on an archive of images: loss, top-1, top-5, and which\n"+
+	set := cli.Flags("torchstream evaluate -archive FILE", "Measures a checkpoint of torchstream train on an archive of images: loss, top-1, top-5, and which\n"+
 		"classes it takes for which. The classes are known by their names, and must be those of the checkpoint.", stderr)
-	set.StringVar(&o.archive, "archive", "", archiveHelp+"; the training has not seen them")
+	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp+"; the training has not seen them")
 	set.StringVar(&o.checkpoint, "checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
 	set.BoolVar(&o.subset, "subset", false, "accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
 	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first")
@@ -36,9 +37,9 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.batch, "batch", 64, "images a step")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	o.threads = threadsOption(set)
+	o.threads = cli.ThreadsOption(set)
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
-	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
+	set.IntVar(&o.decodeSMs, "decode-sms", 0, cli.DecodeSMsHelp)
 	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the evaluation, skip leaves them out (default fail)", func(name string) error {
 		policy, err := parseBadSamples(name)
 		if err != nil || policy == imageloader.Substitute {
@@ -49,16 +50,16 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	})
 	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: the network in 16 bits, as a training with -amp evaluates; fp16 on a GPU only (default: float32)")
 	set.BoolVar(&o.asJSON, "json", false, "print one JSON object, with all classes and all confusions")
-	if err := parse(set, args, 0); err != nil {
+	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
 	switch {
 	case o.archive == "":
-		return usageError{"evaluate needs -archive FILE"}
+		return cli.UsageError{Message: "evaluate needs -archive FILE"}
 	case o.batch < 1:
-		return usageError{fmt.Sprintf("-batch %d: must be at least 1", o.batch)}
+		return cli.Usagef("-batch %d: must be at least 1", o.batch)
 	case o.workers < 0 || o.confusions < 0:
-		return usageError{"-workers and -confusions are at least 0"}
+		return cli.UsageError{Message: "-workers and -confusions are at least 0"}
 	}
 	if err := o.check(); err != nil {
 		return err
@@ -72,17 +73,17 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 		err = fmt.Errorf("%w (-batch %d: a smaller one needs less memory)", err, o.batch)
 	}
 	if err != nil && o.badSamples == imageloader.Fail {
-		err = skippableError{err}
+		err = cli.SkippableError{Err: err}
 	}
 	return err
 }
 
 // run evaluates, and prints and saves the result.
 func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, stderr io.Writer) error {
-	if err := setThreads(*o.threads); err != nil {
+	if err := cli.SetThreads(*o.threads); err != nil {
 		return err
 	}
-	device, err := pickDevice(o.device)
+	device, err := cli.PickDevice(o.device)
 	if err != nil {
 		return err
 	}
@@ -120,7 +121,7 @@ func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, st
 		return err
 	}
 	if o.asJSON {
-		err = writeJSON(stdout, o.evaluation(file, m, loader.Stats()))
+		err = cli.WriteJSON(stdout, o.evaluation(file, m, loader.Stats()))
 	} else {
 		err = o.print(stdout, file, m)
 		printBad(stdout, o.archive, loader.Stats(), o.badSamples, "")
@@ -141,7 +142,7 @@ func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stder
 		return 0, err
 	case len(unknown) > 0:
 		return 0, fmt.Errorf("%s has %s that %s does not know: %s: rename the folders, or leave them out",
-			archive, counted(len(unknown), "class", "classes"), checkpoint, listed(unknown))
+			archive, printable.Counted(len(unknown), "class", "classes"), checkpoint, listed(unknown))
 	case len(without) > 0 && !o.subset:
 		return 0, fmt.Errorf("%s has no image of %d of the %d classes of %s: %s: -subset evaluates the others",
 			archive, len(without), len(file.classes), checkpoint, listed(without))
@@ -197,8 +198,8 @@ func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloa
 
 // print prints the result as text.
 func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) error {
-	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.model, counted(len(file.classes), "class", "classes"), file.size, file.size)
-	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.Name(o.archive), counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
+	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.model, printable.Counted(len(file.classes), "class", "classes"), file.size, file.size)
+	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.Name(o.archive), printable.Counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
 	if m.Classes > 5 {
 		text += fmt.Sprintf(", top-5 %.1f %%", 100*m.Top5)
 	}
@@ -229,7 +230,7 @@ func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, 
 		return err
 	}
 	if left := len(confusions) - most; left > 0 {
-		_, err := fmt.Fprintf(w, "and %s: %s\n", counted(left, "more pair", "more pairs"), all)
+		_, err := fmt.Fprintf(w, "and %s: %s\n", printable.Counted(left, "more pair", "more pairs"), all)
 		return err
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/internal/clitest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/train"
 )
@@ -98,7 +99,7 @@ func TestEvaluateCountsWhatPredictSays(t *testing.T) {
 
 // A finished training is evaluated to the figures of its best epoch, in its precision.
 func TestEvaluateATraining(t *testing.T) {
-	archive, test := fewPhotos(t, map[string]int{"cat": 5, "dog": 5}), fewPhotos(t, map[string]int{"cat": 3, "dog": 4})
+	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}), clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 4})
 	out := filepath.Join(t.TempDir(), "run")
 	trainSmall(t, archive, out, "-test", test, "-amp", "bf16")
 	text, err := os.ReadFile(filepath.Join(out, "log.csv"))
@@ -139,7 +140,7 @@ func TestEvaluateATraining(t *testing.T) {
 
 func TestEvaluateText(t *testing.T) {
 	checkpoint, _ := untrained(t, "cat", "dog", "a hen")
-	archive := fewPhotos(t, map[string]int{"cat": 2, "dog": 3, "a hen": 4})
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 3, "a hen": 4})
 	for n, want := range map[string]bool{"0": false, "9": true} {
 		status, stdout, stderr := command(t, "evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu", "-confusions", n)
 		if lines := strings.Split(stdout, "\n"); status != 0 || lines[0] != checkpoint+": resnet18, 3 classes, images of 32 x 32" ||
@@ -199,7 +200,7 @@ func TestEvaluateComparesClasses(t *testing.T) {
 		{map[string]int{"dog": 2}, []string{"-subset"}, 0, ""},
 		{nil, nil, 1, ""},
 	} {
-		archive := fewPhotos(t, c.counts)
+		archive := clitest.FewPhotos(t, c.counts)
 		status, stdout, stderr := command(t, append([]string{"evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu"}, c.args...)...)
 		want := "torchstream: imageloader: no samples in " + archive
 		switch {
@@ -223,7 +224,7 @@ func TestEvaluateGoesOnWithoutBadImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := encoded.String()
-	archive := writeTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
+	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
 	args := []string{"evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu"}
 	fix := "`torchstream inspect -fix OUT " + archive + "` writes an archive without"
 	status, stdout, stderr := command(t, args...)
@@ -254,7 +255,7 @@ func TestListedNamesEnd(t *testing.T) {
 
 func TestEvaluateMistakes(t *testing.T) {
 	checkpoint, net := untrained(t, "cat", "dog")
-	archive := fewPhotos(t, map[string]int{"cat": 2, "dog": 2})
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	huge, foreign := filepath.Join(t.TempDir(), "huge.pt"), filepath.Join(t.TempDir(), "foreign.pt")
 	if err := nn.Save(huge, net, map[string]string{"model": "vit_b_16", "size": "1000000000", "classes": `["cat","dog"]`}); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/cli"
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 // indexResult is what `index` prints.
@@ -23,12 +25,6 @@ type indexResult struct {
 	Seconds     float64 `json:"seconds"`
 }
 
-// archiveKinds says what a command takes as an archive.
-const archiveKinds = "a .tar, .tgz or .tar.zst, a folder, shards ('train-{000..015}.tgz') or an http(s) URL"
-
-// archiveHelp explains a flag.
-const archiveHelp = "`FILE` of images: " + archiveKinds + "; directory = class"
-
 // webDatasetHelp explains a flag.
 const webDatasetHelp = "labels are those of WebDataset (.cls and .json beside each image), for loaders with Options.WebDataset, which use no other index"
 
@@ -41,24 +37,24 @@ const masksHelp = "the archive has images and masks, whose names match `IMAGE,MA
 
 // index writes the sidecar index of an archive.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
-		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+archiveKinds+", but a folder needs no index.", stderr)
+	set := cli.Flags("torchstream index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
+		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+cli.ArchiveKinds+", but a folder needs no index.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
 	web := set.Bool("webdataset", false, webDatasetHelp)
 	list := set.String("list", "", listHelp)
 	masks := set.String("masks", "", masksHelp)
-	if err := parse(set, args, 1); err != nil {
+	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
 	o := imageloader.Options{IndexFile: *out, WebDataset: *web, List: *list}
 	if *masks != "" {
 		var found bool
 		if o.Masks.Image, o.Masks.Mask, found = strings.Cut(*masks, ","); !found {
-			return usageError{fmt.Sprintf("-masks %s: two patterns with a comma between them are wanted, 'images/*.jpg,masks/*.png'", *masks)}
+			return cli.Usagef("-masks %s: two patterns with a comma between them are wanted, 'images/*.jpg,masks/*.png'", *masks)
 		}
 	}
-	progress, done := readingProgress(stderr)
+	progress, done := cli.ReadingProgress(stderr)
 	began := time.Now()
 	r, err := imageloader.MakeIndex(ctx, set.Arg(0), o, progress)
 	done()
@@ -67,10 +63,10 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	result := indexResult{set.Arg(0), r.File, r.Bytes, r.Samples, r.Classes, r.Checkpoints, r.Random, r.Work, time.Since(began).Seconds()}
 	if *asJSON {
-		return writeJSON(stdout, result)
+		return cli.WriteJSON(stdout, result)
 	}
-	_, err = fmt.Fprintf(stdout, "%s: %s, %s of %s, in %.1f s\n%s\n", r.File, byteSize(r.Bytes), counted(r.Samples, "sample", "samples"),
-		counted(r.Classes, "class", "classes"), result.Seconds, result.access())
+	_, err = fmt.Fprintf(stdout, "%s: %s, %s of %s, in %.1f s\n%s\n", r.File, byteSize(r.Bytes), printable.Counted(r.Samples, "sample", "samples"),
+		printable.Counted(r.Classes, "class", "classes"), result.Seconds, result.access())
 	return err
 }
 
@@ -81,7 +77,7 @@ func (r indexResult) access() string {
 	case !r.Random:
 		return "the archive is read in its own order: a stream of this kind can't be entered in the middle"
 	case r.Checkpoints > 0:
-		return fmt.Sprintf("samples can be read in any order, each from one of %s, inflating %.2f times its size", counted(r.Checkpoints, "checkpoint", "checkpoints"), r.Work)
+		return fmt.Sprintf("samples can be read in any order, each from one of %s, inflating %.2f times its size", printable.Counted(r.Checkpoints, "checkpoint", "checkpoints"), r.Work)
 	}
 	return "samples can be read in any order"
 }

@@ -11,10 +11,11 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/clitest"
 )
 
 func TestIndexLiesBesideTheArchive(t *testing.T) {
-	archive := writeTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
+	archive := clitest.WriteTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
 	status, stdout, stderr := command(t, "index", archive)
 	if status != 0 || !strings.Contains(stdout, archive+".tsidx") || !strings.Contains(stdout, "2 samples of 2 classes") || !strings.Contains(stdout, "any order") {
 		t.Errorf("status %d, %q, %q", status, stdout, stderr)
@@ -25,7 +26,7 @@ func TestIndexLiesBesideTheArchive(t *testing.T) {
 }
 
 func TestIndexIsWrittenToTheOutput(t *testing.T) {
-	archive := writeTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
+	archive := clitest.WriteTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
 	status, stdout, stderr := command(t, "index", "-json", "-o", archive+".other", archive)
 	var r indexResult
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 || r.Index != archive+".other" || r.Samples != 2 || !r.Random || r.IndexBytes == 0 {
@@ -35,7 +36,7 @@ func TestIndexIsWrittenToTheOutput(t *testing.T) {
 
 // inspect uses an index of WebDataset's labels with -webdataset only, and does not replace it.
 func TestIndexOfWebDataset(t *testing.T) {
-	web := writeTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
+	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
 	status, stdout, stderr := command(t, "index", "-webdataset", web)
 	if status != 0 || !strings.Contains(stdout, "2 samples of 2 classes") {
 		t.Errorf("status %d, %q, %q", status, stdout, stderr)
@@ -60,7 +61,7 @@ func TestIndexOfWebDataset(t *testing.T) {
 // The index of -masks is the one that loaders with Options.Masks use.
 func TestIndexOfMasks(t *testing.T) {
 	png := "\x89PNG\r\n\x1a\n"
-	archive := writeTar(t, map[string]string{"i/1.png": png, "m/1.png": png, "i/2.png": png, "notes.txt": "text"})
+	archive := clitest.WriteTar(t, map[string]string{"i/1.png": png, "m/1.png": png, "i/2.png": png, "notes.txt": "text"})
 	status, stdout, stderr := command(t, "index", "-masks", "i/*.png,m/*.png", archive)
 	if status != 0 || !strings.Contains(stdout, "1 sample of 0 classes") {
 		t.Errorf("status %d, %q, %q", status, stdout, stderr)
@@ -142,7 +143,7 @@ func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 
 // TestIndexOfList: the index has no labels of its own, and inspect takes those of the list.
 func TestIndexOfList(t *testing.T) {
-	path := writeTar(t, map[string]string{"1.png": "\x89PNG\r\n\x1a\nx", "2.png": "\x89PNG\r\n\x1a\ny"})
+	path := clitest.WriteTar(t, map[string]string{"1.png": "\x89PNG\r\n\x1a\nx", "2.png": "\x89PNG\r\n\x1a\ny"})
 	list := filepath.Join(t.TempDir(), "labels.csv")
 	if err := os.WriteFile(list, []byte("path,label\n1.png,cat\n2.png,dog\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -156,7 +157,7 @@ func TestIndexOfList(t *testing.T) {
 	if _, stdout, stderr := command(t, "inspect", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
 		t.Errorf("%q, %q", stdout, stderr)
 	}
-	good := writeTar(t, map[string]string{"1.png": onePixel(t), "a/2.png": onePixel(t), "a/3.png": onePixel(t)})
+	good := clitest.WriteTar(t, map[string]string{"1.png": onePixel(t), "a/2.png": onePixel(t), "a/3.png": onePixel(t)})
 	if err := os.WriteFile(list, []byte("1.png,cat\na/2.png,dog\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

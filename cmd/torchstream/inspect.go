@@ -7,16 +7,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
-
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
@@ -89,7 +85,7 @@ type badMember struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-const inspectHelp = `Reads an archive of images (` + archiveKinds + `; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad
+const inspectHelp = `Reads an archive of images (` + cli.ArchiveKinds + `; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad
 members, and what is tolerated, refused or rare. Damaged images that are decoded all the same are listed apart. Exit status 1 if the archive
 is damaged or a member is bad; with -fix 0 if the fixed archive was written.`
 
@@ -98,7 +94,7 @@ all other members stay. With -damaged partial, images that are cut off are writt
 
 // inspect prints what is in an archive, with every image decoded in full.
 func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("inspect FILE", inspectHelp, stderr)
+	set := cli.Flags("torchstream inspect FILE", inspectHelp, stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there is none: at once, but no image is decoded, so only damage to headers is found")
 	web := set.Bool("webdataset", false, webDatasetHelp)
@@ -107,17 +103,17 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	damaged := damagedFlag(set)
 	fix := set.String("fix", "", fixHelp)
 	drop := set.Bool("drop-classes", false, "-fix may leave out classes whose members are all bad, which changes the labels of the classes behind them")
-	if err := parse(set, args, 1); err != nil {
+	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
 	if *list != "" && *fix != "" {
-		return usageError{"-fix takes no -list: it would name members that are left out"}
+		return cli.UsageError{Message: "-fix takes no -list: it would name members that are left out"}
 	}
 	if *fix != "" && *byIndex || *drop && *fix == "" {
-		return usageError{"-fix decodes every image, without -index, and -drop-classes is for -fix"}
+		return cli.UsageError{Message: "-fix decodes every image, without -index, and -drop-classes is for -fix"}
 	}
 	o := imageloader.Options{WebDataset: *web, List: *list, Damaged: *damaged}
-	progress, done := readingProgress(stderr)
+	progress, done := cli.ReadingProgress(stderr)
 	var report *imageloader.Report
 	var written *imageloader.FixReport
 	var err error
@@ -139,7 +135,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		found.Fixed = &fixedArchive{written.File, written.Bytes, written.Members, written.LeftOut, written.Rewritten, append([]string{}, written.Dropped...)}
 	}
 	if *asJSON {
-		if err := writeJSON(stdout, found); err != nil {
+		if err := cli.WriteJSON(stdout, found); err != nil {
 			return err
 		}
 	} else if err := found.print(stdout, *limit, *web, *list != ""); err != nil {
@@ -150,23 +146,9 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 			"(tar -xf %s -C FOLDER) and fix that (torchstream inspect -fix %s FOLDER)", *fix, set.Arg(0), *fix)
 	}
 	if err != nil || written == nil && (found.BadCount > 0 || found.Samples == 0) {
-		return errFound
+		return cli.ErrFound
 	}
 	return nil
-}
-
-// readingProgress shows how far a file has been read, on a terminal only.
-func readingProgress(stderr io.Writer) (progress func(imageloader.Progress), done func()) {
-	f, ok := stderr.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return nil, func() {}
-	}
-	bar := progressbar.NewOptions64(-1, progressbar.OptionSetWriter(stderr), progressbar.OptionSetDescription("reading"),
-		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-	return func(p imageloader.Progress) {
-		bar.ChangeMax64(p.TotalBytes)
-		bar.Set64(p.Bytes) // only the drawing can fail
-	}, func() { bar.Finish() }
 }
 
 func inspectionOf(r *imageloader.Report, damage error) inspection {
@@ -204,7 +186,7 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 func byteSize(bytes int64) string {
 	switch {
 	case bytes < 100:
-		return counted(bytes, "byte", "bytes")
+		return printable.Counted(bytes, "byte", "bytes")
 	case bytes < 1e6:
 		return fmt.Sprintf("%.1f KB", float64(bytes)/1e3)
 	}
@@ -253,9 +235,9 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 		case listed:
 			members, orphans = "that the list does not name", ""
 		}
-		fmt.Fprintf(table, "ignored\t%s %s", counted(r.Ignored, "member", "members"), members)
+		fmt.Fprintf(table, "ignored\t%s %s", printable.Counted(r.Ignored, "member", "members"), members)
 		if r.Orphans > 0 {
-			fmt.Fprintf(table, ", among them %s", strings.TrimSpace(counted(r.Orphans, "image", "images")+" "+orphans))
+			fmt.Fprintf(table, ", among them %s", strings.TrimSpace(printable.Counted(r.Orphans, "image", "images")+" "+orphans))
 		}
 		fmt.Fprintln(table)
 	}
@@ -280,7 +262,7 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	}
 	table := printable.NewTable(w, 0)
 	fmt.Fprintf(w, "%s: %s, %s\n", printable.Name(r.File), r.Format, byteSize(r.FileBytes))
-	fmt.Fprintf(table, "samples\t%d in %s, %d bad\n", r.Samples, counted(len(r.Classes), "class", "classes"), r.BadCount)
+	fmt.Fprintf(table, "samples\t%d in %s, %d bad\n", r.Samples, printable.Counted(len(r.Classes), "class", "classes"), r.BadCount)
 	r.printIgnored(table, web, listed)
 	if r.Samples > 0 {
 		r.printSizes(table)
@@ -321,7 +303,7 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	}
 	if f := r.Fixed; f != nil {
 		fmt.Fprintf(w, "\nwrote %s: %s, %s; %d left out, %d written again as PNG\n",
-			printable.Name(f.File), byteSize(f.Bytes), counted(f.Members, "member", "members"), f.LeftOut, f.Rewritten)
+			printable.Name(f.File), byteSize(f.Bytes), printable.Counted(f.Members, "member", "members"), f.LeftOut, f.Rewritten)
 		for _, class := range f.Dropped {
 			fmt.Fprintf(w, "class %s has no member left\n", printable.Name(class))
 		}
@@ -377,7 +359,7 @@ func (r inspection) printDirectories(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprintf(w, "\n%s from several directories, because a class is the directory that an image lies in, whatever is above.\n"+
-		"Are these parts of a set, such as train and test? Make an archive of each:\n", counted(len(merged), "class comes", "classes come"))
+		"Are these parts of a set, such as train and test? Make an archive of each:\n", printable.Counted(len(merged), "class comes", "classes come"))
 	for _, c := range merged[:min(len(merged), maxMerged)] {
 		fmt.Fprintf(w, "  %s: %s\n", printable.Name(c.Name), fromDirectories(c.Directories))
 	}

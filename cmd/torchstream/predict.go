@@ -18,6 +18,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/nn"
@@ -27,30 +28,30 @@ import (
 
 // predictCommand classifies images.
 func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("predict IMAGE|FOLDER...", "Classifies images with a checkpoint of torchstream train. A FOLDER stands for the images in it and in its folders, - for the names on\n"+
+	set := cli.Flags("torchstream predict IMAGE|FOLDER...", "Classifies images with a checkpoint of torchstream train. A FOLDER stands for the images in it and in its folders, - for the names on\n"+
 		"standard input, one a line. A file that is no image, or a damaged one, is named on standard error, and the others go on; the exit status is 1 then.\n"+
 		"In folders, files that are no images are only counted.", stderr)
 	checkpoint := set.String("checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
 	name := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	batch := set.Int("batch", 32, "images a step")
-	threads := threadsOption(set)
+	threads := cli.ThreadsOption(set)
 	top := set.Int("top", 3, "number of classes to print for an image, the most probable first")
 	asJSON := set.Bool("json", false, "print one JSON object a line for each file")
-	if err := parse(set, args, oneOrMore); err != nil {
+	if err := cli.Parse(set, args, cli.OneOrMore); err != nil {
 		return err
 	}
 	if *batch < 1 || *top < 1 {
-		return usageError{"-batch and -top are at least 1"}
+		return cli.UsageError{Message: "-batch and -top are at least 1"}
 	}
 	for _, arg := range set.Args() {
 		if len(arg) > 1 && arg[0] == '-' && !fileExists(arg) {
-			return usageError{"options come before the images: " + printable.Name(arg)}
+			return cli.UsageError{Message: "options come before the images: " + printable.Name(arg)}
 		}
 	}
-	if err := setThreads(*threads); err != nil {
+	if err := cli.SetThreads(*threads); err != nil {
 		return err
 	}
-	device, err := pickDevice(*name)
+	device, err := cli.PickDevice(*name)
 	if err != nil {
 		return err
 	}
@@ -382,7 +383,7 @@ func (p *predictor) row(image imageFile, found []guess, err error) error {
 	}
 	p.files++
 	if p.asJSON {
-		return writeJSON(p.stdout, predictedFile{File: image.path, Classes: found})
+		return cli.WriteJSON(p.stdout, predictedFile{File: image.path, Classes: found})
 	}
 	var line strings.Builder
 	pad(&line, image.path, p.nameWidth)
@@ -424,7 +425,7 @@ func (p *predictor) refuse(path string, err error) error {
 	if _, err := fmt.Fprintf(p.stderr, "torchstream: %s: %s\n", printable.Name(path), printable.Text(says)); err != nil || !p.asJSON {
 		return err
 	}
-	return writeJSON(p.stdout, predictedFile{File: path, Error: says})
+	return cli.WriteJSON(p.stdout, predictedFile{File: path, Error: says})
 }
 
 // isArchive reports whether a file has the name of an archive.
@@ -436,15 +437,15 @@ func isArchive(path string) bool {
 func (p *predictor) finish() error {
 	left := ""
 	if p.leftOut > 0 {
-		left = fmt.Sprintf("%s left out: no images", counted(p.leftOut, "file", "files"))
+		left = fmt.Sprintf("%s left out: no images", printable.Counted(p.leftOut, "file", "files"))
 	}
 	switch {
 	case p.bad > 0:
-		fmt.Fprintf(p.stderr, "torchstream: %d of %s could not be classified\n", p.bad, counted(p.files+p.bad, "file", "files"))
+		fmt.Fprintf(p.stderr, "torchstream: %d of %s could not be classified\n", p.bad, printable.Counted(p.files+p.bad, "file", "files"))
 		if left != "" {
 			fmt.Fprintln(p.stderr, "torchstream: "+left)
 		}
-		return errFound
+		return cli.ErrFound
 	case p.files == 0 && left != "":
 		return fmt.Errorf("nothing to classify: %s", left)
 	case p.files == 0:

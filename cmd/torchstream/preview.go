@@ -17,6 +17,8 @@ import (
 	"golang.org/x/image/math/fixed"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/cli"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
@@ -36,21 +38,21 @@ var (
 
 // preview draws what a training loop would see.
 func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("preview -archive FILE", "Draws a contact sheet: batches of an archive as a training loop gets them (before normalisation), with class, label and member under each picture.\n"+
+	set := cli.Flags("torchstream preview -archive FILE", "Draws a contact sheet: batches of an archive as a training loop gets them (before normalisation), with class, label and member under each picture.\n"+
 		"Look at it before you train: wrong labels, crops that miss their object, and unshuffled archives show at once.", stderr)
-	archive := set.String("archive", "", archiveHelp)
+	archive := set.String("archive", "", cli.ArchiveHelp)
 	out := set.String("o", "sheet.png", "`FILE` to write, a PNG")
 	batches := set.Int("batches", 1, "how many batches")
 	batch := set.Int("batch", 32, "images a batch")
 	columns := set.Int("columns", 8, "pictures in a row")
 	size := set.Int("size", 224, "pixels of a picture's side")
 	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
-	policy := set.String("policy", "none", policyHelp)
+	policy := set.String("policy", "none", cli.PolicyHelp)
 	upright := set.Bool("upright", false, "turn photographs upright, as their EXIF notes say")
 	list := set.String("list", "", listHelp)
 	epoch := set.Int("epoch", 1, "which epoch, from 1, as train counts: each has its own order, crops and flips")
 	seed := set.Uint64("seed", 1, "of the order, crops and flips")
-	if err := parse(set, args, 0); err != nil {
+	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
 	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, List: *list, BadSamples: imageloader.Skip}
@@ -60,9 +62,9 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	case "eval":
 		o.Transform = imageloader.Transform{Size: *size}
 	default:
-		return usageError{fmt.Sprintf("there is no transform %q: train and eval are known", *kind)}
+		return cli.Usagef("there is no transform %q: train and eval are known", *kind)
 	}
-	ops, err := parsePolicy(*policy)
+	ops, err := cli.ParsePolicy(*policy)
 	if err != nil {
 		return err
 	}
@@ -70,11 +72,11 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	o.Transform.ApplyEXIFOrientation = *upright
 	switch {
 	case *archive == "":
-		return usageError{"preview needs -archive FILE"}
+		return cli.UsageError{Message: "preview needs -archive FILE"}
 	case *batches < 1 || *batch < 1 || *columns < 1 || *epoch < 1:
-		return usageError{"-batches, -batch, -columns and -epoch are more than 0"}
+		return cli.UsageError{Message: "-batches, -batch, -columns and -epoch are more than 0"}
 	}
-	if err := checkSize(*size, 1); err != nil {
+	if err := cli.CheckSize(*size, 1); err != nil {
 		return err
 	}
 	sheet, err := newSheet(*batches, *batch, *columns, *size)
@@ -109,10 +111,10 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	bad := ""
 	if n := loader.Stats().Bad; n > 0 {
-		bad = fmt.Sprintf("; %s left out (torchstream inspect names what is bad)", counted(n, "bad sample was", "bad samples were"))
+		bad = fmt.Sprintf("; %s left out (torchstream inspect names what is bad)", printable.Counted(n, "bad sample was", "bad samples were"))
 	}
-	_, err = fmt.Fprintf(stdout, "%s: %s in %s, %s in all%s\n", *out, counted(shown, "sample", "samples"), counted(drawn, "batch", "batches"),
-		counted(len(classes), "class", "classes"), bad)
+	_, err = fmt.Fprintf(stdout, "%s: %s in %s, %s in all%s\n", *out, printable.Counted(shown, "sample", "samples"), printable.Counted(drawn, "batch", "batches"),
+		printable.Counted(len(classes), "class", "classes"), bad)
 	return err
 }
 

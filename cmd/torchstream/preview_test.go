@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/internal/clitest"
 )
 
 // TestPreview: pictures of one colour lie where the sheet says, with writing under them.
@@ -27,7 +29,7 @@ func TestPreview(t *testing.T) {
 		files[class+"/picture.png"] = b.String()
 	}
 	out := filepath.Join(t.TempDir(), "sheet.png")
-	status, stdout, stderr := command(t, "preview", "-archive", writeTar(t, files), "-o", out, "-batch", "2", "-batches", "2", "-columns", "2", "-size", "64")
+	status, stdout, stderr := command(t, "preview", "-archive", clitest.WriteTar(t, files), "-o", out, "-batch", "2", "-batches", "2", "-columns", "2", "-size", "64")
 	if status != 0 || !strings.Contains(stdout, "3 samples in 2 batches, 3 classes") || !strings.Contains(stdout, "1 bad") {
 		t.Fatalf("status %d, %q, %q", status, stdout, stderr)
 	}

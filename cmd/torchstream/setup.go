@@ -9,6 +9,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/library"
 	"github.com/torchstream/torchstream/internal/setup"
@@ -16,7 +17,7 @@ import (
 
 // setupCommand installs the libraries for the programs of this user, and tries them.
 func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.3 GB on disk; 4.8 GB for 2.15) into TORCHSTREAM_CACHE, default\n"+
+	set := cli.Flags("torchstream setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.3 GB on disk; 4.8 GB for 2.15) into TORCHSTREAM_CACHE, default\n"+
 		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without -from it builds the libraries, which\n"+
 		"needs g++, cmake, ninja, python3 and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch: with CUDA 13, or\n"+
 		"without CUDA, for which the shim is built without CUDA too. LibTorch's files come from pip's package index; neither pip nor Python is\n"+
@@ -26,12 +27,12 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	image := set.Bool("image", false, "install only the image library, which package imageloader needs; no LibTorch")
 	release := set.String("libtorch", "", "LibTorch release to build for: "+strings.Join(setup.Releases(), " or "))
 	cpu := set.Bool("cpu", false, "build for a LibTorch without CUDA, which is a fifth of the size: the same as -libtorch "+setup.DefaultRelease+setup.WithoutCUDA)
-	if err := parse(set, args, 0); err != nil {
+	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
 	if *cpu {
 		if *release != "" || *from != "" || *image {
-			return usageError{"setup: -cpu chooses the LibTorch of a build: it goes with neither -libtorch, -from nor -image"}
+			return cli.UsageError{Message: "setup: -cpu chooses the LibTorch of a build: it goes with neither -libtorch, -from nor -image"}
 		}
 		*release = setup.DefaultRelease + setup.WithoutCUDA
 	}

@@ -2,48 +2,27 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/torchstream/torchstream/internal/clitest"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/internal/library"
 )
 
+// TestMain makes this program the command itself, for tests that need a process.
+func TestMain(m *testing.M) { os.Exit(clitest.Main(m, main)) }
+
 // patience ends a test that hangs.
 const patience = 4 * time.Minute
-
-const childVariable = "TORCHSTREAM_TEST_ARGS"
-
-// TestMain makes this program the command itself, for tests that need a process.
-func TestMain(m *testing.M) {
-	if args := os.Getenv(childVariable); args != "" {
-		os.Args = append(os.Args[:1], strings.Split(args, "\n")...)
-		main()
-	}
-	os.Exit(m.Run())
-}
-
-// process is the command as a process of its own, which is killed if it hangs.
-func process(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(cancel)
-	command := exec.CommandContext(ctx, os.Args[0])
-	command.Env = append(os.Environ(), childVariable+"="+strings.Join(args, "\n"), "XDG_CACHE_HOME="+t.TempDir())
-	var stderr bytes.Buffer
-	command.Stderr = &stderr
-	return command, &stderr
-}
 
 // With the image library alone the commands that need no LibTorch work, and the others name what is
 // missing and the command that installs it.
@@ -67,11 +46,10 @@ func TestWithoutLibTorch(t *testing.T) {
 		{[]string{"train", "-archive", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
 		{[]string{"evaluate", "-archive", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
 		{[]string{"predict", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
-		{[]string{"bench", "streams"}, 1, "there is no libtorchstream.so in " + folder},
 		{[]string{"bench", "loader", "-archive", photos, "-device", "cuda"}, 1, "there is no libtorchstream.so in " + folder},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
-			command, stderr := process(t, c.args...)
+			command, stderr := clitest.Process(t, c.args...)
 			command.Env = append(command.Env, "TORCHSTREAM_LIBRARY="+folder)
 			var stdout bytes.Buffer
 			command.Stdout = &stdout
@@ -106,7 +84,7 @@ func TestCommandsRefusePipes(t *testing.T) {
 		{"bench", "loader", "-archive", pipe},
 		{"bench", "loader", "-archive", archive, "-contract", "eval", "-outputs", pipe},
 	} {
-		command, stderr := process(t, args...)
+		command, stderr := clitest.Process(t, args...)
 		_ = command.Run() // looked at below
 		if command.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), pipe) {
 			t.Errorf("%q: %v, %s", args, command.ProcessState, stderr)
@@ -128,7 +106,7 @@ func TestSignalsEndCommands(t *testing.T) {
 		for _, args := range [][]string{{"inspect"}, {"inspect", "-fix", "out.tgz"}, {"index"}, {"bench", "loader", "-archive"}, {"preview", "-archive"}} {
 			commands++
 			path := fmt.Sprintf("/%d.tgz", commands)
-			command, stderr := process(t, append(args, server.URL+path)...)
+			command, stderr := clitest.Process(t, append(args, server.URL+path)...)
 			command.Dir = t.TempDir()
 			if err := command.Start(); err != nil {
 				t.Fatal(err)

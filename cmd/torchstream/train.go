@@ -20,6 +20,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -53,9 +54,9 @@ type feeding struct {
 // trainCommand trains a classifier.
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
-	set := flags("train -archive FILE", "Trains a classifier on an archive of images (directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
+	set := cli.Flags("torchstream train -archive FILE", "Trains a classifier on an archive of images (directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
 		"best.pt, log.csv, curves.png, and with -test confusion.csv and confusion.png. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
-	set.StringVar(&o.archive, "archive", "", archiveHelp)
+	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp)
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
 	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")
@@ -69,9 +70,9 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.Float64Var(&o.ema, "ema", 0, "decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	o.threads = threadsOption(set)
+	o.threads = cli.ThreadsOption(set)
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
-	set.IntVar(&o.decodeSMs, "decode-sms", 0, decodeSMsHelp)
+	set.IntVar(&o.decodeSMs, "decode-sms", 0, cli.DecodeSMsHelp)
 	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the training, skip leaves them out, substitute puts another image of the batch in their place; those of -test are then left out (default fail)",
 		func(name string) (err error) { o.badSamples, err = parseBadSamples(name); return err })
 	set.Uint64Var(&o.seed, "seed", 1, "of the parameters, the order, the crops and Dropout; at least 1")
@@ -86,7 +87,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.IntVar(&o.patience, "patience", 0, "end after so many epochs without a better one (default: never)")
 	set.BoolVar(&o.tensorBoard, "tensorboard", false, "write event files for TensorBoard into the folder of -out too")
 	set.StringVar(&o.profile, "profile", "", "record four steps of the first epoch to this `FILE`: a timeline (.svg, .png) or a trace for Perfetto (.json)")
-	if err := parse(set, args, 0); err != nil {
+	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
 	o.setDefaults(set)
@@ -98,15 +99,10 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		err = fmt.Errorf("%w (-batch %d: a smaller one needs less memory)", err, o.batch)
 	}
 	if err != nil && o.badSamples == imageloader.Fail {
-		err = skippableError{err}
+		err = cli.SkippableError{Err: err}
 	}
 	return err
 }
-
-// skippableError is the error of a command that may leave bad samples out, and was not told to.
-type skippableError struct{ error }
-
-func (e skippableError) Unwrap() error { return e.error }
 
 // parseBadSamples reads -bad-samples.
 func parseBadSamples(name string) (imageloader.BadSamplePolicy, error) {
@@ -118,20 +114,8 @@ func parseBadSamples(name string) (imageloader.BadSamplePolicy, error) {
 	return 0, errors.New("want fail, skip or substitute")
 }
 
-// Of -size, in pixels.
-const (
-	minSize  = 32
-	maxSize  = 28672 // evaluations resize images to 8/7 of it, 32768, package transform's maximum
-	vitPatch = 16    // divides the size for a ViT
-)
-
-// checkSize refuses a value of -size that is less than least, or that no evaluation takes.
-func checkSize(size, least int) error {
-	if size < least || size > maxSize {
-		return usageError{fmt.Sprintf("-size %d: must be from %d to %d, the pixels of an image's side", size, least, maxSize)}
-	}
-	return nil
-}
+// vitPatch divides the size, in pixels, of a ViT's images.
+const vitPatch = 16
 
 // isViT reports whether a network is for images of one size.
 func isViT(model string) bool { return strings.HasPrefix(model, "vit") }
@@ -162,25 +146,25 @@ func (o *trainOptions) setDefaults(set *flag.FlagSet) {
 func (o *trainOptions) check() error {
 	switch {
 	case o.archive == "":
-		return usageError{"train needs -archive FILE"}
+		return cli.UsageError{Message: "train needs -archive FILE"}
 	case !slices.Contains(classifiers(), o.model):
 		guess := ""
-		if near := nearest(classifiers(), o.model); near != "" {
+		if near := cli.Nearest(classifiers(), o.model); near != "" {
 			guess = "did you mean " + near + "? "
 		}
-		return usageError{fmt.Sprintf("-model %q: %swant one of %s", o.model, guess, strings.Join(classifiers(), ", "))}
+		return cli.Usagef("-model %q: %swant one of %s", o.model, guess, strings.Join(classifiers(), ", "))
 	case o.optimizer != "adamw" && o.optimizer != "sgd":
-		return usageError{fmt.Sprintf("-optimizer %q: want adamw or sgd", o.optimizer)}
+		return cli.Usagef("-optimizer %q: want adamw or sgd", o.optimizer)
 	case o.seed < 1:
-		return usageError{"-seed 0: must be at least 1"}
+		return cli.UsageError{Message: "-seed 0: must be at least 1"}
 	case o.out == "":
-		return usageError{"-out is empty: name a folder"}
+		return cli.UsageError{Message: "-out is empty: name a folder"}
 	case o.lr <= 0:
-		return usageError{fmt.Sprintf("-lr %v: must be more than 0", o.lr)}
+		return cli.Usagef("-lr %v: must be more than 0", o.lr)
 	case o.ema < 0 || o.ema >= 1:
-		return usageError{fmt.Sprintf("-ema %v: must be from 0 to below 1", o.ema)}
+		return cli.Usagef("-ema %v: must be from 0 to below 1", o.ema)
 	case o.freeze && o.pretrained == "":
-		return usageError{"-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
+		return cli.UsageError{Message: "-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
 	}
 	for _, option := range []struct {
 		name       string
@@ -190,14 +174,14 @@ func (o *trainOptions) check() error {
 		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0}, {"patience", float64(o.patience), 0}, {"workers", float64(o.workers), 0},
 	} {
 		if option.value < option.min {
-			return usageError{fmt.Sprintf("-%s %v: must be at least %v", option.name, option.value, option.min)}
+			return cli.Usagef("-%s %v: must be at least %v", option.name, option.value, option.min)
 		}
 	}
-	if err := checkSize(o.size, minSize); err != nil {
+	if err := cli.CheckSize(o.size, cli.MinSize); err != nil {
 		return err
 	}
 	if isViT(o.model) && o.size%vitPatch != 0 {
-		return usageError{fmt.Sprintf("-size %d: %s divides images into squares of %d pixels: want a multiple of %[3]d", o.size, o.model, vitPatch)}
+		return cli.Usagef("-size %d: %s divides images into squares of %d pixels: want a multiple of %[3]d", o.size, o.model, vitPatch)
 	}
 	if err := o.checkBatch(); err != nil {
 		return err
@@ -209,27 +193,27 @@ func (o *trainOptions) check() error {
 		return err
 	}
 	if err := o.window().Check(); err != nil {
-		return usageError{"-profile: " + err.Error()}
+		return cli.UsageError{Message: "-profile: " + err.Error()}
 	}
 	return nil
 }
 
 // check refuses impossible ways to decode.
 func (o feeding) check() error {
-	where, err := parseDecode(o.decode)
+	where, err := cli.ParseDecode(o.decode)
 	if err != nil {
 		return err
 	}
-	return checkSMs(o.decodeSMs, where)
+	return cli.CheckSMs(o.decodeSMs, where)
 }
 
 // checkDevice refuses what the CPU cannot do, or should not.
 func (o feeding) checkDevice(device cuda.Device, amp string) error {
 	if device == cuda.CPU && amp == "fp16" {
-		return usageError{"-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
+		return cli.UsageError{Message: "-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
 	}
 	if device == cuda.CPU && o.decode == "device" {
-		return usageError{"-decode device needs a GPU, and the device is the CPU: use -decode auto or host"}
+		return cli.UsageError{Message: "-decode device needs a GPU, and the device is the CPU: use -decode auto or host"}
 	}
 	return nil
 }
@@ -238,7 +222,7 @@ func (o feeding) checkDevice(device cuda.Device, amp string) error {
 func parseAMP(name string) (torch.DType, error) {
 	dtype, known := map[string]torch.DType{"": 0, "bf16": torch.BFloat16, "fp16": torch.Float16}[name]
 	if !known {
-		return 0, usageError{fmt.Sprintf("-amp %q: want bf16 or fp16", name)}
+		return 0, cli.Usagef("-amp %q: want bf16 or fp16", name)
 	}
 	return dtype, nil
 }
@@ -265,7 +249,7 @@ const noClass = "no samples: a sample's class is the name of the directory that 
 // printUnused says which options have no effect, or not the whole effect.
 func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Writer) {
 	if o.batch > images {
-		fmt.Fprintf(stdout, "-batch %d is more than the archive has: a step has all of the %s\n", o.batch, counted(images, "image", "images"))
+		fmt.Fprintf(stdout, "-batch %d is more than the archive has: a step has all of the %s\n", o.batch, printable.Counted(images, "image", "images"))
 	}
 	if o.graph && device == cuda.CPU {
 		fmt.Fprintln(stdout, "-graph has no effect on the CPU: CUDA graphs are for GPUs")
@@ -276,18 +260,10 @@ func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Wri
 // per channel of it, from which BatchNorm can compute no variance.
 func (o *trainOptions) checkBatch() error {
 	normalises := !strings.HasPrefix(o.model, "vit") && !strings.HasPrefix(o.model, "convnext")
-	if o.batch > 1 || !normalises || o.size > minSize {
+	if o.batch > 1 || !normalises || o.size > cli.MinSize {
 		return nil
 	}
-	return usageError{fmt.Sprintf("-batch 1: BatchNorm can compute no statistics of one image at -size %d: choose a larger -batch or -size", o.size)}
-}
-
-// counted returns a number with its noun.
-func counted[N int | int64](n N, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
+	return cli.Usagef("-batch 1: BatchNorm can compute no statistics of one image at -size %d: choose a larger -batch or -size", o.size)
 }
 
 // checkWritable refuses a folder that cannot be made or written to. It makes nothing.
@@ -353,8 +329,8 @@ func (o *trainOptions) checkArchives() error {
 		return fmt.Errorf("-test: %w", err)
 	}
 	if o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive) {
-		return usageError{fmt.Sprintf("-test %s is -archive, so the accuracy would be that on images of the training: name an archive of held-back images, or leave -test out",
-			printable.Name(o.test))}
+		return cli.Usagef("-test %s is -archive, so the accuracy would be that on images of the training: name an archive of held-back images, or leave -test out",
+			printable.Name(o.test))
 	}
 	return nil
 }
@@ -514,10 +490,10 @@ func byName(of map[string]string) []string {
 
 // run opens the images, builds the model and trains it.
 func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
-	if err := setThreads(*o.threads); err != nil {
+	if err := cli.SetThreads(*o.threads); err != nil {
 		return err
 	}
-	device, err := pickDevice(o.device)
+	device, err := cli.PickDevice(o.device)
 	if err != nil {
 		return err
 	}
@@ -596,7 +572,7 @@ func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSa
 	}
 	done := map[imageloader.BadSamplePolicy]string{imageloader.Skip: "left out", imageloader.Substitute: "replaced by others"}[p]
 	fmt.Fprintf(w, "%s: %s %s%s: %s: `torchstream inspect -fix OUT %[1]s` writes an archive without\n",
-		printable.Name(path), counted(s.Bad, "bad image", "bad images"), done, note, listed(names))
+		printable.Name(path), printable.Counted(s.Bad, "bad image", "bad images"), done, note, listed(names))
 }
 
 // fit builds the model and trains it.
@@ -627,13 +603,13 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 	switch {
 	case !errors.As(err, &interrupted):
 		if ctx.Err() != nil {
-			fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(advised(err, "train")))
+			fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(cli.Advised(err, "train")))
 		}
 		return err
 	case interrupted.Checkpoint == "":
-		return interruptedError{"interrupted before the first step: nothing is saved, run the same command again"}
+		return cli.InterruptedError{Message: "interrupted before the first step: nothing is saved, run the same command again"}
 	}
-	return interruptedError{fmt.Sprintf("interrupted in epoch %d after step %d: the same command with -resume goes on from %s",
+	return cli.InterruptedError{Message: fmt.Sprintf("interrupted in epoch %d after step %d: the same command with -resume goes on from %s",
 		interrupted.Epoch, interrupted.Step, interrupted.Checkpoint)}
 }
 
@@ -646,7 +622,7 @@ func (o feeding) open(ctx context.Context, device cuda.Device, path string, imag
 	if err != nil {
 		return nil, nil, err
 	}
-	decode, _ := parseDecode(o.decode) // check has found no error
+	decode, _ := cli.ParseDecode(o.decode) // check has found no error
 	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device, Decode: decode, DecodeMultiprocessors: o.decodeSMs, Trace: window})
 	if err != nil {
 		loader.Close()
@@ -756,7 +732,7 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	}
 	if unfit := belowHead(model, report); len(unfit) > 0 {
 		return fmt.Errorf("-freeze trains the head alone, and %s of %s and this %s differ below it: %s: name a checkpoint of the same network, or leave -freeze out",
-			counted(len(unfit), "tensor", "tensors"), printable.Name(o.pretrained), o.model, listed(unfit))
+			printable.Counted(len(unfit), "tensor", "tensors"), printable.Name(o.pretrained), o.model, listed(unfit))
 	}
 	if err := nn.Freeze(model); err != nil {
 		return err
@@ -785,7 +761,7 @@ func shortened(report *nn.LoadReport) string {
 	const most = 10
 	lines := strings.Split(report.String(), "\n") // after the first one, a difference each
 	if more := len(lines) - 1 - most; more > 0 {
-		lines = append(lines[:1+most], "and "+counted(more, "more difference", "more differences"))
+		lines = append(lines[:1+most], "and "+printable.Counted(more, "more difference", "more differences"))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -807,19 +783,19 @@ func belowHead(model nn.Module, report *nn.LoadReport) []string {
 func (o *trainOptions) finish(report *train.Report, took time.Duration, classes []string, stdout io.Writer) error {
 	best, path := report.Best(), filepath.Join(o.out, "best.pt")
 	if n := report.Stepper.Replays; n > 0 {
-		fmt.Fprintf(stdout, "\n%d of the %s of this run replayed a CUDA graph", n, counted(report.Stepper.Steps, "step", "steps"))
+		fmt.Fprintf(stdout, "\n%d of the %s of this run replayed a CUDA graph", n, printable.Counted(report.Stepper.Steps, "step", "steps"))
 	}
 	result := fmt.Sprintf("the best epoch is %d", best.Epoch)
 	if best.Eval != nil {
-		result += fmt.Sprintf(", right on %.1f %% of %s", 100*best.Eval.Top1, counted(best.Eval.Samples, "held-back image", "held-back images"))
+		result += fmt.Sprintf(", right on %.1f %% of %s", 100*best.Eval.Top1, printable.Counted(best.Eval.Samples, "held-back image", "held-back images"))
 	} else {
 		result += ", by its loss in training: name held-back images with -test FILE"
 	}
 	if report.Stepper.Steps > 0 {
-		fmt.Fprintf(stdout, "\n%s, %s in this run; %s\n", counted(report.Steps, "step", "steps"), took.Round(100*time.Millisecond), result)
+		fmt.Fprintf(stdout, "\n%s, %s in this run; %s\n", printable.Counted(report.Steps, "step", "steps"), took.Round(100*time.Millisecond), result)
 	} else {
 		fmt.Fprintf(stdout, "%s is of a run that is finished (%d of %s, %s), so there was nothing to train; %s\n", printable.Name(filepath.Join(o.out, "last.pt")),
-			len(report.Epochs), counted(o.epochs, "epoch", "epochs"), counted(report.Steps, "step", "steps"), result)
+			len(report.Epochs), printable.Counted(o.epochs, "epoch", "epochs"), printable.Counted(report.Steps, "step", "steps"), result)
 		if report.Stopped {
 			fmt.Fprintln(stdout, "-patience ended it: -resume with a larger one goes on")
 		}
@@ -840,7 +816,7 @@ func countClasses(ctx context.Context, path string, stderr io.Writer) ([]imagelo
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return countDirectory(ctx, path)
 	}
-	progress, done := readingProgress(stderr)
+	progress, done := cli.ReadingProgress(stderr)
 	report, err := imageloader.InspectIndex(ctx, path, imageloader.Options{}, progress)
 	done()
 	if err != nil {
@@ -881,7 +857,7 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 	for _, c := range classes {
 		samples += c.Samples
 	}
-	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.Name(path), counted(samples, "image", "images"), counted(len(classes), "class", "classes"))
+	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.Name(path), printable.Counted(samples, "image", "images"), printable.Counted(len(classes), "class", "classes"))
 	few := fewImages(classes, func(c imageloader.ClassReport) int { return c.Samples })
 	table := printable.NewTable(stdout, 0)
 	fmt.Fprintln(table, "label\timages\tclass\t")
@@ -900,7 +876,7 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 	fmt.Fprint(stdout, few.summary())
 	if merged > 0 {
 		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and test, stop here and make an archive of each\n",
-			counted(merged, "class comes", "classes come"))
+			printable.Counted(merged, "class comes", "classes come"))
 	}
 	_, err = fmt.Fprintln(stdout)
 	return samples, err
@@ -915,11 +891,11 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 	}
 	if len(unknown) > 0 {
 		return nil, nil, fmt.Errorf("%s has %s that %s has not: %s: rename the folders, or leave them out",
-			printable.Name(o.test), counted(len(unknown), "class", "classes"), printable.Name(o.archive), listed(unknown))
+			printable.Name(o.test), printable.Counted(len(unknown), "class", "classes"), printable.Name(o.archive), listed(unknown))
 	}
 	if images > 0 && len(untested) > 0 {
 		fmt.Fprintf(stdout, "%s has no image of %d of the %d classes, so its accuracy says nothing about them: %s\n\n",
-			printable.Name(o.test), len(untested), len(classes), strings.Join(printables(untested), ", "))
+			printable.Name(o.test), len(untested), len(classes), strings.Join(printable.Names(untested), ", "))
 	}
 	return o.openHeldBack(ctx, device, o.test, images, o.size, classes)
 }
@@ -956,22 +932,13 @@ func compareClasses(ctx context.Context, path string, known []string, stderr io.
 	return images, unknown, without, nil
 }
 
-// printables are names that a terminal may show.
-func printables(names []string) []string {
-	shown := make([]string, len(names))
-	for i, name := range names {
-		shown[i] = printable.Name(name)
-	}
-	return shown
-}
-
 // listed returns the first names of a list for an error. Dots stand for the others.
 func listed(names []string) string {
 	const most = 10
 	if len(names) > most {
-		return strings.Join(printables(names[:most]), ", ") + ", ..."
+		return strings.Join(printable.Names(names[:most]), ", ") + ", ..."
 	}
-	return strings.Join(printables(names), ", ")
+	return strings.Join(printable.Names(names), ", ")
 }
 
 // suspicion finds classes with suspiciously few images.

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"image"
-	"image/color"
 	"image/png"
 	"io"
 	"io/fs"
@@ -29,31 +28,13 @@ import (
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/internal/cli"
+	"github.com/torchstream/torchstream/internal/clitest"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/train"
 )
-
-// fewPhotos writes an archive with so many images of each class.
-func fewPhotos(t *testing.T, counts map[string]int) string {
-	t.Helper()
-	files := map[string]string{}
-	for class, count := range counts {
-		for n := range count {
-			img := image.NewGray(image.Rect(0, 0, 8, 8))
-			for i := range 64 {
-				img.SetGray(i%8, i/8, color.Gray{uint8(i * (n + len(class)))})
-			}
-			var file bytes.Buffer
-			if err := png.Encode(&file, img); err != nil {
-				t.Fatal(err)
-			}
-			files[class+"/"+string(rune('a'+n))+".png"] = file.String()
-		}
-	}
-	return writeTar(t, files)
-}
 
 // trainSmall trains ResNet-18 on 32 pixels for two epochs.
 func trainSmall(t *testing.T, archive, out string, args ...string) string {
@@ -67,9 +48,9 @@ func trainSmall(t *testing.T, archive, out string, args ...string) string {
 }
 
 func TestTrain(t *testing.T) {
-	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
-	stdout := trainSmall(t, archive, out, "-test", fewPhotos(t, map[string]int{"cat": 5, "dog": 5}))
+	stdout := trainSmall(t, archive, out, "-test", clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}))
 	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat", "resnet18: 11177538 parameters", "test top-1", "6 steps, ", "torchstream predict -checkpoint " + filepath.Join(out, "best.pt"), "torch.load"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
@@ -142,7 +123,7 @@ func TestTrain(t *testing.T) {
 	}
 
 	// Another number of classes: the head starts anew, and with -freeze it alone is trained.
-	more := fewPhotos(t, map[string]int{"cat": 4, "dog": 4, "hen": 4})
+	more := clitest.FewPhotos(t, map[string]int{"cat": 4, "dog": 4, "hen": 4})
 	fine := filepath.Join(t.TempDir(), "fine")
 	stdout = trainSmall(t, more, fine, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-optimizer", "sgd", "-ema", "0.5")
 	if !strings.Contains(stdout, "resnet18: 1539 parameters to train") || !strings.Contains(stdout, "fc.weight") {
@@ -180,7 +161,7 @@ func requireOnlyHeadTrained(t *testing.T, from, to string) {
 // A checkpoint of another network is refused: by its metadata, before the archive is read, and with
 // -freeze by its tensors below the head.
 func TestTrainRefusesAnotherNetwork(t *testing.T) {
-	archive := fewPhotos(t, map[string]int{"cat": 2, "dog": 2})
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	save := func(model string, metadata map[string]string) string {
 		net, err := models.ByName(model, models.Options{NumClasses: 3})
 		if err != nil {
@@ -290,13 +271,13 @@ func (w *interrupter) Write(p []byte) (int, error) {
 
 // An interrupted training says how to go on, and -resume gives the parameters of one that was not.
 func TestTrainInterruptedAndResumed(t *testing.T) {
-	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	whole, out := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "out")
 	trainSmall(t, archive, whole)
 	ctx, cancel := context.WithCancel(context.Background())
 	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // the line of the first epoch
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
-	if status := run(ctx, args, stdout, stderr); status != 130 ||
+	if status := program().Run(ctx, args, stdout, stderr); status != 130 ||
 		stderr.String() != "torchstream: interrupted in epoch 2 after step 3: the same command with -resume goes on from "+filepath.Join(out, "last.pt")+"\n" {
 		t.Fatalf("status %d, %s", status, stderr)
 	}
@@ -306,7 +287,7 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	stdout, stderr = &interrupter{text: "parameters to train", cancel: func() {}}, &bytes.Buffer{}
 	early, stop := context.WithCancel(context.Background())
 	stdout.cancel = stop
-	if status := run(early, append(args, "-out", filepath.Join(t.TempDir(), "early")), stdout, stderr); status != 130 ||
+	if status := program().Run(early, append(args, "-out", filepath.Join(t.TempDir(), "early")), stdout, stderr); status != 130 ||
 		stderr.String() != "torchstream: interrupted before the first step: nothing is saved, run the same command again\n" {
 		t.Errorf("status %d, %s", status, stderr)
 	}
@@ -335,7 +316,7 @@ func TestTrainEndedByPatience(t *testing.T) {
 // Mixed precision, memory order, graphs (which the CPU has not), event files and a profile go
 // together; a run resumes only with the same precision.
 func TestTrainOptions(t *testing.T) {
-	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
 	profile := filepath.Join(t.TempDir(), "step.json")
 	stdout := trainSmall(t, archive, out, "-amp", "bf16", "-channels-last", "-graph", "-patience", "5", "-tensorboard", "-profile", profile, "-save-steps", "2")
@@ -423,7 +404,7 @@ func TestTrainMistakes(t *testing.T) {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	// The test archive has a class that the training archive has not.
-	archive, test := fewPhotos(t, map[string]int{"cat": 2, "dog": 2}), fewPhotos(t, map[string]int{"cat": 1, "cta": 1})
+	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename") {
@@ -445,7 +426,7 @@ func TestTrainMistakes(t *testing.T) {
 
 // A batch has no memory for more than the images of its archive: 1 << 30 rows would be terabytes.
 func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
-	archive, test := fewPhotos(t, map[string]int{"cat": 3, "dog": 2}), fewPhotos(t, map[string]int{"cat": 1, "dog": 1})
+	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})
 	stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "1073741824")
 	for _, want := range []string{"-batch 1073741824 is more than the archive has: a step has all of the 5 images\n", "batches of 5, on cpu", "2 steps, "} {
 		if !strings.Contains(stdout, want) {
@@ -457,7 +438,7 @@ func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 // -decode-sms reaches the decoders: the driver refuses a part of one multiprocessor.
 func TestTrainBoundsMultiprocessors(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	archive := fewPhotos(t, map[string]int{"cat": 2, "dog": 2})
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cuda", "-decode", "device", "-decode-sms", "1", "-epochs", "1",
 		"-out", filepath.Join(t.TempDir(), "out"))
 	if status != 1 || !strings.Contains(stderr, "multiprocessors") {
@@ -489,7 +470,7 @@ func TestTrainBadImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := encoded.String()
-	archive := writeTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
+	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
 	out := filepath.Join(t.TempDir(), "out")
 	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out)
 	if fileExists(out) {
@@ -502,7 +483,7 @@ func TestTrainBadImage(t *testing.T) {
 	}
 	bad := &imageloader.SampleError{File: "x.tar", Name: "a/1.png", Reason: imageloader.Empty}
 	err := errors.Join(fmt.Errorf("train: %w (Go)", bad), errors.New("disk is full"))
-	if got, want := advised(err, "train"), "train: "+bad.Error()+" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
+	if got, want := cli.Advised(err, "train"), "train: "+bad.Error()+" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
@@ -515,8 +496,8 @@ func TestTrainGoesOnWithoutBadImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := encoded.String()
-	archive := writeTar(t, map[string]string{"a/1.png": good, "a/2.png": good, "a/README": "Photographs", "b/1.png": good, "b/2.png": good, "b/bad.png": good[:50]})
-	test := writeTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/cut.png": good[:50]})
+	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "a/2.png": good, "a/README": "Photographs", "b/1.png": good, "b/2.png": good, "b/bad.png": good[:50]})
+	test := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/cut.png": good[:50]})
 	next := ": `torchstream inspect -fix OUT %s` writes an archive without\n"
 	for policy, says := range map[string]string{"skip": "4 bad images left out", "substitute": "4 bad images replaced by others"} {
 		// Two epochs of two bad images. A batch has all images, so that one of them is good.
@@ -556,7 +537,7 @@ func TestTrainLeavesOutALastBatchOfOneImage(t *testing.T) {
 				files[fmt.Sprintf("a/bad%d.png", n)] = good[:50]
 			}
 			out := filepath.Join(t.TempDir(), "out")
-			status, stdout, stderr := command(t, "train", "-archive", writeTar(t, files), "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out,
+			status, stdout, stderr := command(t, "train", "-archive", clitest.WriteTar(t, files), "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out,
 				"-model", "mobilenet_v3_small", "-bad-samples", "skip")
 			if status != 0 || !strings.Contains(stdout, "\n2 steps, ") {
 				t.Errorf("status %d, want 0 and 2 steps\n%s%s", status, stdout, stderr)
@@ -579,13 +560,13 @@ func TestTrainLeavesOutALastBatchOfOneImage(t *testing.T) {
 
 // -test without an image of a class is pointed at, and a resume with other classes names them.
 func TestTrainOtherClasses(t *testing.T) {
-	archive, test := fewPhotos(t, map[string]int{"cat": 2, "dog": 2}), fewPhotos(t, map[string]int{"cat": 2})
+	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 2})
 	out := filepath.Join(t.TempDir(), "out")
 	if stdout := trainSmall(t, archive, out, "-test", test, "-epochs", "1"); !strings.Contains(stdout, "has no image of 1 of the 2 classes") ||
 		!strings.Contains(stdout, "says nothing about them: dog\n") {
 		t.Errorf("printed\n%s", stdout)
 	}
-	other := fewPhotos(t, map[string]int{"cat": 2, "emu": 2})
+	other := clitest.FewPhotos(t, map[string]int{"cat": 2, "emu": 2})
 	args := []string{"train", "-archive", other, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-resume"}
 	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "2 classes, and this archive has 2, lacks dog, has the new emu") ||
 		strings.Contains(stderr, "[") {
@@ -598,7 +579,7 @@ func TestTrainOtherClasses(t *testing.T) {
 
 // One class is an error, and inspect points at it.
 func TestTrainOneClass(t *testing.T) {
-	archive, out := fewPhotos(t, map[string]int{"cat": 3}), filepath.Join(t.TempDir(), "out")
+	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 3}), filepath.Join(t.TempDir(), "out")
 	if status, stdout, stderr := command(t, "train", "-archive", archive, "-device", "cpu", "-out", out); status != 1 ||
 		!strings.Contains(stdout, "3 images in 1 class\n") || !strings.Contains(stderr, "has one class: nothing to tell apart; the directory of a file is its class (cat)") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
@@ -609,14 +590,14 @@ func TestTrainOneClass(t *testing.T) {
 	if status, stdout, _ := command(t, "inspect", archive); status != 0 || !strings.Contains(stdout, "3 in 1 class,") || !strings.Contains(stdout, "\none class: nothing to tell apart") {
 		t.Errorf("status %d, %s", status, stdout)
 	}
-	if _, stdout, _ := command(t, "inspect", fewPhotos(t, map[string]int{"cat": 1, "dog": 1})); strings.Contains(stdout, "one class") {
+	if _, stdout, _ := command(t, "inspect", clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})); strings.Contains(stdout, "one class") {
 		t.Error(stdout)
 	}
 }
 
 // A folder to which another run writes is refused before work begins, with the process that has it.
 func TestTrainRefusesAFolderInUse(t *testing.T) {
-	archive, out := fewPhotos(t, map[string]int{"cat": 2, "dog": 2}), filepath.Join(t.TempDir(), "out")
+	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), filepath.Join(t.TempDir(), "out")
 	trainSmall(t, archive, out, "-epochs", "1")
 	claim, err := safefile.NewClaim(filepath.Join(out, "run.lock"))
 	if err != nil {
@@ -699,14 +680,13 @@ func TestTrainUnwritable(t *testing.T) {
 // maximum is the largest size of which an evaluation's transform exists.
 func TestSizesThatAreTooLarge(t *testing.T) {
 	for _, args := range [][]string{
-		{"train", "-archive", photos}, {"preview", "-archive", photos}, {"bench", "loader", "-archive", photos}, {"bench", "serve", "-images", "."},
-		{"bench", "train"}, {"bench", "dist"},
+		{"train", "-archive", photos}, {"preview", "-archive", photos}, {"bench", "loader", "-archive", photos},
 	} {
 		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 || stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
 			t.Errorf("%q: status %d, %s%s", args, status, stdout, stderr)
 		}
 	}
-	for size, known := range map[int]bool{maxSize: true, maxSize + 1: false} {
+	for size, known := range map[int]bool{cli.MaxSize: true, cli.MaxSize + 1: false} {
 		decoder, err := decode.New(decode.Options{Transform: imageloader.Eval(size*8/7, size)})
 		if (err == nil) != known {
 			t.Errorf("%d: %v", size, err)
@@ -753,7 +733,7 @@ func tarFiles(t *testing.T, data []byte) fs.FS {
 // Commands read each kind of archive that -h of them names.
 func TestKindsOfArchives(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir()) // for the index of a URL
-	tarFile := fewPhotos(t, map[string]int{"cat": 3, "dog": 3})
+	tarFile := clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 3})
 	data, err := os.ReadFile(tarFile)
 	if err != nil {
 		t.Fatal(err)
@@ -824,7 +804,7 @@ func TestFewImages(t *testing.T) {
 		}
 	}
 	var out, errs bytes.Buffer
-	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5, "cta": 1})
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5, "cta": 1})
 	if _, err := printClasses(t.Context(), archive, &out, &errs); err != nil {
 		t.Fatal(err)
 	}
@@ -846,7 +826,7 @@ func TestFewImages(t *testing.T) {
 
 // inspect says of an archive of one class that train refuses it, and finds nothing bad.
 func TestInspectOfOneClass(t *testing.T) {
-	status, stdout, _ := command(t, "inspect", fewPhotos(t, map[string]int{"cat": 3}))
+	status, stdout, _ := command(t, "inspect", clitest.FewPhotos(t, map[string]int{"cat": 3}))
 	if status != 0 || !strings.Contains(stdout, "\n\n"+oneClass+": `torchstream train` refuses it\n") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
@@ -855,7 +835,7 @@ func TestInspectOfOneClass(t *testing.T) {
 // TestClassesFromSeveralDirectoriesAreNamed: by inspect and before training, of an archive and of
 // a directory, and no others are.
 func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
-	archive := fewPhotos(t, map[string]int{"train/cat": 3, "test/cat": 2, "dog": 4})
+	archive := clitest.FewPhotos(t, map[string]int{"train/cat": 3, "test/cat": 2, "dog": 4})
 	folder := t.TempDir()
 	for _, name := range []string{"train/cat/a.png", "test/cat/b.png", "dog/a.png"} {
 		if err := os.MkdirAll(filepath.Join(folder, filepath.Dir(name)), 0o755); err != nil {

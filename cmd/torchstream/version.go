@@ -8,13 +8,14 @@ import (
 	"runtime/debug"
 	"strings"
 
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // versionCommand prints the version of this program.
 func versionCommand(_ context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("version", "Prints the version of torchstream, the revision of its sources if the program knows it, and the version of Go. torchstream doctor has that of LibTorch.", stderr)
-	if err := parse(set, args, 0); err != nil {
+	set := cli.Flags("torchstream version", "Prints the version of torchstream, the revision of its sources if the program knows it, and the version of Go. torchstream doctor has that of LibTorch.", stderr)
+	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(stdout, programVersion(debug.ReadBuildInfo()))

@@ -87,3 +87,12 @@ func (e shown) Error() string {
 		return URL(bare) + address[len(bare):]
 	})
 }
+
+// Names returns the results of [Name].
+func Names(names []string) []string {
+	shown := make([]string, len(names))
+	for i, name := range names {
+		shown[i] = Name(name)
+	}
+	return shown
+}

@@ -1,6 +1,7 @@
 package printable
 
 import (
+	"fmt"
 	"io"
 	"text/tabwriter"
 )
@@ -36,4 +37,12 @@ func (t *trimmer) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return len(p), nil
+}
+
+// Counted returns a number with its noun.
+func Counted[N int | int64](n N, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
 }

@@ -122,6 +122,29 @@ LAYERS = {
     "internal/mutate": [],
     # Programs.
     "internal/bundle": [],
+    "internal/cli": [
+        "cuda",
+        "imageloader",
+        "imageloader/transform",
+        "internal/capi",
+        "internal/interrupt",
+        "internal/printable",
+        "prefetcher",
+        "torch",
+    ],
+    "internal/clitest": [],
+    "internal/collectives": ["cuda", "distributed", "internal/freeport", "torch"],
+    "internal/loaderbench": [
+        "cuda",
+        "imageloader",
+        "internal/cli",
+        "internal/printable",
+        "internal/resident",
+        "internal/safefile",
+        "prefetcher",
+        "tensor",
+        "trace",
+    ],
     "cmd/torchstream": [
         "cuda",
         "distributed",
@@ -130,12 +153,13 @@ LAYERS = {
         "imageloader/transform",
         "internal/bundle",
         "internal/capi",
-        "internal/freeport",
+        "internal/cli",
+        "internal/collectives",
         "internal/imagecapi",
         "internal/interrupt",
         "internal/library",
+        "internal/loaderbench",
         "internal/printable",
-        "internal/resident",
         "internal/safefile",
         "internal/setup",
         "models",
@@ -144,6 +168,28 @@ LAYERS = {
         "prefetcher",
         "serve",
         "tensor",
+        "torch",
+        "trace",
+        "train",
+    ],
+    # The project's own benchmarks.
+    "lab/torchstream-lab": [
+        "cuda",
+        "distributed",
+        "imageloader",
+        "imageloader/decode",
+        "imageloader/transform",
+        "internal/capi",
+        "internal/cli",
+        "internal/collectives",
+        "internal/interrupt",
+        "internal/loaderbench",
+        "internal/printable",
+        "models",
+        "nn",
+        "optim",
+        "prefetcher",
+        "serve",
         "torch",
         "trace",
         "train",
@@ -253,7 +299,7 @@ FREE = {
     "prefetcher": {"imageloader"},
 }
 
-MODULES = [".", "imageloader/blob", "imageloader/prometheus"]
+MODULES = [".", "imageloader/blob", "imageloader/prometheus", "lab"]
 TAGS = ["", "debug"]
 
 

@@ -1,3 +1,3 @@
-// Package bench has the C header of the measurements of `torchstream bench`, as package include has
+// Package bench has the C header of the measurements of torchstream-lab, as package include has
 // the others.
 package bench

@@ -1,4 +1,4 @@
-/* Measurements that `torchstream bench` makes inside the library. Not installed, and no part of the
+/* Measurements that torchstream-lab makes inside the library. Not installed, and no part of the
  * ABI; the rules of torchstream.h hold.
  */
 #ifndef TORCHSTREAM_BENCH_H_

@@ -1,4 +1,4 @@
-// Host time of calls, for the measurements of `torchstream bench`.
+// Host time of calls, for the measurements of torchstream-lab.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-// The C++ peers of `torchstream bench operators`: the operators of its table, on the same operands.
+// The C++ peers of `torchstream-lab operators`: the operators of its table, on the same operands.
 #include <ATen/ATen.h>
 
 #include <chrono>
@@ -67,7 +67,7 @@ struct Peer {
   void (*run)(const Operands& o, Held& hold);
 };
 
-// The names and operands of operatorTable in cmd/torchstream/bench_operators.go.
+// The names and operands of operatorTable in lab/torchstream-lab/operators.go.
 const Peer kPeers[] = {
     {"Abs", [](const Operands& o, Held& hold) { hold(at::abs(o.a)); }},
     {"Exp", [](const Operands& o, Held& hold) { hold(at::exp(o.a)); }},

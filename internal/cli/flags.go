@@ -1,0 +1,183 @@
+package cli
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/torchstream/torchstream/internal/printable"
+)
+
+// Flags returns the flag set of a command, whose help goes to stderr. line is a command line with
+// the arguments that the command needs, such as "torchstream inspect FILE".
+func Flags(line, about string, stderr io.Writer) *flag.FlagSet {
+	_, command, _ := strings.Cut(line, " ")
+	command, _, _ = strings.Cut(command, " -")
+	set := flag.NewFlagSet(command, flag.ContinueOnError)
+	set.SetOutput(stderr)
+	set.Usage = func() {
+		fmt.Fprintf(stderr, "usage: %s\n%s", line, wrapped(about, ""))
+		printOptions(set, stderr)
+	}
+	return set
+}
+
+// printOptions prints the options of a command as package flag does, with wrapped explanations.
+func printOptions(set *flag.FlagSet, w io.Writer) {
+	var list, about strings.Builder
+	set.SetOutput(&list)
+	set.PrintDefaults()
+	set.SetOutput(w)
+	for line := range strings.Lines(list.String()) {
+		if strings.HasPrefix(line, "    \t") { // of an explanation
+			about.WriteString(line)
+			continue
+		}
+		fmt.Fprint(w, wrapped(about.String(), "        "), line)
+		about.Reset()
+	}
+	fmt.Fprint(w, wrapped(about.String(), "        "))
+}
+
+// wrapped returns the words of a text in lines that begin with indent. A line has at most 100
+// characters, unless one word is longer.
+func wrapped(text, indent string) string {
+	const columns = 100
+	var b strings.Builder
+	column := 0
+	for _, word := range strings.Fields(text) {
+		length := utf8.RuneCountInString(word)
+		if column > 0 && column+1+length <= columns {
+			b.WriteString(" " + word)
+			column += 1 + length
+			continue
+		}
+		if column > 0 {
+			b.WriteString("\n")
+		}
+		b.WriteString(indent + word)
+		column = len(indent) + length
+	}
+	if column > 0 {
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// OneOrMore is the number of arguments of a command that needs at least one.
+const OneOrMore = -1
+
+// Parse reads a command's options and checks that want arguments are left. It refuses NaN and
+// infinities, which package flag accepts and which pass most comparisons.
+func Parse(set *flag.FlagSet, args []string, want int) error {
+	if err := parseOptions(set, args); err != nil {
+		return err
+	}
+	var infinite error
+	set.Visit(func(f *flag.Flag) {
+		if getter, ok := f.Value.(flag.Getter); ok {
+			if v, ok := getter.Get().(float64); ok && (math.IsNaN(v) || math.IsInf(v, 0)) {
+				infinite = Usagef("-%s %v: must be a finite number", f.Name, f.Value)
+			}
+		}
+	})
+	if infinite != nil {
+		return infinite
+	}
+	if given := set.NArg(); given == want || given > 0 && want == OneOrMore {
+		return nil
+	}
+	return UsageError{Message: miscounted(set, want)}
+}
+
+// miscounted says what is wrong with the number of arguments of a command, which is not want.
+func miscounted(set *flag.FlagSet, want int) string {
+	if say := misplaced(set, want); say != "" {
+		return say
+	}
+	given := strings.Join(printable.Names(set.Args()), " ")
+	switch command, argument, _ := strings.Cut(set.Name(), " "); {
+	case want == 0:
+		return fmt.Sprintf("%s takes options only, and no argument: %s", set.Name(), given)
+	case set.NArg() == 0:
+		return fmt.Sprintf("%s needs an argument: %s", command, argument)
+	default:
+		return fmt.Sprintf("%s takes one argument, %s, and has %d: %s", command, argument, set.NArg(), given)
+	}
+}
+
+// misplaced says what is probably meant by more arguments than a command takes: an archive without
+// its option, or options behind the arguments, where flag reads none. It returns "" if neither is
+// likely.
+func misplaced(set *flag.FlagSet, want int) string {
+	quoted := printable.Names(set.Args())
+	_, argument, _ := strings.Cut(set.Name(), " ")
+	if archive := set.Lookup("archive"); want == 0 && archive != nil && archive.Value.String() == "" {
+		return fmt.Sprintf("%s takes its archive as an option: did you mean -archive %s?", set.Name(), strings.Join(quoted, " "))
+	}
+	if want == 1 && set.NArg() > 1 && strings.HasPrefix(set.Arg(1), "-") && argument != "" {
+		return fmt.Sprintf("options come before %s: %s %s", argument, strings.Join(quoted[1:], " "), quoted[0])
+	}
+	return ""
+}
+
+// parseOptions reads a command's options. The list of all options is printed for -h alone: after a
+// mistake it would hide the message.
+func parseOptions(set *flag.FlagSet, args []string) error {
+	list, out := set.Usage, set.Output()
+	set.Usage = func() {}
+	set.SetOutput(io.Discard)
+	err := set.Parse(args)
+	set.Usage = list
+	set.SetOutput(out)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, flag.ErrHelp):
+		list()
+		return err
+	}
+	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !unknown {
+		return UsageError{Message: refused(set, err.Error())}
+	}
+	message := "no option -" + name
+	var names []string
+	set.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+	if near := Nearest(names, name); near != "" {
+		message += ": did you mean -" + near + "?"
+	}
+	return UsageError{Message: message}
+}
+
+// refused says which value an option wants, in place of flag's message about one that it cannot
+// read.
+func refused(set *flag.FlagSet, message string) string {
+	invalid, rest, found := strings.Cut(message, "\" for ")
+	_, value, quoted := strings.Cut(invalid, " value \"")
+	name, why, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(rest, "flag "), "-"), ": ")
+	f := set.Lookup(name)
+	if !found || !quoted || f == nil {
+		return message
+	}
+	if getter, ok := f.Value.(flag.Getter); ok {
+		switch getter.Get().(type) {
+		case int, int64:
+			why = "want a whole number of at most 64 bits"
+		case uint, uint64:
+			why = "want a whole number of at least 0 and at most 64 bits"
+		case float64:
+			why = "want a number"
+		case bool:
+			why = "want true or false"
+		case time.Duration:
+			why = "want a duration, such as 90s or 1h30m"
+		}
+	}
+	return fmt.Sprintf("-%s \"%s\": %s", name, value, why)
+}

@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// The values of -size of commands that train: pixels of an image's side.
+const (
+	MinSize = 32
+	MaxSize = 28672 // evaluations resize images to 8/7 of it, 32768, package transform's maximum
+)
+
+// CheckSize refuses a value of -size that is less than least, or that no evaluation takes.
+func CheckSize(size, least int) error {
+	if size < least || size > MaxSize {
+		return Usagef("-size %d: must be from %d to %d, the pixels of an image's side", size, least, MaxSize)
+	}
+	return nil
+}
+
+// ParseDecode reads -decode.
+func ParseDecode(name string) (prefetcher.Decode, error) {
+	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto, "device": prefetcher.Device}[name]
+	if !known {
+		return 0, Usagef("-decode %q: want host, auto or device", name)
+	}
+	return where, nil
+}
+
+// DecodeSMsHelp explains -decode-sms.
+const DecodeSMsHelp = "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)"
+
+// CheckSMs checks -decode-sms.
+func CheckSMs(sms int, decode prefetcher.Decode) error {
+	if sms < 0 || sms > 0 && decode == prefetcher.Host {
+		return Usagef("-decode-sms %d: want a number of multiprocessors of at least 0, with -decode device or auto", sms)
+	}
+	return nil
+}
+
+// ParseDevice reads -device.
+func ParseDevice(name string) (cuda.Device, error) {
+	if name == "cpu" {
+		return cuda.CPU, nil
+	}
+	if name == "cuda" {
+		name = "cuda:0"
+	}
+	number, found := strings.CutPrefix(name, "cuda:")
+	n, err := strconv.Atoi(number)
+	if !found || err != nil || n < 0 {
+		return 0, Usagef("-device %q: want cpu, cuda, or cuda:0, cuda:1, ...", name)
+	}
+	if err := capi.Check(); err != nil {
+		return 0, err
+	}
+	if count := cuda.DeviceCount(); n >= count {
+		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable): see torchstream doctor", name, count)
+	}
+	return cuda.Device(n), nil
+}
+
+// PickDevice is ParseDevice, where "" selects the first GPU, or the CPU without one. It returns an
+// error without LibTorch, which the CPU needs too.
+func PickDevice(name string) (cuda.Device, error) {
+	device := cuda.CPU
+	if name != "" {
+		var err error
+		if device, err = ParseDevice(name); err != nil {
+			return 0, err
+		}
+	} else if cuda.DeviceCount() > 0 {
+		device = cuda.Device(0)
+	}
+	return device, capi.Check()
+}
+
+// DeviceName returns the name of a GPU's model, or "cpu".
+func DeviceName(d cuda.Device) (string, error) {
+	if d == cuda.CPU {
+		return d.String(), nil
+	}
+	properties, err := d.Properties()
+	return properties.Name, err
+}
+
+// ReadingProgress shows how far a file has been read, on a terminal only.
+func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), done func()) {
+	f, ok := stderr.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil, func() {}
+	}
+	bar := progressbar.NewOptions64(-1, progressbar.OptionSetWriter(stderr), progressbar.OptionSetDescription("reading"),
+		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+	return func(p imageloader.Progress) {
+		bar.ChangeMax64(p.TotalBytes)
+		bar.Set64(p.Bytes) // only the drawing can fail
+	}, func() { bar.Finish() }
+}
+
+// ArchiveKinds says what a command takes as an archive.
+const ArchiveKinds = "a .tar, .tgz or .tar.zst, a folder, shards ('train-{000..015}.tgz') or an http(s) URL"
+
+// ArchiveHelp explains -archive.
+const ArchiveHelp = "`FILE` of images: " + ArchiveKinds + "; directory = class"
+
+// ThreadsOption adds -threads to a command that computes. The command passes its value to
+// [SetThreads] before it computes.
+func ThreadsOption(set *flag.FlagSet) *int {
+	return set.Int("threads", 0, "threads of LibTorch inside an operator on the CPU (default: the number of cores, and at most GOMAXPROCS, which follows a container's quota)")
+}
+
+// SetThreads sets LibTorch's threads to the value of -threads; 0 leaves them.
+func SetThreads(n int) error {
+	switch {
+	case n == 0:
+		return nil
+	case n < 0 || n > maxThreads:
+		return Usagef("-threads %d: must be from 1 to %d", n, maxThreads)
+	}
+	return torch.SetNumThreads(n)
+}
+
+const maxThreads = 1 << 16 // of torch.SetNumThreads

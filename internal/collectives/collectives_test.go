@@ -1,0 +1,40 @@
+package collectives
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/distributed"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Each row makes the collective of its name.
+func TestCollectivesAreThoseOfTheirNames(t *testing.T) {
+	world, err := distributed.Init(t.Context(), distributed.Options{CPU: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer world.Close()
+	x, err := torch.Zeros(cuda.CPU, torch.Float32, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Close() // the collectives refuse closed tensors by their names
+	all, err := Parse(Names())
+	if err != nil || len(all) != 5 {
+		t.Fatalf("%d, %v", len(all), err)
+	}
+	for _, c := range all {
+		err := c.call(world, tensors{x, x, x})
+		if err == nil || !strings.Contains(strings.ToLower(err.Error()), "distributed: "+strings.ReplaceAll(c.Name, "-", "")) {
+			t.Errorf("%s: %v", c.Name, err)
+		}
+	}
+	if none, err := Parse(""); none != nil || err != nil {
+		t.Errorf("%v, %v", none, err)
+	}
+	if _, err := Parse("all-reduce,reduce"); err == nil || !strings.Contains(err.Error(), `"reduce"`) {
+		t.Errorf("an unknown collective: %v", err)
+	}
+}
