@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ErrOneValue is in the error of a normalisation whose statistics would be of one value per channel,
-// which has no variance: [BatchNorm] in training of one sample of one pixel, for example.
+// ErrOneValue is in the error of a normalisation whose statistics would be of one value per
+// channel, which has no variance: [BatchNorm] in training of one sample of one pixel, for example.
 var ErrOneValue = errors.New("the statistics need more than one value per channel")
 
 // BatchNorm is the part that BatchNorm1d, BatchNorm2d and BatchNorm3d share. It normalises each

@@ -50,8 +50,8 @@ func fields(t *testing.T, message []byte) map[uint64]field {
 	return all
 }
 
-// drawnSteps returns the steps of the points that TensorBoard's EventAccumulator draws for the event
-// files of a folder: a SessionLog START removes the points before it from its step on.
+// drawnSteps returns the steps of the points that TensorBoard's EventAccumulator draws for the
+// event files of a folder: a SessionLog START removes the points before it from its step on.
 func drawnSteps(t *testing.T, dir string) (steps []uint64) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "events.out.tfevents.*"))

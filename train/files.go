@@ -126,8 +126,8 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("train: another run writes to %s: %s: wait until it ends, or name another folder", e.Dir, e.Holder)
 }
 
-// Busy returns a *BusyError if a [Run] of any process writes to a folder now, and nil otherwise. Run
-// refuses such a folder itself; a program calls Busy before long preparations.
+// Busy returns a *BusyError if a [Run] of any process writes to a folder now, and nil otherwise.
+// Run refuses such a folder itself; a program calls Busy before long preparations.
 func Busy(dir string) error { return busyDir(dir, safefile.Claimed(filepath.Join(dir, lockFile))) }
 
 // busyDir replaces the error of a claim that somebody else holds.

@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// stepOrRefuse trains on a batch. refused is the error of one sample, after others of its epoch, for
-// which a normalisation can compute no statistics: the model is then as it was before.
+// stepOrRefuse trains on a batch. refused is the error of one sample, after others of its epoch,
+// for which a normalisation can compute no statistics: the model is then as it was before.
 func (r *runner) stepOrRefuse(batch *prefetcher.Batch) (refused, err error) {
 	if batch.N != 1 || r.at.Batches == 0 {
 		return nil, r.step(batch)

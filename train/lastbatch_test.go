@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// newNormalised returns a job whose second normalisation has one value per channel of one sample. An
-// epoch of the archive is 4 batches of 8 samples and one of a single sample.
+// newNormalised returns a job whose second normalisation has one value per channel of one sample.
+// An epoch of the archive is 4 batches of 8 samples and one of a single sample.
 func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *job {
 	t.Helper()
 	loader, err := imageloader.Open(path, imageloader.Options{BatchSize: batch, Transform: imageloader.Train(side), Shuffle: true, Seed: 3, DropLast: dropLast})
@@ -40,8 +40,9 @@ func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *jo
 	return &job{Config: c}
 }
 
-// A last batch of one sample, of which a normalisation can compute no statistics, leaves the run with
-// the bits of one whose loader drops the last batch, also where it is interrupted before that batch.
+// A last batch of one sample, of which a normalisation can compute no statistics, leaves the run
+// with the bits of one whose loader drops the last batch, also where it is interrupted before that
+// batch.
 func TestLastBatchOfOneSampleIsLeftOut(t *testing.T) {
 	path := archive(t)
 	dropped := newNormalised(t, path, true, train.Config{})
@@ -96,7 +97,8 @@ func (u *uneven) Fill(ctx context.Context, _ int, lend func(context.Context) ([]
 	return nil
 }
 
-// A batch of one sample that is the first one, or not the last, ends the run with BatchNorm's error.
+// A batch of one sample that is the first one, or not the last, ends the run with BatchNorm's
+// error.
 func TestBatchOfOneSampleElsewhereIsAnError(t *testing.T) {
 	for name, sizes := range map[string][]int{"first": {1, 2}, "in between": {2, 1, 2}, "alone": {1}} {
 		t.Run(name, func(t *testing.T) {

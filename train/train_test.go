@@ -594,7 +594,8 @@ func TestFailedRunRemovesTheFoldersItMade(t *testing.T) {
 	}
 }
 
-// While a run writes to a folder, a second one there is refused, new or resumed, and changes nothing.
+// While a run writes to a folder, a second one there is refused, new or resumed, and changes
+// nothing.
 func TestFolderHasOneRun(t *testing.T) {
 	path, dir := archive(t), filepath.Join(t.TempDir(), "run")
 	if err := train.Busy(dir); err != nil {

@@ -256,8 +256,8 @@ func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Wri
 	}
 }
 
-// checkBatch refuses batches of one image of the smallest size. The last convolutions make one value
-// per channel of it, from which BatchNorm can compute no variance.
+// checkBatch refuses batches of one image of the smallest size. The last convolutions make one
+// value per channel of it, from which BatchNorm can compute no variance.
 func (o *trainOptions) checkBatch() error {
 	normalises := !strings.HasPrefix(o.model, "vit") && !strings.HasPrefix(o.model, "convnext")
 	if o.batch > 1 || !normalises || o.size > cli.MinSize {

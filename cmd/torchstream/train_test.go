@@ -516,8 +516,8 @@ func TestTrainGoesOnWithoutBadImages(t *testing.T) {
 	}
 }
 
-// A last batch of one good image, of which BatchNorm can compute no statistics at 32 pixels, is left
-// out, also if a bad image made it that short. It does not refuse a training that has none.
+// A last batch of one good image, of which BatchNorm can compute no statistics at 32 pixels, is
+// left out, also if a bad image made it that short. It does not refuse a training that has none.
 func TestTrainLeavesOutALastBatchOfOneImage(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {

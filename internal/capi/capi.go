@@ -64,8 +64,8 @@ var loaded atomic.Bool
 // Check loads the shim and the image library, if nobody has done so yet, and returns an error that
 // wraps [CodeNoLibrary] if that is not possible: there is none, or it has another version than this
 // package. Every function that needs no object, and so can be the first of a program, calls Check.
-// The first call also bounds LibTorch's threads, and starts the stream sanitizer, if the environment
-// asks for it.
+// The first call also bounds LibTorch's threads, and starts the stream sanitizer, if the
+// environment asks for it.
 func Check() error {
 	if loaded.Load() {
 		return nil

@@ -245,8 +245,8 @@ func takesObject(fn *ast.FuncDecl) bool {
 	return false
 }
 
-// threads returns the numbers of LibTorch's threads in operators of two threads of a process with an
-// environment.
+// threads returns the numbers of LibTorch's threads in operators of two threads of a process with
+// an environment.
 func threads(t *testing.T, environment ...string) string {
 	t.Helper()
 	c := exec.Command(os.Args[0])
@@ -261,8 +261,8 @@ func threads(t *testing.T, environment ...string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// LibTorch has at most GOMAXPROCS threads inside an operator, on every thread of the program, unless
-// the environment sets LibTorch's threads.
+// LibTorch has at most GOMAXPROCS threads inside an operator, on every thread of the program,
+// unless the environment sets LibTorch's threads.
 func TestThreadsAreBoundedByGOMAXPROCS(t *testing.T) {
 	if got := threads(t, "GOMAXPROCS=1"); got != "1 1" {
 		t.Errorf("with GOMAXPROCS=1 LibTorch has %s threads, want 1 1", got)

@@ -1,5 +1,5 @@
-// Package interrupt ends programs on SIGINT, SIGTERM and SIGHUP, even while they block in a call that takes
-// no context.
+// Package interrupt ends programs on SIGINT, SIGTERM and SIGHUP, even while they block in a call
+// that takes no context.
 package interrupt
 
 import (

@@ -155,8 +155,8 @@ func TestIgnoredHangupStaysIgnored(t *testing.T) {
 	}
 }
 
-// The shell and the kernel may each send a SIGHUP when a terminal is closed: the second one does not
-// kill a program that saves its work.
+// The shell and the kernel may each send a SIGHUP when a terminal is closed: the second one does
+// not kill a program that saves its work.
 func TestSecondHangupKillsNothing(t *testing.T) {
 	p := start(t, "waits", os.Args[0])
 	interrupt(t, p.Cmd, syscall.SIGHUP)

@@ -29,9 +29,9 @@ type Writer struct {
 }
 
 // Create makes a new file in the folder, with a name that TensorBoard finds. TensorBoard joins the
-// files of a folder, so a program that goes on after an interruption makes another one. first is the
-// first step that the program may write now: TensorBoard drops the scalars of earlier files from
-// that step on, which a program that goes on from an older checkpoint writes again.
+// files of a folder, so a program that goes on after an interruption makes another one. first is
+// the first step that the program may write now: TensorBoard drops the scalars of earlier files
+// from that step on, which a program that goes on from an older checkpoint writes again.
 func Create(dir string, first int64) (*Writer, error) {
 	host, err := os.Hostname()
 	if err != nil {
