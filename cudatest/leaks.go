@@ -32,8 +32,8 @@ const grace = 10 * time.Second
 // Call it first, so that it looks after all other cleanups. It gives goroutines, and work on the
 // GPUs, 10 seconds to end. What the garbage collector had to free does not end, and fails the test
 // at once if nothing else is left. With the tag debug the message has the places that made what was
-// left; goroutines are always printed with their stacks. NoLeaks sees the whole process: the test, and
-// those beside it, must not be parallel ones.
+// left; goroutines are always printed with their stacks. NoLeaks sees the whole process: the test,
+// and those beside it, must not be parallel ones.
 func NoLeaks(t testing.TB) {
 	t.Helper()
 	noLeaks(t, grace)
@@ -114,8 +114,8 @@ func look() (state, error) {
 	return s, err
 }
 
-// minus returns one line, or several, for each kind of thing that is in s beyond before. mayEnd says
-// whether a part of these may end yet; what the garbage collector had to free stays counted.
+// minus returns one line, or several, for each kind of thing that is in s beyond before. mayEnd
+// says whether a part of these may end yet; what the garbage collector had to free stays counted.
 func (s state) minus(before state) (left []string, mayEnd bool) {
 	count := func(now, then int64, format string, args ...any) {
 		if now > then {

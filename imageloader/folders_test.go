@@ -192,8 +192,8 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 }
 
 // TestFoldersWithoutAnImageAreNamed: a folder that may have been meant as a class, and has no
-// image, is named by a warning and in the report of an inspection, when the index is made and when it is
-// found. A folder of classes is not.
+// image, is named by a warning and in the report of an inspection, when the index is made and when
+// it is found. A folder of classes is not.
 func TestFoldersWithoutAnImageAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{

@@ -70,7 +70,8 @@ type stopped struct{ failure error }
 func (stopped) Error() string        { return ErrStopped.Error() }
 func (stopped) Is(target error) bool { return target == ErrStopped }
 
-// FailureOf returns the failure of a request that err, which is ErrStopped, left unanswered, or nil.
+// FailureOf returns the failure of a request that err, which is ErrStopped, left unanswered, or
+// nil.
 func FailureOf(err error) error {
 	if s := (stopped{}); errors.As(err, &s) {
 		return s.failure
