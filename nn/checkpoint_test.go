@@ -48,7 +48,7 @@ var damaged = []struct {
 	{"text of 8 bytes", []byte("a,b\n1,2\n"), `a text, which begins with "a,b": name`},
 	{"HTML", []byte("<!DOCTYPE html><html>404"), "but a page of HTML or XML, which a server may have sent in place of the file: download it again"},
 	{"Git LFS", []byte("version https://git-lfs.github.com/spec/v1\noid sha256:12\n"), "but a pointer of Git LFS: fetch"},
-	{"HDF5", []byte("\x89HDF\r\n\x1a\n\x00\x00\x00"), "but an HDF5 file: save its tensors as safetensors"},
+	{"HDF5", []byte("\x89HDF\r\n\x1a\n\x00\x00\x00"), "but an HDF5 file (.h5, of Keras and others): save its tensors as safetensors"},
 	{"pickle", []byte("\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00}"), "but a pickle that torch.save did not write: save its tensors with torch.save"},
 	{"JPEG", []byte("\xff\xd8\xff\xe0\x00\x10JFIF\x00"), "but a JPEG: name the checkpoint"},
 	{"JSON", []byte(`{"metadata": {}, "weight_map": {}}`), "but JSON: the index of a sharded checkpoint ends in .safetensors.index.json"},

@@ -2,6 +2,7 @@ package nn
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"unicode"
 	"unicode/utf8"
@@ -19,18 +20,50 @@ var foreign = []struct {
 	{0, "\xfd7zXZ\x00", "an xz file", "unpack it, if the checkpoint is in it"},
 	{0, "BZh", "a bzip2 file", "unpack it, if the checkpoint is in it"},
 	{257, "ustar", "a tar archive", "unpack it, if the checkpoint is in it"},
-	{0, "\x89HDF\r\n\x1a\n", "an HDF5 file", "save its tensors as safetensors"},
-	{0, "GGUF", "a GGUF file", "save its tensors as safetensors"},
-	{0, "\x93NUMPY", "a NumPy file", "save its arrays as safetensors"},
-	{0, "\x80\x02", "a pickle that torch.save did not write", "save its tensors with torch.save, or as safetensors"},
-	{0, "\x80\x03", "a pickle that torch.save did not write", "save its tensors with torch.save, or as safetensors"},
-	{0, "\x80\x04", "a pickle that torch.save did not write", "save its tensors with torch.save, or as safetensors"},
-	{0, "\x80\x05", "a pickle that torch.save did not write", "save its tensors with torch.save, or as safetensors"},
+	{0, "\x89HDF\r\n\x1a\n", "an HDF5 file (.h5, of Keras and others)", "save its tensors as safetensors"},
+	{0, "GGUF", "a GGUF file, of llama.cpp", "take the safetensors of the same model, or save the tensors of gguf.GGUFReader as safetensors"},
+	{0, "\x93NUMPY", "a NumPy file (.npy)", "save its arrays as safetensors"},
+	{4, "TFL3", "a TensorFlow Lite model", "save its tensors as safetensors"},
+	{0, "\x80\x02", pickleName, pickleNext},
+	{0, "\x80\x03", pickleName, pickleNext},
+	{0, "\x80\x04", pickleName, pickleNext},
+	{0, "\x80\x05", pickleName, pickleNext},
+	{0, "(dp0\n", pickleName, pickleNext},
+	{0, "}q\x00", pickleName, pickleNext},
 	{0, "\xff\xd8\xff", "a JPEG", "name the checkpoint"},
 	{0, "\x89PNG", "a PNG", "name the checkpoint"},
 	{0, "version https://git-lfs", "a pointer of Git LFS", "fetch the file that it stands for, with git lfs pull"},
 	{0, "<", "a page of HTML or XML, which a server may have sent in place of the file", "download it again"},
 	{0, "{", "JSON", "the index of a sharded checkpoint ends in .safetensors.index.json"},
+}
+
+const (
+	pickleName = "a pickle that torch.save did not write"
+	pickleNext = "save its tensors with torch.save, or as safetensors"
+)
+
+// isONNX reports whether a file that begins with head is a model of ONNX: a protocol buffer whose
+// field 1, the version of the format, precedes field 2, the name of the producer, or field 7, the
+// graph.
+func isONNX(head []byte) bool {
+	const (
+		version  = 1<<3 | 0 // a number
+		producer = 2<<3 | 2 // text
+		graph    = 7<<3 | 2 // a message, which begins with a node, field 1
+		node     = 1<<3 | 2
+	)
+	if len(head) < 8 || head[0] != version || head[1] == 0 || head[1] >= 0x80 {
+		return false
+	}
+	switch head[2] {
+	case producer:
+		text := head[4:min(4+int(head[3]), len(head))]
+		return head[3] < 0x80 && firstLine(text) != ""
+	case graph:
+		_, n := binary.Uvarint(head[3:])
+		return n > 0 && 3+n < len(head) && head[3+n] == node
+	}
+	return false
 }
 
 // describeForeign returns what a file that is no checkpoint looks like by its first bytes, and what
@@ -40,6 +73,9 @@ func describeForeign(head []byte) string {
 		if len(head) > f.offset && bytes.HasPrefix(head[f.offset:], []byte(f.magic)) {
 			return f.name + ": " + f.next
 		}
+	}
+	if isONNX(head) {
+		return "a model of ONNX: save the state_dict() of the PyTorch model, or in Python the arrays of onnx.numpy_helper as safetensors"
 	}
 	if start := firstLine(head); start != "" {
 		return fmt.Sprintf("a text, which begins with %q: name the checkpoint", start)

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -97,6 +98,33 @@ func TestUnknownDTypeRefusesItsTensorAlone(t *testing.T) {
 	}
 	if found != len(unreadTypes) {
 		t.Errorf("%d of %d files", found, len(unreadTypes))
+	}
+}
+
+// Files of other formats, which their own libraries wrote, are named, with a road to a checkpoint.
+func TestForeignFilesAreNamed(t *testing.T) {
+	const pickle = "a pickle that torch.save did not write: save its tensors with torch.save, or as safetensors"
+	for file, want := range map[string]string{
+		"named.onnx":    "a model of ONNX: save the state_dict() of the PyTorch model",
+		"unnamed.onnx":  "a model of ONNX: save the state_dict() of the PyTorch model",
+		"program.pt2":   "a program of torch.export (.pt2), which holds code: in Python, torch.save(torch.export.load(path).state_dict",
+		"arrays.npz":    "arrays of NumPy (.npz): in Python, safetensors.numpy.save_file(dict(numpy.load(path))",
+		"array.npy":     "a NumPy file (.npy): save its arrays as safetensors",
+		"weights.h5":    "an HDF5 file (.h5, of Keras and others): save its tensors as safetensors",
+		"model.gguf":    "a GGUF file, of llama.cpp: take the safetensors of the same model",
+		"protocol0.pkl": pickle, "protocol1.pkl": pickle, "protocol2.pkl": pickle, "protocol3.pkl": pickle, "protocol4.pkl": pickle, "protocol5.pkl": pickle,
+		"../../" + fixtures + "/script.pt": "a TorchScript archive, which holds code: in Python, torch.save(torch.jit.load(path).state_dict()",
+	} {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			c, err := nn.OpenCheckpoint(filepath.Join("testdata/foreign", file))
+			if err == nil {
+				c.Close()
+				t.Fatal("no error")
+			}
+			if !strings.Contains(err.Error(), filepath.Base(file)) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+		})
 	}
 }
 

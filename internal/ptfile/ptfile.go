@@ -70,7 +70,7 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 		return nil, err
 	}
 	if f.members["constants.pkl"] != nil {
-		return nil, errors.New("a TorchScript archive, which holds code: in Python, save torch.jit.load(path).state_dict() with torch.save")
+		return nil, errors.New("a TorchScript archive, which holds code: in Python, torch.save(torch.jit.load(path).state_dict(), \"weights.pt\") writes its weights")
 	}
 	if m := f.members["byteorder"]; m != nil {
 		order, err := f.readAll(m, 16)
@@ -110,7 +110,7 @@ func (f *File) readDirectory() (folder string, err error) {
 		}
 	}
 	if folder == "" {
-		return "", errors.New("a zip archive without a data.pkl in its folder: torch.save did not write it: name another file")
+		return "", errors.New(describeArchive(archive.File))
 	}
 	for _, m := range archive.File {
 		name, ok := strings.CutPrefix(m.Name, folder+"/")
@@ -123,6 +123,26 @@ func (f *File) readDirectory() (folder string, err error) {
 		f.members[name] = m
 	}
 	return folder, nil
+}
+
+// describeArchive says what a zip archive is that torch.save did not write, and what to do.
+func describeArchive(files []*zip.File) string {
+	arrays := len(files) > 0
+	for _, m := range files {
+		switch name := m.Name[strings.LastIndex(m.Name, "/")+1:]; name {
+		case "archive_format", "serialized_exported_program.json":
+			return "a program of torch.export (.pt2), which holds code: in Python, torch.save(torch.export.load(path).state_dict, \"weights.pt\") writes its weights; " +
+				"one of AOTInductor (model.so) has none that can be read: save the model's state_dict()"
+		case "model.weights.h5":
+			return "a model of Keras (.keras): in Python, save its weights as safetensors"
+		default:
+			arrays = arrays && strings.HasSuffix(name, ".npy")
+		}
+	}
+	if arrays {
+		return "arrays of NumPy (.npz): in Python, safetensors.numpy.save_file(dict(numpy.load(path)), \"weights.safetensors\") writes them"
+	}
+	return "a zip archive without a data.pkl in its folder: torch.save did not write it: name another file"
 }
 
 // storage returns the storage of a key, the same one for every mention.
