@@ -14,7 +14,8 @@ import (
 // GPT2 is OpenAI's GPT-2 with the head that predicts the next token: Hugging Face's
 // GPT2LMHeadModel (https://openai.com/blog/better-language-models). The head's weight is that of
 // the embedding of tokens. State lists it once, as transformer.wte.weight, like the files of
-// save_pretrained. A state_dict has it as lm_head.weight too: load one with Partial.
+// save_pretrained. nn.Load also reads files with lm_head.weight instead or as well, and those of
+// the model without its head, whose names lack "transformer.".
 type GPT2 struct {
 	transformer *gpt2Transformer
 }

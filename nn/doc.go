@@ -50,7 +50,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	fmt.Println(report) // the tensors that are missing, unexpected, or of another shape
+//	fmt.Println(report) // the share that was loaded; the tensors that are missing, unexpected, or of another shape
 //	if err := nn.Freeze(net.trunk); err != nil {
 //		return err
 //	}

@@ -162,7 +162,8 @@ func ExampleLoadWith() {
 	}
 	fmt.Println(report)
 	// Output:
-	// 2 tensors loaded
+	// 2 tensors loaded: 2 of 4 parameters, 68.9 % of the numbers
+	// is this the same network? The other numbers stay as they were before
 	// tensor 2.weight is float32[1000 8] in the file and float32[2 8] in the module
 	// tensor 2.bias is float32[1000] in the file and float32[2] in the module
 }

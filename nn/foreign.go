@@ -34,7 +34,7 @@ var foreign = []struct {
 	{0, "\x89PNG", "a PNG", "name the checkpoint"},
 	{0, "version https://git-lfs", "a pointer of Git LFS", "fetch the file that it stands for, with git lfs pull"},
 	{0, "<", "a page of HTML or XML, which a server may have sent in place of the file", "download it again"},
-	{0, "{", "JSON", "the index of a sharded checkpoint ends in .safetensors.index.json"},
+	{0, "{", "JSON", "the index of a sharded checkpoint ends in .safetensors.index.json or .bin.index.json"},
 }
 
 const (

@@ -39,18 +39,9 @@ func (c *Checkpoint) readPyTorch(size int64) error {
 	if err := c.readDivided(root); err != nil {
 		return err
 	}
-	for key, value := range stateDict(root).All() {
-		name, ok1 := key.(string)
-		t, ok2 := value.(*ptfile.Tensor)
-		if o, ok := value.(*ptfile.Opaque); ok && ok1 {
-			c.unread[name] = o
-		}
-		if !ok1 || !ok2 {
-			continue
-		}
-		c.names = append(c.names, name)
-		c.entries[name] = entry{dtype: t.DType(), shape: t.Shape, stored: t}
-	}
+	var chosen *ptfile.Dict
+	c.dict, chosen = stateDict(root)
+	c.names, c.entries, c.unread = dictEntries(chosen)
 	if v, _ := root.Get(metadataPT); v != nil {
 		if d, ok := v.(*ptfile.Dict); ok {
 			for key, value := range d.All() {
@@ -63,22 +54,6 @@ func (c *Checkpoint) readPyTorch(size int64) error {
 		}
 	}
 	return nil
-}
-
-// stateDict returns the model's part of a file: root itself, or the dict under one of the keys that
-// training programs use.
-func stateDict(root *ptfile.Dict) *ptfile.Dict {
-	for _, key := range []string{stateDictKey, "model_state_dict", "model"} {
-		v, _ := root.Get(key)
-		if d, ok := v.(*ptfile.Dict); ok {
-			for _, v := range d.All() {
-				if _, ok := v.(*ptfile.Tensor); ok {
-					return d
-				}
-			}
-		}
-	}
-	return root
 }
 
 // StoredTensor is a tensor in an open file. It can be read until the Checkpoint is closed.

@@ -83,8 +83,9 @@ type Checkpoint struct {
 	entries  map[string]entry
 	unread   map[string]*ptfile.Opaque // values of a state_dict by their names
 	metadata map[string]string
-	pytorch  bool // and not safetensors
-	root     any  // of the values of a PyTorch file
+	pytorch  bool   // and not safetensors
+	root     any    // of the values of a PyTorch file
+	dict     string // the path of the dict of a PyTorch file that has the tensors; "" for root
 	shards   []*Checkpoint
 	divided  *shardSet // the files that ranks have written beside a PyTorch file
 
@@ -99,11 +100,13 @@ type Checkpoint struct {
 // It also opens what torch.save writes, which it recognizes by the file's first bytes and not by
 // its name, with the same promise. It executes nothing: a value that is neither a tensor nor a
 // plain value is not read, and asking for it is an *[UnreadError]. The Checkpoint's tensors are
-// those of the state_dict: the file's dict itself, or the one under its key "state_dict",
-// "model_state_dict" or "model". Value returns the rest of the file.
+// those of the state_dict: the dict under the key "state_dict", "model_state_dict" or "model"; the
+// file's dict itself; the dict under "net", "network", "module", "model_state", "params" or
+// "weights"; or the only other dict with tensors. Averages, such as "state_dict_ema", are chosen if
+// there is nothing else: see [LoadOptions.Dict]. Value returns the rest of the file.
 //
-// A path that ends in ".safetensors.index.json" is the index of a sharded checkpoint, whose
-// safetensors files are beside it.
+// A path that ends in ".safetensors.index.json" or ".bin.index.json" is the index of a sharded
+// checkpoint, whose safetensors or PyTorch files are in the same folder.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	file, err := safefile.Open(path)
 	if err != nil {
@@ -179,7 +182,7 @@ func (c *Checkpoint) readHeader() error {
 	if !info.Mode().IsRegular() {
 		return errors.New("not a regular file")
 	}
-	if isIndexPath(c.path) {
+	if shardSuffixOf(c.path) != "" {
 		return c.readIndex()
 	}
 	head := make([]byte, 512)

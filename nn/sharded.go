@@ -19,8 +19,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A sharded checkpoint is an index, a JSON object, and safetensors files beside it. The index has a
-// "weight_map" from a tensor's name to its file, and "metadata".
+// A sharded checkpoint is an index, a JSON object, and files in its folder: safetensors files or,
+// in older ones, PyTorch files. The index has a "weight_map" from a tensor's name to its file, and
+// "metadata".
 
 const (
 	indexSuffix   = ".safetensors.index.json"
@@ -35,8 +36,20 @@ type shardIndex struct {
 	WeightMap map[string]string `json:"weight_map"`
 }
 
-// isIndexPath reports whether a path names the index of a sharded checkpoint.
+// isIndexPath reports whether a path names an index as SaveSharded writes it.
 func isIndexPath(path string) bool { return strings.HasSuffix(path, indexSuffix) }
+
+// anyIndex matches the names of indexes that Hugging Face's libraries write: of safetensors files
+// and of PyTorch files, with a variant such as "fp16" or without.
+var anyIndex = regexp.MustCompile(`\.(safetensors|bin)\.index(\.[A-Za-z0-9_-]+)?\.json$`)
+
+// shardSuffixOf returns the end of the names of an index's files, or "" if the path names none.
+func shardSuffixOf(index string) string {
+	if m := anyIndex.FindStringSubmatch(index); m != nil {
+		return "." + m[1]
+	}
+	return ""
+}
 
 // readIndex fills the checkpoint from the index of a sharded checkpoint, and opens its files.
 func (c *Checkpoint) readIndex() error {
@@ -93,16 +106,20 @@ func parseIndex(r io.Reader) (shardIndex, error) {
 
 // openShard opens a file of the index, which must be beside it, and takes the named tensors.
 func (c *Checkpoint) openShard(file string, names []string) error {
-	if file != filepath.Base(file) || !strings.HasSuffix(file, shardSuffix) {
-		return fmt.Errorf("the index names the file %q: it must be a safetensors file in the folder of the index", file)
+	suffix := shardSuffixOf(c.path)
+	if file != filepath.Base(file) || !strings.HasSuffix(file, suffix) {
+		return fmt.Errorf("the index names the file %q: it must be a %s file in the folder of the index", file, suffix)
 	}
 	shard, err := OpenCheckpoint(filepath.Join(filepath.Dir(c.path), file))
 	if err != nil {
 		return err
 	}
 	c.shards = append(c.shards, shard)
-	if shard.pytorch {
+	switch {
+	case suffix == shardSuffix && shard.pytorch:
 		return fmt.Errorf("%s is not a safetensors file", file)
+	case suffix != shardSuffix && !shard.pytorch:
+		return fmt.Errorf("%s is not a PyTorch file", file)
 	}
 	for _, name := range names {
 		e, ok := shard.entries[name]

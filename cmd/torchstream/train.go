@@ -726,7 +726,7 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained), printable.Text(shortened(report)))
+	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained), printable.Text(report.Describe(article(o.model), 10)))
 	if !o.freeze {
 		return nil
 	}
@@ -756,14 +756,12 @@ func headOf(model nn.Module) string {
 	return last[:strings.LastIndex(last, ".")+1]
 }
 
-// shortened returns the text of a report with the first differences, as many as nn.Load lists.
-func shortened(report *nn.LoadReport) string {
-	const most = 10
-	lines := strings.Split(report.String(), "\n") // after the first one, a difference each
-	if more := len(lines) - 1 - most; more > 0 {
-		lines = append(lines[:1+most], "and "+printable.Counted(more, "more difference", "more differences"))
+// article returns a name of a network behind its article.
+func article(model string) string {
+	if strings.ContainsRune("aeiou", rune(model[0])) {
+		return "an " + model
 	}
-	return strings.Join(lines, "\n")
+	return "a " + model
 }
 
 // belowHead returns the names of the tensors in which a checkpoint and a classifier differ, but for

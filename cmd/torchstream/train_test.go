@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -33,6 +34,7 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/train"
 )
 
@@ -864,5 +866,61 @@ func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
 	}
 	if status, stdout, _ := command(t, "inspect", photos); status != 0 || strings.Contains(stdout, "several directories") {
 		t.Errorf("status %d, %s", status, stdout)
+	}
+}
+
+// savedNetwork saves a network of three classes in a dtype.
+func savedNetwork(t *testing.T, model string, dtype torch.DType) string {
+	t.Helper()
+	net, err := models.ByName(model, models.Options{NumClasses: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	if err := nn.ToDType(net, dtype); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), model+".pt")
+	if err := nn.Save(path, net, nil); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestTrainConvertsPretrainedWeights(t *testing.T) {
+	path, out := savedNetwork(t, "resnet18", torch.BFloat16), filepath.Join(t.TempDir(), "out")
+	stdout := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2}), out, "-epochs", "1", "-pretrained", path, "-freeze")
+	want := path + ": 122 tensors loaded: 62 of 62 parameters, 100 % of the numbers\ntensors converted: 102 from bfloat16 to float32\n\n"
+	if !strings.Contains(stdout, want) {
+		t.Errorf("got\n%s\nwant %q", stdout, want)
+	}
+	file, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	stored, err := file.Read("layer1.0.conv1.weight")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stored.Close()
+	wide := stored.ToDType(torch.Float32)
+	defer wide.Close()
+	weights, err := wide.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := tensorBits(t, filepath.Join(out, "last.pt"))["layer1.0.conv1.weight"]; !slices.Equal(got, weights) {
+		t.Errorf("the frozen weights begin with %v, want the file's %v", got[:3], weights[:3])
+	}
+}
+
+// The numbers are those of torchvision's state_dicts, whose names and shapes both networks have.
+func TestTrainAsksAboutAnotherNetwork(t *testing.T) {
+	path := savedNetwork(t, "resnet50", torch.Float32)
+	stdout := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2}), filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained", path)
+	want := path + ": 98 tensors loaded: 44 of 62 parameters, 56.2 % of the numbers\nis this a resnet18? The other numbers stay as they were before\ntensor layer"
+	if !strings.Contains(stdout, want) {
+		t.Errorf("got\n%s\nwant %q", stdout, want)
 	}
 }

@@ -1,0 +1,62 @@
+package nn
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/torchstream/torchstream/torch"
+)
+
+// errChanged is the error of numbers that another dtype does not have.
+var errChanged = errors.New("the conversion would change numbers")
+
+// convertible reports whether a load converts a file's dtype to the module's. PyTorch's
+// load_state_dict converts every dtype to every other one, and says nothing of what is lost.
+//
+// Floating-point numbers are rounded to any floating-point dtype, as PyTorch rounds them. An
+// integer dtype takes integers and floating-point numbers that it has: withDType checks them. The
+// other pairs are refused. In particular integers in the place of floating-point numbers are those
+// of a quantized model, which mean nothing without their scales.
+func convertible(file, module torch.DType) bool {
+	switch {
+	case file == module:
+		return true
+	case floating(module) || float8(module):
+		return floating(file) || float8(file)
+	case integer(module):
+		return integer(file) || floating(file)
+	}
+	return complexDType(file) && complexDType(module)
+}
+
+func float8(d torch.DType) bool { return d == torch.Float8E5M2 || d == torch.Float8E4M3FN }
+
+func complexDType(d torch.DType) bool { return d == torch.Complex64 || d == torch.Complex128 }
+
+func integer(d torch.DType) bool {
+	switch d {
+	case torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64:
+		return true
+	}
+	return false
+}
+
+// withDType returns t in a convertible dtype, in the scope that owns t.
+func withDType(t *torch.Tensor, dtype torch.DType) (*torch.Tensor, error) {
+	from := t.DType()
+	if from == dtype {
+		return t, nil
+	}
+	converted := t.NoGrad().ToDType(dtype)
+	if err := converted.Err(); err != nil {
+		return nil, err
+	}
+	if !integer(dtype) {
+		return converted, nil
+	}
+	same, err := converted.ToDType(from).Equal(t)
+	if err == nil && !same {
+		err = fmt.Errorf("%w: not all of its %v are %v: convert them before, or leave the tensor out with LoadOptions.Rename", errChanged, from, dtype)
+	}
+	return converted, err
+}

@@ -1,0 +1,447 @@
+package nn
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/internal/ptfile"
+)
+
+// source is the tensors of a file, or of a dict of a PyTorch file, from which a module is loaded.
+type source struct {
+	dict    string // the path of the dict; "" for the file itself
+	names   []string
+	entries map[string]entry
+	twins   map[string]string         // of names that the file lacks: the name of the tensor that is tied
+	dicts   []tensorDict              // all of the file
+	unread  map[string]*ptfile.Opaque // values that are no tensors of ours
+}
+
+// source returns the tensors of the named dict or, if the name is empty, those that OpenCheckpoint
+// has chosen.
+func (c *Checkpoint) source(dict string) (source, error) {
+	s := source{dict: c.dict, names: c.names, entries: c.entries, unread: c.unread, twins: map[string]string{}, dicts: tensorDicts(c.root)}
+	if dict != "" {
+		i := slices.IndexFunc(s.dicts, func(d tensorDict) bool { return d.path == dict })
+		if i < 0 {
+			return s, fmt.Errorf("nn: %s: there is no dict of tensors %q%s", c.path, dict, listDicts(s.dicts, "; the file has "))
+		}
+		s.names, s.entries, s.unread = dictEntries(s.dicts[i].dict)
+		s.dict = dict
+	}
+	// safetensors.torch.save_model writes one of tied tensors, and maps the others' names to its.
+	for removed, kept := range c.metadata {
+		_, has := s.entries[removed]
+		if _, ok := s.entries[kept]; ok && !has && !c.pytorch {
+			s.twins[removed] = kept
+		}
+	}
+	return s, nil
+}
+
+// isTwin reports whether a tensor of a PyTorch file is the same memory as one that is used.
+func (s *source) isTwin(name string, used map[string]bool) bool {
+	t := s.entries[name].stored
+	if t == nil {
+		return false
+	}
+	for other := range used {
+		o := s.entries[other].stored
+		if o != nil && o.Storage == t.Storage && o.DType() == t.DType() && o.Offset == t.Offset &&
+			slices.Equal(o.Shape, t.Shape) && slices.Equal(o.Strides, t.Strides) {
+			return true
+		}
+	}
+	return false
+}
+
+// matched says which tensors of a file are those of a module.
+type matched struct {
+	file map[string]string // the file's name, by the module's
+	left map[string]bool   // names of the file that are left out on purpose
+}
+
+// namesFor matches the names of the file with those of a module, and writes to the report how.
+func (s *source) namesFor(state []Named, rename func(string) string, r *LoadReport) (matched, error) {
+	shapes := make(map[string][]int64, len(state))
+	for _, n := range state {
+		shapes[n.Name] = n.Tensor.Shape()
+	}
+	m := matched{file: map[string]string{}, left: map[string]bool{}}
+	if rename == nil {
+		change := s.bestChange(shapes)
+		r.Notes = append(r.Notes, change.notes()...)
+		for name := range change.left {
+			m.left[name] = true
+		}
+		rename = change.apply
+	}
+	for _, name := range s.names {
+		to := rename(name)
+		if to == "" {
+			m.left[name] = true
+			continue
+		}
+		if first, twice := m.file[to]; twice {
+			return m, fmt.Errorf("the tensors %s and %s both become %s", first, name, to)
+		}
+		m.file[to] = name
+	}
+	for _, removed := range slices.Sorted(maps.Keys(s.twins)) {
+		to, kept := rename(removed), s.twins[removed]
+		_, has := m.file[to]
+		if _, wanted := shapes[to]; wanted && !has {
+			m.file[to] = kept
+			r.Notes = append(r.Notes, fmt.Sprintf("%s is the tied tensor %s of the file", to, kept))
+		}
+	}
+	r.Notes = append(r.Notes, s.averagesNotTaken()...)
+	return m, nil
+}
+
+// nameChange changes names of a file to those of a module.
+type nameChange struct {
+	wrappers []string        // removed wherever they are in a name
+	remove   string          // a prefix
+	add      string          // another one, after that
+	left     map[string]bool // names that no module has
+}
+
+// apply returns the module's name for the file's, or "" for a name that is left out.
+func (n *nameChange) apply(name string) string {
+	if n.left[name] {
+		return ""
+	}
+	return n.add + strings.TrimPrefix(without(name, n.wrappers), n.remove)
+}
+
+// notes says how the names differ from the file's.
+func (n *nameChange) notes() []string {
+	var notes []string
+	for _, w := range n.wrappers {
+		notes = append(notes, fmt.Sprintf("%q is removed from the file's names", w))
+	}
+	if n.remove != "" {
+		notes = append(notes, fmt.Sprintf("the prefix %q is removed from the file's names", n.remove))
+	}
+	if n.add != "" {
+		notes = append(notes, fmt.Sprintf("the prefix %q is added to the file's names", n.add))
+	}
+	if len(n.left) > 0 {
+		notes = append(notes, "the weights are averages of an AveragedModel, which counts them in "+averagedCount)
+	}
+	return notes
+}
+
+// averagedCount is the name of the count in torch.optim.swa_utils.AveragedModel, whose network is
+// its "module".
+const averagedCount = "n_averaged"
+
+// wrappers are what PyTorch's wrappers of a module inside a model put in the middle of names. No
+// layer has these names. DistributedDataParallel's "module." is a layer's too, so it is removed
+// only as a prefix of all names.
+func wrappers() []string {
+	return []string{"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."}
+}
+
+func without(name string, parts []string) string {
+	for _, p := range parts {
+		// At the beginning, or after a dot.
+		if rest, ok := strings.CutPrefix(name, p); ok {
+			name = rest
+		}
+		name = strings.ReplaceAll(name, "."+p, ".")
+	}
+	return name
+}
+
+// bestChange returns the change by which most tensors of the file have the name and the shape of
+// one of the module; of equal ones the smallest.
+func (s *source) bestChange(shapes map[string][]int64) nameChange {
+	best := nameChange{}
+	most := s.score(&best, shapes)
+	if most == len(shapes) {
+		return best
+	}
+	base := nameChange{wrappers: s.wrappersOf()}
+	var plain []string
+	for _, name := range s.names {
+		if name == averagedCount || strings.HasSuffix(name, "."+averagedCount) {
+			if base.left == nil {
+				base.left = map[string]bool{}
+			}
+			base.left[name] = true
+			continue
+		}
+		plain = append(plain, without(name, base.wrappers))
+	}
+	wanted := make([]string, 0, len(shapes))
+	for name := range shapes {
+		wanted = append(wanted, name)
+	}
+	for _, remove := range commonPrefixes(plain) {
+		for _, add := range commonPrefixes(wanted) {
+			n := base
+			n.remove, n.add = remove, add
+			if score := s.score(&n, shapes); score > most {
+				best, most = n, score
+			}
+		}
+	}
+	return best
+}
+
+// wrappersOf returns the wrappers that the file's names have.
+func (s *source) wrappersOf() (found []string) {
+	for _, w := range wrappers() {
+		if slices.ContainsFunc(s.names, func(name string) bool { return strings.HasPrefix(name, w) || strings.Contains(name, "."+w) }) {
+			found = append(found, w)
+		}
+	}
+	return found
+}
+
+// score counts the names of a module that the file's tensors have after the change, with their
+// shapes. Two tensors with one name count once.
+func (s *source) score(n *nameChange, shapes map[string][]int64) int {
+	matched := map[string]bool{}
+	count := func(name string, e entry) {
+		to := n.apply(name)
+		if shape, ok := shapes[to]; ok && fits(e.shape, shape) {
+			matched[to] = true
+		}
+	}
+	for _, name := range s.names {
+		count(name, s.entries[name])
+	}
+	for removed, kept := range s.twins {
+		count(removed, s.entries[kept])
+	}
+	return len(matched)
+}
+
+// commonPrefixes returns the prefixes that end in a dot and that all names have, the empty one
+// first. A name is more than its prefix.
+func commonPrefixes(names []string) []string {
+	const most = 8 // names of an untrusted file may have any number of dots
+	prefixes := []string{""}
+	if len(names) == 0 {
+		return prefixes
+	}
+	for at := 0; len(prefixes) <= most; {
+		n := strings.IndexByte(names[0][at:], '.')
+		if n < 0 {
+			break
+		}
+		at += n + 1
+		prefix := names[0][:at]
+		if slices.ContainsFunc(names, func(name string) bool { return len(name) <= len(prefix) || !strings.HasPrefix(name, prefix) }) {
+			break
+		}
+		prefixes = append(prefixes, prefix)
+	}
+	return prefixes
+}
+
+// tensorDict is a dict of a PyTorch file with floating-point tensors by name.
+type tensorDict struct {
+	path    string // keys joined by dots; "" for the file's root
+	tensors int
+	dict    *ptfile.Dict
+}
+
+// averages reports whether a name of the path says that the tensors are averages of weights.
+func (d tensorDict) averages() bool {
+	words := strings.FieldsFunc(strings.ToLower(d.path), func(r rune) bool { return r == '.' || r == '_' || r == '-' })
+	return slices.ContainsFunc(words, func(w string) bool {
+		return slices.Contains([]string{"ema", "swa", "average", "averages", "averaged", "shadow"}, w)
+	})
+}
+
+// tensorDicts returns the dicts of tensors of a PyTorch file, parents first.
+func tensorDicts(root any) []tensorDict {
+	const deepest = 4
+	var found []tensorDict
+	seen := map[*ptfile.Dict]bool{}
+	var visit func(path string, v any, depth int)
+	visit = func(path string, v any, depth int) {
+		d, ok := v.(*ptfile.Dict)
+		if !ok || seen[d] || depth > deepest {
+			return
+		}
+		seen[d] = true
+		if n := countTensors(d); n > 0 {
+			found = append(found, tensorDict{path, n, d})
+		}
+		for key, value := range d.All() {
+			name, ok := key.(string)
+			if !ok {
+				continue
+			}
+			if path != "" {
+				name = path + "." + name
+			}
+			visit(name, value, depth+1)
+		}
+	}
+	visit("", root, 0)
+	return found
+}
+
+// countTensors counts the tensors that a dict has by name, or returns 0 if none of them is of a
+// floating-point type: such a dict has states of random generators and the like.
+func countTensors(d *ptfile.Dict) int {
+	n, numbers := 0, false
+	for key, value := range d.All() {
+		_, named := key.(string)
+		t, ok := value.(*ptfile.Tensor)
+		if named && ok {
+			n++
+			numbers = numbers || floating(t.DType()) || float8(t.DType())
+		}
+	}
+	if !numbers {
+		return 0
+	}
+	return n
+}
+
+// stateDict chooses the dict of a file that has the model's tensors: the one under a key that
+// training programs use; root itself; the only other one; or averages, if there is nothing else.
+func stateDict(root *ptfile.Dict) (path string, d *ptfile.Dict) {
+	dicts := tensorDicts(root)
+	for _, key := range []string{stateDictKey, "model_state_dict", "model", "", "net", "network", "module", "model_state", "params", "weights"} {
+		if i := slices.IndexFunc(dicts, func(d tensorDict) bool { return d.path == key }); i >= 0 {
+			return key, dicts[i].dict
+		}
+	}
+	plain := slices.DeleteFunc(slices.Clone(dicts), tensorDict.averages)
+	switch {
+	case len(plain) == 1:
+		return plain[0].path, plain[0].dict
+	case len(plain) == 0 && len(dicts) > 0:
+		return dicts[0].path, dicts[0].dict
+	}
+	return "", root
+}
+
+// dictEntries returns the tensors of a dict, and its values that are not read.
+func dictEntries(d *ptfile.Dict) (names []string, entries map[string]entry, unread map[string]*ptfile.Opaque) {
+	entries, unread = map[string]entry{}, map[string]*ptfile.Opaque{}
+	for key, value := range d.All() {
+		name, ok := key.(string)
+		if !ok {
+			continue
+		}
+		switch v := value.(type) {
+		case *ptfile.Tensor:
+			names = append(names, name)
+			entries[name] = entry{dtype: v.DType(), shape: v.Shape, stored: v}
+		case *ptfile.Opaque:
+			unread[name] = v
+		}
+	}
+	return names, entries, unread
+}
+
+// averagesNotTaken names the dicts of averages that the file has as well, and averages that were
+// taken because it has nothing else.
+func (s *source) averagesNotTaken() []string {
+	var notes, others []string
+	for _, d := range s.dicts {
+		switch {
+		case !d.averages():
+		case d.path == s.dict:
+			notes = append(notes, fmt.Sprintf("the weights are the averages %q of the file", d.path))
+		default:
+			others = append(others, fmt.Sprintf("%q (%d tensors)", d.path, d.tensors))
+		}
+	}
+	if len(others) > 0 {
+		notes = append(notes, "the file also has averages, which are not loaded: "+listFirst(others)+": LoadOptions.Dict names them")
+	}
+	return notes
+}
+
+// describe says what names and dicts the file has, and which prefix would help, for an error.
+func (s *source) describe(state []Named) []error {
+	if len(s.names) == 0 {
+		if len(s.dicts) == 0 {
+			return []error{errors.New("the file has no tensors by name")}
+		}
+		return []error{errors.New("the file has no tensors by name outside of dicts" + listDicts(s.dicts, "; its dicts of tensors are ") + ": LoadOptions.Dict names one")}
+	}
+	quoted := make([]string, len(s.names))
+	for i, name := range s.names {
+		quoted[i] = fmt.Sprintf("%q", name)
+	}
+	where := ""
+	if s.dict != "" {
+		where = fmt.Sprintf(" in its dict %q", s.dict)
+	}
+	errs := []error{fmt.Errorf("the file has %d tensors%s: %s", len(quoted), where, listFirst(quoted))}
+	if prefix, n := s.partPrefix(state); n > 0 {
+		errs = append(errs, fmt.Errorf("%d of its names are the module's behind %q: remove it with LoadOptions.Rename", n, prefix))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.unread))[:min(len(s.unread), mostListed)] {
+		errs = append(errs, &UnreadError{name, s.unread[name]})
+	}
+	if len(s.dicts) > 1 {
+		errs = append(errs, errors.New(listDicts(s.dicts, "its dicts of tensors are ")+": LoadOptions.Dict names one"))
+	}
+	return errs
+}
+
+// partPrefix returns a prefix that only some of the file's names have, and without which most names
+// are the module's with their shapes.
+func (s *source) partPrefix(state []Named) (best string, most int) {
+	shapes := map[string][]int64{}
+	for _, n := range state {
+		shapes[n.Name] = n.Tensor.Shape()
+	}
+	counts := map[string]int{}
+	for _, name := range s.names {
+		for at := 0; ; {
+			n := strings.IndexByte(name[at:], '.')
+			if n < 0 || at > 200 {
+				break
+			}
+			at += n + 1
+			if shape, ok := shapes[name[at:]]; ok && fits(s.entries[name].shape, shape) {
+				counts[name[:at]]++
+			}
+		}
+	}
+	for prefix, n := range counts {
+		if n > most || n == most && prefix < best {
+			best, most = prefix, n
+		}
+	}
+	return best, most
+}
+
+// listDicts lists dicts of tensors for an error, after a text. It returns "" for none.
+func listDicts(dicts []tensorDict, before string) string {
+	texts := make([]string, len(dicts))
+	for i, d := range dicts {
+		texts[i] = fmt.Sprintf("%q (%d tensors)", d.path, d.tensors)
+	}
+	if len(texts) == 0 {
+		return ""
+	}
+	return before + listFirst(texts)
+}
+
+// mostListed is the number of names of a file that an error shows.
+const mostListed = 5
+
+// listFirst joins the first texts. Dots stand for the others.
+func listFirst(texts []string) string {
+	if len(texts) > mostListed {
+		return strings.Join(texts[:mostListed], ", ") + ", ..."
+	}
+	return strings.Join(texts, ", ")
+}
