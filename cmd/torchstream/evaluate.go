@@ -136,7 +136,7 @@ func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, st
 // images.
 func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stderr io.Writer) (images int, err error) {
 	images, unknown, without, err := compareClasses(ctx, o.archive, file.classes, stderr)
-	archive, checkpoint := printable.Name(o.archive), printable.Name(file.path)
+	archive, checkpoint := printable.ArchiveName(o.archive), printable.Name(file.path)
 	switch {
 	case err != nil:
 		return 0, err
@@ -181,7 +181,7 @@ type namedConfusions struct {
 }
 
 func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloader.Stats) evaluation {
-	e := evaluation{Checkpoint: file.path, Model: file.model, Size: file.size, Archive: o.archive, Images: m.Samples, BadImages: s.Bad, Loss: m.Loss, Top1: m.Top1, Top5: m.Top5,
+	e := evaluation{Checkpoint: file.path, Model: file.model, Size: file.size, Archive: printable.Archive(o.archive), Images: m.Samples, BadImages: s.Bad, Loss: m.Loss, Top1: m.Top1, Top5: m.Top5,
 		Confusions: []namedConfusions{}}
 	for label, row := range m.Confusion {
 		c := evaluatedClass{Class: file.classes[label], Right: row[label]}
@@ -199,7 +199,7 @@ func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloa
 // print prints the result as text.
 func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) error {
 	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.model, printable.Counted(len(file.classes), "class", "classes"), file.size, file.size)
-	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.Name(o.archive), printable.Counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
+	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.ArchiveName(o.archive), printable.Counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
 	if m.Classes > 5 {
 		text += fmt.Sprintf(", top-5 %.1f %%", 100*m.Top5)
 	}

@@ -61,7 +61,7 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	result := indexResult{set.Arg(0), r.File, r.Bytes, r.Samples, r.Classes, r.Checkpoints, r.Random, r.Work, time.Since(began).Seconds()}
+	result := indexResult{printable.Archive(set.Arg(0)), r.File, r.Bytes, r.Samples, r.Classes, r.Checkpoints, r.Random, r.Work, time.Since(began).Seconds()}
 	if *asJSON {
 		return cli.WriteJSON(stdout, result)
 	}

@@ -143,7 +143,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	if *fix != "" && written == nil {
 		return fmt.Errorf("nothing was written to %s: the archive itself is damaged: fetch it again, or unpack what is readable "+
-			"(tar -xf %s -C FOLDER) and fix that (torchstream inspect -fix %s FOLDER)", *fix, set.Arg(0), *fix)
+			"(tar -xf %s -C FOLDER) and fix that (torchstream inspect -fix %s FOLDER)", *fix, printable.Archive(set.Arg(0)), *fix)
 	}
 	if err != nil || written == nil && (found.BadCount > 0 || found.Samples == 0) {
 		return cli.ErrFound

@@ -97,7 +97,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		if err != nil {
 			return err
 		}
-		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s", path.Base(*archive), *epoch, drawn+1, *kind))
+		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s", path.Base(printable.Archive(*archive)), *epoch, drawn+1, *kind))
 		for i := range b.N {
 			sheet.picture(drawn, i, b.Images[i*3**size**size:], fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]]), path.Base(b.Samples[i].Name))
 		}

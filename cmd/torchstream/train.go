@@ -330,7 +330,7 @@ func (o *trainOptions) checkArchives() error {
 	}
 	if o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive) {
 		return cli.Usagef("-test %s is -archive, so the accuracy would be that on images of the training: name an archive of held-back images, or leave -test out",
-			printable.Name(o.test))
+			printable.ArchiveName(o.test))
 	}
 	return nil
 }
@@ -527,7 +527,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	defer loader.Close()
 	defer feed.Close()
 	if classes := loader.Classes(); len(classes) == 1 {
-		return fmt.Errorf("%s has %s (%s)", printable.Name(o.archive), oneClass, printable.Name(classes[0]))
+		return fmt.Errorf("%s has %s (%s)", printable.ArchiveName(o.archive), oneClass, printable.Name(classes[0]))
 	}
 	o.printUnused(device, images, stdout)
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
@@ -572,7 +572,7 @@ func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSa
 	}
 	done := map[imageloader.BadSamplePolicy]string{imageloader.Skip: "left out", imageloader.Substitute: "replaced by others"}[p]
 	fmt.Fprintf(w, "%s: %s %s%s: %s: `torchstream inspect -fix OUT %[1]s` writes an archive without\n",
-		printable.Name(path), printable.Counted(s.Bad, "bad image", "bad images"), done, note, listed(names))
+		printable.ArchiveName(path), printable.Counted(s.Bad, "bad image", "bad images"), done, note, listed(names))
 }
 
 // fit builds the model and trains it.
@@ -855,7 +855,7 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 	for _, c := range classes {
 		samples += c.Samples
 	}
-	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.Name(path), printable.Counted(samples, "image", "images"), printable.Counted(len(classes), "class", "classes"))
+	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.ArchiveName(path), printable.Counted(samples, "image", "images"), printable.Counted(len(classes), "class", "classes"))
 	few := fewImages(classes, func(c imageloader.ClassReport) int { return c.Samples })
 	table := printable.NewTable(stdout, 0)
 	fmt.Fprintln(table, "label\timages\tclass\t")
@@ -889,11 +889,11 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 	}
 	if len(unknown) > 0 {
 		return nil, nil, fmt.Errorf("%s has %s that %s has not: %s: rename the folders, or leave them out",
-			printable.Name(o.test), printable.Counted(len(unknown), "class", "classes"), printable.Name(o.archive), listed(unknown))
+			printable.ArchiveName(o.test), printable.Counted(len(unknown), "class", "classes"), printable.ArchiveName(o.archive), listed(unknown))
 	}
 	if images > 0 && len(untested) > 0 {
 		fmt.Fprintf(stdout, "%s has no image of %d of the %d classes, so its accuracy says nothing about them: %s\n\n",
-			printable.Name(o.test), len(untested), len(classes), strings.Join(printable.Names(untested), ", "))
+			printable.ArchiveName(o.test), len(untested), len(classes), strings.Join(printable.Names(untested), ", "))
 	}
 	return o.openHeldBack(ctx, device, o.test, images, o.size, classes)
 }

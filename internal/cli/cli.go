@@ -54,7 +54,7 @@ func (p *Program) Run(ctx context.Context, args []string, stdout, stderr io.Writ
 	case errors.Is(err, ErrFound):
 		return 1
 	case errors.As(err, &wrong):
-		fmt.Fprintf(stderr, "%s: %v\n%s\n", p.Name, err, p.hint(args))
+		fmt.Fprintf(stderr, "%s: %s\n%s\n", p.Name, printable.URLs(err.Error()), p.hint(args))
 		return 2
 	case errors.As(err, &interrupted):
 		fmt.Fprintf(stderr, "%s: %s\n", p.Name, printable.Text(interrupted.Message))
@@ -64,7 +64,7 @@ func (p *Program) Run(ctx context.Context, args []string, stdout, stderr io.Writ
 		return interrupt.Status
 	}
 	command, _ := first(args)
-	fmt.Fprintf(stderr, "%s: %s\n", p.Name, printable.Text(Advised(err, command)))
+	fmt.Fprintf(stderr, "%s: %s\n", p.Name, printable.Text(printable.URLs(Advised(err, command))))
 	return 1
 }
 

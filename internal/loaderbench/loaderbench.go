@@ -336,7 +336,7 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 	}
 	defer loader.Close()
 	r.OpenSeconds = time.Since(m.begin).Seconds()
-	fmt.Fprintf(stderr, "%s: %s of %s\n", m.archive, printable.Counted(loader.Len(), "sample", "samples"), printable.Counted(len(loader.Classes()), "class", "classes"))
+	fmt.Fprintf(stderr, "%s: %s of %s\n", printable.ArchiveName(m.archive), printable.Counted(loader.Len(), "sample", "samples"), printable.Counted(len(loader.Classes()), "class", "classes"))
 
 	var feed feeder
 	if m.target != nil {
@@ -357,7 +357,7 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 			return err
 		}
 		if m.first || r.Images == before && r.Epochs > 0 {
-			return fmt.Errorf("%s: not one sample could be decoded: see `torchstream inspect`", m.archive)
+			return fmt.Errorf("%s: not one sample could be decoded: see `torchstream inspect`", printable.ArchiveName(m.archive))
 		}
 		r.Epochs++
 		if m.epochs > 0 {

@@ -71,6 +71,9 @@ func Archive(path string) string {
 	return path
 }
 
+// ArchiveName returns the path of an archive as [Archive] and [Name] show it.
+func ArchiveName(path string) string { return Name(Archive(path)) }
+
 // urlInText matches a URL in a text, up to a space or a quote. A backslash begins an escape of %q.
 var urlInText = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://(?:\\.|[^\s"\\])+`)
 
@@ -81,8 +84,11 @@ func Error(err error) error { return shown{err} }
 type shown struct{ err error }
 
 func (e shown) Unwrap() error { return e.err }
-func (e shown) Error() string {
-	return urlInText.ReplaceAllStringFunc(e.err.Error(), func(address string) string {
+func (e shown) Error() string { return URLs(e.err.Error()) }
+
+// URLs returns a text in which every URL is as [URL] shows it.
+func URLs(text string) string {
+	return urlInText.ReplaceAllStringFunc(text, func(address string) string {
 		bare := strings.TrimRight(address, ".,:;')]}") // the text's own
 		return URL(bare) + address[len(bare):]
 	})

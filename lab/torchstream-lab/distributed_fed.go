@@ -33,7 +33,7 @@ type distFedRow struct {
 
 // fed trains on batches of the archive, of which each rank gets its share.
 func (b *distBench) fed(ctx context.Context, model string, batch int) (*distFedRow, error) {
-	row := &distFedRow{Archive: b.archive, Model: model, Batch: batch, Decode: strings.ToLower(b.decode.String())}
+	row := &distFedRow{Archive: printable.Archive(b.archive), Model: model, Batch: batch, Decode: strings.ToLower(b.decode.String())}
 	err := train.WithPrecedence(b.device, func() error {
 		return b.withTrainee(model, "eager", true, func(t *trainee, scope *torch.Scope) error { return b.measureFed(ctx, row, t, scope) })
 	})

@@ -211,7 +211,7 @@ func (p *peerBench) inPython(ctx context.Context, name string) []gpuPeer {
 // chooses them as gpu_peers.py does.
 func readJPEGs(ctx context.Context, archive string, max int) (data []byte, sizes []uintptr, err error) {
 	fail := func(err error) ([]byte, []uintptr, error) {
-		return nil, nil, fmt.Errorf("%s: other decoders get the JPEGs of a file, .tar or .tar.gz: %w", printable.Name(archive), err)
+		return nil, nil, fmt.Errorf("%s: other decoders get the JPEGs of a file, .tar or .tar.gz: %w", printable.ArchiveName(archive), err)
 	}
 	file, err := os.Open(archive)
 	if err != nil {

@@ -205,10 +205,10 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 		if isGPT(name) {
 			continue
 		}
-		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
-		fmt.Fprintf(stderr, "measuring %s, batch %d, fed from %s\n", name, row.Batch, printable.Name(b.archive))
+		row := &fedRow{Archive: printable.Archive(b.archive), Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
+		fmt.Fprintf(stderr, "measuring %s, batch %d, fed from %s\n", name, row.Batch, printable.ArchiveName(b.archive))
 		if err := train.WithPrecedence(b.device, func() error { return b.measureFed(ctx, row) }); err != nil {
-			return fmt.Errorf("train: %s from %s: %w", name, b.archive, err)
+			return fmt.Errorf("train: %s from %s: %w", name, printable.ArchiveName(b.archive), err)
 		}
 		report.Fed = append(report.Fed, row)
 	}
