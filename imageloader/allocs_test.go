@@ -16,7 +16,7 @@ func TestEpochsAllocateNothingForImages(t *testing.T) {
 	const images, batch = 512, 64
 	var photos [16][]byte
 	for i := range photos {
-		photos[i] = photo(t, uint64(i))
+		photos[i] = archivetest.Photo(t, uint64(i))
 	}
 	var members []archivetest.Member
 	for i := range images {
@@ -73,7 +73,7 @@ func TestEpochsAllocateNothingForImages(t *testing.T) {
 // TestEpochsReuseSlots: an epoch reuses the memory of the epoch before, except for the batch that
 // was current when the consumer left the loop.
 func TestEpochsReuseSlots(t *testing.T) {
-	photos := [2]string{string(photo(t, 1)), string(photo(t, 2))}
+	photos := [2]string{string(archivetest.Photo(t, 1)), string(archivetest.Photo(t, 2))}
 	var members []archivetest.Member
 	for i := range 16 {
 		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%2, i), Data: photos[i%2]})

@@ -12,10 +12,19 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/epoch"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
+// expectedSample is a sample of the model.
+type expectedSample struct {
+	name string
+	bad  bool
+}
+
 // expected returns the batches that the loader must deliver.
-func expected(list []item, size int, policy BadSamplePolicy, dropLast bool) (batches [][]string, failed bool) {
+func expected(list []expectedSample, size int, policy BadSamplePolicy, dropLast bool) (batches [][]string, failed bool) {
 	var batch []string
 	var isBad []bool
 	flush := func() {
@@ -33,14 +42,14 @@ func expected(list []item, size int, policy BadSamplePolicy, dropLast bool) (bat
 		}
 	}
 	for _, it := range list {
-		if it.bad != nil && policy == Skip {
+		if it.bad && policy == Skip {
 			continue
 		}
-		if it.bad != nil && policy == Fail {
+		if it.bad && policy == Fail {
 			failed = true
 			break
 		}
-		batch, isBad = append(batch, it.sample.Name), append(isBad, it.bad != nil)
+		batch, isBad = append(batch, it.name), append(isBad, it.bad)
 		if len(batch) == size {
 			flush()
 			batches = append(batches, batch)
@@ -79,13 +88,9 @@ func TestPoliciesFollowTheModel(t *testing.T) {
 					t.Run(fmt.Sprint(policy, "/", name, "/", format, "/", dropLast), func(t *testing.T) {
 						archivetest.Within(t)
 						archivetest.NoLeaks(t)
-						var list []item
+						var list []expectedSample
 						for i := range n {
-							it := item{sample: Sample{Name: fmt.Sprintf("train/class%d/%04d.png", i*7%5, i)}}
-							if isBad != nil && isBad(i) {
-								it.bad = &SampleError{}
-							}
-							list = append(list, it)
+							list = append(list, expectedSample{fmt.Sprintf("train/class%d/%04d.png", i*7%5, i), isBad != nil && isBad(i)})
 						}
 						want, wantFailure := expected(list, size, policy, dropLast)
 						for _, workers := range []int{1, 2, 16} {
@@ -134,14 +139,22 @@ func contents(t *testing.T, path string) map[string][]byte {
 }
 
 // checkRows verifies that every row has the pixels and the label of its Sample.
-func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b copied) {
+func checkRows(t *testing.T, l *Loader, number int, content map[string][]byte, b copied) {
 	t.Helper()
 	row := len(b.images) / len(b.samples)
 	want := make([]byte, row)
-	w := worker{p: &pass{l: l, epoch: epoch}, d: fakeDecoder{}}
-	w.reset()
+	config, err := l.epochConfig(nil, l.opened)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := epoch.NewDecoder(config, l.env(), nil, epoch.Plans{}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
 	for i, s := range b.samples {
-		if state, err := w.decode(&job{item: item{sample: s, data: content[s.Name], epoch: epoch}, dst: want}); state != good {
+		it := epoch.Item{Sample: s, Data: content[s.Name], Draw: devplan.Draw{Epoch: number}}
+		if outcome, err := d.Decode(&it, index.Inflated{}, epoch.Row{Pixels: want}); outcome != epoch.Good {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(want, b.images[i*row:(i+1)*row]) {
@@ -175,7 +188,7 @@ func TestSkipPassesManyBadSamples(t *testing.T) {
 			for _, b := range got {
 				checkRows(t, l, 0, content, b)
 			}
-			if s := l.Stats(); s.Bad != (n-3)*rounds || s.BadBy[Damaged] != s.Bad || len(s.BadNamed) != namedBad {
+			if s := l.Stats(); s.Bad != (n-3)*rounds || s.BadBy[Damaged] != s.Bad || len(s.BadNamed) != 100 {
 				t.Errorf("%d workers, %d slots: %d bad, by reason %v, %d named", workers, slots, s.Bad, s.BadBy, len(s.BadNamed))
 			}
 		}

@@ -1,6 +1,17 @@
 package imageloader
 
-import "github.com/torchstream/torchstream/imageloader/internal/index"
+import (
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+)
+
+// Sample identifies a row of a batch. It has the fields
+//
+//	Name  string // of the archive's member
+//	Index int    // its position among the samples of the archive
+//	Label int    // 0 with Options.Masks
+type Sample = sample.Sample
 
 // Batch is a batch of Epoch, with pixels in ordinary memory. It is valid until the next turn of the
 // loop, or the loop's end; after that another batch may use its memory. Only the batch that a loop
@@ -20,6 +31,6 @@ type Info struct {
 	Samples []Sample // one for each row
 	State   State    // the position after this batch: see Loader.Restore
 
-	known   *index.Index
-	repeats []repeat // one for each row, for DecodeRow
+	known *index.Index
+	redos []devplan.Redo // one for each row, for DecodeRow
 }

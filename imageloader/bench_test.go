@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -154,7 +155,7 @@ func BenchmarkDCTScaling(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			d, err := shimCodec{}.newDecoder(0)
+			d, err := sample.Library{}.NewDecoder(0)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -253,13 +254,13 @@ func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 	run := func(images int) {
 		n, used, members = 0, 0, 0
 		for ; n < images; epoch++ {
-			err := l.devicePlanner().FillPlans(context.Background(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+			err := l.devicePlanner().FillPlans(context.Background(), epoch, consumerFuncs{func(ctx context.Context) (decodeplan.Slot, error) {
 				select {
 				case s := <-free:
 					lent <- s
-					return s.fields, &s.plans, nil
+					return decodeplan.Slot{Images: s.fields[0], Labels: s.fields[1], Plans: &s.plans}, nil
 				case <-ctx.Done():
-					return nil, nil, context.Cause(ctx)
+					return decodeplan.Slot{}, context.Cause(ctx)
 				}
 			}, func(rows int, _ any) error {
 				s := <-lent
@@ -275,7 +276,7 @@ func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 					return enough
 				}
 				return nil
-			})
+			}})
 			if err != nil && err != enough {
 				b.Fatal(err)
 			}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -56,7 +57,7 @@ func damagedSample(t *testing.T) (files map[string][]byte, digests map[string]ma
 // decodedWhole returns the RGB rows of an image.
 func decodedWhole(t *testing.T, data []byte, p DamagePolicy) ([]byte, error) {
 	t.Helper()
-	d, err := newDecoder(shimCodec{}, 0, p)
+	d, err := sample.NewDecoder(sample.Library{}, 0, p)
 	if err != nil {
 		t.Skip(err)
 	}
@@ -106,14 +107,14 @@ func TestDamagedImagesEqualPillow(t *testing.T) {
 // damagedMembers returns a good photograph, and files with each kind of damage.
 func damagedMembers(t *testing.T) []archivetest.Member {
 	t.Helper()
-	junk := slices.Insert(photo(t, 2), 136, 1, 2, 3) // after the quantisers
-	scan := photo(t, 3)
+	junk := slices.Insert(archivetest.Photo(t, 2), 136, 1, 2, 3) // after the quantisers
+	scan := archivetest.Photo(t, 3)
 	scan = slices.Delete(scan, len(scan)/2, len(scan)*3/4)
-	cut := photo(t, 4)
+	cut := archivetest.Photo(t, 4)
 	checksum := []byte(archivetest.PNG(t, archivetest.Gradient(40, 30)))
 	checksum[len(checksum)-13] ^= 1 // of the image data: the end chunk has 12 bytes
 	return []archivetest.Member{
-		{Name: "c/good.jpg", Data: string(photo(t, 1))},
+		{Name: "c/good.jpg", Data: string(archivetest.Photo(t, 1))},
 		{Name: "c/junk.jpg", Data: string(junk)},
 		{Name: "c/scan.jpg", Data: string(scan)},
 		{Name: "c/cut.jpg", Data: string(cut[:len(cut)/2])},
@@ -206,7 +207,7 @@ func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 	for _, m := range damagedMembers(t) {
 		for _, p := range []DamagePolicy{Warned, Partial, Refuse} {
 			whole, err := decodedWhole(t, []byte(m.Data), p)
-			d, failed := newDecoder(shimCodec{}, 0, p)
+			d, failed := sample.NewDecoder(sample.Library{}, 0, p)
 			if failed != nil {
 				t.Fatal(failed)
 			}

@@ -2,12 +2,11 @@ package imageloader
 
 import (
 	"errors"
-	"fmt"
-	"strconv"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -20,40 +19,24 @@ var (
 	// program needs. The message says what is there, what is wanted, and the command that installs
 	// it.
 	ErrNoLibrary error = imagecapi.CodeNoLibrary
-
-	// errStopped ends everything that reads or waits because the context has ended. The caller
-	// reports the context's own error in its place.
-	errStopped = archive.ErrStopped
 )
 
 // BadSamplePolicy decides what happens to a sample that can't be decoded. Under every policy the
 // sample is counted and named in Stats and in the log, and all batches but the last have
 // Options.BatchSize samples.
-type BadSamplePolicy int
+type BadSamplePolicy = sample.BadSamplePolicy
 
 // The policies.
 const (
 	// Fail ends the epoch with a *SampleError, after the samples before it were delivered.
-	Fail BadSamplePolicy = iota
+	Fail = sample.Fail
 	// Skip leaves the sample out: batches are what they would be if the archive did not have it.
-	Skip
+	Skip = sample.Skip
 	// Substitute puts the previous good sample of the same batch in its place, or the next good
 	// sample if there is none before, label included. So an epoch has the same number of batches
 	// whatever is damaged. A batch without a single good sample is an error.
-	Substitute
+	Substitute = sample.Substitute
 )
-
-func (p BadSamplePolicy) String() string {
-	switch p {
-	case Fail:
-		return "fail"
-	case Skip:
-		return "skip"
-	case Substitute:
-		return "substitute"
-	}
-	return "BadSamplePolicy(" + strconv.Itoa(int(p)) + ")"
-}
 
 // DamagePolicy decides which damaged images are bad samples. It is about JPEG and PNG; other
 // formats that are damaged are bad under every policy, as is everything that no pixel can be
@@ -78,50 +61,36 @@ const (
 )
 
 // Reason is the reason why a sample is bad.
-type Reason string
+type Reason = sample.Reason
 
 // The reasons. Stats counts by them.
 const (
-	Damaged     Reason = "damaged"        // the image's bytes are cut off or corrupt
-	Unsupported Reason = "unsupported"    // an image, but of a kind that is not handled
-	NotImage    Reason = "not an image"   // none of the formats by its first bytes
-	Empty       Reason = "empty"          // no bytes at all
-	TooLarge    Reason = "too large"      // over Options.MaxSampleBytes or Options.MaxPixels
-	NotRegular  Reason = "not a file"     // a link, device or pipe in the place of an image
-	Sparse      Reason = "sparse storage" // stored by tar as a sparse file
-	Rejected    Reason = "rejected"       // a Func of Transform.Ops, or Options.Target, returned an error
-	MaskSize    Reason = "mask size"      // a mask has not the size of its image
+	Damaged     = sample.Damaged     // the image's bytes are cut off or corrupt
+	Unsupported = sample.Unsupported // an image, but of a kind that is not handled
+	NotImage    = sample.NotImage    // none of the formats by its first bytes
+	Empty       = sample.Empty       // no bytes at all
+	TooLarge    = sample.TooLarge    // over Options.MaxSampleBytes or Options.MaxPixels
+	NotRegular  = sample.NotRegular  // a link, device or pipe instead of an image
+	Sparse      = sample.Sparse      // stored by tar as a sparse file
+	Rejected    = sample.Rejected    // a Func of Transform.Ops, or Options.Target, returned an error
+	MaskSize    = sample.MaskSize    // a mask has not the size of its image
 )
 
 // SampleError is a bad sample: a member of the archive, in the directory of a class, that does not
-// become an image, or the mask of an image.
-type SampleError struct {
-	File   string // the archive
-	Name   string // the member; that of the mask if the mask is bad
-	Index  int    // the sample's index
-	Reason Reason
-	Err    error // details; may be nil
-}
-
-func (e *SampleError) Error() string {
-	s := fmt.Sprintf("imageloader: %s: sample %d, %q: %s", e.File, e.Index, e.Name, e.Reason)
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
-	}
-	return s
-}
-
-func (e *SampleError) Unwrap() error { return e.Err }
-
-// advice is added to the error of the policy Fail.
-const advice = "(remove the member from the archive, or set Options.BadSamples to Skip or Substitute)"
-
-// failedSample is a *SampleError under the policy Fail. Its text also says what to do.
-type failedSample struct{ *SampleError }
-
-func (e failedSample) Error() string { return e.SampleError.Error() + " " + advice }
-func (e failedSample) Unwrap() error { return e.SampleError }
+// become an image, or the mask of an image. It has the fields
+//
+//	File   string // the archive
+//	Name   string // the member: the mask's if the mask is bad
+//	Index  int    // the sample's index
+//	Reason Reason
+//	Err    error  // details; may be nil
+type SampleError = sample.Error
 
 // ArchiveError is damage to the archive itself: the members after the damage can't be read. The
 // samples before it were delivered.
 type ArchiveError = archive.Error
+
+// newRules returns the rules by which the samples of an archive are good or bad.
+func newRules(path string, o *Options) sample.Rules {
+	return sample.Rules{File: archive.Shown(path), MaxBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels}
+}

@@ -21,6 +21,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/raster"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -44,9 +45,9 @@ func formatFiles(t testing.TB) (files map[string][]byte, want map[string][4]any)
 	return files, want
 }
 
-func realDecoder(t testing.TB) decoder {
+func realDecoder(t testing.TB) sample.Decoder {
 	t.Helper()
-	d, err := shimCodec{}.newDecoder(0)
+	d, err := sample.Library{}.NewDecoder(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +155,7 @@ func upright(pixels []byte, w, h int, orientation int32) (out []byte, ow, oh int
 	return out, ow, oh
 }
 
-func checkPart(d decoder, data, whole []byte, w, h int, orientation int32) error {
+func checkPart(d sample.Decoder, data, whole []byte, w, h int, orientation int32) error {
 	turned, ow, oh := upright(whole, w, h, orientation)
 	g := imagecapi.Geometry{CropX: int32(ow / 5), CropY: int32(oh / 4), CropWidth: int32(ow / 2), CropHeight: int32(oh / 3), ResizeWidth: 9, ResizeHeight: 11, WindowX: 1, WindowY: 2, WindowWidth: 7, WindowHeight: 8, Flip: orientation%2 == 1}
 	want, got := make([]byte, 3*7*8), make([]byte, 3*7*8)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -118,7 +119,7 @@ func TestHEIFIsBoundedByItsBitStream(t *testing.T) {
 		if !strings.HasPrefix(name, "flat") { // 400 x 300
 			continue
 		}
-		d, err := shimCodec{}.newDecoder(10_000)
+		d, err := sample.Library{}.NewDecoder(10_000)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -29,7 +30,7 @@ type fakeCodec struct {
 	block chan struct{} // if not nil, decode waits until it is closed
 }
 
-func (c fakeCodec) newDecoder(int64) (decoder, error) {
+func (c fakeCodec) NewDecoder(int64) (sample.Decoder, error) {
 	if c.open != nil {
 		c.open.Add(1)
 	}
@@ -95,7 +96,7 @@ func openFake(t testing.TB, path string, o Options) *Loader {
 }
 
 // inspect is Inspect with files and a codec of a test's own.
-func inspect(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c codecs) (*Report, error) {
+func inspect(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Report, error) {
 	l, err := inspectedBy(path, o, file, c)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -66,7 +67,7 @@ type Range struct{ Min, Median, Max int64 }
 // List, Damaged, MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged,
 // Inspect returns the report on what comes before the damage along with the *ArchiveError.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
-	l, err := inspectedBy(path, o, nil, shimCodec{})
+	l, err := inspectedBy(path, o, nil, sample.Library{})
 	if err != nil {
 		return nil, err
 	}
@@ -74,14 +75,14 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 }
 
 // inspectedBy returns what inspects an archive: a loader that has not opened it.
-func inspectedBy(path string, o Options, file func(string) (archive.File, error), c codecs) (*Loader, error) {
+func inspectedBy(path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
 	o, err := Options{
 		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
 	}.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	return &Loader{path: path, o: o, openFile: file, codec: c, judge: newJudge(path, &o)}, nil
+	return &Loader{path: path, o: o, openFile: file, codec: c, rules: newRules(path, &o)}, nil
 }
 
 // inspect inspects the archive. At the end, without an error, take is called for each bad sample
@@ -92,11 +93,11 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *na
 	defer stop(nil)
 	a, err := archive.Open(ctx, l.path, l.archiveConfig())
 	if err != nil {
-		return nil, stopCause(ctx, err)
+		return nil, archive.StopCause(ctx, err)
 	}
 	defer func() { _ = a.Close() }() // nothing was written
 	if err := l.readList(ctx); err != nil {
-		return nil, stopCause(ctx, err)
+		return nil, archive.StopCause(ctx, err)
 	}
 	config := l.indexConfig()
 	config.Progress = progress
@@ -111,14 +112,14 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *na
 		ctx:     ctx,
 		stop:    stop,
 		buffers: arena.NewBuffers(queueBytes),
-		budget:  newBudget(queueBytes),
+		budget:  arena.NewBudget(queueBytes, nil),
 		items:   make(chan inspectItem, 2*l.o.Workers),
 		names:   names,
 		judging: take != nil,
 		census:  newCensus(&l.o),
 	}
 	defer in.buffers.Close() // no worker is left
-	defer context.AfterFunc(ctx, in.budget.stop)()
+	defer context.AfterFunc(ctx, in.budget.Stop)()
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(in.work)
@@ -153,7 +154,7 @@ type inspection struct {
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 	buffers *arena.Buffers // of compressed samples
-	budget  *budget
+	budget  *arena.Budget
 	items   chan inspectItem
 
 	// What the walk uses.
@@ -185,11 +186,11 @@ type verdict struct {
 // Buffer returns memory for a sample that can be read. It is a method of index.Visitor.
 func (in *inspection) Buffer(f *index.Found) ([]byte, error) {
 	s := Sample{Name: f.Name, Index: f.Index}
-	if in.bad = in.l.judge.member(&s, f.Kind, f.Size); in.bad != nil {
+	if in.bad = in.l.rules.Member(&s, f.Kind, f.Size); in.bad != nil {
 		return nil, nil
 	}
-	if !in.budget.acquire(int(f.Size)) {
-		return nil, errStopped
+	if !in.budget.Acquire(int(f.Size)) {
+		return nil, archive.ErrStopped
 	}
 	return in.buffers.Get(int(f.Size)), nil
 }
@@ -211,21 +212,21 @@ func (in *inspection) Visit(f *index.Found, data []byte) error {
 	case in.items <- it:
 		return nil
 	case <-in.ctx.Done():
-		return errStopped
+		return archive.ErrStopped
 	}
 }
 
 // recycle gives back the memory of a sample's content.
 func (in *inspection) recycle(data []byte) {
 	if data != nil {
-		in.budget.release(len(data))
+		in.budget.Release(len(data))
 		in.buffers.Put(data)
 	}
 }
 
 // work inspects samples.
 func (in *inspection) work() {
-	d, err := newDecoder(in.l.codec, in.l.o.MaxPixels, in.l.o.Damaged)
+	d, err := sample.NewDecoder(in.l.codec, in.l.o.MaxPixels, in.l.o.Damaged)
 	if err != nil {
 		in.stop(fmt.Errorf("imageloader: no decoder: %w", err))
 		return
@@ -252,8 +253,8 @@ func (in *inspection) work() {
 }
 
 // inspect decodes all of a sample to an image of 8 x 8 pixels.
-func (in *inspection) inspect(it *inspectItem, d decoder, pixels []byte) (r inspected, fatal error) {
-	f, judge := &it.found, &in.l.judge
+func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) (r inspected, fatal error) {
+	f, rules := &it.found, &in.l.rules
 	r = inspected{index: f.Index, dir: f.Dir, name: f.Name, bytes: int64(len(it.data)), bad: it.bad}
 	if it.again {
 		r.rare = append(r.rare, nameAgain)
@@ -261,22 +262,22 @@ func (in *inspection) inspect(it *inspectItem, d decoder, pixels []byte) (r insp
 	if it.bad != nil {
 		return r, nil
 	}
-	sample := Sample{Name: f.Name, Index: f.Index}
+	s := Sample{Name: f.Name, Index: f.Index}
 	format := codec.Sniff(it.data)
 	if format == "" {
-		r.bad = judge.notImage(&sample, it.data)
+		r.bad = rules.NotImage(&s, it.data)
 		return r, nil
 	}
 	info, err := d.Header(it.data)
 	if err == nil {
-		if r.bad = judge.header(&sample, &info); r.bad != nil {
+		if r.bad = rules.Header(&s, &info); r.bad != nil {
 			return r, nil
 		}
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 		err = d.Decode(it.data, &g, pixels, 8*3)
 	}
 	if err != nil {
-		r.bad, fatal = judge.decoding(&sample, err)
+		r.bad, fatal = rules.Decoding(&s, err)
 		return r, fatal
 	}
 	r.width, r.height, r.format = info.Width, info.Height, describe(format, info)
@@ -284,8 +285,8 @@ func (in *inspection) inspect(it *inspectItem, d decoder, pixels []byte) (r insp
 	if animated(format, it.data) {
 		r.rare = append(r.rare, "animated: the first frame is the image")
 	}
-	if damage := tolerated(d); damage != "" {
-		r.warned = judge.tolerated(&sample, damage)
+	if damage := sample.Tolerated(d); damage != "" {
+		r.warned = rules.Tolerated(&s, damage)
 	}
 	return r, nil
 }
@@ -302,12 +303,12 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, codec: shimCodec{}, judge: newJudge(path, &o)}
+	l := &Loader{path: path, o: o, codec: sample.Library{}, rules: newRules(path, &o)}
 	for tried := false; ; tried = true {
 		r, err := inspectIndex(ctx, l)
 		switch {
 		case r != nil || err != nil:
-			return r, stopCause(ctx, err)
+			return r, archive.StopCause(ctx, err)
 		case tried:
 			return nil, fmt.Errorf("imageloader: %s: the index that was just made does not fit: the archive changes while it is read", archive.Shown(path))
 		}
@@ -340,7 +341,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		f := inspectHeader(&l.judge, x.Sample(i), i, &h)
+		f := inspectHeader(&l.rules, x.Sample(i), i, &h)
 		if h.State != index.HeaderNoImage && names.again(f.name) {
 			f.rare = append(f.rare, nameAgain)
 		}
@@ -355,19 +356,19 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 }
 
 // inspectHeader judges a sample by its header in an index.
-func inspectHeader(j *judge, m index.Sample, i int, h *index.Header) inspected {
+func inspectHeader(rules *sample.Rules, m index.Sample, i int, h *index.Header) inspected {
 	s := Sample{Name: m.Name, Index: i, Label: m.Label}
-	f := inspected{index: i, dir: m.Label, name: m.Name, format: unknownFormat, bytes: m.Size, bad: j.member(&s, m.Kind, m.Size)}
+	f := inspected{index: i, dir: m.Label, name: m.Name, format: unknownFormat, bytes: m.Size, bad: rules.Member(&s, m.Kind, m.Size)}
 	if f.bad != nil {
 		return f
 	}
 	switch h.State {
 	case index.HeaderNoImage:
-		f.bad = j.bad(&s, NotImage, nil)
+		f.bad = rules.Bad(&s, NotImage, nil)
 	case index.HeaderUnusable:
-		f.bad = j.bad(&s, Damaged, errors.New("it has no header of an image that can be read"))
+		f.bad = rules.Bad(&s, Damaged, errors.New("it has no header of an image that can be read"))
 	case index.HeaderKnown:
-		if f.bad = j.header(&s, &h.Info); f.bad == nil {
+		if f.bad = rules.Header(&s, &h.Info); f.bad == nil {
 			f.format, f.width, f.height = describe(h.Format, h.Info), h.Info.Width, h.Info.Height
 			f.rare = rarities(m.Name, h.Format, h.Info)
 		}

@@ -2,24 +2,24 @@ package imageloader
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/count"
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// Sample identifies a row of a batch.
-type Sample struct {
-	Name  string // of the archive's member
-	Index int    // its position among the samples of the archive
-	Label int    // 0 with Options.Masks
-}
+// queueBytes bounds the compressed bytes between reading and decoding, besides those in the shuffle
+// buffer. One sample alone may be larger.
+const queueBytes = 64 << 20
 
 // Loader is an open archive. Several goroutines may call its methods; several epochs may run at the
 // same time.
@@ -28,14 +28,14 @@ type Loader struct {
 	o        Options
 	plan     *transform.Plan                         // of o.Transform
 	openFile func(path string) (archive.File, error) // nil: the file system's; tests have others
-	codec    codecs
-	judge    judge
-	index    atomic.Pointer[index.Index] // nil until the archive has been read through
-	points   atomic.Pointer[entryPoints] // of the index; nil until a pass needs them
-	searched atomic.Pointer[searches]    // likewise
-	weights  *order.Weights              // nil: every sample once
-	list     *index.List                 // nil: there is none
-	counters counters
+	codec    sample.Codecs
+	rules    sample.Rules
+	index    atomic.Pointer[index.Index]         // nil until the archive has been read through
+	points   atomic.Pointer[devplan.EntryPoints] // of the index; nil until an epoch needs them
+	searched atomic.Pointer[devplan.Searches]    // likewise
+	weights  *order.Weights                      // nil: every sample once
+	list     *index.List                         // nil: there is none
+	counters count.Counters
 	spare    spareSlots
 	repeated rereader
 
@@ -45,9 +45,9 @@ type Loader struct {
 	opened order.Kind // the order that Open chose
 
 	mu      sync.Mutex
-	order   order.Kind // of epochs from now on: opened, or the order of a restored state
-	resume  *resume    // nil: every epoch is whole
-	digest  string     // of the index, computed when it is first needed
+	order   order.Kind   // of epochs from now on: opened, or the order of a restored state
+	resume  *epoch.Start // nil: every epoch is whole
+	digest  string       // of the index, computed when it is first needed
 	closed  chan struct{}
 	running sync.WaitGroup
 }
@@ -61,10 +61,10 @@ func Open(path string, o Options) (*Loader, error) { return OpenContext(context.
 // *ArchiveError. If another process does so, OpenContext waits for its index, until ctx ends or
 // that process does or is stopped, and says so in o.Logger.
 func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
-	return open(ctx, path, o, nil, shimCodec{})
+	return open(ctx, path, o, nil, sample.Library{})
 }
 
-func open(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c codecs) (*Loader, error) {
+func open(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
@@ -73,19 +73,19 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, plan: plan, openFile: file, judge: newJudge(path, &o), codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
+	l := &Loader{path: path, o: o, plan: plan, openFile: file, rules: newRules(path, &o), codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
 	a, err := archive.Open(ctx, path, l.archiveConfig())
 	if err != nil {
-		return nil, stopCause(ctx, err)
+		return nil, archive.StopCause(ctx, err)
 	}
 	defer a.Close()
 	l.bytes = a.Info().Size()
 	if err := l.readList(ctx); err != nil {
-		return nil, stopCause(ctx, err)
+		return nil, archive.StopCause(ctx, err)
 	}
 	x, err := index.Load(a, l.indexConfig())
 	if err != nil {
-		return nil, stopCause(ctx, err)
+		return nil, archive.StopCause(ctx, err)
 	}
 	if x == nil && len(o.Classes) > 0 && a.Streamed() && !o.needsIndex() && !o.WebDataset && o.List == "" {
 		b, err := index.NewBuilder(a.Path(), l.indexConfig()) // checks the classes
@@ -99,7 +99,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	}
 	if x == nil {
 		if x, err = index.Build(a, l.indexConfig()); err != nil {
-			return nil, stopCause(ctx, err)
+			return nil, archive.StopCause(ctx, err)
 		}
 	}
 	if o.MultiLabel && len(x.Classes()) == 0 {
@@ -144,7 +144,7 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 		return fmt.Errorf("imageloader: %s: Options.Weights and Options.Balanced need random access, and this is a stream of more than Options.ShuffleBytes (%d): "+
 			"make an index with torchstream index, repack it as .tar, or raise ShuffleBytes", archive.Shown(l.path), l.o.ShuffleBytes)
 	}
-	weight, option := func(i int) float64 { return l.o.Weights(l.sample(x, i)) }, "Weights"
+	weight, option := func(i int) float64 { return l.o.Weights(Sample{Name: x.Name(i), Index: i, Label: x.Label(i)}) }, "Weights"
 	if l.o.Balanced {
 		perClass := make([]float64, len(x.Classes()))
 		for i := range x.Len() {
@@ -156,11 +156,6 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 		return fmt.Errorf("imageloader: Options.%s: %s: %w", option, archive.Shown(l.path), err)
 	}
 	return nil
-}
-
-// sample describes sample i of the index.
-func (l *Loader) sample(x *index.Index, i int) Sample {
-	return Sample{Name: x.Name(i), Index: i, Label: x.Label(i)}
 }
 
 // positions is the number of positions in the sequence of an epoch; order.Unknown without an index.
@@ -177,23 +172,6 @@ func (l *Loader) perRound(x *index.Index) int {
 		return l.o.Draws
 	}
 	return x.Len()
-}
-
-// stopCause replaces an error that only reports the end of the context by the cause of the end.
-func stopCause(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil && (errors.Is(err, errStopped) || errors.Is(err, ctx.Err())) {
-		return causeAfter(ctx, archive.FailureOf(err))
-	}
-	return err
-}
-
-// causeAfter returns the cause of the end of the context, and names the failure of a request that
-// was being repeated then, if there is one.
-func causeAfter(ctx context.Context, failure error) error {
-	if failure == nil {
-		return context.Cause(ctx)
-	}
-	return fmt.Errorf("%w; the last request failed: %v", context.Cause(ctx), failure)
 }
 
 // Len is the number of samples in the archive, bad ones included; -1 for a compressed archive with
@@ -241,7 +219,7 @@ func (l *Loader) Close() error {
 	l.repeated.mu.Unlock()
 	l.spare.close()
 	if p := l.points.Load(); p != nil {
-		p.freeTranscodes()
+		p.FreeCopies()
 	}
 	if x := l.index.Load(); x != nil {
 		return x.Close()
@@ -249,9 +227,9 @@ func (l *Loader) Close() error {
 	return nil
 }
 
-// begin counts a call that Close waits for, until running.Done. It returns false if the loader is
-// closed.
-func (l *Loader) begin() bool {
+// startCall counts a call that Close waits for, until running.Done. It returns false if the loader
+// is closed.
+func (l *Loader) startCall() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isClosed() {

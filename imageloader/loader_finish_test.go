@@ -1,7 +1,6 @@
 package imageloader
 
 import (
-	"encoding/binary"
 	"reflect"
 	"testing"
 
@@ -42,16 +41,5 @@ func TestFinishFollowsTheTransform(t *testing.T) {
 				t.Errorf("finishes %+v, want %+v", got, want)
 			}
 		})
-	}
-}
-
-// TestLabelsHaveTheMachinesByteOrder: labels are in the byte order of the machine.
-func TestLabelsHaveTheMachinesByteOrder(t *testing.T) {
-	var p [8]byte
-	for _, label := range []int{0, 1, 999, 1 << 40, -1} {
-		putLabel(p[:], label)
-		if got := int64(binary.NativeEndian.Uint64(p[:])); got != int64(label) {
-			t.Errorf("%d became %d", label, got)
-		}
 	}
 }

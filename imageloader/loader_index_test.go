@@ -25,6 +25,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/indextest"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
@@ -650,7 +651,7 @@ func checkForged(t *testing.T, path string, o Options, want string, list []archi
 		}
 		return
 	}
-	if err != nil || len(batches) != len(list) || batches[0].samples[0] != (Sample{"a/0.png", 0, 0}) || batches[1].samples[0] != (Sample{"b/1.png", 1, 1}) {
+	if err != nil || len(batches) != len(list) || batches[0].samples[0] != (Sample{Name: "a/0.png", Index: 0, Label: 0}) || batches[1].samples[0] != (Sample{Name: "b/1.png", Index: 1, Label: 1}) {
 		t.Errorf("%d batches, error %v", len(batches), err)
 	}
 }
@@ -747,7 +748,7 @@ func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
 func TestTooLargeImageByIndexIsNotRead(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 6 {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("a/%d.jpg", i), Data: string(photo(t, uint64(i)))})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("a/%d.jpg", i), Data: string(archivetest.Photo(t, uint64(i)))})
 	}
 	members = append(members, archivetest.Member{Name: "a/small.png", Data: archivetest.PNG(t, archivetest.Gradient(20, 20))})
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
@@ -758,7 +759,7 @@ func TestTooLargeImageByIndexIsNotRead(t *testing.T) {
 		l, err := open(t.Context(), path, o, func(path string) (archive.File, error) {
 			f, err := openFile(path)
 			return readCounter{f, &bytes}, err
-		}, shimCodec{})
+		}, sample.Library{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -626,30 +626,6 @@ func TestSamplesMayExceedTheBudget(t *testing.T) {
 	}
 }
 
-func TestBudgetAdmitsOneLargeSample(t *testing.T) {
-	b := newBudget(100)
-	if !b.acquire(500) {
-		t.Fatal("a single sample must be admitted")
-	}
-	done := make(chan bool)
-	go func() { done <- b.acquire(60) }()
-	go func() { done <- b.acquire(60) }()
-	b.release(500)
-	<-done
-	select {
-	case <-done:
-		t.Error("120 of 100 bytes are admitted")
-	default:
-	}
-	b.release(60)
-	<-done
-	go func() { done <- b.acquire(60) }()
-	b.stop()
-	if <-done {
-		t.Error("acquire succeeds after stop")
-	}
-}
-
 // TestTooNarrowImageIsUnsupported: a very narrow image is refused, because resizing its shorter
 // side would make the longer side enormous.
 func TestTooNarrowImageIsUnsupported(t *testing.T) {

@@ -5,16 +5,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"image"
 	"image/color"
 	"image/gif"
 	"image/png"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -28,181 +25,13 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// goldenMasks holds torchvision's results (testdata/make_masks.py).
-type goldenMasks struct {
-	Nearest [][3]int
-	Crops   [][10]any // width, height, classes, x, y, w, h, size, flip, CRC-32
-	Resizes [][5]int  // width, height, resize, size, CRC-32
-	Moves   map[string][][3]int
-	Files   map[string][4]any // file, width, height, CRC-32
-}
-
-func readGoldenMasks(t testing.TB) *goldenMasks {
-	t.Helper()
-	data, err := os.ReadFile("testdata/masks.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := &goldenMasks{}
-	if err := json.Unmarshal(data, g); err != nil {
-		t.Fatal(err)
-	}
-	return g
-}
-
-// classAt is the mask that make_masks.py makes.
-func classAt(x, y, classes int) int { return (x*7 + y*13 + x*y%11) % classes }
-
-// maskFile is that mask as a PNG.
-func maskFile(t testing.TB, width, height, classes int) []byte {
-	t.Helper()
-	picture := image.NewGray16(image.Rect(0, 0, width, height))
-	var b bytes.Buffer
-	for y := range height {
-		for x := range width {
-			picture.SetGray16(x, y, color.Gray16{Y: uint16(classAt(x, y, classes))})
-		}
-	}
-	var encode image.Image = picture
-	if classes <= 256 {
-		grey := image.NewGray(picture.Rect)
-		for i := range grey.Pix {
-			grey.Pix[i] = picture.Pix[2*i+1]
-		}
-		encode = grey
-	}
-	if err := png.Encode(&b, encode); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
-// classesCRC is the checksum that make_masks.py makes of an int64 mask.
-func classesCRC(mask []byte) int {
-	var b []byte
-	for ; len(mask) > 0; mask = mask[8:] {
-		b = append(b, mask[:2]...)
-	}
-	return int(crc32.ChecksumIEEE(b))
-}
-
-func TestNearestEqualsTorchvision(t *testing.T) {
-	for _, c := range readGoldenMasks(t).Nearest {
-		var line []byte
-		for i := range c[1] {
-			line = binary.LittleEndian.AppendUint16(line, uint16(nearest(i, c[0], c[1])))
-		}
-		if int(crc32.ChecksumIEEE(line)) != c[2] {
-			t.Errorf("%d pixels to %d differ from torchvision's", c[0], c[1])
-		}
-	}
-}
-
-// decodeMask decodes a mask with a geometry, to int64.
-func decodeMask(data []byte, width, height int, g imagecapi.Geometry, a *transform.Augmenter) ([]byte, error) {
-	m := maskDecoder{o: &Masks{DType: tensor.Int64}}
-	out := make([]byte, 8*g.WindowWidth*g.WindowHeight)
-	return out, m.decode(data, width, height, &g, a, out)
-}
-
-// whole is the geometry that changes nothing.
-func whole(width, height int32) imagecapi.Geometry {
-	return imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width, ResizeHeight: height, WindowWidth: width, WindowHeight: height}
-}
-
-func TestClassesAreTheNumbersInTheFile(t *testing.T) {
-	for name, c := range readGoldenMasks(t).Files {
-		data, err := hex.DecodeString(c[0].(string))
-		if err != nil {
-			t.Fatal(err)
-		}
-		width, height := int(c[1].(float64)), int(c[2].(float64))
-		got, err := decodeMask(data, width, height, whole(int32(width), int32(height)), nil)
-		if err != nil || classesCRC(got) != int(c[3].(float64)) {
-			t.Errorf("%s: other classes; %v", name, err)
-		}
-	}
-}
-
-func TestMaskCropsEqualTorchvision(t *testing.T) {
-	golden := readGoldenMasks(t)
-	for _, c := range golden.Crops {
-		n := func(i int) int32 { return int32(c[i].(float64)) }
-		g := imagecapi.Geometry{CropX: n(3), CropY: n(4), CropWidth: n(5), CropHeight: n(6), ResizeWidth: n(7), ResizeHeight: n(7),
-			WindowWidth: n(7), WindowHeight: n(7), Flip: c[8].(bool)}
-		got, err := decodeMask(maskFile(t, int(n(0)), int(n(1)), int(n(2))), int(n(0)), int(n(1)), g, nil)
-		if err != nil || classesCRC(got) != int(c[9].(float64)) {
-			t.Errorf("crop %v differs from torchvision's; %v", c[:9], err)
-		}
-	}
-	for _, c := range golden.Resizes {
-		plan, err := transform.Compile(transform.Transform{Size: c[3], Resize: c[2]})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var g imagecapi.Geometry
-		if err := plan.Geometry(rand.New(rand.NewPCG(1, 1)), &imagecapi.Info{Width: int32(c[0]), Height: int32(c[1])}, &g); err != nil {
-			t.Fatal(err)
-		}
-		got, err := decodeMask(maskFile(t, c[0], c[1], 21), c[0], c[1], g, nil)
-		if err != nil || classesCRC(got) != c[4] {
-			t.Errorf("resize %v differs from torchvision's; %v", c[:4], err)
-		}
-	}
-}
-
-// TestMaskStepsEqualTorchvision compares the steps of Transform.Ops on masks with torchvision's.
-func TestMaskStepsEqualTorchvision(t *testing.T) {
-	pad := transform.Pad{Padding: [4]int{3, 5, 7, 1}, Fill: transform.Color{9, 9, 9}}
-	edge := transform.Pad{Padding: pad.Padding, Mode: transform.PadEdge}
-	moves := map[string][]transform.Op{
-		"rotation":     {transform.RandomRotation{Degrees: [2]float64{33.5, 33.5}, Interpolation: transform.Bilinear}},
-		"quarter turn": {transform.RandomRotation{Degrees: [2]float64{90, 90}}},
-		"affine": {transform.RandomAffine{Degrees: [2]float64{-20, -20}, Scale: [2]float64{1.25, 1.25}, Shear: [4]float64{5, 5, -7, -7},
-			Interpolation: transform.Bilinear, Fill: transform.Color{1, 2, 3}}},
-		"flip":     {transform.RandomVerticalFlip{P: 1}},
-		"pad":      {pad, transform.CenterCrop{Size: 32}},
-		"pad edge": {edge, transform.CenterCrop{Size: 32}},
-		"colours": {transform.RandomInvert{P: 1}, transform.ColorJitter{Brightness: 0.4}, transform.GaussianBlur{}, transform.RandomErasing{P: 1},
-			transform.GaussianNoise{}, transform.RandomEqualize{P: 1}},
-	}
-	golden := readGoldenMasks(t).Moves
-	if len(golden) != len(moves) {
-		t.Fatalf("%d kinds of moves are torchvision's, %d are compared", len(golden), len(moves))
-	}
-	for name, ops := range moves {
-		plan, err := transform.Compile(transform.Transform{Size: 32, Ops: ops})
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, err := plan.NewAugmenter()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.Close()
-		for _, c := range golden[name] {
-			if err := a.Apply(rand.New(rand.NewPCG(1, 1)), make([]byte, 3*32*32)); err != nil {
-				t.Fatal(err)
-			}
-			if a.Moves() != (name != "colours") {
-				t.Errorf("%s: moves pixels: %v", name, a.Moves())
-			}
-			m := maskDecoder{o: &Masks{DType: tensor.Int64, Fill: c[1]}}
-			g, got := whole(32, 32), make([]byte, 8*32*32)
-			if err := m.decode(maskFile(t, 32, 32, c[0]), 32, 32, &g, a, got); err != nil || classesCRC(got) != c[2] {
-				t.Errorf("%s of %d classes, fill %d, differs from torchvision's; %v", name, c[0], c[1], err)
-			}
-		}
-	}
-}
-
 // scene is an image whose red is its mask's class, and whose green is its number.
 func scene(t testing.TB, i, width, height int) (file, mask []byte) {
 	t.Helper()
 	picture := image.NewNRGBA(image.Rect(0, 0, width, height))
 	for y := range height {
 		for x := range width {
-			picture.SetNRGBA(x, y, color.NRGBA{uint8(classAt(x, y+i, 200)), uint8(i), 77, 255})
+			picture.SetNRGBA(x, y, color.NRGBA{uint8(archivetest.MaskClass(x, y+i, 200)), uint8(i), 77, 255})
 		}
 	}
 	grey := image.NewGray(picture.Rect)
@@ -413,7 +242,7 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 	}{
 		"another size":  {archivetest.Member{Data: string(large)}, MaskSize, "40 x 41 pixels, and 40 x 40"},
 		"colours":       {archivetest.Member{Data: colours.String()}, Unsupported, "grey levels or a palette"},
-		"16 bits":       {archivetest.Member{Data: string(maskFile(t, 40, 40, 1000))}, Unsupported, "set tensor.Int64"},
+		"16 bits":       {archivetest.Member{Data: string(archivetest.MaskPNG(t, 40, 40, 1000))}, Unsupported, "set tensor.Int64"},
 		"a GIF":         {archivetest.Member{Data: animation.String()}, Unsupported, "no PNG"},
 		"text":          {archivetest.Member{Data: "a text"}, NotImage, "a text"},
 		"cut off":       {archivetest.Member{Data: string(good[:len(good)-20])}, Damaged, ""},
@@ -422,10 +251,10 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 		"empty":         {archivetest.Member{}, Empty, ""},
 		"a link":        {archivetest.Member{Kind: tar.TypeSymlink, Link: "a"}, NotRegular, "symbolic"},
 		"too large":     {archivetest.Member{Data: string(good) + strings.Repeat("x", 5000)}, TooLarge, "MaxSampleBytes"},
-		"a small bomb":  {archivetest.Member{Data: string(bomb(t, 3000, 3000))}, MaskSize, "3000 x 3000"},
+		"a small bomb":  {archivetest.Member{Data: string(archivetest.PNGBomb(t, 3000, 3000))}, MaskSize, "3000 x 3000"},
 		"a bit of PNG":  {archivetest.Member{Data: string(good[:8])}, Damaged, "cut off"},
-		"no width":      {archivetest.Member{Data: string(bomb(t, 0, 40))}, MaskSize, "0 x 40"},
-		"a huge claim":  {archivetest.Member{Data: string(bomb(t, 1<<31, 1<<31))}, MaskSize, ""},
+		"no width":      {archivetest.Member{Data: string(archivetest.PNGBomb(t, 0, 40))}, MaskSize, "0 x 40"},
+		"a huge claim":  {archivetest.Member{Data: string(archivetest.PNGBomb(t, 1<<31, 1<<31))}, MaskSize, ""},
 		"unknown depth": {archivetest.Member{Data: string(good[:24]) + "\x05" + string(good[25:])}, Unsupported, "bit depth 5"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -485,30 +314,6 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 	}
 }
 
-// bomb is a PNG with no pixels whose header claims a size.
-func bomb(t *testing.T, width, height uint32) []byte {
-	t.Helper()
-	data := maskFile(t, 1, 1, 2)
-	binary.BigEndian.PutUint32(data[16:], width)
-	binary.BigEndian.PutUint32(data[20:], height)
-	binary.BigEndian.PutUint32(data[29:], crc32.ChecksumIEEE(data[12:29]))
-	return data
-}
-
-// TestSmallMaskFileTakesNoMemory: no memory is taken for a mask that the size of its file rules
-// out.
-func TestSmallMaskFileTakesNoMemory(t *testing.T) {
-	data := bomb(t, 30_000, 30_000)
-	allocated := testing.AllocsPerRun(1, func() {
-		if _, err := decodeMask(data, 30_000, 30_000, whole(1, 1), nil); !errors.Is(err, imagecapi.CodeDecode) || !strings.Contains(err.Error(), "too few") {
-			t.Errorf("error %v", err)
-		}
-	})
-	if allocated > 100 {
-		t.Errorf("%v allocations", allocated)
-	}
-}
-
 // TestMaskHasTheSizeOfTheCroppedImage: a mask has the size of the image as it is cropped.
 func TestMaskHasTheSizeOfTheCroppedImage(t *testing.T) {
 	file, err := os.ReadFile("../cshim/test/data/orientation-6.jpg")
@@ -520,7 +325,7 @@ func TestMaskHasTheSizeOfTheCroppedImage(t *testing.T) {
 		t.Fatal(info, err)
 	}
 	for upright, size := range map[bool][2]int32{false: {info.Width, info.Height}, true: {info.Height, info.Width}} {
-		mask := maskFile(t, int(size[0]), int(size[1]), 9)
+		mask := archivetest.MaskPNG(t, int(size[0]), int(size[1]), 9)
 		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.jpg", Data: string(file)}, archivetest.Member{Name: "a.png", Data: string(mask)}))
 		l, err := Open(path, Options{Transform: Transform{Size: 8, Resize: 8, ApplyEXIFOrientation: upright}, Masks: Masks{Image: "*.jpg", Mask: "*.png"}, NoIndex: true})
 		if err != nil {
@@ -636,43 +441,5 @@ func collectMasksOf(t *testing.T, l *Loader) {
 		if err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// FuzzMask: whatever a file holds, decoding it as a mask ends with classes or an error of the file.
-func FuzzMask(f *testing.F) {
-	for _, file := range readGoldenMasks(f).Files {
-		data, err := hex.DecodeString(file[0].(string))
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(data, true)
-	}
-	f.Fuzz(func(t *testing.T, data []byte, sums bool) {
-		if sums {
-			fixSums(data)
-		}
-		o := Masks{DType: tensor.Int64}
-		if len(data) > 0 && data[0]&1 == 0 {
-			o.DType = tensor.Uint8
-		}
-		m := maskDecoder{o: &o}
-		g := imagecapi.Geometry{CropX: 3, CropY: 1, CropWidth: 15, CropHeight: 16, ResizeWidth: 11, ResizeHeight: 10, WindowX: 1, WindowWidth: 9, WindowHeight: 10, Flip: true}
-		err := m.decode(data, 23, 17, &g, nil, make([]byte, 8*9*10))
-		if err != nil && !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) && !errors.Is(err, errMaskSize) {
-			t.Errorf("error %v", err)
-		}
-	})
-}
-
-// fixSums makes the checksums of a PNG's chunks right.
-func fixSums(data []byte) {
-	for at := 8; at+12 <= len(data); {
-		n := int(binary.BigEndian.Uint32(data[at:]))
-		if n > len(data)-at-12 {
-			return
-		}
-		binary.BigEndian.PutUint32(data[at+8+n:], crc32.ChecksumIEEE(data[at+4:at+8+n]))
-		at += 12 + n
 	}
 }

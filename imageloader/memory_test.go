@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/mask"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/tensor"
 )
@@ -185,8 +187,8 @@ func TestDecodingMemory(t *testing.T) {
 			if err == nil {
 				g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 				if strings.HasPrefix(filepath.Base(file), "mask") {
-					m := maskDecoder{o: &Masks{DType: tensor.Int64}}
-					err = m.decode(data, int(info.Width), int(info.Height), &g, nil, make([]byte, 8*8*8))
+					m := mask.Decoder{DType: tensor.Int64}
+					err = m.Decode(data, int(info.Width), int(info.Height), &g, nil, make([]byte, 8*8*8))
 				} else {
 					err = d.Decode(data, &g, pixels[:], 8*3)
 				}
@@ -232,7 +234,7 @@ func TestDecodingMemory(t *testing.T) {
 		}
 	}
 	for _, classes := range []int{256, 60000} {
-		mask := maskFile(t, largeSide, largeSide, classes)
+		mask := archivetest.MaskPNG(t, largeSide, largeSide, classes)
 		measure(fmt.Sprintf("mask of %d classes", classes), mask, true, 8*pixel+slack)
 	}
 	// MaxPixels counts a pixel of HEIC twice, and one of AVIF four times.

@@ -11,9 +11,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/mask"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/tensor"
 )
 
 // Options of a Loader. The zero value loads every image in archive order, resized and
@@ -172,7 +175,8 @@ func (o Options) withDefaults() (Options, error) {
 	if err := o.setNumbers(); err != nil {
 		return o, err
 	}
-	if err := o.checkThreads(); err != nil {
+	threads := o.threads()
+	if err := threads.Check(); err != nil {
 		return o, err
 	}
 	if err := cmp.Or(o.check(), o.checkList(), o.checkMasks(plan), o.checkTarget()); err != nil {
@@ -243,6 +247,11 @@ func (o *Options) share() order.Share {
 	return order.Share{Rank: o.Rank, World: o.World, Batch: o.BatchSize, DropLast: o.DropLast, PadLast: o.PadLast}
 }
 
+// threads returns the workers that the options ask for.
+func (o *Options) threads() epoch.Threads {
+	return epoch.Threads{Workers: o.Workers, Nice: o.WorkerNice, CPUs: o.WorkerCPUs}
+}
+
 // needsIndex reports whether an epoch can't begin before the number of samples is known.
 func (o *Options) needsIndex() bool {
 	return o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
@@ -256,6 +265,123 @@ func (o *Options) checkIndexFile() error {
 	}
 	if err := index.CheckFile(o.IndexFile); err != nil {
 		return fmt.Errorf("imageloader: Options.IndexFile: %w", err)
+	}
+	return nil
+}
+
+// maxTargetWidth bounds Options.TargetWidth.
+const maxTargetWidth = 1 << 20
+
+// checkTarget refuses a target without a width, and options that mean nothing beside a target.
+func (o *Options) checkTarget() error {
+	switch {
+	case o.MultiLabel && !o.WebDataset:
+		return errors.New("imageloader: Options.MultiLabel is for the labels of Options.WebDataset; Options.Target makes targets of other labels")
+	case o.MultiLabel && (o.Target != nil || o.Balanced):
+		return errors.New("imageloader: Options.MultiLabel excludes Options.Target and Options.Balanced")
+	case o.Target == nil && o.TargetWidth != 0:
+		return fmt.Errorf("imageloader: Options.TargetWidth is %d, and Options.Target is nil", o.TargetWidth)
+	case o.Target == nil:
+		return nil
+	case o.TargetWidth < 1 || o.TargetWidth > maxTargetWidth:
+		return fmt.Errorf("imageloader: Options.TargetWidth is %d, not in 1 to %d", o.TargetWidth, maxTargetWidth)
+	case o.Masks.masked():
+		return errors.New("imageloader: Options.Target and Options.Masks exclude each other: a sample has one target")
+	}
+	return nil
+}
+
+// Masks gives each image a mask, for segmentation: a PNG of the image's size whose pixels are class
+// numbers. An image and its mask are two members of the archive, whose names follow two patterns.
+type Masks struct {
+	// Image and Mask are the patterns: names in which one "*" stands for any text, slashes
+	// included, and a ".*" at the end for any extension. A mask belongs to the image whose name has
+	// the same text for the "*": "images/*.jpg" and "masks/*.png", or in WebDataset's groups
+	// "*.jpg" and "*.seg.png". A name that matches both is a mask's. Images without a mask and
+	// masks without an image are ignored and logged; a second mask of an image is a *PairError.
+	// Shards may have the same names.
+	Image, Mask string
+	// DType is the dtype of the field "masks": tensor.Uint8 (also the zero value), or tensor.Int64,
+	// which masks of 16 bits need.
+	DType tensor.DType
+	// Fill is the class of pixels that a step of Transform.Ops takes from outside of the mask, as
+	// RandomRotation does; 0 as in torchvision, often 255 for pixels that a loss ignores.
+	Fill int
+}
+
+// PairError is an image with two masks, or a mask with two images, by Options.Masks.
+type PairError = index.PairError
+
+// masked reports whether there are masks.
+func (m *Masks) masked() bool { return *m != Masks{} }
+
+// pairs returns the patterns; nil if there are no masks.
+func (m *Masks) pairs() (*index.Pairs, error) {
+	if !m.masked() {
+		return nil, nil
+	}
+	image, err := index.ParsePattern(m.Image)
+	if err != nil {
+		return nil, fmt.Errorf("imageloader: Options.Masks.Image: %w", err)
+	}
+	mask, err := index.ParsePattern(m.Mask)
+	if err != nil {
+		return nil, fmt.Errorf("imageloader: Options.Masks.Mask: %w", err)
+	}
+	if image == mask {
+		return nil, fmt.Errorf("imageloader: Options.Masks.Image and Mask are both %q", m.Image)
+	}
+	return &index.Pairs{Image: image, Mask: mask}, nil
+}
+
+// checkMasks refuses wrong masks, and options that have no meaning with masks.
+func (o *Options) checkMasks(plan *transform.Plan) error {
+	m := &o.Masks
+	if _, err := m.pairs(); err != nil || !m.masked() {
+		return err
+	}
+	if err := plan.ForMasks(); err != nil {
+		return fmt.Errorf("imageloader: Options.Masks: Options.Transform: %w", err)
+	}
+	without := func(option string) error {
+		return fmt.Errorf("imageloader: Options.Masks excludes Options.%s: an image with a mask has no label", option)
+	}
+	switch {
+	case m.DType != tensor.Uint8 && m.DType != tensor.Int64:
+		return fmt.Errorf("imageloader: Options.Masks.DType is %v, not uint8 or int64", m.DType)
+	case m.Fill < 0 || m.Fill > mask.MaxClass(m.DType):
+		return fmt.Errorf("imageloader: Options.Masks.Fill is %d, not in 0 to %d (DType is %v)", m.Fill, mask.MaxClass(m.DType), m.DType)
+	case o.WebDataset:
+		return fmt.Errorf("imageloader: Options.Masks excludes Options.WebDataset: an image with a mask has no label; "+
+			"the groups' images and masks are given by Masks.Image %q and Masks.Mask %q", "*.jpg", "*.seg.png")
+	case len(o.Classes) > 0:
+		return without("Classes")
+	case o.Balanced:
+		return without("Balanced")
+	}
+	return nil
+}
+
+// Transform describes the way of an image from its file to a batch. Package transform documents it
+// and has the operations for its fields Ops and Mix.
+type Transform = transform.Transform
+
+// Train returns the usual transform for training: RandomResizedCrop(size) and a horizontal flip
+// with probability 1/2, normalised with ImageNet's mean and standard deviation.
+func Train(size int) Transform { return transform.Train(size) }
+
+// Eval returns the usual transform for evaluation: Resize(resize) and CenterCrop(size), normalised
+// with ImageNet's mean and standard deviation.
+func Eval(resize, size int) Transform { return transform.Eval(resize, size) }
+
+// checkList refuses options that mean nothing beside a list.
+func (o *Options) checkList() error {
+	switch {
+	case o.List == "":
+	case o.WebDataset:
+		return fmt.Errorf("imageloader: Options.List and Options.WebDataset exclude each other: labels are those of the list")
+	case o.Masks.masked():
+		return fmt.Errorf("imageloader: Options.List and Options.Masks exclude each other: an image with a mask has no label")
 	}
 	return nil
 }

@@ -12,8 +12,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/decodeplan"
@@ -25,6 +28,8 @@ type planned struct {
 	slots    int
 	hostRows int // Plans.HostRows
 	rows     int // that had a plan, of all epochs
+	// plansOnly leaves the pixels of rows with plans undefined.
+	plansOnly bool
 
 	// seen has the digest of the plan of each sample in each epoch: a sample has one plan, in
 	// whichever slot and row.
@@ -46,7 +51,7 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch), HostRows: c.hostRows}
 		free <- s
 	}
-	err = l.devicePlanner().FillPlans(t.Context(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+	err = l.devicePlanner().FillPlans(t.Context(), epoch, consumerFuncs{func(ctx context.Context) (decodeplan.Slot, error) {
 		select {
 		case s := <-free:
 			for i := range s.fields[0] { // what nobody writes must not be seen
@@ -56,9 +61,9 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 				s.plans.Rows[i] = decodeplan.Row{At: -1, Bytes: 1 << 40}
 			}
 			lent <- s
-			return s.fields, &s.plans, nil
+			return decodeplan.Slot{Images: s.fields[0], Labels: s.fields[1], Plans: &s.plans}, nil
 		case <-ctx.Done():
-			return nil, nil, context.Cause(ctx)
+			return decodeplan.Slot{}, context.Cause(ctx)
 		}
 	}, func(n int, info any) error {
 		s := <-lent
@@ -68,6 +73,9 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 			if p := s.plans.Rows[row]; p.Bytes > 0 {
 				c.rows++
 				c.check(t, &s.plans, p, epoch, samples[row].Index)
+				if c.plansOnly {
+					continue
+				}
 				if err := l.devicePlanner().DecodeRow(t.Context(), info, row, s.fields[0][row*size:]); err != nil {
 					return err
 				}
@@ -82,8 +90,24 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 		}
 		batches = append(batches, copied{bytes.Clone(s.fields[0][:n*size]), labels, samples})
 		return nil
-	})
+	}})
 	return batches, err
+}
+
+// consumerFuncs is a consumer of two functions.
+type consumerFuncs struct {
+	lend    func(context.Context) (decodeplan.Slot, error)
+	deliver func(n int, info any) error
+}
+
+func (c consumerFuncs) Lend(ctx context.Context) (decodeplan.Slot, error) { return c.lend(ctx) }
+func (c consumerFuncs) Deliver(n int, info any) error                     { return c.deliver(n, info) }
+
+// alignedBytes returns memory that is aligned for plans.
+func alignedBytes(n int) []byte {
+	memory := make([]byte, n+decodeplan.Align)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % decodeplan.Align
+	return memory[skip:][:n:n]
 }
 
 func (c *planned) check(t *testing.T, plans *decodeplan.Plans, p decodeplan.Row, epoch, sample int) {
@@ -114,9 +138,9 @@ func planArchive(t *testing.T, name string, photos, damaged int) string {
 		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/%c/%03d%s", 'a'+i%3, i, kind), Data: data})
 	}
 	for i := range photos {
-		add(".jpg", i, string(photo(t, uint64(i))))
+		add(".jpg", i, string(archivetest.Photo(t, uint64(i))))
 		if i < damaged {
-			add("bad.jpg", i, string(photo(t, uint64(i))[:3000]))
+			add("bad.jpg", i, string(archivetest.Photo(t, uint64(i))[:3000]))
 		}
 	}
 	add(".png", photos, archivetest.PNG(t, archivetest.Gradient(50, 40)))
@@ -130,7 +154,7 @@ func planArchive(t *testing.T, name string, photos, damaged int) string {
 // TestRowsOfTheHost: rows that the consumer leaves to the loader have no plans, and the pixels that
 // the plans of the others describe.
 func TestRowsOfTheHost(t *testing.T) {
-	if d, err := (shimCodec{}).newDecoder(0); err != nil {
+	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
 	} else {
 		d.Close()
@@ -175,7 +199,7 @@ func TestRowsOfTheHost(t *testing.T) {
 // Fill: their samples, in their order, bad ones treated alike, after a resume, with any number of
 // workers, and where plans have no room.
 func TestPlansChangeNoBatch(t *testing.T) {
-	if d, err := (shimCodec{}).newDecoder(0); err != nil {
+	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
 	} else {
 		d.Close()
@@ -313,97 +337,6 @@ func TestPlansResume(t *testing.T) {
 	}
 }
 
-// TestPlansAreMoved: exchanged rows keep their plans; without room the rows are lost to the host.
-func TestPlansAreMoved(t *testing.T) {
-	plan := func(b byte, n int) []byte { return bytes.Repeat([]byte{b}, n) }
-	slots := func(capacity int) (a, b *slot) {
-		for _, s := range []**slot{&a, &b} {
-			st, err := newStaging(&decodeplan.Plans{Memory: alignedBytes(capacity), Rows: make([]decodeplan.Row, 3)}, 3)
-			if err != nil {
-				t.Fatal(err)
-			}
-			*s = &slot{staging: st}
-		}
-		return a, b
-	}
-	set := func(s *slot, row int, p []byte) {
-		to, r, ok := s.staging.reserve(decodeplan.Row{Bytes: len(p)})
-		if !ok {
-			t.Fatal("no room")
-		}
-		copy(to, p)
-		s.staging.rows[row] = rowPlan{Row: r, repeat: repeat{size: int64(len(p))}}
-	}
-	a, b := slots(100)
-	set(a, 0, plan('a', 20))
-	set(b, 2, plan('b', 30))
-	exchangePlans(a, 0, b, 2, true)
-	if got := planIn(a.staging, 0); !bytes.Equal(got, plan('b', 30)) || a.staging.rows[0].repeat.size != 30 {
-		t.Errorf("%q", got)
-	}
-	if got := planIn(b.staging, 2); !bytes.Equal(got, plan('a', 20)) || b.staging.rows[2].repeat.size != 20 {
-		t.Errorf("%q", got)
-	}
-	exchangePlans(a, 0, a, 1, true)
-	if got := planIn(a.staging, 1); !bytes.Equal(got, plan('b', 30)) || a.staging.rows[0].Bytes != 0 {
-		t.Errorf("%q", got)
-	}
-	exchangePlans(b, 0, a, 1, false) // 32 bytes behind 64
-	if !b.staging.rows[0].lost && b.staging.rows[0].Bytes != 30 {
-		t.Errorf("%+v", b.staging.rows[0])
-	}
-	a, b = slots(48)
-	set(a, 0, plan('a', 40))
-	set(b, 0, plan('b', 40))
-	exchangePlans(a, 0, b, 0, true)
-	for _, s := range []*slot{a, b} {
-		if r := s.staging.rows[0]; !r.lost || r.Bytes != 0 || r.repeat.size != 40 {
-			t.Errorf("%+v", r)
-		}
-	}
-}
-
-// TestMembersAreMoved: a member's row takes its compressed bytes and a room of the slot along, and
-// shares them with no other row.
-func TestMembersAreMoved(t *testing.T) {
-	row := decodeplan.Row{Bytes: 16, Member: decodeplan.Member{Input: 16, InputBytes: 5, Window: 21, WindowBytes: 3, Skip: 7, Bytes: 100}}
-	room := row.Member.Room()
-	slots := func(rooms int) (a, b *slot) {
-		for _, s := range []**slot{&a, &b} {
-			st, err := newStaging(&decodeplan.Plans{Memory: alignedBytes(96), Rows: make([]decodeplan.Row, 3), Rooms: rooms}, 3)
-			if err != nil {
-				t.Fatal(err)
-			}
-			*s = &slot{staging: st}
-		}
-		to, at, ok := a.staging.reserve(row)
-		if !ok {
-			t.Fatal("no room")
-		}
-		copy(to, "plan of 16 bytes inputwin")
-		a.staging.rows[0] = rowPlan{Row: at, repeat: repeat{size: 9}}
-		return a, b
-	}
-	a, b := slots(2 * room)
-	exchangePlans(b, 1, a, 0, false)
-	moved := b.staging.rows[1]
-	if got := b.staging.plans.Memory[moved.At:][:moved.Span()]; string(got) != "plan of 16 bytes inputwi" || moved.Member != row.Member || moved.lost {
-		t.Errorf("%q, %+v", got, moved)
-	}
-	b.staging.take(0, b.staging, 1) // a substitute
-	if second := b.staging.rows[0]; second.At == moved.At || second.Bytes != 16 || second.lost || b.staging.rooms.Load() != uint64(2*room) {
-		t.Errorf("%+v beside %+v", second, moved)
-	}
-	b.staging.take(2, b.staging, 1)
-	if third := b.staging.rows[2]; !third.lost || third.Bytes != 0 || third.repeat.size != 9 {
-		t.Errorf("without a room: %+v", third)
-	}
-	exchangePlans(b, 0, b, 1, true)
-	if b.staging.rows[0] != moved || b.staging.rooms.Load() != uint64(2*room) {
-		t.Errorf("an exchange within the slot: %+v", b.staging.rows)
-	}
-}
-
 func TestPlansAreRefused(t *testing.T) {
 	path := planArchive(t, "t.tar", 1, 0)
 	side := filepath.Join(t.TempDir(), "index")
@@ -422,7 +355,7 @@ func TestPlansAreRefused(t *testing.T) {
 		if _, err := l.devicePlanner().PlanBytes(); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := l.devicePlanner().FillPlans(t.Context(), 0, nil, nil); err == nil {
+		if err := l.devicePlanner().FillPlans(t.Context(), 0, nil); err == nil {
 			t.Errorf("%s: FillPlans has no error", name)
 		}
 		l.Close()
@@ -440,7 +373,7 @@ func TestPlansAreRefused(t *testing.T) {
 		}
 	}
 	l.Close()
-	info := Info{Samples: make([]Sample, 1), repeats: make([]repeat, 1), known: l.index.Load()}
+	info := Info{Samples: make([]Sample, 1), redos: make([]devplan.Redo, 1), known: l.index.Load()}
 	if err := l.devicePlanner().DecodeRow(t.Context(), info, 0, make([]byte, 3*224*224)); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
@@ -471,7 +404,7 @@ func TestDecodeRowJudgesAsFillDoes(t *testing.T) {
 	}
 	for i := range x.Len() {
 		s := x.Sample(i)
-		info := Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, repeats: []repeat{{size: s.Size}}}
+		info := Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, redos: []devplan.Redo{{Size: s.Size}}}
 		dst := make([]byte, 3*32*32)
 		err := l.devicePlanner().DecodeRow(t.Context(), info, 0, dst)
 		var bad *SampleError
@@ -508,7 +441,7 @@ func TestDecodeRowOpensTheArchiveOnce(t *testing.T) {
 	x, dst := l.index.Load(), make([]byte, 3*32*32)
 	decode := func(ctx context.Context, i int) error {
 		s := x.Sample(i)
-		return l.devicePlanner().DecodeRow(ctx, Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, repeats: []repeat{{size: s.Size}}}, 0, dst)
+		return l.devicePlanner().DecodeRow(ctx, Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, redos: []devplan.Redo{{Size: s.Size}}}, 0, dst)
 	}
 	good := 0 // a sample
 	for decode(t.Context(), good) != nil {
@@ -540,10 +473,4 @@ func TestDecodeRowOpensTheArchiveOnce(t *testing.T) {
 	if err := l.Close(); err != nil || l.repeated.a != nil {
 		t.Errorf("after Close: %v, and the archive is open: %v", err, l.repeated.a != nil)
 	}
-}
-
-// planIn returns the memory of a row's plan.
-func planIn(s *staging, row int) []byte {
-	r := s.rows[row].Row
-	return s.plans.Memory[r.At : r.At+r.Bytes]
 }

@@ -1,126 +1,11 @@
 package imageloader
 
 import (
-	"bytes"
-	"encoding/binary"
 	"path/filepath"
 	"testing"
 
-	"github.com/torchstream/torchstream/imageloader/internal/codec"
-	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 )
-
-// foundIn returns what a device finds in a file for a search, made from a blob of the same spacing:
-// cshim/src/image/entries.h describes its bytes.
-func foundIn(t *testing.T, d *imagecapi.Decoder, data []byte, s *imagecapi.Search) []byte {
-	t.Helper()
-	blob := make([]byte, len(data))
-	n, _, err := imagecapi.MakeEntries(d, data, int(s.Spacing), blob)
-	if err != nil || n == 0 || n > len(blob) {
-		t.Fatal(n, err)
-	}
-	le := binary.LittleEndian
-	origin, slope := int32(le.Uint32(blob[36:])), uint64(le.Uint32(blob[40:]))
-	bit := 64 * 8
-	field := func(width byte) uint32 {
-		value := uint32(0)
-		for k := range int(width) {
-			value |= uint32(blob[(bit+k)/8]>>((bit+k)%8)&1) << k
-		}
-		bit += int(width)
-		return value
-	}
-	var found []byte
-	for i := range uint64(s.Entries) {
-		found = le.AppendUint32(found, uint32(origin)+uint32(i*slope>>8)+field(blob[50]))
-		for c := range 3 {
-			found = le.AppendUint16(found, le.Uint16(blob[44+2*c:])+uint16(field(blob[51+c])))
-		}
-	}
-	return found
-}
-
-// TestFoundEntryPointsAreKept: entry points that a consumer has found are kept as those that the
-// decoder makes, unless others are there, or they are impossible.
-func TestFoundEntryPointsAreKept(t *testing.T) {
-	d, err := imagecapi.NewDecoder(0)
-	if err != nil {
-		t.Skip(err)
-	}
-	defer imagecapi.FreeDecoder(d)
-	data := photo(t, 1)
-	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32, WindowWidth: 32, WindowHeight: 32}
-	var s search
-	if _, n, err := imagecapi.PlanScan(d, data, &g, nil, nil, &s.Search); err != nil || n == 0 || s.Wanted == 0 {
-		t.Fatalf("a plan of %d bytes, %v: %+v", n, err, s.Search)
-	}
-	found := foundIn(t, d, data, &s.Search)
-	want := make([]byte, len(data))
-	n, proof, err := imagecapi.MakeEntries(d, data, 0, want)
-	if err != nil || n == 0 {
-		t.Fatal(n, err)
-	}
-	want = want[:n]
-	store := &mapStore{blobs: map[int][]byte{2: want, 3: []byte("another")}}
-	p := newEntryPoints(store, 5, false)
-	for _, test := range []struct {
-		what         string
-		i            int
-		found        []byte
-		made, others bool
-		blob         []byte
-		proof        uint64
-	}{
-		{"none before", 0, found, true, false, want, proof},
-		{"found again", 0, found, false, false, want, proof},
-		{"of an earlier process", 2, found, false, false, want, proof},
-		{"others before", 3, found, false, true, []byte("another"), 0},
-		{"impossible", 4, make([]byte, len(found)), false, false, nil, 0},
-		{"of another size", 4, found[1:], false, false, nil, 0},
-	} {
-		made, others := p.keepFound(test.i, &s, test.found)
-		if made != test.made || others != test.others || !bytes.Equal(store.blobs[test.i], test.blob) || p.proofs[test.i].Load() != test.proof {
-			t.Errorf("%s: made %v, others %v, a blob of %d bytes, proof %v", test.what, made, others, len(store.blobs[test.i]), p.proofs[test.i].Load() != 0)
-		}
-	}
-}
-
-// TestNoRoomForEntryPoints: without room in the index an image stays without a proof, so that a
-// device goes on searching it and the workers need not decode it.
-func TestNoRoomForEntryPoints(t *testing.T) {
-	d, err := imagecapi.NewDecoder(0)
-	if err != nil {
-		t.Skip(err)
-	}
-	defer imagecapi.FreeDecoder(d)
-	data := photo(t, 1)
-	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32, WindowWidth: 32, WindowHeight: 32}
-	var s search
-	if _, n, err := imagecapi.PlanScan(d, data, &g, nil, nil, &s.Search); err != nil || n == 0 || s.Wanted == 0 {
-		t.Fatalf("a plan of %d bytes, %v: %+v", n, err, s.Search)
-	}
-	store := &mapStore{blobs: map[int][]byte{}, full: true}
-	p := newEntryPoints(store, 1, false)
-	found := foundIn(t, d, data, &s.Search)
-	worker, err := codec.New(1 << 24)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer worker.Close()
-	w, dst := p.forWorker(worker), make([]byte, 32*32*3)
-	for _, full := range []bool{true, false} {
-		store.full = full
-		made, others := p.keepFound(0, &s, found)
-		if made == full || others || w.plannable(0) == full {
-			t.Errorf("no room %v: found ones are made %v, others %v, plannable %v", full, made, others, w.plannable(0))
-		}
-		p.proofs[0].Store(0)
-		delete(store.blobs, 0)
-		if err := w.decode(0, data, &g, dst, 32*3); err != nil || w.plannable(0) == full {
-			t.Errorf("no room %v: decoding makes them: %v, plannable %v", full, err, w.plannable(0))
-		}
-	}
-}
 
 // KeepEntryPoints ignores what belongs to no row of a batch, and a closed loader.
 func TestKeepEntryPointsIgnoresOtherBatches(t *testing.T) {
@@ -129,7 +14,7 @@ func TestKeepEntryPointsIgnoresOtherBatches(t *testing.T) {
 		t.Skip(err)
 	}
 	defer l.Close()
-	info := Info{Samples: make([]Sample, 1), repeats: []repeat{{}}, known: l.index.Load()}
+	info := Info{Samples: make([]Sample, 1), redos: []devplan.Redo{{}}, known: l.index.Load()}
 	found := [][]byte{[]byte("an image that was not searched")}
 	l.devicePlanner().KeepEntryPoints(nil, []int{0}, found)
 	l.devicePlanner().KeepEntryPoints(info, []int{1}, found)
@@ -137,21 +22,9 @@ func TestKeepEntryPointsIgnoresOtherBatches(t *testing.T) {
 	l.devicePlanner().KeepEntryPoints(info, []int{0}, nil)
 	l.devicePlanner().KeepEntryPoints(info, []int{0}, found)
 	l.Close()
-	info.repeats[0].search = new(search)
+	info.redos[0].Search = new(devplan.Search)
 	l.devicePlanner().KeepEntryPoints(info, []int{0}, found)
 	if n := l.Stats().EntriesMade; n != 0 {
 		t.Errorf("%d entry points", n)
-	}
-}
-
-// Images that were handed back are not searched again.
-func TestRefusedSearches(t *testing.T) {
-	s, none := newSearches(nil, 200), (*searches)(nil)
-	s.refuse(64)
-	s.refuse(199)
-	for i := range 200 {
-		if got, want := s.allowed(i), i != 64 && i != 199; got != want || none.allowed(i) {
-			t.Errorf("sample %d may be searched: %v", i, got)
-		}
 	}
 }

@@ -320,8 +320,8 @@ func TestFewShardsAreOpenAtATime(t *testing.T) {
 		if got := names(batches); err != nil || len(got) != len(want) {
 			t.Errorf("%s: %d samples, error %v", what, len(got), err)
 		}
-		// 32 idle shards, one for each reader, and two that are being opened or closed.
-		if most := 32 + readers + 2; files.most > most || files.now != 0 {
+		// 32 idle shards, four that are read, and two that are being opened or closed.
+		if most := 32 + 4 + 2; files.most > most || files.now != 0 {
 			t.Errorf("%s: %d files were open at a time (of %d that may be), %d still are", what, files.most, most, files.now)
 		}
 	}

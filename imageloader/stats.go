@@ -7,15 +7,11 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/count"
 )
-
-// namedBad is the maximum number of bad samples that Stats names.
-const namedBad = 100
 
 // Stats holds the counts and times of a Loader since Open, over all epochs. Counting is always on,
 // and costs a few clock readings for each sample. Times are sums over goroutines: the workers were
@@ -58,21 +54,19 @@ type Stats struct {
 }
 
 // DecodePath is a way to decode an image. The pixels are the same on each.
-type DecodePath string
+type DecodePath = count.DecodePath
 
 // The paths. Other formats than JPEG have one each.
 const (
-	ByEntryPoints DecodePath = "jpeg by entry points" // only the part that the crop needs
-	ByPlan        DecodePath = "jpeg by plan"         // left to the prefetcher's device
-	ByHuffman     DecodePath = "jpeg by own huffman"  // our Huffman decoder, the rest by libjpeg-turbo
-	ByLibJPEG     DecodePath = "jpeg by libjpeg"      // all by libjpeg-turbo: progressive, CMYK, ...
-	ByPNG         DecodePath = "png"
-	ByWebP        DecodePath = "webp"
-	ByLibHEIF     DecodePath = "avif or heic"
-	ByGo          DecodePath = "gif, bmp or tiff" // by Go code
+	ByEntryPoints = count.ByEntryPoints // JPEG: only the part that the crop needs
+	ByPlan        = count.ByPlan        // JPEG: left to the prefetcher's device
+	ByHuffman     = count.ByHuffman     // JPEG: our Huffman decoder, the rest by libjpeg-turbo
+	ByLibJPEG     = count.ByLibJPEG     // JPEG: all by libjpeg-turbo: progressive, CMYK, ...
+	ByPNG         = count.ByPNG
+	ByWebP        = count.ByWebP
+	ByLibHEIF     = count.ByLibHEIF // AVIF or HEIC
+	ByGo          = count.ByGo      // GIF, BMP or TIFF, by Go code
 )
-
-var paths = [...]DecodePath{ByEntryPoints, ByPlan, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByLibHEIF, ByGo}
 
 // Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers,
 // Queue, QueueBytes, Ignored, TranscodedBytes), BadNamed and WarnedNamed keep their present values.
@@ -157,7 +151,7 @@ func (s Stats) LogValue() slog.Value {
 		slog.Int64("transcoded_bytes", s.TranscodedBytes),
 		slog.String("bottleneck", string(stage)), slog.String("advice", advice),
 	}
-	for _, p := range paths {
+	for _, p := range count.Paths {
 		if n := s.Decoded[p]; n > 0 {
 			attrs = append(attrs, slog.Int64("decoded "+string(p), n))
 		}
@@ -210,92 +204,38 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 
-type counters struct {
-	samples, batches, bytes, queue, queueBytes              atomic.Int64
-	decoded                                                 [len(paths)]atomic.Int64
-	cropped, gaveUp, entriesMade, entriesRefused            atomic.Int64
-	read, inflate, decode, waitData, waitSlot, consumerWait atomic.Int64 // ns
-	mu                                                      sync.Mutex
-	bad                                                     int64
-	badBy                                                   map[Reason]int64
-	badNamed                                                []*SampleError
-	badSeen                                                 map[int]bool
-	warned                                                  int64
-	warnedNamed                                             []*SampleError
-	warnedSeen                                              map[int]bool
-
-	elapsed time.Duration       // of epochs that are over
-	running map[*pass]time.Time // start of each running epoch
+// Stats may be called at any time, also while an epoch runs.
+func (l *Loader) Stats() Stats {
+	c := &l.counters
+	duration := func(ns *atomic.Int64) time.Duration { return time.Duration(ns.Load()) }
+	p, d, t := c.Problems(), &c.Decoded, &c.Times
+	s := Stats{
+		Samples: c.Delivered.Samples.Load(), Batches: c.Delivered.Batches.Load(), Bytes: d.Bytes.Load(),
+		Bad: p.Bad, BadBy: p.BadBy, BadNamed: p.BadNamed, Warned: p.Warned, WarnedNamed: p.WarnedNamed,
+		Workers: l.o.Workers, Queue: int(c.Queue.Samples.Load()), QueueBytes: c.Queue.Bytes.Load(),
+		Decoded: d.Paths(), Cropped: d.Cropped.Load(), GaveUp: d.GaveUp.Load(), EntriesMade: d.EntriesMade.Load(), EntriesRefused: d.EntriesRefused.Load(),
+		Elapsed: c.Elapsed(), Read: duration(&t.Read), Inflate: duration(&t.Inflate), Decode: duration(&t.Decode),
+		WaitData: duration(&t.WaitData), WaitSlot: duration(&t.WaitSlot), ConsumerWait: duration(&t.ConsumerWait),
+	}
+	if p := l.points.Load(); p != nil {
+		s.TranscodedBytes = p.CopyBytes()
+	}
+	if x := l.index.Load(); x != nil {
+		s.Ignored = x.Ignored()
+	}
+	return s
 }
 
-// begin starts the clock of an epoch, and end stops it.
-func (c *counters) begin(p *pass) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.running == nil {
-		c.running = map[*pass]time.Time{}
-	}
-	c.running[p] = time.Now()
-}
+// Var returns the loader's Stats as an expvar.Var, for the program to publish under a name of its
+// choice: expvar.Publish("train", loader.Var()).
+func (l *Loader) Var() fmt.Stringer { return statsVar{l} }
 
-func (c *counters) end(p *pass) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.elapsed += time.Since(c.running[p])
-	delete(c.running, p)
-}
+type statsVar struct{ l *Loader }
 
-// fetched counts a sample of a random-access read. all is the time for the whole sample. read is
-// the part of it that was spent on the disk, if the sample was inflated, and 0 if it was not.
-func (c *counters) fetched(all, read time.Duration) {
-	if read == 0 {
-		read = all
+func (v statsVar) String() string {
+	data, err := json.Marshal(v.l.Stats())
+	if err != nil { // numbers and strings only
+		return "null"
 	}
-	c.read.Add(int64(read))
-	c.inflate.Add(int64(all - read))
-}
-
-// streamed counts a sample of a sequential read. all is the time for the whole sample. spent is the
-// archive's ReadTime before that sample.
-func (c *counters) streamed(a *archive.Archive, all, spent time.Duration) {
-	read := all
-	if a.Streamed() {
-		read = min(all, a.ReadTime()-spent)
-	}
-	c.read.Add(int64(read))
-	c.inflate.Add(int64(all - read))
-}
-
-// planned counts images that were left to the consumer.
-func (c *counters) planned(n int64) { c.decoded[slices.Index(paths[:], ByPlan)].Add(n) }
-
-// met counts and logs a bad sample.
-func (c *counters) met(e *SampleError, p BadSamplePolicy, log *slog.Logger) {
-	c.mu.Lock()
-	if c.badBy == nil {
-		c.badBy, c.badSeen = map[Reason]int64{}, map[int]bool{}
-	}
-	c.bad++
-	c.badBy[e.Reason]++
-	if !c.badSeen[e.Index] && len(c.badNamed) < namedBad {
-		c.badSeen[e.Index] = true
-		c.badNamed = append(c.badNamed, e)
-	}
-	c.mu.Unlock()
-	log.Warn("bad sample", "archive", e.File, "name", e.Name, "index", e.Index, "reason", string(e.Reason), "error", e.Err, "policy", p.String())
-}
-
-// tolerated counts and logs a damaged sample that was decoded all the same.
-func (c *counters) tolerated(e *SampleError, p DamagePolicy, log *slog.Logger) {
-	c.mu.Lock()
-	c.warned++
-	if c.warnedSeen == nil {
-		c.warnedSeen = map[int]bool{}
-	}
-	if !c.warnedSeen[e.Index] && len(c.warnedNamed) < namedBad {
-		c.warnedSeen[e.Index] = true
-		c.warnedNamed = append(c.warnedNamed, e)
-	}
-	c.mu.Unlock()
-	log.Warn("damaged sample decoded", "archive", e.File, "name", e.Name, "index", e.Index, "damage", e.Err, "damaged", p.String())
+	return string(data)
 }

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
 // TestBottleneckNamesTheSlowStage: Bottleneck names the stage that the other stages wait for.
@@ -174,11 +175,11 @@ func TestDecodedCountsTheDecodePaths(t *testing.T) {
 	if err := gif.Encode(&frame, archivetest.Gradient(40, 30), nil); err != nil {
 		t.Fatal(err)
 	}
-	damaged := photo(t, 3)
+	damaged := archivetest.Photo(t, 3)
 	for i := range 300 {
 		damaged[len(damaged)/2+i] = 0xfe
 	}
-	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Member{Name: "c/1.jpg", Data: string(photo(t, 1))}, archivetest.Member{Name: "c/2.jpg", Data: string(photo(t, 2))},
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Member{Name: "c/1.jpg", Data: string(archivetest.Photo(t, 1))}, archivetest.Member{Name: "c/2.jpg", Data: string(archivetest.Photo(t, 2))},
 		archivetest.Member{Name: "c/3.jpg", Data: string(cmyk)}, archivetest.Member{Name: "c/4.png", Data: archivetest.PNG(t, archivetest.Gradient(40, 40))}, archivetest.Member{Name: "c/5.gif", Data: frame.String()},
 		archivetest.Member{Name: "c/6.jpg", Data: string(damaged)})))
 	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, Workers: 2, ShuffleBytes: 1})
@@ -308,7 +309,7 @@ type threadCodec struct {
 	seen map[string]int
 }
 
-func (c threadCodec) newDecoder(int64) (decoder, error) {
+func (c threadCodec) NewDecoder(int64) (sample.Decoder, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -64,40 +65,11 @@ func TestTranscodeWritesABaselineFile(t *testing.T) {
 	}
 }
 
-// TestTranscodesAreBounded: copies are kept once, up to the bound, and wanted no more without room
-// or after they were refused.
-func TestTranscodesAreBounded(t *testing.T) {
-	all := newTranscodes(4, 1000)
-	defer all.memory.Free()
-	made := func(bytes int) *transcoded {
-		return &transcoded{data: make([]byte, bytes-10), blob: make([]byte, 10)}
-	}
-	first := made(600)
-	if !all.wants(0, 600) || all.keep(0, first) != first || all.used.Load() != 600 {
-		t.Fatalf("%d bytes are used", all.used.Load())
-	}
-	if all.keep(0, made(300)) != first || all.used.Load() != 600 {
-		t.Errorf("a second copy of a sample: %d bytes are used", all.used.Load())
-	}
-	if all.wants(1, 401) || all.keep(1, made(401)) != nil || all.kept[1].Load() != nil {
-		t.Error("a copy beyond the bound is kept")
-	}
-	if all.wants(1, 0) {
-		t.Error("a copy that had no room is wanted again")
-	}
-	if !all.wants(2, 400) || all.keep(2, made(400)) == nil || all.used.Load() != 1000 {
-		t.Errorf("the last copy: %d bytes are used", all.used.Load())
-	}
-	if !all.wants(3, 0) || newTranscodes(1, 1<<40).wants(0, maxPlanned+1) {
-		t.Error("an image is not wanted, or one that is too large is")
-	}
-}
-
 // TestProgressivePlansNeedNoArchive: once its baseline copy is kept, a progressive JPEG is planned
 // without a read of its file. The pixels of the plan are the file's (package prefetcher's tests),
 // here only the plans are made. Close frees the copies.
 func TestProgressivePlansNeedNoArchive(t *testing.T) {
-	if d, err := (shimCodec{}).newDecoder(0); err != nil {
+	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
 	} else {
 		d.Close()
@@ -134,8 +106,7 @@ func TestProgressivePlansNeedNoArchive(t *testing.T) {
 			}
 		}
 	}
-	points := l.entryPoints(l.index.Load())
-	used := points.transcodes.Load().used.Load()
+	used := l.entryPoints(l.index.Load()).CopyBytes()
 	if used < photos*int64(len(data)) || used > photos*int64(len(data)*3/2) || l.Stats().TranscodedBytes != used {
 		t.Errorf("%d bytes of %d images of %d bytes", used, photos, len(data))
 	}

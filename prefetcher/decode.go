@@ -48,7 +48,7 @@ import (
 // # Sources that embed a Loader
 //
 // Where the device decodes, the Fill of a source that embeds a Loader is not called, unless the
-// source has a method "Planner() any" of its own, which returns nil.
+// source has its own method Planner, which returns nil.
 type Decode int
 
 const (
@@ -81,12 +81,11 @@ func (d Decode) String() string {
 
 // plannerOf returns what a source leaves the decoding of its images to the prefetcher by, or nil.
 func plannerOf(source Source) decodeplan.Planner {
-	s, ok := source.(interface{ Planner() any })
+	s, ok := source.(interface{ Planner() decodeplan.Planner })
 	if !ok {
 		return nil
 	}
-	p, _ := s.Planner().(decodeplan.Planner)
-	return p
+	return s.Planner()
 }
 
 // decoding is the state of decoding on a device that does not depend on the device. Only the ring's
@@ -164,8 +163,8 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 	}
 	images := s.field("images")
 	describer, ok := source.(Describer)
-	if !ok || images < 0 || !s.work[images] {
-		return nil, errors.New("the source has no field \"images\" that needs a finish")
+	if !ok || images < 0 || len(s.fields) != 2 || !s.work[images] {
+		return nil, errors.New("the source has not two fields, of which \"images\" needs a finish")
 	}
 	d := &decoding{source: p, images: images, finish: describer.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
 		head: capi.GPUDecoderHeadBytes(int(s.batch)), entries: p.EntryBytes()}
@@ -178,18 +177,33 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 // fill runs an epoch of the source.
 func (d *decoding) fill(ctx context.Context, epoch int, s *slots, lend func(context.Context) (int, error), deliver func(int, any) error) error {
 	d.mix.begin(s.hosts)
-	return d.source.FillPlans(ctx, epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
-		asked := time.Now()
-		k, err := lend(ctx)
-		if err != nil {
-			return nil, nil, public(err)
-		}
-		d.plans[k].HostRows = d.mix.lends(asked, time.Now())
-		return s.host[k].bytes, &d.plans[k], nil
-	}, func(n int, info any) error {
-		d.mix.delivers(time.Now())
-		return deliver(n, info)
-	})
+	return d.source.FillPlans(ctx, epoch, planConsumer{d: d, slots: s, lend: lend, deliver: deliver})
+}
+
+// planConsumer lends host slots with their memory for plans.
+type planConsumer struct {
+	d       *decoding
+	slots   *slots
+	lend    func(context.Context) (int, error) // returns the number of a host slot
+	deliver func(int, any) error
+}
+
+// Lend is a method of decodeplan.Consumer.
+func (c planConsumer) Lend(ctx context.Context) (decodeplan.Slot, error) {
+	asked := time.Now()
+	k, err := c.lend(ctx)
+	if err != nil {
+		return decodeplan.Slot{}, public(err)
+	}
+	d, fields := c.d, c.slots.host[k].bytes
+	d.plans[k].HostRows = d.mix.lends(asked, time.Now())
+	return decodeplan.Slot{Images: fields[d.images], Labels: fields[1-d.images], Plans: &d.plans[k]}, nil
+}
+
+// Deliver is a method of decodeplan.Consumer.
+func (c planConsumer) Deliver(n int, info any) error {
+	c.d.mix.delivers(time.Now())
+	return c.deliver(n, info)
 }
 
 // planned notes which of the first n rows of a host slot the device decodes into a device slot. use

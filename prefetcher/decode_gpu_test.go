@@ -267,8 +267,8 @@ type corruptingSource struct {
 	members int // of hits: compressed members
 }
 
-func (s *corruptingSource) Planner() any {
-	return corruptingPlanner{s, s.Loader.Planner().(decodeplan.Planner)}
+func (s *corruptingSource) Planner() decodeplan.Planner {
+	return corruptingPlanner{s, s.Loader.Planner()}
 }
 
 // corruptingPlanner is the planner of a corruptingSource.
@@ -277,39 +277,49 @@ type corruptingPlanner struct {
 	decodeplan.Planner
 }
 
-func (s corruptingPlanner) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(int, any) error) error {
-	var mu sync.Mutex
-	var lent []*decodeplan.Plans
-	batch := 0
-	return s.Planner.FillPlans(ctx, epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
-		fields, plans, err := lend(ctx)
-		mu.Lock()
-		defer mu.Unlock()
-		lent = append(lent, plans)
-		return fields, plans, err
-	}, func(n int, info any) error {
-		mu.Lock()
-		plans := lent[0]
-		lent = lent[1:]
-		mu.Unlock()
-		for row, p := range plans.Rows[:n] {
-			if p.Bytes == 0 || !s.rows(batch, row) || searched(plans.Memory[p.At:][:p.Bytes]) {
-				continue
-			}
-			s.hits++
-			data, err := s.bytes(plans, &p)
-			if err != nil {
-				return err
-			}
-			for i := range data {
-				if i%5 == 0 {
-					data[i] = byte(s.rng.Uint32())
-				}
+func (s corruptingPlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.Consumer) error {
+	return s.Planner.FillPlans(ctx, epoch, &corruptingConsumer{Consumer: to, s: s.corruptingSource})
+}
+
+// corruptingConsumer damages plans on their way to a consumer.
+type corruptingConsumer struct {
+	decodeplan.Consumer
+	s     *corruptingSource
+	mu    sync.Mutex
+	lent  []*decodeplan.Plans
+	batch int
+}
+
+func (c *corruptingConsumer) Lend(ctx context.Context) (decodeplan.Slot, error) {
+	slot, err := c.Consumer.Lend(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lent = append(c.lent, slot.Plans)
+	return slot, err
+}
+
+func (c *corruptingConsumer) Deliver(n int, info any) error {
+	c.mu.Lock()
+	plans := c.lent[0]
+	c.lent = c.lent[1:]
+	c.mu.Unlock()
+	for row, p := range plans.Rows[:n] {
+		if p.Bytes == 0 || !c.s.rows(c.batch, row) || searched(plans.Memory[p.At:][:p.Bytes]) {
+			continue
+		}
+		c.s.hits++
+		data, err := c.s.bytes(plans, &p)
+		if err != nil {
+			return err
+		}
+		for i := range data {
+			if i%5 == 0 {
+				data[i] = byte(c.s.rng.Uint32())
 			}
 		}
-		batch++
-		return deliver(n, info)
-	})
+	}
+	c.batch++
+	return c.Consumer.Deliver(n, info)
 }
 
 // bytes returns what of a row is to be damaged.

@@ -101,7 +101,7 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 // crampedSource has room for the entry points of few images.
 type crampedSource struct{ *imageloader.Loader }
 
-func (s crampedSource) Planner() any { return crampedPlanner{s.Loader.Planner().(decodeplan.Planner)} }
+func (s crampedSource) Planner() decodeplan.Planner { return crampedPlanner{s.Loader.Planner()} }
 
 // crampedPlanner is the planner of a crampedSource.
 type crampedPlanner struct{ decodeplan.Planner }

@@ -35,11 +35,11 @@ func (s *plannedSource) Finishes() []tensor.Finish {
 	return []tensor.Finish{{Mean: []float32{0, 0, 0}, Std: []float32{1, 1, 1}}, {}}
 }
 
-func (s *plannedSource) Planner() any            { return s }
-func (s *plannedSource) StepsOnDevice() bool     { return !s.hostStep }
-func (s *plannedSource) PlanBytes() (int, error) { return decodeplan.Align * s.batch, s.refuses }
-func (s *plannedSource) MemberBytes() (int, int) { return 0, 0 }
-func (s *plannedSource) EntryBytes() int         { return 0 }
+func (s *plannedSource) Planner() decodeplan.Planner { return s }
+func (s *plannedSource) StepsOnDevice() bool         { return !s.hostStep }
+func (s *plannedSource) PlanBytes() (int, error)     { return decodeplan.Align * s.batch, s.refuses }
+func (s *plannedSource) MemberBytes() (int, int)     { return 0, 0 }
+func (s *plannedSource) EntryBytes() int             { return 0 }
 
 func (s *plannedSource) KeepEntryPoints(any, []int, [][]byte) {}
 
@@ -47,16 +47,16 @@ func (s *plannedSource) KeepEntryPoints(any, []int, [][]byte) {}
 func (s *plannedSource) host(epoch, sample int) bool    { return (epoch+sample)%5 == 0 || epoch == 1 }
 func (s *plannedSource) flagged(epoch, sample int) bool { return sample%3 == 0 && epoch != 3 }
 
-func (s *plannedSource) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(int, any) error) error {
+func (s *plannedSource) FillPlans(ctx context.Context, epoch int, to decodeplan.Consumer) error {
 	var mu sync.Mutex
 	var lent []*decodeplan.Plans
 	batch := 0
 	return s.Fill(ctx, epoch, func(ctx context.Context) ([][]byte, error) {
-		fields, plans, err := lend(ctx)
+		slot, err := to.Lend(ctx)
 		mu.Lock()
 		defer mu.Unlock()
-		lent = append(lent, plans)
-		return fields, err
+		lent = append(lent, slot.Plans)
+		return [][]byte{slot.Images, slot.Labels}, err
 	}, func(n int, info any) error {
 		mu.Lock()
 		plans := lent[0]
@@ -78,7 +78,7 @@ func (s *plannedSource) FillPlans(ctx context.Context, epoch int, lend func(cont
 			plans.Rows[row] = decodeplan.Row{At: at, Bytes: 2}
 			plans.Used += decodeplan.Align
 		}
-		return deliver(n, info)
+		return to.Deliver(n, info)
 	})
 }
 

@@ -6,8 +6,8 @@ package decodeplan
 import "context"
 
 // Planner leaves the decoding of a source's images to the prefetcher. A source that has one returns
-// it from a method "Planner() any", as imageloader.Loader does. The source's field "images" needs
-// work on the device.
+// it from a method "Planner() decodeplan.Planner", as imageloader.Loader does. The source has two
+// fields; its field "images" needs work on the device.
 type Planner interface {
 	// PlanBytes returns the size of a slot's memory for plans, as far as that can be known: images
 	// whose plans have no room are decoded by the source. It returns an error that says why, if no
@@ -23,10 +23,10 @@ type Planner interface {
 	// EntryBytes returns the size of a slot's memory for entry points that the device finds. Those
 	// without room are found again in a later epoch. 0: the source keeps none.
 	EntryBytes() int
-	// FillPlans is the source's Fill, where lend also returns the memory for the plans of a slot.
-	// A row with a plan has undefined pixels in the slot; all other rows, and the other fields, are
-	// as Fill's. The plans describe the pixels that Fill would write, to the bit.
-	FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *Plans, error), deliver func(n int, info any) error) error
+	// FillPlans is the source's Fill for a consumer that also lends memory for the plans of a slot.
+	// A row with a plan has undefined pixels in the slot; all other rows, and the labels, are as
+	// Fill's. The plans describe the pixels that Fill would write, to the bit.
+	FillPlans(ctx context.Context, epoch int, to Consumer) error
 	// DecodeRow writes the pixels of a row of a batch, whose plan the device could not decode. It
 	// decodes on the host. info is the batch's.
 	DecodeRow(ctx context.Context, info any, row int, dst []byte) error
@@ -34,6 +34,23 @@ type Planner interface {
 	// info it has, and which it could decode: for each row Row.Found bytes. rows and found are not
 	// kept.
 	KeepEntryPoints(info any, rows []int, found [][]byte)
+}
+
+// Slot is the memory of one batch, which a consumer lends to a source.
+type Slot struct {
+	Images []byte // a row of pixels for each sample
+	Labels []byte // the source's other field
+	Plans  *Plans // nil: the source decodes all images
+}
+
+// Consumer takes the batches of an epoch.
+type Consumer interface {
+	// Lend returns the memory of the next batch. One goroutine at a time calls it. It may block
+	// until memory is free, but not longer than ctx.
+	Lend(ctx context.Context) (Slot, error)
+	// Deliver takes a batch of n samples in the oldest slot that was lent. The slot is the
+	// consumer's again. info travels with the batch.
+	Deliver(n int, info any) error
 }
 
 // Plans holds the plans of one slot's images. The consumer owns it, and lends it together with the

@@ -3,6 +3,7 @@ package archive
 import (
 	"archive/tar"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -48,4 +49,21 @@ func Explain(err error) error {
 		return fmt.Errorf("the bytes differ from their checksum: %w", err)
 	}
 	return err
+}
+
+// StopCause replaces an error that only reports the end of the context by the cause of the end.
+func StopCause(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil && (errors.Is(err, ErrStopped) || errors.Is(err, ctx.Err())) {
+		return CauseAfter(ctx, FailureOf(err))
+	}
+	return err
+}
+
+// CauseAfter returns the cause of the end of the context, and names the failure of a request that
+// was being repeated then, if there is one.
+func CauseAfter(ctx context.Context, failure error) error {
+	if failure == nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%w; the last request failed: %v", context.Cause(ctx), failure)
 }

@@ -1,0 +1,153 @@
+package imageloader
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/epoch"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+)
+
+// Progress is the part of an archive that has been read.
+type Progress = archive.Progress
+
+// IndexReport describes the index that MakeIndex has made.
+type IndexReport = index.Report
+
+// UnknownClassError is the error of an image in a directory that is not one of Options.Classes.
+type UnknownClassError = index.UnknownClassError
+
+// indexConfig returns the configuration of the loader's index.
+func (l *Loader) indexConfig() index.Config {
+	pairs, _ := l.o.Masks.pairs() // withDefaults has found no error
+	return index.Config{
+		Classes:        l.o.Classes,
+		WebDataset:     l.o.WebDataset,
+		Pairs:          pairs,
+		MultiLabel:     l.o.MultiLabel,
+		List:           l.list,
+		MaxSampleBytes: l.o.MaxSampleBytes,
+		MaxPixels:      l.o.MaxPixels,
+		HoldBytes:      l.o.ShuffleBytes,
+		File:           l.o.IndexFile,
+		NoFile:         l.o.NoIndex,
+		Codec:          l.codec,
+		Logger:         l.o.Logger,
+	}
+}
+
+// MakeIndex reads an archive through and writes its index, whether or not there is one. The first
+// epoch over an archive does the same by itself. Of the options IndexFile, Classes, WebDataset,
+// Masks, List, OpenSource and Logger matter; WebDataset, and whether there are Masks or a List, has
+// to be what the loaders have, which do not use the index otherwise. MakeIndex calls progress, if
+// that is not nil, now and then from its own goroutine. A directory needs no index: an error.
+// MakeIndex waits for no other process; OpenContext, in any process, waits for MakeIndex.
+func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
+	o.NoIndex = false
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	l := &Loader{path: path, o: o, codec: sample.Library{}}
+	a, err := archive.Open(ctx, path, l.archiveConfig())
+	if err != nil {
+		return nil, archive.StopCause(ctx, err)
+	}
+	defer func() { _ = a.Close() }() // nothing was written
+	if a.Format() == archive.Tree {
+		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", a.Path())
+	}
+	if err := l.readList(ctx); err != nil {
+		return nil, archive.StopCause(ctx, err)
+	}
+	c := l.indexConfig()
+	c.HoldBytes, c.Progress = 0, progress
+	r, err := index.Make(a, c)
+	return r, archive.StopCause(ctx, err)
+}
+
+// archiveConfig returns the settings with which the loader opens its archive.
+func (l *Loader) archiveConfig() archive.Config {
+	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile,
+		Requests: &archive.Requests{Logger: l.o.Logger}}
+}
+
+// openAgain opens the archive, which has been open before.
+func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
+	c := l.archiveConfig()
+	c.Again = true
+	return archive.Open(ctx, l.path, c)
+}
+
+// keepsEntryPoints reports whether the options want entry points, and an index that keeps them.
+func (l *Loader) keepsEntryPoints() bool { return !l.o.NoEntryPoints && !l.o.NoIndex }
+
+// plansOf returns what the loader knows of the images of an index, for a consumer that decodes from
+// plans.
+func (l *Loader) plansOf(x *index.Index) epoch.Plans {
+	return epoch.Plans{Points: l.entryPoints(x), Searches: l.searches(x), MaxCopyBytes: l.o.MaxTranscodedBytes}
+}
+
+// entryPoints returns the entry points of an index, or nil if it keeps none, or the options don't
+// want them.
+func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {
+	if x == nil || !x.HasFile() || !l.keepsEntryPoints() {
+		return nil
+	}
+	for {
+		p := l.points.Load()
+		if p.Of(x) {
+			return p
+		}
+		if l.points.CompareAndSwap(p, devplan.NewEntryPoints(x, x.Len(), l.o.TrustIndex)) {
+			return l.points.Load()
+		}
+	}
+}
+
+// searches returns what a consumer searches of an index for entry points, or nil: under Refuse
+// damage in the scan makes an image bad, which the loader has to know before it composes a batch.
+func (l *Loader) searches(x *index.Index) *devplan.Searches {
+	if x == nil || l.o.Damaged == Refuse {
+		return nil
+	}
+	for {
+		s := l.searched.Load()
+		if s.Of(x) {
+			return s
+		}
+		if l.searched.CompareAndSwap(s, devplan.NewSearches(x)) {
+			return l.searched.Load()
+		}
+	}
+}
+
+// maxListBytes bounds the file of Options.List, which is read into memory.
+const maxListBytes = 1 << 30
+
+// ListError is an error in a line of Options.List.
+type ListError = index.ListError
+
+// readList reads the list of the options, if there is one.
+func (l *Loader) readList(ctx context.Context) error {
+	if l.o.List == "" {
+		return nil
+	}
+	f, err := archive.OpenFile(ctx, l.o.List, l.archiveConfig())
+	if err != nil {
+		return fmt.Errorf("imageloader: Options.List: %w", err)
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("imageloader: Options.List: %w", err)
+	}
+	if info.Size() > maxListBytes {
+		return fmt.Errorf("imageloader: Options.List: %s has %d bytes, over the limit of %d", l.o.List, info.Size(), maxListBytes)
+	}
+	l.list, err = index.ReadList(l.o.List, f)
+	return err
+}

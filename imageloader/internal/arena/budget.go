@@ -1,0 +1,67 @@
+package arena
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// Budget bounds the compressed bytes that wait for a worker or are in one. One sample is always let
+// in, however large it is.
+type Budget struct {
+	mu      sync.Mutex
+	room    sync.Cond
+	limit   int64
+	used    int64
+	stopped bool
+	total   *atomic.Int64 // of all epochs, for Stats; may be nil
+}
+
+// NewBudget returns a budget of so many bytes. It adds the bytes in use to total, unless that is
+// nil.
+func NewBudget(limit int64, total *atomic.Int64) *Budget {
+	b := &Budget{limit: limit, total: total}
+	b.room.L = &b.mu
+	return b
+}
+
+// add counts n more bytes. The caller holds mu.
+func (b *Budget) add(n int64) {
+	b.used += n
+	if b.total != nil {
+		b.total.Add(n)
+	}
+}
+
+// Acquire waits until there is room for n bytes. It returns false after Stop.
+func (b *Budget) Acquire(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for !b.stopped && b.used > 0 && b.used+int64(n) > b.limit {
+		b.room.Wait()
+	}
+	b.add(int64(n))
+	return !b.stopped
+}
+
+// Release makes room again.
+func (b *Budget) Release(n int) {
+	b.mu.Lock()
+	b.add(-int64(n))
+	b.room.Broadcast()
+	b.mu.Unlock()
+}
+
+// Stop ends all waiting.
+func (b *Budget) Stop() {
+	b.mu.Lock()
+	b.stopped = true
+	b.room.Broadcast()
+	b.mu.Unlock()
+}
+
+// Abandon releases what is still in use, when nobody releases it any more.
+func (b *Budget) Abandon() {
+	b.mu.Lock()
+	b.add(-b.used)
+	b.mu.Unlock()
+}

@@ -1,0 +1,171 @@
+package devplan
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/imageloader/internal/arena"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// A consumer decodes no progressive JPEG: its coefficients are spread over scans that depend on
+// each other. So the first goroutine that meets one writes it as a baseline JPEG with the same
+// coefficients, and notes entry points into that. Both stay in memory, and every later plan of the
+// image is made from them, without a read of the archive.
+//
+// Neither is ever stored outside of the process, so no index can forge them. They are made from
+// bytes that have passed the checks of every sample that is read, and only for an image that
+// libjpeg-turbo decodes without a warning. The proof of the entry points covers both each time that
+// they are used.
+
+// copySpacing is the number of MCUs between two entry points of a baseline copy. They take about
+// 1 % of a photograph's size.
+const copySpacing = 8
+
+// Copy is the baseline copy of a progressive JPEG.
+type Copy struct {
+	Info  imagecapi.Info // of the file
+	data  []byte
+	blob  []byte // the entry points of data
+	proof uint64
+}
+
+// copies has the baseline copies of an index's progressive JPEGs. Several goroutines use it.
+type copies struct {
+	kept    []atomic.Pointer[Copy]
+	refused sampleBits // images that have no copy
+	max     int64
+	used    atomic.Int64 // bytes of all copies
+
+	mu     sync.Mutex
+	memory *arena.Arena
+	freed  bool
+}
+
+func newCopies(samples int, maxBytes int64) *copies {
+	return &copies{kept: make([]atomic.Pointer[Copy], samples), refused: newSampleBits(samples), max: maxBytes, memory: arena.New()}
+}
+
+// wants reports whether a copy of sample i, whose file has so many bytes, can be made and kept.
+func (t *copies) wants(i, bytes int) bool {
+	return bytes <= MaxFile && !t.refused.has(i) && t.used.Load()+int64(bytes) <= t.max
+}
+
+// keep keeps the copy of sample i in its own memory, unless there is one already. It returns the
+// copy that is kept, or nil if there is no room: none is wanted again then.
+func (t *copies) keep(i int, made *Copy) *Copy {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if before := t.kept[i].Load(); before != nil {
+		return before
+	}
+	bytes := int64(len(made.data) + len(made.blob))
+	if t.freed || t.used.Load()+bytes > t.max {
+		t.refused.set(i)
+		return nil
+	}
+	t.used.Add(bytes)
+	made.data, made.blob = t.memory.Clone(made.data), t.memory.Clone(made.blob)
+	t.kept[i].Store(made)
+	return made
+}
+
+// copiesOf returns the baseline copies of the index's images.
+func (p *EntryPoints) copiesOf(maxBytes int64) *copies {
+	if t := p.copies.Load(); t != nil {
+		return t
+	}
+	p.copies.CompareAndSwap(nil, newCopies(len(p.proofs), maxBytes))
+	return p.copies.Load()
+}
+
+// CopyBytes returns the memory of all baseline copies.
+func (p *EntryPoints) CopyBytes() int64 {
+	if t := p.copies.Load(); t != nil {
+		return t.used.Load()
+	}
+	return 0
+}
+
+// FreeCopies frees the memory of all baseline copies, which no epoch may be using.
+func (p *EntryPoints) FreeCopies() {
+	t := p.copies.Load()
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.freed = true
+	for i := range t.kept {
+		t.kept[i].Store(nil)
+	}
+	t.memory.Free()
+	t.used.Store(0)
+}
+
+// Copy returns the baseline copy of sample i, or nil if there is none.
+func (p *Planner) Copy(i int) *Copy {
+	if p.Entries == nil || p.d == nil {
+		return nil
+	}
+	t := p.Entries.points.copies.Load()
+	if t == nil {
+		return nil
+	}
+	return t.kept[i].Load()
+}
+
+// makeCopy makes the baseline copy of a progressive JPEG. It returns nil if the image has none, or
+// no room, or if only the host decodes it.
+func (p *Planner) makeCopy(m *Image) *Copy {
+	e := p.Entries
+	if m.Geometry.DCTScaling || int64(len(m.Data)) > p.MaxCopyBytes {
+		return nil
+	}
+	all := e.points.copiesOf(p.MaxCopyBytes)
+	if !all.wants(m.Index, len(m.Data)) {
+		return nil
+	}
+	// A copy that is much larger than its file is not worth its memory.
+	if need := len(m.Data) + len(m.Data)/2 + 4<<10; len(p.baseline) < need {
+		p.baseline = make([]byte, need)
+	}
+	n, err := p.d.Transcode(m.Data, p.baseline)
+	if err != nil || n == 0 { // the host says what is wrong with the image
+		all.refused.set(m.Index)
+		return nil
+	}
+	made := &Copy{Info: *m.Info, data: p.baseline[:n]}
+	n, made.proof, err = p.d.MakeEntryPoints(made.data, copySpacing, e.buffer)
+	if err == nil && n > len(e.buffer) {
+		e.buffer = make([]byte, 2*n)
+		n, made.proof, err = p.d.MakeEntryPoints(made.data, copySpacing, e.buffer)
+	}
+	if err != nil || n == 0 {
+		all.refused.set(m.Index)
+		return nil
+	}
+	p.copies++
+	made.blob = e.buffer[:n]
+	return all.keep(m.Index, made)
+}
+
+// TakeCopies returns the number of baseline copies that were made since the last call. The decoder
+// counts their entry points too, which do not go into the index.
+func (p *Planner) TakeCopies() int64 {
+	n := p.copies
+	p.copies = 0
+	return n
+}
+
+// PlanCopy plans an image from its baseline copy. It returns false if the host has to decode the
+// image.
+func (p *Planner) PlanCopy(c *Copy, m *Image, to *Staging) (Placed, bool) {
+	e := p.Entries
+	e.blob = nil                                    // a later pass needs no head of the file
+	defer runtime.KeepAlive(e.points.copies.Load()) // whose memory has the copy
+	e.proof = c.proof
+	row := p.append(c.data, m, c.blob, &e.proof, to)
+	return Placed{Row: row, Redo: m.redo()}, row.Bytes > 0
+}

@@ -1,0 +1,160 @@
+package devplan
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// Store keeps a blob of entry points for each sample, as an index does in its file. Several
+// goroutines call its methods.
+type Store interface {
+	// EntryPoints returns a blob, written over buffer or into a larger buffer. It is empty if there
+	// is none.
+	EntryPoints(i int, buffer []byte) []byte
+	// KeepEntryPoints keeps a copy of a blob. It replaces a blob of an earlier process, and no
+	// other. It returns false if there is no room.
+	KeepEntryPoints(i int, blob []byte) bool
+}
+
+// EntryPoints are the entry points of an index's JPEG files, and which of them were compared with
+// their images. Several goroutines use them.
+type EntryPoints struct {
+	store   Store
+	trusted bool // a blob's own digests are enough
+	// proofs has, by sample, the proof that the image library gives when all entry points of its
+	// blob were compared with the image; 0: they were not, in this process.
+	proofs []atomic.Uint64
+	// refused has the samples whose blob, of an earlier process, was found to be wrong. It is not
+	// used again, and the next decode makes another.
+	refused sampleBits
+
+	packings sync.Pool // of packing
+
+	heads     *heads // nil until a consumer inflates, or parts of files are read
+	makeHeads sync.Once
+
+	copies atomic.Pointer[copies] // nil before the first progressive JPEG for a consumer that decodes
+}
+
+// NewEntryPoints returns the entry points in a store. trusted says that a blob of an earlier
+// process is used without a comparison with the image.
+func NewEntryPoints(store Store, samples int, trusted bool) *EntryPoints {
+	return &EntryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples), refused: newSampleBits(samples)}
+}
+
+// Of reports whether the entry points are in this store.
+func (p *EntryPoints) Of(store Store) bool { return p != nil && p.store == store }
+
+// headsOf returns the heads of the index's images.
+func (p *EntryPoints) headsOf() *heads {
+	p.makeHeads.Do(func() { p.heads = newHeads(len(p.proofs)) })
+	return p.heads
+}
+
+// RefuseMember leaves the inflating of sample i to the host from now on, because a consumer could
+// not inflate it. The consumer would hand an unusual stream back in every epoch, and wait each
+// time.
+func (p *EntryPoints) RefuseMember(i int) { p.headsOf().refuse(i) }
+
+// blob returns the blob of sample i, written over buffer or into a larger buffer. It is empty if
+// there is none, or if it was refused and no other was made since.
+func (p *EntryPoints) blob(i int, buffer []byte) []byte {
+	if p.refused.has(i) && p.proofs[i].Load() == 0 {
+		return nil
+	}
+	return p.store.EntryPoints(i, buffer)
+}
+
+// sampleBits has a bit for each sample, clear at first. Several goroutines use it.
+type sampleBits []atomic.Uint64
+
+func newSampleBits(samples int) sampleBits { return make(sampleBits, samples/64+1) }
+
+func (b sampleBits) set(i int)      { b[i/64].Or(1 << (i % 64)) }
+func (b sampleBits) has(i int) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
+
+// entryPointDecoder is a decoder that knows entry points. [codec.Decoder] documents the methods.
+type entryPointDecoder interface {
+	DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
+	DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
+}
+
+// Decoder decodes baseline JPEGs by their entry points, and makes those that are missing. One
+// goroutine uses it.
+type Decoder struct {
+	points *EntryPoints
+	d      entryPointDecoder
+	proof  uint64
+	buffer []byte // for a blob that is used, or made
+	// blob has the entry points of the latest image, if a call has compared them with it, or
+	// planned with them.
+	blob []byte
+}
+
+// NewDecoder returns a Decoder of these entry points for one goroutine with a decoder. It returns
+// nil if there are no entry points, or the decoder does not know them.
+func NewDecoder(p *EntryPoints, d sample.Decoder) *Decoder {
+	e, ok := d.(entryPointDecoder)
+	if p == nil || !ok {
+		return nil
+	}
+	return &Decoder{points: p, d: e}
+}
+
+// Plannable reports whether sample i may have a plan: its entry points were compared with the
+// image, or are there and need no comparison.
+func (b *Decoder) Plannable(i int) bool {
+	if b == nil {
+		return false
+	}
+	if !b.points.trusted {
+		return b.points.proofs[i].Load() != 0
+	}
+	return len(b.stored(i)) > 0
+}
+
+// stored returns the blob of sample i that the store has, valid until the next call.
+func (b *Decoder) stored(i int) []byte {
+	blob := b.points.store.EntryPoints(i, b.buffer)
+	if len(blob) > 0 {
+		b.buffer = blob[:cap(blob)]
+	}
+	return blob
+}
+
+// Decode decodes sample i as the decoder's Decode does. When a blob is first used in this process,
+// it is compared with the image, which costs as much as decoding without it. So an index of any
+// origin gives the right pixels or an error. The next decode replaces a blob that is wrong.
+func (b *Decoder) Decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
+	p := b.points
+	b.blob = nil
+	if blob := p.blob(i, b.buffer); len(blob) > 0 {
+		b.buffer = blob[:cap(blob)]
+		if p.trusted {
+			return b.d.DecodeByEntryPoints(data, g, dst, stride, blob, nil)
+		}
+		before := p.proofs[i].Load()
+		b.proof = before
+		err := b.d.DecodeByEntryPoints(data, g, dst, stride, blob, &b.proof)
+		if b.proof != before {
+			p.proofs[i].Store(b.proof)
+			b.blob = blob
+		} else if before == 0 && err == nil {
+			p.refused.set(i)
+		}
+		return err
+	}
+	if need := len(data)/64 + 64; len(b.buffer) < need {
+		b.buffer = make([]byte, 2*need)
+	}
+	n, proof, err := b.d.DecodeMakingEntryPoints(data, g, dst, stride, b.buffer)
+	// A proof without a blob would keep the sample from being searched for entry points.
+	if err == nil && n > 0 && n <= len(b.buffer) && p.store.KeepEntryPoints(i, b.buffer[:n]) {
+		p.proofs[i].Store(proof)
+		b.blob = b.buffer[:n]
+	}
+	return err
+}

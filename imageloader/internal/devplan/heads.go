@@ -1,0 +1,171 @@
+package devplan
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// Head is what a plan needs of a JPEG that is not on the host.
+type Head struct {
+	Info     imagecapi.Info
+	tables   string   // the segments that other images may have too; shared with them
+	frame    string   // the frame's and the scan's segments
+	scan     int      // byte of the file where the data of its scan begin
+	end      int64    // of its compressed bytes: see index.Inflated; 0: see refuse
+	checksum uint32   // CRC-32 of the tar's headers and the file
+	pieces   []uint64 // digests of the file's pieces, if parts of it are read: see PlanPart
+	entries  uint64   // hash of the blob that the bytes were compared with
+}
+
+// heads has the heads of an index's samples. Several goroutines use it.
+type heads struct {
+	seed  maphash.Seed
+	heads []atomic.Pointer[Head]
+
+	mu     sync.Mutex
+	tables map[string]string
+	used   int // bytes of tables
+	pieces int // digests of all heads
+}
+
+// maxTables bounds the memory of heads.tables. Nearly all images of a set have the same few.
+const maxTables = 64 << 20
+
+func newHeads(samples int) *heads {
+	return &heads{seed: maphash.MakeSeed(), heads: make([]atomic.Pointer[Head], samples), tables: map[string]string{}}
+}
+
+// Markers of JPEG segments.
+const (
+	markerFrame      = 0xC0 // baseline
+	markerExtended   = 0xC1
+	markerHuffman    = 0xC4
+	markerImage      = 0xD8 // the file's beginning
+	markerScan       = 0xDA
+	markerQuantisers = 0xDB
+	markerRestart    = 0xDD
+	markerJFIF       = 0xE0
+	markerAdobe      = 0xEE
+	markerComment    = 0xFE
+)
+
+// maxKept bounds the tables of a head, in bytes. Those of nearly all files have 600 bytes.
+const maxKept = 4 << 10
+
+// splitHead returns the segments in front of a JPEG's scan that matter to decoding, in two parts
+// that follow each other: the tables, and the segments of the frame and the scan. ok is false for a
+// file that does not consist of the usual segments.
+func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
+	if len(data) < 2 || data[0] != 0xFF || data[1] != markerImage {
+		return nil, nil, 0, false
+	}
+	tables = append(tables, data[:2]...)
+	for at := 2; at+4 <= len(data) && data[at] == 0xFF; {
+		marker := data[at+1]
+		end := at + 2 + int(binary.BigEndian.Uint16(data[at+2:]))
+		if end < at+4 || end > len(data) || len(tables)+len(frame)+end-at > maxKept && marker != markerComment && marker>>4 != markerJFIF>>4 {
+			return nil, nil, 0, false
+		}
+		segment := data[at:end]
+		switch {
+		case marker == markerFrame, marker == markerExtended:
+			if frame != nil {
+				return nil, nil, 0, false
+			}
+			frame = append(frame, segment...)
+		case marker == markerScan:
+			return tables, append(frame, segment...), end, frame != nil
+		case marker == markerQuantisers, marker == markerHuffman, marker == markerRestart, marker == markerAdobe:
+			tables = append(tables, segment...)
+		case marker == markerJFIF:
+			if len(segment) > 64 { // with a thumbnail
+				return nil, nil, 0, false
+			}
+			tables = append(tables, segment...)
+		case marker>>4 != markerJFIF>>4 && marker != markerComment:
+			return nil, nil, 0, false
+		}
+		at = end
+	}
+	return nil, nil, 0, false
+}
+
+// keep keeps the head of sample i, whose bytes are data, and were compared with the blob.
+func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflated, blob []byte) {
+	if before := h.heads[i].Load(); before != nil && before.entries == maphash.Bytes(h.seed, blob) {
+		return
+	}
+	h.put(i, h.make(data, info, from), blob)
+}
+
+// put keeps the head of sample i, unless it is nil: the blob's entry points are those of its file.
+func (h *heads) put(i int, head *Head, blob []byte) {
+	if head != nil {
+		head.entries = maphash.Bytes(h.seed, blob)
+		h.heads[i].Store(head)
+	}
+}
+
+// replace keeps a head with digests, as put does, where before was kept. If another goroutine has
+// replaced before, its digests stay, and are not counted twice.
+func (h *heads) replace(i int, before, head *Head, blob []byte) {
+	head.entries = maphash.Bytes(h.seed, blob)
+	if !h.heads[i].CompareAndSwap(before, head) {
+		h.reserve(-len(head.pieces))
+	}
+}
+
+// make returns the head of a file, or nil if it has none.
+func (h *heads) make(data []byte, info *imagecapi.Info, from index.Inflated) *Head {
+	tables, frame, scan, ok := splitHead(data)
+	if !ok {
+		return nil
+	}
+	h.mu.Lock()
+	shared, known := h.tables[string(tables)]
+	if !known && h.used+len(tables) <= maxTables {
+		shared = string(tables)
+		h.tables[shared] = shared
+		h.used += len(shared)
+		known = true
+	}
+	h.mu.Unlock()
+	if !known {
+		return nil
+	}
+	return &Head{Info: *info, tables: shared, frame: string(frame), scan: scan, end: from.End,
+		checksum: crc32.Update(from.Lead, crc32.IEEETable, data)}
+}
+
+// refuse leaves the inflating of sample i to the host.
+func (h *heads) refuse(i int) {
+	if head := h.heads[i].Load(); head != nil {
+		refused := *head
+		refused.end = 0
+		h.heads[i].Store(&refused)
+	}
+}
+
+// reserve counts n digests, and reports whether there is room for them.
+func (h *heads) reserve(n int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.pieces+n > maxPieces {
+		return false
+	}
+	h.pieces += n
+	return true
+}
+
+// forget drops the head of a sample whose file has other bytes than when the head was kept.
+func (h *heads) forget(i int, head *Head) {
+	if h.heads[i].CompareAndSwap(head, nil) {
+		h.reserve(-len(head.pieces))
+	}
+}

@@ -1,0 +1,100 @@
+package devplan
+
+import (
+	"hash/maphash"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+)
+
+// A consumer that inflates (decodeplan.Plans.Rooms) gets a JPEG of a .tgz as it is compressed. Its
+// bytes are not on the host then, so the plan is made from the head that an earlier pass of this
+// process has kept. That pass compared the image's bytes with the index's checksum, and with the
+// entry points or, if these are trusted, planned the image by them. The consumer compares the
+// checksum of what it inflates, tar header included, with that of those bytes, and hands an image
+// back whose checksum differs.
+
+// maxMember bounds the bytes that a member makes a device inflate, and maxPacked its compressed
+// bytes. Members with more, which are far behind their checkpoint, are inflated on the host.
+const maxMember, maxPacked = 8 << 20, 4 << 20
+
+// packed says what to inflate for sample i, whose compressed bytes end at a place of its file. ok
+// is false if the host inflates it.
+func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
+	at, ok = x.Packed(i)
+	at.EndAt(end)
+	return at, ok && at.Input > 0 && at.Input <= maxPacked && at.Skip <= maxMember && x.Size(i) <= maxMember-int64(at.Skip)
+}
+
+// PackedReader reads the compressed bytes of a sample. [index.Reader] documents the method.
+type PackedReader interface {
+	ReadPacked(p *index.Packed, window, input []byte) error
+}
+
+// memberHeads returns the heads for the consumer of a staging, or nil if it does not inflate.
+func (p *Planner) memberHeads(to *Staging) *heads {
+	if p.Entries == nil || !to.Inflates() || !p.ReadsMembers {
+		return nil
+	}
+	return p.Entries.points.headsOf()
+}
+
+// KeepMemberHead keeps the head of an image for later passes, if the entry points that were used
+// last are the image's.
+func (p *Planner) KeepMemberHead(m *Image, to *Staging) {
+	if h := p.memberHeads(to); h != nil && m.Inflated.End > 0 && len(p.Entries.blob) > 0 {
+		h.keep(m.Index, m.Data, m.Info, m.Inflated, p.Entries.blob)
+	}
+}
+
+// MemberHead returns the head of sample i, if a consumer of the staging can inflate it.
+func (p *Planner) MemberHead(i int, to *Staging) *Head {
+	h := p.memberHeads(to)
+	if h == nil {
+		return nil
+	}
+	head := h.heads[i].Load()
+	if head == nil {
+		return nil
+	}
+	if _, ok := packed(p.Known, i, head.end); !ok {
+		return nil
+	}
+	return head
+}
+
+// PlanMember plans an image from its head, and reads the compressed member into the slot. It
+// returns false if the host has to inflate the member.
+func (p *Planner) PlanMember(head *Head, m *Image, r PackedReader, to *Staging) (Placed, bool) {
+	at, ok := packed(p.Known, m.Index, head.end)
+	if !ok || p.d == nil {
+		return Placed{}, false
+	}
+	blob := p.Entries.stored(m.Index)
+	if len(blob) == 0 || maphash.Bytes(p.Entries.points.headsOf().seed, blob) != head.entries {
+		return Placed{}, false
+	}
+	p.head = append(append(p.head[:0], head.tables...), head.frame...)
+	plan := p.written(func(buffer []byte) (int, error) {
+		return p.d.PlanHead(p.head, int(m.Size), head.scan, m.Geometry, blob, m.Ops, buffer)
+	})
+	if len(plan) == 0 {
+		return Placed{}, false
+	}
+	input := decodeplan.Aligned(len(plan))
+	memory, row, fits := to.reserve(decodeplan.Row{Bytes: len(plan), Member: decodeplan.Member{
+		Input: input, InputBytes: at.Input, Window: input + at.Input, WindowBytes: at.Window, SkipBits: at.SkipBits,
+		Skip: at.Skip, Bytes: at.Lead + int(m.Size), Scan: at.Lead + head.scan, Checksum: head.checksum,
+	}})
+	if !fits {
+		return Placed{}, false
+	}
+	copy(memory, plan)
+	// After an error the sample is read again, which finds the error and describes it.
+	if r.ReadPacked(&at, memory[row.Member.Window:], memory[input:][:at.Input]) != nil {
+		return Placed{}, false
+	}
+	redo := m.redo()
+	redo.Inflated = true
+	return Placed{Row: row, Redo: redo}, true
+}

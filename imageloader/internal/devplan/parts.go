@@ -1,0 +1,101 @@
+package devplan
+
+import (
+	"hash/maphash"
+	"slices"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// A crop needs a part of its file, and which one is known before the file is read: the head that an
+// earlier pass of this process has kept, and the entry points, say where its segments are. So the
+// part is read from a local .tar straight into the slot, behind its plan. The earlier pass has
+// compared the whole file with its entry points, and kept the digests of its pieces: the pieces
+// that are read must still have them, or the file is read and judged as a whole.
+
+// pieceBytes is the number of bytes that a digest is of. Parts are read in whole pieces.
+const pieceBytes = 4 << 10
+
+// maxPieces bounds the digests of an index's samples: 256 MiB, of 128 GiB of images. Images without
+// them are read whole.
+const maxPieces = 32 << 20
+
+// PartReader reads a part of a sample. [index.Reader] documents the method.
+type PartReader interface {
+	ReadPart(i int, p []byte, from int) error
+}
+
+// partHeads returns the heads for sample i if parts of its file may be read, or nil if the whole
+// file is.
+func (p *Planner) partHeads(i int, to *Staging) *heads {
+	if to == nil || p.Augments || p.Entries == nil || !p.Known.Parts(i) {
+		return nil
+	}
+	return p.Entries.points.headsOf()
+}
+
+// KeepPartHead keeps the head of an image, and the digests of its file's pieces, for later passes,
+// if the entry points that were used last are the image's.
+func (p *Planner) KeepPartHead(m *Image, to *Staging) {
+	h := p.partHeads(m.Index, to)
+	if h == nil || len(p.Entries.blob) == 0 {
+		return
+	}
+	before := h.heads[m.Index].Load()
+	if before != nil && before.pieces != nil {
+		return
+	}
+	head := h.make(m.Data, m.Info, index.Inflated{})
+	n := (len(m.Data) + pieceBytes - 1) / pieceBytes
+	if head == nil || !h.reserve(n) {
+		return
+	}
+	head.pieces = make([]uint64, n)
+	if imagecapi.DigestPieces(m.Data, pieceBytes, head.pieces) != nil {
+		h.reserve(-n)
+		return
+	}
+	h.replace(m.Index, before, head, p.Entries.blob)
+}
+
+// PartHead returns the head of sample i, if a part of its file can be read.
+func (p *Planner) PartHead(i int, to *Staging) *Head {
+	h := p.partHeads(i, to)
+	if h == nil {
+		return nil
+	}
+	head := h.heads[i].Load()
+	if head == nil || head.pieces == nil {
+		return nil
+	}
+	return head
+}
+
+// PlanPart plans an image from its head, and reads the part of its file that the crop needs into
+// the slot. It returns false if the whole file has to be read.
+func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Placed, bool) {
+	h := p.Entries.points.headsOf()
+	blob := p.Entries.stored(m.Index)
+	if p.d == nil || len(blob) == 0 || maphash.Bytes(h.seed, blob) != head.entries {
+		return Placed{}, false
+	}
+	p.head = append(append(p.head[:0], head.tables...), head.frame...)
+	part, err := p.d.PlanPart(p.head, int(m.Size), head.scan, m.Geometry, blob, pieceBytes, to.plans.Memory, &to.used)
+	if err != nil || part.Bytes == 0 { // the host says what is wrong with the image
+		return Placed{}, false
+	}
+	memory := to.plans.Memory[part.Begin:part.End:part.End]
+	// After an error the sample is read again, which finds the error and describes it.
+	if r.ReadPart(m.Index, memory, part.From) != nil {
+		return Placed{}, false
+	}
+	first, n := part.From/pieceBytes, (len(memory)+pieceBytes-1)/pieceBytes
+	p.pieces = slices.Grow(p.pieces[:0], n)[:n]
+	if imagecapi.DigestPieces(memory, pieceBytes, p.pieces) != nil || !slices.Equal(p.pieces, head.pieces[first:first+n]) {
+		h.forget(m.Index, head)
+		return Placed{}, false
+	}
+	return Placed{Row: decodeplan.Row{At: part.At, Bytes: part.Bytes}, Redo: m.redo()}, true
+}

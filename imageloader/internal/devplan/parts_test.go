@@ -1,0 +1,135 @@
+package devplan
+
+import (
+	"bytes"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// TestPartsHaveWhatTheCropNeeds: for crops of all sizes and places, the room of a plan is for whole
+// pieces of the file, those of the crop's segments alone, and the plan is the whole file's but for
+// the place of the bytes.
+func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
+	data := archivetest.Photo(t, 5)
+	d, err := codec.New(1 << 24)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	info, err := d.Header(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, frame, scan, ok := splitHead(data)
+	if !ok {
+		t.Fatal("no head")
+	}
+	head := slices.Concat(tables, frame)
+	blob := make([]byte, 1<<16)
+	whole := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 40, ResizeHeight: 30, WindowWidth: 40, WindowHeight: 30}
+	n, proof, err := d.DecodeMakingEntryPoints(data, &whole, make([]byte, 40*30*3), 40*3, blob)
+	if err != nil || n == 0 {
+		t.Fatalf("no entry points: %v", err)
+	}
+	blob = blob[:n]
+	const piece = 512
+	least := len(data)
+	for top := int32(0); top < info.Height; top += 37 {
+		for height := int32(8); top+height <= info.Height; height += 61 {
+			g := whole
+			g.CropY, g.CropHeight = top, height
+			memory := alignedBytes(1 << 18)
+			var used, usedToo atomic.Uint64
+			p, err := d.PlanPart(head, len(data), scan, &g, blob, piece, memory, &used)
+			if err != nil || p.Bytes == 0 || p.At != 0 || int(used.Load()) != p.Bytes {
+				t.Fatalf("%+v: %+v, %v", g, p, err)
+			}
+			size := p.End - p.Begin
+			if p.From%piece != 0 || size%piece != 0 && p.From+size != len(data) || p.Begin < p.At || p.End > p.At+p.Bytes || size < 1 {
+				t.Fatalf("%+v: %+v of %d bytes", g, p, len(data))
+			}
+			least = min(least, size)
+			other := alignedBytes(1 << 18)
+			at, n, err := d.AppendPlan(data, &g, blob, &proof, other, &usedToo)
+			if err != nil || n == 0 {
+				t.Fatalf("%+v: %d bytes, %v", g, n, err)
+			}
+			// The segments' bytes of the other plan lie in the part, in their order.
+			segments := other[at : at+n]
+			if got := len(segments) - p.Begin; got < 1 {
+				t.Fatalf("%+v: %d bytes of segments", g, got)
+			}
+			run := segments[p.Begin : p.Begin+min(64, len(segments)-p.Begin-32)]
+			if !bytes.Contains(data[p.From:p.From+size], run) {
+				t.Errorf("%+v: the part from %d to %d does not have the first segment", g, p.From, p.From+size)
+			}
+		}
+	}
+	if least > len(data)/4 {
+		t.Errorf("the smallest part has %d of %d bytes", least, len(data))
+	}
+	var used atomic.Uint64
+	if p, err := d.PlanPart(head, len(data)+1, scan, &whole, blob, piece, alignedBytes(1<<18), &used); err != nil || p.Bytes != 0 || used.Load() != 0 {
+		t.Errorf("entry points of another file: %+v, %v", p, err)
+	}
+	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, piece, alignedBytes(1<<10), &used); err != nil || p.Bytes != 0 || used.Load() != 0 {
+		t.Errorf("without room: %+v, %v", p, err)
+	}
+	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, 0, alignedBytes(1<<18), &used); err == nil || p.Bytes != 0 {
+		t.Errorf("pieces of 0 bytes: %+v", p)
+	}
+}
+
+// TestDigestsOfPieces: each piece has a digest of its own, also a short last one.
+func TestDigestsOfPieces(t *testing.T) {
+	data := archivetest.Photo(t, 6)
+	digests := func(data []byte) []uint64 {
+		d := make([]uint64, (len(data)+999)/1000)
+		if err := imagecapi.DigestPieces(data, 1000, d); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	want := digests(data)
+	if part := digests(data[2000:5000]); !slices.Equal(part, want[2:5]) {
+		t.Error("the digests of a part are others")
+	}
+	for _, i := range []int{0, 1000, 4321, len(data) - 1} {
+		data[i] ^= 1
+		for k, d := range digests(data) {
+			if (d != want[k]) != (k == i/1000) {
+				t.Errorf("byte %d: digest %d", i, k)
+			}
+		}
+		data[i] ^= 1
+	}
+	if err := imagecapi.DigestPieces(data, 1000, want[1:]); err == nil {
+		t.Error("too few digests are accepted")
+	}
+}
+
+// TestDigestsAreCountedOnce: if two goroutines keep the digests of a sample, those of one are kept
+// and counted, and none once they are forgotten.
+func TestDigestsAreCountedOnce(t *testing.T) {
+	h := newHeads(1)
+	first, second := &Head{pieces: make([]uint64, 3)}, &Head{pieces: make([]uint64, 3)}
+	for _, head := range []*Head{first, second} {
+		if !h.reserve(3) {
+			t.Fatal("no room")
+		}
+		h.replace(0, nil, head, []byte("entries"))
+	}
+	if h.heads[0].Load() != first || h.pieces != 3 {
+		t.Errorf("%d digests are counted", h.pieces)
+	}
+	h.forget(0, second)
+	h.forget(0, first)
+	if h.heads[0].Load() != nil || h.pieces != 0 {
+		t.Errorf("%d digests are counted after they were forgotten", h.pieces)
+	}
+}

@@ -1,0 +1,159 @@
+package devplan
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// MaxFile is the maximum size of a file that is planned where it is read, in bytes. It bounds the
+// memory that a goroutine has for its current file.
+const MaxFile = 1 << 20
+
+// Image is an image to plan, with the choices that were drawn for it.
+type Image struct {
+	Index    int   // of its sample
+	Size     int64 // of the file, in bytes
+	Draw     Draw
+	Data     []byte         // the file; nil if it is not on the host
+	Inflated index.Inflated // Data
+	Info     *imagecapi.Info
+	Geometry *imagecapi.Geometry
+	Ops      []imagecapi.AugmentOp // operations on the pixels
+}
+
+// redo returns what decoding the image again needs.
+func (m *Image) redo() Redo { return Redo{Size: m.Size, Draw: m.Draw} }
+
+// Settings of a Planner.
+type Settings struct {
+	Points *EntryPoints // nil: entry points are not used
+	Known  *index.Index
+	// MaxCopyBytes bounds the memory for the baseline copies of all progressive JPEGs.
+	MaxCopyBytes int64
+	// ReadsMembers says that the goroutines that read samples also plan, so that heads of members
+	// are of use.
+	ReadsMembers bool
+	// Augments says that images have operations, which are planned from whole files.
+	Augments bool
+}
+
+// Planner plans images for one goroutine, which also owns its decoder. It writes plans into the
+// staging of a slot, and decides nothing about samples: an image that it cannot plan is left to the
+// host, which finds out what is wrong with it.
+type Planner struct {
+	Settings
+	Entries *Decoder    // nil: entry points are not used
+	d       planDecoder // nil: the decoder plans nothing
+	head    []byte      // of an image that is not on the host; reused
+	plans   []byte      // for a plan that is not written in its place, aligned; reused
+	// baseline is for a progressive JPEG that is written as a baseline one; reused.
+	baseline []byte
+	pieces   []uint64 // digests of a part that was read; reused
+	copies   int64    // made since TakeCopies
+}
+
+// planDecoder is a decoder that can plan what DecodeByEntryPoints would decode. [codec.Decoder]
+// documents the methods.
+type planDecoder interface {
+	PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
+	AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error)
+	AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64, search *imagecapi.Search) (at, n int, err error)
+	PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search, buffer []byte) (n int, err error)
+	PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int, memory []byte, used *atomic.Uint64) (imagecapi.Part, error)
+	Transcode(data, buffer []byte) (n int, err error)
+	MakeEntryPoints(data []byte, spacing int, buffer []byte) (n int, proof uint64, err error)
+	PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
+}
+
+// NewPlanner returns a planner with a decoder, which the caller closes.
+func NewPlanner(s Settings, d sample.Decoder) *Planner {
+	plans, _ := d.(planDecoder)
+	return &Planner{Settings: s, Entries: NewDecoder(s.Points, d), d: plans}
+}
+
+// Plan plans a JPEG whose bytes are on the host: a baseline one by entry points that were compared
+// with it or need no comparison, a progressive one from its baseline copy, which Plan makes. It
+// returns false if the host has to decode the image.
+func (p *Planner) Plan(m *Image, to *Staging) (Placed, bool) {
+	if p.d == nil || p.Entries == nil || !p.Known.Random() || m.Info.Format != imagecapi.JPEG {
+		return Placed{}, false
+	}
+	if m.Info.Progressive {
+		c := p.Copy(m.Index)
+		if c == nil {
+			c = p.makeCopy(m)
+		}
+		if c == nil {
+			return Placed{}, false
+		}
+		return p.PlanCopy(c, m, to)
+	}
+	e := p.Entries
+	blob := e.stored(m.Index)
+	if len(blob) == 0 {
+		return Placed{}, false
+	}
+	proof := &e.proof
+	if e.points.trusted {
+		proof = nil
+	} else if e.proof = e.points.proofs[m.Index].Load(); e.proof == 0 {
+		return Placed{}, false
+	}
+	e.blob = blob
+	row := p.append(m.Data, m, blob, proof, to)
+	return Placed{Row: row, Redo: m.redo()}, row.Bytes > 0
+}
+
+// append writes the plan of a file by the entry points in blob. The row has no bytes if only the
+// host decodes the image or runs an operation, and if there is no room.
+func (p *Planner) append(file []byte, m *Image, blob []byte, proof *uint64, to *Staging) decodeplan.Row {
+	if len(m.Ops) > 0 {
+		return p.copied(to, func(buffer []byte) (int, error) {
+			return p.d.PlanAugmented(file, m.Geometry, blob, proof, m.Ops, buffer)
+		})
+	}
+	at, n, err := p.d.AppendPlan(file, m.Geometry, blob, proof, to.plans.Memory, &to.used)
+	if err != nil { // the host says what is wrong with the image
+		return decodeplan.Row{}
+	}
+	return decodeplan.Row{At: at, Bytes: n}
+}
+
+// copied has a function write a plan into the planner's buffer, which grows as needed, and copies
+// the plan to the staging. The row has no bytes if there is no plan, or no room.
+func (p *Planner) copied(to *Staging, write func(buffer []byte) (n int, err error)) decodeplan.Row {
+	plan := p.written(write)
+	if len(plan) == 0 {
+		return decodeplan.Row{}
+	}
+	memory, row, _ := to.reserve(decodeplan.Row{Bytes: len(plan)})
+	copy(memory, plan)
+	return row
+}
+
+// written has a function write a plan into the planner's buffer, which grows as needed. The plan is
+// valid until the next call. It is empty if there is none.
+func (p *Planner) written(write func(buffer []byte) (n int, err error)) []byte {
+	for {
+		n, err := write(p.plans)
+		if err != nil || n == 0 { // the host says what is wrong with the image
+			return nil
+		}
+		if n <= len(p.plans) {
+			return p.plans[:n]
+		}
+		p.plans = alignedBytes(2 * n)
+	}
+}
+
+// alignedBytes returns memory that is aligned for plans.
+func alignedBytes(n int) []byte {
+	memory := make([]byte, n+decodeplan.Align)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % decodeplan.Align
+	return memory[skip:][:n:n]
+}

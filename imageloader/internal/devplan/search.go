@@ -1,0 +1,112 @@
+package devplan
+
+import (
+	"bytes"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// A consumer that decodes images from plans also takes an image whose entry points are not known,
+// or were not compared with it: its plan has the whole scan, in which the consumer finds the entry
+// points. It hands them back (KeepFound), so that later epochs, and later processes, plan from
+// them. A batch is composed before the consumer has seen the image, so only an image gets such a
+// plan that is good whatever its scan has (imagecapi.PlanScan). What the consumer flags is damaged,
+// or odd: the host decodes it, in this epoch and in later ones.
+
+// Search describes the entry points that a consumer finds in a file.
+type Search struct {
+	imagecapi.Search
+	head *Head // to keep with the entry points; nil: none
+}
+
+// Searches has the images of an index that the consumer does not search for entry points. Several
+// goroutines use it.
+type Searches struct {
+	of      *index.Index
+	refused sampleBits
+}
+
+// NewSearches returns the searches of an index, in which the consumer searches every image.
+func NewSearches(of *index.Index) *Searches {
+	return &Searches{of: of, refused: newSampleBits(of.Len())}
+}
+
+// Of reports whether the searches are an index's.
+func (s *Searches) Of(x *index.Index) bool { return s != nil && s.of == x }
+
+// Refuse leaves sample i to the host, unless its entry points are known.
+func (s *Searches) Refuse(i int) { s.refused.set(i) }
+
+// Allowed reports whether the consumer searches sample i.
+func (s *Searches) Allowed(i int) bool { return s != nil && !s.refused.has(i) }
+
+// packing has the memory that entry points are packed in.
+type packing struct{ blob, before []byte }
+
+// KeepFound keeps the entry points that were found in sample i. made reports that they are new,
+// others that there are different ones.
+func (p *EntryPoints) KeepFound(i int, search *Search, found []byte) (made, others bool) {
+	f, _ := p.packings.Get().(*packing)
+	if f == nil {
+		f = new(packing)
+	}
+	defer p.packings.Put(f)
+	n, proof, err := imagecapi.PackEntries(&search.Search, found, f.blob)
+	if err == nil && n > len(f.blob) {
+		f.blob = make([]byte, 2*n)
+		n, proof, err = imagecapi.PackEntries(&search.Search, found, f.blob)
+	}
+	if err != nil || n == 0 || n > len(f.blob) { // the image has none
+		return false, false
+	}
+	before := p.blob(i, f.before)
+	f.before = before[:cap(before)]
+	if len(before) == 0 {
+		if !p.store.KeepEntryPoints(i, f.blob[:n]) { // they are found again in a later epoch
+			return false, false
+		}
+	} else if !bytes.Equal(before, f.blob[:n]) {
+		return false, true
+	}
+	// A batch may have a sample twice.
+	made = p.proofs[i].Swap(proof) == 0 && len(before) == 0
+	if search.head != nil {
+		p.headsOf().put(i, search.head, f.blob[:n])
+	}
+	return made, false
+}
+
+// PlanScan plans a baseline JPEG whose entry points are not known. It returns false if the host has
+// to decode the image.
+func (p *Planner) PlanScan(m *Image, to *Staging) (Placed, bool) {
+	if p.d == nil || m.Info.Format != imagecapi.JPEG || m.Info.Progressive {
+		return Placed{}, false
+	}
+	redo := m.redo()
+	redo.Searched = true
+	var wanted *imagecapi.Search
+	if p.Entries != nil {
+		redo.Search = new(Search)
+		wanted = &redo.Search.Search
+	}
+	var row decodeplan.Row
+	if len(m.Ops) > 0 {
+		row = p.copied(to, func(buffer []byte) (int, error) {
+			return p.d.PlanScan(m.Data, m.Geometry, m.Ops, wanted, buffer)
+		})
+	} else if at, n, err := p.d.AppendScan(m.Data, m.Geometry, to.plans.Memory, &to.used, wanted); err == nil {
+		row = decodeplan.Row{At: at, Bytes: n}
+	}
+	if row.Bytes == 0 { // the host says what is wrong with the image, if anything is
+		return Placed{}, false
+	}
+	if wanted != nil && wanted.Wanted != 0 {
+		row.Found = wanted.FoundBytes()
+		if h := p.memberHeads(to); h != nil && m.Inflated.End > 0 {
+			redo.Search.head = h.make(m.Data, m.Info, m.Inflated)
+		}
+	}
+	return Placed{Row: row, Redo: redo}, true
+}

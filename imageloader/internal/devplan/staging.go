@@ -1,0 +1,151 @@
+package devplan
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/decodeplan"
+)
+
+// Draw identifies one occurrence of a sample in an epoch. With the sample's index it seeds the
+// sample's random choices.
+type Draw struct {
+	Epoch int    // round of the archive: the epoch, unless Options.Repeat is set
+	Again uint64 // tells apart the occurrences of a sample in an epoch
+}
+
+// Redo has what decoding a row again needs besides its Sample.
+type Redo struct {
+	Size     int64 // of the file, in bytes
+	Draw     Draw
+	Inflated bool    // the consumer has inflated the image
+	Searched bool    // the consumer has searched the image for entry points
+	Search   *Search // for KeepFound; nil: nothing is kept
+
+	Substitute bool // for a bad sample: another row is the sample's own
+}
+
+// Placed says where a row's pixels come from.
+type Placed struct {
+	decodeplan.Row // without bytes: the host's
+	Redo           Redo
+	// Lost says that the row's plan had no room in the slot that its sample was moved to. The host
+	// has to decode the image again.
+	Lost bool
+}
+
+// Staging is a slot's memory for plans. Workers put plans into it, each for a different row.
+type Staging struct {
+	Rows  []Placed
+	plans *decodeplan.Plans
+	used  atomic.Uint64
+	rooms atomic.Uint64 // bytes of the consumer's rooms
+}
+
+// NewStaging returns the staging of a batch of size rows, in the memory that a consumer lends. It
+// returns nil if the consumer lends none.
+func NewStaging(plans *decodeplan.Plans, size int) (*Staging, error) {
+	if plans == nil {
+		return nil, nil
+	}
+	if len(plans.Rows) < size || uintptr(unsafe.Pointer(unsafe.SliceData(plans.Memory)))%decodeplan.Align != 0 {
+		return nil, fmt.Errorf("imageloader: the lent memory for plans has %d rows, not %d, or is not aligned to %d bytes", len(plans.Rows), size, decodeplan.Align)
+	}
+	return &Staging{plans: plans, Rows: make([]Placed, size)}, nil
+}
+
+// Of returns the staging for a row's plan, or nil if the consumer wants the row's pixels.
+func (s *Staging) Of(row int) *Staging {
+	if s == nil || row%decodeplan.Group < s.plans.HostRows {
+		return nil
+	}
+	return s
+}
+
+// Inflates reports whether the consumer inflates members.
+func (s *Staging) Inflates() bool { return s != nil && s.plans.Rooms > 0 }
+
+// reserve returns memory for what belongs to a row, and the row with its place. It returns false if
+// there is no room.
+func (s *Staging) reserve(row decodeplan.Row) (to []byte, at decodeplan.Row, fits bool) {
+	begin, fits := reserve(&s.used, decodeplan.Aligned(row.Span()), len(s.plans.Memory))
+	if fits && row.Member.InputBytes > 0 {
+		_, fits = reserve(&s.rooms, row.Member.Room(), s.plans.Rooms)
+	}
+	if !fits {
+		return nil, decodeplan.Row{}, false
+	}
+	row.At = begin
+	return s.plans.Memory[begin:][:row.Span()], row, true
+}
+
+// reserve adds bytes to used, if they are no more than the maximum then. It returns what was used
+// before.
+func reserve(used *atomic.Uint64, bytes, maximum int) (before int, fits bool) {
+	for {
+		at := used.Load()
+		if at+uint64(bytes) > uint64(maximum) {
+			return 0, false
+		}
+		if used.CompareAndSwap(at, at+uint64(bytes)) {
+			return int(at), true
+		}
+	}
+}
+
+// move copies what belongs to a row of a slot into the memory. It returns false if there is no
+// room.
+func (s *Staging) move(from *Staging, row decodeplan.Row) (decodeplan.Row, bool) {
+	to, moved, fits := s.reserve(row)
+	copy(to, from.plans.Memory[row.At:][:row.Span()])
+	return moved, fits
+}
+
+// Take copies the plan of another slot's row to a row of s.
+func (s *Staging) Take(row int, from *Staging, fromRow int) {
+	r := from.Rows[fromRow]
+	// Rows may share a plan, but not a member, which is inflated for one image.
+	if r.Bytes > 0 && (from != s || r.Member.InputBytes > 0) {
+		var fits bool
+		r.Row, fits = s.move(from, r.Row)
+		r.Lost = !fits
+	}
+	s.Rows[row] = r
+}
+
+// Exchange moves a row's plan from one slot to another, and if both rows are wanted the other way
+// too. It does nothing without staging.
+func Exchange(to *Staging, row int, from *Staging, fromRow int, both bool) {
+	if to == nil {
+		return
+	}
+	before := to.Rows[row]
+	if both && to == from {
+		to.Rows[row], to.Rows[fromRow] = to.Rows[fromRow], before
+		return
+	}
+	to.Take(row, from, fromRow)
+	if !both {
+		return
+	}
+	if before.Bytes > 0 { // its memory in to is still as it was
+		var fits bool
+		before.Row, fits = from.move(to, before.Row)
+		before.Lost = !fits
+	}
+	from.Rows[fromRow] = before
+}
+
+// Publish writes the places of the plans of the first n rows for the consumer, and returns what
+// decoding the rows again needs.
+func (s *Staging) Publish(n int) []Redo {
+	clear(s.plans.Rows)
+	redos := make([]Redo, n)
+	for row := range s.Rows[:n] {
+		s.plans.Rows[row] = s.Rows[row].Row
+		redos[row] = s.Rows[row].Redo
+	}
+	s.plans.Used = int(s.used.Load())
+	return redos
+}

@@ -1,0 +1,534 @@
+package epoch
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+)
+
+// assembly turns samples that are decoded in any order into batches in sequence order. The samples
+// of an epoch have positions 0, 1, 2, ... in its sequence. What a batch holds is a function of the
+// sequence and of which samples are bad, never of timing:
+//
+//   - Fail: batch b holds positions b*size to (b+1)*size-1. The first bad one ends the epoch.
+//   - Substitute: the same positions; a bad sample's row is a copy of another row of the batch.
+//   - Skip: the good samples, in order, size at a time.
+//
+// A sample is decoded straight into a row of a lent slot, usually the right one. Under Skip a row
+// whose sample turned out to be bad goes to the next sample that comes, whichever batch that
+// belongs to; when a batch is complete, rows in the wrong places change places. So a bad sample
+// costs a few copies of rows, about one for each sample that was under way at that moment; an epoch
+// without bad samples costs none; and a ring of one slot is enough.
+type assembly struct {
+	size       int // samples a batch
+	imageBytes int // of a row
+	labels     Labels
+	policy     sample.BadSamplePolicy
+	// dropLast reports whether a short last batch is dropped. Nothing is then substituted in that
+	// batch, and none of its samples need be good.
+	dropLast bool
+
+	// wanted is the number of samples to deliver; 0: all that come. Under Skip a later sample
+	// makes up for a bad one.
+	wanted int
+
+	mu       sync.Mutex
+	progress sync.Cond // next waits: for the sample at awaited, one that is not good, a row of closing, or the end
+	space    sync.Cond // place waits: for a hole or a slot, or to learn if more samples are wanted
+	ask      chan struct{}
+	asked    bool // a slot is on its way
+	stopped  bool // no more samples are placed
+
+	flights []flight // of the positions from base on
+	base    int
+	members []int    // positions of the samples of the next batch, as far as judged
+	kept    []flight // of the members before base
+	slots   []*slot  // lent and not delivered, in order
+	lent    int
+	holes   []hole // rows of bad samples, for other samples; Skip only
+	closing *slot
+
+	pending int  // samples that are placed and not resolved
+	lost    int  // bad samples; Skip only
+	ended   bool // no positions come after those in flights
+	failure error
+
+	awaited int // a position that next waits for, of a sample or of one that is yet to be placed
+
+	// Only next uses these.
+	cursor  int // the position that judge looks at
+	scratch []byte
+
+	waited time.Duration // how long place waited for slots
+}
+
+// flight is a sample between place and delivery.
+type flight struct {
+	sample sample.Sample
+	slot   *slot
+	row    int
+	state  Outcome
+	err    error // of a good sample: the damage that was tolerated
+}
+
+// Outcome says what became of a sample.
+type Outcome uint8
+
+// The outcomes.
+const (
+	Pending Outcome = iota
+	Good
+	Bad   // the error is a *sample.Error
+	Fatal // the archive can't be read here, or no image can be decoded
+)
+
+// slot is one lent batch of memory.
+type slot struct {
+	seq    int
+	images []byte
+	labels []byte // or masks
+	owner  []int  // the position of each row's sample, or noOwner
+	fresh  int    // rows that were given to samples, once at least
+
+	staging *devplan.Staging // nil without plans
+}
+
+const noOwner = -1 // the owner of a row without a sample
+
+// hole is a row whose sample was bad.
+type hole struct {
+	slot *slot
+	row  int
+}
+
+// ready is a complete batch.
+type ready struct {
+	slot    *slot
+	samples []sample.Sample
+	bad     []*sample.Error // since the last call of next, in order
+	warned  []*sample.Error // good samples with damage, since the last call of next, in order
+	judged  int             // positions from the first to the batch's end
+	partial bool            // there is no batch yet, only bad samples
+}
+
+// maxBad is the maximum number of bad samples that wait for a complete batch, because Skip may meet
+// any number of them.
+const maxBad = 1024
+
+func newAssembly(c *Config) *assembly {
+	a := &assembly{size: c.Batch.Size(), imageBytes: c.Batch.imageBytes(), labels: c.Labels,
+		policy: c.Policy.BadSamples, dropLast: c.Batch.Share.DropLast, ask: make(chan struct{}, 1)}
+	a.progress.L = &a.mu
+	a.space.L = &a.mu
+	return a
+}
+
+// image is the memory of a row.
+func (s *slot) image(row, bytes int) []byte {
+	return s.images[row*bytes : (row+1)*bytes : (row+1)*bytes]
+}
+
+// label is the memory of a row's label, which has a number of bytes.
+func (s *slot) label(row, bytes int) []byte {
+	return s.labels[row*bytes : (row+1)*bytes : (row+1)*bytes]
+}
+
+// workerLabelBytes is the size of a label that the worker of its sample writes; 0: the labels of a
+// batch are written when it is complete.
+func (a *assembly) workerLabelBytes() int {
+	if a.labels.byWorkers() {
+		return a.labels.Bytes()
+	}
+	return 0
+}
+
+// add takes the slot that was asked for.
+func (a *assembly) add(lent decodeplan.Slot) error {
+	images, labels, what := a.size*a.imageBytes, a.size*a.labels.Bytes(), "labels"
+	if a.labels.byWorkers() {
+		what = "masks or targets"
+	}
+	if len(lent.Images) < images || len(lent.Labels) < labels {
+		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for %s",
+			len(lent.Images), len(lent.Labels), images, labels, what)
+	}
+	staging, err := devplan.NewStaging(lent.Plans, a.size)
+	if err != nil {
+		return err
+	}
+	s := &slot{images: lent.Images[:images], labels: lent.Labels[:labels], owner: make([]int, a.size), staging: staging}
+	for i := range s.owner {
+		s.owner[i] = noOwner
+	}
+	a.mu.Lock()
+	s.seq = a.lent
+	a.lent++
+	a.slots = append(a.slots, s)
+	a.asked = false
+	a.space.Broadcast()
+	a.mu.Unlock()
+	return nil
+}
+
+// place gives a row to the next sample of the sequence, and waits until a row is free. ok is false
+// after stop, and when no more samples are wanted: the sequence has then ended. Without wait, ok is
+// also false if place would have to wait.
+func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, row int, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var since time.Time
+	for a.wanted > 0 && a.base+len(a.flights)-a.lost >= a.wanted && !a.stopped {
+		if a.pending == 0 {
+			a.ended = true
+			a.progress.Signal()
+			return 0, nil, 0, false
+		}
+		if !wait {
+			return 0, nil, 0, false
+		}
+		a.space.Wait()
+	}
+	for {
+		if a.stopped {
+			return 0, nil, 0, false
+		}
+		if len(a.flights) >= len(a.slots)*a.size+2*maxBad { // as many as have rows, and bad ones
+			if !wait {
+				return 0, nil, 0, false
+			}
+			a.space.Wait()
+			continue
+		}
+		if at, row = a.freeRow(); at != nil {
+			break
+		}
+		if !a.asked {
+			a.asked = true
+			a.ask <- struct{}{} // never blocks: there is one request at a time
+		}
+		if !wait {
+			return 0, nil, 0, false
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		a.space.Wait()
+	}
+	if !since.IsZero() {
+		a.waited += time.Since(since)
+	}
+	a.pending++
+	position = a.base + len(a.flights)
+	at.owner[row] = position
+	a.flights = append(a.flights, flight{sample: s, slot: at, row: row})
+	return position, at, row, true
+}
+
+// freeRow returns a row for the next sample, or nil if no row is free.
+func (a *assembly) freeRow() (*slot, int) {
+	if len(a.holes) > 0 { // the hole that is delivered first
+		first := 0
+		for i, h := range a.holes {
+			if f := a.holes[first]; h.slot.seq < f.slot.seq || h.slot == f.slot && h.row < f.row {
+				first = i
+			}
+		}
+		h := a.holes[first]
+		a.holes[first] = a.holes[len(a.holes)-1]
+		a.holes = a.holes[:len(a.holes)-1]
+		return h.slot, h.row
+	}
+	if n := len(a.slots); n > 0 && a.slots[n-1].fresh < a.size {
+		s := a.slots[n-1]
+		s.fresh++
+		return s, s.fresh - 1
+	}
+	return nil, 0
+}
+
+// resolve notes the Outcome of the sample at a position.
+func (a *assembly) resolve(position int, state Outcome, err error) {
+	a.mu.Lock()
+	a.note(position, state, err)
+	a.mu.Unlock()
+}
+
+// resolveGood notes that the samples at some positions are good.
+func (a *assembly) resolveGood(positions []int) {
+	a.mu.Lock()
+	for _, position := range positions {
+		a.note(position, Good, nil)
+	}
+	a.mu.Unlock()
+}
+
+// note is resolve for a caller that holds mu.
+func (a *assembly) note(position int, state Outcome, err error) {
+	f := &a.flights[position-a.base]
+	f.state, f.err = state, err
+	a.pending--
+	if a.wanted > 0 {
+		if state == Bad && a.policy == sample.Skip {
+			a.lost++
+		}
+		a.space.Signal()
+	}
+	if position == a.awaited || state != Good || f.slot == a.closing {
+		a.progress.Signal()
+	}
+	if state == Bad && a.policy == sample.Skip {
+		f.slot.owner[f.row] = noOwner
+		if f.slot != a.closing {
+			a.holes = append(a.holes, hole{f.slot, f.row})
+			a.space.Signal()
+		}
+	}
+}
+
+// end says that no sample follows those that were placed. failure, if not nil, says why the
+// sequence ends too early.
+func (a *assembly) end(failure error) {
+	a.mu.Lock()
+	a.ended, a.failure = true, failure
+	a.progress.Signal()
+	a.mu.Unlock()
+}
+
+// stop ends all waiting.
+func (a *assembly) stop() {
+	a.mu.Lock()
+	a.stopped = true
+	a.progress.Signal()
+	a.space.Broadcast()
+	a.mu.Unlock()
+}
+
+// flight is that of a position that is not delivered.
+func (a *assembly) flight(position int) *flight {
+	if position >= a.base {
+		return &a.flights[position-a.base]
+	}
+	i, _ := slices.BinarySearch(a.members, position)
+	return &a.kept[i]
+}
+
+// forget drops the flights before the cursor, but for those of members.
+func (a *assembly) forget() {
+	for _, p := range a.members[len(a.kept):] {
+		a.kept = append(a.kept, a.flights[p-a.base])
+	}
+	a.flights = append(a.flights[:0], a.flights[a.cursor-a.base:]...)
+	a.base = a.cursor
+	a.space.Signal()
+}
+
+// next waits for the next batch, or for maxBad bad samples, which are then all that r has. At the
+// end of the sequence samples is shorter than a batch, or empty, and err may say why the sequence
+// ended; next is not called again then. The slot's memory belongs to the caller from here on. It
+// returns archive.ErrStopped after stop.
+func (a *assembly) next() (r ready, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ok, err := a.judge(&r)
+	if r.partial {
+		a.forget()
+		return r, nil
+	}
+	if !ok || len(a.members) == 0 {
+		return r, err
+	}
+	s := a.slots[0]
+	if !a.settle(s) {
+		return r, archive.ErrStopped
+	}
+	r.slot, r.judged = s, a.cursor
+	r.samples = make([]sample.Sample, len(a.members))
+	for row, p := range a.members {
+		r.samples[row] = a.flight(p).sample
+	}
+	if a.policy == sample.Substitute && (len(a.members) == a.size || !a.dropLast) {
+		if e := a.substitute(s, r.samples); e != nil {
+			r.samples = nil
+			return r, e
+		}
+	}
+	for row := 0; a.labels.Kind == Index && row < len(r.samples); row++ {
+		putLabel(s.labels[8*row:], r.samples[row].Label)
+	}
+	a.slots = append(a.slots[:0], a.slots[1:]...)
+	a.closing = nil
+	a.members, a.kept = a.members[:0], a.kept[:0]
+	a.forget()
+	return r, err
+}
+
+// judge waits for the samples of the next batch, in order, and collects those that belong to the
+// batch as members. err says why the sequence ends before the batch is full. ok is false after
+// stop.
+func (a *assembly) judge(r *ready) (ok bool, err error) {
+	for len(a.members) < a.size {
+		if a.stopped {
+			return false, archive.ErrStopped
+		}
+		if a.cursor == a.base+len(a.flights) {
+			if a.ended {
+				return true, a.failure
+			}
+			a.await()
+			continue
+		}
+		switch f := &a.flights[a.cursor-a.base]; f.state {
+		case Pending:
+			a.await()
+			continue
+		case Bad:
+			e := f.err.(*sample.Error)
+			r.bad = append(r.bad, e)
+			if a.policy == sample.Fail {
+				return true, sample.Fatal{Bad: e}
+			}
+			if a.policy == sample.Substitute {
+				a.members = append(a.members, a.cursor)
+			} else if len(r.bad) == maxBad {
+				r.partial = true
+				a.cursor++
+				return true, nil
+			}
+		case Fatal:
+			return true, f.err
+		case Good:
+			if e, ok := f.err.(*sample.Error); ok {
+				r.warned = append(r.warned, e)
+			}
+			a.members = append(a.members, a.cursor)
+		}
+		a.cursor++
+	}
+	return true, nil
+}
+
+// await waits for the samples of the next batch that are pending, or to be placed. Waking for each
+// of them in turn would cost more than a sample's way through the assembly, so it waits for the
+// last of them, for one that is not good, or for the end.
+func (a *assembly) await() {
+	last, end := a.cursor+a.size-len(a.members)-1, a.base+len(a.flights)
+	if a.ended || last < end {
+		for last = min(last, end-1); a.flights[last-a.base].state != Pending; {
+			last--
+		}
+	}
+	a.awaited = last
+	a.progress.Wait()
+}
+
+// settle brings the members of the next batch to their rows of s, the oldest slot, and waits until
+// no worker writes there. It returns false after stop.
+func (a *assembly) settle(s *slot) bool {
+	a.closing = s
+	if a.policy == sample.Skip {
+		a.holes = slices.DeleteFunc(a.holes, func(h hole) bool { return h.slot == s })
+	}
+	if !a.quiet(s) {
+		return false
+	}
+	if a.policy == sample.Skip {
+		a.arrange(s)
+	}
+	return true
+}
+
+// quiet waits until no worker writes into a slot. Samples of later batches may have rows there.
+func (a *assembly) quiet(s *slot) bool {
+	for row := 0; row < a.size; {
+		if p := s.owner[row]; p != noOwner && a.flight(p).state == Pending {
+			if a.stopped {
+				return false
+			}
+			a.progress.Wait()
+			continue
+		}
+		row++
+	}
+	return true
+}
+
+// arrange moves every member to its row of s. A sample of another batch that is in the way changes
+// places with the member.
+func (a *assembly) arrange(s *slot) {
+	label := a.workerLabelBytes()
+	for row, p := range a.members {
+		f := a.flight(p)
+		if f.slot == s && f.row == row {
+			continue
+		}
+		from, fromRow := f.slot, f.row
+		other := s.owner[row]
+		a.exchange(s.image(row, a.imageBytes), from.image(fromRow, a.imageBytes), other != noOwner)
+		a.exchange(s.label(row, label), from.label(fromRow, label), other != noOwner)
+		devplan.Exchange(s.staging, row, from.staging, fromRow, other != noOwner)
+		s.owner[row], f.slot, f.row = p, s, row
+		from.owner[fromRow] = other
+		if other != noOwner {
+			o := a.flight(other)
+			o.slot, o.row = from, fromRow
+		} else if from != s {
+			a.holes = append(a.holes, hole{from, fromRow})
+			a.space.Signal()
+		}
+	}
+}
+
+// exchange copies from to to, and if both are wanted to to from.
+func (a *assembly) exchange(to, from []byte, both bool) {
+	if both {
+		a.scratch = append(a.scratch[:0], to...)
+	}
+	copy(to, from)
+	if both {
+		copy(from, a.scratch)
+	}
+}
+
+// substitute fills the rows of bad samples with copies of good ones.
+func (a *assembly) substitute(s *slot, samples []sample.Sample) error {
+	label := a.workerLabelBytes()
+	isBad := func(row int) bool { return a.flight(a.members[row]).state == Bad }
+	first := 0
+	for first < len(samples) && isBad(first) {
+		first++
+	}
+	if first == len(samples) {
+		return fmt.Errorf("imageloader: all %d samples of a batch are bad, so none can be substituted; the last one: %w",
+			len(samples), a.flight(a.members[first-1]).err)
+	}
+	from := first
+	for row := range samples {
+		if !isBad(row) {
+			from = row
+			continue
+		}
+		copy(s.image(row, a.imageBytes), s.image(from, a.imageBytes))
+		copy(s.label(row, label), s.label(from, label))
+		if s.staging != nil {
+			s.staging.Take(row, s.staging, from)
+			s.staging.Rows[row].Redo.Substitute = true
+		}
+		samples[row] = samples[from]
+	}
+	return nil
+}
+
+// putLabel writes an int64.
+func putLabel(p []byte, label int) {
+	v := uint64(label)
+	_ = p[7]
+	for i := range 8 { // little endian, as x86-64
+		p[i] = byte(v >> (8 * i))
+	}
+}

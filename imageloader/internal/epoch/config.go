@@ -1,0 +1,98 @@
+package epoch
+
+import (
+	"log/slog"
+
+	"github.com/torchstream/torchstream/imageloader/internal/count"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/tensor"
+)
+
+// Config says what the batches of an epoch are. It does not change while the epoch runs.
+type Config struct {
+	Batch   Batch
+	Order   Order
+	Labels  Labels
+	Policy  Policy
+	Threads Threads
+}
+
+// Batch says which samples this process gets, and how they become pixels.
+type Batch struct {
+	Share     order.Share
+	Transform *transform.Plan
+	Side      int // rows and columns of an image in a batch
+}
+
+// Size is the number of samples in a batch.
+func (b *Batch) Size() int { return b.Share.Batch }
+
+// imageBytes is the size of an image in a batch.
+func (b *Batch) imageBytes() int { return 3 * b.Side * b.Side }
+
+// Order says in which order the samples of an archive come.
+type Order struct {
+	Kind     order.Kind
+	Seed     uint64
+	Repeat   int            // rounds over the archive
+	PerRound int            // positions of a round; of no use before the index is known
+	Weights  *order.Weights // for Kind Drawn
+	Buffer   Buffer
+}
+
+// Buffer bounds what a stream is shuffled through.
+type Buffer struct {
+	Samples int
+	Bytes   int64 // compressed
+}
+
+// positions is the number of positions in the sequence of an epoch.
+func (o *Order) positions(known bool) int {
+	if !known {
+		return order.Unknown
+	}
+	return o.PerRound * o.Repeat
+}
+
+// LabelKind says what a network learns from a sample.
+type LabelKind int
+
+// The kinds.
+const (
+	Index  LabelKind = iota // the sample's label, an int64
+	Soft                    // the probability of each class, which the mixer writes
+	Target                  // numbers that the decoding worker writes
+	Mask                    // the class of each pixel
+)
+
+// Labels describe the second field of a batch.
+type Labels struct {
+	Kind  LabelKind
+	Width int // numbers of a sample
+	DType tensor.DType
+	// Target writes the numbers of a sample, for the kind Target. They are 0 before the call.
+	Target func(s sample.Sample, numbers []float32) error
+	Fill   int // class of pixels outside of a mask, for the kind Mask
+}
+
+// Bytes is the size of a sample's label.
+func (l *Labels) Bytes() int { return l.Width * l.DType.Size() }
+
+// byWorkers reports whether the worker that decodes a sample also writes its label.
+func (l *Labels) byWorkers() bool { return l.Kind == Target || l.Kind == Mask }
+
+// Policy says what happens to samples that cannot be decoded.
+type Policy struct {
+	BadSamples sample.BadSamplePolicy
+	Damaged    sample.DamagePolicy
+}
+
+// Env is what the epochs of a loader share. Several goroutines use it.
+type Env struct {
+	Rules    *sample.Rules
+	Counters *count.Counters
+	Log      *slog.Logger
+	Codecs   sample.Codecs
+}

@@ -1,0 +1,119 @@
+package epoch
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+)
+
+// deliver delivers the batches and returns the reason of the pass's end.
+func (p *pass) deliver() error {
+	policy, size := p.config.Policy, p.config.Batch.Size()
+	d := delivering{p: p, place: Delivery{Batches: p.start.Batches, Turns: p.start.Turn}, batches: p.start.Before + p.start.Batches,
+		mixer: mixer{mixer: p.config.Batch.Transform.NewMixer(), labels: p.config.Labels, seed: p.config.Order.Seed, epoch: p.start.Epoch}}
+	for {
+		r, err := p.asm.next()
+		if errors.Is(err, archive.ErrStopped) {
+			return p.cause()
+		}
+		for _, e := range r.bad {
+			p.env.Counters.Met(e, policy.BadSamples, p.env.Log)
+		}
+		for _, e := range r.warned {
+			p.env.Counters.Tolerated(e, policy.Damaged, p.env.Log)
+		}
+		if n := len(r.bad); n > 0 {
+			d.bad += n
+			d.lastBad = r.bad[n-1]
+		}
+		if r.partial {
+			continue
+		}
+		n := len(r.samples)
+		if n == size || n > 0 && !p.config.Batch.Share.DropLast {
+			if err := d.hand(&r, err == nil || n == size); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if n < size {
+			return d.end(&r)
+		}
+	}
+}
+
+// delivering counts the batches and samples that a pass has delivered so far.
+type delivering struct {
+	p       *pass
+	mixer   mixer
+	place   Delivery // the place after the last batch
+	batches int      // of the epoch, those before the pass included
+	samples int      // of the pass
+	bad     int      // samples of the pass
+	lastBad *sample.Error
+}
+
+// hand delivers a batch. whole says that no error cut it short: otherwise its place is the last
+// batch's that the epoch has without the error.
+func (d *delivering) hand(r *ready, whole bool) error {
+	p, n := d.p, len(r.samples)
+	if p.ctx.Err() != nil {
+		return p.cause()
+	}
+	if turns := p.start.Turn + r.judged; whole && int64(turns) <= p.flow.stray.Load() {
+		d.place.Batches++
+		d.place.Turns = turns
+	}
+	if err := p.decodeLost(r); err != nil {
+		return err
+	}
+	d.mixer.run(r.slot.images, r.slot.labels, r.samples)
+	delivery := Delivery{Samples: r.samples, Batches: d.place.Batches, Turns: d.place.Turns}
+	if s := r.slot.staging; s != nil {
+		delivery.Redos = s.Publish(n)
+	}
+	if err := p.to.Deliver(delivery); err != nil {
+		return err
+	}
+	p.env.Counters.Delivered.Samples.Add(int64(n))
+	p.env.Counters.Delivered.Batches.Add(1)
+	d.batches++
+	d.samples += n
+	return nil
+}
+
+// end says how a pass ended whose last batch is short or empty: nil if the epoch delivered
+// anything, otherwise why it has no samples.
+func (d *delivering) end(last *ready) error {
+	p, share, file := d.p, &d.p.config.Batch.Share, d.p.env.Rules.File
+	none := func(format string, args ...any) error {
+		return fmt.Errorf("%w in epoch %d of %s: "+format, append([]any{index.ErrNoSamples, p.start.Epoch, file}, args...)...)
+	}
+	switch n := len(last.samples); {
+	case d.samples < p.asm.wanted:
+		return none("%d samples are bad, so that rank %d of %d can't fill its batches; see torchstream inspect", d.bad, share.Rank, share.World)
+	case d.batches > 0:
+		return nil
+	case p.deal.Fixed && p.deal.Turns == 0:
+		return none("%d samples are less than a batch of %d for each of %d ranks, and Options.DropLast is set", p.deal.Left, share.Batch, share.World)
+	case n > 0:
+		return none("%d samples are less than a batch of %d, and Options.DropLast is set", n, share.Batch)
+	case d.bad > 0:
+		return none("all %d are bad; the last one: %w", d.bad, d.lastBad)
+	case p.ctx.Err() != nil: // it ended before the first sample came
+		return p.cause()
+	}
+	orphans := 0
+	if p.flow.build != nil {
+		orphans = p.flow.build.Orphans()
+	}
+	return index.NoSamples(file, p.archive.Position(), orphans, false)
+}
+
+// cause returns the cause of the end of the pass's context.
+func (p *pass) cause() error { return archive.CauseAfter(p.ctx, p.source.Requests.Failure()) }

@@ -1,0 +1,143 @@
+package epoch
+
+import (
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+)
+
+// Item is an occurrence of a sample in an epoch.
+type Item struct {
+	Sample sample.Sample
+	Size   int64 // of the file, in bytes
+	Data   []byte
+	Draw   devplan.Draw
+	bad    *sample.Error // why the sample is bad, as far as its header in the archive says
+	mask   maskItem
+}
+
+// maskItem is the mask of an item; the zero value without masks. Its content is fetched.
+type maskItem struct {
+	name     string // of the member
+	size     int64
+	data     []byte
+	borrowed bool // data is the index's: read only, and not to be recycled
+}
+
+// weight is the number of bytes of the content, also while it is not fetched yet.
+func (it *Item) weight() int64 {
+	if it.Data == nil && it.bad == nil {
+		return it.Size
+	}
+	return int64(len(it.Data))
+}
+
+// Row is the place of an item in a batch.
+type Row struct {
+	Pixels  []byte           // [Side, Side, 3]
+	Label   []byte           // that the decoder writes; empty: it writes none
+	Staging *devplan.Staging // for the plan of the row; nil: the image is decoded here
+	Number  int              // of the row in the staging
+}
+
+// job is an item on its way from its place to the assembly.
+type job struct {
+	Item
+	row      Row
+	position int
+	borrowed bool           // Data is the index's: read only, and not to be recycled
+	inflated index.Inflated // Data
+}
+
+// item makes an item of sample i of the index.
+func (p *pass) item(i int) Item {
+	known := p.source.Known
+	s := known.Sample(i)
+	it := Item{Sample: sample.Sample{Name: s.Name, Index: i, Label: s.Label}, Size: s.Size}
+	it.Draw.Epoch = p.start.Epoch * p.config.Order.Repeat
+	it.bad = p.env.Rules.Member(&it.Sample, s.Kind, s.Size)
+	if p.config.Labels.Kind == Mask {
+		mask := known.Sample(known.Mask(i))
+		it.mask = maskItem{name: mask.Name, size: mask.Size}
+		if it.bad == nil {
+			it.bad = p.env.Rules.Member(&sample.Sample{Name: mask.Name, Index: i}, mask.Kind, mask.Size)
+		}
+	}
+	return it
+}
+
+// lend asks the consumer for a slot when place needs one. It is a separate goroutine because place
+// may get a row in another way in the meantime.
+func (p *pass) lend() {
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-p.asm.ask:
+		}
+		slot, err := p.to.Lend(p.ctx)
+		if err == nil {
+			err = p.asm.add(slot)
+		}
+		if err != nil {
+			p.stop(err) // no effect if the pass has ended already
+			return
+		}
+	}
+}
+
+// place gives every sample of a stream a row, and sends it to be decoded.
+func (p *pass) place() {
+	defer close(p.flow.jobs)
+	for {
+		var it Item
+		var more bool
+		select {
+		case it, more = <-p.flow.items:
+		case <-p.ctx.Done():
+			return
+		}
+		if !more {
+			p.asm.end(p.flow.readErr)
+			return
+		}
+		j, ok := p.rowFor(&it, true)
+		if !ok {
+			return
+		}
+		select {
+		case p.flow.jobs <- j:
+		case <-p.ctx.Done():
+			return
+		}
+	}
+}
+
+// rowFor gives an item its row. ok is assembly.place's.
+func (p *pass) rowFor(it *Item, wait bool) (j job, ok bool) {
+	waited := p.asm.waited
+	position, slot, number, ok := p.asm.place(it.Sample, wait)
+	p.env.Counters.Times.WaitSlot.Add(int64(p.asm.waited - waited)) // only one goroutine places samples
+	if !ok {
+		return job{}, false
+	}
+	return job{Item: *it, position: position, row: Row{
+		Pixels: slot.image(number, p.asm.imageBytes), Label: slot.label(number, p.asm.workerLabelBytes()),
+		Staging: slot.staging.Of(number), Number: number,
+	}}, true
+}
+
+// recycle gives back the memory of a job's contents.
+func (p *pass) recycle(j *job) {
+	if j.bad != nil {
+		return
+	}
+	if !j.borrowed {
+		p.budget.Release(len(j.Data))
+		p.buffers.Put(j.Data)
+	}
+	if j.mask.size > 0 && !j.mask.borrowed {
+		p.budget.Release(len(j.mask.data))
+		p.buffers.Put(j.mask.data)
+	}
+}

@@ -1,0 +1,206 @@
+package epoch
+
+import (
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/imageloader/internal/count"
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// fetchPlanner reads samples and plans their images, in the goroutine that fetches: a file stays in
+// the cache of one core from the copy of its bytes to the copy of the crop's segments, and no other
+// goroutine is woken for it. It leaves every image that it can't plan to the workers, who judge
+// images. One goroutine uses it.
+type fetchPlanner struct {
+	p       *pass
+	d       *Decoder
+	r       timedReader
+	good    []int         // positions of the samples that are planned since startGroup
+	bytes   int64         // of these samples
+	cropped int64         // of these images
+	waited  time.Duration // of the reader's file, before the present group
+	idle    time.Time     // when the last group ended
+	began   time.Time     // when the present group began
+}
+
+// timedReader measures the time of reading.
+type timedReader struct {
+	*index.Reader
+	spent time.Duration // in the present group
+}
+
+func (r *timedReader) time() func() {
+	began := time.Now()
+	return func() { r.spent += time.Since(began) }
+}
+
+// Content reads a sample.
+func (r *timedReader) Content(i int) ([]byte, error) {
+	defer r.time()()
+	return r.Reader.Content(i)
+}
+
+// ReadPacked is a method of devplan.PackedReader.
+func (r *timedReader) ReadPacked(p *index.Packed, window, input []byte) error {
+	defer r.time()()
+	return r.Reader.ReadPacked(p, window, input)
+}
+
+// ReadPart is a method of devplan.PartReader.
+func (r *timedReader) ReadPart(i int, p []byte, from int) error {
+	defer r.time()()
+	return r.Reader.ReadPart(i, p, from)
+}
+
+// fetchPlans reports whether fetch plans images. Targets and masks are the workers'.
+func (p *pass) fetchPlans() bool { return p.to.Plans() && p.random() && !p.config.Labels.byWorkers() }
+
+// newFetchPlanner returns nil if fetch does not plan.
+func (p *pass) newFetchPlanner(r *index.Reader) (*fetchPlanner, error) {
+	if !p.fetchPlans() {
+		return nil, nil
+	}
+	d, err := NewDecoder(p.config, p.env, p.source.Known, p.source.Plans, true)
+	if err != nil {
+		return nil, err
+	}
+	if d.plans.Entries == nil && p.source.Plans.Searches == nil {
+		d.Close()
+		return nil, nil
+	}
+	return &fetchPlanner{p: p, d: d, r: timedReader{Reader: r}, good: make([]int, 0, maxGroup), idle: time.Now()}, nil
+}
+
+// close frees the planner's memory outside of Go.
+func (q *fetchPlanner) close() {
+	if q != nil {
+		q.d.Close()
+	}
+}
+
+// startGroup starts the clocks of a group of jobs.
+func (q *fetchPlanner) startGroup() {
+	if q != nil {
+		q.began, q.waited = time.Now(), q.r.FileTime()
+		q.p.env.Counters.Times.WaitData.Add(int64(q.began.Sub(q.idle)))
+	}
+}
+
+// try reads a job's sample and plans its image. It returns false if the job is to be fetched and
+// decoded.
+func (q *fetchPlanner) try(j *job) bool {
+	if q == nil {
+		return false
+	}
+	if q.plan(j) {
+		q.good = append(q.good, j.position)
+		q.bytes += j.Size
+		return true
+	}
+	// Handing the job on may wait for a worker.
+	q.resolve()
+	return false
+}
+
+// plan plans a job's image in whichever way reads least of its file.
+func (q *fetchPlanner) plan(j *job) bool {
+	if j.bad != nil || j.row.Staging == nil || j.Size > devplan.MaxFile {
+		return false
+	}
+	i, plans, to := j.Sample.Index, q.d.plans, j.row.Staging
+	if c := plans.Copy(i); c != nil && q.planFrom(j, &c.Info, func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanCopy(c, m, to) }) {
+		return true
+	}
+	if !plans.Entries.Plannable(i) {
+		return q.p.source.Plans.Searches.Allowed(i) && q.planFile(j, true)
+	}
+	if h := plans.MemberHead(i, to); h != nil {
+		if q.planFrom(j, &h.Info, func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanMember(h, m, &q.r, to) }) {
+			return true
+		}
+	}
+	if h := plans.PartHead(i, to); h != nil {
+		if q.planFrom(j, &h.Info, func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanPart(h, m, &q.r, to) }) {
+			return true
+		}
+	}
+	return q.planFile(j, false)
+}
+
+// planFile reads a job's file and plans its image: by entry points, or for a search.
+func (q *fetchPlanner) planFile(j *job, search bool) bool {
+	data, err := q.r.Content(j.Sample.Index)
+	if err != nil || codec.Sniff(data) == "" { // the workers say what is wrong
+		return false
+	}
+	info, err := q.d.images.Header(data)
+	if err != nil {
+		return false
+	}
+	j.Data, j.inflated = data, q.r.Inflated(j.Sample.Index)
+	defer func() { j.Data = nil }()
+	q.d.current.info = info
+	plans, to := q.d.plans, j.row.Staging
+	return q.planFrom(j, &q.d.current.info, func(m *devplan.Image) (devplan.Placed, bool) {
+		if search {
+			return plans.PlanScan(m, to)
+		}
+		placed, ok := plans.Plan(m, to)
+		if ok {
+			plans.KeepMemberHead(m, to)
+			plans.KeepPartHead(m, to)
+		}
+		return placed, ok
+	})
+}
+
+// planFrom draws the choices for a job's image, whose header is known, and has it planned.
+func (q *fetchPlanner) planFrom(j *job, info *imagecapi.Info, plan func(m *devplan.Image) (devplan.Placed, bool)) bool {
+	if q.p.env.Rules.Header(&j.Sample, info) != nil || q.d.draw(&j.Item, info) != nil {
+		return false
+	}
+	image, ok := q.d.image(&j.Item, info, j.inflated)
+	if !ok {
+		return false
+	}
+	placed, ok := plan(image)
+	if !ok {
+		return false
+	}
+	j.row.Staging.Rows[j.row.Number] = placed
+	if q.d.crops(info) {
+		q.cropped++
+	}
+	return true
+}
+
+// endGroup resolves the samples of a group, and counts its times.
+func (q *fetchPlanner) endGroup() {
+	if q == nil {
+		return
+	}
+	q.resolve()
+	t := &q.p.env.Counters.Times
+	q.idle = time.Now()
+	t.Fetched(q.r.spent, q.r.FileTime()-q.waited)
+	t.Decode.Add(int64(q.idle.Sub(q.began) - q.r.spent))
+	q.r.spent = 0
+}
+
+// resolve counts the samples that are planned since it was last called, and resolves them.
+func (q *fetchPlanner) resolve() {
+	n := int64(len(q.good))
+	if n == 0 {
+		return
+	}
+	c := &q.p.env.Counters.Decoded
+	q.p.queue(-n)
+	c.Bytes.Add(q.bytes)
+	c.Cropped.Add(q.cropped)
+	c.By(count.ByPlan, n)
+	q.p.asm.resolveGood(q.good)
+	q.good, q.bytes, q.cropped = q.good[:0], 0, 0
+}

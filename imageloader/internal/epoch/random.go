@@ -1,0 +1,174 @@
+package epoch
+
+import (
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+)
+
+// maxGroup is the maximum number of samples that list hands on at once.
+const maxGroup = 16
+
+// groupSize is the number of samples that list hands on at once. Planning an image takes little
+// longer than waking the goroutine that does it. Decoding takes far longer, so samples that are to
+// be decoded here go to any goroutine that is free.
+func (p *pass) groupSize() int {
+	if !p.fetchPlans() {
+		return 1
+	}
+	return max(1, min(maxGroup, p.config.Batch.Size()/p.config.Threads.Workers))
+}
+
+// list gives the samples of an archive with random access their rows, and sends them to be read.
+func (p *pass) list() {
+	defer close(p.flow.fetches)
+	n, o := p.source.Known.Len(), &p.config.Order
+	s := order.Sequence{Kind: o.Kind, Seed: o.Seed, Epoch: p.start.Epoch, Rounds: o.Repeat, PerRound: o.PerRound, Weights: o.Weights}
+	s.Shuffled = func(epoch int) []int32 {
+		if o.Kind == order.Buffered {
+			return order.Through(newShuffler[int32](p, epoch), n, func(i int) int64 { it := p.item(i); return it.weight() })
+		}
+		return order.Permutation(n, o.Seed, epoch)
+	}
+	size := p.groupSize()
+	group := make([]job, 0, size)
+	hand := func() bool {
+		p.queue(int64(len(group)))
+		select {
+		case p.flow.fetches <- group:
+		case <-p.ctx.Done():
+			return false
+		}
+		select {
+		case group = <-p.flow.groups:
+		default:
+			group = make([]job, 0, size)
+		}
+		return true
+	}
+	for turn := p.start.Turn; turn < p.end(); turn++ {
+		position, before := p.deal.At(turn)
+		i, epoch, again := s.At(position)
+		it := p.item(i)
+		it.Draw.Epoch, it.Draw.Again = epoch, again+uint64(before)*repeated
+		j, ok := p.rowFor(&it, len(group) == 0)
+		if !ok && len(group) > 0 { // a row may become free only after those of the group
+			if !hand() {
+				return
+			}
+			j, ok = p.rowFor(&it, true)
+		}
+		if !ok {
+			return
+		}
+		if group = append(group, j); len(group) == size && !hand() {
+			return
+		}
+	}
+	if len(group) == 0 || hand() {
+		p.asm.end(nil)
+	}
+}
+
+// fetch reads samples from an archive with random access, and plans the images that it can plan.
+func (p *pass) fetch() {
+	r := index.NewReader(p.source.Known, p.archive)
+	defer r.Close()
+	plan, err := p.newFetchPlanner(r)
+	if err != nil {
+		p.stop(err)
+		return
+	}
+	defer plan.close()
+	for {
+		var group []job
+		var more bool
+		select {
+		case group, more = <-p.flow.fetches:
+		case <-p.ctx.Done():
+			return
+		}
+		if !more {
+			return
+		}
+		plan.startGroup()
+		for i := range group {
+			if j := &group[i]; !plan.try(j) && !p.fetchJob(j, r) {
+				return
+			}
+		}
+		plan.endGroup()
+		select {
+		case p.flow.groups <- group[:0]:
+		default:
+		}
+	}
+}
+
+// fetchJob reads the contents of a job, and hands it to work. It returns false if the pass has
+// ended.
+func (p *pass) fetchJob(j *job, r *index.Reader) bool {
+	if info, known := p.source.Known.Oversize(j.Sample.Index); known && j.bad == nil {
+		j.bad = p.env.Rules.Header(&j.Sample, &info)
+	}
+	if j.bad == nil {
+		ok, err := p.readContents(j, r)
+		if !ok {
+			return false
+		}
+		if err != nil {
+			p.recycle(j)
+			p.asm.resolve(j.position, Fatal, err)
+			return true
+		}
+	}
+	select {
+	case p.flow.jobs <- *j:
+		return true
+	case <-p.ctx.Done():
+		return false
+	}
+}
+
+// readContents reads the content of a job, and its mask's. Their memory is acquired at once: a
+// fetch that holds a part while it waits for another could wait for ever. ok is false if the pass
+// has ended. After an error the job is to be recycled too.
+func (p *pass) readContents(j *job, r *index.Reader) (ok bool, err error) {
+	known := p.source.Known
+	i, mask := j.Sample.Index, known.Mask(j.Sample.Index)
+	j.Data = known.InMemory(i)
+	j.borrowed = j.Data != nil
+	need := int64(0)
+	if !j.borrowed {
+		need = j.Size
+	}
+	if j.mask.size > 0 {
+		j.mask.data = known.InMemory(mask)
+		if j.mask.borrowed = j.mask.data != nil; !j.mask.borrowed {
+			need += j.mask.size
+		}
+	}
+	if need == 0 {
+		return true, nil
+	}
+	if !p.budget.Acquire(int(need)) {
+		return false, nil
+	}
+	began, spent := time.Now(), r.FileTime()
+	if !j.borrowed {
+		j.Data = p.buffers.Get(int(j.Size))
+	}
+	if j.mask.size > 0 && !j.mask.borrowed {
+		j.mask.data = p.buffers.Get(int(j.mask.size))
+	}
+	if !j.borrowed {
+		err = r.Read(i, j.Data)
+		j.inflated = r.Inflated(i)
+	}
+	if err == nil && j.mask.size > 0 && !j.mask.borrowed {
+		err = r.Read(mask, j.mask.data)
+	}
+	p.env.Counters.Times.Fetched(time.Since(began), r.FileTime()-spent)
+	return true, err
+}

@@ -1,0 +1,59 @@
+package epoch
+
+import (
+	"runtime"
+
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+)
+
+// DecodeAgain reads a sample of an archive with random access, and decodes its pixels on the host
+// without entry points.
+func DecodeAgain(c *Config, e *Env, known *index.Index, r *index.Reader, s sample.Sample, redo devplan.Redo, dst []byte) error {
+	data := known.InMemory(s.Index)
+	if data == nil {
+		data = make([]byte, redo.Size)
+		if err := r.Read(s.Index, data); err != nil {
+			return err
+		}
+	}
+	defer runtime.KeepAlive(known) // data may be the index's
+	d, err := NewDecoder(c, e, known, Plans{}, false)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	it := Item{Sample: s, Size: redo.Size, Data: data, Draw: redo.Draw}
+	state, err := d.Decode(&it, index.Inflated{}, Row{Pixels: dst})
+	if state != Good {
+		return err
+	}
+	if damage, ok := err.(*sample.Error); ok && !redo.Substitute {
+		e.Counters.Tolerated(damage, c.Policy.Damaged, e.Log)
+	}
+	return nil
+}
+
+// decodeLost decodes the rows of a complete batch whose plans were lost.
+func (p *pass) decodeLost(r *ready) error {
+	if r.slot.staging == nil {
+		return nil
+	}
+	var reader *index.Reader
+	for row := range r.samples {
+		placed := &r.slot.staging.Rows[row]
+		if !placed.Lost {
+			continue
+		}
+		if reader == nil {
+			reader = index.NewReader(p.source.Known, p.archive)
+			defer reader.Close()
+		}
+		dst := r.slot.image(row, p.asm.imageBytes)
+		if err := DecodeAgain(p.config, p.env, p.source.Known, reader, r.samples[row], placed.Redo, dst); err != nil {
+			return err
+		}
+	}
+	return nil
+}

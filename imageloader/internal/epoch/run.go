@@ -1,0 +1,212 @@
+package epoch
+
+import (
+	"context"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/arena"
+	"github.com/torchstream/torchstream/imageloader/internal/devplan"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+)
+
+// Source is the archive that an epoch reads.
+type Source struct {
+	// Open opens the archive, whose reads end with ctx. Run closes it.
+	Open     func(ctx context.Context) (*archive.Archive, error)
+	Requests *archive.Requests // of the archive that Open opens
+	Known    *index.Index      // nil in the first pass over a compressed archive with given classes
+	First    First             // for a pass without Known
+	Plans    Plans
+}
+
+// First is what a pass over an archive without an index makes an index with.
+type First struct {
+	Index index.Config
+	// Keep takes the index that a pass has made, which finish builds, unless the loader has one
+	// already.
+	Keep func(finish func() (*index.Index, error)) error
+}
+
+// Plans has what the loader knows of an archive's images, for a consumer that decodes from plans.
+type Plans struct {
+	Points       *devplan.EntryPoints // nil: entry points are not used
+	Searches     *devplan.Searches    // nil: the consumer searches nothing
+	MaxCopyBytes int64                // see devplan.Settings
+}
+
+// Start is the place where an epoch is entered. The zero value, but for Epoch, is its beginning.
+type Start struct {
+	Epoch   int
+	Done    order.Positions // taken before the deal
+	Turn    int             // of the deal
+	Batches int             // of the deal that were delivered before
+	Before  int             // batches of the epoch that were delivered before the deal
+}
+
+// Consumer takes the batches of an epoch.
+type Consumer interface {
+	// Plans reports whether the consumer decodes images from plans. It lends memory for plans then.
+	Plans() bool
+	// Lend returns the memory of the next batch. One goroutine at a time calls it. It may block
+	// until memory is free, but not longer than ctx.
+	Lend(ctx context.Context) (decodeplan.Slot, error)
+	// Deliver takes the batch in the oldest slot that was lent. The slot is the consumer's again.
+	Deliver(d Delivery) error
+}
+
+// Delivery is a complete batch.
+type Delivery struct {
+	Samples []sample.Sample // one for each row; may be kept
+	Batches int             // of the deal that were delivered, this one included
+	Turns   int             // of the deal that were taken
+	Redos   []devplan.Redo  // one for each row, if the slot has plans
+}
+
+// minFetchers is the minimum number of goroutines that read samples in any order, so that a disk
+// has several requests at a time. Each costs next to nothing.
+const minFetchers = 4
+
+// pass is one run over an epoch. Its goroutines share it.
+type pass struct {
+	config *Config
+	env    *Env
+	source Source
+	start  Start
+	to     Consumer
+	ctx    context.Context
+	stop   context.CancelCauseFunc
+
+	archive *archive.Archive
+	deal    order.Deal
+	flow    flow
+	asm     *assembly
+	buffers *arena.Buffers // of compressed samples
+	budget  *arena.Budget
+	queued  atomic.Int64 // samples that are read and that no worker has taken
+}
+
+// flow has the channels between the goroutines of a pass, and what the reading of a stream leaves
+// for its end.
+type flow struct {
+	items   chan Item
+	fetches chan []job // of samples whose content does not come in the archive's order
+	groups  chan []job // that fetch has emptied, for list
+	jobs    chan job
+	readErr error // why items ended early; written before items is closed
+
+	build *index.Builder // of a first pass
+	next  int            // the turn that readStream sends next
+	// stray is the first turn whose sample comes out of its order: when the archive can't be read
+	// any further, the samples that are left in the shuffle buffer are delivered nevertheless.
+	stray atomic.Int64
+}
+
+// Run runs an epoch from a place on, and returns the reason of its end: nil when every batch was
+// delivered. It stops its goroutines, waits for them, and returns the cause when ctx ends, or when
+// the consumer fails.
+func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Consumer) error {
+	inner, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	p := &pass{config: c, env: e, source: source, start: at, to: to, ctx: inner, stop: stop,
+		budget: arena.NewBudget(c.Threads.QueueBytes, &e.Counters.Queue.Bytes)}
+	p.flow.stray.Store(math.MaxInt64)
+	p.deal = order.NewDeal(c.Batch.Share, c.Order.positions(source.Known != nil), at.Done)
+	p.buffers = arena.NewBuffers(c.Threads.QueueBytes + c.Order.Buffer.Bytes/4)
+	defer p.buffers.Close() // when no goroutine of the pass is left
+	a, err := source.Open(inner)
+	if err != nil {
+		return archive.StopCause(ctx, err)
+	}
+	p.archive = a
+	defer func() { _ = p.archive.Close() }() // nothing was written
+	if source.Known != nil {
+		if err := source.Known.Changed(a); err != nil {
+			return err
+		}
+	}
+	return p.run()
+}
+
+// run starts the goroutines of the pass and delivers its batches.
+func (p *pass) run() error {
+	p.asm = newAssembly(p.config)
+	if p.config.Policy.BadSamples == sample.Skip && p.deal.Fixed {
+		p.asm.wanted = p.wanted()
+	}
+	workers, c := p.config.Threads.Workers, p.env.Counters
+	p.flow.jobs = make(chan job, workers)
+	defer c.StartEpoch()()
+	defer func() { // samples that were queued when the pass ended early
+		c.Queue.Samples.Add(-p.queued.Load())
+		p.budget.Abandon()
+	}()
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer p.stop(nil)
+	all.Go(func() { // wakes the goroutines that wait in no channel, at any end of the pass
+		<-p.ctx.Done()
+		p.asm.stop()
+		p.budget.Stop()
+	})
+	all.Go(p.lend)
+	if p.random() {
+		p.startFetching(&all)
+	} else {
+		p.flow.items = make(chan Item, 2*workers)
+		all.Go(p.readStream)
+		all.Go(p.place)
+	}
+	for range workers {
+		all.Go(p.work)
+	}
+	return p.deliver()
+}
+
+// random reports whether samples are read in any order.
+func (p *pass) random() bool { return p.source.Known != nil && p.source.Known.Random() }
+
+// startFetching starts the goroutines that read an archive with random access.
+func (p *pass) startFetching(all *sync.WaitGroup) {
+	workers, f := p.config.Threads.Workers, &p.flow
+	f.fetches = make(chan []job, workers)
+	fetchers := max(minFetchers, workers) // those of a gzip file inflate, which takes more than half as long as decoding
+	f.groups = make(chan []job, cap(f.fetches)+fetchers+1)
+	all.Go(p.list)
+	var fetching sync.WaitGroup
+	for range fetchers {
+		fetching.Go(p.fetch)
+	}
+	all.Go(func() {
+		fetching.Wait()
+		close(f.jobs)
+	})
+}
+
+// wanted is the number of samples that are still to be delivered, if that is fixed.
+func (p *pass) wanted() int {
+	return max(0, p.deal.Turns-p.start.Batches*p.config.Batch.Size())
+}
+
+// end is the turn before which the pass ends. Under Skip, if the number of batches is fixed,
+// assembly ends the pass earlier, when it has enough samples.
+func (p *pass) end() int {
+	switch {
+	case p.deal.Fixed && p.wanted() == 0:
+		return p.start.Turn
+	case p.asm.wanted > 0:
+		return p.deal.MaxTurns()
+	}
+	return p.deal.Turns
+}
+
+// queue counts n samples into the queue in front of the workers, or out of it.
+func (p *pass) queue(n int64) {
+	p.queued.Add(n)
+	p.env.Counters.Queue.Samples.Add(n)
+}

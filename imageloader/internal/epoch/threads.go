@@ -1,0 +1,80 @@
+package epoch
+
+import (
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+const maxNice = 19 // of nice(2)
+
+// Threads are the workers of an epoch.
+type Threads struct {
+	Workers    int
+	Nice       int   // steps of nice(2) by which workers have a lower priority
+	CPUs       []int // on which alone workers run; empty: all
+	QueueBytes int64 // maximum of the compressed bytes between reading and decoding
+}
+
+// Check returns an error if workers can't have the niceness and the CPUs.
+func (t *Threads) Check() error {
+	if t.Nice < 0 || t.Nice > maxNice {
+		return fmt.Errorf("imageloader: Options.WorkerNice is %d, not in 0 to %d", t.Nice, maxNice)
+	}
+	if len(t.CPUs) == 0 {
+		return nil
+	}
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return fmt.Errorf("imageloader: Options.WorkerCPUs: asking which CPUs this process may use: %w", err)
+	}
+	for _, c := range t.CPUs {
+		if c < 0 || !allowed.IsSet(c) {
+			return fmt.Errorf("imageloader: Options.WorkerCPUs: this process may not use CPU %d; it has %d CPUs: see taskset -p %d", c, allowed.Count(), unix.Getpid())
+		}
+	}
+	return nil
+}
+
+// lock gives the calling goroutine its own thread, with the niceness and the CPUs. unlock undoes
+// it. Lowering the niceness again takes a privilege: without it, the thread ends with its
+// goroutine.
+func (t *Threads) lock() (unlock func(), err error) {
+	if t.Nice == 0 && len(t.CPUs) == 0 {
+		return func() {}, nil
+	}
+	runtime.LockOSThread()
+	var before unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return nil, fmt.Errorf("imageloader: asking for a worker's CPUs: %w", err)
+	}
+	// The system call returns 20 - niceness. On Linux niceness and CPUs are the calling thread's.
+	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("imageloader: asking for a worker's niceness: %w", err)
+	}
+	nice := 20 - priority
+	unlock = func() {
+		if unix.SchedSetaffinity(0, &before) == nil && (t.Nice == 0 || unix.Setpriority(unix.PRIO_PROCESS, 0, nice) == nil) {
+			runtime.UnlockOSThread()
+		}
+	}
+	if len(t.CPUs) > 0 {
+		var set unix.CPUSet
+		for _, c := range t.CPUs {
+			set.Set(c)
+		}
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			unlock()
+			return nil, fmt.Errorf("imageloader: Options.WorkerCPUs %v: %w", t.CPUs, err)
+		}
+	}
+	if t.Nice > 0 {
+		if err := unix.Setpriority(unix.PRIO_PROCESS, 0, min(maxNice, nice+t.Nice)); err != nil {
+			unlock()
+			return nil, fmt.Errorf("imageloader: Options.WorkerNice %d: %w", t.Nice, err)
+		}
+	}
+	return unlock, nil
+}

@@ -1,0 +1,61 @@
+package sample
+
+import (
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// Codecs makes decoders. [Library] is the real one; tests of order and threads use others.
+type Codecs interface {
+	// Header reads an image's header as a decoder does. Any goroutine may call it.
+	Header(data []byte) (imagecapi.Info, error)
+	NewDecoder(maxPixels int64) (Decoder, error)
+}
+
+// Decoder turns compressed bytes into the pixels that a geometry asks for. One goroutine at a time
+// uses it. Errors with the codes imagecapi.CodeDecode and imagecapi.CodeUnsupported are the image's
+// fault, others the machine's.
+type Decoder interface {
+	Header(data []byte) (imagecapi.Info, error)
+	Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error
+	Close()
+}
+
+// damageDecoder is a decoder that can tolerate damage.
+type damageDecoder interface {
+	SetDamaged(p DamagePolicy) error
+	// Tolerated returns the damage of the image that was decoded last, or "" if it had none.
+	Tolerated() string
+}
+
+// NewDecoder makes a decoder with a policy for damaged images, if the codecs' decoders know damage.
+func NewDecoder(c Codecs, maxPixels int64, p DamagePolicy) (Decoder, error) {
+	d, err := c.NewDecoder(maxPixels)
+	if err != nil {
+		return nil, err
+	}
+	if t, ok := d.(damageDecoder); ok {
+		if err := t.SetDamaged(p); err != nil {
+			d.Close()
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// Tolerated returns the damage of the image that a decoder has decoded last, or "" if it had none.
+func Tolerated(d Decoder) string {
+	if t, ok := d.(damageDecoder); ok {
+		return t.Tolerated()
+	}
+	return ""
+}
+
+// Library makes decoders of package codec.
+type Library struct{}
+
+// NewDecoder makes a decoder that refuses images of more than maxPixels pixels.
+func (Library) NewDecoder(maxPixels int64) (Decoder, error) { return codec.New(maxPixels) }
+
+// Header reads an image's header.
+func (Library) Header(data []byte) (imagecapi.Info, error) { return codec.Header(data) }

@@ -1,0 +1,94 @@
+package sample
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// Rules decide which samples of an archive are bad, and why. Several goroutines use them.
+type Rules struct {
+	File      string // the archive, as messages show it
+	MaxBytes  int64  // Options.MaxSampleBytes
+	MaxPixels int64  // Options.MaxPixels
+}
+
+// Bad returns the error of a bad sample.
+func (r *Rules) Bad(s *Sample, why Reason, err error) *Error {
+	return &Error{File: r.File, Name: s.Name, Index: s.Index, Reason: why, Err: err}
+}
+
+// Member judges a member by its kind and size, before its content is read. It returns nil if the
+// content can be read.
+func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
+	switch {
+	case kind == archive.HardLink:
+		return r.Bad(s, NotRegular, errors.New("a hard link to another member; pack the archive with --hard-dereference"))
+	case kind == archive.Symlink:
+		return r.Bad(s, NotRegular, errors.New("a symbolic link; pack the archive with --dereference"))
+	case kind == archive.BrokenLink:
+		return r.Bad(s, NotRegular, errors.New("a symbolic link that leads nowhere; remove it, or bring back what it leads to"))
+	case kind == archive.LinkLoop:
+		return r.Bad(s, NotRegular, errors.New("a symbolic link to a folder that it is in; remove it"))
+	case kind == archive.Other:
+		return r.Bad(s, NotRegular, errors.New("a device or pipe, or a part of a file that began in another volume"))
+	case kind == archive.Sparse:
+		return r.Bad(s, Sparse, errors.New("pack the archive without --sparse"))
+	case size == 0:
+		return r.Bad(s, Empty, nil)
+	case size > r.MaxBytes:
+		return r.Bad(s, TooLarge, fmt.Errorf("%d bytes, over Options.MaxSampleBytes (%d)", size, r.MaxBytes))
+	}
+	return nil
+}
+
+// NotImage returns the error of a member whose content is no image that is decoded, by its first
+// bytes.
+func (r *Rules) NotImage(s *Sample, data []byte) *Error {
+	image, err := codec.NotDecoded(data)
+	if image {
+		return r.Bad(s, Unsupported, err)
+	}
+	return r.Bad(s, NotImage, err)
+}
+
+// Header judges an image by its size in pixels. It returns nil if the image can be decoded.
+func (r *Rules) Header(s *Sample, info *imagecapi.Info) *Error {
+	if int64(info.Width)*int64(info.Height) <= r.MaxPixels {
+		return nil
+	}
+	return r.Bad(s, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width, info.Height, r.MaxPixels))
+}
+
+// Tolerated returns the damage of an image that was decoded despite the damage.
+func (r *Rules) Tolerated(s *Sample, damage string) *Error {
+	return r.Bad(s, Damaged, errors.New(damage))
+}
+
+// Decoding judges an error of decoding an image. An error that is not the image's fault is fatal.
+func (r *Rules) Decoding(s *Sample, err error) (bad *Error, fatal error) {
+	switch {
+	case errors.Is(err, imagecapi.CodeDecode):
+		return r.Bad(s, Damaged, plain(err)), nil
+	case errors.Is(err, imagecapi.CodeUnsupported):
+		return r.Bad(s, Unsupported, plain(err)), nil
+	}
+	return nil, fmt.Errorf("imageloader: %s: decoding %q: %w", r.File, s.Name, err)
+}
+
+// plain removes the C function's name from the text of an image library's error. The name says
+// nothing about the image, and the sample's reason has the words of the code.
+func plain(err error) error {
+	if library, ok := err.(*imagecapi.Error); ok {
+		return plainError{library}
+	}
+	return err
+}
+
+type plainError struct{ library *imagecapi.Error }
+
+func (e plainError) Error() string { return e.library.Message }
+func (e plainError) Unwrap() error { return e.library }

@@ -1,0 +1,369 @@
+package imageloader
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/epoch"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+)
+
+// Restore makes the epoch of a state begin right after the state's batch, every time that it is
+// run; other epochs are whole. The rest of the epoch is the same as without the interruption: the
+// same bytes in the same batches, with any number of workers, also if the archive has gained or
+// lost random access since. Restore() without a state undoes that. Running epochs are not
+// disturbed. A closed loader returns ErrClosed.
+//
+// With the Rank and World of the state, the state of this rank is enough; those of other ranks may
+// come with it. With another World, the rest of the epoch is dealt again: every sample that was in
+// no batch comes once, and no other comes, except as padding. That takes the states of all ranks
+// after the same number of batches. One state is enough if there was one rank, or if the policy is
+// not Skip (under Skip one rank may have used up more bad samples than another). BatchSize may then
+// differ too: with World*BatchSize as it was, the ranks' batches together have the samples that
+// they would have had, in full batches.
+//
+// Restore refuses a state of another archive, other classes, or other options, with an error that
+// says what differs. Options that don't change a batch (Workers, Logger and the like) may differ.
+// If the loader was opened without reading the archive, Restore reads it through.
+func (l *Loader) Restore(ctx context.Context, states ...State) error {
+	if !l.startCall() {
+		return ErrClosed
+	}
+	defer l.running.Done()
+	if len(states) == 0 {
+		l.mu.Lock()
+		l.resume, l.order = nil, l.opened
+		l.mu.Unlock()
+		return nil
+	}
+	r, kind, err := l.restore(ctx, states)
+	if err != nil {
+		return fmt.Errorf("imageloader: %s can't go on from this state: %w", archive.Shown(l.path), err)
+	}
+	l.mu.Lock()
+	l.resume, l.order = r, kind
+	l.mu.Unlock()
+	return nil
+}
+
+// restore finds the place at which a restored epoch begins, and the order of its run.
+func (l *Loader) restore(ctx context.Context, states []State) (*epoch.Start, order.Kind, error) {
+	x := l.index.Load()
+	if x == nil {
+		var err error
+		if x, err = l.readThrough(ctx); err != nil {
+			return nil, "", err
+		}
+	}
+	total := l.positions(x)
+	byRank := map[int]State{}
+	for _, s := range states {
+		if err := l.fits(s, states[0], total); err != nil {
+			return nil, "", err
+		}
+		if other, twice := byRank[s.run.rank]; twice && other.turns != s.turns {
+			return nil, "", fmt.Errorf("there are two different states of rank %d", s.run.rank)
+		}
+		byRank[s.run.rank] = s
+	}
+	r := states[0].run
+	if !l.possible(r.order) {
+		return nil, "", fmt.Errorf("it is damaged: its epochs are in the order %q, which these options do not have", r.order)
+	}
+	if (r.order == order.Permuted || r.order == order.Drawn) && !x.Random() {
+		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): " +
+			"make an index with torchstream index, repack it as .tar, or raise Options.ShuffleBytes")
+	}
+	if own, given := byRank[l.o.Rank]; given && r.world == l.o.World {
+		return &epoch.Start{Epoch: r.epoch, Done: r.done, Turn: own.turns, Batches: own.batches, Before: r.before}, r.order, nil
+	}
+	if len(byRank) < r.world && l.o.BadSamples == Skip {
+		return nil, "", fmt.Errorf("there are the states of %d of %d ranks: "+
+			"to go on as rank %d of %d under the policy skip it takes those of all ranks, after the same batch",
+			len(byRank), r.world, l.o.Rank, l.o.World)
+	}
+	done, err := l.takenBy(byRank, states[0], total)
+	if err != nil {
+		return nil, "", err
+	}
+	return &epoch.Start{Epoch: r.epoch, Done: done, Before: states[0].Batches()}, r.order, nil
+}
+
+// fits says why a state is not this loader's, or was not made at the same time as first; nil if it
+// fits.
+func (l *Loader) fits(s, first State, total int) error {
+	if s.run == nil {
+		return errors.New("it is the zero State")
+	}
+	if err := l.accepts(s.run); err != nil {
+		return err
+	}
+	r, f := s.run, first.run
+	if r.epoch != f.epoch || r.world != f.world || r.before != f.before || s.batches != first.batches ||
+		r.order != f.order || r.done.Next != f.done.Next || !slices.Equal(r.done.Ahead, f.done.Ahead) {
+		return fmt.Errorf("the states were not made at the same time: "+
+			"epoch %d after %d batches, rank %d of %d, and epoch %d after %d batches, rank %d of %d",
+			first.Epoch(), first.Batches(), f.rank, f.world, s.Epoch(), s.Batches(), r.rank, r.world)
+	}
+	d, err := l.dealOf(r, r.rank, total)
+	if err != nil {
+		return err
+	}
+	n := len(r.done.Ahead)
+	if r.done.Len() > total || n > 0 && r.done.Ahead[n-1] >= total || s.turns > d.MaxTurns() || s.batches > d.Batches() {
+		return fmt.Errorf("it is damaged: epochs have %d samples, and it lies behind them", total)
+	}
+	return nil
+}
+
+// dealOf returns the deal that a rank of the run had.
+func (l *Loader) dealOf(r *run, rank, total int) (order.Deal, error) {
+	share := l.o.share()
+	share.Rank, share.World = rank, r.world
+	size, err := strconv.Atoi(r.options[batchSize])
+	if err != nil || size < 1 || size > maxBatchSize {
+		return order.Deal{}, fmt.Errorf("it is damaged: its Options.%s is %q", batchSize, r.options[batchSize])
+	}
+	share.Batch = size
+	return order.NewDeal(share, total, r.done), nil
+}
+
+// takenBy returns the positions that all ranks of a run have taken. A rank without a state has
+// taken as many turns as the first state's: that is so for every policy but Skip.
+func (l *Loader) takenBy(byRank map[int]State, first State, total int) (order.Positions, error) {
+	turns := make([]int, first.run.world)
+	for rank := range turns {
+		turns[rank] = first.turns
+		if s, given := byRank[rank]; given {
+			turns[rank] = s.turns
+		}
+	}
+	d, err := l.dealOf(first.run, first.run.rank, total)
+	if err != nil {
+		return order.Positions{}, err
+	}
+	return d.Take(turns)
+}
+
+// possible reports whether epochs with the loader's options can be in the given order, with or
+// without random access.
+func (l *Loader) possible(kind order.Kind) bool {
+	switch {
+	case l.weights != nil:
+		return kind == order.Drawn
+	case !l.o.Shuffle:
+		return kind == order.Archive
+	}
+	return kind == order.Permuted || kind == order.Buffered
+}
+
+// readThrough makes the index of an archive that was opened without one.
+func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		select {
+		case <-l.closed:
+			stop(ErrClosed)
+		case <-ctx.Done():
+		}
+	}()
+	a, err := l.openAgain(ctx)
+	if err != nil {
+		return nil, archive.StopCause(ctx, err)
+	}
+	defer a.Close()
+	x, err := index.Build(a, l.indexConfig())
+	if err != nil {
+		return nil, archive.StopCause(ctx, err)
+	}
+	if !l.index.CompareAndSwap(nil, x) {
+		_ = x.Close() // nothing was kept
+	}
+	return l.index.Load(), nil
+}
+
+// accepts returns an error that names the difference between the archive or the options and those
+// of a state, or nil if there is none.
+func (l *Loader) accepts(r *run) error {
+	have, was := l.identity(l.index.Load()), r.archive
+	if r.identify != nil {
+		was = r.identify()
+	}
+	switch {
+	case have.Bytes != was.Bytes:
+		return fmt.Errorf("it was made with another archive: one of %d bytes, this has %d", was.Bytes, have.Bytes)
+	case l.classesDigest() != r.classes:
+		return errors.New("it was made with other classes, or in another order: give Options.Classes the list of then")
+	case was.Digest != "" && have.Samples != was.Samples:
+		return fmt.Errorf("it was made with another archive: one of %d samples, this has %d", was.Samples, have.Samples)
+	case was.Digest != "" && have.Digest != was.Digest:
+		return errors.New("it was made with another archive: the samples have other names, sizes or labels")
+	}
+	mine := l.fingerprint(r.order)
+	for _, name := range sortedKeys(mine, r.options) {
+		a, inMine := mine[name]
+		b, inState := r.options[name]
+		if byDefault, later := laterOptions[name]; later {
+			a, b = cmp.Or(a, byDefault), cmp.Or(b, byDefault)
+			inMine, inState = true, true
+		}
+		switch {
+		case name == batchSize && inState && r.world != l.o.World: // the rest is dealt again
+		case !inState:
+			return fmt.Errorf("it was made by a version of this program without Options.%s", name)
+		case !inMine:
+			return fmt.Errorf("it was made by a version of this program with Options.%s", name)
+		case a != b:
+			return fmt.Errorf("this loader's Options.%s is %s, it was made with %s", name, a, b)
+		}
+	}
+	return nil
+}
+
+// sortedKeys returns the keys of all maps, each once.
+func sortedKeys(maps ...map[string]string) (keys []string) {
+	for _, m := range maps {
+		for k := range m {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// identity identifies the archive. The first call takes a while for a large one.
+func (l *Loader) identity(x *index.Index) archiveIdentity {
+	id := archiveIdentity{Bytes: l.bytes}
+	if x == nil {
+		return id
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.digest == "" {
+		h := sha256.New()
+		var buf []byte
+		for i := range x.Len() {
+			buf = append(buf[:0], x.Name(i)...)
+			buf = append(buf, 0)
+			buf = binary.AppendVarint(buf, x.Size(i))
+			buf = binary.AppendVarint(buf, int64(x.Label(i)))
+			if l.o.MultiLabel {
+				for _, label := range x.Labels(i) {
+					buf = binary.AppendVarint(buf, int64(label))
+				}
+			}
+			if l.o.Masks.masked() {
+				buf = append(append(buf, x.Name(x.Mask(i))...), 0)
+				buf = binary.AppendVarint(buf, x.Size(x.Mask(i)))
+			}
+			h.Write(buf)
+		}
+		l.digest = hex.EncodeToString(h.Sum(nil)[:16])
+	}
+	id.Samples, id.Digest = x.Len(), l.digest
+	return id
+}
+
+// classesDigest is the number of classes and a digest of their names, in order.
+func (l *Loader) classesDigest() string {
+	h := sha256.New()
+	classes := l.Classes()
+	for _, c := range classes {
+		fmt.Fprintf(h, "%d %s\n", len(c), c)
+	}
+	return strconv.Itoa(len(classes)) + " " + hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// batchSize is the field that may differ in another World.
+const (
+	batchSize    = "BatchSize"
+	maxBatchSize = 1 << 24
+)
+
+// harmless are the fields of Options that do not change a batch, or that fingerprint treats by
+// themselves. What a List changes, samples and labels, is in the digest of the archive.
+var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes", "List"}
+
+// laterOptions are the fields that the first states did not have, and their defaults. A default is
+// not written down, so that states go from an earlier version to this one and back: a state of a
+// version without Damaged, which refused what Warned decodes, is one of Warned, and what is left of
+// its epoch follows Warned.
+var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0", "MultiLabel": "false"}
+
+// fingerprint records the options that decide the content of a batch, by the names of their fields.
+func (l *Loader) fingerprint(kind order.Kind) map[string]string {
+	print := map[string]string{}
+	v := reflect.ValueOf(l.o)
+	for i := range v.NumField() {
+		if name := v.Type().Field(i).Name; !slices.Contains(harmless, name) {
+			value := canonical(v.Field(i))
+			if byDefault, later := laterOptions[name]; !later || value != byDefault {
+				print[name] = value
+			}
+		}
+	}
+	if kind == order.Buffered {
+		print["ShuffleBuffer"], print["ShuffleBytes"] = strconv.Itoa(l.o.ShuffleBuffer), strconv.FormatInt(l.o.ShuffleBytes, 10)
+	}
+	if l.weights != nil {
+		print["Weights"] = l.weights.Digest()
+	}
+	return print
+}
+
+// typeName returns the name of a type in a fingerprint. Types that have moved to other packages
+// keep the names that saved states have.
+func typeName(t reflect.Type) string {
+	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.", "sample.", "imageloader.").Replace(t.String())
+}
+
+// canonical writes a value down so that equal values look equal in every process. Functions, which
+// can't be compared, are written as their types.
+func canonical(v reflect.Value) string {
+	switch v.Kind() {
+	case reflect.Struct:
+		var parts []string
+		for i := range v.NumField() {
+			if !v.Field(i).IsZero() {
+				parts = append(parts, v.Type().Field(i).Name+":"+canonical(v.Field(i)))
+			}
+		}
+		return "{" + strings.Join(parts, " ") + "}"
+	case reflect.Slice, reflect.Array:
+		var parts []string
+		for i := range v.Len() {
+			parts = append(parts, canonical(v.Index(i)))
+		}
+		return "[" + strings.Join(parts, " ") + "]"
+	case reflect.Map:
+		var parts []string
+		for _, k := range v.MapKeys() {
+			parts = append(parts, canonical(k)+":"+canonical(v.MapIndex(k)))
+		}
+		slices.Sort(parts)
+		return "{" + strings.Join(parts, " ") + "}"
+	case reflect.Pointer, reflect.Interface:
+		if v.IsNil() {
+			return "nil"
+		}
+		return typeName(v.Elem().Type()) + " " + canonical(v.Elem())
+	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
+		if v.IsNil() {
+			return "nil"
+		}
+		return typeName(v.Type())
+	}
+	return fmt.Sprint(v)
+}
