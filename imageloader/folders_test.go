@@ -125,19 +125,20 @@ func TestOtherFilesAreIgnored(t *testing.T) {
 // pointers of Git LFS, is a class, and its images are bad samples with names.
 func TestUnreadableClassKeepsItsLabel(t *testing.T) {
 	contents := map[string]string{
+		"avifs": "\x00\x00\x00\x20ftypavis\x00\x00\x00\x00", "heics": "\x00\x00\x00\x18ftyphevc\x00\x00\x00\x00", "hif": "\x00\x00\x00\x18ftypmsf1\x00\x00\x00\x00",
 		"jxl": "\x00\x00\x00\x0cJXL \r\n\x87\n", "jp2": "\x00\x00\x00\x0cjP  \r\n\x87\n", "": "\x00\x00\x00\x0cJXL \r\n\x87\n",
 	}
-	for _, ext := range []string{"heic", "heif", "avif", "jfif", "jp2", "jxl", "HEIC", "ppm", ""} {
-		content := contents[ext]
+	for _, ext := range []string{"heic", "heif", "avif", "jfif", "jp2", "jxl", "HEIC", "ppm", "avifs", "heics", "hif", ""} {
+		content, reason := contents[ext], Unsupported
 		if content == "" {
-			content = "version https://git-lfs.github.com/spec/v1\n"
+			reason, content = NotImage, "version https://git-lfs.github.com/spec/v1\n"
 		}
 		name := strings.TrimSuffix("a/1."+ext, ".")
 		for kind, path := range layouts(t, archivetest.Member{Name: name, Data: content}, archivetest.Member{Name: "b/1.png", Data: archivetest.Image("x")}) {
 			for round := range 2 {
 				got, l, log := labelledNames(t, path, Options{BadSamples: Skip})
-				if !slices.Equal(got, []string{"b/1.png b"}) || !slices.Equal(l.Classes(), []string{"a", "b"}) || l.Stats().Bad != 1 || !strings.Contains(log, "name="+name) {
-					t.Errorf("%s, %s, round %d: samples %q of classes %q, %d bad, want b/1.png of a and b, 1 bad; log:\n%s", ext, kind, round, got, l.Classes(), l.Stats().Bad, log)
+				if !slices.Equal(got, []string{"b/1.png b"}) || !slices.Equal(l.Classes(), []string{"a", "b"}) || l.Stats().BadBy[reason] != 1 || !strings.Contains(log, "name="+name) {
+					t.Errorf("%s, %s, round %d: samples %q of classes %q, bad %v, want b/1.png of a and b, 1 %s; log:\n%s", ext, kind, round, got, l.Classes(), l.Stats().BadBy, reason, log)
 				}
 			}
 		}

@@ -1,11 +1,11 @@
 package codec
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Numbers of image formats in imagecapi.Info.Format, beside those of the image library.
@@ -64,15 +64,20 @@ func isDIB(b []byte) bool {
 
 // foreign lists what is met in place of images, by its first bytes.
 var foreign = []struct {
+	at          int
 	magic, what string
 	image       bool
 }{
-	{"\x00\x00\x00\x0cJXL \r\n\x87\n", "a JPEG XL image", true},
-	{"\xff\x0a", "a JPEG XL image", true},
-	{"\x00\x00\x00\x0cjP  \r\n\x87\n", "a JPEG 2000 image", true},
-	{"\xff\x4f\xff\x51", "a JPEG 2000 image", true},
-	{"version https://git-lfs", "a pointer of Git LFS: fetch the file that it stands for, with git lfs pull", false},
-	{"\x00\x05\x16\x07", "an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1", false},
+	{0, "\x00\x00\x00\x0cJXL \r\n\x87\n", "a JPEG XL image", true},
+	{0, "\xff\x0a", "a JPEG XL image", true},
+	{0, "\x00\x00\x00\x0cjP  \r\n\x87\n", "a JPEG 2000 image", true},
+	{0, "\xff\x4f\xff\x51", "a JPEG 2000 image", true},
+	{4, "ftypavis", "an image sequence (animated AVIF)", true},
+	{4, "ftypmsf1", "an image sequence (HEIF)", true},
+	{4, "ftyphevc", "an image sequence (HEIC)", true},
+	{4, "ftyphevx", "an image sequence (HEIC)", true},
+	{0, "version https://git-lfs", "a pointer of Git LFS: fetch the file that it stands for, with git lfs pull", false},
+	{0, "\x00\x05\x16\x07", "an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1", false},
 }
 
 // Claims reports whether the first bytes of a file are those of an image, of a format that is
@@ -82,7 +87,7 @@ func Claims(b []byte) bool {
 		return true
 	}
 	for _, f := range foreign {
-		if f.image && len(f.magic) > 2 && strings.HasPrefix(string(b), f.magic) {
+		if f.image && len(f.magic) > 2 && len(b) > f.at && bytes.HasPrefix(b[f.at:], []byte(f.magic)) {
 			return true
 		}
 	}
@@ -94,7 +99,7 @@ func Claims(b []byte) bool {
 func NotDecoded(b []byte) (image bool, err error) {
 	for _, f := range foreign {
 		switch {
-		case !strings.HasPrefix(string(b[:min(len(b), 32)]), f.magic):
+		case len(b) <= f.at || !bytes.HasPrefix(b[f.at:], []byte(f.magic)):
 		case f.image:
 			return true, errors.New(f.what + ", which is not decoded: convert it to JPEG, PNG or WebP")
 		default:
