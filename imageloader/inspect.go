@@ -43,8 +43,8 @@ type Report struct {
 }
 
 // LeftOut is a kind of folder or link that is no class: folders without an image, hidden folders,
-// links in a tar, links that lead nowhere or to a folder that they are in. First has at most 10
-// names.
+// links in a tar, links that lead nowhere or to a folder that they are in, archives in the archive.
+// First has at most 10 names.
 type LeftOut = index.LeftOut
 
 // ClassReport is one class of a Report, in the order of labels.

@@ -94,6 +94,16 @@ func TestListLabelsAnySource(t *testing.T) {
 	}
 }
 
+// TestListOfJSONIsAnError: metadata.jsonl of Hugging Face is no list, which an error says.
+func TestListOfJSONIsAnError(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, listedMembers()...))
+	list := archivetest.WriteFile(t, "metadata.jsonl", []byte(`{"file_name": "1.png", "label": 3}`))
+	_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), List: list}, openFile, fakeCodec{})
+	if err == nil || !strings.Contains(err.Error(), "metadata.jsonl: a list is a CSV or TSV file, not JSON") {
+		t.Errorf("error %v, want one that asks for a CSV or TSV file", err)
+	}
+}
+
 // TestListErrorsNameTheLine: what does not fit the archive is an error with file and line, whether
 // there is an index or not, and leaves the index alone.
 func TestListErrorsNameTheLine(t *testing.T) {
@@ -106,7 +116,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), List: good}
 	for _, index := range []bool{false, true} { // there is one
 		for text, want := range map[string]string{
-			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path + " (nor are 1 other lines)",
+			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path + ` (nor are 1 other lines); an image there that the list does not name is "a/2.png"`,
 			"image_id,target\n1.png,cat\n":        "labels.csv:1: \"image_id\" is no member of",
 			"1.png,cat\na/2.png,cow\n":            `labels.csv:2: "a/2.png" is of class "cow"`,
 			"1.png,cat\n1.png,dog\n":              `labels.csv:2: "1.png" is in line 1 already`,

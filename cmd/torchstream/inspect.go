@@ -336,13 +336,16 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 			return err
 		}
 		fmt.Fprint(w, few.summary())
+		if directories {
+			fmt.Fprint(w, partsOfASet(r.Classes, func(c inspectedClass) string { return c.Name }))
+		}
 		if err := r.printDirectories(w); err != nil {
 			return err
 		}
 	}
 	switch {
 	case directories && r.Samples == 0:
-		fmt.Fprintf(w, "\n%s\n", noClass)
+		fmt.Fprintf(w, "\n%s\n-webdataset takes labels from .cls and .json members, -list from a CSV file\n", noClass)
 	case directories && len(r.Classes) == 1:
 		fmt.Fprintf(w, "\n%s: `torchstream train` refuses it\n", oneClass)
 	}

@@ -393,11 +393,22 @@ func TestInspectOfAnotherFile(t *testing.T) {
 	}
 }
 
+// TestInspectOfPartsOfASet: folders train and test of images are no classes that a training wants.
+func TestInspectOfPartsOfASet(t *testing.T) {
+	for second, want := range map[string]bool{"Test": true, "validation": true, "testbed": false} {
+		path := clitest.WriteTar(t, map[string]string{"train/a.png": "", second + "/b.jpg": ""})
+		_, stdout, _ := command(t, "inspect", path)
+		if got := strings.Contains(stdout, "the classes have the names of parts of a set"); got != want {
+			t.Errorf("folders train and %s: %v, want %v:\n%s", second, got, want, stdout)
+		}
+	}
+}
+
 // TestInspectOfImagesInNoDirectory: the report says what a class is.
 func TestInspectOfImagesInNoDirectory(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"a.png": "", "b.jpg": ""})
 	status, stdout, _ := command(t, "inspect", path)
-	if status != 1 || !strings.Contains(stdout, "0 in 0 classes") || !strings.Contains(stdout, "\n"+noClass+"\n") {
+	if status != 1 || !strings.Contains(stdout, "0 in 0 classes") || !strings.Contains(stdout, "\n"+noClass+"\n-webdataset takes labels") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
 	path = clitest.WriteTar(t, map[string]string{"a/a.png": "", "b/b.jpg": ""})

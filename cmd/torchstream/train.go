@@ -241,7 +241,7 @@ func (o *trainOptions) settings() map[string]string {
 }
 
 // oneClass is what is wrong with the classes of an archive that has only one.
-const oneClass = "one class: nothing to tell apart; the directory of a file is its class"
+const oneClass = "one class: nothing to tell apart; the directory of a file is its class, so move the images of each class to a folder"
 
 // noClass is what to know of an archive without samples.
 const noClass = "no samples: a sample's class is the name of the directory that it is in"
@@ -871,7 +871,7 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 	if err := table.Flush(); err != nil {
 		return 0, err
 	}
-	fmt.Fprint(stdout, few.summary())
+	fmt.Fprint(stdout, few.summary(), partsOfASet(classes, func(c imageloader.ClassReport) string { return c.Name }))
 	if merged > 0 {
 		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and test, stop here and make an archive of each\n",
 			printable.Counted(merged, "class comes", "classes come"))
@@ -970,6 +970,19 @@ func (s suspicion) note(images int) string {
 		return "few images: is the name a typo?"
 	}
 	return ""
+}
+
+// partsOfASet returns a line if the classes have the names of the parts of a set, or "".
+func partsOfASet[C any](classes []C, name func(C) string) string {
+	for _, c := range classes {
+		if !slices.Contains([]string{"train", "training", "test", "testing", "val", "valid", "validation"}, strings.ToLower(name(c))) {
+			return ""
+		}
+	}
+	if len(classes) < 2 {
+		return ""
+	}
+	return "the classes have the names of parts of a set: name the folder of one part, with a folder for each class in it (or, for inspect, a -list of labels)\n"
 }
 
 // summary returns the line below a table of classes, or "" if no class is suspicious.

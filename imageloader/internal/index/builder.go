@@ -22,6 +22,7 @@ type Builder struct {
 	samples int       // if directories are classes: the number of members that are samples
 	ignored int
 	orphans int    // images without a class
+	orphan  string // with a list: name of the first of them
 	seconds int    // images after the first image of a WebDataset group, which are ignored too
 	second  string // name of the first of them
 
@@ -188,13 +189,14 @@ func (b *Builder) add(m *archive.Member, magic []byte) (number, label int, err e
 	return number, int(given), nil
 }
 
-// ignore counts a member that is no sample. It notes a link that may stand for a class.
+// ignore counts a member that is no sample. It notes a link or an archive that may stand for a
+// class.
 func (b *Builder) ignore(m *archive.Member, image bool) (number, label int, err error) {
 	b.ignored++
 	if image {
 		return -1, 0, nil
 	}
-	return -1, 0, b.dirs.link(m)
+	return -1, 0, b.dirs.noteLeftOut(m)
 }
 
 // record makes a member the newest member.

@@ -106,7 +106,7 @@ func (w *walk) run() error {
 		return err
 	}
 	if w.listed != nil {
-		return b.config.List.missing(b.file, w.listed)
+		return b.config.List.missing(b.file, b.orphan, w.listed)
 	}
 	return nil
 }
@@ -155,7 +155,9 @@ func (w *walk) addOfList(m *archive.Member, magic []byte) (number int) {
 	if !listed {
 		w.b.ignored++
 		if claims(m, magic) {
-			w.b.orphans++
+			if w.b.orphans++; w.b.orphans == 1 {
+				w.b.orphan = m.Name
+			}
 		}
 		return -1
 	}

@@ -68,7 +68,7 @@ func NoSamples(path string, members, orphans int, web bool) error {
 			"nor a .json with the field label, cls or class", many(orphans, "image has", "images have"))
 	case orphans > 0:
 		detail = fmt.Sprintf("%s outside of any directory; "+
-			"a sample's class is the name of the directory that it is in", many(orphans, "image lies", "images lie"))
+			"a sample's class is the name of the directory that it is in, unless Options.WebDataset or Options.List gives labels", many(orphans, "image lies", "images lie"))
 	case members > 0 && web:
 		detail = fmt.Sprintf("none of its %s is an image with a label of WebDataset", many(members, "member", "members"))
 	case members > 0:

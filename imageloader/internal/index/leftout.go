@@ -22,12 +22,13 @@ const (
 	hiddenOnes = "hidden folders"
 )
 
-// linkKinds says what links are left out: those that do not have the name of an image.
-var linkKinds = map[archive.Kind]string{
+// memberKinds says what members are left out: links without an image's name, and archives.
+var memberKinds = map[archive.Kind]string{
 	archive.Symlink:    "symbolic links in a tar (tar --dereference packs what they lead to)",
 	archive.HardLink:   "hard links in a tar (tar --hard-dereference packs what they lead to)",
 	archive.BrokenLink: "symbolic links that lead nowhere",
 	archive.LinkLoop:   "symbolic links to a folder that they are in",
+	nested:             "archives in the archive (unpack each into a folder with its name)",
 }
 
 const (
@@ -42,17 +43,29 @@ func (l *LeftOut) add(name string) {
 	}
 }
 
-// linkPrefix begins the names under which directories keep links, each with its kind in between. No
-// directory has such a name.
-const linkPrefix = "/"
+// notePrefix begins the names under which directories keep links and archives, each with its kind
+// in between. No directory has such a name.
+const notePrefix = "/"
 
-// link keeps a member if it is a link.
-func (d *directories) link(m *archive.Member) error {
-	if _, ok := linkKinds[m.Kind]; !ok {
+// nested is the kind of an archive in an archive, in place of a number of archive.Kind.
+const nested archive.Kind = 9
+
+// noteLeftOut keeps a member if it is a link or an archive.
+func (d *directories) noteLeftOut(m *archive.Member) error {
+	kind := m.Kind
+	if kind == archive.Regular && isArchive(m.Name) {
+		kind = nested
+	}
+	if _, ok := memberKinds[kind]; !ok {
 		return nil
 	}
-	_, err := d.number(linkPrefix + string('0'+rune(m.Kind)) + m.Name)
+	_, err := d.number(notePrefix + string('0'+rune(kind)) + m.Name)
 	return err
+}
+
+// isArchive reports whether a member has the name of an archive of images, as in ImageNet's.
+func isArchive(name string) bool {
+	return slices.ContainsFunc([]string{".tar", ".tar.gz", ".tgz", ".tar.zst"}, func(suffix string) bool { return strings.HasSuffix(name, suffix) })
 }
 
 // leftOut returns what is left out. A directory that only holds directories of images is not.
@@ -60,10 +73,10 @@ func (d *directories) leftOut() (list []LeftOut) {
 	byWhat := map[string]*LeftOut{}
 	for i, name := range d.names {
 		what := ""
-		link, isLink := strings.CutPrefix(name, linkPrefix)
+		note, noted := strings.CutPrefix(name, notePrefix)
 		switch {
-		case isLink && len(link) > 1:
-			what, name = linkKinds[archive.Kind(link[0]-'0')], link[1:]
+		case noted && len(note) > 1:
+			what, name = memberKinds[archive.Kind(note[0]-'0')], note[1:]
 		case isHidden(name) && d.claimed[i]:
 			what = hiddenOnes
 		case !isHidden(name) && !d.claimed[i] && !d.above[name]:

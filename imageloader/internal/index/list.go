@@ -49,18 +49,22 @@ func (e *ListError) Unwrap() error { return e.Err }
 var listColumns = [2][]string{{"path", "file", "filename", "file_name", "image"}, {"label", "class"}}
 
 // ReadList reads a list from the file of a name, which decides how columns are separated: by tabs
-// for .tsv and .tab, by commas otherwise. The format is that of RFC 4180, with spaces around fields
-// ignored. A first line that names a column of paths and one of labels is a header; without it the
-// first two columns are these. Further columns are ignored. An error is a *ListError where a line
-// is at fault.
+// for .tsv and .tab, by commas otherwise; .json and .jsonl are errors. The format is that of
+// RFC 4180, with spaces around fields ignored. A first line that names a column of paths and one of
+// labels is a header; without it the first two columns are these. Further columns are ignored. An
+// error is a *ListError where a line is at fault.
 func ReadList(file string, in io.Reader) (*List, error) {
 	b := bufio.NewReaderSize(in, 1<<16)
 	if mark, err := b.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // a byte order mark
 		_, _ = b.Discard(len(mark)) // it was peeked
 	}
+	ext := strings.ToLower(path.Ext(file))
+	if ext == ".json" || ext == ".jsonl" {
+		return nil, fmt.Errorf("imageloader: %s: a list is a CSV or TSV file, not JSON: write its paths and labels to a .csv with the columns path and label", file)
+	}
 	r := csv.NewReader(b)
 	r.FieldsPerRecord, r.ReuseRecord = -1, true
-	if ext := strings.ToLower(path.Ext(file)); ext == ".tsv" || ext == ".tab" {
+	if ext == ".tsv" || ext == ".tab" {
 		r.Comma, r.LazyQuotes = '\t', true
 	}
 	l := &List{file: file, byPath: map[string]int32{}}
@@ -220,8 +224,11 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		}
 		row, listed := list.byPath[string(name)]
 		if !listed {
-			x.ignored++
-			x.orphans += int(m.flags & recordImage)
+			if x.ignored++; m.flags&recordImage != 0 {
+				if x.orphans++; x.orphans == 1 {
+					b.orphan = string(name)
+				}
+			}
 			continue
 		}
 		seen[row] = true
@@ -231,7 +238,7 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		x.samples = append(x.samples, *m)
 		w.sample(m)
 	}
-	if err := list.missing(b.file, seen); err != nil {
+	if err := list.missing(b.file, b.orphan, seen); err != nil {
 		return err
 	}
 	if x.orphans > 0 {
@@ -242,8 +249,9 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	return nil
 }
 
-// missing is the error of rows that no member has.
-func (l *List) missing(archive string, seen []bool) error {
+// missing is the error of rows that no member has. orphan is the name of an image that no row has,
+// or "".
+func (l *List) missing(archive, orphan string, seen []bool) error {
 	absent, first := 0, int32(0)
 	for i, found := range seen {
 		if line := l.rows[i].line; !found {
@@ -264,6 +272,9 @@ func (l *List) missing(archive string, seen []bool) error {
 	hint := ""
 	if first == 1 {
 		hint = "; a first line that is a header names the columns path and label"
+	}
+	if orphan != "" {
+		hint += fmt.Sprintf("; an image there that the list does not name is %q", orphan)
 	}
 	return &ListError{l.file, int(first), fmt.Errorf("%q is no member of %s (nor are %d other lines)%s", name, archive, absent-1, hint)}
 }
