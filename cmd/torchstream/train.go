@@ -278,6 +278,57 @@ func checkWritable(folder string) error {
 	return nil
 }
 
+// checkRoom refuses a folder without the space that a run takes at its peak.
+func (o *trainOptions) checkRoom(c *train.Config) error {
+	if done, epochs, ok := o.earlier(); ok && done >= epochs {
+		return nil // a finished run writes nothing
+	}
+	last, best := checkpointBytes(c, o.optimizer)
+	if err := checkSpace(o.out, peakBytes(o.out, last, best)); err != nil {
+		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
+	}
+	return nil
+}
+
+// peakBytes returns how many bytes more than now the checkpoints in a folder have at the peak. A
+// new checkpoint takes the place of another only when it is whole, so there are two of last.pt, and
+// best.pt, at a time. Those of the run that is resumed are there already.
+func peakBytes(folder string, last, best int64) int64 {
+	need := 2*last + best
+	for _, name := range []string{"last.pt", "best.pt"} {
+		if info, err := os.Stat(filepath.Join(folder, name)); err == nil {
+			need -= info.Size()
+		}
+	}
+	return need
+}
+
+// checkpointBytes returns the sizes of last.pt, from the first step on, and of best.pt.
+func checkpointBytes(c *train.Config, optimizer string) (last, best int64) {
+	const rest = 64 << 10 // loader, schedule, generators, results, the names of the classes
+	best = rest + stateBytes(nn.State(c.Model))
+	last = best
+	moments := map[string]int64{"sgd": 1, "adamw": 2}[optimizer] // tensors of a parameter's size
+	for _, p := range nn.NamedParameters(c.Model) {
+		if p.Tensor.RequiresGrad() {
+			last += moments * stateBytes([]nn.Named{p})
+		}
+	}
+	if c.EMA != nil {
+		last += stateBytes(c.EMA.State())
+	}
+	return last, best
+}
+
+// stateBytes returns the size of tensors in a PyTorch file.
+func stateBytes(tensors []nn.Named) (bytes int64) {
+	const record = 512 // of a tensor: its entries in the zip archive and the pickle, and the alignment
+	for _, n := range tensors {
+		bytes += record + n.Tensor.Elements()*int64(n.Tensor.DType().Size())
+	}
+	return bytes
+}
+
 // checkSpace refuses a folder, which need not exist, with less free space than a number of bytes.
 func checkSpace(folder string, bytes int64) error {
 	there, err := existing(folder)
@@ -293,7 +344,7 @@ func checkSpace(folder string, bytes int64) error {
 		blocks = disk.Bfree // root may use the reserve
 	}
 	if free := float64(blocks) * float64(disk.Bsize); free < float64(bytes) {
-		return fmt.Errorf("%s are free, and a checkpoint of this training takes %s: free some space, or name another folder", byteSize(int64(free)), byteSize(bytes))
+		return fmt.Errorf("%s are free, and the checkpoints of this training take %s at their peak: free some space, or name another folder", byteSize(int64(free)), byteSize(bytes))
 	}
 	return nil
 }
@@ -383,12 +434,23 @@ func busyFolder(err error) error {
 // checkFolder refuses a new run in the folder of an earlier one, before work begins, and says how
 // to go on.
 func (o *trainOptions) checkFolder() error {
-	if o.resume {
+	done, epochs, ok := o.earlier()
+	if o.resume || !ok {
 		return nil
 	}
+	next := "-resume to go on with the same options, -out DIR for a new one"
+	if done >= epochs {
+		next = "-out DIR for a new one, with -pretrained " + filepath.Join(o.out, "best.pt") + " to start from its result"
+	}
+	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out), done, epochs, next, printable.Name(o.out))
+}
+
+// earlier returns how many epochs are done of the run in the folder. ok is false if there is none,
+// or a file of another kind, which train.Run refuses.
+func (o *trainOptions) earlier() (done, epochs int, ok bool) {
 	file, err := nn.OpenCheckpoint(filepath.Join(o.out, "last.pt"))
 	if err != nil {
-		return nil // train.Run refuses a file that is there
+		return 0, 0, false
 	}
 	defer file.Close()
 	var place struct {
@@ -397,19 +459,12 @@ func (o *trainOptions) checkFolder() error {
 		} `json:"at"`
 	}
 	value, err := file.Value("train")
-	text, ok := value.(string)
-	if err != nil || !ok || json.Unmarshal([]byte(text), &place) != nil {
-		return nil // train.Run refuses a file of another kind
+	text, isText := value.(string)
+	if err != nil || !isText || json.Unmarshal([]byte(text), &place) != nil {
+		return 0, 0, false
 	}
-	epochs, err := strconv.Atoi(file.Metadata()["epochs"])
-	if err != nil {
-		return nil // of another program
-	}
-	next := "-resume to go on with the same options, -out DIR for a new one"
-	if place.At.Epoch >= epochs {
-		next = "-out DIR for a new one, with -pretrained " + filepath.Join(o.out, "best.pt") + " to start from its result"
-	}
-	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out), place.At.Epoch, epochs, next, printable.Name(o.out))
+	epochs, err = strconv.Atoi(file.Metadata()["epochs"])
+	return place.At.Epoch, epochs, err == nil
 }
 
 // compare refuses to resume with other settings or classes, and names all differences.
@@ -587,6 +642,9 @@ func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Dev
 	if c.EMA != nil {
 		defer c.EMA.Close()
 	}
+	if err := o.checkRoom(c); err != nil {
+		return err
+	}
 	begin := time.Now()
 	report, err := train.Run(ctx, *c)
 	if err != nil {
@@ -653,10 +711,6 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 	if c.Autocast, err = parseAMP(o.amp); err != nil {
 		return err
 	}
-	all := int64(0)
-	for _, n := range nn.State(c.Model) {
-		all += n.Tensor.Elements()
-	}
 	var params []*torch.Tensor
 	elements := int64(0)
 	for _, p := range nn.Parameters(c.Model) {
@@ -666,12 +720,6 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 		}
 	}
 	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model, elements, o.size, o.size, c.Loader.BatchSize(), device)
-	kept := map[string]int64{"sgd": 1, "adamw": 2}[o.optimizer] // tensors of a parameter's size
-	if !o.resume {                                              // a finished run writes nothing
-		if err := checkSpace(o.out, 4*(all+kept*elements)); err != nil {
-			return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
-		}
-	}
 	if o.optimizer == "sgd" {
 		c.Optimizer, err = optim.NewSGD(params, optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay, Capturable: o.graph})
 	} else {

@@ -34,6 +34,7 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/train"
 )
@@ -490,6 +491,58 @@ func TestTrainBadImage(t *testing.T) {
 	}
 }
 
+// At the peak there are two of last.pt, and best.pt, of which those that are there take no more
+// space.
+func TestPeakHasTwoOfTheLastCheckpoint(t *testing.T) {
+	folder := t.TempDir()
+	for _, c := range []struct {
+		name string // of a file that is there from now on, with 40 bytes
+		want int64
+	}{{"", 2*100 + 40}, {"last.pt", 2*100 + 40 - 40}, {"best.pt", 2*100 + 40 - 80}} {
+		if c.name != "" {
+			if err := os.WriteFile(filepath.Join(folder, c.name), make([]byte, 40), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := peakBytes(folder, 100, 40); got != c.want {
+			t.Errorf("with %q: %d bytes, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+// The check of free space asks for the bytes of the checkpoints that a run writes.
+func TestCheckpointBytesAreThoseOfTheFiles(t *testing.T) {
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
+	for _, args := range [][]string{{"-optimizer", "sgd"}, {"-optimizer", "adamw", "-ema", "0.9"}} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "out")
+			trainSmall(t, archive, out, append(args, "-model", "mobilenet_v3_small", "-epochs", "1")...)
+			net, err := models.ByName("mobilenet_v3_small", models.Options{NumClasses: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nn.Close(net)
+			c := train.Config{Model: net}
+			if len(args) > 2 {
+				if c.EMA, err = optim.NewEMA(nn.State(net), optim.EMAOptions{Decay: 0.9}); err != nil {
+					t.Fatal(err)
+				}
+				defer c.EMA.Close()
+			}
+			last, best := checkpointBytes(&c, args[1])
+			for name, asked := range map[string]int64{"last.pt": last, "best.pt": best} {
+				info, err := os.Stat(filepath.Join(out, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if wrote := info.Size(); asked < wrote || asked > wrote+wrote/10 {
+					t.Errorf("%s: the check asks for %d bytes, want at least the %d of the file and at most a tenth more", name, asked, wrote)
+				}
+			}
+		})
+	}
+}
+
 // -bad-samples leaves the bad images of a training and of its evaluations out, or has others in
 // their places in the training, and the end counts and names them.
 func TestTrainGoesOnWithoutBadImages(t *testing.T) {
@@ -664,7 +717,7 @@ func TestTrainUnwritable(t *testing.T) {
 	if err := checkSpace(filepath.Join(parent, "a", "b"), 1); err != nil {
 		t.Error(err)
 	}
-	if err := checkSpace(filepath.Join(parent, "a", "b"), 1<<60); err == nil || !strings.Contains(err.Error(), " are free, and a checkpoint of this training takes 1152921504606.8 MB") {
+	if err := checkSpace(filepath.Join(parent, "a", "b"), 1<<60); err == nil || !strings.Contains(err.Error(), " are free, and the checkpoints of this training take 1152921504606.8 MB at their peak") {
 		t.Error(err)
 	}
 	if os.Geteuid() == 0 {
