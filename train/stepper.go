@@ -46,7 +46,8 @@ type StepperOptions struct {
 	// without a graph, and so does a step that cannot be captured because it waits for the device.
 	// On the CPU the option has no effect.
 	Graph bool
-	// Log says which steps run without a graph, and why; nil for silence.
+	// Log says which steps run without a graph, and why, and warns of a dtype for which LibTorch
+	// has no fast kernels on the CPU; nil for silence.
 	Log *slog.Logger
 }
 
@@ -62,6 +63,7 @@ type Stepper struct {
 	graphed   *torch.Graphed
 	shapes    [][]int64 // of input and targets that graphs are for
 	said      map[string]bool
+	looked    bool // for a slow dtype
 	stats     StepperStats
 }
 
@@ -125,6 +127,7 @@ func isNil(o optim.Optimizer) bool {
 // the next Step, perhaps on a smaller batch, begins anew. If the optimizer's step failed, some
 // parameters may be updated and others not.
 func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, loss *torch.Tensor, err error) {
+	s.sayIfSlow(input.Device())
 	arguments := append([]*torch.Tensor{input}, targets...)
 	var results []*torch.Tensor
 	if s.o.Graph && input.Device() != cuda.CPU && s.fits(arguments) {

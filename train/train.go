@@ -59,8 +59,8 @@ type Config struct {
 	Scaler *optim.GradScaler
 	// Graph replays each step as a CUDA graph: see StepperOptions.Graph.
 	Graph bool
-	// Log says which steps run without a graph and which last batch is left out, and why; nil for
-	// silence.
+	// Log says which steps run without a graph and which last batch is left out, and why, and warns
+	// of a folder that cannot be locked and of a dtype that is slow on the CPU; nil for silence.
 	Log *slog.Logger
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
 	// so that what Dropout draws depends on nothing else. The generators belong to the process.

@@ -1,0 +1,45 @@
+package train
+
+import (
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// sayIfSlow warns, once, of a training on the CPU in 16 bits for which LibTorch has no fast
+// kernels: it computes 4 to 270 times as long as in float32, without an error.
+func (s *Stepper) sayIfSlow(device cuda.Device) {
+	if s.looked || device != cuda.CPU || s.o.Log == nil {
+		return
+	}
+	s.looked = true
+	switch s.halfDType() {
+	case torch.Float16:
+		s.o.Log.Warn("train: float16 on a CPU is many times slower than float32, in LibTorch itself: use BFloat16 on a CPU with AVX512, or float32, or a GPU")
+	case torch.BFloat16:
+		if !bfloat16IsFast() {
+			s.o.Log.Warn("train: bfloat16 on this CPU, without AVX512, is many times slower than float32, in LibTorch itself: use float32, a CPU with AVX512, or a GPU")
+		}
+	}
+}
+
+// halfDType returns the 16-bit dtype in which the steps compute, or float32.
+func (s *Stepper) halfDType() torch.DType {
+	half := func(d torch.DType) bool { return d == torch.Float16 || d == torch.BFloat16 }
+	if half(s.o.Autocast) {
+		return s.o.Autocast
+	}
+	for _, p := range s.params {
+		if half(p.DType()) {
+			return p.DType()
+		}
+	}
+	return torch.Float32
+}
+
+// bfloat16IsFast reports whether LibTorch's kernels of oneDNN compute in bfloat16 on this CPU. They
+// do with AVX512, unless variables of the environment exclude it. A LibTorch without oneDNN has no
+// such operator, and nothing is known of its kernels.
+func bfloat16IsFast() bool {
+	answer, err := torch.CallValues("mkldnn::_is_mkldnn_bf16_supported")
+	return err != nil || answer[0] == true
+}
