@@ -98,10 +98,10 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOnGPUs$$' ./internal/streamprog -sanitized 100
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$|^TestNoFindingsReportsARace$$' ./cudatest
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfSharded' ./distributed
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$' ./serve
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$|^TestJPEGsOnDeviceAreTheHosts$$' ./serve
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOf(InflatedMembers|BoundedDecoding)$$|^TestSteadyDecoding|^TestRefusedEpochLeavesTheMeasurement$$' ./prefetcher
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestPrecedence(IsOrdered)?$$' ./train
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$|^TestBoundedStreams$$' ./cuda
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$|^TestBoundedStreams$$|^TestErrorsOfGPUsBeginWithTheCall$$' ./cuda
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestParallelHasThePriorityOfItsCaller$$|^TestNormAndReLUAreTwoKernels$$' ./nn
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestNormsWithReLUKeepNoMoreMemory$$' ./models
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_nvjpeg_test
