@@ -1,13 +1,73 @@
 package main
 
 import (
+	"debug/elf"
 	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/loaderbench"
 )
+
+// loaderKernels are the kernels that decode every batch, and otherKernels those that some batches
+// need: they search for entry points, run operations and inflate.
+var (
+	loaderKernels = []string{"build", "entropy", "transform", "weights", "columns", "results"}
+	otherKernels  = []string{"augment", "inflate", "gather", "paths", "walk_paths", "synchronise", "sums", "entries"}
+)
+
+// TestKernelsOfTheLoaderAreInTheLibrary needs no GPU: the library's constants have the symbol of
+// every kernel, by which the host registers it.
+func TestKernelsOfTheLoaderAreInTheLibrary(t *testing.T) {
+	if capi.CUDAVersion() == "" {
+		t.Skip("the library is built without CUDA")
+	}
+	library, err := elf.Open(loadedLibrary(t, capi.LibraryName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer library.Close()
+	names, err := library.Section(".rodata").Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for _, m := range regexp.MustCompile(`_ZN2ts6decode7kernels(\d+)(\w+)`).FindAllSubmatch(names, -1) {
+		length, err := strconv.Atoi(string(m[1]))
+		if err != nil || length > len(m[2]) {
+			t.Fatalf("the symbol %s has a length of %s: %v", m[0], m[1], err)
+		}
+		found[string(m[2][:length])] = true
+	}
+	got, want := slices.Sorted(maps.Keys(found)), slices.Sorted(slices.Values(slices.Concat(loaderKernels, otherKernels)))
+	if !slices.Equal(got, want) {
+		t.Errorf("the library's kernels in ts::decode::kernels are %v, want %v: name new ones in loaderKernels or otherKernels", got, want)
+	}
+}
+
+// loadedLibrary returns the path of a library that the process has loaded.
+func loadedLibrary(t *testing.T, name string) string {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		if _, path, ok := strings.Cut(line, " /"); ok && filepath.Base(strings.TrimSpace(path)) == name {
+			return "/" + strings.TrimSpace(path)
+		}
+	}
+	t.Fatalf("the process has no %s in /proc/self/maps", name)
+	return ""
+}
 
 func TestBenchLoaderRecordsKernels(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
@@ -29,7 +89,7 @@ func TestBenchLoaderRecordsKernels(t *testing.T) {
 				t.Errorf("%s: %+v", options, row)
 			}
 		}
-		for _, want := range []string{"build", "entropy", "transform", "pixels", "weights", "columns", "results"} {
+		for _, want := range loaderKernels {
 			if !found[want] {
 				t.Errorf("%s: no kernel %s in %s", options, want, stdout)
 			}
