@@ -7,9 +7,9 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Error is a failure that the C++ side returned: its kind (Code), the C function that failed
-// (Origin) and its text (Message). Match the kind with errors.Is and the sentinels of this package.
-// Offset is of damaged images, which package imageloader/decode reports.
+// Error is a failure that the C++ side returned: its kind (Code), the function that failed (Origin,
+// for example "cuda.Elapsed") and its text (Message). Match the kind with errors.Is and the
+// sentinels of this package. Offset is of damaged images, which package imageloader/decode reports.
 type Error = capi.Error
 
 // Kinds of failure, for errors.Is.
@@ -68,5 +68,5 @@ func advised(err error) error {
 }
 
 func invalid(origin, format string, args ...any) error {
-	return &Error{Code: capi.CodeInvalidArgument, Origin: origin, Message: fmt.Sprintf(format, args...)}
+	return &Error{Code: capi.CodeInvalidArgument, Origin: "cuda." + origin, Message: fmt.Sprintf(format, args...)}
 }

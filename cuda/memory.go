@@ -217,7 +217,7 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 		return checked(err)
 	} else if here {
 		return &Error{
-			Code: capi.CodeCapture, Origin: "MemoryPool.Use",
+			Code: capi.CodeCapture, Origin: "cuda.MemoryPool.Use",
 			Message: "entering a memory pool is not possible while a graph is captured: " +
 				"the graph's own memory serves the captured function",
 		}
@@ -320,7 +320,7 @@ func (p *memoryPool) lock(origin string) error {
 		return err
 	} else if here {
 		return &Error{
-			Code: capi.CodeBusy, Origin: origin,
+			Code: capi.CodeBusy, Origin: "cuda." + origin,
 			Message: "another goroutine is inside a Use of the pool, and a captured function does not wait " +
 				"for the other goroutine: call again after the capture",
 		}

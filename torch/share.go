@@ -241,7 +241,7 @@ func (s *Shared) Close() error {
 		return err
 	case !free:
 		return &capi.Error{
-			Code: capi.CodeBusy, Origin: "Shared.Close",
+			Code: capi.CodeBusy, Origin: "torch.Shared.Close",
 			Message: "another process has the tensor open, and its memory would go away under it: wait for the process, or call Wait",
 		}
 	}
@@ -357,7 +357,7 @@ func (h *sharedHandle) device() (cuda.Device, error) {
 		}
 	}
 	return 0, &capi.Error{
-		Code: capi.CodeNoDevice, Origin: "OpenShared",
+		Code: capi.CodeNoDevice, Origin: "torch.OpenShared",
 		Message: fmt.Sprintf("the tensor is on the GPU %x, which this process does not see: check CUDA_VISIBLE_DEVICES", h.uuid),
 	}
 }

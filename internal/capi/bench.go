@@ -14,7 +14,11 @@ package capi
 */
 import "C"
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
 
 // Noop makes a call into C that does nothing, to measure the cost of a call.
 func Noop() { C.ts_bench_noop() }
@@ -81,7 +85,7 @@ func BenchNVJPEG(device int32, implementation int, data []byte, sizes []uintptr,
 	sum := uintptr(0)
 	for _, size := range sizes {
 		if size > uintptr(len(data))-sum {
-			return NVJPEGRate{}, &Error{Code: CodeInvalidArgument, Origin: "BenchNVJPEG", Message: "the images have more bytes than data"}
+			return NVJPEGRate{}, imagecapi.NewFailure(CodeInvalidArgument, "the images have more bytes than data")
 		}
 		sum += size
 	}

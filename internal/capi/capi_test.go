@@ -13,25 +13,25 @@ func TestShimHasTheExpectedABIVersion(t *testing.T) {
 }
 
 func TestErrorMatchesItsCode(t *testing.T) {
-	err := fmt.Errorf("batch 3: %w", &Error{Code: CodeOutOfMemory, Origin: "ts_tensor_new", Message: "2 GiB wanted"})
+	err := fmt.Errorf("batch 3: %w", &Error{Code: CodeOutOfMemory, Origin: "torch.Empty", Message: "2 GiB wanted"})
 	if !errors.Is(err, CodeOutOfMemory) {
 		t.Errorf("errors.Is(%v, CodeOutOfMemory) is false", err)
 	}
 	if errors.Is(err, CodeCUDA) {
 		t.Errorf("errors.Is(%v, CodeCUDA) is true", err)
 	}
-	const want = "batch 3: ts_tensor_new: out of memory: 2 GiB wanted"
+	const want = "batch 3: torch.Empty: out of memory: 2 GiB wanted"
 	if err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}
 }
 
-// The code, the origin and the message of a C error survive the conversion.
+// The code and the message of a C error survive the conversion. The origin becomes the Go function.
 func TestErrorFromCIsWhole(t *testing.T) {
 	_, err := FindOperator("aten::no_such_operator", "")
 	var e *Error
-	if !errors.As(err, &e) || e.Code != CodeNotFound || e.Origin != "ts_operator_find" || e.Message == "" {
-		t.Errorf("got %#v, want a CodeNotFound of ts_operator_find with a message", err)
+	if !errors.As(err, &e) || e.Code != CodeNotFound || e.Origin != "FindOperator" || e.Message == "" {
+		t.Errorf("got %#v, want a CodeNotFound of FindOperator with a message", err)
 	}
 }
 

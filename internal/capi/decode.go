@@ -16,6 +16,7 @@ import "C"
 import (
 	"unsafe"
 
+	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/racecheck"
 )
 
@@ -90,7 +91,7 @@ var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeImage{})-C.sizeof_ts_gpu_decode_ima
 // them when the call returns.
 func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, results *Tensor, failed []int32, on Stream) error {
 	if len(failed) < len(images) {
-		return &Error{Code: CodeInvalidArgument, Origin: "RunGPUDecoder", Message: "failed has fewer numbers than there are images"}
+		return imagecapi.NewFailure(CodeInvalidArgument, "failed has fewer numbers than there are images")
 	}
 	computing.enter()
 	defer computing.leave()
@@ -112,7 +113,7 @@ func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, resul
 func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, members []GPUDecodeMember, results *Tensor, failed []int32,
 	inflated []GPUInflateResult, on Stream) error {
 	if len(failed) < len(images) || len(inflated) < len(members) {
-		return &Error{Code: CodeInvalidArgument, Origin: "RunInflatingGPUDecoder", Message: "failed or inflated has fewer numbers than there are images or members"}
+		return imagecapi.NewFailure(CodeInvalidArgument, "failed or inflated has fewer numbers than there are images or members")
 	}
 	computing.enter()
 	defer computing.leave()

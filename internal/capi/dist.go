@@ -55,6 +55,8 @@ import (
 	"runtime"
 	"time"
 	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // Store is a ts_store.
@@ -136,7 +138,7 @@ func NewGroup(s *Store, name string, rank, size int, ranks []int32, device int32
 	collective.enter()
 	defer collective.leave()
 	if len(ranks) != size {
-		return nil, &Error{Code: CodeInvalidArgument, Origin: "NewGroup", Message: "there are not size ranks"}
+		return nil, imagecapi.NewFailure(CodeInvalidArgument, "there are not size ranks")
 	}
 	err = withString(name, func(n *C.char) error {
 		return failure(C.ts_group_new(s, n, C.int32_t(rank), C.int32_t(size), (*C.int32_t)(unsafe.SliceData(ranks)),

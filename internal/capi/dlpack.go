@@ -11,7 +11,11 @@ package capi
 */
 import "C"
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
 
 const (
 	DLPackNoOrder  = C.TS_DLPACK_FLAG_NO_ORDER
@@ -55,7 +59,7 @@ func ImportDLPack(managed unsafe.Pointer, stream Stream, flags int32, versioned 
 		return nil, err
 	}
 	if mustNotKeep((*C.uint8_t)(managed)) {
-		return nil, &Error{Code: CodeInvalidArgument, Origin: "FromDLPack", Message: "the struct is Go memory, which the garbage collector may reuse: DLPack structs are C memory"}
+		return nil, imagecapi.NewFailure(CodeInvalidArgument, "the struct is Go memory, which the garbage collector may reuse: DLPack structs are C memory")
 	}
 	computing.enter()
 	defer computing.leave()

@@ -9,7 +9,11 @@ package capi
 */
 import "C"
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
 
 // GPUInflater is a ts_gpu_inflater.
 type GPUInflater = C.ts_gpu_inflater
@@ -66,7 +70,7 @@ var (
 // them when the call returns.
 func RunGPUInflater(i *GPUInflater, staging []byte, ranges []GPUInflateRange, rooms *Tensor, results []GPUInflateResult, on Stream) error {
 	if len(results) < len(ranges) {
-		return &Error{Code: CodeInvalidArgument, Origin: "RunGPUInflater", Message: "there are fewer results than ranges"}
+		return imagecapi.NewFailure(CodeInvalidArgument, "there are fewer results than ranges")
 	}
 	computing.enter()
 	defer computing.leave()

@@ -38,7 +38,11 @@ static void look(const uint8_t* const* at) { (void)at; }
 */
 import "C"
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
 
 type AllocatorStats struct {
 	RequestedBytes, ActiveBytes, SplitBytes int64
@@ -198,7 +202,7 @@ func RegisterPinned(memory []byte) (p *Pinned, err error) {
 		return nil, err
 	}
 	if mustNotKeep((*C.uint8_t)(unsafe.SliceData(memory))) {
-		return nil, &Error{Code: CodeInvalidArgument, Origin: "RegisterPinned", Message: "Go memory cannot be pinned, since the garbage collector may reuse it: use NewPinned, or memory from mmap or C"}
+		return nil, imagecapi.NewFailure(CodeInvalidArgument, "Go memory cannot be pinned, since the garbage collector may reuse it: use NewPinned, or memory from mmap or C")
 	}
 	waiting.enter()
 	defer waiting.leave()
@@ -250,7 +254,7 @@ func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) 
 	computing.enter()
 	defer computing.leave()
 	if len(dst) != len(src) {
-		return &Error{Code: CodeInvalidArgument, Origin: "CopyPeer", Message: "dst and src have different lengths"}
+		return imagecapi.NewFailure(CodeInvalidArgument, "dst and src have different lengths")
 	}
 	s := sanitizer.Load()
 	s.begin()

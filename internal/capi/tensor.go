@@ -131,6 +131,8 @@ import (
 	"math"
 	"sync"
 	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // Tensor is a ts_tensor: one reference to a LibTorch tensor.
@@ -334,7 +336,7 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 		return nil, err
 	}
 	if i.Device != DeviceCPU || !i.Contiguous && !i.ChannelsLast {
-		return nil, &Error{Code: CodeInvalidArgument, Origin: "TensorBytes", Message: "only a contiguous CPU tensor's memory can be seen from Go"}
+		return nil, imagecapi.NewFailure(CodeInvalidArgument, "only a contiguous CPU tensor's memory can be seen from Go")
 	}
 	p, err := TensorData(t, i.Device)
 	if err != nil {
@@ -482,7 +484,7 @@ func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
 	computing.enter()
 	defer computing.leave()
 	if len(dst) != len(src) {
-		return &Error{Code: CodeInvalidArgument, Origin: "CopyBatch", Message: "dst and src have different lengths"}
+		return imagecapi.NewFailure(CodeInvalidArgument, "dst and src have different lengths")
 	}
 	on := sanitizer.Load()
 	on.begin()
@@ -498,7 +500,7 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	computing.enter()
 	defer computing.leave()
 	if len(mean) != len(std) {
-		return &Error{Code: CodeInvalidArgument, Origin: "NormalizeImages", Message: "mean and std have different lengths"}
+		return imagecapi.NewFailure(CodeInvalidArgument, "mean and std have different lengths")
 	}
 	s := sanitizer.Load()
 	s.begin()
@@ -932,7 +934,7 @@ func Grads(outputs, with, inputs []*Tensor, flags int32) ([]*Tensor, error) {
 		return nil, err
 	}
 	if len(with) != len(outputs) {
-		return nil, &Error{Code: CodeInvalidArgument, Origin: "Grads", Message: "outputs and their gradients have different lengths"}
+		return nil, imagecapi.NewFailure(CodeInvalidArgument, "outputs and their gradients have different lengths")
 	}
 	results := make([]*Tensor, len(inputs))
 	return results, differentiate("torch.Grad", func() *C.ts_error {

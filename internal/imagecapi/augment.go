@@ -78,7 +78,7 @@ func Augment(a *Augmenter, pixels []byte, width, height, stride int, ops []Augme
 	if len(ops) == 0 {
 		return nil
 	}
-	if err := room("Augment", width, height, len(pixels), stride); err != nil {
+	if err := room(width, height, len(pixels), stride); err != nil {
 		return err
 	}
 	return failure(C.ts_augmenter_run(a, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width), C.int32_t(height), C.size_t(stride),

@@ -42,7 +42,7 @@ import (
 // this process. If the token is 0, DecodeEntries makes the comparison and sets the token. If proof
 // is nil, DecodeEntries trusts the blob's digests.
 func DecodeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride int, entries []byte, proof *uint64) error {
-	if err := room("DecodeEntries", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
+	if err := room(int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
 	}
 	c := geometry(g)
@@ -57,7 +57,7 @@ func DecodeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride int,
 // entry points; 0 makes the entry points about 1 % as large as data. proof is the token for
 // DecodeEntries.
 func DecodeMakeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride, spacing int, buffer []byte) (n int, proof uint64, err error) {
-	if err := room("DecodeMakeEntries", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
+	if err := room(int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return 0, 0, err
 	}
 	c := geometry(g)

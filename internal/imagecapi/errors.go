@@ -82,7 +82,7 @@ func (c Code) Error() string {
 // Error is a failure that the shim returned.
 type Error struct {
 	Code    Code
-	Origin  string // the C function that failed
+	Origin  string // the function that failed, for example "cuda.Elapsed"
 	Message string
 	// Offset is how far the decoder had come in the bytes of an image when it met the damage of
 	// CodeDecode; -1 if it does not tell. With other codes it means nothing.
@@ -102,21 +102,27 @@ func failure(e *C.ts_error) error {
 	return TakeError(unsafe.Pointer(e))
 }
 
+// NewFailure returns an error that names the exported function that the program called.
+func NewFailure(code Code, message string) *Error {
+	return &Error{Code: code, Origin: callName(), Message: message}
+}
+
 // NotLoaded returns the error of a call that was made before the library was loaded: that of
 // loading it, or, if loading it works, that the caller has not checked.
 func NotLoaded(err error) error {
 	if err == nil {
-		err = &Error{Code: CodeInternal, Origin: "Check", Message: "a function was called before its library was loaded: this is a defect of torchstream"}
+		err = NewFailure(CodeInternal, "a function was called before its library was loaded: this is a defect of torchstream")
 	}
 	return err
 }
 
-// TakeError takes ownership of a ts_error, which is not NULL, and returns its Go form. The pointer
-// is untyped because cgo gives each package a C type of its own.
+// TakeError takes ownership of a ts_error, which is not NULL, and returns its Go form, without
+// names of C: the origin is the exported function that the program called. The pointer is untyped
+// because cgo gives each package a C type of its own.
 func TakeError(p unsafe.Pointer) *Error {
 	e := (*C.ts_error)(p)
-	err := &Error{Code: Code(C.ts_error_code(e)), Origin: C.GoString(C.ts_error_origin(e)), Message: C.GoString(C.ts_error_message(e)),
-		Offset: int64(C.ts_error_offset(e))}
+	err := NewFailure(Code(C.ts_error_code(e)), goWords(C.GoString(C.ts_error_message(e))))
+	err.Offset = int64(C.ts_error_offset(e))
 	C.ts_error_free(e)
 	return err
 }

@@ -103,7 +103,7 @@ func geometry(g *Geometry) C.ts_image_geometry {
 // Decode writes WindowHeight rows of WindowWidth RGB pixels to dst, stride bytes apart. It checks
 // that dst holds them, because C does not know the length of dst.
 func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error {
-	if err := room("Decode", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
+	if err := room(int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
 	}
 	c := geometry(g)
@@ -113,10 +113,10 @@ func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error 
 // Resize is Decode for an image that is already decoded: height rows of width RGB pixels, srcStride
 // bytes apart.
 func Resize(d *Decoder, src []byte, width, height, srcStride int, g *Geometry, dst []byte, dstStride int) error {
-	if err := room("Resize", width, height, len(src), srcStride); err != nil {
+	if err := room(width, height, len(src), srcStride); err != nil {
 		return err
 	}
-	if err := room("Resize", int(g.WindowWidth), int(g.WindowHeight), len(dst), dstStride); err != nil {
+	if err := room(int(g.WindowWidth), int(g.WindowHeight), len(dst), dstStride); err != nil {
 		return err
 	}
 	c := geometry(g)
@@ -124,10 +124,10 @@ func Resize(d *Decoder, src []byte, width, height, srcStride int, g *Geometry, d
 		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(dstStride)))
 }
 
-func room(origin string, width, height, have, stride int) error {
+func room(width, height, have, stride int) error {
 	row := 3 * width
 	if width < 1 || height < 1 || width > math.MaxInt32 || height > math.MaxInt32 || stride < row || have < row || height > 1 && stride > (have-row)/(height-1) {
-		return &Error{Code: CodeInvalidArgument, Origin: origin, Message: "the pixel buffer is too small for its width, height and stride"}
+		return NewFailure(CodeInvalidArgument, "the pixel buffer is too small for its width, height and stride")
 	}
 	return nil
 }

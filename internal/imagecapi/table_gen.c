@@ -14,7 +14,6 @@ TS_API char torchstream_imagecapi_absent;
 static const char* absent_ts_jpeg_version(void) { return ""; }
 static int32_t absent_ts_error_code(const ts_error* error) { return 0; }
 static const char* absent_ts_error_message(const ts_error* error) { return ""; }
-static const char* absent_ts_error_origin(const ts_error* error) { return ""; }
 static int64_t absent_ts_error_offset(const ts_error* error) { return 0; }
 static void absent_ts_error_free(ts_error* error) {}
 static ts_error* absent_ts_error_new(int32_t code, const char* origin, const char* message) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -51,7 +50,6 @@ static struct {
   const char* (*ts_jpeg_version)(void);
   int32_t (*ts_error_code)(const ts_error* error);
   const char* (*ts_error_message)(const ts_error* error);
-  const char* (*ts_error_origin)(const ts_error* error);
   int64_t (*ts_error_offset)(const ts_error* error);
   void (*ts_error_free)(ts_error* error);
   ts_error* (*ts_error_new)(int32_t code, const char* origin, const char* message);
@@ -87,7 +85,6 @@ static struct {
   absent_ts_jpeg_version,
   absent_ts_error_code,
   absent_ts_error_message,
-  absent_ts_error_origin,
   absent_ts_error_offset,
   absent_ts_error_free,
   absent_ts_error_new,
@@ -125,7 +122,6 @@ static const char* const names[] = {
   "ts_jpeg_version",
   "ts_error_code",
   "ts_error_message",
-  "ts_error_origin",
   "ts_error_offset",
   "ts_error_free",
   "ts_error_new",
@@ -162,7 +158,6 @@ static const char* const names[] = {
 const char* ts_jpeg_version(void) { return table.ts_jpeg_version(); }
 int32_t ts_error_code(const ts_error* error) { return table.ts_error_code(error); }
 const char* ts_error_message(const ts_error* error) { return table.ts_error_message(error); }
-const char* ts_error_origin(const ts_error* error) { return table.ts_error_origin(error); }
 int64_t ts_error_offset(const ts_error* error) { return table.ts_error_offset(error); }
 void ts_error_free(ts_error* error) { table.ts_error_free(error); }
 ts_error* ts_error_new(int32_t code, const char* origin, const char* message) { return table.ts_error_new(code, origin, message); }

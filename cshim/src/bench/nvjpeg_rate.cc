@@ -257,7 +257,7 @@ ts_error* ts_bench_nvjpeg(int32_t device, int32_t backend, const uint8_t* data, 
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(backend == TS_BENCH_NVJPEG_CUDA || backend == TS_BENCH_NVJPEG_HARDWARE,
-                "backend is none of TS_BENCH_NVJPEG_");
+                "backend has an unknown value");
     ts::require(data != nullptr && sizes != nullptr && rate != nullptr, "an argument is NULL");
     ts::require(count > 0 && batch > 0 && batch <= 4096, "count and batch must be at least 1");
     ts::require(threads > 0 && threads <= 64, "threads must be from 1 to 64");

@@ -132,7 +132,7 @@ void empty_cache() {
   if (all.in_use > 0) {
     throw Failure(TS_ERROR_BUSY,
                   "a thread is inside a memory pool, and the allocator frees no memory until it "
-                  "leaves: try again after its ts_memory_pool_exit");
+                  "leaves: try again when the thread has left the pool");
   }
   allocator::emptyCache();
   at::getHostAllocator(at::kCUDA)->empty_cache();

@@ -137,8 +137,8 @@ std::shared_lock<std::shared_mutex> wait_for_no_capture() {
 RandomTurn::RandomTurn() : lock_(under_way().turn, std::try_to_lock) {
   if (!lock_.owns_lock()) {
     throw Failure(TS_ERROR_BUSY,
-                  "a capture on another thread has the random generators: call ts_capture_wait, "
-                  "and again");
+                  "a capture on another thread has the random generators: wait for its end "
+                  "(ts_capture_wait) and call again");
   }
 }
 

@@ -418,7 +418,7 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** gra
     if (ts::inside_memory_pool()) {
       throw ts::Failure(TS_ERROR_CAPTURE,
                         "this thread is inside a memory pool, and a graph has memory of its own: "
-                        "call ts_memory_pool_exit before the capture");
+                        "leave the pool before the capture");
     }
     const auto device = on.device_index();
     ts::require(c10::cuda::current_device() == device &&
