@@ -6,7 +6,8 @@
 #
 # OUT=DIR            folder for logs and results (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
-# TEST_TIMEOUT=SECS  time limit of one test program (default 240)
+# TEST_TIMEOUT=SECS  time limit of one test program (default 400)
+# TEST_JOBS=N        test programs at a time in tests (default: a quarter of the cores); some always run alone
 # RUN=REGEXP         run only the Go tests that match
 # ONLY=REGEXP        in tests, sanitize and streams, run only the test programs whose names in the table match
 # JOBS=N             test programs at a time in sanitize (default: three quarters of the cores)
@@ -21,7 +22,7 @@ bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$PWD/out}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-limit=${TEST_TIMEOUT:-240}
+limit=${TEST_TIMEOUT:-400}
 device=${DEVICE:-cuda}
 failures=0
 summary=$out/summary.txt
@@ -79,31 +80,65 @@ count() {
   fi
 }
 
+# Test programs that run alone: their tests compare the device's free memory, or times on its streams.
+alone='^(cuda|nn|prefetcher|torch)$|^cshim/(cuda|torch)_'
+# The longest programs, which start first.
+longest='^(distributed|cmd/torchstream|train|examples/11-distributed)$'
+
+# tested: runs the program `name`, and leaves its output in $one and its status and seconds in $one.rc.
+tested() {
+  local start rc
+  start=$(date +%s.%N)
+  if [[ $kind == go ]]; then
+    (cd "$folder" && timeout -k 10 "$((limit + 20))" "$file" -test.v -test.timeout "${limit}s" ${RUN:+-test.run "$RUN"}) >"$one" 2>&1 </dev/null
+  else
+    (cd "$folder" && timeout -k 10 "$limit" "$file") >"$one" 2>&1 </dev/null
+  fi
+  rc=$?
+  echo "$rc $(echo "$(date +%s.%N) $start" | awk '{print $1-$2}')" >"$one.rc"
+}
+
+# tested_line NAME KIND: prints the program's line of the table, and what failed.
+tested_line() {
+  local rc took pass fail skip verdict=
+  read -r rc took <"$one.rc"
+  read -r pass fail skip <<<"$(count "$2" "$one")"
+  # A crash, a time-out or a race may print no FAIL line.
+  if ((rc != 0)); then verdict="  FAILED (exit status $rc)" && failures=$((failures + 1)); fi
+  say "$(printf '%-34s %6d %6d %6d %7.1f%s' "$1" "$pass" "$fail" "$skip" "$took" "$verdict")"
+  { echo "=== $1 (exit status $rc)"; cat "$one"; } >>"$out/tests.log"
+  if ((rc != 0)); then
+    grep -nE '^ *--- FAIL|^\[  FAILED|panic:|SIG[A-Z]+:|error while loading|_test\.(go|cc):[0-9]+' "$one" | head -20 | sed 's/^/    /' | tee -a "$summary"
+    tail -n 5 "$one" | sed 's/^/    | /'
+  fi
+}
+
 tests() {
-  local log=$out/tests.log one=$out/.one folder name file kind rc start pass fail skip verdict
+  local log=$out/tests.log jobs=${TEST_JOBS:-$(($(nproc) / 4))} begun=$SECONDS number one folder name file kind names=() kinds=()
+  ((jobs > 0)) || jobs=1
   : >"$log"
+  rm -rf "$out/tests" && mkdir -p "$out/tests"
+  while IFS=$'\t' read -r folder name file kind; do
+    one=$out/tests/${#names[@]}
+    names+=("$name") kinds+=("$kind")
+    if [[ $name =~ $alone ]]; then
+      wait
+      tested
+      continue
+    fi
+    while (($(jobs -rp | wc -l) >= jobs)); do wait -n; done
+    tested &
+  done < <(programs | awk -F'\t' -v alone="$alone" -v longest="$longest" \
+    '{print ($2 ~ longest ? 0 : $2 ~ alone ? 2 : 1) "\t" $0}' | sort -s -n -k1,1 | cut -f2-)
+  wait
   say ""
   say "$(printf '%-34s %6s %6s %6s %7s' tests pass fail skip seconds)"
-  while IFS=$'\t' read -r folder name file kind; do
-    start=$(date +%s.%N)
-    if [[ $kind == go ]]; then
-      (cd "$folder" && timeout -k 10 "$((limit + 20))" "$file" -test.v -test.timeout "${limit}s" ${RUN:+-test.run "$RUN"}) >"$one" 2>&1 </dev/null
-    else
-      (cd "$folder" && timeout -k 10 "$limit" "$file") >"$one" 2>&1 </dev/null
-    fi
-    rc=$?
-    read -r pass fail skip <<<"$(count "$kind" "$one")"
-    verdict=
-    # A crash, a time-out or a race may print no FAIL line.
-    if ((rc != 0)); then verdict="  FAILED (exit status $rc)" && failures=$((failures + 1)); fi
-    say "$(printf '%-34s %6d %6d %6d %7.1f%s' "$name" "$pass" "$fail" "$skip" "$(echo "$(date +%s.%N) $start" | awk '{print $1-$2}')" "$verdict")"
-    { echo "=== $name (exit status $rc)"; cat "$one"; } >>"$log"
-    if ((rc != 0)); then
-      grep -nE '^ *--- FAIL|^\[  FAILED|panic:|SIG[A-Z]+:|error while loading|_test\.(go|cc):[0-9]+' "$one" | head -20 | sed 's/^/    /' | tee -a "$summary"
-      tail -n 5 "$one" | sed 's/^/    | /'
-    fi
-  done < <(programs)
-  rm -f "$one"
+  for ((number = 0; number < ${#names[@]}; number++)); do
+    one=$out/tests/$number
+    tested_line "${names[number]}" "${kinds[number]}"
+  done
+  say "tests: $((SECONDS - begun)) seconds, $jobs programs at a time"
+  rm -rf "$out/tests"
   {
     echo "=== skipped"
     grep -hE '^ *--- SKIP|^\[  SKIPPED \].*ms\)$' "$log" | sort
