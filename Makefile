@@ -64,10 +64,23 @@ test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs o
 	go test -count=1 -timeout 30m ./...
 	go test -count=1 -timeout 30m -race ./imageloader/... ./prefetcher/...
 	go test -count=1 -race -short -run "$(RACED)" ./distributed
-	go test -count=1 -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher ./cudatest
 	cd lab && go test -count=1 -timeout 30m ./...
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
+
+.PHONY: test-debug
+test-debug: shim ## run the tests of handles and leaks in builds with the tag debug
+	go test -count=1 -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher ./cudatest
+
+.PHONY: test-bundle
+test-bundle: shim ## make a bundle of a program and run it on a C library alone, which takes root
+	@if ((EUID == 0)) && unshare --mount --pid --net --fork true; then tools/bundle-test.sh; \
+	else echo "test-bundle: skipped: tools/bundle-test.sh changes the root folder of a process, which needs root"; fi
+
+# .ci/run runs those of them that guard what a change touches.
+.PHONY: nightly
+nightly: shim ## run every check, also those that .ci/run leaves out of a change that does not touch what they guard
+	CI_BASE=$$(git hash-object -t tree /dev/null) .ci/run
 
 # CI runs it where there is a Python 3.12.
 .PHONY: test-pytorch
@@ -112,14 +125,22 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_decode_test --gtest_filter='DecodeGpu.*'
 	cd lab && go test -count=1 -exec "$$PWD/../tools/null-device.sh" -run '^TestBenchLoaderPeers$$|^TestBenchTrainBesideEngines$$' ./torchstream-lab
 
-# Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
-# has no LibTorch.
+# Tests all that a program that imports only imageloader needs.
 .PHONY: test-image
 test-image: image ## test the loader and the command without LibTorch, with the image library alone
 	go test -count=1 ./tensor ./internal/imagecapi ./imageloader/...
 	go test -count=1 -run '^Test(CommandLine|Help|Inspect|Index|Preview|BenchLoader$$|WithoutLibTorch)' ./cmd/torchstream
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
+
+# tools/without-libtorch.sh runs it in a clone that has no LibTorch.
+.PHONY: test-image-short
+test-image-short: image
+	go vet ./tensor ./internal/imagecapi ./imageloader/...
+	go test -count=1 ./imageloader/decode
+	go test -count=1 -run '^Test(Digests|Formats|Inspect|MakeIndex)' ./imageloader
+	go test -count=1 -run '^Test(CommandLine|Help|Inspect|Index|Preview|BenchLoader$$|WithoutLibTorch)' ./cmd/torchstream
+	cd imageloader/blob && go vet ./...
 
 .PHONY: mutate
 mutate: shim ## leave out each ordering edge in turn: a test must fail (docs/streams.md has the edges that need a GPU)
