@@ -149,6 +149,8 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		Width:     rangeOf(c.width),
 		Height:    rangeOf(c.height),
 		Bytes:     rangeOf(c.bytes),
+
+		OrphansNamed: labels.OrphansNamed,
 	}
 	for _, class := range labels.Classes {
 		r.Classes = append(r.Classes, ClassReport{Name: class})

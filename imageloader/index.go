@@ -20,6 +20,9 @@ type IndexReport = index.Report
 // UnknownClassError is the error of an image in a directory that is not one of Options.Classes.
 type UnknownClassError = index.UnknownClassError
 
+// Orphan is an image without a label, which is no sample.
+type Orphan = index.Orphan
+
 // indexConfig returns the configuration of the loader's index.
 func (l *Loader) indexConfig() index.Config {
 	pairs, _ := l.o.Masks.pairs() // withDefaults has found no error

@@ -23,6 +23,8 @@ type Report struct {
 	Samples   int    // images in the directories of classes, bad ones included
 	Ignored   int    // other members, not counting directories
 	Orphans   int    // images among the ignored members that are in no directory
+	// OrphansNamed are the first 10 images without a label, with WebDataset.
+	OrphansNamed []Orphan
 	// LeftOut are folders and links that may have been meant as classes, and are none. nil where
 	// directories are not the classes: with WebDataset and List.
 	LeftOut []LeftOut
@@ -87,7 +89,7 @@ func inspectedBy(path string, o Options, file func(string) (archive.File, error)
 
 // inspect inspects the archive. At the end, without an error, take is called for each bad sample
 // and each one whose damage was tolerated, in no order; nil: nothing takes them. names makes the
-// digests of their names.
+// digests of their names. With take, a WebDataset key of samples in several shards is an error.
 func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *nameSet, take func(verdict)) (*Report, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -100,7 +102,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *na
 		return nil, archive.StopCause(ctx, err)
 	}
 	config := l.indexConfig()
-	config.Progress = progress
+	config.Progress, config.OneShard = progress, take != nil
 	b, err := index.NewBuilder(archive.Shown(l.path), config)
 	if err != nil {
 		return nil, err
@@ -348,7 +350,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		c.add(f)
 		i++
 	}
-	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans(), LeftOut: x.LeftOut()}
+	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans(), OrphansNamed: x.OrphansNamed(), LeftOut: x.LeftOut()}
 	for label := range labels.Classes {
 		labels.OfDirectory = append(labels.OfDirectory, int32(label))
 	}

@@ -76,10 +76,14 @@ type Options struct {
 	// damaged and images still decode, their batches come before the *ArchiveError that ends the
 	// epoch.
 	Classes []string
-	// WebDataset takes labels as WebDataset does, not from directories. Members that follow each
-	// other and whose paths are equal up to the first dot of the last part are a group. The group's
-	// first image is a sample; its .cls member holds the label, or the field label, cls or class of
-	// its .json member. Further images, and images without a label, are ignored and logged.
+	// WebDataset takes labels as WebDataset does, not from directories. Members of a shard that
+	// follow each other and whose paths are equal up to the first dot of the last part are a group.
+	// The group's image whose extension has no further dot is a sample ("0.jpg", not
+	// "0.depth.png"); its .cls member holds the label, or else the field label, cls or class of
+	// its .json member. Further images, and images without a label, are ignored, logged and
+	// counted: see Stats.Orphans. A member that is there twice, a sample whose members are not
+	// adjacent, a label that cannot be read, and two labels that contradict each other are errors
+	// that name the member and the shard.
 	//
 	// If every label is a decimal number, labels stand for themselves: "7" and "007" are 7. One
 	// that is not a whole number from 0 to 1,048,575 is then an error that names its image. If any

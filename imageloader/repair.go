@@ -51,7 +51,8 @@ type FixReport struct {
 // orientation) that Partial gives. So loaders with the default options accept all samples.
 //
 // With Options.WebDataset, the other members of a bad sample's group are left out too, since
-// another image of the group would take the sample's place.
+// another image of the group would take the sample's place. A key that samples of several shards
+// have is an error, since the new archive is one shard.
 //
 // Fix fails before it writes if the archive itself is damaged, if no sample is good, if a class
 // would end (see FixOptions), and if there is a file with the name of the new one, unless that is
@@ -297,7 +298,7 @@ func (x *fixing) copy(ctx context.Context, w *tar.Writer) error {
 		if x.left.has(position) || x.damaged.has(position) {
 			x.met += x.names.digest(m.Name)
 		}
-		group := groups.Next(m.Name)
+		group := groups.Next(&m)
 		if x.left.has(position) || x.l.o.WebDataset && x.groups.has(group) || m.Kind != archive.Regular {
 			x.report.LeftOut++
 			continue

@@ -185,7 +185,7 @@ func TestWebDatasetLabelsAreRead(t *testing.T) {
 		"given":            {[]archivetest.Member{image("a.jpg"), file("a.cls", "x"), image("b.jpg"), file("b.cls", "y")}, []string{"y", "x"}, "[y x] a.jpg:1 b.jpg:0"},
 		"given, not known": {[]archivetest.Member{image("a.jpg"), file("a.cls", "x"), image("b.jpg"), file("b.cls", "y")}, []string{"x"}, `error "b.jpg" is of class "y"`},
 		"no labels": {[]archivetest.Member{image("c/a.jpg"), image("c/b.jpg")}, nil,
-			"error no samples in %s: 2 images have no label: neither a .cls member of the same name, nor a .json with the field label, cls or class"},
+			"error no samples in %s: 2 images have no label; the first is \"c/a.jpg\": no .cls or .json member with its key is next to it in the shard"},
 		"leading zeros":  {numbered("007", "00010"), nil, "[0 1 2 3 4 5 6 7 8 9 10] 0.png:0 1.png:1 2.png:2 odd0.png:7 odd1.png:10"},
 		"negative":       {numbered("-1"), nil, `error %s: "odd0.png" has the label "-1": all labels are numbers`},
 		"signed":         {numbered("+1"), nil, `error %s: "odd0.png" has the label "+1": all labels are numbers`},
@@ -243,8 +243,9 @@ func TestWebDatasetWarnings(t *testing.T) {
 	}
 	defer l.Close()
 	for _, want := range []string{
-		`msg="images behind the first one of their group are ignored" archive=` + path + ` images=2 first=a.mask.png`,
-		`msg="images without a label beside them (.cls, or label, cls or class in .json) are ignored" archive=` + path + ` images=1`,
+		`msg="images beside the sample of their group are ignored" archive=` + path + ` images=2 first=a.mask.png`,
+		`msg="images without a label are ignored" archive=` + path + ` images=1`,
+		`msg="image without a label is ignored" archive=` + path + ` name=b.png reason="no .cls or .json member with its key is next to it in the shard"`,
 	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %s in\n%s", want, &text)

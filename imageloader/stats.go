@@ -29,6 +29,9 @@ type Stats struct {
 	Warned      int64
 	WarnedNamed []*SampleError // the first 100 different ones, in the order met; the log names all
 	Ignored     int            // members of the archive that are no samples: no image, or not in a class's directory
+	// Orphans is the number of images among Ignored: those outside of any directory, with
+	// WebDataset those without a label, with a List those that it does not name.
+	Orphans int
 
 	Workers    int
 	Queue      int   // samples that are read and not yet taken by a worker, now
@@ -69,7 +72,8 @@ const (
 )
 
 // Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers,
-// Queue, QueueBytes, Ignored, TranscodedBytes), BadNamed and WarnedNamed keep their present values.
+// Queue, QueueBytes, Ignored, Orphans, TranscodedBytes), BadNamed and WarnedNamed keep their
+// present values.
 func (s Stats) Since(before Stats) Stats {
 	s.Samples -= before.Samples
 	s.Batches -= before.Batches
@@ -144,7 +148,7 @@ func (s Stats) LogValue() slog.Value {
 	stage, advice := s.Bottleneck()
 	attrs := []slog.Attr{
 		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes), slog.Int64("bad", s.Bad), slog.Int64("warned", s.Warned),
-		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers), slog.Int("ignored", s.Ignored),
+		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers), slog.Int("ignored", s.Ignored), slog.Int("orphans", s.Orphans),
 		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode),
 		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot), slog.Duration("consumer_wait", s.ConsumerWait),
 		slog.Int64("cropped", s.Cropped), slog.Int64("gave_up", s.GaveUp), slog.Int64("entries_made", s.EntriesMade), slog.Int64("entries_refused", s.EntriesRefused),
@@ -182,6 +186,7 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		Warned       int64                `json:"warned"`
 		WarnedNamed  []string             `json:"warned_named"`
 		Ignored      int                  `json:"ignored"`
+		Orphans      int                  `json:"orphans"`
 		Decoded      map[DecodePath]int64 `json:"decoded_by"`
 		Cropped      int64                `json:"cropped"`
 		GaveUp       int64                `json:"gave_up"`
@@ -200,7 +205,7 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		ConsumerWait float64              `json:"consumer_wait_seconds"`
 		Bottleneck   Stage                `json:"bottleneck"`
 		Advice       string               `json:"advice"`
-	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named(s.BadNamed), s.Warned, named(s.WarnedNamed), s.Ignored, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.TranscodedBytes, s.Workers, s.Queue, s.QueueBytes,
+	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named(s.BadNamed), s.Warned, named(s.WarnedNamed), s.Ignored, s.Orphans, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.TranscodedBytes, s.Workers, s.Queue, s.QueueBytes,
 		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 
@@ -221,7 +226,7 @@ func (l *Loader) Stats() Stats {
 		s.TranscodedBytes = p.CopyBytes()
 	}
 	if x := l.index.Load(); x != nil {
-		s.Ignored = x.Ignored()
+		s.Ignored, s.Orphans = x.Ignored(), x.Orphans()
 	}
 	return s
 }

@@ -85,7 +85,7 @@ func TestStatsForms(t *testing.T) {
 // TestStatsFieldsAreComplete: Since, LogValue and MarshalJSON have every field of Stats. The test
 // sets one field at a time, and requires that exactly this field changes in each of them.
 func TestStatsFieldsAreComplete(t *testing.T) {
-	gauges := []string{"BadNamed", "WarnedNamed", "Ignored", "Workers", "Queue", "QueueBytes", "TranscodedBytes"}
+	gauges := []string{"BadNamed", "WarnedNamed", "Ignored", "Orphans", "Workers", "Queue", "QueueBytes", "TranscodedBytes"}
 	inJSON := map[string]string{"Decoded": "decodedby"}
 	inLog := map[string]string{"BadNamed": "", "WarnedNamed": "", "BadBy": "bad damaged", "Decoded": "decoded png"}
 	// with returns a Stats whose field of the given number is n, and whose other fields are zero.

@@ -177,3 +177,20 @@ func onePixel(t *testing.T) string {
 	}
 	return b.String()
 }
+
+// TestInspectNamesImagesWithoutLabels: as text and as JSON, by decoding and by the index.
+func TestInspectNamesImagesWithoutLabels(t *testing.T) {
+	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.json": "{}"})
+	for _, args := range [][]string{{"inspect", "-webdataset", web}, {"inspect", "-webdataset", "-index", web}} {
+		_, stdout, _ := command(t, args...)
+		if !strings.Contains(stdout, "images without a label: 1\ns/2.png  its .json has none of the fields label, cls and class\n") {
+			t.Errorf("%q: %s, want s/2.png with its reason", args, stdout)
+		}
+		_, stdout, stderr := command(t, append([]string{"inspect", "-json"}, args[1:]...)...)
+		var r inspection
+		want := orphanImage{"s/2.png", "its .json has none of the fields label, cls and class"}
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.Orphans != 1 || len(r.OrphansNamed) != 1 || r.OrphansNamed[0] != want {
+			t.Errorf("%q: %d, %q, error %v, %s, want %q", args, r.Orphans, r.OrphansNamed, err, stderr, want)
+		}
+	}
+}

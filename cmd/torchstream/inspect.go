@@ -18,26 +18,34 @@ import (
 
 // inspection is the report as JSON.
 type inspection struct {
-	File      string           `json:"file"`
-	Format    string           `json:"format"`
-	FileBytes int64            `json:"file_bytes"`
-	Samples   int              `json:"samples"` // bad ones included
-	Ignored   int              `json:"ignored"`
-	Orphans   int              `json:"orphans"`  // images among the ignored ones that lie in no directory, or have no label
-	LeftOut   []leftOut        `json:"left_out"` // folders and links that are no classes
-	Classes   []inspectedClass `json:"classes"`
-	Formats   map[string]int   `json:"formats"`
-	Width     spread           `json:"width"`
-	Height    spread           `json:"height"`
-	Bytes     spread           `json:"bytes"`
-	Findings  []kindFound      `json:"findings"` // what is tolerated, refused or rare
-	BadCount  int              `json:"bad_count"`
-	Bad       []badMember      `json:"bad"` // the first 1,000
-	BadBy     map[string]int   `json:"bad_by_reason"`
-	Warnings  int              `json:"warned_count"`
-	Warned    []badMember      `json:"warned"`           // the first 1,000 that are damaged, and decoded all the same
-	Damage    string           `json:"damage,omitempty"` // to the archive itself; all else is about what comes before it
-	Fixed     *fixedArchive    `json:"fixed,omitempty"`  // with -fix
+	File      string    `json:"file"`
+	Format    string    `json:"format"`
+	FileBytes int64     `json:"file_bytes"`
+	Samples   int       `json:"samples"` // bad ones included
+	Ignored   int       `json:"ignored"`
+	Orphans   int       `json:"orphans"`  // images among the ignored ones that lie in no directory, or have no label
+	LeftOut   []leftOut `json:"left_out"` // folders and links that are no classes
+	// OrphansNamed are the first 10 images without a label, with -webdataset.
+	OrphansNamed []orphanImage    `json:"orphans_named"`
+	Classes      []inspectedClass `json:"classes"`
+	Formats      map[string]int   `json:"formats"`
+	Width        spread           `json:"width"`
+	Height       spread           `json:"height"`
+	Bytes        spread           `json:"bytes"`
+	Findings     []kindFound      `json:"findings"` // what is tolerated, refused or rare
+	BadCount     int              `json:"bad_count"`
+	Bad          []badMember      `json:"bad"` // the first 1,000
+	BadBy        map[string]int   `json:"bad_by_reason"`
+	Warnings     int              `json:"warned_count"`
+	Warned       []badMember      `json:"warned"`           // the first 1,000 that are damaged, and decoded all the same
+	Damage       string           `json:"damage,omitempty"` // to the archive itself; all else is about what comes before it
+	Fixed        *fixedArchive    `json:"fixed,omitempty"`  // with -fix
+}
+
+// orphanImage is an image without a label.
+type orphanImage struct {
+	Name   string `json:"name"`
+	Reason string `json:"reason"`
 }
 
 type leftOut struct {
@@ -155,10 +163,13 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	out := inspection{
 		File: r.File, Format: r.Format, FileBytes: r.FileBytes, Samples: r.Samples, Ignored: r.Ignored, Orphans: r.Orphans, Formats: r.Formats,
 		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes), Classes: []inspectedClass{}, Bad: []badMember{}, Warned: []badMember{}, BadBy: map[string]int{},
-		Findings: []kindFound{}, Warnings: r.WarnedCount, LeftOut: []leftOut{},
+		Findings: []kindFound{}, Warnings: r.WarnedCount, LeftOut: []leftOut{}, OrphansNamed: []orphanImage{},
 	}
 	for _, l := range r.LeftOut {
 		out.LeftOut = append(out.LeftOut, leftOut(l))
+	}
+	for _, o := range r.OrphansNamed {
+		out.OrphansNamed = append(out.OrphansNamed, orphanImage(o))
 	}
 	for _, f := range r.Findings {
 		out.Findings = append(out.Findings, kindFound{string(f.Verdict), f.What, f.Count, f.First})
@@ -284,6 +295,9 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	if err := r.printFindings(w); err != nil {
 		return err
 	}
+	if err := r.printOrphans(w); err != nil {
+		return err
+	}
 	if len(r.Bad) > 0 {
 		fmt.Fprintf(w, "\nbad members: %d\n", r.BadCount)
 		table = printable.NewTable(w, 0)
@@ -402,6 +416,23 @@ func (r inspection) printFindings(w io.Writer) error {
 		fmt.Fprintf(table, "%s\t%7d\t%s\t%s\n", f.Verdict, f.Count, printable.Text(f.What), strings.Join(names, ", "))
 	}
 	return table.Flush()
+}
+
+// printOrphans names the first images without a label, and says why they have none.
+func (r inspection) printOrphans(w io.Writer) error {
+	if len(r.OrphansNamed) == 0 {
+		return nil
+	}
+	fmt.Fprintf(w, "\nimages without a label: %d\n", r.Orphans)
+	table := printable.NewTable(w, 0)
+	for _, o := range r.OrphansNamed {
+		fmt.Fprintf(table, "%s\t%s\n", printable.Name(o.Name), o.Reason)
+	}
+	err := table.Flush()
+	if more := r.Orphans - len(r.OrphansNamed); err == nil && more > 0 {
+		_, err = fmt.Fprintf(w, "... and %d more\n", more)
+	}
+	return err
 }
 
 // printMembers names up to limit members in a table, and says how many of all are left.

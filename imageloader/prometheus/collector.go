@@ -70,6 +70,7 @@ func NewCollector(source Source, labels client.Labels) *Collector {
 	count("wait_slot_seconds_total", "Time that samples waited for a free slot.", func(s *imageloader.Stats) float64 { return s.WaitSlot.Seconds() })
 	count("consumer_wait_seconds_total", "Time that the loop over Epoch waited for a batch.", func(s *imageloader.Stats) float64 { return s.ConsumerWait.Seconds() })
 	gauge("transcoded_bytes", "Memory of baseline copies of progressive JPEGs.", func(s *imageloader.Stats) float64 { return float64(s.TranscodedBytes) })
+	gauge("orphan_images", "Images that are no samples, because they have no class or label.", func(s *imageloader.Stats) float64 { return float64(s.Orphans) })
 	gauge("workers", "Workers that decode.", func(s *imageloader.Stats) float64 { return float64(s.Workers) })
 	gauge("queue_samples", "Samples read and not yet taken by a worker.", func(s *imageloader.Stats) float64 { return float64(s.Queue) })
 	gauge("queue_bytes", "Compressed bytes read and not yet decoded.", func(s *imageloader.Stats) float64 { return float64(s.QueueBytes) })

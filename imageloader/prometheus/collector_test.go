@@ -20,7 +20,7 @@ func (f fixed) Stats() imageloader.Stats { return imageloader.Stats(f) }
 func TestScrapeHasTheValuesOfStats(t *testing.T) {
 	s := fixed{
 		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, Warned: 4, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,
-		Decoded: map[imageloader.DecodePath]int64{imageloader.ByPNG: 7, imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
+		Orphans: 9, Decoded: map[imageloader.DecodePath]int64{imageloader.ByPNG: 7, imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
 		Elapsed: 2 * time.Second, Read: time.Second, Decode: 7 * time.Second, WaitSlot: time.Second / 2,
 	}
 	c := NewCollector(s, client.Labels{"loader": "train"})
@@ -56,6 +56,9 @@ torchstream_loader_decoded_images_total{loader="train",path="png"} 7
 # HELP torchstream_loader_inflate_seconds_total Time spent on inflating.
 # TYPE torchstream_loader_inflate_seconds_total counter
 torchstream_loader_inflate_seconds_total{loader="train"} 3
+# HELP torchstream_loader_orphan_images Images that are no samples, because they have no class or label.
+# TYPE torchstream_loader_orphan_images gauge
+torchstream_loader_orphan_images{loader="train"} 9
 # HELP torchstream_loader_queue_bytes Compressed bytes read and not yet decoded.
 # TYPE torchstream_loader_queue_bytes gauge
 torchstream_loader_queue_bytes{loader="train"} 678
@@ -64,7 +67,7 @@ torchstream_loader_queue_bytes{loader="train"} 678
 torchstream_loader_samples_total{loader="train"} 640
 `
 	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "torchstream_loader_bad_samples_total", "torchstream_loader_bottleneck",
-		"torchstream_loader_decode_seconds_total", "torchstream_loader_decoded_images_total", "torchstream_loader_inflate_seconds_total", "torchstream_loader_queue_bytes", "torchstream_loader_samples_total"); err != nil {
+		"torchstream_loader_decode_seconds_total", "torchstream_loader_decoded_images_total", "torchstream_loader_inflate_seconds_total", "torchstream_loader_orphan_images", "torchstream_loader_queue_bytes", "torchstream_loader_samples_total"); err != nil {
 		t.Error(err)
 	}
 }

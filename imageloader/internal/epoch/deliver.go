@@ -112,7 +112,7 @@ func (d *delivering) end(last *ready) error {
 	if p.flow.build != nil {
 		orphans = p.flow.build.Orphans()
 	}
-	return index.NoSamples(file, p.archive.Position(), orphans, false)
+	return index.NoSamples(file, p.archive.Position(), orphans)
 }
 
 // cause returns the cause of the end of the pass's context.

@@ -48,6 +48,7 @@ func build(a *archive.Archive, c Config) (*Index, error) {
 		_ = x.Close() // no entry points were kept
 		return nil, x.noSamples(a.Path(), a.Position(), &c)
 	}
+	x.logMixedLabels(a.Path(), &c)
 	return x, nil
 }
 
@@ -78,16 +79,19 @@ func scan(a *archive.Archive, c Config) (*Builder, error) {
 	c.Logger.Info("scanned archive", "archive", a.Path(), "members", b.count, "ignored", b.ignored,
 		"seconds", time.Since(began).Seconds())
 	switch {
-	case b.orphans > 0 && c.WebDataset:
-		c.Logger.Warn("images without a label beside them (.cls, or label, cls or class in .json) are ignored",
-			"archive", a.Path(), "images", b.orphans)
+	case c.WebDataset:
+		warnOfOrphans(c.Logger, a.Path(), b.orphans, b.orphansNamed)
 	case b.orphans > 0:
 		c.Logger.Warn("images outside of any directory have no class and are ignored",
 			"archive", a.Path(), "images", b.orphans)
 	}
 	if b.seconds > 0 {
-		c.Logger.Warn("images behind the first one of their group are ignored",
+		c.Logger.Warn("images beside the sample of their group are ignored",
 			"archive", a.Path(), "images", b.seconds, "first", b.second)
+	}
+	if b.lone > 0 {
+		c.Logger.Warn("labels without an image in their group are ignored",
+			"archive", a.Path(), "labels", b.lone, "first", b.firstLone)
 	}
 	return b, nil
 }
@@ -130,7 +134,10 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
 	}
 	if r.Samples == 0 {
-		return nil, leftOutError(NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset), b.leftOut())
+		if c.WebDataset {
+			return nil, noLabels(a.Path(), a.Position(), b.orphans, b.orphansNamed)
+		}
+		return nil, leftOutError(NoSamples(a.Path(), a.Position(), b.orphans), b.leftOut())
 	}
 	switch {
 	case c.List != nil:

@@ -23,8 +23,12 @@ type Builder struct {
 	ignored int
 	orphans int    // images without a class
 	orphan  string // with a list: name of the first of them
-	seconds int    // images after the first image of a WebDataset group, which are ignored too
-	second  string // name of the first of them
+	// orphansNamed has the first images without a label of WebDataset.
+	orphansNamed []Orphan
+	seconds      int    // images beside the sample of a WebDataset group, which are ignored too
+	second       string // name of the first of them
+	lone         int    // WebDataset labels without an image
+	firstLone    string // name of the first of them
 
 	count    int    // members
 	last     record // the newest member, still incomplete and not yet in members
@@ -61,7 +65,7 @@ func NewBuilder(path string, c Config) (*Builder, error) {
 	}
 	b := &Builder{file: path, config: c, dirs: dirs, keeping: c.HoldBytes > 0}
 	if c.WebDataset {
-		b.web = &webGroup{image: -1}
+		b.web = newWebGroup()
 	}
 	return b, nil
 }
@@ -74,6 +78,8 @@ type Labels struct {
 	OfDirectory []int32
 	Ignored     int // number of members that are not samples
 	Orphans     int // number of images without a class among them
+	// OrphansNamed are the first images without a label of WebDataset.
+	OrphansNamed []Orphan
 	// Odd is the number of the first label of WebDataset that is an error, or -1 without an error.
 	Odd     int
 	LeftOut []LeftOut
@@ -81,7 +87,7 @@ type Labels struct {
 
 // Labels returns the labels of all collected members. With WebDataset, a directory is a label.
 func (b *Builder) Labels() Labels {
-	l := Labels{Ignored: b.ignored, Orphans: b.orphans, Odd: -1, LeftOut: b.leftOut()}
+	l := Labels{Ignored: b.ignored, Orphans: b.orphans, OrphansNamed: b.orphansNamed, Odd: -1, LeftOut: b.leftOut()}
 	if b.config.List != nil {
 		l.Classes, l.OfDirectory, _ = b.config.List.classes(&b.config) // NewBuilder has found no error
 		return l

@@ -18,8 +18,8 @@ type Found struct {
 
 // Visitor takes part in a walk. It visits the samples, in order. Their labels are known if the
 // classes are given, and at the end of the archive otherwise. With WebDataset's labels, WalkLabels
-// visits the first image of each group when the group has ended; an image without a label has Dir
-// -1, and is not a sample.
+// visits the image of each group when the group has ended. It also visits images without a label,
+// and those beside a better one, which have Dir -1 and are not samples.
 type Visitor interface {
 	// Buffer returns memory of the sample's size for its content, or nil if the content is not
 	// wanted.
@@ -133,18 +133,7 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 		w.found.Dir, w.found.Index = int(b.last.label), number
 		return number, err
 	}
-	var label []byte
-	if isWebLabel(m) {
-		label = make([]byte, m.Size)
-		if err := a.Content(label); err != nil {
-			return -1, err
-		}
-	}
-	if number, err = b.addWeb(m, magic, label); err != nil {
-		return -1, a.Fail(err)
-	}
-	w.found.Index, w.found.Group = number, b.web.groups.n
-	return number, nil
+	return w.addWeb(m, magic)
 }
 
 // addOfList adds a member to w.found if the list names it, with the number of its label as its

@@ -1,173 +1,271 @@
 package index
 
 import (
-	"encoding/json"
 	"fmt"
-	"strconv"
+	"hash/maphash"
 	"strings"
-	"unicode"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// maxLabelBytes is the maximum size of a member that is read as a label.
-const maxLabelBytes = 1 << 20
-
-// webGroup collects the members of one WebDataset sample: consecutive members with the same path up
-// to the first dot of its last part.
+// webGroup collects the members of one WebDataset sample: see [Groups].
 type webGroup struct {
-	groups Groups
-	label  string
-	image  int // number of its member; -1: none yet
+	groups  Groups
+	keys    digests // of the shard's groups with an image or a label
+	members digests // of the group: keys with extensions
+
+	label   webLabel
+	noField bool // a .json without a label is among its members
+	image   int  // number of its member; -1: none yet
+	rank    int  // of the image: see webRank
+	keyed   bool // its key is in keys
 }
 
-// Groups numbers the WebDataset groups of an archive's members, which come in order.
+func newWebGroup() *webGroup {
+	seed := maphash.MakeSeed()
+	return &webGroup{image: -1, keys: digests{seed: seed}, members: digests{seed: seed}}
+}
+
+// next makes g empty, for the group of the next member.
+func (g *webGroup) next() {
+	*g = webGroup{groups: g.groups, image: -1, keys: g.keys, members: g.members}
+	g.members.clear()
+}
+
+// Groups numbers the WebDataset groups of an archive's members, which come in order. A group is the
+// consecutive members of one shard whose paths are equal up to the first dot of the last part.
 type Groups struct {
-	key string
-	n   int
+	shard int
+	key   string
+	n     int
 }
 
-// Next takes the next member's name and returns the ordinal of the member's group, from 1.
-func (g *Groups) Next(name string) int {
-	if key, _ := webName(name); g.n == 0 || key != g.key {
-		g.key = key
+// Next takes the next member and returns the ordinal of its group, from 1. It returns 0 for a
+// member of no group: a hidden file, or a name without an extension. Such a member does not end a
+// group.
+func (g *Groups) Next(m *archive.Member) int {
+	key, _, grouped := webName(m.Name)
+	if !grouped {
+		return 0
+	}
+	if g.n == 0 || key != g.key || m.Shard != g.shard {
+		g.shard, g.key = m.Shard, key
 		g.n++
 	}
 	return g.n
 }
 
-// webName splits a member's path like WebDataset.
-func webName(name string) (key, extension string) {
+// Key returns the key of the group of the last member that is in a group.
+func (g *Groups) Key() string { return g.key }
+
+// webName splits a member's path as WebDataset does. grouped is false for a hidden file, and for a
+// name without an extension.
+func webName(name string) (key, extension string, grouped bool) {
 	slash := strings.LastIndexByte(name, '/') + 1
 	dot := strings.IndexByte(name[slash:], '.')
-	if dot <= 0 { // a hidden file belongs to no sample
-		return name, ""
+	if dot <= 0 {
+		return "", "", false
 	}
-	return name[:slash+dot], strings.ToLower(name[slash+dot+1:])
+	return name[:slash+dot], strings.ToLower(name[slash+dot+1:]), true
 }
 
-// isWebLabel reports whether a member has the label of its group.
-func isWebLabel(m *archive.Member) bool {
-	_, extension := webName(m.Name)
-	return (extension == "cls" || extension == "json") && m.Kind == archive.Regular && m.Size <= maxLabelBytes
+// webRank ranks an image among those of its group: the highest rank is the sample. "0.jpg" is
+// preferred to "0.depth", and both to "0.depth.png".
+func webRank(m *archive.Member, extension string) int {
+	switch {
+	case strings.Contains(extension, "."):
+		return 0
+	case !claims(m, nil): // an image by its first bytes alone
+		return 1
+	}
+	return 2
 }
 
-// addWeb is add by the conventions of WebDataset: the first image of a group is a sample. content
-// is the content of a label.
-func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, err error) {
-	_, extension := webName(m.Name)
-	if before := b.web.groups.n; b.web.groups.Next(m.Name) != before {
-		if err := b.closeGroup(); err != nil {
+// digests is a set of strings. It keeps 64 bits of each: two of 10 million strings have the same
+// bits once in 400,000 sets.
+type digests struct {
+	seed maphash.Seed
+	seen map[uint64]struct{}
+}
+
+// again reports whether a string was added before, and adds it.
+func (d *digests) again(s string) bool {
+	digest := maphash.String(d.seed, s)
+	if _, found := d.seen[digest]; found {
+		return true
+	}
+	if d.seen == nil {
+		d.seen = map[uint64]struct{}{}
+	}
+	d.seen[digest] = struct{}{}
+	return false
+}
+
+// clear empties the set. It keeps the memory of a small set.
+func (d *digests) clear() {
+	const small = 16
+	if len(d.seen) > small {
+		d.seen = nil
+	}
+	clear(d.seen)
+}
+
+// addWeb is add by the conventions of WebDataset. It sets w.found if the member is the sample of
+// its group, as far as is known.
+func (w *walk) addWeb(m *archive.Member, magic []byte) (number int, err error) {
+	b, g := w.b, w.b.web
+	shard, groups := g.groups.shard, g.groups.n
+	g.groups.Next(m)
+	if g.groups.n != groups {
+		if err := b.closeGroup(); err != nil { // it names its member
 			return -1, err
 		}
-	}
-	if isWebLabel(m) {
-		read := webLabel
-		if b.dirs.lists {
-			read = webLabels
-		}
-		label, err := read(extension, content)
-		if err != nil {
-			return -1, fmt.Errorf("%q: %w", m.Name, err)
-		}
-		if len(label) > archive.MaxNameBytes {
-			return -1, fmt.Errorf("%q: a label of %d bytes, over the limit of %d", m.Name, len(label), archive.MaxNameBytes)
-		}
-		if label != "" {
-			b.web.label = label
-		}
-		return -1, nil
-	}
-	image := claims(m, magic)
-	if image && b.web.image >= 0 {
-		if b.seconds++; b.seconds == 1 {
-			b.second = m.Name
+		if g.next(); g.groups.shard != shard && !b.config.OneShard {
+			g.keys.clear()
 		}
 	}
-	if !image || b.web.image >= 0 {
-		b.ignored++
-		return -1, nil
+	if number, err = w.addToGroup(m, magic); err != nil {
+		return -1, w.a.Fail(err)
 	}
-	number, err = b.record(m, 0, recordImage)
-	if err != nil {
-		return -1, err
-	}
-	b.web.image = number
 	return number, nil
 }
 
-// webLabel reads a label. It returns "" for a .json without a label.
-func webLabel(extension string, content []byte) (string, error) {
-	if extension == "cls" {
-		return strings.TrimSpace(string(content)), nil
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(content, &fields); err != nil {
-		return "", nil // not a JSON object
-	}
-	for _, name := range []string{"label", "cls", "class"} {
-		raw, ok := fields[name]
-		if !ok {
-			continue
+// addToGroup adds a member to the current group.
+func (w *walk) addToGroup(m *archive.Member, magic []byte) (number int, err error) {
+	b, g := w.b, w.b.web
+	key, extension, grouped := webName(m.Name)
+	hidden := strings.HasPrefix(m.Name[strings.LastIndexByte(m.Name, '/')+1:], ".")
+	image := !hidden && claims(m, magic)
+	label := isWebLabel(extension)
+	if !grouped {
+		if image {
+			b.addOrphan(m.Name, orphanNoExtension)
 		}
-		var text string
-		if err := json.Unmarshal(raw, &text); err == nil {
-			return text, nil
-		}
-		var n int64
-		if err := json.Unmarshal(raw, &n); err != nil {
-			return "", fmt.Errorf("%q is neither a string nor a whole number: %q", name, raw[:min(len(raw), 40)])
-		}
-		return strconv.FormatInt(n, 10), nil
+		b.ignored++
+		return -1, nil
 	}
-	return "", nil
+	if g.members.again(key + "." + extension) {
+		return -1, fmt.Errorf("%q: duplicate file name: the shard has a member with the key %q and the extension %q already: "+
+			"rename or remove one of them", m.Name, key, extension)
+	}
+	if (image || label) && !g.keyed {
+		if g.keyed = true; g.keys.again(key) {
+			return -1, b.keyAgain(m.Name, key)
+		}
+	}
+	switch {
+	case label:
+		return -1, w.addLabel(m, extension)
+	case image:
+		return w.addImage(m, extension)
+	}
+	b.ignored++
+	return -1, nil
 }
 
-// webLabels reads a list of labels, as the text of listOf: the words of a .cls, between white space
-// or commas, or a string, a whole number, or an array of these in a .json. It returns "" for a
-// .json without labels.
-func webLabels(extension string, content []byte) (string, error) {
-	if extension == "cls" {
-		return listOf(strings.FieldsFunc(string(content), func(r rune) bool { return r == ',' || unicode.IsSpace(r) }))
+// keyAgain is the error of a member whose key an earlier group has.
+func (b *Builder) keyAgain(name, key string) error {
+	if b.config.OneShard {
+		return fmt.Errorf("%q: the key %q has come before, in this shard or another: in one shard the samples would not be told apart: "+
+			"fix each shard alone, or rename a sample", name, key)
 	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(content, &fields); err != nil {
-		return "", nil // not a JSON object
-	}
-	for _, name := range []string{"labels", "label", "cls", "class"} {
-		raw, ok := fields[name]
-		if !ok {
-			continue
+	return fmt.Errorf("%q: the shard has members with the key %q already, and others between: the members of a sample have to "+
+		"follow each other, and each sample needs its own key: sort the members by name, or rename a sample", name, key)
+}
+
+// addImage makes an image the sample of the group, unless the group has a better one.
+func (w *walk) addImage(m *archive.Member, extension string) (number int, err error) {
+	b, g := w.b, w.b.web
+	rank := webRank(m, extension)
+	if g.image >= 0 {
+		other := m.Name
+		if rank > g.rank {
+			other = string(b.lastName)
 		}
-		var items []json.RawMessage
-		if err := json.Unmarshal(raw, &items); err != nil || items == nil {
-			items = []json.RawMessage{raw}
+		if b.seconds++; b.seconds == 1 {
+			b.second = other
 		}
-		var labels []string
-		for _, item := range items {
-			var text string
-			var n int64
-			if json.Unmarshal(item, &n) == nil && string(item) != "null" {
-				text = strconv.FormatInt(n, 10)
-			} else if err := json.Unmarshal(item, &text); err != nil || string(item) == "null" {
-				return "", fmt.Errorf("%q has something else than strings and whole numbers: %q", name, item[:min(len(item), 40)])
+		b.ignored++
+		if rank <= g.rank {
+			return -1, nil
+		}
+		b.drop() // it is still the newest member
+		if b.onGroup != nil {
+			if err := b.onGroup(-1); err != nil {
+				return -1, err
 			}
-			labels = append(labels, text)
 		}
-		return listOf(labels)
 	}
-	return "", nil
+	if number, err = b.record(m, 0, recordImage); err != nil {
+		return -1, err
+	}
+	g.image, g.rank = number, rank
+	w.found.Index, w.found.Group = number, g.groups.n
+	return number, nil
+}
+
+// addLabel reads the label of the group from a member.
+func (w *walk) addLabel(m *archive.Member, extension string) error {
+	b, g := w.b, w.b.web
+	if err := checkWebLabel(m, extension); err != nil {
+		return fmt.Errorf("%q: %w", m.Name, err)
+	}
+	content := make([]byte, m.Size)
+	if err := w.a.Content(content); err != nil {
+		return err
+	}
+	text, err := readWebLabel(extension, content, b.dirs.lists)
+	if err != nil {
+		return fmt.Errorf("%q: %w", m.Name, err)
+	}
+	if len(text) > archive.MaxNameBytes {
+		return fmt.Errorf("%q: a label of %d bytes, over the limit of %d", m.Name, len(text), archive.MaxNameBytes)
+	}
+	if text == "" {
+		g.noField = true
+		return nil
+	}
+	read := webLabel{text: text, member: m.Name, cls: extension == "cls"}
+	if g.label.text == "" {
+		g.label = read
+		return nil
+	}
+	if !g.label.agrees(&read, b.dirs.lists) {
+		return fmt.Errorf("%q has the label %q, and %q of the same sample has %q: correct or remove one of them",
+			m.Name, shownLabel(text), g.label.member, shownLabel(g.label.text))
+	}
+	if read.cls {
+		g.label = read
+	}
+	return nil
+}
+
+// whyNoLabel returns the reason why the image of the group has no label.
+func (b *Builder) whyNoLabel() (reason int) {
+	switch g := b.web; {
+	case g.noField && b.dirs.lists:
+		return orphanNoFieldOfList
+	case g.noField:
+		return orphanNoField
+	case g.rank == 0: // a dot in the name may be meant as a part of the key
+		return orphanDotted
+	}
+	return orphanNoLabel
 }
 
 // closeGroup gives the image of a group its label. An image without a label is not a sample.
 func (b *Builder) closeGroup() error {
-	g := *b.web
-	*b.web = webGroup{groups: g.groups, image: -1}
+	g := b.web
 	if g.image < 0 {
+		if g.label.text != "" {
+			if b.lone++; b.lone == 1 {
+				b.firstLone = g.label.member
+			}
+		}
 		return nil
 	}
-	if g.label == "" {
-		b.orphans++
+	if g.label.text == "" {
+		b.addOrphan(string(b.lastName), b.whyNoLabel())
 		b.ignored++
 		b.drop() // it is still the newest member
 		if b.onGroup != nil {
@@ -175,13 +273,13 @@ func (b *Builder) closeGroup() error {
 		}
 		return nil
 	}
-	if label, unknown := b.dirs.unknownIn(g.label); unknown {
+	if label, unknown := b.dirs.unknownIn(g.label.text); unknown {
 		return b.dirs.unknown(string(b.lastName), label)
 	}
-	if _, known := b.dirs.given[g.label]; b.dirs.given != nil && !known && !b.dirs.lists {
-		return b.dirs.unknown(string(b.lastName), g.label)
+	if _, known := b.dirs.given[g.label.text]; b.dirs.given != nil && !known && !b.dirs.lists {
+		return b.dirs.unknown(string(b.lastName), g.label.text)
 	}
-	dir, err := b.dirs.number(g.label)
+	dir, err := b.dirs.number(g.label.text)
 	if err != nil {
 		return err
 	}

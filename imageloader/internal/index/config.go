@@ -17,6 +17,9 @@ type Config struct {
 	Classes []string
 	// WebDataset takes labels from members beside an image, not from directories.
 	WebDataset bool
+	// OneShard makes a key of WebDataset that samples of several shards have an error, because the
+	// shards are to become one.
+	OneShard bool
 	// MultiLabel gives each image of WebDataset a list of labels: see [Index.Labels].
 	MultiLabel bool
 	// Pairs, if not nil, makes pairs of images and masks the samples: see [Index.Mask]. They have
@@ -58,19 +61,27 @@ type Codec interface {
 // ErrNoSamples means that an archive or an epoch has no sample to deliver.
 var ErrNoSamples = errors.New("imageloader: no samples")
 
-// NoSamples returns the ErrNoSamples of an archive. orphans is the number of its images without a
-// class. web tells that classes are labels of WebDataset.
-func NoSamples(path string, members, orphans int, web bool) error {
+// noLabels returns the ErrNoSamples of an archive with labels of WebDataset. orphans is the number
+// of its images without a label, and named are the first of them.
+func noLabels(path string, members, orphans int, named []Orphan) error {
 	detail := "it has no files"
 	switch {
-	case orphans > 0 && web:
-		detail = fmt.Sprintf("%s no label: neither a .cls member of the same name, "+
-			"nor a .json with the field label, cls or class", many(orphans, "image has", "images have"))
+	case len(named) > 0:
+		detail = fmt.Sprintf("%s no label; the first is %q: %s", many(orphans, "image has", "images have"), named[0].Name, named[0].Reason)
+	case members > 0:
+		detail = fmt.Sprintf("none of its %s is an image with a label of WebDataset", many(members, "member", "members"))
+	}
+	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
+}
+
+// NoSamples returns the ErrNoSamples of an archive. orphans is the number of its images without a
+// class.
+func NoSamples(path string, members, orphans int) error {
+	detail := "it has no files"
+	switch {
 	case orphans > 0:
 		detail = fmt.Sprintf("%s outside of any directory; "+
 			"a sample's class is the name of the directory that it is in, unless Options.WebDataset or Options.List gives labels", many(orphans, "image lies", "images lie"))
-	case members > 0 && web:
-		detail = fmt.Sprintf("none of its %s is an image with a label of WebDataset", many(members, "member", "members"))
 	case members > 0:
 		detail = fmt.Sprintf("none of its %s is an image in the directory of a class", many(members, "member", "members"))
 	}
@@ -91,5 +102,8 @@ func (x *Index) noSamples(path string, members int, c *Config) error {
 	if c.Pairs != nil {
 		return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, x.unpaired)
 	}
-	return leftOutError(NoSamples(path, members, x.orphans, c.WebDataset), x.left)
+	if c.WebDataset {
+		return noLabels(path, members, x.orphans, x.orphansNamed)
+	}
+	return leftOutError(NoSamples(path, members, x.orphans), x.left)
 }

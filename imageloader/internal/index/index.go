@@ -29,6 +29,8 @@ type Index struct {
 	ignored  int    // number of members that are not samples
 	orphans  int    // number of images among them
 	left     []LeftOut
+	// orphansNamed has the first images without a label of WebDataset.
+	orphansNamed []Orphan
 
 	// lists has the labels of each list, with Config.MultiLabel; the label of a record is the
 	// number of its list.
@@ -96,6 +98,10 @@ func (x *Index) Orphans() int { return x.orphans }
 
 // LeftOut returns what may have been meant as a class, and is none.
 func (x *Index) LeftOut() []LeftOut { return x.left }
+
+// OrphansNamed returns the first [MaxOrphans] images without a label of WebDataset. The caller must
+// not change them.
+func (x *Index) OrphansNamed() []Orphan { return x.orphansNamed }
 
 // Sample returns sample i, in the archive's order.
 func (x *Index) Sample(i int) Sample {

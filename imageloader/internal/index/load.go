@@ -76,6 +76,10 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 		_ = x.Close() // no entry point was kept
 		return nil, err
 	}
+	if l.c.WebDataset {
+		warnOfOrphans(l.c.Logger, l.a.Path(), x.orphans, x.orphansNamed)
+	}
+	x.logMixedLabels(l.a.Path(), l.c)
 	l.c.Logger.Info("opened index", "archive", l.a.Path(), "index", path, "samples", x.Len(),
 		"seconds", time.Since(began).Seconds())
 	l.c.warn(l.a.Path(), x.left)

@@ -18,6 +18,7 @@ const (
 	sectionBlobs       = 9
 	sectionHeaders     = 10
 	sectionSums        = 11
+	sectionOrphans     = 12
 )
 
 // Bytes of an item of a section.

@@ -170,7 +170,7 @@ func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
 // saveTo writes the index with the kept blobs, and the other file's blobs of other members.
 func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 	var list []output
-	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts}, largeSections...) {
+	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts, sectionOrphans}, largeSections...) {
 		p := s.places[kind]
 		list = append(list, output{kind, p.count, func(w io.Writer) error {
 			_, err := io.Copy(w, io.NewSectionReader(s.file, int64(p.offset), int64(p.size)))

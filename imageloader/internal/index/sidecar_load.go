@@ -27,6 +27,9 @@ func (s *sidecar) load(a *archive.Archive, b *Builder) (*Index, error) {
 	if err := s.loadCounts(b); err != nil {
 		return nil, err
 	}
+	if b.orphansNamed, err = s.loadOrphans(); err != nil {
+		return nil, err
+	}
 	sections, err := s.large()
 	if err != nil {
 		return nil, err

@@ -155,6 +155,7 @@ func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 		{sectionShards, uint64(len(a.Shards())), whole(shards)},
 		{sectionDirs, uint64(len(b.dirs.names)), whole(dirs)},
 		{sectionCounts, 3, whole(counts)},
+		{sectionOrphans, uint64(len(b.orphansNamed)), whole(encodeOrphans(b.orphansNamed))},
 	}
 	large := b.sections()
 	for _, kind := range largeSections {
