@@ -4,9 +4,9 @@
 #   touched.sh REGEXP
 #
 # The change is everything since the commit CI_BASE. Without CI_BASE it is everything since the day before the newest
-# commit. Where the history does not reach back so far, as in a shallow clone, the change touches every file.
+# commit. Where the clone does not have that commit, the change touches every file.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 base=${CI_BASE:-$(git rev-list -1 --before="$(($(git log -1 --format=%ct) - 86400))" HEAD)}
-[[ -n $base ]] || exit 0
+git cat-file -e "${base:-none}" 2>/dev/null || exit 0
 git diff --name-only "$base" | grep -E "$1" >/dev/null
