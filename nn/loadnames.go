@@ -366,13 +366,28 @@ func (s *source) averagesNotTaken() []string {
 	return notes
 }
 
-// describe says what names and dicts the file has, and which prefix would help, for an error.
+// describe says what names, dicts and unread values the file has, and which prefix would help, for
+// an error.
 func (s *source) describe(state []Named) []error {
-	if len(s.names) == 0 {
-		if len(s.dicts) == 0 {
-			return []error{errors.New("the file has no tensors by name")}
-		}
-		return []error{errors.New("the file has no tensors by name outside of dicts" + listDicts(s.dicts, "; its dicts of tensors are ") + ": LoadOptions.Dict names one")}
+	errs := []error{s.describeNames()}
+	if prefix, n := s.partPrefix(state); n > 0 {
+		errs = append(errs, fmt.Errorf("%d of its names are the module's behind %q: remove it with LoadOptions.Rename", n, prefix))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.unread))[:min(len(s.unread), mostListed)] {
+		errs = append(errs, &UnreadError{name, s.unread[name]})
+	}
+	if len(s.dicts) > 1 && len(s.names) > 0 {
+		errs = append(errs, errors.New(listDicts(s.dicts, "its dicts of tensors are ")+": LoadOptions.Dict names one"))
+	}
+	return errs
+}
+
+func (s *source) describeNames() error {
+	switch {
+	case len(s.names) == 0 && len(s.dicts) == 0:
+		return errors.New("the file has no tensors by name")
+	case len(s.names) == 0:
+		return errors.New(listDicts(s.dicts, "the file has no tensors by name outside of dicts; its dicts of tensors are ") + ": LoadOptions.Dict names one")
 	}
 	quoted := make([]string, len(s.names))
 	for i, name := range s.names {
@@ -382,17 +397,7 @@ func (s *source) describe(state []Named) []error {
 	if s.dict != "" {
 		where = fmt.Sprintf(" in its dict %q", s.dict)
 	}
-	errs := []error{fmt.Errorf("the file has %d tensors%s: %s", len(quoted), where, listFirst(quoted))}
-	if prefix, n := s.partPrefix(state); n > 0 {
-		errs = append(errs, fmt.Errorf("%d of its names are the module's behind %q: remove it with LoadOptions.Rename", n, prefix))
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.unread))[:min(len(s.unread), mostListed)] {
-		errs = append(errs, &UnreadError{name, s.unread[name]})
-	}
-	if len(s.dicts) > 1 {
-		errs = append(errs, errors.New(listDicts(s.dicts, "its dicts of tensors are ")+": LoadOptions.Dict names one"))
-	}
-	return errs
+	return fmt.Errorf("the file has %d tensors%s: %s", len(quoted), where, listFirst(quoted))
 }
 
 // partPrefix returns a prefix that only some of the file's names have, and without which most names

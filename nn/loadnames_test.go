@@ -168,7 +168,7 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 			for _, partial := range []bool{false, true} {
 				net := tiedNet(t, names...)
 				r, err := nn.LoadWith(loading(file), net, nn.LoadOptions{Partial: partial})
-				if err != nil || r.Share() != 1 || r.Parameters != 1 || r.AllParameters != 1 || !slices.Equal(r.Loaded, names) || len(r.Unexpected) != 0 {
+				if err != nil || r.Share() != 1 || r.Parameters != 1 || r.AllParameters != 1 || r.Elements != 15 || r.AllElements != 15 || !slices.Equal(r.Loaded, names) || len(r.Unexpected) != 0 {
 					t.Errorf("%s into %q, partial %v: got %v, %v, want all loaded and nothing unexpected", file, names, partial, r, err)
 					continue
 				}
@@ -208,8 +208,10 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 		t.Fatal(err)
 	}
 	single := masked{parts: nn.Parts{Parameters: []nn.Named{{Name: "a", Tensor: value}}}}
-	if _, err := nn.Load(path, single); err == nil || !strings.Contains(err.Error(), "tensor b is not in the module") {
-		t.Errorf("a copy: got %v, want an error that names b", err)
+	for _, file := range []string{path, loading("halves.pt")} {
+		if _, err := nn.Load(file, single); err == nil || !strings.Contains(err.Error(), "tensor b is not in the module") {
+			t.Errorf("%s: got %v, want an error that names b", file, err)
+		}
 	}
 }
 
@@ -219,4 +221,66 @@ func TestLoadReadsAnIndexOfPyTorchFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkState(t, "pytorch_model.bin.index.json", net, expectedLoads(t)["network"].State)
+}
+
+// vectors returns a module of parameters [2] with these names.
+func vectors(t *testing.T, value float32, names ...string) masked {
+	t.Helper()
+	var parts nn.Parts
+	for _, name := range names {
+		x, err := torch.FromSlice([]float32{value, value})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { x.Close() })
+		parts.Parameters = append(parts.Parameters, nn.Named{Name: name, Tensor: x})
+	}
+	return masked{parts: parts}
+}
+
+// A prefix is removed only if more names fit without it.
+func TestLoadKeepsNamesThatFitAsWell(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "net.safetensors")
+	if err := nn.Save(path, vectors(t, 1, "a.w", "a.x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	net := vectors(t, 9, "w", "a.w")
+	r, err := nn.LoadWith(path, net, nn.LoadOptions{Partial: true})
+	if err != nil || !slices.Equal(r.Loaded, []string{"a.w"}) || len(r.Notes) != 0 {
+		t.Errorf("got %v, %v, want a.w alone and no note", r, err)
+	}
+}
+
+// The keys of training programs come before others, whatever their order in the file.
+func TestLoadPrefersKnownDicts(t *testing.T) {
+	for _, c := range []struct{ first, second, want string }{
+		{"net", "state_dict", "state_dict"}, {"net", "model_state_dict", "model_state_dict"}, {"net", "model", "model"},
+		{"ema", "net", "net"}, {"teacher", "params", "params"},
+	} {
+		path := filepath.Join(t.TempDir(), "net.pt")
+		value := map[string]any{}
+		for _, key := range []string{c.first, c.second} {
+			number := map[bool]float32{true: 1, false: 2}[key == c.want]
+			value[key] = nn.State(vectors(t, number, "w"))
+		}
+		if err := nn.SavePyTorch(path, value); err != nil {
+			t.Fatal(err)
+		}
+		net := vectors(t, 9, "w")
+		if _, err := nn.Load(path, net); err != nil {
+			t.Errorf("%s and %s: %v", c.first, c.second, err)
+			continue
+		}
+		if got := stateNumbers(t, net)["w"]; got[0] != 1 {
+			t.Errorf("%s and %s: got %v, want the numbers of %s", c.first, c.second, got, c.want)
+		}
+	}
+}
+
+// A weight that is no tensor of a kind that can be read is named with the reason.
+func TestErrorNamesWeightsThatAreNotRead(t *testing.T) {
+	_, err := nn.Load(filepath.Join(fixtures, "quantized.pt"), vectors(t, 9, "w"))
+	if err == nil || !strings.Contains(err.Error(), "is not read") {
+		t.Errorf("got %v, want what is not read", err)
+	}
 }
