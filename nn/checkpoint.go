@@ -35,6 +35,8 @@ func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
 // nobody may shorten the file: the system ends a process that reads what is gone. (The functions
 // that save checkpoints replace files, and change none.)
 //
+// Map does not compare checksums, as Read does with those of the files that this package wrote.
+//
 // Only a safetensors file can be mapped. A tensor of bools, whose bytes must be checked, or one
 // whose bytes are not aligned in the file, is read as by Read.
 func (c *Checkpoint) Map(name string) (*torch.Tensor, error) {
@@ -137,10 +139,19 @@ func (c *Checkpoint) readBytes(b []byte, e entry, first int64) error {
 		if err := e.stored.ReadElements(b, first); err != nil {
 			return err
 		}
-	} else if n, err := c.file.ReadAt(b, c.data+e.begin+first*int64(e.dtype.Size())); n < len(b) {
+	} else if err := c.readPlain(b, e, first*int64(e.dtype.Size())); err != nil {
 		return err
 	}
 	return checkBools(b, e.dtype)
+}
+
+// readPlain reads bytes at an offset of a tensor of a safetensors file, and compares the checksums
+// that the file has.
+func (c *Checkpoint) readPlain(b []byte, e entry, offset int64) error {
+	if e.sums != nil {
+		return c.readChecked(b, e, offset, e.sums)
+	}
+	return c.readFull(b, c.data+e.begin+offset)
 }
 
 // checkBools returns an error if elements of a file are no bools.

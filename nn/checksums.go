@@ -1,37 +1,40 @@
 package nn
 
 import (
-	"encoding/binary"
+	"bytes"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 
+	"github.com/torchstream/torchstream/internal/blocksum"
 	"github.com/torchstream/torchstream/torch"
 )
 
 // The file of a rank has CRC-32s of its tensors' bytes, as its last tensor, and rank 0's file has
-// one of each file's header and last tensor. A CRC is of a block of one tensor, so that a reader of
-// a part checks what it reads, with little more of the file than that.
+// one of each file's header and last tensor. Every other safetensors file that this package writes
+// has them in its metadata, where other readers of the format ignore them.
 
 const (
 	// checksumsName names the tensor: 4 bytes for each block, little-endian, in the file's order.
 	checksumsName = "checksums"
-	// blockBytes is the size of a block. The last one of a tensor may be smaller.
-	blockBytes = 1 << 20
+	// checksumsKey is the key of the metadata with the checksums of any other safetensors file, in
+	// hexadecimal: one of the header, with zeros in its place, and those of the blocks of the
+	// tensors, in the file's order.
+	checksumsKey = "torchstream.crc32"
+	// addedKey is the key of the metadata that names another key which Save has added, or says
+	// "none". It is in every file with checksumsKey, so that damage to the name of one of them
+	// leaves the other.
+	addedKey    = "torchstream.added"
+	addedNone   = "none"
+	formatKey   = "format" // transformers before 5 read no file whose metadata lack it
+	formatValue = "pt"
+	sumDigits   = 8
 )
-
-// checksumBytes returns the size of the checksums of a tensor of so many bytes.
-func checksumBytes(tensor int64) int64 { return 4 * ((tensor + blockBytes - 1) / blockBytes) }
-
-// appendChecksums appends those of a tensor.
-func appendChecksums(sums, tensor []byte) []byte {
-	for block := range slices.Chunk(tensor, blockBytes) {
-		sums = binary.LittleEndian.AppendUint32(sums, crc32.ChecksumIEEE(block))
-	}
-	return sums
-}
 
 // checksums are those of a file.
 type checksums struct {
@@ -47,7 +50,7 @@ func (c *Checkpoint) readChecksums() (*checksums, error) {
 	for _, name := range c.names {
 		if name != checksumsName {
 			s.at[name] = size
-			size += checksumBytes(c.entries[name].end - c.entries[name].begin)
+			size += blocksum.Size(c.entries[name].end - c.entries[name].begin)
 		}
 	}
 	e, ok := c.entries[checksumsName]
@@ -78,29 +81,85 @@ func (c *Checkpoint) readFull(b []byte, offset int64) error {
 // read reads bytes of a tensor from an offset, and compares the checksums of the blocks in which
 // they are.
 func (s *checksums) read(c *Checkpoint, b []byte, name string, e entry, offset int64) error {
-	var buf []byte // for blocks of which b has a part
-	for len(b) > 0 {
-		i := offset / blockBytes
-		begin := i * blockBytes
-		end := min(begin+blockBytes, e.end-e.begin)
-		n := min(end-offset, int64(len(b)))
-		block := b[:n]
-		if n < end-begin {
-			if buf == nil {
-				buf = make([]byte, min(blockBytes, e.end-e.begin))
-			}
-			block = buf[:end-begin]
+	return c.readChecked(b, e, offset, s.sums[s.at[name]:])
+}
+
+// readChecked reads bytes of a tensor from an offset, and compares checksums.
+func (c *Checkpoint) readChecked(b []byte, e entry, offset int64, sums []byte) error {
+	return blocksum.Read(b, offset, e.end-e.begin, sums, func(p []byte, at int64) error { return c.readFull(p, c.data+e.begin+at) })
+}
+
+// withChecksums returns the metadata with room for the checksums of so many bytes, which seal fills
+// in.
+func withChecksums(metadata map[string]string, size int64) (map[string]string, error) {
+	m := maps.Clone(metadata)
+	if m == nil {
+		m = map[string]string{}
+	}
+	for _, key := range []string{checksumsKey, addedKey} {
+		if _, ok := m[key]; ok {
+			return nil, fmt.Errorf("metadata %q: a key that is reserved", key)
 		}
-		if err := c.readFull(block, c.data+e.begin+begin); err != nil {
-			return err
-		}
-		if crc32.ChecksumIEEE(block) != binary.LittleEndian.Uint32(s.sums[s.at[name]+4*i:]) {
-			return fmt.Errorf("its bytes %d to %d are not those that were written: copy the file again, or go on from an older checkpoint", begin, end-1)
-		}
-		if n < end-begin {
-			copy(b, block[offset-begin:])
-		}
-		b, offset = b[n:], offset+n
+	}
+	m[addedKey] = addedNone
+	if _, ok := m[formatKey]; !ok {
+		m[formatKey], m[addedKey] = formatValue, formatKey
+	}
+	m[checksumsKey] = strings.Repeat("0", sumDigits+2*int(size))
+	return m, nil
+}
+
+// sumsAt returns where the digits of the checksums are in a header, or -1.
+func sumsAt(header []byte) int {
+	begin := []byte(`"` + checksumsKey + `":"`) // no string of JSON has such quotes in it
+	if i := bytes.Index(header, begin); i >= 0 {
+		return i + len(begin)
+	}
+	return -1
+}
+
+// seal writes the checksums into their room in the header, and one of the header.
+func seal(header, sums []byte) {
+	at := sumsAt(header)
+	hex.Encode(header[at+sumDigits:], sums)
+	copy(header[at:], fmt.Sprintf("%08x", crc32.ChecksumIEEE(header)))
+}
+
+// takeChecksums checks the header by the checksums in its metadata, if it has some, and gives each
+// tensor its own.
+func (c *Checkpoint) takeChecksums(header []byte) error {
+	text, ok := c.metadata[checksumsKey]
+	if _, added := c.metadata[addedKey]; !ok && !added {
+		return nil
+	}
+	if c.metadata[addedKey] == formatKey {
+		delete(c.metadata, formatKey)
+	}
+	delete(c.metadata, addedKey)
+	delete(c.metadata, checksumsKey)
+	size := int64(0)
+	for _, name := range c.names {
+		size += blocksum.Size(c.entries[name].end - c.entries[name].begin)
+	}
+	sums, err := hex.DecodeString(text)
+	at := sumsAt(header)
+	if err == nil && at >= 0 && int64(len(sums)) == sumDigits/2+size {
+		zeroed := slices.Clone(header)
+		copy(zeroed[at:], strings.Repeat("0", sumDigits))
+		ok = ok && text[:sumDigits] == fmt.Sprintf("%08x", crc32.ChecksumIEEE(zeroed))
+	} else {
+		ok = false
+	}
+	if !ok {
+		return fmt.Errorf("its names, shapes or checksums are not those that were written: copy the file again, or go on from an older checkpoint; "+
+			"a program that saves a file with the metadata of this one must leave out %q", checksumsKey)
+	}
+	sums = sums[sumDigits/2:]
+	for _, name := range c.names {
+		e := c.entries[name]
+		n := blocksum.Size(e.end - e.begin)
+		e.sums, sums = sums[:n:n], sums[n:]
+		c.entries[name] = e
 	}
 	return nil
 }

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -246,4 +249,196 @@ func BenchmarkDividedCheckpoint(b *testing.B) {
 			}
 		}
 	})
+}
+
+// checkpointValues reads all of a checkpoint: the tensors' bytes by their names, and the rest.
+func checkpointValues(path string) (map[string]any, error) {
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	values := map[string]any{"metadata of the file": c.Metadata()}
+	if c.IsPyTorch() {
+		if values["epoch"], err = c.Value("epoch"); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range c.Tensors() {
+		x, err := c.Read(s.Name)
+		if err != nil {
+			return nil, err
+		}
+		b, err := x.Bytes()
+		if err != nil {
+			return nil, err
+		}
+		values[s.Name] = fmt.Sprintf("%v%v%x", s.DType, s.Shape, b)
+		x.Close()
+	}
+	return values, nil
+}
+
+// smallCheckpoint writes three tensors and metadata.
+func smallCheckpoint(t testing.TB, path string) {
+	t.Helper()
+	tensors := []nn.Named{
+		{Name: "weight", Tensor: row(t, torch.Uint8, bytes.Repeat([]byte{1, 2, 3}, 20))},
+		{Name: "bias", Tensor: row(t, torch.Float32, make([]byte, 8))},
+		{Name: "empty", Tensor: row(t, torch.Float32, nil)},
+	}
+	metadata := map[string]string{"model": "resnet18", "classes": `["cat","dog"]`}
+	err := nn.SaveTensors(path, tensors, metadata)
+	if nn.IsPyTorchPath(path) {
+		err = nn.SavePyTorch(path, map[string]any{"state_dict": tensors, "metadata": map[string]any{"model": "resnet18"}, "epoch": 3})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A bit that flips anywhere in a checkpoint is an error that names the file, and the tensor if the
+// bit is in its bytes, or it changes nothing that is read, as the dates of a zip archive.
+func TestEveryFlippedBitOfACheckpointIsFound(t *testing.T) {
+	for _, name := range []string{"net.safetensors", "net.pt"} {
+		path := filepath.Join(t.TempDir(), name)
+		smallCheckpoint(t, path)
+		want, err := checkpointValues(path)
+		if err != nil || len(want) < 4 {
+			t.Fatalf("%v, %v", want, err)
+		}
+		good, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		weight := bytes.Index(good, bytes.Repeat([]byte{1, 2, 3}, 20))
+		harmless := 0
+		for i := range good {
+			rewrite(t, path, func(b []byte) { b[i] ^= 1 << (i % 8) })
+			got, err := checkpointValues(path)
+			switch {
+			case err == nil && !reflect.DeepEqual(got, want):
+				t.Errorf("%s, byte %d of %d: it was read as %v, want %v or an error", name, i, len(good), got, want)
+			case err == nil:
+				harmless++
+			case !strings.Contains(err.Error(), path):
+				t.Errorf("byte %d of %d: %v does not name %s", i, len(good), err, path)
+			}
+			if weight <= i && i < weight+60 && (err == nil || !strings.Contains(err.Error(), "tensor weight: its bytes 0 to 59 are not those that were written: copy the file again")) {
+				t.Errorf("%s, byte %d of the tensor weight: %v", name, i-weight, err)
+			}
+			rewrite(t, path, func(b []byte) { copy(b, good) })
+		}
+		if !nn.IsPyTorchPath(path) && harmless > 0 {
+			t.Errorf("%d flipped bits of %s were not found", harmless, name)
+		}
+	}
+}
+
+// The checksums are of blocks: who reads a part finds damage in its blocks, and in no others.
+func TestPartsOfACheckpointAreChecked(t *testing.T) {
+	const size = 3<<20 + 100
+	data := make([]byte, size)
+	for i := range data {
+		data[i] = byte(i * 7)
+	}
+	for _, name := range []string{"net.safetensors", "net.pt"} {
+		path := filepath.Join(t.TempDir(), name)
+		if err := nn.SaveTensors(path, []nn.Named{{Name: "w", Tensor: row(t, torch.Uint8, data)}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := bytes.Index(file, data[:1000])
+		rewrite(t, path, func(b []byte) { b[at+2<<20+5] ^= 1 }) // of the third block
+		c := openCheckpoint(t, path)
+		stored, err := c.Tensor("w")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range []struct {
+			first, n int64
+			bad      bool
+		}{{0, 2 << 20, false}, {5, 100, false}, {1<<20 - 1, 2, false}, {3 << 20, 100, false}, {3<<20 + 1, 99, false}, {2 << 20, 1, true}, {3<<20 - 1, 2, true}, {1, size - 1, true}, {0, size, true}} {
+			x, err := stored.ReadPart([]int64{1}, part.first, part.n)
+			if (err != nil) != part.bad || err != nil && !strings.Contains(err.Error(), "tensor w: its bytes 2097152 to 3145727 are not those") {
+				t.Errorf("%s: %d bytes from %d: %v, want an error: %v", name, part.n, part.first, err, part.bad)
+			}
+			if err == nil {
+				b, err := x.Bytes()
+				if err != nil || !bytes.Equal(b, data[part.first:part.first+part.n]) {
+					t.Errorf("%s: %d bytes from %d are others, %v", name, part.n, part.first, err)
+				}
+				x.Close()
+			}
+		}
+	}
+}
+
+// Damage to a tensor of an optimizer is an error by the tensor's path.
+func TestDamagedTensorOfAValueIsNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "last.pt")
+	data := []byte("the momentum of a weight")
+	value := map[string]any{"optimizer": map[string]any{"state": map[any]any{int64(0): map[string]any{"momentum": row(t, torch.Uint8, data)}}}}
+	if err := nn.SavePyTorch(path, value); err != nil {
+		t.Fatal(err)
+	}
+	rewrite(t, path, func(b []byte) { b[bytes.Index(b, data)+3] ^= 8 })
+	v, err := openCheckpoint(t, path).Value("optimizer", "state", 0, "momentum")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := path + ": tensor optimizer.state.0.momentum: its bytes 0 to 23 are not those that were written"
+	if _, err := v.(*nn.StoredTensor).Read(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
+}
+
+// A file that another program has saved with this one's metadata has checksums of another file.
+func TestCopiedChecksumsAreAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "net.safetensors")
+	smallCheckpoint(t, path)
+	rewrite(t, path, func(b []byte) { copy(b, bytes.Replace(b, []byte(`"bias"`), []byte(`"bibs"`), 1)) })
+	if _, err := nn.OpenCheckpoint(path); err == nil || !strings.Contains(err.Error(), `must leave out "torchstream.crc32"`) {
+		t.Errorf("%v", err)
+	}
+	if err := nn.SaveTensors(path, nil, map[string]string{"torchstream.crc32": ""}); err == nil || !strings.Contains(err.Error(), "reserved") {
+		t.Errorf("metadata with the key of the checksums: %v", err)
+	}
+}
+
+// PyTorch and safetensors read files with checksums, and see only what was saved.
+func TestPythonReadsFilesWithChecksums(t *testing.T) {
+	program := os.Getenv("TORCHSTREAM_PYTHON")
+	if program == "" {
+		program = "python3"
+	}
+	if out, err := exec.Command(program, "-c", "import torch, safetensors").CombinedOutput(); err != nil {
+		t.Skipf("%s cannot import torch and safetensors: set TORCHSTREAM_PYTHON to a Python that can: %v %.200s", program, err, out)
+	}
+	dir := t.TempDir()
+	for _, name := range []string{"net.safetensors", "net.pt"} {
+		smallCheckpoint(t, filepath.Join(dir, name))
+	}
+	const script = `
+import sys, torch, zipfile
+from safetensors import safe_open
+from safetensors.torch import load_file
+path = sys.argv[1] + "/net"
+print(sorted((k, str(v.dtype), list(v.shape), v.sum().item()) for k, v in load_file(path + ".safetensors").items()))
+with safe_open(path + ".safetensors", "pt") as f:
+    print(f.metadata()["classes"], f.metadata()["format"])
+for mapped in (False, True):
+    c = torch.load(path + ".pt", weights_only=True, mmap=mapped)
+    print(list(c), sorted((k, str(v.dtype), list(v.shape), v.sum().item()) for k, v in c["state_dict"].items()))
+print(zipfile.ZipFile(path + ".pt").testzip())
+`
+	out, err := exec.Command(program, "-c", script, dir).Output()
+	const tensors = "[('bias', 'torch.float32', [2], 0.0), ('empty', 'torch.float32', [0], 0.0), ('weight', 'torch.uint8', [60], 120)]\n"
+	const loaded = "['epoch', 'metadata', 'state_dict'] " + tensors
+	if want := tensors + "[\"cat\",\"dog\"] pt\n" + loaded + loaded + "None\n"; err != nil || string(out) != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, out, want)
+	}
 }

@@ -170,7 +170,10 @@ func (s *Shards) shard(rank int) string {
 func (s *Shards) Write(rank int, parts []Named) error {
 	own := slices.DeleteFunc(slices.Clone(parts), func(n Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
 	metadata := map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)}
-	err := writeAtomically(s.shard(rank), s.unfinished(), safefile.Safetensors, func(w io.Writer) error { return encode(w, own, metadata, true) })
+	err := writeAtomically(s.shard(rank), s.unfinished(), safefile.Safetensors, func(w io.Writer) error {
+		_, _, err := encode(w, own, metadata, true)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("nn: save %s: %w", s.shard(rank), err)
 	}

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"unicode/utf8"
 
+	"github.com/torchstream/torchstream/internal/blocksum"
 	"github.com/torchstream/torchstream/internal/ptfile"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/torch"
@@ -61,6 +62,7 @@ type entry struct {
 	shape      []int64
 	begin, end int64          // bytes, from the start of the data
 	unread     error          // why the tensor of a safetensors file cannot be read; or nil
+	sums       []byte         // checksums of a tensor of a safetensors file; nil if it has none
 	stored     *ptfile.Tensor // where the tensor is in a PyTorch file
 	shard      *Checkpoint    // the file of a sharded checkpoint that has the tensor
 }
@@ -260,6 +262,9 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 		}
 		at = e.end
 	}
+	if err := c.takeChecksums(header); err != nil {
+		return err
+	}
 	if at != size {
 		return fmt.Errorf("cut short, or too long: the tensors need %d bytes and the file has %d for them: copy or save it again", at, size)
 	}
@@ -441,15 +446,43 @@ func SaveTensors(path string, tensors []Named, metadata map[string]string) error
 
 // saveSafetensors writes a safetensors file with the mode of the file at modeOf, if there is one.
 func saveSafetensors(path, modeOf string, tensors []Named, metadata map[string]string) error {
-	err := writeAtomically(path, modeOf, safefile.Safetensors, func(w io.Writer) error { return encode(w, tensors, metadata, false) })
-	if err != nil {
+	if err := writeChecked(path, modeOf, tensors, metadata); err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
 	}
 	return nil
 }
 
-// encode writes a safetensors file, with checksums if it is one of a rank.
-func encode(w io.Writer, tensors []Named, metadata map[string]string, checked bool) error {
+// writeChecked writes a safetensors file with checksums in its header, which are known when all
+// tensors are written.
+func writeChecked(path, modeOf string, tensors []Named, metadata map[string]string) (err error) {
+	f, err := newUnfinished(path, modeOf, safefile.Safetensors)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.abandon()
+		}
+	}()
+	var header, sums []byte
+	content := func(w io.Writer) (err error) {
+		header, sums, err = encode(w, tensors, metadata, false)
+		return err
+	}
+	err = f.write(content, func(w io.WriterAt) error {
+		seal(header, sums)
+		_, err := w.WriteAt(header, 8)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return f.finish()
+}
+
+// encode writes a safetensors file. One of a rank has the checksums as a tensor, and any other one
+// has room for them in its header. encode returns the header and the checksums.
+func encode(w io.Writer, tensors []Named, metadata map[string]string, ofRank bool) (text, sums []byte, err error) {
 	// The largest elements come first, so that every tensor is aligned. Tensors of one size are
 	// sorted by name, so that the same state gives the same file.
 	sorted := slices.Clone(tensors)
@@ -458,53 +491,48 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string, checked bo
 		a, b := size(sorted[i]), size(sorted[j])
 		return a > b || a == b && sorted[i].Name < sorted[j].Name
 	})
-	header, largest, err := fileHeader(sorted, metadata, checked)
+	header, largest, err := fileHeader(sorted, metadata, ofRank)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	text, err := json.Marshal(header)
-	if err != nil {
-		return err
+	if text, err = json.Marshal(header); err != nil {
+		return nil, nil, err
 	}
 	text = append(text, bytes.Repeat([]byte{' '}, -len(text)&7)...) // align the data to 8 bytes
 	if len(text) > maxHeader {
-		return fmt.Errorf("a header of %d bytes is over the format's limit of %d", len(text), maxHeader)
+		return nil, nil, fmt.Errorf("a header of %d bytes is over the format's limit of %d", len(text), maxHeader)
 	}
 	if err := binary.Write(w, binary.LittleEndian, uint64(len(text))); err != nil {
-		return err
+		return nil, nil, err
 	}
 	if _, err := w.Write(text); err != nil {
-		return err
+		return nil, nil, err
 	}
 	buf := make([]byte, largest)
-	var sums []byte
 	for _, n := range sorted {
 		b := buf[:torch.Spec{DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}.Bytes()]
 		if err := n.Tensor.ReadBytes(b); err != nil {
-			return fmt.Errorf("tensor %s: %w", n.Name, err)
+			return nil, nil, fmt.Errorf("tensor %s: %w", n.Name, err)
 		}
 		if _, err := w.Write(b); err != nil {
-			return fmt.Errorf("tensor %s: %w", n.Name, err)
+			return nil, nil, fmt.Errorf("tensor %s: %w", n.Name, err)
 		}
-		if checked {
-			sums = appendChecksums(sums, b)
-		}
+		sums = blocksum.Append(sums, b)
 	}
-	_, err = w.Write(sums)
-	return err
+	if ofRank {
+		_, err = w.Write(sums)
+	}
+	return text, sums, err
 }
 
 // fileHeader returns the header of a file with the tensors in this order, and the size of the
 // largest one.
-func fileHeader(sorted []Named, metadata map[string]string, checked bool) (header map[string]any, largest int64, err error) {
+func fileHeader(sorted []Named, metadata map[string]string, ofRank bool) (header map[string]any, largest int64, err error) {
 	header = map[string]any{}
 	for k, v := range metadata {
 		if !utf8.ValidString(k) || !utf8.ValidString(v) {
 			return nil, 0, fmt.Errorf("metadata %q is not UTF-8", k)
 		}
-	}
-	if len(metadata) > 0 {
-		header[metadataKey] = metadata
 	}
 	describe := func(dtype string, shape []int64, begin, bytes int64) any {
 		return map[string]any{"dtype": dtype, "shape": shape, "data_offsets": [2]int64{begin, begin + bytes}}
@@ -518,7 +546,7 @@ func fileHeader(sorted []Named, metadata map[string]string, checked bool) (heade
 		if shape == nil {
 			return nil, 0, fmt.Errorf("tensor %s: %w", n.Name, torch.ErrClosed)
 		}
-		reserved := n.Name == metadataKey || checked && n.Name == checksumsName
+		reserved := n.Name == metadataKey || ofRank && n.Name == checksumsName
 		if _, twice := header[n.Name]; twice || reserved || !utf8.ValidString(n.Name) {
 			return nil, 0, fmt.Errorf("tensor %q: a name that comes twice, is not UTF-8 or is reserved", n.Name)
 		}
@@ -528,10 +556,13 @@ func fileHeader(sorted []Named, metadata map[string]string, checked bool) (heade
 		}
 		bytes := torch.Spec{DType: dtype, Shape: shape}.Bytes()
 		header[n.Name] = describe(name, shape, at, bytes)
-		at, largest, sums = at+bytes, max(largest, bytes), sums+checksumBytes(bytes)
+		at, largest, sums = at+bytes, max(largest, bytes), sums+blocksum.Size(bytes)
 	}
-	if checked {
+	if ofRank {
 		header[checksumsName] = describe(fileTypes[torch.Uint8], []int64{sums}, at, sums)
+	} else if metadata, err = withChecksums(metadata, sums); err != nil {
+		return nil, 0, err
 	}
+	header[metadataKey] = metadata
 	return header, largest, nil
 }

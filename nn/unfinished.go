@@ -67,14 +67,19 @@ func newUnfinished(path, modeOf string, kind safefile.Kind) (*unfinished, error)
 	return f, nil
 }
 
-// write writes the file's content to the disk.
-func (f *unfinished) write(content func(io.Writer) error) error {
+// write writes the file's content to the disk. Patches change it before it is there.
+func (f *unfinished) write(content func(io.Writer) error, patches ...func(io.WriterAt) error) error {
 	w := bufio.NewWriterSize(f.file, 1<<20)
 	if err := content(w); err != nil {
 		return err
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	for _, patch := range patches {
+		if err := patch(f.file); err != nil {
+			return err
+		}
 	}
 	return f.file.Sync()
 }

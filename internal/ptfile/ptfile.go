@@ -9,6 +9,7 @@
 //	NAME/byteorder    "little" or "big"
 //	NAME/data/KEY     the bytes of a storage
 //	NAME/version      the version of the format
+//	NAME/torchstream.crc32    checksums, in files of this package
 //
 // Files are untrusted: no content makes the reader crash, loop, or allocate more than a multiple of
 // the file's size.
@@ -18,10 +19,16 @@ import (
 	"archive/zip"
 	"bytes"
 	"compress/flate"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
+	"math"
+	"strconv"
 	"strings"
+
+	"github.com/torchstream/torchstream/internal/blocksum"
 )
 
 // minBound is how large a compressed member may be if the file is smaller.
@@ -37,7 +44,12 @@ type File struct {
 	members  map[string]*zip.File
 	big      bool
 	storages map[string]*Storage
+	sums     map[string][]byte // checksums of a storage by its key, in a file that Write wrote
 }
+
+// checksumsMember is a member of the files that Write writes: the CRC-32 of the pickle, and those
+// of the blocks of the storages, in the order of their numbers.
+const checksumsMember = "torchstream.crc32"
 
 // IsZip reports whether a file that begins with head is a zip archive.
 func IsZip(head []byte) bool { return bytes.HasPrefix(head, []byte("PK\x03\x04")) }
@@ -83,6 +95,9 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 	}
 	pickle, err := f.readAll(f.members["data.pkl"], maxPickle)
 	if err != nil {
+		return nil, err
+	}
+	if err := f.readChecksums(pickle); err != nil {
 		return nil, err
 	}
 	if f.Root, err = unpickle(pickle, usual(), f.storage); err != nil {
@@ -158,6 +173,12 @@ func (f *File) storage(key, location string) (*Storage, error) {
 	if err != nil {
 		return nil, err
 	}
+	if sums, ok := f.sums[key]; ok {
+		plain := read
+		read = func(p []byte, offset int64) error {
+			return blocksum.Read(p, offset, int64(m.UncompressedSize64), sums, plain)
+		}
+	}
 	s := &Storage{Key: key, Location: location, Bytes: int64(m.UncompressedSize64), big: f.big, readAt: read}
 	f.storages[key] = s
 	return s, nil
@@ -176,9 +197,46 @@ func (f *File) readAll(m *zip.File, limit uint64) ([]byte, error) {
 	return b, read(b, 0)
 }
 
+// readChecksums reads the checksums of the storages, if the file has some, and compares that of the
+// pickle.
+func (f *File) readChecksums(pickle []byte) error {
+	m := f.members[checksumsMember]
+	if m == nil {
+		return nil
+	}
+	sums, err := f.readAll(m, uint64(f.size))
+	if err != nil {
+		return err
+	}
+	const changed = "%s: its bytes are not those that were written: copy the file again, or go on from an older checkpoint"
+	if len(sums) < 4 || crc32.ChecksumIEEE(sums) != m.CRC32 {
+		return fmt.Errorf(changed, m.Name)
+	}
+	if crc32.ChecksumIEEE(pickle) != binary.LittleEndian.Uint32(sums) {
+		return fmt.Errorf(changed, f.members["data.pkl"].Name)
+	}
+	sums, f.sums = sums[4:], map[string][]byte{}
+	for i := 0; ; i++ {
+		key := strconv.Itoa(i)
+		storage := f.members["data/"+key]
+		if storage == nil {
+			break
+		}
+		n := uint64(blocksum.Size(int64(min(storage.UncompressedSize64, math.MaxInt64/2))))
+		if n > uint64(len(sums)) {
+			return fmt.Errorf("%s has no checksums of %s: copy the file again, or go on from an older checkpoint", m.Name, storage.Name)
+		}
+		f.sums[key], sums = sums[:n:n], sums[n:]
+	}
+	if len(sums) > 0 {
+		return fmt.Errorf("%s has checksums of a storage that is missing: copy the file again, or go on from an older checkpoint", m.Name)
+	}
+	return nil
+}
+
 // reader checks a member's place and size, and returns a function that reads a part of its content.
-// It does not compare checksums: torch.save can be told to leave them out, and torch.load ignores
-// them.
+// It does not compare the zip archive's checksums: torch.save can be told to leave them out, and
+// torch.load ignores them.
 func (f *File) reader(m *zip.File) (read func(p []byte, offset int64) error, err error) {
 	start, err := m.DataOffset()
 	if err != nil {

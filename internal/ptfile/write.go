@@ -12,11 +12,14 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/torchstream/torchstream/internal/blocksum"
 )
 
 // Write writes a file that torch.load(path, weights_only=True) reads. root consists of the values
 // that Open returns, without Names, and of int. Tensors come from NewTensor or from another file;
-// tensors with one Storage share it in the file too. A storage is in memory while it is written.
+// tensors with one Storage share it in the file too. The file has checksums, which Open compares
+// and PyTorch ignores. A storage is in memory while it is written.
 // The comment is that of the zip archive, which PyTorch does not read; it may be empty. Values that
 // Open would refuse are an error, and nothing is written.
 func Write(w io.Writer, root any, comment string) error { return write(w, root, comment, usual()) }
@@ -47,6 +50,7 @@ func write(w io.Writer, root any, comment string, limit limits) error {
 		return err
 	}
 	buf := make([]byte, largest)
+	sums := binary.LittleEndian.AppendUint32(nil, crc32.ChecksumIEEE(p.out))
 	for i, s := range p.storages {
 		b := buf[:s.Bytes]
 		if len(b) > 0 {
@@ -57,6 +61,10 @@ func write(w io.Writer, root any, comment string, limit limits) error {
 		if err := archive.add(fmt.Sprintf("data/%d", i), b); err != nil {
 			return err
 		}
+		sums = blocksum.Append(sums, b)
+	}
+	if err := archive.add(checksumsMember, sums); err != nil {
+		return err
 	}
 	if err := archive.add("version", []byte("3\n")); err != nil {
 		return err

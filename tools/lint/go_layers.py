@@ -44,7 +44,8 @@ LAYERS = {
     "internal/tfevents": [],
     "leaks": ["internal/origin"],
     "tensor": [],
-    "internal/ptfile": ["tensor"],
+    "internal/blocksum": [],
+    "internal/ptfile": ["internal/blocksum", "tensor"],
     # The loader: no LibTorch (see FREE).
     "imageloader/internal/raster": [],
     "imageloader/internal/codec": ["imageloader/internal/raster", "internal/imagecapi"],
@@ -118,7 +119,7 @@ LAYERS = {
     "cuda": ["internal/capi", "internal/origin", "internal/racecheck"],
     "torch/internal/schema": [],
     "torch": ["cuda", "internal/capi", "internal/origin", "tensor", "torch/internal/schema"],
-    "nn": ["cuda", "internal/ptfile", "internal/safefile", "tensor", "torch"],
+    "nn": ["cuda", "internal/blocksum", "internal/ptfile", "internal/safefile", "tensor", "torch"],
     # nn: names of tensors, and their files.
     "optim": ["cuda", "nn", "torch"],
     "models": ["cuda", "nn", "torch"],
@@ -325,6 +326,7 @@ FREE = {
     "imageloader/blob": LIBTORCH | {"prefetcher"},
     "imageloader/prometheus": LIBTORCH | {"prefetcher"},
     "tensor": LIBTORCH,
+    "internal/blocksum": LIBTORCH,
     "internal/ptfile": LIBTORCH,
     "prefetcher": {"imageloader"},
 }
