@@ -312,8 +312,17 @@ func countTensors(d *ptfile.Dict) int {
 // stateDict chooses the dict of a file that has the model's tensors: the one under a key that
 // training programs use; root itself; the only other one; or averages, if there is nothing else.
 func stateDict(root *ptfile.Dict) (path string, d *ptfile.Dict) {
+	// The first keys name a model's tensors, of whatever dtypes.
+	for _, key := range []string{stateDictKey, "model_state_dict", "model"} {
+		v, _ := root.Get(key)
+		if d, ok := v.(*ptfile.Dict); ok {
+			if names, _, _ := dictEntries(d); len(names) > 0 {
+				return key, d
+			}
+		}
+	}
 	dicts := tensorDicts(root)
-	for _, key := range []string{stateDictKey, "model_state_dict", "model", "", "net", "network", "module", "model_state", "params", "weights"} {
+	for _, key := range []string{"", "net", "network", "module", "model_state", "params", "weights"} {
 		if i := slices.IndexFunc(dicts, func(d tensorDict) bool { return d.path == key }); i >= 0 {
 			return key, dicts[i].dict
 		}
