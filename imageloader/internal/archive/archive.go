@@ -317,10 +317,8 @@ func (a *Archive) start(s *Shard) error {
 	case isZstd(head):
 		return a.startZstd()
 	}
-	for _, other := range foreign {
-		if bytes.HasPrefix(head, other.magic) {
-			return a.Fail(fmt.Errorf("it is %s; repack it as .tar or .tar.gz", other.name))
-		}
+	if err := foreignError(head); err != nil {
+		return a.Fail(err)
 	}
 	if !bytes.Contains(head, []byte{0}) { // a header pads its fields with zeros
 		return a.Fail(fmt.Errorf("it is no archive (it begins with %.20q): want a .tar, .tar.gz or .tar.zst, or a folder", head))
@@ -378,10 +376,36 @@ var foreign = []struct {
 	magic []byte
 }{
 	{"a zip file", []byte("PK\x03\x04")},
+	{"a 7z archive", []byte("7z\xbc\xaf\x27\x1c")},
+	{"a RAR archive", []byte("Rar!\x1a\x07")},
 	{"compressed with bzip2", []byte("BZh")},
 	{"compressed with xz", []byte{0xfd, '7', 'z', 'X', 'Z', 0}},
+	{"a Parquet file: write its images to files, in a folder for each class", []byte("PAR1")},
+	{"an HDF5 file: write its images to files, in a folder for each class", []byte("\x89HDF\r\n\x1a\n")},
 	{"a JPEG image, not an archive", []byte{0xff, 0xd8, 0xff}},
 	{"a PNG image, not an archive", []byte("\x89PNG")},
+}
+
+// foreignError returns an error for a file or a stream that begins with another format, or nil.
+func foreignError(head []byte) error {
+	for _, other := range foreign {
+		if bytes.HasPrefix(head, other.magic) {
+			return fmt.Errorf("it is %s; repack it as .tar or .tar.gz", other.name)
+		}
+	}
+	return nil
+}
+
+// innerError returns an error for the first block of a compressed stream that is no tar header, but
+// begins another format, or nil.
+func innerError(block []byte) error {
+	if bytes.HasPrefix(block, []byte{0x1f, 0x8b}) || isZstd(block) {
+		return errors.New("it is compressed twice: decompress it once (gzip -dc or zstd -dc FILE > NEW)")
+	}
+	if err := foreignError(block); err != nil {
+		return fmt.Errorf("inside the compression: %w", err)
+	}
+	return nil
 }
 
 // Checkpoints makes the archive call keep, in order, with the checkpoints of its gzip shards that
@@ -429,6 +453,7 @@ func (a *Archive) Fail(err error) error {
 	file := a.path
 	if a.shard >= 0 {
 		file = a.shards[a.shard].Path
+		err = explainTrailing(err, a.shards[a.shard].Info.Size())
 	}
 	e := &Error{File: Shown(file), Member: a.name, Position: a.position, Err: Explain(err)}
 	if a.in != nil {

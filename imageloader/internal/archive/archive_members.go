@@ -151,13 +151,16 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 		return m, false, a.endOfTar()
 	}
 	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // harmless, because no file is extracted
-		return m, false, a.Fail(err)
+		return m, false, a.Fail(a.headerError(err))
 	}
 	a.position++
 	a.name = h.Name
 	if len(h.Name) > MaxNameBytes {
 		a.name = h.Name[:MaxNameBytes]
 		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.Name), MaxNameBytes))
+	}
+	if h.Typeflag == typeContinued {
+		return m, false, a.Fail(errVolume)
 	}
 	kind, ok := kindOf(h)
 	name := path.Clean(h.Name)
@@ -208,6 +211,7 @@ func (a *Archive) skipContent() error {
 
 // Type flags of metadata of GNU tar and of Solaris, which are no files.
 const (
+	typeContinued   = 'M' // a file that began in another volume
 	typeDumpDir     = 'D' // the names in a directory of an incremental archive
 	typeVolumeLabel = 'V'
 	typeOldNames    = 'N'
@@ -216,6 +220,20 @@ const (
 	typeInode       = 'I'
 	typeOldExtended = 'X'
 )
+
+var errVolume = errors.New("it is a volume of a multi-volume tar, and has a part of a file: " +
+	"unpack all volumes together (tar -xM -f FIRST -f SECOND ...) and pack the files again")
+
+// headerError explains the error of a header. The first block of a compressed stream may begin
+// another format.
+func (a *Archive) headerError(err error) error {
+	if n := a.in.offset; a.Streamed() && n <= BlockBytes {
+		if inner := innerError(a.in.block[BlockBytes-n:]); inner != nil {
+			return inner
+		}
+	}
+	return err
+}
 
 // kindOf returns the kind of a tar header's member, and false for directories and metadata.
 func kindOf(h *tar.Header) (Kind, bool) {

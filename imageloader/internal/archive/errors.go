@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 // Error is damage to the archive itself. The members after the damage can't be read. The samples
@@ -38,6 +40,23 @@ var (
 	ErrStopped = errors.New("imageloader: stopped")
 )
 
+// trailing is the error of bytes behind the last member of a gzip file that are neither a member
+// nor padding.
+type trailing struct{ at int64 } // where they begin in the file
+
+func (e trailing) Error() string      { return "bytes behind the last gzip member" }
+func (trailing) Is(target error) bool { return target == gzip.ErrHeader }
+
+// explainTrailing says how many bytes of a file are trailing, and how to remove them.
+func explainTrailing(err error, size int64) error {
+	var e trailing
+	if !errors.As(err, &e) || size <= e.at {
+		return err
+	}
+	return fmt.Errorf("%d bytes follow the last gzip member, such as a signature, or they are a damaged member: "+
+		"if `gzip -t` of the file names nothing else, cut them off with `truncate -s %d FILE`%w", size-e.at, e.at, quietly{err})
+}
+
 // Explain translates an error of a decompressor or of archive/tar into the user's words.
 func Explain(err error) error {
 	switch {
@@ -47,6 +66,10 @@ func Explain(err error) error {
 		return fmt.Errorf("damaged header, or not a tar archive: %w", err)
 	case errors.Is(err, gzip.ErrChecksum):
 		return fmt.Errorf("the bytes differ from their checksum: %w", err)
+	case errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return fmt.Errorf("its zstd window is over %d MiB: pack it from a file, or without --long: %w", maxZstdWindow>>20, err)
+	case errors.Is(err, zstd.ErrMagicMismatch):
+		return fmt.Errorf("bytes follow the last zstd frame, or a frame is damaged (zstd -t checks the file): %w", err)
 	}
 	return err
 }

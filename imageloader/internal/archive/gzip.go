@@ -189,6 +189,9 @@ func (r *gzipReader) fill() error {
 		if r.packed[r.lo] == 0 {
 			return r.padding()
 		}
+		if r.members > 0 && r.packed[r.lo] != 0x1f {
+			return trailing{r.offset}
+		}
 		if err := r.header(); err != nil {
 			return err
 		}
@@ -239,7 +242,7 @@ func (r *gzipReader) padding() error {
 			return io.EOF
 		}
 		if r.consume(len(r.packed[r.lo:r.hi]) - len(bytes.TrimLeft(r.packed[r.lo:r.hi], "\x00"))); r.lo < r.hi {
-			return gzip.ErrHeader
+			return trailing{r.offset}
 		}
 	}
 }

@@ -137,7 +137,7 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 		if c.WebDataset {
 			return nil, noLabels(a.Path(), a.Position(), b.orphans, b.orphansNamed)
 		}
-		return nil, leftOutError(NoSamples(a.Path(), a.Position(), b.orphans), b.leftOut())
+		return nil, leftOutError(b.clues.explain(NoSamples(a.Path(), a.Position(), b.orphans)), b.leftOut())
 	}
 	switch {
 	case c.List != nil:

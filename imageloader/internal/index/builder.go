@@ -23,6 +23,7 @@ type Builder struct {
 	ignored int
 	orphans int    // images without a class
 	orphan  string // with a list: name of the first of them
+	clues   clues
 	// orphansNamed has the first images without a label of WebDataset.
 	orphansNamed []Orphan
 	seconds      int    // images beside the sample of a WebDataset group, which are ignored too

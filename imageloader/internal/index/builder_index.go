@@ -15,7 +15,7 @@ import (
 // The sections are untrusted, so every number in them is checked before its use. An error is
 // errIndexDamaged, an *UnknownClassError, a *LabelError, or a read error.
 func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint32]section) (*Index, error) {
-	x := &Index{info: a.Info(), ignored: b.ignored, orphans: b.orphans, orphansNamed: b.orphansNamed}
+	x := &Index{info: a.Info(), ignored: b.ignored, orphans: b.orphans, orphansNamed: b.orphansNamed, clues: b.clues}
 	for i, s := range a.Shards() {
 		x.shards = append(x.shards, shard{path: s.Path, info: s.Info, format: formats[i]})
 	}

@@ -115,6 +115,7 @@ func (w *walk) run() error {
 // sample.
 func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b, a := w.b, w.a
+	b.clues.note(m.Name)
 	w.found = Found{Member: *m, Position: a.Position()}
 	if b.config.List != nil && b.labelsOnly {
 		return w.addOfList(m, magic), nil

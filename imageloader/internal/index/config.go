@@ -105,5 +105,5 @@ func (x *Index) noSamples(path string, members int, c *Config) error {
 	if c.WebDataset {
 		return noLabels(path, members, x.orphans, x.orphansNamed)
 	}
-	return leftOutError(NoSamples(path, members, x.orphans), x.left)
+	return leftOutError(x.clues.explain(NoSamples(path, members, x.orphans)), x.left)
 }

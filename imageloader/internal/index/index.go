@@ -29,6 +29,7 @@ type Index struct {
 	ignored  int    // number of members that are not samples
 	orphans  int    // number of images among them
 	left     []LeftOut
+	clues    clues
 	// orphansNamed has the first images without a label of WebDataset.
 	orphansNamed []Orphan
 

@@ -58,6 +58,9 @@ func ReadList(file string, in io.Reader) (*List, error) {
 	if mark, err := b.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // a byte order mark
 		_, _ = b.Discard(len(mark)) // it was peeked
 	}
+	if mark, err := b.Peek(2); err == nil && (string(mark) == "\xff\xfe" || string(mark) == "\xfe\xff") {
+		return nil, fmt.Errorf("imageloader: %s: the list is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8 %s > NEW)", file, path.Base(file))
+	}
 	ext := strings.ToLower(path.Ext(file))
 	if ext == ".json" || ext == ".jsonl" {
 		return nil, fmt.Errorf("imageloader: %s: a list is a CSV or TSV file, not JSON: write its paths and labels to a .csv with the columns path and label", file)

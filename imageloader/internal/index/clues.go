@@ -1,0 +1,48 @@
+package index
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// clues are members from which an archive without samples can be told: the first of each kind.
+type clues struct {
+	archive string // an archive inside the archive, such as a class of ImageNet or a part of a data set
+	label   string // a label of WebDataset
+	windows string // a path with backslashes
+}
+
+// note looks at the name of a member.
+func (c *clues) note(name string) {
+	first := func(to *string) {
+		if *to == "" {
+			*to = name
+		}
+	}
+	switch strings.ToLower(path.Ext(name)) {
+	case ".tar", ".tgz", ".gz", ".zst", ".zip", ".parquet", ".7z", ".rar":
+		first(&c.archive)
+	case ".cls":
+		first(&c.label)
+	}
+	if strings.Contains(name, `\`) {
+		first(&c.windows)
+	}
+}
+
+// explain adds what the archive seems to be to the error of an archive without samples, and what to
+// do next.
+func (c *clues) explain(err error) error {
+	switch {
+	case c.windows != "":
+		return fmt.Errorf(`%w; the path %q has backslashes, as a tool of Windows writes it: `+
+			"unpack it, and pack the folder again with tar", err, c.windows)
+	case c.label != "":
+		return fmt.Errorf("%w; %q seems to be a label of WebDataset: set Options.WebDataset (-webdataset)", err, c.label)
+	case c.archive != "":
+		return fmt.Errorf("%w; %q is an archive inside of it: unpack each into a folder, whose name is the class of its images, "+
+			"and name the folder above", err, c.archive)
+	}
+	return err
+}

@@ -1,0 +1,41 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// An archive without samples says what it seems to be.
+func TestArchiveWithoutSamplesSaysWhatItIs(t *testing.T) {
+	for _, c := range []struct {
+		names []string
+		want  string // after the error; "": nothing
+	}{
+		{[]string{"n01440764.tar", "n01443537.tar"}, `"n01440764.tar" is an archive inside of it: unpack each`},
+		{[]string{"data/README", "data/train.zip"}, `"data/train.zip" is an archive`},
+		{[]string{"0.jpg", "0.cls"}, `"0.cls" seems to be a label of WebDataset: set Options.WebDataset`},
+		{[]string{`ds\cat\0.jpg`}, `has backslashes`},
+		{[]string{"a.jpg", "b.txt"}, ""},
+	} {
+		var all clues
+		for _, name := range c.names {
+			all.note(name)
+		}
+		err := all.explain(ErrNoSamples)
+		added := strings.TrimPrefix(fmt.Sprint(err), ErrNoSamples.Error())
+		if !errors.Is(err, ErrNoSamples) || !strings.Contains(added, c.want) || c.want == "" && added != "" {
+			t.Errorf("%q: got %q, want it with %q", c.names, err, c.want)
+		}
+	}
+}
+
+// A list in UTF-16, as a spreadsheet exports it, is named.
+func TestListInUTF16IsNamed(t *testing.T) {
+	for _, text := range []string{"\xff\xfep\x00,\x00", "\xfe\xff\x00p\x00,"} {
+		if _, err := ReadList("l.csv", strings.NewReader(text)); !strings.Contains(fmt.Sprint(err), "UTF-16") || !strings.Contains(fmt.Sprint(err), "iconv") {
+			t.Errorf("%q: error %v, want one that names UTF-16 and iconv", text, err)
+		}
+	}
+}
