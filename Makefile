@@ -106,7 +106,7 @@ test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11
 .PHONY: test-null-device
 test-null-device: export NULL_DEVICES = 2
 test-null-device: shim ## run tests for GPUs that compare no results on devices that compute nothing
-	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver null_nvjpeg decode_nvjpeg_test decode_decode_test cuda_sanitizer_test torch_share_test distributed_group_test cuda_graph_test
+	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver null_nvjpeg lab_nvjpeg_test torchstream_lab decode_decode_test cuda_sanitizer_test torch_share_test distributed_group_test cuda_graph_test
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizer|^TestBatchNormReLU|^TestBackwardKeepsStreams$$|^TestBackwardOfATiedWeight|^TestBackwardFreesMemoryAsGrad$$|^TestProductsTakeASeat$$' ./torch
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOnGPUs$$' ./internal/streamprog -sanitized 100
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$|^TestNoFindingsReportsARace$$' ./cudatest
@@ -117,7 +117,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$|^TestBoundedStreams$$|^TestErrorsOfGPUsBeginWithTheCall$$' ./cuda
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestParallelHasThePriorityOfItsCaller$$|^TestNormAndReLUAreTwoKernels$$' ./nn
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestNormsWithReLUKeepNoMoreMemory$$' ./models
-	cd cshim/test && ../../tools/null-device.sh ../build/bin/decode_nvjpeg_test
+	cd cshim/test && ../../tools/null-device.sh ../build/bin/lab_nvjpeg_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/cuda_sanitizer_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/torch_share_test --gtest_filter='ShareGpu.EachDevice*'
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/distributed_group_test --gtest_filter='GroupGpu.*'
@@ -158,6 +158,7 @@ asan: setup ## run the image library's tests with the address and undefined-beha
 .PHONY: lint
 lint: shim ## check formatting, layers, complexity, go vet, staticcheck, the C headers, exported symbols, import "C"
 	@cshim/setup/packages.sh lint
+	@cshim/setup/shim.sh cshim/build -- torchstream_lab
 	@tools/lint.sh
 
 .PHONY: golangci
@@ -168,8 +169,8 @@ golangci: shim ## run the linters of .golangci.yml with an installed golangci-li
 .PHONY: tidy
 tidy: setup ## run clang-tidy with cshim/.clang-tidy on the C++ sources
 	@cshim/setup/packages.sh tidy
-	@cshim/setup/shim.sh
-	@find cshim/src -name '*.cc' -not -path '*/nocuda/*' | sort | xargs -P "$${JOBS:-$$(nproc)}" -n 2 clang-tidy --quiet -p cshim/build \
+	@cshim/setup/shim.sh cshim/build -- all torchstream_lab
+	@find cshim/src lab/cshim/src -name '*.cc' -not -path '*/nocuda/*' | sort | xargs -P "$${JOBS:-$$(nproc)}" -n 2 clang-tidy --quiet -p cshim/build \
 	  --extra-arg=-Wno-unknown-warning-option --extra-arg=-fno-openmp # clang lacks omp.h
 
 .PHONY: generate
@@ -183,6 +184,7 @@ doctor: ## show what is installed, what is missing and how to get it; works befo
 # The benchmarks of torchstream itself are a module of their own, which is not released.
 .PHONY: lab
 lab: shim ## build bin/torchstream-lab, which measures torchstream beside PyTorch and other peers
+	@cshim/setup/shim.sh cshim/build -- torchstream_lab
 	cd lab && go build -o ../bin/torchstream-lab ./torchstream-lab
 
 .PHONY: bench-loader

@@ -2,7 +2,7 @@
 # Makes gpu-bundle/ with all tests and programs for a machine that has a GPU and LibTorch, but no Go: see run.sh there.
 #
 # Layout of payload.tar.xz: tree/ has the folders of the repository, so that a test finds its testdata and that of other
-# packages as it does here; each package's test binary is in the package's folder. bin/ has the programs, lib/ the two
+# packages as it does here; each package's test binary is in the package's folder. bin/ has the programs, lib/ the
 # libraries, and shim/ the C++ tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,10 +15,10 @@ rm -rf gpu-bundle
 mkdir -p "$out"/{bin,lib,shim,tree}
 
 say "C++ libraries and tests"
-cshim/setup/shim.sh cshim/build -- all ts_tests decode_bench inflate_bench
+cshim/setup/shim.sh cshim/build -- all torchstream_lab ts_tests decode_bench inflate_bench
 # Installing and stripping remove symbols and the paths of this machine.
 cmake --install cshim/build --prefix "$PWD/$out" --component tests --strip >/dev/null
-cp cshim/build/lib/libtorchstream.so cshim/build/lib/libtorchstream_image.so "$out/lib/"
+cp cshim/build/lib/libtorchstream.so cshim/build/lib/libtorchstream_image.so cshim/build/lib/libtorchstream_lab.so "$out/lib/"
 strip --strip-unneeded "$out"/lib/*.so
 rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test
 

@@ -12,7 +12,7 @@ unformatted=$(gofmt -l .)
 [[ -z $unformatted ]] || fail "not formatted, run gofmt -w on:"$'\n'"$unformatted"
 
 check "clang-format"
-mapfile -t sources < <(find cshim/include cshim/src cshim/test cshim/bench cshim/setup -name '*.h' -o -name '*.cc' -o -name '*.cu' 2>/dev/null)
+mapfile -t sources < <(find cshim/include cshim/src cshim/test cshim/setup lab/cshim -name '*.h' -o -name '*.cc' -o -name '*.cu' 2>/dev/null)
 clang-format --dry-run -Werror "${sources[@]}" 2>/tmp/clang-format.$$ || {
   grep -oE '^[^:]+' /tmp/clang-format.$$ | grep -E '^cshim/' | sort -u
   fail "not formatted, run clang-format -i on the files above"
@@ -39,9 +39,9 @@ anonymous=$(grep -rln --include='*.cu' '^namespace {' cshim/src || true)
 [[ -z $anonymous ]] || fail "give the anonymous namespace a name, or releases cannot be reproduced:"$'\n'"$anonymous"
 
 check "the C headers alone, as C11"
-for header in torchstream_image.h torchstream.h; do
+for header in torchstream_image.h torchstream.h torchstream_lab.h; do
   printf '#include "%s"\n' "$header" |
-    cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -Icshim/include -x c - || fail "$header is not plain C11"
+    cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -Icshim/include -Ilab/cshim/include -x c - || fail "$header is not plain C11"
 done
 
 check "how objects end: _free returns nothing, _destroy its error"
@@ -59,11 +59,12 @@ compare() { # LIBRARY HEADER...: fails if the library's symbols are not the head
   [[ -z $difference ]] || fail "$* (<) and $library (>) differ:"$'\n'"$difference"
 }
 compare libtorchstream_image.so cshim/include/torchstream_image.h
-compare libtorchstream.so cshim/include/torchstream.h cshim/include/bench/torchstream_bench.h
+compare libtorchstream.so cshim/include/torchstream.h
+compare libtorchstream_lab.so lab/cshim/include/torchstream_lab.h
 
-check 'import "C" in two packages'
-others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./internal/(image)?capi/' || true)
-[[ -z $others ]] || fail 'import "C" outside internal/capi and internal/imagecapi:'$'\n'"$others"
+check 'import "C" in two packages, and in one of the lab'
+others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./(internal/(image)?capi|lab/internal/labcapi)/' || true)
+[[ -z $others ]] || fail 'import "C" outside internal/capi, internal/imagecapi and lab/internal/labcapi:'$'\n'"$others"
 
 check "the Go version that go.mod asks for"
 for mod in go.mod lab/go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod; do

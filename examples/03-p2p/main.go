@@ -55,7 +55,7 @@ type report struct {
 	Workload workload  `json:"workload"`
 	GPU      string    `json:"gpu"`
 	Direct   bool      `json:"peer_access"`
-	Raw      float64   `json:"raw_gb_per_s"` // plain cudaMemcpyPeerAsync alone
+	Raw      float64   `json:"raw_gb_per_s"` // LibTorch's copy, alone on the same streams
 	Copy     float64   `json:"copy_ms"`      // CopyPeer alone
 	Link     float64   `json:"copy_gb_per_s"`
 	OfRaw    float64   `json:"of_raw"`
@@ -150,7 +150,7 @@ func (r *report) print(l *lesson.Lesson) error {
 	if !r.Direct {
 		direct = "through the host: the two have no peer access"
 	}
-	fmt.Fprintf(l.Out, "%s: %d copies of %d MiB, %s. Alone %.1f ms, %.1f GB/s, %.1f %% of plain cudaMemcpyPeerAsync's %.1f GB/s in this run.\n",
+	fmt.Fprintf(l.Out, "%s: %d copies of %d MiB, %s. Alone %.1f ms, %.1f GB/s, %.1f %% of the %.1f GB/s of LibTorch's copy in this run.\n",
 		r.GPU, r.Workload.Copies, r.Workload.MiB, direct, r.Copy, r.Link, 100*r.OfRaw, r.Raw)
 	for i, c := range r.Computes {
 		fmt.Fprintf(l.Out, "\nCompute on %s: alone %.1f ms. Copy and compute, ms:\n", c.On, c.Alone)

@@ -62,7 +62,7 @@ func TestPrint(t *testing.T) {
 	if err := r.print(&lesson.Lesson{Out: &out}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"99.7 % of plain", "Compute on receiver: alone 15.8", "Compute on both", "side, side           16.90    90 %", "no PyTorch here"} {
+	for _, want := range []string{"99.7 % of the 394.0 GB/s of LibTorch", "Compute on receiver: alone 15.8", "Compute on both", "side, side           16.90    90 %", "no PyTorch here"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, out.String())
 		}

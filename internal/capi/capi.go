@@ -28,7 +28,7 @@
 package capi
 
 /*
-#cgo CFLAGS: -I${SRCDIR}/../../cshim/include/bench -I${SRCDIR}/../../cshim/include
+#cgo CFLAGS: -I${SRCDIR}/../../cshim/include
 #include "torchstream.h"
 
 extern char torchstream_capi_absent;
@@ -45,12 +45,11 @@ import (
 	"unsafe"
 
 	_ "github.com/torchstream/torchstream/cshim/include" // the headers, for go mod vendor
-	_ "github.com/torchstream/torchstream/cshim/include/bench"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-//go:generate go run ../trampoline . ../../cshim/include/torchstream.h ../../cshim/include/bench/torchstream_bench.h
+//go:generate go run ../trampoline . ../../cshim/include/torchstream.h
 
 // LibraryName is the file name of the shim.
 const LibraryName = "libtorchstream.so"

@@ -139,15 +139,6 @@ func allocationsOnGPU(call func() error) func() error {
 	return call
 }
 
-func BenchmarkNoop(b *testing.B) {
-	if err := Check(); err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		Noop()
-	}
-}
-
 func BenchmarkGetCurrentCUDAStream(b *testing.B) {
 	if DeviceCount() == 0 {
 		b.Skip("needs a GPU")

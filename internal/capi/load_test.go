@@ -107,14 +107,12 @@ func TestOtherLibTorchIsRefused(t *testing.T) {
 		t.Skip("needs a C compiler: ", err)
 	}
 	names := map[string]bool{}
-	for _, header := range []string{"../../cshim/include/torchstream.h", "../../cshim/include/bench/torchstream_bench.h"} {
-		text, err := os.ReadFile(header)
-		if err != nil {
-			t.Skip("needs the headers: ", err)
-		}
-		for _, m := range regexp.MustCompile(`(?m)^TS_API [^(]*\b(ts_\w+)\(`).FindAllStringSubmatch(string(text), -1) {
-			names[m[1]] = true
-		}
+	text, err := os.ReadFile("../../cshim/include/torchstream.h")
+	if err != nil {
+		t.Skip("needs the header: ", err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^TS_API [^(]*\b(ts_\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+		names[m[1]] = true
 	}
 	delete(names, "ts_abi_version")
 	delete(names, "ts_libtorch_version")

@@ -133,8 +133,11 @@ func (s Search) Setup(name string) string {
 		return "go run " + Module + "/cmd/torchstream@" + cmp.Or(s.Version, "latest") + " setup"
 	}
 	target := "shim"
-	if strings.Contains(name, "_image") {
+	switch {
+	case strings.Contains(name, "_image"):
 		target = "image"
+	case strings.Contains(name, "_lab"): // only a clone has it
+		target = "lab"
 	}
 	return "make -C " + s.Clone + " " + target
 }

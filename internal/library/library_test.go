@@ -84,6 +84,7 @@ func TestSetupIsOneCommand(t *testing.T) {
 	}{
 		{Search{Clone: "/no/clone"}, "libtorchstream.so", "make -C /no/clone shim"},
 		{Search{Clone: "/no/clone"}, "libtorchstream_image.so", "make -C /no/clone image"},
+		{Search{Clone: "/no/clone"}, "libtorchstream_lab.so", "make -C /no/clone lab"},
 		{Search{Version: "v0.1.0"}, "libtorchstream.so", "go run " + Module + "/cmd/torchstream@v0.1.0 setup"},
 		{Search{}, "libtorchstream_image.so", "go run " + Module + "/cmd/torchstream@latest setup"},
 	} {

@@ -14,6 +14,7 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/lab/internal/labcapi"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -42,7 +43,7 @@ type operatorPair struct {
 // maxDifference is the goal, in nanoseconds.
 const maxDifference = 500
 
-// operands are the tensors of the operators, the same as in cshim/src/bench/operators.cc.
+// operands are the tensors of the operators, the same as in lab/cshim/src/lab/operators.cc.
 type operands struct {
 	a, b          *torch.Tensor // [4]
 	m, n          *torch.Tensor // [4 4]
@@ -88,7 +89,7 @@ func (o operands) in(scope *torch.Scope) *operands {
 
 // operatorEntry is an operator from Go.
 type operatorEntry struct {
-	name    string // of the peer in cshim/src/bench/operators.cc
+	name    string // of the peer in lab/cshim/src/lab/operators.cc
 	generic bool
 	run     func(o *operands) *torch.Tensor
 }
@@ -113,7 +114,7 @@ func generic(name string, f func(o *operands) *torch.Tensor) operatorEntry {
 }
 
 // operatorTable lists the operators, with the names and operands of kPeers in
-// cshim/src/bench/operators.cc.
+// lab/cshim/src/lab/operators.cc.
 func operatorTable() []operatorEntry {
 	type T = *torch.Tensor
 	rows := []int64{1}
@@ -256,7 +257,7 @@ func (r *operatorReport) measure(ctx context.Context, d cuda.Device) (err error)
 		row := &operatorPair{Operator: entry.name, Generic: entry.generic}
 		cpp, ours, differences := make([]float64, r.Repeats), make([]float64, r.Repeats), make([]float64, r.Repeats)
 		for i := range r.Repeats {
-			if cpp[i], err = capi.BenchOperator(int32(d), entry.name, r.Calls/heldCalls); err != nil {
+			if cpp[i], err = labcapi.Operator(int32(d), entry.name, r.Calls/heldCalls); err != nil {
 				return err
 			}
 			if ours[i], err = hostNanoseconds(d, entry, o, r.Calls/heldCalls); err != nil {
@@ -273,7 +274,7 @@ func (r *operatorReport) measure(ctx context.Context, d cuda.Device) (err error)
 	return nil
 }
 
-// heldCalls are the calls of a round, as in cshim/src/bench/operators.cc.
+// heldCalls are the calls of a round, as in lab/cshim/src/lab/operators.cc.
 const heldCalls = 400
 
 // hostNanoseconds measures calls of an operator as ts_bench_operator does: in rounds, whose results

@@ -18,10 +18,10 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/loaderbench"
 	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/lab/internal/labcapi"
 )
 
 //go:embed gpu_peers.py
@@ -136,7 +136,7 @@ func (p *peerBench) nvjpeg(data []byte, sizes []uintptr) []gpuPeer {
 		rows = append(rows, p.engines("whole images to uint8 RGB, no crop", threads, data, sizes))
 	}
 	for _, threads := range p.threads() {
-		rows = append(rows, p.decoded(capi.NVJPEGCUDA, "CUDA cores, whole images to uint8 RGB, no crop", threads, data, sizes))
+		rows = append(rows, p.decoded(labcapi.NVJPEGCUDA, "CUDA cores, whole images to uint8 RGB, no crop", threads, data, sizes))
 	}
 	return rows
 }
@@ -154,12 +154,12 @@ func (p *peerBench) besideLoader(ctx context.Context, m *loaderbench.Measurement
 }
 
 func (p *peerBench) engines(says string, threads int, data []byte, sizes []uintptr) gpuPeer {
-	return p.decoded(capi.NVJPEGHardware, "JPEG engines, "+says, threads, data, sizes)
+	return p.decoded(labcapi.NVJPEGHardware, "JPEG engines, "+says, threads, data, sizes)
 }
 
 func (p *peerBench) decoded(implementation int, says string, threads int, data []byte, sizes []uintptr) gpuPeer {
 	row := gpuPeer{Peer: "nvjpeg", Way: says, Threads: threads}
-	r, err := capi.BenchNVJPEG(int32(p.device), implementation, data, sizes, p.batch, threads, p.seconds)
+	r, err := labcapi.NVJPEG(int32(p.device), implementation, data, sizes, p.batch, threads, p.seconds)
 	if err != nil {
 		row.WhyNot = err.Error()
 		return row

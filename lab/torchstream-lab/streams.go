@@ -21,6 +21,7 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/lab/internal/labcapi"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -148,6 +149,9 @@ type streamsBench struct {
 }
 
 func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
+	if err := labcapi.Check(); err != nil {
+		return err
+	}
 	b := &streamsBench{streamsReport: r, device: device}
 	defer func() {
 		for _, f := range b.closers {
@@ -196,7 +200,7 @@ func (b *streamsBench) enqueue(to **figure, run func(calls int) error) {
 }
 
 func (b *streamsBench) addHostCalls() {
-	b.add("empty_cgo_call", repeat(func() error { capi.Noop(); return nil }))
+	b.add("empty_cgo_call", repeat(func() error { labcapi.Noop(); return nil }))
 	b.add("lock_unlock", repeat(func() error {
 		runtime.LockOSThread()
 		runtime.UnlockOSThread()
@@ -347,7 +351,7 @@ func (b *streamsBench) round(warmUp bool) error {
 			t.means = append(t.means, mean)
 		}
 	}
-	inPlace, outOfPlace, held, err := capi.BenchAdd(int32(b.device), b.Method.EnqueuedCalls)
+	inPlace, outOfPlace, held, err := labcapi.Add(int32(b.device), b.Method.EnqueuedCalls)
 	if err != nil {
 		return err
 	}

@@ -18,10 +18,10 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
-	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/loaderbench"
 	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/lab/internal/labcapi"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/train"
@@ -256,13 +256,13 @@ func (b *trainBench) besideEngines(ctx context.Context, row *fedRow, step func()
 	}
 	const begun = 500 * time.Millisecond
 	length := begun.Seconds() + max(3*b.seconds, 3)
-	var rate capi.NVJPEGRate
+	var rate labcapi.NVJPEGRate
 	var failed error
 	decoded := make(chan struct{})
 	begin := time.Now()
 	go func() {
 		defer close(decoded)
-		rate, failed = capi.BenchNVJPEG(int32(b.device), capi.NVJPEGHardware, data, sizes, row.Batch, 2, length)
+		rate, failed = labcapi.NVJPEG(int32(b.device), labcapi.NVJPEGHardware, data, sizes, row.Batch, 2, length)
 	}()
 	steps, start, ended := 0, time.Time{}, false
 	for !ended && err == nil {

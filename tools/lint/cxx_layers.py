@@ -20,7 +20,6 @@ FOLDERS = {
     "torch": {"base", "cuda"},
     "decode": {"base", "cuda", "deflate", "jpeg", "torch"},
     "distributed": {"base", "cuda", "torch"},
-    "bench": {"base", "cuda", "torch", "decode"},
     "nocuda": {"base", "cuda", "torch", "decode"},  # in place of CUDA, for a LibTorch without it
 }
 

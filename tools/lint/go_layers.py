@@ -25,11 +25,9 @@ LAYERS = {
     "cshim": [],
     "internal/setup": ["cshim", "internal/library", "internal/printable"],
     "cshim/include": [],
-    "cshim/include/bench": [],
     "internal/imagecapi": ["cshim/include", "internal/library"],
     "internal/capi": [
         "cshim/include",
-        "cshim/include/bench",
         "internal/imagecapi",
         "internal/library",
         "internal/racecheck",
@@ -204,6 +202,7 @@ LAYERS = {
         "train",
     ],
     # The project's own benchmarks.
+    "lab/internal/labcapi": ["internal/capi", "internal/imagecapi", "internal/library"],
     "lab/torchstream-lab": [
         "cuda",
         "distributed",
@@ -216,6 +215,7 @@ LAYERS = {
         "internal/interrupt",
         "internal/loaderbench",
         "internal/printable",
+        "lab/internal/labcapi",
         "models",
         "nn",
         "optim",

@@ -8,7 +8,6 @@
 #include <stdexcept>
 #include <thread>
 
-#include "bench/torchstream_bench.h"
 #include "support.h"
 
 namespace {
@@ -813,20 +812,6 @@ TEST(Operator, ManyThreadsCallAtOnce) {
     });
   }
   for (auto& thread : threads) thread.join();
-}
-
-TEST(Operator, BenchPeerRuns) {
-  double in_place = 0;
-  double out_of_place = 0;
-  double held = 0;
-  ASSERT_OK(ts_bench_add(TS_DEVICE_CPU, 100, &in_place, &out_of_place, &held));
-  EXPECT_GT(in_place, 0);
-  EXPECT_GT(out_of_place, 0);
-  EXPECT_GT(held, 0);
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "rounds",
-               ts_bench_add(TS_DEVICE_CPU, 0, &in_place, &out_of_place, &held));
-  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "",
-               ts_bench_add(ts_device_count(), 10, &in_place, &out_of_place, &held));
 }
 
 TEST(OperatorGpu, RunsOnTheCurrentStream) {

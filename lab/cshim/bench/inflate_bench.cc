@@ -11,10 +11,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../test/deflate/team.h"
-#include "bench/torchstream_bench.h"
 #include "image_bench.h"
 #include "photographs.h"
+#include "pieces.h"
+#include "test/deflate/team.h"
 #include "torchstream.h"
 
 using namespace bench;

@@ -17,12 +17,12 @@
 #include <cstring>
 #include <memory>
 
-#include "../test/image/unsynchronised.h"
-#include "bench/torchstream_bench.h"
 #include "image_bench.h"
 #include "jpeg/loops.h"
 #include "operations.h"
 #include "photographs.h"
+#include "pieces.h"
+#include "test/image/unsynchronised.h"
 #include "torchstream.h"
 
 using namespace bench;

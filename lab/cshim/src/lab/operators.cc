@@ -7,11 +7,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/thread.h"
-#include "bench/host_time.h"
-#include "bench/torchstream_bench.h"
-#include "cuda/device.h"
-#include "torchstream.h"
+#include "lab/entry.h"
+#include "lab/host_time.h"
+#include "torchstream_lab.h"
 
 namespace ts {
 namespace {
@@ -155,11 +153,11 @@ const Peer kPeers[] = {
 
 ts_error* ts_bench_operator(int32_t device, const char* name, int32_t rounds, double* nanoseconds) {
   return ts::guard(__func__, [&] {
-    ts::enter_thread();
+    ts::lab::enter();
     ts::require(name != nullptr, "the name is NULL");
     ts::require(rounds > 0, "rounds must be at least 1");
     ts::require(nanoseconds != nullptr, "nanoseconds is NULL");
-    const auto where = ts::checked_device(device);
+    const auto where = ts::lab::checked_device(device);
     for (const auto& peer : ts::kPeers) {
       if (std::strcmp(peer.name, name) != 0) continue;
       const ts::Operands operands(where);

@@ -1,4 +1,4 @@
-#include "bench/nvjpeg.h"
+#include "lab/nvjpeg.h"
 
 #include <dlfcn.h>
 

@@ -1,11 +1,11 @@
-// The measurement of nvJPEG: on a GPU with the library, or on devices that do nothing with a
-// stand-in for the library (test/cuda/null_nvjpeg.c).
+// The measurement of nvJPEG: on a GPU with the library, or on devices that do
+// nothing with a stand-in for the library (cshim/test/cuda/null_nvjpeg.c).
 #include <algorithm>
 #include <fstream>
 #include <iterator>
 
-#include "bench/torchstream_bench.h"
 #include "support.h"
+#include "torchstream_lab.h"
 
 namespace {
 

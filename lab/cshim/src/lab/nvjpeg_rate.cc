@@ -1,5 +1,6 @@
 // How many JPEGs a second NVIDIA's nvJPEG decodes: a peer of the GPU decoder.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -15,12 +16,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/thread.h"
-#include "bench/host_time.h"
-#include "bench/nvjpeg.h"
-#include "bench/torchstream_bench.h"
-#include "cuda/device.h"
-#include "decode/queue.h"
+#include "lab/entry.h"
+#include "lab/host_time.h"
+#include "lab/nvjpeg.h"
+#include "torchstream_lab.h"
 
 namespace ts {
 namespace {
@@ -28,6 +27,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kAlignment = 256;  // of an image's pixels in the device's memory
+
+at::Tensor memory_on(int32_t device, size_t bytes) {
+  return at::empty({static_cast<int64_t>(bytes)},
+                   at::TensorOptions()
+                       .dtype(at::ScalarType::Byte)
+                       .device(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device))));
+}
 
 // A JPEG that the implementation decodes in batches.
 struct Jpeg {
@@ -98,7 +104,7 @@ class Decoder {
       : nvjpeg_(nvjpeg),
         device_(device),
         stream_(c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device))),
-        pixels_(decode::memory_on(device, room)),
+        pixels_(memory_on(device, room)),
         data_(batch),
         bytes_(batch),
         images_(batch) {
@@ -255,15 +261,14 @@ ts_error* ts_bench_nvjpeg(int32_t device, int32_t backend, const uint8_t* data, 
                           int64_t count, int64_t batch, int32_t threads, double seconds,
                           ts_bench_nvjpeg_rate* rate) {
   return ts::guard(__func__, [&] {
-    ts::enter_thread();
+    ts::lab::enter();
     ts::require(backend == TS_BENCH_NVJPEG_CUDA || backend == TS_BENCH_NVJPEG_HARDWARE,
                 "backend has an unknown value");
     ts::require(data != nullptr && sizes != nullptr && rate != nullptr, "an argument is NULL");
     ts::require(count > 0 && batch > 0 && batch <= 4096, "count and batch must be at least 1");
     ts::require(threads > 0 && threads <= 64, "threads must be from 1 to 64");
     ts::require(seconds > 0 && seconds <= 3600, "seconds must be more than 0 and at most 3600");
-    ts::require_device(device);
-    ts::decode::ready_device(device, "a measurement of nvJPEG");
+    ts::lab::require_gpu(device);
     const ts::DeviceScope scope(device);
     *rate = ts::measure(device, backend, data, sizes, count, static_cast<size_t>(batch), threads,
                         seconds);

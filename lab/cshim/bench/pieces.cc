@@ -1,4 +1,6 @@
 // How long each stage of decoding or inflating a batch on a GPU takes.
+#include "pieces.h"
+
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
 
@@ -8,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/thread.h"
-#include "bench/torchstream_bench.h"
 #include "cuda/stream.h"
 #include "decode/decoder.h"
 #include "decode/inflater.h"

@@ -1,1 +1,0 @@
-../../cshim/include/bench/torchstream_bench.h

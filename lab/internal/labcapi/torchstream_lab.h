@@ -1,0 +1,1 @@
+../../cshim/include/torchstream_lab.h
