@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/audit"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -85,7 +86,7 @@ func TestFindingsNameOddImages(t *testing.T) {
 		"rare animated: the first frame is the image":       "c/loop.gif",
 		"rare tiny: a side of less than 32 pixels":          "c/small.png",
 		"rare thin: a side of more than 10 times the other": "c/thin.png",
-		"rare " + nameAgain:                                 "c/7.jpg",
+		"rare " + audit.NameAgain:                           "c/7.jpg",
 		"rare PNG with the extension .jpg":                  "c/other.JPG",
 		"rare GIF":                                          "c/still.gif",
 	} {
@@ -221,7 +222,7 @@ func TestAnimatedImagesHaveFrames(t *testing.T) {
 		"WebP of several":   {"WebP", webp("\x02"), true},
 		"JPEG":              {"JPEG", archivetest.JPEG(t, archivetest.Gradient(8, 8)), false},
 	} {
-		if got := animated(c.format, []byte(c.data)); got != c.want {
+		if got := audit.Animated(c.format, []byte(c.data)); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -236,21 +237,21 @@ func FuzzAnimated(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		exact := slices.Clip(data)
 		for _, format := range []string{"GIF", "PNG", "WebP", "JPEG"} {
-			animated(format, exact)
+			audit.Animated(format, exact)
 		}
 	})
 }
 
 func TestRaritiesByTheHeader(t *testing.T) {
 	info := imagecapi.Info{Format: imagecapi.JPEG, Width: 100, Height: 100, Components: 3, BitDepth: 8}
-	if list := rarities("a/b.jpg", "JPEG", info); list != nil {
+	if list := audit.Rarities("a/b.jpg", "JPEG", info); list != nil {
 		t.Errorf("an ordinary image is rare: %q", list)
 	}
 	cmyk, huge := info, info
 	cmyk.Components = 4
 	huge.Width, huge.Height = 1_000_000, 100_000
 	for want, i := range map[string]imagecapi.Info{"CMYK": cmyk, "huge: more than 50 megapixels": huge} {
-		if list := rarities("a/b", "JPEG", i); !slices.Contains(list, want) {
+		if list := audit.Rarities("a/b", "JPEG", i); !slices.Contains(list, want) {
 			t.Errorf("%q, not %s", list, want)
 		}
 	}

@@ -89,8 +89,3 @@ type SampleError = sample.Error
 // ArchiveError is damage to the archive itself: the members after the damage can't be read. The
 // samples before it were delivered.
 type ArchiveError = archive.Error
-
-// newRules returns the rules by which the samples of an archive are good or bad.
-func newRules(path string, o *Options) sample.Rules {
-	return sample.Rules{File: archive.Shown(path), MaxBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels}
-}

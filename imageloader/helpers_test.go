@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/audit"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -101,7 +102,7 @@ func inspect(ctx context.Context, path string, o Options, file func(string) (arc
 	if err != nil {
 		return nil, err
 	}
-	return l.inspect(ctx, nil, newNameSet(), nil)
+	return l.inspect(ctx, nil, audit.NewNames(), nil)
 }
 
 // copied is a batch that outlives its turn of the loop.

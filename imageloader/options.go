@@ -11,10 +11,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/mask"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/tensor"
 )
@@ -388,4 +390,15 @@ func (o *Options) checkList() error {
 		return fmt.Errorf("imageloader: Options.List and Options.Masks exclude each other: an image with a mask has no label")
 	}
 	return nil
+}
+
+// batchSize is the field that may differ in another World.
+const (
+	batchSize    = "BatchSize"
+	maxBatchSize = 1 << 24
+)
+
+// newRules returns the rules by which the samples of an archive are good or bad.
+func newRules(path string, o *Options) sample.Rules {
+	return sample.Rules{File: archive.Shown(path), MaxBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels}
 }

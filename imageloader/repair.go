@@ -17,6 +17,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/audit"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -78,7 +79,7 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 	if err := checkFixed(a, out); err != nil {
 		return nil, nil, err
 	}
-	x := fixing{l: l, a: a, progress: progress, names: newNameSet()}
+	x := fixing{l: l, a: a, progress: progress, names: audit.NewNames()}
 	report, err := l.inspect(ctx, progress, x.names, x.take)
 	if err != nil {
 		return report, nil, err
@@ -219,7 +220,7 @@ type fixing struct {
 	left, damaged, groups bits
 	// expected and met are sums of the digests of the names at these positions: in the inspected
 	// archive, and in the copied one.
-	names         *nameSet
+	names         *audit.Names
 	expected, met uint64
 	report        FixReport
 	progress      func(Progress)
@@ -296,7 +297,7 @@ func (x *fixing) copy(ctx context.Context, w *tar.Writer) error {
 			x.progress(x.a.Progress())
 		}
 		if x.left.has(position) || x.damaged.has(position) {
-			x.met += x.names.digest(m.Name)
+			x.met += x.names.Digest(m.Name)
 		}
 		group := groups.Next(&m)
 		if x.left.has(position) || x.l.o.WebDataset && x.groups.has(group) || m.Kind != archive.Regular {
@@ -388,9 +389,9 @@ func (d *decoders) rewrite(data []byte) (_ []byte, err error) {
 		return nil, err
 	}
 	g.ResizeWidth, g.ResizeHeight, g.WindowWidth, g.WindowHeight = info.Width, info.Height, info.Width, info.Height
-	pixels := rgb{make([]byte, 3*int(info.Width)*int(info.Height)), int(info.Width), int(info.Height)}
-	if err := d.partial.Decode(data, &g, pixels.pix, 3*pixels.width); err != nil {
+	pixels := audit.RGB{Pix: make([]byte, 3*int(info.Width)*int(info.Height)), Width: int(info.Width), Height: int(info.Height)}
+	if err := d.partial.Decode(data, &g, pixels.Pix, 3*pixels.Width); err != nil {
 		return nil, err
 	}
-	return pixels.png(info.Orientation)
+	return pixels.PNG(info.Orientation)
 }

@@ -3,15 +3,10 @@ package imageloader
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/epoch"
@@ -230,140 +225,4 @@ func (l *Loader) accepts(r *run) error {
 		}
 	}
 	return nil
-}
-
-// sortedKeys returns the keys of all maps, each once.
-func sortedKeys(maps ...map[string]string) (keys []string) {
-	for _, m := range maps {
-		for k := range m {
-			keys = append(keys, k)
-		}
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
-}
-
-// identity identifies the archive. The first call takes a while for a large one.
-func (l *Loader) identity(x *index.Index) archiveIdentity {
-	id := archiveIdentity{Bytes: l.bytes}
-	if x == nil {
-		return id
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.digest == "" {
-		h := sha256.New()
-		var buf []byte
-		for i := range x.Len() {
-			buf = append(buf[:0], x.Name(i)...)
-			buf = append(buf, 0)
-			buf = binary.AppendVarint(buf, x.Size(i))
-			buf = binary.AppendVarint(buf, int64(x.Label(i)))
-			if l.o.MultiLabel {
-				for _, label := range x.Labels(i) {
-					buf = binary.AppendVarint(buf, int64(label))
-				}
-			}
-			if l.o.Masks.masked() {
-				buf = append(append(buf, x.Name(x.Mask(i))...), 0)
-				buf = binary.AppendVarint(buf, x.Size(x.Mask(i)))
-			}
-			h.Write(buf)
-		}
-		l.digest = hex.EncodeToString(h.Sum(nil)[:16])
-	}
-	id.Samples, id.Digest = x.Len(), l.digest
-	return id
-}
-
-// classesDigest is the number of classes and a digest of their names, in order.
-func (l *Loader) classesDigest() string {
-	h := sha256.New()
-	classes := l.Classes()
-	for _, c := range classes {
-		fmt.Fprintf(h, "%d %s\n", len(c), c)
-	}
-	return strconv.Itoa(len(classes)) + " " + hex.EncodeToString(h.Sum(nil)[:16])
-}
-
-// batchSize is the field that may differ in another World.
-const (
-	batchSize    = "BatchSize"
-	maxBatchSize = 1 << 24
-)
-
-// harmless are the fields of Options that do not change a batch, or that fingerprint treats by
-// themselves. What a List changes, samples and labels, is in the digest of the archive.
-var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes", "List"}
-
-// laterOptions are the fields that the first states did not have, and their defaults. A default is
-// not written down, so that states go from an earlier version to this one and back: a state of a
-// version without Damaged, which refused what Warned decodes, is one of Warned, and what is left of
-// its epoch follows Warned.
-var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0", "MultiLabel": "false"}
-
-// fingerprint records the options that decide the content of a batch, by the names of their fields.
-func (l *Loader) fingerprint(kind order.Kind) map[string]string {
-	print := map[string]string{}
-	v := reflect.ValueOf(l.o)
-	for i := range v.NumField() {
-		if name := v.Type().Field(i).Name; !slices.Contains(harmless, name) {
-			value := canonical(v.Field(i))
-			if byDefault, later := laterOptions[name]; !later || value != byDefault {
-				print[name] = value
-			}
-		}
-	}
-	if kind == order.Buffered {
-		print["ShuffleBuffer"], print["ShuffleBytes"] = strconv.Itoa(l.o.ShuffleBuffer), strconv.FormatInt(l.o.ShuffleBytes, 10)
-	}
-	if l.weights != nil {
-		print["Weights"] = l.weights.Digest()
-	}
-	return print
-}
-
-// typeName returns the name of a type in a fingerprint. Types that have moved to other packages
-// keep the names that saved states have.
-func typeName(t reflect.Type) string {
-	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.", "sample.", "imageloader.").Replace(t.String())
-}
-
-// canonical writes a value down so that equal values look equal in every process. Functions, which
-// can't be compared, are written as their types.
-func canonical(v reflect.Value) string {
-	switch v.Kind() {
-	case reflect.Struct:
-		var parts []string
-		for i := range v.NumField() {
-			if !v.Field(i).IsZero() {
-				parts = append(parts, v.Type().Field(i).Name+":"+canonical(v.Field(i)))
-			}
-		}
-		return "{" + strings.Join(parts, " ") + "}"
-	case reflect.Slice, reflect.Array:
-		var parts []string
-		for i := range v.Len() {
-			parts = append(parts, canonical(v.Index(i)))
-		}
-		return "[" + strings.Join(parts, " ") + "]"
-	case reflect.Map:
-		var parts []string
-		for _, k := range v.MapKeys() {
-			parts = append(parts, canonical(k)+":"+canonical(v.MapIndex(k)))
-		}
-		slices.Sort(parts)
-		return "{" + strings.Join(parts, " ") + "}"
-	case reflect.Pointer, reflect.Interface:
-		if v.IsNil() {
-			return "nil"
-		}
-		return typeName(v.Elem().Type()) + " " + canonical(v.Elem())
-	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
-		if v.IsNil() {
-			return "nil"
-		}
-		return typeName(v.Type())
-	}
-	return fmt.Sprint(v)
 }

@@ -28,6 +28,9 @@ python3 tools/lint/nocuda.py || fail "the build without CUDA lacks functions"
 check "imports between the Go packages point down"
 python3 tools/lint/go_layers.py || fail "imports of the Go packages are out of order"
 
+check "references between the files of imageloader"
+python3 tools/lint/file_order.py || fail "the files of imageloader are no ladder"
+
 check "width of Go comments"
 python3 tools/lint/comment_width.py || fail "comments above are wider than 100 columns"
 

@@ -69,6 +69,7 @@ LAYERS = {
         "internal/imagecapi",
         "internal/origin",
     ],
+    "imageloader/internal/audit": ["internal/imagecapi"],
     "imageloader/internal/sample": ["imageloader/internal/archive", "imageloader/internal/codec", "internal/imagecapi"],
     "imageloader/internal/count": ["imageloader/internal/archive", "imageloader/internal/sample"],
     "imageloader/internal/mask": ["imageloader/internal/codec", "imageloader/transform", "internal/imagecapi", "tensor"],
@@ -97,6 +98,7 @@ LAYERS = {
     "imageloader": [
         "imageloader/internal/arena",
         "imageloader/internal/archive",
+        "imageloader/internal/audit",
         "imageloader/internal/codec",
         "imageloader/internal/count",
         "imageloader/internal/devplan",

@@ -1,4 +1,4 @@
-package imageloader
+package audit
 
 import (
 	"bytes"
@@ -10,23 +10,23 @@ import (
 	"slices"
 )
 
-// rgb is an image of RGB rows, as decoders make them.
-type rgb struct {
-	pix           []byte
-	width, height int
+// RGB is an image of RGB rows, as decoders make them.
+type RGB struct {
+	Pix           []byte
+	Width, Height int
 }
 
-func (rgb) ColorModel() color.Model   { return color.RGBAModel }
-func (m rgb) Bounds() image.Rectangle { return image.Rect(0, 0, m.width, m.height) }
-func (rgb) Opaque() bool              { return true } // makes the encoder write no alpha
+func (RGB) ColorModel() color.Model   { return color.RGBAModel }
+func (m RGB) Bounds() image.Rectangle { return image.Rect(0, 0, m.Width, m.Height) }
+func (RGB) Opaque() bool              { return true } // makes the encoder write no alpha
 
-func (m rgb) At(x, y int) color.Color {
-	p := m.pix[3*(y*m.width+x):]
+func (m RGB) At(x, y int) color.Color {
+	p := m.Pix[3*(y*m.Width+x):]
 	return color.RGBA{p[0], p[1], p[2], 0xff}
 }
 
-// png encodes the image, with an EXIF orientation if that is not 0 or 1.
-func (m rgb) png(orientation int32) ([]byte, error) {
+// PNG encodes the image, with an EXIF orientation if that is not 0 or 1.
+func (m RGB) PNG(orientation int32) ([]byte, error) {
 	var b bytes.Buffer
 	if err := png.Encode(&b, m); err != nil {
 		return nil, err

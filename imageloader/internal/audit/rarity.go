@@ -1,4 +1,5 @@
-package imageloader
+// Package audit Describes the images of an archive for a report on it, and writes images again.
+package audit
 
 import (
 	"encoding/binary"
@@ -9,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// unknownFormat is the format of an image whose header an index does not know.
-const unknownFormat = "unknown"
+// UnknownFormat is the format of an image whose header an index does not know.
+const UnknownFormat = "unknown"
 
 // Bounds beyond which an image is rare.
 const (
@@ -19,8 +20,8 @@ const (
 	thinFactor = 10
 )
 
-// describe names the kind of an image, for Report.Formats.
-func describe(format string, i imagecapi.Info) string {
+// Describe names the kind of an image, for Report.Formats.
+func Describe(format string, i imagecapi.Info) string {
 	if i.BitDepth != 8 {
 		format += " " + strconv.Itoa(int(i.BitDepth)) + "-bit"
 	}
@@ -43,8 +44,8 @@ func describe(format string, i imagecapi.Info) string {
 	return format
 }
 
-// rarities lists the rare properties of an image by its header and its name.
-func rarities(name, format string, i imagecapi.Info) (list []string) {
+// Rarities lists the rare properties of an image by its header and its name.
+func Rarities(name, format string, i imagecapi.Info) (list []string) {
 	if i.Orientation > 1 {
 		list = append(list, "EXIF orientation (turned only with Transform.ApplyEXIFOrientation)")
 	}
@@ -80,8 +81,8 @@ var formatOfExtension = map[string]string{
 	"avif": "AVIF", "heic": "HEIC", "heif": "HEIC",
 }
 
-// animated reports whether an image of a format that codec.Sniff knows has several frames.
-func animated(format string, data []byte) bool {
+// Animated reports whether an image of a format that codec.Sniff knows has several frames.
+func Animated(format string, data []byte) bool {
 	switch format {
 	case "GIF":
 		return animatedGIF(data)
@@ -145,24 +146,25 @@ func animatedPNG(data []byte) bool {
 	return false
 }
 
-// nameSet finds names that come again. It keeps a digest of 64 bits of each.
-type nameSet struct {
+// Names finds names that come again. It keeps a digest of 64 bits of each.
+type Names struct {
 	seed maphash.Seed
 	seen map[uint64]struct{}
 }
 
-func newNameSet() *nameSet { return &nameSet{maphash.MakeSeed(), map[uint64]struct{}{}} }
+// NewNames returns an empty set.
+func NewNames() *Names { return &Names{maphash.MakeSeed(), map[uint64]struct{}{}} }
 
-// digest returns the digest of a name, which is the same for the life of the set.
-func (s *nameSet) digest(name string) uint64 { return maphash.String(s.seed, name) }
+// Digest returns the digest of a name, which is the same for the life of the set.
+func (s *Names) Digest(name string) uint64 { return maphash.String(s.seed, name) }
 
-// again reports whether a name was already there, and adds the name.
-func (s *nameSet) again(name string) bool {
-	digest := s.digest(name)
+// Again reports whether a name was already there, and adds the name.
+func (s *Names) Again(name string) bool {
+	digest := s.Digest(name)
 	_, found := s.seen[digest]
 	s.seen[digest] = struct{}{}
 	return found
 }
 
-// nameAgain is the finding of a sample that has the name of an earlier one.
-const nameAgain = "the name of an earlier sample"
+// NameAgain is the finding of a sample with the name of an earlier one.
+const NameAgain = "the name of an earlier sample"
