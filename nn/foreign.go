@@ -47,7 +47,7 @@ const (
 // graph.
 func isONNX(head []byte) bool {
 	const (
-		version  = 1<<3 | 0 // a number
+		version  = 1 << 3   // a number, whose wire type is 0
 		producer = 2<<3 | 2 // text
 		graph    = 7<<3 | 2 // a message, which begins with a node, field 1
 		node     = 1<<3 | 2
