@@ -26,7 +26,7 @@ type Builder struct {
 	clues   clues
 	// orphansNamed has the first images without a label of WebDataset.
 	orphansNamed []Orphan
-	seconds      int    // images beside the sample of a WebDataset group, which are ignored too
+	seconds      int    // ignored images that share a WebDataset group with a sample
 	second       string // name of the first of them
 	lone         int    // WebDataset labels without an image
 	firstLone    string // name of the first of them

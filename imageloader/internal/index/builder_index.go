@@ -136,7 +136,7 @@ type memberReader struct {
 	names       []byte
 	items       *itemReader
 	current     record // the member that next returned
-	following   record // the member after it, whose name begins where the current name ends
+	following   record // the next member; its name starts where the current name ends
 	more        bool   // there is a following member
 }
 
@@ -171,7 +171,7 @@ func (r *memberReader) next() (m *record, name []byte, err error) {
 	return &r.current, r.names[r.current.name:end], nil
 }
 
-// follow reads the following member, whose name must begin at or after before.
+// follow reads the following member. Its name must start at or after before.
 func (r *memberReader) follow(before uint32) error {
 	item, err := r.items.next()
 	r.more = item != nil && err == nil

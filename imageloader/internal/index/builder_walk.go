@@ -16,10 +16,10 @@ type Found struct {
 	Group    int // the ordinal of its WebDataset group, from 1
 }
 
-// Visitor takes part in a walk. It visits the samples, in order. Their labels are known if the
-// classes are given, and at the end of the archive otherwise. With WebDataset's labels, WalkLabels
-// visits the image of each group when the group has ended. It also visits images without a label,
-// and those beside a better one, which have Dir -1 and are not samples.
+// Visitor receives the samples of a walk, in order. If the classes are given, it knows each label
+// at once, and otherwise only at the end of the archive. With WebDataset's labels, WalkLabels
+// visits the image of each group when the group has ended. It also visits images without a label
+// and the less preferred images of a group. These have Dir -1 and are not samples.
 type Visitor interface {
 	// Buffer returns memory of the sample's size for its content, or nil if the content is not
 	// wanted.

@@ -32,8 +32,8 @@ func (g *webGroup) next() {
 	g.members.clear()
 }
 
-// Groups numbers the WebDataset groups of an archive's members, which come in order. A group is the
-// consecutive members of one shard whose paths are equal up to the first dot of the last part.
+// Groups numbers the WebDataset groups of an archive. Members must be given in order. A group is
+// the consecutive members of one shard whose paths are equal up to the first dot of the last part.
 type Groups struct {
 	shard int
 	key   string
@@ -69,8 +69,8 @@ func webName(name string) (key, extension string, grouped bool) {
 	return name[:slash+dot], strings.ToLower(name[slash+dot+1:]), true
 }
 
-// webRank ranks an image among those of its group: the highest rank is the sample. "0.jpg" is
-// preferred to "0.depth", and both to "0.depth.png".
+// webRank ranks an image within its group. The image with the highest rank is the sample. "0.jpg"
+// is preferred to "0.depth", and both to "0.depth.png".
 func webRank(m *archive.Member, extension string) int {
 	switch {
 	case strings.Contains(extension, "."):

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// clues are members from which an archive without samples can be told: the first of each kind.
+// clues has the first member of each kind, so that errors can tell what an archive without samples
+// contains.
 type clues struct {
 	archive string // an archive inside the archive, such as a class of ImageNet or a part of a data set
 	label   string // a label of WebDataset
@@ -31,8 +32,8 @@ func (c *clues) note(name string) {
 	}
 }
 
-// explain adds what the archive seems to be to the error of an archive without samples, and what to
-// do next.
+// explain adds a guess to the error of an archive without samples: the archive's likely kind, and
+// the next step.
 func (c *clues) explain(err error) error {
 	switch {
 	case c.windows != "":

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// An archive without samples says what it seems to be.
+// The error of an archive without samples names its likely kind.
 func TestArchiveWithoutSamplesSaysWhatItIs(t *testing.T) {
 	for _, c := range []struct {
 		names []string

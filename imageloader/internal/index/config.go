@@ -15,10 +15,10 @@ type Config struct {
 	// Classes are the directory names (with WebDataset the labels) of labels 0, 1, ... Without
 	// Classes, every directory with an image is a class.
 	Classes []string
-	// WebDataset takes labels from members beside an image, not from directories.
+	// WebDataset reads labels from the other members of an image's group, not from directories.
 	WebDataset bool
-	// OneShard makes a key of WebDataset that samples of several shards have an error, because the
-	// shards are to become one.
+	// OneShard makes a WebDataset key that occurs in several shards an error, because the shards
+	// are to become one.
 	OneShard bool
 	// MultiLabel gives each image of WebDataset a list of labels: see [Index.Labels].
 	MultiLabel bool
@@ -35,7 +35,8 @@ type Config struct {
 	// memory. If the samples have more bytes in all, each is read from the archive every time.
 	HoldBytes int64
 
-	// File is the path of the index file; "": beside the archive, or in the user's cache folder.
+	// File is the path of the index file. "" selects the archive's folder, or else the user's cache
+	// folder.
 	File string
 	// NoFile neither reads nor writes an index file.
 	NoFile bool
@@ -47,7 +48,8 @@ type Config struct {
 	Logger   *slog.Logger
 	Progress func(archive.Progress) // called regularly during a walk; may be nil
 
-	// stall begins to wait for a sign of another process that makes the index; nil: makingStall.
+	// stall starts a timer for a sign of life from the process that makes the index; nil:
+	// makingStall.
 	stall func() <-chan time.Time
 }
 

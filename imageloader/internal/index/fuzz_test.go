@@ -121,7 +121,7 @@ func FuzzIndex(f *testing.F) {
 	})
 }
 
-// FuzzLists: whatever an index file of lists of labels holds, samples have labels of classes.
+// FuzzLists: with any index file of label lists, the samples' labels are existing classes.
 func FuzzLists(f *testing.F) {
 	var members []archivetest.Member
 	for i, labels := range []string{"a b", "", "c a", "b", "10 a"} {

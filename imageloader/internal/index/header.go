@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// tarHeaderBytes is the number of bytes of a plain tar's member that are read for its image's
-// header, which mostly lies in them. If it does not, archive.PeekBytes are read. In streams
+// tarHeaderBytes is the number of bytes first read of a plain tar's member to find its image's
+// header. They nearly always suffice. Otherwise archive.PeekBytes are read. In streams
 // archive.PeekBytes are always read, because streams are inflated anyway.
 const tarHeaderBytes = 4 << 10
 
@@ -37,8 +37,8 @@ var headerFormats = []struct {
 	{8, imagecapi.HEIC, "HEIC"},
 }
 
-// header is an image's header in the index. docs/index-format.md has its layout. No pixel depends
-// on it, because the decoder reads the image's own header again.
+// header is an image's header in the index. docs/index-format.md has its layout. Decoded pixels do
+// not depend on it, because the decoder reads the image's own header again.
 type header [headerBytes]byte
 
 // headerOf searches an image's header in the first bytes of a member, or in all its bytes if whole.
@@ -104,18 +104,18 @@ func peekHeader(a *archive.Archive, c Codec, m *archive.Member) (header, error) 
 	}
 }
 
-// HeaderState is an index's knowledge of a sample's header.
+// HeaderState says whether an index has a sample's header.
 type HeaderState int
 
 // The states of headers.
 const (
 	HeaderUnknown  HeaderState = iota // the header is too far behind the beginning of the file
 	HeaderNoImage                     // the member is not an image
-	HeaderUnusable                    // the member begins like an image, but has no usable header
+	HeaderUnusable                    // the member starts like an image, but has no usable header
 	HeaderKnown
 )
 
-// Header is an index's knowledge of a sample's image.
+// Header describes a sample's image as far as an index knows it.
 type Header struct {
 	State  HeaderState
 	Format string         // "JPEG", "PNG", ..., of a known header

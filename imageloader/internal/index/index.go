@@ -97,7 +97,7 @@ func (x *Index) Ignored() int { return x.ignored }
 // Orphans returns the number of ignored members that are images without a class.
 func (x *Index) Orphans() int { return x.orphans }
 
-// LeftOut returns what may have been meant as a class, and is none.
+// LeftOut returns the folders and links that are not classes, but may have been meant as classes.
 func (x *Index) LeftOut() []LeftOut { return x.left }
 
 // OrphansNamed returns the first [MaxOrphans] images without a label of WebDataset. The caller must
@@ -235,8 +235,8 @@ func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 }
 
 // KeepEntryPoints keeps a copy of a blob of entry points for sample i, unless it was given one
-// before in this run. The copy takes the place of a blob of an earlier run. Close writes the copy
-// to the index file. It returns false if none is kept: there is no index file, or no room.
+// before in this run. The copy replaces a blob of an earlier run. Close writes the copy to the
+// index file. KeepEntryPoints returns false if it keeps none: there is no index file, or no room.
 func (x *Index) KeepEntryPoints(i int, blob []byte) bool {
 	return x.side != nil && x.side.keep(x.number(x.at(i)), blob)
 }
@@ -261,7 +261,7 @@ func (x *Index) Close() error {
 	return x.side.close()
 }
 
-// InMemory returns the content of sample i, which is read-only, if it is already in memory, or nil.
-// Close frees the memory, and so does the collection of the Index: the caller must keep the Index
-// alive while it reads.
+// InMemory returns the content of sample i if it is already in memory, and nil otherwise. The
+// content is read-only. Close and the collection of the Index free the memory, so the caller must
+// keep the Index alive while it reads.
 func (x *Index) InMemory(i int) []byte { return x.memory.of(x.at(i), x.Size(i)) }

@@ -243,9 +243,9 @@ func (d *directories) numbered(label []int32) (classes []string, odd int) {
 	return classes, -1
 }
 
-// classOf returns the name of the directory of a member, or "" if there is none. In a hidden
-// directory, whose name begins with a dot, at any depth, it is the hidden directory's name: see
-// isHidden. name must be clean.
+// classOf returns the name of a member's directory, or "" if there is none. If a directory at any
+// depth is hidden (see isHidden), classOf returns the name of the hidden directory. name must be
+// clean.
 func classOf(name string) string {
 	slash := strings.LastIndexByte(name, '/')
 	if slash <= 0 {
@@ -280,8 +280,9 @@ func hiddenIn(path string) string {
 	return hidden
 }
 
-// isHidden reports whether a directory has the name of one that programs keep for themselves, such
-// as .ipynb_checkpoints and .Trash-1000. It is no class, unless it is a given class.
+// isHidden reports whether a directory's name starts with a dot, like .ipynb_checkpoints and
+// .Trash-1000. Programs use such directories for their own files. A hidden directory is a class
+// only if the classes are given and include it.
 func isHidden(directory string) bool { return strings.HasPrefix(directory, ".") }
 
 // claims reports whether a member claims to be an image, by its first bytes or its name.

@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// LeftOut is a kind of folder or link that may have been meant as a class, and is none.
+// LeftOut is a kind of folder or link that is not a class, but may have been meant as one.
 type LeftOut struct {
 	What  string
 	Count int
@@ -22,7 +22,7 @@ const (
 	hiddenOnes = "hidden folders"
 )
 
-// memberKinds says what members are left out: links without an image's name, and archives.
+// memberKinds describes the members that are left out: links without an image's name, and archives.
 var memberKinds = map[archive.Kind]string{
 	archive.Symlink:    "symbolic links in a tar (tar --dereference packs what they lead to)",
 	archive.HardLink:   "hard links in a tar (tar --hard-dereference packs what they lead to)",
@@ -43,14 +43,14 @@ func (l *LeftOut) add(name string) {
 	}
 }
 
-// notePrefix begins the names under which directories keep links and archives, each with its kind
-// in between. No directory has such a name.
+// notePrefix starts the names under which directories keep links and archives. The kind stands
+// between the prefix and the name. No directory has such a name.
 const notePrefix = "/"
 
-// nested is the kind of an archive in an archive, in place of a number of archive.Kind.
+// nested is the kind of an archive in an archive. It is not a number of archive.Kind.
 const nested archive.Kind = 9
 
-// noteLeftOut keeps a member if it is a link or an archive.
+// noteLeftOut records a member if it is a link or an archive.
 func (d *directories) noteLeftOut(m *archive.Member) error {
 	kind := m.Kind
 	if kind == archive.Regular && isArchive(m.Name) {
@@ -63,12 +63,14 @@ func (d *directories) noteLeftOut(m *archive.Member) error {
 	return err
 }
 
-// isArchive reports whether a member has the name of an archive of images, as in ImageNet's.
+// isArchive reports whether a member has the name of an archive of images, as in ImageNet's
+// archives.
 func isArchive(name string) bool {
 	return slices.ContainsFunc([]string{".tar", ".tar.gz", ".tgz", ".tar.zst"}, func(suffix string) bool { return strings.HasSuffix(name, suffix) })
 }
 
-// leftOut returns what is left out. A directory that only holds directories of images is not.
+// leftOut returns the directories that are left out. A directory that holds only directories of
+// images does not count.
 func (d *directories) leftOut() (list []LeftOut) {
 	byWhat := map[string]*LeftOut{}
 	for i, name := range d.names {
@@ -132,7 +134,7 @@ func (b *Builder) endDirectories(a *archive.Archive) error {
 	return nil
 }
 
-// leftOut returns what is left out of an archive that was walked to its end.
+// leftOut returns the kinds that were left out. The archive must have been walked to its end.
 func (b *Builder) leftOut() []LeftOut {
 	if !b.byDirectory() {
 		return nil
@@ -140,14 +142,14 @@ func (b *Builder) leftOut() []LeftOut {
 	return b.dirs.leftOut()
 }
 
-// warn logs what is left out.
+// warn logs the kinds that are left out.
 func (c *Config) warn(path string, list []LeftOut) {
 	for _, l := range list {
 		c.Logger.Warn("left out, so not a class", "archive", path, "what", l.What, "count", l.Count, "first", l.First)
 	}
 }
 
-// leftOutError adds what is left out to an error about the samples.
+// leftOutError adds the kinds that were left out to an error about the samples.
 func leftOutError(err error, list []LeftOut) error {
 	for _, l := range list {
 		err = fmt.Errorf("%w; left out: %d %s, the first is %q", err, l.Count, l.What, l.First[0])

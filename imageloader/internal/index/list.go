@@ -15,8 +15,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// List says which members are samples, and their labels. It is read from a CSV or TSV file. Several
-// goroutines may use it.
+// List names the samples and their labels. It is read from a CSV or TSV file. Several goroutines
+// may use it.
 type List struct {
 	file   string
 	rows   []listRow
@@ -48,11 +48,11 @@ func (e *ListError) Unwrap() error { return e.Err }
 // listColumns are names of columns, in the order of preference.
 var listColumns = [2][]string{{"path", "file", "filename", "file_name", "image"}, {"label", "class"}}
 
-// ReadList reads a list from the file of a name, which decides how columns are separated: by tabs
-// for .tsv and .tab, by commas otherwise; .json and .jsonl are errors. The format is that of
-// RFC 4180, with spaces around fields ignored. A first line that names a column of paths and one of
-// labels is a header; without it the first two columns are these. Further columns are ignored. An
-// error is a *ListError where a line is at fault.
+// ReadList reads a list in the format of RFC 4180 and ignores spaces around fields. The file's name
+// decides the separator: tabs for .tsv and .tab, commas otherwise. .json and .jsonl are errors. If
+// the first line names a column of paths and a column of labels, it is a header. Without a header,
+// the first column has the paths and the second the labels. Other columns are ignored. An error in
+// a line is a *ListError.
 func ReadList(file string, in io.Reader) (*List, error) {
 	b := bufio.NewReaderSize(in, 1<<16)
 	if mark, err := b.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // a byte order mark
@@ -155,8 +155,8 @@ func (l *List) add(record []string, columns [2]int, line int, labels map[string]
 // at names a line for errors that have a file.
 func (l *List) at(line int32) string { return fmt.Sprintf("%s:%d", l.file, line) }
 
-// classes returns the classes, and the label of each of the list's labels. The rule is that of
-// WebDataset's labels.
+// classes returns the classes, and the class of each label in the list. It numbers classes by the
+// same rule as WebDataset's labels.
 func (l *List) classes(c *Config) (classes []string, label []int32, err error) {
 	d, err := newDirectories(l.file, &Config{Classes: c.Classes, WebDataset: true})
 	if err != nil {
@@ -181,8 +181,8 @@ func (l *List) classes(c *Config) (classes []string, label []int32, err error) {
 	return classes, label, nil
 }
 
-// listDirectory is the only directory in the index file of a list, for which directories do not
-// matter.
+// listDirectory is the only directory in the index file of a list, since a list does not use
+// directories.
 const listDirectory = "*"
 
 // addListed is add for a list. It records every member, so that an index file serves all lists.
@@ -199,7 +199,7 @@ func (b *Builder) addListed(m *archive.Member, magic []byte) (number int, err er
 	return b.record(m, dir, flags)
 }
 
-// loadListed reads the members, and makes those of the list the samples of x.
+// loadListed reads the members, and makes the listed members the samples of x.
 func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	list := b.config.List
 	classes, label, err := list.classes(&b.config)
@@ -252,8 +252,8 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	return nil
 }
 
-// missing is the error of rows that no member has. orphan is the name of an image that no row has,
-// or "".
+// missing returns the error of listed rows without a member. orphan is the name of an image without
+// a row, or "".
 func (l *List) missing(archive, orphan string, seen []bool) error {
 	absent, first := 0, int32(0)
 	for i, found := range seen {

@@ -43,7 +43,7 @@ func TestListsAreRead(t *testing.T) {
 	}
 }
 
-// TestListErrorsNameTheLine covers everything that a list can have wrong.
+// TestListErrorsNameTheLine covers every error of a list.
 func TestListErrorsNameTheLine(t *testing.T) {
 	long := strings.Repeat("x", archive.MaxNameBytes+1)
 	for text, want := range map[string]string{
@@ -99,7 +99,7 @@ func TestListLabelsAreNumberedLikeWebDatasets(t *testing.T) {
 	}
 }
 
-// FuzzList: reading a list of any bytes ends, and what it returns is consistent.
+// FuzzList: reading any bytes as a list ends, and the result is consistent.
 func FuzzList(f *testing.F) {
 	for _, text := range []string{"path,label\na,b\n", "a,\"b\"\"c\"\n", "\ufeffa,b", "a\tb\n\"", "a,b\r\na,b", ",\n"} {
 		f.Add(text, true)

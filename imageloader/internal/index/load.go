@@ -11,14 +11,14 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Load searches the index file of a newly opened archive. It returns nil without an error if no
+// Load looks for the index file of a newly opened archive. It returns nil without an error if no
 // file fits.
 func Load(a *archive.Archive, c Config) (*Index, error) {
 	l := loading{a: a, c: &c}
 	return l.search()
 }
 
-// loading searches an index in one place after another.
+// loading looks for an index in several places.
 type loading struct {
 	a           *archive.Archive
 	c           *Config
@@ -27,7 +27,7 @@ type loading struct {
 	again       bool         // an index that is not used was logged before
 }
 
-// search tries one place after another.
+// search tries each place in turn.
 func (l *loading) search() (*Index, error) {
 	for _, path := range slices.Backward(indexPaths(l.c, l.a)) {
 		x, err := l.try(path)

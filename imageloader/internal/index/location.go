@@ -13,8 +13,8 @@ import (
 )
 
 // indexPaths returns the possible paths of an archive's index, the best path for writing first.
-// They are searched from the last to the first: an index in the user's own folder was written there
-// because no file could be written beside the archive, and has entry points.
+// Load tries them from the last to the first. An index in the user's own folder exists only because
+// no file could be written next to the archive, so it has the entry points.
 func indexPaths(c *Config, a *archive.Archive) []string {
 	shards := a.Shards()
 	isDir := func(s archive.Shard) bool { return s.Info.IsDir() } // a directory needs no index
@@ -61,8 +61,8 @@ func cacheFolder() string {
 	return filepath.Join(dir, "torchstream", "index")
 }
 
-// makeCacheFolder makes the folder of an index in the user's cache folder. Other folders of indexes
-// exist, as those of archives, or are the program's to make. Writing the file says what is wrong.
+// makeCacheFolder creates the folder of an index in the user's cache folder. It creates no other
+// folder. If another folder is missing, writing the file returns the error.
 func makeCacheFolder(path string) {
 	if dir := filepath.Dir(path); dir == cacheFolder() {
 		_ = os.MkdirAll(dir, 0o755)
@@ -96,7 +96,7 @@ func spoolBeside(paths []string) func() (*os.File, error) {
 	}
 }
 
-// namelessFile returns a new file beside path that disappears when it is closed.
+// namelessFile creates a file in the folder of path. The file disappears when it is closed.
 func namelessFile(path string) (*os.File, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {

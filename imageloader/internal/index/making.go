@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// makingSuffix ends the name of the file that a process locks while it makes an index. The name
-	// is one of an unfinished index, so patterns of shards and sweep know it.
+	// makingSuffix ends the name of the lock file of a process that makes an index. The name looks
+	// like an unfinished index, so patterns of shards and sweep recognise it.
 	makingSuffix = ".making.tmp"
-	makingMagic  = "torchstream makes an index: " // begins the file
+	makingMagic  = "torchstream makes an index: " // starts the file
 	makingBytes  = 128                            // of its text
 	makingFailed = "there is no index"            // the text of a process that leaves none
 
@@ -26,17 +26,19 @@ const (
 	makingStall = 30 * time.Second       // of silence, after which another process takes over
 	makingLog   = 10 * time.Second       // how often a waiting process logs
 
-	// makingRounds bounds how often a process locks a file that has lost its name. Once or twice
-	// another process has just removed it; for ever, where the file system gives a file other
-	// numbers at each call.
+	// makingRounds bounds how often a process locks a file that has lost its name. Normally another
+	// process has just removed the file, once or twice. On a file system that changes a file's
+	// number at each call, it would happen without end.
 	makingRounds = 100
 )
 
-// making is the right to make the index of an archive, which one process has at a time. Others
-// that open the archive wait for the index. The right is a lock, which the system releases when
-// the process ends in whatever way, on a file beside the index. The process writes into the file
-// as long as it runs, so that others tell a stopped process from a busy one. The file goes with
-// the right. A killed process leaves it, and the next one that makes the index removes it.
+// making is the right to make the index of an archive. One process has it at a time, and others
+// that open the archive wait for the index.
+//
+// The right is a lock on a file next to the index. The system releases the lock when the process
+// ends, however it ends. While the process runs, it keeps writing into the file, so that others can
+// tell a stopped process from a busy one. Releasing the right removes the file. A killed process
+// leaves the file, and the next process that makes the index removes it.
 type making struct {
 	path    string
 	file    *os.File
@@ -47,11 +49,12 @@ type making struct {
 	beating sync.WaitGroup
 }
 
-// makeOrWait returns the right to make an index of the archive, for which it waits, or the index
-// that another process has made meanwhile. Both are nil where no file can be locked, and after
-// another process has found that no index can be made or written: then each process reads the
-// archive for itself. If wait is false, makeOrWait returns nothing in place of waiting. The caller
-// calls end.
+// makeOrWait waits for the right to make an index of the archive. It returns the right, or the
+// index if another process has made it meanwhile.
+//
+// Both are nil if no file can be locked, or if another process has found that the index can't be
+// made or written. Each process then reads the archive itself. If wait is false, makeOrWait returns
+// nothing instead of waiting. The caller calls end.
 func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, error) {
 	for range makingRounds {
 		m := openMaking(a, c)
@@ -94,8 +97,8 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 	return nil, nil, nil
 }
 
-// openMaking opens the file to be locked in the first place of the index where it can, or returns
-// nil.
+// openMaking opens the lock file in the first usable place of the index. It returns nil if there is
+// none.
 func openMaking(a *archive.Archive, c *Config) *making {
 	for _, path := range indexPaths(c, a) {
 		makeCacheFolder(path)
@@ -114,8 +117,8 @@ func openMaking(a *archive.Archive, c *Config) *making {
 	return nil
 }
 
-// await waits until the lock is free, or the file has no name any more. It removes the name itself
-// when the process that has the lock says nothing any more.
+// await waits until the lock is free, or the file has lost its name. It removes the name itself
+// when the lock's holder gives no more signs.
 func (m *making) await() error {
 	log := m.config.Logger.With("archive", m.archive.Path(), "lock", m.path)
 	began, logged := time.Now(), time.Now()
@@ -148,7 +151,7 @@ func (m *making) await() error {
 	}
 }
 
-// stallAfter begins to wait for a sign of the process that makes the index.
+// stallAfter starts a timer for the next sign of the process that makes the index.
 func (c *Config) stallAfter() <-chan time.Time {
 	if c.stall != nil {
 		return c.stall()
@@ -158,9 +161,9 @@ func (c *Config) stallAfter() <-chan time.Time {
 
 func (m *making) context() context.Context { return m.archive.Context() }
 
-// named reports whether the open file still has its name. A process that is about to remove the
-// name asks first, but others may remove and make the file in between: then two processes make the
-// index, as they did without the lock.
+// named reports whether the open file still has its name. A process checks this before it removes
+// the name. Other processes may still remove and create the file in between. Then two processes
+// make the index, as they would without the lock.
 func (m *making) named() bool {
 	at, err := os.Lstat(m.path)
 	if err != nil {
@@ -177,12 +180,12 @@ func (m *making) said() string {
 	return strings.TrimSpace(string(text[:n]))
 }
 
-// say writes a text into the file. An error is silence, after which others take over.
+// say writes a text into the file. If writing fails, the others get no sign and take over.
 func (m *making) say(text string) {
 	_, _ = m.file.WriteAt(fmt.Appendf(nil, "%-*s\n", makingBytes-1, makingMagic+text), 0)
 }
 
-// begin begins to say that the process runs.
+// begin starts the goroutine that reports that the process runs.
 func (m *making) begin() {
 	began := time.Now()
 	say := func() {
@@ -203,7 +206,8 @@ func (m *making) begin() {
 	})
 }
 
-// progress returns a Config that also tells the others how far the walk is. m may be nil.
+// progress returns a Config that also reports the progress of the walk to the waiting processes. m
+// may be nil.
 func (m *making) progress(c Config) Config {
 	if m == nil {
 		return c
@@ -218,9 +222,8 @@ func (m *making) progress(c Config) Config {
 	return c
 }
 
-// end returns the right. If there is no index, and the process was not told to stop, those that
-// wait read the archive for themselves: waiting for each other would take them longer. m may be
-// nil.
+// end releases the right. If there is no index, and the process was not told to stop, the waiting
+// processes read the archive themselves. Waiting for each other would take longer. m may be nil.
 func (m *making) end(indexed bool) {
 	if m == nil {
 		return
@@ -236,8 +239,8 @@ func (m *making) end(indexed bool) {
 	_ = m.file.Close() // only its text was written
 }
 
-// busy reports whether another process has locked the file. It locks the file otherwise, until the
-// file is closed, but on file systems without locks.
+// busy reports whether another process has locked the file. Otherwise it locks the file until the
+// file is closed. A file system without locks leaves the file unlocked.
 func busy(f *os.File) bool {
 	locked, err := tryLock(f)
 	return err == nil && !locked

@@ -34,7 +34,7 @@ const (
 	saysOver     = "another one takes over"
 )
 
-// gated is an archive that counts what is read of it. A read behind its half waits for a gate.
+// gated is an archive that counts the bytes read from it. A read past the middle waits for a gate.
 type gated struct {
 	archive.File
 	size int64
@@ -56,8 +56,7 @@ func (g gated) ReadAt(p []byte, at int64) (int, error) {
 	return n, err
 }
 
-// openGated opens an archive and its index as a loader does. It returns what it read of the
-// archive.
+// openGated opens an archive and its index as a loader does. It returns the number of bytes read.
 func openGated(ctx context.Context, path string, c Config, gate func()) (x *Index, read int64, err error) {
 	var all atomic.Int64
 	a, err := archive.Open(ctx, path, archive.Config{OpenFile: func(path string) (archive.File, error) {
@@ -79,8 +78,8 @@ func openGated(ctx context.Context, path string, c Config, gate func()) (x *Inde
 	return x, all.Load(), err
 }
 
-// TestMakingProcess is the process of the other tests: its log goes to its standard output, and the
-// gate is a line of its standard input.
+// TestMakingProcess is the child process of the other tests. It logs to its standard output. A line
+// of its standard input opens the gate.
 func TestMakingProcess(t *testing.T) {
 	path := os.Getenv(makingVariable)
 	if path == "" {
@@ -154,7 +153,7 @@ func (p *process) opened(t *testing.T) (read int64) {
 	return read
 }
 
-// goOn opens the gate of a process, which may have ended without reaching it.
+// goOn opens the gate of a process. The process may have ended without reaching it.
 func (p *process) goOn() { _, _ = io.WriteString(p.in, "\n") }
 
 // unindexed writes an archive of some megabytes that must be read through for its index.
@@ -190,7 +189,7 @@ func only(t *testing.T, path string, suffixes ...string) {
 	}
 }
 
-// TestOneProcessMakesTheIndex: of the processes that open an archive without an index at the same
+// TestOneProcessMakesTheIndex: if several processes open an archive without an index at the same
 // time, one reads it. The others wait for the index.
 func TestOneProcessMakesTheIndex(t *testing.T) {
 	path, size := unindexed(t)
@@ -225,8 +224,8 @@ func TestOneProcessMakesTheIndex(t *testing.T) {
 	only(t, path, "", sidecarSuffix)
 }
 
-// TestAnotherProcessTakesOver: a process that is killed while it makes the index leaves it to one
-// of those that wait.
+// TestAnotherProcessTakesOver: if a process is killed while it makes the index, a waiting process
+// takes over.
 func TestAnotherProcessTakesOver(t *testing.T) {
 	path, size := unindexed(t)
 	first := startProcess(t, path)
@@ -253,8 +252,8 @@ func TestAnotherProcessTakesOver(t *testing.T) {
 	only(t, path, "", sidecarSuffix)
 }
 
-// TestKilledProcessLeavesNoLock: what a killed process has left neither delays the next one nor
-// stays.
+// TestKilledProcessLeavesNoLock: the lock file of a killed process does not delay the next process,
+// which removes it.
 func TestKilledProcessLeavesNoLock(t *testing.T) {
 	path, _ := unindexed(t)
 	first := startProcess(t, path)
@@ -278,7 +277,7 @@ func TestKilledProcessLeavesNoLock(t *testing.T) {
 type waiter struct {
 	log     logged
 	signs   chan bool      // gets signs of that process
-	stall   chan time.Time // its end is that of the wait for another sign
+	stall   chan time.Time // closed when the wait for another sign ends
 	follows chan bool      // gets signs of a process that has taken over
 	reached chan bool      // its end: this one reads the archive
 	gate    chan bool      // its end lets it read on
@@ -286,7 +285,7 @@ type waiter struct {
 	read    int64
 }
 
-// wait begins to open an archive, and returns when it waits.
+// wait starts to open an archive, and returns when the opening waits.
 func wait(t *testing.T, ctx context.Context, path string) *waiter {
 	t.Helper()
 	w := &waiter{signs: make(chan bool, 1), stall: make(chan time.Time), follows: make(chan bool, 1),
@@ -350,9 +349,9 @@ func (w *waiter) end(t *testing.T) error {
 	}
 }
 
-// TestStoppedProcessIsLeftAlone: a process that runs says so again and again. One that is stopped
-// does not, and one of the others takes over, also if they give up at the same time. When it goes
-// on it does no harm.
+// TestStoppedProcessIsLeftAlone: a running process gives signs again and again. When a process is
+// stopped, one of the others takes over, even if they give up at the same time. The stopped process
+// does no harm when it resumes.
 func TestStoppedProcessIsLeftAlone(t *testing.T) {
 	path, size := unindexed(t)
 	first := startProcess(t, path)
@@ -422,8 +421,8 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	only(t, path, "", sidecarSuffix)
 }
 
-// TestStoppingLeavesTheIndexToAnother: a process that is told to stop leaves the index to one that
-// waits.
+// TestStoppingLeavesTheIndexToAnother: a process that is told to stop leaves the index to a waiting
+// process.
 func TestStoppingLeavesTheIndexToAnother(t *testing.T) {
 	path, size := unindexed(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -459,7 +458,7 @@ func TestStoppingLeavesTheIndexToAnother(t *testing.T) {
 	only(t, path, "", sidecarSuffix)
 }
 
-// TestNobodyWaitsForAnIndexThatCannotBe: where the index cannot be written, those that wait read
+// TestNobodyWaitsForAnIndexThatCannotBe: if the index can't be written, the waiting processes read
 // the archive at the same time, not one after another.
 func TestNobodyWaitsForAnIndexThatCannotBe(t *testing.T) {
 	path, _ := unindexed(t)

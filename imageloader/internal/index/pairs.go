@@ -9,13 +9,13 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Pairs tells images and their masks from other members, by their names. An image and a mask belong
-// together if the "*" of their patterns stands for the same text, in one shard or, if a shard has
-// only one of the two, in two shards. A name that matches both patterns is a mask's.
+// Pairs tells images and their masks from other members by name. An image and a mask are a pair if
+// the "*" of their patterns stands for the same text. They may be in one shard or, if a shard has
+// only one of the two, in two shards. A name that matches both patterns is a mask.
 type Pairs struct{ Image, Mask Pattern }
 
-// pairsDirectory is the one directory in the index file of pairs, for which directories do not
-// matter.
+// pairsDirectory is the only directory in the index file of pairs, since pairs do not use
+// directories.
 const pairsDirectory = "*"
 
 // PairError is an image with two masks, or a mask with two images.
@@ -30,8 +30,8 @@ func (e *PairError) Error() string {
 		"remove one of them, or narrow the pattern", e.File, e.Name, e.Other, e.Pattern)
 }
 
-// addPair is add for images and masks. It records every member that claims to be an image, wherever
-// that lies, so that an index file serves all patterns.
+// addPair is add for images and masks. It records every member that claims to be an image, in any
+// directory, so that an index file serves all patterns.
 func (b *Builder) addPair(m *archive.Member, magic []byte) (number int, err error) {
 	if !claims(m, magic) {
 		b.ignored++
@@ -109,8 +109,8 @@ type pairing struct {
 // group has the records of one text: the first image and mask, and the second ones; -1: none.
 type group struct{ image, mask, image2, mask2 int32 }
 
-// pair pairs the records: first those of each shard, because shards may have the same names, and
-// then those that are left.
+// pair pairs the records. It first pairs those of each shard, because several shards may use the
+// same names, and then the remaining ones.
 func (p *pairing) pair(file string) error {
 	x := p.x
 	list := make([]int32, 0, len(x.samples))

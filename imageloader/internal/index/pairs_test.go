@@ -51,7 +51,7 @@ func TestPatternsMatchNames(t *testing.T) {
 	}
 }
 
-// pairConfig is that of a loader with Options.Masks.
+// pairConfig returns the Config of a loader with Options.Masks.
 func pairConfig(t testing.TB, image, mask string) Config {
 	t.Helper()
 	c := testConfig()
@@ -66,7 +66,7 @@ func pairConfig(t testing.TB, image, mask string) Config {
 	return c
 }
 
-// pairsOf are the names of an index's images and masks.
+// pairsOf returns the names of an index's images and masks.
 func pairsOf(x *Index) (list []string) {
 	for i := range x.Len() {
 		list = append(list, x.Name(i)+"+"+x.Name(x.Mask(i)))
@@ -74,7 +74,7 @@ func pairsOf(x *Index) (list []string) {
 	return list
 }
 
-// files are members with their names as contents.
+// files returns members with their names as contents.
 func files(names string) (list []archivetest.Member) {
 	for name := range strings.FieldsSeq(names) {
 		list = append(list, archivetest.Member{Name: name, Data: archivetest.Image(name)})
@@ -82,8 +82,8 @@ func files(names string) (list []archivetest.Member) {
 	return list
 }
 
-// TestPairsFollowThePatterns: which members are a pair, by the scan, and by the index file of
-// another pattern.
+// TestPairsFollowThePatterns checks the pairs of a scan, and of an index file made with another
+// pattern.
 func TestPairsFollowThePatterns(t *testing.T) {
 	for name, c := range map[string]struct {
 		shards      []string
@@ -155,8 +155,7 @@ func readPairs(t *testing.T, path string, x *Index) {
 	}
 }
 
-// TestPairsAreHeldInMemory: the contents that the scan holds, and those that an index holds, are
-// those of the pairs.
+// TestPairsAreHeldInMemory: a scan and an index hold exactly the contents of the pairs.
 func TestPairsAreHeldInMemory(t *testing.T) {
 	members := files("i/z.png i/a.png i/b.png m/b.png m/y.png m/a.png")
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
@@ -204,7 +203,7 @@ func TestSecondMaskIsAnError(t *testing.T) {
 			t.Errorf("%q: %v", names, err)
 		}
 	}
-	// A link is a bad sample later on, not a reason to fail here.
+	// A link is reported as a bad sample when it is read, not here.
 	path := pack(append(files("i/a.png"), archivetest.Member{Name: "m/a.png", Kind: tar.TypeSymlink, Link: "b.png"})...)
 	x := open(t, path, pairConfig(t, "i/*", "m/*"))
 	defer closeIndex(t, x)
@@ -213,8 +212,8 @@ func TestSecondMaskIsAnError(t *testing.T) {
 	}
 }
 
-// TestIndexOfLabelsServesNoPairs: an index file of labels serves no pairs, and the other way round;
-// each replaces the other.
+// TestIndexOfLabelsServesNoPairs: an index of labels is not used for pairs, nor an index of pairs
+// for labels. Each replaces the other.
 func TestIndexOfLabelsServesNoPairs(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, files("i/a.png m/a.png")...)))
 	pairs, labels := pairConfig(t, "i/*", "m/*"), testConfig()
@@ -233,8 +232,8 @@ func TestIndexOfLabelsServesNoPairs(t *testing.T) {
 	}
 }
 
-// FuzzPairs: whatever an index file holds, archives of images and masks open, a sample and its mask
-// have names with the same text, and their bytes are those of the archive or an error.
+// FuzzPairs: with any index file, archives of images and masks open. A sample and its mask have the
+// same key. Reading them returns the archive's bytes or an error.
 func FuzzPairs(f *testing.F) {
 	var members []archivetest.Member
 	for i := range 5 {

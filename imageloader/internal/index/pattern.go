@@ -13,7 +13,7 @@ type Pattern struct {
 	anyExtension   bool
 }
 
-// ParsePattern reads a pattern. It fails unless there is exactly one "*" besides a ".*" at the end.
+// ParsePattern reads a pattern. A pattern must have exactly one "*", apart from a ".*" at the end.
 func ParsePattern(text string) (Pattern, error) {
 	p := Pattern{text: text}
 	rest := text
@@ -30,7 +30,8 @@ func ParsePattern(text string) (Pattern, error) {
 
 func (p Pattern) String() string { return p.text }
 
-// key returns what the "*" stands for in a name; false if the name does not match.
+// key returns the text that the "*" of the pattern matches in a name. ok is false if the name does
+// not match.
 func (p Pattern) key(name string) (key string, ok bool) {
 	if p.text == "" {
 		return "", false

@@ -61,8 +61,8 @@ func (r *Reader) Content(i int) ([]byte, error) {
 	return room[lead:], r.read(i, room[lead:], room)
 }
 
-// read is Read. room, if it is not nil, is memory that ends with p, and begins with room for the
-// headers before it.
+// read implements Read. If room is not nil, p is its last part, and the first part is for the
+// headers before the content.
 func (r *Reader) read(i int, p, room []byte) error {
 	x, at := r.x, r.x.at(i)
 	m := &x.samples[at]
@@ -108,8 +108,9 @@ func (x *Index) Parts(i int) bool {
 	return s.format == archive.Tar && m.kind == archive.Regular && !archive.IsURL(s.path) && !x.memory.holds()
 }
 
-// ReadPart fills p with the bytes of sample i's content from a place on, which lie within it.
-// Parts has reported true. It compares nothing with the index: a caller knows the bytes.
+// ReadPart fills p with bytes of sample i's content from an offset on. All of them must be within
+// the content, and Parts must have returned true. ReadPart does not compare the bytes with the
+// index. The caller checks them.
 func (r *Reader) ReadPart(i int, p []byte, from int) error {
 	defer runtime.KeepAlive(r.x)
 	m := &r.x.samples[r.x.at(i)]
@@ -119,16 +120,16 @@ func (r *Reader) ReadPart(i int, p []byte, from int) error {
 	return nil
 }
 
-// Inflated is what Read finds out about a sample of a gzip shard beside its content.
+// Inflated describes the compressed bytes of a sample of a gzip shard, as Read finds them.
 type Inflated struct {
 	Lead uint32 // CRC-32 of the bytes before the content that Packed.Lead counts
-	// End is the place in the shard behind the compressed bytes of the content, or 0 if Packed says
-	// nothing of use: the sample lies in several gzip members.
+	// End is the offset in the shard after the content's compressed bytes. It is 0 if the sample
+	// spans several gzip members, so that Packed is of no use.
 	End int64
 }
 
-// Inflated returns what is known of sample i if it is the one that Read or Content has read last,
-// from a gzip shard. Otherwise End is 0.
+// Inflated returns the details of sample i if it is the sample that Read or Content read last, from
+// a gzip shard. Otherwise End is 0.
 func (r *Reader) Inflated(i int) Inflated {
 	if r.inflatedOf != i {
 		return Inflated{}
@@ -136,7 +137,8 @@ func (r *Reader) Inflated(i int) Inflated {
 	return r.inflated
 }
 
-// Packed is what it takes to inflate a sample's headers and content.
+// Packed describes the bytes and the window that are needed to inflate a sample's headers and
+// content.
 type Packed struct {
 	Lead     int // bytes of headers before the content
 	Skip     int // bytes of output before the headers
@@ -149,8 +151,8 @@ type Packed struct {
 	input  int64 // place in the shard
 }
 
-// Packed says what to inflate for sample i. ok is false for a sample that is not a regular file of
-// a gzip shard, and for an index that keeps its samples in memory.
+// Packed returns the description of the bytes to inflate for sample i. ok is false if the sample is
+// not a regular file of a gzip shard, or the index keeps its samples in memory.
 func (x *Index) Packed(i int) (p Packed, ok bool) {
 	defer runtime.KeepAlive(x)
 	m := &x.samples[x.at(i)]
@@ -165,7 +167,7 @@ func (x *Index) Packed(i int) (p Packed, ok bool) {
 	return p, p.Input > 0 // marks are the index's
 }
 
-// EndAt leaves out the compressed bytes behind Inflated.End of the sample.
+// EndAt drops the compressed bytes after the sample's Inflated.End.
 func (p *Packed) EndAt(end int64) { p.Input = int(max(0, min(int64(p.Input), end-p.input))) }
 
 // ReadPacked fills window and input, of the sizes in p.
@@ -180,7 +182,7 @@ func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {
 	return nil
 }
 
-// readFrom reads the content of a record from its shard. room is that of read.
+// readFrom reads the content of a record from its shard. room is as in read.
 func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) error {
 	switch s.format {
 	case archive.Tree:
@@ -191,8 +193,8 @@ func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) erro
 	return r.readGzip(s, m, name, p)
 }
 
-// readGzip reads the content of a record of a .tar.gz, which must come right behind a header of
-// the record's name and size. Nearly always the first lead has all headers, and inflating begins
+// readGzip reads the content of a record of a .tar.gz. The content must directly follow a header of
+// the record's name and size. Nearly always the first lead has all headers, and inflating starts
 // before them anyway.
 func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 	end := m.offset + m.size
@@ -220,7 +222,7 @@ func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 // readTar reads the content of a record of a plain tar. A file of the same size and time may still
 // be another file, also behind a URL (in another run), and the index may be forged. So the header
 // before the content must be the header that was indexed, and must have the record's name and size.
-// room is that of read: with room, headers and content are one request.
+// room is as in read: with room, one request reads headers and content.
 func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error {
 	shard := int(m.shard)
 	lead := min(m.offset, archive.Lead(name))
@@ -273,7 +275,7 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 }
 
 // readSegment reads sample i into memory, with its neighbours between two marks, if that pays.
-// After a failure, and for samples whose bytes differ from the index, it keeps no content: Read
+// After a failure, and for samples whose bytes differ from the index, it keeps no content. Read
 // then reads the sample alone, and finds the error.
 func (r *Reader) readSegment(i int) {
 	x := r.x
@@ -304,14 +306,14 @@ func (r *Reader) readSegment(i int) {
 	}
 }
 
-// head returns where the headers of a record begin, for nearly all records.
+// head returns the offset where the headers of a record start, for nearly all records.
 func (x *Index) head(i int) int64 {
 	return max(0, x.samples[i].offset-archive.Lead(x.recordName(i)))
 }
 
 // neighbours returns the first and the last of the samples that are inflated together with sample
-// i, and the mark where inflating begins. They are between two marks and have at most a segment's
-// bytes.
+// i, and the mark where inflating starts. The samples are between two marks and have at most a
+// segment's bytes.
 func (r *Reader) neighbours(s *shard, i int) (first, last int, mark *archive.Mark) {
 	x := r.x
 	m := &x.samples[i]

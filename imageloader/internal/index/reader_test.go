@@ -197,8 +197,8 @@ func readerOf(t *testing.T, path string) (*Index, *Reader) {
 	return x, r
 }
 
-// TestPackedSaysWhereASampleIs: the headers before each sample are those of the archive, and what
-// is read of it begins at its checkpoint.
+// TestPackedSaysWhereASampleIs: the headers before each sample are the archive's, and its
+// compressed bytes start at its checkpoint.
 func TestPackedSaysWhereASampleIs(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Photos(30)...)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.GzipSplit(t, data, len(data), 6))
@@ -242,8 +242,8 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 	}
 }
 
-// TestInflatedEndsWithItsGzipMember: a sample that lies in several gzip members has no end, because
-// a deflate stream ends inside of it.
+// TestInflatedEndsWithItsGzipMember: a sample that spans several gzip members has no end, because a
+// deflate stream ends inside of it.
 func TestInflatedEndsWithItsGzipMember(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Photos(10)...)
 	for name, test := range map[string]struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// record is an index's knowledge of a member that is a sample, or may become a sample.
+// record describes a member that is a sample, or may become one.
 type record struct {
 	offset int64 // position of the content in the shard's tar stream
 	size   int64
@@ -23,7 +23,7 @@ type record struct {
 const (
 	recordImage  = 1 << iota // the member claims to be an image
 	recordSummed             // crc is the content's
-	recordBlock              // crc is that of the tar header before the content
+	recordBlock              // crc is the checksum of the tar header before the content
 )
 
 func (r *record) encode() (b [memberBytes]byte) {

@@ -31,8 +31,8 @@ func (s *shard) addMark(m archive.Mark) bool {
 	return true
 }
 
-// enter returns the mark where inflating the bytes from begin to end starts, and an upper bound of
-// the end of their compressed bytes.
+// enter returns the mark where inflating must start to reach begin, and an upper bound of the
+// offset where the compressed bytes up to end stop.
 func (s *shard) enter(begin, end int64) (m *archive.Mark, until int64) {
 	until = s.info.Size()
 	if last := s.beyond(end - 1); last < len(s.marks) {

@@ -60,8 +60,8 @@ type sidecar struct {
 	saving saving
 	sums   *sums // nil: the archive has no plain tars
 
-	// ends has the section of the blobs' ends, from the first use of a blob on. It saves a call of
-	// the system for each blob.
+	// ends has the section of the blobs' ends. It is read when a blob is first used. It saves a
+	// system call for each blob.
 	loadEnds sync.Once
 	ends     []byte
 
@@ -80,7 +80,8 @@ type saving struct {
 	elsewhere []otherPlace             // further places, if the sidecar's own path can't be written
 	create    func() (*os.File, error) // makes files without names; nil: impossible
 	log       *slog.Logger
-	wait      func() <-chan time.Time // begins to wait for another process that saves; nil: lockWait
+	// starts a timer for another process that saves; nil: lockWait
+	wait func() <-chan time.Time
 }
 
 // otherPlace is another place where an index may be saved.
@@ -98,7 +99,7 @@ func openSidecar(path string) (*sidecar, error) {
 	return newSidecar(path, f)
 }
 
-// newSidecar is openSidecar for an open file, of which it takes ownership.
+// newSidecar is openSidecar for an open file. It takes ownership of the file.
 func newSidecar(path string, f *os.File) (_ *sidecar, err error) {
 	defer func() {
 		if err != nil {

@@ -123,7 +123,7 @@ func (s *sidecar) save() {
 		"index", s.path, "error", err)
 }
 
-// saveElsewhere saves in another place than the sidecar's own, with what the other file has, or one
+// saveElsewhere saves in another place. It includes the contents of the other file, or of an index
 // of the same archive that another process has written there since. It reports whether it has
 // saved.
 func (s *sidecar) saveElsewhere(p otherPlace, mode fs.FileMode, other *sidecar) bool {
@@ -145,9 +145,10 @@ func (s *sidecar) saveElsewhere(p otherPlace, mode fs.FileMode, other *sidecar) 
 	return s.saveTo(p.path, mode, other) == nil
 }
 
-// merges returns the locked file at the sidecar's path, whose blobs and checksums are saved with
-// those of this process, and its mode. If it is another file than the sidecar's own, it must be an
-// index of the same archive: the ranks of a host make and save one each.
+// merges returns the locked file at the sidecar's path, and its mode. The blobs and checksums of
+// that file are saved together with those that this process has made. If the file is not the one
+// that the sidecar has open, it must be an index of the same archive, since each rank of a host
+// makes and saves one.
 func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
 	mine, err := s.file.Stat()
 	if err != nil {
@@ -188,7 +189,7 @@ func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 		var b []byte
 		var end [8]byte
 		for i := range n {
-			// The other file is the newer one: its blob may be in the place of a wrong one.
+			// The other file is newer: its blob may have replaced a wrong one.
 			kept := s.keptBlob(i, b)
 			if len(kept) == 0 {
 				kept = other.blob(i, b)

@@ -79,7 +79,7 @@ func tryLock(f *os.File) (locked bool, err error) {
 	return err == nil && failed != syscall.EWOULDBLOCK && failed != syscall.EINTR, err
 }
 
-// deadline begins to wait for the process that saves now.
+// deadline starts a timer for the process that saves now.
 func (s *saving) deadline() <-chan time.Time {
 	if s.wait != nil {
 		return s.wait()

@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestIndexesOfOneArchiveAreMerged: the ranks of a host make an index each, keep the entry points
-// and checksums of their own samples, and close it at the same time. The next run has all of them.
+// TestIndexesOfOneArchiveAreMerged: each rank of a host makes an index, keeps the entry points and
+// checksums of its own samples, and all close it at the same time. The next run has all of them.
 func TestIndexesOfOneArchiveAreMerged(t *testing.T) {
 	const ranks, samples = 4, 40
 	for _, name := range []string{"a.tgz", "a.tar"} {

@@ -154,9 +154,9 @@ func TestIndexOfAnotherProcessIsNotMistaken(t *testing.T) {
 	}
 }
 
-// TestIndexGoesToTheCacheFolder: if the folder of an index beside an archive can't be written, its
-// new entry points go into the cache folder. If that can't be written either, they are dropped,
-// without an error.
+// TestIndexGoesToTheCacheFolder: if the folder next to an archive can't be written, new entry
+// points are saved in the cache folder. If that can't be written either, they are dropped without
+// an error.
 func TestIndexGoesToTheCacheFolder(t *testing.T) {
 	for _, cache := range []bool{true, false} {
 		dir := t.TempDir()
@@ -164,8 +164,8 @@ func TestIndexGoesToTheCacheFolder(t *testing.T) {
 		if !cache {
 			t.Setenv("XDG_CACHE_HOME", filepath.Join(archivetest.WriteFile(t, "file", nil), "no folder"))
 		}
-		// The index's name has the maximum length, so a temporary file beside it, whose name is
-		// longer, can't be made.
+		// The index's name has the maximum length. A temporary file in the same folder has a longer
+		// name and can't be created.
 		path := archivetest.WriteFile(t, strings.Repeat("a", 248), archivetest.Numbered(t, 0, 1, 2, 3))
 		log := &logged{}
 		c := testConfig()

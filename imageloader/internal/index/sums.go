@@ -15,7 +15,7 @@ import (
 // the index is closed. A later process compares a sample when it first reads it, which finds out
 // contents that were exchanged under the same headers. Several goroutines may use it.
 type sums struct {
-	known []atomic.Uint32 // by member: the CRC-32, 1 in the place of 0; 0: not known
+	known []atomic.Uint32 // by member: the CRC-32, with 1 stored for a CRC-32 of 0; 0: not known
 	seen  []atomic.Uint32 // a bit for each member: made or compared in this process
 	dirty atomic.Bool     // there are sums that the index file does not have
 }
