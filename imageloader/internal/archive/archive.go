@@ -77,17 +77,18 @@ type Config struct {
 	OpenFile func(path string) (File, error)
 	// OpenSource opens a URL; nil: OpenHTTP.
 	OpenSource func(ctx context.Context, url string) (Source, error)
-	// Again says that the archive has been open before: opening it waits for its server as reading
-	// does. Archive.Reopen sets it.
+	// Again reports that the archive has been open before. Opening then waits for the server as
+	// long as reading does. Archive.Reopen sets it.
 	Again bool
-	// Requests watches the requests for URLs; nil: nobody asks.
+	// Requests records the failed requests for URLs; nil: they are not recorded.
 	Requests *Requests
-	// Ignore reports whether a pattern like *.tar leaves out the file at path; nil: none.
+	// Ignore reports whether a pattern like *.tar leaves out the file at path; nil: no file is left
+	// out.
 	Ignore func(path string) bool
 }
 
-// Archive is an open archive. It tolerates what tar -i tolerates (several tar archives one after
-// another, as `cat a.tgz b.tgz` makes), and verifies every gzip checksum up to the end of the file.
+// Archive is an open archive. Like tar -i, it accepts several tar archives one after another, as
+// `cat a.tgz b.tgz` makes. It verifies every gzip checksum up to the end of the file.
 type Archive struct {
 	path   string
 	ctx    context.Context
@@ -176,7 +177,7 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 	return a, nil
 }
 
-// Reopen opens the archive again, to be read from its beginning. The caller closes both.
+// Reopen opens the archive again, at its start. The caller closes both.
 func (a *Archive) Reopen() (*Archive, error) {
 	c := a.config
 	c.Again = true
@@ -231,8 +232,8 @@ func (a *Archive) PlainTar() bool { return a.format == Tar }
 // Position returns the number of members that the walk has reached, with the current member.
 func (a *Archive) Position() int { return a.position }
 
-// ReadTime returns the time that the archive has waited for its files while it was read in order,
-// without the time of inflating.
+// ReadTime returns the time that sequential reading has waited for files, without the time of
+// inflating.
 func (a *Archive) ReadTime() time.Duration { return a.readTime }
 
 // Progress is the part of an archive that has been read.
@@ -255,7 +256,7 @@ func (a *Archive) Progress() Progress {
 	return p
 }
 
-// begin moves to a shard, whose file may already be open as a.file.
+// begin moves to a shard. Its file may already be open as a.file.
 func (a *Archive) begin(i int) error {
 	a.shard = i
 	if a.file == nil {
@@ -334,7 +335,7 @@ func (a *Archive) startGzip() error {
 	a.format = TarGzip
 	gz, err := newGzipReader(a.packed)
 	var library *imagecapi.Error
-	if errors.As(err, &library) { // no fault of the archive: it is missing, or the memory
+	if errors.As(err, &library) { // not the archive's fault: the library is missing, or memory
 		return fmt.Errorf("imageloader: %w", err)
 	}
 	if err != nil {
@@ -364,7 +365,7 @@ func (a *Archive) startZstd() error {
 	return nil
 }
 
-// isZstd reports whether a file begins with a zstd frame, or with a skippable frame.
+// isZstd reports whether a file starts with a zstd frame or a skippable frame.
 func isZstd(head []byte) bool {
 	return bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
 		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
@@ -386,7 +387,8 @@ var foreign = []struct {
 	{"a PNG image, not an archive", []byte("\x89PNG")},
 }
 
-// foreignError returns an error for a file or a stream that begins with another format, or nil.
+// foreignError returns an error for a file or a stream that starts with another format, and nil
+// otherwise.
 func foreignError(head []byte) error {
 	for _, other := range foreign {
 		if bytes.HasPrefix(head, other.magic) {
@@ -396,8 +398,8 @@ func foreignError(head []byte) error {
 	return nil
 }
 
-// innerError returns an error for the first block of a compressed stream that is no tar header, but
-// begins another format, or nil.
+// innerError returns an error if the first block of a compressed stream is not a tar header but the
+// start of another format. Otherwise it returns nil.
 func innerError(block []byte) error {
 	if bytes.HasPrefix(block, []byte{0x1f, 0x8b}) || isZstd(block) {
 		return errors.New("it is compressed twice: decompress it once (gzip -dc or zstd -dc FILE > NEW)")

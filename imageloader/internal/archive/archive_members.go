@@ -107,8 +107,9 @@ func (a *Archive) nextOfTree() (m Member, found bool, err error) {
 	return m, true, nil
 }
 
-// EmptyFolders returns the paths of directories without an entry, sorted, after a walk to the end
-// of the archive. In a tar, at most 65,536 directories without an entry so far are remembered.
+// EmptyFolders returns the paths of directories without an entry, sorted. Call it after a walk to
+// the end of the archive. In a tar, at most 65,536 directories whose entries have not come yet are
+// remembered.
 func (a *Archive) EmptyFolders() []string { return slices.Sorted(maps.Keys(a.empty)) }
 
 // maxEmpty is the maximum number of directories that are remembered.
@@ -125,7 +126,7 @@ func (a *Archive) noteFolder(name string) {
 	}
 }
 
-// noteEntry says that the directories of name, which is clean, have an entry.
+// noteEntry records that the directories of name have an entry. name is clean.
 func (a *Archive) noteEntry(name string) {
 	slash := strings.LastIndexByte(name, '/')
 	if slash <= 0 || len(a.empty) == 0 || name[:slash] == a.entered {
@@ -191,9 +192,9 @@ func (a *Archive) current(m *Member) {
 	}
 }
 
-// skipContent reads over the rest of the current member in a stream, because archive/tar would do
-// so in small steps. It skips no sparse file, because archive/tar would return holes, of any size
-// that a header of 512 bytes claims, as zeros.
+// skipContent skips the rest of the current member in a stream. archive/tar would do so in small
+// steps. skipContent skips no sparse file, because archive/tar would return its holes as zeros, and
+// a header of 512 bytes may claim holes of any size.
 func (a *Archive) skipContent() error {
 	if !a.Streamed() || a.position == 0 || a.sparse {
 		return nil
@@ -211,7 +212,7 @@ func (a *Archive) skipContent() error {
 
 // Type flags of metadata of GNU tar and of Solaris, which are no files.
 const (
-	typeContinued   = 'M' // a file that began in another volume
+	typeContinued   = 'M' // a file that started in another volume
 	typeDumpDir     = 'D' // the names in a directory of an incremental archive
 	typeVolumeLabel = 'V'
 	typeOldNames    = 'N'
@@ -224,8 +225,8 @@ const (
 var errVolume = errors.New("it is a volume of a multi-volume tar, and has a part of a file: " +
 	"unpack all volumes together (tar -xM -f FIRST -f SECOND ...) and pack the files again")
 
-// headerError explains the error of a header. The first block of a compressed stream may begin
-// another format.
+// headerError explains the error of a header. The first block of a compressed stream may be the
+// start of another format.
 func (a *Archive) headerError(err error) error {
 	if n := a.in.offset; a.Streamed() && n <= BlockBytes {
 		if inner := innerError(a.in.block[BlockBytes-n:]); inner != nil {
@@ -235,7 +236,7 @@ func (a *Archive) headerError(err error) error {
 	return err
 }
 
-// kindOf returns the kind of a tar header's member, and false for directories and metadata.
+// kindOf returns the kind of a tar header's member. ok is false for directories and metadata.
 func kindOf(h *tar.Header) (Kind, bool) {
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, '\x00':

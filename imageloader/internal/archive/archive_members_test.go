@@ -58,7 +58,7 @@ func open(t *testing.T, path string) *archive.Archive {
 }
 
 // TestWalkFindsEveryMember: a walk finds every member of an archive of any kind, and reads its
-// beginning, its content, its checksum or nothing.
+// first bytes, its content, its checksum or nothing.
 func TestWalkFindsEveryMember(t *testing.T) {
 	members := archivetest.Photos(12)
 	for kind, path := range sources(t, members) {

@@ -61,10 +61,11 @@ func TestReplacedShardIsAnError(t *testing.T) {
 	}
 }
 
-// TestMissingLibraryIsNoDamage: without the image library, a .tgz is not said to be damaged.
+// TestMissingLibraryIsNoDamage: without the image library, the error does not call a .tgz damaged.
 func TestMissingLibraryIsNoDamage(t *testing.T) {
 	const child = "ARCHIVE_TEST_WITHOUT_LIBRARY"
-	if os.Getenv(child) == "" { // a library that is open stays open, so another process has none
+	// an open library stays open, so the test needs a process without one
+	if os.Getenv(child) == "" {
 		test := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 		test.Env = append(os.Environ(), child+"=1", "TORCHSTREAM_LIBRARY="+t.TempDir())
 		if out, err := test.CombinedOutput(); err != nil {

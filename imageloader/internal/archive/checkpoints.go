@@ -4,7 +4,7 @@ import "slices"
 
 // Checkpoint is a place where a gzip file can be entered without inflating the bytes before it.
 type Checkpoint struct {
-	Bit    int64 // position in the file, in bits, where a deflate block begins
+	Bit    int64 // start of a deflate block in the file, in bits
 	Output int64 // inflated bytes before it
 	// Window has the earlier output that later bytes copy from, packed by packWindow. It is empty
 	// at the beginning of a gzip member.
@@ -25,11 +25,11 @@ const MaxWindowBytes = 4 * windowBytes
 // second one's window. It limits windows to 1/48 of the inflated bytes.
 const minSpacing = 48
 
-// checkpointer keeps the checkpoints of a stream from which members are best read: the last
-// checkpoint before each member.
+// checkpointer keeps the checkpoints of a stream that are best for reading members: the last one
+// before each member.
 type checkpointer struct {
 	keep    func(Checkpoint)
-	reached func() int64 // no later member begins before this offset
+	reached func() int64 // later members start at or after this offset
 	last    int64        // Output of the last kept checkpoint; -1: none is kept
 	pending []Checkpoint // in order; the first may already be kept
 	wanted  []int64      // offsets of members that wait for a decision
@@ -53,7 +53,7 @@ func (k *checkpointer) note(c Checkpoint) {
 	}
 }
 
-// member says that a member's content begins at offset. Later members begin behind it.
+// member records that a member's content starts at offset. Later members start after it.
 func (k *checkpointer) member(offset int64) {
 	k.wanted = append(k.wanted, offset)
 	k.decide(false)
@@ -71,8 +71,8 @@ func (k *checkpointer) forget(offset int64) {
 	k.pending = slices.Delete(k.pending, 0, n)
 }
 
-// decide keeps the checkpoints of the members for which no better checkpoint can come. At the end
-// no better checkpoint can come for any member.
+// decide keeps a member's checkpoint once no better one can come. At the end of the stream this is
+// true for all members.
 func (k *checkpointer) decide(end bool) {
 	for k.done < len(k.wanted) {
 		offset := k.wanted[k.done]
@@ -93,5 +93,5 @@ func (k *checkpointer) decide(end bool) {
 	k.wanted, k.done = k.wanted[:0], 0
 }
 
-// finish decides the rest, because no more checkpoints come.
+// finish decides all remaining members, because no more checkpoints come.
 func (k *checkpointer) finish() { k.decide(true) }

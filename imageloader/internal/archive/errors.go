@@ -35,19 +35,19 @@ var (
 	// ErrSourceChanged reports that an archive has been replaced since it was opened.
 	ErrSourceChanged = errors.New("it has changed since it was opened: open the loader again")
 
-	// ErrStopped ends a read because the context has ended. The caller reports the context's own
-	// error instead.
+	// ErrStopped reports a read that stopped because the context has ended. The caller reports the
+	// context's own error instead.
 	ErrStopped = errors.New("imageloader: stopped")
 )
 
 // trailing is the error of bytes behind the last member of a gzip file that are neither a member
 // nor padding.
-type trailing struct{ at int64 } // where they begin in the file
+type trailing struct{ at int64 } // offset of these bytes in the file
 
 func (e trailing) Error() string      { return "bytes behind the last gzip member" }
 func (trailing) Is(target error) bool { return target == gzip.ErrHeader }
 
-// explainTrailing says how many bytes of a file are trailing, and how to remove them.
+// explainTrailing tells how many bytes of a file are trailing, and how to remove them.
 func explainTrailing(err error, size int64) error {
 	var e trailing
 	if !errors.As(err, &e) || size <= e.at {
@@ -74,7 +74,8 @@ func Explain(err error) error {
 	return err
 }
 
-// StopCause replaces an error that only reports the end of the context by the cause of the end.
+// StopCause returns the context's cause if err only reports that the context has ended. Otherwise
+// it returns err.
 func StopCause(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil && (errors.Is(err, ErrStopped) || errors.Is(err, ctx.Err())) {
 		return CauseAfter(ctx, FailureOf(err))
@@ -82,8 +83,8 @@ func StopCause(ctx context.Context, err error) error {
 	return err
 }
 
-// CauseAfter returns the cause of the end of the context, and names the failure of a request that
-// was being repeated then, if there is one.
+// CauseAfter returns the cause of the context's end. If failure is not nil, a request was being
+// repeated then, and the error names that failure.
 func CauseAfter(ctx context.Context, failure error) error {
 	if failure == nil {
 		return context.Cause(ctx)

@@ -27,8 +27,8 @@ func ReopenRemote(ctx context.Context, name string, open openSource, times sourc
 // DefaultTimes are the times of every source.
 var DefaultTimes = defaultSourceTimes
 
-// Times returns the times of a source whose requests are repeated after backoff, and end after
-// silence. It gives up after 6 tries.
+// Times returns times with the given pause between tries and the given limit for a silent response.
+// A request gives up after 6 tries.
 func Times(backoff, silence time.Duration) sourceTimes { return sourceTimes{backoff, silence, 0} }
 
 // RetryAfter returns the error of a server that asks to wait.

@@ -9,11 +9,12 @@ import (
 )
 
 // HeaderBytes is the number of bytes before a member's content in a tar that hold all its headers,
-// with those of a long name, for nearly all members.
+// including the header of a long name, for nearly all members.
 const HeaderBytes = 8 << 10
 
 // Lead returns the number of bytes before a content that hold its headers, for nearly all members
-// of this name: one block, or three for a name that a block has no room or no characters for.
+// of this name. It is one block, or three blocks if the name is too long for a block or has
+// characters that a block can't hold.
 func Lead(name string) int64 {
 	const room = 100
 	plain := len(name) <= room
@@ -27,8 +28,8 @@ func Lead(name string) int64 {
 }
 
 // Heads reports whether blocks, the bytes of a tar right before a content, end with the header of a
-// regular file that has this name and size. More than one block is needed only for a name that a
-// block has no room or no characters for: blocks must then include the extended header.
+// regular file with this name and size. One block is enough, unless the name is too long for a
+// block or has characters that a block can't hold. Then blocks must include the extended header.
 func Heads(blocks []byte, name string, size int64) bool {
 	block := blocks[len(blocks)-BlockBytes:]
 	if headsAlone(block, name, size) {
@@ -39,7 +40,7 @@ func Heads(blocks []byte, name string, size int64) bool {
 		case tar.TypeXHeader, tar.TypeXGlobalHeader, tar.TypeGNULongName, tar.TypeGNULongLink:
 		default:
 			if start < len(blocks)-BlockBytes {
-				continue // no header begins here
+				continue // not the start of a header
 			}
 		}
 		in := bytes.NewReader(blocks[start:])
@@ -54,8 +55,8 @@ func Heads(blocks []byte, name string, size int64) bool {
 	return false
 }
 
-// headsAlone is Heads for the header of a short name. It allocates no memory. A result of false
-// decides nothing.
+// headsAlone implements Heads for the header of a short name without allocating. If it returns
+// false, Heads must still parse the headers.
 func headsAlone(block []byte, name string, size int64) bool {
 	sum := sumBytes(block) + 8*' ' // the checksum's own bytes count as spaces
 	for _, c := range block[148:156] {

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// OpenHTTP opens the file behind an http(s) URL, whose server must answer range requests. client
-// may be nil, and stays the caller's.
+// OpenHTTP opens the file at an http(s) URL. The server must answer range requests. client may be
+// nil. The caller keeps ownership of client.
 func OpenHTTP(ctx context.Context, address string, client *http.Client) (Source, error) {
 	if !strings.HasPrefix(address, "http://") && !strings.HasPrefix(address, "https://") {
 		scheme, _, _ := strings.Cut(address, "://")
@@ -112,9 +112,10 @@ func (a *httpAnswer) Read(p []byte) (int, error) {
 
 func (a *httpAnswer) Close() error { return a.body.Close() }
 
-// refuseEncoded returns an error for a body that is compressed on its way, though its Content-Range
-// counts bytes of the file. A header that names the encoding of the file itself, as some servers
-// send for a .tgz, does no harm: the body then has as many bytes as the header announces.
+// refuseEncoded returns an error for a body that is compressed for the transfer although its
+// Content-Range counts bytes of the file. A header that names the encoding of the file itself, as
+// some servers send for a .tgz, does no harm: the body then has as many bytes as the header
+// announces.
 func (a *httpAnswer) refuseEncoded(r *http.Response) error {
 	encoding := r.Header.Get("Content-Encoding")
 	if encoding == "" || strings.EqualFold(encoding, "identity") {
@@ -139,7 +140,7 @@ func (a *httpAnswer) refuseEncoded(r *http.Response) error {
 func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
 	if err != nil {
-		// The error of the parser quotes the URL, in which there may be secrets.
+		// The parser's error quotes the URL, which may contain secrets.
 		return nil, fmt.Errorf("it is no valid URL%w", quietly{errors.ErrUnsupported})
 	}
 	request.Header.Set("Range", "bytes="+strconv.FormatInt(offset, 10)+"-"+strconv.FormatInt(offset+n-1, 10))
@@ -189,14 +190,15 @@ func refusal(r *http.Response) error {
 	return fmt.Errorf("the server answers %s: %w", r.Status, kind)
 }
 
-// storeError is the name that an object store gives to an error, such as NoSuchBucket, or "".
+// storeError is an object store's name for an error, such as NoSuchBucket, or "".
 type storeError string
 
-// expiryCodes are the names of the errors of a signature or a token that has expired, in S3, Google
-// Cloud Storage and Azure. S3 answers AccessDenied to a URL that was signed for a shorter time.
+// expiryCodes are the names that S3, Google Cloud Storage and Azure give to an expired signature or
+// token. S3 answers AccessDenied for a signed URL that has expired.
 var expiryCodes = []storeError{"AccessDenied", "AuthenticationFailed", "ExpiredToken", "InvalidToken", "RequestExpired", "TokenRefreshRequired"}
 
-// storeCodes matches the code in the XML or JSON of an error. The texts around it may have secrets.
+// storeCodes matches the code in the XML or JSON of an error. The surrounding text may contain
+// secrets.
 var storeCodes = regexp.MustCompile(`<Code>\s*([A-Za-z0-9.]{1,64})\s*</Code>|"(?:code|Code|__type)"\s*:\s*"([A-Za-z0-9.]{1,64})"`)
 
 // storeCode finds the code of an error in the first bytes of a body.
@@ -236,9 +238,9 @@ func (quietly) Error() string   { return "" }
 func (q quietly) Unwrap() error { return q.error }
 
 // rangeInfo returns the version of the file that a response belongs to, and the length of the
-// response, which must begin at offset. The version is the ETag only without a Last-Modified,
-// because servers that share a name may have an ETag each for the same file: a weak one, or one
-// with an inode in it.
+// response. The response must start at offset. The version is the ETag only without a
+// Last-Modified, because servers that share a name may have different ETags for the same file: weak
+// ones, or ones that contain an inode.
 func rangeInfo(r *http.Response, offset int64) (_ SourceInfo, length int64, err error) {
 	var first, last, size int64
 	text := r.Header.Get("Content-Range")

@@ -25,8 +25,8 @@ import (
 // lastModified is the Last-Modified of the servers of these tests.
 var lastModified = time.Unix(1e9, 0).UTC().Format(http.TimeFormat)
 
-// rangeServer answers range requests for data, n bytes of first to last at most, as answer does.
-// k counts the requests from 1.
+// rangeServer answers each range request for data with the function answer. The range is from
+// first, and has at most n bytes. k counts the requests from 1.
 func rangeServer(t *testing.T, data []byte, answer func(w http.ResponseWriter, k int, first, last int)) *httptest.Server {
 	var count atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -46,8 +46,8 @@ func announce(w http.ResponseWriter, first, last, size int) {
 	w.WriteHeader(http.StatusPartialContent)
 }
 
-// readAll opens what is behind a URL, and reads it in order and at random. A second try would wait
-// for an hour.
+// readAll opens a URL, and reads the file in order and at random. A second try would wait for an
+// hour.
 func readAll(t *testing.T, server *httptest.Server, r *archive.Requests) ([]byte, error) {
 	f, err := archive.ReopenRemote(t.Context(), server.URL+"/a.tar?token=SECRET", byHTTP(server.Client()), archive.Times(time.Hour, time.Minute), r)
 	if err != nil {
@@ -74,8 +74,8 @@ func randomBytes(n int) []byte {
 	return data
 }
 
-// A server may send less than it is asked for (RFC 9110, 15.3.7). That is no failure: the loader
-// requests the rest at once. With a pause of an hour before a second try, a wait would not end.
+// A server may send fewer bytes than requested (RFC 9110, 15.3.7). That is not a failure: the
+// loader requests the rest at once. A second try would pause for an hour, so a wait would not end.
 func TestShortRangeIsProgress(t *testing.T) {
 	archivetest.Within(t)
 	data := randomBytes(3_000_000)
@@ -95,7 +95,7 @@ func TestShortRangeIsProgress(t *testing.T) {
 	}
 }
 
-// A body that is compressed on its way does not have the bytes that its Content-Range names. The
+// A body that is compressed for the transfer does not have the bytes of its Content-Range. The
 // header alone, as servers send it for the encoding of the file itself, does no harm.
 func TestCompressedRangeIsNamed(t *testing.T) {
 	data := randomBytes(300_000)
@@ -139,8 +139,8 @@ func TestCompressedRangeIsNamed(t *testing.T) {
 	}
 }
 
-// Servers that share a name may have an ETag each for the same file. Last-Modified and length
-// decide, and the ETag where there is no Last-Modified.
+// Servers that share a name may have different ETags for the same file. Last-Modified and length
+// decide. The ETag decides only without a Last-Modified.
 func TestVersionOfFileOverHTTP(t *testing.T) {
 	data := randomBytes(300_000)
 	for _, c := range []struct {
@@ -159,7 +159,8 @@ func TestVersionOfFileOverHTTP(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server := rangeServer(t, data, func(w http.ResponseWriter, k, first, last int) {
-				etag, modified := c.headers(min(k, 2)) // the ranges that are read ahead come in any order
+				// ranges that are read ahead come in any order
+				etag, modified := c.headers(min(k, 2))
 				if k > 2 && c.want == "" {
 					etag, modified = c.headers(k)
 				}
@@ -179,8 +180,8 @@ func TestVersionOfFileOverHTTP(t *testing.T) {
 	}
 }
 
-// The error of a signature that has expired has the store's code, and says to use another URL. The
-// texts around the code are not shown: they may have secrets.
+// The error of an expired signature has the store's code, and advises to use another URL. The text
+// around the code may contain secrets and is not shown.
 func TestExpiredSignatureIsNamed(t *testing.T) {
 	const xml = `<?xml version="1.0"?><Error><Code>%s</Code><Message>SECRET</Message></Error>`
 	const advice = "open the archive again with a new URL, or resume with it"
@@ -212,8 +213,8 @@ func TestExpiredSignatureIsNamed(t *testing.T) {
 	}
 }
 
-// An archive that has been open before is opened again for as long as it would be read. Both warn
-// at the second try and then every 10 s.
+// An archive that has been open before waits for its server as long on opening as on reading. Both
+// warn at the second try and then every 10 s.
 func TestReopeningWaitsAsReadingDoes(t *testing.T) {
 	busy := errors.New("busy")
 	for _, c := range []struct {
@@ -249,8 +250,8 @@ func TestReopeningWaitsAsReadingDoes(t *testing.T) {
 	}
 }
 
-// A context that ends while a request is repeated ends it with ErrStopped, which has the failure. A
-// request that succeeds leaves none.
+// A context that ends while a request is repeated stops it with ErrStopped. The error includes the
+// request's failure. A request that succeeds clears the failure.
 func TestFailureIsKeptWhenTheContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		busy := errors.New("busy")

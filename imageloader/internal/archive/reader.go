@@ -21,7 +21,7 @@ type Reader struct {
 // NewReader makes a Reader. The caller closes it before the archive.
 func NewReader(a *Archive) *Reader { return &Reader{a: a, shard: -1} }
 
-// ReadAt reads from a shard's file as it is, compressed or not, like [io.ReaderAt].
+// ReadAt reads the raw bytes of a shard's file, compressed or not, like [io.ReaderAt].
 func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {
 	if err := r.enter(shard); err != nil {
 		return 0, err
@@ -29,7 +29,7 @@ func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {
 	return r.file.ReadAt(p, at)
 }
 
-// ReadFile fills p with the beginning of a file of a directory. name is the path below the
+// ReadFile fills p with the first bytes of a file of a directory. name is the path below the
 // directory, with slashes.
 func (r *Reader) ReadFile(shard int, name string, p []byte) error {
 	return readFile(r.a.shards[shard].Path, name, p)
@@ -46,7 +46,7 @@ func readFile(root, name string, p []byte) error {
 }
 
 // Inflate fills head and then p from a gzip shard, with the inflated bytes from offset on. It
-// begins to inflate at from, a mark at or before offset whose window is in windows. until is an
+// starts to inflate at from, a mark at or before offset whose window is in windows. until is an
 // upper bound of the end of the compressed bytes in the file.
 func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, until int64, head, p []byte) error {
 	if err := r.enter(shard); err != nil {
@@ -61,7 +61,7 @@ func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, unt
 	return r.inflate.read(&r.timed, windows, from, offset, until, head, p)
 }
 
-// InflatedTo returns the place in the file behind the compressed bytes that the last call of
+// InflatedTo returns the offset in the file after the compressed bytes that the last call of
 // Inflate has inflated. It is 0 after an error, and if the bytes are of several gzip members.
 func (r *Reader) InflatedTo() int64 {
 	if r.inflate == nil {

@@ -15,9 +15,9 @@ import (
 
 // The times and sizes of requests to a Source.
 const (
-	// A request that fails is repeated until it has been made at least sourceTries times: first
-	// after sourceBackoff, then after twice as long each time, up to sourcePause. A request to an
-	// archive that is or was open is also repeated until sourceBudget has passed since the last
+	// A failed request is repeated until it has been made at least sourceTries times. The first
+	// pause is sourceBackoff. Each further pause is twice as long, up to sourcePause. A request to
+	// an archive that is or was open is also repeated until sourceBudget has passed since the last
 	// bytes came.
 	sourceTries   = 6
 	sourceBackoff = 100 * time.Millisecond
@@ -26,8 +26,8 @@ const (
 	sourceSilence = 30 * time.Second // before a response, and between minProgress bytes of it
 	minProgress   = firstPiece / 2   // a response of a few bytes a second counts as stopped
 
-	// Sequential reads request pieces, several at a time, because one response of an object store
-	// is slower than the network. The first piece is small, because the reader may need only a few
+	// Sequential reads request several pieces at a time, because one response of an object store is
+	// slower than the network. The first piece is small, because the reader may need only a few
 	// bytes.
 	firstPiece  = 64 << 10
 	maxPiece    = 4 << 20
@@ -37,8 +37,8 @@ const (
 // openSource is a Config.OpenSource.
 type openSource = func(ctx context.Context, url string) (Source, error)
 
-// sourceTimes are the times that a request waits: before its second try, for a store that does not
-// answer, and in all.
+// sourceTimes are times of a request: the pause before its second try, the limit for a silent
+// store, and the limit for all waits.
 type sourceTimes struct{ backoff, silence, budget time.Duration }
 
 var defaultSourceTimes = sourceTimes{sourceBackoff, sourceSilence, sourceBudget}
@@ -51,11 +51,11 @@ type retryAfter struct {
 
 func (e retryAfter) Unwrap() error { return e.error }
 
-// remoteFile is an open Source as a File. It reads ahead of a caller that reads in order. A request
-// that fails or breaks off is repeated from the byte where it broke off.
+// remoteFile implements File for an open Source. It reads ahead of a caller that reads in order. A
+// request that fails or breaks off is repeated from the byte where it broke off.
 //
-// No call waits for long: a response that pauses, or trickles, counts as broken off, and every call
-// ends with ErrStopped when the context ends.
+// No call waits for long. A response that pauses or trickles counts as broken off, and every call
+// returns ErrStopped when the context ends.
 type remoteFile struct {
 	ctx      context.Context
 	stop     context.CancelFunc
@@ -65,12 +65,12 @@ type remoteFile struct {
 	times    sourceTimes
 	requests *Requests
 
-	// For Read and Seek, which one goroutine calls.
+	// The fields below are for Read and Seek, which one goroutine calls.
 	at       int64
-	ahead    []*piece // without gaps; the first contains at, or begins there
-	next     int64    // where the piece after ahead begins
-	size     int64    // of that piece
-	spare    [][]byte // memory of pieces that were read
+	ahead    []*piece // without gaps; at is in the first piece
+	next     int64    // offset of the piece after ahead
+	size     int64    // size of the piece at next
+	spare    [][]byte // memory of consumed pieces, for reuse
 	fetching sync.WaitGroup
 }
 
@@ -116,9 +116,9 @@ func openRemote(ctx context.Context, name string, open openSource, times sourceT
 }
 
 // persist calls try until it succeeds, fails with a lasting error, or has failed at least
-// sourceTries times in more than budget since the last progress, which try reports as further. It
-// waits as long as the server asks, but fails at once if the waits would exceed times.budget in
-// all.
+// sourceTries times in more than budget since the last progress. try reports progress as further.
+// persist waits as long as the server asks, but fails at once if the waits would exceed
+// times.budget in all.
 func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func() (further bool, err error)) error {
 	q := &persistent{}
 	err := f.repeat(ctx, q, budget, try)
@@ -128,7 +128,7 @@ func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func
 	return err
 }
 
-// repeat is persist, for q.
+// repeat implements persist for q.
 func (f *remoteFile) repeat(ctx context.Context, q *persistent, budget time.Duration, try func() (further bool, err error)) error {
 	wait, began := f.times.backoff, time.Now()
 	for q.tries = 1; ; q.tries++ {
@@ -142,7 +142,7 @@ func (f *remoteFile) repeat(ctx context.Context, q *persistent, budget time.Dura
 		if further {
 			q.tries, wait, began = 1, f.times.backoff, time.Now()
 		}
-		err = printable.Error(err) // a store's library quotes the URLs of its requests
+		err = printable.Error(err) // a store's library quotes request URLs
 		if lasting(err) {
 			return fmt.Errorf("%s: %w", Shown(f.name), err)
 		}
@@ -189,8 +189,8 @@ func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err e
 	return n, err
 }
 
-// once requests p, from offset at on. After a response that ends early without an error it requests
-// the rest.
+// once requests p, from offset at on. If a response ends early without an error, it requests the
+// rest.
 func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -213,7 +213,8 @@ func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err e
 	return n, nil
 }
 
-// progress counts the bytes of responses, and postpones the end of a request by each minProgress.
+// progress counts the bytes of responses. Each minProgress bytes extend the deadline of the
+// request.
 type progress struct {
 	silent  *time.Timer
 	silence time.Duration
@@ -359,9 +360,9 @@ func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// ReadAt makes a request of its own. Several goroutines may call it.
+// ReadAt makes a separate request. Several goroutines may call it.
 //
-// The body of a Source reads into Go's memory, because p may be unmapped later: a body that writes
+// The body of a Source reads into Go's memory, because p may be unmapped later. A body that writes
 // after its Read has returned must not crash the process.
 func (f *remoteFile) ReadAt(p []byte, at int64) (n int, err error) {
 	if at >= f.info.Size {

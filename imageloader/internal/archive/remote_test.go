@@ -324,7 +324,7 @@ func TestTrickleCountsAsStopped(t *testing.T) {
 // if the error is nil.
 type failing struct {
 	fail  func(n int) error
-	asked []time.Duration // times of the requests, since began
+	asked []time.Duration // times of the requests, since the start
 	began time.Time
 }
 
@@ -457,7 +457,7 @@ func TestDroppedResponseIsNotACutFile(t *testing.T) {
 	}
 }
 
-// A URL's user, password and query may be secret, and so may those of a redirection.
+// A URL's user, password and query may be secret, also in a redirection.
 func TestErrorsOfURLsHaveNoSecret(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -487,7 +487,7 @@ func TestErrorsOfURLsHaveNoSecret(t *testing.T) {
 	}
 }
 
-// A Source's error may quote the URL of its request. It stays the same kind of error.
+// A Source's error may quote the URL of its request. The error keeps its kind.
 func TestErrorsOfSourcesHaveNoSecret(t *testing.T) {
 	for _, kind := range []error{fs.ErrNotExist, archive.ErrSourceChanged} {
 		open := func(context.Context, string) (archive.Source, error) {

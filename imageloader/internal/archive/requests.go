@@ -11,16 +11,16 @@ import (
 // warnEvery is the time between two warnings about failed requests.
 const warnEvery = 10 * time.Second
 
-// Requests watches the requests of an archive that fail. The zero value works. Several goroutines
-// may use it.
+// Requests records the failed requests of an archive. The zero value works. Several goroutines may
+// use it.
 type Requests struct {
 	Logger *slog.Logger // nil: silent
 
 	mu     sync.Mutex
 	warned time.Time   // of the last warning
 	count  int         // failures since then
-	last   *persistent // the request that was the last to fail, until it ends
-	err    error       // of that failure
+	last   *persistent // the request that failed last, until it ends
+	err    error       // its failure
 }
 
 // persistent is a request with all its repetitions.
@@ -55,8 +55,8 @@ func (r *Requests) ended(q *persistent) {
 	}
 }
 
-// stopped returns an error that is ErrStopped, and names the failure that the request was to
-// recover from.
+// stopped returns an error that is ErrStopped, and names the failure from which the request did not
+// recover.
 func (r *Requests) stopped() error {
 	if err := r.Failure(); err != nil {
 		return stopped{err}
@@ -64,14 +64,15 @@ func (r *Requests) stopped() error {
 	return ErrStopped
 }
 
-// stopped is ErrStopped with the failure of a request that the end of the context left unanswered.
+// stopped is ErrStopped with the failure of a request that was still being repeated when the
+// context ended.
 type stopped struct{ failure error }
 
 func (stopped) Error() string        { return ErrStopped.Error() }
 func (stopped) Is(target error) bool { return target == ErrStopped }
 
-// FailureOf returns the failure of a request that err, which is ErrStopped, left unanswered, or
-// nil.
+// FailureOf returns the failure in err, an ErrStopped, of a request that was still being repeated.
+// It returns nil if there is none.
 func FailureOf(err error) error {
 	if s := (stopped{}); errors.As(err, &s) {
 		return s.failure

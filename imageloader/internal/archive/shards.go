@@ -11,11 +11,13 @@ import (
 	"time"
 )
 
-// ShardPaths returns the paths of the shards of the archive at path. The path of a file, a
-// directory or a URL is its own only shard. In any other path, {a,b} stands for a or b, and
-// {000..015} for each number of the range, as in a shell. A resulting path with *, ? or [ is a
-// pattern for file names, without the files that ignore, if not nil, leaves out. The shards come in
-// the order written, and those of a pattern in the order of their names.
+// ShardPaths returns the paths of the shards of the archive at path. A file, a directory or a URL
+// has one shard, the path itself.
+//
+// In any other path, {a,b} stands for a or b, and {000..015} for each number of the range, as in a
+// shell. A resulting path with *, ? or [ is a pattern for file names. If ignore is not nil, a
+// pattern leaves out the files for which ignore returns true. Shards keep the order of the expanded
+// path. The files of a pattern are sorted by name.
 func ShardPaths(path string, ignore func(path string) bool) ([]string, error) {
 	if !strings.ContainsAny(path, "{*?[") {
 		return []string{path}, nil
@@ -54,7 +56,7 @@ func ShardPaths(path string, ignore func(path string) bool) ([]string, error) {
 	return paths, nil
 }
 
-// expandBraces appends the paths that s stands for to list.
+// expandBraces appends the expansions of s to list.
 func expandBraces(s string, list []string) ([]string, error) {
 	open := strings.IndexByte(s, '{')
 	if open < 0 {
@@ -109,8 +111,8 @@ func matchBrace(s string, open int) (commas []int, end int) {
 	return commas, -1
 }
 
-// numberRange lists the numbers from first to last, all as wide as first if that begins with 0 or
-// is as wide as last.
+// numberRange lists the numbers from first to last. They are padded to the width of first if first
+// starts with 0 or is as wide as last.
 func numberRange(first, last string) (list []string, err error) {
 	from, err1 := strconv.ParseUint(first, 10, 31)
 	to, err2 := strconv.ParseUint(last, 10, 31)
@@ -127,7 +129,7 @@ func numberRange(first, last string) (list []string, err error) {
 	return list, nil
 }
 
-// totalInfo describes the shards of an archive together.
+// totalInfo describes all shards of an archive together.
 type totalInfo struct {
 	name    string
 	size    int64

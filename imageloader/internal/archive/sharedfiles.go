@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// maxIdleShards is the maximum number of open shards that no reader uses at the moment. An archive
-// of thousands of shards has at most so many files open, plus one for each reader.
+// maxIdleShards is the maximum number of open shards that no reader uses. Each reader may have one
+// more shard open. This limits the open files of an archive of thousands of shards.
 const maxIdleShards = 32
 
 // sharedFiles are the shards of an archive that readers have opened, by number.

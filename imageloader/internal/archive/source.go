@@ -12,21 +12,21 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// Source is an archive that is not a local file: an object of a store, or a file of an HTTP server.
-// Config.OpenSource opens it (imageloader's Options.OpenSource); package imageloader/blob has one
-// for S3, Google Cloud Storage and Azure.
+// Source is an archive that is not a local file, such as an object of a store or a file of an HTTP
+// server. Config.OpenSource opens it (imageloader's Options.OpenSource). Package imageloader/blob
+// has a Source for S3, Google Cloud Storage and Azure.
 //
 // A Source makes each request once. Its caller retries, reads ahead and sets timeouts.
 type Source interface {
 	// Info describes the version that was opened.
 	Info() SourceInfo
-	// ReadRange reads n bytes (at least 1) from offset on, all of which are in the archive. They
-	// must be of the version that was opened. If there is another version by now, ReadRange returns
+	// ReadRange reads n bytes (at least 1) from offset on. All of them are in the archive. They
+	// must be of the opened version. If there is another version by now, ReadRange returns
 	// ErrSourceChanged. Several goroutines may call it at the same time. When ctx ends, which may
-	// be after the call, reading ends with an error. The caller closes the reader in any case.
+	// be after the call, reading fails. The caller always closes the reader.
 	//
-	// A reader that ends with io.EOF after at least one byte has sent a shorter range, and the
-	// caller requests the rest at once. A connection that broke is another error, such as
+	// A reader that returns io.EOF after at least one byte has sent a shorter range, and the caller
+	// requests the rest at once. For a broken connection it returns another error, such as
 	// io.ErrUnexpectedEOF.
 	//
 	// After an error the caller requests the range again, at least 6 times and for at least 2
@@ -36,7 +36,7 @@ type Source interface {
 	Close() error
 }
 
-// SourceInfo tells the versions of an archive apart.
+// SourceInfo identifies a version of an archive.
 type SourceInfo struct {
 	Size int64 // bytes
 	// ModTime is the time of the last write, or the zero value if it is unknown. The index of a
@@ -45,9 +45,9 @@ type SourceInfo struct {
 	Version string // the store's name for this version, for example an ETag; "": none
 }
 
-// changed returns an error that wraps ErrSourceChanged and says how a description of a file, or of
-// all shards of an archive, differs from an earlier one. It returns nil if both are of the same
-// version.
+// changed compares two descriptions of a file, or of all shards of an archive. If they are of
+// different versions, it returns an error that wraps ErrSourceChanged and describes the difference.
+// Otherwise it returns nil.
 func changed(path string, now, before SourceInfo) error {
 	var difference string
 	switch {
@@ -74,11 +74,10 @@ func IsURL(path string) bool {
 	return found && scheme != "" && strings.Trim(scheme, letters) == ""
 }
 
-// Shown returns the path of an archive or a shard as messages show it: of a URL without what may be
-// secret.
+// Shown returns the path of an archive or a shard for messages. It removes secrets from a URL.
 func Shown(path string) string { return printable.Archive(path) }
 
-// opener returns a function that opens shards as long as ctx lasts. again says that the archive has
+// opener returns a function that opens shards until ctx ends. again reports that the archive has
 // been open before.
 func (c Config) opener(ctx context.Context) func(path string, again bool) (File, error) {
 	if c.OpenFile == nil {
@@ -102,7 +101,7 @@ func (c Config) opener(ctx context.Context) func(path string, again bool) (File,
 	}
 }
 
-// OpenFile opens a regular file, or what is behind a URL, as the shards of an archive are opened.
+// OpenFile opens a regular file or a URL, in the same way as an archive's shards.
 func OpenFile(ctx context.Context, path string, c Config) (File, error) {
 	if IsURL(path) {
 		return c.opener(ctx)(path, c.Again)
@@ -110,8 +109,9 @@ func OpenFile(ctx context.Context, path string, c Config) (File, error) {
 	return safefile.Open(path)
 }
 
-// Changed returns an error that wraps ErrSourceChanged and says how an open archive differs from an
-// earlier description of it, or nil if it is of the same version.
+// Changed compares an open archive with an earlier description of it. If the version differs, it
+// returns an error that wraps ErrSourceChanged and describes the difference. Otherwise it returns
+// nil.
 func (a *Archive) Changed(before fs.FileInfo) error {
 	if err := changed(a.path, describe(a.info), describe(before)); err != nil {
 		return fmt.Errorf("imageloader: %s: %w", a.Path(), err)
@@ -119,8 +119,7 @@ func (a *Archive) Changed(before fs.FileInfo) error {
 	return nil
 }
 
-// describe returns the description of a file, of what is behind a URL, or of all shards of an
-// archive.
+// describe returns the description of a local file, a remote file, or all shards of an archive.
 func describe(info fs.FileInfo) SourceInfo {
 	s := SourceInfo{Size: info.Size(), ModTime: info.ModTime()}
 	switch sys := info.Sys().(type) {

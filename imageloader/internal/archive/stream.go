@@ -27,7 +27,7 @@ func (r *contextReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ratioReader ends a stream that inflates to more than an archive of images can.
+// ratioReader fails if a stream inflates to more than an archive of images can.
 type ratioReader struct {
 	reader io.Reader
 	packed *contextReader

@@ -29,8 +29,8 @@ func walked(t *testing.T, path string) (members, empty []string) {
 	return members, a.EmptyFolders()
 }
 
-// TestLinksAreFollowed: a walk over a directory reads what symbolic links lead to, in the order of
-// the links' names, each as often as links lead to it. Links to nothing and loops are members.
+// TestLinksAreFollowed: a walk over a directory reads the targets of symbolic links, in the order
+// of the links' names, once for each link. Broken links and loops are members.
 func TestLinksAreFollowed(t *testing.T) {
 	elsewhere := archivetest.Extract(t, []archivetest.Member{{Name: "cat/1.jpg", Data: "one"}, {Name: "store/ab", Data: "x"}})
 	link := func(name, to string) archivetest.Member {
@@ -65,8 +65,8 @@ func TestLinksAreFollowed(t *testing.T) {
 	}
 }
 
-// TestEmptyFoldersAreKnown: a tar's directories without an entry are known at the end, wherever
-// their headers are and whatever headers are missing.
+// TestEmptyFoldersAreKnown: at the end, a tar's directories without an entry are known, in any
+// order of the headers and even if some headers are missing.
 func TestEmptyFoldersAreKnown(t *testing.T) {
 	dir := func(name string) archivetest.Member { return archivetest.Member{Name: name, Kind: tar.TypeDir} }
 	file := func(name string) archivetest.Member { return archivetest.Member{Name: name, Data: "x"} }

@@ -42,7 +42,7 @@ func walkFile(t *testing.T, data []byte) (members int, err error) {
 // empty last block.
 var longWindow = []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 18 << 3, 0x01, 0x00, 0x00}
 
-// An archive that is not read says what it is and what to do next.
+// The error of an unreadable archive names its format and the next step.
 func TestUnreadArchiveSaysWhatToDo(t *testing.T) {
 	plain := archivetest.Images(t, 3, nil)
 	packed := archivetest.Gzip(t, plain)
