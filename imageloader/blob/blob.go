@@ -1,14 +1,14 @@
 // Package blob opens archives that are objects of an object store: Amazon S3 and S3-compatible
 // stores (s3://bucket/key), Google Cloud Storage (gs://bucket/key), and Azure Blob Storage
-// (azblob://container/key). It is a module of its own, so that programs that do not use it do not
+// (azblob://container/key). It is a separate module, so that programs that do not use it do not
 // depend on the stores' client libraries.
 //
 //	loader, err := imageloader.Open("s3://bucket/train-{000..015}.tgz?region=eu-central-1",
 //		imageloader.Options{OpenSource: blob.Open, ...})
 //
 // Credentials come from the same places as for the stores' own tools. The parameters of a URL are
-// those of gocloud.dev/blob. Every request is for the version of the object that was opened, so
-// replacing an object while a loader has it open is an error.
+// the parameters of gocloud.dev/blob. Every request is for the version of the object that was
+// opened, so replacing an object while a loader has it open is an error.
 package blob
 
 import (
@@ -78,7 +78,7 @@ func In(bucket *blob.Bucket) func(ctx context.Context, name string) (imageloader
 	}
 }
 
-// parse parses a URL. The error of package url quotes the URL, in which there may be secrets.
+// parse parses a URL. The error of package url quotes the URL, which may contain secrets.
 func parse(name string) (*url.URL, error) {
 	u, err := url.Parse(name)
 	if err != nil {

@@ -125,7 +125,8 @@ func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 			index := filepath.Join(t.TempDir(), "index")
 			for round := range 2 {
 				got, err := epoch(t, url, imageloader.Options{OpenSource: open, IndexFile: index, Shuffle: shuffle})
-				if round == 0 && shuffle && !strings.HasSuffix(url, ".tar") { // without an index the order is that of a stream
+				// without an index the order is the order of a stream
+				if round == 0 && shuffle && !strings.HasSuffix(url, ".tar") {
 					got, want := strings.Split(got, "\n"), strings.Split(want, "\n")
 					slices.Sort(got)
 					slices.Sort(want)

@@ -1,7 +1,7 @@
-// Package decode turns single images into pixels: for a server that gets photographs in requests,
-// and for all that has an image in memory and no archive. It decodes the formats of package
-// imageloader, carries out the same transforms, and gives the same pixels, on the host. It needs
-// the image library and no LibTorch.
+// Package decode decodes single images to pixels on the host, for example the photographs in a
+// server's requests, or any image that is in memory and not in an archive. It decodes the formats
+// of package imageloader, applies the same transforms, and gives the same pixels. It needs the
+// image library and no LibTorch.
 //
 //	d, err := decode.New(decode.Options{Transform: transform.Eval(256, 224)})
 //	...
@@ -9,9 +9,9 @@
 //	err = d.Decode(ctx, pixels, upload)
 //
 // A Decoder may serve all requests of a program at once. Its options bound the bytes, the pixels
-// and the memory that requests may cost, whatever is in them. The faults of images are [Errors],
-// with a kind, so that a server can choose its answer; all other errors are the machine's, or the
-// program's.
+// and the memory of requests with any content. Faults of images are [Errors]. Each has a kind, so
+// that a server can choose its answer. All other errors are faults of the machine or of the
+// program.
 package decode
 
 import (
@@ -37,17 +37,17 @@ import (
 // Options of a [Decoder]. The zero value resizes and centre-crops images to 224, and sets the
 // limits that the fields name.
 type Options struct {
-	// Transform is the way of an image to its pixels; zero value: Eval(256, 224). Mix, which mixes
-	// the samples of a batch, must be empty. Mean, Std, DType and Contiguous describe work on a
-	// device and are ignored.
+	// Transform defines the pixels of an image; zero value: Eval(256, 224). Mix, which mixes the
+	// samples of a batch, must be empty. Mean, Std, DType and Contiguous describe work on a device
+	// and are ignored.
 	Transform transform.Transform
-	// Seed is that of random transforms. Image i of a call gets what sample i gets in epoch 0 of a
-	// loader with this seed, so the same call always has the same pixels.
+	// Seed is the seed of random transforms. Image i of a call uses the random numbers of sample i
+	// in epoch 0 of a loader with this seed, so the same call always gives the same pixels.
 	Seed uint64
 	// Planar writes the image as three planes, of red, green and blue [3, Size, Size]. The default
 	// is pixels of three bytes [Size, Size, 3].
 	Planar bool
-	// Damaged decides which damaged JPEGs and PNGs are decoded; zero value: Warned.
+	// Damaged selects the damaged JPEGs and PNGs that are decoded; zero value: Warned.
 	Damaged DamagePolicy
 
 	// MaxBytes bounds the compressed size of an image; 0: 64 MiB.
@@ -55,16 +55,16 @@ type Options struct {
 	// MaxPixels bounds width * height of an image; 0: 178,956,970, as in Pillow. A HEIC may have
 	// half as many, and an AVIF a quarter.
 	MaxPixels int64
-	// MaxMemory bounds the memory in bytes that decoding takes at a time, over all calls, as
-	// images' headers tell it; 0: 1 GiB. An image that needs more by itself is [ErrTooLarge],
-	// others wait for each other. The compressed bytes, the caller's pixels and up to 16 MiB that
-	// each of Workers keeps for its next image come on top.
+	// MaxMemory bounds the bytes of memory that all calls together use for decoding at a time, as
+	// estimated from the images' headers; 0: 1 GiB. An image that needs more than this alone is
+	// [ErrTooLarge]. Other images wait for each other. The bound excludes the compressed bytes, the
+	// caller's pixels, and up to 16 MiB that each of Workers keeps for its next image.
 	MaxMemory int64
 	// Workers bounds the images that are decoded at a time, over all calls; 0: GOMAXPROCS.
 	Workers int
 }
 
-// DamagePolicy decides which damaged images are decoded. It is that of package imageloader.
+// DamagePolicy selects the damaged images that are decoded. It is package imageloader's type.
 type DamagePolicy = codec.DamagePolicy
 
 // The policies.
@@ -81,7 +81,7 @@ type Decoder struct {
 	cleanup runtime.Cleanup
 }
 
-// pool is the part of a Decoder that calls in progress keep.
+// pool is the part of a Decoder that running calls keep reachable.
 type pool struct {
 	made    origin.Origin
 	o       Options
@@ -166,8 +166,8 @@ func (o *Options) setLimits() error {
 	return nil
 }
 
-// Close frees the decoder's memory. Images that are being decoded are decoded to their end; all
-// later calls return [ErrClosed]. Close never fails, and further calls do nothing.
+// Close frees the decoder's memory. Images that are being decoded are finished. All later calls
+// return [ErrClosed]. Close never fails, and further calls do nothing.
 func (d *Decoder) Close() error {
 	d.cleanup.Stop()
 	d.close()
@@ -194,14 +194,16 @@ func (d *Decoder) Bytes() int { return d.row }
 // Transform returns the transform with its defaults filled in.
 func (d *Decoder) Transform() transform.Transform { return d.plan.Transform() }
 
-// Decode decodes and transforms images, and writes that of images[i] to dst[i*Bytes() :
-// (i+1)*Bytes()]: uint8 [Size, Size, 3], or [3, Size, Size] with Options.Planar. dst has exactly
-// the room for all of them.
+// Decode decodes and transforms images. It writes the result of images[i] to dst[i*Bytes() :
+// (i+1)*Bytes()], as uint8 [Size, Size, 3], or [3, Size, Size] with Options.Planar. len(dst) must
+// be exactly len(images) * Bytes().
 //
-// Images at fault make an [Errors], which names each; their pixels are zero, and the others are
-// decoded all the same. After any other error, and when ctx ends, dst is undefined. Decode waits
-// for Workers and MaxMemory, which it shares with other calls, and for the images that it has
-// begun: ctx ends only the former wait. Decoding one image allocates nothing in the steady state.
+// If images are at fault, Decode returns [Errors], which names each of them. Their pixels are zero,
+// and the other images are decoded. After any other error, and when ctx ends, dst is undefined.
+//
+// Decode waits for Workers and MaxMemory, which it shares with other calls, and for the images that
+// it has started to decode. Only the first wait stops when ctx ends. Decoding one image allocates
+// nothing in the steady state.
 func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) error {
 	defer runtime.KeepAlive(d) // its cleanup would close the pool between two images
 	if err := d.room(dst, len(images)); err != nil {
@@ -215,7 +217,7 @@ func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) erro
 	return p.each(ctx, len(all), func(ctx context.Context, i int) error { return p.decode(ctx, i, all[i], dst[i*p.row:][:p.row]) })
 }
 
-// room returns an error unless dst has exactly the room for n images.
+// room returns an error unless dst is exactly large enough for n images.
 func (p *pool) room(dst []byte, n int) error {
 	if len(dst) != n*p.row {
 		return fmt.Errorf("decode: dst has %d bytes, and %d images of %d x %d pixels need %d",
@@ -224,8 +226,8 @@ func (p *pool) room(dst []byte, n int) error {
 	return nil
 }
 
-// each calls fn for the numbers 0 to n-1, several at a time. An error that is no fault of an image
-// ends the context of fn.
+// each calls fn for the numbers 0 to n-1, several at a time. An error that is not an image's fault
+// cancels the context of fn.
 func (p *pool) each(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -272,7 +274,7 @@ func (w *worker) draw(p *pool, i int) error {
 	return nil
 }
 
-// pixels decodes by the worker's geometry, and runs what its augmenter has drawn.
+// pixels decodes with the worker's geometry, and runs the operations that its augmenter has drawn.
 func (w *worker) pixels(p *pool, data, row []byte) error {
 	to := row
 	if p.o.Planar {
@@ -293,7 +295,7 @@ func (w *worker) pixels(p *pool, data, row []byte) error {
 	return nil
 }
 
-// augment runs what was drawn of Transform.Ops.
+// augment runs the drawn operations of Transform.Ops.
 func (w *worker) augment(pixels []byte) error {
 	err := w.augmenter.Run(w.rng, pixels)
 	if err == nil {
@@ -315,12 +317,11 @@ func planar(dst, src []byte) {
 	}
 }
 
-// Whole decodes one image at its own size, without the transform (of which
-// Transform.ApplyEXIFOrientation is carried out, and nothing else). The pixels are in buffer if its
-// capacity suffices, else in new memory, which counts for Options.MaxMemory while Whole runs. They
-// are always of three bytes, and belong to the caller. Errors and waiting are those of
-// [Decoder.Decode]; after an error the content of buffer is undefined. A side has at most 65,535
-// pixels.
+// Whole decodes one image at its own size. It applies only ApplyEXIFOrientation of the transform.
+// The pixels are in buffer if its capacity suffices. Otherwise they are in new memory, which counts
+// for Options.MaxMemory while Whole runs. Pixels always have three bytes, and the caller owns them.
+// Errors and waiting are as for [Decoder.Decode]. After an error the content of buffer is
+// undefined. A side has at most 65,535 pixels.
 func (d *Decoder) Whole(ctx context.Context, data, buffer []byte) (transform.Pixels, error) {
 	defer runtime.KeepAlive(d)
 	p := d.pool
@@ -332,7 +333,8 @@ func (d *Decoder) Whole(ctx context.Context, data, buffer []byte) (transform.Pix
 		}
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height}
 		if p.o.Transform.ApplyEXIFOrientation && info.Orientation > 1 {
-			if g.Orientation = info.Orientation; g.Orientation >= 5 { // the image lies on its side
+			// the image is stored on its side
+			if g.Orientation = info.Orientation; g.Orientation >= 5 {
 				g.CropWidth, g.CropHeight = info.Height, info.Width
 			}
 		}
@@ -361,7 +363,7 @@ func grown(b []byte, n int) []byte {
 }
 
 // with checks an image against the limits and calls fn with a worker that has read its header. The
-// caller has room bytes for pixels: if the whole image needs more, they count as memory.
+// caller has room bytes for pixels. If the whole image needs more, its pixels count as memory.
 func (p *pool) with(ctx context.Context, data []byte, room int, fn func(*worker) error) error {
 	return p.open(ctx, data, func(w *worker) (int64, error) {
 		need, err := p.need(&w.info, room)
@@ -424,7 +426,7 @@ func (p *pool) need(info *imagecapi.Info, room int) (int64, error) {
 	return need, nil
 }
 
-// acquire waits for a part of a limit. When ctx ends first, or has ended, the error is its cause.
+// acquire waits for n units of a limit. If ctx has ended, or ends first, the error is its cause.
 func acquire(ctx context.Context, s *semaphore.Weighted, n int64) error {
 	if ctx.Err() != nil || s.Acquire(ctx, n) != nil {
 		return context.Cause(ctx)
@@ -432,7 +434,7 @@ func acquire(ctx context.Context, s *semaphore.Weighted, n int64) error {
 	return nil
 }
 
-// take returns a worker. Its caller holds a slot.
+// take returns a worker. The caller must hold a slot.
 func (p *pool) take() (*worker, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -460,11 +462,11 @@ func (p *pool) take() (*worker, error) {
 	return w, nil
 }
 
-// keptMemory is the memory in bytes that an image may have needed for its worker to stay. Decoders
-// keep their memory for the next image.
+// keptMemory is the maximum number of bytes that a worker's last image may have needed for the
+// worker to be kept. Decoders keep their memory for the next image.
 const keptMemory = 16 << 20
 
-// put gives a worker back, whose last image needed so much memory.
+// put gives a worker back. need is the memory that its last image needed.
 func (p *pool) put(w *worker, need int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -482,9 +484,8 @@ func (w *worker) close() {
 	}
 }
 
-// memoryOf returns the memory in bytes that decoding an image takes at most, by its header. The
-// figures are those of docs/imageloader.md, which TestDecodingMemory of package imageloader
-// measures.
+// memoryOf estimates from the header the maximum memory in bytes of decoding an image. The figures
+// are in docs/imageloader.md, and TestDecodingMemory of package imageloader measures them.
 func memoryOf(i *imagecapi.Info) int64 {
 	pixels, rows := int64(i.Width)*int64(i.Height), 256*int64(i.Width)
 	perPixel := int64(0)

@@ -23,7 +23,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// corpus returns the images of all formats that the other tests have, in the order of their names.
+// corpus returns the other tests' images of all formats, in the order of their names.
 func corpus(t testing.TB) (names []string, images [][]byte) {
 	t.Helper()
 	for _, folder := range []string{"../../cshim/test/data", "../testdata", "../testdata/features", "../testdata/formats", "../testdata/heif"} {
@@ -58,7 +58,7 @@ func newDecoder(t testing.TB, o decode.Options) *decode.Decoder {
 	return d
 }
 
-// photo is a JPEG of 4:2:0 subsampling.
+// photo returns a JPEG with 4:2:0 subsampling.
 func photo(t testing.TB) []byte {
 	t.Helper()
 	data, err := os.ReadFile("../../cshim/test/data/420.jpg")
@@ -81,8 +81,8 @@ func faulty(t testing.TB, err error) (list []int) {
 	return list
 }
 
-// TestPixelsAreTheLoaders: with the same transform and seed, images of every format get the pixels
-// that the loader gives them, and are at fault where the loader skips them.
+// TestPixelsAreTheLoaders: with the same transform and seed, images of every format get the
+// loader's pixels, and images that the loader skips are at fault.
 func TestPixelsAreTheLoaders(t *testing.T) {
 	names, images := corpus(t)
 	cut := len(images)
@@ -196,7 +196,7 @@ func TestWholeEqualsPillow(t *testing.T) {
 	}
 }
 
-// TestWholeIsTurnedUpright: ApplyEXIFOrientation holds for whole images.
+// TestWholeIsTurnedUpright: ApplyEXIFOrientation applies to whole images.
 func TestWholeIsTurnedUpright(t *testing.T) {
 	data, err := os.ReadFile("../../cshim/test/data/orientation-6.jpg")
 	if err != nil {
@@ -236,8 +236,8 @@ func TestPlanarExchangesTheLayoutAlone(t *testing.T) {
 	}
 }
 
-// TestKindsOfFaults: each fault has its kind, and its message says what is wrong without a word of
-// the C functions.
+// TestKindsOfFaults: each fault has its kind. Its message describes the fault without the wording
+// of the C functions.
 func TestKindsOfFaults(t *testing.T) {
 	jpeg := photo(t)
 	failing := transform.Eval(32, 32)
@@ -284,8 +284,8 @@ func TestKindsOfFaults(t *testing.T) {
 	}
 }
 
-// TestPanicOfAFuncIsItsImagesFault: also in a goroutine of the decoder, where it would end the
-// program.
+// TestPanicOfAFuncIsItsImagesFault: this includes panics in a goroutine of the decoder, which would
+// otherwise crash the program.
 func TestPanicOfAFuncIsItsImagesFault(t *testing.T) {
 	o := decode.Options{Transform: transform.Eval(32, 32)}
 	o.Transform.Ops = []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error { panic("broken") })}
@@ -296,12 +296,12 @@ func TestPanicOfAFuncIsItsImagesFault(t *testing.T) {
 	}
 }
 
-// TestACallKeepsItsDecoder: a decoder that its caller uses for the last time is not collected
-// before the last image of the call.
+// TestACallKeepsItsDecoder: a decoder whose caller no longer refers to it is not collected before
+// the call's last image.
 func TestACallKeepsItsDecoder(t *testing.T) {
 	o := decode.Options{Transform: transform.Eval(32, 32), Workers: 1}
 	o.Transform.Ops = []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error {
-		// The cleanup of an object that is unreachable for certain says when cleanups have run.
+		// The cleanup of an object that is certainly unreachable tells when cleanups have run.
 		for range 3 {
 			cleaned := make(chan struct{})
 			runtime.AddCleanup(&[64]byte{}, func(c chan struct{}) { close(c) }, cleaned)
@@ -373,8 +373,8 @@ func (g *gate) options() decode.Options {
 	return o
 }
 
-// TestLimitsHoldOverAllCalls: no more than Workers images are decoded at a time, and no more than
-// MaxMemory admits, whoever asks for them. A context ends the wait for both.
+// TestLimitsHoldOverAllCalls: at most Workers images are decoded at a time, and no more than
+// MaxMemory admits, over all calls. A context ends the wait for both.
 func TestLimitsHoldOverAllCalls(t *testing.T) {
 	progressive, err := os.ReadFile("../../cshim/test/data/progressive.jpg")
 	if err != nil {
@@ -437,8 +437,8 @@ func TestEndedContextDecodesNothing(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForNothing: Close ends later calls, and an image that is being decoded is decoded
-// to its end.
+// TestCloseWaitsForNothing: after Close, later calls fail, and an image that is being decoded is
+// finished.
 func TestCloseWaitsForNothing(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
@@ -490,8 +490,7 @@ func TestOneImageAllocatesNothing(t *testing.T) {
 	}
 }
 
-// FuzzDecode: any bytes are decoded, twice to the same pixels, or are an image at fault. Limits
-// hold.
+// FuzzDecode: any bytes decode twice to the same pixels, or are an image at fault. Limits hold.
 func FuzzDecode(f *testing.F) {
 	_, images := corpus(f)
 	for _, data := range images {

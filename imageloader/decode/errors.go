@@ -21,13 +21,13 @@ var (
 	// ErrClosed is returned by the methods of a closed Decoder.
 	ErrClosed = errors.New("decode: the decoder is closed")
 	// ErrNoLibrary means that the image library is not installed, or has another version than this
-	// program needs. The message says what is there, what is wanted, and the command that installs
-	// it.
+	// program needs. The message gives the installed and the wanted version, and the command that
+	// installs it.
 	ErrNoLibrary error = imagecapi.CodeNoLibrary
 )
 
-// Errors are the images of a call that are at fault, in the call's order. Those that it does not
-// name were decoded. errors.Is and errors.As look into each.
+// Errors lists the images of a call that are at fault, in the call's order. All other images were
+// decoded. errors.Is and errors.As look into each.
 type Errors []*Error
 
 func (e Errors) Error() string {
@@ -51,11 +51,11 @@ type Error struct {
 	Image int   // its position in the call
 	Kind  error // ErrNotImage, ErrUnsupported, ErrDamaged, ErrTooLarge or ErrRejected
 	Err   error // details; a *LimitError if the image is too large
-	// Offset is how far the decoder had come when it met the damage of ErrDamaged, in bytes from
-	// the image's beginning, at most their number. The damage is at or near this byte, since
-	// decoders read ahead and count whole blocks. The text ends with the byte. -1: another kind, or
-	// the format's decoder does not tell, which is so for AVIF and HEIC, for the bit streams of
-	// WebP, and for the strips of a TIFF.
+	// Offset is the decoder's position in the image when it met the damage of ErrDamaged, in bytes
+	// from the start of the image. It is at most the image's size. The damage is at or near this
+	// byte, since decoders read ahead and count whole blocks. The error's text ends with this
+	// offset. It is -1 for another kind, and if the format's decoder does not report it: for AVIF
+	// and HEIC, for the bit streams of WebP, and for the strips of a TIFF.
 	Offset int64
 }
 
@@ -84,7 +84,7 @@ func (e *LimitError) Error() string {
 
 func fault(kind, err error) error { return &Error{Kind: kind, Err: err, Offset: -1} }
 
-// faultOf returns the fault that err is; nil for other errors and for none.
+// faultOf returns err as a fault of an image, or nil if it is none.
 func faultOf(err error) *Error {
 	f, _ := err.(*Error)
 	return f
@@ -94,8 +94,8 @@ func tooLarge(limit string, value, most int64, unit string) error {
 	return fault(ErrTooLarge, &LimitError{limit, value, most, unit})
 }
 
-// imageFault is the error of an image that was not decoded. One that is not the image's fault stays
-// what it is.
+// imageFault returns the error of an image that was not decoded. It returns an error that is not
+// the image's fault unchanged.
 func imageFault(err error) error {
 	var e *imagecapi.Error
 	if !errors.As(err, &e) {
@@ -110,8 +110,8 @@ func imageFault(err error) error {
 	return fmt.Errorf("decode: %w", err)
 }
 
-// together makes one error of those of a call's images: an [Errors], or the first that is no fault
-// of an image.
+// together combines the errors of a call's images: to [Errors], or to the first error that is not
+// an image's fault.
 func together(failed []error) error {
 	var faults Errors
 	for _, err := range failed {
@@ -127,7 +127,7 @@ func together(failed []error) error {
 	return faults
 }
 
-// counter deals numbers from 0 to goroutines.
+// counter gives goroutines the numbers from 0 on.
 type counter struct{ n atomic.Int64 }
 
 func (c *counter) take() int { return int(c.n.Add(1)) - 1 }

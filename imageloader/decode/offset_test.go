@@ -17,8 +17,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// damage decodes an image that is at fault, and returns its fault; nil if it is decoded. It checks
-// what holds for the offset of every fault.
+// damage decodes an image and returns its fault, or nil if it is decoded. It checks the invariants
+// of every fault's offset.
 func damage(t *testing.T, what string, d *decode.Decoder, data []byte) *decode.Error {
 	t.Helper()
 	pixels := make([]byte, d.Bytes())
@@ -36,7 +36,7 @@ func damage(t *testing.T, what string, d *decode.Decoder, data []byte) *decode.E
 	if e.Offset >= 0 && !strings.HasSuffix(e.Error(), fmt.Sprintf(" at byte %d", e.Offset)) {
 		t.Errorf("%s: the text does not end with byte %d: %v", what, e.Offset, e)
 	}
-	// A GPU hands an image that it cannot decode to DecodeRows.
+	// A GPU leaves an image that it cannot decode to DecodeRows.
 	var rows *decode.Error
 	if err := d.DecodeRows(t.Context(), pixels, []int{0}, [][]byte{data}); !errors.As(err, &rows) || rows.Error() != e.Error() || rows.Offset != e.Offset {
 		t.Errorf("%s: DecodeRows has the error %v at %d, want %v at %d", what, err, rows.Offset, e, e.Offset)
@@ -54,7 +54,7 @@ func policies(t *testing.T) map[decode.DamagePolicy]*decode.Decoder {
 }
 
 // TestOffsetOfCutImages: an image of any format that is cut at a power of two has an offset within
-// what is left, which is where a JPEG or PNG ends.
+// the remaining bytes. For a JPEG or PNG it is their end.
 func TestOffsetOfCutImages(t *testing.T) {
 	names, images := corpus(t)
 	told := map[string]int{}
@@ -72,7 +72,7 @@ func TestOffsetOfCutImages(t *testing.T) {
 				}
 				switch format {
 				case ".jpg", ".png":
-					// libjpeg may refuse what is in front of the cut first.
+					// libjpeg may first refuse bytes before the cut.
 					if e.Offset < 0 || policy == decode.Refuse && e.Offset != int64(cut) && strings.Contains(e.Error(), "truncated") {
 						t.Errorf("%s: offset %d: %v", what, e.Offset, e)
 					}
@@ -91,7 +91,7 @@ func TestOffsetOfCutImages(t *testing.T) {
 	}
 }
 
-// segment returns the place of a JPEG's first segment with this marker.
+// segment returns the offset of a JPEG's first segment with this marker.
 func segment(t *testing.T, jpeg []byte, marker byte) int {
 	t.Helper()
 	for at := 2; at+4 < len(jpeg); at += 2 + int(binary.BigEndian.Uint16(jpeg[at+2:])) {
@@ -113,7 +113,7 @@ func testImage(t *testing.T, name string) []byte {
 	return data
 }
 
-// TestOffsetOfFlippedMarkers: a marker that is none is found where it should be.
+// TestOffsetOfFlippedMarkers: an invalid marker is found at its own offset.
 func TestOffsetOfFlippedMarkers(t *testing.T) {
 	jpeg := photo(t)
 	strict := policies(t)[decode.Refuse]
@@ -134,8 +134,7 @@ func TestOffsetOfFlippedMarkers(t *testing.T) {
 	}
 }
 
-// TestOffsetOfGarbage: bytes behind a header that are no image data have an offset between its end
-// and theirs.
+// TestOffsetOfGarbage: garbage after a header has an offset within the garbage.
 func TestOffsetOfGarbage(t *testing.T) {
 	decoders := policies(t)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -149,7 +148,7 @@ func TestOffsetOfGarbage(t *testing.T) {
 		jpeg := testImage(t, name)
 		scan := segment(t, jpeg, 0xda)
 		scan += 2 + int(binary.BigEndian.Uint16(jpeg[scan+2:]))
-		// libjpeg-turbo takes most bits for codes, but these are too few for the image.
+		// libjpeg-turbo accepts most bits as codes, but these are too few for the image.
 		jpeg = jpeg[:scan]
 		for range 400 {
 			jpeg = append(jpeg, byte(rng.Uint32N(255))) // no marker

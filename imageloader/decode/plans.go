@@ -13,17 +13,18 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Plan is no part of the API: only packages of this module can make its argument, and nil is an
-// error. It writes plans of images for a consumer that decodes them itself: package serve, on a
-// GPU. A plan, in plans.Rows, describes the pixels that Decode writes, to the bit. An image has one
-// if it is a baseline JPEG within the limits and without damage in its headers, if no operation of
-// the transform needs the host, and if there is room in plans.Memory and plans.Rows. The plan has
-// no entry points, so that the consumer finds damage in the rest of the file. [Decoder.DecodeRows]
-// is for the images without a plan, also those at fault, and for those that the consumer cannot
-// decode. With Options.Planar no image has a plan.
+// Plan writes plans of images for a consumer that decodes them itself: package serve, on a GPU. It
+// is not part of the API: only packages of this module can make its argument, and nil is an error.
 //
-// Plan waits for Workers, and not for MaxMemory. Each of Workers keeps up to 4 MiB for plans.
-// Errors are those of the machine and the program, and the end of ctx.
+// A plan, in plans.Rows, describes exactly the pixels that Decode would write. An image gets a plan
+// if it is a baseline JPEG within the limits and without damage in its headers, if no operation of
+// the transform needs the host, and if there is room in plans.Memory and plans.Rows. With
+// Options.Planar no image gets a plan. The plan has no entry points, so the consumer itself finds
+// damage in the rest of the file. [Decoder.DecodeRows] decodes the images without a plan, including
+// those at fault, and the images that the consumer cannot decode.
+//
+// Plan waits for Workers, but not for MaxMemory. Each of Workers keeps up to 4 MiB for plans.
+// Errors are faults of the machine or the program, or the end of ctx.
 func (d *Decoder) Plan(ctx context.Context, plans *decodeplan.Plans, images ...[]byte) error {
 	defer runtime.KeepAlive(d)
 	if plans == nil {
@@ -44,7 +45,7 @@ func (d *Decoder) Plan(ctx context.Context, plans *decodeplan.Plans, images ...[
 	return err
 }
 
-// planImage plans image i of a call, if it can.
+// planImage makes the plan of image i of a call, if possible.
 func (p *pool) planImage(ctx context.Context, i int, data []byte, to *planning) error {
 	return p.open(ctx, data, func(w *worker) (int64, error) {
 		if _, err := p.need(&w.info, math.MaxInt); err != nil {
@@ -58,10 +59,9 @@ func (p *pool) planImage(ctx context.Context, i int, data []byte, to *planning) 
 	})
 }
 
-// DecodeRows decodes images[row] for each of rows, as Decode does with all of images: to the same
-// place in dst, with the same random numbers, and with the same errors. Other images, and their
-// places, are left alone. No number stands twice in rows; one that is no image's is an error before
-// anything is decoded.
+// DecodeRows decodes images[row] for each of rows, as Decode does with all images: to the same part
+// of dst, with the same random numbers, and with the same errors. It leaves the other parts of dst
+// unchanged. It fails before it decodes anything if a row is repeated or is not an image's number.
 func (d *Decoder) DecodeRows(ctx context.Context, dst []byte, rows []int, images [][]byte) error {
 	defer runtime.KeepAlive(d)
 	if err := d.room(dst, len(images)); err != nil {
@@ -100,11 +100,11 @@ func (t *planning) put(i int, plan []byte) {
 	}
 }
 
-// keptPlan is the size in bytes up to which a worker keeps its memory for plans.
+// keptPlan is the maximum size in bytes of the memory for plans that a worker keeps.
 const keptPlan = 4 << 20
 
-// plan plans image i of a call by the worker's geometry, and by what its augmenter has drawn. What
-// it cannot plan is the host's, which also judges it.
+// plan makes the plan of image i of a call from the worker's geometry and the drawn operations. An
+// image without a plan is left to the host, which also checks it for faults.
 func (w *worker) plan(i int, data []byte, to *planning) {
 	if w.info.Format != imagecapi.JPEG || w.info.Progressive {
 		return

@@ -20,8 +20,8 @@ func newPlans(bytes, rows int) *decodeplan.Plans {
 	return &decodeplan.Plans{Memory: memory, Rows: make([]decodeplan.Row, rows)}
 }
 
-// mostPlans returns how many of the images' plans fit into the memory, if the smallest come first.
-// The order in which goroutines plan decides how many do.
+// mostPlans returns how many of the images' plans fit into the memory, smallest first. The actual
+// number depends on the order in which goroutines plan.
 func mostPlans(t *testing.T, d *decode.Decoder, images [][]byte, memory int) (count int) {
 	t.Helper()
 	plans := newPlans(4<<20, len(images))
@@ -44,8 +44,8 @@ func mostPlans(t *testing.T, d *decode.Decoder, images [][]byte, memory int) (co
 	return count
 }
 
-// TestPlansAndRowsAreDecode: the images without a plan, and any others, have the pixels and the
-// errors of Decode, and plans lie beside each other in their memory.
+// TestPlansAndRowsAreDecode: DecodeRows gives the images without a plan, and any others, the pixels
+// and the errors of Decode. Plans are consecutive in their memory.
 func TestPlansAndRowsAreDecode(t *testing.T) {
 	names, images := corpus(t)
 	names, images = append(names, "text"), append(images, []byte("text"))
@@ -104,7 +104,7 @@ func TestPlansAndRowsAreDecode(t *testing.T) {
 	}
 }
 
-// checkPlans returns how many plans there are, none of which overlap.
+// checkPlans returns the number of plans, and checks that none overlap.
 func checkPlans(t *testing.T, plans *decodeplan.Plans) (n int) {
 	t.Helper()
 	rows := slices.Clone(plans.Rows)
@@ -123,14 +123,14 @@ func checkPlans(t *testing.T, plans *decodeplan.Plans) (n int) {
 	return n
 }
 
-// TestPlanOfOthers: the only call that another module can make is an error.
+// TestPlanOfOthers: the only call that another module can make returns an error.
 func TestPlanOfOthers(t *testing.T) {
 	if err := newDecoder(t, decode.Options{}).Plan(t.Context(), nil, photo(t)); err == nil || !strings.Contains(err.Error(), "use Decode") {
 		t.Error(err)
 	}
 }
 
-// TestRowsAreLeftAlone: DecodeRows writes its rows alone, and wants memory for all.
+// TestRowsAreLeftAlone: DecodeRows writes only its rows, and requires memory for all rows.
 func TestRowsAreLeftAlone(t *testing.T) {
 	d := newDecoder(t, decode.Options{Transform: transform.Train(32)})
 	images := [][]byte{photo(t), photo(t), []byte("text"), photo(t)}

@@ -2,6 +2,6 @@
 
 package decode_test
 
-// underRace reports whether the race detector is on. Its own memory is many times the memory that
+// underRace reports whether the race detector is on. The detector uses many times the memory that
 // it watches.
 const underRace = true

@@ -1,5 +1,5 @@
-// Package prometheus exports a loader's statistics to Prometheus. It is a module of its own, so
-// that programs that do not use it do not depend on client_golang.
+// Package prometheus exports a loader's statistics to Prometheus. It is a separate module, so that
+// programs that do not use it do not depend on client_golang.
 //
 //	loader, err := imageloader.Open("train.tgz", imageloader.Options{...})
 //	...

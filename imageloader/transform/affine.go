@@ -96,8 +96,8 @@ func checkCenter(c *[2]float64) error {
 	return nil
 }
 
-// fill returns the integers of a grid transform. A nil colour leaves pixels from outside black;
-// torchvision's arithmetic for a colour, also for black, differs from that.
+// fill returns the integers of a grid transform. With a nil colour, pixels from outside are black.
+// torchvision's arithmetic for a given colour differs, even if the colour is black.
 func fill(interpolation int32, c *Color) [9]int32 {
 	if c == nil {
 		return [9]int32{interpolation}
@@ -183,6 +183,6 @@ func expanded(m [6]float64, w, h int) (int, int) {
 	return size[0], size[1]
 }
 
-// fma32 is x*y + z, rounded once. The product of two float32 is exact in float64; where the sum is
-// inexact there, the two roundings almost never differ from one.
+// fma32 returns x*y + z, rounded once. The product of two float32 is exact in float64. If the sum
+// is inexact there, rounding twice almost never differs from rounding once.
 func fma32(x, y, z float32) float32 { return float32(math.FMA(float64(x), float64(y), float64(z))) }

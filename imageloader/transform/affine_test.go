@@ -18,7 +18,7 @@ func TestRotations(t *testing.T) {
 	}
 }
 
-// TestCentres: about another centre than the image's.
+// TestCentres compares rotations about other centres than the image's.
 func TestCentres(t *testing.T) {
 	for _, r := range readGolden(t).Centres {
 		t.Run(fmt.Sprint(r[:6]), func(t *testing.T) {

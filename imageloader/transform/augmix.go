@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// AugMix is the weighted sum of the image and of what MixtureWidth (0: 3) chains of operations make
-// of it, as in Hendrycks et al., "AugMix: A Simple Data Processing Method to Improve Robustness and
+// AugMix blends the image with the results of MixtureWidth (0: 3) chains of operations, as in
+// Hendrycks et al., "AugMix: A Simple Data Processing Method to Improve Robustness and
 // Uncertainty". A chain has ChainDepth operations (0: 1 to 3, each as likely). Each operation has
 // one of the Severity (0: 3) weakest of ten strengths. The weights are drawn from Dirichlet
 // distributions whose parameters are all Alpha (0: 1). PartialOps leaves out brightness, color,
@@ -69,7 +69,7 @@ var augMixOps = []policyOp{opShearX, opShearY, opTranslateX, opTranslateY, opRot
 
 const augMixPartial = 9
 
-// augMixSpace has the greatest strengths but for Posterize.
+// augMixSpace has the greatest strengths of all operations except Posterize.
 var augMixSpace = space{shear: 0.3, translate: func(side int) float64 { return float64(side) / 3 }, rotate: 30, color: 0.9}
 
 // augMixMagnitude returns strength number bin of ten.

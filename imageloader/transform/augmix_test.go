@@ -38,7 +38,7 @@ func TestAugMixEqualsTorchvision(t *testing.T) {
 	}
 }
 
-// TestAugMixWeightsAddUpToOne: so that no sum exceeds 255, with large and small Alpha.
+// TestAugMixWeightsAddUpToOne: with large and small Alpha, no sum exceeds 255.
 func TestAugMixWeightsAddUpToOne(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for _, alpha := range []float64{0.001, 0.1, 1, 1000} {

@@ -13,7 +13,7 @@ type AutoAugment struct {
 	Fill          Color
 }
 
-// AutoAugmentPolicy names the data that the rules of AutoAugment were learned on.
+// AutoAugmentPolicy names the data set for which the rules of AutoAugment were learned.
 type AutoAugmentPolicy int
 
 // The policies of the paper.

@@ -7,10 +7,11 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// ColorJitter multiplies brightness, contrast and saturation by factors that are uniform in 1-x to
-// 1+x (but not negative), x being the field of that name, and turns the hue by a part of the circle
-// that is uniform in -Hue to Hue (at most 1/2), in random order. A field that is 0 changes nothing.
-// A range that is not zero replaces the interval. A GPU that decodes runs it too.
+// ColorJitter multiplies brightness, contrast and saturation by random factors and turns the hue,
+// in random order. Each factor is uniform in 1-x to 1+x, but not negative, where x is the field of
+// that name. The hue turns by a part of the circle that is uniform in -Hue to Hue (at most 1/2). A
+// field that is 0 changes nothing. A range that is not zero replaces the interval. A GPU that
+// decodes runs it too.
 type ColorJitter struct {
 	Brightness, Contrast, Saturation, Hue                     float64
 	BrightnessRange, ContrastRange, SaturationRange, HueRange [2]float64
@@ -75,10 +76,10 @@ var jitterKinds = [4]int32{
 	imagecapi.AugmentBrightness, imagecapi.AugmentContrast, imagecapi.AugmentSaturation, imagecapi.AugmentHue,
 }
 
-// RandomPhotometricDistort changes brightness, contrast, saturation and hue by factors that are
-// uniform in intervals (zero values: 0.875 to 1.125, 0.5 to 1.5, 0.5 to 1.5 and -0.05 to 0.05),
-// contrast before or after saturation and hue, and permutes the channels: each with probability P
-// (0: 1/2). A GPU that decodes runs it too.
+// RandomPhotometricDistort changes brightness, contrast, saturation and hue, and permutes the
+// channels, each with probability P (0: 1/2). The factors are uniform in intervals (zero values:
+// 0.875 to 1.125, 0.5 to 1.5, 0.5 to 1.5 and -0.05 to 0.05). Contrast changes before or after
+// saturation and hue. A GPU that decodes runs it too.
 type RandomPhotometricDistort struct {
 	Brightness, Contrast, Saturation, Hue [2]float64
 	P                                     float64
@@ -122,8 +123,8 @@ func (o RandomPhotometricDistort) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomChannelPermutation permutes the channels. All six permutations are equally likely, the one
-// that changes nothing included. A GPU that decodes runs it too.
+// RandomChannelPermutation permutes the channels. All six permutations are equally likely,
+// including the identity. A GPU that decodes runs it too.
 type RandomChannelPermutation struct{}
 
 func (RandomChannelPermutation) check(w, h int) (int, int, error) { return w, h, nil }

@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// PaddingMode says which pixels lie outside of an image.
+// PaddingMode selects the pixels outside of an image.
 type PaddingMode int
 
 // The padding modes.

@@ -65,7 +65,7 @@ func deviceClaims() map[string][]deviceClaim {
 	}
 }
 
-// barePlan returns a plan of 32 x 32 pixels, and room for operations behind it.
+// barePlan returns a plan of 32 x 32 pixels, with room for operations after it.
 func barePlan(t *testing.T) []byte {
 	t.Helper()
 	d, err := imagecapi.NewDecoder(0)
@@ -96,8 +96,9 @@ func barePlan(t *testing.T) []byte {
 	return plan
 }
 
-// TestGPURunsWhatItsCommentSays: planning leaves every draw of a step to the device, or none, as
-// the claims say, and the step's comment and its row in docs/imageloader.md say the same.
+// TestGPURunsWhatItsCommentSays: for each draw of a step, planning leaves all operations to the
+// device, or none, as the claims say. The step's comment and its row in docs/imageloader.md must
+// agree.
 func TestGPURunsWhatItsCommentSays(t *testing.T) {
 	claims := deviceClaims()
 	if steps := stepComments(t); len(claims) != len(steps) {

@@ -9,13 +9,13 @@ import (
 )
 
 // RandomErasing replaces, with probability P (0: 1/2), a box by one colour. The box's share of the
-// area is uniform in Scale (zero value: 0.02 to 0.33); the logarithm of its height/width is uniform
+// area is uniform in Scale (zero value: 0.02 to 0.33). The logarithm of its height/width is uniform
 // between the logarithms of Ratio (zero value: 0.3 to 3.3).
 //
 // Value is the colour before normalisation, as everywhere in Ops: torchvision's value=0 after
-// Normalize is 255 * Mean here. Random is torchvision's value="random" instead: every byte is drawn
-// such that it is standard normal after normalisation, as far as 0 to 255 reach. A GPU that decodes
-// runs it too. With Random it keeps its samples on the host.
+// Normalize is 255 * Mean here. Random is torchvision's value="random" instead: the bytes are
+// standard normal after normalisation, within the range of 0 to 255. A GPU that decodes runs it
+// too. With Random it keeps its samples on the host.
 type RandomErasing struct {
 	P            float64
 	Scale, Ratio [2]float64

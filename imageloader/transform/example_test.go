@@ -10,14 +10,15 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// A transform for training: torchvision's operations, a step of the program's own, and MixUp.
+// A transform for training: torchvision's operations, a custom step, and MixUp.
 func Example() {
 	t := transform.Train(64)
 	t.Ops = []transform.Op{
 		transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4},
 		transform.RandomApply{Ops: []transform.Op{transform.GaussianBlur{KernelSize: [2]int{5, 5}}}, P: 0.2},
 		transform.Func(func(rng *rand.Rand, image *transform.Pixels) error {
-			// A scan line of noise. Its place is the same in every run: rng belongs to the sample.
+			// A scan line of noise. Its position is the same in every run, because rng belongs to
+			// the sample.
 			row := image.Pix[rng.IntN(image.Height)*image.Stride:][:3*image.Width]
 			for i := range row {
 				row[i] = byte(rng.Uint32())

@@ -12,8 +12,8 @@ import (
 // 100,000,000 pixels is an attack, not a photograph.
 const maxResized = 1<<16 - 1
 
-// geometry says which pixels of a width x height image become the result. It is a pure function of
-// its arguments and of the numbers that rng yields. t has its defaults.
+// geometry selects the pixels of a width x height image that become the result. It is a pure
+// function of its arguments and of rng's numbers. t has its defaults.
 func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *imagecapi.Geometry) error {
 	size := int32(t.Size)
 	if t.RandomResizedCrop {
@@ -73,7 +73,7 @@ func shortSide(width, height int32, to int) (w, h int) {
 	return int(int64(to) * int64(width) / int64(height)), to
 }
 
-// centre returns where torchvision's CenterCrop begins: Python's round((side - size) / 2), which
+// centre returns the offset of torchvision's CenterCrop: Python's round((side - size) / 2), which
 // rounds halves to even.
 func centre(side, size int) int32 {
 	return int32(math.RoundToEven(float64(side-size) / 2))

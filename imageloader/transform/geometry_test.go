@@ -25,7 +25,7 @@ func TestShortSide(t *testing.T) {
 }
 
 func TestCentre(t *testing.T) {
-	for _, c := range [][3]int{ // side, CenterCrop's size, where it begins
+	for _, c := range [][3]int{ // side, CenterCrop's size, its offset
 		{256, 224, 16}, {257, 224, 16}, {259, 224, 18}, {341, 224, 58}, {343, 224, 60}, {225, 224, 0}, {227, 224, 2}, {224, 224, 0}, {97, 64, 16},
 	} {
 		t.Run(fmt.Sprintf("%d of %d", c[1], c[0]), func(t *testing.T) {
@@ -43,7 +43,7 @@ func share(at, room int32) float64 {
 	return float64(at) / float64(room)
 }
 
-// TestRandomResizedCrop compares the distribution of 100,000 boxes with that of 100,000 from
+// TestRandomResizedCrop compares the distributions of 100,000 boxes and of 100,000 boxes of
 // torchvision's RandomResizedCrop.get_params.
 func TestRandomResizedCrop(t *testing.T) {
 	type moments struct{ mean, std float64 }
@@ -112,9 +112,9 @@ func TestRandomResizedCrop(t *testing.T) {
 	}
 }
 
-// TestRandomResizedCropDistribution compares 100,000 draws with the distributions that torchvision
-// draws from: on a large image that every box fits in, they are uniform up to rounding to
-// whole pixels.
+// TestRandomResizedCropDistribution compares 100,000 draws with torchvision's theoretical
+// distributions. On a large image that every box fits in, they are uniform up to rounding to whole
+// pixels.
 func TestRandomResizedCropDistribution(t *testing.T) {
 	transform := Train(224)
 	transform.Scale = [2]float64{0.08, 0.5}
@@ -193,7 +193,7 @@ func TestRandomCropOfResize(t *testing.T) {
 	}
 }
 
-// TestGeometryOfTurnedImage: the crop of an image that lies on its side is drawn in the upright
+// TestGeometryOfTurnedImage: if an image is stored on its side, its crop is drawn in the upright
 // frame.
 func TestGeometryOfTurnedImage(t *testing.T) {
 	plan, err := Compile(Transform{Size: 8, RandomResizedCrop: true, ApplyEXIFOrientation: true})

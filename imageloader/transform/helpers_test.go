@@ -38,7 +38,7 @@ func readGolden(t *testing.T) *golden {
 	return g
 }
 
-// numbered is the picture that make_augment.py makes of a number.
+// numbered returns the picture that make_augment.py makes from a number.
 func numbered(seed uint64, w, h int) []byte {
 	out := make([]byte, 0, 3*w*h)
 	state := seed
@@ -94,8 +94,8 @@ func draws(op Op, w, h, n int, visit func(p *program)) {
 	}
 }
 
-// kolmogorov is the largest distance between the distribution of values and cdf. values are sorted;
-// for values with steps, cdf must be that of the steps.
+// kolmogorov returns the largest distance between the distribution of values and cdf. values must
+// be sorted. If the values have steps, cdf must have the same steps.
 func kolmogorov(values []float64, cdf func(float64) float64) float64 {
 	slices.Sort(values)
 	worst, n := 0.0, float64(len(values))

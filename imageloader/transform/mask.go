@@ -9,7 +9,7 @@ import (
 )
 
 // ForMasks returns an error that names the field of the transform that can't be applied to an image
-// and its mask; nil if all fields can.
+// and its mask, or nil if all fields can.
 func (p *Plan) ForMasks() error {
 	if len(p.t.Mix) > 0 {
 		return errors.New("field Mix mixes the labels of images, which masks have none of: leave it out")
@@ -32,14 +32,14 @@ func mixes(op Op) bool {
 var moves = []int32{imagecapi.AugmentFlipHorizontal, imagecapi.AugmentFlipVertical, imagecapi.AugmentQuarterTurns,
 	imagecapi.AugmentCrop, imagecapi.AugmentAffine, imagecapi.AugmentPerspective}
 
-// Moves reports whether what was drawn last moves pixels. A [Func] does not count.
+// Moves reports whether the operations drawn last move pixels. A [Func] does not count.
 func (a *Augmenter) Moves() bool {
 	return slices.ContainsFunc(a.program.ops, func(op imagecapi.AugmentOp) bool { return slices.Contains(moves, op.Kind) })
 }
 
-// ApplyMoves moves the pixels of a mask of Size x Size x 3 bytes, in place, as what was drawn last
-// moves those of the image. Every pixel is a copy of the nearest one, all three bytes together;
-// pixels from outside of the mask are fill, unless the image's are copies of its edge.
+// ApplyMoves applies the moves drawn last for an image to its mask of Size x Size x 3 bytes, in
+// place. Every pixel is a copy of the nearest one, all three bytes together. Pixels from outside of
+// the mask are fill, unless those of the image are copies of its edge.
 func (a *Augmenter) ApplyMoves(mask []byte, fill Color) error {
 	a.moved = a.moved[:0]
 	for _, op := range a.program.ops {

@@ -8,14 +8,15 @@ import (
 )
 
 // BatchOp mixes the samples of a batch and their labels: [MixUp] or [CutMix]. As in torchvision,
-// each sample is mixed with the sample before it in the batch, and the first with the last, so an
+// each sample is mixed with the previous sample of the batch, and the first with the last, so an
 // epoch should be shuffled.
 //
 // The bytes are mixed on the host, before the batch is copied. Random choices depend on
 // (Options.Seed, epoch, index of the batch's first sample) alone.
 type BatchOp interface {
 	checkMix() error
-	// mix changes n images of size x size pixels, and returns the share that each keeps of itself.
+	// mix changes n images of size x size pixels, and returns the share that each keeps of its own
+	// pixels.
 	mix(rng *rand.Rand, images []byte, n, size int, scratch *[]byte) float64
 }
 
@@ -25,7 +26,7 @@ type MixUp struct{ Alpha float64 }
 
 // CutMix replaces a box of every sample by the same box of its neighbour. The share of the area
 // that the sample keeps is drawn from a Beta distribution whose two parameters are Alpha (0: 1).
-// The box's centre is uniform in the image, and parts of the box outside of the image are cut off.
+// The box's centre is uniform in the image. Parts of the box outside of the image are cut off.
 type CutMix struct{ Alpha float64 }
 
 func checkAlpha(alpha float64) error {
@@ -75,8 +76,8 @@ func (m CutMix) box(rng *rand.Rand, size int) (x0, y0, x1, y1 int) {
 	return max(x-half, 0), max(y-half, 0), min(x+half, size), min(y+half, size)
 }
 
-// rolled calls f with every image and with the image before it, as that was before the call. row is
-// the size of an image in bytes.
+// rolled calls f with every image and the previous image's original content. row is the size of an
+// image in bytes.
 func rolled(images []byte, n, row int, scratch *[]byte, f func(to, from []byte)) {
 	if n == 0 {
 		return

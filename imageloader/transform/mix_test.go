@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestMixUpPixels compares with the sum in float64: within one level.
+// TestMixUpPixels: pixels are within one level of the sum in float64.
 func TestMixUpPixels(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, share := range []float64{0, 1, 0.5, 1. / 3, 0.999, 0.0001} {
@@ -34,7 +34,8 @@ func TestMixUpPixels(t *testing.T) {
 	}
 }
 
-// TestMixRolls: each sample meets the one before it, as it was, and the first one the last.
+// TestMixRolls: each sample is mixed with the original content of the previous sample, and the
+// first sample with the last.
 func TestMixRolls(t *testing.T) {
 	images := []byte{1, 1, 2, 2, 3, 3}
 	var scratch []byte

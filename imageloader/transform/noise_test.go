@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestNoise: RandomErasing with random values is standard normal after normalisation, in its box
-// alone, and GaussianNoise has the deviation asked for; both are the same at every run.
+// TestNoise: RandomErasing with random values is standard normal after normalisation, only inside
+// its box. GaussianNoise has the requested deviation. Both are the same at every run.
 func TestNoise(t *testing.T) {
 	run := func(op Op, fill byte) []byte {
 		a := newAugmenter(t, Transform{Size: 200, Ops: []Op{op}})

@@ -10,22 +10,23 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Op is a step of Transform.Ops. The operations of this package have the names, the parameters, the
-// distributions and (for the same parameters) the results of torchvision.transforms.v2 on uint8
-// tensors, to the bit except for GaussianBlur and the hue of ColorJitter, where one byte in a
-// thousand may differ by 1. Their zero values have torchvision's defaults; where torchvision has no
-// default, the comment says what zero stands for. [Func] is a step of the caller's own.
+// Op is a step of Transform.Ops. This package's operations follow torchvision.transforms.v2 on
+// uint8 tensors: they have the same names, parameters and distributions, and the same results for
+// the same parameters. Results are equal to the bit, except for GaussianBlur and the hue of
+// ColorJitter, where one byte in a thousand may differ by 1. The zero values have torchvision's
+// defaults. If torchvision has no default, the comment gives the meaning of zero. [Func] is a step
+// that the caller writes.
 //
 // The parameters of a step are drawn from (Options.Seed, epoch, sample index), after those of the
 // crop and the flip, so that adding steps changes neither.
 //
-// A GPU that decodes (prefetcher.Options.Decode) runs the steps behind its decoding, with the same
+// A GPU that decodes (prefetcher.Options.Decode) runs the steps after its decoding, with the same
 // bits, if it can run all that are drawn for a sample. Otherwise the sample is decoded on the host,
-// and its steps run there. The comment of each step says which. A step whose probability did not
-// hit keeps no sample on the host.
+// and its steps run there. The comment of each step tells which applies. If a step with a
+// probability is not drawn for a sample, it does not keep the sample on the host.
 type Op interface {
-	// check returns the size that the step gives images of width x height pixels, or says which
-	// field is wrong.
+	// check returns the size of the step's result for images of width x height pixels, or an error
+	// that names the wrong field.
 	check(width, height int) (w, h int, err error)
 	// draw draws the step's parameters for one image and adds its operations to p.
 	draw(rng *rand.Rand, p *program)
@@ -59,8 +60,8 @@ func (p *program) add(kind int32, integers [9]int32, values ...float64) {
 func (p *program) call(f Func) { p.calls = append(p.calls, call{len(p.ops), f}) }
 
 // Pixels is an image in memory: Height rows of Width pixels of three bytes, red, green and blue.
-// The pixel of row y and column x begins at Pix[y*Stride+3*x]. Stride is at least 3*Width, and
-// bytes between rows are not the image's. The memory belongs to the loader. A [Func] may use it
+// The pixel of row y and column x starts at Pix[y*Stride+3*x]. Stride is at least 3*Width. The
+// bytes between rows are not part of the image. The loader owns the memory. A [Func] may use it
 // until it returns.
 type Pixels struct {
 	Pix           []byte
@@ -68,11 +69,11 @@ type Pixels struct {
 	Stride        int
 }
 
-// Func is a step of the caller's own. It changes an image of Size x Size pixels in place. rng is
-// the sample's own generator: numbers drawn from it, and from nothing else, are the same with any
-// number of workers and after a resume. An error makes the sample a bad one, with the reason
-// Rejected, and so does a panic. Several goroutines call a Func at a time, each with its own image.
-// With Options.Masks a Func sees the image alone, so it must not move pixels. It keeps its samples
+// Func is a step that the caller writes. It changes an image of Size x Size pixels in place. rng is
+// the sample's generator. A Func that draws random numbers only from rng gives the same result with
+// any number of workers and after a resume. An error or a panic makes the sample a bad one, with
+// the reason Rejected. Several goroutines call a Func at the same time, each with another image.
+// With Options.Masks a Func gets only the image, so it must not move pixels. It keeps its samples
 // on the host.
 type Func func(rng *rand.Rand, image *Pixels) error
 
@@ -85,8 +86,8 @@ func (f Func) check(w, h int) (int, int, error) {
 
 func (f Func) draw(_ *rand.Rand, p *program) { p.call(f) }
 
-// call runs f. A panic is its error, since no caller of a loader could recover it: f runs in the
-// loader's goroutines.
+// call runs f. It returns a panic as an error, since no caller of a loader could recover it: f runs
+// in the loader's goroutines.
 func (f Func) call(rng *rand.Rand, image *Pixels) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -166,8 +167,8 @@ func onPixels(op Op) bool {
 	return ok && o.onPixels()
 }
 
-// onDevice reports whether a GPU that decodes runs steps on images of size x size pixels, whatever
-// they draw. It keeps the size of an image. The comment of each step says the same, and
+// onDevice reports whether a GPU that decodes runs all steps on images of size x size pixels, with
+// any parameters, and the steps keep an image's size. The comment of each step says the same, and
 // TestGPURunsWhatItsCommentSays compares them.
 func onDevice(ops []Op, size int) bool {
 	for _, op := range ops {
@@ -200,13 +201,13 @@ func isNil(op any) bool {
 	return op == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// Interpolation says how a pixel is computed from those around the place that it comes from.
+// Interpolation selects how a pixel is computed from the pixels around its source position.
 type Interpolation int
 
 // The interpolations.
 const (
-	// DefaultInterpolation is the step's own: Bilinear for resizing and RandomPerspective, Nearest
-	// for all others.
+	// DefaultInterpolation is the step's default: Bilinear for resizing and RandomPerspective,
+	// Nearest for all others.
 	DefaultInterpolation Interpolation = iota
 	Nearest
 	Bilinear
@@ -214,7 +215,7 @@ const (
 	Bicubic
 )
 
-// or returns the image library's number of the interpolation, d in place of the default.
+// or returns the image library's number of the interpolation, with d for the default.
 func (i Interpolation) or(d Interpolation) int32 {
 	if i == DefaultInterpolation {
 		i = d

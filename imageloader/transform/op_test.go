@@ -13,7 +13,7 @@ import (
 )
 
 // TestAugmentDistributions compares 100,000 draws of every parameter with torchvision's
-// distribution of it.
+// distribution.
 func TestAugmentDistributions(t *testing.T) {
 	first := func(kind int32, value func(op *imagecapi.AugmentOp) float64) func(*program) []float64 {
 		return func(p *program) (values []float64) {
@@ -158,8 +158,8 @@ func jitterRank(kind int32) int {
 	return slices.Index([]int32{imagecapi.AugmentBrightness, imagecapi.AugmentContrast, imagecapi.AugmentSaturation, imagecapi.AugmentHue}, kind)
 }
 
-// TestAugmentQuantiles compares 100,000 draws of each parameter whose distribution has no simple
-// formula with the 999 permilles of at least as many draws of torchvision.
+// TestAugmentQuantiles covers parameters whose distribution has no simple formula. It compares the
+// 999 permilles of 100,000 draws with those of at least as many draws of torchvision.
 func TestAugmentQuantiles(t *testing.T) {
 	data, err := os.ReadFile("testdata/quantiles.json")
 	if err != nil {
@@ -203,8 +203,8 @@ func TestAugmentQuantiles(t *testing.T) {
 				t.Errorf("only %d values", len(values))
 			}
 			slices.Sort(values)
-			// The sorted values at both ends of a run of equal ones, since torchvision's quantile
-			// lies in the run's share.
+			// Equal values form a run. torchvision's quantile is within the run's share, so both
+			// ends are compared.
 			for i, x := range q {
 				below, _ := slices.BinarySearch(values, x)
 				upTo, _ := slices.BinarySearch(values, math.Nextafter(x, math.Inf(1)))
@@ -273,8 +273,8 @@ func TestOpsChecks(t *testing.T) {
 	}
 }
 
-// TestExpandIsCropped: Expand without a CenterCrop after it, and steps on whole images between
-// those that change the size, are refused.
+// TestExpandIsCropped: Expand without a later CenterCrop is refused. So are steps on whole images
+// between steps that change the size.
 func TestExpandIsCropped(t *testing.T) {
 	turn := RandomRotation{Degrees: [2]float64{-40, 40}, Expand: true}
 	noise := Func(func(*rand.Rand, *Pixels) error { return nil })

@@ -49,7 +49,7 @@ func (o RandomPerspective) draw(rng *rand.Rand, p *program) {
 }
 
 // perspective is torchvision's _get_perspective_coeffs for the corners of a w x h image that move
-// to `to` (top left, top right, bottom right, bottom left). It is not ok if the corners lie on a
+// to `to` (top left, top right, bottom right, bottom left). ok is false if the corners are on a
 // line.
 func perspective(w, h int, to [4][2]int) (c [8]float64, ok bool) {
 	from := [4][2]int{{0, 0}, {w - 1, 0}, {w - 1, h - 1}, {0, h - 1}}

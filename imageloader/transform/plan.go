@@ -6,12 +6,11 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Plan is a Transform that was checked and has its defaults: the form that package imageloader
-// works with. Programs that load images have no use for it. A Plan does not change and may be
-// shared.
+// Plan is a checked Transform with its defaults, for package imageloader. Programs that load images
+// do not need it. A Plan is immutable and may be shared.
 type Plan struct{ t Transform }
 
-// Compile checks a transform. The error names the field that is wrong, and says what it may be.
+// Compile checks a transform. The error names the wrong field and its valid values.
 func Compile(t Transform) (*Plan, error) {
 	t = t.withDefaults()
 	if err := t.check(); err != nil {
@@ -31,7 +30,7 @@ func (p *Plan) Transform() Transform { return p.t }
 func (p *Plan) Geometry(rng *rand.Rand, info *imagecapi.Info, g *imagecapi.Geometry) error {
 	width, height, orientation := info.Width, info.Height, int32(0)
 	if p.t.ApplyEXIFOrientation && info.Orientation > 1 {
-		if orientation = info.Orientation; orientation >= 5 { // the image lies on its side
+		if orientation = info.Orientation; orientation >= 5 { // the image is stored on its side
 			width, height = height, width
 		}
 	}
@@ -60,7 +59,7 @@ func (p *Plan) NewAugmenter() (*Augmenter, error) {
 	return &Augmenter{t: &p.t, c: c}, nil
 }
 
-// Close frees what the augmenter holds. A nil augmenter has nothing to free.
+// Close frees the augmenter's resources. On a nil augmenter it does nothing.
 func (a *Augmenter) Close() {
 	if a != nil {
 		imagecapi.FreeAugmenter(a.c)
@@ -90,14 +89,15 @@ func (a *Augmenter) Apply(rng *rand.Rand, pixels []byte) error {
 	return a.Run(rng, pixels)
 }
 
-// Operations returns what was drawn last, valid until the next Draw. ok is false if Go code is
-// among it: only Run carries it out.
+// Operations returns the operations drawn last, valid until the next Draw. ok is false if they
+// include Go code, which only Run can execute.
 func (a *Augmenter) Operations() (ops []imagecapi.AugmentOp, ok bool) {
 	return a.program.ops, len(a.program.calls) == 0
 }
 
-// Run runs what was drawn last on Size x Size x 3 bytes, in place. rng has done the draws. An error
-// of a Func is a [FuncError]; the pixels are then undefined. A nil augmenter changes nothing.
+// Run runs the operations drawn last on Size x Size x 3 bytes, in place. rng must be the generator
+// that was used for drawing. An error of a Func is a [FuncError]; the pixels are then undefined. A
+// nil augmenter changes nothing.
 func (a *Augmenter) Run(rng *rand.Rand, pixels []byte) error {
 	if a == nil {
 		return nil
@@ -133,9 +133,9 @@ func (p *Plan) NewMixer() *Mixer {
 	return &Mixer{t: &p.t}
 }
 
-// Mix mixes n samples of Size x Size x 3 bytes, in place: each with the sample before it, the first
-// with the last. It draws the operation and its parameters from rng, and returns the share of
-// itself that each sample keeps, 0 to 1.
+// Mix mixes n samples of Size x Size x 3 bytes, in place: each with the previous sample, and the
+// first with the last. It draws the operation and its parameters from rng. It returns the share, 0
+// to 1, that each sample keeps of its own pixels.
 func (m *Mixer) Mix(rng *rand.Rand, images []byte, n int) (share float64) {
 	op := m.t.Mix[rng.IntN(len(m.t.Mix))]
 	return op.mix(rng, images, n, m.t.Size, &m.scratch)

@@ -81,7 +81,7 @@ func (o TrivialAugmentWide) draw(rng *rand.Rand, p *program) {
 	p.policy(op, signed(rng, op, m), o.Interpolation, outside(o.Fill))
 }
 
-// outside is torchvision's fill of the policies: None by default, which differs from black where
+// outside returns torchvision's fill of the policies. Its default None differs from black where
 // pixels are blended.
 func outside(c Color) *Color {
 	if c == (Color{}) {
@@ -90,7 +90,7 @@ func outside(c Color) *Color {
 	return &c
 }
 
-// policyOp is an operation that policies choose from.
+// policyOp is one of the operations of the policies.
 type policyOp int
 
 const ( // in torchvision's order
@@ -108,7 +108,7 @@ const ( // in torchvision's order
 	opSolarize
 	opAutoContrast
 	opEqualize
-	numRandomOps // those of RandAugment and TrivialAugmentWide
+	numRandomOps // number of operations of RandAugment and TrivialAugmentWide
 	opInvert     = numRandomOps
 )
 
@@ -147,8 +147,8 @@ func (s *space) magnitude(op policyOp, bin, bins, w, h int) float64 {
 	return 0
 }
 
-// linspace returns element i of torch.linspace(start, end, n), in its float32 arithmetic: on which
-// side of an integer a threshold lies depends on the rounding.
+// linspace returns element i of torch.linspace(start, end, n), in its float32 arithmetic. The
+// rounding decides on which side of an integer a threshold is.
 func linspace(start, end float64, i, n int) float64 {
 	from, to := float32(start), float32(end)
 	step := (to - from) / float32(n-1)

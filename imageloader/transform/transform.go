@@ -8,41 +8,42 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// Transform turns an image of any size into Size x Size pixels. [Train] and [Eval] make the usual
-// two; their fields can be changed afterwards. The zero value is Eval(256, 224).
+// Transform turns an image of any size into Size x Size pixels. [Train] and [Eval] return the two
+// usual transforms. Their fields can be changed afterwards. The zero value is Eval(256, 224).
 //
 // The geometry, the results and the distributions are torchvision's (RandomResizedCrop, Resize,
-// CenterCrop, RandomHorizontalFlip, on decoded uint8 RGB with antialias=True).
-// The crop is drawn from the image's header, so what lies outside of it is not decoded where the
-// format allows.
+// CenterCrop, RandomHorizontalFlip, on decoded uint8 RGB with antialias=True). The crop is drawn
+// from the image's header, so pixels outside of the crop are not decoded where the format allows.
 type Transform struct {
 	// Size is the width and height of the result in pixels; 0 is 224.
 	Size int
 
 	// RandomResizedCrop takes a random box and resizes it to Size x Size. The box's share of the
-	// image's area is uniform in Scale (zero value: 0.08 to 1); the logarithm of its width/height
+	// image's area is uniform in Scale (zero value: 0.08 to 1). The logarithm of its width/height
 	// is uniform between the logarithms of Ratio (zero value: 3/4 to 4/3).
 	RandomResizedCrop bool
 	Scale, Ratio      [2]float64
-	// Resize is the length in pixels that the shorter side is resized to before the centre of
-	// Size x Size is taken, without RandomResizedCrop. It is at least Size; 0 is 256 * Size / 224,
-	// rounded.
+	// Resize is the length in pixels of the resized shorter side. It applies without
+	// RandomResizedCrop, before the crop of Size x Size. It is at least Size; 0 is 256 * Size /
+	// 224, rounded.
 	Resize int
-	// Interpolation is how RandomResizedCrop and Resize compute pixels: Bilinear (also the default)
-	// or Bicubic, both antialiased, or Nearest. The results are torchvision's for uint8 tensors, to
-	// the bit. Pillow's are within one level (bilinear), on photographs within five (bicubic).
-	// Nearest takes the sample at the upper left corner of each pixel, as torchvision's "nearest"
-	// does; Pillow takes the sample at the centre, as torchvision's "nearest-exact" does.
+	// Interpolation selects how RandomResizedCrop and Resize compute pixels: Bilinear (also the
+	// default) or Bicubic, both antialiased, or Nearest. The results are torchvision's for uint8
+	// tensors, to the bit. Pillow's are within one level (bilinear), on photographs within five
+	// (bicubic). Nearest takes the sample at the upper left corner of each pixel, like
+	// torchvision's "nearest". Pillow takes the sample at the centre, like torchvision's
+	// "nearest-exact".
 	Interpolation Interpolation
-	// DCTScaling decodes a JPEG at 1/2, 1/4 or 1/8 of its size where a far smaller result is
-	// wanted, which is faster: its crop must be at least four times as large as what it is resized
-	// to, in both directions, and the reduced crop is still at least twice as large. The pixels are
-	// not those of a whole decode, and so not torchvision's; they are the same on every path
-	// through this loader. Nearest, damaged images and other formats take no part.
+	// DCTScaling decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the result is far smaller, which
+	// is faster. The crop must be at least four times as large as the result in both directions,
+	// and the reduced crop is still at least twice as large. The pixels differ from a full-size
+	// decode, and so from torchvision's. All paths through this loader give the same pixels.
+	// DCTScaling does not apply to Nearest, to damaged images, or to other formats.
 	DCTScaling bool
-	// ApplyEXIFOrientation turns an image upright before anything else, as the orientation tag of a
-	// JPEG, PNG, WebP or TIFF file says, or the XMP packet of one of the first three. Without it,
-	// images are taken as stored, as torchvision does. AVIF and HEIC are always upright.
+	// ApplyEXIFOrientation first turns an image upright. The orientation is in a tag of a JPEG,
+	// PNG, WebP or TIFF file, or in the XMP packet of one of the first three. Without
+	// ApplyEXIFOrientation, images are decoded as stored, as in torchvision. AVIF and HEIC are
+	// always upright.
 	ApplyEXIFOrientation bool
 
 	// RandomCrop takes a random window of Size x Size after Resize instead of the centre, without
@@ -61,17 +62,17 @@ type Transform struct {
 	// (byte/255 - Mean) / Std. The zero value of Std stands for ImageNet's Mean and Std. The device
 	// applies them: see Loader.Finishes in package imageloader.
 	Mean, Std [3]float32
-	// DType is what the finish converts to: Float32 (also for the zero value), Float16 or BFloat16.
+	// DType is the finish's output type: Float32 (also for the zero value), Float16 or BFloat16.
 	DType tensor.DType
-	// Bytes leaves the normalisation out: the finish makes uint8, in the layout that is asked for.
-	// DType must not be set.
+	// Bytes omits the normalisation: the finish returns uint8, in the selected layout. DType must
+	// not be set.
 	Bytes bool
-	// Contiguous asks the finish for NCHW memory. The default is channels last (NHWC memory with
+	// Contiguous selects NCHW memory for the finish. The default is channels last (NHWC memory with
 	// the shape [3, Size, Size] all the same), which convolutions on a GPU prefer.
 	Contiguous bool
 }
 
-// ImageNet's mean and standard deviation, which models that are trained on it expect.
+// ImageNet's mean and standard deviation, which models trained on it expect.
 var (
 	imageNetMean = [3]float32{0.485, 0.456, 0.406}
 	imageNetStd  = [3]float32{0.229, 0.224, 0.225}
@@ -107,11 +108,11 @@ func (t Transform) withDefaults() Transform {
 	return t
 }
 
-// maxSide bounds the sides of the result. It is far beyond what a network takes, and no product of
-// sides overflows.
+// maxSide bounds the sides of the result. It is far larger than any network's input, and no product
+// of sides overflows.
 const maxSide = 1 << 15
 
-// check says which field is wrong. t has its defaults.
+// check returns an error that names the wrong field. t has its defaults.
 func (t Transform) check() error {
 	switch {
 	case t.Size < 1 || t.Size > maxSide:

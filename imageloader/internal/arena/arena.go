@@ -67,13 +67,14 @@ func (a *Arena) alloc(n, align int) []byte {
 	if a.mapped.freed {
 		return nil
 	}
-	if size > chunkBytes/4 { // a mapping of its own does not waste the rest of the chunk
+	if size > chunkBytes/4 { // a separate mapping does not waste the rest of the chunk
 		if p := a.mapped.grow(size); p != nil {
 			return p[:n:n]
 		}
 		return nil
 	}
-	used := chunkBytes - len(a.rest) // a chunk begins at a page, so aligned offsets are aligned addresses
+	// a chunk starts at a page, so aligned offsets are aligned addresses
+	used := chunkBytes - len(a.rest)
 	skip := -used & (align - 1)
 	if len(a.rest) < skip+size {
 		p := a.mapped.grow(chunkBytes)

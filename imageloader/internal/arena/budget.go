@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Budget bounds the compressed bytes that wait for a worker or are in one. One sample is always let
-// in, however large it is.
+// Budget bounds the compressed bytes that wait for a worker or are being decoded. It always admits
+// one sample of any size.
 type Budget struct {
 	mu      sync.Mutex
 	room    sync.Cond
@@ -59,7 +59,7 @@ func (b *Budget) Stop() {
 	b.mu.Unlock()
 }
 
-// Abandon releases what is still in use, when nobody releases it any more.
+// Abandon releases all bytes in use, when no caller will release them any more.
 func (b *Budget) Abandon() {
 	b.mu.Lock()
 	b.add(-b.used)

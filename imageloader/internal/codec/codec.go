@@ -1,6 +1,7 @@
-// Package codec turns one compressed image into pixels: JPEG, PNG, WebP, AVIF and HEIC with the
-// image library, GIF, BMP and TIFF with package raster. The loader and package decode share it, so
-// the same bytes have the same pixels in both. It knows nothing of archives.
+// Package codec decodes one compressed image to pixels. The image library decodes JPEG, PNG, WebP,
+// AVIF and HEIC, and package raster decodes GIF, BMP and TIFF. The loader and package decode share
+// this package, so the same bytes give the same pixels in both. The package knows nothing of
+// archives.
 package codec
 
 import (
@@ -10,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// DamagePolicy decides which damaged images are decoded. Package imageloader documents it.
+// DamagePolicy selects the damaged images that are decoded. Package imageloader documents it.
 type DamagePolicy int
 
 // The policies.
@@ -32,19 +33,20 @@ func (p DamagePolicy) String() string {
 	return "DamagePolicy(" + strconv.Itoa(int(p)) + ")"
 }
 
-// Decoder decodes images of all formats. One goroutine at a time uses it. Errors with the codes
-// imagecapi.CodeDecode and imagecapi.CodeUnsupported are the image's fault, others the machine's.
+// Decoder decodes images of all formats. Only one goroutine at a time may use it. Errors with the
+// codes imagecapi.CodeDecode and imagecapi.CodeUnsupported report a fault of the image. Other
+// errors report a fault of the machine.
 type Decoder struct {
 	d         *imagecapi.Decoder
 	maxPixels int64
 	strict    *imagecapi.Decoder // of JPEGs inside other files, without tolerance of damage; nil before the first
 	rgb       []byte             // pixels of a rare format; reused
-	// rare reports whether the last image had a rare format, which the image library does not
-	// decode.
+	// rare reports whether the last image had a rare format. The image library does not decode rare
+	// formats.
 	rare bool
 }
 
-// New makes a decoder, which refuses damaged images. maxPixels bounds an image's width * height.
+// New makes a decoder that refuses damaged images. maxPixels bounds an image's width * height.
 func New(maxPixels int64) (*Decoder, error) {
 	if err := imagecapi.Check(); err != nil {
 		return nil, err
@@ -67,7 +69,7 @@ func Header(data []byte) (imagecapi.Info, error) {
 // Header is the function Header.
 func (*Decoder) Header(data []byte) (imagecapi.Info, error) { return Header(data) }
 
-// Decode writes the pixels that g asks for to dst, in rows that begin stride bytes apart.
+// Decode writes the pixels that g selects to dst. Rows start stride bytes apart.
 func (d *Decoder) Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	f := rare(data)
 	if d.rare = f != nil; d.rare {
@@ -115,7 +117,7 @@ func (d *Decoder) jpeg(data []byte, width, height int, dst []byte, stride int) (
 	return imagecapi.Decode(d.strict, data, &g, dst, stride)
 }
 
-// maxRoom is the memory that a decoder keeps even if the next images are far smaller.
+// maxRoom is the most memory, in bytes, that a decoder keeps for later images that are far smaller.
 const maxRoom = 16 << 20
 
 // room returns memory for the pixels of an image. Its content is undefined.
@@ -127,19 +129,19 @@ func (d *Decoder) room(bytes int) []byte {
 	return d.rgb[:bytes]
 }
 
-// Stats returns what became of the images so far.
+// Stats returns the decoder's counts of images so far.
 func (d *Decoder) Stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(d.d) }
 
-// DecodeByEntryPoints is Decode with a blob of entry points. *proof is 0, or the proof that an
-// earlier call or DecodeMakingEntryPoints has returned for these bytes; 0 has the blob compared
-// with the image, and sets the proof. With nil the blob's own digests are enough.
+// DecodeByEntryPoints is Decode with a blob of entry points. *proof is the proof that an earlier
+// call or DecodeMakingEntryPoints returned for these bytes, or 0. With 0 the call compares the blob
+// with the image, and sets *proof. If proof is nil, the call relies on the blob's own digests.
 func (d *Decoder) DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
 	d.rare = false
 	return imagecapi.DecodeEntries(d.d, data, g, dst, stride, blob, proof)
 }
 
-// DecodeMakingEntryPoints is Decode, and makes a blob of n bytes in buffer. There is none if n is 0
-// or over len(buffer).
+// DecodeMakingEntryPoints is Decode, and also writes a blob of n bytes to buffer. It writes no blob
+// if n is 0 or exceeds len(buffer).
 func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
 	d.rare = false
 	return imagecapi.DecodeMakeEntries(d.d, data, g, dst, stride, 0, buffer)
@@ -157,15 +159,15 @@ func (d *Decoder) Transcode(data, buffer []byte) (n int, err error) {
 	return imagecapi.Transcode(d.d, data, buffer)
 }
 
-// PlanAugmented writes the plan of what DecodeByEntryPoints would decode, and ops would make of the
-// pixels, to buffer, which is aligned to 16 bytes. n is its size, 0 if only the host decodes the
-// image or runs one of ops, also while *proof is 0, or over len(buffer) if it did not fit.
+// PlanAugmented writes a plan to buffer: the decoding that DecodeByEntryPoints would do, followed
+// by ops. buffer is aligned to 16 bytes. n is the plan's size. n is 0 if only the host decodes the
+// image or runs one of ops, and while *proof is 0. If n exceeds len(buffer), the plan did not fit.
 func (d *Decoder) PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
 	return augmented(n, err, ops, buffer)
 }
 
-// augmented appends ops to a plan of n bytes in buffer, if it is there: see PlanAugmented.
+// augmented appends ops to a plan of n bytes in buffer, if there is a plan: see PlanAugmented.
 func augmented(n int, err error, ops []imagecapi.AugmentOp, buffer []byte) (int, error) {
 	if err != nil || n == 0 || n > len(buffer) || len(ops) == 0 {
 		return n, err
@@ -173,10 +175,10 @@ func augmented(n int, err error, ops []imagecapi.AugmentOp, buffer []byte) (int,
 	return imagecapi.PlanAugment(buffer, ops)
 }
 
-// AppendPlan writes the plan of what DecodeByEntryPoints would decode behind the plans in memory,
-// which other goroutines write to at the same time. The memory is aligned to 16 bytes, and used is
-// how much of it the plans take. n is the plan's size, and at its place; n is 0 if only the host
-// decodes the image, also while *proof is 0, and if there is no room.
+// AppendPlan appends a plan of the decoding that DecodeByEntryPoints would do to the plans in
+// memory. Other goroutines may append at the same time. memory is aligned to 16 bytes, and used
+// counts its used bytes. n is the plan's size, and at its offset. n is 0 if only the host decodes
+// the image, while *proof is 0, and if there is no room.
 func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
 	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }

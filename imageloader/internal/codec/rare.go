@@ -8,19 +8,19 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Formats that few training sets have are decoded by package raster, as whole images, and only
-// resized by the shim: their C libraries would bring more code, and more danger from hostile bytes,
-// than speed (Debian's libtiff.a alone draws in five others).
+// Package raster decodes formats that few training sets have. It decodes whole images, and the shim
+// only resizes them. The formats' C libraries would add more code, and more danger from hostile
+// bytes, than speed. (Debian's libtiff.a alone pulls in five others.)
 //
-// A decoder takes 3 bytes a pixel for the RGB, which it uses again for the next image. The maximum
-// of ts_image_decoder is 8 bytes a pixel.
+// A decoder uses 3 bytes a pixel for the RGB, and reuses this memory for the next image. The
+// maximum of ts_image_decoder is 8 bytes a pixel.
 
 type rareFormat struct {
 	number int32
 	parse  func(data []byte) (raster.Image, error)
 }
 
-// rare returns the format of an image that is decoded in Go; nil for all other bytes.
+// rare returns the format of an image that is decoded in Go, and nil for all other bytes.
 func rare(data []byte) *rareFormat {
 	switch Sniff(data) {
 	case "GIF":
@@ -33,15 +33,15 @@ func rare(data []byte) *rareFormat {
 	return nil
 }
 
-// failed turns an error of package raster into one of the image library's two kinds. A decoder that
-// panics has met damage too: no file may end the program.
+// failed turns an error of package raster into one of the image library's two kinds. A panic of a
+// decoder counts as damage too, because no file may crash the program.
 func (f *rareFormat) failed(err error) error {
 	var fromLibrary *imagecapi.Error // of a JPEG inside a TIFF
 	if errors.As(err, &fromLibrary) {
 		if fromLibrary.Code != imagecapi.CodeDecode {
 			return err
 		}
-		// Its offset is one of the JPEG.
+		// The error's offset is within the JPEG.
 		inside := *fromLibrary
 		inside.Message, inside.Offset = "TIFF: of a JPEG inside: "+inside.Message, -1
 		return &inside

@@ -8,14 +8,14 @@ import (
 	"slices"
 )
 
-// Numbers of image formats in imagecapi.Info.Format, beside those of the image library.
+// Numbers of image formats in imagecapi.Info.Format, in addition to the image library's numbers.
 const (
 	GIF = 100 + iota
 	BMP
 	TIFF
 )
 
-// Sniff returns the format of an image by its first bytes, or "" for bytes that no decoder takes.
+// Sniff returns the format of an image by its first bytes, or "" for bytes that no decoder accepts.
 func Sniff(b []byte) string {
 	switch {
 	case len(b) >= 3 && b[0] == 0xff && b[1] == 0xd8 && b[2] == 0xff:
@@ -62,7 +62,7 @@ func isDIB(b []byte) bool {
 	return binary.LittleEndian.Uint16(planes) == 1 && slices.Contains(depths, binary.LittleEndian.Uint16(planes[2:]))
 }
 
-// foreign lists what is met in place of images, by its first bytes.
+// foreign lists files that are often found instead of images, by their first bytes.
 var foreign = []struct {
 	at          int
 	magic, what string
@@ -80,8 +80,8 @@ var foreign = []struct {
 	{0, "\x00\x05\x16\x07", "an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1", false},
 }
 
-// Claims reports whether the first bytes of a file are those of an image, of a format that is
-// decoded or of one that is only recognised. 16 bytes are enough. Two bytes tell too little.
+// Claims reports whether a file's first bytes look like an image, in a decoded format or in one
+// that is only recognised. 16 bytes are enough. Two bytes are too few.
 func Claims(b []byte) bool {
 	if Sniff(b) != "" {
 		return true
@@ -94,8 +94,8 @@ func Claims(b []byte) bool {
 	return false
 }
 
-// NotDecoded says what bytes are for which Sniff returns "". image says that they are an image, of
-// a format that is not decoded.
+// NotDecoded describes bytes for which Sniff returns "". image reports whether they are an image,
+// in a format that is not decoded.
 func NotDecoded(b []byte) (image bool, err error) {
 	for _, f := range foreign {
 		switch {

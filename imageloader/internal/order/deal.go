@@ -5,7 +5,7 @@ import (
 	"sort"
 )
 
-// Share is the part of an epoch that one process takes.
+// Share is one process's part of an epoch.
 type Share struct {
 	Rank, World int  // this process is rank Rank, from 0, of World processes
 	Batch       int  // samples a batch
@@ -14,11 +14,11 @@ type Share struct {
 }
 
 // Deal assigns positions of an epoch to a rank. The positions that are not in Done are numbered 0,
-// 1, 2, ... and dealt in turn: number Rank + t*World is the rank's turn t. After the last position
-// the numbers continue with the first position again, as padding.
+// 1, 2, ... and dealt in turn. Number Rank + t*World is the rank's turn t. After the last position
+// the numbers start again with the first position, as padding.
 //
 // All ranks take the same number of turns. A rank that skips a bad sample takes another turn, so
-// that it has as many batches as the others. A Deal does not change.
+// that it has as many batches as the others. A Deal is immutable.
 type Deal struct {
 	Share
 	Done  Positions // taken before the deal
@@ -57,8 +57,8 @@ func (d *Deal) Batches() int {
 	return n
 }
 
-// MaxTurns returns the maximum number of turns of a rank, with those of bad samples. A rank that
-// needs more turns has met as many bad samples as there are samples.
+// MaxTurns returns the maximum number of turns of a rank, including turns with bad samples. A rank
+// that needs more turns has met as many bad samples as there are samples.
 func (d *Deal) MaxTurns() int {
 	if d.Fixed && d.Left < Unknown {
 		return d.Turns + d.Left
@@ -72,9 +72,9 @@ func (d *Deal) At(turn int) (position, before int) {
 	return d.Done.Without(number % d.Left), number / d.Left
 }
 
-// Turn is the inverse of At, for a walk over the positions in their order: the turn in which the
-// rank takes a position that was dealt `before` times before. mine is false if another rank takes
-// the position.
+// Turn is the inverse of At, for a walk over the positions in order. It returns the turn in which
+// the rank takes a position that was dealt `before` times before. mine is false if another rank
+// takes the position.
 func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 	number, done := d.Done.Rank(position)
 	if done {
@@ -92,8 +92,8 @@ func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 // MaxAhead bounds Positions.Ahead. Ranks that are further apart did not train together.
 const MaxAhead = 1 << 20
 
-// Take returns Done and the positions that all ranks have taken since: turns has the number of
-// turns of each rank.
+// Take returns Done plus the positions that all ranks have taken since. turns has each rank's
+// number of turns.
 func (d *Deal) Take(turns []int) (Positions, error) {
 	first := d.Left // the smallest number that no rank has taken
 	for rank, t := range turns {

@@ -10,7 +10,7 @@ const (
 	OfEpoch   Purpose = 1 // the order of the samples in an epoch; the index is 0
 	OfSample  Purpose = 2 // the crop, the flip and the operations of one sample
 	OfDraw    Purpose = 3 // the sample that a weighted draw takes; the index is the draw's position
-	OfMixture Purpose = 4 // the mixing of a batch; the index is that of its first sample
+	OfMixture Purpose = 4 // the mixing of a batch; the index is the first sample's
 )
 
 // Seed seeds g for one purpose of the sample with the given index in an epoch.

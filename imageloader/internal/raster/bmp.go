@@ -75,7 +75,7 @@ func ParseBMP(data []byte) (Image, error) {
 		if colours == 0 {
 			colours = 1 << b.bits
 		}
-		if b.offset == after { // the palette lies there, and the pixels follow
+		if b.offset == after { // the palette is there; the pixels follow it
 			b.offset = 0
 		}
 		for i := range colours {
@@ -98,7 +98,7 @@ func ParseBMP(data []byte) (Image, error) {
 	return b, nil
 }
 
-// check refuses what is not decoded.
+// check refuses unsupported features.
 func (b *bmp) check(headerSize int) error {
 	allowed := map[uint32][]int{
 		bmpUncompressed: {1, 2, 4, 8, 16, 24, 32}, bmpRLE8: {8}, bmpRLE4: {4},
@@ -122,7 +122,7 @@ func (b *bmp) check(headerSize int) error {
 	return unsupported("BMP: %d bits a pixel with compression %d", b.bits, b.compression)
 }
 
-// readMasks finds the places of red, green and blue in a pixel, and returns where the headers end.
+// readMasks finds the bits of red, green and blue in a pixel. It returns the end of the headers.
 func (b *bmp) readMasks(r *littleEndian, at, size int) (end int) {
 	b.masks = [3]uint32{0xff0000, 0xff00, 0xff}
 	if b.bits == 16 {
@@ -143,7 +143,7 @@ func (b *bmp) readMasks(r *littleEndian, at, size int) (end int) {
 		masks[i] = r.u32(at + 40 + 4*i)
 	}
 	b.alpha = (size >= 56 || end == at+56) && r.u32(at+52) != 0
-	if masks != [3]uint32{} { // Pillow's reading of empty masks is that of no masks
+	if masks != [3]uint32{} { // Pillow ignores empty masks
 		b.masks = masks
 	}
 	return end
@@ -160,7 +160,7 @@ func (b *bmp) Header() Header {
 // rowBytes is the size of a row without its padding.
 func (b *bmp) rowBytes() int { return (b.width*b.bits + 7) / 8 }
 
-// stride is the distance of rows.
+// stride is the distance between the starts of two rows, in bytes.
 func (b *bmp) stride() int { return (b.width*b.bits + 31) / 32 * 4 }
 
 func (b *bmp) runs() bool { return b.compression == bmpRLE8 || b.compression == bmpRLE4 }
@@ -174,7 +174,7 @@ func (b *bmp) Check() error {
 	return nil
 }
 
-// row returns the place of row y of the file.
+// row returns the part of rgb for row y of the file.
 func (b *bmp) row(rgb []byte, y int) []byte {
 	if !b.topDown {
 		y = b.height - 1 - y
@@ -283,8 +283,8 @@ func (b *bmp) decodeRuns(rgb []byte) error {
 	return nil
 }
 
-// put writes up to count pixels from (x, y) on, as far as the row goes, and returns their number.
-// octet has the byte with pixel i.
+// put writes up to count pixels from (x, y) on, at most to the end of the row, and returns their
+// number. octet returns the byte that contains pixel i.
 func (b *bmp) put(rgb []byte, x, y, count int, octet func(i int) byte) int {
 	count = min(count, b.width-x)
 	to := b.row(rgb, y)[3*x:]

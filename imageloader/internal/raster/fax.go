@@ -80,7 +80,7 @@ func (f *fax) next() error {
 	return nil
 }
 
-// oneDimensional decodes a row of runs, white and black in turn.
+// oneDimensional decodes a row of runs, alternately white and black.
 func (f *fax) oneDimensional() error {
 	for column, black := 0, false; column < f.width; black = !black {
 		run, err := f.run(black)
@@ -98,12 +98,12 @@ func (f *fax) oneDimensional() error {
 	return nil
 }
 
-// twoDimensional decodes a row by the changes of the row before.
+// twoDimensional decodes a row relative to the changes of the previous row.
 func (f *fax) twoDimensional() error {
 	column, black := -1, false
 	for i := 0; column < f.width; {
-		// b1 is the first change of the row before to the other colour, right of the column; b2
-		// is the change after b1.
+		// b1 is the previous row's first change to the other colour to the right of column. b2 is
+		// the change after b1.
 		for i > 0 && f.change(i-1) > column {
 			i--
 		}
@@ -144,7 +144,8 @@ func (f *fax) twoDimensional() error {
 	return nil
 }
 
-// change is the column of change i in the row before. Behind the last change the row ends.
+// change returns the column of change i in the previous row, or the end of the row after the last
+// change.
 func (f *fax) change(i int) int {
 	if i < len(f.old) {
 		return int(f.old[i])
@@ -173,7 +174,7 @@ func (f *fax) run(black bool) (length int, err error) {
 	}
 }
 
-// paint makes the row of its changes.
+// paint fills the row from its changes.
 func (f *fax) paint() {
 	clear(f.row)
 	for i := 0; i < len(f.new); i += 2 {
@@ -193,14 +194,14 @@ func (f *fax) paint() {
 	}
 }
 
-// faxBits reads bits. Behind the end are zeros.
+// faxBits reads bits. It returns zeros after the end.
 type faxBits struct {
 	data     []byte
 	reversed bool // the lowest bit of a byte comes first
 	at       int  // bits
 }
 
-// spent says that more bits were read than there are.
+// spent reports whether more bits were read than exist.
 func (b *faxBits) spent() bool { return b.at > 8*len(b.data) }
 
 // peek returns the next count bits, 13 at most.
@@ -226,7 +227,8 @@ const (
 	faxExtension
 )
 
-// faxCodes has the meaning and the length of the code that any faxLongest bits begin with.
+// faxCodes maps each value of faxLongest bits to the code at its start: the code's meaning and its
+// length.
 type faxCodes [1 << faxLongest]struct{ value, bits int16 }
 
 const faxLongest = 13

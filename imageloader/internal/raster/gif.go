@@ -57,7 +57,7 @@ func ParseGIF(data []byte) (Image, error) {
 	return nil, r.err
 }
 
-// readPalette reads the palette at a place, and returns where it ends.
+// readPalette reads the palette at an offset, and returns its end.
 func (g *gif) readPalette(r *littleEndian, at int, flags byte) (end int) {
 	g.colours = colourTable{}
 	for i := range 2 << (flags & 7) {
@@ -128,7 +128,7 @@ func (g *gif) Decode(rgb []byte, _ JPEG) error {
 	return nil
 }
 
-// gifBlocks reads data that is stored in blocks of up to 255 bytes, each behind its size.
+// gifBlocks reads data that is stored in blocks of up to 255 bytes. Each block follows its size.
 type gifBlocks struct {
 	block bytes.Reader
 	left  []byte

@@ -1,10 +1,10 @@
-// Package raster decodes GIF, BMP and TIFF, which few training sets have, to rows of 8-bit RGB. The
-// decoders are memory-safe Go, so that hostile bytes can do no more than fail.
+// Package raster decodes GIF, BMP and TIFF to rows of 8-bit RGB. Few training sets have these
+// formats. The decoders are memory-safe Go, so hostile bytes can only make them fail.
 //
-// Pixels are those of Pillow's convert("RGB"): grey is tripled, alpha dropped, CMYK converted
+// The pixels equal those of Pillow's convert("RGB"): grey is tripled, alpha dropped, CMYK converted
 // without a colour profile. Samples of more than 8 bits keep their high byte.
 //
-// Beside the caller's 3 bytes a pixel, a decoder takes the memory of a few rows.
+// A decoder uses the memory of a few rows, in addition to the caller's 3 bytes a pixel.
 package raster
 
 import (
@@ -28,14 +28,14 @@ type Header struct {
 // Image is an image whose header has been read. It refers to the bytes of the file.
 type Image interface {
 	Header() Header
-	// Check refuses a file that is too short for its pixels, so that a few bytes cannot ask for the
+	// Check refuses a file that is too short for its pixels, so that a few bytes cannot claim the
 	// memory of a large image.
 	Check() error
-	// Decode fills rgb with rows without gaps: 3 bytes a pixel. Call Check before.
+	// Decode fills rgb with rows without gaps: 3 bytes a pixel. The caller must call Check first.
 	Decode(rgb []byte, jpeg JPEG) error
 }
 
-// JPEG decodes the top left width x height pixels of a JPEG to rows of RGB that begin stride bytes
+// JPEG decodes the top left width x height pixels of a JPEG to rows of RGB. Rows start stride bytes
 // apart.
 type JPEG func(data []byte, width, height int, dst []byte, stride int) error
 
@@ -48,7 +48,7 @@ func unsupported(format string, values ...any) error {
 	return UnsupportedError(fmt.Sprintf(format, values...))
 }
 
-// DamageError is damage of which it is known how far the decoder had come in the file.
+// DamageError is damage at a known offset in the file.
 type DamageError struct {
 	Err    error
 	Offset int // bytes
@@ -56,10 +56,10 @@ type DamageError struct {
 
 func (e *DamageError) Error() string { return fmt.Sprintf("%v at byte %d", e.Err, e.Offset) }
 
-// Unwrap returns the damage.
+// Unwrap returns the underlying error.
 func (e *DamageError) Unwrap() error { return e.Err }
 
-// cutOff is the error of a file that ends early.
+// cutOff returns the error of a file that ends early.
 func cutOff(data []byte) error { return &DamageError{io.ErrUnexpectedEOF, len(data)} }
 
 // checkSides refuses impossible sizes.
@@ -77,7 +77,8 @@ func checkSides(width, height int) error {
 // Pillow.
 type colourTable [256][3]byte
 
-// littleEndian reads numbers at any place of a file. The first place that lies outside is an error.
+// littleEndian reads numbers at any offset of a file. It keeps the error of the first offset
+// outside of the file.
 type littleEndian struct {
 	data []byte
 	err  error

@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// parsers are those of all formats, by the ends of the names of their files.
+// parsers maps file extensions to the parsers of all formats.
 var parsers = map[string]func([]byte) (Image, error){".bmp": ParseBMP, ".gif": ParseGIF, ".tiff": ParseTIFF}
 
-// testFiles are the loader's test files of a format.
+// testFiles returns the loader's test files of a format.
 func testFiles(t testing.TB, extension string) (files [][]byte) {
 	t.Helper()
 	names, err := filepath.Glob("../../testdata/f*s/*" + extension)
@@ -37,8 +37,8 @@ func decode(image Image, before byte) ([]byte, error) {
 	return rgb, image.Decode(rgb, nil)
 }
 
-// checkAny requires of any bytes that they are refused, or decode to the same pixels whatever the
-// memory had before.
+// checkAny requires that any bytes are refused, or decode to the same pixels regardless of the
+// memory's previous content.
 func checkAny(t *testing.T, parse func([]byte) (Image, error), data []byte) {
 	t.Helper()
 	image, err := parse(data)
@@ -75,7 +75,7 @@ func FuzzGIF(f *testing.F) { fuzz(f, ".gif") }
 
 func FuzzTIFF(f *testing.F) { fuzz(f, ".tiff") }
 
-// FuzzFax decodes any bits by any of the compressions.
+// FuzzFax decodes any bits with each compression.
 func FuzzFax(f *testing.F) {
 	f.Add([]byte{0x26, 0xa0, 0x01, 0xff, 0x00, 0x10, 0x01}, uint16(40), byte(4), byte(0))
 	f.Add([]byte{0x00, 0x1b, 0x35, 0x00, 0x1c, 0xd5}, uint16(9), byte(3), byte(1))
@@ -97,7 +97,8 @@ func FuzzFax(f *testing.F) {
 	})
 }
 
-// TestHostile: what a few bytes promise is refused before memory for pixels is asked for.
+// TestHostile: a few bytes that claim a large image are refused before memory for pixels is
+// allocated.
 func TestHostile(t *testing.T) {
 	le := binary.LittleEndian
 	bmpHeader := func(width, height uint32, bits uint16, compression uint32) []byte {
@@ -154,7 +155,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestFaxDamageIsAnError: bad codes end in an error that says so.
+// TestFaxDamageIsAnError: bad codes return an error that describes them.
 func TestFaxDamageIsAnError(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind uint64

@@ -66,7 +66,7 @@ type tiff struct {
 	depth         int  // bits of a sample
 	compression   uint64
 	predictor     bool
-	separate      bool // each sample has blocks of its own
+	separate      bool // each sample has separate blocks
 	reversed      bool // the lowest bit of a byte comes first
 	twoDimensions bool // rows of fax group 3 may be coded by the row before
 	jpegTables    []byte
@@ -219,7 +219,7 @@ func ParseTIFF(data []byte) (Image, error) {
 	return t, t.readColours()
 }
 
-// readSamples finds the number, the depth and the meaning of samples.
+// readSamples reads the number, the depth and the meaning of samples.
 func (t *tiff) readSamples() error {
 	samples := t.first(tiffSamplesPerPixel, 1)
 	if samples < 1 || samples > tiffMaxSamples {
@@ -257,7 +257,7 @@ func (t *tiff) readSamples() error {
 	return nil
 }
 
-// has says whether the directory has a tag, also one whose values lie beyond the data.
+// has reports whether the directory has a tag, even if the tag's values are outside the data.
 func (t *tiff) has(number uint16) bool {
 	entries, err := t.directory()
 	entry := 12
@@ -277,7 +277,7 @@ var tiffColourModels = map[uint64]string{
 	32844: "LogL", 32845: "LogLuv", 34892: "linear raw samples",
 }
 
-// checkFeatures refuses what is not decoded.
+// checkFeatures refuses unsupported features.
 func (t *tiff) checkFeatures() error {
 	switch t.photometric {
 	case tiffWhiteIsZero, tiffBlackIsZero, tiffPalette:
@@ -353,7 +353,7 @@ func (t *tiff) Header() Header {
 	return h
 }
 
-// layOut finds the strips or tiles.
+// layOut computes the layout of the strips or tiles.
 func (t *tiff) layOut() error {
 	offsets, counts := uint16(tiffStripOffsets), uint16(tiffStripByteCounts)
 	t.block = image.Pt(t.width, t.height)
@@ -384,7 +384,7 @@ func (t *tiff) layOut() error {
 	return nil
 }
 
-// planes is the number of blocks for each place.
+// planes returns the number of blocks at each position.
 func (t *tiff) planes() int {
 	if t.separate {
 		return t.samples
@@ -395,13 +395,13 @@ func (t *tiff) planes() int {
 // bytes returns the size of a number of pixels of a row of a block.
 func (t *tiff) bytes(pixels int) int { return (pixels*t.samples/t.planes()*t.depth + 7) / 8 }
 
-// visible is the part of block (i, j) that lies in the image.
+// visible returns the part of block (i, j) inside the image.
 func (t *tiff) visible(i, j int) image.Rectangle {
 	at := image.Pt(i*t.block.X, j*t.block.Y)
 	return image.Rectangle{at, at.Add(t.block)}.Intersect(image.Rect(0, 0, t.width, t.height))
 }
 
-// source returns the bytes that the file has of a block.
+// source returns the bytes of a block, as far as the file has them.
 func (t *tiff) source(plane, i, j int) []byte {
 	k := (plane*t.down+j)*t.across + i
 	left := t.data[min(t.offsets.get(k), uint64(len(t.data))):]
@@ -411,7 +411,7 @@ func (t *tiff) source(plane, i, j int) []byte {
 	return left[:min(t.counts.get(k), uint64(len(left)))]
 }
 
-// Check compares the sizes of the blocks with those of their pixels.
+// Check compares the sizes of the blocks with the sizes of their pixels.
 func (t *tiff) Check() error {
 	if err := t.layOut(); err != nil {
 		return err
@@ -461,7 +461,7 @@ func (t *tiff) Decode(rgb []byte, jpeg JPEG) error {
 	return nil
 }
 
-// decodeBlock fills in a block row by row; the planes go side by side.
+// decodeBlock fills in a block row by row. It reads the rows of all planes in step.
 func (t *tiff) decodeBlock(rgb []byte, rows [][]byte, i, j int) error {
 	readers := make([]io.Reader, len(rows))
 	for plane := range readers {
@@ -501,7 +501,7 @@ func (t *tiff) decodeBlock(rgb []byte, rows [][]byte, i, j int) error {
 	return nil
 }
 
-// readRow reads until p is full or the input ends, which is no error.
+// readRow reads until p is full or the input ends. The end of the input is not an error.
 func readRow(r io.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		var read int
@@ -514,8 +514,8 @@ func readRow(r io.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// sum undoes the horizontal predictor, which stores a sample as the difference to that of the pixel
-// before.
+// sum undoes the horizontal predictor, which stores each sample as the difference from the previous
+// pixel's sample.
 func (t *tiff) sum(row []byte) {
 	samples := t.samples / t.planes()
 	if t.depth == 8 {
@@ -574,8 +574,8 @@ func (t *tiff) convert(to []byte, rows [][]byte) error {
 	return nil
 }
 
-// extract takes sample first of every pixel of a row, and writes it to every step-th byte: its high
-// byte; samples of less than 8 bits as they are for a table, or scaled.
+// extract writes sample number first of every pixel of a row to every step-th byte. It writes the
+// high byte. Samples of less than 8 bits are written unchanged for a table, and scaled otherwise.
 func (t *tiff) extract(to []byte, step int, row []byte, first, samples, pixels int) {
 	high := 0 // the place of the high byte of 16 bits
 	if t.order == binary.ByteOrder(binary.LittleEndian) {

@@ -43,7 +43,7 @@ func (t *tiff) deflated() bool {
 	return t.compression == tiffDeflate || t.compression == tiffDeflateOld
 }
 
-// checkCompression refuses what is not decoded.
+// checkCompression refuses unsupported features.
 func (t *tiff) checkCompression() error {
 	switch {
 	case tiffMaxRatio[t.compression] == 0:
@@ -58,7 +58,7 @@ func (t *tiff) checkCompression() error {
 	case t.compression == tiffJPEG && (t.depth != 8 || t.samples != t.colours || t.photometric == tiffPalette || t.colours == 4):
 		return unsupported("TIFF: JPEG compression of other than 8-bit grey, RGB and YCbCr")
 	}
-	// Other compressions ignore the predictor, as libtiff does.
+	// With the other compressions the predictor is ignored, as in libtiff.
 	if t.compression != tiffLZW && !t.deflated() {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (t *tiff) unpack(packed []byte) (io.Reader, error) {
 	return in, nil
 }
 
-// reversedBits reads bytes whose lowest bit comes first.
+// reversedBits reads bytes stored with the lowest bit first.
 type reversedBits struct{ left []byte }
 
 func (r *reversedBits) Read(p []byte) (int, error) {
@@ -121,8 +121,8 @@ func (r *reversedBits) ReadByte() (byte, error) {
 	return b[0], err
 }
 
-// packBits unpacks PackBits (TIFF 6.0, section 9): a length and literals, or a length and a byte to
-// repeat.
+// packBits unpacks PackBits (TIFF 6.0, section 9). A run is a length and literals, or a length and
+// a byte to repeat.
 type packBits struct {
 	in     io.ByteReader
 	left   int  // bytes of the run
@@ -150,7 +150,7 @@ func (p *packBits) Read(to []byte) (n int, err error) {
 	return n, nil
 }
 
-// next begins a run. The end of the input between runs is io.EOF.
+// next starts a run. It returns io.EOF if the input ends between runs.
 func (p *packBits) next() error {
 	code, err := p.in.ReadByte()
 	switch {
@@ -174,14 +174,14 @@ const (
 	jpegScan  = 0xda
 )
 
-// decodeJPEG fills in a block that is a JPEG, whose tables may be in the directory.
+// decodeJPEG fills in a block that is a JPEG. The JPEG's tables may be in the directory.
 func (t *tiff) decodeJPEG(rgb []byte, i, j int, jpeg JPEG) error {
 	if jpeg == nil {
 		return unsupported("JPEG compression")
 	}
 	part := t.visible(i, j)
 	file := []byte{0xff, jpegStart}
-	if t.colours == 3 { // Adobe's marker says what the colours are
+	if t.colours == 3 { // Adobe's marker defines the colours
 		transform := byte(0)
 		if t.photometric == tiffYCbCr {
 			transform = 1
@@ -218,8 +218,8 @@ func (t *tiff) decodeJPEG(rgb []byte, i, j int, jpeg JPEG) error {
 // maxJPEGTables is the maximum size of the tables in a directory, in bytes.
 const maxJPEGTables = 1<<16 - 1
 
-// appendJPEG appends the tables of a JPEG, and the frame and scans that it has if components is not
-// 0, without its markers for applications: of what the samples mean, the TIFF's tags count.
+// appendJPEG appends the tables of a JPEG and, if components is not 0, its frame and scans. It
+// drops application markers, because the TIFF's tags define the meaning of the samples.
 func appendJPEG(file, data []byte, components int) (joined []byte, width, height int, err error) {
 	for at := 0; at+4 <= len(data); {
 		marker := data[at+1]
@@ -265,7 +265,7 @@ func checkTables(components int) error {
 	return nil
 }
 
-// isFrame says that a marker begins the header of a frame.
+// isFrame reports whether a marker starts the header of a frame.
 func isFrame(marker byte) bool {
 	return marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc
 }
