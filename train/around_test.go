@@ -15,15 +15,14 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// Ways of ranks whose Steppers average gradients by distributed.DataParallel.
+// Modes of ranks whose Steppers average gradients by distributed.DataParallel.
 const (
 	aroundWay    = "step around a reduction"
 	gpuAroundWay = "step around a reduction on GPUs"
 )
 
-// stepAround makes steps of which all but the first ones are replays of one graph on a GPU, and
-// compares the weights with those of steps without a graph, and of a rank alone with the whole
-// batch.
+// stepAround runs steps, all except the first as replays of one graph on a GPU. It compares the
+// weights with steps without a graph, and with one process that trains on the whole batch.
 func stepAround(t *testing.T, world *distributed.Group) {
 	const steps, rows = 8, 4
 	d := world.Device()
@@ -46,7 +45,7 @@ func stepAround(t *testing.T, world *distributed.Group) {
 		defer step.Close()
 		scope := torch.NewScope("steps")
 		defer scope.Close()
-		// Fixed places, as a graph needs them.
+		// A graph needs inputs at fixed addresses.
 		whole := scope.Own(s.rows(t, rows*world.Size()))
 		labels := make([]int64, rows*world.Size())
 		for i := range labels {
@@ -115,10 +114,10 @@ func requireCompared(t *testing.T, way string) {
 	}
 }
 
-// A Stepper whose backward pass distributed.DataParallel.Around makes trains as a process alone.
+// A Stepper whose Backward is distributed.DataParallel.Around trains like a single process.
 func TestStepperAroundDataParallel(t *testing.T) { requireCompared(t, aroundWay) }
 
-// On GPUs the reduction is a part of the step's graph.
+// On GPUs the step's graph includes the gradient reduction.
 func TestGPUStepperAroundDataParallelIsAGraph(t *testing.T) {
 	cudatest.RequireGPUs(t, 2)
 	requireCompared(t, gpuAroundWay)

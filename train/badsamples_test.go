@@ -22,7 +22,7 @@ import (
 // badWay trains on an archive with bad samples.
 const badWay = "bad samples"
 
-// damage writes an archive whose image n is none if bad says so.
+// damage writes an archive in which image n is unreadable if bad(n) is true.
 func damage(t *testing.T, path string, bad func(n int) bool) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -115,9 +115,9 @@ func trainOnBadSamples(t *testing.T, world *distributed.Group) {
 	fmt.Println("batches", batches, "weights", digest(t, nn.State(net)...))
 }
 
-// A job whose archive has bad samples, of which some ranks have more than others, and samples that
-// do not divide, ends: all ranks have the same number of batches, and the same weights. If a rank
-// has no good sample, each rank ends with an error that names it.
+// A job ends normally although some ranks have more bad samples than others and the samples do not
+// divide evenly: all ranks get the same number of batches and the same weights. If a rank has no
+// good sample, every rank ends with an error that names it.
 func TestJobWithBadSamples(t *testing.T) {
 	whole := archive(t)
 	for name, c := range map[string]struct {

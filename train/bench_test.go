@@ -12,9 +12,9 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// BenchmarkStep measures what a step costs the host: a ResNet-50 or a GPT-2, as torchstream bench
-// train makes it, and two small samples. On devices that compute nothing (tools/null-device.sh) all
-// of that is the host's.
+// BenchmarkStep measures the host's cost of a step, for a ResNet-50 or a GPT-2 as in torchstream
+// bench train, and for two small models. On devices that compute nothing (tools/null-device.sh) the
+// whole time is host time.
 func BenchmarkStep(b *testing.B) {
 	for _, model := range []string{"resnet50", "gpt2"} {
 		b.Run(model, func(b *testing.B) { benchmarkStep(b, model) })

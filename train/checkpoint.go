@@ -17,48 +17,55 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Checkpoint is the state of a training, in one file, or, of ranks that divide a model or its
-// optimizer, in one beside which each rank has another: with it a program that was killed goes on
-// to the bits that it would have computed. Its fields name what to save, or where to load; nil
-// fields are left out. A loop calls Load once before it begins, and then, if Loader is not nil, the
-// Restore of its loader; Load's error is fs.ErrNotExist in the first run. After a step it sets
-// Loader and calls Save, or SaveAsync, which writes beside the training. The example is such a
-// loop. With World a checkpoint is that of a job of several processes.
+// Checkpoint saves the full state of a run in one file. When ranks shard the model or the
+// optimizer, each rank adds a file. A killed program that loads it computes the same bits as an
+// uninterrupted one.
 //
-// The file is PyTorch's: torch.load(path, weights_only=True) has the model's "state_dict", the
-// state_dicts "optimizer", "lr_scheduler" and "scaler", "ema" as tensors by name, "generators" as
-// torch.set_rng_state and torch.cuda.set_rng_state take them, and "metadata". That of a job also
-// has "ranks", a list with the "generators" and the "loader" of each rank.
+// The fields name what to save, or where to load it. Nil fields are left out. A loop first calls
+// Load once, and then, if Loader is not nil, RestoreLoader. On the first run Load returns
+// fs.ErrNotExist. After a step, the loop sets Loader and calls Save, or SaveAsync, which writes
+// while the training continues. The example shows such a loop. With World, the checkpoint belongs
+// to a job of several processes.
+//
+// PyTorch can read the file. torch.load(path, weights_only=True) returns a dict with these keys:
+// the model's "state_dict"; the state_dicts "optimizer", "lr_scheduler" and "scaler"; "ema",
+// tensors by name; "generators", as torch.set_rng_state and torch.cuda.set_rng_state expect them;
+// and "metadata". The file of a job also has "ranks", a list with the "generators" and the "loader"
+// of each rank.
 type Checkpoint struct {
-	// Model may be a distributed.FullyShardedDataParallel, whose checkpoint is that of the whole
-	// model. EMA is then of nn.State(Model), and its averages are whole in the file too.
+	// Model may be a distributed.FullyShardedDataParallel. The file then holds the whole model. EMA
+	// must then average nn.State(Model), and the file holds whole averages too.
 	Model     nn.Module
 	Optimizer optim.Optimizer
 	Scheduler *optim.Scheduler
 	EMA       *optim.EMA
 	Scaler    *optim.GradScaler
-	// Loader is the place of the loader, as the Info of a batch has it. Load sets it to the file's,
+	// Loader is the loader's position, as found in the Info of a batch. Load sets it from the file,
 	// or to nil if the file has none.
 	Loader *imageloader.State
-	// Device is the device of the training. The states of its random generator and of the CPU's,
-	// which Dropout draws from, are saved and loaded. A GPU takes the state of another one if the
-	// file has none of its own.
+	// Device is the device of the training. Save and Load handle the states of its random generator
+	// and the CPU's, which Dropout draws from. A GPU loads another GPU's state if the file has none
+	// for it.
 	Device cuda.Device
-	// Metadata are texts of the program, such as the classes. Load replaces it.
+	// Metadata holds texts of the program, such as the classes. Load replaces it.
 	Metadata map[string]string
 	// World, if not nil, is the job whose ranks train together. Save, SaveAsync, Saving.Wait and
-	// Load are then collectives: every rank calls them after the same step, with a file that all
-	// hosts see. Rank 0 writes its model, optimizer and averages, which all ranks share, and the
-	// generators and loaders of all ranks. Of what a distributed.FullyShardedDataParallel or an
-	// optimizer of package distributed divides, each rank writes its part, to a file of its own
-	// beside rank 0's, and reads its part, of which its host holds no more: see nn.Shards. What the
-	// ranks of another group divide they gather, and rank 0 writes what its group has. A job of any
-	// number of ranks, or a process alone, reads the file: see RestoreLoader. A rank that the file
-	// does not have draws from generators that are seeded by rank 0's and its rank. An error of one
-	// rank is one of all, which names it.
+	// Load are then collectives: every rank calls them after the same step, with a path that all
+	// hosts see.
+	//
+	// Rank 0 writes its model, optimizer and averages, which all ranks share, and the generators
+	// and loaders of all ranks. If a distributed.FullyShardedDataParallel or an optimizer of
+	// package distributed shards its state over World, each rank writes its shard to a separate
+	// file next to rank 0's. Each rank also reads its own shard only, so its host never holds more:
+	// see nn.Shards. State that another group shards is gathered first, and rank 0 writes the state
+	// of its group.
+	//
+	// A job of any number of ranks, or a single process, can read the file: see RestoreLoader. A
+	// rank that the file does not have seeds its generators from rank 0's state and its rank
+	// number. An error of one rank is an error of all ranks, and names that rank.
 	World *distributed.Group
 
-	position *saved // of a Run
+	position *saved // of Run
 	loaders  []imageloader.State
 }
 
@@ -67,19 +74,19 @@ const (
 	stateKey      = "state_dict"
 	optimizerKey  = "optimizer"
 	schedulerKey  = "lr_scheduler"
-	countKey      = "last_epoch" // PyTorch's name of a scheduler's count
+	countKey      = "last_epoch" // PyTorch's name for a scheduler's count
 	emaKey        = "ema"
 	scalerKey     = "scaler"
 	generatorsKey = "generators"
 	loaderKey     = "loader"
 	metadataKey   = "metadata"
-	positionKey   = "train" // the JSON text of a saved
+	positionKey   = "train" // a saved, as JSON
 )
 
-// Save writes the file. A new file takes the old one's place as a whole, and only when it is on the
-// disk: a program or a machine that dies meanwhile leaves the old one. It may also leave the
-// unfinished file, whose name is the path with ".tmp-" and a number, and files of ranks with this
-// number, which the next Save to the path removes. Save waits for the device.
+// Save writes the file. The new file replaces the old one atomically once it is on disk, so a
+// program or machine that dies during Save leaves the old file. It may also leave unfinished files:
+// one named like the path plus ".tmp-" and a number, and rank files with the same number. The next
+// Save to the path removes them. Save waits for the device.
 func (c *Checkpoint) Save(path string) error {
 	w, err := c.collect(path)
 	if err != nil {
@@ -90,28 +97,28 @@ func (c *Checkpoint) Save(path string) error {
 	return agree(c.World, w.write())
 }
 
-// writing is a file that this process, or all ranks of a job, are about to write.
+// writing is a file that this process, or all ranks of a job, will write.
 type writing struct {
 	path    string
 	world   *distributed.Group
 	file    map[string]any // the value of the file
-	divided nn.Divided     // tensors of file of which this rank has parts
-	shards  *nn.Shards     // of the ranks that write parts; or nil
-	named   []nn.Named     // the parts that this rank writes
+	divided nn.Divided     // the sharded tensors of file
+	shards  *nn.Shards     // set if ranks write shards, otherwise nil
+	named   []nn.Named     // the shards that this rank writes
 	made    []nn.Named     // tensors that free closes
-	barrier func() error   // waits until all ranks have written their parts
-	failed  error          // of this rank, which writes nothing
+	barrier func() error   // waits until all ranks have written their shards
+	failed  error          // why this rank writes nothing
 }
 
 func (w *writing) free() { closeAll(w.made) }
 
-// parts returns this rank's parts of tensors.
+// parts returns this rank's shards of tensors.
 func (w *writing) parts() []nn.Named { return nn.DividedParts(w.file, w.divided) }
 
 // leads reports whether this process writes the file itself.
 func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
 
-// collect finds what to write. In a job an error is one of all ranks.
+// collect gathers everything to write. In a job an error of one rank is an error of all.
 func (c *Checkpoint) collect(path string) (*writing, error) {
 	w := &writing{path: path, world: c.World, divided: nn.Divided{}, file: map[string]any{metadataKey: metadata(c.Metadata)}}
 	states, err := generators(c.Device)
@@ -121,7 +128,7 @@ func (c *Checkpoint) collect(path string) (*writing, error) {
 		named[n.Name] = n.Tensor
 	}
 	w.file[generatorsKey] = named
-	// Whatever failed, all ranks ask the optimizer, whose state may be a collective.
+	// All ranks call this even after an error: the optimizer's state may be a collective.
 	err = errors.Join(err, c.fill(w))
 	if c.World != nil {
 		err = c.gather(w, states, err)
@@ -133,10 +140,10 @@ func (c *Checkpoint) collect(path string) (*writing, error) {
 	return w, nil
 }
 
-// fill adds what the fields name to the value of the file.
+// fill adds the state that the fields name to the file's value.
 func (c *Checkpoint) fill(w *writing) error {
 	file := w.file
-	// Whatever failed, all ranks ask for the rest too, which may be collectives.
+	// All ranks continue even after an error: the calls below may be collectives.
 	if err := errors.Join(c.fillOptimizer(w), c.fillModel(w), c.fillAverages(w)); err != nil {
 		return err
 	}
@@ -207,13 +214,13 @@ func (c *Checkpoint) fillAverages(w *writing) (err error) {
 	return err
 }
 
-// dividedBy reports whether the ranks of a group are those of the job, in its order: the parts of
-// each are then those of a rank of the job.
+// dividedBy reports whether g has the ranks of the job in the same order. The shards of g are then
+// shards of the job.
 func (c *Checkpoint) dividedBy(g *distributed.Group) bool {
 	return c.World != nil && slices.Equal(g.Ranks(), c.World.Ranks())
 }
 
-// optimizerState returns the state of the optimizer, in a job the parts of this rank.
+// optimizerState returns the optimizer's state, in a job only this rank's shards.
 func (c *Checkpoint) optimizerState(w *writing) (optim.State, error) {
 	o, ok := c.Optimizer.(dividedOptimizer)
 	if !ok || !c.dividedBy(o.Group()) {
@@ -224,7 +231,7 @@ func (c *Checkpoint) optimizerState(w *writing) (optim.State, error) {
 	return state, err
 }
 
-// divides reports whether the ranks of the job write parts.
+// divides reports whether the ranks of the job write shards.
 func (c *Checkpoint) divides() bool {
 	sharded, model := c.Model.(*distributed.FullyShardedDataParallel)
 	o, optimizer := c.Optimizer.(dividedOptimizer)
@@ -237,8 +244,8 @@ type dividedOptimizer interface {
 	Group() *distributed.Group
 }
 
-// write writes what this rank writes. The ranks that write parts wait for each other then, and rank
-// 0 writes the file that makes them a checkpoint.
+// write writes this rank's files. Ranks that write shards then wait for each other, and rank 0
+// writes the main file, which makes the shards a checkpoint.
 func (w *writing) write() error {
 	err := w.failed
 	if w.shards == nil {
@@ -261,8 +268,8 @@ func (w *writing) write() error {
 	return w.shards.Commit(w.file, w.divided)
 }
 
-// generators returns the states of the random generators that a training on the device draws from,
-// by the devices' names.
+// generators returns the states of the random generators that a training on the device uses, by
+// device name.
 func generators(device cuda.Device) (states []nn.Named, err error) {
 	devices := []cuda.Device{cuda.CPU}
 	if device != cuda.CPU {
@@ -284,13 +291,13 @@ func closeAll(tensors []nn.Named) {
 	}
 }
 
-// Load reads a file that Save wrote, and replaces the state of everything that the fields name. A
-// field whose state the file lacks is an error. Load compares names and shapes before it changes
-// the model or the optimizer; after an error, some fields may be loaded and others not.
+// Load reads a file that Save wrote, and replaces the state of every object that the fields name.
+// It is an error if the file lacks the state for a field. Load compares names and shapes before it
+// changes the model or the optimizer. After an error, some fields may be loaded and others not.
 //
-// Ranks that write parts also find out, before the training begins, whether all of them see the
-// folder, as Save needs: if rank 0 can write there, a rank that does not see its file is an error
-// of Load.
+// Ranks that write shards also check that all of them see the folder, as Save needs. If rank 0 can
+// write there and another rank does not see its file, Load returns an error before the training
+// starts.
 func (c *Checkpoint) Load(path string) error {
 	id, err := c.loadFile(path)
 	if c.World == nil {
@@ -366,7 +373,7 @@ func (c *Checkpoint) load(file *nn.Checkpoint) error {
 	return c.loadGenerators(file, own)
 }
 
-// texts reads what is not a tensor.
+// texts reads everything except tensors.
 func (c *Checkpoint) texts(file *nn.Checkpoint) error {
 	c.Loader, c.loaders, c.Metadata = nil, nil, file.Metadata()
 	if text, ok := value[string](file, loaderKey); ok {
@@ -387,8 +394,8 @@ func (c *Checkpoint) texts(file *nn.Checkpoint) error {
 	return c.position.check()
 }
 
-// loadGenerators sets the generators last, after everything that may draw. own is the state of this
-// rank in a file of several ranks, or nil.
+// loadGenerators sets the generators. It runs last, after everything that may draw from them. own
+// is this rank's state in a file of several ranks, or nil.
 func (c *Checkpoint) loadGenerators(file *nn.Checkpoint, own map[any]any) error {
 	states, _ := value[map[any]any](file, generatorsKey)
 	if own != nil {
@@ -409,7 +416,7 @@ func (c *Checkpoint) loadGenerators(file *nn.Checkpoint, own map[any]any) error 
 		gpu, ok = states[cuda.Device(n).String()].(*nn.StoredTensor)
 	}
 	if !ok {
-		return nil // of a training on the CPU
+		return nil // saved on the CPU
 	}
 	return loadGenerator(c.Device, gpu)
 }
@@ -425,7 +432,7 @@ func loadGenerator(device cuda.Device, stored *nn.StoredTensor) error {
 	return torch.SetGeneratorState(device, state)
 }
 
-// value returns the value at a path of keys, if there is one of the type.
+// value returns the value at a path of keys, if it exists and has type T.
 func value[T any](file *nn.Checkpoint, path ...any) (T, bool) {
 	v, err := file.Value(path...)
 	t, ok := v.(T)

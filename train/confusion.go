@@ -30,20 +30,19 @@ const (
 // corner is the first cell of confusion.csv.
 const corner = `true\predicted`
 
-// confusionKind is the kind of file that confusion.csv is.
+// confusionKind recognises the files that confusion.csv may replace.
 func confusionKind() safefile.Kind { return safefile.Prefix("a confusion matrix", corner+",") }
 
-// Confusion says how often a model took a class for another.
+// Confusion says how often a model mistook one class for another.
 type Confusion struct {
 	Label     int     `json:"label"`     // the true class
-	Predicted int     `json:"predicted"` // the class with the largest output, another one
-	Count     int64   `json:"count"`     // of samples
-	Share     float64 `json:"share"`     // of the samples of the true class, from 0 to 1
+	Predicted int     `json:"predicted"` // the class with the largest output, never Label
+	Count     int64   `json:"count"`     // number of samples
+	Share     float64 `json:"share"`     // of the true class's samples, from 0 to 1
 }
 
-// Confusions returns all pairs of classes of which Metrics.Confusion counts a sample, but those of
-// a class and itself: the largest counts first, among equals the largest shares, then by label. It
-// returns nil without Confusion.
+// Confusions lists the misclassified (label, prediction) pairs, most frequent first. Ties sort by
+// share, then label. It returns nil if m.Confusion is nil.
 func (m *Metrics) Confusions() []Confusion {
 	var all []Confusion
 	for label, row := range m.Confusion {
@@ -67,12 +66,11 @@ func total(row []int64) (sum int64) {
 	return sum
 }
 
-// SaveConfusion writes Confusion to two files of a folder, which it makes if it is missing:
-// confusion.csv, a row for each true class and a column for each class that the model can take it
-// for, and confusion.png, a picture of the shares of each row. classes are the names by label, as
-// Loader.Classes returns them; a class beyond them has its number as its name. New files take the
-// places of old ones as a whole. Metrics without Confusion, and a file of another kind in the
-// place, are errors.
+// SaveConfusion writes m.Confusion to two files in dir, and makes dir if it is missing.
+// confusion.csv has a row per true class and a column per predicted class. confusion.png is a
+// picture of each row's shares. classes holds the names by label, as Loader.Classes returns them; a
+// class without a name is written as its number. Each file is replaced atomically. It is an error
+// if m.Confusion is nil, or if an existing file is of another kind.
 func (m *Metrics) SaveConfusion(dir string, classes []string) error {
 	n := len(m.Confusion)
 	if n == 0 {
@@ -112,7 +110,7 @@ func (m *Metrics) SaveConfusion(dir string, classes []string) error {
 // writeConfusion writes the counts as a table.
 func writeConfusion(w io.Writer, counts [][]int64, names []string) error {
 	table := csv.NewWriter(w)
-	table.Write(append([]string{corner}, names...)) // Error has its error
+	table.Write(append([]string{corner}, names...)) // Error reports a failure
 	for label, row := range counts {
 		cells := []string{names[label]}
 		for _, count := range row {
@@ -124,22 +122,22 @@ func writeConfusion(w io.Writer, counts [][]int64, names []string) error {
 	return table.Error()
 }
 
-// A picture of a confusion matrix.
+// Sizes of a confusion matrix's picture.
 const (
-	maxMatrix = 900 // pixels of the matrix's side
-	maxCell   = 64  // of a class
-	minNamed  = 28  // of a class whose name is written
-	maxName   = 320 // of a name
+	maxMatrix = 900 // pixels per side of the matrix
+	maxCell   = 64  // pixels per class
+	minNamed  = 28  // pixels per class from which names are written
+	maxName   = 320 // pixels of a name
 )
 
 // mark is a pixel of the matrix.
 type mark struct {
 	share float64 // of the true class's samples
-	right bool    // of the diagonal
+	right bool    // on the diagonal
 }
 
-// drawConfusion draws the counts as a PNG: right predictions in one colour, confusions in another,
-// the darker the larger their share of the true class's samples.
+// drawConfusion draws the counts as a PNG. Right predictions have one colour, confusions another. A
+// larger share of the true class's samples is darker.
 func drawConfusion(w io.Writer, counts [][]int64, names []string) error {
 	face, err := newFace()
 	if err != nil {
@@ -169,7 +167,7 @@ func drawConfusion(w io.Writer, counts [][]int64, names []string) error {
 			canvas.SetRGBA(left+i%side, top+i/side, m.color())
 		}
 	}
-	// The frame is around the outer pixels.
+	// The frame surrounds the outer pixels.
 	x0, y0, x1, y1 := float64(left)-0.5, float64(top)-0.5, float64(left+side)+0.5, float64(top+side)+0.5
 	for _, edge := range [][4]float64{{x0, y0, x1, y0}, {x0, y1, x1, y1}, {x0, y0, x0, y1}, {x1, y0, x1, y1}} {
 		line(canvas, edge[0], edge[1], edge[2], edge[3], 1, curveGrid)
@@ -197,7 +195,7 @@ func drawConfusion(w io.Writer, counts [][]int64, names []string) error {
 			}
 			ink := curveInk
 			if predicted == label && 2*count > samples {
-				ink = color.RGBA{0xff, 0xff, 0xff, 0xff} // on the darkest colour
+				ink = color.RGBA{0xff, 0xff, 0xff, 0xff} // readable on the darkest colour
 			}
 			write(canvas, face, float64(left)+float64(at(predicted)+at(predicted+1))/2, y, 0, ink, text)
 		}
@@ -205,8 +203,8 @@ func drawConfusion(w io.Writer, counts [][]int64, names []string) error {
 	return png.Encode(w, canvas)
 }
 
-// marks returns the pixels of the matrix, row by row. Of the cells that share a pixel, because
-// there are more classes than pixels, the largest share counts.
+// marks returns the pixels of the matrix, row by row. If there are more classes than pixels, a
+// pixel shows the largest share of its cells.
 func marks(counts [][]int64, side int, at func(class int) int) []mark {
 	pixels := make([]mark, side*side)
 	for label, row := range counts {
@@ -228,8 +226,8 @@ func marks(counts [][]int64, side int, at func(class int) int) []mark {
 	return pixels
 }
 
-// color mixes white with the colour of right or wrong predictions. The root of the share makes
-// confusions of a few percent visible.
+// color blends white with the colour of right or wrong predictions. The square root makes shares of
+// a few percent visible.
 func (m mark) color() color.RGBA {
 	full := curveTrain
 	if m.right {
@@ -241,7 +239,7 @@ func (m mark) color() color.RGBA {
 
 // cut shortens a name that is too long for the picture.
 func cut(face font.Face, name string) string {
-	last := 0 // of the part that has room for dots
+	last := 0 // end of the longest prefix that leaves room for dots
 	for at := range name {
 		if font.MeasureString(face, name[:at]+"...").Ceil() <= maxName {
 			last = at

@@ -24,11 +24,11 @@ func TestConfusionsAreSortedByCount(t *testing.T) {
 	}
 }
 
-// The table has the names, a row for each true class, and numbers for classes without a name.
+// The table has the class names, a row per true class, and numbers for classes without a name.
 func TestSaveConfusion(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	m := &Metrics{Confusion: [][]int64{{5, 2, 0}, {0, 9, 1}, {0, 0, 0}}}
-	for range 2 { // the second time in place of the first
+	for range 2 { // the second call replaces the files
 		if err := m.SaveConfusion(dir, []string{"cat", "dog, wet"}); err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,8 @@ func TestSaveConfusion(t *testing.T) {
 	}
 }
 
-// A row of pixels is of a true class. Of classes that share a pixel the largest share is drawn.
+// Each row of pixels shows one true class. A pixel that several classes share shows the largest
+// share.
 func TestMarks(t *testing.T) {
 	counts := [][]int64{{3, 1, 0, 0}, {0, 0, 0, 0}, {0, 0, 1, 4}, {0, 0, 0, 2}}
 	none, wrong := mark{}, mark{0.25, false}
@@ -78,7 +79,8 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// The picture shows right and wrong predictions, of few classes and of more than it has pixels.
+// The picture shows right and wrong predictions, both for few classes and for more classes than
+// pixels.
 func TestConfusionPicture(t *testing.T) {
 	for _, n := range []int{2, 12, 33, 1200} {
 		counts := make([][]int64, n)
@@ -106,7 +108,7 @@ func TestConfusionPicture(t *testing.T) {
 	}
 }
 
-// Names keep what has room, of which the dots are a part.
+// A name that is too long is cut so that it fits together with its dots.
 func TestNamesInPictures(t *testing.T) {
 	face, err := newFace()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/image/vector"
 )
 
-// A picture of the curves: a panel for the loss and, for classifiers, one for top-1.
+// Layout of the curves' picture: a panel for the loss and, for classifiers, one for top-1.
 const (
 	panelWidth, panelHeight         = 760, 520
 	marginLeft, marginRight         = 110, 40
@@ -25,7 +25,7 @@ const (
 	lineWidth               float64 = 3
 )
 
-// The colours of training and evaluation differ in greyscale too.
+// The colours of training and evaluation also differ in greyscale.
 var (
 	curveInk   = color.RGBA{0x33, 0x33, 0x33, 0xff}
 	curveGrid  = color.RGBA{0xdd, 0xdd, 0xdd, 0xff}
@@ -46,8 +46,8 @@ type curve struct {
 	values []float64 // by epoch
 }
 
-// put sets the value of an epoch. Epochs before that have none, such as those before a resume with
-// Config.Eval, leave a gap.
+// put sets the value of an epoch. Earlier epochs without a value leave a gap, for example those
+// before a resume that added Config.Eval.
 func (c *curve) put(epoch int, value float64) {
 	for len(c.values) < epoch {
 		c.values = append(c.values, math.NaN())
@@ -154,7 +154,7 @@ func (c curve) draw(canvas *image.RGBA, at func(int, float64) (float64, float64)
 	}
 }
 
-// axis returns the marks of the vertical axis, which ends at the first and the last one, and the
+// axis returns the marks of the vertical axis, which spans the first to the last mark, and the
 // number of epochs.
 func (p panel) axis() (marks []float64, n int) {
 	low, high := math.Inf(1), math.Inf(-1)
@@ -175,10 +175,10 @@ func (p panel) axis() (marks []float64, n int) {
 	const most = 5
 	step := tickStep(low, high, most)
 	first, last := math.Floor(low/step), math.Ceil(high/step)
-	for i := 0; i <= most+2 && float64(i) <= last-first; i++ { // first+1 may be first
+	for i := 0; i <= most+2 && float64(i) <= last-first; i++ { // first+1 may equal first
 		marks = append(marks, (first+float64(i))*step)
 	}
-	if len(marks) < 2 { // the difference of the values is not finite, or has no steps
+	if len(marks) < 2 { // the range of the values is not finite or has no steps
 		return []float64{low, high}, n
 	}
 	return marks, n
@@ -205,7 +205,7 @@ func ticks(low, high float64, count int) []float64 {
 	step := tickStep(low, high, count)
 	var marks []float64
 	first := math.Ceil(low / step)
-	for i := 0; i <= count; i++ { // and no further, because first+1 may be first
+	for i := 0; i <= count; i++ { // bounded by count, since first+1 may equal first
 		if mark := (first + float64(i)) * step; mark <= high+step*1e-9 {
 			marks = append(marks, mark)
 		}
@@ -213,7 +213,7 @@ func ticks(low, high float64, count int) []float64 {
 	return marks
 }
 
-// line draws a straight line of the width.
+// line draws a straight line with the given width.
 func line(canvas *image.RGBA, x0, y0, x1, y1, width float64, c color.RGBA) {
 	length := math.Hypot(x1-x0, y1-y0)
 	if length == 0 {
@@ -229,7 +229,7 @@ func line(canvas *image.RGBA, x0, y0, x1, y1, width float64, c color.RGBA) {
 	r.Draw(canvas, canvas.Bounds(), image.NewUniform(c), image.Point{})
 }
 
-// write writes text whose left end (anchor -1), middle (0) or right end (1) is at x.
+// write draws text so that its left end (anchor -1), middle (0) or right end (1) is at x.
 func write(canvas *image.RGBA, face font.Face, x, y float64, anchor int, c color.RGBA, text string) {
 	x -= float64(font.MeasureString(face, text)) / 64 * float64(anchor+1) / 2
 	d := font.Drawer{Dst: canvas, Src: image.NewUniform(c), Face: face, Dot: fixed.Point26_6{X: fixed.Int26_6(x * 64), Y: fixed.Int26_6(math.Round(y) * 64)}}

@@ -22,7 +22,7 @@ func has(img image.Image, c color.RGBA) bool {
 	return false
 }
 
-// The picture has a panel for what there is, and a curve for training and evaluation each.
+// The picture has a panel for each metric, and one curve each for training and evaluation.
 func TestCurves(t *testing.T) {
 	classifier := func(loss, top1 float64) *Metrics { return &Metrics{Loss: loss, Top1: top1, Classes: 3} }
 	for name, c := range map[string]struct {
@@ -70,8 +70,8 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// The marks of a loss's axis are at least three, and enclose the curves. Between the
-// losses themselves there may be only two.
+// The loss axis has at least three marks, and they enclose the curves. Between the losses there may
+// be only two round numbers.
 func TestLossAxis(t *testing.T) {
 	for _, c := range []struct{ values, want []float64 }{
 		{[]float64{0.9, 1.95}, []float64{0.5, 1, 1.5, 2}}, {[]float64{2.31, 0.02}, []float64{0, 0.5, 1, 1.5, 2, 2.5}},
@@ -85,14 +85,14 @@ func TestLossAxis(t *testing.T) {
 	}
 }
 
-// The ticks of numbers so large that the next one is the same float64 come to an end.
+// ticks terminates even for numbers so large that adding the step changes nothing.
 func TestTicksOfLargeNumbers(t *testing.T) {
 	if got := ticks(2e16, 2e16+4, 5); len(got) == 0 || len(got) > 6 {
 		t.Errorf("%v", got)
 	}
 }
 
-// An evaluation that began after a resume stands at its own epochs.
+// An evaluation that was added at a resume is drawn at its own epochs.
 func TestCurvesBeginLate(t *testing.T) {
 	m := &Metrics{Loss: 2}
 	loss := panels([]Epoch{{Epoch: 1, Train: m}, {Epoch: 2, Train: m}, {Epoch: 3, Train: m, Eval: m}})[0]
@@ -101,8 +101,8 @@ func TestCurvesBeginLate(t *testing.T) {
 	}
 }
 
-// A checkpoint is refused if its epochs lack their metrics, by which epochs are compared, or are
-// others than its place says.
+// A checkpoint is refused if its epochs lack their metrics, which the comparison of epochs needs,
+// or if they do not match its position.
 func TestSavedEpochsAreChecked(t *testing.T) {
 	complete := []Epoch{{Epoch: 1, Best: true, Train: &Metrics{Loss: 1}}}
 	good := saved{Version: version, At: position{Epoch: 1}, Epochs: complete}

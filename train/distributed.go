@@ -19,11 +19,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// CheckRanks requires that the loaders of all ranks give the same epochs: the same archive, by the
-// digest of its samples' names, sizes and labels, the same options, the same number of batches, and
-// that each deals its own rank's samples. Every rank calls it once its loader is open. A difference
-// is an error on all ranks that names the rank, its archive, and what differs; errors.Is knows it
-// as distributed.ErrMismatch.
+// CheckRanks requires that the loaders of all ranks give the same epochs. They must have the same
+// archive (by the digest of its samples' names, sizes and labels), the same options and the same
+// number of batches, and each must deal its own rank's samples. Every rank calls it once its loader
+// is open. A difference is an error on all ranks. The error names the rank, its archive and the
+// difference, and wraps distributed.ErrMismatch.
 func CheckRanks(world *distributed.Group, loader *imageloader.Loader) error {
 	all, err := distributed.AllGatherObject(world, loader.Identity())
 	if err != nil {
@@ -43,21 +43,21 @@ func CheckRanks(world *distributed.Group, loader *imageloader.Loader) error {
 
 // Keys of a file of several ranks.
 const (
-	idKey    = "id"    // a random text, so that ranks can tell files apart
-	ranksKey = "ranks" // a list by rank, of dicts with "generators" and "loader"
+	idKey    = "id"    // a random text that tells files apart
+	ranksKey = "ranks" // a list by rank: dicts with "generators" and "loader"
 )
 
-// rankState is what every rank has of its own.
+// rankState is the state that differs between ranks.
 type rankState struct {
 	Error      string             `json:"error,omitempty"`
 	Generators map[string][]byte  `json:"generators"`
 	Loader     *imageloader.State `json:"loader"`
-	Shards     string             `json:"shards,omitempty"` // of rank 0: the id of the checkpoint whose parts the ranks write
+	Shards     string             `json:"shards,omitempty"` // rank 0 only: id of the checkpoint whose shards the ranks write
 }
 
-// gather adds the states of all ranks to the file of rank 0, and begins the files of all ranks if
-// they write parts. own are this rank's generators, and failed is why it has no file. An error of
-// any rank is one of all.
+// gather adds the states of all ranks to rank 0's file. If the ranks write shards, it also opens
+// the files of all ranks. own holds this rank's generators. failed says why this rank has no file.
+// An error of any rank is an error of all.
 func (c *Checkpoint) gather(w *writing, own []nn.Named, failed error) (err error) {
 	mine := rankState{Loader: c.Loader, Generators: map[string][]byte{}}
 	for _, n := range own {
@@ -99,18 +99,18 @@ func (c *Checkpoint) gather(w *writing, own []nn.Named, failed error) (err error
 	if err := agree(c.World, failed); err != nil {
 		return err
 	}
-	// Reserved in the order of the calls: checkpoints of several paths may be written at once.
+	// Reserve in call order: checkpoints of several paths may be written at the same time.
 	w.barrier = c.World.ReserveBeside("checkpoint")
 	return nil
 }
 
-// checkFolder requires that all ranks see a file that rank 0 makes beside the path. A folder in
-// which rank 0 cannot write is an error of Save.
+// checkFolder requires that all ranks see a file that rank 0 creates next to path. If rank 0 cannot
+// write to the folder, Save reports that later.
 func (c *Checkpoint) checkFolder(path string) error {
 	id := ""
 	if c.World.Rank() == 0 {
 		if s, err := nn.BeginShards(path, c.World.Size()); err == nil {
-			defer s.Abandon() // when all ranks have looked
+			defer s.Abandon() // removes it when all ranks have looked
 			id = s.ID()
 		}
 	}
@@ -152,7 +152,8 @@ func (w *writing) addRanks(all []rankState) error {
 	return nil
 }
 
-// agree makes the results of all ranks that of each. A process alone has its own.
+// agree joins the errors of all ranks, so that every rank returns the same. A single process
+// returns its own.
 func agree(world *distributed.Group, failed error) error {
 	if world == nil {
 		return failed
@@ -177,31 +178,32 @@ func agree(world *distributed.Group, failed error) error {
 	return errors.Join(errs...)
 }
 
-// Saving is a checkpoint that is being written beside the training.
+// Saving is a checkpoint that SaveAsync is writing.
 type Saving struct {
 	world *distributed.Group
 	done  chan struct{}
 	err   error
 }
 
-// Wait waits until the file is on the disk, and returns the error of writing it. In a job it is a
+// Wait waits until the file is on disk, and returns the error of writing it. In a job Wait is a
 // collective: every rank calls it and gets the errors of all. Call it before the next Save or
-// SaveAsync to the same path. All ranks wait for several savings in the same order.
+// SaveAsync to the same path. If there are several savings, all ranks must wait for them in the
+// same order.
 func (s *Saving) Wait() error {
 	<-s.done
 	return agree(s.world, s.err)
 }
 
-// Done returns a channel that is closed when this rank writes no longer: the file is on the disk,
-// or could not be written. Done is no collective. A program that an error ends waits for it, where
-// Wait could wait for ranks that do not come.
+// Done returns a channel that is closed when this rank has stopped writing, successfully or not.
+// Done is not a collective. A program that ends because of an error waits for Done, since Wait may
+// block on ranks that never call it.
 func (s *Saving) Done() <-chan struct{} { return s.done }
 
-// SaveAsync is Save beside the training: it copies the state to the host's memory, and a goroutine
-// writes the file. It waits for the device. Between SaveAsync and the end of Wait the host has a
-// second copy of the tensors, in a job on rank 0, and of those that are divided each rank one of
-// its parts. The file takes the old one's place beside the training too, when the ranks have
-// written their parts, and does not wait for Wait. After an error of SaveAsync nothing is written.
+// SaveAsync is Save in the background. It waits for the device, copies the state to host memory,
+// and starts a goroutine that writes the file. Until Wait returns, host memory holds a second copy
+// of the tensors: on rank 0 for whole tensors, on each rank for its shard. The new file replaces
+// the old one when all ranks have written their shards, without waiting for Wait. If SaveAsync
+// returns an error, nothing is written.
 func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 	w, err := c.collect(path)
 	if err != nil {
@@ -216,7 +218,7 @@ func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 			copies.close()
 			return nil, err
 		}
-		own.failed = errors.Join(own.failed, err) // the other ranks learn it from Wait
+		own.failed = errors.Join(own.failed, err) // Wait tells the other ranks
 	}
 	go func() {
 		defer close(s.done)
@@ -226,7 +228,7 @@ func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 	return s, nil
 }
 
-// copied returns the file with copies of the tensors that this rank writes.
+// copied returns a writing whose tensors are host copies, for the tensors that this rank writes.
 func (w *writing) copied(copies hostCopies) (*writing, error) {
 	own := &writing{path: w.path, world: w.world, shards: w.shards, barrier: w.barrier, failed: w.failed, divided: nn.Divided{}}
 	if w.leads() {
@@ -247,7 +249,7 @@ func (w *writing) copied(copies hostCopies) (*writing, error) {
 	return own, nil
 }
 
-// hostCopies are copies of tensors on the host, by the tensors that they are of.
+// hostCopies maps tensors to their copies on the host.
 type hostCopies map[*torch.Tensor]*torch.Tensor
 
 func (h hostCopies) close() {
@@ -256,7 +258,7 @@ func (h hostCopies) close() {
 	}
 }
 
-// of returns a value for nn.SavePyTorch with copies in place of tensors.
+// of returns a value for nn.SavePyTorch in which copies replace the tensors.
 func (h hostCopies) of(value any) (any, error) {
 	switch v := value.(type) {
 	case *torch.Tensor:
@@ -319,9 +321,9 @@ func copied[K, C any](h hostCopies, from func(yield func(K, any) bool), to C, se
 	return to, nil
 }
 
-// RestoreLoader makes the loader go on at the place of the file that Load has read, at the same or
-// another number of ranks: see imageloader's Loader.Restore. It does nothing if the file has no
-// place, or none was read.
+// RestoreLoader moves the loader to the position in the file that Load read. The number of ranks
+// may differ from the file's: see imageloader's Loader.Restore. It does nothing if the file has no
+// position, or if no file was read.
 func (c *Checkpoint) RestoreLoader(ctx context.Context, loader *imageloader.Loader) error {
 	states := c.loaders
 	if states == nil && c.Loader != nil {
@@ -333,8 +335,8 @@ func (c *Checkpoint) RestoreLoader(ctx context.Context, loader *imageloader.Load
 	return loader.Restore(ctx, states...)
 }
 
-// ranks reads the states of all ranks. It returns that of this rank's generators, or nil if the
-// file has none.
+// ranks reads the states of all ranks. It returns this rank's generators, or nil if the file has
+// none for it.
 func (c *Checkpoint) ranks(file *nn.Checkpoint) (generators map[any]any, err error) {
 	entries, _ := value[[]any](file, ranksKey)
 	rank, world := 0, 1
@@ -363,8 +365,8 @@ func (c *Checkpoint) ranks(file *nn.Checkpoint) (generators map[any]any, err err
 	return generators, nil
 }
 
-// seedNewRank seeds the generators of a rank that the file does not have, from the state of rank
-// 0's and the rank: the ranks of a job draw different numbers.
+// seedNewRank seeds the generators of a rank that the file does not have, from rank 0's state and
+// the rank number. So the ranks of a job draw different numbers.
 func seedNewRank(cpu *nn.StoredTensor, rank int) error {
 	state, err := cpu.Read()
 	if err != nil {
@@ -379,15 +381,15 @@ func seedNewRank(cpu *nn.StoredTensor, rank int) error {
 	return torch.ManualSeed(binary.LittleEndian.Uint64(sum[:]))
 }
 
-// loaded is what a rank tells the others about the file that it has read.
+// loaded tells the other ranks about the file that a rank has read.
 type loaded struct {
 	Error   string `json:"error,omitempty"`
 	Missing bool   `json:"missing,omitempty"` // there is no file
 	ID      string `json:"id"`
 }
 
-// agreeLoaded makes an error of one rank that of all, and requires that all have read the same
-// file.
+// agreeLoaded makes an error of one rank an error of all, and requires that all ranks have read the
+// same file.
 func (c *Checkpoint) agreeLoaded(path, id string, failed error) error {
 	mine := loaded{ID: id, Missing: errors.Is(failed, fs.ErrNotExist)}
 	if failed != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// Variables of the environment of TestJobProcess.
+// Environment variables of TestJobProcess.
 const (
 	jobWay   = "TORCHSTREAM_TEST_JOB"
 	jobPath  = "TORCHSTREAM_TEST_JOB_PATH"
@@ -65,7 +65,7 @@ func TestJobProcess(t *testing.T) {
 	}
 }
 
-// startJob is runJob for a job that must not fail.
+// startJob is like runJob, but the job must not fail.
 func startJob(t *testing.T, size int, way, path string, steps int) []string {
 	t.Helper()
 	said, errs := runJob(t, size, way, path, steps)
@@ -80,8 +80,8 @@ func startJob(t *testing.T, size int, way, path string, steps int) []string {
 	return said
 }
 
-// runJob runs TestJobProcess as the ranks of a job to their ends, and returns what they print, and
-// the errors of those that fail.
+// runJob runs TestJobProcess as the ranks of a job until they exit. It returns their output and the
+// errors of ranks that fail.
 func runJob(t *testing.T, size int, way, path string, steps int) (said []string, errs []error) {
 	t.Helper()
 	port, err := freeport.Find()
@@ -101,7 +101,7 @@ func runJob(t *testing.T, size int, way, path string, steps int) (said []string,
 		number := strconv.Itoa(rank)
 		c.Env = append(os.Environ(), jobWay+"="+way, jobPath+"="+path, jobSteps+"="+strconv.Itoa(steps), "RANK="+number, "LOCAL_RANK="+number,
 			"WORLD_SIZE="+strconv.Itoa(size), "LOCAL_WORLD_SIZE="+strconv.Itoa(size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
-		if os.Getenv("NCCL_NVLS_ENABLE") == "" { // multicast belongs to the whole machine
+		if os.Getenv("NCCL_NVLS_ENABLE") == "" { // multicast is shared by the whole machine
 			c.Env = append(c.Env, "NCCL_NVLS_ENABLE=0")
 		}
 		c.Stdout, c.Stderr = &texts[rank], &texts[rank]
@@ -117,7 +117,7 @@ func runJob(t *testing.T, size int, way, path string, steps int) (said []string,
 	return said, errs
 }
 
-// dropoutJob is a training whose input and Dropout are drawn from the rank's generator.
+// dropoutJob is a training whose input and Dropout draw from the rank's generator.
 func dropoutJob(t *testing.T, world *distributed.Group) *train.Checkpoint {
 	t.Helper()
 	if err := torch.ManualSeed(7); err != nil {
@@ -204,7 +204,7 @@ func trainRank(t *testing.T, world *distributed.Group) {
 	fmt.Println("generator", digest(t, nn.Named{Tensor: generator}))
 }
 
-// line returns the line of a rank's output that begins with the word.
+// line returns the line of a rank's output that starts with the word.
 func line(t *testing.T, text, word string) string {
 	t.Helper()
 	for _, l := range strings.Split(text, "\n") {
@@ -216,8 +216,8 @@ func line(t *testing.T, text, word string) string {
 	return ""
 }
 
-// A job that ends and goes on has the bits of one that does not: parameters, averages and the
-// generator of each rank. Other numbers of ranks read its file too, and new ranks draw other
+// A job that is stopped and resumed has the same bits as an uninterrupted one: parameters, averages
+// and each rank's generator. Other numbers of ranks read its file too, and new ranks draw different
 // numbers.
 func TestCheckpointOfAJob(t *testing.T) {
 	dir := t.TempDir()
@@ -255,7 +255,7 @@ func TestCheckpointOfAJob(t *testing.T) {
 			t.Errorf("%d ranks draw the numbers of %d", size, len(drawn))
 		}
 	}
-	// A process without a job reads the file as rank 0 does.
+	// A process without a job reads the file like rank 0.
 	c := dropoutJob(t, nil)
 	if err := os.WriteFile(part, kept, 0o644); err != nil {
 		t.Fatal(err)
@@ -265,7 +265,7 @@ func TestCheckpointOfAJob(t *testing.T) {
 	}
 }
 
-// require checks that an error says all of the texts.
+// require checks that an error contains all of the texts.
 func require(t *testing.T, err error, says ...string) {
 	t.Helper()
 	for _, want := range says {
@@ -275,7 +275,7 @@ func require(t *testing.T, err error, says ...string) {
 	}
 }
 
-// checkpointErrors meets errors on one rank, which are errors on both, and goes on after each.
+// checkpointErrors causes errors on one rank. Both ranks must report each error and then continue.
 func checkpointErrors(t *testing.T, world *distributed.Group) {
 	c := dropoutJob(t, world)
 	dir, mine := os.Getenv(jobPath), ""
@@ -332,7 +332,7 @@ func checkpointErrors(t *testing.T, world *distributed.Group) {
 
 func TestCheckpointErrorsAreThoseOfAllRanks(t *testing.T) { startJob(t, 2, "errors", t.TempDir(), 0) }
 
-// dataErrors has ranks with loaders that do not fit together.
+// dataErrors gives the ranks loaders that do not match.
 func dataErrors(t *testing.T, world *distributed.Group) {
 	archives := strings.Split(os.Getenv(jobPath), ":")
 	o := imageloader.Options{BatchSize: 4, Transform: imageloader.Eval(8, 8), Shuffle: true, Rank: world.Rank(), World: 2, NoIndex: true}

@@ -11,10 +11,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// dividedWay is the way of ranks whose optimizers divide their state.
+// dividedWay is the mode of ranks whose optimizers shard their state.
 const dividedWay = "train with divided state"
 
-// jobOptimizer returns the optimizer of a rank, or of a process alone.
+// jobOptimizer returns the optimizer of a rank, or of a single process.
 func jobOptimizer(world *distributed.Group, params []*torch.Tensor) (optim.Optimizer, error) {
 	build := func(params []*torch.Tensor) (optim.Optimizer, error) {
 		return optim.NewAdamW(params, optim.AdamWOptions{LR: 0.01})
@@ -25,10 +25,10 @@ func jobOptimizer(world *distributed.Group, params []*torch.Tensor) (optim.Optim
 	return distributed.NewZeroRedundancyOptimizer(world, params, build)
 }
 
-// checkpointFiles are a checkpoint's files by their paths.
+// checkpointFiles maps paths to the contents of a checkpoint's files.
 type checkpointFiles map[string][]byte
 
-// keptFiles returns the files of the checkpoint at the path, of which there must be more than one.
+// keptFiles returns the files of the checkpoint at path and requires more than one.
 func keptFiles(t *testing.T, path string) checkpointFiles {
 	t.Helper()
 	names, err := filepath.Glob(path + "*")
@@ -53,8 +53,9 @@ func (k checkpointFiles) restore(t *testing.T) {
 	}
 }
 
-// A job whose ranks have parts of the optimizer's state writes the file of one process. It goes on
-// to the bits of a job that does not end, and other numbers of ranks and a process alone read it.
+// A job whose ranks shard the optimizer's state writes the file that one process would write. It
+// resumes with the bits of an uninterrupted job. Other numbers of ranks and a single process can
+// read the file.
 func TestCheckpointOfDividedState(t *testing.T) {
 	dir := t.TempDir()
 	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")

@@ -1,5 +1,6 @@
-// Package train is a training loop for networks that a prefetcher feeds: epochs, evaluation,
-// metrics, a table of results, checkpoints, and runs that continue after an interruption.
+// Package train is a training loop for networks that a prefetcher feeds. It handles epochs,
+// evaluation, metrics, a table of results, checkpoints, and runs that continue after an
+// interruption.
 //
 //	report, err := train.Run(ctx, train.Config{
 //		Model: net, Optimizer: opt, Feed: feed, Loader: loader, Eval: evalFeed, Epochs: 10,
@@ -7,33 +8,33 @@
 //		Dir:      "run1", Resume: true, Progress: os.Stdout,
 //	})
 //
-// The package uses only the public interface of the packages below it, so a program that needs
-// another loop can have one of its own: examples/01-train writes it out.
+// The package uses only the public interface of the packages below it, so a program can write a
+// different loop: examples/01-train shows one in full.
 //
-// A [Stepper] is one step without the loop. On a GPU [WithPrecedence] lets steps go before the
-// preparation of later batches.
+// A [Stepper] performs a single step without the loop. On a GPU [WithPrecedence] gives steps
+// priority over the preparation of later batches.
 //
 // # Files
 //
-// Config.Dir holds these files, each replaced as a whole, so that none is ever half written:
+// Config.Dir holds these files. Each is replaced atomically, so none is ever half written:
 //
 //	last.pt        a [Checkpoint] with the position: where Resume continues
 //	best.pt        the model of the best epoch, by evaluation if there is one, and the metadata
 //	log.csv        one row for each epoch
 //	curves.png     loss and top-1 over the epochs
-//	confusion.csv  of a classifier's evaluation in the best epoch: true classes, and what they were taken for
-//	confusion.png  a picture of it
+//	confusion.csv  counts of true and predicted classes, from the best epoch's evaluation
+//	confusion.png  a picture of confusion.csv
 //
-// PyTorch reads both checkpoints: torch.load(path, weights_only=True)["state_dict"]. So does
-// nn.Load.
+// PyTorch reads both checkpoints: torch.load(path, weights_only=True)["state_dict"]. nn.Load reads
+// them too.
 //
 // # Resuming
 //
 // Run saves last.pt after every epoch, every Config.SaveSteps steps, and when its context ends or a
-// hook returns ErrStop. A run that resumes computes what the uninterrupted run would have computed.
-// On the CPU, with the same number of threads, the parameters are equal to the last bit; on a GPU
-// they are as equal as two runs of the same kernels. Random numbers, for Dropout, go on where they
-// were, because last.pt has the states of the generators of the CPU and of the device.
+// hook returns ErrStop. A resumed run computes the results of an uninterrupted run. On the CPU,
+// with the same number of threads, the parameters are bit-identical. On a GPU they differ only as
+// much as two runs of the same kernels. Random numbers, for Dropout, continue where they stopped,
+// because last.pt holds the generator states of the CPU and the device.
 //
-// [Checkpoint] is such a file for a loop of the program's own.
+// A program with its own loop uses [Checkpoint] for such a file.
 package train

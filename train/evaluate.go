@@ -12,31 +12,32 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// EvaluateOptions says how Evaluate measures. The zero value is for classifiers in the dtype of
-// their parameters.
+// EvaluateOptions configures Evaluate. The zero value is for classifiers that compute in the dtype
+// of their parameters.
 type EvaluateOptions struct {
-	// Loader is the source of the feed, if that is a loader of images. A model with fewer outputs
-	// than the loader has classes is then an error; without Loader a label without an output is one
-	// of the device, which on a GPU ends the process's use of CUDA.
+	// Loader is the source of the feed, if that is an image loader. A model with fewer outputs than
+	// the loader has classes is then an error. Without Loader the device reports a label without an
+	// output, and on a GPU that makes CUDA unusable in this process.
 	Loader *imageloader.Loader
-	// Loss computes the mean loss of a batch, a scalar; nil stands for the cross-entropy of output
-	// and batch.Labels.
+	// Loss computes the mean loss of a batch, a scalar. nil means the cross-entropy of output and
+	// batch.Labels.
 	Loss func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
-	// Autocast runs the forward passes under autocast to BFloat16 or Float16; 0 for none.
+	// Autocast runs the forward passes under autocast to BFloat16 or Float16. 0 means none.
 	Autocast torch.DType
 }
 
 // Evaluate measures a model on the feed's epoch 0, as Run does after every epoch with Config.Eval.
-// The model is on the feed's device, and gets Batch.Images or, if the batches have none, their
-// first tensor. Evaluate puts all modules into evaluation mode and leaves them in it: call nn.Train
-// before training goes on. It computes no gradients, changes no parameters, and keeps no tensors.
+// The model must be on the feed's device. Its input is Batch.Images or, if the batches have none,
+// their first tensor. Evaluate puts all modules into evaluation mode and leaves them in it: call
+// nn.Train before you continue training. It computes no gradients, changes no parameters, and keeps
+// no tensors.
 //
-// The labels are those of the feed. A loader numbers the classes that it finds, so give it the
-// classes of the training in imageloader.Options.Classes.
+// Labels come from the feed. A loader numbers the classes that it finds, so set
+// imageloader.Options.Classes to the classes of the training.
 //
-// Evaluate holds its OS thread, because LibTorch plans cuDNN's convolutions for each thread anew.
-// It blocks until the device has the result, and ends with the context. A feed without samples, and
-// a loss that is not finite, are errors.
+// Evaluate locks its OS thread, because LibTorch plans cuDNN's convolutions once per thread. It
+// blocks until the device has the result, and stops when ctx ends. A feed without samples and a
+// loss that is not finite are errors.
 func Evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher, o EvaluateOptions) (*Metrics, error) {
 	const call = "train.Evaluate"
 	if model == nil || feed == nil {
@@ -78,7 +79,7 @@ func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 	return m.metrics("evaluation")
 }
 
-// autocast marks a model's input, unless dtype is 0.
+// autocast marks a model's input for autocast, unless dtype is 0.
 func autocast(x *torch.Tensor, dtype torch.DType) *torch.Tensor {
 	if dtype == 0 {
 		return x
@@ -89,8 +90,8 @@ func autocast(x *torch.Tensor, dtype torch.DType) *torch.Tensor {
 // criterion computes losses.
 type criterion struct {
 	call    string                                                            // for errors
-	own     func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor // the program's; nil for the cross-entropy
-	classes int                                                               // minimum of the model's outputs; 0 if not known
+	own     func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor // the program's loss; nil for the cross-entropy
+	classes int                                                               // minimum number of outputs; 0 if not known
 }
 
 // loss returns the mean loss of a batch.
@@ -102,14 +103,15 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 		return torch.Fail(c.call, fmt.Errorf("the batches have no field \"labels\": set Loss: %w", cuda.ErrInvalidArgument))
 	}
 	if c.classes > 0 && output.Err() == nil {
-		// On a GPU the assertion about a label without an output ends the process's use of CUDA.
+		// On a GPU a label without an output fails an assertion, which makes CUDA unusable in the
+		// process.
 		if shape := output.Shape(); len(shape) == 2 && shape[1] < int64(c.classes) {
 			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, and the loader %d classes: give the model's last layer %d outputs: %w",
 				shape[1], c.classes, c.classes, cuda.ErrInvalidArgument))
 		}
 	}
 	loss := output.CrossEntropy(batch.Labels)
-	// On the CPU a label without an output is an error here, which names only the label.
+	// On the CPU a label without an output is an error here, but the error names only the label.
 	if err := loss.Err(); err != nil && output.Err() == nil && output.Device() == cuda.CPU {
 		if _, outputs := classLabels(output, batch.Labels); outputs > 0 {
 			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, for the labels 0 to %d: %w", outputs, outputs-1, err))
@@ -118,7 +120,7 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 	return loss
 }
 
-// input is what the model gets of a batch.
+// input returns the model's input from a batch.
 func input(batch *prefetcher.Batch) *torch.Tensor {
 	if batch.Images != nil {
 		return batch.Images

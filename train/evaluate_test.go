@@ -21,8 +21,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// Evaluate has the figures of Run's evaluation of the same parameters, also of a model in training
-// mode, whose running statistics it leaves alone.
+// Evaluate returns the metrics that Run computes for the same parameters. That also holds for a
+// model in training mode, whose running statistics stay unchanged.
 func TestEvaluateIsTheEvaluationOfRun(t *testing.T) {
 	for name, dtype := range map[string]torch.DType{"float32": 0, "autocast": torch.BFloat16} {
 		t.Run(name, func(t *testing.T) {
@@ -49,8 +49,8 @@ func TestEvaluateIsTheEvaluationOfRun(t *testing.T) {
 	}
 }
 
-// On a GPU too the figures are those of Run's evaluation. A model with too few outputs is refused
-// before the device sees a label without an output, so CUDA can still be used.
+// On a GPU Evaluate also returns the metrics of Run's evaluation. A model with too few outputs is refused
+// before the device sees a label without an output, so CUDA stays usable.
 func TestGPUEvaluate(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	j := newJob(t, job{gpu: true, withEval: true, Config: train.Config{Epochs: 1}})
@@ -69,8 +69,7 @@ func TestGPUEvaluate(t *testing.T) {
 	}
 }
 
-// A loss of the program's own takes the place of the cross-entropy, and gets outputs without a
-// graph.
+// A custom loss replaces the cross-entropy, and gets outputs without a graph.
 func TestEvaluateWithAnotherLoss(t *testing.T) {
 	c := newFixed(t, &fixed{rows: make([][classes + 4]float32, 3), labels: []int64{1, 0, 2}})
 	m, err := train.Evaluate(t.Context(), c.Model, c.Feed, train.EvaluateOptions{
@@ -147,8 +146,8 @@ func confusionFile(t *testing.T, dir string) [][]int64 {
 	return counts
 }
 
-// The confusion matrix in the folder is of best.pt: a better epoch without an evaluation removes
-// it, and a worse one leaves it.
+// The confusion matrix in the folder belongs to best.pt. A better epoch without an evaluation
+// removes it, and a worse epoch leaves it.
 func TestConfusionFilesAreOfTheBestEpoch(t *testing.T) {
 	for name, better := range map[string]bool{"better": true, "worse": false} {
 		t.Run(name, func(t *testing.T) {
@@ -173,8 +172,7 @@ func TestConfusionFilesAreOfTheBestEpoch(t *testing.T) {
 	}
 }
 
-// What a killed run left of its tables and pictures is removed by the next one, and other files
-// stay.
+// The next run removes unfinished tables and pictures of a killed run. Other files stay.
 func TestUnfinishedFilesAreRemoved(t *testing.T) {
 	o := job{Config: train.Config{Epochs: 1, Dir: t.TempDir()}}
 	for name, stays := range map[string]bool{

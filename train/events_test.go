@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// field is a field of a protocol buffer: a varint or a fixed number in number, or bytes.
+// field is a protocol buffer field: number holds a varint or a fixed number, bytes everything else.
 type field struct {
 	number uint64
 	bytes  []byte
@@ -50,8 +50,9 @@ func fields(t *testing.T, message []byte) map[uint64]field {
 	return all
 }
 
-// drawnSteps returns the steps of the points that TensorBoard's EventAccumulator draws for the
-// event files of a folder: a SessionLog START removes the points before it from its step on.
+// drawnSteps returns the steps of the points that TensorBoard's EventAccumulator draws from the
+// event files of a folder. A SessionLog START at a step removes all earlier points from that step
+// on.
 func drawnSteps(t *testing.T, dir string) (steps []uint64) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "events.out.tfevents.*"))
@@ -80,7 +81,7 @@ func drawnSteps(t *testing.T, dir string) (steps []uint64) {
 	return steps
 }
 
-// A run that resumes from an older checkpoint writes each point of TensorBoard's curves once.
+// A run that resumes from an older checkpoint writes each point of TensorBoard's curves only once.
 func TestResumeFromAnOlderCheckpointDrawsPointsOnce(t *testing.T) {
 	o := job{path: archive(t), Config: train.Config{Epochs: 4, Dir: t.TempDir(), Resume: true, TensorBoard: true}}
 	last := filepath.Join(o.Dir, "last.pt")

@@ -22,23 +22,23 @@ const (
 	bestFile = "best.pt"
 	logFile  = "log.csv"
 	pngFile  = "curves.png"
-	lockFile = "run.lock" // of the run that writes to the folder
+	lockFile = "run.lock" // locks the folder for one run
 
-	version = 2 // of a saved
+	version = 2 // of saved
 )
 
-// position is a place in the training: right after a step, or between epochs.
+// position is a position in the training: directly after a step, or between epochs.
 type position struct {
-	Epoch   int     `json:"epoch"`   // the running or next one, from 0
+	Epoch   int     `json:"epoch"`   // the current or next epoch, from 0
 	Step    int     `json:"step"`    // over all epochs
-	Batches int     `json:"batches"` // of the epoch that were trained on
+	Batches int     `json:"batches"` // trained on in this epoch
 	LR      float64 `json:"lr"`      // of the last step
-	Sums    sums    `json:"sums"`    // of the epoch so far, when it was saved
+	Sums    sums    `json:"sums"`    // totals of the epoch so far, at the time of saving
 
-	meter *meter // of the running epoch; nil between epochs
+	meter *meter // of the current epoch; nil between epochs
 }
 
-// saved is what last.pt has beside the state of a Checkpoint.
+// saved is Run's addition to a Checkpoint in last.pt.
 type saved struct {
 	Version int      `json:"version"`
 	At      position `json:"at"`
@@ -63,14 +63,14 @@ func (s *saved) check() error {
 	return nil
 }
 
-// figures are the files of a run that are no checkpoints, and their kinds.
+// figures returns a run's files, except checkpoints, with their kinds.
 func figures() map[string]safefile.Kind {
 	return map[string]safefile.Kind{logFile: logKind(), pngFile: safefile.PNG, confusionCSV: confusionKind(), confusionPNG: safefile.PNG}
 }
 
 func (r *runner) path(name string) string { return filepath.Join(r.Dir, name) }
 
-// openDir makes the folder, and resumes from it.
+// openDir makes the folder, and resumes from it if asked.
 func (r *runner) openDir(ctx context.Context) error {
 	if r.Dir == "" {
 		return nil
@@ -108,7 +108,7 @@ func (r *runner) openDir(ctx context.Context) error {
 		}
 		return fmt.Errorf("train: %s is of an earlier run, whose %s is gone, and this run would replace it: move it away, or name another folder", r.path(bestFile), lastFile)
 	}
-	// From now on best.pt is of the run of last.pt, wherever this process is killed.
+	// From here on best.pt belongs to the run of last.pt, even if this process is killed.
 	if err := r.saveLast("training"); err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (r *runner) openDir(ctx context.Context) error {
 	return nil
 }
 
-// BusyError is the error of [Run] and [Busy] for a folder to which another run writes.
+// BusyError is the error of [Run] and [Busy] for a folder that another run is writing to.
 type BusyError struct {
 	Dir    string
 	Holder string // the other run: "process 12 on host-3 since 2026-01-31 10:11:12"
@@ -126,11 +126,11 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("train: another run writes to %s: %s: wait until it ends, or name another folder", e.Dir, e.Holder)
 }
 
-// Busy returns a *BusyError if a [Run] of any process writes to a folder now, and nil otherwise.
-// Run refuses such a folder itself; a program calls Busy before long preparations.
+// Busy returns a *BusyError if a [Run] of any process is writing to the folder now, and nil
+// otherwise. Run refuses such a folder itself. A program calls Busy before long preparations.
 func Busy(dir string) error { return busyDir(dir, safefile.Claimed(filepath.Join(dir, lockFile))) }
 
-// busyDir replaces the error of a claim that somebody else holds.
+// busyDir converts the error of a claim that another process holds to a *BusyError.
 func busyDir(dir string, err error) error {
 	var busy *safefile.BusyError
 	if errors.As(err, &busy) {
@@ -139,7 +139,7 @@ func busyDir(dir string, err error) error {
 	return err
 }
 
-// claimDir makes this run the only one in the folder. Two of them would replace each other's files.
+// claimDir reserves the folder for this run. Two runs would overwrite each other's files.
 func (r *runner) claimDir() (err error) {
 	r.claim, err = safefile.NewClaim(r.path(lockFile))
 	if errors.Is(err, safefile.ErrNoLocks) {
@@ -155,16 +155,15 @@ func (r *runner) claimDir() (err error) {
 	return busyDir(r.Dir, err)
 }
 
-// release lets other runs have the folder.
+// release makes the folder available to other runs.
 func (r *runner) release() {
 	if r.claim != nil {
-		r.claim.Release() // what stays is replaced by the next run
+		r.claim.Release() // the next run replaces a file that remains
 		r.claim = nil
 	}
 }
 
-// missing returns the paths of a folder and of those above it that do not exist, the innermost
-// first.
+// missing returns the missing folders among dir and its parents, innermost first.
 func missing(dir string) (paths []string) {
 	for dir = filepath.Clean(dir); ; {
 		parent := filepath.Dir(dir)
@@ -175,25 +174,25 @@ func missing(dir string) (paths []string) {
 	}
 }
 
-// removeFirst removes the last.pt that a new run began with if nothing came after it, so that the
-// folder does not refuse the next run, and the folders that the run made and that are empty. A
-// killed process leaves the file, from which the next run resumes.
+// removeFirst removes the initial last.pt of a new run if nothing followed it, so that the folder
+// does not refuse the next run. It also removes the empty folders that the run made. A killed
+// process leaves the file, and the next run resumes from it.
 func (r *runner) removeFirst() {
 	if r.first {
-		os.Remove(r.path(lastFile)) // a file that stays refuses a new run and says so
+		os.Remove(r.path(lastFile)) // if this fails, the next new run is refused and says why
 	}
 	r.release()
 	for _, dir := range r.made {
 		if os.Remove(dir) != nil {
-			return // it has files, of this run or of another program
+			return // it has files of this run or of another program
 		}
 	}
 }
 
-// removeUnfinished removes what a run that was killed while it wrote a table or a picture has left:
-// a file under another name, which nobody finishes. Checkpoints remove theirs when they are saved.
+// removeUnfinished removes temporary files of a run that was killed while it wrote a table or a
+// picture. Checkpoints remove theirs in Save.
 func (r *runner) removeUnfinished() {
-	files, _ := os.ReadDir(r.Dir) // what cannot be read stays, and does no harm
+	files, _ := os.ReadDir(r.Dir) // unreadable files stay and do no harm
 	for _, f := range files {
 		for name := range figures() {
 			if strings.HasPrefix(f.Name(), name+".") && strings.HasSuffix(f.Name(), ".tmp") {
@@ -206,15 +205,15 @@ func (r *runner) removeUnfinished() {
 // load continues from a checkpoint.
 func (r *runner) load(ctx context.Context, path string) error {
 	c := r.checkpoint(&saved{})
-	c.Scheduler = nil // the program may have another schedule now
+	c.Scheduler = nil // the program may use another schedule now
 	if err := c.Load(path); err != nil {
 		return err
 	}
 	at := c.position.At
 	if c.Loader != nil && at.Batches > 0 && r.Loader == nil {
-		c.Loader = nil // train reads and drops the batches before
+		c.Loader = nil // train reads and drops the earlier batches
 	}
-	// The loader compares archive and options with the checkpoint's.
+	// The loader compares its archive and options with the checkpoint's.
 	if c.Loader != nil {
 		if err := r.Loader.Restore(ctx, *c.Loader); err != nil {
 			return fmt.Errorf("train: %s: %w", path, err)
@@ -229,7 +228,7 @@ func (r *runner) load(ctx context.Context, path string) error {
 	return nil
 }
 
-// checkpoint names everything that it takes to go on.
+// checkpoint names all state that a resume needs.
 func (r *runner) checkpoint(position *saved) *Checkpoint {
 	return &Checkpoint{
 		Model: r.Model, Optimizer: r.Optimizer, Scheduler: r.stepper.scheduler, EMA: r.EMA, Scaler: r.Scaler,
@@ -237,7 +236,7 @@ func (r *runner) checkpoint(position *saved) *Checkpoint {
 	}
 }
 
-// saveLast writes the place of the run, with all that it takes to go on. It waits for the device.
+// saveLast writes the run's position and all state that a resume needs. It waits for the device.
 func (r *runner) saveLast(of string) error {
 	if r.Dir == "" {
 		return nil
@@ -249,11 +248,11 @@ func (r *runner) saveLast(of string) error {
 			return err
 		}
 	}
-	r.first = false // also if Save fails: the new file may be there
+	r.first = false // even if Save fails: the new file may exist
 	return r.checkpoint(&s).Save(r.path(lastFile))
 }
 
-// saveBest writes the model, or its averages, and the confusion matrix of its epoch.
+// saveBest writes the model, or its averages, and the epoch's confusion matrix.
 func (r *runner) saveBest(e Epoch) error {
 	if r.Dir == "" {
 		return nil
@@ -269,8 +268,8 @@ func (r *runner) saveBest(e Epoch) error {
 	return r.saveConfusion(e)
 }
 
-// saveConfusion writes the confusion matrix of the best epoch. If it has none, that of an earlier
-// one, which is not of best.pt any more, is removed.
+// saveConfusion writes the confusion matrix of the best epoch. If the epoch has none, saveConfusion
+// removes the matrix of an earlier epoch, since it no longer belongs to best.pt.
 func (r *runner) saveConfusion(e Epoch) error {
 	if e.Eval != nil && e.Eval.Confusion != nil {
 		var classes []string
@@ -295,10 +294,10 @@ func metadata(of map[string]string) map[string]any {
 	return dict
 }
 
-// logKind is the kind of file that saveLog writes.
+// logKind recognises the files that saveLog writes.
 func logKind() safefile.Kind { return safefile.Prefix("a log of a training", "epoch,steps,lr,") }
 
-// saveLog writes the table of all epochs. A new file takes the old one's place.
+// saveLog writes the table of all epochs. The new file replaces the old one.
 func (r *runner) saveLog() error {
 	if r.Dir == "" {
 		return nil
@@ -313,7 +312,7 @@ func (r *runner) saveLog() error {
 		row = append(row, e.Eval.columns()...)
 		w.Write(append(row, number(e.ImagesPerSecond), number(e.Seconds), number(e.WaitShare), strconv.FormatInt(e.AllocatedBytes, 10)))
 	}
-	w.Flush() // a bytes.Buffer takes everything
+	w.Flush() // a bytes.Buffer never fails
 	f, err := safefile.Replace(r.path(logFile), logKind(), 0o644, func(f *os.File) error {
 		_, err := f.Write(text.Bytes())
 		return err
@@ -324,7 +323,7 @@ func (r *runner) saveLog() error {
 	return errors.Join(f.Close(), r.saveCurves())
 }
 
-// saveCurves draws the table of all epochs. A new file takes the old one's place.
+// saveCurves draws the curves of all epochs. The new file replaces the old one.
 func (r *runner) saveCurves() error {
 	f, err := safefile.Replace(r.path(pngFile), safefile.PNG, 0o644, func(f *os.File) error { return writeCurves(f, r.report.Epochs) })
 	if err != nil {
@@ -333,7 +332,7 @@ func (r *runner) saveCurves() error {
 	return f.Close()
 }
 
-// event gives TensorBoard the figures of an epoch.
+// event writes the metrics of an epoch for TensorBoard.
 func (r *runner) event(e Epoch) error {
 	if !r.TensorBoard || r.Dir == "" {
 		return nil
@@ -362,7 +361,7 @@ func (r *runner) event(e Epoch) error {
 	return r.events.Write(int64(e.Steps), scalars...)
 }
 
-// columns are loss, top-1 and top-5; empty if there are none.
+// columns returns loss, top-1 and top-5 as text, empty where there is none.
 func (m *Metrics) columns() []string {
 	switch {
 	case m == nil:

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// draw returns the next n normal numbers of the device's generator.
+// draw returns the next n normally distributed numbers of the device's generator.
 func draw(t *testing.T, device cuda.Device, n int64) []float32 {
 	t.Helper()
 	x, err := torch.Randn(device, torch.Float32, n)
@@ -58,8 +58,8 @@ func numbers(t *testing.T, path, key string) []float32 {
 	return values
 }
 
-// After the same seed and numbers the state has the bytes of PyTorch's, and a Checkpoint with
-// PyTorch's state goes on with PyTorch's numbers.
+// With the same seed and the same draws, the state has the same bytes as PyTorch's. A Checkpoint
+// that loads PyTorch's state draws PyTorch's next numbers.
 func TestGenerators(t *testing.T) {
 	path := filepath.Join("testdata", "generators.pt")
 	if err := torch.ManualSeed(11); err != nil {
@@ -94,8 +94,8 @@ func TestGenerators(t *testing.T) {
 	}
 }
 
-// The states of a Checkpoint go to PyTorch and come back from it, in the same run on the same
-// device, without a number that differs.
+// PyTorch loads the states of a Checkpoint, and a Checkpoint loads PyTorch's, on the same device.
+// No number differs.
 func TestGeneratorsInPyTorch(t *testing.T) {
 	program := os.Getenv("TORCHSTREAM_PYTHON")
 	if program == "" {

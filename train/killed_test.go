@@ -33,7 +33,7 @@ var (
 	killSeed = flag.Uint64("kill-seed", 0, "seed of the moments of TestKilled; 0 draws one")
 )
 
-// Variables of the environment of the process that TestKilled kills.
+// Environment variables of the process that TestKilled kills.
 const (
 	killedDir     = "TORCHSTREAM_TEST_KILLED_DIR"
 	killedArchive = "TORCHSTREAM_TEST_KILLED_ARCHIVE"
@@ -41,7 +41,7 @@ const (
 	killedDone    = "result"
 )
 
-// ways are the trainings of TestKilled.
+// ways returns the training of TestKilled with the given name.
 func ways(name string) job {
 	o := job{adam: true, dropout: true, ema: true, withEval: true, Config: train.Config{
 		Epochs: 4, ClipNorm: 1, Schedule: optim.CosineLR{Steps: 4 * perE}, SaveSteps: 1, Resume: true, Autocast: torch.BFloat16,
@@ -64,7 +64,7 @@ func TestKilledProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := ways(os.Getenv(killedWay))
-	if o.gpu { // two runs of the same kernels compute the same bits
+	if o.gpu { // two runs of the same kernels must compute the same bits
 		if err := torch.SetProcessNumerics(torch.Numerics{Deterministic: true}); err != nil {
 			t.Fatal(err)
 		}
@@ -95,15 +95,15 @@ func TestKilledProcess(t *testing.T) {
 	}
 }
 
-// outcome is what a training ends with.
+// outcome is the final state of a training.
 type outcome struct {
 	Bits    map[string][]uint64
 	Figures []train.Epoch
 	Scale   float64
 }
 
-// A training that is killed at random moments, between any two instructions, ends with the bits of
-// one that is not: parameters, averages, figures and scale, with Dropout and augmentation.
+// A training that is killed at random moments ends with the same bits as an uninterrupted one:
+// parameters, averages, metrics and scale, with Dropout and augmentation.
 func TestKilled(t *testing.T) {
 	killed(t, "CPU", *kills)
 }
@@ -138,7 +138,7 @@ func killed(t *testing.T, way string, times int) {
 			died++
 			continue
 		}
-		// It was faster than the kill: the next one begins anew.
+		// It finished before the kill: the next one starts from scratch.
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +162,7 @@ func killed(t *testing.T, way string, times int) {
 	t.Logf("killed %d times", died)
 }
 
-// moment says when to kill a process: after so many steps, and then some time.
+// moment says when to kill a process: after a number of steps plus a delay.
 type moment struct {
 	lines int
 	after time.Duration
@@ -223,7 +223,7 @@ func runKilled(t *testing.T, way, path, dir string, kill *moment) *outcome {
 	return &o
 }
 
-// A program's own loop saves and loads everything with a Checkpoint.
+// A custom loop saves and loads its whole state with a Checkpoint.
 func TestCheckpoint(t *testing.T) {
 	path := archive(t)
 	loop := func(file string, from, to int) (*job, *train.Checkpoint) {

@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// stepOrRefuse trains on a batch. refused is the error of one sample, after others of its epoch,
-// for which a normalisation can compute no statistics: the model is then as it was before.
+// stepOrRefuse trains on a batch. refused is set if the batch is a single sample, not the first of
+// its epoch, for which a normalisation cannot compute statistics. The model is then unchanged.
 func (r *runner) stepOrRefuse(batch *prefetcher.Batch) (refused, err error) {
 	if batch.N != 1 || r.at.Batches == 0 {
 		return nil, r.step(batch)
@@ -25,7 +25,7 @@ func (r *runner) stepOrRefuse(batch *prefetcher.Batch) (refused, err error) {
 	return err, before.restore()
 }
 
-// sayLeftOut logs, once, that the last batch of an epoch is left out, if refused is not nil.
+// sayLeftOut logs once that the last batch of an epoch is left out, if refused is not nil.
 func (r *runner) sayLeftOut(refused error) {
 	if refused == nil || r.leftOut {
 		return
@@ -37,11 +37,11 @@ func (r *runner) sayLeftOut(refused error) {
 	}
 }
 
-// bufferCopies are copies of the buffers of a model, such as BatchNorm's running statistics, which
-// layers change in a forward pass that a later layer fails.
+// bufferCopies holds copies of a model's buffers, such as BatchNorm's running statistics. Layers
+// change them in a forward pass even if a later layer fails.
 type bufferCopies struct{ buffers, copies []*torch.Tensor }
 
-// copyBuffers copies the buffers of a model. The caller closes the copies, also after an error.
+// copyBuffers copies a model's buffers. The caller closes the copies, even after an error.
 func copyBuffers(m nn.Module) (bufferCopies, error) {
 	var c bufferCopies
 	for _, n := range nn.NamedBuffers(m) {

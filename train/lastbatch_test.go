@@ -16,7 +16,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// newNormalised returns a job whose second normalisation has one value per channel of one sample.
+// newNormalised returns a job whose second normalisation gets one value per channel for one sample.
 // An epoch of the archive is 4 batches of 8 samples and one of a single sample.
 func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *job {
 	t.Helper()
@@ -40,9 +40,8 @@ func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *jo
 	return &job{Config: c}
 }
 
-// A last batch of one sample, of which a normalisation can compute no statistics, leaves the run
-// with the bits of one whose loader drops the last batch, also where it is interrupted before that
-// batch.
+// A normalisation cannot compute statistics for a last batch of one sample. The run then ends with
+// the bits of a run whose loader drops the last batch, even if it is interrupted before that batch.
 func TestLastBatchOfOneSampleIsLeftOut(t *testing.T) {
 	path := archive(t)
 	dropped := newNormalised(t, path, true, train.Config{})
@@ -76,7 +75,7 @@ func TestLastBatchOfOneSampleIsLeftOut(t *testing.T) {
 	}
 }
 
-// uneven is a source of batches of given numbers of rows.
+// uneven is a source of batches with given numbers of rows.
 type uneven struct {
 	fixed
 	sizes []int
@@ -97,8 +96,7 @@ func (u *uneven) Fill(ctx context.Context, _ int, lend func(context.Context) ([]
 	return nil
 }
 
-// A batch of one sample that is the first one, or not the last, ends the run with BatchNorm's
-// error.
+// If a batch of one sample is the first, or not the last, the run ends with BatchNorm's error.
 func TestBatchOfOneSampleElsewhereIsAnError(t *testing.T) {
 	for name, sizes := range map[string][]int{"first": {1, 2}, "in between": {2, 1, 2}, "alone": {1}} {
 		t.Run(name, func(t *testing.T) {

@@ -26,15 +26,15 @@ import (
 
 var flatSteps = flag.Int("flat-steps", 10_000, "steps of TestStepsKeepMemoryFlat on the CPU")
 
-// usage is what a process holds.
+// usage holds a process's resource usage.
 type usage struct {
 	threads, tensors    int64
 	caught              int64
-	native              int64 // resident bytes that are not the Go heap's
+	native              int64 // resident bytes outside the Go heap
 	allocated, reserved int64 // on the GPU
 }
 
-// use reads the figures, after the garbage of Go is given back if collect is true.
+// use reads the current usage. If collect is true, it runs Go's garbage collector first.
 func use(t *testing.T, device cuda.Device, collect bool) usage {
 	t.Helper()
 	if collect {
@@ -60,15 +60,15 @@ func use(t *testing.T, device cuda.Device, collect bool) usage {
 	return u
 }
 
-// native returns the resident bytes of the process that are not the Go heap's. What the Go runtime
-// says of its heap is no measure of it: pages that it holds and never touched are not resident.
+// native returns the resident bytes of the process outside the Go heap. The Go runtime's own heap
+// size is no measure, since it includes pages that were never touched and so are not resident.
 func native(t *testing.T) int64 {
 	t.Helper()
 	mappings, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Go's heap is the mappings near one of its objects, far from those that C makes.
+	// Go's heap is the set of mappings near one of its objects, far from mappings made by C.
 	const near = 64 << 30
 	object := uint64(uintptr(unsafe.Pointer(new([16]byte))))
 	var sum int64
@@ -92,8 +92,9 @@ func native(t *testing.T) int64 {
 	return sum
 }
 
-// Threads, tensors and memory stay what they are over thousands of steps, both without Go's garbage
-// collector, which so has no part in freeing memory, and with it running at random moments.
+// Threads, tensors and memory stay constant over thousands of steps: without Go's garbage
+// collector, which proves that freeing does not depend on it, and with it running at random
+// moments.
 func TestStepsKeepMemoryFlat(t *testing.T) {
 	for _, collector := range []string{"off", "at random"} {
 		t.Run("CPU, GC "+collector, func(t *testing.T) { keepFlat(t, cuda.CPU, false, collector == "off", *flatSteps) })
@@ -108,10 +109,10 @@ func TestStepsKeepMemoryFlat(t *testing.T) {
 	}
 }
 
-// startThreads computes on as many OS threads as may be inside LibTorch at a time, because a
+// startThreads computes on as many OS threads as may be inside LibTorch at once, because a
 // goroutine that steps may change its thread after a collection. On the CPU, OpenMP keeps a team of
-// threads for every thread that computes. On a GPU, each has a handle of cuBLAS, and making one
-// takes the memory of a workspace for a moment, which the allocator then keeps.
+// threads for every computing thread. On a GPU, each thread has a cuBLAS handle. Creating one
+// briefly takes workspace memory, which the allocator then keeps.
 func startThreads(t *testing.T, device cuda.Device) {
 	t.Helper()
 	ones, err := torch.Ones(device, torch.Float32, 512, 512)
@@ -127,7 +128,7 @@ func startThreads(t *testing.T, device cuda.Device) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			locked.Done()
-			locked.Wait() // so that every goroutine has a thread of its own
+			locked.Wait() // gives every goroutine a separate thread
 			sum, product := ones.Add(ones), ones.MM(ones)
 			errs[i] = errors.Join(sum.Err(), sum.Close(), product.Err(), product.Close())
 		})
@@ -149,7 +150,7 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 		t.Fatal(err)
 	}
 	defer step.Close()
-	// A collection runs beside the steps, and ends before the test does.
+	// Collections run during the steps, and stop before the test ends.
 	collect, collected := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(collected)
@@ -169,7 +170,7 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 			if !off && rng.IntN(20) == 0 {
 				select {
 				case collect <- struct{}{}:
-				default: // it runs
+				default: // running
 				}
 			}
 			turn := torch.NewScope("step")
@@ -187,7 +188,8 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 	if after.tensors != before.tensors || after.caught != before.caught {
 		t.Errorf("%d tensors live after the steps, %d before, and the collector freed %d", after.tensors, before.tensors, after.caught-before.caught)
 	}
-	// Go starts a thread when one waits in a call, so that a few may still be missing.
+	// Go starts a thread when another blocks in a call, so a few may be missing from the first
+	// count.
 	if after.threads > before.threads+8 {
 		t.Errorf("%d threads after the steps, %d before", after.threads, before.threads)
 	}
@@ -199,7 +201,7 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 	}
 }
 
-// exhausted is where memory runs out in a step.
+// exhausted is a point in a step where memory runs out.
 type exhausted struct {
 	optim.Optimizer
 	step func() // before the optimizer's step
@@ -212,9 +214,9 @@ func (e *exhausted) Step() error {
 	return e.Optimizer.Step()
 }
 
-// Memory that runs out in the forward pass, in the backward pass or in the optimizer's step is
-// ErrOutOfMemory. The step changes no parameter, leaves no gradient and no memory, and training
-// goes on with a smaller batch, to the parameters of a training in which nothing failed.
+// If memory runs out in the forward pass, the backward pass or the optimizer's step, the error is
+// ErrOutOfMemory. The step changes no parameter and leaves no gradient and no memory. Training
+// continues with a smaller batch, and its parameters equal those of a training without the failure.
 func TestOutOfMemoryInAStep(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	device := cuda.Device(0)
@@ -231,8 +233,8 @@ func TestOutOfMemoryInAStep(t *testing.T) {
 	}
 }
 
-// outOfMemory makes a step on a large batch in which memory runs out in the phase, unless that is
-// "", and then three on a small batch. It returns the sum of each parameter.
+// outOfMemory makes a step on a large batch in which memory runs out in the given phase ("" for
+// none), and then three steps on a small batch. It returns the sum of each parameter.
 func outOfMemory(t *testing.T, device cuda.Device, phase string) []float64 {
 	t.Helper()
 	const width, large, few = 1024, 16384, 8 // a parameter of 4 MiB, activations of 64 MiB
@@ -253,7 +255,7 @@ func outOfMemory(t *testing.T, device cuda.Device, phase string) []float64 {
 	defer opt.Close()
 	restore, filled := func() {}, torch.NewScope("filled")
 	defer filled.Close()
-	// What the allocator holds and does not use is filled too.
+	// This also fills the allocator's unused reserve.
 	exhaust := func() {
 		restore = cudatest.OutOfMemory(t, device)
 		for size := int64(64 << 20); size >= 1<<20; size /= 2 {
@@ -340,8 +342,9 @@ func sums(t *testing.T, net nn.Module) (all []float64) {
 	return all
 }
 
-// rescaled multiplies its input by a parameter, and then is linear. If huge, the gradient of that
-// parameter needs memory that no machine has: 256 TiB. It comes after those of the layer.
+// rescaled multiplies its input by a parameter and applies a linear layer. If huge, the parameter's
+// gradient needs more memory than any machine has, 256 TiB. It is computed after the layer's
+// gradients.
 type rescaled struct {
 	scale *torch.Tensor
 	layer *nn.Linear
@@ -352,7 +355,7 @@ func (s *rescaled) Forward(x *torch.Tensor) *torch.Tensor {
 	scale := s.scale
 	if s.huge {
 		expanded := s.scale.Expand(1 << 46)
-		defer expanded.Close() // it has no scope
+		defer expanded.Close() // it is not in a scope
 		scale = expanded.Narrow(0, 0, 1)
 		defer scale.Close()
 	}
@@ -363,15 +366,15 @@ func (s *rescaled) Parts() nn.Parts {
 	return nn.Parts{Parameters: []nn.Named{{Name: "scale", Tensor: s.scale}}, Modules: []nn.Child{{Name: "layer", Module: s.layer}}}
 }
 
-// The same on the CPU. The passes ask for a size that no machine has.
+// The same on the CPU. The passes request more memory than any machine has.
 func TestOutOfMemoryOnTheCPU(t *testing.T) {
 	for _, phase := range []string{"forward", "backward", "step"} {
 		t.Run(phase, func(t *testing.T) {
 			s := newSmall(t, cuda.CPU)
 			net := &rescaled{scale: nn.NewParameter(nn.Constant(1), 1), layer: nn.NewLinear(6, 4, nn.LinearOptions{})}
 			defer nn.Close(net)
-			// A parameter that gets a gradient in the phase "step", when the other parameters have
-			// theirs. Its state then needs more memory than there is.
+			// This parameter gets its gradient in the phase "step", after the other parameters. Its
+			// state then needs more memory than there is.
 			const elements, room = 1 << 26, 128 << 20
 			vast, err := torch.Zeros(cuda.CPU, torch.Float32, elements)
 			if err != nil {

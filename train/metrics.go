@@ -8,24 +8,24 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Metrics are the figures of one pass over samples.
+// Metrics holds the results of one pass over samples.
 type Metrics struct {
 	Samples int64   `json:"samples"`
 	Loss    float64 `json:"loss"` // mean over the samples
-	// Top1 and Top5 are the shares of samples whose class has the largest output, and one of the
-	// five largest. Both are 0 without Classes.
+	// Top1 is the share of samples whose class has the largest output, Top5 the share whose class
+	// is among the five largest. Both are 0 if Classes is 0.
 	Top1 float64 `json:"top1"`
 	Top5 float64 `json:"top5"`
-	// Classes is the number of classes; 0 if the outputs are not [N classes], or the batches have
-	// no labels of classes.
+	// Classes is the number of classes. It is 0 if the outputs are not [N classes], or if the
+	// batches have no class labels.
 	Classes int `json:"classes"`
 	// Confusion counts the samples of an evaluation: Confusion[label][predicted class]. It is nil
-	// for training, without Classes, and for epochs before a resume. Confusions sorts it, and
+	// for training, if Classes is 0, and for epochs before a resume. Confusions sorts it, and
 	// SaveConfusion writes it to files.
 	Confusion [][]int64 `json:"-"`
 }
 
-// sums are the totals behind Metrics. They are exact in JSON.
+// sums holds the totals behind Metrics. They are exact in JSON.
 type sums struct {
 	Samples int64   `json:"samples"`
 	Loss    float64 `json:"loss"`
@@ -34,17 +34,17 @@ type sums struct {
 	Classes int     `json:"classes"`
 }
 
-// meter adds up metrics on the device, so that no step waits for a number.
+// meter adds up metrics on the device, so that no step waits for a result.
 type meter struct {
 	samples   int64
 	classes   int
-	loss      *torch.Tensor // float64 []
-	right     *torch.Tensor // int64 []: top-1
-	among     *torch.Tensor // int64 []: top-5
+	loss      *torch.Tensor // float64 scalar
+	right     *torch.Tensor // int64 scalar: top-1
+	among     *torch.Tensor // int64 scalar: top-5
 	confusion *torch.Tensor // int64 [classes*classes]; nil in training
 }
 
-// newMeter returns a meter that begins with the given totals.
+// newMeter returns a meter that starts with the given totals.
 func newMeter(device cuda.Device, from sums) (*meter, error) {
 	m := &meter{samples: from.Samples, classes: from.Classes}
 	var err error
@@ -91,9 +91,8 @@ func (m *meter) add(output, loss, labels *torch.Tensor, n int, confusion bool) e
 	return m.confuse(predicted, labels)
 }
 
-// classLabels returns the classes [N] of the samples, and the number of classes: 0 if the output
-// and the labels are not those of a classifier. Mixed labels [N classes] stand for their largest
-// part.
+// classLabels returns the class labels [N] and the number of classes. The number is 0 if the output
+// and the labels are not a classifier's. Of mixed labels [N classes] the largest component counts.
 func classLabels(output, labels *torch.Tensor) (*torch.Tensor, int) {
 	if labels == nil {
 		return nil, 0
@@ -126,7 +125,7 @@ func (m *meter) confuse(predicted, labels *torch.Tensor) error {
 	return err
 }
 
-// read returns the totals so far, whose loss is finite. It waits for the device.
+// read returns the totals so far. A loss that is not finite is an error. It waits for the device.
 func (m *meter) read(of string) (s sums, err error) {
 	s.Samples, s.Classes = m.samples, m.classes
 	if s.Loss, err = m.loss.Float64(); err != nil {
@@ -143,7 +142,7 @@ func (m *meter) read(of string) (s sums, err error) {
 	return s, err
 }
 
-// metrics returns the figures so far. It waits for the device.
+// metrics returns the metrics so far. It waits for the device.
 func (m *meter) metrics(of string) (*Metrics, error) {
 	s, err := m.read(of)
 	if err != nil {

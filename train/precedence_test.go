@@ -18,8 +18,8 @@ func TestPrecedenceOnTheCPUOnlyCalls(t *testing.T) {
 	}
 }
 
-// The stream of WithPrecedence has a higher priority than the default one, and so has the stream
-// that graphs are captured on.
+// The stream of WithPrecedence has a higher priority than the default one. So has the stream on
+// which graphs are captured.
 func TestPrecedence(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	x, err := torch.Zeros(device, torch.Float32, 4)
@@ -66,8 +66,8 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// The stream sanitizer finds no race between work before WithPrecedence, in it and after it. The
-// test also runs on devices that compute nothing.
+// The stream sanitizer finds no race between work before, in and after WithPrecedence. The test
+// also runs on devices that compute nothing.
 func TestPrecedenceIsOrdered(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	cudatest.NoFindings(t)
@@ -87,7 +87,7 @@ func TestPrecedenceIsOrdered(t *testing.T) {
 	}
 }
 
-// The same with values: delays hold back what must come first.
+// The same with values: delays slow down the work that must come first.
 func TestPrecedenceKeepsTheOrderOfValues(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	x, err := torch.Zeros(device, torch.Float32, 4)
@@ -95,7 +95,7 @@ func TestPrecedenceKeepsTheOrderOfValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
-	// The device loads kernels in the first round, and waits meanwhile.
+	// In the first round the device loads kernels, and waits for them.
 	for range 2 {
 		err := errors.Join(x.Zero_().Err(), device.Synchronize())
 		if err != nil {

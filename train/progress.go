@@ -19,14 +19,14 @@ import (
 type progress struct {
 	run      *runner
 	terminal bool
-	header   bool // has been printed
+	header   bool // already printed
 
-	bar     *progressbar.ProgressBar // of the running epoch; nil without
+	bar     *progressbar.ProgressBar // of the current epoch; nil if there is no bar
 	batches int                      // of an epoch; 0 if not known
-	begin   time.Time                // of this process's first epoch
-	first   int                      // step at begin
-	epochAt time.Time                // when the running epoch began, before its first batch came
-	images  int                      // in the running epoch
+	begin   time.Time                // start of this process's first epoch
+	first   int                      // step count at begin
+	epochAt time.Time                // start of the current epoch, before its first batch
+	images  int                      // in the current epoch
 	before  prefetcher.Stats         // at epochAt
 	drawn   time.Time
 }
@@ -45,8 +45,7 @@ func newProgress(r *runner) *progress {
 	return p
 }
 
-// start begins an epoch, with the time and the feed's statistics from which its line in the table
-// counts too.
+// start starts an epoch. Its line in the table counts from the same time and feed statistics.
 func (p *progress) start(now time.Time, stats prefetcher.Stats) {
 	p.epochAt, p.images, p.before = now, 0, stats
 }
@@ -74,7 +73,7 @@ func (p *progress) step(n int) {
 	p.bar.Set(p.run.at.Batches) // only the drawing can fail
 }
 
-// text describes the running epoch at a time, with the feed's statistics of that time. memory is
+// text describes the current epoch at time now, with the feed's statistics at that time. memory is
 // "-" if it is not known.
 func (p *progress) text(now time.Time, stats prefetcher.Stats, memory string) string {
 	r := p.run
@@ -91,9 +90,9 @@ func (p *progress) text(now time.Time, stats prefetcher.Stats, memory string) st
 	return text
 }
 
-// memory is the memory of the training as text: what LibTorch has reserved of a GPU's, or, on the
-// CPU, the resident memory of the process, which says so. It is "-" if it cannot be read, since a
-// training does not end for it.
+// memory returns the training's memory as text. On a GPU this is the memory that LibTorch has
+// reserved. On the CPU it is the resident memory of the process, and the text says so. If it cannot
+// be read, memory returns "-" rather than ending the training.
 func memory(device cuda.Device) string {
 	if device == cuda.CPU {
 		bytes, err := resident.Bytes()
@@ -152,7 +151,7 @@ func printRow(w io.Writer, cells ...any) {
 	fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf(columns, cells...), " "))
 }
 
-// share is the top-1 accuracy as text.
+// share returns the top-1 accuracy as text.
 func (m *Metrics) share() string {
 	if m.Classes == 0 {
 		return "-"

@@ -19,8 +19,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The line of the bar: the rate of this epoch, the share waited in it, the memory, and the time
-// that the steps to the last epoch's end take at the pace of this process.
+// The bar shows this epoch's rate, the share of time spent waiting, the memory, and the estimated
+// time to the end of the last epoch at this process's speed.
 func TestBarText(t *testing.T) {
 	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for name, c := range map[string]struct {
@@ -28,12 +28,12 @@ func TestBarText(t *testing.T) {
 		first   int // step at which the process began
 		batches int
 		images  int
-		waited  time.Duration // since the process began, of which 2 s are before the epoch
+		waited  time.Duration // since the process started, 2 s of it before the epoch
 		memory  string
-		now     time.Duration // since the process began; the epoch: after 10 s
+		now     time.Duration // since the process started; the epoch started at 10 s
 		want    string
 	}{
-		// 30 steps took 20 s, and 3 * 20 - 10 = 50 are left of this epoch and the two after it.
+		// 30 steps took 20 s. This epoch and the two after it need another 3 * 20 - 10 = 50.
 		"in the second epoch": {position{Epoch: 1, Step: 30, Batches: 10}, 0, 20, 640, 3 * time.Second, "1.25 GB", 20 * time.Second,
 			"epoch 2 of 4  64 images/s  waited 10.0 %  1.25 GB  left 33s"},
 		"after a resume, whose steps before do not count": {position{Epoch: 1, Step: 30, Batches: 10}, 20, 20, 640, 2 * time.Second, "0.90 GB RSS", 20 * time.Second,
@@ -52,7 +52,7 @@ func TestBarText(t *testing.T) {
 	}
 }
 
-// timed gives three batches of four samples, and notes when the first one was ready.
+// timed gives three batches of four samples, and records when the first one was ready.
 type timed struct{ ready time.Time }
 
 func (*timed) Fields() []torch.Spec {
@@ -76,8 +76,8 @@ func (s *timed) Fill(ctx context.Context, _ int, lend func(context.Context) ([][
 	return nil
 }
 
-// The bar counts an epoch's time from before its first batch, whose images it counts, as the table
-// does. The first drawing has the first step's percentage.
+// The bar measures an epoch from before its first batch and counts that batch's images, as the
+// table does. The first drawing shows the first step's percentage.
 func TestBarAgreesWithTheTable(t *testing.T) {
 	source := &timed{}
 	feed, err := prefetcher.New(source, prefetcher.Options{Device: cuda.CPU})
@@ -119,7 +119,7 @@ func TestBarAgreesWithTheTable(t *testing.T) {
 	}
 }
 
-// On the CPU the memory is that of the process, with a name that tells it from a device's.
+// On the CPU the memory is the process's, and its name distinguishes it from a device's.
 func TestMemoryOfTheCPU(t *testing.T) {
 	read := func() float64 {
 		t.Helper()
@@ -133,7 +133,7 @@ func TestMemoryOfTheCPU(t *testing.T) {
 	for limit := time.Now().Add(time.Minute); ; {
 		before := read()
 		text := memory(cuda.CPU)
-		// Go gives memory back at any time, so only a reading between two equal ones counts.
+		// Go may return memory at any time, so only a reading between two equal ones counts.
 		if math.Abs(read()-before) > changes {
 			if time.Now().After(limit) {
 				t.Fatal("the memory of the process changes all the time")
@@ -145,7 +145,7 @@ func TestMemoryOfTheCPU(t *testing.T) {
 			t.Fatalf("memory %q", text)
 		}
 		shown, err := strconv.ParseFloat(of[1], 64)
-		if err != nil || math.Abs(shown*1e9-before) > changes+5e6 { // two digits of a GB
+		if err != nil || math.Abs(shown*1e9-before) > changes+5e6 { // a GB with two digits
 			t.Errorf("%v GB, and %.0f bytes before, %v", shown, before, err)
 		}
 		return

@@ -18,10 +18,10 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// shardedWay is the way of ranks that have parts of the parameters.
+// shardedWay is the mode of ranks that shard the parameters.
 const shardedWay = "train with sharded parameters"
 
-// shardedNet returns a network of blocks, which wrap makes.
+// shardedNet returns a network of blocks, each wrapped by wrap.
 func shardedNet(t *testing.T, wrap func(nn.Module) nn.Module) nn.Module {
 	t.Helper()
 	if err := torch.ManualSeed(7); err != nil {
@@ -35,7 +35,7 @@ func buildAdamW(params []*torch.Tensor) (optim.Optimizer, error) {
 	return optim.NewAdamW(params, optim.AdamWOptions{LR: 0.01})
 }
 
-// trainSharded trains a rank of a job with a Stepper, which goes on from the file.
+// trainSharded trains one rank of a job with a Stepper and resumes from the file.
 func trainSharded(t *testing.T, world *distributed.Group) {
 	must := func(err error) {
 		t.Helper()
@@ -92,15 +92,16 @@ func trainSharded(t *testing.T, world *distributed.Group) {
 	require(t, err, "an average of")
 }
 
-// A job whose ranks have parts of the parameters writes the file of one process. It goes on to the
-// bits of a job that does not end, and other numbers of ranks and a process alone read it.
+// A job whose ranks shard the parameters writes the file that one process would write. It resumes
+// with the bits of an uninterrupted job. Other numbers of ranks and a single process can read the
+// file.
 func TestCheckpointOfShardedParameters(t *testing.T) {
 	dir := t.TempDir()
 	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")
 	want := startJob(t, 2, shardedWay, whole, 6)
 	startJob(t, 2, shardedWay, part, 4)
 	kept := keptFiles(t, part)
-	// The running statistics of other ranks are not those of the file.
+	// The file does not have the running statistics of other ranks.
 	got := startJob(t, 2, shardedWay, part, 6)[0]
 	if g, w := line(t, got, "first"), strings.Replace(line(t, want[0], "first"), "first 0", "first 4", 1); g != w {
 		t.Errorf("%q, want %q", g, w)

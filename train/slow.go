@@ -5,8 +5,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// sayIfSlow warns, once, of a training on the CPU in 16 bits for which LibTorch has no fast
-// kernels: it computes 4 to 270 times as long as in float32, without an error.
+// sayIfSlow warns once if a training computes on the CPU in a 16-bit dtype for which LibTorch has
+// no fast kernels. It then takes 4 to 270 times as long as in float32, without an error.
 func (s *Stepper) sayIfSlow(device cuda.Device) {
 	if s.looked || device != cuda.CPU || s.o.Log == nil {
 		return
@@ -22,7 +22,7 @@ func (s *Stepper) sayIfSlow(device cuda.Device) {
 	}
 }
 
-// halfDType returns the 16-bit dtype in which the steps compute, or float32.
+// halfDType returns the 16-bit dtype of the steps, or float32.
 func (s *Stepper) halfDType() torch.DType {
 	half := func(d torch.DType) bool { return d == torch.Float16 || d == torch.BFloat16 }
 	if half(s.o.Autocast) {
@@ -36,9 +36,9 @@ func (s *Stepper) halfDType() torch.DType {
 	return torch.Float32
 }
 
-// bfloat16IsFast reports whether LibTorch's kernels of oneDNN compute in bfloat16 on this CPU. They
-// do with AVX512, unless variables of the environment exclude it. A LibTorch without oneDNN has no
-// such operator, and nothing is known of its kernels.
+// bfloat16IsFast reports whether LibTorch's oneDNN kernels compute in bfloat16 on this CPU. They
+// need AVX512, and environment variables can disable it. A LibTorch without oneDNN lacks the
+// operator, so its kernels cannot be judged.
 func bfloat16IsFast() bool {
 	answer, err := torch.CallValues("mkldnn::_is_mkldnn_bf16_supported")
 	return err != nil || answer[0] == true

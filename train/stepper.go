@@ -15,44 +15,46 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// StepperOptions say what a step does. Model and Optimizer are needed.
+// StepperOptions configures a Stepper. Model and Optimizer are required.
 type StepperOptions struct {
 	Model     nn.Module
 	Optimizer optim.Optimizer
-	// Loss computes a scalar of the model's output and the targets of Step. nil stands for the
+	// Loss computes a scalar from the model's output and the targets of Step. nil means the
 	// cross-entropy of the output and the first target.
 	Loss func(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor
-	// Autocast runs the forward pass under autocast to BFloat16 or Float16; 0 for none. Weights are
-	// cast together when a step begins ([torch.ParameterCasts]), so Forward must not change them.
+	// Autocast runs the forward pass under autocast to BFloat16 or Float16. 0 means none. All
+	// weights are cast at the start of a step ([torch.ParameterCasts]), so Forward must not change
+	// them.
 	Autocast torch.DType
 	// Scaler, if not nil, scales the loss and skips steps whose gradients overflowed.
 	Scaler *optim.GradScaler
 	// ClipNorm, if over 0, is the maximum norm of all gradients together.
 	ClipNorm float64
-	// Schedule sets the learning rates before each step, counted from 0; nil leaves them alone.
+	// Schedule sets the learning rates before each step, counted from 0. nil leaves them unchanged.
 	Schedule optim.Schedule
 	// EMA, if not nil, is updated after each step.
 	EMA *optim.EMA
-	// Backward, if not nil, is called with the backward pass of each step, which it calls once.
-	// distributed.DataParallel.Around averages the gradients of several processes. A Model that is
-	// a distributed.FullyShardedDataParallel needs its Around, and an Optimizer of its
-	// NewOptimizer.
+	// Backward, if not nil, receives each step's backward pass and must call it once.
+	// distributed.DataParallel.Around averages the gradients of several processes. If Model is a
+	// distributed.FullyShardedDataParallel, use its Around here and its NewOptimizer for Optimizer.
 	Backward func(pass func() error) error
 
-	// Graph captures the step on a GPU as a CUDA graph and replays it: the host then makes a few
-	// calls a step in place of thousands. The optimizer must be Capturable. There is one graph for
-	// each address of the input and targets, so give tensors of fixed addresses: a prefetcher's
-	// slots are. Batches of another shape than the largest so far, such as the short last one, run
-	// without a graph, and so does a step that cannot be captured because it waits for the device.
-	// On the CPU the option has no effect.
+	// Graph captures the step on a GPU as a CUDA graph and replays it. The host then makes a few
+	// calls per step instead of thousands. The optimizer must be Capturable. There is one graph for
+	// each address of the input and targets, so use tensors at fixed addresses, such as a
+	// prefetcher's slots.
+	//
+	// A batch whose shape differs from the largest so far, such as the short last one, runs without
+	// a graph. So does a step that cannot be captured because it waits for the device. On the CPU
+	// the option has no effect.
 	Graph bool
-	// Log says which steps run without a graph, and why, and warns of a dtype for which LibTorch
-	// has no fast kernels on the CPU; nil for silence.
+	// Log reports which steps run without a graph, and why. It also warns of a dtype for which
+	// LibTorch has no fast kernels on the CPU. nil means silence.
 	Log *slog.Logger
 }
 
-// Stepper makes training steps: forward, loss, backward, clipping, optimizer, schedule, averages. A
-// Stepper serves one goroutine at a time.
+// Stepper runs training steps: forward, loss, backward, clipping, optimizer, schedule, averages.
+// Only one goroutine may use a Stepper at a time.
 type Stepper struct {
 	o         StepperOptions
 	scheduler *optim.Scheduler
@@ -61,9 +63,9 @@ type Stepper struct {
 	counts    *nn.BatchCounts
 	casts     *torch.ParameterCasts // with Autocast
 	graphed   *torch.Graphed
-	shapes    [][]int64 // of input and targets that graphs are for
+	shapes    [][]int64 // of the input and targets of the graphs
 	said      map[string]bool
-	looked    bool // for a slow dtype
+	looked    bool // checked for a slow dtype
 	stats     StepperStats
 }
 
@@ -71,10 +73,11 @@ type Stepper struct {
 type StepperStats struct {
 	Steps    int64
 	Replays  int64 // steps that replayed a graph
-	Captures int64 // graphs made, by steps that also ran without one
+	Captures int64 // graphs captured; such a step also runs without one
 }
 
-// NewStepper returns a Stepper. The caller closes it, and keeps ownership of what the options name.
+// NewStepper returns a Stepper. The caller closes it, and keeps ownership of the objects in the
+// options.
 func NewStepper(o StepperOptions) (*Stepper, error) {
 	switch {
 	case o.Model == nil || o.Optimizer == nil:
@@ -101,7 +104,7 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 			return nil, err
 		}
 	}
-	if o.Autocast != 0 && s.sharded == nil { // whose weights are not there when a step begins
+	if o.Autocast != 0 && s.sharded == nil { // sharded weights are absent at the start of a step
 		var err error
 		if s.casts, err = torch.NewParameterCasts(o.Autocast, s.params); err != nil {
 			return nil, err
@@ -111,20 +114,22 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	return s, nil
 }
 
-// isNil reports whether an optimizer is a nil pointer, as optim.NewSGD returns beside its error. No
-// method can tell: those of a nil *optim.SGD panic before they begin, because it embeds its engine.
+// isNil reports whether an optimizer is a nil pointer, such as optim.NewSGD returns with an error.
+// Its methods cannot tell: a nil *optim.SGD panics in every method call, because it embeds its
+// engine.
 func isNil(o optim.Optimizer) bool {
 	v := reflect.ValueOf(o)
 	return v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// Step trains on an input and its targets, on one device, and returns the model's output and the
-// loss, detached. They are in the youngest scope of input and targets, or belong to the Stepper if
-// these have none, and are valid until the next Step. Everything else that a step computes ends
-// with it. Step queues work for the device and does not wait for it, except while it captures.
+// Step trains on an input and its targets, which are on one device. It returns the model's output
+// and the loss, detached. They belong to the youngest scope of input and targets, or to the Stepper
+// if these have no scope, and are valid until the next Step. All other tensors of the step are
+// freed with it. Step queues work for the device and does not wait for it, except while it
+// captures.
 //
-// After an error, such as cuda.ErrOutOfMemory in any part of the step, no gradient is left, so that
-// the next Step, perhaps on a smaller batch, begins anew. If the optimizer's step failed, some
+// After an error, such as cuda.ErrOutOfMemory in any part of the step, no gradient remains. The
+// next Step, perhaps on a smaller batch, starts clean. If the optimizer's step failed, some
 // parameters may be updated and others not.
 func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, loss *torch.Tensor, err error) {
 	s.sayIfSlow(input.Device())
@@ -136,7 +141,7 @@ func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, l
 		results, err = s.graphed.CallEager(arguments...)
 	}
 	if err != nil {
-		// The backward pass may have computed some gradients, which the next one would add to.
+		// The backward pass may have computed some gradients, and the next one would add to them.
 		return nil, nil, errors.Join(err, s.abandon())
 	}
 	if s.scheduler != nil {
@@ -148,7 +153,7 @@ func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, l
 	return results[0], results[1], nil
 }
 
-// abandon drops what a step has left that did not come to its end.
+// abandon drops the leftovers of an unfinished step.
 func (s *Stepper) abandon() error {
 	err := s.o.Optimizer.ZeroGrad()
 	if s.o.Scaler != nil {
@@ -157,7 +162,7 @@ func (s *Stepper) abandon() error {
 	return err
 }
 
-// run makes the step but for the schedule, which writes the next rate from the host.
+// run makes the step without the schedule, since the host writes the next rate.
 func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 	if s.casts != nil {
 		if err := s.casts.Begin(in[0].Scope()); err != nil {
@@ -191,7 +196,7 @@ func (s *Stepper) loss(output *torch.Tensor, targets []*torch.Tensor) *torch.Ten
 	return output.CrossEntropy(targets[0])
 }
 
-// backward makes the backward pass.
+// backward runs the backward pass.
 func (s *Stepper) backward(pass func() error) error {
 	if s.o.Backward == nil {
 		return pass()
@@ -199,7 +204,7 @@ func (s *Stepper) backward(pass func() error) error {
 	return s.o.Backward(pass)
 }
 
-// update makes the backward pass, clips and steps.
+// update runs the backward pass, clips the gradients and steps the optimizer.
 func (s *Stepper) update(loss *torch.Tensor) error {
 	if s.o.Scaler == nil {
 		if err := s.backward(loss.Backward); err != nil {
@@ -244,7 +249,7 @@ func (s *Stepper) clip() error {
 	return norm.Close()
 }
 
-// replay makes the step through a graph, or captures one.
+// replay runs the step through a graph, or captures one.
 func (s *Stepper) replay(arguments []*torch.Tensor) ([]*torch.Tensor, error) {
 	before := s.graphed.Stats()
 	results, err := s.graphed.Call(arguments...)
@@ -256,7 +261,7 @@ func (s *Stepper) replay(arguments []*torch.Tensor) ([]*torch.Tensor, error) {
 	s.stats.Captures += after.Captures - before.Captures
 	if after.Refused != nil && before.Refused == nil {
 		s.say("the step cannot be captured, and runs without a graph", "reason", after.Refused)
-		// The attempt to capture computed no gradients, and may have left their memory.
+		// A failed capture computes no gradients, but may leave their memory.
 		if err := s.abandon(); err != nil {
 			return nil, err
 		}

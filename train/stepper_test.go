@@ -71,7 +71,7 @@ func (s *small) rows(t *testing.T, n int) *torch.Tensor {
 	return kept(t, host.To(s.device))
 }
 
-// kept returns a handle that belongs to the caller, and closes the result of an operator.
+// kept returns a handle that the caller owns, and closes the operator's result.
 func kept(t *testing.T, x *torch.Tensor) *torch.Tensor {
 	t.Helper()
 	defer x.Close()
@@ -82,7 +82,7 @@ func kept(t *testing.T, x *torch.Tensor) *torch.Tensor {
 	return k
 }
 
-// losses are those of n steps.
+// losses returns the losses of n steps.
 func (s *small) losses(t *testing.T, step *train.Stepper, n int) []float64 {
 	t.Helper()
 	var all []float64
@@ -103,7 +103,7 @@ func (s *small) losses(t *testing.T, step *train.Stepper, n int) []float64 {
 	return all
 }
 
-// A Stepper does what a program's own loop does, and keeps nothing of a step.
+// A Stepper computes the same as a handwritten loop, and keeps no tensors of a step.
 func TestStepperEqualsALoop(t *testing.T) {
 	schedule := optim.CosineLR{Steps: 12}
 	var want []float64
@@ -135,7 +135,7 @@ func TestStepperEqualsALoop(t *testing.T) {
 			scope.Close()
 		}
 	}
-	for _, graph := range []bool{false, true} { // which the CPU has not
+	for _, graph := range []bool{false, true} { // the CPU has no graphs
 		s := newSmall(t, cuda.CPU)
 		scaler, err := optim.NewGradScaler(cuda.CPU, optim.GradScalerOptions{InitScale: 1024, GrowthInterval: 3})
 		if err != nil {
@@ -199,7 +199,7 @@ func TestStepperRefuses(t *testing.T) {
 	}
 }
 
-// disagreeing is an optimizer whose ranks once do not agree on what they found.
+// disagreeing is an optimizer whose ranks disagree once about their gradients.
 type disagreeing struct {
 	optim.Optimizer
 	err error
@@ -211,7 +211,7 @@ func (d *disagreeing) AgreeOnFound(*torch.Tensor) error {
 	return err
 }
 
-// Nothing of a step that fails between Unscale and Update is left in the GradScaler.
+// A step that fails between Unscale and Update leaves nothing in the GradScaler.
 func TestStepperAbandonsAFailedStep(t *testing.T) {
 	newScaler := func() *optim.GradScaler {
 		scaler, err := optim.NewGradScaler(cuda.CPU, optim.GradScalerOptions{InitScale: 1024})
@@ -237,7 +237,7 @@ func TestStepperAbandonsAFailedStep(t *testing.T) {
 		}
 		return values
 	}
-	// Gradients that are not finite are of the failed step alone.
+	// Gradients that are not finite affect only the failed step.
 	step := newStepper(train.StepperOptions{Model: s.net, Optimizer: &disagreeing{s.opt, failed}, Scaler: scaler})
 	infinite := kept(t, s.x.MulScalar(math.Inf(1)))
 	defer infinite.Close()
@@ -254,7 +254,7 @@ func TestStepperAbandonsAFailedStep(t *testing.T) {
 	if scale, err := scaler.Scale(); err != nil || scale != 1024 {
 		t.Error(scale, err)
 	}
-	// Clipping meets a closed parameter, after Unscale.
+	// Clipping fails on a closed parameter, after Unscale.
 	closed := nn.NewParameter(nn.Constant(1), 1)
 	model := &withParameter{s.net, closed}
 	step = newStepper(train.StepperOptions{Model: model, Optimizer: s.opt, Scaler: newScaler(), ClipNorm: 1})
@@ -266,7 +266,7 @@ func TestStepperAbandonsAFailedStep(t *testing.T) {
 	}
 }
 
-// withParameter is a module with a parameter that its output does not depend on.
+// withParameter is a module with a parameter that does not affect its output.
 type withParameter struct {
 	nn.Module
 	parameter *torch.Tensor
@@ -276,8 +276,8 @@ func (w *withParameter) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{{Name: "module", Module: w.Module}}, Parameters: []nn.Named{{Name: "parameter", Tensor: w.parameter}}}
 }
 
-// On a GPU the graph's steps are those without a graph; a batch of fewer rows runs without it, and
-// is logged once.
+// On a GPU, steps with a graph compute the same as steps without. A batch of fewer rows runs
+// without the graph and is logged once.
 func TestStepperGraph(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	schedule := optim.CosineLR{Steps: 20}
@@ -323,7 +323,7 @@ func TestStepperGraph(t *testing.T) {
 	}
 }
 
-// On the CPU, which has no graphs, nothing is logged about batches of other shapes.
+// On the CPU, which has no graphs, nothing is logged about batches of different shapes.
 func TestStepperGraphOnTheCPU(t *testing.T) {
 	s := newSmall(t, cuda.CPU)
 	var log bytes.Buffer
@@ -345,7 +345,7 @@ func TestStepperGraphOnTheCPU(t *testing.T) {
 	}
 }
 
-// countBatches makes steps and requires that normalisations have counted each of them.
+// countBatches runs steps and requires that normalisations have counted each of them.
 func countBatches(t *testing.T, device cuda.Device, graph bool) {
 	t.Helper()
 	s := newSmall(t, device)
@@ -378,7 +378,7 @@ func TestGPUStepperCountsBatches(t *testing.T) {
 	countBatches(t, cuda.Device(0), true)
 }
 
-// curious is a model that reads a value, which no graph can capture.
+// curious is a model that reads a value, which a graph cannot capture.
 type curious struct{ nn.Module }
 
 func (c curious) Forward(x *torch.Tensor) *torch.Tensor {
@@ -389,7 +389,7 @@ func (c curious) Forward(x *torch.Tensor) *torch.Tensor {
 	return y
 }
 
-// A step that cannot be captured runs without a graph and takes the same steps.
+// A step that cannot be captured runs without a graph and computes the same.
 func TestStepperFallsBack(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	var losses [2][]float64
@@ -416,7 +416,7 @@ func TestStepperFallsBack(t *testing.T) {
 	}
 }
 
-// A training on a GPU with graphs ends near the one without: two slots, short batches, evaluation,
+// A GPU training with graphs ends near one without, with two slots, short batches, evaluation,
 // Dropout and averages.
 func TestRunWithGraphs(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
@@ -435,13 +435,13 @@ func TestRunWithGraphs(t *testing.T) {
 			t.Errorf("epoch %d: loss of the evaluation %v, and %v without graphs", e.Epoch, a, b)
 		}
 	}
-	// Of 16 whole batches in 2 slots, at most one for each slot runs without a graph.
+	// There are 16 whole batches in 2 slots. At most one per slot runs without a graph.
 	if g := got.Stepper; g.Steps != 4*perE || g.Captures > 3 || g.Replays < 16-3 || want.Stepper.Captures != 0 {
 		t.Errorf("%+v, and without graphs %+v", got.Stepper, want.Stepper)
 	}
 }
 
-// Autocast in training and evaluation: the figures stay near those of float32.
+// Autocast in training and evaluation keeps the metrics near those of float32.
 func TestRunWithAutocast(t *testing.T) {
 	path := archive(t)
 	for device := range min(2, cuda.DeviceCount()+1) {

@@ -19,72 +19,73 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ErrStop, returned by a hook, ends the training in good order: Run saves last.pt and returns its
+// ErrStop, returned by a hook, stops the training normally: Run saves last.pt and returns its
 // report without an error.
 var ErrStop = errors.New("train: stop")
 
-// Config says what Run does. Model, Optimizer, Feed and Epochs are needed.
+// Config configures Run. Model, Optimizer, Feed and Epochs are required.
 type Config struct {
-	// Model is on Feed's device. Run gives it Batch.Images or, if the batches have none, their
+	// Model must be on Feed's device. Its input is Batch.Images or, if the batches have none, their
 	// first tensor. Modules whose parameters are all frozen stay in evaluation mode.
 	Model     nn.Module
 	Optimizer optim.Optimizer // of Model's parameters; SGD, Adam, ...
 	Feed      *prefetcher.Prefetcher
-	Epochs    int // the number of the last epoch, also of a run that resumes
+	Epochs    int // number of the last epoch, including epochs before a resume
 
-	// Loader is the source of Feed, if that is a loader of images. Run then resumes at once by
-	// Loader.Restore, and knows how many steps an epoch has. Without Loader, a run that resumes
-	// reads the batches that were trained on before, and drops them: the source must give the same
+	// Loader is the source of Feed, if that is an image loader. Run then resumes immediately with
+	// Loader.Restore, and knows the number of steps per epoch. Without Loader, a resumed run reads
+	// the batches that were already trained on and drops them, so the source must give the same
 	// batches again.
 	Loader *imageloader.Loader
-	// Eval feeds the held-back samples, on which Run evaluates the model after every epoch, as
-	// Evaluate does; nil for none. Its epoch 0 is read each time.
+	// Eval feeds the held-out samples. Run evaluates the model on them after every epoch, as
+	// Evaluate does, and reads epoch 0 each time. nil means no evaluation.
 	Eval *prefetcher.Prefetcher
-	// Loss computes the mean loss of a batch, a scalar; nil stands for the cross-entropy of output
-	// and batch.Labels.
+	// Loss computes the mean loss of a batch, a scalar. nil means the cross-entropy of output and
+	// batch.Labels.
 	Loss func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
-	// Schedule sets the learning rates before each step, counted from 0 over all epochs; nil leaves
-	// them alone.
+	// Schedule sets the learning rates before each step, counted from 0 over all epochs. nil leaves
+	// them unchanged.
 	Schedule optim.Schedule
 	// ClipNorm, if over 0, is the maximum norm of all gradients together.
 	ClipNorm float64
-	// EMA, if not nil, holds averages of nn.State(Model). Run updates them after each step, and
-	// evaluates and saves them as the best model.
+	// EMA, if not nil, holds averages of nn.State(Model). Run updates them after each step. It
+	// evaluates them and saves them as the best model.
 	EMA *optim.EMA
-	// Autocast runs the forward passes, those of the evaluation too, under autocast to BFloat16 or
-	// Float16; 0 for none.
+	// Autocast runs the forward passes, including evaluation, under autocast to BFloat16 or
+	// Float16. 0 means none.
 	Autocast torch.DType
-	// Scaler, if not nil, scales the loss and skips steps whose gradients overflowed, as Float16
-	// needs it.
+	// Scaler, if not nil, scales the loss and skips steps whose gradients overflowed. Float16 needs
+	// it.
 	Scaler *optim.GradScaler
 	// Graph replays each step as a CUDA graph: see StepperOptions.Graph.
 	Graph bool
-	// Log says which steps run without a graph and which last batch is left out, and why, and warns
-	// of a folder that cannot be locked and of a dtype that is slow on the CPU; nil for silence.
+	// Log reports which steps run without a graph and which last batch is left out, and why. It
+	// also warns of a folder that cannot be locked and of a dtype that is slow on the CPU. nil
+	// means silence.
 	Log *slog.Logger
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
-	// so that what Dropout draws depends on nothing else. The generators belong to the process.
+	// so that Dropout depends on nothing else. The generators are global to the process.
 	Seed uint64
 
-	// Dir is the folder of the files, made if missing; "" writes none. A new run writes its first
-	// last.pt at once, and is refused in a folder that has a last.pt or best.pt of another run. If
-	// the run ends with an error before that file was replaced, Run removes it again. One run at a
-	// time has the folder: a second one, in any process, is a *BusyError that names the first.
+	// Dir is the folder for the files, made if missing. "" writes none. A new run writes its first
+	// last.pt at once, and is refused if the folder has a last.pt or best.pt of another run. If the
+	// run fails before that file is replaced, Run removes it again. Only one run at a time may use
+	// the folder. A second one, in any process, gets a *BusyError that names the first.
 	Dir       string
-	Resume    bool // goes on from last.pt in Dir, if there is one
-	SaveSteps int  // saves last.pt every so many steps too; 0 for once an epoch
-	// Patience, if not 0, ends the training after so many epochs without a better one, in the order
-	// of Report.Best.
+	Resume    bool // continues from last.pt in Dir, if it exists
+	SaveSteps int  // also saves last.pt every SaveSteps steps; 0 saves once per epoch
+	// Patience, if not 0, ends the training after that many epochs without a better one.
+	// Report.Best defines the order.
 	Patience int
-	// TensorBoard writes the figures of each epoch to an event file in Dir too.
+	// TensorBoard also writes the metrics of each epoch to an event file in Dir.
 	TensorBoard bool
 	// Metadata is saved with the checkpoints under "metadata": for example the classes. torchstream
 	// predict and evaluate need three keys: "model", a name of models.Names; "classes", a JSON list
-	// of the classes' names, in the order of the outputs; "size", the pixels of an image's side.
+	// of the classes' names, in the order of the outputs; "size", an image's side in pixels.
 	Metadata map[string]string
 
-	// Progress receives a table with a line for each epoch, and a bar if it is a terminal; nil for
-	// silence.
+	// Progress receives a table with a line for each epoch, and a progress bar if it is a terminal.
+	// nil means silence.
 	Progress io.Writer
 	// OnStep and OnEpoch run after each step and each epoch. An error ends the training; ErrStop
 	// ends it without an error.
@@ -92,7 +93,7 @@ type Config struct {
 	OnEpoch func(Epoch) error
 }
 
-// Step is what OnStep gets.
+// Step is the argument of OnStep.
 type Step struct {
 	Epoch int           // from 1
 	Step  int           // over all epochs, from 1
@@ -102,16 +103,16 @@ type Step struct {
 // Epoch is the result of one epoch.
 type Epoch struct {
 	Epoch int      `json:"epoch"` // from 1
-	Steps int      `json:"steps"` // since the beginning of the training
+	Steps int      `json:"steps"` // since the start of the training
 	LR    float64  `json:"lr"`    // of the first group, in the last step
 	Train *Metrics `json:"train"`
 	Eval  *Metrics `json:"eval,omitempty"` // nil without Config.Eval
 	Best  bool     `json:"best"`           // better than all epochs before
 
-	// Of an epoch that was interrupted, these are about the part after the last interruption.
+	// For an interrupted epoch, these cover the part after the last interruption.
 	Seconds         float64 `json:"seconds"` // training, without evaluation
 	ImagesPerSecond float64 `json:"images_per_second"`
-	WaitShare       float64 `json:"wait_share"` // of the seconds in which the device waited for a batch
+	WaitShare       float64 `json:"wait_share"` // of Seconds, while the device waited for a batch
 
 	AllocatedBytes int64 `json:"device_allocated_bytes"` // 0 on the CPU
 	ReservedBytes  int64 `json:"device_reserved_bytes"`  // 0 on the CPU
@@ -119,16 +120,16 @@ type Epoch struct {
 
 // Report is the result of Run.
 type Report struct {
-	Epochs  []Epoch      // all complete ones, those before a resume included
-	Steps   int          // since the beginning of the training
+	Epochs  []Epoch      // all complete epochs, including those before a resume
+	Steps   int          // since the start of the training
 	Stepper StepperStats // the steps of this process
 	Stopped bool         // by a hook, Patience or the context, before the last epoch was complete
 }
 
-// Best returns the best epoch: the one with the highest Top1 of the evaluation, and among equals
-// with the lowest Loss of the evaluation. If there are no classes or no evaluation, it is the one
-// with the lowest loss, without evaluation that of training. Of epochs that are equal in all of
-// this the earliest is the best. Best returns nil if no epoch is complete.
+// Best returns the best epoch, or nil if no epoch is complete. The best epoch has the highest Top1
+// in the evaluation, and among equals the lowest Loss in the evaluation. If there are no classes or
+// no evaluation, the epoch with the lowest loss is best, without evaluation the lowest training
+// loss. If epochs are still equal, the earliest is best.
 func (r *Report) Best() *Epoch {
 	for i := len(r.Epochs) - 1; i >= 0; i-- {
 		if r.Epochs[i].Best {
@@ -156,24 +157,26 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 	return a.Loss < b.Loss
 }
 
-// Run trains the model until Config.Epochs epochs are complete, and returns a report, also beside
-// an error. It holds its OS thread, because LibTorch plans cuDNN's convolutions for each thread
-// anew. It trains on the current stream; within [WithPrecedence] steps go before the preparation of
-// later batches on the GPU.
+// Run trains the model until Config.Epochs epochs are complete. It returns a report, even with an
+// error. It locks its OS thread, because LibTorch plans cuDNN's convolutions once per thread. It
+// trains on the current stream. Within [WithPrecedence] steps run before the preparation of later
+// batches on the GPU.
 //
-// When ctx ends, Run finishes the current step, saves last.pt and returns an *InterruptedError that
-// wraps ctx.Err() and says how to go on. Before the first step of a new run there is nothing to
-// save. If the evaluation was running, the resumed run repeats it. Another error that comes
-// meanwhile is returned instead, and saves nothing. If the loss becomes NaN or infinite, Run
-// notices at the end of the epoch or at the next checkpoint, leaves the checkpoints with results as
-// they are and returns an error. An error before the first checkpoint with results leaves no folder
-// that Run made. With Loader, and without Loss, a model that has fewer outputs than the loader has
-// classes is an error before the first step.
+// When ctx ends, Run finishes the current step, saves last.pt and returns an *InterruptedError. The
+// error wraps ctx.Err() and says how to resume. Before the first step of a new run there is nothing
+// to save. If the evaluation was running, the resumed run repeats it. If another error occurs at
+// the same time, Run returns that one instead and saves nothing.
 //
-// BatchNorm in training cannot compute statistics of one value per channel ([nn.ErrOneValue]). Run
-// leaves out the last batch of an epoch if it is one sample for which a normalisation returns that
-// error, restores the running statistics of the layers before, and logs it. The samples of
-// Epoch.Train do not count it. The same error of another batch ends the training.
+// Run notices a NaN or infinite loss at the end of the epoch or at the next checkpoint. It then
+// returns an error and leaves existing checkpoints with results unchanged. If an error occurs
+// before the first checkpoint with results, Run removes the folders that it made. With Loader, and
+// without Loss, a model that has fewer outputs than the loader has classes is an error before the
+// first step.
+//
+// BatchNorm in training cannot compute statistics of one value per channel ([nn.ErrOneValue]). If
+// the last batch of an epoch is a single sample and a normalisation returns that error, Run leaves
+// the batch out, restores the running statistics of earlier layers, and logs it. Epoch.Train does
+// not count the sample. The same error for another batch ends the training.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
@@ -212,21 +215,21 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	return r.report, err
 }
 
-// runner is one run.
+// runner is the state of one Run.
 type runner struct {
 	Config
 	stepper   *Stepper
 	report    *Report
 	at        position
-	state     *imageloader.State // after the last step of a running epoch, with a Loader
+	state     *imageloader.State // after the last step of an unfinished epoch, with a Loader
 	progress  *progress
-	batch     *prefetcher.Batch // of the running step
+	batch     *prefetcher.Batch // of the current step
 	events    *tfevents.Writer  // nil without TensorBoard, and before the first epoch
 	criterion criterion
-	leftOut   bool            // a last batch was left out, and Log has it
-	first     bool            // the folder has no more of this run than the last.pt that it began with
+	leftOut   bool            // a last batch was left out, and this was logged
+	first     bool            // the folder has only this run's initial last.pt
 	claim     *safefile.Claim // on Dir
-	made      []string        // folders that the run made: Dir, and those above it
+	made      []string        // folders that the run made: Dir and its parents
 }
 
 func (c *Config) check() error {
@@ -243,7 +246,7 @@ func (c *Config) check() error {
 	return nn.Err(c.Model)
 }
 
-// epochs runs the epochs that are left.
+// epochs runs the remaining epochs.
 func (r *runner) epochs(ctx context.Context) error {
 	for r.at.Epoch < r.Epochs {
 		if r.impatient() {
@@ -284,11 +287,11 @@ func (r *runner) impatient() bool {
 	return r.Patience > 0 && best != nil && r.at.Epoch-best.Epoch >= r.Patience
 }
 
-// InterruptedError is the error of a Run that its context ended in good order.
+// InterruptedError is returned by a Run that stopped normally because its context ended.
 type InterruptedError struct {
-	Epoch      int    // the running one, from 1
-	Step       int    // the last complete one, over all epochs, from 1; 0 before the first
-	Checkpoint string // path of the last.pt from which Config.Resume goes on; "" if nothing is saved
+	Epoch      int    // the current epoch, from 1
+	Step       int    // the last complete step, over all epochs, from 1; 0 before the first
+	Checkpoint string // path of the last.pt for Config.Resume; "" if none was saved
 	Err        error  // of the context
 }
 
@@ -305,21 +308,21 @@ func (e *InterruptedError) Error() string {
 
 func (e *InterruptedError) Unwrap() error { return e.Err }
 
-// hookError is an error of the program's own hook.
+// hookError is an error that the program's hook returned.
 type hookError struct{ error }
 
 func (e hookError) Unwrap() error { return e.error }
 
-// failed gives an error its place.
+// failed adds the position to an error.
 func (r *runner) failed(err error) error {
 	return fmt.Errorf("train: epoch %d, after step %d: %w", r.at.Epoch+1, r.at.Step, err)
 }
 
-// ended handles the end of a run before its last epoch: it saves where the run is if the context or
-// a hook ended it.
+// ended handles the end of a run before its last epoch. If the context or a hook ended the run, it
+// saves the position.
 func (r *runner) ended(ctx context.Context, err error) error {
 	stop := errors.Is(err, ErrStop)
-	// An error of a step may have left a half of it, also where the context has ended meanwhile.
+	// A failed step may be half done, even if the context has ended too.
 	if !stop && (ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx))) {
 		return r.failed(err)
 	}
@@ -340,13 +343,13 @@ func (r *runner) ended(ctx context.Context, err error) error {
 	return interrupted
 }
 
-// epoch trains on the batches of the epoch that are left, and evaluates.
+// epoch trains on the remaining batches of the epoch, and evaluates.
 func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
 	if r.at.meter, err = newMeter(r.Feed.Device(), r.at.Sums); err != nil {
 		return e, err
 	}
 	defer func() {
-		// The totals go into the checkpoint of a run that ended here.
+		// The checkpoint of a run that stops here includes the totals.
 		if r.at.Batches > 0 && err != nil {
 			sums, failed := r.at.meter.read("training")
 			r.at.Sums = sums
@@ -385,7 +388,8 @@ func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
 	return e, nil
 }
 
-// waitShare is the share of the seconds in which the consumer waited between two statistics.
+// waitShare returns the share of the seconds in which the consumer waited, from statistics before
+// and after.
 func waitShare(before, after prefetcher.Stats, seconds float64) float64 {
 	if seconds <= 0 {
 		return 0
@@ -393,19 +397,19 @@ func waitShare(before, after prefetcher.Stats, seconds float64) float64 {
 	return min(1, (after.ConsumerWait-before.ConsumerWait).Seconds()/seconds)
 }
 
-// train is the loop over the batches.
+// train loops over the batches.
 func (r *runner) train(ctx context.Context) error {
 	skip := 0
 	if r.state == nil {
 		skip = r.at.Batches
 	}
-	var refused error // of a batch of one sample that the model cannot train on
+	var refused error // set if the model cannot train on a batch of one sample
 	for batch, err := range r.Feed.Epoch(ctx, r.at.Epoch) {
 		if err != nil {
 			return err
 		}
 		if refused != nil {
-			return refused // it was not the last
+			return refused // it was not the last batch
 		}
 		if skip > 0 {
 			skip--
@@ -463,7 +467,7 @@ func (r *runner) step(batch *prefetcher.Batch) error {
 	return nil
 }
 
-// mix makes a seed of two numbers (the finaliser of SplitMix64).
+// mix combines two numbers to a seed (the finaliser of SplitMix64).
 func mix(seed, step uint64) uint64 {
 	x := seed + (step+1)*0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -471,7 +475,7 @@ func mix(seed, step uint64) uint64 {
 	return x ^ x>>31
 }
 
-// evaluate measures the model, or its averages, on the held-back samples.
+// evaluate measures the model, or its averages, on the held-out samples.
 func (r *runner) evaluate(ctx context.Context) (result *Metrics, err error) {
 	err = r.averaged(func() (failed error) {
 		result, failed = evaluate(ctx, r.Model, r.Eval, r.Autocast, r.criterion)
@@ -480,7 +484,7 @@ func (r *runner) evaluate(ctx context.Context) (result *Metrics, err error) {
 	return result, err
 }
 
-// averaged calls f while the model has its averages, if there are any.
+// averaged calls f while the model holds its averages, if there are any.
 func (r *runner) averaged(f func() error) error {
 	if r.EMA == nil {
 		return f()
@@ -490,7 +494,7 @@ func (r *runner) averaged(f func() error) error {
 	}
 	err := f()
 	if back := r.EMA.Swap(); back != nil {
-		// No error of a context that has ended meanwhile: no checkpoint may be made of this model.
+		// This error does not wrap the context's: no checkpoint may be made of this model.
 		back = fmt.Errorf("the model may be left with its averages: %w", back)
 		if err != nil {
 			back = fmt.Errorf("%w (after: %v)", back, err)
@@ -500,8 +504,8 @@ func (r *runner) averaged(f func() error) error {
 	return err
 }
 
-// trainMode sets the training mode, except in modules whose parameters are all frozen: the running
-// statistics of a frozen BatchNorm stay as they are.
+// trainMode sets the training mode, except in modules whose parameters are all frozen. So the
+// running statistics of a frozen BatchNorm do not change.
 func (r *runner) trainMode() {
 	nn.Train(r.Model, true)
 	freeze(r.Model)

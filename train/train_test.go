@@ -32,12 +32,12 @@ import (
 const (
 	side    = 8  // pixels of an image's side
 	classes = 3  // in the archive
-	perC    = 11 // images of each class
+	perC    = 11 // images per class
 	batch   = 8  // so that the last batch of an epoch is short
-	perE    = 5  // steps of an epoch
+	perE    = 5  // steps per epoch
 )
 
-// archive writes a tar of small images, whose class is their main colour.
+// archive writes a tar of small images. Each class has a main colour.
 func archive(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "images.tar")
@@ -71,7 +71,7 @@ func archive(t *testing.T) string {
 	return path
 }
 
-// job is a training of a small network, made anew for each process that a test imitates.
+// job is a training of a small network. Each simulated process makes a new one.
 type job struct {
 	train.Config
 	path     string
@@ -82,7 +82,7 @@ type job struct {
 	gpu      bool
 }
 
-// newJob returns a training, of two epochs if Epochs is 0.
+// newJob returns a training, with two epochs if Epochs is 0.
 func newJob(t *testing.T, o job) *job {
 	t.Helper()
 	if o.path == "" {
@@ -193,12 +193,12 @@ func (j *job) bits(t *testing.T) map[string][]uint64 {
 	return all
 }
 
-// figures are the parts of a report that do not depend on time.
+// figures returns the parts of a report that do not depend on time.
 func figures(r *train.Report) []train.Epoch {
 	epochs := append([]train.Epoch(nil), r.Epochs...)
 	for i := range epochs {
 		epochs[i].Seconds, epochs[i].ImagesPerSecond, epochs[i].WaitShare = 0, 0, 0
-		epochs[i].AllocatedBytes, epochs[i].ReservedBytes = 0, 0 // a resumed run has captured fewer graphs, or more
+		epochs[i].AllocatedBytes, epochs[i].ReservedBytes = 0, 0 // a resumed run has captured a different number of graphs
 		if e := epochs[i].Eval; e != nil {
 			held := *e
 			held.Confusion = nil
@@ -208,8 +208,8 @@ func figures(r *train.Report) []train.Epoch {
 	return epochs
 }
 
-// A run that was stopped after any step, by its context, and resumed in new objects, has the
-// parameters, averages and figures of a run that was not stopped, to the last bit.
+// A run is stopped after any step by its context, and resumed with new objects. Its parameters,
+// averages and metrics are bit-identical to an uninterrupted run's.
 func TestResumeIsExact(t *testing.T) {
 	path := archive(t)
 	for name, o := range map[string]job{
@@ -277,7 +277,7 @@ func (j *job) stopAfter(t *testing.T, step int) {
 	}
 }
 
-// A run that dies without a word goes on from the last checkpoint that SaveSteps wrote.
+// A run that dies suddenly resumes from the last checkpoint that SaveSteps wrote.
 func TestSaveSteps(t *testing.T) {
 	o := job{path: archive(t)}
 	whole := newJob(t, o)
@@ -354,7 +354,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// fixed is a source of given rows, and calls before ahead of each batch.
+// fixed is a source of given rows. It calls before ahead of each batch.
 type fixed struct {
 	rows   [][classes + 4]float32
 	labels []int64
@@ -396,7 +396,7 @@ func (s *scaled) Parts() nn.Parts {
 	return nn.Parts{Parameters: []nn.Named{{Name: "factor", Tensor: s.factor}}}
 }
 
-// newFixed returns a training on rows: with the factor 1 the rows are the outputs.
+// newFixed returns a training on rows. With the factor 1 the outputs equal the rows.
 func newFixed(t *testing.T, source *fixed) train.Config {
 	t.Helper()
 	model := &scaled{nn.NewParameter(nn.Constant(1), 1)}
@@ -408,8 +408,7 @@ func newFixed(t *testing.T, source *fixed) train.Config {
 	return train.Config{Model: model, Optimizer: opt, Epochs: 1, Feed: feed(t, source)}
 }
 
-// Loss, top-1, top-5 and confusion are those that a program on the host computes, with a short last
-// batch.
+// Loss, top-1, top-5 and confusion equal values computed on the host, with a short last batch.
 func TestMetrics(t *testing.T) {
 	source := &fixed{}
 	const outputs = classes + 4
@@ -482,7 +481,7 @@ func TestStopInEvaluation(t *testing.T) {
 	}
 }
 
-// A loss that is not a number is an error, and spoils no checkpoint.
+// A NaN loss is an error, and damages no checkpoint.
 func TestLossIsNotFinite(t *testing.T) {
 	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
 	source.rows[3][0] = float32(math.NaN())
@@ -492,11 +491,11 @@ func TestLossIsNotFinite(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the training loss is NaN") {
 		t.Error(err)
 	}
-	// The folder is as new: nothing locks it.
+	// The folder is unchanged, and no lock remains.
 	if files, err := os.ReadDir(c.Dir); err != nil || len(files) > 0 {
 		t.Errorf("files are left: %v, %v", files, err)
 	}
-	// The checkpoint of the first step stays as it is.
+	// The checkpoint of the first step does not change.
 	dir := c.Dir
 	c = newFixed(t, source)
 	c.Dir, c.SaveSteps = dir, 1
@@ -520,8 +519,8 @@ func TestLossIsNotFinite(t *testing.T) {
 	}
 }
 
-// A new run that ends before its first step, or with an error in its first epoch, leaves a folder
-// for the next new run. One that resumes leaves the file that it found.
+// A new run that ends before its first step, or fails in its first epoch, leaves a folder that
+// accepts the next new run. A resumed run keeps the file that it found.
 func TestFailedRunLeavesTheFolder(t *testing.T) {
 	path, dir := archive(t), t.TempDir()
 	last := filepath.Join(dir, "last.pt")
@@ -552,12 +551,12 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 	}
 }
 
-// A new run that fails in its first epoch removes the folders that it made, up to one with a file
-// of another program, and none that was there.
+// A new run that fails in its first epoch removes the folders that it made, except those with
+// another program's files. It removes no folder that existed before.
 func TestFailedRunRemovesTheFoldersItMade(t *testing.T) {
 	path, root := archive(t), t.TempDir()
 	for name, c := range map[string]struct {
-		there, dir, file string // folders before the run and of the run; what another program writes meanwhile
+		there, dir, file string // existing folders; folders of the run; what another program writes meanwhile
 		left             []string
 	}{
 		"nested":          {"a", "a/b/c/", "", nil},
@@ -594,7 +593,7 @@ func TestFailedRunRemovesTheFoldersItMade(t *testing.T) {
 	}
 }
 
-// While a run writes to a folder, a second one there is refused, new or resumed, and changes
+// While a run writes to a folder, a second run there is refused, new or resumed, and changes
 // nothing.
 func TestFolderHasOneRun(t *testing.T) {
 	path, dir := archive(t), filepath.Join(t.TempDir(), "run")
@@ -628,8 +627,8 @@ func TestFolderHasOneRun(t *testing.T) {
 	}
 }
 
-// An error beside the end of the context is returned, and a checkpoint that was there stays: the
-// step may be half done.
+// If a step fails when the context ends, Run returns that error and keeps the previous checkpoint:
+// the step may be half done.
 func TestErrorBesideTheEndOfTheContext(t *testing.T) {
 	failed := errors.New("failed")
 	for name, fail := range map[string]func(c *train.Config, cancel context.CancelCauseFunc){
@@ -679,8 +678,8 @@ func TestErrorBesideTheEndOfTheContext(t *testing.T) {
 	}
 }
 
-// A run whose averages cannot leave the model again, after an evaluation that its context ended, is
-// no interruption: the checkpoint that was there stays, which has the model's own parameters.
+// If the context ends during an evaluation and the averages cannot be swapped back, the run is not
+// an interruption. The previous checkpoint stays, and holds the model's own parameters.
 func TestAveragesThatStayAtTheEndOfTheContext(t *testing.T) {
 	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
 	c := newFixed(t, source)
@@ -711,7 +710,7 @@ func TestAveragesThatStayAtTheEndOfTheContext(t *testing.T) {
 	}
 }
 
-// A run whose context ends with a cause is interrupted, as one without.
+// A context that ends with a cause interrupts the run like one without.
 func TestEndOfTheContextWithACause(t *testing.T) {
 	j := newJob(t, job{})
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -724,7 +723,7 @@ func TestEndOfTheContextWithACause(t *testing.T) {
 	}
 }
 
-// A model with too few outputs for the classes of the loader is refused before it is trained.
+// A model with fewer outputs than the loader has classes is refused before training.
 func TestTooFewOutputs(t *testing.T) {
 	j := newJob(t, job{})
 	j.Model = nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes-1, nn.LinearOptions{}))
@@ -734,7 +733,7 @@ func TestTooFewOutputs(t *testing.T) {
 	}
 }
 
-// ErrStop of a hook ends the training without an error, and with a checkpoint.
+// A hook that returns ErrStop ends the training without an error and with a checkpoint.
 func TestHooks(t *testing.T) {
 	for name, stop := range map[string]error{"ErrStop": train.ErrStop, "another error": errors.New("no more")} {
 		t.Run(name, func(t *testing.T) {
@@ -751,12 +750,12 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// At equal top-1 the lower loss of the evaluation makes the best epoch, for best.pt, for Patience
-// and after a resume.
+// At equal top-1 the lower evaluation loss decides the best epoch: for best.pt, for Patience and
+// after a resume.
 func TestBestOfEqualTop1(t *testing.T) {
 	o := job{path: archive(t), withEval: true, Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true}}
 	after := map[int]map[string][]uint64{} // parameters by epoch
-	epoch := 1                             // the running one
+	epoch := 1                             // the current epoch
 	run := func(stop int) *train.Report {
 		j := newJob(t, o)
 		j.Model = nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes, nn.LinearOptions{}))
@@ -766,8 +765,8 @@ func TestBestOfEqualTop1(t *testing.T) {
 		}
 		defer opt.Close()
 		j.Optimizer = opt
-		// The loss of epoch n is |n-3| and a little of the network. Its gradient is the same for
-		// the outputs of all classes, so the top-1 does not change.
+		// The loss of epoch n is |n-3| plus a small contribution of the network. Its gradient is
+		// the same for the outputs of all classes, so the top-1 does not change.
 		j.Loss = func(output *torch.Tensor, _ *prefetcher.Batch) *torch.Tensor {
 			return output.Mean().MulScalar(1e-3).AddScalar(math.Abs(float64(epoch) - 3))
 		}
@@ -802,7 +801,7 @@ func TestBestOfEqualTop1(t *testing.T) {
 	}
 }
 
-// The parameters and the running statistics of a frozen part do not change.
+// The parameters and running statistics of a frozen part do not change.
 func TestFrozenPart(t *testing.T) {
 	j := newJob(t, job{withEval: true})
 	trunk := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}))
@@ -826,13 +825,14 @@ func TestFrozenPart(t *testing.T) {
 	}
 }
 
-// A training ends after Patience epochs without a better one, and says so again when it resumes.
-// Its event files have the epochs.
+// A training ends after Patience epochs without a better one, and reports this again when it
+// resumes. Its event files contain the epochs.
 func TestPatienceAndTensorBoard(t *testing.T) {
 	o := job{Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true, TensorBoard: true}}
 	j := newJob(t, o)
 	j.Loss = func(output *torch.Tensor, b *prefetcher.Batch) *torch.Tensor {
-		// Epoch 2 is the best: the loss of epoch n is |n-2| and a little of the network.
+		// Epoch 2 is the best: the loss of epoch n is |n-2| plus a small contribution of the
+		// network.
 		return output.Mean().MulScalar(1e-6).AddScalar(math.Abs(float64(b.Epoch) - 1))
 	}
 	for range 2 {
@@ -864,8 +864,8 @@ func TestRunKeepsNoTensor(t *testing.T) {
 	}
 }
 
-// On a GPU a run is interrupted and resumed too, from a checkpoint that the CPU reads. The figures
-// are near those of an uninterrupted run: kernels may add in another order.
+// A run is also interrupted and resumed on a GPU, from a checkpoint that the CPU can read. The
+// metrics are near an uninterrupted run's: kernels may add in another order.
 func TestResumeOnGPU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: archive(t), Config: train.Config{ClipNorm: 1, Seed: 9, Epochs: 3}}

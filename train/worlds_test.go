@@ -52,7 +52,8 @@ func inProcess(t *testing.T, n int, run func(world *distributed.Group) error) {
 	}
 }
 
-// divided is a rank's part of a training, or a process's whole one without a world.
+// divided is a rank's part of a training, or the whole training of a single process without a
+// world.
 type divided struct {
 	*train.Checkpoint
 	sharded *distributed.FullyShardedDataParallel
@@ -62,8 +63,8 @@ type divided struct {
 	}
 }
 
-// newDivided returns a network with a kernel whose memory has another order than its dimensions,
-// and with parameters outside of blocks.
+// newDivided returns a network with parameters outside of blocks. One kernel's memory order differs
+// from the order of its dimensions.
 func newDivided(world *distributed.Group, value float64) (*divided, error) {
 	wrap := func(m nn.Module) nn.Module {
 		if world != nil {
@@ -108,8 +109,8 @@ func (d *divided) close() error {
 	return errors.Join(err, nn.Close(d.Model))
 }
 
-// inDivided runs n ranks as inProcess does, each with its part of a training whose parameters the
-// value determines. With n = 0 it runs a process alone, with the whole one and no world.
+// inDivided runs n ranks as inProcess does, each with its part of a training. value determines the
+// parameters. With n = 0 it runs a single process with the whole training and no world.
 func inDivided(t *testing.T, n int, value float64, run func(world *distributed.Group, d *divided) error) {
 	t.Helper()
 	rank := func(world *distributed.Group) error {
@@ -136,7 +137,7 @@ func (d *divided) step() error {
 	return errors.Join(d.sharded.Backward(d.sharded.Forward(x).Square().Mean()), d.opt.Step(), d.EMA.Update())
 }
 
-// bits returns the whole state, which all ranks gather.
+// bits returns the whole state, gathered from all ranks.
 func (d *divided) bits() (string, error) {
 	state, averages := nn.State(d.Model), d.EMA.State()
 	var err error
@@ -152,14 +153,14 @@ func (d *divided) bits() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var lines []string // sorted: optimizers list their state in other orders
+	var lines []string // sorted, since optimizers order their state differently
 	for _, list := range [][]nn.Named{state, averages, moments.Tensors} {
 		for _, n := range list {
 			b := make([]byte, torch.Spec{DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}.Bytes())
 			if err := n.Tensor.NoGrad().ReadBytes(b); err != nil {
 				return "", err
 			}
-			if !strings.Contains(n.Name, "running") && !strings.Contains(n.Name, "num_batches") { // each rank has its own
+			if !strings.Contains(n.Name, "running") && !strings.Contains(n.Name, "num_batches") { // differs between ranks
 				lines = append(lines, fmt.Sprintf("%s %v %x", n.Name, n.Tensor.Shape(), b))
 			}
 		}
@@ -168,8 +169,8 @@ func (d *divided) bits() (string, error) {
 	return strings.Join(lines, "\n"), nil
 }
 
-// Jobs of one, two and three ranks write, and jobs of one to four, and a process alone, read: to
-// the bit, and a job goes on from what another one has written.
+// Jobs of one, two and three ranks write. Jobs of one to four ranks and a single process read the
+// same bits, and a job continues from a file that another job wrote.
 func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 	dir := t.TempDir()
 	var from string
@@ -189,7 +190,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			// What the training changes meanwhile is not what was saved.
+			// Changes during the save must not affect the file.
 			saved, err := d.bits()
 			if world.Rank() == 0 {
 				want = saved
@@ -204,7 +205,7 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 		if names, err := filepath.Glob(path + "-*"); err != nil || len(names) != writers {
 			t.Errorf("the files of %d ranks: %v, %v", writers, names, err)
 		}
-		for readers := 0; readers <= 4; readers++ { // 0 is a process alone
+		for readers := 0; readers <= 4; readers++ { // 0 means a single process
 			inDivided(t, readers, 2, func(_ *distributed.Group, d *divided) error {
 				if err := d.Load(path); err != nil {
 					return err
@@ -220,13 +221,14 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 	}
 }
 
-// A path that is on a disk of each host is an error of Save, on all ranks, which names the rank;
-// and so is a rank that cannot write. The old checkpoint stays, and the job goes on.
+// If each host has a different disk at the path, Save returns an error on all ranks that names the
+// rank. The same holds for a rank that cannot write. The old checkpoint stays, and the job
+// continues.
 func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	dir := t.TempDir()
 	inDivided(t, 2, 1, func(world *distributed.Group, d *divided) error {
 		path := filepath.Join(dir, "last.pt")
-		// The first run of a job with such a path ends before it trains.
+		// The first run of a job with such a path ends before training.
 		own := []string{path, filepath.Join(dir, "none", "last.pt")}[world.Rank()]
 		if err := d.Load(own); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "rank 1 ") || !strings.Contains(err.Error(), "a folder that all hosts share") {
 			return fmt.Errorf("%w: want the folder", err)
@@ -252,7 +254,8 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 				return fmt.Errorf("%w: want the folder", err)
 			}
 		}
-		// Files of the number of the next checkpoint cannot be made: the limit is on a file's name.
+		// Files with the next checkpoint's number cannot be made, because their names exceed the
+		// file name limit.
 		long := filepath.Join(dir, strings.Repeat("n", 225))
 		if err := d.Save(long); err == nil || !strings.Contains(err.Error(), "rank 1 could not write the checkpoint: ") || !strings.Contains(err.Error(), "rank00001") {
 			return fmt.Errorf("%w: want the rank and its file", err)
@@ -271,7 +274,8 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	})
 }
 
-// A model that a part of the job divides, or all ranks in another order, is whole in the file.
+// A model is whole in the file if only part of the job shards it, or if all ranks do so in another
+// order.
 func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
 	for _, ranks := range [][]int{{1, 0}, {0}} {
 		path := filepath.Join(t.TempDir(), "last.pt")
@@ -314,8 +318,8 @@ func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
 	}
 }
 
-// Two checkpoints that are written at once, each with the parts of all ranks, although one rank is
-// done with the one first, and another with the other.
+// Two checkpoints are written at once, each with the shards of all ranks. One rank finishes the
+// first checkpoint first, another rank the second.
 func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	inDivided(t, 3, 1, func(world *distributed.Group, d *divided) error {
@@ -342,7 +346,7 @@ func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 	}
 }
 
-// A checkpoint of which a file is missing is no first run.
+// A checkpoint with a missing rank file is not mistaken for a first run.
 func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -366,7 +370,7 @@ func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
 	})
 }
 
-// A bit that has flipped in a rank's file is an error of all ranks, which names file and tensor.
+// A flipped bit in a rank's file is an error on all ranks that names the file and the tensor.
 func TestDamagedFileOfARankIsFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	inDivided(t, 2, 1, func(world *distributed.Group, d *divided) error {
@@ -382,7 +386,7 @@ func TestDamagedFileOfARankIsFound(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			data[8+int(binary.LittleEndian.Uint64(data))] ^= 1 // the first byte of the tensors
+			data[8+int(binary.LittleEndian.Uint64(data))] ^= 1 // the first byte of the tensor data
 			if err := os.WriteFile(names[0], data, 0o644); err != nil {
 				return err
 			}
@@ -400,7 +404,7 @@ func TestDamagedFileOfARankIsFound(t *testing.T) {
 	})
 }
 
-// gpuDividedWay is the way of ranks on GPUs that write and read a checkpoint together.
+// gpuDividedWay is the mode of ranks on GPUs that write and read a checkpoint together.
 const gpuDividedWay = "write a checkpoint on GPUs"
 
 func writeOnGPUs(t *testing.T, world *distributed.Group) {
@@ -434,7 +438,7 @@ func writeOnGPUs(t *testing.T, world *distributed.Group) {
 	fmt.Println("bits", strings.ReplaceAll(saved, "\n", ";"))
 }
 
-// Ranks on GPUs write their parts beside the training, and read them again; a process alone on the
+// Ranks on GPUs write their shards during training, and read them again. A single process on the
 // CPU reads the same bits.
 func TestGPUDividedCheckpoint(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
@@ -454,17 +458,17 @@ func TestGPUDividedCheckpoint(t *testing.T) {
 	})
 }
 
-// memoryWay is the way of ranks that measure what saving and loading need.
+// memoryWay is the mode of ranks that measure the memory for saving and loading.
 const memoryWay = "measure the memory of checkpoints"
 
 const (
 	memoryBlocks = 16
 	memoryWidth  = 1024
-	// A block has a weight and a bias of float32, AdamW two moments of each, and an EMA an average.
+	// A block has a float32 weight and bias. AdamW has two moments of each, and an EMA one average.
 	memoryWhole = 4 * 4 * memoryBlocks * memoryWidth * (memoryWidth + 1)
 )
 
-// peak returns by how much a call raises the memory of the process at most.
+// peak returns the largest increase of the process's memory during call.
 func peak(t *testing.T, call func() error) int64 {
 	t.Helper()
 	read := func(field string) int64 {
@@ -515,8 +519,8 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 	must(errors.Join(sharded.Backward(sharded.Forward(x).Square().Mean()), opt.Step(), opt.ZeroGrad()))
 	path := os.Getenv(jobPath)
 	c := &train.Checkpoint{Model: sharded, Optimizer: opt, EMA: ema, Device: cuda.CPU, World: world}
-	// Load precedes SaveAsync, whose memory the allocator keeps: a process that takes it again does
-	// not grow.
+	// Load precedes SaveAsync. The allocator keeps Load's memory, so a process that uses it again
+	// does not grow.
 	share, slack := int64(memoryWhole/world.Size()), int64(24<<20)
 	for _, of := range []struct {
 		name string
@@ -539,7 +543,7 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 			t.Errorf("%s needs %d bytes of memory, and this rank's share of the state is %d", of.name, got, share)
 		}
 	}
-	// The limits are less than what a whole state needs.
+	// The limits are below the size of a whole state.
 	whole := peak(t, func() error {
 		_, err1 := sharded.State()
 		_, err2 := opt.State()
@@ -551,7 +555,7 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 	}
 }
 
-// A rank's host holds no more than the rank's share of a checkpoint while it is saved and loaded.
+// A rank's host holds no more than the rank's share of a checkpoint during save and load.
 func TestDividedCheckpointNeedsAShareOfMemory(t *testing.T) {
 	said := startJob(t, 4, memoryWay, filepath.Join(t.TempDir(), "last.pt"), 0)
 	t.Log(said[0])
