@@ -17,10 +17,7 @@ require (
 
 require golang.org/x/image v0.45.0
 
-require (
-	github.com/fzipp/gocyclo v0.6.0 // indirect
-	golang.org/x/text v0.41.0 // indirect
-)
+require github.com/fzipp/gocyclo v0.6.0 // indirect
 
 require (
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect
@@ -29,6 +26,7 @@ require (
 	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/exp/typeparams v0.0.0-20231108232855-2478ac86f678 // indirect
 	golang.org/x/mod v0.40.0 // indirect
+	golang.org/x/text v0.41.0
 	golang.org/x/tools v0.49.0 // indirect
 	honnef.co/go/tools v0.7.0 // indirect
 )

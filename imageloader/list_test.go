@@ -104,6 +104,23 @@ func TestListOfJSONIsAnError(t *testing.T) {
 	}
 }
 
+// TestListInAnotherNormalFormIsNamed: a list from macOS, whose paths have accents as characters,
+// does not fit an archive of other systems, which the error says.
+func TestListInAnotherNormalFormIsNamed(t *testing.T) {
+	const nfc, nfd = "B\u00e4r/1.png", "Ba\u0308r/1.png"
+	image := archivetest.Image("x")
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: image}, archivetest.Member{Name: nfd, Data: image}))
+	for _, index := range []bool{false, true} { // there is one
+		_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), List: writeList(t, nfc+",bear\n")}, openFile, fakeCodec{})
+		if want := `"B\u00e4r/1.png" and "Ba\u0308r/1.png" differ only in their Unicode normal form (NFC, NFD)`; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("index %v: error %v, want it with %s", index, err, want)
+		}
+		if _, err := MakeIndex(t.Context(), path, Options{Transform: Eval(4, 4), List: writeList(t, nfd+",bear\n")}, nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestListErrorsNameTheLine: what does not fit the archive is an error with file and line, whether
 // there is an index or not, and leaves the index alone.
 func TestListErrorsNameTheLine(t *testing.T) {
@@ -116,7 +133,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), List: good}
 	for _, index := range []bool{false, true} { // there is one
 		for text, want := range map[string]string{
-			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path + ` (nor are 1 other lines); an image there that the list does not name is "a/2.png"`,
+			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path + ` (2 lines in all name none); an image there that the list does not name is "a/2.png"`,
 			"image_id,target\n1.png,cat\n":        "labels.csv:1: \"image_id\" is no member of",
 			"1.png,cat\na/2.png,cow\n":            `labels.csv:2: "a/2.png" is of class "cow"`,
 			"1.png,cat\n1.png,dog\n":              `labels.csv:2: "1.png" is in line 1 already`,

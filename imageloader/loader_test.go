@@ -260,6 +260,11 @@ func TestGivenClassesOrderTheLabels(t *testing.T) {
 			t.Errorf("%s: error %v", format, err)
 		}
 	}
+	bear := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "Ba\u0308r/1.png", Data: image}))
+	_, err := open(t.Context(), bear, Options{Transform: Eval(4, 4), Classes: []string{"B\u00e4r"}}, openFile, fakeCodec{})
+	if want := `"Ba\u0308r" and "B\u00e4r" differ only in their Unicode normal form (NFD, NFC)`; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want it with %s", err, want)
+	}
 	if _, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{Classes: []string{"a", "b", "a"}}); err == nil {
 		t.Error("a class given twice is accepted")
 	}

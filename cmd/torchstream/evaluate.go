@@ -10,6 +10,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/cli"
+	"github.com/torchstream/torchstream/internal/normalform"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
@@ -141,8 +142,8 @@ func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stder
 	case err != nil:
 		return 0, err
 	case len(unknown) > 0:
-		return 0, fmt.Errorf("%s has %s that %s does not know: %s: rename the folders, or leave them out",
-			archive, printable.Counted(len(unknown), "class", "classes"), checkpoint, listed(unknown))
+		return 0, fmt.Errorf("%s has %s that %s does not know: %s: rename the folders, or leave them out%s",
+			archive, printable.Counted(len(unknown), "class", "classes"), checkpoint, listed(unknown), normalform.Hint(unknown, file.classes))
 	case len(without) > 0 && !o.subset:
 		return 0, fmt.Errorf("%s has no image of %d of the %d classes of %s: %s: -subset evaluates the others",
 			archive, len(without), len(file.classes), checkpoint, listed(without))

@@ -185,6 +185,25 @@ func TestTrainPrintsConfusions(t *testing.T) {
 	}
 }
 
+// Names of classes in two Unicode normal forms are two classes, which train and evaluate say.
+func TestClassInAnotherNormalFormIsNamed(t *testing.T) {
+	const nfc, nfd = "B\u00e4r", "Ba\u0308r"
+	archive, test := clitest.FewPhotos(t, map[string]int{nfc: 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{nfd: 1, "dog": 1})
+	checkpoint, _ := untrained(t, nfc, "dog")
+	want := `"Ba\u0308r" and "B\u00e4r" differ only in their Unicode normal form (NFD, NFC)`
+	for _, args := range [][]string{
+		{"train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", filepath.Join(t.TempDir(), "out")},
+		{"evaluate", "-checkpoint", checkpoint, "-archive", test, "-device", "cpu"},
+	} {
+		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%q: status %d, want 1; stderr %q, want it with %s", args, status, stderr, want)
+		}
+	}
+	if got := otherClasses(`["B\u00e4r"]`, `["Ba\u0308r"]`); !strings.Contains(got, want) {
+		t.Errorf("a resumed run: got %q, want it with %s", got, want)
+	}
+}
+
 // The classes of the archive and of the checkpoint must be the same, or -subset be given.
 func TestEvaluateComparesClasses(t *testing.T) {
 	checkpoint, _ := untrained(t, "cat", "dog", "hen")

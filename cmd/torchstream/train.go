@@ -21,6 +21,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/cli"
+	"github.com/torchstream/torchstream/internal/normalform"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -515,7 +516,7 @@ func otherClasses(before, now string) string {
 	without := func(list, other []string) (names []string) {
 		for _, name := range list {
 			if !slices.Contains(other, name) {
-				names = append(names, printable.Name(name))
+				names = append(names, name)
 			}
 		}
 		return names
@@ -523,15 +524,15 @@ func otherClasses(before, now string) string {
 	text := fmt.Sprintf("%d classes, and this archive has %d", len(old), len(current))
 	lacks, added := without(old, current), without(current, old)
 	if len(lacks) > 0 {
-		text += ", lacks " + strings.Join(lacks, ", ")
+		text += ", lacks " + strings.Join(printable.Names(lacks), ", ")
 	}
 	if len(added) > 0 {
-		text += ", has the new " + strings.Join(added, ", ")
+		text += ", has the new " + strings.Join(printable.Names(added), ", ")
 	}
 	if len(lacks)+len(added) == 0 {
 		text += ", in another order"
 	}
-	return text
+	return text + normalform.Hint(added, lacks)
 }
 
 func byName(of map[string]string) []string {
@@ -936,8 +937,9 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 		return nil, nil, err
 	}
 	if len(unknown) > 0 {
-		return nil, nil, fmt.Errorf("%s has %s that %s has not: %s: rename the folders, or leave them out",
-			printable.ArchiveName(o.test), printable.Counted(len(unknown), "class", "classes"), printable.ArchiveName(o.archive), listed(unknown))
+		return nil, nil, fmt.Errorf("%s has %s that %s has not: %s: rename the folders, or leave them out%s",
+			printable.ArchiveName(o.test), printable.Counted(len(unknown), "class", "classes"), printable.ArchiveName(o.archive), listed(unknown),
+			normalform.Hint(unknown, classes))
 	}
 	if images > 0 && len(untested) > 0 {
 		fmt.Fprintf(stdout, "%s has no image of %d of the %d classes, so its accuracy says nothing about them: %s\n\n",

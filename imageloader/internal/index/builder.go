@@ -21,9 +21,10 @@ type Builder struct {
 	web     *webGroup // nil: directories are classes
 	samples int       // if directories are classes: the number of members that are samples
 	ignored int
-	orphans int    // images without a class
-	orphan  string // with a list: name of the first of them
+	orphans int // images without a class
 	clues   clues
+	// unlisted are these images with a list.
+	unlisted unlisted
 	// orphansNamed has the first images without a label of WebDataset.
 	orphansNamed []Orphan
 	seconds      int    // ignored images that share a WebDataset group with a sample

@@ -106,7 +106,7 @@ func (w *walk) run() error {
 		return err
 	}
 	if w.listed != nil {
-		return b.config.List.missing(b.file, b.orphan, w.listed)
+		return b.config.List.missing(b.file, &b.unlisted, w.listed)
 	}
 	return nil
 }
@@ -145,9 +145,8 @@ func (w *walk) addOfList(m *archive.Member, magic []byte) (number int) {
 	if !listed {
 		w.b.ignored++
 		if claims(m, magic) {
-			if w.b.orphans++; w.b.orphans == 1 {
-				w.b.orphan = m.Name
-			}
+			w.b.orphans++
+			w.b.unlisted.note(list, m.Name)
 		}
 		return -1
 	}

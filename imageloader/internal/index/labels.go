@@ -9,6 +9,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/internal/normalform"
 )
 
 const (
@@ -32,8 +33,8 @@ func (e *UnknownClassError) Error() string {
 	if len(e.Known) > show {
 		known += fmt.Sprintf(", ... (%d in all)", len(e.Known))
 	}
-	return fmt.Sprintf("imageloader: %s: %q is of class %q, which is not one of the expected classes: %s",
-		e.File, e.Name, e.Class, known)
+	return fmt.Sprintf("imageloader: %s: %q is of class %q, which is not one of the expected classes: %s%s",
+		e.File, e.Name, e.Class, known, normalform.Hint([]string{e.Class}, e.Known))
 }
 
 // LabelError is the error of an image whose WebDataset label is a number, like all labels of the

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"path"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/internal/normalform"
 )
 
 // List names the samples and their labels. It is read from a CSV or TSV file. Several goroutines
@@ -228,9 +230,8 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		row, listed := list.byPath[string(name)]
 		if !listed {
 			if x.ignored++; m.flags&recordImage != 0 {
-				if x.orphans++; x.orphans == 1 {
-					b.orphan = string(name)
-				}
+				x.orphans++
+				b.unlisted.note(list, string(name))
 			}
 			continue
 		}
@@ -241,7 +242,7 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		x.samples = append(x.samples, *m)
 		w.sample(m)
 	}
-	if err := list.missing(b.file, b.orphan, seen); err != nil {
+	if err := list.missing(b.file, &b.unlisted, seen); err != nil {
 		return err
 	}
 	if x.orphans > 0 {
@@ -252,9 +253,41 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	return nil
 }
 
-// missing returns the error of listed rows without a member. orphan is the name of an image without
-// a row, or "".
-func (l *List) missing(archive, orphan string, seen []bool) error {
+// unlisted are the images that a list does not name.
+type unlisted struct {
+	first string // the name of the first image, or ""
+	twin  string // the first image whose name differs from a path of the list only in its normal form
+	path  string // the path of the list
+	forms map[string]string
+}
+
+// note adds an image.
+func (u *unlisted) note(list *List, name string) {
+	if u.first == "" {
+		u.first = name
+		u.forms = normalform.Forms(maps.Keys(list.byPath))
+	}
+	if u.twin != "" {
+		return
+	}
+	if path, found := normalform.Twin(name, u.forms); found {
+		u.twin, u.path = name, path
+	}
+}
+
+// hint returns what to add to the error of a path that is no member.
+func (u *unlisted) hint() string {
+	switch {
+	case u.twin != "":
+		return normalform.Hint([]string{u.path}, []string{u.twin})
+	case u.first != "":
+		return fmt.Sprintf("; an image there that the list does not name is %q", u.first)
+	}
+	return ""
+}
+
+// missing returns the error of listed rows without a member.
+func (l *List) missing(archive string, images *unlisted, seen []bool) error {
 	absent, first := 0, int32(0)
 	for i, found := range seen {
 		if line := l.rows[i].line; !found {
@@ -276,8 +309,9 @@ func (l *List) missing(archive, orphan string, seen []bool) error {
 	if first == 1 {
 		hint = "; a first line that is a header names the columns path and label"
 	}
-	if orphan != "" {
-		hint += fmt.Sprintf("; an image there that the list does not name is %q", orphan)
+	others := ""
+	if absent > 1 {
+		others = fmt.Sprintf(" (%d lines in all name none)", absent)
 	}
-	return &ListError{l.file, int(first), fmt.Errorf("%q is no member of %s (nor are %d other lines)%s", name, archive, absent-1, hint)}
+	return &ListError{l.file, int(first), fmt.Errorf("%q is no member of %s%s%s", name, archive, others, hint+images.hint())}
 }
