@@ -13,56 +13,58 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Decode selects where images are decoded: Options.Decode. The batches have the same bits with each
-// choice, and the same samples are bad.
+// Decode selects where images are decoded: Options.Decode. Each choice gives batches with the same
+// bits, and the same bad samples.
 //
 // # What the GPU decodes
 //
-// With Auto and Device an imageloader.Loader leaves to the GPU, if the archive has random access:
+// With Auto and Device an imageloader.Loader leaves the following work to the GPU, if the archive
+// has random access:
 //
-//   - Baseline JPEGs. The GPU finds the entry points that are not known to be right, except under
-//     Options.Damaged Refuse of the loader, where the workers decode such images.
+//   - Baseline JPEGs. The GPU finds entry points that are unknown or unconfirmed. Under
+//     Options.Damaged Refuse of the loader, the workers decode such images instead.
 //   - The steps of Transform.Ops, for samples all of whose steps it can run.
 //   - Inflating the members of a .tgz that is not kept in memory, once an epoch of this process has
 //     read them.
 //
-// The source's workers decode all other images beside them: also the whole first epoch over a .tgz
-// without an index. docs/imageloader.md has the list.
+// The source's workers decode all other images at the same time. This includes the whole first
+// epoch over a .tgz without an index. docs/imageloader.md has the list.
 //
 // # Memory
 //
-// Stats.DecoderBytes has the device memory. It is that of two decoders, which take turns; each has
+// Stats.DecoderBytes reports the device memory. Two decoders take turns. Each decoder has
 //
 //   - the images of a batch,
 //   - scratch memory, from 256 to 512 MiB,
 //   - a host slot's plans, and
 //   - for a .tgz up to 256 MiB for the inflated members of a batch.
 //
-// The pinned memory is that of
+// The pinned memory consists of
 //
-//   - the plans, for a .tgz with the compressed members, in each host slot: what a random batch
-//     takes, and at most 256 MiB;
-//   - the entry points, in each device slot: a quarter of what the plans of a batch take, without
+//   - the plans, for a .tgz with the compressed members, in each host slot: the size that a random
+//     batch needs, at most 256 MiB;
+//   - the entry points, in each device slot: a quarter of the size of a batch's plans without
 //     compressed members.
 //
 // # Sources that embed a Loader
 //
-// Where the device decodes, the Fill of a source that embeds a Loader is not called, unless the
-// source has its own method Planner, which returns nil.
+// If the device decodes, the prefetcher does not call the Fill of a source that embeds a Loader,
+// unless the source has its own method Planner, which returns nil.
 type Decode int
 
 const (
 	// Host decodes in the source's workers.
 	Host Decode = iota
-	// Auto decodes on the device if that is a GPU and the source can leave images to it, with every
-	// step on their pixels (imageloader's Transform.Ops). Otherwise it is Host: also with a step
-	// that keeps some or all of its samples on the host, which the step's documentation says. The
-	// source's workers decode as many of the images as they have time for: with a loop that takes
-	// batches slower than they can be made, the GPU decodes only what the workers can't.
+	// Auto decodes on the device if the device is a GPU and the source can leave images to it, with
+	// every step on their pixels (imageloader's Transform.Ops). Otherwise Auto is Host. It is Host
+	// too if the documentation of a step says that the step keeps some or all samples on the host.
+	// The source's workers decode as many of the images as they have time for. If the loop takes
+	// batches more slowly than they can be made, the GPU decodes only the images that the workers
+	// can't.
 	Auto
 	// Device decodes on the device. The source's workers decode the images that the device can't
-	// decode, and those with a step that it can't run. New returns an error where the device is the
-	// CPU, or the source cannot leave images to it.
+	// decode, and images with a step that it can't run. New returns an error if the device is the
+	// CPU, or if the source cannot leave images to it.
 	Device
 )
 
@@ -79,7 +81,8 @@ func (d Decode) String() string {
 	return fmt.Sprintf("Decode(%d)", int(d))
 }
 
-// plannerOf returns what a source leaves the decoding of its images to the prefetcher by, or nil.
+// plannerOf returns the interface through which the prefetcher decodes a source's images, or nil if
+// the source has none.
 func plannerOf(source Source) decodeplan.Planner {
 	s, ok := source.(interface{ Planner() decodeplan.Planner })
 	if !ok {
@@ -88,8 +91,8 @@ func plannerOf(source Source) decodeplan.Planner {
 	return s.Planner()
 }
 
-// decoding is the state of decoding on a device that does not depend on the device. Only the ring's
-// goroutine uses it, except for plans, which belong to the slots that are lent.
+// decoding is the device-independent state of decoding on a device. Only the ring's goroutine uses
+// it, except for plans, which belong to the lent slots.
 type decoding struct {
 	source decodeplan.Planner
 	images int           // the field
@@ -109,21 +112,20 @@ type decoding struct {
 	rows  [][]int            // by device slot: the row of each image that the device was to decode
 	flags [][]int32          // by device slot, for each of them: not 0 if the host must decode it
 
-	// Of members, by device slot: what their ranges must become, and what they became.
+	// Per device slot: the expected and the actual results of the inflated members.
 	members  [][]member
 	inflated [][]capi.GPUInflateResult
 
-	// Of images in which the device finds entry points, by device slot: which they are, and the
-	// entry points.
+	// Per device slot: the images in which the device finds entry points, and these entry points.
 	finds [][]find
 	found [][]byte
 
-	// Of the batch that is decoded next; reused.
+	// For the batch that is decoded next; reused.
 	request []capi.GPUDecodeImage
 	ranges  []capi.GPUDecodeMember
 	wanted  []capi.GPUDecodeEntries
 
-	// Of the batch whose entry points are kept; reused.
+	// For the batch whose entry points are kept; reused.
 	keptRows []int
 	kept     [][]byte
 
@@ -145,10 +147,10 @@ type find struct {
 	at, bytes int // of the slot's memory for entry points
 }
 
-// maxDecoded is the maximum of max_images of ts_gpu_decoder_new.
+// maxDecoded is the maximum of the argument max_images of ts_gpu_decoder_new.
 const maxDecoded = 65535
 
-// newDecoding returns nil if the host decodes, for the reason in err.
+// newDecoding returns nil if the host decodes. err is then the reason.
 func newDecoding(source Source, s *slots) (*decoding, error) {
 	p := plannerOf(source)
 	if p == nil {
@@ -206,8 +208,8 @@ func (c planConsumer) Deliver(n int, info any) error {
 	return c.deliver(n, info)
 }
 
-// planned notes which of the first n rows of a host slot the device decodes into a device slot. use
-// gets each of them in order.
+// planned finds the images of the first n rows of a host slot that the device decodes into a device
+// slot. It calls use for each of them in order.
 func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 	d.rows[slot] = d.rows[slot][:0]
 	for row, r := range d.plans[host].Rows[:n] {
@@ -254,8 +256,8 @@ func (d *decoding) newDecoder(device int32, batch, scratch int) (*capi.GPUDecode
 	return capi.NewGPUDecoder(device, batch, d.head+d.bytes, scratch)
 }
 
-// run decodes what requests has found, with the results in images, and copies the entry points that
-// the decoder has found to the host.
+// run decodes the images that requests has set, writes the results to images, and copies the entry
+// points that the decoder has found to the host.
 func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, images *torch.Tensor, on capi.Stream) error {
 	err := torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
 		if len(d.ranges) > 0 {
@@ -270,8 +272,8 @@ func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, image
 	return capi.CopyGPUDecoderEntries(decoder, staging, d.wanted, d.found[slot][:last.at+last.bytes], on)
 }
 
-// keep hands the entry points that the device has found for a slot to the source. They must have
-// arrived.
+// keep hands the entry points that the device has found for a slot to the source. They must already
+// be on the host.
 func (d *decoding) keep(slot int, info any) {
 	d.keptRows, d.kept = d.keptRows[:0], d.kept[:0]
 	for _, f := range d.finds[slot] {
@@ -286,8 +288,8 @@ func (d *decoding) keep(slot int, info any) {
 	}
 }
 
-// judge flags the images of a slot that were inflated to other bytes than they should. The results
-// must have arrived.
+// judge flags the images of a slot whose inflated bytes are wrong. The results must already be on
+// the host.
 func (d *decoding) judge(slot int) {
 	for i, m := range d.members[slot] {
 		if r := d.inflated[slot][i]; r.Failed != 0 || r.Checksum != m.checksum {
@@ -302,9 +304,9 @@ func (d *decoding) hostRuns(slot, n int, use func(first, rows int) error) error 
 	return decodeplan.Gaps(d.rows[slot], n, use)
 }
 
-// mend decodes the flagged images of a slot on the host, and hands their pixels to put, which may
-// not keep them. The flags must have arrived. It reports whether there were any. bad is an error of
-// the source, err one of put.
+// mend decodes the flagged images of a slot on the host. It passes their pixels to put, which may
+// not keep them. The flags must already be on the host. mend reports whether there were any. bad is
+// an error of the source, err an error of put.
 func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, put func(row int) error) (mended bool, bad, err error) {
 	d.judge(slot)
 	d.keep(slot, info)

@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// cpuDecoding is the CPU's device with a decoder of the CPU, which runs the arithmetic of the GPU's
-// kernels, into the rows of the host slot. Only streams and events are missing.
+// cpuDecoding is the CPU's device with a decoder on the CPU. The decoder runs the arithmetic of the
+// GPU's kernels, and writes into the rows of the host slot. Only streams and events are missing.
 type cpuDecoding struct {
 	*cpuDevice
 	decoder *capi.GPUDecoder
@@ -41,7 +41,7 @@ func onCPU(t *testing.T, source Source) *Prefetcher {
 	return p
 }
 
-// ownMemory returns CPU memory that the slots close.
+// ownMemory returns CPU memory. The slots close it.
 func (d *cpuDecoding) ownMemory(spec torch.Spec, n int64) (*torch.Tensor, []byte, error) {
 	tensor, err := d.own(torch.EmptySpec(cuda.CPU, spec, n))
 	if err != nil {
@@ -114,8 +114,8 @@ func TestCPUDecodeEqualsTheHost(t *testing.T) { decodeEqualsTheHost(t, onCPU) }
 
 func TestCPUDecodeHandsDamageBack(t *testing.T) { decodeHandsDamageBack(t, onCPU) }
 
-// TestCPUDecodeResumes: the rest of an epoch, from the state of each of its batches on, whoever
-// decoded the batches before, is the host's.
+// TestCPUDecodeResumes: an epoch may resume from the state after any of its batches. The remaining
+// batches equal the host's, whichever side decoded the earlier ones.
 func TestCPUDecodeResumes(t *testing.T) {
 	path := decodeArchive(t, 80)
 	o := imageloader.Options{Transform: imageloader.Train(48), BadSamples: imageloader.Skip}
@@ -152,8 +152,8 @@ func TestCPUDecodeResumes(t *testing.T) {
 	closeFeed(t, device)
 }
 
-// TestAutoMixesHostAndDevice: a mixture leaves images to the loader's workers, and the batches stay
-// the host's.
+// TestAutoMixesHostAndDevice: a mixture leaves some images to the loader's workers, and the batches
+// still equal the host's.
 func TestAutoMixesHostAndDevice(t *testing.T) {
 	path := decodeArchive(t, 150)
 	o := imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip}

@@ -19,8 +19,8 @@ import (
 // decodes.
 const decoders = 2
 
-// A decoder's memory for coefficients, samples and columns, in bytes. minScratch is what the
-// largest plan needs (kMaxPlanScratch of cshim/src/jpeg/plan.h). A batch that needs more than a
+// Sizes of a decoder's memory for coefficients, samples and columns, in bytes. minScratch suffices
+// for the largest plan (kMaxPlanScratch of cshim/src/jpeg/plan.h). A batch that needs more than a
 // decoder has is decoded in parts.
 const (
 	scratchPerImage = 2 << 20
@@ -28,10 +28,9 @@ const (
 	maxScratch      = 512 << 20
 )
 
-// gpuDecoding decodes batches on a GPU, with decoders that take turns. Each works on a stream of
-// its own, of the lowest priority. P waits for the decoded images before it copies the other rows
-// beside them and enqueues the finish, and the decoder's stream waits for that finish before the
-// decoder's next batch.
+// gpuDecoding decodes batches on a GPU, with decoders that take turns. Each decoder has a separate
+// stream of the lowest priority. P waits for the decoded images before it copies the other rows and
+// enqueues the finish. The decoder's stream waits for that finish before the decoder's next batch.
 type gpuDecoding struct {
 	*decoding
 	units     [decoders]gpuDecoder
@@ -55,7 +54,7 @@ type gpuDecoder struct {
 	finished *cuda.Event       // recorded on P: the finish has read staged
 }
 
-// openDecoding allocates what decoding needs. P is current.
+// openDecoding allocates the decoders and their memory. P is current.
 func (d *gpuDevice) openDecoding() error {
 	g := &gpuDecoding{decoding: d.decode}
 	d.gpu = g
@@ -117,8 +116,8 @@ func (d *gpuDevice) openDecoding() error {
 	scratch := min(max(scratchPerImage*batch, minScratch), maxScratch)
 	for i := range g.units {
 		u := &g.units[i]
-		// 0 is the lowest priority: compute on a stream of a higher one goes first. The streams
-		// share the multiprocessors of their bound.
+		// Priority 0 is the lowest: work on a stream of higher priority runs first. The streams
+		// share the same bounded set of multiprocessors.
 		if u.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{MaxMultiprocessors: d.multiprocessors}); err != nil {
 			return fmt.Errorf("a stream to decode on: %w", err)
 		}
@@ -138,7 +137,7 @@ func (d *gpuDevice) openDecoding() error {
 		if u.finished, err = cuda.NewEvent(cuda.EventOptions{}); err != nil {
 			return err
 		}
-		// The memory was P's until now.
+		// P used the memory until now.
 		if err := u.finished.Record(d.p); err != nil {
 			return err
 		}
@@ -147,7 +146,7 @@ func (d *gpuDevice) openDecoding() error {
 	return nil
 }
 
-// close frees what slots does not own, after all work on P is done.
+// close frees everything that slots does not own, after all work on P is done.
 func (g *gpuDecoding) close() error {
 	var errs []error
 	for i := range g.units {
@@ -169,15 +168,15 @@ func (g *gpuDecoding) close() error {
 	return errors.Join(errs...)
 }
 
-// copy enqueues the decoding of a batch's planned images, and the copies of everything else, and
-// records copied. P has waited for the slot.
+// copy enqueues the decoding of a batch's planned images and the copies of all other data, and then
+// records copied. P has already waited for the slot.
 func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) error {
 	g.turn = (g.turn + 1) % decoders
 	u := &g.units[g.turn]
 	g.requests(slot, host, n)
 	if len(g.request) > 0 {
-		// An epoch that was left early may have a batch on the other decoder whose flags are those
-		// of this slot.
+		// An epoch that was left early may still have a batch on the other decoder. That batch
+		// writes the flags of the same slot.
 		for _, e := range []*cuda.Event{u.finished, g.arrived[slot]} {
 			if err := u.stream.WaitEvent(e); err != nil {
 				return err
@@ -191,7 +190,7 @@ func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) 
 		if err := g.arrived[slot].Record(u.stream.Stream); err != nil {
 			return err
 		}
-		// copied comes after this wait, so it also covers the copy of the plans.
+		// copied is recorded after this wait, so it also covers the copy of the plans.
 		if err := d.p.WaitEvent(g.arrived[slot]); err != nil {
 			return err
 		}

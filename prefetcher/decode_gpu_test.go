@@ -29,8 +29,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// decodeArchive writes an archive of photographs of several sizes, a few of which only the host
-// decodes: PNG files, damaged files, and JPEGs that are too small for entry points.
+// decodeArchive writes an archive of photographs of several sizes. Some only the host decodes: PNG
+// files, damaged files, and JPEGs that are too small for entry points.
 func decodeArchive(t *testing.T, photos int) string { return decodeArchiveOf(t, photos, "set.tar") }
 
 func decodeArchiveOf(t *testing.T, photos int, name string) string {
@@ -115,7 +115,7 @@ func epochValues(t *testing.T, p *Prefetcher, epoch int) (values [][]float32, la
 	return values, labels
 }
 
-// newLoader opens a loader of the archive with an index of its own.
+// newLoader opens a loader of the archive with a separate index.
 func newLoader(t *testing.T, path string, o imageloader.Options) *imageloader.Loader {
 	t.Helper()
 	o.IndexFile = filepath.Join(t.TempDir(), "index")
@@ -128,7 +128,7 @@ func newLoader(t *testing.T, path string, o imageloader.Options) *imageloader.Lo
 	return l
 }
 
-// deviceOps has steps that a GPU runs, and mixedOps some that only the host runs.
+// deviceOps has steps that a GPU runs. mixedOps also has steps that only the host runs.
 var (
 	deviceOps = []transform.Op{transform.RandAugment{NumOps: 3}, transform.AugMix{}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
 		transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.GaussianBlur{KernelSize: [2]int{9, 5}}, transform.RandomErasing{}}
@@ -136,7 +136,7 @@ var (
 		transform.RandomErasing{Random: true, P: 0.2}}
 )
 
-// TestGPUDecodeEqualsTheHost: the batches of Decode: Device are those of Decode: Host, to the bit,
+// TestGPUDecodeEqualsTheHost: Decode: Device and Decode: Host give the same batches, to the bit,
 // for every finish, and after epochs that were left early.
 func TestGPUDecodeEqualsTheHost(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
@@ -187,7 +187,7 @@ func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 	}
 }
 
-// TestGPUDecodeOnSomeMultiprocessors: a bound on the multiprocessors that decode changes no batch.
+// TestGPUDecodeOnSomeMultiprocessors: a bound on the multiprocessors does not change a batch.
 func TestGPUDecodeOnSomeMultiprocessors(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	path := decodeArchive(t, 100)
@@ -236,8 +236,8 @@ func TestSanitizerOfBoundedDecoding(t *testing.T) {
 	}
 }
 
-// compressed returns the compressed bytes of a plan, which are its last part but for operations.
-// All else in a plan is trusted: its parts are where the header says.
+// compressed returns the compressed bytes of a plan. Only operations follow them. All other parts
+// of a plan are trusted: they are where the header says.
 func compressed(plan []byte) ([]byte, error) {
 	const scanAt, scanBytes, stepsAt, slack = 288, 296, 424, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
 	end := int(binary.LittleEndian.Uint32(plan[stepsAt:]))
@@ -251,8 +251,8 @@ func compressed(plan []byte) ([]byte, error) {
 	return plan[at : at+n], nil
 }
 
-// searched reports whether a plan has no entry points. Then the device has nothing to compare its
-// bytes with: other bytes may be another image.
+// searched reports whether a plan has no entry points. The device then has no reference for its
+// bytes: other bytes may be another image.
 func searched(plan []byte) bool {
 	const subsequences = 300 // in Plan of cshim/src/jpeg/plan.h
 	return binary.LittleEndian.Uint32(plan[subsequences:]) != 0
@@ -322,7 +322,7 @@ func (c *corruptingConsumer) Deliver(n int, info any) error {
 	return c.Consumer.Deliver(n, info)
 }
 
-// bytes returns what of a row is to be damaged.
+// bytes returns the bytes of a row to be damaged.
 func (s *corruptingSource) bytes(plans *decodeplan.Plans, p *decodeplan.Row) ([]byte, error) {
 	if p.Member.InputBytes == 0 {
 		return compressed(plans.Memory[p.At : p.At+p.Bytes])
@@ -334,8 +334,9 @@ func (s *corruptingSource) bytes(plans *decodeplan.Plans, p *decodeplan.Row) ([]
 	return plans.Memory[p.At+p.Member.Input:][:p.Member.InputBytes], nil
 }
 
-// TestGPUDecodeHandsDamageBack: images whose bytes are damaged on their way to the device, in every
-// place of a batch, alone and beside each other, are decoded again, and disturb no neighbour.
+// TestGPUDecodeHandsDamageBack: images whose bytes are damaged on their way to the device are
+// decoded again, and disturb no neighbour. They are at every position of a batch, single and
+// adjacent.
 func TestGPUDecodeHandsDamageBack(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	decodeHandsDamageBack(t, onGPU)
@@ -373,9 +374,9 @@ func decodeHandsDamageBack(t *testing.T, decoder decoderFeed) {
 	}
 }
 
-// TestGPUDecodeOrder runs a consumer that is slower than the decoders, so that finishes are late:
-// no batch may overwrite the decoded images of an earlier one, and none may be read before it is
-// there. The stream sanitizer sees every edge, too.
+// TestGPUDecodeOrder runs a consumer that is slower than the decoders, so that finishes are late.
+// No batch may overwrite the decoded images of an earlier batch, and no images may be read before
+// they are decoded. The stream sanitizer checks every edge, too.
 func TestGPUDecodeOrder(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	for _, name := range []string{"set.tar", "set.tgz"} {
@@ -397,7 +398,7 @@ func decodeInOrder(t *testing.T, path string) {
 		}
 		defer sanitizer.Stop()
 	}
-	// sums returns a number for each sample of an epoch, computed behind the load of a consumer.
+	// sums returns a number for each sample of an epoch, computed after the load of a consumer.
 	sums := func(p *Prefetcher, epoch int) (all []float32) {
 		var results []*torch.Tensor
 		if err := cuda.WithStream(stream, func() error {
@@ -446,7 +447,7 @@ func decodeInOrder(t *testing.T, path string) {
 }
 
 // TestGPUDecodeFlagsOfAnAbandonedBatch: an epoch that is left may have a batch on one decoder when
-// the other one gets the next batch of the same slot. The flags of the two are written in order.
+// the other decoder gets the next batch of the same slot. The two must write their flags in order.
 func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	l := newLoader(t, decodeArchive(t, 40), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
@@ -512,8 +513,8 @@ func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 	}
 }
 
-// TestGPUDecodeOnTwoGPUs: two prefetchers of one process decode at the same time, each on its GPU,
-// and both get the host's batches.
+// TestGPUDecodeOnTwoGPUs: two prefetchers of one process decode at the same time, each on a
+// different GPU, and both get the host's batches.
 func TestGPUDecodeOnTwoGPUs(t *testing.T) {
 	gpus := cudatest.RequireGPUs(t, 2)
 	path := decodeArchive(t, 150)

@@ -47,7 +47,7 @@ func TestGPUDecodeInflates(t *testing.T) {
 	decodeInflates(t, onGPU)
 }
 
-// memberOptions keeps no archive in memory, so that every epoch reads it.
+// memberOptions returns options that keep no archive in memory, so that every epoch reads it.
 func memberOptions(policy imageloader.BadSamplePolicy, trust bool) imageloader.Options {
 	return imageloader.Options{Transform: imageloader.Train(64), BadSamples: policy, TrustIndex: trust, ShuffleBytes: 1 << 16}
 }
@@ -69,13 +69,14 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 			plain, l := newLoader(t, path, o), newLoader(t, path, o)
 			nothingLeft(t, func() {
 				host, device := newFeed(t, plain, Options{}), decoder(t, l)
-				// The first epoch finds the entry points, and the heads of the files.
+				// The first epoch finds the entry points and the files' headers.
 				sameEpochs(t, host, device, 0, 3)
 				min, max := int64(120), int64(4*60)
 				if test.name == "operations of both" {
 					min, max = 3*20, 3*48
 				}
-				// The device has searched the others, in the first epoch, and small ones in each.
+				// In the first epoch, the device searched the other images for entry points. In
+				// every epoch it searches small ones.
 				if st := device.Stats(); st.Inflated < min || st.Inflated > max || st.Decoded-st.Inflated > 60+5*6 || st.DecodedAgain != 0 {
 					t.Errorf("%d members of %d images are inflated, %d images decoded again", st.Inflated, st.Decoded, st.DecodedAgain)
 				}
@@ -123,8 +124,8 @@ func decodeHandsMembersOfBack(t *testing.T, decoder decoderFeed, path string, op
 	})
 }
 
-// TestCPUDecodeFindsAChangedArchive: members that change in place, with the archive's size and
-// time, end the epoch with an error as on the host, and no batch has other bytes before that.
+// TestCPUDecodeFindsAChangedArchive: members change in place while the archive keeps its size and
+// time. The epoch ends with an error as on the host, and no batch before the error has wrong bytes.
 func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 	path := decodeArchiveOf(t, 60, "set.tgz")
 	o := memberOptions(imageloader.Skip, false)
@@ -144,7 +145,7 @@ func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 	for i := len(data) / 3; i < len(data)*2/3; i += 5000 {
 		data[i] ^= 0x55
 	}
-	// In place: the loader has the file open.
+	// In place, because the loader has the file open.
 	if err := os.WriteFile(path, data, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -174,8 +175,8 @@ func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 }
 
 // TestSanitizerOfInflatedMembers: the stream sanitizer finds nothing when the device inflates. On
-// devices that compute nothing nearly every member has a wrong checksum, and the host decodes it
-// again; and they find no entry points, so the host makes these.
+// devices that compute nothing, nearly every member has a wrong checksum, and the host decodes it
+// again. Such devices find no entry points either, so the host finds them.
 func TestSanitizerOfInflatedMembers(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	l := newLoader(t, decodeArchiveOf(t, 60, "set.tgz"), memberOptions(imageloader.Skip, false))
@@ -208,8 +209,8 @@ func TestSanitizerOfInflatedMembers(t *testing.T) {
 	}
 }
 
-// TestDecoderBytesCountRooms: the memory that members are inflated into is reported, and is that of
-// the decoders alone: a .tar needs none.
+// TestDecoderBytesCountRooms: the memory for inflated members is reported, and is part of the
+// decoders' memory: a .tar needs none.
 func TestDecoderBytesCountRooms(t *testing.T) {
 	for name, inflates := range map[string]bool{"set.tgz": true, "set.tar": false} {
 		l := newLoader(t, decodeArchiveOf(t, 20, name), memberOptions(imageloader.Skip, false))

@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 )
 
-// progressiveArchive writes an archive of n progressive JPEGs, which differ in their quantisers, of
-// one that has lost its last scan, one with damage in a scan, and one that is cut off.
+// progressiveArchive writes an archive of n progressive JPEGs with different quantisers. It also
+// has one without its last scan, one with damage in a scan, and one that is cut off.
 func progressiveArchive(t *testing.T, n int, name string) string {
 	t.Helper()
 	file, err := os.ReadFile("../cshim/test/data/progressive.jpg")
@@ -72,9 +72,9 @@ func progressiveArchive(t *testing.T, n int, name string) string {
 	return path
 }
 
-// TestCPUDecodePlansProgressive: the device decodes progressive JPEGs from the first epoch on, with
-// the host's batches, if the loader has memory for their baseline copies. Which images are bad does
-// not depend on it.
+// TestCPUDecodePlansProgressive: if the loader has memory for baseline copies, the device decodes
+// progressive JPEGs from the first epoch on, with the host's batches. The same images are bad with
+// and without that memory.
 func TestCPUDecodePlansProgressive(t *testing.T) { decodePlansProgressive(t, onCPU) }
 
 func TestGPUDecodePlansProgressive(t *testing.T) {

@@ -19,8 +19,8 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// TestCPUDecodeSearches: a pass over images whose entry points nobody knows is decoded on the
-// device, with the host's batches, and writes the index that the host's pass writes.
+// TestCPUDecodeSearches: the device decodes images with unknown entry points. It gives the host's
+// batches, and writes the index that the host would write.
 func TestCPUDecodeSearches(t *testing.T) { decodeSearches(t, onCPU) }
 
 func TestGPUDecodeSearches(t *testing.T) {
@@ -82,9 +82,9 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 				t.Errorf("the host makes the entry points of %d images, the device of %d", made[0], made[1])
 			}
 			sameFiles(t, sides[0], sides[1])
-			// A later process finds what the device found, and has it compared by the device. How
-			// many images an epoch that is left early has decoded depends on the moment, so the
-			// two whole ones count.
+			// A later process reads the entry points that the device found, and the device compares
+			// them. An epoch that is left early has decoded an unpredictable number of images, so
+			// only the two whole epochs count.
 			l, _ := indexedLoader(t, path, sides[1], test.o)
 			host, _ := indexedLoader(t, path, sides[0], test.o)
 			want, got := newFeed(t, host, Options{Device: cuda.CPU}), decoder(t, l)
@@ -98,7 +98,7 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 	}
 }
 
-// crampedSource has room for the entry points of few images.
+// crampedSource has memory for the entry points of few images.
 type crampedSource struct{ *imageloader.Loader }
 
 func (s crampedSource) Planner() decodeplan.Planner { return crampedPlanner{s.Loader.Planner()} }
@@ -108,8 +108,8 @@ type crampedPlanner struct{ decodeplan.Planner }
 
 func (crampedPlanner) EntryBytes() int { return 16 << 10 }
 
-// TestCPUDecodeFindsAgain: entry points without room are found again in later epochs, until all are
-// kept.
+// TestCPUDecodeFindsAgain: entry points that had no room are found again in later epochs, until all
+// are kept.
 func TestCPUDecodeFindsAgain(t *testing.T) {
 	path := decodeArchive(t, 60)
 	o := imageloader.Options{Transform: imageloader.Train(48), BadSamples: imageloader.Skip}
@@ -142,8 +142,8 @@ func indexedLoader(t *testing.T, path, side string, o imageloader.Options) (*ima
 	return l, side
 }
 
-// TestCPUDecodeSearchesDamage: which images are bad, and which are decoded with a warning, does not
-// depend on who searches for their entry points.
+// TestCPUDecodeSearchesDamage: the bad images, and the images with a warning, do not depend on
+// which side searches for entry points.
 func TestCPUDecodeSearchesDamage(t *testing.T) { decodeSearchesDamage(t, onCPU) }
 
 func TestGPUDecodeSearchesDamage(t *testing.T) {
@@ -167,13 +167,14 @@ func decodeSearchesDamage(t *testing.T, decoder decoderFeed) {
 				if got.Bad != want.Bad || got.Warned != want.Warned || got.Samples != want.Samples || want.Bad < 40 {
 					t.Errorf("%d bad samples of %d, %d warnings, want %d of %d, %d", got.Bad, got.Samples, got.Warned, want.Bad, want.Samples, want.Warned)
 				}
-				// What the device hands back once it is not given again.
+				// An image that the device once hands back is not given to it again.
 				if damaged != imageloader.Refuse && (st.DecodedAgain < 20 || st.DecodedAgain > 200 || st.Decoded < 3*st.DecodedAgain) {
 					t.Errorf("%+v", st)
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
-				// The device finds no entry points in an image whose scan the host says is damaged.
+				// The device finds no entry points in an image whose scan is damaged according to
+				// the host.
 				if err := errors.Join(plain.Close(), l.Close()); err != nil {
 					t.Fatal(err)
 				}
@@ -199,8 +200,8 @@ func sameFiles(t *testing.T, a, b string) {
 	}
 }
 
-// damagedArchive returns an archive of photographs, of which most have some bytes changed: in their
-// headers, in their scan, and behind it. Some have bytes removed, or restart markers.
+// damagedArchive returns an archive of photographs. Most have some changed bytes: in their headers,
+// in their scan, or after it. Some have bytes or restart markers removed.
 func damagedArchive(t *testing.T, photos int) string {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(11, 12))

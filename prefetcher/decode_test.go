@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// plannedSource is a rawSource whose images become float32, and that plans most of them. A plan has
-// the value of the image's pixels, and whether the decoder is to flag it.
+// plannedSource is a rawSource whose images become float32. It plans most of them. A plan has the
+// value of the image's pixels, and a flag that tells the decoder to flag the image.
 type plannedSource struct {
 	rawSource
 	refuses  error               // of PlanBytes
@@ -185,8 +185,8 @@ func (d *fakeDecoding) Check(ctx context.Context, slot, _ int, info any, busy fu
 	return ring.Good, bad, err
 }
 
-// TestDecodeHandsOutTheSourcesPixels: rows that the source decodes, rows that the device decodes
-// and rows that it hands back have the source's pixels, in every order of batches and epochs.
+// TestDecodeHandsOutTheSourcesPixels: rows decoded by the source, by the device, or handed back by
+// the device all have the source's pixels, in every order of batches and epochs.
 func TestDecodeHandsOutTheSourcesPixels(t *testing.T) {
 	for _, depth := range []int{1, 3} {
 		t.Run(fmt.Sprint("depth ", depth), func(t *testing.T) {
@@ -227,7 +227,8 @@ func TestDecodeHandsOutTheSourcesPixels(t *testing.T) {
 	}
 }
 
-// TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses: the batches before it are handed out.
+// TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses: the consumer still gets the batches before
+// that image.
 func TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses(t *testing.T) {
 	errImage := errors.New("no image")
 	s := &plannedSource{rawSource: rawSource{batch: 8, samples: 64, ahead: 2}}

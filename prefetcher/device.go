@@ -15,15 +15,15 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// align is the alignment of fields in a slot, in bytes: no less than that of copy engines, vector
-// loads and LibTorch's own allocations.
+// align is the alignment of fields in a slot, in bytes. Copy engines, vector loads and LibTorch's
+// own allocations need no larger alignment.
 const align = 256
 
 // slots holds the ring's memory and the operations on it that both kinds of device share. Open
 // fills it; it is constant until Close.
 type slots struct {
 	fields, outputs []torch.Spec
-	// enqueue carries out the finish; nil if no field ever needs work.
+	// enqueue executes the finish; nil if no field ever needs work.
 	enqueue      func(dst, src []*torch.Tensor) error
 	work         []bool // field i needs the finish
 	anyWork      bool
@@ -98,7 +98,7 @@ func (s *slots) field(name string) int {
 	return slices.IndexFunc(s.outputs, func(o torch.Spec) bool { return o.Name == name })
 }
 
-// own records the tensor for close.
+// own records the tensor, so that close frees it.
 func (s *slots) own(t *torch.Tensor, err error) (*torch.Tensor, error) {
 	if err == nil {
 		err = t.Err()
@@ -250,7 +250,7 @@ func (d *gpuDevice) Open() (err error) {
 			return err
 		}
 	}
-	// P is current here, so that the allocator too orders the memory by P.
+	// P is current here, so the allocator also orders the memory by P.
 	if err := d.results(d.device); err != nil {
 		return err
 	}
@@ -277,8 +277,8 @@ func (d *gpuDevice) Open() (err error) {
 	return nil
 }
 
-// nameThread names the calling goroutine's thread, to which it is locked, for top, perf, and the
-// CPU times of threads. A failure changes nothing else.
+// nameThread names the calling goroutine's locked thread for top, perf, and reports of CPU times by
+// thread. A failure has no other effect.
 func nameThread() { _ = os.WriteFile("/proc/thread-self/comm", []byte("prefetcher"), 0) }
 
 // pin allocates one host slot: a single buffer that holds all fields.
@@ -347,8 +347,8 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 			return err
 		}
 	}
-	// The beginning of the copies is recorded between the wait and the copies, so CopyBatch cannot
-	// do the wait.
+	// The start of the copies is recorded between the wait and the copies, so CopyBatch cannot do
+	// the wait.
 	if err := d.begun[host].Record(d.p); err != nil {
 		return err
 	}

@@ -39,11 +39,11 @@
 //   - released(j) misses some of the work that read the slot: it is recorded on every stream that
 //     used the batch.
 //
-// Only the first edge makes a host thread wait: the source's, which has nothing else to do. The
-// fourth edge is the reason why the prefetcher asks for the consumer's current stream, when it
-// hands over a batch and again when the turn ends. So an Epoch inside cuda.WithStream runs on that
-// stream. Any other use of a batch (on a second stream, in another goroutine) must be announced
-// with [Batch.Use].
+// Only the first edge makes a host thread wait: the source's, which has nothing else to do. Because
+// of the fourth edge, the prefetcher asks for the consumer's current stream when it hands over a
+// batch and again when the turn ends. So an Epoch inside cuda.WithStream runs on that stream. Any
+// other use of a batch (on a second stream, in another goroutine) must be announced with
+// [Batch.Use].
 //
 // The package's tests run the ring's own code against a model of CUDA's streams, under tens of
 // thousands of schedules, and fail if no event orders a read or an overwrite. They also leave out
@@ -56,16 +56,16 @@
 // computed from them, belong to a torch.Scope that ends with the turn: one call frees them, before
 // the release is recorded. Parameters, and results of parameters alone, are not affected. Using a
 // tensor after its turn is cuda.ErrClosed. [Batch.Retain] keeps the batch, its scope and its slot
-// until [Batch.Release]; Keep on a tensor that was computed from the batch keeps that tensor. Keep
+// until [Batch.Release]. Keep on a tensor that was computed from the batch keeps that tensor. Keep
 // on batch.Images itself, or a view of it, is an error, since later batches overwrite the slot: use
 // Clone instead.
 //
 // # Decoding
 //
 // With [Options.Decode] a GPU decodes the images of a source that can plan them (imageloader). Two
-// decoders, on streams of their own, take turns; their images go through the same finish on P. The
-// prefetcher hands a batch out when the GPU has reported which images it could not decode, and the
-// host has decoded those. The batches are those that the source's workers would decode, to the bit.
+// decoders, on separate streams, take turns. Their images go through the same finish on P. The
+// prefetcher hands a batch out when the GPU has reported the images that it could not decode, and
+// the host has decoded these. The batches equal those of the source's workers, to the bit.
 //
 // # Without a GPU
 //
@@ -77,7 +77,7 @@
 // # Waiting times
 //
 // [Stats] reports them. A loop that queues work faster than the GPU executes it waits in Epoch,
-// which is no loss. The relevant time is how long the GPU waits for a batch; Stats.ConsumerWait and
+// which is no loss. The relevant time is how long the GPU waits for a batch. Stats.ConsumerWait and
 // [Stats.WaitShare] measure it on the GPU's own clock.
 //
 // # CUDA graphs

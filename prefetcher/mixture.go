@@ -7,10 +7,10 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// mixture decides how many images the source's workers decode beside the device: as many as they
-// have time for. The source has nothing to do while it waits for a slot and has delivered every
-// slot before: its workers could have decoded more. A slot that it need not wait for shows that its
-// batches are needed sooner. The methods of nil leave all images to the device.
+// mixture decides how many images the source's workers decode while the device decodes the rest: as
+// many as they have time for. If the source waits for a slot after it has delivered all earlier
+// slots, its workers were idle and could have decoded more. If it gets a slot without waiting, the
+// consumer needs its batches sooner. On a nil mixture the methods leave all images to the device.
 type mixture struct {
 	mu   sync.Mutex
 	most int       // rows of a group at most
@@ -20,26 +20,26 @@ type mixture struct {
 	last time.Time // when the source delivered a slot
 	got  time.Time // when the source got a slot
 
-	// Of the slots since the last decision, which may be of several short epochs. Batches take
-	// different times, and the slots between the source and the loop even that out, so the sums
-	// decide and no single slot does.
+	// Counts since the last decision, which may span several short epochs. Batches take different
+	// times, and the slots between the source and the loop even that out. So the sums decide, not a
+	// single slot.
 	slots, late   int // late: the source had next to nothing to do before the slot
 	nothing, both time.Duration
 }
 
-// A decision is due after each decisionSlots slots. The workers get more rows where the source has
-// had nothing to do for at least 1/idleShare of the time, the more the longer it was, and fewer
-// where that was less than 1/busyShare of it, a quarter fewer where each slot was late.
+// mixture decides after every decisionSlots slots. If the source was idle for at least 1/idleShare
+// of the time, the workers get more rows, in proportion to the idle time. If it was idle for less
+// than 1/busyShare of the time, they get fewer: a quarter fewer if every slot was late.
 const (
 	decisionSlots = 4
 	idleShare     = 16
 	busyShare     = 64
 )
 
-// newMixture returns the mixture of batches of so many rows.
+// newMixture returns a mixture for batches of the given number of rows.
 func newMixture(batch int) *mixture { return &mixture{most: min(batch, decodeplan.Group)} }
 
-// begin begins an epoch, whose source gets so many slots without waiting.
+// begin starts an epoch. The source gets the first free slots without waiting.
 func (m *mixture) begin(free int) {
 	if m == nil {
 		return
@@ -49,7 +49,7 @@ func (m *mixture) begin(free int) {
 	m.free, m.lent = free, 0
 }
 
-// delivers notes that the source delivers a slot.
+// delivers records that the source delivers a slot.
 func (m *mixture) delivers(now time.Time) {
 	if m == nil {
 		return
@@ -60,7 +60,7 @@ func (m *mixture) delivers(now time.Time) {
 	m.last = now
 }
 
-// lends returns Plans.HostRows of a slot that the source has asked for and gets.
+// lends returns Plans.HostRows for a slot that the source asked for and now gets.
 func (m *mixture) lends(asked, now time.Time) int {
 	if m == nil {
 		return 0

@@ -8,11 +8,11 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// simulateMixture runs a source whose workers take work for a batch that they decode alone, and
-// planning for one that they only plan, in front of a loop that takes a batch every interval and
-// holds ahead batches. A batch takes up to spread more or less of its work than another. It returns
-// the rows of each group that the workers decode at last, the mean of the second half, and how long
-// the loop has waited in that half.
+// simulateMixture simulates a source and a loop. The source's workers need the time work for a
+// batch that they decode alone, and planning for a batch that they only plan. The loop takes a
+// batch every interval and holds ahead batches. The work of batches varies by up to spread.
+// simulateMixture returns the rows of each group that the workers decode at the end, the mean of
+// the second half, and the loop's waiting time in that half.
 func simulateMixture(m *mixture, work, planning, interval time.Duration, spread float64, batches, ahead int) (rows int, mean float64, waited time.Duration) {
 	m.begin(ahead)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -74,7 +74,7 @@ func TestMixtureUsesTheWorkersTime(t *testing.T) {
 }
 
 // TestMixtureGivesWay: a loop that becomes faster gets the device's help within some batches, also
-// one of small batches, and a new epoch begins with the mixture of the last one.
+// with small batches. A new epoch starts with the mixture of the last one.
 func TestMixtureGivesWay(t *testing.T) {
 	const ms = time.Millisecond
 	for _, batch := range []int{256, 64, 16, 5} {
@@ -95,7 +95,7 @@ func TestMixtureGivesWay(t *testing.T) {
 	}
 }
 
-// TestMixtureOfShortEpochs: epochs that end before a decision is due decide together.
+// TestMixtureOfShortEpochs: a decision may use the slots of several short epochs.
 func TestMixtureOfShortEpochs(t *testing.T) {
 	const ms = time.Millisecond
 	m := newMixture(256)
@@ -121,7 +121,7 @@ func TestMixtureOfAClockThatStandsStill(t *testing.T) {
 	}
 }
 
-// TestNoMixture: without Auto the device decodes all that it can.
+// TestNoMixture: without Auto the device decodes all images that it can.
 func TestNoMixture(t *testing.T) {
 	var m *mixture
 	m.begin(1)

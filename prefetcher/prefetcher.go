@@ -20,8 +20,8 @@ import (
 
 // Source fills host memory with the samples of an epoch.
 type Source interface {
-	// Fields describes the tensors of one sample as they lie in host memory, for example {"images",
-	// Uint8, [224 224 3]} and {"labels", Int64, []}.
+	// Fields describes the tensors of one sample in host memory, for example {"images", Uint8, [224
+	// 224 3]} and {"labels", Int64, []}.
 	Fields() []torch.Spec
 	// BatchSize returns the number of samples in a full batch.
 	BatchSize() int
@@ -41,8 +41,8 @@ type Source interface {
 	Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error
 }
 
-// Describer is a Source whose fields need work on the device before the consumer sees them, and
-// that leaves this work to the prefetcher. So the bus carries bytes, and the GPU converts them. A
+// Describer is a Source whose fields need work on the device before the consumer gets them. It
+// leaves this work to the prefetcher, so the bus transfers bytes, and the GPU converts them. A
 // Describer needs no LibTorch.
 type Describer interface {
 	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224
@@ -75,24 +75,25 @@ type Options struct {
 	// or the CPU on a machine without GPUs; cuda.CPU always selects the CPU.
 	Device cuda.Device
 	// Depth is the number of device slots, at least 1, which hold batches in use, ready, or being
-	// copied or decoded. 0 stands for 2: the consumer works on one while the next is copied. Where
-	// the device decodes it stands for 3: a batch is handed out once it is decoded, and two are
-	// being decoded meanwhile.
+	// copied or decoded. 0 selects 2: the consumer works on one while the next is copied. If the
+	// device decodes, 0 selects 3: a batch is handed out once it is decoded, while two more are
+	// being decoded.
 	Depth int
 	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 stands for
 	// Depth + 1: while copies are in flight one slot remains to fill.
 	HostSlots int
 	// Decode selects where images are decoded. The zero value is Host: the source's workers decode
-	// them. The comment of type [Decode] says what a GPU decodes, and the memory that this takes.
+	// them. The comment of type [Decode] lists the images that a GPU decodes and the memory that it
+	// needs.
 	//
-	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the
-	// workers, and takes time of the GPU. Device takes more of it, and less of the host.
-	// The GPU's decoding has the lowest priority. So compute takes precedence on a stream with
-	// cuda.StreamOptions.Priority of -1, and not on the default stream.
+	// Use Auto if the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the workers,
+	// and uses time of the GPU. Device uses more time of the GPU, and less of the host. The GPU's
+	// decoding has the lowest priority. So compute takes precedence on a stream with
+	// cuda.StreamOptions.Priority of -1, but not on the default stream.
 	Decode Decode
-	// DecodeMultiprocessors bounds how many of the GPU's multiprocessors decode, so that training
-	// has the others to itself: it is MaxMultiprocessors of the decoders' cuda.StreamOptions. 0 is
-	// no bound: the decoders' streams have the lowest priority, but a kernel that runs is not
+	// DecodeMultiprocessors bounds the number of the GPU's multiprocessors that decode, and leaves
+	// the others to training. It is MaxMultiprocessors of the decoders' cuda.StreamOptions. 0 is no
+	// bound: the decoders' streams have the lowest priority, but a running kernel is not
 	// interrupted. Fewer than the driver's minimum are refused with cuda.ErrInvalidArgument.
 	// Without Decode on the device it has no effect.
 	DecodeMultiprocessors int
@@ -144,7 +145,7 @@ type Prefetcher struct {
 // New allocates the slots and starts the goroutine that drives the copies. It blocks while it pins
 // host memory: about 0.1 s per gigabyte.
 //
-// The source serves one epoch at a time. It stays the caller's: Close does not close it.
+// The source serves one epoch at a time. The caller keeps ownership of it: Close does not close it.
 func New(source Source, o Options) (*Prefetcher, error) {
 	p, err := open(source, o, func(d ringDevice) ringDevice { return d })
 	if err != nil {
@@ -304,7 +305,7 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	if p.starved != nil {
 		defer idle.leave()
 	}
-	// Set by this epoch only: a refused second epoch must leave the recording alone.
+	// Only this epoch sets it: a refused second epoch must leave the recording alone.
 	recording := false
 	turn := func() {} // ends the trace range of the current batch
 	defer func() {
@@ -336,7 +337,7 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	runtime.KeepAlive(p)
 	switch {
 	case left:
-		// The next call returns any failure since.
+		// The next call returns any later failure.
 		return nil
 	case failed != nil:
 		return failed
@@ -376,19 +377,19 @@ func (p *Prefetcher) String() string {
 type Stats struct {
 	Batches, Images int64 // handed to the consumer; Images counts samples
 	Bytes           int64 // copied to the GPU; 0 on the CPU
-	// CopyTime is the time that the copies took on the device, as far as the source has waited for
-	// them; 0 on the CPU. With Options.Decode on the device it includes the decoding.
+	// CopyTime is the device time of the copies that the source has waited for so far; 0 on the
+	// CPU. With Options.Decode on the device it includes the decoding.
 	CopyTime time.Duration
-	// Decoded counts the images that the device was given to decode (Options.Decode), and
-	// DecodedAgain those of them that it handed back, because their bytes did not end where their
-	// entry points say, or were damaged: the host has decoded these.
+	// Decoded counts the images that the device was given to decode (Options.Decode). DecodedAgain
+	// counts the images that it handed back, because their bytes were damaged or did not end where
+	// their entry points say. The host has decoded these.
 	Decoded, DecodedAgain int64
-	// Inflated counts those of Decoded whose members of a .tgz the device was given to inflate.
-	// DecodedAgain includes those of them that had another checksum than when the host has read
-	// them.
+	// Inflated counts the images in Decoded that the device also inflated, from members of a .tgz.
+	// Images whose checksum then differs from the checksum that the host has read count in
+	// DecodedAgain.
 	Inflated     int64
 	DecoderBytes int64 // device memory of the decoders, with their results
-	// DecodeMultiprocessors is how many of the GPU's multiprocessors decode at most, by
+	// DecodeMultiprocessors is the maximum number of the GPU's multiprocessors that decode, by
 	// Options.DecodeMultiprocessors. 0: all.
 	DecodeMultiprocessors int
 	// FinishTime is the host time for queueing the finish; on the CPU, for executing it.
@@ -397,9 +398,9 @@ type Stats struct {
 
 	// ConsumerWait is the time that the consumer was idle because the next batch was not ready: the
 	// figure to keep near zero. On a GPU it is measured on the GPU, from the end of the work on one
-	// batch (on the stream that is current when the turn ends) to the next batch's readiness, and
-	// is complete once that work is done. On the CPU it is the loop's wait. It includes the loop's
-	// wait before the first batch of each epoch; FirstWait is that part alone.
+	// batch (on the stream that is current when the turn ends) to the next batch's readiness. It is
+	// complete once that work is done. On the CPU it is the loop's wait. It includes the loop's
+	// wait before the first batch of each epoch, and FirstWait is only that part.
 	ConsumerWait, FirstWait time.Duration
 	// HostWait is the time that the loop's goroutine waited in Epoch. On a GPU most of it is no
 	// loss: a loop that queues work faster than the GPU executes it waits here.
@@ -417,7 +418,7 @@ func (s Stats) String() string {
 		s.HostWait.Round(time.Microsecond), s.SourceWait.Round(time.Microsecond))
 }
 
-// Stats returns the counts so far, including those of a running epoch.
+// Stats returns the counts so far, including a running epoch's.
 func (p *Prefetcher) Stats() Stats {
 	r := p.ring.Stats()
 	s := Stats{

@@ -48,10 +48,10 @@ func (s *countingSource) Fill(ctx context.Context, epoch int, lend func(context.
 	return nil
 }
 
-// strained is a consumer that keeps its stream busy for about a millisecond per batch and reads the
-// batch before and after that, so that a missing edge changes the values read. The comparison runs
-// on the device too: the host waits for nothing until the end. The work is additions: matrix
-// products would leave a cuBLAS workspace behind for every thread and stream that they ran on, and
+// strained is a consumer that keeps its stream busy for about a millisecond per batch. It reads the
+// batch before and after that work, so that a missing edge changes the values read. The device also
+// does the comparison, so the host does not wait until the end. The work consists of additions.
+// Matrix products would leave a cuBLAS workspace behind for each of their threads and streams, and
 // the memory could not be compared.
 type strained struct {
 	t    *testing.T
@@ -193,8 +193,7 @@ func TestGPUStress(t *testing.T) {
 	}
 }
 
-// TestGPUUse uses batches on a second stream, and on a stream that the consumer changes to during a
-// turn.
+// TestGPUUse uses batches on a second stream, and on a stream that becomes current during a turn.
 func TestGPUUse(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
@@ -248,8 +247,8 @@ func TestGPUUse(t *testing.T) {
 	})
 }
 
-// ConsumerWait shows a source that is slower than the GPU, and not one that is faster, however long
-// the host waits.
+// ConsumerWait shows a source that is slower than the GPU. It does not show a faster source,
+// however long the host waits.
 func TestGPUStarved(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
@@ -276,12 +275,12 @@ func TestGPUStarved(t *testing.T) {
 	})
 }
 
-// A second epoch, which is refused while the loop waits for a batch, leaves the measurement of that
-// wait alone: the event at the end of the turn before stays in use.
+// A second epoch that is refused while the loop waits for a batch does not change the measurement
+// of that wait: the event at the end of the previous turn stays in use.
 func TestRefusedEpochLeavesTheMeasurement(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	var p *Prefetcher
-	// The number of events that are recorded at the end of a turn and not paired yet.
+	// The number of events recorded at the end of a turn and not paired yet.
 	ends := func() int {
 		s := p.starved
 		s.mu.Lock()
@@ -421,8 +420,8 @@ func TestGPUMissingEdges(t *testing.T) {
 	}
 }
 
-// TestGPUCancelBehindKernels cancels while copies are queued behind a second of compute: the loop
-// must end at once, and Close when the device has finished.
+// TestGPUCancelBehindKernels cancels while copies are queued behind a second of compute. The loop
+// must end at once, and Close must end when the device has finished.
 func TestGPUCancelBehindKernels(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {

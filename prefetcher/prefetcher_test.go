@@ -32,8 +32,8 @@ func onDevices(t *testing.T, fn func(t *testing.T, device cuda.Device)) {
 	})
 }
 
-// eventually waits for effects that the runtime and the kernel complete a moment later: the end of
-// a goroutine or a thread.
+// eventually waits for effects that the runtime and the kernel complete a moment later, such as the
+// end of a goroutine or a thread.
 func eventually(ok func() bool) bool {
 	for end := time.Now().Add(5 * time.Second); ; runtime.Gosched() {
 		if ok() {
@@ -313,7 +313,7 @@ func TestCancel(t *testing.T) {
 				t.Errorf("%s: the loop ended with %v", name, last)
 			}
 		}
-		// Each start has a flag of its own: a late cancel belongs to an epoch that has ended.
+		// Each start has a separate flag: a late cancel belongs to an epoch that has ended.
 		start := func() (context.Context, *atomic.Bool, func()) {
 			canceled := new(atomic.Bool)
 			ctx, cancel := context.WithCancelCause(t.Context())
@@ -601,8 +601,8 @@ func TestScope(t *testing.T) {
 	})
 }
 
-// The tensors of a batch are in a slot: Keep and its error after the turn say Clone, and a clone
-// stays as it is when later batches fill the slot.
+// The tensors of a batch are in a slot. Keep returns an error after the turn that advises Clone. A
+// clone does not change when later batches fill the slot.
 func TestFieldsOfABatchAreClonedNotKept(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		p := newFeed(t, &floatSource{rawSource: rawSource{batch: 4, samples: 40}}, Options{Device: device, Depth: 2})

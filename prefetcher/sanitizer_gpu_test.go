@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/cudatest"
 )
 
-// The sanitizer finds a batch that is used on a stream that it was not told, and one that is still
-// used when its slot is filled again, and names the call of Use that is missing.
+// The sanitizer finds a batch that is used on a stream without a call of Use, and one that is still
+// used when its slot is filled again. It names the missing call of Use.
 func TestSanitizerFindsBatchesOfOtherStreams(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	for _, c := range []struct {

@@ -12,8 +12,8 @@ import (
 
 const side = 16 // pixels per side of the test's images
 
-// value is the value of all pixels of a sample, and its label modulo 251: no two batches in flight
-// share one.
+// value returns the value of all pixels of a sample. It is also the sample's label modulo 251. No
+// two batches in flight share a value.
 func value(epoch, sample int) byte { return byte((epoch*97 + sample*13) % 251) }
 
 func label(epoch, sample int) int64 { return int64(epoch)*1_000_000 + int64(sample) }

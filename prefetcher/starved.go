@@ -25,8 +25,8 @@ type starved struct {
 	total    time.Duration
 }
 
-// starvedEpoch is the part of one epoch: a second epoch, which is refused while one runs, has its
-// own.
+// starvedEpoch is the state of one epoch. A second epoch, which is refused while one runs, has a
+// separate state.
 type starvedEpoch struct {
 	*starved
 	last *cuda.Event // the end of the previous turn

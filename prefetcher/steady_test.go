@@ -14,9 +14,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// nullCalls returns the file to which devices that compute nothing write a line for each call of
-// CUDA's runtime that allocates, frees or waits, or that may wait because it copies pageable
-// memory: the function's name and its thread's. Without such devices it skips the test.
+// nullCalls returns the log file of devices that compute nothing. They log each call of CUDA's
+// runtime that allocates, frees or waits, or that may wait because it copies pageable memory: a
+// line has the names of the function and of its thread. Without such devices it skips the test.
 func nullCalls(t *testing.T) string {
 	t.Helper()
 	descriptors, err := filepath.Glob("/proc/self/fd/*")
@@ -32,8 +32,8 @@ func nullCalls(t *testing.T) string {
 	return ""
 }
 
-// countCalls returns how often each function and thread is in the file from a byte on, and the
-// file's size.
+// countCalls counts the calls by function and thread, from an offset of the file on. It also
+// returns the file's size.
 func countCalls(t *testing.T, file string, from int) (calls map[string]int, size int) {
 	t.Helper()
 	lines, err := os.ReadFile(file)
@@ -47,16 +47,16 @@ func countCalls(t *testing.T, file string, from int) (calls map[string]int, size
 	return calls, len(lines)
 }
 
-// TestSteadyDecodingAllocatesAndWaitsForNothing: once two epochs have been decoded on the device,
-// no thread of the process allocates or frees device memory, pinned memory, streams or events, and
-// none waits inside CUDA: not for a device, a stream or an event, and not for a copy of memory that
-// is not pinned.
+// TestSteadyDecodingAllocatesAndWaitsForNothing: after two epochs decoded on the device, no thread
+// of the process allocates or frees device memory, pinned memory, streams or events. No thread
+// waits inside CUDA for a device, a stream, an event, or a copy of unpinned memory.
 //
-// What the design waits for it asks CUDA, without blocking (cudaEventQuery), and sleeps in between:
-// that a batch is copied, before the host writes to its slot's pinned memory again (HostWait), and
-// that the flags of a batch have arrived, before the consumer gets it (Check). The one call that
-// blocks is that of an image that the device has handed back, after its pixels have been uploaded
-// (check): one cudaStreamSynchronize for each, by the prefetcher's thread.
+// The design needs two waits. It polls CUDA without blocking (cudaEventQuery), and sleeps in
+// between. HostWait waits until a batch is copied, before the host writes to its slot's pinned
+// memory again. Check waits until the flags of a batch have arrived, before the consumer gets it.
+// Only one call blocks: after the host has uploaded the pixels of an image that the device has
+// handed back, the prefetcher's thread calls cudaStreamSynchronize once for each such image
+// (check).
 func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nullCalls(t) // skips here, before archives are written
@@ -71,7 +71,7 @@ func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 		{"the device searches", "set.tar", false, nil, Options{}},
 		{"operations", "set.tar", true, deviceOps, Options{}},
 		{"a bounded stream, three slots", "set.tar", true, nil, Options{DecodeMultiprocessors: 20, Depth: 3}},
-		// Devices that compute nothing inflate nothing, so they hand every member back once.
+		// Devices that compute nothing do not inflate, so they hand every member back once.
 		{"members", "set.tgz", true, nil, Options{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -113,8 +113,9 @@ func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 			}
 			after := p.Stats()
 			calls, _ := countCalls(t, file, size)
-			// The measurement of the consumer's idle time has an event for each batch that was
-			// ready at a time, and for the turn. How many were depends on the moment.
+			// The measurement of the consumer's idle time uses an event for each batch that is
+			// ready at the same time, and one for the turn. The number of ready batches depends on
+			// timing.
 			const measures = "cudaEventCreateWithFlags prefetcher"
 			if calls[measures] -= len(p.starved.all) - events; calls[measures] == 0 {
 				delete(calls, measures)

@@ -42,9 +42,9 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
 }
 
-// writable detects now a problem that would otherwise be an error after the epoch. It leaves an
-// existing file unchanged, and creates none. For a dangling link, and for a path that is neither
-// file nor folder, only the writing itself can tell.
+// writable checks early for a problem that would otherwise be an error after the epoch. It leaves
+// an existing file unchanged, and creates none. A dangling link, and a path that is neither a file
+// nor a folder, can only be checked by writing.
 func writable(name string) error {
 	flags := os.O_WRONLY
 	if info, err := os.Stat(name); err == nil {
@@ -67,7 +67,7 @@ func writable(name string) error {
 	return err
 }
 
-// name sets what returns the streams that the recording names.
+// name sets the function that returns the streams named in the recording.
 func (t *tracer) name(streams func() map[string]cuda.Stream) {
 	if t != nil {
 		t.streams = streams
@@ -107,7 +107,7 @@ func (t *tracer) recording() bool {
 	return t.recorder != nil
 }
 
-// start begins the recording. The caller of start, stop and fail holds mu.
+// start starts the recording. The caller of start, stop and fail holds mu.
 func (t *tracer) start() {
 	recorder, err := trace.Start(trace.Options{})
 	if err == nil && t.streams != nil {

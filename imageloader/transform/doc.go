@@ -6,8 +6,8 @@
 // An image passes through four stages.
 //
 //  1. Geometry. The crop and the flip are drawn from the image's header alone, so that pixels
-//     outside of the crop are not decoded where the format allows. The result has Size x Size pixels
-//     of three bytes.
+//     outside of the crop are not decoded where the format allows. The result has Size x Size
+//     pixels of three bytes.
 //  2. Operations. Transform.Ops run on these bytes, in order, each an [Op] of this package or a
 //     [Func] of the caller.
 //  3. Mixing. When a batch is complete, one of Transform.Mix blends its samples: [MixUp] or

@@ -48,11 +48,11 @@ type Device[S comparable, E any] interface {
 	Copy(slot, host, n int, released []E, copied E) error
 	// Finish enqueues on P the work that converts the copied samples to the consumer's.
 	Finish(slot, host, n int) error
-	// Check waits, on the host, until the device knows whether it has made the batch that Finish
-	// has enqueued last for the slot, and makes what the device could not. It returns Unchecked as
-	// soon as busy reports true. bad is an error that ends the epoch before this batch, err one of
-	// the device. The ring calls Check only with Config.Checked, in the order of the batches, with
-	// the epoch's ctx.
+	// Check waits, on the host, until the device knows whether it has made the batch of the slot's
+	// last Finish. It then makes the parts that the device could not. It returns Unchecked as soon
+	// as busy reports true. bad is an error that ends the epoch before this batch. err is an error
+	// of the device. The ring calls Check only with Config.Checked, in the order of the batches,
+	// with the epoch's ctx.
 	Check(ctx context.Context, slot, n int, info any, busy func() bool) (checked Checked, bad, err error)
 	// Record records the event on the stream.
 	Record(event E, stream S) error
@@ -120,8 +120,8 @@ type Ring[S comparable, E any] struct {
 	cfg   Config
 	sched Scheduler
 
-	// The scheduler's lock guards all fields below. A slot's events are the exception: they belong
-	// to the holder of the slot.
+	// The scheduler's lock guards all fields below, except a slot's events, which belong to the
+	// holder of the slot.
 	hosts     []hostSlot[E]
 	slots     []deviceSlot[S, E]
 	freeHosts []int // oldest first, so that the source waits for the copy that ends first
@@ -301,8 +301,8 @@ func (r *Ring[S, E]) open() error {
 	return nil
 }
 
-// step waits for a batch to copy or to check, and does so. It returns false when the driver must
-// stop. The lock is held on entry and on return.
+// step waits for a batch to copy or to check, and processes it. It returns false when the driver
+// must stop. The lock is held on entry and on return.
 func (r *Ring[S, E]) step() bool {
 	r.sched.Wait(func() bool { return r.stopping || r.canCopy() || r.canCheck() })
 	switch {
@@ -374,8 +374,8 @@ func (r *Ring[S, E]) copy(ep *epoch) {
 	r.sched.Wake()
 }
 
-// check waits until the oldest copied batch is known to be good, or another can be copied. The lock
-// is held on entry and on return.
+// check waits until the oldest copied batch passes its check, or another batch can be copied. The
+// lock is held on entry and on return.
 func (r *Ring[S, E]) check(ep *epoch) {
 	b := ep.copied[0]
 	slot := &r.slots[b.slot]
@@ -405,7 +405,7 @@ func (r *Ring[S, E]) check(ep *epoch) {
 	r.sched.Wake()
 }
 
-// checkBatch calls Device.Check, in which the source decodes: it may panic.
+// checkBatch calls Device.Check. The source decodes in it and may panic.
 func (r *Ring[S, E]) checkBatch(ep *epoch, b batch) (checked Checked, bad, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -687,7 +687,7 @@ type Lease[S comparable, E any] struct {
 	Slot, Host int
 	Info       any
 	// OnEnd is called once, when the last reference is dropped, before the release is recorded. The
-	// consumer sets it at the beginning of the turn.
+	// consumer sets it at the start of the turn.
 	OnEnd func()
 
 	ring    *Ring[S, E]

@@ -202,7 +202,7 @@ func (p *program) release() {
 	p.holding--
 }
 
-// plan says how an epoch goes: it ends at batch `at` in one of the ways above.
+// plan describes the course of an epoch: it ends at batch `at` in one of the ways above.
 type plan struct {
 	epoch, batches, ending, at int
 	retains                    bool
@@ -301,7 +301,7 @@ func (p *program) checkEnd(e plan, seen int, panicked bool, err error) {
 // source returns a source that lends several slots ahead, fills them, and delivers.
 func (p *program) source(e plan) func(context.Context, Lend, Deliver) error {
 	return func(ctx context.Context, lend Lend, deliver Deliver) error {
-		// Use a context of its own below the given one, as a source with workers does.
+		// Use a separate context below the given one, as a source with workers does.
 		if e.ending == bySourceCancel || p.Rand.IntN(2) == 0 {
 			var cancel context.CancelCauseFunc
 			ctx, cancel = context.WithCancelCause(ctx)
@@ -517,7 +517,7 @@ func (m noCheckWait) Check(ctx context.Context, slot, n int, info any, busy func
 	return m.simDevice.Check(ctx, slot, n, info, busy)
 }
 
-// Check keeps quiet about the work that it has enqueued.
+// Check does not report the work that it has enqueued.
 func (m noReadyAgain) Check(ctx context.Context, slot, n int, info any, busy func() bool) (Checked, error, error) {
 	checked, bad, err := m.simDevice.Check(ctx, slot, n, info, busy)
 	return min(checked, Good), bad, err

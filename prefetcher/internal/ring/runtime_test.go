@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// freeDevice runs every stream in its own goroutine, and the ring on the Go runtime. So the race
-// detector checks the ring's own variables, and the runtime scheduler's wake-ups are those of a
-// real program. The machine determines the schedule; TestSchedules proves the edges.
+// freeDevice runs every stream in a separate goroutine, and the ring on the Go runtime. So the race
+// detector checks the ring's variables, and the runtime scheduler wakes goroutines as in a real
+// program. The machine determines the schedule. TestSchedules proves the edges.
 type freeDevice struct {
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -324,7 +324,7 @@ func (r *runtimeRun) checkEnd(e plan, seen int, err error) {
 	}
 }
 
-// lateDevice delays Current until the lease's end has begun.
+// lateDevice delays Current until the lease's end has started.
 type lateDevice struct {
 	*freeDevice
 	late  atomic.Bool
@@ -376,7 +376,7 @@ func TestReleaseDuringCloseHasNoRace(t *testing.T) {
 				t.Errorf("Release: %v", err)
 			}
 		})
-		for { // until Release has begun: from then on only Close can end the lease
+		for { // until Release has started: from then on only Close can end the lease
 			r.sched.Lock()
 			begun := kept.retains == 0
 			r.sched.Unlock()

@@ -64,7 +64,7 @@ type simDevice struct {
 	gen   int // generation of the batch that the driver works on
 
 	// With Config.Checked, by device slot: the flags that the device writes to host memory after
-	// the finish, the event behind them, and whether the next check mends the batch.
+	// the finish, the event after them, and whether the next check mends the batch.
 	flags   []*cell
 	decoded []*simEvent
 	mends   []bool
@@ -148,7 +148,7 @@ func (d *simDevice) Copy(slot, host, n int, released []*simEvent, copied *simEve
 	return d.Record(copied, 0)
 }
 
-// copy and finish take two steps each, so that other operations can run between their beginning and
+// copy and finish take two steps each, so that other operations can run between their start and
 // their end.
 func (d *simDevice) copy(slot, host, n int) {
 	src, dst, value := d.host[host], d.stage, 0
@@ -202,7 +202,7 @@ func (d *simDevice) Finish(slot, host, n int) error {
 
 var errNotYet = errors.New("not yet")
 
-// Check waits for the flags of a batch, and makes up for a batch that the device has got wrong.
+// Check waits for the flags of a batch, and corrects a batch that the device has got wrong.
 func (d *simDevice) Check(_ context.Context, slot, n int, info any, busy func() bool) (Checked, error, error) {
 	d.driver("Check")
 	for {
