@@ -49,8 +49,8 @@ func TestEvaluateIsTheEvaluationOfRun(t *testing.T) {
 	}
 }
 
-// On a GPU Evaluate also returns the metrics of Run's evaluation. A model with too few outputs is refused
-// before the device sees a label without an output, so CUDA stays usable.
+// On a GPU Evaluate also returns the metrics of Run's evaluation. A model with too few outputs is
+// refused before the device sees a label without an output, so CUDA stays usable.
 func TestGPUEvaluate(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	j := newJob(t, job{gpu: true, withEval: true, Config: train.Config{Epochs: 1}})

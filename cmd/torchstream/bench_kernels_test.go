@@ -17,15 +17,15 @@ import (
 	"github.com/torchstream/torchstream/internal/loaderbench"
 )
 
-// loaderKernels are the kernels that decode every batch, and otherKernels those that some batches
-// need: they search for entry points, run operations and inflate.
+// loaderKernels decode every batch. Only some batches need otherKernels: they search for entry
+// points, run operations and inflate.
 var (
 	loaderKernels = []string{"build", "entropy", "transform", "weights", "columns", "results"}
 	otherKernels  = []string{"augment", "inflate", "gather", "paths", "walk_paths", "synchronise", "sums", "entries"}
 )
 
-// TestKernelsOfTheLoaderAreInTheLibrary needs no GPU: the library's constants have the symbol of
-// every kernel, by which the host registers it.
+// TestKernelsOfTheLoaderAreInTheLibrary needs no GPU: the host registers each kernel by a symbol,
+// which is among the library's constants.
 func TestKernelsOfTheLoaderAreInTheLibrary(t *testing.T) {
 	if capi.CUDAVersion() == "" {
 		t.Skip("the library is built without CUDA")

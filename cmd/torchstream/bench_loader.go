@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/loaderbench"
 )
 
-// benchLoader turns an archive into shuffled batches, as fast as it goes, and prints what that
-// took.
+// benchLoader turns an archive into shuffled batches as fast as possible, and prints the resource
+// usage.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set, o := loaderbench.Flags("torchstream bench loader -archive FILE", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. `make bench-loader` does the same\n"+
 		"with other libraries. Says what each stage took, and which one the others wait for.", stderr)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestBenchLoaderOnDevice: the same with a prefetcher, which does the finish.
+// TestBenchLoaderOnDevice runs the same with a prefetcher, whose device finishes the images.
 func TestBenchLoaderOnDevice(t *testing.T) {
 	checkContracts(t, []contractCase{
 		{"-contract train-float -epochs 2", "RandomResizedCrop(16) antialiased + flip, normalised float32 NCHW", "cpu"},

@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// bundleCommand copies a program and the libraries that it loads into a folder that can be moved.
+// bundleCommand copies a program and its libraries into a relocatable folder.
 func bundleCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream bundle PROGRAM -o DIR", "Copies PROGRAM and the libraries that it loads, with those of LibTorch and CUDA, into a folder that runs on any machine with glibc (and the driver, for\n"+
 		"its GPUs): no Go, LibTorch, CUDA, Python or compiler. What LibTorch's packages have and PROGRAM never loads is left out. Start DIR/bin/PROGRAM there.", stderr)

@@ -26,13 +26,13 @@ import (
 
 // A finding is one row of the doctor's report.
 type finding struct {
-	State string `json:"state"` // "ok", "note" (works, but something is not there) or "missing"
+	State string `json:"state"` // "ok", "note" (works, but something is absent) or "missing"
 	What  string `json:"what"`
 	Found string `json:"found"`
 	ToDo  string `json:"to_do,omitempty"`
 }
 
-// doctor prints what is installed and what is missing. Whatever it calls ok it has tried.
+// doctor prints what is installed and what is missing. Everything it reports as ok has been tried.
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream doctor", "Says what is installed, what is missing and what to do about it. Exit status 1 if something needed is missing; a machine without\n"+
 		"a GPU is fine. With -dist it tests the links between processes instead: those of a launcher, or -nproc that it starts. Exit status 1 if one is slow.", stderr)
@@ -95,8 +95,8 @@ func examine() []finding {
 	return append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), cacheFolder(), finding{"ok", "Python", "not needed to run", ""})
 }
 
-// notLoaded is the finding of a library that cannot be used. The last of several lines of such an
-// error says what to do.
+// notLoaded returns the finding for a library that cannot be loaded. If the error has several
+// lines, the last one says what to do.
 func notLoaded(what string, err error) finding {
 	lines := strings.Split(err.Error(), "\n")
 	f := finding{State: "missing", What: what, Found: lines[0]}
@@ -110,7 +110,7 @@ func notLoaded(what string, err error) finding {
 	return f
 }
 
-// libtorch examines the shim, which is loaded, and what it uses.
+// libtorch examines the loaded shim and its libraries.
 func libtorch() []finding {
 	mapped := library.Mapped()
 	found := []finding{
@@ -133,8 +133,8 @@ func libtorch() []finding {
 	return found
 }
 
-// givenLibTorch says which LibTorch is used where the variable LIBTORCH names another one. It
-// counts when the shim is built, and the shim then names the folder itself.
+// givenLibTorch reports which LibTorch is used if the variable LIBTORCH names a different one.
+// LIBTORCH has an effect only when the shim is built, since the shim then stores the folder.
 func givenLibTorch(given, used string) []finding {
 	for _, folder := range []string{filepath.Join(given, "torch", "lib"), filepath.Join(given, "lib")} {
 		path, err := filepath.EvalSymlinks(filepath.Join(folder, "libtorch_cpu.so"))
@@ -146,7 +146,7 @@ func givenLibTorch(given, used string) []finding {
 		"to use it build the shim again with LIBTORCH set (`torchstream setup`, or `make shim` in a clone), or else unset it"}}
 }
 
-// builtWith says what CUDA the shim was built with.
+// builtWith returns the CUDA version for which the shim was built.
 func builtWith() string {
 	if version := capi.CUDAVersion(); version != "" {
 		return "built with CUDA " + version
@@ -163,8 +163,8 @@ func at(path string) string {
 
 var driverVersion = regexp.MustCompile(`\b\d{3}\.\d+(\.\d+)?\b`)
 
-// driverAndDevices looks for the NVIDIA driver and the GPUs. None at all is fine; a driver without
-// a usable GPU is not.
+// driverAndDevices looks for the NVIDIA driver and the GPUs. Having neither is fine. A driver
+// without a usable GPU is not.
 func driverAndDevices(libcuda string) []finding {
 	version := driverVersion.FindString(filepath.Base(libcuda))
 	if text, err := os.ReadFile("/proc/driver/nvidia/version"); err == nil && version == "" {
@@ -233,7 +233,7 @@ func onePlusOne(device cuda.Device) (float64, error) {
 	return sum.Float64()
 }
 
-// codec encodes a small picture with Go's own codec and lets the shim decode it.
+// codec encodes a small picture with Go's own codec and decodes it with the shim.
 func codec(name, version string, encode func(io.Writer, image.Image) error) finding {
 	f := finding{"ok", name, version + ", decodes", ""}
 	if err := tryCodec(encode); err != nil {
@@ -272,8 +272,8 @@ func tryCodec(encode func(io.Writer, image.Image) error) error {
 	return nil
 }
 
-// cacheFolder looks at where `make` installs LibTorch. It need not exist: LibTorch may come from
-// elsewhere.
+// cacheFolder checks the folder in which `make` installs LibTorch. It need not exist: LibTorch may
+// be elsewhere.
 func cacheFolder() finding {
 	folder, err := library.Cache()
 	if err != nil {

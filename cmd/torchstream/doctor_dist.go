@@ -35,14 +35,14 @@ type linkReport struct {
 	Slow     int                `json:"slow"`
 }
 
-// rankRow is a rank and what it computes alone.
+// rankRow is a rank and its speed without communication.
 type rankRow struct {
 	Rank     int     `json:"rank"`
 	Host     string  `json:"host"`
 	Device   string  `json:"device"`
-	Place    string  `json:"place,omitempty"`    // of the GPU on the PCI bus
+	Place    string  `json:"place,omitempty"`    // PCI bus address of the GPU
 	Throttle string  `json:"throttle,omitempty"` // why the GPU's clocks are low
-	MS       float64 `json:"product_ms"`         // of a product of two matrices
+	MS       float64 `json:"product_ms"`         // time of a matrix product
 }
 
 // linkRow is the connection of two ranks.
@@ -50,24 +50,24 @@ type linkRow struct {
 	A         int     `json:"a"`
 	B         int     `json:"b"`
 	Kind      string  `json:"kind"`       // "NVLink x18", "PCI Express", "loopback", "network"
-	LatencyUS float64 `json:"latency_us"` // half of the way there and back of 4 KiB
+	LatencyUS float64 `json:"latency_us"` // half of a 4 KiB round trip
 	GBps      float64 `json:"gb_s"`       // from a to b
-	// Expected is what the hardware can carry in one direction, on the loopback what plain TCP
-	// carries; 0 if unknown.
+	// Expected is the hardware's capacity in one direction, or plain TCP's for the loopback. 0
+	// means unknown.
 	Expected float64 `json:"expected_gb_s"`
 }
 
 const (
-	maxAllPairs  = 8 // ranks; with more of them only neighbours are measured
+	maxAllPairs  = 8 // ranks; above this only neighbours are measured
 	latencyCalls = 50
-	// A link is slow below this share of what it can carry. One rank's sends need not reach what an
-	// all-reduce does.
+	// A link is slow below this share of its capacity. A single rank's sends need not reach the
+	// rate of an all-reduce.
 	slowLink  = 0.3
-	slowLinks = 0.5 // of the median of the other ranks' links, for all links of a rank
-	slowRank  = 1.3 // times the median of the other ranks' time
+	slowLinks = 0.5 // of the median of other ranks' links; a rank is slow if all of its links are
+	slowRank  = 1.3 // times the median of the other ranks' times
 )
 
-// doctorDist tests the links of a job's ranks. Started alone it starts the ranks itself.
+// doctorDist tests the links of a job's ranks. Outside of a job it starts the ranks itself.
 func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr io.Writer) error {
 	environment, err := distributed.ReadEnvironment(os.Getenv)
 	if err != nil {
@@ -99,14 +99,15 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 	var out bytes.Buffer
 	err = collectives.StartRanks(ctx, ranks, func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, args...) }, &out, stderr)
 	var report linkReport
-	if json.Unmarshal(out.Bytes(), &report) != nil { // rank 0 also fails where it has found something
+	if json.Unmarshal(out.Bytes(), &report) != nil { // rank 0 also fails if it has findings
 		return cmp.Or(err, fmt.Errorf("doctor -dist: cannot read what rank 0 printed: %q", out.String()))
 	}
 	return report.print(asJSON, stdout)
 }
 
-// examineLinks measures on every rank of a job. The report of rank 0 is complete; that of another
-// rank has no expectations and no findings, so that ranks do not measure the loopback at once.
+// examineLinks measures on every rank of a job. Rank 0 returns the complete report. Other ranks
+// return no expectations and no findings, so that ranks do not measure the loopback at the same
+// time.
 func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 	world, err := distributed.Init(ctx, distributed.Options{CPU: cpu})
 	if err != nil {
@@ -150,7 +151,7 @@ func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 	return r, nil
 }
 
-// pairsOf returns the pairs of ranks to measure, of equal number on all ranks.
+// pairsOf returns the pairs of ranks to measure. Each rank is in the same number of pairs.
 func pairsOf(ranks int) (pairs [][2]int) {
 	for a := range ranks {
 		for b := a + 1; b < ranks; b++ {
@@ -165,7 +166,8 @@ func pairsOf(ranks int) (pairs [][2]int) {
 // linkBench measures ranks and the links between them.
 type linkBench struct{ collectives.Bench }
 
-// describeRank names this rank's device, and measures a product on it while the others do.
+// describeRank names this rank's device and measures a matrix product on it while the other ranks
+// do the same.
 func (b *linkBench) describeRank() (rankRow, error) {
 	row := rankRow{Rank: b.World.Rank(), Device: b.Device.String()}
 	row.Host, _ = os.Hostname()
@@ -218,7 +220,7 @@ func (b *linkBench) describeRank() (rankRow, error) {
 	return row, nil
 }
 
-// link measures the connection of two ranks. The others wait.
+// link measures the connection between two ranks. The other ranks wait.
 func (b *linkBench) link(one, two int, bytes int64) (linkRow, error) {
 	row := linkRow{A: one, B: two}
 	small, err := torch.Ones(b.Device, torch.Float32, 1<<10)
@@ -275,8 +277,8 @@ func (b *linkBench) link(one, two int, bytes int64) (linkRow, error) {
 	return row, err
 }
 
-// expect says what each link can carry. It looks at this host's hardware, so that only the links of
-// ranks on the host of rank 0 have a value there.
+// expect fills in each link's capacity. It examines the hardware of rank 0's host, so only links
+// between ranks on that host get a value.
 func expect(ctx context.Context, r *linkReport) {
 	host := r.Ranks[0].Host
 	var topology map[[2]string]string
@@ -307,8 +309,8 @@ func expect(ctx context.Context, r *linkReport) {
 	}
 }
 
-// gpuLink returns the kind of a link between two GPUs, and what it carries, from a cell of
-// nvidia-smi's matrix.
+// gpuLink returns the kind and capacity of a link between two GPUs, from a cell of nvidia-smi's
+// matrix.
 func gpuLink(cell string, a, b rankRow) (kind string, expected float64) {
 	var links int
 	if _, err := fmt.Sscanf(cell, "NV%d", &links); err == nil {
@@ -325,7 +327,7 @@ func gpuLink(cell string, a, b rankRow) (kind string, expected float64) {
 		kind += " " + cell
 	}
 	expected = min(pciGBps("/sys/bus/pci/devices", a.Place), pciGBps("/sys/bus/pci/devices", b.Place))
-	if cell == "SYS" || cell == "NODE" { // through the memory of the host
+	if cell == "SYS" || cell == "NODE" { // through host memory
 		expected /= 2
 	}
 	return kind, expected
@@ -333,8 +335,8 @@ func gpuLink(cell string, a, b rankRow) (kind string, expected float64) {
 
 var capability = regexp.MustCompile(`\((\d+)\.\d+\)$`)
 
-// pciGBps returns what a device's PCI Express link carries in one direction, without the encoding;
-// 0 if the system does not say.
+// pciGBps returns the capacity of a device's PCI Express link in one direction, without the
+// encoding overhead. It returns 0 if the system does not report it.
 func pciGBps(root, place string) float64 {
 	read := func(name string) float64 {
 		text, err := os.ReadFile(filepath.Join(root, strings.ToLower(place), name))
@@ -348,18 +350,18 @@ func pciGBps(root, place string) float64 {
 	return read("max_link_speed") * read("max_link_width") * 128 / 130 / 8
 }
 
-// busID makes the IDs of CUDA and of nvidia-smi, whose domains have four and eight digits, equal.
+// busID normalises the IDs of CUDA and nvidia-smi, whose domains have four and eight digits.
 func busID(id string) string {
 	domain, rest, _ := strings.Cut(strings.ToLower(strings.TrimSpace(id)), ":")
 	return strings.TrimLeft(domain, "0") + ":" + rest
 }
 
-// nvidiaSMITime is the time that nvidia-smi has: without persistence mode it starts all GPUs, and
-// it hangs on a broken driver.
+// nvidiaSMITime is the time limit for nvidia-smi. Without persistence mode it initialises all GPUs,
+// and with a broken driver it hangs.
 const nvidiaSMITime = time.Minute
 
-// readTopology returns how GPUs are connected, by their places on the PCI bus; empty if nvidia-smi
-// does not say.
+// readTopology returns how GPUs are connected, keyed by their PCI bus addresses. It is empty if
+// nvidia-smi does not report it.
 func readTopology(ctx context.Context) map[[2]string]string {
 	ctx, cancel := context.WithTimeout(ctx, nvidiaSMITime)
 	defer cancel()
@@ -376,7 +378,7 @@ func readTopology(ctx context.Context) map[[2]string]string {
 
 var terminalCodes = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
-// parseTopology reads the output of two commands of nvidia-smi.
+// parseTopology parses the output of two nvidia-smi commands.
 func parseTopology(places, matrix string) map[[2]string]string {
 	byIndex := map[string]string{}
 	for line := range strings.Lines(places) {
@@ -403,7 +405,8 @@ func parseTopology(places, matrix string) map[[2]string]string {
 	return topology
 }
 
-// loopbackGBps measures one TCP connection of this process with itself; 0 if there is none.
+// loopbackGBps measures a TCP connection of this process with itself. It returns 0 if it cannot
+// connect.
 func loopbackGBps() float64 {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -435,10 +438,10 @@ func loopbackGBps() float64 {
 	return float64(n) / time.Since(begun).Seconds() / 1e9
 }
 
-// judge fills in the findings: links and ranks that are slower than the hardware, or than the
+// judge fills in the findings: links and ranks that are slower than the hardware allows, or than
 // others.
 func (r *linkReport) judge() {
-	busy := map[int]bool{} // their links are measured beside other work
+	busy := map[int]bool{} // their links are measured during other work
 	for _, row := range r.Ranks {
 		var others []float64
 		for _, other := range r.Ranks {
@@ -481,7 +484,7 @@ func median(of []float64) float64 {
 }
 
 // slow returns the state of a finding about a slow rank. Ranks on the CPU share cores with each
-// other and with all that runs there, so their times are no fault.
+// other and with other programs, so a slow one is not an error.
 func (r rankRow) slow() string {
 	if r.Device == cuda.CPU.String() {
 		return "note"
@@ -489,7 +492,7 @@ func (r rankRow) slow() string {
 	return "slow"
 }
 
-// judgeRanksByLinks finds ranks all of whose links are slow beside those of the others.
+// judgeRanksByLinks finds ranks whose links are all slow compared with other ranks' links.
 func (r *linkReport) judgeRanksByLinks() (named map[int]bool) {
 	named = map[int]bool{}
 	for _, row := range r.Ranks {
@@ -520,7 +523,7 @@ func (r *linkReport) add(f finding) {
 	}
 }
 
-// print writes the report. The error is cli.ErrFound if something is slow.
+// print writes the report. It returns cli.ErrFound if something is slow.
 func (r *linkReport) print(asJSON bool, out io.Writer) error {
 	var err error
 	if asJSON {

@@ -63,7 +63,7 @@ func TestDoctorRefusesOneRank(t *testing.T) {
 	}
 }
 
-// Slow ranks and links are named, each once.
+// Each slow rank and link is named once.
 func TestSlowLinksAreNamed(t *testing.T) {
 	report := func(rates map[[2]int]float64, expected float64, ms ...float64) *linkReport {
 		r := &linkReport{}
@@ -106,7 +106,7 @@ func TestSlowLinksAreNamed(t *testing.T) {
 	}
 }
 
-// Ranks on the CPU share its cores: which of them is slow is chance, and no failure.
+// Ranks on the CPU share its cores, so a slow one is chance and not a failure.
 func TestSlowRanksOnTheCPUAreNotes(t *testing.T) {
 	r := &linkReport{Ranks: []rankRow{{Rank: 0, Device: "cpu", MS: 1}, {Rank: 1, Device: "cpu", MS: 5}, {Rank: 2, Device: "cpu", MS: 1}},
 		Links: []linkRow{{A: 0, B: 1, Kind: "loopback", GBps: 0.4, Expected: 1}, {A: 0, B: 2, Kind: "loopback", GBps: 1, Expected: 1}, {A: 1, B: 2, Kind: "loopback", GBps: 0.4, Expected: 1}}}
@@ -148,7 +148,7 @@ func TestTopologyOfGPUs(t *testing.T) {
 	}
 }
 
-// A driver that hangs does not hold the doctor up.
+// A hanging driver does not block the doctor.
 func TestTopologyOfAHangingDriver(t *testing.T) {
 	folder := t.TempDir()
 	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"), []byte("#!/bin/sh\nexec cat /proc/self/fd/0 <>\"$0.pipe\"\n"), 0o777); err != nil {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// doctorScript runs a copy of tools/doctor.sh in a clone that has nothing but what prepare puts
-// there, with the tools alone in PATH, and returns the rows by their second column.
+// doctorScript runs a copy of tools/doctor.sh in a clone that contains only the files from prepare,
+// with only the given tools in PATH. It returns the rows, keyed by their second column.
 func doctorScript(t *testing.T, tools []string, prepare func(clone string)) (rows map[string]string, status int) {
 	t.Helper()
 	script, err := os.ReadFile("../../tools/doctor.sh")
@@ -59,7 +59,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// On a machine with next to nothing the script names what is missing, and fails.
+// On a nearly empty machine the script names what is missing, and fails.
 func TestDoctorScriptOnABareMachine(t *testing.T) {
 	rows, status := doctorScript(t, nil, func(string) {})
 	if status != 1 {

@@ -60,7 +60,7 @@ func TestDoctorFindsBrokenCodec(t *testing.T) {
 	}
 }
 
-// The doctor has what is missing in one line, and what an error of a library says to do in another.
+// The doctor names the missing library on one line and the library's advice on another.
 func TestDoctorSaysWhatToDoAboutALibrary(t *testing.T) {
 	f := notLoaded("shim", errors.New("there is no x.so in any of\n  /a (the clone)\n  /b (the cache)\nrun `make`"))
 	if want := (finding{"missing", "shim", "there is no x.so in any of /a (the clone), /b (the cache)", "run `make`"}); f != want {
@@ -71,8 +71,8 @@ func TestDoctorSaysWhatToDoAboutALibrary(t *testing.T) {
 	}
 }
 
-// The doctor says which LibTorch is used where LIBTORCH names another, by its folder or by that of
-// the package torch.
+// The doctor reports which LibTorch is used if LIBTORCH names a different one, by its folder or by
+// the folder of the torch package.
 func TestDoctorNamesAnIgnoredLibTorch(t *testing.T) {
 	used := library.Mapped()["libtorch_cpu.so"]
 	torch := filepath.Dir(filepath.Dir(used))

@@ -15,7 +15,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// threads says how many threads Go and LibTorch compute with, and why.
+// threads reports the number of computing threads of Go and LibTorch, and the reason.
 func threads() finding {
 	return threadCounts{
 		procs: runtime.GOMAXPROCS(0), cpus: runtime.NumCPU(), quota: cpuQuota(os.DirFS("/")), libtorch: torch.NumThreads(),
@@ -25,8 +25,8 @@ func threads() finding {
 
 type threadCounts struct {
 	procs, cpus, libtorch int
-	quota                 float64 // CPUs; 0: none
-	omp, mkl, gomaxprocs  string  // variables of the environment
+	quota                 float64 // CPUs; 0 means no quota
+	omp, mkl, gomaxprocs  string  // environment variables
 }
 
 func (c threadCounts) finding() finding {
@@ -36,7 +36,7 @@ func (c threadCounts) finding() finding {
 	}
 	f := finding{State: "ok", What: "threads", Found: fmt.Sprintf("Go %d (GOMAXPROCS; %s, %s), LibTorch %d in an operator on the CPU", c.procs,
 		printable.Counted(c.cpus, "CPU", "CPUs"), quota, c.libtorch)}
-	// Go has at least two, and rounds a quota up.
+	// Go uses at least two, and rounds a quota up.
 	most := max(2, int(math.Ceil(c.quota)))
 	switch {
 	case c.libtorch > c.procs:
@@ -55,8 +55,9 @@ func threadVariable(c threadCounts) string {
 	return "OMP_NUM_THREADS=" + c.omp
 }
 
-// cpuQuota returns the CPUs that the cgroups of this process let it use at a time, 0 if they set no
-// limit: the smallest quota of its cgroup and those above. root is the machine's root.
+// cpuQuota returns how many CPUs the cgroups let this process use at a time: the smallest quota of
+// its cgroup and the parents. It returns 0 if there is no limit. root is the machine's root
+// directory.
 func cpuQuota(root fs.FS) float64 {
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
@@ -89,13 +90,13 @@ func cpuQuota(root fs.FS) float64 {
 	return quota
 }
 
-// quotaOfV2 reads "QUOTA PERIOD", or "max PERIOD" without one.
+// quotaOfV2 reads "QUOTA PERIOD", or "max PERIOD" for no quota.
 func quotaOfV2(root fs.FS, group string) float64 {
 	quota, period, _ := strings.Cut(firstLine(root, group, "cpu.max"), " ")
 	return ratio(quota, period)
 }
 
-// quotaOfV1 reads two files. A quota of -1 is none.
+// quotaOfV1 reads two files. A quota of -1 means none.
 func quotaOfV1(root fs.FS, group string) float64 {
 	return ratio(firstLine(root, group, "cpu.cfs_quota_us"), firstLine(root, group, "cpu.cfs_period_us"))
 }
@@ -104,13 +105,13 @@ func quotaOfV1(root fs.FS, group string) float64 {
 func firstLine(root fs.FS, group, name string) string {
 	text, err := fs.ReadFile(root, path.Join(group, name))
 	if err != nil {
-		return "" // a container may not see its cgroup
+		return "" // a container may not be able to see its cgroup
 	}
 	line, _, _ := strings.Cut(string(text), "\n")
 	return line
 }
 
-// ratio returns the CPUs of a quota, 0 for none.
+// ratio returns a quota as a number of CPUs, or 0 for none.
 func ratio(quota, period string) float64 {
 	q, err := strconv.ParseFloat(quota, 64)
 	if err != nil || q <= 0 {

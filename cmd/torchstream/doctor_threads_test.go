@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The quota is the smallest of a process's cgroup and those above, in both versions of cgroups.
+// The quota is the smallest of the process's cgroup and its parents, in both cgroup versions.
 func TestCPUQuota(t *testing.T) {
 	for name, c := range map[string]struct {
 		cgroup string
@@ -40,8 +40,8 @@ func TestCPUQuota(t *testing.T) {
 	}
 }
 
-// The doctor shows GOMAXPROCS, the quota and LibTorch's threads, and says which variable makes them
-// too many.
+// The doctor shows GOMAXPROCS, the quota and LibTorch's threads, and names the variable that makes
+// them too many.
 func TestDoctorShowsThreads(t *testing.T) {
 	for _, c := range []struct {
 		counts            threadCounts
@@ -63,7 +63,7 @@ func TestDoctorShowsThreads(t *testing.T) {
 	}
 }
 
-// -threads sets LibTorch's threads in every command that computes, before it does anything else.
+// -threads sets LibTorch's threads in every command that computes, before any other work.
 func TestThreadsOption(t *testing.T) {
 	before := torch.NumThreads()
 	t.Cleanup(func() {

@@ -44,7 +44,7 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the evaluation, skip leaves them out (default fail)", func(name string) error {
 		policy, err := parseBadSamples(name)
 		if err != nil || policy == imageloader.Substitute {
-			return errors.New("want fail or skip") // an image that is counted twice would make the figures wrong
+			return errors.New("want fail or skip") // counting an image twice would falsify the result
 		}
 		o.badSamples = policy
 		return nil
@@ -105,7 +105,7 @@ func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, st
 	if err != nil {
 		return err
 	}
-	// Opening checks the size before the network is made.
+	// Opening checks the size before net allocates the network.
 	loader, feed, err := o.openHeldBack(ctx, device, o.archive, images, file.size, file.classes)
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, st
 	return m.SaveConfusion(o.out, file.classes)
 }
 
-// checkClasses refuses an archive whose classes are not those of the checkpoint, and counts its
+// checkClasses refuses an archive whose classes differ from the checkpoint's, and counts its
 // images.
 func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stderr io.Writer) (images int, err error) {
 	images, unknown, without, err := compareClasses(ctx, o.archive, file.classes, stderr)
@@ -169,11 +169,11 @@ type evaluation struct {
 // evaluatedClass is a class of the checkpoint.
 type evaluatedClass struct {
 	Class  string `json:"class"`
-	Images int64  `json:"images"` // of the archive
-	Right  int64  `json:"right"`  // of these
+	Images int64  `json:"images"` // in the archive
+	Right  int64  `json:"right"`  // classified correctly
 }
 
-// namedConfusions counts the images of a class that were taken for another one.
+// namedConfusions counts the images of a class that were classified as another one.
 type namedConfusions struct {
 	Class    string  `json:"class"`
 	TakenFor string  `json:"taken_for"`
@@ -208,8 +208,8 @@ func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) er
 	return printConfusions(w, m, file.classes, o.confusions, "-confusions N prints more, -out DIR writes all")
 }
 
-// printConfusions prints the most frequent confusions of an evaluation, at most so many. all says
-// where the others are.
+// printConfusions prints the most frequent confusions of an evaluation, up to a maximum. all tells
+// the user where to find the rest.
 func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, all string) error {
 	confusions := m.Confusions()
 	if len(confusions) == 0 || most == 0 {
@@ -220,7 +220,7 @@ func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, 
 		if label < len(classes) {
 			return printable.Name(classes[label])
 		}
-		return fmt.Sprint(label) // an output of the model for which there is no class
+		return fmt.Sprint(label) // an output of the model without a class
 	}
 	table := printable.NewTable(w, 0)
 	fmt.Fprintln(table, "true class\ttaken for\timages\tshare of class\t")

@@ -21,8 +21,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// The result is that of predict for each image, with labels by the names of the classes: the
-// checkpoint has them in another order than the archive.
+// The result matches predict's for each image. Labels are matched by class name: the checkpoint
+// orders classes differently from the archive.
 func TestEvaluateCountsWhatPredictSays(t *testing.T) {
 	folder := unpacked(t, photos, 24)
 	var classes []string
@@ -97,7 +97,7 @@ func TestEvaluateCountsWhatPredictSays(t *testing.T) {
 	}
 }
 
-// A finished training is evaluated to the figures of its best epoch, in its precision.
+// Evaluating a finished training gives the metrics of its best epoch, in its precision.
 func TestEvaluateATraining(t *testing.T) {
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}), clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 4})
 	out := filepath.Join(t.TempDir(), "run")
@@ -151,7 +151,7 @@ func TestEvaluateText(t *testing.T) {
 	}
 }
 
-// The table has the most frequent pairs, and says how many others there are.
+// The table shows the most frequent pairs and the number of the others.
 func TestConfusionsAreATable(t *testing.T) {
 	m := &train.Metrics{Confusion: [][]int64{{5, 2, 0, 3}, {0, 9, 1, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}}}
 	classes := []string{"cat", "a long name", "hen\x1b"}
@@ -175,7 +175,7 @@ func TestConfusionsAreATable(t *testing.T) {
 	}
 }
 
-// After a training the command prints what its best epoch confuses.
+// After a training the command prints the confusions of its best epoch.
 func TestTrainPrintsConfusions(t *testing.T) {
 	var out bytes.Buffer
 	o := trainOptions{out: "run1", epochs: 1}
@@ -185,7 +185,7 @@ func TestTrainPrintsConfusions(t *testing.T) {
 	}
 }
 
-// Names of classes in two Unicode normal forms are two classes, which train and evaluate say.
+// Class names in two Unicode normal forms are two classes. train and evaluate report them.
 func TestClassInAnotherNormalFormIsNamed(t *testing.T) {
 	const nfc, nfd = "B\u00e4r", "Ba\u0308r"
 	archive, test := clitest.FewPhotos(t, map[string]int{nfc: 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{nfd: 1, "dog": 1})
@@ -204,7 +204,7 @@ func TestClassInAnotherNormalFormIsNamed(t *testing.T) {
 	}
 }
 
-// The classes of the archive and of the checkpoint must be the same, or -subset be given.
+// The archive and the checkpoint must have the same classes, unless -subset is given.
 func TestEvaluateComparesClasses(t *testing.T) {
 	checkpoint, _ := untrained(t, "cat", "dog", "hen")
 	for _, c := range []struct {
@@ -234,8 +234,8 @@ func TestEvaluateComparesClasses(t *testing.T) {
 	}
 }
 
-// -bad-samples skip evaluates the good images, and the result counts and names the others. Without,
-// the error names the option.
+// -bad-samples skip evaluates the good images. The result counts and names the bad ones. Without
+// the option, the error names it.
 func TestEvaluateGoesOnWithoutBadImages(t *testing.T) {
 	checkpoint, _ := untrained(t, "a", "b")
 	var encoded bytes.Buffer
@@ -310,7 +310,7 @@ func TestEvaluateMistakes(t *testing.T) {
 			c.args = append(c.args, "-device", "cpu")
 		}
 		status, stdout, stderr := command(t, append([]string{"evaluate"}, c.args...)...)
-		if status != c.status || !strings.Contains(stderr, c.says) || (stdout == "") != !slices.Contains(c.args, mine) { // the result comes before the files
+		if status != c.status || !strings.Contains(stderr, c.says) || (stdout == "") != !slices.Contains(c.args, mine) { // the result is printed before the files are written
 			t.Errorf("evaluate %q: status %d, want %d; %q does not say %q; %s", c.args, status, c.status, stderr, c.says, stdout)
 		}
 	}

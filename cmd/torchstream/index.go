@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// indexResult is what `index` prints.
+// indexResult is the output of `index`.
 type indexResult struct {
 	File        string  `json:"file"`
 	Index       string  `json:"index"`
@@ -21,21 +21,21 @@ type indexResult struct {
 	Classes     int     `json:"classes"`
 	Checkpoints int     `json:"checkpoints"`
 	Random      bool    `json:"random_access"`
-	Work        float64 `json:"work"` // bytes read or inflated for one of samples, in any order
+	Work        float64 `json:"work"` // bytes read or inflated per byte of samples, in random order
 	Seconds     float64 `json:"seconds"`
 }
 
-// webDatasetHelp explains a flag.
+// webDatasetHelp is the help text of a flag.
 const webDatasetHelp = "labels are those of WebDataset (.cls and .json beside each image), for loaders with Options.WebDataset, which use no other index"
 
-// listHelp explains a flag.
+// listHelp is the help text of a flag.
 const listHelp = "CSV or TSV `FILE` with the path and the label of each sample, for loaders with Options.List, which use no other index"
 
-// masksHelp explains a flag.
+// masksHelp is the help text of a flag.
 const masksHelp = "the archive has images and masks, whose names match `IMAGE,MASK`, for example 'images/*.jpg,masks/*.png': the index is for loaders with\n" +
 	"Options.Masks, which use no other"
 
-// index writes the sidecar index of an archive.
+// index writes an archive's sidecar index.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
 		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+cli.ArchiveKinds+", but a folder needs no index.", stderr)

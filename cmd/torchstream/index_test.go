@@ -34,7 +34,7 @@ func TestIndexIsWrittenToTheOutput(t *testing.T) {
 	}
 }
 
-// inspect uses an index of WebDataset's labels with -webdataset only, and does not replace it.
+// inspect uses an index with WebDataset labels only with -webdataset, and does not replace it.
 func TestIndexOfWebDataset(t *testing.T) {
 	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
 	status, stdout, stderr := command(t, "index", "-webdataset", web)
@@ -58,7 +58,7 @@ func TestIndexOfWebDataset(t *testing.T) {
 	}
 }
 
-// The index of -masks is the one that loaders with Options.Masks use.
+// Loaders with Options.Masks use the index that -masks makes.
 func TestIndexOfMasks(t *testing.T) {
 	png := "\x89PNG\r\n\x1a\n"
 	archive := clitest.WriteTar(t, map[string]string{"i/1.png": png, "m/1.png": png, "i/2.png": png, "notes.txt": "text"})
@@ -100,8 +100,8 @@ func TestIndexErrors(t *testing.T) {
 	}
 }
 
-// TestOutputsReplaceOnlyTheirOwnKind: the archive itself, or any other file, survives being named
-// as an output.
+// TestOutputsReplaceOnlyTheirOwnKind names the archive itself, or another kind of file, as an
+// output. The file must survive.
 func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 	photo, err := os.ReadFile(photos)
 	if err != nil {
@@ -124,7 +124,7 @@ func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 			t.Fatalf("%q: the archive is gone: %v", args, err)
 		}
 	}
-	// What an earlier run has written, and an empty file, are replaced.
+	// The output of an earlier run and an empty file are replaced.
 	other := filepath.Join(t.TempDir(), "output")
 	for _, args := range [][]string{
 		{"index", "-o", other, archive},
@@ -141,7 +141,7 @@ func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 	}
 }
 
-// TestIndexOfList: the index has no labels of its own, and inspect takes those of the list.
+// TestIndexOfList checks that the index has no labels and that inspect takes them from the list.
 func TestIndexOfList(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"1.png": "\x89PNG\r\n\x1a\nx", "2.png": "\x89PNG\r\n\x1a\ny"})
 	list := filepath.Join(t.TempDir(), "labels.csv")
@@ -178,7 +178,7 @@ func onePixel(t *testing.T) string {
 	return b.String()
 }
 
-// TestInspectNamesImagesWithoutLabels: as text and as JSON, by decoding and by the index.
+// TestInspectNamesImagesWithoutLabels covers text and JSON output, by decoding and by the index.
 func TestInspectNamesImagesWithoutLabels(t *testing.T) {
 	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.json": "{}"})
 	for _, args := range [][]string{{"inspect", "-webdataset", web}, {"inspect", "-webdataset", "-index", web}} {

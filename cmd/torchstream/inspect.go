@@ -21,24 +21,24 @@ type inspection struct {
 	File      string    `json:"file"`
 	Format    string    `json:"format"`
 	FileBytes int64     `json:"file_bytes"`
-	Samples   int       `json:"samples"` // bad ones included
+	Samples   int       `json:"samples"` // including bad ones
 	Ignored   int       `json:"ignored"`
-	Orphans   int       `json:"orphans"`  // images among the ignored ones that lie in no directory, or have no label
-	LeftOut   []leftOut `json:"left_out"` // folders and links that are no classes
-	// OrphansNamed are the first 10 images without a label, with -webdataset.
+	Orphans   int       `json:"orphans"`  // ignored images that are in no directory or have no label
+	LeftOut   []leftOut `json:"left_out"` // folders and links that are not classes
+	// OrphansNamed lists the first 10 images without a label, with -webdataset.
 	OrphansNamed []orphanImage    `json:"orphans_named"`
 	Classes      []inspectedClass `json:"classes"`
 	Formats      map[string]int   `json:"formats"`
 	Width        spread           `json:"width"`
 	Height       spread           `json:"height"`
 	Bytes        spread           `json:"bytes"`
-	Findings     []kindFound      `json:"findings"` // what is tolerated, refused or rare
+	Findings     []kindFound      `json:"findings"` // tolerated, refused or rare properties
 	BadCount     int              `json:"bad_count"`
 	Bad          []badMember      `json:"bad"` // the first 1,000
 	BadBy        map[string]int   `json:"bad_by_reason"`
 	Warnings     int              `json:"warned_count"`
-	Warned       []badMember      `json:"warned"`           // the first 1,000 that are damaged, and decoded all the same
-	Damage       string           `json:"damage,omitempty"` // to the archive itself; all else is about what comes before it
+	Warned       []badMember      `json:"warned"`           // the first 1,000 that are damaged but decode
+	Damage       string           `json:"damage,omitempty"` // of the archive itself; everything else describes the part before it
 	Fixed        *fixedArchive    `json:"fixed,omitempty"`  // with -fix
 }
 
@@ -61,7 +61,7 @@ type kindFound struct {
 	First   []string `json:"first"`
 }
 
-// fixedArchive is what -fix has written.
+// fixedArchive describes the output of -fix.
 type fixedArchive struct {
 	File      string   `json:"file"`
 	Bytes     int64    `json:"bytes"`
@@ -77,7 +77,8 @@ type inspectedClass struct {
 	Samples int    `json:"samples"`
 	Bad     int    `json:"bad"`
 	Bytes   int64  `json:"bytes"`
-	// Directories are the first 5 that hold its samples; null where directories are no classes.
+	// Directories lists the first 5 that hold samples of the class, or null if directories are not
+	// classes.
 	Directories []string `json:"directories"`
 }
 
@@ -100,7 +101,7 @@ is damaged or a member is bad; with -fix 0 if the fixed archive was written.`
 const fixHelp = `write an archive without the bad members to ` + "`OUT`" + ` (.tar, .tgz, .tar.gz or .tar.zst): names, order, labels and the bytes of
 all other members stay. With -damaged partial, images that are cut off are written again as PNG, under their names`
 
-// inspect prints what is in an archive, with every image decoded in full.
+// inspect prints the contents of an archive, after decoding every image in full.
 func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream inspect FILE", inspectHelp, stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
@@ -193,7 +194,7 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	return out
 }
 
-// byteSize returns a number of bytes with a unit in which it is not 0.0.
+// byteSize formats a number of bytes with a unit in which it does not round to 0.0.
 func byteSize(bytes int64) string {
 	switch {
 	case bytes < 100:
@@ -212,7 +213,7 @@ func memberOf(e *imageloader.SampleError) badMember {
 	return badMember{e.Name, string(e.Reason), detail}
 }
 
-// damagedFlag adds the flag of Options.Damaged.
+// damagedFlag adds the flag for Options.Damaged.
 func damagedFlag(set *flag.FlagSet) *imageloader.DamagePolicy {
 	policy := new(imageloader.DamagePolicy)
 	set.Func("damaged", "`POLICY` that says which damaged images are bad: warned (those that Pillow refuses too), partial (not those that are cut off) or refuse (all; default warned)",
@@ -236,7 +237,8 @@ func (r inspection) printSizes(table io.Writer) {
 	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3, float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
 }
 
-// printIgnored says which members are no samples, and what may have been meant as a class.
+// printIgnored says which members are not samples, and which of them may have been meant as a
+// class.
 func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 	if r.Ignored > 0 {
 		members, orphans := "that are no image in the folder of a class", "in no folder at all"
@@ -264,8 +266,8 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 	}
 }
 
-// print writes the report; web says that classes are labels of WebDataset, listed that they are
-// those of a list.
+// print writes the report. web means that classes are WebDataset labels, listed that they are from
+// a list.
 func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	if r.Damage != "" && r.Samples+r.BadCount+r.Ignored == 0 {
 		_, err := fmt.Fprintf(w, "The file is no archive (a .tar, .tar.gz or .tar.zst), or its beginning is damaged:\n%s\n", printable.Text(r.Damage))
@@ -328,12 +330,12 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	return nil
 }
 
-// printClasses prints the classes as a table. If directories are the classes, it points at those
-// with suspiciously few images, and says what to do about too few classes.
+// printClasses prints the classes as a table. If directories are the classes, it flags those with
+// suspiciously few images, and gives advice about too few classes.
 func (r inspection) printClasses(w io.Writer, directories bool) error {
 	if len(r.Classes) > 0 {
 		most := slices.MaxFunc(r.Classes, func(a, b inspectedClass) int { return a.Samples - b.Samples }).Samples
-		var few suspicion // of typos in the names of directories
+		var few suspicion // typos in directory names
 		if directories {
 			few = fewImages(r.Classes, func(c inspectedClass) int { return c.Samples })
 		}
@@ -366,10 +368,10 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 	return nil
 }
 
-// maxMerged is the maximum number of classes from several directories that are named.
+// maxMerged is the maximum number of classes with several directories that are named.
 const maxMerged = 10
 
-// printDirectories names the classes whose samples lie in several directories.
+// printDirectories names the classes whose samples are in several directories.
 func (r inspection) printDirectories(w io.Writer) error {
 	merged := slices.DeleteFunc(slices.Clone(r.Classes), func(c inspectedClass) bool { return len(c.Directories) < 2 })
 	if len(merged) == 0 {
@@ -396,7 +398,7 @@ func fromDirectories(directories []string) string {
 	return strings.Join(list, ", ")
 }
 
-// printFindings prints what is tolerated, refused or rare as a table.
+// printFindings prints tolerated, refused and rare properties as a table.
 func (r inspection) printFindings(w io.Writer) error {
 	if len(r.Findings) == 0 {
 		return nil
@@ -418,7 +420,7 @@ func (r inspection) printFindings(w io.Writer) error {
 	return table.Flush()
 }
 
-// printOrphans names the first images without a label, and says why they have none.
+// printOrphans names the first images without a label, and gives the reason.
 func (r inspection) printOrphans(w io.Writer) error {
 	if len(r.OrphansNamed) == 0 {
 		return nil
@@ -435,7 +437,7 @@ func (r inspection) printOrphans(w io.Writer) error {
 	return err
 }
 
-// printMembers names up to limit members in a table, and says how many of all are left.
+// printMembers names up to limit members in a table, and says how many more there are.
 func printMembers(w io.Writer, table *tabwriter.Writer, list []badMember, limit, all int) error {
 	shown := min(max(limit, 0), len(list))
 	for _, m := range list[:shown] {
@@ -453,7 +455,7 @@ func printMembers(w io.Writer, table *tabwriter.Writer, list []badMember, limit,
 	return nil
 }
 
-// byCount sorts names by how often they occur, the most frequent first.
+// byCount sorts names by frequency, the most frequent first.
 func byCount(counts map[string]int) []string {
 	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		if counts[a] != counts[b] {

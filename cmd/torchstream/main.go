@@ -1,4 +1,4 @@
-// Command torchstream looks at the machine and at archives of images, and trains classifiers.
+// Command torchstream examines the machine and image archives, and trains classifiers.
 //
 //	torchstream setup                       installs the shim and LibTorch
 //	torchstream doctor                      what is installed, what is missing, what to do
@@ -7,22 +7,24 @@
 //	torchstream index FILE                  the index of an archive, otherwise made by the first epoch
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
-//	torchstream evaluate -archive FILE      how often a checkpoint of train is right, and what it confuses
+//	torchstream evaluate -archive FILE      accuracy and confusions of a checkpoint of train
 //	torchstream predict IMAGE|FOLDER...     the classes of images, by a checkpoint of train
-//	torchstream bundle PROGRAM -o DIR       a program with all that it loads, for other machines
+//	torchstream bundle PROGRAM -o DIR       a program with all its libraries, for other machines
 //	torchstream version                     the version of torchstream and of Go
 //	torchstream help COMMAND                the options of a command
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //
-// The program opens the shim and LibTorch when a command needs them: inspect, index, preview and
-// bench loader to host memory need the image library alone. The benchmarks of torchstream itself
+// The program loads the shim and LibTorch only for commands that need them. inspect, index, preview
+// and bench loader to host memory need only the image library. The benchmarks of torchstream itself
 // are in the command torchstream-lab (lab/).
 //
-// Results go to standard output, progress and errors to standard error. The exit status is 0 when
-// all is well, 1 when something failed or the command found something bad, 2 when the command line
-// was wrong, and 130 when it was interrupted: SIGINT, SIGTERM and SIGHUP end every command, within
-// seconds wherever it is, and a second SIGINT or SIGTERM at once. Only train has a minute, to
-// finish its step and write its checkpoint. Under nohup SIGHUP ends nothing.
+// Results are written to standard output, progress and errors to standard error. The exit status is
+// 0 on success, 1 if something failed or the command found a problem, 2 if the command line was
+// wrong, and 130 after an interruption.
+//
+// SIGINT, SIGTERM and SIGHUP end every command within seconds. A second SIGINT or SIGTERM ends it
+// at once. Only train gets a minute, to finish its step and write its checkpoint. Under nohup
+// SIGHUP is ignored.
 package main
 
 import (

@@ -102,7 +102,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// Help has lines for a terminal of 100 columns, and names for the values of options.
+// Help fits a terminal of 100 columns and names the values of options.
 func TestHelpFitsATerminal(t *testing.T) {
 	texts := map[string][]string{}
 	for _, e := range commands() {
@@ -135,7 +135,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 	}
 }
 
-// The list of benchmarks is asked for as that of all commands.
+// The list of benchmarks is requested in the same ways as the list of commands.
 func TestBenchHelp(t *testing.T) {
 	for _, name := range []string{"-h", "--help", "help"} {
 		status, stdout, stderr := command(t, "bench", name)
@@ -150,7 +150,7 @@ func TestBenchHelp(t *testing.T) {
 	}
 }
 
-// Sizes are in a unit in which they are not 0.0.
+// Sizes have a unit in which they do not round to 0.0.
 func TestByteSize(t *testing.T) {
 	for bytes, want := range map[int64]string{0: "0 bytes", 1: "1 byte", 99: "99 bytes", 100: "0.1 KB", 4096: "4.1 KB", 999_949: "999.9 KB", 1e6: "1.0 MB", 3_456_000_000: "3456.0 MB"} {
 		if got := byteSize(bytes); got != want {
@@ -182,7 +182,8 @@ func TestBenchLoader(t *testing.T) {
 	}
 }
 
-// TestBenchLoaderProfile: -cpuprofile writes a profile, and replaces no other file.
+// TestBenchLoaderProfile checks that -cpuprofile writes a profile and replaces no other kind of
+// file.
 func TestBenchLoaderProfile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cpu.out")
 	args := []string{"bench", "loader", "-archive", photos, "-size", "16", "-seconds", "0.05", "-cpuprofile", path}
@@ -190,7 +191,7 @@ func TestBenchLoaderProfile(t *testing.T) {
 		t.Fatalf("status %d: %s", status, stderr)
 	}
 	profile, err := os.ReadFile(path)
-	if err != nil || !bytes.HasPrefix(profile, []byte("\x1f\x8b")) { // of gzip
+	if err != nil || !bytes.HasPrefix(profile, []byte("\x1f\x8b")) { // gzip's magic number
 		t.Errorf("%d bytes, %v", len(profile), err)
 	}
 	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, path) {
@@ -198,7 +199,8 @@ func TestBenchLoaderProfile(t *testing.T) {
 	}
 }
 
-// Every contract says what the stages took; with -epochs the memory after each is said too.
+// Every contract reports the cost of each stage. With -epochs it also reports the memory after each
+// epoch.
 func TestBenchLoaderContracts(t *testing.T) {
 	checkContracts(t, []contractCase{
 		{"-contract train -seconds 0.5", "RandomResizedCrop(16) antialiased + flip, uint8", "host memory"},
@@ -239,7 +241,8 @@ func checkContracts(t *testing.T, cases []contractCase) {
 	}
 }
 
-// checkUsage wants every command line of `bench loader` refused, with the option named.
+// checkUsage requires that every command line of `bench loader` is refused with an error that names
+// the option.
 func checkUsage(t *testing.T, lines [][]string) {
 	t.Helper()
 	for _, args := range lines {
@@ -249,7 +252,8 @@ func checkUsage(t *testing.T, lines [][]string) {
 	}
 }
 
-// An archive whose only sample is damaged must end the benchmark with an error rather than spin.
+// If the only sample of an archive is damaged, the benchmark must end with an error instead of
+// looping forever.
 func TestBenchLoaderWithoutGoodSamples(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture"})
 	status, _, stderr := command(t, "bench", "loader", "-archive", path, "-seconds", "0.05", "-json")
@@ -288,7 +292,7 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// TestInspectIndex: the same from the index, which is made on the way.
+// TestInspectIndex inspects the same archive through its index, which inspect makes first.
 func TestInspectIndex(t *testing.T) {
 	data, err := os.ReadFile(photos)
 	if err != nil {
@@ -333,7 +337,8 @@ func TestInspectBadMembers(t *testing.T) {
 	}
 }
 
-// TestInspectForeignNames: names of members and classes can't write to the terminal.
+// TestInspectForeignNames checks that names of members and classes cannot send control characters
+// to the terminal.
 func TestInspectForeignNames(t *testing.T) {
 	const evil = "\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e"
 	path := clitest.WriteTar(t, map[string]string{"a" + evil + "/x" + evil + ".jpg": "", "b/y.jpg": "", "c" + evil + "/readme": ""})
@@ -352,7 +357,7 @@ func TestInspectForeignNames(t *testing.T) {
 	}
 }
 
-// What comes before the damage is reported, with the damage.
+// inspect reports the contents before the damage, and the damage.
 func TestInspectDamagedArchive(t *testing.T) {
 	data, err := os.ReadFile(photos)
 	if err != nil {
@@ -367,7 +372,7 @@ func TestInspectDamagedArchive(t *testing.T) {
 		!strings.HasSuffix(stdout, "the file is cut off: unexpected EOF: fetch it again\n") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
-	// Only other commands name the command that lists what is readable.
+	// Only other commands refer to the command that lists the readable part.
 	advice := "fetch it again (`torchstream inspect " + path + "` lists what is readable)\n"
 	for _, c := range []struct {
 		args []string
@@ -379,7 +384,7 @@ func TestInspectDamagedArchive(t *testing.T) {
 	}
 }
 
-// A file that is no archive is not called a damaged one.
+// A file that is not an archive is not reported as a damaged one.
 func TestInspectOfAnotherFile(t *testing.T) {
 	for name, data := range map[string]string{"short": "hello", "long": strings.Repeat("hello ", 500)} {
 		path := filepath.Join(t.TempDir(), name+".txt")
@@ -393,7 +398,8 @@ func TestInspectOfAnotherFile(t *testing.T) {
 	}
 }
 
-// TestInspectOfPartsOfASet: folders train and test of images are no classes that a training wants.
+// TestInspectOfPartsOfASet checks that image folders named train and test are flagged as unlikely
+// classes.
 func TestInspectOfPartsOfASet(t *testing.T) {
 	for second, want := range map[string]bool{"Test": true, "validation": true, "testbed": false} {
 		path := clitest.WriteTar(t, map[string]string{"train/a.png": "", second + "/b.jpg": ""})
@@ -404,7 +410,7 @@ func TestInspectOfPartsOfASet(t *testing.T) {
 	}
 }
 
-// TestInspectOfImagesInNoDirectory: the report says what a class is.
+// TestInspectOfImagesInNoDirectory checks that the report explains classes.
 func TestInspectOfImagesInNoDirectory(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"a.png": "", "b.jpg": ""})
 	status, stdout, _ := command(t, "inspect", path)
@@ -417,8 +423,8 @@ func TestInspectOfImagesInNoDirectory(t *testing.T) {
 	}
 }
 
-// TestInspectDamagedImages: damaged images that are decoded all the same are listed apart, and
-// -damaged decides which those are.
+// TestInspectDamagedImages checks that damaged images that still decode are listed separately, and
+// that -damaged decides which ones decode.
 func TestInspectDamagedImages(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 8, 8))); err != nil {
@@ -448,8 +454,7 @@ func TestInspectDamagedImages(t *testing.T) {
 	}
 }
 
-// TestInspectWritesTheFixedArchive: the fixed archive is written, and a report on it finds nothing
-// bad.
+// TestInspectWritesTheFixedArchive checks that a report on the fixed archive finds nothing bad.
 func TestInspectWritesTheFixedArchive(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {

@@ -80,15 +80,15 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	return p.finish()
 }
 
-// classifier is a network that torchstream train has made.
+// classifier is a network from a checkpoint of torchstream train.
 type classifier struct {
 	net     nn.Module
 	decoder *serve.Decoder
 	classes []string
 }
 
-// checkpointFolder returns an error if the path of a checkpoint is that of a folder. It names the
-// checkpoint in it, if there is one of torchstream train.
+// checkpointFolder returns an error if the path of a checkpoint is a folder. The error names the
+// folder's torchstream train checkpoint, if there is one.
 func checkpointFolder(option, path string) error {
 	if info, err := os.Stat(path); err != nil || !info.IsDir() {
 		return nil
@@ -109,7 +109,7 @@ type trained struct {
 	classes     []string
 }
 
-// openTrained opens a checkpoint of torchstream train. The size is not checked.
+// openTrained opens a checkpoint of torchstream train. It does not check the image size.
 func openTrained(path string) (*trained, error) {
 	if err := checkpointFolder("-checkpoint", path); err != nil {
 		return nil, err
@@ -134,8 +134,8 @@ func openTrained(path string) (*trained, error) {
 	return t, nil
 }
 
-// describe reads what the metadata say of the network. It returns the keys that are missing or not
-// valid, with examples.
+// describe reads the network's description from the metadata. It returns missing or invalid keys,
+// with examples.
 func (t *trained) describe() (missing []string) {
 	about := t.Metadata()
 	t.model = about["model"]
@@ -152,8 +152,8 @@ func (t *trained) describe() (missing []string) {
 	return missing
 }
 
-// net makes the network, with the checkpoint's parameters, on a device. Something has checked the
-// size, of which a ViT allocates the square.
+// net makes the network on a device, with the checkpoint's parameters. The caller has checked the
+// image size: a ViT allocates memory for its square.
 func (t *trained) net(device cuda.Device) (nn.Module, error) {
 	net, err := newModel(t.model, len(t.classes), t.size)
 	if err != nil {
@@ -170,7 +170,7 @@ func (t *trained) net(device cuda.Device) (nn.Module, error) {
 	return net, nil
 }
 
-// newClassifier opens a checkpoint of torchstream train on a device.
+// newClassifier loads a checkpoint of torchstream train onto a device.
 func newClassifier(path string, device cuda.Device) (*classifier, error) {
 	file, err := openTrained(path)
 	if err != nil {
@@ -178,7 +178,7 @@ func newClassifier(path string, device cuda.Device) (*classifier, error) {
 	}
 	defer file.Close()
 	c := &classifier{classes: file.classes}
-	// The decoder checks the size. The transform is that of train's -test.
+	// The decoder checks the size. The transform equals train's for -test.
 	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: transform.Eval(file.size*8/7, file.size)}})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", printable.Name(path), err)
@@ -196,15 +196,15 @@ type guess struct {
 	Probability float64 `json:"probability"`
 }
 
-// classify returns the most probable classes of encoded images, in falling order. Images at fault
-// have none: faults names them.
+// classify returns the most probable classes of encoded images, most probable first. Bad images get
+// none, and are listed in faults.
 func (c *classifier) classify(ctx context.Context, images [][]byte, top int) (guesses [][]guess, faults decode.Errors, err error) {
 	scope := torch.NewScope("images")
 	defer scope.Close()
 	guesses = make([][]guess, len(images))
 	x, err := c.decoder.Batch(ctx, scope, images...)
 	if errors.As(err, &faults) && x == nil {
-		return guesses, faults, nil // all are at fault
+		return guesses, faults, nil // all are bad
 	}
 	if err != nil && faults == nil {
 		return nil, nil, err
@@ -229,23 +229,23 @@ func (c *classifier) classify(ctx context.Context, images [][]byte, top int) (gu
 	return guesses, faults, nil
 }
 
-// predictor classifies files and prints what they are.
+// predictor classifies files and prints the results.
 type predictor struct {
 	*classifier
 	top            int
 	asJSON         bool
 	nameWidth      int // characters of the longest name
-	classWidth     int // likewise
+	classWidth     int // characters of the longest class name
 	stdout, stderr io.Writer
 
-	files, bad int // files that were classified, and those that could not be
-	leftOut    int // files in folders that are no images
+	files, bad int // classified files, and those that could not be classified
+	leftOut    int // files in folders that are not images
 }
 
 // imageFile is a file to classify.
 type imageFile struct {
 	path   string
-	walked bool // found in a folder, where other files may be too
+	walked bool // found in a folder, which may contain other kinds of files
 }
 
 // predictedFile is a row of the output.
@@ -255,8 +255,8 @@ type predictedFile struct {
 	Error   string  `json:"error,omitempty"`
 }
 
-// images returns the files that arguments stand for, in their order, those of a folder by their
-// names. It reports the names that do not exist.
+// images returns the files for the arguments, in argument order. A folder's files are sorted by
+// name. It reports names that do not exist.
 func (p *predictor) images(ctx context.Context, args []string, stdin io.Reader) (images []imageFile, err error) {
 	var paths []string
 	for _, arg := range args {
@@ -276,7 +276,7 @@ func (p *predictor) images(ctx context.Context, args []string, stdin io.Reader) 
 	}
 	for _, path := range paths {
 		if info, err := os.Stat(path); err != nil || !info.IsDir() {
-			images = append(images, imageFile{path: path}) // whose error comes when it is read
+			images = append(images, imageFile{path: path}) // reading it will report the error
 			continue
 		}
 		found, err := p.walk(ctx, path)
@@ -288,10 +288,10 @@ func (p *predictor) images(ctx context.Context, args []string, stdin io.Reader) 
 	return images, nil
 }
 
-// walk returns the files of a folder and of the folders in it. It follows links to files, and the
-// folder's own.
+// walk returns the files of a folder and its subfolders. It follows links to files, and follows
+// folder itself if it is a link.
 func (p *predictor) walk(ctx context.Context, folder string) (images []imageFile, err error) {
-	root := folder + string(filepath.Separator) // WalkDir then follows a link
+	root := folder + string(filepath.Separator) // with the separator WalkDir follows a link
 	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		path = filepath.Clean(path)
 		if err != nil {
@@ -306,7 +306,7 @@ func (p *predictor) walk(ctx context.Context, folder string) (images []imageFile
 		if entry.IsDir() {
 			return ctx.Err()
 		}
-		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // of a link's target
+		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // describes a link's target
 			p.leftOut++
 			return nil
 		}
@@ -337,7 +337,7 @@ func (p *predictor) predict(ctx context.Context, images []imageFile) error {
 			return err
 		}
 	}
-	next := 0 // of data
+	next := 0 // index into data
 	for i, image := range images {
 		err := read[i]
 		var found []guess
@@ -355,16 +355,16 @@ func (p *predictor) predict(ctx context.Context, images []imageFile) error {
 	return nil
 }
 
-// maxImageBytes is the maximum of a file's size, which is decode.Options.MaxBytes' default.
+// maxImageBytes is the maximum file size, and the default of decode.Options.MaxBytes.
 const maxImageBytes = 64 << 20
 
-// readImage reads a file. It refuses one that is too large before it reads it.
+// readImage reads a file. It refuses a file that is too large before reading it.
 func readImage(path string) ([]byte, error) {
 	f, err := safefile.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // only read
+	defer f.Close() // read only
 	data, err := io.ReadAll(io.LimitReader(f, maxImageBytes+1))
 	if err == nil && len(data) > maxImageBytes {
 		err = &decode.Error{Kind: decode.ErrTooLarge, Err: fmt.Errorf("more than %d MiB", maxImageBytes>>20), Offset: -1}
@@ -372,7 +372,7 @@ func readImage(path string) ([]byte, error) {
 	return data, err
 }
 
-// row prints what a file is, or what is wrong with it.
+// row prints a file's classes, or its error.
 func (p *predictor) row(image imageFile, found []guess, err error) error {
 	switch {
 	case errors.Is(err, decode.ErrNotImage) && image.walked:
@@ -396,7 +396,7 @@ func (p *predictor) row(image imageFile, found []guess, err error) error {
 	return err
 }
 
-// width returns the number of characters of a name as it is printed.
+// width returns the number of characters of a name when printed.
 func width(name string) int { return utf8.RuneCountInString(printable.Name(name)) }
 
 func pad(line *strings.Builder, name string, to int) {
@@ -428,12 +428,12 @@ func (p *predictor) refuse(path string, err error) error {
 	return cli.WriteJSON(p.stdout, predictedFile{File: path, Error: says})
 }
 
-// isArchive reports whether a file has the name of an archive.
+// isArchive reports whether a file name has an archive's extension.
 func isArchive(path string) bool {
 	return slices.ContainsFunc([]string{".tar", ".tgz", ".tar.gz", ".tar.zst"}, func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
 }
 
-// finish says how many files were left out or bad.
+// finish reports the number of skipped and bad files.
 func (p *predictor) finish() error {
 	left := ""
 	if p.leftOut > 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// untrained saves ResNet-18 as torchstream train does, for images of 32 x 32.
+// untrained saves a ResNet-18 as torchstream train does, for images of 32 x 32.
 func untrained(t *testing.T, classes ...string) (checkpoint string, net nn.Module) {
 	t.Helper()
 	if err := torch.ManualSeed(1); err != nil {
@@ -44,7 +44,7 @@ func untrained(t *testing.T, classes ...string) (checkpoint string, net nn.Modul
 	return checkpoint, net
 }
 
-// unpacked writes some photographs of an archive into a folder.
+// unpacked writes some of an archive's photographs into a folder.
 func unpacked(t *testing.T, archive string, count int) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -75,7 +75,7 @@ func unpacked(t *testing.T, archive string, count int) string {
 	return folder
 }
 
-// writeFile writes a file, and makes its folder.
+// writeFile writes a file and makes its folder.
 func writeFile(t *testing.T, path, content string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
@@ -86,8 +86,8 @@ func writeFile(t *testing.T, path, content string) {
 	}
 }
 
-// Images get the probabilities that the loader and the prefetcher make of them, which is the way of
-// train's evaluation.
+// Images get the same probabilities as through the loader and the prefetcher, which train uses for
+// evaluation.
 func TestPredictIsTheEvaluation(t *testing.T) {
 	classes := []string{"cat", "dog", "hen", "emu"}
 	checkpoint, net := untrained(t, classes...)
@@ -136,7 +136,7 @@ func TestPredictIsTheEvaluation(t *testing.T) {
 	}
 }
 
-// The table has aligned columns, whatever the names are.
+// The table's columns are aligned for all names.
 func TestPredictTable(t *testing.T) {
 	checkpoint, _ := untrained(t, "cat", "Eichh\u00f6rnchen")
 	folder := unpacked(t, photos, 3)
@@ -162,7 +162,7 @@ func TestPredictTable(t *testing.T) {
 	}
 }
 
-// Bad files are named, the others go on, and the status is 1.
+// Bad files are named, the other files are classified, and the status is 1.
 func TestPredictBadFiles(t *testing.T) {
 	checkpoint, _ := untrained(t, "cat", "dog")
 	folder := unpacked(t, photos, 2)
@@ -208,7 +208,7 @@ func TestPredictBadFiles(t *testing.T) {
 	}
 }
 
-// Names come from standard input too, folders among them.
+// Names are also read from standard input, and may be folders.
 func TestPredictNames(t *testing.T) {
 	folder := t.TempDir()
 	for _, name := range []string{"b.jpg", "a/c.jpg", "a/d.jpg"} {
@@ -273,7 +273,7 @@ func TestPredictCommandLine(t *testing.T) {
 	}
 }
 
-// glob returns the files of a pattern.
+// glob returns the files that match a pattern.
 func glob(t *testing.T, pattern string) []string {
 	t.Helper()
 	paths, err := filepath.Glob(pattern)

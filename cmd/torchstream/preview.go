@@ -22,10 +22,10 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// Of a contact sheet, in pixels.
+// Sizes of a contact sheet, in pixels.
 const (
 	sheetGap     = 6  // around a picture
-	sheetLine    = 15 // of text; two lines are under a picture
+	sheetLine    = 15 // a line of text; each picture has two below it
 	sheetHeading = 24 // above a batch
 	maxSheet     = 1 << 26
 )
@@ -36,7 +36,7 @@ var (
 	sheetFaint = color.RGBA{120, 120, 120, 255}
 )
 
-// preview draws what a training loop would see.
+// preview draws the batches that a training loop would get.
 func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream preview -archive FILE", "Draws a contact sheet: batches of an archive as a training loop gets them (before normalisation), with class, label and member under each picture.\n"+
 		"Look at it before you train: wrong labels, crops that miss their object, and unshuffled archives show at once.", stderr)
@@ -118,10 +118,10 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return err
 }
 
-// sheet is a picture of pictures: batches from top to bottom, each with a heading.
+// sheet is a contact sheet: batches from top to bottom, each with a heading.
 type sheet struct {
 	canvas              *image.RGBA
-	columns, size, band int // band: rows of pixels that a batch takes
+	columns, size, band int // band: pixel rows per batch
 }
 
 func newSheet(batches, batch, columns, size int) (*sheet, error) {
@@ -145,7 +145,7 @@ func (s *sheet) heading(batch int, text string) {
 	s.text(sheetGap, batch*s.band+sheetHeading-8, s.canvas.Bounds().Dx()-2*sheetGap, sheetInk, text)
 }
 
-// picture draws the i-th picture of a batch: rows of RGB.
+// picture draws the i-th picture of a batch from rows of RGB.
 func (s *sheet) picture(batch, i int, pixels []byte, title, name string) {
 	x := sheetGap + i%s.columns*(s.size+sheetGap)
 	y := batch*s.band + sheetHeading + i/s.columns*(s.size+2*sheetLine+sheetGap)
@@ -160,8 +160,8 @@ func (s *sheet) picture(batch, i int, pixels []byte, title, name string) {
 	s.text(x, y+s.size+2*sheetLine-4, s.size, sheetFaint, name)
 }
 
-// text writes one line, as much of it as fits into width pixels: the end is what tells names apart,
-// so the beginning goes.
+// text writes one line. If the line is wider than width pixels, text cuts off its start, since the
+// end distinguishes names.
 func (s *sheet) text(x, y, width int, ink color.Color, line string) {
 	face := basicfont.Face7x13
 	runes := []rune(line)
@@ -172,12 +172,12 @@ func (s *sheet) text(x, y, width int, ink color.Color, line string) {
 	d.DrawString(string(runes))
 }
 
-// cut is the sheet without the place of batches that did not come.
+// cut returns the sheet without the space for batches that did not arrive.
 func (s *sheet) cut(batches int) image.Image {
 	return s.canvas.SubImage(image.Rect(0, 0, s.canvas.Bounds().Dx(), batches*s.band))
 }
 
-// writePNG leaves no half a file behind.
+// writePNG writes a PNG file. After an error it leaves no partial file.
 func writePNG(name string, m image.Image) (err error) {
 	f, err := safefile.Create(name, safefile.PNG)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/internal/clitest"
 )
 
-// TestPreview: pictures of one colour lie where the sheet says, with writing under them.
+// TestPreview checks that pictures of one colour are in the right places, with text below them.
 func TestPreview(t *testing.T) {
 	colors := map[string]color.RGBA{"blue": {0, 0, 200, 255}, "green": {0, 200, 0, 255}, "red": {200, 0, 0, 255}}
 	files := map[string]string{"green/broken.png": "\x89PNG\r\n\x1a\nno picture"}

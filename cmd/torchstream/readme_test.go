@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The program that README.md shows is one: it compiles as it stands.
+// The program in README.md compiles unchanged.
 func TestReadmeProgramCompiles(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {

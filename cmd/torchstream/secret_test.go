@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/internal/clitest"
 )
 
-// secretServer serves a file to requests with the secret, up to `most` of them, and then refuses as
-// a store whose signature has expired.
+// secretServer serves a file to requests with the secret, at most `most` times. It then refuses
+// like a store whose signature has expired.
 func secretServer(t *testing.T, file string, most *atomic.Int64) (address string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -34,8 +34,8 @@ func secretServer(t *testing.T, file string, most *atomic.Int64) (address string
 	return strings.Replace(server.URL, "://", "://SECRET:SECRET@", 1) + "/" + filepath.Base(filepath.Dir(file)) + ".tar?X-Amz-Signature=SECRET"
 }
 
-// User, password and query of a URL may be secret. No command prints or writes them, whether it
-// succeeds or fails.
+// The user, password and query of a URL may be secret. No command prints or writes them, on success
+// or failure.
 func TestCommandsHaveNoSecretOfURLs(t *testing.T) {
 	folder := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", filepath.Join(folder, "cache"))
@@ -50,7 +50,7 @@ func TestCommandsHaveNoSecretOfURLs(t *testing.T) {
 	const all = 1 << 40
 	for _, c := range []struct {
 		status int
-		most   int64 // requests that are answered
+		most   int64 // requests that succeed
 		args   []string
 	}{
 		{0, all, []string{"index", "-json", url}},
@@ -69,7 +69,7 @@ func TestCommandsHaveNoSecretOfURLs(t *testing.T) {
 		{1, all, []string{"train", "-archive", bad, "-size", "32", "-batch", "2", "-epochs", "1", "-device", "cpu", "-out", in("bad")}},
 		{1, 0, []string{"index", url}},
 		{1, 0, append(train, "-out", in("refused"))},
-		{1, 6, append(train, "-out", in("expired"))}, // while it reads samples at random
+		{1, 6, append(train, "-out", in("expired"))}, // expires while train reads samples in random order
 		{1, 3, evaluate},
 		{1, 0, []string{"inspect", "-list", url, archive}},
 		{1, all, []string{"index", strings.Replace(url, "http:", "ftp:", 1)}},

@@ -15,7 +15,7 @@ import (
 	"github.com/torchstream/torchstream/internal/setup"
 )
 
-// setupCommand installs the libraries for the programs of this user, and tries them.
+// setupCommand installs the libraries for this user's programs, and tests them.
 func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.3 GB on disk; 4.8 GB for 2.15) into TORCHSTREAM_CACHE, default\n"+
 		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without -from it builds the libraries, which\n"+
@@ -59,7 +59,7 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return nil
 }
 
-// tryLibraries opens the libraries in a folder, and computes with them.
+// tryLibraries opens the libraries in a folder and computes with them.
 func tryLibraries(folder string, image bool) error {
 	if err := os.Setenv("TORCHSTREAM_LIBRARY", folder); err != nil {
 		return err

@@ -18,13 +18,13 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-// TestMain makes this program the command itself, for tests that need a process.
+// TestMain lets this test program act as the command, for tests that need a process.
 func TestMain(m *testing.M) { os.Exit(clitest.Main(m, main)) }
 
-// patience ends a test that hangs.
+// patience is the time limit of a hanging test.
 const patience = 4 * time.Minute
 
-// With the image library alone the commands that need no LibTorch work, and the others name what is
+// With the image library alone, commands that do not need LibTorch work. The others name what is
 // missing and the command that installs it.
 func TestWithoutLibTorch(t *testing.T) {
 	folder := t.TempDir()
@@ -62,7 +62,7 @@ func TestWithoutLibTorch(t *testing.T) {
 	}
 }
 
-// TestCommandsRefusePipes: no command waits for a pipe that nobody writes to.
+// TestCommandsRefusePipes checks that no command waits for a pipe without a writer.
 func TestCommandsRefusePipes(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe.tgz")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
@@ -85,16 +85,16 @@ func TestCommandsRefusePipes(t *testing.T) {
 		{"bench", "loader", "-archive", archive, "-contract", "eval", "-outputs", pipe},
 	} {
 		command, stderr := clitest.Process(t, args...)
-		_ = command.Run() // looked at below
+		_ = command.Run() // checked below
 		if command.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), pipe) {
 			t.Errorf("%q: %v, %s", args, command.ProcessState, stderr)
 		}
 	}
 }
 
-// TestSignalsEndCommands: SIGINT and SIGTERM, while a server keeps the command waiting.
+// TestSignalsEndCommands sends SIGINT and SIGTERM while a server keeps the command waiting.
 func TestSignalsEndCommands(t *testing.T) {
-	asked, over := make(chan string, 100), make(chan struct{}) // asked has the paths
+	asked, over := make(chan string, 100), make(chan struct{}) // asked receives the paths
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		asked <- r.URL.Path
 		<-over
@@ -114,7 +114,7 @@ func TestSignalsEndCommands(t *testing.T) {
 			for limit := time.After(patience); ; {
 				select {
 				case got := <-asked:
-					if got != path { // a late request of the command before
+					if got != path { // a late request of the previous command
 						continue
 					}
 				case <-limit:
@@ -125,7 +125,7 @@ func TestSignalsEndCommands(t *testing.T) {
 			if err := command.Process.Signal(s); err != nil {
 				t.Fatal(err)
 			}
-			_ = command.Wait() // looked at below
+			_ = command.Wait() // checked below
 			if command.ProcessState.ExitCode() != interrupt.Status {
 				t.Errorf("%q, %v: %v, %s", args, s, command.ProcessState, stderr)
 			}

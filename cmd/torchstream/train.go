@@ -43,7 +43,7 @@ type trainOptions struct {
 	channelsLast, graph, tensorBoard                         bool
 }
 
-// feeding says how images become batches.
+// feeding configures how images become batches.
 type feeding struct {
 	batch, workers, decodeSMs int
 	threads                   *int
@@ -105,7 +105,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return err
 }
 
-// parseBadSamples reads -bad-samples.
+// parseBadSamples parses -bad-samples.
 func parseBadSamples(name string) (imageloader.BadSamplePolicy, error) {
 	for _, p := range []imageloader.BadSamplePolicy{imageloader.Fail, imageloader.Skip, imageloader.Substitute} {
 		if p.String() == name {
@@ -115,19 +115,19 @@ func parseBadSamples(name string) (imageloader.BadSamplePolicy, error) {
 	return 0, errors.New("want fail, skip or substitute")
 }
 
-// vitPatch divides the size, in pixels, of a ViT's images.
+// vitPatch is the patch size of a ViT, in pixels. It must divide the size of the images.
 const vitPatch = 16
 
-// isViT reports whether a network is for images of one size.
+// isViT reports whether a network accepts only one image size.
 func isViT(model string) bool { return strings.HasPrefix(model, "vit") }
 
-// classifiers are the models that classify images.
+// classifiers returns the models that classify images.
 func classifiers() []string {
 	return slices.DeleteFunc(models.Names(), func(name string) bool { return strings.HasPrefix(name, "gpt") })
 }
 
-// setDefaults gives the options whose defaults depend on others their values, unless the command
-// line has them.
+// setDefaults sets options whose defaults depend on other options, unless the command line sets
+// them.
 func (o *trainOptions) setDefaults(set *flag.FlagSet) {
 	lr, decay := 0.001, 0.01
 	if o.optimizer == "sgd" {
@@ -199,7 +199,7 @@ func (o *trainOptions) check() error {
 	return nil
 }
 
-// check refuses impossible ways to decode.
+// check refuses impossible decoding options.
 func (o feeding) check() error {
 	where, err := cli.ParseDecode(o.decode)
 	if err != nil {
@@ -208,7 +208,7 @@ func (o feeding) check() error {
 	return cli.CheckSMs(o.decodeSMs, where)
 }
 
-// checkDevice refuses what the CPU cannot do, or should not.
+// checkDevice refuses options that the CPU does not support or that are too slow there.
 func (o feeding) checkDevice(device cuda.Device, amp string) error {
 	if device == cuda.CPU && amp == "fp16" {
 		return cli.UsageError{Message: "-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
@@ -219,7 +219,7 @@ func (o feeding) checkDevice(device cuda.Device, amp string) error {
 	return nil
 }
 
-// parseAMP reads -amp.
+// parseAMP parses -amp.
 func parseAMP(name string) (torch.DType, error) {
 	dtype, known := map[string]torch.DType{"": 0, "bf16": torch.BFloat16, "fp16": torch.Float16}[name]
 	if !known {
@@ -228,10 +228,10 @@ func parseAMP(name string) (torch.DType, error) {
 	return dtype, nil
 }
 
-// window is what -profile records.
+// window returns the part of the run that -profile records.
 func (o *trainOptions) window() trace.Window { return trace.Window{File: o.profile} }
 
-// settings are the options that a run which resumes must have in common with the interrupted one.
+// settings returns the options that must be the same when a run resumes.
 func (o *trainOptions) settings() map[string]string {
 	return map[string]string{
 		"model": o.model, "batch": strconv.Itoa(o.batch), "size": strconv.Itoa(o.size), "epochs": strconv.Itoa(o.epochs), "optimizer": o.optimizer,
@@ -241,13 +241,13 @@ func (o *trainOptions) settings() map[string]string {
 	}
 }
 
-// oneClass is what is wrong with the classes of an archive that has only one.
+// oneClass is the error for an archive with a single class.
 const oneClass = "one class: nothing to tell apart; the directory of a file is its class, so move the images of each class to a folder"
 
-// noClass is what to know of an archive without samples.
+// noClass is the error for an archive without samples.
 const noClass = "no samples: a sample's class is the name of the directory that it is in"
 
-// printUnused says which options have no effect, or not the whole effect.
+// printUnused names the options that have no effect, or only part of it.
 func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Writer) {
 	if o.batch > images {
 		fmt.Fprintf(stdout, "-batch %d is more than the archive has: a step has all of the %s\n", o.batch, printable.Counted(images, "image", "images"))
@@ -257,8 +257,8 @@ func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Wri
 	}
 }
 
-// checkBatch refuses batches of one image of the smallest size. The last convolutions make one
-// value per channel of it, from which BatchNorm can compute no variance.
+// checkBatch refuses batches of one image of the smallest size. The last convolutions reduce it to
+// one value per channel, for which BatchNorm cannot compute a variance.
 func (o *trainOptions) checkBatch() error {
 	normalises := !strings.HasPrefix(o.model, "vit") && !strings.HasPrefix(o.model, "convnext")
 	if o.batch > 1 || !normalises || o.size > cli.MinSize {
@@ -267,7 +267,7 @@ func (o *trainOptions) checkBatch() error {
 	return cli.Usagef("-batch 1: BatchNorm can compute no statistics of one image at -size %d: choose a larger -batch or -size", o.size)
 }
 
-// checkWritable refuses a folder that cannot be made or written to. It makes nothing.
+// checkWritable refuses a folder that cannot be made or written to. It creates nothing.
 func checkWritable(folder string) error {
 	folder, err := existing(folder)
 	if err != nil {
@@ -279,7 +279,7 @@ func checkWritable(folder string) error {
 	return nil
 }
 
-// checkRoom refuses a folder without the space that a run takes at its peak.
+// checkRoom refuses a folder with less free space than the run needs at its peak.
 func (o *trainOptions) checkRoom(c *train.Config) error {
 	if done, epochs, ok := o.earlier(); ok && done >= epochs {
 		return nil // a finished run writes nothing
@@ -291,9 +291,9 @@ func (o *trainOptions) checkRoom(c *train.Config) error {
 	return nil
 }
 
-// peakBytes returns how many bytes more than now the checkpoints in a folder have at the peak. A
-// new checkpoint takes the place of another only when it is whole, so there are two of last.pt, and
-// best.pt, at a time. Those of the run that is resumed are there already.
+// peakBytes returns by how many bytes the checkpoints in a folder grow at the peak. A new
+// checkpoint replaces the old one only when it is complete. So at the peak there are two copies of
+// last.pt, and best.pt. The files of a resumed run already exist.
 func peakBytes(folder string, last, best int64) int64 {
 	need := 2*last + best
 	for _, name := range []string{"last.pt", "best.pt"} {
@@ -304,12 +304,12 @@ func peakBytes(folder string, last, best int64) int64 {
 	return need
 }
 
-// checkpointBytes returns the sizes of last.pt, from the first step on, and of best.pt.
+// checkpointBytes returns the sizes of last.pt, after the first step, and of best.pt.
 func checkpointBytes(c *train.Config, optimizer string) (last, best int64) {
-	const rest = 64 << 10 // loader, schedule, generators, results, the names of the classes
+	const rest = 64 << 10 // loader, schedule, generators, results, class names
 	best = rest + stateBytes(nn.State(c.Model))
 	last = best
-	moments := map[string]int64{"sgd": 1, "adamw": 2}[optimizer] // tensors of a parameter's size
+	moments := map[string]int64{"sgd": 1, "adamw": 2}[optimizer] // tensors of the size of a parameter
 	for _, p := range nn.NamedParameters(c.Model) {
 		if p.Tensor.RequiresGrad() {
 			last += moments * stateBytes([]nn.Named{p})
@@ -321,16 +321,17 @@ func checkpointBytes(c *train.Config, optimizer string) (last, best int64) {
 	return last, best
 }
 
-// stateBytes returns the size of tensors in a PyTorch file.
+// stateBytes returns the size of the tensors in a PyTorch file.
 func stateBytes(tensors []nn.Named) (bytes int64) {
-	const record = 512 // of a tensor: its entries in the zip archive and the pickle, and the alignment
+	const record = 512 // per tensor: its entries in the zip archive and the pickle, and the alignment
 	for _, n := range tensors {
 		bytes += record + n.Tensor.Elements()*int64(n.Tensor.DType().Size())
 	}
 	return bytes
 }
 
-// checkSpace refuses a folder, which need not exist, with less free space than a number of bytes.
+// checkSpace refuses a folder with less free space than the given number of bytes. The folder need
+// not exist.
 func checkSpace(folder string, bytes int64) error {
 	there, err := existing(folder)
 	if err != nil {
@@ -338,7 +339,7 @@ func checkSpace(folder string, bytes int64) error {
 	}
 	var disk unix.Statfs_t
 	if err := unix.Statfs(there, &disk); err != nil || disk.Blocks == 0 {
-		return nil // writing says what is wrong, or the file system does not tell its size
+		return nil // writing reports the error, or the file system does not report its size
 	}
 	blocks := disk.Bavail
 	if os.Geteuid() == 0 {
@@ -350,7 +351,7 @@ func checkSpace(folder string, bytes int64) error {
 	return nil
 }
 
-// existing returns a folder, or the nearest one above it that exists.
+// existing returns the folder, or its nearest parent that exists.
 func existing(folder string) (string, error) {
 	for {
 		info, err := os.Stat(folder)
@@ -367,7 +368,7 @@ func existing(folder string) (string, error) {
 	}
 }
 
-// checkArchives refuses an -archive or -test that does not exist, and a -test that is -archive.
+// checkArchives refuses an -archive or -test that does not exist, and a -test equal to -archive.
 func (o *trainOptions) checkArchives() error {
 	archive, err := statArchive(o.archive)
 	if err != nil {
@@ -387,7 +388,7 @@ func (o *trainOptions) checkArchives() error {
 	return nil
 }
 
-// statArchive describes the file of an archive; nil stands for shards or a URL.
+// statArchive describes an archive's file. It returns nil for shards or a URL.
 func statArchive(path string) (fs.FileInfo, error) {
 	if strings.ContainsAny(path, "{*?[") || strings.Contains(path, "://") {
 		return nil, nil
@@ -395,7 +396,7 @@ func statArchive(path string) (fs.FileInfo, error) {
 	return os.Stat(path)
 }
 
-// checkPretrained refuses a -pretrained that is no checkpoint, or that names another model.
+// checkPretrained refuses a -pretrained that is not a checkpoint, or that names another model.
 func (o *trainOptions) checkPretrained() error {
 	if o.pretrained == "" {
 		return nil
@@ -414,7 +415,7 @@ func (o *trainOptions) checkPretrained() error {
 	if err := file.Close(); err != nil {
 		return err
 	}
-	// Another program may keep something else by this name.
+	// Another program may use this key for something else.
 	if model == o.model || !slices.Contains(classifiers(), model) {
 		return nil
 	}
@@ -422,8 +423,7 @@ func (o *trainOptions) checkPretrained() error {
 		printable.Name(o.pretrained), model, o.model)
 }
 
-// busyFolder is a train.BusyError in the words of the command line. It returns other errors as they
-// are.
+// busyFolder rewrites a train.BusyError for the command line. It returns other errors unchanged.
 func busyFolder(err error) error {
 	var busy *train.BusyError
 	if !errors.As(err, &busy) {
@@ -432,8 +432,8 @@ func busyFolder(err error) error {
 	return fmt.Errorf("-out %s: another run writes to it: %s: wait until it ends, or name another folder", printable.Name(busy.Dir), printable.Text(busy.Holder))
 }
 
-// checkFolder refuses a new run in the folder of an earlier one, before work begins, and says how
-// to go on.
+// checkFolder refuses a new run in the folder of an earlier one before any work, and says how to
+// continue.
 func (o *trainOptions) checkFolder() error {
 	done, epochs, ok := o.earlier()
 	if o.resume || !ok {
@@ -446,8 +446,8 @@ func (o *trainOptions) checkFolder() error {
 	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out), done, epochs, next, printable.Name(o.out))
 }
 
-// earlier returns how many epochs are done of the run in the folder. ok is false if there is none,
-// or a file of another kind, which train.Run refuses.
+// earlier returns the number of completed epochs of the run in the folder, and of all its epochs.
+// ok is false if there is no run, or if the file is of another kind, which train.Run refuses.
 func (o *trainOptions) earlier() (done, epochs int, ok bool) {
 	file, err := nn.OpenCheckpoint(filepath.Join(o.out, "last.pt"))
 	if err != nil {
@@ -507,7 +507,7 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-// otherClasses says how two lists of classes, as JSON, differ.
+// otherClasses describes how two lists of classes, as JSON, differ.
 func otherClasses(before, now string) string {
 	var old, current []string
 	if json.Unmarshal([]byte(before), &old) != nil || json.Unmarshal([]byte(now), &current) != nil {
@@ -613,14 +613,14 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	return train.WithPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
 }
 
-// inEpochs is the note of printBad on the figures of a training.
+// inEpochs is printBad's note for training counts.
 const inEpochs = ", each counted in every epoch"
 
-// printBad says how many bad samples of an archive a policy left out or replaced, with a note on
-// the number, and names the first.
+// printBad says how many bad samples of an archive the policy left out or replaced, followed by a
+// note, and names the first one.
 func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSamplePolicy, note string) {
 	if s.Bad == 0 || p == imageloader.Fail {
-		return // an error names the sample
+		return // an error already names the sample
 	}
 	names := make([]string, len(s.BadNamed))
 	for i, bad := range s.BadNamed {
@@ -654,9 +654,9 @@ func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Dev
 	return o.finish(report, time.Since(begin), c.Loader.Classes(), stdout)
 }
 
-// interruption says how to go on after an interruption, in the words of the command line. It prints
-// another error after an interruption, such as that of the last checkpoint, because the command's
-// status tells only the interruption.
+// interruption tells the user how to resume with the command line. If another error follows the
+// interruption, such as a failed last checkpoint, it prints that error, because the exit status
+// only shows the interruption.
 func interruption(ctx context.Context, err error, stderr io.Writer) error {
 	var interrupted *train.InterruptedError
 	switch {
@@ -672,8 +672,8 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 		interrupted.Epoch, interrupted.Step, interrupted.Checkpoint)}
 }
 
-// open opens an archive and a prefetcher of it. A batch, whose memory is allocated in full, has at
-// most all images of the archive.
+// open opens an archive and a prefetcher for it. It limits a batch to the number of images in the
+// archive, because a batch's memory is allocated in full.
 func (o feeding) open(ctx context.Context, device cuda.Device, path string, images int, options imageloader.Options,
 	window trace.Window) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	options.BatchSize, options.Workers, options.Seed = min(o.batch, images), o.workers, o.seed
@@ -681,7 +681,7 @@ func (o feeding) open(ctx context.Context, device cuda.Device, path string, imag
 	if err != nil {
 		return nil, nil, err
 	}
-	decode, _ := cli.ParseDecode(o.decode) // check has found no error
+	decode, _ := cli.ParseDecode(o.decode) // check has already validated it
 	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device, Decode: decode, DecodeMultiprocessors: o.decodeSMs, Trace: window})
 	if err != nil {
 		loader.Close()
@@ -743,7 +743,7 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 	return nil
 }
 
-// newModel makes one of the classifiers for images of the size.
+// newModel makes a classifier for images of the given size.
 func newModel(name string, classes, size int) (nn.Module, error) {
 	o := models.Options{NumClasses: classes}
 	if isViT(name) {
@@ -752,7 +752,7 @@ func newModel(name string, classes, size int) (nn.Module, error) {
 	return models.ByName(name, o)
 }
 
-// schedule rises for the first epochs and then falls to 0 along a cosine.
+// schedule raises the learning rate in the first epochs and then lowers it to 0 along a cosine.
 func (o *trainOptions) schedule(batches int) optim.Schedule {
 	steps := o.epochs * batches
 	warmup := int(min(o.warmup*float64(batches), float64(steps)/10))
@@ -765,8 +765,8 @@ func (o *trainOptions) schedule(batches int) optim.Schedule {
 	}
 }
 
-// loadPretrained loads what fits of -pretrained, says what did not, and with -freeze freezes all
-// but the head.
+// loadPretrained loads the matching tensors of -pretrained and reports the others. With -freeze it
+// freezes all layers except the head.
 func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	if o.pretrained == "" {
 		return nil
@@ -797,15 +797,14 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	return nil
 }
 
-// headOf returns what the names of the tensors of a classifier's head begin with. The head is the
-// last layer.
+// headOf returns the name prefix of a classifier's head tensors. The head is the last layer.
 func headOf(model nn.Module) string {
 	parameters := nn.NamedParameters(model)
 	last := parameters[len(parameters)-1].Name
 	return last[:strings.LastIndex(last, ".")+1]
 }
 
-// article returns a name of a network behind its article.
+// article returns a network's name with its indefinite article.
 func article(model string) string {
 	if strings.ContainsRune("aeiou", rune(model[0])) {
 		return "an " + model
@@ -813,8 +812,8 @@ func article(model string) string {
 	return "a " + model
 }
 
-// belowHead returns the names of the tensors in which a checkpoint and a classifier differ, but for
-// those of its head. A file without counts of batches is as PyTorch wrote them before it had these.
+// belowHead lists mismatched tensors outside the head. num_batches_tracked may be missing: old
+// PyTorch files lack it.
 func belowHead(model nn.Module, report *nn.LoadReport) []string {
 	head := headOf(model)
 	names := slices.Clone(report.Missing)
@@ -826,7 +825,7 @@ func belowHead(model nn.Module, report *nn.LoadReport) []string {
 	})
 }
 
-// finish prints the result, and how to use it.
+// finish prints the result and explains how to use it.
 func (o *trainOptions) finish(report *train.Report, took time.Duration, classes []string, stdout io.Writer) error {
 	best, path := report.Best(), filepath.Join(o.out, "best.pt")
 	if n := report.Stepper.Replays; n > 0 {
@@ -858,7 +857,7 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 	return err
 }
 
-// countClasses returns the classes of an archive or a directory, with names and counts, by label.
+// countClasses returns the names and counts of an archive's or directory's classes, by label.
 func countClasses(ctx context.Context, path string, stderr io.Writer) ([]imageloader.ClassReport, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return countDirectory(ctx, path)
@@ -872,8 +871,8 @@ func countClasses(ctx context.Context, path string, stderr io.Writer) ([]imagelo
 	return report.Classes, nil
 }
 
-// countDirectory counts the images of a directory, which has no index to inspect, by the samples
-// that a loader finds in it.
+// countDirectory counts the images of a directory from the samples that a loader finds, since a
+// directory has no index.
 func countDirectory(ctx context.Context, path string) ([]imageloader.ClassReport, error) {
 	counts, directories := map[int]int{}, map[int][]string{}
 	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{Weights: func(s imageloader.Sample) float64 {
@@ -894,8 +893,8 @@ func countDirectory(ctx context.Context, path string) ([]imageloader.ClassReport
 	return classes, loader.Close()
 }
 
-// printClasses prints the classes of an archive with their counts, and points at those with
-// suspiciously few images. It returns the number of images.
+// printClasses prints an archive's classes with their counts, and flags those with suspiciously few
+// images. It returns the number of images.
 func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (samples int, err error) {
 	classes, err := countClasses(ctx, path, stderr)
 	if err != nil {
@@ -929,8 +928,8 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 	return samples, err
 }
 
-// openTest opens -test, whose classes are those of -archive or fewer. It prints the classes of
-// which -test has no image.
+// openTest opens -test, whose classes must be a subset of -archive's. It prints the classes without
+// an image in -test.
 func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes []string, stdout, stderr io.Writer) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	images, unknown, untested, err := compareClasses(ctx, o.test, classes, stderr)
 	if err != nil {
@@ -948,17 +947,17 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 	return o.openHeldBack(ctx, device, o.test, images, o.size, classes)
 }
 
-// openHeldBack opens an archive for an evaluation, with the labels of the classes.
+// openHeldBack opens an archive for an evaluation, with labels from the given classes.
 func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path string, images, size int, classes []string) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	options := imageloader.Options{Transform: imageloader.Eval(size*8/7, size), Classes: classes, BadSamples: o.badSamples} // 256 for 224
 	if o.badSamples == imageloader.Substitute {
-		options.BadSamples = imageloader.Skip // an image that is counted twice would make the figures wrong
+		options.BadSamples = imageloader.Skip // counting an image twice would falsify the result
 	}
 	return o.open(ctx, device, path, images, options, trace.Window{})
 }
 
-// compareClasses counts the images of an archive. It returns the classes of the archive that are
-// not known, and the known ones of which the archive has no image.
+// compareClasses counts an archive's images. It returns the archive's classes that are not known,
+// and the known classes without an image in the archive.
 func compareClasses(ctx context.Context, path string, known []string, stderr io.Writer) (images int, unknown, without []string, err error) {
 	found, err := countClasses(ctx, path, stderr)
 	if err != nil {
@@ -980,7 +979,7 @@ func compareClasses(ctx context.Context, path string, known []string, stderr io.
 	return images, unknown, without, nil
 }
 
-// listed returns the first names of a list for an error. Dots stand for the others.
+// listed returns the first names of a list for an error. Dots replace the others.
 func listed(names []string) string {
 	const most = 10
 	if len(names) > most {
@@ -991,12 +990,12 @@ func listed(names []string) string {
 
 // suspicion finds classes with suspiciously few images.
 type suspicion struct {
-	below   int // the number of images that a class should have
-	classes int // that have fewer
+	below   int // classes with fewer images are suspicious
+	classes int // number of suspicious classes
 }
 
-// fewImages looks for classes that have less than a tenth of the median class's images, or one
-// image where the median class has more.
+// fewImages looks for classes with less than a tenth of the median class's images, or with one
+// image if the median class has more.
 func fewImages[C any](classes []C, images func(C) int) suspicion {
 	counts := make([]int, len(classes))
 	for i, c := range classes {
@@ -1014,7 +1013,7 @@ func fewImages[C any](classes []C, images func(C) int) suspicion {
 	return s
 }
 
-// note returns what to say beside a class with so many images, or "".
+// note returns the remark about a class with the given number of images, or "".
 func (s suspicion) note(images int) string {
 	if images < s.below {
 		return "few images: is the name a typo?"
@@ -1022,7 +1021,8 @@ func (s suspicion) note(images int) string {
 	return ""
 }
 
-// partsOfASet returns a line if the classes have the names of the parts of a set, or "".
+// partsOfASet returns a remark if all classes are named like dataset splits, such as train and
+// test, or "".
 func partsOfASet[C any](classes []C, name func(C) string) string {
 	for _, c := range classes {
 		if !slices.Contains([]string{"train", "training", "test", "testing", "val", "valid", "validation"}, strings.ToLower(name(c))) {

@@ -39,7 +39,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// trainSmall trains ResNet-18 on 32 pixels for two epochs.
+// trainSmall trains a ResNet-18 on images of 32 pixels for two epochs.
 func trainSmall(t *testing.T, archive, out string, args ...string) string {
 	t.Helper()
 	args = append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}, args...)
@@ -80,13 +80,13 @@ func TestTrain(t *testing.T) {
 		}
 	}
 
-	// A weight decay of 0 is one that is given, and not the optimizer's.
+	// An explicit weight decay of 0 is not replaced by the optimizer's default.
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-weight-decay", "0"}
 	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "weight-decay 0.01, not 0: resume") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 
-	// A finished run that is resumed says that it is finished, and changes nothing.
+	// Resuming a finished run reports that it is finished, and changes nothing.
 	last, err := os.ReadFile(filepath.Join(out, "last.pt"))
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestTrain(t *testing.T) {
 		t.Errorf("last.pt has changed: %v", err)
 	}
 
-	// The folder's run does not hide that there is no such archive.
+	// An existing run in the folder does not hide that the archive is missing.
 	missing := filepath.Join(t.TempDir(), "missing.tgz")
 	for says, archives := range map[string][]string{"-archive: stat " + missing: {missing}, "-test: stat " + missing: {archive, "-test", missing}} {
 		args := append([]string{"train", "-device", "cpu", "-out", out, "-archive"}, archives...)
@@ -113,7 +113,7 @@ func TestTrain(t *testing.T) {
 		}
 	}
 
-	// The same folder is for -resume, with the same options, only.
+	// The same folder is allowed only with -resume and the same options.
 	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
 	for says, args := range map[string][]string{
 		"has an earlier run (2 of 2 epochs): -out DIR": same,
@@ -125,7 +125,8 @@ func TestTrain(t *testing.T) {
 		}
 	}
 
-	// Another number of classes: the head starts anew, and with -freeze it alone is trained.
+	// With a different number of classes the head starts untrained. With -freeze only the head is
+	// trained.
 	more := clitest.FewPhotos(t, map[string]int{"cat": 4, "dog": 4, "hen": 4})
 	fine := filepath.Join(t.TempDir(), "fine")
 	stdout = trainSmall(t, more, fine, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-optimizer", "sgd", "-ema", "0.5")
@@ -134,7 +135,7 @@ func TestTrain(t *testing.T) {
 	}
 	requireOnlyHeadTrained(t, filepath.Join(out, "best.pt"), filepath.Join(fine, "last.pt"))
 
-	// The same classes: the head goes on from the checkpoint's.
+	// With the same classes the head starts from the checkpoint.
 	again := filepath.Join(t.TempDir(), "again")
 	stdout = trainSmall(t, archive, again, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-lr", "1e-6", "-weight-decay", "0")
 	if !strings.Contains(stdout, "resnet18: 1026 parameters to train") || strings.Contains(stdout, "fc.weight") {
@@ -149,8 +150,8 @@ func TestTrain(t *testing.T) {
 	}
 }
 
-// requireOnlyHeadTrained checks that of a ResNet's tensors in two checkpoints those of its head
-// differ, and no others.
+// requireOnlyHeadTrained requires that two checkpoints of a ResNet differ exactly in the head's
+// tensors.
 func requireOnlyHeadTrained(t *testing.T, from, to string) {
 	t.Helper()
 	before, after := tensorBits(t, from), tensorBits(t, to)
@@ -161,7 +162,7 @@ func requireOnlyHeadTrained(t *testing.T, from, to string) {
 	}
 }
 
-// A checkpoint of another network is refused: by its metadata, before the archive is read, and with
+// A checkpoint of another network is refused: by its metadata before the archive is read, and with
 // -freeze by its tensors below the head.
 func TestTrainRefusesAnotherNetwork(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
@@ -183,8 +184,8 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 	if status, stdout, stderr := command(t, append(args, named)...); status != 1 || stdout != "" || !strings.Contains(stderr, says) {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
-	// Every tensor of a ResNet-18 but the head's is one of a ResNet-34, which has 8 more blocks, of
-	// 12 tensors. The model of this file's metadata is not one of ours.
+	// Every tensor of a ResNet-18 except the head is also in a ResNet-34, which has 8 more blocks
+	// of 12 tensors each. The model in this file's metadata is not one of ours.
 	deeper := save("resnet34", map[string]string{"model": "mine"})
 	status, stdout, stderr := command(t, append(args, deeper, "-freeze")...)
 	if status != 1 || !strings.Contains(stderr, "-freeze trains the head alone, and 80 tensors of "+deeper+" and this resnet18 differ below it: layer1.2.conv1.weight, ") {
@@ -193,11 +194,11 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 	if !strings.Contains(stdout, "is not in the module\nand 88 more differences\n\n") || strings.Count(stdout, "tensor layer") != 8 {
 		t.Errorf("printed\n%s", stdout)
 	}
-	// Without -freeze all tensors are trained, wherever they come from.
+	// Without -freeze all tensors are trained, so their origin does not matter.
 	if stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained", deeper); !strings.Contains(stdout, "\n1 step, ") {
 		t.Errorf("printed\n%s", stdout)
 	}
-	// And the other way: a ResNet-18 lacks blocks, or has others of their names.
+	// The other way round, a ResNet-18 lacks blocks or has different ones under the same names.
 	shallow := save("resnet18", nil)
 	for model, first := range map[string]string{"resnet34": "layer1.2.conv1.weight", "resnet50": "layer1.0.conv3.weight"} {
 		if status, _, stderr := command(t, append(args, shallow, "-freeze", "-model", model)...); status != 1 ||
@@ -207,7 +208,7 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 	}
 }
 
-// The head of every family is the layer that another number of classes changes.
+// In every family the head is the layer that depends on the number of classes.
 func TestFreezeKnowsTheHead(t *testing.T) {
 	for _, model := range []string{"resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"} {
 		t.Run(model, func(t *testing.T) {
@@ -258,7 +259,7 @@ func tensorBits(t *testing.T, path string) map[string][]float32 {
 	return all
 }
 
-// interrupter cancels a context when it is given a text.
+// interrupter cancels a context when a certain text is written to it.
 type interrupter struct {
 	bytes.Buffer
 	text   string
@@ -272,13 +273,14 @@ func (w *interrupter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// An interrupted training says how to go on, and -resume gives the parameters of one that was not.
+// An interrupted training says how to resume, and -resume gives the parameters of an uninterrupted
+// one.
 func TestTrainInterruptedAndResumed(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	whole, out := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "out")
 	trainSmall(t, archive, whole)
 	ctx, cancel := context.WithCancel(context.Background())
-	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // the line of the first epoch
+	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // the first epoch's line
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
 	if status := program().Run(ctx, args, stdout, stderr); status != 130 ||
 		stderr.String() != "torchstream: interrupted in epoch 2 after step 3: the same command with -resume goes on from "+filepath.Join(out, "last.pt")+"\n" {
@@ -305,7 +307,7 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	}
 }
 
-// A run that -patience has ended is finished, and goes on with a larger one.
+// A run that -patience has ended is finished, and continues with a larger value.
 func TestTrainEndedByPatience(t *testing.T) {
 	var out bytes.Buffer
 	o := trainOptions{out: "run1", epochs: 9}
@@ -316,8 +318,8 @@ func TestTrainEndedByPatience(t *testing.T) {
 	}
 }
 
-// Mixed precision, memory order, graphs (which the CPU has not), event files and a profile go
-// together; a run resumes only with the same precision.
+// Mixed precision, memory order, graphs (absent on the CPU), event files and a profile work
+// together. A run resumes only with the same precision.
 func TestTrainOptions(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
@@ -406,7 +408,7 @@ func TestTrainMistakes(t *testing.T) {
 		!strings.Contains(stderr, "-pretrained "+folder+" is a folder, without a checkpoint") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
-	// The test archive has a class that the training archive has not.
+	// The test archive has a class that the training archive lacks.
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
@@ -427,7 +429,7 @@ func TestTrainMistakes(t *testing.T) {
 	}
 }
 
-// A batch has no memory for more than the images of its archive: 1 << 30 rows would be terabytes.
+// A batch allocates memory only for the images of its archive: 1 << 30 rows would be terabytes.
 func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})
 	stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "1073741824")
@@ -438,7 +440,7 @@ func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 	}
 }
 
-// -decode-sms reaches the decoders: the driver refuses a part of one multiprocessor.
+// -decode-sms reaches the decoders: the driver refuses a partition of one multiprocessor.
 func TestTrainBoundsMultiprocessors(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
@@ -449,7 +451,8 @@ func TestTrainBoundsMultiprocessors(t *testing.T) {
 	}
 }
 
-// A cut archive refuses a run with the command that lists what is readable.
+// Training on a truncated archive is refused. The error names the command that lists the readable
+// part.
 func TestTrainDamagedArchive(t *testing.T) {
 	data, err := os.ReadFile(photos)
 	if err != nil {
@@ -465,8 +468,8 @@ func TestTrainDamagedArchive(t *testing.T) {
 	}
 }
 
-// The error of a bad image names the command that removes it, not the options of a Go program, and
-// keeps the texts of the other errors.
+// The error for a bad image names the command that removes it, instead of options for Go programs.
+// The texts of other errors are unchanged.
 func TestTrainBadImage(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
@@ -481,7 +484,7 @@ func TestTrainBadImage(t *testing.T) {
 	}
 	says := "(`torchstream inspect -fix OUT " + archive + "` writes an archive without the bad members, -bad-samples skip leaves them out)\n"
 	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged: `) || !strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") ||
-		strings.Contains(stderr, "ts_image") || strings.Contains(stderr, "damaged image") { // a C function, and the word again
+		strings.Contains(stderr, "ts_image") || strings.Contains(stderr, "damaged image") { // a C function, and a repeated word
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	bad := &imageloader.SampleError{File: "x.tar", Name: "a/1.png", Reason: imageloader.Empty}
@@ -491,12 +494,12 @@ func TestTrainBadImage(t *testing.T) {
 	}
 }
 
-// At the peak there are two of last.pt, and best.pt, of which those that are there take no more
+// At the peak two copies of last.pt exist, and best.pt. Files that already exist need no further
 // space.
 func TestPeakHasTwoOfTheLastCheckpoint(t *testing.T) {
 	folder := t.TempDir()
 	for _, c := range []struct {
-		name string // of a file that is there from now on, with 40 bytes
+		name string // of a file that exists from now on, with 40 bytes
 		want int64
 	}{{"", 2*100 + 40}, {"last.pt", 2*100 + 40 - 40}, {"best.pt", 2*100 + 40 - 80}} {
 		if c.name != "" {
@@ -510,7 +513,7 @@ func TestPeakHasTwoOfTheLastCheckpoint(t *testing.T) {
 	}
 }
 
-// The check of free space asks for the bytes of the checkpoints that a run writes.
+// The check for free space requests the size of the checkpoints that a run writes.
 func TestCheckpointBytesAreThoseOfTheFiles(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	for _, args := range [][]string{{"-optimizer", "sgd"}, {"-optimizer", "adamw", "-ema", "0.9"}} {
@@ -543,8 +546,8 @@ func TestCheckpointBytesAreThoseOfTheFiles(t *testing.T) {
 	}
 }
 
-// -bad-samples leaves the bad images of a training and of its evaluations out, or has others in
-// their places in the training, and the end counts and names them.
+// -bad-samples leaves bad images out of a training and its evaluations, or replaces them in the
+// training. The summary counts and names them.
 func TestTrainGoesOnWithoutBadImages(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
@@ -555,7 +558,7 @@ func TestTrainGoesOnWithoutBadImages(t *testing.T) {
 	test := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/cut.png": good[:50]})
 	next := ": `torchstream inspect -fix OUT %s` writes an archive without\n"
 	for policy, says := range map[string]string{"skip": "4 bad images left out", "substitute": "4 bad images replaced by others"} {
-		// Two epochs of two bad images. A batch has all images, so that one of them is good.
+		// Two epochs have two bad images each. A batch has all images, so one of them is good.
 		stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "6", "-bad-samples", policy)
 		for _, want := range []string{
 			archive + ": " + says + ", each counted in every epoch: ", "a/README", "b/bad.png", fmt.Sprintf(next, archive),
@@ -571,8 +574,9 @@ func TestTrainGoesOnWithoutBadImages(t *testing.T) {
 	}
 }
 
-// A last batch of one good image, of which BatchNorm can compute no statistics at 32 pixels, is
-// left out, also if a bad image made it that short. It does not refuse a training that has none.
+// A last batch of one good image is left out, also if a bad image made it that short, because
+// BatchNorm cannot compute statistics for it at 32 pixels. A training without such a batch is not
+// refused.
 func TestTrainLeavesOutALastBatchOfOneImage(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
@@ -613,7 +617,7 @@ func TestTrainLeavesOutALastBatchOfOneImage(t *testing.T) {
 	}
 }
 
-// -test without an image of a class is pointed at, and a resume with other classes names them.
+// Classes without an image in -test are flagged, and a resume with other classes names them.
 func TestTrainOtherClasses(t *testing.T) {
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 2})
 	out := filepath.Join(t.TempDir(), "out")
@@ -632,7 +636,7 @@ func TestTrainOtherClasses(t *testing.T) {
 	}
 }
 
-// One class is an error, and inspect points at it.
+// A single class is an error, and inspect flags it.
 func TestTrainOneClass(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 3}), filepath.Join(t.TempDir(), "out")
 	if status, stdout, stderr := command(t, "train", "-archive", archive, "-device", "cpu", "-out", out); status != 1 ||
@@ -650,7 +654,7 @@ func TestTrainOneClass(t *testing.T) {
 	}
 }
 
-// A folder to which another run writes is refused before work begins, with the process that has it.
+// A folder to which another run is writing is refused before any work. The error names the process.
 func TestTrainRefusesAFolderInUse(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), filepath.Join(t.TempDir(), "out")
 	trainSmall(t, archive, out, "-epochs", "1")
@@ -670,7 +674,8 @@ func TestTrainRefusesAFolderInUse(t *testing.T) {
 	trainSmall(t, archive, out, "-epochs", "1", "-resume")
 }
 
-// A directory's classes are printed as an archive's, and so are those of which -test has no image.
+// A directory's classes are printed like an archive's, and so are classes without an image in
+// -test.
 func TestTrainDirectory(t *testing.T) {
 	folders := map[string]string{"archive": t.TempDir(), "test": t.TempDir()}
 	var file bytes.Buffer
@@ -698,7 +703,7 @@ func TestTrainDirectory(t *testing.T) {
 	}
 }
 
-// A folder that cannot be made is an error before the archive is read, and nothing is made.
+// If the folder cannot be made, train fails before it reads the archive, and creates nothing.
 func TestTrainUnwritable(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o666); err != nil {
@@ -731,8 +736,8 @@ func TestTrainUnwritable(t *testing.T) {
 	}
 }
 
-// Every command refuses a -size that is too large as a wrong option, before it does anything. The
-// maximum is the largest size of which an evaluation's transform exists.
+// Every command refuses a -size that is too large as a wrong option, before any other work. The
+// maximum is the largest size that an evaluation transform supports.
 func TestSizesThatAreTooLarge(t *testing.T) {
 	for _, args := range [][]string{
 		{"train", "-archive", photos}, {"preview", "-archive", photos}, {"bench", "loader", "-archive", photos},
@@ -752,7 +757,7 @@ func TestSizesThatAreTooLarge(t *testing.T) {
 	}
 }
 
-// A file system that does not tell its size, as some in user space do, is not full.
+// A file system that does not report its size, such as some in user space, is not treated as full.
 func TestCheckSpaceWithoutASize(t *testing.T) {
 	const folder = "/proc"
 	var disk unix.Statfs_t
@@ -764,7 +769,7 @@ func TestCheckSpaceWithoutASize(t *testing.T) {
 	}
 }
 
-// tarFiles has the members of a tar stream.
+// tarFiles returns the members of a tar stream.
 func tarFiles(t *testing.T, data []byte) fs.FS {
 	t.Helper()
 	files := fstest.MapFS{}
@@ -785,7 +790,7 @@ func tarFiles(t *testing.T, data []byte) fs.FS {
 	}
 }
 
-// Commands read each kind of archive that -h of them names.
+// Commands read every kind of archive that their -h names.
 func TestKindsOfArchives(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir()) // for the index of a URL
 	tarFile := clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 3})
@@ -845,12 +850,12 @@ func TestKindsOfArchives(t *testing.T) {
 	}
 }
 
-// Classes with less than a tenth of the median class's images are pointed at, and classes of one
-// image if others have more.
+// Classes with less than a tenth of the median class's images are flagged, and classes of one image
+// if others have more.
 func TestFewImages(t *testing.T) {
 	for _, c := range []struct {
 		counts []int
-		few    int // classes below are suspicious
+		few    int // classes with fewer images are suspicious
 	}{
 		{nil, 0}, {[]int{1, 1, 1}, 0}, {[]int{1, 2, 2}, 2}, {[]int{5, 5}, 2}, {[]int{3, 100, 100}, 10}, {[]int{105, 11, 10, 120, 110}, 11},
 	} {
@@ -867,7 +872,7 @@ func TestFewImages(t *testing.T) {
 		t.Errorf("printed\n%s", text)
 	}
 
-	// inspect says the same, but not of labels in a list, which are no names of directories.
+	// inspect says the same, except for a list's labels, which are not directory names.
 	status, text, _ := command(t, "inspect", archive)
 	if status != 0 || !strings.Contains(text, "######  few images: is the name a typo?\n    2  dog ") || strings.Count(text, "typo") != 1 || !strings.Contains(text, "\n1 of the classes have less") {
 		t.Errorf("status %d\n%s", status, text)
@@ -879,7 +884,7 @@ func TestFewImages(t *testing.T) {
 	}
 }
 
-// inspect says of an archive of one class that train refuses it, and finds nothing bad.
+// For an archive with one class, inspect says that train refuses it, but finds nothing bad.
 func TestInspectOfOneClass(t *testing.T) {
 	status, stdout, _ := command(t, "inspect", clitest.FewPhotos(t, map[string]int{"cat": 3}))
 	if status != 0 || !strings.Contains(stdout, "\n\n"+oneClass+": `torchstream train` refuses it\n") {
@@ -887,8 +892,8 @@ func TestInspectOfOneClass(t *testing.T) {
 	}
 }
 
-// TestClassesFromSeveralDirectoriesAreNamed: by inspect and before training, of an archive and of
-// a directory, and no others are.
+// TestClassesFromSeveralDirectoriesAreNamed checks inspect and train, for an archive and a
+// directory. No other classes are named.
 func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"train/cat": 3, "test/cat": 2, "dog": 4})
 	folder := t.TempDir()
@@ -922,7 +927,7 @@ func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
 	}
 }
 
-// savedNetwork saves a network of three classes in a dtype.
+// savedNetwork saves a network with three classes in a dtype.
 func savedNetwork(t *testing.T, model string, dtype torch.DType) string {
 	t.Helper()
 	net, err := models.ByName(model, models.Options{NumClasses: 3})
@@ -968,7 +973,8 @@ func TestTrainConvertsPretrainedWeights(t *testing.T) {
 	}
 }
 
-// The numbers are those of torchvision's state_dicts, whose names and shapes both networks have.
+// The numbers count the tensors of torchvision's state_dicts whose names and shapes both networks
+// share.
 func TestTrainAsksAboutAnotherNetwork(t *testing.T) {
 	path := savedNetwork(t, "resnet50", torch.Float32)
 	stdout := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2}), filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained", path)

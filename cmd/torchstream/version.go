@@ -22,8 +22,8 @@ func versionCommand(_ context.Context, args []string, stdout, stderr io.Writer) 
 	return err
 }
 
-// programVersion says which program this is, in one line. Without a version of the module, which a
-// program that was built in a clone may lack, it has that of the C headers.
+// programVersion describes the program's version in one line. If the module has no version, as in a
+// program built from a clone, it uses the C headers' version.
 func programVersion(info *debug.BuildInfo, known bool) string {
 	version, of := imagecapi.Version(), ""
 	if known {

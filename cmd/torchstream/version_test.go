@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// The version is the module's, or without one the headers', with the revision of the sources.
+// The version is the module's or otherwise the headers', followed by the source revision.
 func TestProgramVersion(t *testing.T) {
 	goVersion := ", " + runtime.Version() + ", " + runtime.GOOS + "/" + runtime.GOARCH
 	revision := debug.BuildSetting{Key: "vcs.revision", Value: "abc"}
@@ -25,7 +25,7 @@ func TestProgramVersion(t *testing.T) {
 	}
 }
 
-// version, under the names that other programs have for it, prints what doctor says of the program.
+// version, and its usual aliases in other programs, print what doctor says about the program.
 func TestVersion(t *testing.T) {
 	want := programVersion(debug.ReadBuildInfo())
 	for _, name := range []string{"version", "-version", "--version"} {
@@ -38,7 +38,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// help with the name of a command prints what -h of that command does, as a result.
+// help with a command's name prints the command's -h text to standard output.
 func TestHelpOfACommand(t *testing.T) {
 	for _, args := range [][]string{{"train"}, {"version"}, {"bench", "loader"}} {
 		_, _, want := command(t, append(args, "-h")...)
