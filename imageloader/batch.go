@@ -14,8 +14,8 @@ import (
 type Sample = sample.Sample
 
 // Batch is a batch of Epoch, with pixels in ordinary memory. It is valid until the next turn of the
-// loop, or the loop's end; after that another batch may use its memory. Only the batch that a loop
-// is left with (by break, return or a panic) stays valid.
+// loop, or the loop's end. After that another batch may use its memory. If the loop ends by break,
+// return or a panic, its last batch stays valid.
 type Batch struct {
 	N       int       // samples: BatchSize, or fewer in the last batch
 	Images  []byte    // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised

@@ -168,7 +168,7 @@ func TestFindingRowsAreBounded(t *testing.T) {
 	}
 }
 
-// TestInspectWebDataset: samples, classes and labels are those of a loader with the option.
+// TestInspectWebDataset: samples, classes and labels equal those of a loader with the option.
 func TestInspectWebDataset(t *testing.T) {
 	member := func(name, data string) archivetest.Member { return archivetest.Member{Name: name, Data: data} }
 	good, bad := archivetest.Image("good"), archivetest.Image("BAD")

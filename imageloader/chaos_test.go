@@ -130,7 +130,7 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			patience := errors.New("out of patience")
 			patient, slots := rng.IntN(2000), 1+rng.IntN(3)
-			if c.kind == "stalls" { // the consumer gives up, or the reader goes on, in any order
+			if c.kind == "stalls" { // the consumer gives up, or the reader continues, in any order
 				go func() {
 					for range patient {
 						runtime.Gosched()

@@ -73,8 +73,8 @@ func decodedWhole(t *testing.T, data []byte, p DamagePolicy) ([]byte, error) {
 }
 
 // TestDamagedImagesEqualPillow: damaged files that Pillow opens are decoded to Pillow's pixels,
-// which are torchvision's too. docs/imageloader.md says what Partial leaves out of Pillow's
-// LOAD_TRUNCATED_IMAGES.
+// which are torchvision's too. docs/imageloader.md lists the parts of Pillow's
+// LOAD_TRUNCATED_IMAGES that Partial lacks.
 func TestDamagedImagesEqualPillow(t *testing.T) {
 	files, digests := damagedSample(t)
 	compared := map[DamagePolicy]int{}
@@ -219,7 +219,7 @@ func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 			var top [3 * 16]byte
 			g := imagecapi.Geometry{CropWidth: 16, CropHeight: 1, ResizeWidth: 16, ResizeHeight: 1, WindowWidth: 16, WindowHeight: 1}
 			topErr := d.Decode([]byte(m.Data), &g, top[:], len(top))
-			// Damage to the entropy-coded bytes lies behind the first row.
+			// Damage to the entropy-coded bytes is after the first row.
 			if m.Name != "c/scan.jpg" && (err == nil) != (topErr == nil) {
 				t.Errorf("%s, %v: %v for all of it, %v for its first row", m.Name, p, err, topErr)
 			}

@@ -298,8 +298,8 @@ func damagedMembers(t *testing.T) (list []digestMember) {
 	return list
 }
 
-// webDataset returns photographs with their labels in members beside them. One photograph has no
-// label.
+// webDataset returns photographs with their labels in other members of their groups. One photograph
+// has no label.
 func webDataset(t *testing.T, numbers bool) (list []digestMember) {
 	t.Helper()
 	for i, m := range photographs(t, 90) {
@@ -374,7 +374,7 @@ func tarOf(t *testing.T, members []digestMember) (archive []byte, begins []int) 
 	return b.Bytes(), begins
 }
 
-// gzipOf compresses data. A block begins at each place, so that random access can start there.
+// gzipOf compresses data. A block starts at each place, so that random access can start there.
 func gzipOf(t *testing.T, data []byte, places []int) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -496,8 +496,8 @@ const (
 	orderIndex          // MakeIndex wrote it, and it gives no random access
 )
 
-// digestConfig is a configuration. Its digest is that of the batches of epochs 0 and 1 on every
-// rank, unless it has a run of its own.
+// digestConfig is a configuration. Its digest covers the batches of epochs 0 and 1 on every rank,
+// unless it has a separate run.
 type digestConfig struct {
 	archive string // a path in the directory of archives, or a URL
 	index   indexUse

@@ -13,28 +13,28 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// hostSlots is the number of batches that Epoch has in memory: one with the consumer, the others
-// being filled. They are in Go's heap: the last batch of a loop that was left stays valid for as
-// long as the program refers to it.
+// hostSlots is the number of batches that Epoch keeps in memory: the consumer has one while the
+// others are filled. They are in Go's heap, so the last batch of a loop that was left stays valid
+// for as long as the program refers to it.
 const hostSlots = 3
 
 // Epoch yields the batches of one epoch without a prefetcher or LibTorch: for previews, tests and
-// measurements. The last pair of an epoch that ends early has the error and no batch. Leaving the
-// loop stops everything that runs for it, and waits for that. The sequence can be ranged over
-// several times, each time from the start.
+// measurements. If an epoch ends early, its last pair has the error and no batch. Leaving the loop
+// stops the epoch's goroutines and waits for them. The sequence can be ranged over several times,
+// each time from the start.
 func (l *Loader) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] {
 	return l.epoch(ctx, epoch, hostSlots)
 }
 
-// spareSlots keeps the slots of epochs that are over for those that follow: fresh memory costs more
-// than writing the batches.
+// spareSlots keeps the slots of finished epochs for later ones: fresh memory costs more than
+// writing the batches.
 type spareSlots struct {
 	mu     sync.Mutex
 	slots  [][][]byte
 	closed bool // no epoch follows
 }
 
-// close lets go of the slots.
+// close releases the slots.
 func (s *spareSlots) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +128,7 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 					batch.Soft[i] = math.Float32frombits(binary.LittleEndian.Uint32(f.fields[1][4*i:]))
 				}
 			}
-			// The batch that the loop is left with stays valid, also where a panic leaves it.
+			// The last batch of a loop stays valid after the loop is left, also by a panic.
 			unused = slices.DeleteFunc(unused, func(u [][]byte) bool { return &u[0] == &f.fields[0] })
 			if !yield(&batch, nil) {
 				return
@@ -143,10 +143,10 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 	}
 }
 
-// Fields describes what Fill writes, for one sample: "images" is uint8 [Size, Size, 3] (rows,
-// columns, RGB) and "labels" is int64 [], or float32 [classes] with Transform.Mix. With
-// Options.Masks the second field is "masks" instead, of Masks.DType [Size, Size]; with
-// Options.Target "labels" is float32 [TargetWidth], and with Options.MultiLabel float32 [classes].
+// Fields describes the output of Fill for one sample. "images" is uint8 [Size, Size, 3] (rows,
+// columns, RGB). "labels" is int64 [], or float32 [classes] with Transform.Mix. With Options.Masks
+// the second field is "masks" instead, of Masks.DType [Size, Size]. With Options.Target "labels" is
+// float32 [TargetWidth], and with Options.MultiLabel float32 [classes].
 func (l *Loader) Fields() []tensor.Spec {
 	size := int64(l.o.Transform.Size)
 	return []tensor.Spec{
@@ -155,7 +155,7 @@ func (l *Loader) Fields() []tensor.Spec {
 	}
 }
 
-// target describes the data that a network learns from a sample.
+// target describes the training target of a sample.
 func (l *Loader) target() tensor.Spec {
 	labels, size := l.labels(nil), int64(l.o.Transform.Size)
 	switch labels.Kind {
@@ -183,7 +183,7 @@ func (l *Loader) Outputs() []tensor.Spec {
 	}
 }
 
-// Finishes describes the work that makes Outputs of Fields: the prefetcher carries it out.
+// Finishes describes how the prefetcher makes Outputs from Fields.
 func (l *Loader) Finishes() []tensor.Finish {
 	t := &l.o.Transform
 	if t.Bytes {

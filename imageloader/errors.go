@@ -11,13 +11,14 @@ import (
 )
 
 var (
-	// ErrClosed is returned by the methods of a closed Loader, and by those that Close interrupts.
+	// ErrClosed is returned by the methods of a closed Loader, and by methods that Close
+	// interrupts.
 	ErrClosed = errors.New("imageloader: the loader is closed")
 	// ErrNoSamples means that an archive or an epoch has no sample to deliver.
 	ErrNoSamples = index.ErrNoSamples
 	// ErrNoLibrary means that the image library is not installed, or has another version than this
-	// program needs. The message says what is there, what is wanted, and the command that installs
-	// it.
+	// program needs. The message gives the installed and the wanted version, and the command that
+	// installs it.
 	ErrNoLibrary error = imagecapi.CodeNoLibrary
 )
 
@@ -30,33 +31,32 @@ type BadSamplePolicy = sample.BadSamplePolicy
 const (
 	// Fail ends the epoch with a *SampleError, after the samples before it were delivered.
 	Fail = sample.Fail
-	// Skip leaves the sample out: batches are what they would be if the archive did not have it.
+	// Skip leaves the sample out. The batches are the same as if the archive did not have it.
 	Skip = sample.Skip
-	// Substitute puts the previous good sample of the same batch in its place, or the next good
-	// sample if there is none before, label included. So an epoch has the same number of batches
-	// whatever is damaged. A batch without a single good sample is an error.
+	// Substitute replaces the sample by the previous good sample of the same batch, including its
+	// label, or by the next good sample if there is none before. So the number of batches of an
+	// epoch does not depend on damage. A batch without a good sample is an error.
 	Substitute = sample.Substitute
 )
 
-// DamagePolicy decides which damaged images are bad samples. It is about JPEG and PNG; other
-// formats that are damaged are bad under every policy, as is everything that no pixel can be
-// decoded of. A damaged image that is decoded all the same is counted and named apart:
-// Stats.Warned, the log, and Report.Warned.
+// DamagePolicy decides which damaged images are bad samples. It applies to JPEG and PNG. Under
+// every policy, damaged images of other formats are bad, and so are images of which no pixel can be
+// decoded. A damaged image that is decoded is counted and named separately: in Stats.Warned, the
+// log, and Report.Warned.
 type DamagePolicy = codec.DamagePolicy
 
 // The policies.
 const (
-	// Warned decodes what Pillow and torchvision decode: a JPEG that libjpeg-turbo repairs with a
-	// warning, to the pixels of its repair, and a PNG whose image data inflates to all of the
-	// image, whatever its checksums (with a palette twice, or without an end, too). An image that
-	// is cut off is bad.
+	// Warned decodes the damaged images that Pillow and torchvision decode. These are JPEGs that
+	// libjpeg-turbo decodes with a warning, and PNGs whose image data inflates to the whole image,
+	// with wrong checksums, two palettes or a missing end. A truncated image is bad.
 	Warned = codec.Warned
-	// Partial also decodes images that are cut off, and PNGs with damaged image data, as Pillow
-	// does with LOAD_TRUNCATED_IMAGES: the missing part of a baseline JPEG is grey, of a PNG black
-	// or the palette's first colour.
+	// Partial also decodes truncated images, and PNGs with damaged image data, like Pillow with
+	// LOAD_TRUNCATED_IMAGES. The missing part is grey in a baseline JPEG. In a PNG it is black or
+	// the palette's first colour.
 	Partial = codec.Partial
-	// Refuse has every damaged image be a bad sample. Damage below the part of a JPEG or PNG that a
-	// crop needs is found only if it is to the structure of the file, as under the other policies.
+	// Refuse makes every damaged image a bad sample. Below the part of a JPEG or PNG that a crop
+	// needs, only damage to the structure of the file is found, as under the other policies.
 	Refuse = codec.Refuse
 )
 
@@ -76,8 +76,8 @@ const (
 	MaskSize    = sample.MaskSize    // a mask has not the size of its image
 )
 
-// SampleError is a bad sample: a member of the archive, in the directory of a class, that does not
-// become an image, or the mask of an image. It has the fields
+// SampleError is a bad sample: a member of the archive, in the directory of a class, or the mask of
+// an image, that can't be used as an image. It has the fields
 //
 //	File   string // the archive
 //	Name   string // the member: the mask's if the mask is bad

@@ -20,32 +20,33 @@ import (
 //
 // Fill calls lend from one goroutine at a time. lend returns the memory of the next batch's fields:
 // BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for labels
-// (int64), or with Transform.Mix BatchSize * classes * 4 (float32), or with Options.Masks or Target
-// for those instead: see Loader.Fields. It may block until memory is free, but not longer than its
-// context. At the end of an epoch one slot more than needed may have been lent.
+// (int64). The second field has BatchSize * classes * 4 bytes (float32) with Transform.Mix, and
+// another size with Options.Masks or Target: see Loader.Fields. lend may block until memory is
+// free, but not longer than its context. At the end of an epoch one slot more than needed may have
+// been lent.
 //
-// Fill calls deliver from its own goroutine, with the number of samples n in the oldest lent slot
-// and an [Info]. n is BatchSize, or less in the last batch, whose other rows are undefined. From
-// then on Fill does not touch the slot's memory.
+// Fill calls deliver from the goroutine that called Fill, with the number of samples n in the
+// oldest lent slot and an [Info]. n is BatchSize, or less in the last batch, whose other rows are
+// undefined. After that Fill does not use the slot's memory.
 //
-// Damage ends the epoch with an error, after all samples before it were delivered: in a batch that
-// may be short, and those of a shuffle buffer out of their order. A batch that is only delivered
-// because of the damage has the State of the last batch before it, so that the epoch can be
-// continued when the archive is repaired.
+// If the archive is damaged, the epoch ends with an error, after all samples before the damage were
+// delivered. The last batch may be short, and the samples of a shuffle buffer may be out of their
+// order. A batch that is only delivered because of the damage has the State of the previous batch,
+// so that the epoch can be continued when the archive is repaired.
 //
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
-// for them, and returns the cause: within the time that one image takes to decode.
+// for them, and returns the cause, within the time of decoding one image.
 func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
 	return l.fill(ctx, epoch, filler{lend: lend, deliver: deliver})
 }
 
-// filler is the consumer of Fill.
+// filler is Fill's consumer.
 type filler struct {
 	lend    func(context.Context) ([][]byte, error)
 	deliver func(n int, info any) error
 }
 
-// Lend is a method of decodeplan.Consumer.
+// Lend implements decodeplan.Consumer.
 func (f filler) Lend(ctx context.Context) (decodeplan.Slot, error) {
 	fields, err := f.lend(ctx)
 	if err != nil {
@@ -57,7 +58,7 @@ func (f filler) Lend(ctx context.Context) (decodeplan.Slot, error) {
 	return decodeplan.Slot{Images: fields[0], Labels: fields[1]}, nil
 }
 
-// Deliver is a method of decodeplan.Consumer.
+// Deliver implements decodeplan.Consumer.
 func (f filler) Deliver(n int, info any) error { return f.deliver(n, info) }
 
 // fill runs an epoch for a consumer. The consumer decodes from plans if it is a *planFiller.
@@ -103,13 +104,13 @@ type consumer struct {
 	run   *run
 }
 
-// Plans is a method of epoch.Consumer.
+// Plans implements epoch.Consumer.
 func (c *consumer) Plans() bool { _, plans := c.to.(planFiller); return plans }
 
-// Lend is a method of epoch.Consumer.
+// Lend implements epoch.Consumer.
 func (c *consumer) Lend(ctx context.Context) (decodeplan.Slot, error) { return c.to.Lend(ctx) }
 
-// Deliver is a method of epoch.Consumer.
+// Deliver implements epoch.Consumer.
 func (c *consumer) Deliver(d epoch.Delivery) error {
 	info := Info{Samples: d.Samples, State: State{run: c.run, batches: d.Batches, turns: d.Turns}}
 	if d.Redos != nil {
@@ -118,7 +119,7 @@ func (c *consumer) Deliver(d epoch.Delivery) error {
 	return c.to.Deliver(len(d.Samples), info)
 }
 
-// startOf returns the place where an epoch starts, and its order.
+// startOf returns the start position of an epoch, and its order.
 func (l *Loader) startOf(number int) (epoch.Start, order.Kind) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,13 +129,13 @@ func (l *Loader) startOf(number int) (epoch.Start, order.Kind) {
 	return epoch.Start{Epoch: number}, l.order
 }
 
-// runOf returns what the states of an epoch share.
+// runOf returns the part that all states of an epoch share.
 func (l *Loader) runOf(at epoch.Start, kind order.Kind, known *index.Index) *run {
 	return &run{epoch: at.Epoch, order: kind, rank: l.o.Rank, world: l.o.World, done: at.Done, before: at.Before,
 		classes: l.classesDigest(), options: l.fingerprint(kind), identify: func() archiveIdentity { return l.identity(known) }}
 }
 
-// keepIndex takes the index that a first pass has made, unless there is one already.
+// keepIndex keeps the index that a first pass has made, unless the loader already has one.
 func (l *Loader) keepIndex(finish func() (*index.Index, error)) error {
 	if l.index.Load() != nil {
 		return nil
@@ -150,7 +151,7 @@ func (l *Loader) keepIndex(finish func() (*index.Index, error)) error {
 	return nil
 }
 
-// env returns what the epochs share.
+// env returns the environment that all epochs share.
 func (l *Loader) env() *epoch.Env {
 	return &epoch.Env{Rules: &l.rules, Counters: &l.counters, Log: l.o.Logger, Codecs: l.codec}
 }
@@ -176,7 +177,7 @@ func (l *Loader) epochConfig(x *index.Index, kind order.Kind) (*epoch.Config, er
 	return c, nil
 }
 
-// labels describes what a network learns from a sample of an index, which may be nil.
+// labels describes the training target of a sample of an index, which may be nil.
 func (l *Loader) labels(x *index.Index) epoch.Labels {
 	o, size := &l.o, l.o.Transform.Size
 	switch {
@@ -198,7 +199,7 @@ func (l *Loader) labels(x *index.Index) epoch.Labels {
 }
 
 // report logs the Stats since its last report, every Options.StatsEvery until ctx ends. The caller
-// calls wait, after ctx has ended.
+// calls wait after ctx has ended.
 func (l *Loader) report(ctx context.Context, number int) (wait func()) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -224,15 +225,15 @@ func (l *Loader) report(ctx context.Context, number int) (wait func()) {
 	}
 }
 
-// Planner is what a prefetcher asks for to decode images on a GPU (prefetcher.Options.Decode). What
-// it returns has no use outside of this module.
+// Planner returns the interface through which a prefetcher decodes images on a GPU
+// (prefetcher.Options.Decode). The result has no use outside of this module.
 //
-// A type that embeds a Loader has this method too: a prefetcher that decodes on a GPU then does not
-// call the type's own Fill. Such a type overrides Planner, and returns nil, with which the loader's
-// workers decode.
+// A type that embeds a Loader has this method too, and a prefetcher that decodes on a GPU then does
+// not call the type's own Fill. To have its Fill called, such a type overrides Planner and returns
+// nil. The loader's workers then decode.
 func (l *Loader) Planner() decodeplan.Planner { return l.devicePlanner() }
 
-// devicePlanner is a Loader as a decodeplan.Planner.
+// devicePlanner implements decodeplan.Planner for a Loader.
 type devicePlanner Loader
 
 func (l *Loader) devicePlanner() *devicePlanner { return (*devicePlanner)(l) }
@@ -271,25 +272,27 @@ func (p *devicePlanner) EntryBytes() int {
 	return decodeplan.Aligned(bytes / 4)
 }
 
-// StepsOnDevice reports whether a GPU that decodes runs every step of Transform.Ops, whatever is
-// drawn for a sample.
+// StepsOnDevice reports whether a GPU that decodes runs every step of Transform.Ops, with any
+// random parameters.
 func (p *devicePlanner) StepsOnDevice() bool { return p.plan.StepsOnDevice() }
 
 // planFiller is the consumer of FillPlans.
 type planFiller struct{ decodeplan.Consumer }
 
-// FillPlans is Fill for a consumer that decodes images itself: lend also returns the memory for the
-// plans of a slot, or nil. A row with a plan has undefined pixels in the slot; all other rows, and
-// the second field, are as Fill's. The plans describe the pixels that Fill would write, to the bit,
-// and which samples are bad does not depend on who decodes. Only JPEGs get a plan, of an archive
-// with random access. Baseline ones get it by entry points that were compared with their images, or
-// that Options.TrustIndex trusts; or of the whole scan, in which the consumer finds the entry
-// points, for images that are good whatever their scan has, except under Options.Damaged Refuse.
-// Progressive ones get that of a baseline copy with the same pixels, as far as
-// Options.MaxTranscodedBytes has room for it. The loader also decodes the rows that Plans.HostRows
-// leaves to it.
+// FillPlans is Fill for a consumer that decodes images itself. lend also returns the memory for the
+// plans of a slot, or nil. A row with a plan has undefined pixels in the slot. All other rows, and
+// the second field, are as Fill writes them. The plans describe exactly the pixels that Fill would
+// write. Which samples are bad does not depend on the decoding side.
 //
-// The info of deliver is what DecodeRow and KeepEntryPoints take.
+// Only JPEGs of an archive with random access get a plan. A baseline JPEG gets one from entry
+// points that were compared with their image, or that Options.TrustIndex trusts. Otherwise its plan
+// covers the whole scan, and the consumer finds the entry points. Such a plan is for images that
+// are good with any content of the scan, and is not made under Options.Damaged Refuse. A
+// progressive JPEG gets the plan of a baseline copy with the same pixels, as long as
+// Options.MaxTranscodedBytes has room for the copy. The loader also decodes the rows that
+// Plans.HostRows leaves to it.
+//
+// The info of deliver is the argument info of DecodeRow and KeepEntryPoints.
 func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.Consumer) error {
 	if _, err := p.PlanBytes(); err != nil {
 		return err
@@ -297,12 +300,14 @@ func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.
 	return (*Loader)(p).fill(ctx, epoch, planFiller{to})
 }
 
-// DecodeRow decodes a row of a batch of FillPlans on the host, as Fill does: dst gets its Size *
-// Size * 3 bytes. A consumer calls it for rows whose plan it could not decode. It reads the image
-// from the archive again, which stays open for further calls with the same ctx, until Close, an
-// error, or a call with another one. Calls run one at a time. info is the batch's. It returns an
-// error if the archive has changed, if reading fails or ctx ends meanwhile, if the loader is
-// closed, and for an image that turns out to be bad: only where Options.TrustIndex trusts entry
+// DecodeRow decodes a row of a batch of FillPlans on the host, as Fill does, and writes its Size *
+// Size * 3 bytes to dst. A consumer calls it for rows whose plan it could not decode. info is the
+// batch's.
+//
+// It reads the image from the archive again. The archive stays open for further calls with the same
+// ctx, until Close, an error, or a call with another ctx. Calls run one at a time. DecodeRow fails
+// if the archive has changed, if reading fails, if ctx ends, or if the loader is closed. It also
+// fails for an image that proves to be bad, which happens only if Options.TrustIndex trusts entry
 // points that were forged on purpose.
 func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
 	l := (*Loader)(p)
@@ -355,7 +360,8 @@ type rereader struct {
 	reader *index.Reader
 }
 
-// open opens the archive, unless it is open for a context that ends with this one, and this index.
+// open opens the archive, unless it is already open for this index and for a context that ends
+// together with ctx.
 func (r *rereader) open(ctx context.Context, l *Loader, known *index.Index) error {
 	if r.a != nil && r.ends == ctx.Done() && r.known == known {
 		return nil
@@ -378,7 +384,7 @@ func (r *rereader) open(ctx context.Context, l *Loader, known *index.Index) erro
 	return nil
 }
 
-// close closes what is open.
+// close closes the archive, if it is open.
 func (r *rereader) close() {
 	if r.a != nil {
 		r.reader.Close()
@@ -387,11 +393,11 @@ func (r *rereader) close() {
 	r.ends, r.known, r.a, r.reader = nil, nil, nil, nil
 }
 
-// KeepEntryPoints keeps what a consumer of FillPlans has found in the images of some rows of a
-// batch, whose info it has and which it has not flagged: for each row Found bytes
-// (decodeplan.Row). From then on the images are planned by their entry points. They go into the
-// index, unless that has others already, and are those that Fill would have made. Several
-// goroutines may call it. A closed loader ignores it.
+// KeepEntryPoints keeps the entry points that a consumer of FillPlans has found in the images of
+// some rows of a batch. info is the batch's, and the consumer must not have flagged the rows. found
+// has Found bytes (decodeplan.Row) for each row. From then on the images are planned by their entry
+// points. The entry points equal those that Fill would have made. They are written to the index,
+// unless it already has others. Several goroutines may call it. A closed loader ignores it.
 func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)
@@ -406,7 +412,7 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	if points == nil {
 		return
 	}
-	// The consumer waits, and has more to do. 7 us an image are 2 ms of a batch.
+	// The consumer waits and has other work. At 7 us an image, a batch takes 2 ms.
 	var all sync.WaitGroup
 	for first := 0; first < len(rows); first += keptAtOnce {
 		end := min(first+keptAtOnce, len(rows))
@@ -422,7 +428,7 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 // keptAtOnce is the number of rows whose entry points one goroutine keeps.
 const keptAtOnce = 32
 
-// keepRow keeps what a consumer has found in the image of a row.
+// keepRow keeps the entry points that a consumer has found in the image of a row.
 func (l *Loader) keepRow(points *devplan.EntryPoints, batch *Info, row int, found []byte) {
 	if row < 0 || row >= len(batch.redos) || batch.redos[row].Search == nil {
 		return

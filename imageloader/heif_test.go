@@ -57,8 +57,7 @@ func wholeGeometry(width, height int32) *imagecapi.Geometry {
 	return &imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width, ResizeHeight: height, WindowWidth: width, WindowHeight: height}
 }
 
-// TestHEIFIsNearPillow: but for rounding, the pixels of HEIC are those of pillow_heif, and those of
-// AVIF Pillow's.
+// TestHEIFIsNearPillow: except for rounding, HEIC has pillow_heif's pixels, and AVIF has Pillow's.
 func TestHEIFIsNearPillow(t *testing.T) {
 	d := realDecoder(t)
 	for name, data := range heifFiles(t) {
@@ -112,8 +111,8 @@ func TestHEIFIsNearPillow(t *testing.T) {
 	}
 }
 
-// TestHEIFIsBoundedByItsBitStream: the size that counts is that of the pictures, whatever the
-// properties of the file say.
+// TestHEIFIsBoundedByItsBitStream: the size limits use the pictures' size, not the properties of
+// the file.
 func TestHEIFIsBoundedByItsBitStream(t *testing.T) {
 	for name, data := range heifFiles(t) {
 		if !strings.HasPrefix(name, "flat") { // 400 x 300

@@ -15,8 +15,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// Identity is what decides the batches of a loader's epochs. Loaders whose identities differ only
-// in Path and Rank are ranks of one training: every epoch deals them the same sequence.
+// Identity identifies everything that determines the batches of a loader's epochs. Loaders whose
+// identities differ only in Path and Rank are ranks of one training run: every epoch deals them the
+// same sequence.
 type Identity struct {
 	Path    string            `json:"path"`    // of the archive, as given to Open; of a URL without what may be secret
 	Bytes   int64             `json:"bytes"`   // of the archive
@@ -29,7 +30,7 @@ type Identity struct {
 	World   int               `json:"world"`
 }
 
-// Identity returns what decides the loader's batches. The first call takes a while for a large
+// Identity returns the identity of the loader's batches. The first call takes a while for a large
 // archive, as saving a State does.
 func (l *Loader) Identity() Identity {
 	id := l.identity(l.index.Load())
@@ -37,8 +38,8 @@ func (l *Loader) Identity() Identity {
 		Options: l.fingerprint(l.opened), Batches: l.Batches(), Rank: l.o.Rank, World: l.o.World}
 }
 
-// Difference says in what two identities differ, beside Path and Rank: with the values of i first.
-// It returns "" for ranks of one training.
+// Difference describes the differences of two identities, apart from Path and Rank. It lists the
+// values of i first. It returns "" for ranks of one training run.
 func (i Identity) Difference(other Identity) string {
 	switch {
 	case i.Bytes != other.Bytes:
@@ -107,7 +108,7 @@ func (l *Loader) identity(x *index.Index) archiveIdentity {
 	return id
 }
 
-// classesDigest is the number of classes and a digest of their names, in order.
+// classesDigest returns the number of classes and a digest of their names, in order.
 func (l *Loader) classesDigest() string {
 	h := sha256.New()
 	classes := l.Classes()
@@ -117,14 +118,14 @@ func (l *Loader) classesDigest() string {
 	return strconv.Itoa(len(classes)) + " " + hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// harmless are the fields of Options that do not change a batch, or that fingerprint treats by
-// themselves. What a List changes, samples and labels, is in the digest of the archive.
+// harmless are the fields of Options that do not change a batch, or that fingerprint handles
+// separately. The digest of the archive covers the samples and labels of a List.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes", "List"}
 
-// laterOptions are the fields that the first states did not have, and their defaults. A default is
-// not written down, so that states go from an earlier version to this one and back: a state of a
-// version without Damaged, which refused what Warned decodes, is one of Warned, and what is left of
-// its epoch follows Warned.
+// laterOptions are fields that were added after the first states, with their defaults. States omit
+// defaults, so that they can be exchanged with earlier versions. For example, a version without
+// Damaged refused the images that Warned decodes. Its states count as states of Warned, and the
+// rest of the epoch follows Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0", "MultiLabel": "false"}
 
 // fingerprint records the options that decide the content of a batch, by the names of their fields.

@@ -20,7 +20,7 @@ type IndexReport = index.Report
 // UnknownClassError is the error of an image in a directory that is not one of Options.Classes.
 type UnknownClassError = index.UnknownClassError
 
-// Orphan is an image without a label, which is no sample.
+// Orphan is an image without a label. It is not a sample.
 type Orphan = index.Orphan
 
 // indexConfig returns the configuration of the loader's index.
@@ -42,12 +42,14 @@ func (l *Loader) indexConfig() index.Config {
 	}
 }
 
-// MakeIndex reads an archive through and writes its index, whether or not there is one. The first
-// epoch over an archive does the same by itself. Of the options IndexFile, Classes, WebDataset,
-// Masks, List, OpenSource and Logger matter; WebDataset, and whether there are Masks or a List, has
-// to be what the loaders have, which do not use the index otherwise. MakeIndex calls progress, if
-// that is not nil, now and then from its own goroutine. A directory needs no index: an error.
-// MakeIndex waits for no other process; OpenContext, in any process, waits for MakeIndex.
+// MakeIndex reads an archive through and writes its index, even if one exists. The first epoch over
+// an archive also makes the index.
+//
+// MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List, OpenSource and Logger.
+// WebDataset, and whether there are Masks or a List, must equal the loaders' options. Otherwise the
+// loaders do not use the index. If progress is not nil, MakeIndex calls it now and then from the
+// caller's goroutine. A directory needs no index and is an error. MakeIndex waits for no other
+// process. OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()
@@ -78,7 +80,7 @@ func (l *Loader) archiveConfig() archive.Config {
 		Requests: &archive.Requests{Logger: l.o.Logger}}
 }
 
-// openAgain opens the archive, which has been open before.
+// openAgain opens the archive after it has been open before.
 func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
 	c := l.archiveConfig()
 	c.Again = true
@@ -88,8 +90,8 @@ func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
 // keepsEntryPoints reports whether the options want entry points, and an index that keeps them.
 func (l *Loader) keepsEntryPoints() bool { return !l.o.NoEntryPoints && !l.o.NoIndex }
 
-// plansOf returns what the loader knows of the images of an index, for a consumer that decodes from
-// plans.
+// plansOf returns the loader's knowledge about the images of an index, for a consumer that decodes
+// from plans.
 func (l *Loader) plansOf(x *index.Index) epoch.Plans {
 	return epoch.Plans{Points: l.entryPoints(x), Searches: l.searches(x), MaxCopyBytes: l.o.MaxTranscodedBytes}
 }
@@ -111,8 +113,9 @@ func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {
 	}
 }
 
-// searches returns what a consumer searches of an index for entry points, or nil: under Refuse
-// damage in the scan makes an image bad, which the loader has to know before it composes a batch.
+// searches returns the state of a consumer's searches for entry points in an index, or nil. Under
+// Refuse it returns nil, because damage in the scan makes an image bad, and the loader must know
+// this before it composes a batch.
 func (l *Loader) searches(x *index.Index) *devplan.Searches {
 	if x == nil || l.o.Damaged == Refuse {
 		return nil

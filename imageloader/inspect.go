@@ -19,7 +19,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Report is what Inspect found in an archive.
+// Report is the result of Inspect.
 type Report struct {
 	File      string
 	Format    string // "tar", "tar.gz", "tar.zst" or "directory"; of the first shard
@@ -29,8 +29,8 @@ type Report struct {
 	Orphans   int    // images among the ignored members that are in no directory
 	// OrphansNamed are the first 10 images without a label, with WebDataset.
 	OrphansNamed []Orphan
-	// LeftOut are folders and links that may have been meant as classes, and are none. nil where
-	// directories are not the classes: with WebDataset and List.
+	// LeftOut are folders and links that are not classes, but may have been meant as classes. It is
+	// nil with WebDataset and List, whose classes are not directories.
 	LeftOut []LeftOut
 	Classes []ClassReport
 	Formats map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
@@ -39,8 +39,8 @@ type Report struct {
 	Bytes   Range          // compressed, of good images
 	Bad     []*SampleError // the first 1,000 bad samples
 	BadBy   map[Reason]int // all bad samples
-	// Warned are the first 1,000 of the damaged images that are good samples (see Options.Damaged),
-	// and WarnedCount counts all.
+	// Warned are the first 1,000 damaged images that are good samples (see Options.Damaged).
+	// WarnedCount counts all of them.
 	Warned      []*SampleError
 	WarnedCount int
 	// Findings count the samples that are tolerated, refused or rare, by kind. A format is rare if
@@ -48,9 +48,9 @@ type Report struct {
 	Findings []Finding
 }
 
-// LeftOut is a kind of folder or link that is no class: folders without an image, hidden folders,
-// links in a tar, links that lead nowhere or to a folder that they are in, archives in the archive.
-// First has at most 10 names.
+// LeftOut is a kind of folder or link that is not a class: folders without an image, hidden
+// folders, links in a tar, broken links, links to a folder that contains them, and archives in the
+// archive. First has at most 10 names.
 type LeftOut = index.LeftOut
 
 // ClassReport is one class of a Report, in the order of labels.
@@ -60,18 +60,18 @@ type ClassReport struct {
 	Bad     int
 	Bytes   int64
 	// Directories are the paths of the directories that hold its samples, the first 5 in the
-	// archive's order. More than one has this name where an archive holds train/cat and test/cat.
-	// nil where directories are not the classes: with WebDataset and List.
+	// archive's order. An archive with train/cat and test/cat has two directories for one class. It
+	// is nil with WebDataset and List, whose classes are not directories.
 	Directories []string
 }
 
-// Range sums up a set of numbers. The median of an even count is the lower middle one.
+// Range summarises a set of numbers. The median of an even count is the lower middle one.
 type Range struct{ Min, Median, Max int64 }
 
-// Inspect reads an archive through and decodes every sample in full, on all cores. It calls
-// progress, if that is not nil, now and then from its own goroutine. Of the options WebDataset,
-// List, Damaged, MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged,
-// Inspect returns the report on what comes before the damage along with the *ArchiveError.
+// Inspect reads an archive through and decodes every sample in full, on all cores. If progress is
+// not nil, Inspect calls it now and then from the caller's goroutine. It uses the options
+// WebDataset, List, Damaged, MaxSampleBytes, MaxPixels and OpenSource. If the archive itself is
+// damaged, Inspect returns the *ArchiveError and the report on the part before the damage.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	l, err := inspectedBy(path, o, nil, sample.Library{})
 	if err != nil {
@@ -80,7 +80,7 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 	return l.inspect(ctx, progress, audit.NewNames(), nil)
 }
 
-// inspectedBy returns what inspects an archive: a loader that has not opened it.
+// inspectedBy returns a loader for inspecting an archive. It has not opened the archive.
 func inspectedBy(path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
 	o, err := Options{
 		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
@@ -91,9 +91,9 @@ func inspectedBy(path string, o Options, file func(string) (archive.File, error)
 	return &Loader{path: path, o: o, openFile: file, codec: c, rules: newRules(path, &o)}, nil
 }
 
-// inspect inspects the archive. At the end, without an error, take is called for each bad sample
-// and each one whose damage was tolerated, in no order; nil: nothing takes them. names makes the
-// digests of their names. With take, a WebDataset key of samples in several shards is an error.
+// inspect inspects the archive. If there was no error, it finally calls take for each bad sample
+// and each sample whose damage was tolerated, in no order. A nil take is not called. names makes
+// the digests of their names. With take, a WebDataset key of samples in several shards is an error.
 func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *audit.Names, take func(verdict)) (*Report, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -154,7 +154,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 	return in.census.report(a, labels), err
 }
 
-// inspection is an Inspect under way. It visits the walk over the archive, and has the workers.
+// inspection is a running Inspect. It visits the walk over the archive, and has the workers.
 type inspection struct {
 	l       *Loader
 	ctx     context.Context
@@ -163,7 +163,7 @@ type inspection struct {
 	budget  *arena.Budget
 	items   chan inspectItem
 
-	// What the walk uses.
+	// The walk uses the fields below.
 	bad        *SampleError // of the sample whose buffer was asked for
 	names      *audit.Names
 	firstNames []string // with WebDataset: of the first image of each label
@@ -189,7 +189,7 @@ type verdict struct {
 	bad                  bool
 }
 
-// Buffer returns memory for a sample that can be read. It is a method of index.Visitor.
+// Buffer returns memory for a sample that can be read. It implements index.Visitor.
 func (in *inspection) Buffer(f *index.Found) ([]byte, error) {
 	s := Sample{Name: f.Name, Index: f.Index}
 	if in.bad = in.l.rules.Member(&s, f.Kind, f.Size); in.bad != nil {
@@ -201,7 +201,7 @@ func (in *inspection) Buffer(f *index.Found) ([]byte, error) {
 	return in.buffers.Get(int(f.Size)), nil
 }
 
-// Visit sends a sample to the workers. It is a method of index.Visitor.
+// Visit sends a sample to the workers. It implements index.Visitor.
 func (in *inspection) Visit(f *index.Found, data []byte) error {
 	if f.Dir < 0 {
 		in.recycle(data)
@@ -297,12 +297,14 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 	return r, nil
 }
 
-// InspectIndex is Inspect by the archive's index alone, which it makes first if there is none. It
-// reads and decodes no image, and so finds only the damage that an image's header shows. Images
-// whose headers lie too far behind the beginning of their files have the format "unknown", and
-// count in no range of pixels. Of the options, IndexFile, Classes, WebDataset, List (an index that
-// was made otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A
-// directory has no index: an error.
+// InspectIndex makes the report of Inspect from the archive's index alone. If there is no index, it
+// makes one first. It reads and decodes no image, so it only finds damage that an image's header
+// shows. If an image's header is too far from the start of its file, the image has the format
+// "unknown", and is not counted in the range of pixels.
+//
+// InspectIndex uses the options IndexFile, Classes, WebDataset, List (an index that was made
+// otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger. A directory has no
+// index and is an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes, o.Masks, o.MultiLabel = false, 1, Masks{}, false // no contents are held in memory
 	o, err := o.withDefaults()
@@ -361,7 +363,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 	return c.report(a, labels), nil
 }
 
-// inspectHeader judges a sample by its header in an index.
+// inspectHeader classifies a sample by its header in an index.
 func inspectHeader(rules *sample.Rules, m index.Sample, i int, h *index.Header) inspected {
 	s := Sample{Name: m.Name, Index: i, Label: m.Label}
 	f := inspected{index: i, dir: m.Label, name: m.Name, format: audit.UnknownFormat, bytes: m.Size, bad: rules.Member(&s, m.Kind, m.Size)}
@@ -388,13 +390,14 @@ const (
 	// maxFirst is the maximum number of members that a Finding names, and of directories that a
 	// ClassReport names.
 	maxFirst = 5
-	// maxRows is the maximum number of findings of one verdict that have rows of their own.
+	// maxRows is the maximum number of findings of one verdict that are listed as separate rows.
 	maxRows = 100
-	// rareShare makes a kind of image rare: at most 1 in rareShare of the good images are of it.
+	// rareShare defines the rare kinds: at most 1 in rareShare of the good images are of a rare
+	// kind.
 	rareShare = 20
 )
 
-// Verdict says what becomes of the images of a Finding.
+// Verdict tells how a loader treats the images of a Finding.
 type Verdict string
 
 // The verdicts.
@@ -412,7 +415,7 @@ type Finding struct {
 	First   []string // the names of its first samples, at most 5
 }
 
-// inspected holds the facts that are known of a sample.
+// inspected holds the known facts about a sample.
 type inspected struct {
 	index         int
 	dir           int // the number of its directory
@@ -425,7 +428,7 @@ type inspected struct {
 	rare          []string     // what is rare of it
 }
 
-// census makes a Report of samples, which it takes in any order. It keeps names of the first
+// census makes a Report from samples, which may come in any order. It keeps names of the first
 // samples of each kind only.
 type census struct {
 	byDirectory          bool       // the directories are the classes
@@ -490,7 +493,7 @@ func (c *census) add(f inspected) {
 	}
 }
 
-// note counts a sample into a row. Rows over the maximum are counted together.
+// note counts a sample in a row. Rows over the maximum are counted together.
 func (c *census) note(r row, index int, name string) {
 	f := c.rows[r]
 	if f == nil && c.rowsOf[r.verdict] >= maxRows {
@@ -567,8 +570,9 @@ func (c *census) findings() (list []Finding) {
 // detailed reports whether the bad samples of a reason have a row for each detail.
 func detailed(r Reason) bool { return r == Damaged || r == Unsupported || r == Rejected }
 
-// kindOfError is what the errors of one row have in common: the reason, and for what decoders say
-// their message without its numbers, which are places and sizes in one file.
+// kindOfError returns the common part of the errors of a row: the reason, and for some reasons the
+// decoder's message. For Damaged it removes the message's numbers, which are offsets and sizes in
+// one file.
 func kindOfError(e *SampleError) string {
 	if !detailed(e.Reason) || e.Err == nil {
 		return string(e.Reason)
@@ -631,7 +635,7 @@ func (f *firsts) add(index int, name string) {
 	}
 }
 
-// addOnce is add for names that several samples have: a name is in the list once, at the index of
+// addOnce is add for names that several samples share. A name is in the list once, at the index of
 // its first sample.
 func (f *firsts) addOnce(index int, name string) {
 	if at := slices.IndexFunc(f.list, func(n firstName) bool { return n.name == name }); at >= 0 {
@@ -672,7 +676,7 @@ func (n *namedSamples) first() []*SampleError {
 	return n.list
 }
 
-// rangeOf sums up values, which it sorts.
+// rangeOf summarises values, and sorts them.
 func rangeOf(values []int64) Range {
 	if len(values) == 0 {
 		return Range{}

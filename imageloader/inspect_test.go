@@ -71,7 +71,7 @@ func TestInspectIndex(t *testing.T) {
 	}
 }
 
-// The size of a directory is that of its files, of several shards the sum.
+// The size of a directory is the size of its files, and the size of several shards their sum.
 func TestInspectFileBytes(t *testing.T) {
 	list := []archivetest.Member{{Name: "a/1.jpg", Data: strings.Repeat("x", 1000)}, {Name: "b/2.jpg", Data: strings.Repeat("y", 234)}, {Name: "notes.txt", Data: "12345"}}
 	root := archivetest.Extract(t, list)

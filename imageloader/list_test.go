@@ -17,7 +17,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 )
 
-// writeList writes a list into a folder of its own.
+// writeList writes a list into a new folder.
 func writeList(t *testing.T, text string) string {
 	t.Helper()
 	return archivetest.WriteFile(t, "labels.csv", []byte(text))
@@ -43,8 +43,8 @@ func listedMembers() []archivetest.Member {
 	}
 }
 
-// TestListLabelsAnySource: samples and labels are those of the list for each kind of source, by a
-// scan and by the index file that it leaves.
+// TestListLabelsAnySource: for each kind of source, samples and labels are the list's, by a scan
+// and by the index file that the scan writes.
 func TestListLabelsAnySource(t *testing.T) {
 	members := listedMembers()
 	data := archivetest.Tar(t, members...)
@@ -230,8 +230,8 @@ func TestIndexServesAnyList(t *testing.T) {
 	}
 }
 
-// TestStateNamesAnotherList: a state fits the same samples and labels, wherever their list lies,
-// and no others.
+// TestStateNamesAnotherList: a state fits the same samples and labels, in a list at any path, and
+// no others.
 func TestStateNamesAnotherList(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, listedMembers()...))
 	o := Options{Transform: Eval(4, 4), BatchSize: 1, List: writeList(t, "1.png,0\na/2.png,3\nc/4.png,1\n")}

@@ -17,8 +17,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// queueBytes bounds the compressed bytes between reading and decoding, besides those in the shuffle
-// buffer. One sample alone may be larger.
+// queueBytes bounds the compressed bytes between reading and decoding. The bytes in the shuffle
+// buffer do not count. One sample alone may be larger.
 const queueBytes = 64 << 20
 
 // Loader is an open archive. Several goroutines may call its methods; several epochs may run at the
@@ -56,10 +56,12 @@ type Loader struct {
 func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
 
 // OpenContext opens an archive of image files. The first bytes, not the name, tell its format
-// (.tar, .tar.gz, .tar.zst). Unless it is compressed and o.Classes is given, OpenContext reads the
-// archive through once: the headers of a .tar, all of a .tar.gz. Damage that this meets is an
-// *ArchiveError. If another process does so, OpenContext waits for its index, until ctx ends or
-// that process does or is stopped, and says so in o.Logger.
+// (.tar, .tar.gz, .tar.zst). Unless the archive is compressed and o.Classes is given, OpenContext
+// reads it through once: the headers of a .tar, all of a .tar.gz. If it meets damage, it returns an
+// *ArchiveError.
+//
+// If another process is already making the index, OpenContext waits for it and logs this to
+// o.Logger. The wait ends when ctx ends, or when that process ends or is stopped.
 func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
 	return open(ctx, path, o, nil, sample.Library{})
 }
@@ -121,8 +123,8 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	return l, nil
 }
 
-// chooseOrder chooses the order of epochs by the index that the loader was opened with; nil: it has
-// none. An index that is made later does not change the order.
+// chooseOrder chooses the order of epochs by the index that the loader was opened with. x is nil if
+// there was none. An index that is made later does not change the order.
 func (l *Loader) chooseOrder(x *index.Index) order.Kind {
 	switch {
 	case l.o.Weights != nil || l.o.Balanced:
@@ -158,7 +160,8 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 	return nil
 }
 
-// positions is the number of positions in the sequence of an epoch; order.Unknown without an index.
+// positions returns the number of positions in the sequence of an epoch, or order.Unknown without
+// an index.
 func (l *Loader) positions(x *index.Index) int {
 	if x == nil {
 		return order.Unknown
@@ -166,7 +169,7 @@ func (l *Loader) positions(x *index.Index) int {
 	return l.perRound(x) * l.o.Repeat
 }
 
-// perRound is the number of positions in one round over the samples.
+// perRound returns the number of positions in one round over the samples.
 func (l *Loader) perRound(x *index.Index) int {
 	if l.weights != nil && l.o.Draws > 0 {
 		return l.o.Draws
@@ -174,8 +177,9 @@ func (l *Loader) perRound(x *index.Index) int {
 	return x.Len()
 }
 
-// Len is the number of samples in the archive, bad ones included; -1 for a compressed archive with
-// Options.Classes and without an index, until an epoch has read it to its end.
+// Len returns the number of samples in the archive, including bad ones. It returns -1 for a
+// compressed archive with Options.Classes and without an index, until an epoch has read it to its
+// end.
 func (l *Loader) Len() int {
 	if x := l.index.Load(); x != nil {
 		return x.Len()
@@ -183,8 +187,8 @@ func (l *Loader) Len() int {
 	return -1
 }
 
-// Batches is the number of batches of an epoch on this rank, unless the policy Skip leaves some
-// out; -1 if Len is.
+// Batches returns the number of batches of an epoch on this rank, without regard to samples that
+// the policy Skip leaves out. It returns -1 if Len does.
 func (l *Loader) Batches() int {
 	total := l.positions(l.index.Load())
 	if total == order.Unknown {
@@ -202,7 +206,7 @@ func (l *Loader) Classes() []string {
 	return slices.Clone(l.o.Classes)
 }
 
-// BatchSize is the number of samples in a batch; the last batch of an epoch may have fewer.
+// BatchSize returns the number of samples in a batch. The last batch of an epoch may have fewer.
 func (l *Loader) BatchSize() int { return l.o.BatchSize }
 
 // Close ends running epochs, which return ErrClosed, and waits for them. It may be called more than

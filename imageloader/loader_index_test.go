@@ -701,8 +701,8 @@ func TestChangedTarBehindURLIsAnError(t *testing.T) {
 	}
 }
 
-// TestIndexOfURLHasNoSecret: an index says which URL its archive has, without user, password and
-// query, and so it is in use when the query is another one, as that of a signed URL is.
+// TestIndexOfURLHasNoSecret: an index names the URL of its archive without user, password and
+// query. So it is used with another query too, for example with another signature.
 func TestIndexOfURLHasNoSecret(t *testing.T) {
 	data := string(archivetest.Gzip(t, archivetest.Numbered(t, 0, 1, 2, 3)))
 	file := filepath.Join(t.TempDir(), "index")
@@ -879,9 +879,9 @@ func (s countedSource) ReadAt(p []byte, at int64) (int, error) {
 }
 
 // TestSegmentsReadTheFileOnce: an epoch in any order, over a stream of small samples that is held
-// in memory, with many samples between two checkpoints, reads the file about once. Its batches are
-// those of an epoch that reads the file from start to end. A damaged sample is named, and no other
-// sample is affected.
+// in memory, with many samples between two checkpoints, reads the file about once. Its batches
+// equal those of an epoch that reads the file from start to end. A damaged sample is named, and no
+// other sample is affected.
 func TestSegmentsReadTheFileOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	var members []archivetest.Member

@@ -761,7 +761,7 @@ func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 }
 
 // TestCancelEndsTheEpochSoon: an epoch ends with its context, at any time, without decoding more
-// than its workers have begun, and releases everything.
+// than its workers have started, and releases everything.
 func TestCancelEndsTheEpochSoon(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 400, func(i int) bool { return i%11 == 0 })

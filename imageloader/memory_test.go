@@ -107,14 +107,15 @@ func largeImages(t testing.TB) map[string][]byte {
 		png = binary.BigEndian.AppendUint32(png, crc32.ChecksumIEEE(png[begin:]))
 	}
 	header := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, n), n)
-	chunk("IHDR", append(header, 16, 6, 0, 0, 1))          // 16-bit RGBA, interlaced
-	rows := int64(n/8 + n/8 + n/8 + n/4 + n/4 + n/2 + n/2) // of the seven passes; each row begins with a byte for its filter
+	chunk("IHDR", append(header, 16, 6, 0, 0, 1)) // 16-bit RGBA, interlaced
+	// of the seven passes; each row starts with a byte for its filter
+	rows := int64(n/8 + n/8 + n/8 + n/4 + n/4 + n/2 + n/2)
 	chunk("IDAT", deflatedZeros(t, 8*n*n+rows))
 	chunk("IEND", nil)
 	files["PNG, interlaced 16-bit RGBA"] = png
 
 	// Progressive, with four components without subsampling. All coefficients are 0, and take one
-	// bit each in the only scan, that of DC.
+	// bit each in the only scan, the DC scan.
 	jpeg := []byte{0xff, 0xd8, 0xff, 0xdb, 0, 67, 0}
 	jpeg = append(jpeg, bytes.Repeat([]byte{1}, 64)...)
 	jpeg = append(jpeg, 0xff, 0xc2, 0, 20, 8, n>>8, 0, n>>8, 0, 4, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0, 4, 0x11, 0)
@@ -169,7 +170,7 @@ func peakBytes(t testing.TB) int64 {
 const memoryVariable = "TORCHSTREAM_TEST_MEMORY"
 
 // TestDecodingMemory: no format takes more than 8 bytes a pixel, and a file that only promises an
-// image takes almost nothing. Each file is measured in a process of its own.
+// image takes almost nothing. Each file is measured in a separate process.
 func TestDecodingMemory(t *testing.T) {
 	if underRace {
 		t.Skip("the race detector needs memory of its own")

@@ -37,7 +37,7 @@ type Options struct {
 	Seed          uint64
 
 	// Repeat is the number of passes of an epoch over the samples, each time in another order and
-	// with other crops; 0: once. Round j of epoch e is what epoch e*Repeat+j would be without
+	// with other crops; 0: once. Round j of epoch e equals epoch e*Repeat+j of a loader without
 	// Repeat.
 	Repeat int
 	// Weights, if not nil, makes an epoch of draws with replacement: each draw takes a sample with
@@ -50,21 +50,21 @@ type Options struct {
 
 	// Rank and World are for several processes that train together: this one is rank Rank (from 0)
 	// of World; 0: 1. All have the same archive and options. The sequence of an epoch is the same
-	// on each, and its samples are dealt in turn. Every rank gets the same number of batches, of
-	// the same sizes, whatever is damaged: when the samples don't divide evenly, or when one rank
-	// skips bad samples that the others don't have, the first samples of the epoch come again. With
-	// DropLast, samples are left out instead, so that all batches are full.
+	// on each, and its samples are dealt in turn. Every rank gets the same number of batches of the
+	// same sizes, even with damaged samples. If the samples don't divide evenly, or if a rank skips
+	// more bad samples than the others, the first samples of the epoch are repeated. With DropLast,
+	// samples are left out instead, so that all batches are full.
 	Rank, World int
 
-	// Workers is the number of goroutines that decode, each with a core's worth of work; 0:
-	// GOMAXPROCS, which follows the CPU quota of the process's cgroup. Reading and inflating take
-	// another goroutine.
+	// Workers is the number of goroutines that decode, each using up to one core; 0: GOMAXPROCS,
+	// which follows the CPU quota of the process's cgroup. Reading and inflating use another
+	// goroutine.
 	Workers int
-	// WorkerNice lowers the priority of the workers' threads by so many steps of nice(2), 0 to 19.
-	// WorkerCPUs, if not empty, names the only CPUs that they run on; Workers is then at most
+	// WorkerNice lowers the priority of the workers' threads by this many steps of nice(2), 0 to
+	// 19. WorkerCPUs, if not empty, names the only CPUs that they run on. Workers is then at most
 	// len(WorkerCPUs) by default. Both keep decoding away from the thread that launches kernels.
-	// The workers then have threads of their own, which get their old priority and CPUs back when
-	// the epoch ends.
+	// The workers then have separate threads. When the epoch ends, the threads get their old
+	// priority and CPUs back.
 	WorkerNice int
 	WorkerCPUs []int
 	// DropLast leaves out the last batch if it is short. PadLast fills it with the first samples of
@@ -72,94 +72,94 @@ type Options struct {
 	DropLast bool
 	PadLast  bool
 	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training
-	// archive's classes to the loader of a test archive. Open then does not read a .tar.gz; without
-	// Classes it reads the archive through once. The first epoch then delivers samples while it
-	// reads a .tar.gz or .tar.zst, before the archive's own checksum is known: where bytes are
-	// damaged and images still decode, their batches come before the *ArchiveError that ends the
-	// epoch.
+	// archive's classes to the loader of a test archive. Without Classes, Open reads the archive
+	// through once. With Classes, Open does not read a .tar.gz. The first epoch then delivers
+	// samples while it reads a .tar.gz or .tar.zst, before the archive's own checksum is known. If
+	// bytes are damaged and images still decode, their batches come before the *ArchiveError that
+	// ends the epoch.
 	Classes []string
-	// WebDataset takes labels as WebDataset does, not from directories. Members of a shard that
-	// follow each other and whose paths are equal up to the first dot of the last part are a group.
-	// The group's image whose extension has no further dot is a sample ("0.jpg", not
-	// "0.depth.png"); its .cls member holds the label, or else the field label, cls or class of
+	// WebDataset takes labels from WebDataset's members, not from directories. A group is the
+	// consecutive members of a shard whose paths are equal up to the first dot of the last part.
+	// The group's sample is the image whose extension has no further dot ("0.jpg", not
+	// "0.depth.png"). Its label is in its .cls member, or else in the field label, cls or class of
 	// its .json member. Further images, and images without a label, are ignored, logged and
-	// counted: see Stats.Orphans. A member that is there twice, a sample whose members are not
-	// adjacent, a label that cannot be read, and two labels that contradict each other are errors
-	// that name the member and the shard.
+	// counted: see Stats.Orphans. Four errors name the member and the shard: a repeated member, a
+	// sample whose members are not adjacent, a label that cannot be read, and two labels that
+	// contradict each other.
 	//
-	// If every label is a decimal number, labels stand for themselves: "7" and "007" are 7. One
+	// If every label is a decimal number, the numbers are the labels: "7" and "007" are 7. A label
 	// that is not a whole number from 0 to 1,048,575 is then an error that names its image. If any
-	// label is no number, all are names of classes, in the order of their bytes: "10" comes before
-	// "9". Classes makes any labels names, in its own order.
+	// label is not a number, all are names of classes, in the order of their bytes: "10" comes
+	// before "9". Classes makes any labels names, in its own order.
 	WebDataset bool
-	// MultiLabel gives each sample of WebDataset any number of labels: the words of its .cls,
-	// between white space or commas, or an array of strings and whole numbers in the field labels,
-	// label, cls or class of its .json. The field "labels" of a batch is then float32 [classes],
-	// with a 1 for each label and 0 otherwise, and Sample.Label is 0. The rule of WebDataset makes
-	// numbers of labels, of all lists together. An empty list is a sample without a 1.
+	// MultiLabel gives each sample of WebDataset any number of labels. They are the words of its
+	// .cls, between white space or commas, or an array of strings and whole numbers in the field
+	// labels, label, cls or class of its .json. The field "labels" of a batch is then float32
+	// [classes], with a 1 for each label and 0 otherwise, and Sample.Label is 0. Labels of all
+	// lists together become numbers by the rule of WebDataset. A sample with an empty list has no
+	// 1.
 	MultiLabel bool
-	// List is the path or URL of a CSV file (TSV, with tabs, if its name ends in .tsv or .tab) that
-	// names the samples and their labels: labels do not come from directories, and members that the
-	// list does not name are no samples. The first two columns are the path of a member, as it is
-	// in the archive or below the directory, and its label. A first line that names the columns
-	// ("path" and "label", in any order) is a header; further columns are ignored. Samples stay in
+	// List is the path or URL of a CSV file that names the samples and their labels. It is a TSV
+	// with tabs if its name ends in .tsv or .tab. Labels do not come from directories, and members
+	// that the list does not name are not samples. The first two columns are a member's path, as in
+	// the archive or below the directory, and its label. A first line that names the columns
+	// ("path" and "label", in any order) is a header. Further columns are ignored. Samples stay in
 	// the archive's order. Labels become numbers by the rule of WebDataset. A path that the archive
-	// does not have, or that is listed twice, is a *ListError with file and line; a label that is
+	// does not have, or that is listed twice, is a *ListError with file and line. A label that is
 	// not among Classes is an *UnknownClassError. Open reads an archive without an index through.
 	List string
-	// Target, if it is not nil, writes what a network learns from a sample in place of its label:
-	// TargetWidth numbers, which are 0 before the call. In multi-label classification these are a 1
-	// for each class that the image has; in regression the values. The field "labels" is then
+	// Target, if it is not nil, writes the training target of a sample, which replaces its label:
+	// TargetWidth numbers, which are 0 before the call. For multi-label classification, write a 1
+	// for each class of the image. For regression, write the values. The field "labels" is then
 	// float32 [TargetWidth], and MixUp and CutMix mix these numbers. Several goroutines call
-	// Target, once for each sample that was decoded; it must return the same numbers for the same
-	// sample every time. An error makes the sample a bad one, with the reason Rejected, and so does
-	// a panic.
+	// Target, once for each sample that was decoded. It must return the same numbers for the same
+	// sample every time. An error or a panic makes the sample a bad one, with the reason Rejected.
 	Target      func(s Sample, target []float32) error
 	TargetWidth int
 	// Masks, if it is not zero, makes samples of images and their masks, which have no labels: the
-	// field "masks" takes the place of "labels". Crop, resize and flip, and those of Transform.Ops
-	// that move pixels, do the same to both; of the mask every pixel is a copy of the nearest one.
+	// field "masks" replaces "labels". Crop, resize, flip, and the steps of Transform.Ops that move
+	// pixels apply equally to both. Every pixel of a transformed mask is a copy of the nearest one.
 	// Masks need random access, so Open reads a .tar.gz through if it has no index.
 	Masks      Masks
 	BadSamples BadSamplePolicy
-	// Damaged decides which damaged images are bad samples; 0: Warned, those that Pillow and
-	// torchvision refuse too.
+	// Damaged decides which damaged images are bad samples; 0: Warned, which refuses the images
+	// that Pillow and torchvision refuse.
 	Damaged DamagePolicy
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height
 	// (0: 178,956,970, as in Pillow). A HEIC may have half as many pixels, and an AVIF a quarter,
-	// because libheif takes more memory a pixel. A sample that exceeds a bound is bad.
+	// because libheif uses more memory a pixel. A sample that exceeds a bound is bad.
 	MaxSampleBytes int64
 	MaxPixels      int64
 	// MaxTranscodedBytes bounds this loader's memory for baseline copies of progressive JPEGs,
-	// which a GPU decodes in their place (prefetcher.Options.Decode); 0: 1 GiB. Ranks on one host
-	// do not share copies. The workers decode progressive JPEGs that have no room, at several
-	// milliseconds each. 1 keeps none.
+	// which a GPU decodes instead of the originals (prefetcher.Options.Decode); 0: 1 GiB. Ranks on
+	// one host do not share copies. The workers decode progressive JPEGs without room for a copy,
+	// at several milliseconds each. 1 keeps none.
 	MaxTranscodedBytes int64
-	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the
-	// archive (train.tgz.tsidx), or in the user's cache folder if that can't be written. The cache
-	// folder is looked at first. A file that is neither empty nor an index is never replaced. As
-	// IndexFile it is an error. With NoIndex the index is neither read nor written.
+	// IndexFile is the path of the archive's index, which is kept from one run to the next. ""
+	// selects the archive's folder (train.tgz.tsidx), or the user's cache folder if that can't be
+	// written. The cache folder is searched first. A file that is neither empty nor an index is
+	// never replaced. As IndexFile it is an error. With NoIndex the index is neither read nor
+	// written.
 	IndexFile string
 	NoIndex   bool
-	// The index also keeps entry points into JPEG files, about 1 % of their size. They are made
-	// when an image is decoded for the first time, which costs about a tenth more, or found by a
-	// GPU that decodes it (prefetcher.Options.Decode). From the next time on only the part that the
-	// crop needs is decoded. The pixels are the same. Entry points of an earlier process are
-	// compared with the image when they are first used, so that no entry point changes a pixel;
-	// TrustIndex leaves the comparison out. With NoEntryPoints they are neither made nor used.
+	// The index also keeps entry points into JPEG files, about 1 % of their size. The loader makes
+	// them when it first decodes an image, which costs about a tenth more time, or a GPU finds them
+	// while it decodes (prefetcher.Options.Decode). After that only the part that the crop needs is
+	// decoded. The pixels are the same. Entry points of an earlier process are compared with the
+	// image when they are first used, so that no entry point changes a pixel. TrustIndex skips this
+	// comparison. With NoEntryPoints they are neither made nor used.
 	//
 	// The index's checksums detect damage and other archives, but not forgery, with and without
-	// TrustIndex. A sample must lie behind a tar header of its name and size, and its label must be
-	// its directory. Which samples there are, WebDataset's labels, and the windows from which a
-	// .tar.gz is inflated are trusted, so anyone who can write the index can change them: set
-	// NoIndex, or an IndexFile of your own, where others can write beside the archive.
+	// TrustIndex. A sample must follow a tar header of its name and size, and its label must be its
+	// directory. The list of samples, WebDataset's labels, and the windows from which a .tar.gz is
+	// inflated are trusted, so anyone who can write the index can change them. Set NoIndex, or an
+	// IndexFile in a private folder, if others can write to the archive's folder.
 	// docs/index-format.md has the details.
 	TrustIndex    bool
 	NoEntryPoints bool
 	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and
 	// https. Several goroutines may call it. Its ctx is for opening alone and ends right after the
-	// call: a Source that reads with it, instead of with the context that ReadRange gets, fails at
-	// once.
+	// call. A Source must read with the context that ReadRange gets: reads with ctx fail at once.
 	OpenSource func(ctx context.Context, url string) (Source, error)
 	Logger     *slog.Logger // nil: silent
 	// StatsEvery is the interval at which a running epoch logs its Stats since the last time; 0:
@@ -168,7 +168,7 @@ type Options struct {
 }
 
 // withDefaults returns the options with their defaults, or an error that names the wrong field.
-// Saved states contain every field that decides the content of a batch: see Loader.fingerprint.
+// Saved states contain every field that changes the content of a batch: see Loader.fingerprint.
 func (o Options) withDefaults() (Options, error) {
 	if err := o.checkIndexFile(); err != nil {
 		return o, err
@@ -226,7 +226,7 @@ func setNumber[T int | int64](name string, value *T, fallback, limit T) error {
 	return nil
 }
 
-// check looks at fields that exclude each other.
+// check refuses fields that exclude each other.
 func (o *Options) check() error {
 	switch {
 	case o.StatsEvery < 0:
@@ -248,17 +248,17 @@ func (o *Options) check() error {
 	return nil
 }
 
-// share is the part of an epoch that the options give to this process.
+// share returns this process's share of an epoch, by the options.
 func (o *Options) share() order.Share {
 	return order.Share{Rank: o.Rank, World: o.World, Batch: o.BatchSize, DropLast: o.DropLast, PadLast: o.PadLast}
 }
 
-// threads returns the workers that the options ask for.
+// threads returns the options for the workers' threads.
 func (o *Options) threads() epoch.Threads {
 	return epoch.Threads{Workers: o.Workers, Nice: o.WorkerNice, CPUs: o.WorkerCPUs}
 }
 
-// needsIndex reports whether an epoch can't begin before the number of samples is known.
+// needsIndex reports whether an epoch can't start before the number of samples is known.
 func (o *Options) needsIndex() bool {
 	return o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
 }
@@ -278,7 +278,7 @@ func (o *Options) checkIndexFile() error {
 // maxTargetWidth bounds Options.TargetWidth.
 const maxTargetWidth = 1 << 20
 
-// checkTarget refuses a target without a width, and options that mean nothing beside a target.
+// checkTarget refuses a target without a width, and options that can't be used with a target.
 func (o *Options) checkTarget() error {
 	switch {
 	case o.MultiLabel && !o.WebDataset:
@@ -301,17 +301,18 @@ func (o *Options) checkTarget() error {
 // numbers. An image and its mask are two members of the archive, whose names follow two patterns.
 type Masks struct {
 	// Image and Mask are the patterns: names in which one "*" stands for any text, slashes
-	// included, and a ".*" at the end for any extension. A mask belongs to the image whose name has
-	// the same text for the "*": "images/*.jpg" and "masks/*.png", or in WebDataset's groups
-	// "*.jpg" and "*.seg.png". A name that matches both is a mask's. Images without a mask and
-	// masks without an image are ignored and logged; a second mask of an image is a *PairError.
-	// Shards may have the same names.
+	// included, and a ".*" at the end for any extension. An image and a mask belong together if the
+	// "*" stands for the same text in both names: "images/*.jpg" and "masks/*.png", or in
+	// WebDataset's groups "*.jpg" and "*.seg.png". A name that matches both is a mask. Images
+	// without a mask and masks without an image are ignored and logged. A second mask of an image
+	// is a *PairError. Shards may have the same names.
 	Image, Mask string
 	// DType is the dtype of the field "masks": tensor.Uint8 (also the zero value), or tensor.Int64,
 	// which masks of 16 bits need.
 	DType tensor.DType
-	// Fill is the class of pixels that a step of Transform.Ops takes from outside of the mask, as
-	// RandomRotation does; 0 as in torchvision, often 255 for pixels that a loss ignores.
+	// Fill is the class of pixels that a step of Transform.Ops, such as RandomRotation, takes from
+	// outside of the mask. The default 0 is torchvision's. 255 is common for pixels that a loss
+	// ignores.
 	Fill int
 }
 
@@ -340,7 +341,7 @@ func (m *Masks) pairs() (*index.Pairs, error) {
 	return &index.Pairs{Image: image, Mask: mask}, nil
 }
 
-// checkMasks refuses wrong masks, and options that have no meaning with masks.
+// checkMasks refuses wrong masks, and options that can't be used with masks.
 func (o *Options) checkMasks(plan *transform.Plan) error {
 	m := &o.Masks
 	if _, err := m.pairs(); err != nil || !m.masked() {
@@ -368,8 +369,8 @@ func (o *Options) checkMasks(plan *transform.Plan) error {
 	return nil
 }
 
-// Transform describes the way of an image from its file to a batch. Package transform documents it
-// and has the operations for its fields Ops and Mix.
+// Transform describes how an image of a file becomes part of a batch. Package transform documents
+// it and has the operations for its fields Ops and Mix.
 type Transform = transform.Transform
 
 // Train returns the usual transform for training: RandomResizedCrop(size) and a horizontal flip
@@ -380,7 +381,7 @@ func Train(size int) Transform { return transform.Train(size) }
 // with ImageNet's mean and standard deviation.
 func Eval(resize, size int) Transform { return transform.Eval(resize, size) }
 
-// checkList refuses options that mean nothing beside a list.
+// checkList refuses options that can't be used with a list.
 func (o *Options) checkList() error {
 	switch {
 	case o.List == "":
@@ -398,7 +399,7 @@ const (
 	maxBatchSize = 1 << 24
 )
 
-// newRules returns the rules by which the samples of an archive are good or bad.
+// newRules returns the rules that classify samples as good or bad.
 func newRules(path string, o *Options) sample.Rules {
 	return sample.Rules{File: archive.Shown(path), MaxBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels}
 }

@@ -11,7 +11,8 @@ import (
 )
 
 // TestRanksGetEqualBatches: with any damage, all ranks get equally many batches of the same sizes.
-// Every good sample comes, and none twice except as padding. The order is that of one rank, dealt.
+// Every good sample comes, and none twice except as padding. The order is the order of one rank,
+// dealt.
 func TestRanksGetEqualBatches(t *testing.T) {
 	const n, size = 103, 8
 	for _, format := range []string{"tar", "tgz", "stream"} {

@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// TestIndexReplacesNoOtherFile: a file that is not an index stays, as Options.IndexFile and beside
-// the archive.
+// TestIndexReplacesNoOtherFile: a file that is not an index is kept, as Options.IndexFile and in
+// the archive's folder.
 func TestIndexReplacesNoOtherFile(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	photos, err := os.ReadFile("../examples/data/photos-test.tgz")
@@ -65,8 +65,8 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 	}
 }
 
-// TestPipesNeverBlock: a pipe in the place of a file never blocks. A pipe as the archive or as
-// IndexFile is an error. A pipe in the index's place beside the archive is left alone. A pipe in a
+// TestPipesNeverBlock: a pipe instead of a file never blocks. A pipe as the archive or as IndexFile
+// is an error. A pipe at the index's path in the archive's folder is left alone. A pipe in a
 // directory is a bad sample.
 func TestPipesNeverBlock(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())

@@ -195,9 +195,9 @@ func TestRowsOfTheHost(t *testing.T) {
 	}
 }
 
-// TestPlansChangeNoBatch: batches whose images another decoder decodes, from plans, are those of
-// Fill: their samples, in their order, bad ones treated alike, after a resume, with any number of
-// workers, and where plans have no room.
+// TestPlansChangeNoBatch: if another decoder decodes the images from plans, the batches equal
+// Fill's. They have the same samples in the same order, and bad ones are treated alike. This is
+// tested after a resume, with any number of workers, and where plans have no room.
 func TestPlansChangeNoBatch(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
@@ -245,7 +245,7 @@ func TestPlansChangeNoBatch(t *testing.T) {
 								}
 								switch {
 								case epoch == 0 && name == "t.tgz":
-									// Its order is that of a stream.
+									// Its order is the order of a stream.
 								case epoch == 0 && capacity == 1<<20 && c.rows < photos:
 									t.Errorf("%d rows of %d photographs have plans of the whole scan", c.rows, photos)
 								case epoch == 1 && capacity == 1<<20 && c.rows != 0:

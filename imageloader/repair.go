@@ -26,12 +26,12 @@ import (
 
 // FixOptions set what Fix may do. The zero value works.
 type FixOptions struct {
-	// DropClasses lets Fix leave out classes that have no good sample. Their end changes the labels
-	// of the classes behind them.
+	// DropClasses lets Fix leave out classes that have no good sample. Removing a class changes the
+	// labels of all later classes.
 	DropClasses bool
 }
 
-// FixReport is what Fix has written.
+// FixReport describes the archive that Fix has written.
 type FixReport struct {
 	File      string
 	Bytes     int64
@@ -41,24 +41,23 @@ type FixReport struct {
 	Dropped   []string // the classes that have no sample any more
 }
 
-// Fix inspects an archive and writes one without the samples that are bad. The name of the new
-// file says its format: .tar, .tar.gz or .tgz, .tar.zst. The other members keep their names, bytes
-// and order, and samples their labels. Of headers only names and sizes are kept, so
-// that the same input makes the same file again. Members that are no regular files are left out.
-// Options are those of Inspect, without a List.
+// Fix inspects an archive and writes a new one without the bad samples. The name of the new file
+// selects its format: .tar, .tar.gz or .tgz, .tar.zst. The other members keep their names, bytes
+// and order, and samples their labels. Only names and sizes of headers are kept, so that the same
+// input makes the same file again. Members that are not regular files are left out. Options are as
+// for Inspect, without a List.
 //
-// Damaged images that o.Damaged tolerates are kept as they are, except under Partial: an image that
-// Warned refuses is written again, under its name, as a PNG with the pixels (and the EXIF
-// orientation) that Partial gives. So loaders with the default options accept all samples.
+// Damaged images that o.Damaged tolerates are kept unchanged, except under Partial. Then Fix
+// replaces an image that Warned refuses by a PNG, under the same name, with the pixels (and the
+// EXIF orientation) that Partial gives. So loaders with the default options accept all samples.
 //
 // With Options.WebDataset, the other members of a bad sample's group are left out too, since
-// another image of the group would take the sample's place. A key that samples of several shards
-// have is an error, since the new archive is one shard.
+// otherwise another image of the group would become the sample. A key that samples of several
+// shards have is an error, since the new archive is one shard.
 //
 // Fix fails before it writes if the archive itself is damaged, if no sample is good, if a class
-// would end (see FixOptions), and if there is a file with the name of the new one, unless that is
-// empty. The new file is there as a whole or not at all. If writing fails, Fix returns the Report
-// with the error.
+// would lose all samples (see FixOptions), or if the new file already exists and is not empty. The
+// new file is complete or does not exist. If writing fails, Fix returns the Report with the error.
 func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progress func(Progress)) (*Report, *FixReport, error) {
 	if o.List != "" {
 		return nil, nil, errors.New("imageloader: Fix takes no Options.List: the list would name samples that are left out")
@@ -107,7 +106,7 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 	return report, &x.report, nil
 }
 
-// fixError is an error of writing.
+// fixError returns an error of writing.
 func fixError(out string, err error) error {
 	var damage *ArchiveError
 	if errors.As(err, &damage) || errors.Is(err, archive.ErrStopped) {
@@ -116,7 +115,7 @@ func fixError(out string, err error) error {
 	return fmt.Errorf("imageloader: writing %s: %w", out, err)
 }
 
-// compression makes a writer that compresses what is written to it.
+// compression returns a writer that compresses its input.
 type compression func(w io.Writer) (io.WriteCloser, error)
 
 // fixFormat chooses the compression by the file's name.
@@ -143,8 +142,8 @@ type unpacked struct{ io.Writer }
 
 func (unpacked) Close() error { return nil }
 
-// checkFixed refuses a place that belongs to the input, or to any file with content: an archive may
-// be the only one with its images.
+// checkFixed refuses a path that belongs to the input, or to any file with content, which may be
+// the only archive with its images.
 func checkFixed(a *archive.Archive, out string) error {
 	existing, err := os.Stat(out)
 	if err != nil {
@@ -174,7 +173,7 @@ func checkFixed(a *archive.Archive, out string) error {
 	return nil
 }
 
-// inside reports whether a folder, which info describes, is a directory or lies below it.
+// inside reports whether folder, described by info, is the directory dir or below it.
 func inside(folder string, info, dir fs.FileInfo) bool {
 	path, err := filepath.Abs(folder)
 	if err == nil {
@@ -191,7 +190,8 @@ func inside(folder string, info, dir fs.FileInfo) bool {
 	return err == nil
 }
 
-// droppedClasses lists the classes that have no good sample, which are errors unless they may end.
+// droppedClasses lists the classes without a good sample. They are an error unless
+// FixOptions.DropClasses is set.
 func droppedClasses(r *Report, f FixOptions) (dropped []string, err error) {
 	good := 0
 	for _, c := range r.Classes {
@@ -211,12 +211,12 @@ func droppedClasses(r *Report, f FixOptions) (dropped []string, err error) {
 	return dropped, nil
 }
 
-// fixing is a Fix under way.
+// fixing is a running Fix.
 type fixing struct {
 	l *Loader
 	a *archive.Archive
-	// left and damaged are the positions of samples that are bad, or whose damage was tolerated.
-	// groups are the WebDataset groups of the bad samples.
+	// left has the positions of bad samples, and damaged the positions of samples whose damage was
+	// tolerated. groups has the WebDataset groups of the bad samples.
 	left, damaged, groups bits
 	// expected and met are sums of the digests of the names at these positions: in the inspected
 	// archive, and in the copied one.
@@ -236,7 +236,7 @@ func (b *bits) add(n int) {
 
 func (b bits) has(n int) bool { return n/64 < len(b) && b[n/64]>>(n%64)&1 != 0 }
 
-// take notes what becomes of a sample.
+// take records the verdict on a sample.
 func (x *fixing) take(v verdict) {
 	switch {
 	case v.bad:
@@ -250,7 +250,7 @@ func (x *fixing) take(v verdict) {
 	x.expected += v.name
 }
 
-// unchanged checks that the archive that was inspected is the one that is to be copied.
+// unchanged checks that the archive to be copied is the inspected one.
 func (x *fixing) unchanged() error {
 	now, err := x.a.Reopen()
 	if err != nil {
@@ -260,7 +260,7 @@ func (x *fixing) unchanged() error {
 	return now.Changed(x.a.Info())
 }
 
-// write writes the archive that is left.
+// write writes the remaining archive.
 func (x *fixing) write(ctx context.Context, file io.Writer, compress compression) error {
 	buffered := bufio.NewWriterSize(file, 1<<20)
 	packed, err := compress(buffered)
@@ -280,7 +280,7 @@ func (x *fixing) write(ctx context.Context, file io.Writer, compress compression
 	return nil
 }
 
-// copy copies members that are not left out.
+// copy copies the members that are not left out.
 func (x *fixing) copy(ctx context.Context, w *tar.Writer) error {
 	d := &decoders{l: x.l}
 	defer d.close()
@@ -309,7 +309,7 @@ func (x *fixing) copy(ctx context.Context, w *tar.Writer) error {
 		}
 		x.report.Members++
 	}
-	if x.met != x.expected { // other members lie at these positions
+	if x.met != x.expected { // other members are at these positions
 		return x.a.Fail(archive.ErrSourceChanged)
 	}
 	return nil
@@ -351,7 +351,7 @@ func writeHeader(w *tar.Writer, name string, size int64) error {
 	return nil
 }
 
-// decoders are what images are written again by: they are made when the first one is.
+// decoders rewrite images. They are made for the first image.
 type decoders struct {
 	l               *Loader
 	warned, partial sample.Decoder

@@ -148,8 +148,8 @@ func TestFixReadsFolders(t *testing.T) {
 	}
 }
 
-// TestFixRewritesWhatOnlyPartialDecodes: what only Partial decodes is written again as a PNG with
-// its pixels, upright or not as it was, and what Warned decodes keeps its bytes.
+// TestFixRewritesWhatOnlyPartialDecodes: an image that only Partial decodes is replaced by a PNG
+// with its pixels, upright or not as before. An image that Warned decodes keeps its bytes.
 func TestFixRewritesWhatOnlyPartialDecodes(t *testing.T) {
 	list := damagedMembers(t)
 	cut := list[3]
@@ -190,8 +190,8 @@ func TestFixRewritesWhatOnlyPartialDecodes(t *testing.T) {
 	}
 }
 
-// TestFixDropsWholeGroups: a bad image goes with its whole group, and labels stay those of their
-// images.
+// TestFixDropsWholeGroups: a bad image is removed with its whole group, and the other images keep
+// their labels.
 func TestFixDropsWholeGroups(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(40, 40))
 	member := func(name, data string) archivetest.Member { return archivetest.Member{Name: name, Data: data} }

@@ -11,12 +11,12 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// State is a place in an epoch: right after a batch. It travels with the batch (Info.State,
+// State is a position in an epoch: right after a batch. Each batch has its State (Info.State,
 // Batch.State), because a prefetcher and the loader itself are batches ahead of the consumer. Save
-// the state of the last batch that the program has used up; Restore goes on there.
+// the state of the last batch that the program has used. Restore continues after it.
 //
-// A State is saved as JSON (json.Marshal and json.Unmarshal), about 1,000 bytes. It is a value:
-// copy it, and keep it for as long as you like.
+// A State is saved as JSON (json.Marshal and json.Unmarshal), about 1,000 bytes. It is a value that
+// may be copied and kept without limit.
 type State struct {
 	run     *run
 	batches int // batches of run's deal that were delivered up to here
@@ -35,19 +35,19 @@ type run struct {
 	archive archiveIdentity
 	classes string
 	options map[string]string
-	// identify, if not nil, computes archive, which takes a while for a large one: only states that
-	// are saved need it.
+	// identify, if not nil, computes archive. This takes a while for a large archive, and only
+	// saved states need it.
 	identify func() archiveIdentity
 }
 
-// archiveIdentity tells archives apart.
+// archiveIdentity identifies an archive.
 type archiveIdentity struct {
 	Bytes   int64  `json:"bytes"`
 	Samples int    `json:"samples"` // 0: not known when the state was made
 	Digest  string `json:"digest"`  // of the samples' names, sizes and labels; "": not known
 }
 
-// Epoch is the epoch in which the state lies, and with which to go on after Restore.
+// Epoch returns the epoch of the state. After Restore, continue with this epoch.
 func (s State) Epoch() int {
 	if s.run == nil {
 		return 0
@@ -55,7 +55,7 @@ func (s State) Epoch() int {
 	return s.run.epoch
 }
 
-// Batches is the number of batches of the epoch before the state.
+// Batches returns the number of batches of the epoch before the state.
 func (s State) Batches() int {
 	if s.run == nil {
 		return 0

@@ -408,8 +408,8 @@ func earlierOptions() map[string]Options {
 }
 
 // TestStateOfEarlierVersionIsRestored: a state that an earlier version wrote is restored, and the
-// bytes that follow are those of that version. The state that is written now is one that the
-// earlier version would restore.
+// following bytes equal that version's. The earlier version could also restore a state that is
+// written now.
 func TestStateOfEarlierVersionIsRestored(t *testing.T) {
 	data, err := os.ReadFile("testdata/states.json")
 	if err != nil {

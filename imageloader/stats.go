@@ -15,8 +15,8 @@ import (
 
 // Stats holds the counts and times of a Loader since Open, over all epochs. Counting is always on,
 // and costs a few clock readings for each sample. Times are sums over goroutines: the workers were
-// busy for Decode / (Workers * Elapsed) of the time. Stats is a slog.LogValuer, and has a form in
-// JSON, with times in seconds.
+// busy for Decode / (Workers * Elapsed) of the time. Stats is a slog.LogValuer, and marshals to
+// JSON with times in seconds.
 type Stats struct {
 	Samples  int64            // delivered
 	Batches  int64            // delivered
@@ -24,13 +24,13 @@ type Stats struct {
 	Bad      int64            // bad samples, each counted in every epoch that met it
 	BadBy    map[Reason]int64 // bad samples by reason
 	BadNamed []*SampleError   // the first 100 different bad samples, in the order met; the log names all
-	// Warned counts damaged images that were decoded all the same, each in every epoch that met the
-	// damage: see Options.Damaged. They are good samples, and not in Bad.
+	// Warned counts damaged images that were decoded, once for each epoch that met the damage: see
+	// Options.Damaged. They are good samples, and not in Bad.
 	Warned      int64
 	WarnedNamed []*SampleError // the first 100 different ones, in the order met; the log names all
 	Ignored     int            // members of the archive that are no samples: no image, or not in a class's directory
-	// Orphans is the number of images among Ignored: those outside of any directory, with
-	// WebDataset those without a label, with a List those that it does not name.
+	// Orphans is the number of images among Ignored: images outside of any directory, with
+	// WebDataset images without a label, with a List images that it does not name.
 	Orphans int
 
 	Workers    int
@@ -42,7 +42,7 @@ type Stats struct {
 	GaveUp         int64                // JPEGs that our Huffman decoder left to libjpeg-turbo: damaged or unusual
 	EntriesMade    int64                // JPEGs whose entry points were noted
 	EntriesRefused int64                // JPEGs whose entry points did not match their bytes: decoded without
-	// TranscodedBytes is the memory of baseline copies of progressive JPEGs, now: see
+	// TranscodedBytes is the current memory of baseline copies of progressive JPEGs: see
 	// Options.MaxTranscodedBytes.
 	TranscodedBytes int64
 
@@ -56,10 +56,10 @@ type Stats struct {
 	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has its own count
 }
 
-// DecodePath is a way to decode an image. The pixels are the same on each.
+// DecodePath is a way to decode an image. All paths give the same pixels.
 type DecodePath = count.DecodePath
 
-// The paths. Other formats than JPEG have one each.
+// The paths. Formats other than JPEG have one each.
 const (
 	ByEntryPoints = count.ByEntryPoints // JPEG: only the part that the crop needs
 	ByPlan        = count.ByPlan        // JPEG: left to the prefetcher's device
@@ -142,8 +142,8 @@ func (s Stats) Bottleneck() (Stage, string) {
 		"or raise Options.ShuffleBytes so that it stays in memory", s.Workers, 100*idle)
 }
 
-// LogValue returns one group of all fields, for slog. BadNamed and WarnedNamed are not among them:
-// each of their samples has a log line of its own.
+// LogValue returns one group of all fields, for slog. It omits BadNamed and WarnedNamed: each of
+// their samples has a separate log line.
 func (s Stats) LogValue() slog.Value {
 	stage, advice := s.Bottleneck()
 	attrs := []slog.Attr{

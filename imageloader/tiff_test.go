@@ -53,7 +53,7 @@ func (m madeTIFF) build(t testing.TB, content func(k, rows, stride int) []byte) 
 	return data
 }
 
-// buildBlocks is build, and returns where the blocks end, which begin at byte 8.
+// buildBlocks is build, and also returns the end of the blocks, which start at byte 8.
 func (m madeTIFF) buildBlocks(t testing.TB, content func(k, rows, stride int) []byte) (data []byte, end int) {
 	t.Helper()
 	block, blocks := image.Pt(m.width, min(m.rows, m.height)), 0
@@ -216,9 +216,9 @@ func libraryRGB(data []byte) ([]byte, error) {
 	return rgb, nil
 }
 
-// TestTIFFEqualsTheLibrary: what golang.org/x/image/tiff decodes, whole, is decoded row by row to
-// the same pixels, with damaged blocks too. (The library reads all of a block, so that it refuses
-// damage that lies beyond the pixels.)
+// TestTIFFEqualsTheLibrary: files that golang.org/x/image/tiff decodes at once are decoded row by
+// row to the same pixels, with damaged blocks too. (The library reads whole blocks, so it refuses
+// damage after the pixels.)
 func TestTIFFEqualsTheLibrary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(57, 8))
 	var files, damaged, decoded int

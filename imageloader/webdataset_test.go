@@ -16,7 +16,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// webFile is a member of a random shard, with what its author knows of it.
+// webFile is a member of a random shard, with its author's knowledge of it.
 type webFile struct {
 	archivetest.Member
 	key, extension string // key "": of no sample
@@ -27,8 +27,8 @@ type webFile struct {
 
 func (f *webFile) labels() bool { return f.extension == "cls" || f.extension == "json" }
 
-// webModel is what a loader makes of shards, by docs/imageloader.md: the samples with the text of
-// their labels, the images without a label, and the members of which each is an error.
+// webModel models a loader's view of shards, by docs/imageloader.md: the samples with the text of
+// their labels, the images without a label, and the members that are errors.
 func webModel(shards [][]webFile) (samples [][2]string, orphans []string, faults map[string]bool) {
 	faults = map[string]bool{}
 	fault := func(shard int, f *webFile) { faults[fmt.Sprint(shard, " ", f.Name)] = true }
@@ -308,7 +308,7 @@ func checkReport(t *testing.T, seed uint64, r *Report, samples [][2]string, orph
 	}
 }
 
-// TestRandomShardsEqualAModel: names, labels, counts and errors of random WebDataset shards are
+// TestRandomShardsEqualAModel: names, labels, counts and errors of random WebDataset shards equal
 // those of an independent model.
 func TestRandomShardsEqualAModel(t *testing.T) {
 	for seed := range uint64(150) {
