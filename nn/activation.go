@@ -88,7 +88,7 @@ func NewCELU(o CELUOptions) Module {
 	return newFunction("CELU", func(x *torch.Tensor) *torch.Tensor { return x.CELU(alpha) })
 }
 
-// HardtanhOptions are the options of NewHardtanh. The zero value stands for the limits -1 and 1.
+// HardtanhOptions are the options of NewHardtanh. The zero value selects the limits -1 and 1.
 type HardtanhOptions struct {
 	Min, Max float64
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// MultiheadAttention attends with several heads: each computes softmax(q * k^T / sqrt(d)) * v from
-// projections of query, key and value, by LibTorch's scaled_dot_product_attention. Parameters have
-// the names and shapes of PyTorch's nn.MultiheadAttention.
+// MultiheadAttention is attention with several heads. From projections of query, key and value,
+// each head computes softmax(q * k^T / sqrt(d)) * v with LibTorch's scaled_dot_product_attention.
+// The parameters have the names and shapes of PyTorch's nn.MultiheadAttention.
 type MultiheadAttention struct {
 	layer
 	switchable
@@ -30,8 +30,8 @@ type MultiheadAttentionOptions struct {
 	Causal     bool // in Forward, a position attends to itself and those before it
 }
 
-// NewMultiheadAttention returns an attention over vectors of the given size, which the number of
-// heads divides.
+// NewMultiheadAttention returns an attention over vectors of the given size. The size must be a
+// multiple of the number of heads.
 func NewMultiheadAttention(size, heads int, o MultiheadAttentionOptions) *MultiheadAttention {
 	const op = "nn.NewMultiheadAttention"
 	a := &MultiheadAttention{size: int64(size), heads: int64(heads), o: o}
@@ -43,7 +43,7 @@ func NewMultiheadAttention(size, heads int, o MultiheadAttentionOptions) *Multih
 		a.InProjWeight = invalid(op, "%d heads do not divide the size %d", heads, size)
 		return a
 	}
-	// PyTorch draws the output's projection first, and replaces its bias by zeros.
+	// PyTorch initialises the output projection first and then sets its bias to zero.
 	a.OutProj = NewLinear(size, size, LinearOptions{NoBias: o.NoBias})
 	a.InProjWeight = parameter(op, XavierUniform(), 3*a.size, a.size)
 	if o.NoBias {
@@ -58,7 +58,7 @@ func NewMultiheadAttention(size, heads int, o MultiheadAttentionOptions) *Multih
 	return a
 }
 
-// Parts returns the parameters by PyTorch's names.
+// Parts returns the parameters under PyTorch's names.
 func (a *MultiheadAttention) Parts() Parts {
 	p := Parts{Parameters: named(Named{"in_proj_weight", a.InProjWeight}, Named{"in_proj_bias", a.InProjBias})}
 	if a.OutProj != nil {
@@ -67,8 +67,8 @@ func (a *MultiheadAttention) Parts() Parts {
 	return p
 }
 
-// Forward attends from x to itself: [L N size], or [N L size] with BatchFirst, gives the same
-// shape.
+// Forward computes self-attention over x. The output has the shape of x: [L N size], or [N L size]
+// with BatchFirst.
 func (a *MultiheadAttention) Forward(x *torch.Tensor) *torch.Tensor {
 	return a.Attend(x, x, x, AttentionOptions{Causal: a.o.Causal})
 }
@@ -81,14 +81,14 @@ type AttentionOptions struct {
 	Mask *torch.Tensor
 	// Causal lets a query see the keys up to its own position. It excludes Mask.
 	Causal bool
-	// Cache, if not nil, keeps the keys and values for later calls. The queries attend to all keys
-	// that it has, and query and key are the positions after those. The inputs must not require
-	// gradients. A failed call leaves the cache's positions as they were.
+	// Cache, if not nil, keeps the keys and values for later calls. The queries attend to all
+	// cached keys; the positions of query and key follow the cached ones. The inputs must not
+	// require gradients. A failed call does not change the cache's positions.
 	Cache *KVCache
 }
 
-// Attend computes the attention from L queries to S keys and values: query [L N size], key and
-// value [S N size] give [L N size]; with BatchFirst, N comes first.
+// Attend computes the attention from L queries to S keys and values. query is [L N size], key and
+// value are [S N size], and the result is [L N size]. With BatchFirst, N comes first.
 func (a *MultiheadAttention) Attend(query, key, value *torch.Tensor, o AttentionOptions) *torch.Tensor {
 	return a.result(a.attend(query, key, value, o), query, key, value)
 }
@@ -177,7 +177,7 @@ func (a *MultiheadAttention) join(heads *torch.Tensor) *torch.Tensor {
 	return heads.Permute(2, 0, 1, 3).Flatten(2, 3)
 }
 
-// visible turns a mask of PyTorch's module into that of the operator, where true means visible.
+// visible converts a mask of PyTorch's module to a mask of the operator, where true means visible.
 func visible(x, mask *torch.Tensor) *torch.Tensor {
 	if mask == nil || mask.DType() != torch.Bool {
 		return mask
@@ -189,8 +189,8 @@ func visible(x, mask *torch.Tensor) *torch.Tensor {
 	return seen
 }
 
-// causalAfter returns the bool mask [L past+L] of L queries after past keys, or nil for one query,
-// which sees all of them.
+// causalAfter returns the bool mask [L past+L] for L queries that follow past keys. It returns nil
+// for a single query, which sees all keys.
 func causalAfter(x *torch.Tensor, queries []int64, past int64) (*torch.Tensor, error) {
 	if len(queries) != 4 || queries[2] == 1 {
 		return nil, nil
@@ -206,7 +206,7 @@ func causalAfter(x *torch.Tensor, queries []int64, past int64) (*torch.Tensor, e
 }
 
 // KVCache keeps the keys and values that a MultiheadAttention has computed, so that generating the
-// next token computes only that token's. Each MultiheadAttention needs a cache of its own. A cache
+// next token computes only that token's. Each MultiheadAttention needs a separate cache. A cache
 // serves one goroutine at a time.
 //
 //	for range tokens {
@@ -214,7 +214,7 @@ func causalAfter(x *torch.Tensor, queries []int64, past int64) (*torch.Tensor, e
 //		...
 //	}
 type KVCache struct {
-	keys, values *torch.Tensor // [N heads max size/heads], from the first use on
+	keys, values *torch.Tensor // [N heads max size/heads], nil until the first use
 	max, n       int64
 }
 
@@ -239,10 +239,10 @@ func (c *KVCache) Close() error {
 	return nil
 }
 
-// Append adds the keys and values [N heads L d] of the next L positions, and returns those of all
-// positions so far, which belong to the scopes of k and v: views that the next Append leaves as
-// they are. MultiheadAttention calls it; an attention of another kind can. k and v must not require
-// gradients. A failed call adds nothing.
+// Append adds the keys and values [N heads L d] of the next L positions. It returns the keys and
+// values of all positions so far. They are views that belong to the scopes of k and v, and the next
+// Append does not change them. MultiheadAttention calls Append; custom attention modules may call
+// it too. k and v must not require gradients. A failed call adds nothing.
 func (c *KVCache) Append(k, v *torch.Tensor) (keys, values *torch.Tensor, err error) {
 	if err := errors.Join(k.Err(), v.Err()); err != nil {
 		return nil, nil, err
@@ -263,7 +263,7 @@ func (c *KVCache) Append(k, v *torch.Tensor) (keys, values *torch.Tensor, err er
 			return nil, nil, err
 		}
 	}
-	// A copy would broadcast and convert.
+	// Without this check, the copy would broadcast and convert.
 	if has := c.keys.Shape(); has[0] != shape[0] || c.keys.DType() != k.DType() || c.keys.Device() != k.Device() {
 		return nil, nil, fmt.Errorf("the KVCache is for %d sequences of %v on %v, and the keys are %d of %v on %v: Close it before other sequences: %w",
 			has[0], c.keys.DType(), c.keys.Device(), shape[0], k.DType(), k.Device(), cuda.ErrInvalidArgument)

@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Cell is the part that LSTMCell, GRUCell and RNNCell share. gates is 4, 3 and 1.
+// Cell is the common part of LSTMCell, GRUCell and RNNCell, which have 4, 3 and 1 gates.
 type Cell struct {
 	layer
 	WeightIH, WeightHH *torch.Tensor // [gates*hidden in] and [gates*hidden hidden]
@@ -43,7 +43,7 @@ func (c *Cell) construct(kind string, gates, in, hidden int, noBias bool) {
 	}
 }
 
-// Parts returns the weights and biases by PyTorch's names, such as "weight_ih".
+// Parts returns the weights and biases under PyTorch's names, such as "weight_ih".
 func (c *Cell) Parts() Parts {
 	return Parts{Parameters: named(Named{"weight_ih", c.WeightIH}, Named{"weight_hh", c.WeightHH},
 		Named{"bias_ih", c.BiasIH}, Named{"bias_hh", c.BiasHH})}
@@ -63,7 +63,7 @@ func (c *Cell) start(x, state *torch.Tensor) (s, own *torch.Tensor, err error) {
 	return stateOr(x, state, shape[0], c.hidden)
 }
 
-// step is the Step of a cell with one state.
+// step implements Step for cells with a single state.
 func (c *Cell) step(f func(h *torch.Tensor) *torch.Tensor, x, hidden *torch.Tensor) *torch.Tensor {
 	h, own, err := c.start(x, hidden)
 	defer own.Close()
@@ -73,7 +73,7 @@ func (c *Cell) step(f func(h *torch.Tensor) *torch.Tensor, x, hidden *torch.Tens
 	return c.result(f(h), x, hidden)
 }
 
-// LSTMCell is one step of an [LSTM] of one layer.
+// LSTMCell is one step of a single-layer [LSTM].
 type LSTMCell struct{ Cell }
 
 // NewLSTMCell returns a cell with inputs and hidden states of the given sizes.
@@ -83,7 +83,7 @@ func NewLSTMCell(in, hidden int, o LSTMCellOptions) *LSTMCell {
 	return c
 }
 
-// Forward returns the hidden state after a step from states of zeros: [N in] gives [N hidden].
+// Forward runs one step from zero states and returns the hidden state: [N in] gives [N hidden].
 func (c *LSTMCell) Forward(x *torch.Tensor) *torch.Tensor {
 	h, state := c.Step(x, nil, nil)
 	state.Close()
@@ -91,7 +91,7 @@ func (c *LSTMCell) Forward(x *torch.Tensor) *torch.Tensor {
 }
 
 // Step returns the hidden and cell states [N hidden] after the input x [N in]. hidden and cell are
-// the states before it, each [N hidden], or nil for zeros.
+// the previous states, each [N hidden], or nil for zeros.
 func (c *LSTMCell) Step(x, hidden, cell *torch.Tensor) (nextHidden, nextCell *torch.Tensor) {
 	fail := func(err error) (h, s *torch.Tensor) {
 		bad := c.result(torch.Fail("nn.LSTMCell", err), x, hidden, cell)
@@ -111,7 +111,7 @@ func (c *LSTMCell) Step(x, hidden, cell *torch.Tensor) (nextHidden, nextCell *to
 	return c.result(nextHidden, x, hidden, cell), nextCell
 }
 
-// GRUCell is one step of a [GRU] of one layer.
+// GRUCell is one step of a single-layer [GRU].
 type GRUCell struct{ Cell }
 
 // NewGRUCell returns a cell with inputs and hidden states of the given sizes.
@@ -121,10 +121,10 @@ func NewGRUCell(in, hidden int, o GRUCellOptions) *GRUCell {
 	return c
 }
 
-// Forward returns the hidden state after a step from a state of zeros: [N in] gives [N hidden].
+// Forward runs one step from a zero state and returns the hidden state: [N in] gives [N hidden].
 func (c *GRUCell) Forward(x *torch.Tensor) *torch.Tensor { return c.Step(x, nil) }
 
-// Step returns the hidden state [N hidden] after the input x [N in]. hidden is the state before it,
+// Step returns the hidden state [N hidden] after the input x [N in]. hidden is the previous state,
 // [N hidden], or nil for zeros.
 func (c *GRUCell) Step(x, hidden *torch.Tensor) *torch.Tensor {
 	return c.step(func(h *torch.Tensor) *torch.Tensor {
@@ -132,7 +132,7 @@ func (c *GRUCell) Step(x, hidden *torch.Tensor) *torch.Tensor {
 	}, x, hidden)
 }
 
-// RNNCell is one step of an [RNN] of one layer.
+// RNNCell is one step of a single-layer [RNN].
 type RNNCell struct {
 	Cell
 	op string
@@ -154,10 +154,10 @@ func NewRNNCell(in, hidden int, o RNNCellOptions) *RNNCell {
 	return c
 }
 
-// Forward returns the hidden state after a step from a state of zeros: [N in] gives [N hidden].
+// Forward runs one step from a zero state and returns the hidden state: [N in] gives [N hidden].
 func (c *RNNCell) Forward(x *torch.Tensor) *torch.Tensor { return c.Step(x, nil) }
 
-// Step returns the hidden state [N hidden] after the input x [N in]. hidden is the state before it,
+// Step returns the hidden state [N hidden] after the input x [N in]. hidden is the previous state,
 // [N hidden], or nil for zeros.
 func (c *RNNCell) Step(x, hidden *torch.Tensor) *torch.Tensor {
 	return c.step(func(h *torch.Tensor) *torch.Tensor {

@@ -20,7 +20,7 @@ func Save(path string, m Module, metadata map[string]string) error {
 	return SaveTensors(path, State(m), metadata)
 }
 
-// Read returns the file's tensor of that name, on the CPU. The tensor belongs to the caller.
+// Read returns the file's tensor with this name, on the CPU. The tensor belongs to the caller.
 func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
 	s, err := c.Tensor(name)
 	if err != nil {
@@ -29,16 +29,16 @@ func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
 	return s.Read()
 }
 
-// Map returns the file's tensor of that name, on the CPU, without reading it: its memory is the
-// file's, mapped, and the system reads a page when the program uses it. Writing to the tensor does
-// not change the file. It belongs to the caller, and may outlive the Checkpoint. While it lives,
-// nobody may shorten the file: the system ends a process that reads what is gone. (The functions
-// that save checkpoints replace files, and change none.)
+// Map returns the file's tensor with this name, on the CPU, without reading it. The tensor's memory
+// is the mapped file: the system reads a page on first use. Writing to the tensor does not change
+// the file. The tensor belongs to the caller, and may outlive the Checkpoint. Do not shorten the
+// file while the tensor lives: the system kills a process that reads a missing page. (The functions
+// that save checkpoints replace files and never modify one.)
 //
-// Map does not compare checksums, as Read does with those of the files that this package wrote.
+// Unlike Read, Map does not verify the checksums of files that this package wrote.
 //
-// Only a safetensors file can be mapped. A tensor of bools, whose bytes must be checked, or one
-// whose bytes are not aligned in the file, is read as by Read.
+// Only a safetensors file can be mapped. Map falls back to Read for bool tensors, whose bytes must
+// be checked, and for tensors whose bytes are not aligned in the file.
 func (c *Checkpoint) Map(name string) (*torch.Tensor, error) {
 	e, err := c.find(name)
 	switch {
@@ -63,7 +63,7 @@ func (c *Checkpoint) Map(name string) (*torch.Tensor, error) {
 	defer flat.Close()
 	shaped := flat.View(e.shape...)
 	defer shaped.Close()
-	t := shaped.Keep() // stays as it is in a scope, unlike the result of an operator
+	t := shaped.Keep() // not closed by a scope, unlike an operator's result
 	if err := t.Err(); err != nil {
 		return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, name, err)
 	}
@@ -81,7 +81,7 @@ func (c *Checkpoint) mapFile() (*torch.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The descriptor names the file that was checked, whatever is at the path now.
+	// The descriptor refers to the file that was checked, even if another file is at the path now.
 	path := fmt.Sprintf("/proc/self/fd/%d", c.file.Fd())
 	t := torch.Call1("from_file", path, torch.Keywords{"shared": false, "size": info.Size(), "dtype": torch.Uint8})
 	if err := t.Err(); err != nil {
@@ -126,8 +126,7 @@ func (c *Checkpoint) fill(t *torch.Tensor, e entry) error {
 	return c.readBytes(b, e, 0)
 }
 
-// readBytes reads elements in the order in which the file has them, which is that of a dense
-// tensor.
+// readBytes reads elements in file order, which is the order of a dense tensor.
 func (c *Checkpoint) readBytes(b []byte, e entry, first int64) error {
 	if e.shard != nil {
 		c = e.shard
@@ -145,8 +144,8 @@ func (c *Checkpoint) readBytes(b []byte, e entry, first int64) error {
 	return checkBools(b, e.dtype)
 }
 
-// readPlain reads bytes at an offset of a tensor of a safetensors file, and compares the checksums
-// that the file has.
+// readPlain reads bytes at an offset of a tensor in a safetensors file, and verifies the checksums
+// if the file has any.
 func (c *Checkpoint) readPlain(b []byte, e entry, offset int64) error {
 	if e.sums != nil {
 		return c.readChecked(b, e, offset, e.sums)
@@ -154,7 +153,7 @@ func (c *Checkpoint) readPlain(b []byte, e entry, offset int64) error {
 	return c.readFull(b, c.data+e.begin+offset)
 }
 
-// checkBools returns an error if elements of a file are no bools.
+// checkBools returns an error if elements of a file are not bools.
 func checkBools(b []byte, dtype torch.DType) error {
 	if dtype != torch.Bool {
 		return nil

@@ -15,20 +15,20 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The file of a rank has CRC-32s of its tensors' bytes, as its last tensor, and rank 0's file has
-// one of each file's header and last tensor. Every other safetensors file that this package writes
-// has them in its metadata, where other readers of the format ignore them.
+// A rank's file stores CRC-32s of its tensors' bytes as its last tensor, and rank 0's file stores
+// one CRC-32 per rank file, over its header and last tensor. Every other safetensors file that this
+// package writes has its checksums in the metadata, where other readers of the format ignore them.
 
 const (
 	// checksumsName names the tensor: 4 bytes for each block, little-endian, in the file's order.
 	checksumsName = "checksums"
-	// checksumsKey is the key of the metadata with the checksums of any other safetensors file, in
-	// hexadecimal: one of the header, with zeros in its place, and those of the blocks of the
-	// tensors, in the file's order.
+	// checksumsKey is the metadata key of the checksums in any other safetensors file. The value is
+	// hexadecimal: first the header's checksum, computed with zeros instead of the digits, then the
+	// checksums of the tensors' blocks in file order.
 	checksumsKey = "torchstream.crc32"
-	// addedKey is the key of the metadata that names another key which Save has added, or says
-	// "none". It is in every file with checksumsKey, so that damage to the name of one of them
-	// leaves the other.
+	// addedKey is the metadata key that names another key which Save added, or has the value
+	// "none". Every file with checksumsKey has it, so damage to one of the two names leaves the
+	// other.
 	addedKey    = "torchstream.added"
 	addedNone   = "none"
 	formatKey   = "format" // transformers before 5 read no file whose metadata lack it
@@ -36,10 +36,10 @@ const (
 	sumDigits   = 8
 )
 
-// checksums are those of a file.
+// checksums holds the checksums of one file.
 type checksums struct {
 	sums []byte
-	at   map[string]int64 // where those of a tensor begin
+	at   map[string]int64 // index of each tensor's first checksum
 	seal uint32           // CRC-32 of the file's header and of sums
 }
 
@@ -78,19 +78,18 @@ func (c *Checkpoint) readFull(b []byte, offset int64) error {
 	return err
 }
 
-// read reads bytes of a tensor from an offset, and compares the checksums of the blocks in which
-// they are.
+// read reads bytes of a tensor from an offset, and verifies the checksums of the blocks that
+// contain them.
 func (s *checksums) read(c *Checkpoint, b []byte, name string, e entry, offset int64) error {
 	return c.readChecked(b, e, offset, s.sums[s.at[name]:])
 }
 
-// readChecked reads bytes of a tensor from an offset, and compares checksums.
+// readChecked reads bytes of a tensor from an offset, and verifies their checksums.
 func (c *Checkpoint) readChecked(b []byte, e entry, offset int64, sums []byte) error {
 	return blocksum.Read(b, offset, e.end-e.begin, sums, func(p []byte, at int64) error { return c.readFull(p, c.data+e.begin+at) })
 }
 
-// withChecksums returns the metadata with room for the checksums of so many bytes, which seal fills
-// in.
+// withChecksums returns the metadata with room for the checksums of size bytes. seal fills them in.
 func withChecksums(metadata map[string]string, size int64) (map[string]string, error) {
 	m := maps.Clone(metadata)
 	if m == nil {
@@ -109,7 +108,7 @@ func withChecksums(metadata map[string]string, size int64) (map[string]string, e
 	return m, nil
 }
 
-// sumsAt returns where the digits of the checksums are in a header, or -1.
+// sumsAt returns the offset of the checksum digits in a header, or -1.
 func sumsAt(header []byte) int {
 	begin := []byte(`"` + checksumsKey + `":"`) // no string of JSON has such quotes in it
 	if i := bytes.Index(header, begin); i >= 0 {
@@ -118,15 +117,15 @@ func sumsAt(header []byte) int {
 	return -1
 }
 
-// seal writes the checksums into their room in the header, and one of the header.
+// seal writes the checksums into their room in the header, including the header's checksum.
 func seal(header, sums []byte) {
 	at := sumsAt(header)
 	hex.Encode(header[at+sumDigits:], sums)
 	copy(header[at:], fmt.Sprintf("%08x", crc32.ChecksumIEEE(header)))
 }
 
-// takeChecksums checks the header by the checksums in its metadata, if it has some, and gives each
-// tensor its own.
+// takeChecksums verifies the header if its metadata has checksums, and gives each tensor its
+// checksums.
 func (c *Checkpoint) takeChecksums(header []byte) error {
 	text, ok := c.metadata[checksumsKey]
 	if _, added := c.metadata[addedKey]; !ok && !added {

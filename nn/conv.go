@@ -7,16 +7,16 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Conv is the part that Conv1d, Conv2d and Conv3d share.
+// Conv is the common part of Conv1d, Conv2d and Conv3d.
 type Conv struct {
 	layer
-	Weight *torch.Tensor // [out in/groups kernel...], with kernel once for each direction
+	Weight *torch.Tensor // [out in/groups kernel...], with one kernel size per direction
 	Bias   *torch.Tensor // [out], nil with NoBias
 
 	o    torch.Conv2dOptions
 	op   string  // the operator of a convolution with Same or PaddingMode, or ""
 	mode string  // how to pad before the convolution, or ""
-	pad  []int64 // for that, as Tensor.Pad takes it
+	pad  []int64 // argument of Tensor.Pad, if mode is set
 }
 
 // ConvOptions are the options of NewConv1d, NewConv2d and NewConv3d. Stride, Padding and Dilation
@@ -29,14 +29,15 @@ type ConvOptions struct {
 	NoBias   bool
 
 	// KernelSize, StrideSize, PaddingSize and DilationSize, if not nil, replace kernel, Stride,
-	// Padding and Dilation by one value for each direction: a KernelSize of []int{1, 7} is a kernel
-	// of 1 row and 7 columns.
+	// Padding and Dilation with one value per direction: a KernelSize of []int{1, 7} is a kernel of
+	// 1 row and 7 columns.
 	KernelSize, StrideSize, PaddingSize, DilationSize []int
 
-	// Same pads so that the output has the input's size, in place of Padding. The stride is 1.
+	// Same pads so that the output has the input's size. It excludes Padding and requires a stride
+	// of 1.
 	Same bool
-	// PaddingMode is what the padding has instead of zeros, as [PadOptions].Mode: "reflect",
-	// "replicate" or "circular".
+	// PaddingMode selects the padding values as [PadOptions].Mode does: "reflect", "replicate" or
+	// "circular". The default is zeros.
 	PaddingMode string
 }
 
@@ -47,7 +48,7 @@ type (
 	Conv3dOptions = ConvOptions
 )
 
-// construct fills the convolution c of the given number of directions.
+// construct initialises the convolution c for the given number of directions.
 func (c *Conv) construct(dims, in, out, kernel int, o ConvOptions) {
 	kind := fmt.Sprintf("Conv%dd", dims)
 	op := "nn.New" + kind
@@ -80,8 +81,8 @@ func (c *Conv) construct(dims, in, out, kernel int, o ConvOptions) {
 	c.Weight, c.Bias = kernels(op, append([]int{out, in / groups}, size...), out, o.NoBias)
 }
 
-// padBefore sets how the convolution pads, for a kernel of the given size. It returns a failed
-// tensor if the options do not fit each other, and nil otherwise.
+// padBefore sets the padding of the convolution for a kernel of the given size. It returns a failed
+// tensor if the options contradict each other, and nil otherwise.
 func (c *Conv) padBefore(op string, kernel []int, o ConvOptions) *torch.Tensor {
 	if o.Same {
 		if slices.Max(c.o.Stride) > 1 || o.Padding != 0 || o.PaddingSize != nil {
@@ -97,7 +98,7 @@ func (c *Conv) padBefore(op string, kernel []int, o ConvOptions) *torch.Tensor {
 		return invalid(op, "the padding mode is %q, and it must be reflect, replicate or circular", o.PaddingMode)
 	}
 	of := func(list []int64, i int) int64 { return list[min(i, len(list)-1)] }
-	for i := len(kernel) - 1; i >= 0; i-- { // Pad begins with the last dimension
+	for i := len(kernel) - 1; i >= 0; i-- { // Pad lists the last dimension first
 		before, after := of(c.o.Padding, i), of(c.o.Padding, i)
 		if o.Same {
 			total := of(c.o.Dilation, i) * int64(kernel[i]-1)
@@ -119,7 +120,7 @@ func (c *Conv) padded(x *torch.Tensor) *torch.Tensor {
 	return torch.Call1(c.op, p, c.Weight, c.Bias, c.o.Stride, 0, c.o.Dilation, c.o.Groups)
 }
 
-// directions returns the values of an option for each direction, or the one for all if list is nil.
+// directions returns an option's value for each direction: list, or all repeated if list is nil.
 func directions(list []int, all int) []int64 {
 	if list == nil {
 		return []int64{int64(all)}
@@ -127,7 +128,8 @@ func directions(list []int, all int) []int64 {
 	return int64s(list)
 }
 
-// direction is an option for all directions, and the one that replaces it by one value for each.
+// direction is an option for all directions, together with the option that replaces it per
+// direction.
 type direction struct {
 	name, each string
 	list       []int
@@ -135,7 +137,7 @@ type direction struct {
 	least      int
 }
 
-// checkDirections returns nil if the values are possible, and a failed tensor otherwise.
+// checkDirections returns nil if the values are valid, and a failed tensor otherwise.
 func checkDirections(op string, dims int, options ...direction) *torch.Tensor {
 	for _, d := range options {
 		switch {
@@ -149,8 +151,8 @@ func checkDirections(op string, dims int, options ...direction) *torch.Tensor {
 	return nil
 }
 
-// kernels returns a weight of the given shape, and a bias of out elements unless noBias is set.
-// PyTorch takes the elements of a row of the weight as the bias's fan-in.
+// kernels returns a weight of the given shape, and a bias of out elements unless noBias is set. As
+// in PyTorch, the bias's fan-in is the number of elements in a row of the weight.
 func kernels(op string, shape []int, out int, noBias bool) (weight, bias *torch.Tensor) {
 	weight = parameter(op, defaultWeight(), int64s(shape)...)
 	if noBias {
@@ -222,27 +224,27 @@ func (c *Conv3d) Forward(x *torch.Tensor) *torch.Tensor {
 	return c.result(x.Conv3d(c.Weight, c.Bias, torch.Conv3dOptions(c.o)), x)
 }
 
-// ConvTranspose is the part that ConvTranspose1d, ConvTranspose2d and ConvTranspose3d share.
+// ConvTranspose is the common part of ConvTranspose1d, ConvTranspose2d and ConvTranspose3d.
 type ConvTranspose struct {
 	layer
-	Weight *torch.Tensor // [in out/groups kernel...], with kernel once for each direction
+	Weight *torch.Tensor // [in out/groups kernel...], with one kernel size per direction
 	Bias   *torch.Tensor // [out], nil with NoBias
 
 	o torch.ConvTranspose2dOptions
 }
 
 // ConvTransposeOptions are the options of NewConvTranspose1d, NewConvTranspose2d and
-// NewConvTranspose3d. All but Groups are in pixels and apply to all directions.
+// NewConvTranspose3d. All except Groups are in pixels and apply to all directions.
 type ConvTransposeOptions struct {
 	Stride        int // 0 stands for 1
-	Padding       int // removes as many pixels from each side of the output
+	Padding       int // removes this many pixels from each side of the output
 	OutputPadding int // enlarges one side of the output; less than Stride or Dilation
 	Dilation      int // 0 stands for 1
 	Groups        int // 0 stands for 1
 	NoBias        bool
 
 	// KernelSize, StrideSize, PaddingSize, OutputPaddingSize and DilationSize, if not nil, replace
-	// kernel, Stride, Padding, OutputPadding and Dilation by one value for each direction.
+	// kernel, Stride, Padding, OutputPadding and Dilation with one value per direction.
 	KernelSize, StrideSize, PaddingSize, OutputPaddingSize, DilationSize []int
 }
 

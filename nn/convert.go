@@ -7,16 +7,16 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// errChanged is the error of numbers that another dtype does not have.
+// errChanged reports numbers that the other dtype cannot represent.
 var errChanged = errors.New("the conversion would change numbers")
 
 // convertible reports whether a load converts a file's dtype to the module's. PyTorch's
-// load_state_dict converts every dtype to every other one, and says nothing of what is lost.
+// load_state_dict converts every dtype to every other one, and does not report losses.
 //
-// Floating-point numbers are rounded to any floating-point dtype, as PyTorch rounds them. An
-// integer dtype takes integers and floating-point numbers that it has: withDType checks them. The
-// other pairs are refused. In particular integers in the place of floating-point numbers are those
-// of a quantized model, which mean nothing without their scales.
+// Floating-point numbers are rounded to any floating-point dtype, as in PyTorch. Conversion to an
+// integer dtype requires that it can represent every number: withDType checks the values. The other
+// pairs are refused. In particular, integers where the module has floating-point numbers come from
+// a quantized model, and mean nothing without its scales.
 func convertible(file, module torch.DType) bool {
 	switch {
 	case file == module:
@@ -41,7 +41,7 @@ func integer(d torch.DType) bool {
 	return false
 }
 
-// withDType returns t in a convertible dtype, in the scope that owns t.
+// withDType converts t to a convertible dtype. The result belongs to the scope of t.
 func withDType(t *torch.Tensor, dtype torch.DType) (*torch.Tensor, error) {
 	from := t.DType()
 	if from == dtype {

@@ -20,7 +20,7 @@ func copied(t *torch.Tensor) *torch.Tensor {
 	return c
 }
 
-// like takes the kind and line of another layer.
+// like copies the kind and source line of another layer.
 func (l *layer) like(of *layer) { l.kind, l.made = of.kind, of.made }
 
 func (l *Linear) copy() *Linear {

@@ -6,21 +6,22 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// BatchCounts counts the batches of a model's normalisations in one call for each forward pass.
-// Without it each [BatchNorm] adds 1 to its NumBatches when it normalises a batch in training,
-// which costs the host as much as any other operator. Between Begin and End the additions wait, and
-// End makes all of them, so NumBatches is PyTorch's num_batches_tracked before Begin and after End.
+// BatchCounts updates the batch counts of a model's normalisations in one call per forward pass.
+// Without it, each [BatchNorm] adds 1 to its NumBatches for every training batch, and each addition
+// costs the host as much as any other operator. Between Begin and End the additions are deferred;
+// End makes all of them. So NumBatches equals PyTorch's num_batches_tracked before Begin and after
+// End.
 //
 // One goroutine at a time calls Begin and End. The forward pass in between may use several.
 type BatchCounts struct {
 	mu      sync.Mutex
-	scope   *torch.Scope // of the pass, or nil; guarded by mu
+	scope   *torch.Scope // the scope of the pass, or nil; guarded by mu
 	waiting []*torch.Tensor
-	known   map[*torch.Tensor]bool // those in waiting; guarded by mu, as waiting is
+	known   map[*torch.Tensor]bool // the counts in waiting; guarded by mu, as waiting is
 }
 
-// NewBatchCounts makes every BatchNorm of the model count with the result, in place of an earlier
-// one. Do not call it while another goroutine uses the model.
+// NewBatchCounts makes every BatchNorm of the model count through the result, which replaces an
+// earlier BatchCounts. Do not call it while another goroutine uses the model.
 func NewBatchCounts(m Module) *BatchCounts {
 	c := &BatchCounts{known: map[*torch.Tensor]bool{}}
 	walk("", m, func(_ string, part Module, _ Parts) {
@@ -31,8 +32,8 @@ func NewBatchCounts(m Module) *BatchCounts {
 	return c
 }
 
-// Begin starts a pass. A normalisation whose input belongs to the scope waits for End; others, such
-// as those of a function that is captured as a graph of its own, count at once.
+// Begin starts a pass. A normalisation whose input belongs to the scope is counted by End. Others
+// count at once, for example in a function that is captured as a separate graph.
 func (c *BatchCounts) Begin(scope *torch.Scope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -46,8 +47,8 @@ func (c *BatchCounts) end() {
 	clear(c.known)
 }
 
-// End adds 1 to the count of each normalisation that waits. It enqueues the additions on the
-// current stream, also after a pass that failed. The pass is over if End fails, too.
+// End adds 1 to the count of each deferred normalisation. It enqueues the additions on the current
+// stream, even after a failed pass. The pass ends even if End fails.
 func (c *BatchCounts) End() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,8 +60,8 @@ func (c *BatchCounts) End() error {
 	return err
 }
 
-// later reports whether End will add 1 to the count. A second use of a normalisation in one pass
-// counts at once, since LibTorch adds to the tensors of a list at the same time.
+// later reports whether End will add 1 to the count. If a pass uses a normalisation twice, the
+// second use counts at once: LibTorch adds to all tensors of a list at the same time.
 func (c *BatchCounts) later(count *torch.Tensor, scope *torch.Scope) bool {
 	if c == nil || scope == nil || count.Err() != nil {
 		return false

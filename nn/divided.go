@@ -21,27 +21,28 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A checkpoint that the ranks of a job have written together is a PyTorch file and a safetensors
-// file of each rank beside it. The PyTorch file has everything that is not divided, under its key
-// "shards" what the other files are, and in place of each divided tensor a dict that says which
-// rank has which of its elements. A rank's file has these as rows, by the names that the dicts
-// have.
+// A checkpoint that the ranks of a job write together consists of a PyTorch file and one
+// safetensors file per rank in the same directory. The PyTorch file holds everything that is not
+// divided. Its key "shards" describes the rank files. Each divided tensor is replaced by a dict
+// that says which rank has which elements. The rank files hold these elements as rows, under the
+// names in the dicts.
 
 // Division says how the ranks of a job divide a tensor.
 type Division struct {
-	// Shape and Strides are those of the whole tensor, whose elements fill one range of memory.
+	// Shape and Strides describe the whole tensor. Its elements fill one contiguous range of
+	// memory.
 	Shape, Strides []int64
-	// First has the number, in the order of memory, of each rank's first element, and at its end
-	// the number of elements: rank r has the elements First[r] to First[r+1]-1.
+	// First has the index of each rank's first element, in memory order, followed by the number of
+	// elements: rank r has the elements First[r] to First[r+1]-1.
 	First []int64
 }
 
-// Divided has tensors of which a rank of a job has parts: each is a row with the rank's elements,
-// in the order of memory, which may be empty.
+// Divided maps each part that this rank has to its Division. A part is a row with the rank's
+// elements in memory order, and may be empty.
 type Divided map[*torch.Tensor]Division
 
-// DividedParts returns the divided tensors of a value for [SavePyTorch], each once, by names that
-// say where they are in it. Ranks whose values have the same keys get the same names.
+// DividedParts returns the divided tensors of a value for [SavePyTorch], each once. The names say
+// where the tensors are in the value. Ranks whose values have the same keys get the same names.
 func DividedParts(value any, d Divided) []Named {
 	var parts []Named
 	seen := map[*torch.Tensor]bool{}
@@ -91,42 +92,42 @@ func DividedParts(value any, d Divided) []Named {
 //	all ranks: Write
 //	rank 0, when all have returned: Commit
 //
-// The checkpoint takes the place of the old one in Commit, by a rename, and then the files of the
-// old one are removed. Whoever dies at any moment leaves the old one or the new one whole, and
-// files that are in no checkpoint, which the next BeginShards or SavePyTorch of the path removes.
-// train.Checkpoint does all of this.
+// Commit replaces the old checkpoint by a rename, and then removes the old checkpoint's files. If a
+// process dies at any moment, either the old or the new checkpoint is whole. Leftover files belong
+// to no checkpoint; the next BeginShards or SavePyTorch of the path removes them. train.Checkpoint
+// performs all of these steps.
 //
-// All files have the mode of rank 0's: that of the file at the path or, for the first checkpoint,
-// what the umask of rank 0 leaves.
+// All files have the mode of rank 0's file: the mode of the existing file at the path or, for the
+// first checkpoint, the mode that rank 0's umask gives.
 //
-// Only the files of the checkpoint at the path are replaced and removed. One that is moved takes
-// all its files along, and one that is copied needs copies of all.
+// Only the files of the checkpoint at the path are replaced and removed. A move or copy must
+// include all files of a checkpoint.
 type Shards struct {
 	path, id string
 	ranks    int
-	file     *unfinished // of rank 0
+	file     *unfinished // on rank 0
 }
 
-// Keys of the dict of a checkpoint that ranks have written, of those in it that stand for a tensor,
-// and of the metadata of a rank's file.
+// Keys of a joint checkpoint: in its dict, in the dicts that replace tensors, and in the metadata
+// of a rank's file.
 const (
 	shardsKey = "shards"
 	idKey     = "id"    // a number in the files' names
-	baseKey   = "base"  // what the files' names begin with
-	bytesKey  = "bytes" // sizes of the files, by rank
-	sealsKey  = "crc32" // of the files' headers and checksums, by rank; absent in files of earlier versions
+	baseKey   = "base"  // the common prefix of the files' names
+	bytesKey  = "bytes" // the files' sizes, by rank
+	sealsKey  = "crc32" // CRC-32s of headers and checksums, by rank; absent in older files
 
 	dividedKey = "divided" // the tensor's name in the files
 	dtypeKey   = "dtype"   // safetensors' name
 	shapeKey   = "shape"
 	stridesKey = "strides"
-	partsKey   = "parts" // of each part the rank, its first element and their number
+	partsKey   = "parts" // for each part the rank, its first element and the number of elements
 
 	checkpointKey = "checkpoint" // the id
 	rankKey       = "rank"
 )
 
-// BeginShards begins the checkpoint at the path on rank 0. Commit or Abandon follows.
+// BeginShards starts the checkpoint at the path on rank 0. Call Commit or Abandon afterwards.
 func BeginShards(path string, ranks int) (*Shards, error) {
 	f, err := newPyTorch(path)
 	if err != nil {
@@ -135,8 +136,8 @@ func BeginShards(path string, ranks int) (*Shards, error) {
 	return &Shards{path: path, id: strings.TrimPrefix(f.file.Name(), path+unfinishedInfix), ranks: ranks, file: f}, nil
 }
 
-// JoinShards joins the checkpoint with the id that rank 0 has begun. It is an error if this rank
-// does not see rank 0's file: the path is then on a disk of each host.
+// JoinShards joins the checkpoint that rank 0 started with this id. It returns an error if this
+// rank does not see rank 0's file: the path is then on a local disk of each host.
 func JoinShards(path, id string, ranks int) (*Shards, error) {
 	if !unfinishedNumber.MatchString(id) {
 		return nil, fmt.Errorf("nn: save %s: rank 0 names the checkpoint %q: %w", path, id, cuda.ErrInvalidArgument)
@@ -149,7 +150,7 @@ func JoinShards(path, id string, ranks int) (*Shards, error) {
 	return s, nil
 }
 
-// ID returns the number of the checkpoint.
+// ID returns the checkpoint's id.
 func (s *Shards) ID() string { return s.id }
 
 // shardName returns the name of a rank's file.
@@ -157,16 +158,16 @@ func shardName(base, id string, rank, ranks int) string {
 	return fmt.Sprintf("%s-%s-rank%05d-of-%05d%s", base, id, rank, ranks, shardSuffix)
 }
 
-// unfinished returns the name of rank 0's file until Commit.
+// unfinished returns the name of rank 0's file before Commit.
 func (s *Shards) unfinished() string { return s.path + unfinishedInfix + s.id }
 
 func (s *Shards) shard(rank int) string {
 	return filepath.Join(filepath.Dir(s.path), shardName(filepath.Base(s.path), s.id, rank, s.ranks))
 }
 
-// Write writes a rank's parts, as DividedParts returns them, to a file of the rank. It blocks until
-// they are on the disk. It is an error if rank 0 has given the checkpoint up meanwhile, and then no
-// file stays.
+// Write writes a rank's parts, as DividedParts returns them, to the rank's file. It blocks until
+// the file is on the disk. If rank 0 has abandoned the checkpoint in the meantime, Write returns an
+// error and removes the file.
 func (s *Shards) Write(rank int, parts []Named) error {
 	own := slices.DeleteFunc(slices.Clone(parts), func(n Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
 	metadata := map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)}
@@ -177,7 +178,7 @@ func (s *Shards) Write(rank int, parts []Named) error {
 	if err != nil {
 		return fmt.Errorf("nn: save %s: %w", s.shard(rank), err)
 	}
-	// Rank 0 does not wait for ever. Nobody would remove a file that comes after Abandon.
+	// Rank 0 does not wait forever. Nobody would remove a file written after Abandon.
 	if _, err := os.Lstat(s.unfinished()); errors.Is(err, fs.ErrNotExist) {
 		os.Remove(s.shard(rank))
 		return fmt.Errorf("nn: save %s: rank 0 has given the checkpoint up before rank %d had written its file", s.path, rank)
@@ -185,9 +186,9 @@ func (s *Shards) Write(rank int, parts []Named) error {
 	return nil
 }
 
-// Commit writes the value, whose divided tensors the ranks have written, to the path, on rank 0. It
-// requires that the files of all ranks are there, with their parts. An error leaves the old
-// checkpoint. The value is one for [SavePyTorch], without the key "shards".
+// Commit writes the value to the path, on rank 0. The files of all ranks must exist and contain the
+// parts of the value's divided tensors. An error leaves the old checkpoint in place. SavePyTorch
+// must accept the value, and it must not have the key "shards".
 func (s *Shards) Commit(value map[string]any, d Divided) error {
 	err := s.commit(value, d)
 	if err != nil {
@@ -197,11 +198,11 @@ func (s *Shards) Commit(value map[string]any, d Divided) error {
 	return nil
 }
 
-// Abandon gives the checkpoint up on rank 0, and removes the files that are there of it.
+// Abandon gives up the checkpoint on rank 0, and removes its files.
 func (s *Shards) Abandon() {
-	removeID(s.path, s.id) // first: a process that dies here leaves the name of what is left
+	removeID(s.path, s.id) // first: if a process dies here, the name of the leftovers remains
 	s.file.abandon()
-	removeID(s.path, s.id) // of a rank that has looked for rank 0's file before
+	removeID(s.path, s.id) // files of a rank that checked for rank 0's file earlier
 }
 
 func (s *Shards) commit(value map[string]any, d Divided) error {
@@ -246,10 +247,11 @@ func (s *Shards) commit(value map[string]any, d Divided) error {
 	return s.file.finishPyTorch(converted)
 }
 
-// describe returns what stands for a divided tensor, whose parts must be in the files.
+// describe returns the dict that replaces a divided tensor. The tensor's parts must be in the
+// files.
 func (s *shardSet) describe(part Named, d Division) (*ptfile.Dict, error) {
 	dtype := part.Tensor.DType()
-	// A checkpoint that no reader would take must not replace a good one.
+	// A checkpoint that no reader accepts must not replace a good one.
 	view, err := ptfile.NewView(dtype, d.Shape, d.Strides, nil)
 	if err != nil || len(d.First) != len(s.files)+1 || !slices.IsSorted(d.First) || d.First[0] != 0 || d.First[len(s.files)] != view.Bytes()/int64(dtype.Size()) {
 		return nil, fmt.Errorf("the division %v of the shape %v and the strides %v among %d ranks: %w", d.First, d.Shape, d.Strides, len(s.files), cuda.ErrInvalidArgument)
@@ -287,8 +289,8 @@ func integerList(values []int64) *ptfile.List {
 	return l
 }
 
-// removeID removes the files of a checkpoint of the path, the finished and the unfinished ones.
-// What cannot be removed is in no checkpoint.
+// removeID removes the files of the checkpoint with this id at the path, both finished and
+// unfinished. A file that it cannot remove belongs to no checkpoint.
 func removeID(path, id string) {
 	if !unfinishedNumber.MatchString(id) {
 		return
@@ -302,12 +304,12 @@ func removeID(path, id string) {
 	}
 }
 
-// replacesComment begins the zip comment of a PyTorch file that took the place of a checkpoint that
-// ranks have written. The id of that checkpoint follows.
+// replacesComment starts the zip comment of a PyTorch file that replaced a joint checkpoint. The id
+// of that checkpoint follows.
 const replacesComment = "replaces "
 
-// newPyTorch begins a PyTorch file that will take the place of the one at the path. It removes the
-// ranks' files that this one has replaced: a process that died behind the rename has left them.
+// newPyTorch starts a PyTorch file that will replace the file at the path. It also removes rank
+// files that the existing file replaced: they remain if a process died after the rename.
 func newPyTorch(path string) (*unfinished, error) {
 	f, err := newUnfinished(path, path, safefile.PyTorch)
 	if err == nil {
@@ -317,9 +319,9 @@ func newPyTorch(path string) (*unfinished, error) {
 	return f, err
 }
 
-// finishPyTorch writes the value, gives the file its name, and removes the ranks' files of the
-// checkpoint that it replaces. Their id is in the file: whoever finds it in its place knows that
-// they are in no checkpoint.
+// finishPyTorch writes the value, renames the file, and removes the rank files of the checkpoint
+// that it replaces. The file records the id of those rank files, so a later save can remove any
+// that remain.
 func (f *unfinished) finishPyTorch(root any) error {
 	old, _ := idsAt(f.path)
 	comment := ""
@@ -336,8 +338,8 @@ func (f *unfinished) finishPyTorch(root any) error {
 	return nil
 }
 
-// idsAt returns the id of the checkpoint at a path, and the id of the one that it has replaced. An
-// id is empty where the ranks have no files, or the file cannot be read.
+// idsAt returns the id of the checkpoint at a path, and the id of the checkpoint that it replaced.
+// An id is empty if there are no rank files, or if the file cannot be read.
 func idsAt(path string) (id, replaced string) {
 	f, err := safefile.Open(path)
 	if err != nil {
@@ -363,14 +365,14 @@ func idsAt(path string) (id, replaced string) {
 	return id, replaced
 }
 
-// shardSet is the files of the ranks.
+// shardSet is the rank files of a checkpoint.
 type shardSet struct {
 	dir, base, id string
 	files         []shardFile
-	seals         []int64 // of the files' checksums, which are not read if it is nil
+	seals         []int64 // CRC-32s of the files' checksums, which are not read if it is nil
 }
 
-// shardFile is the file of a rank, which is opened when it is first read.
+// shardFile is one rank's file. It is opened on first use.
 type shardFile struct {
 	bytes  int64
 	mu     sync.Mutex
@@ -380,13 +382,13 @@ type shardFile struct {
 // rankFile is the open file of a rank.
 type rankFile struct {
 	*Checkpoint
-	sums *checksums // nil: of an earlier version
+	sums *checksums // nil in files of an earlier version
 }
 
-// maxRanks bounds what a file may say about the number of the others.
+// maxRanks bounds the number of ranks that a file may claim.
 const maxRanks = 1 << 16
 
-// parseShards returns the files that the dict of a checkpoint names, or nil if it names none.
+// parseShards returns the rank files that a checkpoint's dict names, or nil if it names none.
 func parseShards(root *ptfile.Dict, dir string) (*shardSet, error) {
 	v, _ := root.Get(shardsKey)
 	d, ok := v.(*ptfile.Dict)
@@ -402,7 +404,7 @@ func parseShards(root *ptfile.Dict, dir string) (*shardSet, error) {
 	v, _ = d.Get(bytesKey)
 	sizes, err := integersOf(v)
 	if err != nil || !unfinishedNumber.MatchString(s.id) {
-		return nil, nil // of another program
+		return nil, nil // another program's key
 	}
 	if s.base == "" || s.base != filepath.Base(s.base) || len(sizes) == 0 || len(sizes) > maxRanks {
 		return nil, fmt.Errorf("%q: files of %d ranks whose names begin with %q", shardsKey, len(sizes), s.base)
@@ -459,8 +461,8 @@ func (s *shardSet) total() (n int64) {
 	return n
 }
 
-// present requires that the files are there and have their sizes. Its error is not fs.ErrNotExist,
-// by which a program knows that there is no checkpoint.
+// present checks that the files exist and have the recorded sizes. Its error is never
+// fs.ErrNotExist, which tells a program that there is no checkpoint.
 func (s *shardSet) present() error {
 	for rank := range s.files {
 		info, err := os.Stat(filepath.Join(s.dir, s.name(rank)))
@@ -474,7 +476,7 @@ func (s *shardSet) present() error {
 	return nil
 }
 
-// open returns the file of a rank.
+// open returns a rank's open file.
 func (s *shardSet) open(rank int) (*rankFile, error) {
 	f := &s.files[rank]
 	f.mu.Lock()
@@ -505,13 +507,13 @@ func (s *shardSet) open(rank int) (*rankFile, error) {
 	return opened, nil
 }
 
-// dividedPart is the elements first to first+n-1 of a tensor, which a rank has.
+// dividedPart is the elements first to first+n-1 of a tensor, held by one rank.
 type dividedPart struct {
 	rank     int
 	first, n int64
 }
 
-// check requires that a rank's file has the part.
+// check verifies that the rank's file has the part.
 func (s *shardSet) check(p dividedPart, name string, dtype torch.DType) error {
 	_, _, err := s.find(p, name, dtype)
 	return err
@@ -532,8 +534,8 @@ func (s *shardSet) find(p dividedPart, name string, dtype torch.DType) (*rankFil
 	return c, e, nil
 }
 
-// standsForTensor reports whether a dict has the keys of one that stands for a tensor, and no
-// others, as a program's own dict may have.
+// standsForTensor reports whether a dict has exactly the keys of a dict that replaces a tensor. A
+// program's own dict may have some of them.
 func standsForTensor(d *ptfile.Dict) bool {
 	keys := []string{dividedKey, dtypeKey, shapeKey, stridesKey, partsKey}
 	return d.Len() == len(keys) && !slices.ContainsFunc(keys, func(key string) bool {
@@ -542,10 +544,10 @@ func standsForTensor(d *ptfile.Dict) bool {
 	})
 }
 
-// readDivided puts tensors in the place of the dicts that stand for them.
+// readDivided replaces the dicts of divided tensors with tensors.
 func (c *Checkpoint) readDivided(root *ptfile.Dict) error {
 	path := c.path
-	if target, err := filepath.EvalSymlinks(path); err == nil { // the files are beside the one that a link names
+	if target, err := filepath.EvalSymlinks(path); err == nil { // the folder of a link's target
 		path = target
 	}
 	s, err := parseShards(root, filepath.Dir(path))
@@ -555,7 +557,7 @@ func (c *Checkpoint) readDivided(root *ptfile.Dict) error {
 	if err := s.present(); err != nil {
 		return err
 	}
-	root.Set(shardsKey, nil) // of a copy that SavePyTorch makes, which is whole
+	root.Set(shardsKey, nil) // a copy written by SavePyTorch is whole
 	c.divided = s
 	seen := map[any]bool{}
 	var visit func(v any) (any, error)
@@ -599,8 +601,7 @@ func (c *Checkpoint) readDivided(root *ptfile.Dict) error {
 	return err
 }
 
-// tensor returns the tensor that a dict stands for. Its parts must be all of its elements, each
-// once.
+// tensor returns the tensor that a dict describes. The parts must cover all elements exactly once.
 func (s *shardSet) tensor(d *ptfile.Dict) (*ptfile.Tensor, error) {
 	get := func(key string) any {
 		v, _ := d.Get(key)
@@ -623,7 +624,7 @@ func (s *shardSet) tensor(d *ptfile.Dict) (*ptfile.Tensor, error) {
 		if numbers[i] >= int64(len(s.files)) || p.first != at || p.n == 0 || at+p.n < at {
 			return nil, fmt.Errorf("%d elements from %d of rank %d follow %d elements", p.n, p.first, numbers[i], at)
 		}
-		if bytes := s.files[p.rank].bytes; p.n > bytes/size { // before anybody allocates them
+		if bytes := s.files[p.rank].bytes; p.n > bytes/size { // before any allocation
 			return nil, fmt.Errorf("%s, the file of rank %d, has %d bytes, and cannot have %d elements of it", s.name(p.rank), p.rank, bytes, p.n)
 		}
 		at += p.n
@@ -639,12 +640,12 @@ func (s *shardSet) tensor(d *ptfile.Dict) (*ptfile.Tensor, error) {
 	return t, nil
 }
 
-// read reads bytes at an offset of a tensor from the files that have them.
+// read reads bytes at an offset of a tensor from the rank files.
 func (s *shardSet) read(b []byte, offset int64, name string, dtype torch.DType, parts []dividedPart) error {
 	size := int64(dtype.Size())
 	i, found := slices.BinarySearchFunc(parts, offset, func(p dividedPart, at int64) int { return cmp.Compare(p.first*size, at) })
 	if !found {
-		i-- // the part before the first one that begins behind the offset
+		i-- // the last part that starts at or before the offset
 	}
 	for ; len(b) > 0 && i < len(parts); i++ {
 		p := parts[i]
@@ -670,7 +671,7 @@ func (f *rankFile) readPart(b []byte, name string, e entry, offset int64) error 
 	return f.sums.read(f.Checkpoint, b, name, e, offset)
 }
 
-// Size returns the size in bytes of the file, and of those beside it that belong to the checkpoint.
+// Size returns the checkpoint's total size in bytes, including shard files.
 func (c *Checkpoint) Size() (int64, error) {
 	info, err := c.file.Stat()
 	if err != nil {
@@ -690,11 +691,11 @@ func (c *Checkpoint) Size() (int64, error) {
 	return n, nil
 }
 
-// ReadPart returns elements of the tensor, on the CPU, as a row of n: the first one has the number
-// first in the order of memory of a tensor with these strides, whose elements fill one range of
-// memory. It reads and allocates no more than these elements if the file has them in this order: a
-// file's tensors have that of Contiguous strides, but for those that ranks have written. Otherwise
-// it reads the whole tensor. The row belongs to the caller.
+// ReadPart returns n elements of the tensor, on the CPU, as a row. The elements are numbered in the
+// memory order of a dense tensor with these strides; first is the number of the row's first
+// element. If the file has this order, ReadPart reads and allocates only these elements. Otherwise
+// it reads the whole tensor. A file has the order of Contiguous strides, except for tensors that
+// ranks have written. The row belongs to the caller.
 func (s *StoredTensor) ReadPart(strides []int64, first, n int64) (*torch.Tensor, error) {
 	t, err := s.from.readPart(s.entry, strides, first, n)
 	if err != nil {
@@ -730,7 +731,8 @@ func (c *Checkpoint) readPart(e entry, strides []int64, first, n int64) (*torch.
 	return t, nil
 }
 
-// ordered reports whether the file has the elements in the order of the strides, which are dense.
+// ordered reports whether the order of the elements in the file matches the strides, which are
+// dense.
 func (e *entry) ordered(strides []int64) bool {
 	own := ptfile.Contiguous(e.shape)
 	if e.stored != nil {
@@ -744,7 +746,7 @@ func (e *entry) ordered(strides []int64) bool {
 	return true
 }
 
-// fillPart reads elements that are in order in the file.
+// fillPart reads elements that are contiguous in the file.
 func (c *Checkpoint) fillPart(t *torch.Tensor, e entry, first int64) error {
 	b, err := t.Bytes()
 	if err != nil {
@@ -753,7 +755,7 @@ func (c *Checkpoint) fillPart(t *torch.Tensor, e entry, first int64) error {
 	return c.readBytes(b, e, first)
 }
 
-// cut reads the whole tensor, and copies the elements that t is for.
+// cut reads the whole tensor, and copies the elements for t.
 func (c *Checkpoint) cut(t *torch.Tensor, e entry, strides []int64, first int64) error {
 	read, err := c.read(e)
 	if err != nil {

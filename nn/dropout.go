@@ -20,25 +20,26 @@ func NewDropout2d(p float64) *Dropout {
 	return newDropout("Dropout2d", p, (*torch.Tensor).FeatureDropout)
 }
 
-// NewDropout1d returns NewDropout2d for sequences [N C L].
+// NewDropout1d is NewDropout2d for sequences [N C L].
 func NewDropout1d(p float64) *Dropout {
 	return newDropout("Dropout1d", p, (*torch.Tensor).FeatureDropout)
 }
 
-// NewDropout3d returns NewDropout2d for volumes [N C D H W].
+// NewDropout3d is NewDropout2d for volumes [N C D H W].
 func NewDropout3d(p float64) *Dropout {
 	return newDropout("Dropout3d", p, (*torch.Tensor).FeatureDropout)
 }
 
 // NewAlphaDropout returns a module that sets an element with probability p to SELU's negative
-// limit, and scales and shifts all, so that mean and variance stay: it belongs after [NewSELU].
+// limit. It scales and shifts all elements so that mean and variance stay the same. Use it after
+// [NewSELU].
 func NewAlphaDropout(p float64) *Dropout {
 	return newDropout("AlphaDropout", p, (*torch.Tensor).AlphaDropout)
 }
 
 // NewStochasticDepth returns a module that zeroes a whole sample [N ...] with probability p and
-// scales the others by 1/(1-p): torchvision's StochasticDepth in the mode "row". It belongs at the
-// end of a residual branch.
+// scales the others by 1/(1-p). It is torchvision's StochasticDepth in the mode "row". Use it at
+// the end of a residual branch.
 func NewStochasticDepth(p float64) *Dropout { return newDropout("StochasticDepth", p, dropSamples) }
 
 func dropSamples(x *torch.Tensor, p float64, train bool) *torch.Tensor {

@@ -17,7 +17,7 @@ type Embedding struct {
 
 // EmbeddingOptions are the options of NewEmbedding.
 type EmbeddingOptions struct {
-	// PaddingIdx is a row that is initially zero and gets no gradient, if not nil.
+	// PaddingIdx, if not nil, is a row that is initially zero and gets no gradient.
 	PaddingIdx *int
 }
 
@@ -29,7 +29,8 @@ func NewEmbedding(rows, size int, o EmbeddingOptions) *Embedding {
 	return e
 }
 
-// table returns a normal weight [rows size], in which the padding row is zero, and that row.
+// table returns a weight [rows size] with normal values and a zero padding row, and the index of
+// that row.
 func table(op string, rows, size int, paddingIdx *int) (weight *torch.Tensor, padding *int64) {
 	if bad := positive(op, "rows and size", rows, size); bad != nil {
 		return bad, nil
@@ -63,8 +64,7 @@ func (e *Embedding) Forward(indices *torch.Tensor) *torch.Tensor {
 // Parts returns the weight.
 func (e *Embedding) Parts() Parts { return weightAndBias(e.Weight, nil) }
 
-// EmbeddingBag is a table of vectors of which it joins several to one, such as those of a text's
-// words.
+// EmbeddingBag looks up several vectors and reduces them to one, for example one vector per text.
 type EmbeddingBag struct {
 	layer
 	Weight *torch.Tensor // [rows size], initially normal
@@ -75,10 +75,10 @@ type EmbeddingBag struct {
 
 // EmbeddingBagOptions are the options of NewEmbeddingBag.
 type EmbeddingBagOptions struct {
-	// Mode is how to join the vectors of a bag: "mean" (also ""), "sum" or "max".
+	// Mode is the reduction of a bag's vectors: "mean" (also ""), "sum" or "max".
 	Mode string
-	// PaddingIdx is a row that is initially zero, does not count in a bag, and gets no gradient, if
-	// not nil.
+	// PaddingIdx, if not nil, is a row that is initially zero, does not count in a bag, and gets no
+	// gradient.
 	PaddingIdx *int
 }
 
@@ -123,9 +123,9 @@ func (e *EmbeddingBag) Forward(indices *torch.Tensor) *torch.Tensor {
 	}, indices), indices)
 }
 
-// Bags returns a vector for each bag, [N size]. indices are those of all bags, one after the other:
-// an int64 or int32 tensor of one dimension. Bag i begins at offsets[i], which has the same dtype.
-// weights, if not nil, has a factor for each index, with the mode "sum".
+// Bags returns one vector per bag, [N size]. indices concatenates the indices of all bags: an int64
+// or int32 tensor of one dimension. Bag i starts at offsets[i]; offsets has the dtype of indices.
+// weights, if not nil, has a factor for each index, and requires the mode "sum".
 func (e *EmbeddingBag) Bags(indices, offsets, weights *torch.Tensor) *torch.Tensor {
 	return e.result(e.bags(indices, offsets, weights), indices, offsets, weights)
 }

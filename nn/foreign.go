@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// foreign lists kinds of files that a user might name in place of a checkpoint, by their first
-// bytes or by those at an offset, and what to do with each.
+// foreign lists kinds of files that a user might pass instead of a checkpoint. Each has magic bytes
+// at an offset, and advice for the user.
 var foreign = []struct {
 	offset     int
 	magic      string
@@ -42,14 +42,14 @@ const (
 	pickleNext = "save its tensors with torch.save, or as safetensors"
 )
 
-// isONNX reports whether a file that begins with head is a model of ONNX: a protocol buffer whose
+// isONNX reports whether a file that starts with head is an ONNX model. ONNX is a protocol buffer:
 // field 1, the version of the format, precedes field 2, the name of the producer, or field 7, the
 // graph.
 func isONNX(head []byte) bool {
 	const (
 		version  = 1 << 3   // a number, whose wire type is 0
 		producer = 2<<3 | 2 // text
-		graph    = 7<<3 | 2 // a message, which begins with a node, field 1
+		graph    = 7<<3 | 2 // a message that starts with a node, field 1
 		node     = 1<<3 | 2
 	)
 	if len(head) < 8 || head[0] != version || head[1] == 0 || head[1] >= 0x80 {
@@ -66,8 +66,8 @@ func isONNX(head []byte) bool {
 	return false
 }
 
-// describeForeign returns what a file that is no checkpoint looks like by its first bytes, and what
-// to do. It returns "" if the file looks like nothing that is known.
+// describeForeign guesses from the first bytes what kind of file this is, and returns a description
+// with advice. It returns "" for an unknown kind.
 func describeForeign(head []byte) string {
 	for _, f := range foreign {
 		if len(head) > f.offset && bytes.HasPrefix(head[f.offset:], []byte(f.magic)) {
@@ -83,7 +83,7 @@ func describeForeign(head []byte) string {
 	return ""
 }
 
-// firstLine returns up to 20 characters of the first line of a text, or "" for bytes that are none.
+// firstLine returns up to 20 characters of a text's first line, or "" if the bytes are not text.
 func firstLine(head []byte) string {
 	var line []rune
 	for len(head) > 0 {

@@ -6,12 +6,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Graphed runs a module's forward and backward passes as CUDA graphs inside of eager training: see
-// [torch.GraphedModule] for what that means, and for when a call runs eagerly. A call also does so
-// in evaluation mode, and while a part of the module has another mode than in the first call in
-// training mode.
+// Graphed runs a module's forward and backward passes as CUDA graphs within eager training. See
+// [torch.GraphedModule] for the meaning and for the calls that run eagerly. A call also runs
+// eagerly in evaluation mode, and while a part of the module is in another mode than in the first
+// training call.
 //
-// A Graphed takes the place of its module: parameters, buffers and their names are the module's, so
+// A Graphed replaces its module: parameters, buffers and their names are the module's, so
 // optimizers and checkpoints see no difference.
 type Graphed struct {
 	layer
@@ -21,11 +21,11 @@ type Graphed struct {
 	parts  []interface{ training() bool }
 
 	mu    sync.Mutex
-	modes string // of the parts in the first call in training mode; guarded by mu
+	modes string // modes of the parts in the first training call; guarded by mu
 }
 
-// NewGraphed returns the module with graphs for its passes. Close it. The module has all its parts,
-// and its parameters are where they stay: move a model to its device before.
+// NewGraphed returns the module with graphs for its passes. Close the result after use. The module
+// must be complete and its parameters must not move: call To first.
 func NewGraphed(m Module, o torch.GraphedModuleOptions) *Graphed {
 	g := &Graphed{module: m}
 	g.create("Graphed")
@@ -44,7 +44,7 @@ func NewGraphed(m Module, o torch.GraphedModuleOptions) *Graphed {
 // Parts returns the parts of the module.
 func (g *Graphed) Parts() Parts { return g.module.Parts() }
 
-// SetTraining chooses the mode of the module itself; [Train] chooses that of its parts too.
+// SetTraining sets the mode of the module itself; [Train] also sets the mode of its parts.
 func (g *Graphed) SetTraining(training bool) {
 	g.switchable.SetTraining(training)
 	if m, ok := g.module.(Moder); ok {
@@ -64,7 +64,7 @@ func (g *Graphed) Forward(x *torch.Tensor) *torch.Tensor {
 	return g.result(out[0], x)
 }
 
-// sameModes reports whether the parts have the modes of the first call.
+// sameModes reports whether the parts have the same modes as in the first call.
 func (g *Graphed) sameModes() bool {
 	modes := make([]byte, len(g.parts)+1)
 	for i, p := range g.parts {

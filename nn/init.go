@@ -6,18 +6,17 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Init fills a tensor in place, under NoGrad, and returns it, or a failed tensor. It draws the same
-// numbers as PyTorch's function of that name in torch.nn.init, after the same seed.
+// Init fills a tensor in place, under NoGrad, and returns it, or a failed tensor. After the same
+// seed it draws the same numbers as the function of that name in torch.nn.init.
 type Init func(t *torch.Tensor) *torch.Tensor
 
-// NewParameter returns a float32 leaf of the shape on the CPU, for a module of the program's own.
-// An error stays in the tensor, so that a network can be written as one expression.
+// NewParameter returns a float32 leaf of the shape on the CPU, for a custom module. An error stays
+// in the tensor, so that a network can be written as one expression.
 func NewParameter(init Init, shape ...int64) *torch.Tensor {
 	return parameter("nn.NewParameter", init, shape...)
 }
 
-// Initialise fills a parameter, such as a layer's Weight, with other values than its constructor
-// did.
+// Initialise overwrites a parameter's initial values, for example those of a layer's Weight.
 func Initialise(parameter *torch.Tensor, init Init) error {
 	return init(parameter.NoGrad()).Err()
 }
@@ -58,10 +57,10 @@ func XavierNormal() Init {
 	return scaled(func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, centred)
 }
 
-// Orthogonal draws a matrix with orthogonal rows or columns, whichever are fewer, of length gain. A
-// tensor of more than 2 dimensions is a matrix with its first dimension as the rows. It suits the
-// weights of recurrent layers (Saxe et al., "Exact solutions to the nonlinear dynamics of learning
-// in deep linear neural networks").
+// Orthogonal draws a matrix whose rows or columns, whichever are fewer, are orthogonal and have
+// length gain. A tensor with more than 2 dimensions counts as a matrix whose rows are its first
+// dimension. It suits the weights of recurrent layers (Saxe et al., "Exact solutions to the
+// nonlinear dynamics of learning in deep linear neural networks").
 func Orthogonal(gain float64) Init {
 	return func(t *torch.Tensor) *torch.Tensor {
 		shape := t.Shape()
@@ -91,7 +90,7 @@ func Orthogonal(gain float64) Init {
 }
 
 // KaimingUniform draws uniformly for the variance 2 / fan-in, which suits ReLU. It is PyTorch's
-// kaiming_uniform_ with nonlinearity="relu"; layers begin with a = sqrt(5) instead.
+// kaiming_uniform_ with nonlinearity="relu". Layers use a = sqrt(5) by default instead.
 func KaimingUniform() Init {
 	return scaled(func(in, _ float64) float64 { return math.Sqrt(2) / math.Sqrt(in) }, symmetric)
 }
@@ -115,8 +114,8 @@ func symmetric(t *torch.Tensor, std float64) *torch.Tensor {
 
 func centred(t *torch.Tensor, std float64) *torch.Tensor { return t.Normal_(0, std) }
 
-// scaled draws with a standard deviation that depends on the fans of a weight [out in ...], whose
-// further dimensions multiply both.
+// scaled draws with a standard deviation that depends on the fan-in and fan-out of a weight [out in
+// ...]. Further dimensions multiply both.
 func scaled(std func(in, out float64) float64, draw func(t *torch.Tensor, std float64) *torch.Tensor) Init {
 	return func(t *torch.Tensor) *torch.Tensor {
 		shape := t.Shape()
@@ -140,8 +139,8 @@ func defaultWeight() Init {
 	return scaled(func(in, _ float64) float64 { return math.Sqrt(2/(1+5.0)) / math.Sqrt(in) }, symmetric)
 }
 
-// uniform draws from [-bound, bound), where bound is 1/sqrt(n): PyTorch's default for biases, with
-// the fan-in as n, and for recurrent layers, with the hidden size.
+// uniform draws from [-bound, bound), where bound is 1/sqrt(n). It is PyTorch's default for biases
+// (n is the fan-in) and for recurrent layers (n is the hidden size).
 func uniform(n int) Init {
 	bound := 1 / math.Sqrt(float64(n))
 	return Uniform(-bound, bound)

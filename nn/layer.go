@@ -14,8 +14,8 @@ import (
 
 var errNoModule = errors.New("the module is nil")
 
-// layer is embedded in the package's modules. It tells errors and [Summary] which module of the
-// model this is. Its zero value works: then the path and the line are unknown.
+// layer is embedded in the package's modules. It gives errors and [Summary] the module's place in
+// the model. Its zero value works: the path and the line are then unknown.
 type layer struct {
 	kind  string                   // "Conv2d"
 	made  [8]uintptr               // the stack of the constructor
@@ -28,14 +28,14 @@ type layered interface{ base() *layer }
 
 func (l *layer) base() *layer { return l }
 
-// create sets what a constructor knows.
+// create records the kind and the constructor's callers.
 func (l *layer) create(kind string) {
 	l.kind = kind
 	runtime.Callers(2, l.made[:])
 }
 
-// locate notes the layer's path below the module that a walk began with. A walk of a part of the
-// model gives a shorter path than an earlier walk of the whole model, and does not replace it.
+// locate records the layer's path below the root of a walk. If the layer already has a longer path,
+// from a walk of the whole model, locate keeps it.
 func (l *layer) locate(path string) {
 	known := l.path.Load()
 	if path == "" || known != nil && (*known == path || strings.HasSuffix(*known, "."+path)) {
@@ -65,7 +65,7 @@ func (l *layer) line() (file string, line int) {
 	own := ""
 	for {
 		f, more := frames.Next()
-		if own == "" { // the constructor's package, even in a fork with another path
+		if own == "" { // the constructor's package, also in a fork with another path
 			slash := strings.LastIndexByte(f.Function, '/')
 			own = f.Function[:slash+1+strings.IndexByte(f.Function[slash+1:], '.')+1]
 		}
@@ -78,8 +78,8 @@ func (l *layer) line() (file string, line int) {
 	}
 }
 
-// result returns y, the layer's output for the inputs. If y failed and no input did, y's error gets
-// the layer's path and line.
+// result returns y, the layer's output for the inputs. If y failed and no input did, result adds
+// the layer's path and line to y's error.
 func (l *layer) result(y *torch.Tensor, in ...*torch.Tensor) *torch.Tensor {
 	if y.Err() == nil && l.watch.Load() == nil {
 		return y
@@ -87,8 +87,8 @@ func (l *layer) result(y *torch.Tensor, in ...*torch.Tensor) *torch.Tensor {
 	return l.report(y, "", l.kind, in...)
 }
 
-// report adds the place to an error that arose in the layer or its child, and shows the output to a
-// running Summary.
+// report adds the place to an error that arose in the layer or its child, and passes the output to
+// a running Summary.
 func (l *layer) report(y *torch.Tensor, child, kind string, in ...*torch.Tensor) *torch.Tensor {
 	err := y.Err()
 	if err == nil {
@@ -99,7 +99,7 @@ func (l *layer) report(y *torch.Tensor, child, kind string, in ...*torch.Tensor)
 	}
 	for _, x := range in {
 		if x != nil && x.Err() != nil {
-			return y // the failure came with the input
+			return y // an input failed already
 		}
 	}
 	var inner *LayerError
@@ -114,24 +114,24 @@ func (l *layer) report(y *torch.Tensor, child, kind string, in ...*torch.Tensor)
 	return torch.Fail("nn."+kind, e)
 }
 
-// LayerError is an error of one layer of a model. The tensors that a failed Forward returns carry
+// LayerError is an error of one layer of a model. The tensors that a failed Forward returns hold
 // it, and errors.As finds it.
 type LayerError struct {
 	Kind string // the layer's type, such as "Conv2d"
-	// File and Line are the place where the program called the layer's constructor; for a module
-	// without a place of its own, that of the [Sequential] or [Parallel] around it.
+	// File and Line are the place where the program called the layer's constructor. For a module
+	// without a recorded place they are the place of the enclosing [Sequential] or [Parallel].
 	File string
 	Line int
-	Err  error // what failed; errors.Is and errors.As unwrap it
+	Err  error // the cause; errors.Is and errors.As unwrap it
 
 	layer *layer
 	child string
 }
 
 // Path returns the layer's path in the model, such as "layer2.0.conv1". Every function that lists a
-// model's parameters or modules (To, Parameters, State, Load, Train and others) tells the layers
-// their paths below the model that it was called with. Before the first such call only the
-// Sequentials and Parallels around a layer tell its path, and without those it is empty.
+// model's parameters or modules (To, Parameters, State, Load, Train and others) sets the layers'
+// paths, relative to the module that it was called with. Before the first such call the path
+// includes only the enclosing Sequentials and Parallels, and is empty without those.
 func (e *LayerError) Path() string {
 	path := e.layer.location()
 	switch {
@@ -168,15 +168,15 @@ func kindOf(m Module) string {
 	return name[strings.LastIndexByte(name, '.')+1:]
 }
 
-// switchable is embedded in modules that differ in training and evaluation.
+// switchable is embedded in modules that behave differently in training and evaluation.
 type switchable struct{ evaluating atomic.Bool }
 
-// SetTraining chooses training mode, the initial mode, or evaluation mode.
+// SetTraining selects training mode, which is the initial mode, or evaluation mode.
 func (s *switchable) SetTraining(training bool) { s.evaluating.Store(!training) }
 
 func (s *switchable) training() bool { return !s.evaluating.Load() }
 
-// function is a module without parts that has a name.
+// function is a named module without parts.
 type function struct {
 	layer
 	f func(*torch.Tensor) *torch.Tensor
@@ -245,7 +245,7 @@ func positive(op string, names string, sizes ...int) *torch.Tensor {
 	return nil
 }
 
-// invalid returns a failed tensor for an argument of the caller.
+// invalid returns a failed tensor for an invalid argument.
 func invalid(op, format string, args ...any) *torch.Tensor {
 	return torch.Fail(op, fmt.Errorf(format+": %w", append(args, cuda.ErrInvalidArgument)...))
 }
@@ -266,8 +266,8 @@ func int64s(list []int) []int64 {
 	return all
 }
 
-// within returns t as a member of x's scope, so that what is computed from t alone ends with x's
-// scope.
+// within returns t as a member of x's scope, so that results computed from t alone are closed with
+// x's scope.
 func within(x, t *torch.Tensor) *torch.Tensor {
 	if s := x.Scope(); s != nil && t != nil {
 		return t.In(s)

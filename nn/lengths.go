@@ -9,11 +9,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// RunLengths is Run for padded sequences: sequence i of the batch has lengths[i] steps, 1 to L.
-// The outputs [L N directions*hidden] are 0 after a sequence's end, the states are those after its
-// last step, and the second direction of a bidirectional layer begins there. It computes what
-// PyTorch does from pack_padded_sequence to pad_packed_sequence, for lengths in any order. On a GPU
-// it waits for the copy of the batch's order.
+// RunLengths is Run for padded sequences: sequence i of the batch has lengths[i] steps, 1 to L. The
+// outputs [L N directions*hidden] are 0 after a sequence's end. The states are those after each
+// sequence's last step, where the second direction of a bidirectional layer starts. The result
+// equals PyTorch's pack_padded_sequence, layer and pad_packed_sequence, for lengths in any order.
+// On a GPU RunLengths waits for the copy of the batch's order.
 func (l *LSTM) RunLengths(x *torch.Tensor, lengths []int, hidden, cell *torch.Tensor) (y, lastHidden, lastCell *torch.Tensor) {
 	y, last := l.runLengths("lstm.data", x, lengths, hidden, cell)
 	return y, last[0], last[1]
@@ -82,7 +82,7 @@ func (r *recurrent) runLengths(op string, x *torch.Tensor, lengths []int, states
 	return r.result(b.restored(padded[0], b.dim), inputs...), last
 }
 
-// temporaries are the tensors that end with a function.
+// temporaries are the tensors that a function closes when it returns.
 type temporaries struct{ all []*torch.Tensor }
 
 func (t *temporaries) own(x *torch.Tensor) *torch.Tensor {
@@ -96,15 +96,15 @@ func (t *temporaries) close() {
 	}
 }
 
-// sortedBatch is the order of a batch's sequences from the longest to the shortest, in which
-// LibTorch takes them.
+// sortedBatch holds a batch's sequences sorted from the longest to the shortest, as LibTorch
+// requires.
 type sortedBatch struct {
-	dim            int           // of x, with the batch
+	dim            int           // the batch dimension of x
 	lengths        *torch.Tensor // int64 [N] on the CPU, in that order
 	order, inverse *torch.Tensor // int64 [N] on the device of x
 }
 
-// sortLengths checks the lengths, and leaves the tensors of the result to t.
+// sortLengths checks the lengths. t owns the tensors of the result.
 func (r *recurrent) sortLengths(x *torch.Tensor, lengths []int, t *temporaries) (b sortedBatch, err error) {
 	shape := x.Shape()
 	b.dim = 1

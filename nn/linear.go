@@ -43,9 +43,9 @@ func NewFlatten() Module {
 	return newFunction("Flatten", func(x *torch.Tensor) *torch.Tensor { return x.Flatten(1, -1) })
 }
 
-// NewUnflatten returns a module that splits dimension dim, which counts from the end if negative,
-// into dimensions of the given sizes, one of which may be -1: with dim 1 and the sizes C, H and W
-// [N C*H*W] becomes [N C H W].
+// NewUnflatten returns a module that splits dimension dim into dimensions of the given sizes. A
+// negative dim counts from the end, and one size may be -1. With dim 1 and the sizes C, H and W, [N
+// C*H*W] becomes [N C H W].
 func NewUnflatten(dim int, sizes ...int) Module {
 	split := int64s(sizes)
 	return newFunction("Unflatten", func(x *torch.Tensor) *torch.Tensor { return x.Unflatten(int64(dim), split) })

@@ -9,24 +9,25 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Load reads a file that [Save] or PyTorch wrote into the module's parameters and buffers, on
-// whichever device they are, and returns the file's metadata. The file must have exactly the
-// module's names and shapes; otherwise the error lists the differences, and names that the file
-// has. Load changes the module only after it has read the whole file, which it holds in host memory
-// until then. Only a failure of the device can leave some tensors loaded and others not.
+// Load reads a file written by [Save] or PyTorch into the module's parameters and buffers, on any
+// device, and returns the file's metadata. The file must have exactly the module's names and
+// shapes; otherwise the error lists the differences and some of the file's names. Load holds the
+// whole file in host memory before it changes the module. Only a device failure can leave some
+// tensors loaded and others not.
 //
 // A floating-point tensor of another dtype is converted as PyTorch converts it. Integers are
-// converted if the module's dtype has all of them. Integers in the place of floating-point numbers,
-// as in a quantized model, are an error.
+// converted if the module's dtype can represent all of them. It is an error if the file has
+// integers where the module has floating-point numbers, as in a quantized model.
 //
-// Names need not be the module's to the letter. Load removes a prefix that all names of the file
-// have and without which they fit: "module." of DistributedDataParallel, "_orig_mod." of
-// torch.compile, "model." of Lightning, or several. It adds a prefix that all names of the module
-// have, such as "transformer.". Of tied weights the file needs only one: the metadata of
-// safetensors.torch.save_model names the other one, and a PyTorch file shows which share memory.
+// Names may differ by prefixes. Load removes a prefix that all names of the file have if the names
+// then match: "module." of DistributedDataParallel, "_orig_mod." of torch.compile, "model." of
+// Lightning, or several. It adds a prefix that all names of the module have, such as
+// "transformer.". The file needs only one of several tied weights: the metadata of
+// safetensors.torch.save_model names the others, and a PyTorch file shows which tensors share
+// memory.
 //
-// As in PyTorch, a file may lack the counts of batches of the normalisations (num_batches_tracked),
-// which PyTorch before 0.4.1 did not write. The module keeps its own.
+// As in PyTorch, a file may lack num_batches_tracked, the batch counts of normalisations, which
+// PyTorch before 0.4.1 did not write. The module then keeps its counts.
 func Load(path string, m Module) (map[string]string, error) {
 	r, err := LoadWith(path, m, LoadOptions{})
 	if err != nil {
@@ -37,36 +38,37 @@ func Load(path string, m Module) (map[string]string, error) {
 
 // LoadOptions are the options of [LoadWith].
 type LoadOptions struct {
-	// Partial loads the tensors that file and module have in common, and leaves the module's other
-	// tensors as they are: for fine-tuning with another head, or from a part of a model. A file
-	// that has no parameter of the module is an error still.
+	// Partial loads the tensors that file and module have in common, and does not change the
+	// module's other tensors. Use it to fine-tune with another head, or to load a part of a model.
+	// It is still an error if the file has no parameter of the module.
 	Partial bool
-	// Rename, if not nil, returns the module's name of a tensor for the file's name, or "" to leave
-	// the tensor out. Load then removes and adds no prefix itself.
+	// Rename, if not nil, maps a tensor's name in the file to its name in the module, or to "" to
+	// skip the tensor. Load then neither removes nor adds prefixes.
 	Rename func(name string) string
-	// Dict names the dict of a PyTorch file that has the tensors, such as "state_dict_ema". Keys of
-	// nested dicts are joined by dots. "" stands for the dict that [OpenCheckpoint] chooses.
+	// Dict names the dict of a PyTorch file that has the tensors, such as "state_dict_ema". Dots
+	// join the keys of nested dicts. "" selects the dict that [OpenCheckpoint] chooses.
 	Dict string
 }
 
-// LoadReport says how a file and a module compare.
+// LoadReport compares a file with a module.
 type LoadReport struct {
 	Metadata   map[string]string
 	Loaded     []string   // the tensors that now have the file's values, in the module's order
-	Converted  []Mismatch // those of Loaded that have another dtype in the file
+	Converted  []Mismatch // the tensors of Loaded whose dtype in the file differs
 	Missing    []string   // tensors of the module that are not in the file
 	Unexpected []string   // tensors of the file, by its names, that are not in the module
 	Mismatched []Mismatch // tensors whose shapes differ, or whose dtypes cannot be converted
 
-	Parameters, AllParameters int   // the parameters that were loaded, and those of the module
+	Parameters, AllParameters int   // the parameters that were loaded, and all of the module's
 	Elements, AllElements     int64 // the numbers in Loaded, and those in all parameters and buffers
 
-	// Notes are sentences about names: a prefix that Load removed, a twin of tied weights, averages
-	// in the file that Load did not take.
+	// Notes are sentences about names: a removed prefix, a tied weight that the file lists under
+	// another name, or averages in the file that were not loaded.
 	Notes []string
 }
 
-// Mismatch is a tensor with another shape or dtype in file and module. Name is the module's.
+// Mismatch is a tensor whose shape or dtype differs between file and module. Name is the module's
+// name.
 type Mismatch struct {
 	Name         string
 	File, Module torch.Spec
@@ -76,10 +78,11 @@ func (m Mismatch) String() string {
 	return fmt.Sprintf("%s is %v%v in the file and %v%v in the module", m.Name, m.File.DType, m.File.Shape, m.Module.DType, m.Module.Shape)
 }
 
-// LowShare is the [LoadReport.Share] below which a report asks whether the file is of this network.
+// LowShare is the [LoadReport.Share] below which a report asks whether the file belongs to this
+// network.
 const LowShare = 0.9
 
-// Share returns the share of the module's numbers that came from the file: 0 to 1.
+// Share returns the fraction of the module's numbers that came from the file: 0 to 1.
 func (r *LoadReport) Share() float64 {
 	if r.AllElements == 0 {
 		return 1
@@ -87,14 +90,14 @@ func (r *LoadReport) Share() float64 {
 	return float64(r.Elements) / float64(r.AllElements)
 }
 
-// String is [LoadReport.Describe] with all differences.
+// String returns [LoadReport.Describe] with all differences.
 func (r *LoadReport) String() string {
 	return r.Describe("the same network", len(r.Missing)+len(r.Mismatched)+len(r.Unexpected))
 }
 
-// Describe says in a line how many tensors and parameters, and what share of the numbers, came from
-// the file. The next lines are the notes and the differences, at most the given number of these. If
-// the share is below [LowShare], a line asks "is this NETWORK?".
+// Describe reports how many tensors and parameters, and what share of the numbers, came from the
+// file. The next lines are the notes and at most the given number of differences. If the share is
+// below [LowShare], a line asks "is this NETWORK?".
 func (r *LoadReport) Describe(network string, differences int) string {
 	lines := []string{fmt.Sprintf("%d tensors loaded: %d of %d parameters, %s of the numbers",
 		len(r.Loaded), r.Parameters, r.AllParameters, percent(r.Elements, r.AllElements))}
@@ -111,7 +114,7 @@ func (r *LoadReport) Describe(network string, differences int) string {
 	return strings.Join(lines, "\n")
 }
 
-// percent rounds down, so that only all numbers are 100 %.
+// percent rounds down, so that it returns 100 % only for all numbers.
 func percent(n, all int64) string {
 	if n == all {
 		return "100 %"
@@ -119,7 +122,7 @@ func percent(n, all int64) string {
 	return fmt.Sprintf("%.1f %%", float64(int64(1000*float64(n)/float64(all)))/10)
 }
 
-// converted says how many tensors a load has converted, by dtypes.
+// converted describes the converted tensors: a count per pair of dtypes.
 func converted(tensors []Mismatch) string {
 	type pair struct{ from, to torch.DType }
 	var pairs []pair
@@ -152,8 +155,8 @@ func (r *LoadReport) differences() []error {
 	return errs
 }
 
-// LoadWith is [Load] with options, and returns a report of what it loaded. With an error it changes
-// nothing, as Load.
+// LoadWith is [Load] with options, and returns a report. After an error the module is unchanged, as
+// with Load.
 func LoadWith(path string, m Module, o LoadOptions) (*LoadReport, error) {
 	c, err := OpenCheckpoint(path)
 	if err != nil {
@@ -163,7 +166,7 @@ func LoadWith(path string, m Module, o LoadOptions) (*LoadReport, error) {
 	return c.LoadInto(m, o)
 }
 
-// LoadInto is [LoadWith] of the open file.
+// LoadInto is [LoadWith] for the open file.
 func (c *Checkpoint) LoadInto(m Module, o LoadOptions) (*LoadReport, error) {
 	l := loading{c: c, state: State(m), report: &LoadReport{Metadata: c.Metadata()}}
 	err := l.match(o)
@@ -188,24 +191,23 @@ func (c *Checkpoint) LoadInto(m Module, o LoadOptions) (*LoadReport, error) {
 	return l.report, nil
 }
 
-// loading is one LoadInto.
+// loading is the state of one LoadInto.
 type loading struct {
 	c      *Checkpoint
 	from   source
-	state  []Named // of the module
+	state  []Named // the module's
 	pairs  []loadPair
 	report *LoadReport
 }
 
-// loadPair is a tensor that both sides have.
+// loadPair is a tensor that both file and module have.
 type loadPair struct {
 	to     Named
 	file   string        // the name in the file
-	values *torch.Tensor // in the module's dtype and shape, once they are read
+	values *torch.Tensor // in the module's dtype and shape; nil before read
 }
 
-// match finds the tensors that file and module have in common, and all differences, before anything
-// changes.
+// match finds the common tensors and all differences, before anything changes.
 func (l *loading) match(o LoadOptions) error {
 	var err error
 	if l.from, err = l.c.source(o.Dict); err != nil {
@@ -242,7 +244,7 @@ func (l *loading) match(o LoadOptions) error {
 	return nil
 }
 
-// pair adds a tensor of both sides to what is to be loaded, or to the mismatches.
+// pair adds a common tensor to the tensors to load, or to the mismatches.
 func (l *loading) pair(n Named, file string) {
 	e := l.from.entries[file]
 	m := Mismatch{n.Name, torch.Spec{Name: file, DType: e.dtype, Shape: e.shape}, torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}}
@@ -258,13 +260,12 @@ func (l *loading) pair(n Named, file string) {
 }
 
 // fits reports whether a tensor of the file's shape can be loaded. PyTorch before 0.4 had no
-// tensors without dimensions, and wrote one element instead.
+// zero-dimensional tensors, and wrote one element instead.
 func fits(file, module []int64) bool {
 	return slices.Equal(file, module) || len(module) == 0 && slices.Equal(file, []int64{1})
 }
 
-// sharedWithin moves names from the missing ones to the loaded ones if their tensor is loaded by
-// another name.
+// sharedWithin moves names from Missing to Loaded if their tensor is loaded under another name.
 func (l *loading) sharedWithin() {
 	r, shared := l.report, map[*torch.Tensor]bool{}
 	for _, p := range l.pairs {
@@ -282,7 +283,7 @@ func (l *loading) sharedWithin() {
 	}
 }
 
-// count sets the numbers of the report.
+// count sets the totals of the report.
 func (l *loading) count(m Module) {
 	r, loaded := l.report, map[*torch.Tensor]bool{}
 	r.Parameters, r.AllParameters, r.Elements, r.AllElements = 0, 0, 0, 0
@@ -311,7 +312,7 @@ func (l *loading) count(m Module) {
 	}
 }
 
-// accept returns an error if the options do not allow the differences.
+// accept returns an error unless the options allow the differences.
 func (l *loading) accept(o LoadOptions) error {
 	r := l.report
 	something := r.Parameters > 0 || r.AllParameters == 0 && len(r.Loaded) > 0
@@ -329,7 +330,7 @@ func (l *loading) accept(o LoadOptions) error {
 	return l.unfit(errs)
 }
 
-// read reads the values of all pairs, in the module's dtypes, into the scope.
+// read reads the values of all pairs in the module's dtypes. The scope owns them.
 func (l *loading) read(scope *torch.Scope) error {
 	kept := l.pairs[:0]
 	for _, p := range l.pairs {
@@ -341,7 +342,7 @@ func (l *loading) read(scope *torch.Scope) error {
 		p.values, err = withDType(t, p.to.Tensor.DType())
 		switch {
 		case errors.Is(err, errChanged) && isBatchCount(p.to.Name):
-			// A count of batches over 65,504 is infinite in float16. The module keeps its own.
+			// A batch count over 65,504 is infinite in float16. The module keeps its count.
 			l.drop(p.to.Name)
 			continue
 		case err != nil:
@@ -356,7 +357,7 @@ func (l *loading) read(scope *torch.Scope) error {
 	return nil
 }
 
-// drop makes a converted tensor one that was not loaded.
+// drop moves a converted tensor from the loaded ones to the mismatches.
 func (l *loading) drop(name string) {
 	r := l.report
 	r.Loaded = slices.DeleteFunc(r.Loaded, func(s string) bool { return s == name })
@@ -365,7 +366,7 @@ func (l *loading) drop(name string) {
 	r.Converted = slices.Delete(r.Converted, i, i+1)
 }
 
-// isBatchCount reports whether a name is that of a normalisation's count of batches.
+// isBatchCount reports whether a name is the name of a normalisation's batch count.
 func isBatchCount(name string) bool {
 	return name == batchCount || strings.HasSuffix(name, "."+batchCount)
 }
@@ -383,7 +384,7 @@ func (l *loading) unfit(errs []error) error {
 	return fmt.Errorf("nn: %s does not fit the module: %w", l.c.path, errors.Join(errs...))
 }
 
-// atMost returns the first errors, and one that counts the others.
+// atMost returns the first errors, and an error that counts the others.
 func atMost(errs []error, most int) []error {
 	more := len(errs) - most
 	switch {

@@ -10,18 +10,18 @@ import (
 	"github.com/torchstream/torchstream/internal/ptfile"
 )
 
-// source is the tensors of a file, or of a dict of a PyTorch file, from which a module is loaded.
+// source is the set of tensors to load from: a file's, or those of one dict of a PyTorch file.
 type source struct {
 	dict    string // the path of the dict; "" for the file itself
 	names   []string
 	entries map[string]entry
-	twins   map[string]string         // of names that the file lacks: the name of the tensor that is tied
-	dicts   []tensorDict              // all of the file
-	unread  map[string]*ptfile.Opaque // values that are no tensors of ours
+	twins   map[string]string         // for names that the file lacks, the name of the tied tensor
+	dicts   []tensorDict              // all dicts of the file
+	unread  map[string]*ptfile.Opaque // values that cannot be read as tensors
 }
 
-// source returns the tensors of the named dict or, if the name is empty, those that OpenCheckpoint
-// has chosen.
+// source returns the tensors of the named dict or, if the name is empty, those of the dict that
+// OpenCheckpoint chose.
 func (c *Checkpoint) source(dict string) (source, error) {
 	s := source{dict: c.dict, names: c.names, entries: c.entries, unread: c.unread, twins: map[string]string{}, dicts: tensorDicts(c.root)}
 	if dict != "" {
@@ -32,7 +32,8 @@ func (c *Checkpoint) source(dict string) (source, error) {
 		s.names, s.entries, s.unread = dictEntries(s.dicts[i].dict)
 		s.dict = dict
 	}
-	// safetensors.torch.save_model writes one of tied tensors, and maps the others' names to its.
+	// safetensors.torch.save_model writes one of several tied tensors, and maps the other names to
+	// its name.
 	for removed, kept := range c.metadata {
 		_, has := s.entries[removed]
 		if _, ok := s.entries[kept]; ok && !has && !c.pytorch {
@@ -42,7 +43,7 @@ func (c *Checkpoint) source(dict string) (source, error) {
 	return s, nil
 }
 
-// isTwin reports whether a tensor of a PyTorch file is the same memory as one that is used.
+// isTwin reports whether a tensor of a PyTorch file shares its memory with a used one.
 func (s *source) isTwin(name string, used map[string]bool) bool {
 	t := s.entries[name].stored
 	if t == nil {
@@ -58,13 +59,14 @@ func (s *source) isTwin(name string, used map[string]bool) bool {
 	return false
 }
 
-// matched says which tensors of a file are those of a module.
+// matched pairs a file's tensors with a module's.
 type matched struct {
 	file map[string]string // the file's name, by the module's
-	left map[string]bool   // names of the file that are left out on purpose
+	left map[string]bool   // names of the file that are skipped on purpose
 }
 
-// namesFor matches the names of the file with those of a module, and writes to the report how.
+// namesFor matches the file's names with a module's names, and records in the report how they
+// differ.
 func (s *source) namesFor(state []Named, rename func(string) string, r *LoadReport) (matched, error) {
 	shapes := make(map[string][]int64, len(state))
 	for _, n := range state {
@@ -102,15 +104,15 @@ func (s *source) namesFor(state []Named, rename func(string) string, r *LoadRepo
 	return m, nil
 }
 
-// nameChange changes names of a file to those of a module.
+// nameChange maps a file's names to a module's.
 type nameChange struct {
-	wrappers []string        // removed wherever they are in a name
+	wrappers []string        // removed anywhere in a name
 	remove   string          // a prefix
-	add      string          // another one, after that
+	add      string          // another prefix, added after the removal
 	left     map[string]bool // names that no module has
 }
 
-// apply returns the module's name for the file's, or "" for a name that is left out.
+// apply returns the module's name for the file's, or "" for a skipped name.
 func (n *nameChange) apply(name string) string {
 	if n.left[name] {
 		return ""
@@ -118,7 +120,7 @@ func (n *nameChange) apply(name string) string {
 	return n.add + strings.TrimPrefix(without(name, n.wrappers), n.remove)
 }
 
-// notes says how the names differ from the file's.
+// notes describes the changes of names.
 func (n *nameChange) notes() []string {
 	var notes []string
 	for _, w := range n.wrappers {
@@ -136,20 +138,20 @@ func (n *nameChange) notes() []string {
 	return notes
 }
 
-// averagedCount is the name of the count in torch.optim.swa_utils.AveragedModel, whose network is
-// its "module".
+// averagedCount is the name of the counter in torch.optim.swa_utils.AveragedModel, which keeps its
+// network as "module".
 const averagedCount = "n_averaged"
 
-// wrappers are what PyTorch's wrappers of a module inside a model put in the middle of names. No
-// layer has these names. DistributedDataParallel's "module." is a layer's too, so it is removed
-// only as a prefix of all names.
+// wrappers are the infixes that PyTorch's wrappers of inner modules add to names. No layer has
+// these names. A layer may be called "module" as DistributedDataParallel's prefix is, so that is
+// removed only as a prefix of all names.
 func wrappers() []string {
 	return []string{"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."}
 }
 
 func without(name string, parts []string) string {
 	for _, p := range parts {
-		// At the beginning, or after a dot.
+		// At the start, or after a dot.
 		if rest, ok := strings.CutPrefix(name, p); ok {
 			name = rest
 		}
@@ -158,8 +160,8 @@ func without(name string, parts []string) string {
 	return name
 }
 
-// bestChange returns the change by which most tensors of the file have the name and the shape of
-// one of the module; of equal ones the smallest.
+// bestChange returns the change after which most tensors match the module in name and shape. Among
+// equals it returns the smallest change.
 func (s *source) bestChange(shapes map[string][]int64) nameChange {
 	best := nameChange{}
 	most := s.score(&best, shapes)
@@ -194,7 +196,7 @@ func (s *source) bestChange(shapes map[string][]int64) nameChange {
 	return best
 }
 
-// wrappersOf returns the wrappers that the file's names have.
+// wrappersOf returns the wrappers in the file's names.
 func (s *source) wrappersOf() (found []string) {
 	for _, w := range wrappers() {
 		if slices.ContainsFunc(s.names, func(name string) bool { return strings.HasPrefix(name, w) || strings.Contains(name, "."+w) }) {
@@ -204,8 +206,8 @@ func (s *source) wrappersOf() (found []string) {
 	return found
 }
 
-// score counts the names of a module that the file's tensors have after the change, with their
-// shapes. Two tensors with one name count once.
+// score counts the names of the module for which the changed file has a tensor of the same shape.
+// Two tensors with one name count once.
 func (s *source) score(n *nameChange, shapes map[string][]int64) int {
 	matched := map[string]bool{}
 	count := func(name string, e entry) {
@@ -223,8 +225,8 @@ func (s *source) score(n *nameChange, shapes map[string][]int64) int {
 	return len(matched)
 }
 
-// commonPrefixes returns the prefixes that end in a dot and that all names have, the empty one
-// first. A name is more than its prefix.
+// commonPrefixes returns the prefixes that end in a dot and that all names share, the empty one
+// first. A name is longer than its prefix.
 func commonPrefixes(names []string) []string {
 	const most = 8 // names of an untrusted file may have any number of dots
 	prefixes := []string{""}
@@ -246,14 +248,14 @@ func commonPrefixes(names []string) []string {
 	return prefixes
 }
 
-// tensorDict is a dict of a PyTorch file with floating-point tensors by name.
+// tensorDict is a dict of a PyTorch file that maps names to floating-point tensors.
 type tensorDict struct {
 	path    string // keys joined by dots; "" for the file's root
 	tensors int
 	dict    *ptfile.Dict
 }
 
-// averages reports whether a name of the path says that the tensors are averages of weights.
+// averages reports whether a name in the path indicates averaged weights.
 func (d tensorDict) averages() bool {
 	words := strings.FieldsFunc(strings.ToLower(d.path), func(r rune) bool { return r == '.' || r == '_' || r == '-' })
 	return slices.ContainsFunc(words, func(w string) bool {
@@ -291,8 +293,8 @@ func tensorDicts(root any) []tensorDict {
 	return found
 }
 
-// countTensors counts the tensors that a dict has by name, or returns 0 if none of them is of a
-// floating-point type: such a dict has states of random generators and the like.
+// countTensors counts the named tensors of a dict. It returns 0 if none is floating-point: such a
+// dict holds the states of random generators and the like.
 func countTensors(d *ptfile.Dict) int {
 	n, numbers := 0, false
 	for key, value := range d.All() {
@@ -309,10 +311,10 @@ func countTensors(d *ptfile.Dict) int {
 	return n
 }
 
-// stateDict chooses the dict of a file that has the model's tensors: the one under a key that
-// training programs use; root itself; the only other one; or averages, if there is nothing else.
+// stateDict chooses the dict with the model's tensors: a dict under a key that training programs
+// use; else root itself; else the only other dict; else averages.
 func stateDict(root *ptfile.Dict) (path string, d *ptfile.Dict) {
-	// The first keys name a model's tensors, of whatever dtypes.
+	// The first keys name a model's tensors, whatever the dtypes.
 	for _, key := range []string{stateDictKey, "model_state_dict", "model"} {
 		v, _ := root.Get(key)
 		if d, ok := v.(*ptfile.Dict); ok {
@@ -337,7 +339,7 @@ func stateDict(root *ptfile.Dict) (path string, d *ptfile.Dict) {
 	return "", root
 }
 
-// dictEntries returns the tensors of a dict, and its values that are not read.
+// dictEntries returns the tensors of a dict, and the values that cannot be read.
 func dictEntries(d *ptfile.Dict) (names []string, entries map[string]entry, unread map[string]*ptfile.Opaque) {
 	entries, unread = map[string]entry{}, map[string]*ptfile.Opaque{}
 	for key, value := range d.All() {
@@ -356,8 +358,8 @@ func dictEntries(d *ptfile.Dict) (names []string, entries map[string]entry, unre
 	return names, entries, unread
 }
 
-// averagesNotTaken names the dicts of averages that the file has as well, and averages that were
-// taken because it has nothing else.
+// averagesNotTaken names the dicts of averages in the file that were not chosen. If averages were
+// chosen because the file has nothing else, it says so.
 func (s *source) averagesNotTaken() []string {
 	var notes, others []string
 	for _, d := range s.dicts {
@@ -375,8 +377,8 @@ func (s *source) averagesNotTaken() []string {
 	return notes
 }
 
-// describe says what names, dicts and unread values the file has, and which prefix would help, for
-// an error.
+// describe lists the file's names, dicts and unread values for an error, and any prefix that would
+// help.
 func (s *source) describe(state []Named) []error {
 	errs := []error{s.describeNames()}
 	if prefix, n := s.partPrefix(state); n > 0 {
@@ -409,8 +411,8 @@ func (s *source) describeNames() error {
 	return fmt.Errorf("the file has %d tensors%s: %s", len(quoted), where, listFirst(quoted))
 }
 
-// partPrefix returns a prefix that only some of the file's names have, and without which most names
-// are the module's with their shapes.
+// partPrefix returns a prefix of some of the file's names after whose removal most names match the
+// module, with their shapes.
 func (s *source) partPrefix(state []Named) (best string, most int) {
 	shapes := map[string][]int64{}
 	for _, n := range state {
@@ -437,7 +439,8 @@ func (s *source) partPrefix(state []Named) (best string, most int) {
 	return best, most
 }
 
-// listDicts lists dicts of tensors for an error, after a text. It returns "" for none.
+// listDicts lists dicts of tensors for an error, after the text before. It returns "" if there are
+// none.
 func listDicts(dicts []tensorDict, before string) string {
 	texts := make([]string, len(dicts))
 	for i, d := range dicts {
@@ -449,10 +452,10 @@ func listDicts(dicts []tensorDict, before string) string {
 	return before + listFirst(texts)
 }
 
-// mostListed is the number of names of a file that an error shows.
+// mostListed is the number of the file's names in an error.
 const mostListed = 5
 
-// listFirst joins the first texts. Dots stand for the others.
+// listFirst joins the first texts, followed by dots if there are more.
 func listFirst(texts []string) string {
 	if len(texts) > mostListed {
 		return strings.Join(texts[:mostListed], ", ") + ", ..."

@@ -10,18 +10,18 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Module is a part of a network.
+// Module is a layer or a network of layers.
 type Module interface {
-	// Forward computes the module's output. Like an operator, it carries errors in its result.
+	// Forward computes the module's output. Like an operator, it returns errors in the result.
 	Forward(x *torch.Tensor) *torch.Tensor
 	// Parts lists the module's parameters, buffers and children, in a fixed order.
 	Parts() Parts
 }
 
-// Parts lists a module's contents. Names become parts of PyTorch's state_dict keys: "conv1.weight"
-// is parameter "weight" of the child "conv1".
+// Parts lists a module's contents. Names are components of PyTorch's state_dict keys:
+// "conv1.weight" is parameter "weight" of the child "conv1".
 type Parts struct {
-	Parameters []Named // leaves that are trained
+	Parameters []Named // trained leaves
 	Buffers    []Named // saved but not trained, such as BatchNorm2d's running statistics
 	Modules    []Child
 }
@@ -43,8 +43,8 @@ type Moder interface {
 	SetTraining(training bool)
 }
 
-// walk visits m and all modules in it, parents first, with the prefix of their names. It tells the
-// layers their paths.
+// walk visits m and all modules in it, parents first, with the prefix of their names. It sets the
+// layers' paths.
 func walk(prefix string, m Module, visit func(prefix string, m Module, p Parts)) {
 	if m == nil {
 		return
@@ -74,19 +74,19 @@ func collect(m Module, of ...func(Parts) []Named) []Named {
 func parameters(p Parts) []Named { return p.Parameters }
 func buffers(p Parts) []Named    { return p.Buffers }
 
-// NamedParameters returns the parameters of m and all modules in it, by their full names, in
+// NamedParameters returns the parameters of m and all modules in it, under their full names, in
 // PyTorch's order.
 func NamedParameters(m Module) []Named { return collect(m, parameters) }
 
-// NamedBuffers returns the buffers of m and all modules in it, by their full names.
+// NamedBuffers returns the buffers of m and all modules in it, under their full names.
 func NamedBuffers(m Module) []Named { return collect(m, buffers) }
 
-// State returns parameters and buffers by PyTorch's state_dict names, in PyTorch's order. [Save]
+// State returns parameters and buffers under PyTorch's state_dict names, in PyTorch's order. [Save]
 // writes this list.
 func State(m Module) []Named { return collect(m, parameters, buffers) }
 
-// Parameters returns the tensors to train, which an optimizer takes. It includes those that
-// [Freeze] excluded from training: an optimizer leaves them alone until [Unfreeze].
+// Parameters returns the tensors to train, for an optimizer. It includes parameters that [Freeze]
+// excluded from training: an optimizer skips them until [Unfreeze].
 func Parameters(m Module) []*torch.Tensor {
 	named := NamedParameters(m)
 	tensors := make([]*torch.Tensor, len(named))
@@ -96,10 +96,10 @@ func Parameters(m Module) []*torch.Tensor {
 	return tensors
 }
 
-// Freeze makes all parameters of m and all modules in it constant: backward computes no gradients
-// for them, so an optimizer leaves them alone. It drops their gradients. BatchNorm's running
-// statistics still change in training mode: a frozen part of a model is usually in evaluation mode
-// too (Train(part, false)).
+// Freeze excludes all parameters of m and all modules in it from training. Backward computes no
+// gradients for them, so an optimizer does not change them. Freeze drops their gradients.
+// BatchNorm's running statistics still change in training mode, so a frozen part is usually in
+// evaluation mode too (Train(part, false)).
 func Freeze(m Module) error { return setRequiresGrad(m, false) }
 
 // Unfreeze undoes [Freeze].
@@ -121,8 +121,8 @@ func setRequiresGrad(m Module, requires bool) error {
 	return nil
 }
 
-// Err returns the first error of a parameter or buffer, with the tensor's name: the reason why a
-// constructor failed. Forward reports the same error.
+// Err returns the first error of a parameter or buffer, which says why a constructor failed, with
+// the tensor's name. Forward reports the same error.
 func Err(m Module) error {
 	for _, n := range State(m) {
 		if err := n.Tensor.Err(); err != nil {
@@ -132,10 +132,9 @@ func Err(m Module) error {
 	return nil
 }
 
-// To moves all parameters and buffers to the device. Each moves in place: the tensors stay the
-// same, so an optimizer made before keeps working, and moves its own state at its next step. To
-// drops gradients. It blocks until everything has arrived. After an error some tensors may have
-// moved.
+// To moves all parameters and buffers to the device in place. The tensors stay the same, so an
+// existing optimizer keeps working; it moves its state at its next step. To drops gradients. It
+// blocks until all copies are complete. After an error some tensors may have moved.
 func To(m Module, device cuda.Device) error {
 	for _, n := range State(m) {
 		if err := move(n.Tensor, device); err != nil {
@@ -159,9 +158,9 @@ func ToDType(m Module, dtype torch.DType) error {
 	return nil
 }
 
-// ToMemoryFormat converts all parameters and buffers of four dimensions, which are those of images,
-// to the memory format. Convolutions in ChannelsLast use a GPU's tensor cores without reordering
-// their operands: give the network images of the same format (prefetcher's finish makes them).
+// ToMemoryFormat converts all four-dimensional parameters and buffers, such as convolution kernels,
+// to the memory format. In ChannelsLast, convolutions use a GPU's tensor cores without reordering
+// their operands. Give the network images in the same format (prefetcher's finish makes them).
 // Values, names and files stay the same. Like [To], it keeps the tensors and drops gradients.
 func ToMemoryFormat(m Module, f torch.MemoryFormat) error {
 	for _, n := range State(m) {
@@ -184,8 +183,8 @@ func arrange(t *torch.Tensor, f torch.MemoryFormat) error {
 	if f == torch.ChannelsLast {
 		strides = []int64{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}
 	}
-	// A kernel of one pixel has its elements in both orders at once. It needs the strides too,
-	// because its gradient will have them, and fused optimizers compare strides.
+	// For a kernel of one pixel both formats have the same element order. The strides must change
+	// too: the gradient will have them, and fused optimizers compare strides.
 	if slices.Equal(t.Strides(), strides) {
 		return nil
 	}
@@ -216,7 +215,7 @@ func move(t *torch.Tensor, device cuda.Device) error {
 	return replace(t, t.NoGrad().To(device))
 }
 
-// replace gives t the memory of moved, which it closes, and drops t's gradient.
+// replace gives t the memory of moved, closes moved, and drops t's gradient.
 func replace(t, moved *torch.Tensor) error {
 	if err := moved.Err(); err != nil {
 		return err
@@ -228,8 +227,7 @@ func replace(t, moved *torch.Tensor) error {
 	return t.SetData(moved)
 }
 
-// Train puts all modules in m into training mode, which is the initial mode, or into evaluation
-// mode.
+// Train puts all modules in m into training mode (the initial mode) or evaluation mode.
 func Train(m Module, training bool) {
 	walk("", m, func(_ string, m Module, _ Parts) {
 		if t, ok := m.(Moder); ok {
@@ -250,8 +248,8 @@ func Close(m Module) error {
 	}
 	var errs []error
 	walk("", m, func(_ string, m Module, _ Parts) {
-		// Only Parallels, not every io.Closer: the Close of a program's own module may call this
-		// function.
+		// Only a Parallel is closed here, not every io.Closer: the Close of a custom module may
+		// call this function.
 		if p, ok := m.(*Parallel); ok {
 			errs = append(errs, p.Close())
 		}
@@ -274,7 +272,7 @@ func (f Func) Forward(x *torch.Tensor) *torch.Tensor {
 func (f Func) Parts() Parts { return Parts{} }
 
 // Sequential passes its input through modules in order. Their names are "0", "1", ..., as in
-// PyTorch. A [BatchNorm2d] and the ReLU after it are one [BatchNorm.ForwardReLU].
+// PyTorch. A [BatchNorm2d] followed by a ReLU runs as one [BatchNorm.ForwardReLU].
 type Sequential struct {
 	layer
 	modules []Module
@@ -290,7 +288,7 @@ func NewSequential(modules ...Module) *Sequential {
 // Forward returns the output of the last module.
 func (s *Sequential) Forward(x *torch.Tensor) *torch.Tensor {
 	input, watched := x, s.watch.Load() != nil
-	skip := false // the module before has computed this one too
+	skip := false // the previous module computed this one too
 	for i, m := range s.modules {
 		if skip {
 			skip = false
@@ -316,9 +314,9 @@ func (s *Sequential) Forward(x *torch.Tensor) *torch.Tensor {
 	return x
 }
 
-// normBeforeReLU returns module i if it is a normalisation of images before a ReLU, and nil
-// otherwise. The result of a function of Synchronize is left as it is, since its backward may need
-// it.
+// normBeforeReLU returns module i if it is an image normalisation followed by a ReLU, and nil
+// otherwise. It returns nil after Synchronize: the function's backward may need its result, which
+// ReLU would overwrite.
 func (s *Sequential) normBeforeReLU(i int) *BatchNorm2d {
 	norm, ok := s.modules[i].(*BatchNorm2d)
 	if !ok || norm.shared != nil || i+1 == len(s.modules) {

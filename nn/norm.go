@@ -10,11 +10,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ErrOneValue is in the error of a normalisation whose statistics would be of one value per
-// channel, which has no variance: [BatchNorm] in training of one sample of one pixel, for example.
+// ErrOneValue reports statistics over a single value per channel, which have no variance. An
+// example is a [BatchNorm] in training on one sample of one pixel.
 var ErrOneValue = errors.New("the statistics need more than one value per channel")
 
-// BatchNorm is the part that BatchNorm1d, BatchNorm2d and BatchNorm3d share. It normalises each
+// BatchNorm is the common part of BatchNorm1d, BatchNorm2d and BatchNorm3d. It normalises each
 // channel. In training it uses the mean and variance of the batch, and updates the running
 // statistics with them. In evaluation it uses the running statistics.
 type BatchNorm struct {
@@ -23,33 +23,33 @@ type BatchNorm struct {
 	Weight, Bias *torch.Tensor // [C], initially 1 and 0; nil with NoAffine
 	// Running statistics: mean and variance are [C], NumBatches is the int64 count of training
 	// batches. Forward in training changes them in place, so two goroutines must not train one
-	// module at once. They are nil with NoRunningStats.
+	// module concurrently. They are nil with NoRunningStats.
 	RunningMean, RunningVar, NumBatches *torch.Tensor
 
 	momentum, eps float64
-	ranks         []int         // the possible numbers of dimensions of an input
-	shared        BatchNormFunc // of Synchronize; nil without
-	counts        *BatchCounts  // nil without
+	ranks         []int         // the accepted numbers of input dimensions
+	shared        BatchNormFunc // set by Synchronize, or nil
+	counts        *BatchCounts  // set by NewBatchCounts, or nil
 }
 
 func (b *BatchNorm) countWith(c *BatchCounts) { b.counts = c }
 
-// BatchNormFunc computes the output of a [BatchNorm] in training: x normalised by the mean and
-// variance of each channel, which it also moves the running statistics by, in place. A tensor other
-// than x is nil if the module has none. The output is a new tensor that the function's backward
-// does not need: [BatchNorm.ForwardReLU] overwrites it.
+// BatchNormFunc computes the output of a [BatchNorm] in training. It normalises x by the mean and
+// variance of each channel, and updates the running statistics in place. A tensor other than x is
+// nil if the module has none. The output is a new tensor that the function's backward does not
+// need: [BatchNorm.ForwardReLU] overwrites it.
 type BatchNormFunc func(x, weight, bias, runningMean, runningVar *torch.Tensor, momentum, eps float64) *torch.Tensor
 
-// Synchronize makes the module call fn in training, in place of the operator that normalises by the
-// statistics of x alone; nil undoes that. A batch may then have one value per channel, or none,
-// since fn knows more of it: distributed.ConvertSyncBatchNorm gives functions whose batch lies on
-// several ranks. Parameters, buffers and their names stay, and so does evaluation. Do not call
-// Synchronize while another goroutine uses the module.
+// Synchronize makes the module call fn in training, instead of the operator that normalises by the
+// statistics of x alone. A nil fn undoes that. A batch may then have one value per channel, or
+// none, since fn can use more data than x: distributed.ConvertSyncBatchNorm passes functions for a
+// batch that several ranks share. Parameters, buffers, their names and evaluation do not change. Do
+// not call Synchronize while another goroutine uses the module.
 func (b *BatchNorm) Synchronize(fn BatchNormFunc) { b.shared = fn }
 
 // BatchNormOptions are the options of NewBatchNorm1d, NewBatchNorm2d and NewBatchNorm3d.
 type BatchNormOptions struct {
-	Momentum       float64 // how far a batch moves the running statistics; 0 stands for 0.1
+	Momentum       float64 // the weight of a new batch in the running statistics; 0 stands for 0.1
 	Eps            float64 // added to the variance; 0 stands for 1e-5
 	NoAffine       bool    // no weight and bias
 	NoRunningStats bool    // use the batch's statistics in evaluation too
@@ -108,10 +108,10 @@ func statistics(mean, variance, count *torch.Tensor) []Named {
 // error, [ErrOneValue].
 func (b *BatchNorm) Forward(x *torch.Tensor) *torch.Tensor { return b.result(b.normalise(x), x) }
 
-// ForwardReLU computes max(Forward(x) + residual, 0), without the sum if residual is nil. A
-// residual has the shape of x. On a GPU in training it is two kernels in place of those of three
-// operators, for the inputs that [torch.Tensor.BatchNormReLU] names. Otherwise, and with
-// [BatchNorm.Synchronize], it is these operators.
+// ForwardReLU computes max(Forward(x) + residual, 0), or max(Forward(x), 0) if residual is nil. A
+// residual has the shape of x. In training on a GPU it runs two kernels instead of three operators,
+// for the inputs that [torch.Tensor.BatchNormReLU] lists. Otherwise, and with
+// [BatchNorm.Synchronize], it runs the separate operators.
 func (b *BatchNorm) ForwardReLU(x, residual *torch.Tensor) *torch.Tensor {
 	if b.shared == nil && b.training() {
 		if bad := b.begin(x); bad != nil {
@@ -140,8 +140,8 @@ func (b *BatchNorm) normalise(x *torch.Tensor) *torch.Tensor {
 	return x.BatchNorm(b.Weight, b.Bias, b.RunningMean, b.RunningVar, own, b.momentum, b.eps)
 }
 
-// begin checks and counts a batch of a training. It returns nil, or a failed tensor. An x that
-// failed is no batch.
+// begin checks and counts a training batch. It returns nil, or a failed tensor. A failed x is not
+// counted.
 func (b *BatchNorm) begin(x *torch.Tensor) *torch.Tensor {
 	if x.Err() != nil {
 		return nil
@@ -157,10 +157,11 @@ func (b *BatchNorm) begin(x *torch.Tensor) *torch.Tensor {
 	return nil
 }
 
-// checkStatistics returns a failed tensor if the number of dimensions of an input is none of ranks,
-// or if the input's own statistics would be of one value per channel, which has no variance. They
-// are over the dimensions from 2 on, and with batch over dimension 0 too. ranks is nil in a module
-// that no constructor made. size is nil if the input is closed, which the operator reports.
+// checkStatistics checks an input of the given size. It returns a failed tensor if ranks lacks the
+// number of dimensions, or if the input's own statistics would have one value per channel and so no
+// variance. The statistics are over dimensions 2 and higher, and with batch also over dimension 0.
+// ranks is nil if no constructor made the module. size is nil if the input is closed; the operator
+// reports that.
 func checkStatistics(kind string, size []int64, ranks []int, own, batch bool) *torch.Tensor {
 	if ranks == nil || size == nil {
 		return nil
@@ -221,9 +222,9 @@ func NewBatchNorm3d(channels int, o BatchNorm3dOptions) *BatchNorm3d {
 	return b
 }
 
-// InstanceNorm is the part that InstanceNorm1d, InstanceNorm2d and InstanceNorm3d share. It
-// normalises each channel of each sample by its own mean and variance; in evaluation with
-// RunningStats, by the running statistics.
+// InstanceNorm is the common part of InstanceNorm1d, InstanceNorm2d and InstanceNorm3d. It
+// normalises each channel of each sample by the mean and variance of that channel. With
+// RunningStats, evaluation uses the running statistics instead.
 type InstanceNorm struct {
 	layer
 	switchable
@@ -233,13 +234,13 @@ type InstanceNorm struct {
 	RunningMean, RunningVar, NumBatches *torch.Tensor
 
 	momentum, eps float64
-	ranks         []int // the possible numbers of dimensions of an input
+	ranks         []int // the accepted numbers of input dimensions
 }
 
 // InstanceNormOptions are the options of NewInstanceNorm1d, NewInstanceNorm2d and
 // NewInstanceNorm3d.
 type InstanceNormOptions struct {
-	Momentum     float64 // how far a batch moves the running statistics; 0 stands for 0.1
+	Momentum     float64 // the weight of a new batch in the running statistics; 0 stands for 0.1
 	Eps          float64 // added to the variance; 0 stands for 1e-5
 	Affine       bool    // with weight and bias
 	RunningStats bool    // keep running statistics, and use them in evaluation
@@ -267,7 +268,7 @@ func (n *InstanceNorm) construct(dims, channels int, o InstanceNormOptions) {
 }
 
 // Forward computes the normalised input. Without running statistics, and always in training, a
-// channel of one value is an error, [ErrOneValue].
+// channel of a single value is an error, [ErrOneValue].
 func (n *InstanceNorm) Forward(x *torch.Tensor) *torch.Tensor {
 	own := n.training() || n.RunningMean == nil // the input's statistics
 	if x.Err() == nil {
@@ -278,7 +279,7 @@ func (n *InstanceNorm) Forward(x *torch.Tensor) *torch.Tensor {
 	return n.result(x.InstanceNorm(n.Weight, n.Bias, n.RunningMean, n.RunningVar, own, n.momentum, n.eps), x)
 }
 
-// Parts returns weight and bias, and the running statistics as buffers, where there are any.
+// Parts returns weight and bias, and the running statistics, if any, as buffers.
 func (n *InstanceNorm) Parts() Parts {
 	p := weightAndBias(n.Weight, n.Bias)
 	p.Buffers = statistics(n.RunningMean, n.RunningVar, n.NumBatches)
@@ -331,7 +332,7 @@ type LayerNormOptions struct {
 	NoBias   bool
 }
 
-// NewLayerNorm returns a normalisation over the last dimensions, which have the given shape:
+// NewLayerNorm returns a normalisation over the last dimensions of the given shape, such as
 // []int{768} for the features of a transformer.
 func NewLayerNorm(shape []int, o LayerNormOptions) *LayerNorm {
 	const op = "nn.NewLayerNorm"
@@ -377,7 +378,7 @@ type RMSNormOptions struct {
 	NoAffine bool    // no weight
 }
 
-// NewRMSNorm returns a normalisation over the last dimensions, which have the given shape.
+// NewRMSNorm returns a normalisation over the last dimensions of the given shape.
 func NewRMSNorm(shape []int, o RMSNormOptions) *RMSNorm {
 	const op = "nn.NewRMSNorm"
 	r := &RMSNorm{shape: int64s(shape), eps: o.Eps}
@@ -411,8 +412,8 @@ type GroupNormOptions struct {
 	NoAffine bool    // no weight and bias
 }
 
-// NewGroupNorm returns a normalisation of the given number of groups, which must divide the number
-// of channels.
+// NewGroupNorm returns a normalisation of the given number of groups. The number of channels must
+// be a multiple of it.
 func NewGroupNorm(groups, channels int, o GroupNormOptions) *GroupNorm {
 	const op = "nn.NewGroupNorm"
 	g := &GroupNorm{groups: int64(groups), eps: or(o.Eps, 1e-5)}

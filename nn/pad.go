@@ -4,16 +4,17 @@ import "github.com/torchstream/torchstream/torch"
 
 // PadOptions are the options of NewPad.
 type PadOptions struct {
-	// Mode is what the new elements are: "constant" (also ""), "reflect" (those on the other side
-	// of the edge), "replicate" (the edge) or "circular" (those at the opposite edge).
+	// Mode selects the padding values: "constant" (also ""), "reflect" (mirrored at the edge),
+	// "replicate" (the edge's value) or "circular" (from the opposite edge).
 	Mode  string
-	Value float64 // of the new elements, with the mode "constant"
+	Value float64 // the padding value of the mode "constant"
 }
 
-// NewPad returns a module that enlarges its input [N C ...]. padding has the numbers of elements
-// before and after the last dimension, then those for the one before, and so on: left, right, top
-// and bottom for images. It is PyTorch's ZeroPad, ConstantPad, ReflectionPad, ReplicationPad and
-// CircularPad in 1 to 3 dimensions. With the mode "constant" numbers below 0 remove elements.
+// NewPad returns a module that pads its input [N C ...]. padding lists the numbers of elements
+// before and after the last dimension, then before and after the next-to-last dimension, and so on:
+// left, right, top and bottom for images. It covers PyTorch's ZeroPad, ConstantPad, ReflectionPad,
+// ReplicationPad and CircularPad in 1 to 3 dimensions. With the mode "constant" negative numbers
+// remove elements.
 func NewPad(padding []int, o PadOptions) Module {
 	sizes := int64s(padding)
 	p := torch.PadOptions{Mode: o.Mode}

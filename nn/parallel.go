@@ -14,18 +14,19 @@ import (
 // CPU one after another. Forward and backward compute the same numbers as running the branches
 // sequentially.
 //
-// The first branch runs on the caller's stream. Every other branch has its own stream, which waits
-// for the caller's stream before the branch begins (a fork); the caller's stream waits for it at
-// the end (a join). A program that calls Forward, Outputs and Backward on one stream therefore
-// needs no synchronisation of its own: outputs are ready for the work that is queued next,
-// gradients are ready after Backward, and a tensor may be closed at any time. Inside cuda.Capture
-// the fork and the join become edges of the graph.
+// The first branch runs on the caller's stream. Every other branch has its own stream. That stream
+// waits for the caller's stream before the branch starts (a fork), and the caller's stream waits
+// for it at the end (a join). So a program that calls Forward, Outputs and Backward on one stream
+// needs no further synchronisation: outputs are ready for work queued next, gradients are ready
+// after Backward, and a tensor may be closed at any time. Inside cuda.Capture the fork and the join
+// become edges of the graph.
 //
 // A Parallel owns its streams (cuda.OwnedStream): no other work delays a branch or enters a
-// capture. The first call on a stream takes one stream fewer than there are branches, with the
-// priority of that stream, and the Parallel keeps them until Close. The gain depends on the room
-// that the GPU has: kernels that fill it alone still run one after another. Kernels shorter than
-// their launch wait for the host, which queues one branch after another; capture those in a graph.
+// capture. For n branches, the first call on a stream creates n-1 streams with the caller's
+// priority. The Parallel keeps them until Close. The gain depends on the GPU's free capacity:
+// kernels that fill the GPU still run one after another. If kernels are shorter than their
+// launches, the host limits the speed, because it queues one branch after another; capture such
+// branches in a graph.
 //
 // Branches must not change their input or shared state, such as one BatchNorm2d in two branches.
 // Several goroutines may call a Parallel at once if its branches allow it. Calls on different
@@ -41,8 +42,8 @@ type Parallel struct {
 	closed bool
 }
 
-// Join makes one tensor of the branches' outputs. Forward calls it on the caller's stream, after
-// all branches. It may be any function.
+// Join combines the branches' outputs into one tensor. Forward calls it on the caller's stream,
+// after all branches. It may be any function.
 type Join func(outputs []*torch.Tensor) *torch.Tensor
 
 // Concat joins outputs along an existing dimension.
@@ -105,9 +106,8 @@ func (p *Parallel) Forward(x *torch.Tensor) *torch.Tensor {
 	return p.result(y, x)
 }
 
-// Outputs returns the output of every branch, in order. The inputs are one for all branches, or one
-// for each. Like those of an operator, outputs carry errors. A branch that fails does not stop the
-// others.
+// Outputs returns the output of every branch, in order. Pass one input for all branches, or one per
+// branch. Outputs hold errors, as an operator's do. A failed branch does not stop the others.
 func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 	const op = "nn.Parallel"
 	outputs := make([]*torch.Tensor, len(p.branches))
@@ -138,7 +138,7 @@ func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 		}
 		return err
 	}
-	// Join also when a branch panics: otherwise its stream would stay in a graph's capture.
+	// Join even if a branch panics: otherwise its stream would stay in a graph's capture.
 	defer join()
 	if err := eachCaller(lanes, cuda.Fork); err != nil {
 		return failed(err)
@@ -150,27 +150,27 @@ func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 		}
 	}
 	if err := join(); err != nil {
-		// Nothing orders the work that the branches have queued, so the outputs must not be read.
+		// The work queued by the branches has no order, so the outputs must not be read.
 		clear(outputs)
 		return failed(err)
 	}
 	return outputs
 }
 
-// lane holds the stream that a branch runs on, which is forked from and joined into caller. Without
-// a GPU both are zero.
+// lane is the stream that a branch runs on. It is forked from and joined into caller. Without a GPU
+// both are zero.
 type lane struct {
 	gpu            bool
 	caller, stream cuda.Stream
 }
 
-// lanes assigns to every branch streams of its input's device. The first branch on each device gets
-// the caller's stream: the host queues it first, and it costs no fork and no join.
+// lanes assigns each branch a stream on its input's device. The first branch on each device runs on
+// the caller's stream: the host queues it first, and it needs no fork and no join.
 func (p *Parallel) lanes(inputs []*torch.Tensor) ([]lane, error) {
 	lanes := make([]lane, len(inputs))
 	for i, x := range inputs {
 		device := x.Device()
-		if device == cuda.CPU { // or the input has failed, and the branch reports that
+		if device == cuda.CPU { // on the CPU, or the input failed and the branch reports it
 			continue
 		}
 		caller, err := cuda.GetCurrentCUDAStream(device)
@@ -192,9 +192,9 @@ func (p *Parallel) lanes(inputs []*torch.Tensor) ([]lane, error) {
 	return lanes, nil
 }
 
-// stream returns the n-th stream beside the caller's, which is number 0. The map is keyed by the
-// caller's stream, not by its device: memory that a branch allocates is reused in the order of the
-// branch's stream, and a fork orders that stream after this caller only.
+// stream returns stream n; the caller's stream is number 0. The map's key is the caller's stream,
+// not its device: memory that a branch allocates is reused in the order of the branch's stream, and
+// a fork orders that stream only after this caller's.
 func (p *Parallel) stream(caller cuda.Stream, n int) (cuda.Stream, error) {
 	if n == 0 {
 		return caller, nil
@@ -214,15 +214,15 @@ func (p *Parallel) stream(caller cuda.Stream, n int) (cuda.Stream, error) {
 	return p.side[caller][n-1].Stream, nil
 }
 
-// Close returns the streams; [Close] of a network calls it for every Parallel in the network. Close
-// waits for nothing, and queued work continues. After Close the program must not call Forward, nor
-// Backward on an earlier output, because backward runs on the streams of its forward. On a GPU a
-// later Forward fails with cuda.ErrClosed. Graphs captured through the Parallel need no streams and
-// stay usable.
+// Close releases the streams. [Close] of a network calls it for every Parallel in the network.
+// Close does not block, and queued work continues. After Close the program must not call Forward,
+// nor Backward on an earlier output, because backward runs on the streams of its forward. On a GPU
+// a later Forward fails with cuda.ErrClosed. Graphs captured through the Parallel need no streams
+// and stay usable.
 //
 // While one of the streams is being captured, Close returns an error and may be called again.
-// Further calls do nothing. A Parallel that becomes unreachable without Close returns nothing:
-// cuda.Leaks counts its streams.
+// Further calls do nothing. If a Parallel becomes unreachable without Close, its streams leak:
+// cuda.Leaks counts them.
 func (p *Parallel) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -236,10 +236,10 @@ func (p *Parallel) Close() error {
 	return errors.Join(errs...)
 }
 
-// run runs the branch on its stream. The holder of the input or the output may free it at any time:
-// the program, the end of a scope, the garbage collector, or backward, which drops tensors after
-// use. The memory then returns to the stream that allocated it, so run records the other stream
-// with the allocator.
+// run runs the branch on its stream. The input or the output may be freed at any time: by the
+// program, the end of a scope, the garbage collector, or backward, which drops tensors after use.
+// The memory then returns to the stream that allocated it, so run records the use on the other
+// stream with the allocator.
 func (l lane) run(m Module, x *torch.Tensor) (y *torch.Tensor) {
 	if m == nil {
 		return torch.Fail("nn.Parallel", errNoModule)

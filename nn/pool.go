@@ -15,7 +15,7 @@ type MaxPoolOptions struct {
 	CeilMode bool // round the output's size up rather than down
 
 	// KernelSize, StrideSize, PaddingSize and DilationSize, if not nil, replace kernel, Stride,
-	// Padding and Dilation by one value for each direction.
+	// Padding and Dilation with one value per direction.
 	KernelSize, StrideSize, PaddingSize, DilationSize []int
 }
 
@@ -34,8 +34,8 @@ type AvgPoolOptions struct {
 	CeilMode       bool // round the output's size up rather than down
 	ExcludePadding bool // the mean does not count padding
 
-	// KernelSize, StrideSize and PaddingSize, if not nil, replace kernel, Stride and Padding by one
-	// value for each direction.
+	// KernelSize, StrideSize and PaddingSize, if not nil, replace kernel, Stride and Padding with
+	// one value per direction.
 	KernelSize, StrideSize, PaddingSize []int
 }
 
@@ -46,8 +46,8 @@ type (
 	AvgPool3dOptions = AvgPoolOptions
 )
 
-// sizes returns the values for each direction, or the one for all, or nil, which selects the
-// operator's default, if that is 0.
+// sizes returns an option's value for each direction: list, or all repeated if list is nil. It
+// returns nil, the operator's default, if all is 0 too.
 func sizes(list []int, all int) []int64 {
 	if list == nil && all == 0 {
 		return nil
@@ -55,7 +55,7 @@ func sizes(list []int, all int) []int64 {
 	return directions(list, all)
 }
 
-// operator returns the options of the operators.
+// operator converts the options to the operators' options.
 func (o MaxPoolOptions) operator() torch.MaxPool2dOptions {
 	return torch.MaxPool2dOptions{
 		Stride: sizes(o.StrideSize, o.Stride), Padding: sizes(o.PaddingSize, o.Padding),
@@ -85,7 +85,7 @@ func NewMaxPool3d(kernel int, o MaxPool3dOptions) Module {
 	return newFunction("MaxPool3d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool3d(k, p) })
 }
 
-// operator returns the options of the operators.
+// operator converts the options to the operators' options.
 func (o AvgPoolOptions) operator() torch.AvgPool2dOptions {
 	include := !o.ExcludePadding
 	return torch.AvgPool2dOptions{

@@ -24,7 +24,7 @@ func IsPyTorchPath(path string) bool {
 	return ext == ".pt" || ext == ".pth"
 }
 
-// readPyTorch fills the checkpoint from a file of torch.save.
+// readPyTorch fills the checkpoint from a file written by torch.save.
 func (c *Checkpoint) readPyTorch(size int64) error {
 	file, err := ptfile.Open(c.file, size)
 	if err != nil {
@@ -60,7 +60,7 @@ func (c *Checkpoint) readPyTorch(size int64) error {
 type StoredTensor struct {
 	from  *Checkpoint
 	entry entry
-	name  string // in the file: "" for all of it
+	name  string // in the file; "" for the whole file
 }
 
 // Spec returns the tensor's dtype and shape.
@@ -77,7 +77,7 @@ func (s *StoredTensor) Read() (*torch.Tensor, error) {
 	return t, nil
 }
 
-// failed returns an error of reading the tensor, with the names of the file and the tensor.
+// failed adds the names of the file and the tensor to a read error.
 func (s *StoredTensor) failed(err error) error {
 	if s.name == "" {
 		return fmt.Errorf("nn: %s: %w", s.from.path, err)
@@ -85,7 +85,7 @@ func (s *StoredTensor) failed(err error) error {
 	return fmt.Errorf("nn: %s: tensor %s: %w", s.from.path, s.name, err)
 }
 
-// Tensor returns the file's tensor of that name, without reading it.
+// Tensor returns the file's tensor with this name, without reading it.
 func (c *Checkpoint) Tensor(name string) (*StoredTensor, error) {
 	e, err := c.find(name)
 	if err != nil {
@@ -106,14 +106,15 @@ func (c *Checkpoint) find(name string) (entry, error) {
 	return e, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
 }
 
-// UnreadError stands for a value of a PyTorch file that is not read: an object of a Python class, a
-// set, an integer over 64 bits, a sparse or quantized tensor. It is the error of asking for it.
+// UnreadError reports a value of a PyTorch file that this package does not read: an object of a
+// Python class, a set, an integer over 64 bits, or a sparse or quantized tensor. Requesting the
+// value returns it.
 type UnreadError struct {
-	Path   string // the keys to the value in the file, with dots between them: "optimizer.args"
+	Path   string // the keys of the value in the file, joined by dots: "optimizer.args"
 	opaque *ptfile.Opaque
 }
 
-// Error returns the path, what the value is, and what to save instead.
+// Error returns the path, a description of the value, and what to save instead.
 func (e *UnreadError) Error() string {
 	if e.Path == "" {
 		return e.opaque.Error()
@@ -121,20 +122,20 @@ func (e *UnreadError) Error() string {
 	return e.Path + ": " + e.opaque.Error()
 }
 
-// IsPyTorch reports whether the file is a PyTorch file, which has values, and not a safetensors
+// IsPyTorch reports whether the file is a PyTorch file, which has values, rather than a safetensors
 // file.
 func (c *Checkpoint) IsPyTorch() bool { return c.pytorch }
 
-// Value returns what a PyTorch file holds at a path of keys: Value("epoch"), or Value("optimizer",
-// "param_groups", 0, "lr"). A key of a list is its index. Without keys it returns everything. The
-// value is nil, a bool, int64, float64, string or []byte; a []any for a list or a tuple; a
-// map[any]any for a dict, whose integer keys are int64; a *[StoredTensor]; or, for a dtype or a
-// device, its name as a string. A container that the file mentions several times is one []any or
-// map in all these places, and errors name it by the first one. A safetensors file has no values:
+// Value returns the value at a path of keys in a PyTorch file: Value("epoch"), or
+// Value("optimizer", "param_groups", 0, "lr"). The key of a list element is its index. Without keys
+// it returns everything. The value is nil, a bool, int64, float64, string or []byte; a []any for a
+// list or a tuple; a map[any]any for a dict, whose integer keys are int64; a *[StoredTensor]; or,
+// for a dtype or a device, its name as a string. A container that the file references several times
+// becomes a single []any or map, and errors name its first place. A safetensors file has no values:
 // see Metadata.
 //
-// Other values are not read. Asking for one is an *[UnreadError]; in a list or a dict that is asked
-// for, an *UnreadError takes the value's place, or that of a key that is none of the types above.
+// Other values are not read. Requesting one returns an *[UnreadError]. Within a requested list or
+// dict, an *UnreadError replaces such a value, or a key of another type.
 func (c *Checkpoint) Value(path ...any) (any, error) {
 	if !c.pytorch {
 		return nil, fmt.Errorf("nn: %s: a safetensors file has Metadata and no values", c.path)
@@ -176,19 +177,19 @@ func item(items []any, key any) (any, bool) {
 	return items[i], true
 }
 
-// reader converts values of a file to the types that Value documents. A container that the file
-// mentions several times becomes one Go value: otherwise a small file could become a large tree.
-// Package ptfile has bounded the depth.
+// reader converts a file's values to the types that Value documents. A container that the file
+// references several times becomes one Go value: otherwise a small file could become a large tree.
+// Package ptfile bounds the depth.
 type reader struct {
 	from *Checkpoint
-	seen map[any]any // converted containers by the pointer to the file's
-	path []any       // the keys to the value that is converted
+	seen map[any]any // converted containers by pointer to the file's container
+	path []any       // the keys of the value being converted
 }
 
-// unread returns the error that stands for a value.
+// unread returns the error that replaces a value.
 func (r *reader) unread(o *ptfile.Opaque) *UnreadError { return &UnreadError{r.name(), o} }
 
-// name returns the text of the path, of which it shortens long keys.
+// name formats the path and shortens long keys.
 func (r *reader) name() string {
 	var s strings.Builder
 	for i, key := range r.path {
@@ -204,8 +205,8 @@ func (r *reader) name() string {
 	return s.String()
 }
 
-// shortKey returns a name of an untrusted file for an error: it cuts a long one, and escapes what
-// does not print.
+// shortKey prepares a name of an untrusted file for an error: it cuts long names and escapes
+// unprintable characters.
 func shortKey(text string) string {
 	const maxKey = 100
 	if len(text) > maxKey {
@@ -217,7 +218,7 @@ func shortKey(text string) string {
 	return text
 }
 
-// below converts the value of a key.
+// below converts the value under a key.
 func (r *reader) below(key, v any) any {
 	r.path = append(r.path, key)
 	converted := r.value(v)
@@ -277,9 +278,9 @@ func (r *reader) items(items []any) []any {
 // float64, string or []byte; a []any, which becomes a list; a map[string]any or a map[any]any with
 // keys of type int64 and string, which becomes a dict, ascending integers first and then strings; a
 // [][Named], which becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that
-// comes twice, as one with two names does, shares its storage in the file. If the file takes the
-// place of a checkpoint of [Shards], SavePyTorch then removes the ranks' files. All values but the
-// tensors' elements take at most 64 MiB, as in a file that OpenCheckpoint reads.
+// appears twice, for example under two names, is stored once. If the file replaces a checkpoint of
+// [Shards], SavePyTorch then removes the ranks' files. Everything except the tensors' elements
+// takes at most 64 MiB, the limit of OpenCheckpoint.
 //
 //	err := nn.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "epoch": epoch})
 func SavePyTorch(path string, value any) error {
@@ -306,7 +307,7 @@ func writePyTorch(path string, root any) error {
 	return nil
 }
 
-// pytorchState is the value of a file of tensors and metadata.
+// pytorchState returns the root value of a file of tensors and metadata.
 func pytorchState(tensors []Named, metadata map[string]string) any {
 	if len(metadata) == 0 {
 		return tensors
@@ -318,11 +319,11 @@ func pytorchState(tensors []Named, metadata map[string]string) any {
 	return map[string]any{stateDictKey: tensors, metadataPT: m}
 }
 
-const maxDepth = 64 // of values in a file: ptfile's
+const maxDepth = 64 // the limit of ptfile on nested values
 
-// pytorchConverter converts Go values to those of package ptfile.
+// pytorchConverter converts Go values to ptfile's types.
 type pytorchConverter struct {
-	seen map[*torch.Tensor]any // what stands for the tensors in the file
+	seen map[*torch.Tensor]any // the file's values by tensor
 }
 
 func (p *pytorchConverter) value(v any, depth int) (any, error) {
@@ -358,7 +359,7 @@ func (p *pytorchConverter) value(v any, depth int) (any, error) {
 		if v != nil && v.entry.stored != nil {
 			return v.entry.stored, nil
 		}
-		if v != nil { // of a safetensors file
+		if v != nil { // nil in a PyTorch file
 			return ptfile.NewTensor(v.entry.dtype, v.entry.shape, func(b []byte) error { return v.from.readBytes(b, v.entry, 0) })
 		}
 	case *UnreadError:

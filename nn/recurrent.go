@@ -15,7 +15,7 @@ type RecurrentOptions struct {
 	Dropout       float64 // the probability of dropping an output between layers, in training
 	NoBias        bool
 	BatchFirst    bool // sequences are [N L in] rather than PyTorch's default [L N in]
-	Bidirectional bool // a second direction, from the end; outputs are both, joined
+	Bidirectional bool // adds a second direction, from the end; the outputs are concatenated
 }
 
 // The options of NewLSTM and NewGRU.
@@ -31,28 +31,28 @@ type RNNOptions struct {
 	Dropout       float64 // the probability of dropping an output between layers, in training
 	NoBias        bool
 	BatchFirst    bool // sequences are [N L in] rather than PyTorch's default [L N in]
-	Bidirectional bool // a second direction, from the end; outputs are both, joined
+	Bidirectional bool // adds a second direction, from the end; the outputs are concatenated
 }
 
-// kindOfRecurrent is what a kind of recurrent layer has of its own.
+// kindOfRecurrent holds the properties in which LSTM, GRU and RNN differ.
 type kindOfRecurrent struct {
 	name  string
 	gates int // the rows of a weight are gates*hidden
 	cudnn int // cuDNN's number for the kind
 }
 
-// recurrent is the part that LSTM, GRU and RNN share.
+// recurrent is the common part of LSTM, GRU and RNN.
 type recurrent struct {
 	layer
 	switchable
-	parameters   []Named // in the order that the operators take
+	parameters   []Named // in the operators' order
 	in, hidden   int64
 	layers, ways int64 // ways is the number of directions
 	cudnn        int
 	o            RecurrentOptions
 
 	mu   sync.Mutex
-	flat uintptr // where the first weight was when the weights were last joined; guarded by mu
+	flat uintptr // address of the first weight after the last join; guarded by mu
 }
 
 func (r *recurrent) construct(kind kindOfRecurrent, in, hidden int, o RecurrentOptions) {
@@ -91,7 +91,7 @@ func (r *recurrent) construct(kind kindOfRecurrent, in, hidden int, o RecurrentO
 	}
 }
 
-// Parts returns the weights and biases by PyTorch's names, such as "weight_ih_l0_reverse".
+// Parts returns the weights and biases under PyTorch's names, such as "weight_ih_l0_reverse".
 func (r *recurrent) Parts() Parts { return Parts{Parameters: r.parameters} }
 
 func (r *recurrent) weights() []*torch.Tensor {
@@ -102,9 +102,9 @@ func (r *recurrent) weights() []*torch.Tensor {
 	return list
 }
 
-// join moves the weights on a GPU into one piece of memory, where cuDNN wants them: otherwise it
-// copies them at every call, and warns. The tensors stay the same. It does nothing if they have not
-// moved since.
+// join moves the weights on a GPU into one contiguous buffer. Without it cuDNN copies the weights
+// in every call, and warns. The tensors stay the same. join does nothing if the weights have not
+// moved since the last call.
 func (r *recurrent) join(x *torch.Tensor) error {
 	weights := r.weights()
 	if x.Device() == cuda.CPU || weights[0].Err() != nil || weights[0].Device() != x.Device() {
@@ -119,7 +119,7 @@ func (r *recurrent) join(x *torch.Tensor) error {
 	for i, w := range weights {
 		weights[i] = w.NoGrad()
 	}
-	each := 4 // weights of a layer and direction
+	each := 4 // weights per layer and direction
 	if r.o.NoBias {
 		each = 2
 	}
@@ -134,7 +134,8 @@ func (r *recurrent) join(x *torch.Tensor) error {
 }
 
 // start returns the state if it is not nil, and zeros otherwise. The caller must close own, which
-// may be nil. LibTorch's kernels do not check all of these shapes; PyTorch's modules do.
+// may be nil. start also checks the shapes, as PyTorch's modules do: LibTorch's kernels do not
+// check all of them.
 func (r *recurrent) start(x, state *torch.Tensor) (s, own *torch.Tensor, err error) {
 	shape := x.Shape()
 	if err := x.Err(); err != nil {
@@ -168,11 +169,11 @@ func stateOr(x, state *torch.Tensor, shape ...int64) (s, own *torch.Tensor, err 
 	return state, nil, nil
 }
 
-// operator computes a layer with one state, such as a GRU.
+// operator computes a layer that has one state, such as a GRU.
 type operator func(x, hidden *torch.Tensor, params []*torch.Tensor, hasBiases bool, layers int64,
 	dropout float64, train, bidirectional, batchFirst bool) (y, lastHidden *torch.Tensor)
 
-// run is the Run of a layer with one state.
+// run implements Run for layers with one state.
 func (r *recurrent) run(f operator, x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
 	h, own, err := r.start(x, hidden)
 	defer own.Close()
@@ -188,18 +189,18 @@ func (r *recurrent) run(f operator, x, hidden *torch.Tensor) (y, lastHidden *tor
 	return r.result(y, x, hidden), lastHidden
 }
 
-// LSTM is a long short-term memory.
+// LSTM is a long short-term memory layer.
 type LSTM struct{ recurrent }
 
-// NewLSTM returns a long short-term memory with inputs and hidden states of the given sizes.
+// NewLSTM returns a long short-term memory layer with inputs and hidden states of the given sizes.
 func NewLSTM(in, hidden int, o LSTMOptions) *LSTM {
 	l := &LSTM{}
 	l.construct(kindOfRecurrent{"LSTM", 4, 2}, in, hidden, o)
 	return l
 }
 
-// Forward returns the outputs for the sequences x, from a state of zeros: [L N in] gives
-// [L N directions*hidden]; with BatchFirst, N comes first.
+// Forward returns the outputs for the sequences x, starting from zero states: [L N in] gives [L N
+// directions*hidden]; with BatchFirst, N comes first.
 func (l *LSTM) Forward(x *torch.Tensor) *torch.Tensor {
 	y, h, c := l.Run(x, nil, nil)
 	h.Close()
@@ -235,15 +236,15 @@ func (l *LSTM) Run(x, hidden, cell *torch.Tensor) (y, lastHidden, lastCell *torc
 // GRU is a layer of gated recurrent units.
 type GRU struct{ recurrent }
 
-// NewGRU returns gated recurrent units with inputs and hidden states of the given sizes.
+// NewGRU returns a layer of gated recurrent units with inputs and hidden states of the given sizes.
 func NewGRU(in, hidden int, o GRUOptions) *GRU {
 	g := &GRU{}
 	g.construct(kindOfRecurrent{"GRU", 3, 3}, in, hidden, o)
 	return g
 }
 
-// Forward returns the outputs for the sequences x, from a state of zeros: [L N in] gives
-// [L N directions*hidden]; with BatchFirst, N comes first.
+// Forward returns the outputs for the sequences x, starting from a zero state: [L N in] gives [L N
+// directions*hidden]; with BatchFirst, N comes first.
 func (g *GRU) Forward(x *torch.Tensor) *torch.Tensor {
 	y, h := g.Run(x, nil)
 	h.Close()
@@ -256,8 +257,8 @@ func (g *GRU) Run(x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
 	return g.run((*torch.Tensor).GRU, x, hidden)
 }
 
-// RNN is a plain recurrent layer: h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or with
-// [RNNOptions].ReLU max(..., 0).
+// RNN is a plain recurrent layer: h' = tanh(W_ih x + b_ih + W_hh h + b_hh). [RNNOptions].ReLU
+// replaces tanh(...) with max(..., 0).
 type RNN struct {
 	recurrent
 	relu bool
@@ -275,8 +276,8 @@ func NewRNN(in, hidden int, o RNNOptions) *RNN {
 	return r
 }
 
-// Forward returns the outputs for the sequences x, from a state of zeros: [L N in] gives
-// [L N directions*hidden]; with BatchFirst, N comes first.
+// Forward returns the outputs for the sequences x, starting from a zero state: [L N in] gives [L N
+// directions*hidden]; with BatchFirst, N comes first.
 func (r *RNN) Forward(x *torch.Tensor) *torch.Tensor {
 	y, h := r.Run(x, nil)
 	h.Close()

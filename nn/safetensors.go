@@ -22,19 +22,19 @@ import (
 )
 
 // A safetensors file consists of three parts: the header's length in 8 bytes, little-endian; the
-// header, a JSON object that maps a tensor's name to {"dtype", "shape", "data_offsets": [begin,
-// end]}, and "__metadata__" to an object of strings; and the tensors' bytes, little-endian and
-// row-major, which the offsets cover without gap or overlap.
+// header; and the tensors' bytes, little-endian and row-major. The header is a JSON object that
+// maps a tensor's name to {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__" to
+// an object of strings. The offsets cover the bytes without gap or overlap.
 
 const (
 	maxHeader   = 100_000_000 // the format's limit
 	maxDims     = 64
 	metadataKey = "__metadata__"
-	jsonSpace   = " \t\r\n" // which may be around the header's object
+	jsonSpace   = " \t\r\n" // allowed around the header's object
 )
 
-// foreignTypes are the format's dtypes that package torch does not know, with LibTorch's numbers or
-// -1, and with the sizes of an element in bits.
+// foreignTypes are the format's dtypes that package torch does not support, with LibTorch's numbers
+// or -1, and the bits per element.
 var foreignTypes = map[string]struct {
 	dtype torch.DType
 	bits  int64
@@ -62,12 +62,12 @@ type entry struct {
 	shape      []int64
 	begin, end int64          // bytes, from the start of the data
 	unread     error          // why the tensor of a safetensors file cannot be read; or nil
-	sums       []byte         // checksums of a tensor of a safetensors file; nil if it has none
-	stored     *ptfile.Tensor // where the tensor is in a PyTorch file
+	sums       []byte         // checksums in a safetensors file, or nil
+	stored     *ptfile.Tensor // the tensor in a PyTorch file
 	shard      *Checkpoint    // the file of a sharded checkpoint that has the tensor
 }
 
-// check returns the error that reading the tensor would return before it allocates.
+// check returns the error that reading the tensor would return before any allocation.
 func (e *entry) check() error {
 	if e.stored != nil {
 		return e.stored.Check()
@@ -83,13 +83,13 @@ type Checkpoint struct {
 	data     int64 // offset of the tensors' bytes in the file
 	names    []string
 	entries  map[string]entry
-	unread   map[string]*ptfile.Opaque // values of a state_dict by their names
+	unread   map[string]*ptfile.Opaque // unread values of a state_dict, by name
 	metadata map[string]string
-	pytorch  bool   // and not safetensors
-	root     any    // of the values of a PyTorch file
-	dict     string // the path of the dict of a PyTorch file that has the tensors; "" for root
+	pytorch  bool   // rather than safetensors
+	root     any    // of a PyTorch file's values
+	dict     string // the path of the dict that was chosen in a PyTorch file; "" for root
 	shards   []*Checkpoint
-	divided  *shardSet // the files that ranks have written beside a PyTorch file
+	divided  *shardSet // the rank files of a PyTorch file
 
 	mapping sync.Mutex
 	mapped  *torch.Tensor // the file in memory, as uint8; guarded by mapping
@@ -97,18 +97,19 @@ type Checkpoint struct {
 
 // OpenCheckpoint opens a safetensors file and checks its whole header: sizes, names, offsets. The
 // file is untrusted: no content makes OpenCheckpoint crash, or allocate more than a multiple of the
-// header's size. Reading a tensor is an error if package torch does not have its dtype.
+// header's size. Reading a tensor is an error if package torch does not support its dtype.
 //
-// It also opens what torch.save writes, which it recognizes by the file's first bytes and not by
-// its name, with the same promise. It executes nothing: a value that is neither a tensor nor a
-// plain value is not read, and asking for it is an *[UnreadError]. The Checkpoint's tensors are
-// those of the state_dict: the dict under the key "state_dict", "model_state_dict" or "model"; the
-// file's dict itself; the dict under "net", "network", "module", "model_state", "params" or
-// "weights"; or the only other dict with tensors. Averages, such as "state_dict_ema", are chosen if
-// there is nothing else: see [LoadOptions.Dict]. Value returns the rest of the file.
+// It also opens files written by torch.save, with the same guarantee. It recognizes them by their
+// first bytes, not by name. It executes nothing: it reads only tensors and plain values, and
+// requesting another value returns an *[UnreadError]. The Checkpoint's tensors come from the
+// state_dict, the first of these: the dict under the key "state_dict", "model_state_dict" or
+// "model"; the file's dict itself; the dict under "net", "network", "module", "model_state",
+// "params" or "weights"; or the only other dict with tensors. Averages, such as "state_dict_ema",
+// are chosen only if there is nothing else: see [LoadOptions.Dict]. Value returns the rest of the
+// file.
 //
 // A path that ends in ".safetensors.index.json" or ".bin.index.json" is the index of a sharded
-// checkpoint, whose safetensors or PyTorch files are in the same folder.
+// checkpoint. The index's safetensors or PyTorch files are in the same folder.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	file, err := safefile.Open(path)
 	if err != nil {
@@ -122,11 +123,11 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// maxErrorText is the maximum length of an error's text, which may quote names and numbers of an
-// untrusted file.
+// maxErrorText is the maximum length of an error's text, which may quote an untrusted file.
 const maxErrorText = 2048
 
-// brief returns err, or an error with the beginning and the end of its text if that is too long.
+// brief returns err. If the text is too long, it returns an error with the start and the end of the
+// text.
 func brief(err error) error {
 	text := err.Error()
 	if len(text) <= maxErrorText {
@@ -136,10 +137,10 @@ func brief(err error) error {
 	return errors.New(strings.ToValidUTF8(text[:half], "") + " ... " + strings.ToValidUTF8(text[len(text)-half:], ""))
 }
 
-// Path returns the path that OpenCheckpoint was given.
+// Path returns the path passed to OpenCheckpoint.
 func (c *Checkpoint) Path() string { return c.path }
 
-// Close closes the file. Tensors that were read or mapped stay.
+// Close closes the file. Tensors that were read or mapped stay valid.
 func (c *Checkpoint) Close() error {
 	err := c.file.Close()
 	for _, s := range c.shards {
@@ -165,9 +166,9 @@ func (c *Checkpoint) Metadata() map[string]string {
 	return m
 }
 
-// Tensors describes the tensors, in the order of their bytes in a safetensors file, and in the
-// order of the state_dict in a PyTorch file. One that cannot be read, since package torch does not
-// have its dtype, has a DType that is not Known.
+// Tensors describes the tensors: in the order of their bytes in a safetensors file, and in the
+// order of the state_dict in a PyTorch file. If package torch does not support a tensor's dtype,
+// the tensor cannot be read and its DType is not Known.
 func (c *Checkpoint) Tensors() []torch.Spec {
 	specs := make([]torch.Spec, len(c.names))
 	for i, n := range c.names {
@@ -302,7 +303,7 @@ func object(d *json.Decoder, value func(key string) error) error {
 	return members(d, value)
 }
 
-// members reads what follows the { of an object.
+// members reads an object after its {.
 func members(d *json.Decoder, value func(key string) error) error {
 	seen := map[string]bool{}
 	for d.More() {
@@ -373,7 +374,7 @@ func parseEntry(d *json.Decoder) (entry, error) {
 	return e, e.setType(dtype)
 }
 
-// setType sets the dtype, and compares the shape with the offsets.
+// setType sets the dtype, and checks the shape against the offsets.
 func (e *entry) setType(name string) error {
 	known := false
 	bits := int64(0)
@@ -382,7 +383,7 @@ func (e *entry) setType(name string) error {
 	} else {
 		e.unread = fmt.Errorf("dtype %s is not handled", shortKey(name))
 		foreign, ok := foreignTypes[name]
-		if e.dtype, bits = foreign.dtype, foreign.bits; !ok { // of a later version of the format
+		if e.dtype, bits = foreign.dtype, foreign.bits; !ok { // a later version of the format
 			e.dtype = -1
 			return e.checkOffsets()
 		}
@@ -406,7 +407,7 @@ func (e *entry) setType(name string) error {
 	return nil
 }
 
-// checkOffsets compares the offsets of a tensor whose size is not known.
+// checkOffsets checks the offsets of a tensor of unknown size.
 func (e *entry) checkOffsets() error {
 	if e.end < e.begin {
 		return fmt.Errorf("offsets [%d %d] are exchanged", e.begin, e.end)
@@ -444,7 +445,7 @@ func SaveTensors(path string, tensors []Named, metadata map[string]string) error
 	return saveSafetensors(path, path, tensors, metadata)
 }
 
-// saveSafetensors writes a safetensors file with the mode of the file at modeOf, if there is one.
+// saveSafetensors writes a safetensors file with the mode of the file at modeOf, if that exists.
 func saveSafetensors(path, modeOf string, tensors []Named, metadata map[string]string) error {
 	if err := writeChecked(path, modeOf, tensors, metadata); err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
@@ -452,7 +453,7 @@ func saveSafetensors(path, modeOf string, tensors []Named, metadata map[string]s
 	return nil
 }
 
-// writeChecked writes a safetensors file with checksums in its header, which are known when all
+// writeChecked writes a safetensors file. The header has checksums, which it fills in after all
 // tensors are written.
 func writeChecked(path, modeOf string, tensors []Named, metadata map[string]string) (err error) {
 	f, err := newUnfinished(path, modeOf, safefile.Safetensors)
@@ -480,11 +481,11 @@ func writeChecked(path, modeOf string, tensors []Named, metadata map[string]stri
 	return f.finish()
 }
 
-// encode writes a safetensors file. One of a rank has the checksums as a tensor, and any other one
-// has room for them in its header. encode returns the header and the checksums.
+// encode writes a safetensors file. A rank's file stores its checksums as a tensor; the header of
+// any other file has room for them. encode returns the header and the checksums.
 func encode(w io.Writer, tensors []Named, metadata map[string]string, ofRank bool) (text, sums []byte, err error) {
-	// The largest elements come first, so that every tensor is aligned. Tensors of one size are
-	// sorted by name, so that the same state gives the same file.
+	// The tensors are sorted by decreasing element size, so that every tensor is aligned, and then
+	// by name, so that the same state gives the same file.
 	sorted := slices.Clone(tensors)
 	size := func(n Named) int { return n.Tensor.DType().Size() }
 	sort.SliceStable(sorted, func(i, j int) bool {
@@ -526,7 +527,7 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string, ofRank boo
 }
 
 // fileHeader returns the header of a file with the tensors in this order, and the size of the
-// largest one.
+// largest tensor.
 func fileHeader(sorted []Named, metadata map[string]string, ofRank bool) (header map[string]any, largest int64, err error) {
 	header = map[string]any{}
 	for k, v := range metadata {

@@ -19,9 +19,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A sharded checkpoint is an index, a JSON object, and files in its folder: safetensors files or,
-// in older ones, PyTorch files. The index has a "weight_map" from a tensor's name to its file, and
-// "metadata".
+// A sharded checkpoint consists of an index, which is a JSON object, and data files in the same
+// folder: safetensors files or, in older checkpoints, PyTorch files. The index has "metadata" and a
+// "weight_map" from a tensor's name to its file.
 
 const (
 	indexSuffix   = ".safetensors.index.json"
@@ -36,14 +36,15 @@ type shardIndex struct {
 	WeightMap map[string]string `json:"weight_map"`
 }
 
-// isIndexPath reports whether a path names an index as SaveSharded writes it.
+// isIndexPath reports whether a path names an index in the form that SaveSharded writes.
 func isIndexPath(path string) bool { return strings.HasSuffix(path, indexSuffix) }
 
-// anyIndex matches the names of indexes that Hugging Face's libraries write: of safetensors files
-// and of PyTorch files, with a variant such as "fp16" or without.
+// anyIndex matches the names of indexes that Hugging Face's libraries write, for safetensors or
+// PyTorch files. The name may include a variant such as "fp16".
 var anyIndex = regexp.MustCompile(`\.(safetensors|bin)\.index(\.[A-Za-z0-9_-]+)?\.json$`)
 
-// shardSuffixOf returns the end of the names of an index's files, or "" if the path names none.
+// shardSuffixOf returns the suffix of the data files' names for an index, or "" if the path is not
+// an index.
 func shardSuffixOf(index string) string {
 	if m := anyIndex.FindStringSubmatch(index); m != nil {
 		return "." + m[1]
@@ -91,7 +92,7 @@ func parseIndex(r io.Reader) (shardIndex, error) {
 		return index, fmt.Errorf("the index has more than %d bytes", maxIndexBytes)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.UseNumber() // a size stays the text that it is
+	decoder.UseNumber() // sizes keep their text
 	if err := decoder.Decode(&index); err != nil {
 		return index, fmt.Errorf("the index: %w", err)
 	}
@@ -104,7 +105,7 @@ func parseIndex(r io.Reader) (shardIndex, error) {
 	return index, nil
 }
 
-// openShard opens a file of the index, which must be beside it, and takes the named tensors.
+// openShard opens a data file, which must be in the index's folder, and adds the named tensors.
 func (c *Checkpoint) openShard(file string, names []string) error {
 	suffix := shardSuffixOf(c.path)
 	if file != filepath.Base(file) || !strings.HasSuffix(file, suffix) {
@@ -137,16 +138,16 @@ func (c *Checkpoint) openShard(file string, names []string) error {
 	return nil
 }
 
-// SaveSharded writes the tensors to several safetensors files of at most maxBytes of tensors each
-// (a larger tensor gets a file of its own), at most 1,024, and their index, as Hugging Face's
-// loaders read them. path names the index and ends in ".safetensors.index.json"; the files are
-// beside it, with a number of this call in their names. [Load] and [OpenCheckpoint] take the path
-// of the index.
+// SaveSharded writes the tensors to at most 1,024 safetensors files and an index, which Hugging
+// Face's loaders read. Each file has at most maxBytes of tensors; a larger tensor gets a separate
+// file. path names the index and ends in ".safetensors.index.json". The files are in the same
+// folder, and their names contain a number unique to this call. [Load] and [OpenCheckpoint] take
+// the path of the index.
 //
-// The new index takes the old one's place when all files are on the disk, and then the files of the
-// old index that SaveSharded wrote are removed: a program that dies meanwhile leaves the old
-// checkpoint whole. What it wrote until then is removed by the next SaveSharded to the path.
-// SaveSharded blocks until everything is on the disk.
+// SaveSharded replaces the old index when all files are on the disk. Then it removes the files that
+// an earlier SaveSharded wrote for the old index. A program that dies before the replacement leaves
+// the old checkpoint whole, and the next SaveSharded to the path removes its leftovers. SaveSharded
+// blocks until everything is on the disk.
 func SaveSharded(path string, tensors []Named, metadata map[string]string, maxBytes int64) error {
 	if err := saveSharded(path, tensors, metadata, maxBytes); err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
@@ -165,7 +166,7 @@ func saveSharded(path string, tensors []Named, metadata map[string]string, maxBy
 	if err != nil {
 		return err
 	}
-	if len(shards) > maxShards { // no reader would take it, and it must not replace a good one
+	if len(shards) > maxShards { // too many for any reader
 		return fmt.Errorf("%d files of at most %d bytes, and the maximum is %d files: raise maxBytes: %w", len(shards), maxBytes, maxShards, cuda.ErrInvalidArgument)
 	}
 	base := strings.TrimSuffix(filepath.Base(path), indexSuffix)
@@ -191,7 +192,8 @@ func saveSharded(path string, tensors []Named, metadata map[string]string, maxBy
 	if err != nil {
 		return err
 	}
-	// The index is written first, so that it names the files of a program that dies before the end.
+	// The index is written first: if the program dies before the end, the index names the files to
+	// remove.
 	f, err := newUnfinished(path, path, safefile.Prefix("the index of a sharded checkpoint", "{"))
 	if err != nil {
 		return err
@@ -219,7 +221,8 @@ func saveSharded(path string, tensors []Named, metadata map[string]string, maxBy
 	return nil
 }
 
-// removeShards removes files beside an index. What cannot be removed is in no index.
+// removeShards removes data files from an index's folder. A file that it cannot remove belongs to
+// no index.
 func removeShards(path string, names []string) {
 	for _, name := range names {
 		os.Remove(filepath.Join(filepath.Dir(path), name))
@@ -250,11 +253,11 @@ func split(tensors []Named, maxBytes int64) (shards [][]Named, total int64, err 
 	return shards, total, nil
 }
 
-// ownShard matches what SaveSharded appends to the base of the index's name and "-".
+// ownShard matches the suffix that SaveSharded appends to the index's base name and "-".
 var ownShard = regexp.MustCompile(`^[0-9a-f]{8}-\d{5,}-of-\d{5,}\.safetensors$`)
 
-// ownShards returns the files that the index in file names, if it can be read, and that have names
-// as SaveSharded makes them for the index at path.
+// ownShards returns the files that the index in file lists and that SaveSharded could have named
+// for the index at path. It returns none if the index cannot be read.
 func ownShards(path, file string) []string {
 	f, err := safefile.Open(file)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 
 // SummaryTable describes the modules of a model.
 type SummaryTable struct {
-	Rows []SummaryRow // in the order of the modules' names in State, containers before their parts
+	Rows []SummaryRow // in the order of names in State, containers before their parts
 	// Parameters is the number of elements of all parameters; Trainable excludes frozen parameters.
-	// A tensor that several modules share counts once, in the first row that has it.
+	// A shared tensor counts once, in the first row that has it.
 	Parameters, Trainable int64
 	Bytes                 int64 // of all parameters and buffers
 }
@@ -23,17 +23,17 @@ type SummaryRow struct {
 	Path       string // "layer2.0.conv1", "" for the model itself
 	Kind       string // "Conv2d"
 	Output     []int64
-	Calls      int   // how often it ran; 0 also for a module of the program's own that is not in a Sequential
-	Parameters int64 // elements of its own parameters, without those of modules in it
+	Calls      int   // number of runs; also 0 for a custom module outside a Sequential
+	Parameters int64 // elements of the module's direct parameters, without its children's
 }
 
 // Summary runs m on the input and returns a table of its modules: output shapes and numbers of
 // parameters. Print it with fmt.Println.
 //
-// The forward pass records nothing for backward. It is in evaluation mode for this package's
-// modules, so running statistics and random generators stay as they are; the program's own
-// [Moder]s keep their mode. The input has the model's device and the shape of a batch; its values
-// do not matter. The model must not run elsewhere at the same time.
+// The forward pass records no graph for backward. This package's modules run in evaluation mode, so
+// running statistics and random generators do not change. Custom [Moder]s keep their mode. The
+// input has the model's device and the shape of a batch; its values do not matter. No other
+// goroutine may run the model at the same time.
 func Summary(m Module, input *torch.Tensor) (*SummaryTable, error) {
 	if m == nil {
 		return nil, torch.Fail("nn.Summary", errNoModule).Err()
@@ -81,7 +81,7 @@ func evaluate(m Module) (restore func()) {
 	}
 }
 
-// output names a module: a layer, or the child of a Sequential that is no layer.
+// output identifies a module: a layer, or the child of a Sequential that is not a layer.
 type output struct {
 	layer *layer
 	child string
@@ -120,7 +120,7 @@ func (r *recorder) run(m Module, input *torch.Tensor) error {
 	return nil
 }
 
-// add appends the rows of m and of all modules in it. at is the key of m unless m is a layer.
+// add appends the rows of m and of all modules in it. at is the key of m if m is not a layer.
 func (t *SummaryTable) add(r *recorder, path string, m Module, at output, seen map[*torch.Tensor]bool) {
 	if m == nil {
 		return
@@ -158,7 +158,7 @@ func (t *SummaryTable) add(r *recorder, path string, m Module, at output, seen m
 	}
 }
 
-// count returns the elements and bytes of a tensor that is not in seen, to which it adds it.
+// count returns the elements and bytes of a tensor that is not yet in seen, and adds it to seen.
 func count(p *torch.Tensor, seen map[*torch.Tensor]bool) (elements, bytes int64) {
 	if seen[p] {
 		return 0, 0
@@ -195,7 +195,7 @@ func (t *SummaryTable) String() string {
 	return b.String()
 }
 
-// thousands writes 1234567 as "1,234,567".
+// thousands formats 1234567 as "1,234,567".
 func thousands(n int64) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {

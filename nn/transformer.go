@@ -8,8 +8,7 @@ import (
 )
 
 // TransformerEncoderLayer is self-attention and a feed-forward network, each with a residual
-// connection, normalisation and dropout. Its names are those of PyTorch's
-// nn.TransformerEncoderLayer.
+// connection, normalisation and dropout. It has the names of PyTorch's nn.TransformerEncoderLayer.
 type TransformerEncoderLayer struct {
 	layer
 	SelfAttn         *MultiheadAttention
@@ -28,8 +27,8 @@ type TransformerLayerOptions struct {
 	Dropout     float64 // 0 stands for 0.1
 	NoDropout   bool
 	Activation  Module  // nil stands for ReLU; it must have no parameters, and leave no tensor elsewhere
-	Eps         float64 // of the normalisations; 0 stands for 1e-5
-	NormFirst   bool    // normalise the input of each part rather than its output
+	Eps         float64 // epsilon of the normalisations; 0 stands for 1e-5
+	NormFirst   bool    // normalise each part's input rather than its output
 	BatchFirst  bool    // sequences are [N L size] rather than PyTorch's default [L N size]
 	Causal      bool    // in self-attention, a position attends to itself and those before it
 	NoBias      bool    // no biases, in the normalisations too
@@ -49,14 +48,15 @@ func (o TransformerLayerOptions) probability() float64 {
 	return or(o.Dropout, 0.1)
 }
 
-// attention returns an attention with the options, causal or not.
+// attention returns an attention layer with these options, causal or not.
 func (o TransformerLayerOptions) attention(size, heads int, causal bool) *MultiheadAttention {
 	return NewMultiheadAttention(size, heads, MultiheadAttentionOptions{
 		Dropout: o.probability(), NoBias: o.NoBias, BatchFirst: o.BatchFirst, Causal: causal,
 	})
 }
 
-// feed returns the two parts of the feed-forward network, and what is between them.
+// feed returns the two linear layers of the feed-forward network, and the activation and dropout
+// between them.
 func (o TransformerLayerOptions) feed(size int) (linear1, linear2 *Linear, activation Module) {
 	hidden := o.Feedforward
 	if hidden == 0 {
@@ -74,8 +74,8 @@ func (o TransformerLayerOptions) norm(size int) *LayerNorm {
 	return NewLayerNorm([]int{size}, LayerNormOptions{Eps: o.Eps, NoBias: o.NoBias})
 }
 
-// NewTransformerEncoderLayer returns a layer for vectors of the given size, which the number of
-// heads divides.
+// NewTransformerEncoderLayer returns a layer for vectors of the given size. The size must be a
+// multiple of the number of heads.
 func NewTransformerEncoderLayer(size, heads int, o TransformerEncoderLayerOptions) *TransformerEncoderLayer {
 	t := &TransformerEncoderLayer{normFirst: o.NormFirst}
 	t.create("TransformerEncoderLayer")
@@ -87,7 +87,7 @@ func NewTransformerEncoderLayer(size, heads int, o TransformerEncoderLayerOption
 	return t
 }
 
-// Parts returns the parts by PyTorch's names.
+// Parts returns the parts under PyTorch's names.
 func (t *TransformerEncoderLayer) Parts() Parts {
 	return Parts{Modules: []Child{
 		{"self_attn", t.SelfAttn}, {"linear1", t.Linear1}, {"dropout", t.dropout}, {"linear2", t.Linear2},
@@ -98,8 +98,8 @@ func (t *TransformerEncoderLayer) Parts() Parts {
 // Forward returns a tensor of x's shape.
 func (t *TransformerEncoderLayer) Forward(x *torch.Tensor) *torch.Tensor { return t.Encode(x, nil) }
 
-// Encode is Forward with a mask of the self-attention, which may be nil: see [AttentionOptions]. A
-// bool mask [N 1 1 L] that is true at the padding keeps it out.
+// Encode is Forward with a mask for the self-attention, which may be nil: see [AttentionOptions].
+// To exclude padding, pass a bool mask [N 1 1 L] that is true there.
 func (t *TransformerEncoderLayer) Encode(x, mask *torch.Tensor) *torch.Tensor {
 	return t.result(torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return t.encode(in[0], mask) }, x), x, mask)
 }
@@ -135,8 +135,8 @@ func (t *TransformerEncoderLayer) copy() *TransformerEncoderLayer {
 }
 
 // TransformerDecoderLayer is self-attention, attention to the output of an encoder, and a
-// feed-forward network, each with a residual connection, normalisation and dropout. Its names are
-// those of PyTorch's nn.TransformerDecoderLayer.
+// feed-forward network, each with a residual connection, normalisation and dropout. It has the
+// names of PyTorch's nn.TransformerDecoderLayer.
 type TransformerDecoderLayer struct {
 	layer
 	SelfAttn, MultiheadAttn *MultiheadAttention // the second attends to the encoder's output
@@ -148,8 +148,8 @@ type TransformerDecoderLayer struct {
 	normFirst                             bool
 }
 
-// NewTransformerDecoderLayer returns a layer for vectors of the given size, which the number of
-// heads divides.
+// NewTransformerDecoderLayer returns a layer for vectors of the given size. The size must be a
+// multiple of the number of heads.
 func NewTransformerDecoderLayer(size, heads int, o TransformerDecoderLayerOptions) *TransformerDecoderLayer {
 	t := &TransformerDecoderLayer{normFirst: o.NormFirst}
 	t.create("TransformerDecoderLayer")
@@ -162,7 +162,7 @@ func NewTransformerDecoderLayer(size, heads int, o TransformerDecoderLayerOption
 	return t
 }
 
-// Parts returns the parts by PyTorch's names.
+// Parts returns the parts under PyTorch's names.
 func (t *TransformerDecoderLayer) Parts() Parts {
 	return Parts{Modules: []Child{
 		{"self_attn", t.SelfAttn}, {"multihead_attn", t.MultiheadAttn},
@@ -172,19 +172,19 @@ func (t *TransformerDecoderLayer) Parts() Parts {
 	}}
 }
 
-// Forward is Decode with x as the encoder's output too.
+// Forward is Decode with x also as the encoder's output.
 func (t *TransformerDecoderLayer) Forward(x *torch.Tensor) *torch.Tensor {
 	return t.Decode(x, x, DecodeMasks{})
 }
 
-// DecodeMasks are the masks of a decoder's attentions: see [AttentionOptions].
+// DecodeMasks are the masks of a decoder layer's attentions: see [AttentionOptions].
 type DecodeMasks struct {
-	Mask       *torch.Tensor // of the self-attention; it excludes the option Causal
-	MemoryMask *torch.Tensor // of the attention to the encoder's output
+	Mask       *torch.Tensor // for the self-attention; it excludes the option Causal
+	MemoryMask *torch.Tensor // for the attention to the encoder's output
 }
 
-// Decode returns a tensor of x's shape. x is [L N size] and memory, the output of an encoder,
-// [S N size]; with BatchFirst, N comes first.
+// Decode returns a tensor of x's shape. x is [L N size], and memory, the encoder's output, is [S N
+// size]; with BatchFirst, N comes first.
 func (t *TransformerDecoderLayer) Decode(x, memory *torch.Tensor, masks DecodeMasks) *torch.Tensor {
 	y := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return t.decode(in[0], in[1], masks) }, x, memory)
 	return t.result(y, x, memory, masks.Mask, masks.MemoryMask)
@@ -225,7 +225,7 @@ func (t *TransformerDecoderLayer) copy() *TransformerDecoderLayer {
 
 // TransformerOptions are the options of NewTransformerEncoder and NewTransformerDecoder.
 type TransformerOptions struct {
-	Norm Module // of the last layer's output, such as a LayerNorm, or nil
+	Norm Module // applied to the last layer's output, such as a LayerNorm, or nil
 }
 
 // The options of NewTransformerEncoder and NewTransformerDecoder.
@@ -234,14 +234,14 @@ type (
 	TransformerDecoderOptions = TransformerOptions
 )
 
-// transformer is the part that TransformerEncoder and TransformerDecoder share.
+// transformer is the common part of TransformerEncoder and TransformerDecoder.
 type transformer[L interface {
 	comparable
 	Module
 }] struct {
 	layer
 	Layers []L
-	Norm   Module // of the last layer's output, or nil
+	Norm   Module // applied to the last layer's output, or nil
 
 	bad *torch.Tensor // why the constructor failed, or nil
 }
@@ -263,7 +263,7 @@ func (t *transformer[L]) construct(kind string, first L, layers int, o Transform
 	}
 }
 
-// Parts returns the parts by PyTorch's names: "layers.0" and so on, and "norm".
+// Parts returns the parts under PyTorch's names: "layers.0" and so on, and "norm".
 func (t *transformer[L]) Parts() Parts {
 	var p Parts
 	if t.bad != nil {
@@ -292,14 +292,14 @@ func (t *transformer[L]) run(x *torch.Tensor, f func(l L, x *torch.Tensor) *torc
 	return x
 }
 
-// TransformerEncoder passes its input through encoder layers, which its field Layers has, and Norm,
-// unless that is nil.
+// TransformerEncoder passes its input through the encoder layers in its field Layers, and then
+// through Norm if that is not nil.
 type TransformerEncoder struct {
 	transformer[*TransformerEncoderLayer]
 }
 
-// NewTransformerEncoder returns the layer and copies of it, layers in all. As in PyTorch, they
-// begin with equal parameters: [Initialise] sets others.
+// NewTransformerEncoder returns the layer followed by layers-1 copies. As in PyTorch, their initial
+// parameters are equal; use [Initialise] for others.
 func NewTransformerEncoder(layer *TransformerEncoderLayer, layers int, o TransformerEncoderOptions) *TransformerEncoder {
 	t := &TransformerEncoder{}
 	t.construct("TransformerEncoder", layer, layers, o, (*TransformerEncoderLayer).copy)
@@ -318,21 +318,21 @@ func (t *TransformerEncoder) Encode(x, mask *torch.Tensor) *torch.Tensor {
 	return t.result(y, x, mask)
 }
 
-// TransformerDecoder passes its input through decoder layers, which its field Layers has, and Norm,
-// unless that is nil.
+// TransformerDecoder passes its input through the decoder layers in its field Layers, and then
+// through Norm if that is not nil.
 type TransformerDecoder struct {
 	transformer[*TransformerDecoderLayer]
 }
 
-// NewTransformerDecoder returns the layer and copies of it, layers in all. As in PyTorch, they
-// begin with equal parameters: [Initialise] sets others.
+// NewTransformerDecoder returns the layer followed by layers-1 copies. As in PyTorch, their initial
+// parameters are equal; use [Initialise] for others.
 func NewTransformerDecoder(layer *TransformerDecoderLayer, layers int, o TransformerDecoderOptions) *TransformerDecoder {
 	t := &TransformerDecoder{}
 	t.construct("TransformerDecoder", layer, layers, o, (*TransformerDecoderLayer).copy)
 	return t
 }
 
-// Forward is Decode with x as the encoder's output too.
+// Forward is Decode with x also as the encoder's output.
 func (t *TransformerDecoder) Forward(x *torch.Tensor) *torch.Tensor {
 	return t.Decode(x, x, DecodeMasks{})
 }

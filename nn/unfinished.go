@@ -17,8 +17,9 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// writeAtomically writes a file beside path, and then gives it the name. It replaces only a file of
-// the given kind. The file gets the mode of the one at modeOf, as newUnfinished says.
+// writeAtomically writes a temporary file in path's folder and renames it to path. It replaces only
+// a file of the given kind. The file gets the mode of the file at modeOf, as newUnfinished
+// documents.
 func writeAtomically(path, modeOf string, kind safefile.Kind, write func(io.Writer) error) error {
 	f, err := newUnfinished(path, modeOf, kind)
 	if err != nil {
@@ -34,20 +35,20 @@ func writeAtomically(path, modeOf string, kind safefile.Kind, write func(io.Writ
 	return err
 }
 
-// unfinished is a file that will take the place of another. Its name is the other's with ".tmp-"
-// and a number. The process holds a lock on it, so that a file without a lock is what a process
-// left that was killed.
+// unfinished is a temporary file that will replace another file. Its name is the other file's name
+// with ".tmp-" and a number. The process holds a lock on it: an unlocked temporary file was left by
+// a killed process.
 type unfinished struct {
 	path string
 	kind safefile.Kind
 	file *os.File
 }
 
-// newUnfinished makes a file that will take the place of the file at path, which must be of the
-// kind, and removes what killed processes have left there. The new file has the mode of the file at
-// modeOf, or the one that the process's umask leaves if there is none. modeOf is path itself, or,
-// for a file that belongs to a checkpoint of several, the file that names the others: all files of
-// a checkpoint have one mode.
+// newUnfinished creates a temporary file that will replace the file at path, which must be of the
+// kind. It removes the leftovers of killed processes there. The new file has the mode of the file
+// at modeOf or, if that does not exist, the mode that the process's umask gives. modeOf is path
+// itself or, for a file of a multi-file checkpoint, the file that names the others: all files of a
+// checkpoint have the same mode.
 func newUnfinished(path, modeOf string, kind safefile.Kind) (*unfinished, error) {
 	if err := safefile.Check(path, kind); err != nil {
 		return nil, err
@@ -67,7 +68,7 @@ func newUnfinished(path, modeOf string, kind safefile.Kind) (*unfinished, error)
 	return f, nil
 }
 
-// write writes the file's content to the disk. Patches change it before it is there.
+// write writes the content and syncs it to the disk. patches change the content before the sync.
 func (f *unfinished) write(content func(io.Writer) error, patches ...func(io.WriterAt) error) error {
 	w := bufio.NewWriterSize(f.file, 1<<20)
 	if err := content(w); err != nil {
@@ -84,20 +85,20 @@ func (f *unfinished) write(content func(io.Writer) error, patches ...func(io.Wri
 	return f.file.Sync()
 }
 
-// finish gives the file its name.
+// finish renames the file to its final name.
 func (f *unfinished) finish() error {
-	// Check again, because writing took a while.
+	// Check again: writing took time.
 	if err := safefile.Check(f.path, f.kind); err != nil {
 		return err
 	}
 	if err := os.Rename(f.file.Name(), f.path); err != nil {
 		return err
 	}
-	// Closing ends the lock, so it comes after the file has no name of an unfinished one.
-	// Everything is on the disk, so that its error means nothing.
+	// Close releases the lock, so it must follow the rename. The content is on the disk already, so
+	// an error of Close has no meaning.
 	f.file.Close()
-	// A rename is durable only when the folder is on the disk. Some file systems cannot sync a
-	// folder, which is no failure of the file.
+	// A rename is durable only after the folder is synced. Some file systems cannot sync a folder;
+	// that is not an error of the file.
 	if dir, err := os.Open(filepath.Dir(f.path)); err == nil {
 		dir.Sync()
 		dir.Close()
@@ -105,13 +106,13 @@ func (f *unfinished) finish() error {
 	return nil
 }
 
-// abandon removes the file, if it has not got its name.
+// abandon removes the file unless finish has renamed it.
 func (f *unfinished) abandon() {
 	os.Remove(f.file.Name())
 	f.file.Close()
 }
 
-// createBeside makes an unfinished file with a lock.
+// createBeside creates a locked temporary file in path's folder.
 func createBeside(path string) (*os.File, error) {
 	for {
 		var r [6]byte
@@ -123,8 +124,8 @@ func createBeside(path string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Another process may take the file for one that was left, before it has its lock. A file
-		// system without locks has none that removeUnfinished could get either.
+		// Another process may remove the file as a leftover before it is locked. On a file system
+		// without locks, removeUnfinished cannot lock either, so an error here is harmless.
 		locked := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if _, err := os.Lstat(file.Name()); err == nil && !errors.Is(locked, syscall.EWOULDBLOCK) {
 			return file, nil
@@ -133,15 +134,15 @@ func createBeside(path string) (*os.File, error) {
 	}
 }
 
-// unfinishedInfix is what an unfinished file's name has between that of the file and the number.
+// unfinishedInfix separates the final name from the number in a temporary file's name.
 const unfinishedInfix = ".tmp-"
 
-// unfinishedNumber matches the end of an unfinished file's name.
+// unfinishedNumber matches the number at the end of a temporary file's name.
 var unfinishedNumber = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
-// removeUnfinished removes the files that killed processes have left beside path, those that an
-// unfinished index names, and those that ranks have written for an unfinished checkpoint. What
-// cannot be removed stays, and does no harm.
+// removeUnfinished removes the temporary files that killed processes left in path's folder. It also
+// removes the files that an unfinished index names, and the rank files of an unfinished checkpoint.
+// Files that it cannot remove do no harm.
 func removeUnfinished(path string) {
 	files, _ := os.ReadDir(filepath.Dir(path))
 	for _, entry := range files {
@@ -159,14 +160,14 @@ func removeUnfinished(path string) {
 				live := ownShards(path, path)
 				removeShards(path, slices.DeleteFunc(ownShards(path, name), func(shard string) bool { return slices.Contains(live, shard) }))
 			}
-			removeID(path, number) // of rank 0
+			removeID(path, number) // on rank 0
 			os.Remove(name)
 		}
 		file.Close()
 	}
 }
 
-// names reports whether the path is the open file's still: a finished file has another.
+// names reports whether the path still names the open file: a finished file has been renamed.
 func names(path string, file *os.File) bool {
 	a, err := os.Lstat(path)
 	if err != nil {

@@ -7,17 +7,17 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// UpsampleOptions are the options of NewUpsample: either Size or Scale is set.
+// UpsampleOptions are the options of NewUpsample. Set either Size or Scale.
 type UpsampleOptions struct {
 	Size  []int   // of the output: length; height and width; or depth, height and width. One value stands for all
 	Scale float64 // the output's size divided by the input's, in all directions
-	// Mode is how to compute the elements between those of the input: "nearest" (also ""),
-	// "linear" for [N C L], "bilinear" and "bicubic" for [N C H W], "trilinear" for [N C D H W].
+	// Mode selects the interpolation: "nearest" (also ""), "linear" for [N C L], "bilinear" and
+	// "bicubic" for [N C H W], "trilinear" for [N C D H W].
 	Mode         string
 	AlignCorners bool // map the corner elements onto each other; not for "nearest"
 }
 
-// NewUpsample returns a module that changes the size of its input [N C ...].
+// NewUpsample returns a module that resizes its input [N C ...].
 func NewUpsample(o UpsampleOptions) Module {
 	return newFunction("Upsample", func(x *torch.Tensor) *torch.Tensor { return upsample(x, o) })
 }
@@ -56,7 +56,7 @@ func upsample(x *torch.Tensor, o UpsampleOptions) *torch.Tensor {
 	return nearest(x, size, s)
 }
 
-// size returns the sizes of the output for those of the input.
+// size returns the output's sizes for the input's sizes.
 func (o UpsampleOptions) size(in []int64) []int64 {
 	switch {
 	case o.Scale != 0:
@@ -81,12 +81,12 @@ func nearest(x *torch.Tensor, size []int64, s float64) *torch.Tensor {
 	return x.UpsampleNearest3d(size, torch.UpsampleNearest3dOptions{ScalesD: s, ScalesH: s, ScalesW: s})
 }
 
-// NewPixelShuffle returns a module that turns [N C*r*r H W] into images [N C H*r W*r].
+// NewPixelShuffle returns a module that rearranges [N C*r*r H W] to images [N C H*r W*r].
 func NewPixelShuffle(r int) Module {
 	return newFunction("PixelShuffle", func(x *torch.Tensor) *torch.Tensor { return x.PixelShuffle(int64(r)) })
 }
 
-// NewPixelUnshuffle returns a module that turns images [N C H*r W*r] into [N C*r*r H W].
+// NewPixelUnshuffle returns a module that rearranges images [N C H*r W*r] to [N C*r*r H W].
 func NewPixelUnshuffle(r int) Module {
 	return newFunction("PixelUnshuffle", func(x *torch.Tensor) *torch.Tensor { return x.PixelUnshuffle(int64(r)) })
 }
