@@ -33,26 +33,27 @@ type distReport struct {
 	Collectives []*collectives.Row `json:"collectives"`
 	Train       []*distTrainRow    `json:"train"`
 	Fed         []*distFedRow      `json:"fed,omitempty"` // with -archive
-	// Sharded compares what ranks may divide.
+	// Sharded compares the kinds of state that ranks may shard.
 	Sharded []*distShardedRow `json:"sharded,omitempty"`
-	// PythonNote says why figures of PyTorch are missing.
+	// PythonNote says why PyTorch's figures are missing.
 	PythonNote string `json:"python_note,omitempty"`
 }
 
-// distTrainRow compares ranks that train one model with ranks that each train their own.
+// distTrainRow compares ranks that train one model together with ranks that each train a separate
+// model.
 type distTrainRow struct {
 	Model    string  `json:"model"`
-	Batch    int     `json:"batch"` // of a rank
+	Batch    int     `json:"batch"` // per rank
 	Mode     string  `json:"mode"`  // "eager" or "graph"
 	Alone    float64 `json:"alone_images_s_each"`
 	Together float64 `json:"together_images_s_each"`
-	// Linear is together by alone.
+	// Linear is the rate together divided by the rate alone.
 	Linear  float64      `json:"of_linear"`
 	PyTorch *distTorchDP `json:"pytorch,omitempty"`
 }
 
-// distTorchDP has PyTorch's images a second for each rank: alone, with DistributedDataParallel as
-// it is, and with its static graph and gradients that are views of the buckets.
+// distTorchDP holds PyTorch's images per second and rank: alone, with default
+// DistributedDataParallel, and with static_graph and gradient_as_bucket_view.
 type distTorchDP struct {
 	Alone        float64 `json:"alone"`
 	DDP          float64 `json:"ddp"`
@@ -61,25 +62,25 @@ type distTorchDP struct {
 	StaticLinear float64 `json:"ddp_static_of_linear"`
 }
 
-// distBench is what distributed measures.
+// distBench runs the measurements of distributed.
 type distBench struct {
 	trainBench
 	collectives.Bench
 	measured []collectives.Collective
 	steps    int
 	bf16     bool
-	// shardedSteps is the number of steps of a round of what ranks divide.
+	// shardedSteps is the number of steps per round of the sharding benchmarks.
 	shardedSteps int
 }
 
-// benchDistributed measures collectives and data-parallel training. Started alone it starts the
-// ranks itself; a launcher's ranks measure together.
+// benchDistributed measures collectives and data-parallel training. Without a launcher it starts
+// the ranks itself. Ranks that a launcher started measure together.
 func benchDistributed(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream-lab distributed", "Measures collectives, and training steps of ranks that average their gradients beside ranks that do not, and of a GPT-2 whose\n"+
 		"optimizer state, gradients and parameters the ranks divide, on data that lie on the device. Without a launcher it starts -ranks processes\n"+
 		"on this machine, and then those of PyTorch, if a python3 can import its torch.", stderr)
 	b := distBench{trainBench: trainBench{memory: fedMemory}}
-	// Without a GPU the work takes a minute at most.
+	// Without a GPU the benchmark takes a minute at most.
 	models, batches, mib, size, steps := "resnet50,resnet18", "256,32", 1024, 224, 40
 	sharded, sequences, context, shardedSteps := "gpt2-medium", 8, 1024, 10
 	if cuda.DeviceCount() == 0 {
@@ -155,7 +156,7 @@ func benchDistributed(ctx context.Context, args []string, stdout, stderr io.Writ
 	return errors.Join(err, b.World.Close())
 }
 
-// startAll measures in processes of their own, first this program's and then PyTorch's.
+// startAll measures in separate processes, first this program's and then PyTorch's.
 func (b *distBench) startAll(ctx context.Context, ranks int, args []string, python string, cpu bool, stderr io.Writer) (*distReport, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -201,7 +202,7 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	}
 	type measured struct {
 		Collectives  []collectiveJob `json:"collectives"`
-		Replays      int             `json:"replays"` // of a graph in a round
+		Replays      int             `json:"replays"` // graph replays in a round
 		Steps        int             `json:"steps"`
 		Rounds       int             `json:"rounds"`
 		Sharded      []dividedRow    `json:"sharded"`
@@ -279,8 +280,8 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	return nil
 }
 
-// lockedBuffer takes what several processes write. It does not embed the buffer, whose ReadFrom
-// io.Copy would call without the lock.
+// lockedBuffer collects the output of several processes. It does not embed the buffer, because
+// io.Copy would call ReadFrom without the lock.
 type lockedBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -292,7 +293,7 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// Bytes returns what was written. The processes have ended.
+// Bytes returns the output. The processes must have ended.
 func (b *lockedBuffer) Bytes() []byte { return b.text.Bytes() }
 
 func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest int) (*distReport, error) {
@@ -344,7 +345,7 @@ func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest
 	return r, nil
 }
 
-// train measures a network alone, and then with the others.
+// train measures a network on this rank alone, and then with the other ranks.
 func (b *distBench) train(model string, batch int, mode string) (*distTrainRow, error) {
 	row := &distTrainRow{Model: model, Batch: batch, Mode: mode}
 	for _, rate := range []*float64{&row.Alone, &row.Together} {
@@ -358,7 +359,7 @@ func (b *distBench) train(model string, batch int, mode string) (*distTrainRow, 
 	return row, nil
 }
 
-// step returns the seconds of a step.
+// step returns the seconds per step.
 func (b *distBench) step(row *distTrainRow, together bool) (seconds float64, err error) {
 	err = b.withTrainee(row.Model, row.Mode, together, func(t *trainee, scope *torch.Scope) error {
 		input, target, err := t.data(scope, row.Batch, b.size, b.context)
@@ -366,7 +367,7 @@ func (b *distBench) step(row *distTrainRow, together bool) (seconds float64, err
 			return err
 		}
 		step := t.call(input, target)
-		for range 5 { // plans, graphs, buckets
+		for range 5 { // warm-up: plans, graphs, buckets
 			if err := step(); err != nil {
 				return err
 			}
@@ -377,9 +378,9 @@ func (b *distBench) step(row *distTrainRow, together bool) (seconds float64, err
 	return seconds, err
 }
 
-// withTrainee runs fn with a network, alone or with the other ranks.
+// withTrainee calls fn with a network, either alone or with the other ranks.
 func (b *distBench) withTrainee(model, mode string, together bool, fn func(*trainee, *torch.Scope) error) (err error) {
-	// LibTorch plans cuDNN's convolutions for each thread anew.
+	// LibTorch plans cuDNN's convolutions once per thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var around func(func() error) error
@@ -395,7 +396,7 @@ func (b *distBench) withTrainee(model, mode string, together bool, fn func(*trai
 	}
 	scope := torch.NewScope("distributed")
 	defer func() {
-		err = errors.Join(err, t.step.Close()) // graphs end before what they have captured
+		err = errors.Join(err, t.step.Close()) // frees graphs before the objects they captured
 		if parallel != nil {
 			err = errors.Join(err, parallel.Close())
 		}

@@ -16,22 +16,22 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// distFedRow is a training of all ranks whose batches come from one archive.
+// distFedRow is a training of all ranks with batches from one archive.
 type distFedRow struct {
 	Archive string `json:"archive"`
 	Model   string `json:"model"`
-	Batch   int    `json:"batch"`   // of a rank
+	Batch   int    `json:"batch"`   // per rank
 	Decode  string `json:"decode"`  // where images are decoded
-	Workers int    `json:"workers"` // of a rank
-	// The rates are those of a rank: fed, and of the same steps on data that lie on the device, in
-	// turn with the fed ones. Each round counts as its slowest rank.
+	Workers int    `json:"workers"` // per rank
+	// The rates are per rank: for fed steps, and for the same steps on resident data, measured in
+	// turn. The slowest rank determines the rate of a round.
 	ImagesPerSecond float64 `json:"images_s_each"`
 	Resident        float64 `json:"resident_images_s_each"`
-	// Share is the median of the rounds.
+	// Share is the median over the rounds.
 	Share float64 `json:"share_of_resident"`
 }
 
-// fed trains on batches of the archive, of which each rank gets its share.
+// fed trains on batches of the archive. Each rank gets its share.
 func (b *distBench) fed(ctx context.Context, model string, batch int) (*distFedRow, error) {
 	row := &distFedRow{Archive: printable.Archive(b.archive), Model: model, Batch: batch, Decode: strings.ToLower(b.decode.String())}
 	err := train.WithPrecedence(b.device, func() error {
@@ -40,7 +40,7 @@ func (b *distBench) fed(ctx context.Context, model string, batch int) (*distFedR
 	return row, err
 }
 
-// measureFed measures rounds of as many steps on every rank.
+// measureFed measures rounds with the same number of steps on every rank.
 func (b *distBench) measureFed(ctx context.Context, row *distFedRow, t *trainee, scope *torch.Scope) error {
 	m := fedMeasurement{b: &b.trainBench, begin: b.Together, maximum: b.maximum, over: func(steps int, _ time.Duration) bool { return steps == b.steps }}
 	if err := m.run(ctx, t, scope, row.Batch, imageloader.Options{Rank: b.World.Rank(), World: b.World.Size()}); err != nil {
@@ -51,7 +51,7 @@ func (b *distBench) measureFed(ctx context.Context, row *distFedRow, t *trainee,
 	return nil
 }
 
-// maximum returns the maximum of the ranks' values.
+// maximum returns the maximum value over all ranks.
 func (b *distBench) maximum(value int64) (int64, error) {
 	all, err := distributed.AllGatherObject(b.World, value)
 	if err != nil {

@@ -18,35 +18,35 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// distShardedRow is one way in which all ranks train one GPT-2 with AdamW.
+// distShardedRow is one way for all ranks to train a GPT-2 with AdamW.
 type distShardedRow struct {
 	Model   string             `json:"model"`
-	Batch   int                `json:"batch"`   // sequences of a rank
-	Context int                `json:"context"` // tokens of a sequence
+	Batch   int                `json:"batch"`   // sequences per rank
+	Context int                `json:"context"` // tokens per sequence
 	Way     string             `json:"way"`     // one of shardedWays
 	Mode    string             `json:"mode"`    // "eager" or "graph"
 	Go      *distShardedFigure `json:"go"`
 	PyTorch *distShardedFigure `json:"pytorch"`
 }
 
-// distShardedFigure has the time of a step, and on a GPU the memory of the rank that has most.
+// distShardedFigure holds the time per step, and on a GPU the memory of the rank that uses most.
 type distShardedFigure struct {
 	StepMS    float64 `json:"step_ms"`
 	HeldBytes int64   `json:"held_bytes,omitempty"` // allocated between steps
-	PeakBytes int64   `json:"peak_bytes,omitempty"` // allocated within a step, outside of graphs
-	// ReservedBytes is the maximum that LibTorch took of the device, with the memory of graphs.
+	PeakBytes int64   `json:"peak_bytes,omitempty"` // allocated during a step, outside of graphs
+	// ReservedBytes is LibTorch's peak of reserved device memory, including graphs.
 	ReservedBytes int64 `json:"reserved_bytes,omitempty"`
 }
 
-// shardedWays are what ranks divide: nothing, optimizer state, gradients too, parameters too.
-// pytorch_train.py knows these names.
+// shardedWays lists what ranks shard: nothing, optimizer state, also gradients, also parameters.
+// pytorch_train.py uses the same names.
 var shardedWays = []string{"DataParallel", "ZeroRedundancyOptimizer", "FullyShardedDataParallel, stage 2", "FullyShardedDataParallel, stage 3",
 	"FullyShardedDataParallel, stage 3, gathered in bfloat16"}
 
-// tinyGPT is a GPT-2 for tests, which package models does not have by name.
+// tinyGPT is a GPT-2 for tests. Package models does not know its name.
 const tinyGPT = "gpt2-tiny"
 
-// newGPT makes the GPT-2 of the name, on the CPU.
+// newGPT makes the named GPT-2 on the CPU.
 func newGPT(name string) (*models.GPT2, error) {
 	if name == tinyGPT {
 		return models.NewGPT2(models.GPT2Options{Layers: 2, Heads: 2, Width: 64})
@@ -63,8 +63,8 @@ func newGPT(name string) (*models.GPT2, error) {
 	return gpt, nil
 }
 
-// gptEnds is the first and the last block of a GPT-2: tokens become vectors, and vectors become
-// logits, by one parameter.
+// gptEnds is the first and the last block of a GPT-2. One shared parameter turns tokens into
+// vectors, and vectors into logits.
 type gptEnds struct{ gpt *models.GPT2 }
 
 func (e gptEnds) Forward(x *torch.Tensor) *torch.Tensor {
@@ -74,7 +74,7 @@ func (e gptEnds) Forward(x *torch.Tensor) *torch.Tensor {
 	return e.gpt.Logits(x)
 }
 
-// Parts returns the parts of the transformer that are not in its layers.
+// Parts returns the parts of the transformer outside its layers.
 func (e gptEnds) Parts() nn.Parts {
 	var parts nn.Parts
 	for _, c := range e.gpt.Transformer().Parts().Modules {
@@ -95,11 +95,11 @@ func shardedGPT(gpt *models.GPT2) nn.Module {
 	return nn.NewSequential(append(chain, ends)...)
 }
 
-// shardedTrainee is a trainee of all ranks.
+// shardedTrainee is a trainee that all ranks train together.
 type shardedTrainee struct {
 	trainee
-	parallel *distributed.DataParallel             // nil if the parameters are divided
-	sharded  *distributed.FullyShardedDataParallel // nil if they are not
+	parallel *distributed.DataParallel             // nil if the parameters are sharded
+	sharded  *distributed.FullyShardedDataParallel // nil if the parameters are not sharded
 }
 
 func (b *distBench) newShardedTrainee(model, way, mode string) (_ *shardedTrainee, err error) {
@@ -172,7 +172,7 @@ func (t *shardedTrainee) end() error {
 	return errors.Join(append(errs, t.close())...)
 }
 
-// measureSharded adds the rows of the networks, of which names are separated by commas.
+// measureSharded adds the rows of the networks in names, a comma-separated list.
 func (b *distBench) measureSharded(names string, batch int, r *distReport) error {
 	if names == "" {
 		return nil

@@ -19,7 +19,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Two processes on the CPU measure everything, and PyTorch beside them where this machine has it.
+// Two processes on the CPU measure everything, and PyTorch too if this machine has it.
 func TestBenchDist(t *testing.T) {
 	args := []string{"distributed", "-json", "-ranks", "2", "-cpu", "-mib", "1", "-rounds", "1", "-steps", "1", "-models", "resnet18", "-batches", "2", "-size", "32",
 		"-sharded", tinyGPT, "-sequences", "1", "-context", "8", "-sharded-steps", "1", "-archive", clitest.FewPhotos(t, map[string]int{"a": 8, "b": 8}), "-workers", "1"}
@@ -39,7 +39,7 @@ func TestBenchDist(t *testing.T) {
 	}
 	t.Log(report.PythonNote)
 	peer := report.PythonNote == ""
-	// Of two ranks, by nccl-tests' doc/PERFORMANCE.md.
+	// For two ranks, from nccl-tests' doc/PERFORMANCE.md.
 	factors := map[string]float64{"all-reduce": 1, "reduce-scatter": 0.5, "all-gather": 0.5, "broadcast": 1, "all-to-all": 0.5}
 	if len(report.Collectives) != len(factors) {
 		t.Errorf("collectives: %s", out)
@@ -79,7 +79,7 @@ func TestBenchDist(t *testing.T) {
 	}
 }
 
-// The chain of blocks computes what the GPT-2 computes, and has all of its parameters.
+// The chain of blocks computes the same as the GPT-2 and has all its parameters.
 func TestShardedGPTIsTheGPT(t *testing.T) {
 	gpt, err := newGPT(tinyGPT)
 	if err != nil {
@@ -110,7 +110,7 @@ func TestShardedGPTIsTheGPT(t *testing.T) {
 	}
 }
 
-// What two ranks write at once is kept whole, and the last line is the reason of their failure.
+// Concurrent output of two ranks stays intact, and its last line is the reason for their failure.
 func TestRanksThatFailGiveTheirReason(t *testing.T) {
 	for range 20 {
 		var complaint lockedBuffer

@@ -15,8 +15,8 @@ type loaderReport struct {
 	Peers []gpuPeer `json:"peers,omitempty"` // with -peers
 }
 
-// benchLoader measures the loader as `torchstream bench loader` does, and other decoders of the
-// same images.
+// benchLoader measures the loader like `torchstream bench loader`, and other decoders on the same
+// images.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set, o := loaderbench.Flags("torchstream-lab loader -archive FILE", "Does what torchstream bench loader does, and then measures other GPU decoders of the archive's images: NVIDIA's nvJPEG, and torchvision\n"+
 		"and DALI, if -python has them.", stderr)
@@ -42,7 +42,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	report := loaderReport{Result: &m.Result}
 	if peers != nil {
 		peers.python = *python
-		if report.Peers, err = peers.run(ctx, m); err != nil { // while the loader is closed
+		if report.Peers, err = peers.run(ctx, m); err != nil { // the loader is closed meanwhile
 			return err
 		}
 	}

@@ -1,13 +1,14 @@
-// Command torchstream-lab measures torchstream, beside PyTorch and other peers where there are any.
+// Command torchstream-lab measures torchstream, and compares it with PyTorch and other peers where
+// available.
 //
 //	torchstream-lab loader -archive FILE  as torchstream bench loader, and other GPU decoders (-peers)
-//	torchstream-lab streams               what the stream calls cost, on a GPU
-//	torchstream-lab train                 images and tokens a second in training, beside PyTorch
-//	torchstream-lab operators             what the call of an operator costs, beside C++
+//	torchstream-lab streams               the cost of the stream calls, on a GPU
+//	torchstream-lab train                 images and tokens a second in training, compared with PyTorch
+//	torchstream-lab operators             the cost of calling an operator, compared with C++
 //	torchstream-lab distributed           collectives and training of several processes
 //	torchstream-lab serve -images FOLDER  the latency of requests of encoded images to a batch
 //
-// Output and exit statuses are as for the command torchstream.
+// Output and exit statuses are the same as torchstream's.
 package main
 
 import (

@@ -15,7 +15,7 @@ import (
 
 const photos = "../../examples/data/photos-test.tgz"
 
-// TestMain makes this program the command itself, for tests that need a process.
+// TestMain lets this test program act as the command, for tests that need a process.
 func TestMain(m *testing.M) { os.Exit(clitest.Main(m, main)) }
 
 // command runs one command line.
@@ -26,7 +26,7 @@ func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	return status, out.String(), errs.String()
 }
 
-// Mistakes name the program's own commands.
+// Error messages name this program's commands.
 func TestCommandLine(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
@@ -45,7 +45,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// Help has a line for each command, and lines for a terminal of 100 columns.
+// Help has a line for each command, and fits a terminal of 100 columns.
 func TestHelpFitsATerminal(t *testing.T) {
 	status, list, stderr := command(t, "help")
 	if status != 0 || stderr != "" {
@@ -69,7 +69,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 	}
 }
 
-// A -size that is too large is a wrong option, before anything is measured.
+// A -size that is too large is reported as a wrong option before any measurement.
 func TestSizesThatAreTooLarge(t *testing.T) {
 	for _, args := range [][]string{{"loader", "-archive", photos}, {"serve", "-images", "."}, {"train"}, {"distributed"}} {
 		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 || stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
@@ -78,7 +78,7 @@ func TestSizesThatAreTooLarge(t *testing.T) {
 	}
 }
 
-// Without LibTorch a command names what is missing.
+// Without LibTorch a command says what is missing.
 func TestWithoutLibTorch(t *testing.T) {
 	folder := t.TempDir()
 	c, stderr := clitest.Process(t, "streams")
@@ -89,7 +89,7 @@ func TestWithoutLibTorch(t *testing.T) {
 	}
 }
 
-// -threads sets LibTorch's threads in every benchmark that computes, before it does anything else.
+// -threads sets LibTorch's threads in every benchmark that computes, before any other work.
 func TestThreadsOption(t *testing.T) {
 	before := torch.NumThreads()
 	t.Cleanup(func() {

@@ -24,26 +24,27 @@ type operatorReport struct {
 	LibTorch string          `json:"libtorch"`
 	Go       string          `json:"go"`
 	Repeats  int             `json:"repeats"`
-	Calls    int             `json:"calls"` // of a repeat
+	Calls    int             `json:"calls"` // per repeat
 	Rows     []*operatorPair `json:"rows"`
-	// Over counts the rows whose difference is over 0.5 µs.
+	// Over counts the rows with a difference above 0.5 µs.
 	Over int `json:"over_500_ns"`
 }
 
-// operatorPair is one operator, called from Go and from C++ in turn. All are host nanoseconds a
-// call, and medians of the repeats; the difference is the median of the pairs' differences.
+// operatorPair compares an operator called from Go with the same operator called from C++, measured
+// in turn. All values are host nanoseconds per call and medians over the repeats. The difference is
+// the median of the pairwise differences.
 type operatorPair struct {
 	Operator   string  `json:"operator"`
-	Generic    bool    `json:"generic,omitempty"` // by torch.Call1, else by the typed method
+	Generic    bool    `json:"generic,omitempty"` // called by torch.Call1 instead of the typed method
 	CPP        float64 `json:"cpp_ns"`
 	Go         float64 `json:"go_ns"`
 	Difference float64 `json:"difference_ns"`
 }
 
-// maxDifference is the goal, in nanoseconds.
+// maxDifference is the goal for the difference, in nanoseconds.
 const maxDifference = 500
 
-// operands are the tensors of the operators, the same as in lab/cshim/src/lab/operators.cc.
+// operands holds the operators' tensors, the same as in lab/cshim/src/lab/operators.cc.
 type operands struct {
 	a, b          *torch.Tensor // [4]
 	m, n          *torch.Tensor // [4 4]
@@ -60,7 +61,7 @@ func (o *operands) all() []**torch.Tensor {
 	return []**torch.Tensor{&o.a, &o.b, &o.m, &o.n, &o.batch, &o.image, &o.kernel, &o.pair, &o.heads, &o.index, &o.mask, &o.target}
 }
 
-// newOperands makes the operands, all ones.
+// newOperands makes the operands, filled with ones.
 func newOperands(d cuda.Device, scope *torch.Scope) (*operands, error) {
 	var o operands
 	var errs []error
@@ -87,19 +88,19 @@ func (o operands) in(scope *torch.Scope) *operands {
 	return &o
 }
 
-// operatorEntry is an operator from Go.
+// operatorEntry is an operator called from Go.
 type operatorEntry struct {
 	name    string // of the peer in lab/cshim/src/lab/operators.cc
 	generic bool
 	run     func(o *operands) *torch.Tensor
 }
 
-// typed is an entry of an operator with one result.
+// typed returns an entry for an operator with one result.
 func typed(name string, f func(o *operands) *torch.Tensor) operatorEntry {
 	return operatorEntry{name, false, f}
 }
 
-// lastOf returns the last of an operator's results.
+// lastOf returns the last of several results.
 func lastOf(results []*torch.Tensor, err error) *torch.Tensor {
 	if err != nil {
 		return torch.Fail("operators", err)
@@ -107,13 +108,13 @@ func lastOf(results []*torch.Tensor, err error) *torch.Tensor {
 	return results[len(results)-1]
 }
 
-// generic is an entry of an operator by its name in LibTorch. f has the arguments in the call
-// itself, as programs have them: a list that another function returns would be allocated.
+// generic returns an entry for an operator called by its LibTorch name. f must list the arguments
+// in the call, as programs do: a list returned by a function would be allocated.
 func generic(name string, f func(o *operands) *torch.Tensor) operatorEntry {
 	return operatorEntry{name, true, f}
 }
 
-// operatorTable lists the operators, with the names and operands of kPeers in
+// operatorTable lists the operators. Names and operands match kPeers in
 // lab/cshim/src/lab/operators.cc.
 func operatorTable() []operatorEntry {
 	type T = *torch.Tensor
@@ -202,7 +203,7 @@ func operatorTable() []operatorEntry {
 	}
 }
 
-// benchOperators measures the host time of operators on tiny tensors, from Go and from C++.
+// benchOperators measures the host time of operators on tiny tensors, called from Go and from C++.
 func benchOperators(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream-lab operators", "Measures the host time of operators on tiny tensors, called from Go and, in turn, from C++: what the way through Go costs. Results are\n"+
 		"freed 400 calls at a time, by a scope in Go, as those of a training step are.", stderr)
@@ -235,8 +236,8 @@ func benchOperators(ctx context.Context, args []string, stdout, stderr io.Writer
 }
 
 func (r *operatorReport) measure(ctx context.Context, d cuda.Device) (err error) {
-	// One thread, so that its caches of LibTorch are those of both sides, and none that computes
-	// beside it, because waking it would take longer than the call.
+	// Both sides use the same thread, so that they share its LibTorch caches. Other computing
+	// threads are excluded, since waking one would take longer than the call.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	threads := torch.NumThreads()
@@ -274,11 +275,11 @@ func (r *operatorReport) measure(ctx context.Context, d cuda.Device) (err error)
 	return nil
 }
 
-// heldCalls are the calls of a round, as in lab/cshim/src/lab/operators.cc.
+// heldCalls is the number of calls in a round, as in lab/cshim/src/lab/operators.cc.
 const heldCalls = 400
 
-// hostNanoseconds measures calls of an operator as ts_bench_operator does: in rounds, whose results
-// a scope frees at the end.
+// hostNanoseconds measures an operator's calls like ts_bench_operator: in rounds, with the results
+// freed by a scope at the end of each.
 func hostNanoseconds(d cuda.Device, entry operatorEntry, o *operands, rounds int) (float64, error) {
 	var took time.Duration
 	for i := range rounds + 1 {
@@ -296,7 +297,7 @@ func hostNanoseconds(d cuda.Device, entry operatorEntry, o *operands, rounds int
 		}
 		err := last.Err()
 		turn.Close()
-		if i > 0 { // the first one warms up
+		if i > 0 { // the first round is the warm-up
 			took += time.Since(start)
 		}
 		if err != nil {

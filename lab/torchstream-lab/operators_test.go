@@ -10,7 +10,7 @@ import (
 	"github.com/torchstream/torchstream/internal/cli"
 )
 
-// Every operator of the table has a peer in C++, runs without an error and has a time.
+// Every operator of the table has a C++ peer, runs without an error and has a positive time.
 func TestBenchOperators(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	if err := benchOperators(t.Context(), []string{"-json", "-repeats", "1", "-rounds", "1"}, &stdout, &stderr); err != nil {

@@ -27,25 +27,26 @@ import (
 //go:embed gpu_peers.py
 var gpuPeers string
 
-// gpuPeer is another way to decode the archive's images on the same GPU, in the same run.
+// gpuPeer is another decoder, measured on the archive's images and the same GPU in the same run.
 type gpuPeer struct {
 	Peer            string  `json:"peer"` // nvjpeg, torchvision or dali
-	Way             string  `json:"way"`  // what it does
+	Way             string  `json:"way"`  // description
 	Threads         int     `json:"threads,omitempty"`
 	Batch           int64   `json:"batch,omitempty"`
 	Images          int64   `json:"images,omitempty"`   // decoded in the measured time
-	LeftOut         int64   `json:"left_out,omitempty"` // images that the engines do not decode
+	LeftOut         int64   `json:"left_out,omitempty"` // images that the engines cannot decode
 	Seconds         float64 `json:"seconds,omitempty"`
 	ImagesPerSecond float64 `json:"images_per_second,omitempty"`
-	HostCores       float64 `json:"host_cores,omitempty"` // CPU seconds a second
-	Engines         int32   `json:"engines,omitempty"`    // of the GPU
-	// LoaderImagesPerSecond is the loader's rate, if it runs beside. HostCores is then of both.
+	HostCores       float64 `json:"host_cores,omitempty"` // CPU seconds per second
+	Engines         int32   `json:"engines,omitempty"`    // JPEG engines of the GPU
+	// LoaderImagesPerSecond is the rate of the loader if it runs at the same time. HostCores then
+	// includes the loader.
 	LoaderImagesPerSecond float64 `json:"loader_images_per_second,omitempty"`
-	// WhyNot is the reason why there is no figure.
+	// WhyNot says why there is no result.
 	WhyNot string `json:"why_not,omitempty"`
 }
 
-// rate fills in what follows from the images, the seconds and the CPU seconds.
+// rate computes the fields that depend on images, seconds and CPU seconds.
 func (p *gpuPeer) rate(cpuSeconds float64) {
 	p.ImagesPerSecond, p.HostCores = float64(p.Images)/p.Seconds, cpuSeconds/p.Seconds
 }
@@ -53,7 +54,7 @@ func (p *gpuPeer) rate(cpuSeconds float64) {
 // peerNames are the values of -peers.
 var peerNames = []string{"nvjpeg", "torchvision", "dali"}
 
-// peerBench is what -peers measures.
+// peerBench runs the measurements of -peers.
 type peerBench struct {
 	names   []string
 	python  string
@@ -66,13 +67,13 @@ type peerBench struct {
 }
 
 const (
-	peerBatches    = 8       // different ones
-	peerBytes      = 1 << 30 // maximum of the images, which lie in memory
-	maxPeerSeconds = 3       // of each row
+	peerBatches    = 8       // number of different batches
+	peerBytes      = 1 << 30 // maximum size of the images, which stay in memory
+	maxPeerSeconds = 3       // per row
 )
 
-// peersOf reads -peers, for a loader whose batches go to a device. It returns nil if no peers are
-// wanted.
+// peersOf parses -peers, for a loader whose batches are copied to a device. It returns nil if no
+// peers are requested.
 func peersOf(names string, o *loaderbench.Options, to cuda.Device) (*peerBench, error) {
 	if names == "" {
 		return nil, nil
@@ -100,7 +101,7 @@ func peersOf(names string, o *loaderbench.Options, to cuda.Device) (*peerBench, 
 	return p, nil
 }
 
-// run measures every peer. What keeps one from running is in its row.
+// run measures every peer. If a peer cannot run, its row gives the reason.
 func (p *peerBench) run(ctx context.Context, m *loaderbench.Measurement) ([]gpuPeer, error) {
 	data, sizes, err := readJPEGs(ctx, p.archive, peerBatches*p.batch)
 	if err != nil {
@@ -121,7 +122,7 @@ func (p *peerBench) run(ctx context.Context, m *loaderbench.Measurement) ([]gpuP
 	return rows, nil
 }
 
-// threads are the numbers of host threads that a peer is measured with.
+// threads returns the numbers of host threads to measure a peer with.
 func (p *peerBench) threads() []int {
 	if runtime.GOMAXPROCS(0) < 4 {
 		return []int{1}
@@ -129,7 +130,7 @@ func (p *peerBench) threads() []int {
 	return []int{1, 4}
 }
 
-// nvjpeg measures NVIDIA's library by itself: the GPU's engines, and CUDA cores.
+// nvjpeg measures NVIDIA's library without the loader: with the GPU's engines, and with CUDA cores.
 func (p *peerBench) nvjpeg(data []byte, sizes []uintptr) []gpuPeer {
 	var rows []gpuPeer
 	for _, threads := range p.threads() {
@@ -141,7 +142,8 @@ func (p *peerBench) nvjpeg(data []byte, sizes []uintptr) []gpuPeer {
 	return rows
 }
 
-// besideLoader measures the engines while the loader runs: whether the two together decode more.
+// besideLoader measures the engines while the loader runs, to see whether both together decode
+// more.
 func (p *peerBench) besideLoader(ctx context.Context, m *loaderbench.Measurement, data []byte, sizes []uintptr) gpuPeer {
 	threads := p.threads()
 	var row gpuPeer
@@ -169,7 +171,7 @@ func (p *peerBench) decoded(implementation int, says string, threads int, data [
 	return row
 }
 
-// inPython measures a library of Python.
+// inPython measures a Python library.
 func (p *peerBench) inPython(ctx context.Context, name string) []gpuPeer {
 	absent := func(why string) []gpuPeer { return []gpuPeer{{Peer: name, Way: "not measured", WhyNot: why}} }
 	if p.python == "" {
@@ -207,8 +209,8 @@ func (p *peerBench) inPython(ctx context.Context, name string) []gpuPeer {
 	return rows
 }
 
-// readJPEGs returns the first JPEGs of a .tar or .tar.gz, behind one another, and their sizes. It
-// chooses them as gpu_peers.py does.
+// readJPEGs returns the first JPEGs of a .tar or .tar.gz, back to back, and their sizes. It selects
+// the same ones as gpu_peers.py.
 func readJPEGs(ctx context.Context, archive string, max int) (data []byte, sizes []uintptr, err error) {
 	fail := func(err error) ([]byte, []uintptr, error) {
 		return nil, nil, fmt.Errorf("%s: other decoders get the JPEGs of a file, .tar or .tar.gz: %w", printable.ArchiveName(archive), err)
@@ -256,7 +258,7 @@ func readJPEGs(ctx context.Context, archive string, max int) (data []byte, sizes
 	return data, sizes, nil
 }
 
-// printPeers prints the peers for people.
+// printPeers prints the peers as text.
 func printPeers(w io.Writer, peers []gpuPeer) error {
 	if len(peers) == 0 {
 		return nil

@@ -52,7 +52,7 @@ func TestPeersAreChecked(t *testing.T) {
 	}
 }
 
-// The peers get the first JPEGs of the archive, and nothing else.
+// The peers get the first JPEGs of the archive and no other data.
 func TestPeersReadJPEGs(t *testing.T) {
 	jpeg := func(text string) string { return "\xff\xd8\xff" + text }
 	path := clitest.WriteTar(t, map[string]string{"a/1.jpg": jpeg("one"), "a/2.png": "\x89PNG", "b/3.jpg": jpeg("three"), "b/4.jpg": jpeg("4")})
@@ -70,7 +70,7 @@ func TestPeersReadJPEGs(t *testing.T) {
 	}
 }
 
-// The rows of Python are what it prints, or the reason why it prints none.
+// The Python rows contain its output, or the reason why it printed none.
 func TestPeersInPython(t *testing.T) {
 	python := func(lines string) string {
 		path := filepath.Join(t.TempDir(), "python")
@@ -95,7 +95,8 @@ func TestPeersInPython(t *testing.T) {
 			}
 		})
 	}
-	// The program gets the job as its last argument, with a path that holds in its folder.
+	// The program gets the job as its last argument. The path in it must be absolute, since the
+	// program runs in another folder.
 	p.python = python(`case $3 in *'"archive":"/'*'"peer":"torchvision"'*) ;; *) echo "$3" >&2; exit 1 ;; esac
 echo '{"rows": [{"way": "decodes", "threads": 4, "batch": 16, "images": 500, "seconds": 0.5, "cpu_seconds": 0.25}, {"way": "more", "images": 1, "seconds": 1}]}'`)
 	rows := p.inPython(t.Context(), "torchvision")
@@ -105,8 +106,8 @@ echo '{"rows": [{"way": "decodes", "threads": 4, "batch": 16, "images": 500, "se
 	}
 }
 
-// On a GPU, and on devices that do nothing with a stand-in for nvJPEG. A Python without the
-// libraries is no error.
+// This runs on a GPU, or on devices that do nothing with a fake nvJPEG. A Python without the
+// libraries is not an error.
 func TestBenchLoaderPeers(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	status, stdout, stderr := command(t, "loader", "-archive", photos, "-batch", "16", "-size", "32", "-seconds", "0.1", "-device", "cuda", "-peers", "all",

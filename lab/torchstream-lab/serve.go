@@ -24,16 +24,16 @@ import (
 // serveReport is the output of serve.
 type serveReport struct {
 	Device        string     `json:"device"`
-	Images        int        `json:"images"`   // different ones, which take turns
-	LeftOut       int        `json:"left_out"` // files of the folder that are no images, or are too many bytes
+	Images        int        `json:"images"`   // different ones, used in rotation
+	LeftOut       int        `json:"left_out"` // files in the folder that are not images, or are too large
 	BytesPerImage float64    `json:"bytes_per_image"`
 	Request       int        `json:"request"` // images
 	Clients       int        `json:"clients"`
 	Rows          []serveRow `json:"rows"`
 }
 
-// serveRow has the figures of one way of decoding. Times are those of a request, from encoded bytes
-// to the end of the work on the device.
+// serveRow holds the results of one way of decoding. Times are per request, from encoded bytes to
+// the end of the device's work.
 type serveRow struct {
 	Decode          string  `json:"decode"` // host or device
 	Requests        int     `json:"requests"`
@@ -42,19 +42,19 @@ type serveRow struct {
 	P90MS           float64 `json:"p90_ms"`
 	P99MS           float64 `json:"p99_ms"`
 	DecodedOnDevice int64   `json:"decoded_on_device"`
-	DecodedAgain    int64   `json:"decoded_again"` // of them: by the host, because the device could not
+	DecodedAgain    int64   `json:"decoded_again"` // of DecodedOnDevice: again by the host
 }
 
-// serveBench is what serve measures.
+// serveBench runs the measurements of serve.
 type serveBench struct {
 	images           [][]byte
-	leftOut          int // files
+	leftOut          int // number of files
 	request, clients int
 	length           time.Duration
 	o                serve.Options
 }
 
-// benchServe measures the latency of requests of encoded images to a normalised batch.
+// benchServe measures the latency of requests that turn encoded images into a normalised batch.
 func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream-lab serve -images FOLDER", "Makes normalised batches of requests of encoded images, as a server does, for a while: the time of a request, from its bytes to the end of\n"+
 		"the work on the device. On a GPU it measures both, images that the host decodes and images that the GPU decodes.", stderr)
@@ -111,10 +111,10 @@ func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	return report.table(stdout)
 }
 
-// read reads the images of a folder and the folders in it, up to 1 GiB of them. It counts the files
-// that it leaves out.
+// read reads the images of a folder and its subfolders, up to 1 GiB. It counts the files that it
+// leaves out.
 func (b *serveBench) read(ctx context.Context, folder string) error {
-	root, err := filepath.EvalSymlinks(folder) // walks follow no links
+	root, err := filepath.EvalSymlinks(folder) // directory walks do not follow links
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (b *serveBench) read(ctx context.Context, folder string) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		info, err := os.Stat(path) // of a link's target
+		info, err := os.Stat(path) // describes a link's target
 		if err != nil || !info.Mode().IsRegular() || info.Size() > left {
 			b.leftOut++
 			return ctx.Err()
@@ -166,7 +166,7 @@ func (b *serveBench) measure(ctx context.Context) (row serveRow, err error) {
 		return row, err
 	}
 	defer d.Close()
-	for range 3 { // allocates, and starts workers
+	for range 3 { // warm-up: allocates memory and starts workers
 		if _, err := b.client(ctx, d, 0, 0); err != nil {
 			return row, err
 		}
@@ -192,7 +192,7 @@ func (b *serveBench) measure(ctx context.Context) (row serveRow, err error) {
 	return row, nil
 }
 
-// client makes requests for a while, at least one, and returns their times.
+// client makes requests for the given duration, at least one, and returns their times.
 func (b *serveBench) client(ctx context.Context, d *serve.Decoder, number int, length time.Duration) (took []time.Duration, err error) {
 	if d.Device() == cuda.CPU {
 		return b.requests(ctx, d, number, length, func() error { return nil })

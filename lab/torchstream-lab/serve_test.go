@@ -11,9 +11,10 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-const testImages = "../../cshim/test/data" // with a file that is no image
+const testImages = "../../cshim/test/data" // includes a file that is not an image
 
-// TestBenchServe: each way that the machine has is measured, with the images of a folder.
+// TestBenchServe checks that every way of decoding on this machine is measured, with the images of
+// a folder.
 func TestBenchServe(t *testing.T) {
 	arguments := []string{"serve", "-images", testImages, "-seconds", "0.05", "-request", "3", "-clients", "2", "-size", "32"}
 	status, stdout, stderr := command(t, append(arguments, "-json")...)
@@ -46,7 +47,7 @@ func TestBenchServe(t *testing.T) {
 	}
 }
 
-// TestBenchServeOfClasses: the images of folders in the folder are read, and other files counted.
+// TestBenchServeOfClasses checks that images in subfolders are read and other files counted.
 func TestBenchServeOfClasses(t *testing.T) {
 	folder := t.TempDir()
 	pixels, err := os.ReadFile(testImages + "/rgb.png")

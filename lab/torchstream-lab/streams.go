@@ -36,20 +36,20 @@ type streamsReport struct {
 	Method    streamsMethod           `json:"method"`
 	Calls     map[string]*callRow     `json:"calls"`     // by callNames
 	Operators map[string]*operatorRow `json:"operators"` // by operatorNames, on one element
-	// PythonNote is the reason why Python's figures are null or not comparable.
+	// PythonNote says why Python's figures are null or not comparable.
 	PythonNote string `json:"python_note,omitempty"`
 }
 
 type streamsMethod struct {
 	Statistic string `json:"statistic"`
 	Repeats   int    `json:"repeats"`
-	Calls     int    `json:"calls"` // per repeat, of calls that stay on the host
-	// EnqueuedCalls is the number of calls in a repeat that give the device work. It is less than
-	// the capacity of the device's queue, so that the host never waits for the queue.
+	Calls     int    `json:"calls"` // per repeat, for calls that stay on the host
+	// EnqueuedCalls is the number of calls per repeat that queue device work. It is below the
+	// capacity of the device's queue, so the host never waits for space.
 	EnqueuedCalls int `json:"enqueued_calls"`
 }
 
-// figure is the median and the minimum of the repeats' means.
+// figure holds the median and the minimum of the repeats' means.
 type figure struct {
 	Median float64 `json:"ns"`
 	Min    float64 `json:"min_ns"`
@@ -69,14 +69,14 @@ var callNames = []string{
 
 type callRow struct {
 	Go        *figure  `json:"go"`
-	OverEmpty *float64 `json:"over_empty_ns"` // Go's median minus that of an empty cgo call
+	OverEmpty *float64 `json:"over_empty_ns"` // Go's median minus the median of an empty cgo call
 	Python    *figure  `json:"python"`
 }
 
 var operatorNames = []string{
 	"add_",
-	"add", // each result is freed at once
-	// 400 results are held, as a training step holds its activations, and freed together.
+	"add", // each result is freed immediately
+	// 400 results are held, as a training step holds its activations, and then freed together.
 	"add_held",
 }
 
@@ -131,7 +131,7 @@ func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return report.table(stdout)
 }
 
-// timed is one measurement: the mean time of the given number of calls.
+// timed is one measurement: the mean time over the given number of calls.
 type timed struct {
 	calls int
 	run   func(calls int) error
@@ -175,8 +175,8 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 	if err := b.addOperators(); err != nil {
 		return err
 	}
-	// Measure everything once per round, so that a change in time, such as that of the cores'
-	// clock, affects all figures.
+	// Measure everything once per round, so that drifts, for example of the clock frequency, affect
+	// all figures.
 	for round := range r.Method.Repeats + 1 {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -189,12 +189,12 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 	return nil
 }
 
-// add adds a measurement of calls that give the device no work.
+// add adds a measurement of calls that queue no device work.
 func (b *streamsBench) add(name string, run func(calls int) error) {
 	b.timed = append(b.timed, &timed{calls: b.Method.Calls, run: run, to: &b.Calls[name].Go})
 }
 
-// enqueue adds a measurement of calls that give the device work.
+// enqueue adds a measurement of calls that queue device work.
 func (b *streamsBench) enqueue(to **figure, run func(calls int) error) {
 	b.timed = append(b.timed, &timed{calls: b.Method.EnqueuedCalls, run: run, to: to})
 }
@@ -224,7 +224,7 @@ func (b *streamsBench) addStreamCalls() error {
 	b.closers = append(b.closers, func() { event.Close() })
 	nothing := func() error { return nil }
 	b.add("get", repeat(func() error { _, err := cuda.GetCurrentCUDAStream(b.device); return err }))
-	// The bare call, on a locked thread whose stream is restored.
+	// This is the bare call, on a locked thread whose stream is restored afterwards.
 	b.add("set", func(calls int) error {
 		return cuda.WithStream(side, func() error {
 			return repeat(func() error { return capi.SetCUDAStream(side.CAPI()) })(calls)
@@ -244,8 +244,8 @@ func (b *streamsBench) addStreamCalls() error {
 	return nil
 }
 
-// addOperators adds the operators, each called in two ways. The ways of an operator follow each
-// other, so that both find the caches as the same operator left them.
+// addOperators adds the operators, each called in two ways. Both ways run one after the other, so
+// that each finds the caches as the same operator left them.
 func (b *streamsBench) addOperators() error {
 	calls, err := b.operatorCalls()
 	if err != nil {
@@ -262,7 +262,7 @@ func (b *streamsBench) addOperators() error {
 	return nil
 }
 
-// operatorCalls returns the operators through the generic operator call of internal/capi.
+// operatorCalls returns the operators, called through internal/capi's generic operator call.
 func (b *streamsBench) operatorCalls() (map[string]func(calls int) error, error) {
 	tensors := make([]*capi.Tensor, 2)
 	for i := range tensors {
@@ -307,8 +307,8 @@ func (b *streamsBench) operatorCalls() (map[string]func(calls int) error, error)
 	}, nil
 }
 
-// tensorMethods returns the operators as methods of torch.Tensor. Results are in a scope, as the
-// results of a batch are; the figures include creating and closing the scope.
+// tensorMethods returns the operators as methods of torch.Tensor. Results are in a scope, as a
+// batch's results are. The figures include creating and closing the scope.
 func (b *streamsBench) tensorMethods() (map[string]func(calls int) error, error) {
 	x, err := torch.Ones(b.device, torch.Float32, 1)
 	if err != nil {
@@ -340,7 +340,7 @@ func (b *streamsBench) tensorMethods() (map[string]func(calls int) error, error)
 	}, nil
 }
 
-// round takes every measurement once. It discards the results of the warm-up.
+// round runs every measurement once. It discards the results of the warm-up.
 func (b *streamsBench) round(warmUp bool) error {
 	for _, t := range b.timed {
 		mean, err := t.mean(b.device)
@@ -363,7 +363,7 @@ func (b *streamsBench) round(warmUp bool) error {
 	return nil
 }
 
-// summarize turns the means into the report's figures.
+// summarize computes the report's figures from the means.
 func (b *streamsBench) summarize() {
 	for _, t := range b.timed {
 		*t.to = summary(t.means)
@@ -379,7 +379,7 @@ func (b *streamsBench) summarize() {
 	}
 }
 
-// repeat returns a function that runs the call the given number of times, or until it fails.
+// repeat returns a function that repeats call the given number of times, or until it fails.
 func repeat(call func() error) func(calls int) error {
 	return func(calls int) error {
 		for range calls {
@@ -415,7 +415,7 @@ func summary(means []float64) *figure {
 	return &figure{Median: (means[(n-1)/2] + means[n/2]) / 2, Min: means[0]}
 }
 
-// pythonPeer prints one JSON object of means by name, measured in the same way.
+// pythonPeer takes the same measurements and prints one JSON object with the means by name.
 const pythonPeer = `
 import json, sys, time
 try:
@@ -461,7 +461,7 @@ for round in range(repeats + 1):
 print(json.dumps({"torch": torch.__version__, "means": means}))
 `
 
-// runPython runs a program of Python and reads the JSON object that it prints.
+// runPython runs a Python program and parses the JSON object that it prints.
 func runPython(ctx context.Context, python, program string, result any, arguments ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -483,7 +483,8 @@ func runPython(ctx context.Context, python, program string, result any, argument
 	return nil
 }
 
-// absolutePython returns the path of an interpreter, for a command that runs in another folder.
+// absolutePython returns the absolute path of an interpreter, for a command that runs in another
+// folder.
 func absolutePython(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -492,7 +493,7 @@ func absolutePython(name string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// pythonFailure adds the last line that a failed program wrote.
+// pythonFailure adds the last line of a failed program's output to its error.
 func pythonFailure(python string, err error, complaint []byte) error {
 	lines := bytes.Split(bytes.TrimSpace(complaint), []byte("\n"))
 	if last := lines[len(lines)-1]; len(last) > 0 {

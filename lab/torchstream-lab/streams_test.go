@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// Every row exists. Figures that this machine can measure are positive, and the others are null.
+// Every row exists. Figures that this machine can measure are positive, the others are null.
 func TestBenchStreams(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	if err := benchStreams(t.Context(), []string{"-json", "-repeats", "2", "-python", ""}, &stdout, &stderr); err != nil {

@@ -37,11 +37,11 @@ type trainReport struct {
 	Issue    []*issueRow `json:"issue,omitempty"` // on a GPU
 	First    []*firstRow `json:"first_step,omitempty"`
 	Fed      []*fedRow   `json:"fed,omitempty"`
-	// PythonNote is the reason why PyTorch's figures are null or not comparable.
+	// PythonNote says why PyTorch's figures are null or not comparable.
 	PythonNote string `json:"python_note,omitempty"`
 }
 
-// trainRow is one network, batch size and way to run a step, on data that lie on the device.
+// trainRow is a network, a batch size and a way to run a step, on data in device memory.
 type trainRow struct {
 	Model   string       `json:"model"`
 	Batch   int          `json:"batch"`
@@ -49,46 +49,47 @@ type trainRow struct {
 	Unit    string       `json:"unit"` // "images" or "tokens"
 	Go      *trainFigure `json:"go"`
 	PyTorch *trainFigure `json:"pytorch"`
-	// Ratio is Go's rate by that of PyTorch.
+	// Ratio is Go's rate divided by PyTorch's.
 	Ratio float64 `json:"ratio,omitempty"`
-	// Error is the reason why there is no figure of Go.
+	// Error says why there is no figure for Go.
 	Error string `json:"error,omitempty"`
-	// MemoryBytes is what LibTorch reserved on the device at most, in Go.
+	// MemoryBytes is the peak of device memory that LibTorch reserved in Go.
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
 }
 
 type trainFigure struct {
 	PerSecond float64 `json:"per_second"` // images or tokens
 	StepMS    float64 `json:"step_ms"`
-	CPUMS     float64 `json:"cpu_ms"` // of all threads of the process, for a step
+	CPUMS     float64 `json:"cpu_ms"` // of all threads of the process, per step
 }
 
-// stepTimes are milliseconds of a step.
+// stepTimes holds milliseconds per step.
 type stepTimes struct {
 	MS    float64 `json:"ms"`
 	CPUMS float64 `json:"cpu_ms"`
 }
 
-// issueRow is the host's time for a step.
+// issueRow compares the host's time per step.
 type issueRow struct {
 	Model   string       `json:"model"`
 	Mode    string       `json:"mode"`
 	Go      *issueFigure `json:"go"`
 	PyTorch *issueFigure `json:"pytorch"`
-	// Ratio is Go's issue time by that of PyTorch without a graph.
+	// Ratio is Go's issue time divided by PyTorch's without a graph.
 	Ratio float64 `json:"ratio_to_eager,omitempty"`
 }
 
-// issueFigure is the host's time for a step. Drain is what the device still had to do afterwards:
-// if that is less than a step, the device was never far behind, and the host never waited for it.
+// issueFigure is the host's time per step. Drain is the time that the device still needs
+// afterwards. If it is less than a step, the device was never far behind, so the host never waited
+// for it.
 type issueFigure struct {
 	IssueMS float64 `json:"issue_ms"`
 	DrainMS float64 `json:"drain_ms"`
 	issueParts
 }
 
-// issueParts are the parts of an issue time, without a graph. The optimizer's part is the rest of
-// the step: the optimizer, and freeing the step's results and gradients.
+// issueParts splits an issue time without a graph. The optimizer's part is the rest of the step:
+// the optimizer, and freeing the step's results and gradients.
 type issueParts struct {
 	ForwardMS   float64 `json:"forward_ms,omitempty"`
 	BackwardMS  float64 `json:"backward_ms,omitempty"`
@@ -102,26 +103,26 @@ func (p issueParts) String() string {
 	return fmt.Sprintf("%.2f + %.2f + %.2f", p.ForwardMS, p.BackwardMS, p.OptimizerMS)
 }
 
-// trainBench is what train measures.
+// trainBench runs the measurements of train.
 type trainBench struct {
 	device  cuda.Device
 	size    int
 	context int
 	seconds float64
 	models  []string
-	batches []int // nil: those of defaultBatches
+	batches []int // nil means defaultBatches
 	first   int
 	archive string
 	memory  int64
 	workers int
 	decode  prefetcher.Decode
 	engines bool
-	sms     int // that decode; 0: all
-	// noGraphs leaves out steps as graphs.
+	sms     int // that decode; 0 means all
+	// noGraphs skips the graph modes.
 	noGraphs bool
 }
 
-// defaultBatches are the batch sizes that a network is measured with.
+// defaultBatches returns the batch sizes to measure a network with.
 func defaultBatches(model string) []int {
 	switch {
 	case isGPT(model):
@@ -141,7 +142,7 @@ func (b *trainBench) batchesOf(model string) []int {
 	return defaultBatches(model)
 }
 
-// modes are the ways to run a step.
+// modes returns the ways to run a step.
 func (b *trainBench) modes() []string {
 	if b.device == cuda.CPU || b.noGraphs {
 		return []string{"eager"}
@@ -149,10 +150,11 @@ func (b *trainBench) modes() []string {
 	return []string{"eager", "graph"}
 }
 
-// issues reports whether issue times are measured. On the CPU an operator returns when it is done.
+// issues reports whether issue times are measured. On the CPU an operator returns only when it is
+// done, so there are none.
 func (b *trainBench) issues() bool { return b.device != cuda.CPU }
 
-// benchTrain measures training steps, beside PyTorch in the same run.
+// benchTrain measures training steps, and PyTorch's in the same run.
 func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream-lab train", "Measures training steps on data that lie on the device, eager and, on a GPU, as CUDA graphs: ResNets with SGD and momentum, ViT and GPT-2\n"+
 		"with AdamW; on a GPU under autocast to bfloat16, images in channels_last. PyTorch does the same in the same run, if a python3 can import\n"+
@@ -230,7 +232,7 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	return errors.Join(report.table(stdout), report.failure())
 }
 
-// failure is an error if a figure of Go is missing.
+// failure returns an error if a figure for Go is missing.
 func (r *trainReport) failure() error {
 	var errs []error
 	for _, row := range r.Rows {
@@ -241,7 +243,7 @@ func (r *trainReport) failure() error {
 	return errors.Join(errs...)
 }
 
-// check reads the options.
+// check validates the options.
 func (b *trainBench) check(names, sizes, device string) error {
 	b.models, b.device = strings.Split(names, ","), cuda.Device(0)
 	var err error
@@ -301,7 +303,7 @@ func (b *trainBench) run(ctx context.Context, report *trainReport, stderr io.Wri
 				fmt.Fprintf(stderr, "measuring %s, batch %d, %s\n", name, batch, mode)
 				issue, err := b.measure(row, b.issues() && i == len(batches)-1)
 				report.Rows = append(report.Rows, row)
-				if err != nil { // the others count still
+				if err != nil { // the other rows still count
 					row.Go, row.Error = nil, err.Error()
 				} else if issue != nil {
 					report.Issue = append(report.Issue, issue)
@@ -320,13 +322,13 @@ type peerJob struct {
 	Seconds float64   `json:"seconds"`
 	Rows    []peerRow `json:"rows"`
 	OneStep bool      `json:"one_step"`
-	Threads int       `json:"threads"` // inside an operator on the CPU
+	Threads int       `json:"threads"` // threads per operator on the CPU
 }
 
 type peerRow struct {
 	Model string `json:"model"`
 	Batch int    `json:"batch"`
-	Issue bool   `json:"issue"` // measure the issue time too
+	Issue bool   `json:"issue"` // also measure the issue time
 }
 
 func (b *trainBench) peerJob() peerJob {
@@ -381,7 +383,7 @@ func (b *trainBench) comparePython(ctx context.Context, python string, report *t
 	return nil
 }
 
-// figure turns the time of a step into a rate.
+// figure converts the time of a step to a rate.
 func (b *trainBench) figure(row *trainRow, times stepTimes) *trainFigure {
 	perStep := row.Batch
 	if isGPT(row.Model) {

@@ -27,7 +27,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// firstRow is how long a new process takes until its first step is done.
+// firstRow is the time from starting a process to the end of its first step.
 type firstRow struct {
 	Model   string  `json:"model"`
 	Batch   int     `json:"batch"`
@@ -36,39 +36,41 @@ type firstRow struct {
 	Ratio   float64 `json:"ratio,omitempty"`
 }
 
-// fedRow is a training whose batches come from an archive.
+// fedRow is a training with batches from an archive.
 type fedRow struct {
 	Archive         string  `json:"archive"`
 	Model           string  `json:"model"`
 	Batch           int     `json:"batch"`
 	Mode            string  `json:"mode"`
 	Decode          string  `json:"decode"`               // where images are decoded
-	DecodeSMs       int     `json:"decode_sms,omitempty"` // multiprocessors that decode at most; 0: all
+	DecodeSMs       int     `json:"decode_sms,omitempty"` // maximum number of decoding multiprocessors; 0 means all
 	Workers         int     `json:"workers"`
 	ImagesPerSecond float64 `json:"images_per_second"`
-	// Resident is the rate of the same steps on data that lie on the device, in turn with the fed
-	// ones. Share is the median of the rounds.
+	// Resident is the rate of the same steps on data in device memory, measured in turn with the
+	// fed steps. Share is the median over the rounds.
 	Resident float64 `json:"resident_images_per_second"`
 	Share    float64 `json:"share_of_resident"`
-	// OnDevice is the share of the images that the device was given to decode.
+	// OnDevice is the share of the images that were sent to the device for decoding.
 	OnDevice float64 `json:"decoded_on_device"`
-	// WaitShare is the share of the time that the device waited for a batch.
+	// WaitShare is the share of the time in which the device waited for a batch.
 	WaitShare float64 `json:"wait_share"`
-	// HostCores is the CPU time a second of the whole process: reading, decoding and training.
-	// ResidentHostCores is that of the resident rate, so that the difference is the feeding's.
+	// HostCores is the CPU time per second of the whole process: reading, decoding and training.
+	// ResidentHostCores is the same for the resident steps, so the difference is the cost of
+	// feeding.
 	HostCores         float64 `json:"host_cores"`
 	ResidentHostCores float64 `json:"resident_host_cores"`
-	// Engines is the resident rate while the GPU's JPEG engines decode, with -engines on a GPU.
+	// Engines holds the resident rate while the GPU's JPEG engines decode. It needs -engines and a
+	// GPU.
 	Engines *enginesRow `json:"beside_engines,omitempty"`
 }
 
-// enginesRow is a training on data that lie on the device, while the GPU's JPEG engines decode the
-// archive's images, whole ones, as fast as they can. They feed nothing.
+// enginesRow is a training on data in device memory, while the GPU's JPEG engines decode the
+// archive's images at full size and as fast as they can. The decoded images are not used.
 type enginesRow struct {
 	ImagesPerSecond float64 `json:"images_per_second"` // of the training
 	Share           float64 `json:"share_of_resident"`
 	Decoded         float64 `json:"decoded_per_second"` // by the engines
-	// WhyNot is the reason why there is no figure.
+	// WhyNot says why there is no result.
 	WhyNot string `json:"why_not,omitempty"`
 }
 
@@ -81,10 +83,10 @@ func (e *enginesRow) String() string {
 
 const oneStepDone = "first step done"
 
-// smallest is the batch size of -first.
+// smallest returns the batch size of -first.
 func (b *trainBench) smallest() int { return slices.Min(b.batchesOf(b.models[0])) }
 
-// oneStep makes one step and says so.
+// oneStep runs one step and reports it.
 func (b *trainBench) oneStep(stdout io.Writer) (err error) {
 	t, err := b.newTrainee(b.models[0], "eager")
 	if err != nil {
@@ -103,8 +105,8 @@ func (b *trainBench) oneStep(stdout io.Writer) (err error) {
 	return err
 }
 
-// measureFirst starts processes of Go and of Python in turn, and measures how long they take until
-// a step is done. One of each comes before, and fills the system's file cache.
+// measureFirst starts Go and Python processes in turn, and measures the time until a step is done.
+// Before that, one process of each fills the system's file cache.
 func (b *trainBench) measureFirst(ctx context.Context, python string, report *trainReport, stderr io.Writer) error {
 	if b.first == 0 {
 		return nil
@@ -159,7 +161,7 @@ func median(of []float64) float64 {
 	return of[len(of)/2]
 }
 
-// untilFirstStep runs a command, and measures how long it takes to print that its step is done.
+// untilFirstStep runs a command and measures the time until it prints that its step is done.
 func untilFirstStep(ctx context.Context, command []string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -247,8 +249,8 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 	return err
 }
 
-// besideEngines makes steps while the JPEG engines decode the archive's images. The steps count
-// when the engines have begun: nvJPEG allocates first.
+// besideEngines runs steps while the JPEG engines decode the archive's images. It counts steps only
+// once the engines are decoding, because nvJPEG allocates memory first.
 func (b *trainBench) besideEngines(ctx context.Context, row *fedRow, step func() error) (*enginesRow, error) {
 	data, sizes, err := readJPEGs(ctx, b.archive, peerBatches*row.Batch)
 	if err != nil {
@@ -280,7 +282,7 @@ func (b *trainBench) besideEngines(ctx context.Context, row *fedRow, step func()
 	}
 	err = errors.Join(err, b.wait())
 	took := time.Since(start)
-	<-decoded // it uses the device
+	<-decoded // the decoder uses the device
 	switch {
 	case err != nil:
 		return nil, err
@@ -294,47 +296,46 @@ func (b *trainBench) besideEngines(ctx context.Context, row *fedRow, step func()
 	return r, nil
 }
 
-// Rounds of fed steps and as many resident ones, because a GPU's clock changes within seconds. The
-// first steps of a round do not count: they use up batches that came meanwhile.
+// Fed and resident steps alternate in rounds, because a GPU's clock changes within seconds. The
+// first steps of a round do not count: they use up batches that were prepared earlier.
 const (
 	fedRounds = 5
 	fedSettle = 10
 	fedMemory = 4096 // MB of compressed images
 )
 
-// fedMeasurement measures fed and resident steps in turn, on one rank or several.
+// fedMeasurement measures fed and resident steps in turn, on one or more ranks.
 type fedMeasurement struct {
 	b       *trainBench
 	begin   func() error                             // waits for the device, and for all ranks
-	maximum func(value int64) (int64, error)         // of the ranks' values
-	over    func(steps int, took time.Duration) bool // whether the fed steps of a round are made
+	maximum func(value int64) (int64, error)         // over all ranks
+	over    func(steps int, took time.Duration) bool // whether the fed steps of a round are done
 
 	resident     func() error
-	workers, sms int // of the loader, and of the GPU that decode
-	steps        int // of all rounds
+	workers, sms int // loader workers; multiprocessors that decode
+	steps        int // over all rounds
 	fed, still   usedTime
 	waited       time.Duration
 	decoded      int64     // by the device
-	shares       []float64 // of the resident rate, by round
+	shares       []float64 // of the resident rate, per round
 }
 
-// usedTime is a time, and the CPU time that the process has used in it.
+// usedTime is an elapsed time, and the CPU time that the process used during it.
 type usedTime struct{ took, cpu time.Duration }
 
 func (u *usedTime) cores() float64 { return u.cpu.Seconds() / u.took.Seconds() }
 
-// usedSince returns the times since a start, when cpu was used.
+// usedSince returns the times since start. cpu is the CPU time used at start.
 func usedSince(start time.Time, cpu time.Duration) (usedTime, error) {
 	now, err := loaderbench.CPUTime()
 	return usedTime{time.Since(start), now - cpu}, err
 }
 
-// run measures rounds. Of the options, those count that say which share of the archive is this
-// rank's.
+// run measures rounds. o selects this rank's share of the archive, and run sets the other options.
 func (m *fedMeasurement) run(ctx context.Context, t *trainee, scope *torch.Scope, batch int, o imageloader.Options) (err error) {
 	b := m.b
 	o.BatchSize, o.Transform, o.Shuffle, o.Seed = batch, imageloader.Train(b.size), true, 1
-	// An epoch of many passes, so that its beginning does not count.
+	// Use one epoch of many passes, so that the start of an epoch does not count.
 	o.Repeat, o.ShuffleBytes, o.Workers, o.DropLast = 1<<20, b.memory<<20, b.workers, true
 	loader, err := imageloader.OpenContext(ctx, b.archive, o)
 	if err != nil {
@@ -352,14 +353,14 @@ func (m *fedMeasurement) run(ctx context.Context, t *trainee, scope *torch.Scope
 	}
 	m.resident = t.call(input, target)
 	rounds, settle, first := fedRounds, fedSettle, loader.Len()/batch+fedSettle
-	if b.device == cuda.CPU { // on which a first pass would take minutes
+	if b.device == cuda.CPU { // where a first pass would take minutes
 		rounds, settle, first = 1, 0, min(first, 5)
 	}
 	skip, err := m.maximum(int64(first))
 	if err != nil {
 		return err
 	}
-	steps := 0 // of the round
+	steps := 0 // in this round
 	var start time.Time
 	var cpu time.Duration
 	var before prefetcher.Stats
@@ -408,7 +409,7 @@ func (m *fedMeasurement) run(ctx context.Context, t *trainee, scope *torch.Scope
 	return errors.New("the epoch ended before the measurement")
 }
 
-// add counts the fed steps of a round, and makes as many resident ones.
+// add counts the fed steps of a round, and runs as many resident steps.
 func (m *fedMeasurement) add(fed usedTime, steps int) error {
 	if _, err := m.b.repeat(3, m.resident); err != nil {
 		return err

@@ -18,11 +18,11 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// issueMethod says how issue times are measured, here and in pytorch_train.py.
+// issueMethod describes how issue times are measured, here and in pytorch_train.py.
 const issueMethod = "the median of 5 rounds, each after the device was idle: 10 steps of 2 small samples, during which the device waits for the host and its queue " +
 	"cannot fill up, or one replay of a graph"
 
-// trainee is a network with what a step needs.
+// trainee is a network with everything that a step needs.
 type trainee struct {
 	b     *trainBench
 	model string
@@ -32,9 +32,9 @@ type trainee struct {
 		Close() error
 	}
 	step *train.Stepper
-	// The parts of the steps so far, without a graph, if the steps have no other Backward.
+	// Total times of the parts of steps without a graph, if the steps have no other Backward.
 	forward, backward, rest time.Duration
-	passed                  time.Time // when the latest part ended
+	passed                  time.Time // end of the latest part
 }
 
 // newTrainee makes a network on the device.
@@ -42,7 +42,7 @@ func (b *trainBench) newTrainee(model, mode string) (*trainee, error) {
 	return b.newTraineeAround(model, mode, nil)
 }
 
-// newTraineeAround is newTrainee with the Backward of the steps' options.
+// newTraineeAround is newTrainee with a Backward for the steps' options.
 func (b *trainBench) newTraineeAround(model, mode string, around func(pass func() error) error) (_ *trainee, err error) {
 	t := &trainee{b: b, model: model}
 	defer func() {
@@ -84,7 +84,7 @@ func (b *trainBench) newTraineeAround(model, mode string, around func(pass func(
 	return t, err
 }
 
-// stepperOptions are the options of a network's steps but for Model, Optimizer and Backward.
+// stepperOptions returns the options of a network's steps without Model, Optimizer and Backward.
 func (b *trainBench) stepperOptions(model string) train.StepperOptions {
 	var o train.StepperOptions
 	if b.device != cuda.CPU {
@@ -98,7 +98,7 @@ func (b *trainBench) stepperOptions(model string) train.StepperOptions {
 	return o
 }
 
-// close frees the network and all that a step left.
+// close frees the network and everything that a step left.
 func (t *trainee) close() error {
 	var errs []error
 	if t.step != nil {
@@ -116,7 +116,7 @@ func (t *trainee) close() error {
 	return errors.Join(errs...)
 }
 
-// data returns a batch on the device, which the scope owns.
+// data returns a batch on the device. The scope owns it.
 func (t *trainee) data(scope *torch.Scope, batch, size, context int) (input, target *torch.Tensor, err error) {
 	device := t.b.device
 	classes := func(n int, shape ...int64) *torch.Tensor {
@@ -146,7 +146,7 @@ func (t *trainee) data(scope *torch.Scope, batch, size, context int) (input, tar
 	return input, classes(1000, int64(batch)), err
 }
 
-// call returns a function that makes a step. Results of a step end with it, as those of a batch do.
+// call returns a function that runs a step and frees its results, as with a batch.
 func (t *trainee) call(input, target *torch.Tensor) func() error {
 	return func() error {
 		t.passed = time.Now()
@@ -166,14 +166,14 @@ func (t *trainee) pass(pass func() error) error {
 	return err
 }
 
-// part returns the time since the latest call of part, or since the step began.
+// part returns the time since the last call of part, or since the start of the step.
 func (t *trainee) part() time.Duration {
 	before := t.passed
 	t.passed = time.Now()
 	return t.passed.Sub(before)
 }
 
-// parts returns the means of the parts over n steps, and begins anew.
+// parts returns the means of the parts over n steps, and resets them.
 func (t *trainee) parts(n int) issueParts {
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 / float64(n) }
 	p := issueParts{ms(t.forward), ms(t.backward), ms(t.rest)}
@@ -181,10 +181,10 @@ func (t *trainee) parts(n int) issueParts {
 	return p
 }
 
-// measure trains one network for a while, and with issue measures the host's time for a step too.
-// All its memory is free afterwards.
+// measure trains a network for a while. With issue it also measures the host's time per step. It
+// frees all its memory.
 func (b *trainBench) measure(row *trainRow, issue bool) (_ *issueRow, err error) {
-	// LibTorch plans cuDNN's convolutions for each thread anew.
+	// LibTorch plans cuDNN's convolutions once per thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	t, err := b.newTrainee(row.Model, row.Mode)
@@ -227,13 +227,12 @@ func (b *trainBench) measure(row *trainRow, issue bool) (_ *issueRow, err error)
 	}
 	result.Go, err = b.issue(t, step, rounds)
 	if result.Go != nil && row.Mode == "graph" {
-		result.Go.issueParts = issueParts{} // a replay has none
+		result.Go.issueParts = issueParts{} // a replay has no parts
 	}
 	return result, err
 }
 
-// smallSize is the size of the images that issue times are measured with. A ViT takes no other than
-// its own.
+// smallSize returns the image size for measuring issue times. A ViT accepts only its fixed size.
 func (b *trainBench) smallSize(model string) int {
 	if strings.HasPrefix(model, "vit") {
 		return b.size
@@ -249,7 +248,7 @@ func (b *trainBench) wait() error {
 	return b.device.Synchronize()
 }
 
-// repeat makes steps, and returns the time until the device has done them.
+// repeat runs n steps, and returns the time until the device has finished them.
 func (b *trainBench) repeat(n int, step func() error) (time.Duration, error) {
 	if err := b.wait(); err != nil {
 		return 0, err
@@ -264,7 +263,7 @@ func (b *trainBench) repeat(n int, step func() error) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// time measures a step, after a warm-up of three.
+// time measures a step, after three warm-up steps.
 func (b *trainBench) time(step func() error) (times stepTimes, err error) {
 	if _, err := b.repeat(3, step); err != nil {
 		return times, err
@@ -285,8 +284,8 @@ func (b *trainBench) time(step func() error) (times stepTimes, err error) {
 	return stepTimes{MS: took.Seconds() * 1e3 / float64(n), CPUMS: (after - before).Seconds() * 1e3 / float64(n)}, err
 }
 
-// issue measures the host's time for a step, in rounds of n. The parts are those of the round whose
-// time is the median.
+// issue measures the host's time per step, in rounds of n steps. The parts are from the round with
+// the median time.
 func (b *trainBench) issue(t *trainee, step func() error, n int) (*issueFigure, error) {
 	if _, err := b.repeat(3, step); err != nil {
 		return nil, err
@@ -313,8 +312,7 @@ func (b *trainBench) issue(t *trainee, step func() error, n int) (*issueFigure, 
 	return &rounds[2], nil
 }
 
-// searchAlgorithms makes cuDNN measure its algorithms, as the peer does, until the returned
-// function is called.
+// searchAlgorithms makes cuDNN benchmark its algorithms, as the peer does, until restore is called.
 func searchAlgorithms() (restore func(), err error) {
 	before, err := torch.ProcessNumerics()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/torchstream/torchstream/internal/clitest"
 )
 
-// Every row has positive figures, and PyTorch's where this machine has it.
+// Every row has positive figures, including PyTorch's if this machine has it.
 func TestBenchTrain(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	archive := clitest.FewPhotos(t, map[string]int{"a": 8, "b": 8})
@@ -82,7 +82,7 @@ func TestBenchTrain(t *testing.T) {
 	t.Log(report.PythonNote)
 }
 
-// On a GPU, and on devices that do nothing with a stand-in for nvJPEG.
+// This runs on a GPU, or on devices that do nothing with a fake nvJPEG.
 func TestBenchTrainBesideEngines(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	var out, stderr bytes.Buffer
@@ -106,7 +106,7 @@ func TestBenchTrainBesideEngines(t *testing.T) {
 	}
 }
 
-// A new process of this program makes a step and says so.
+// A new process of this program runs a step and reports it.
 func TestBenchTrainFirstStep(t *testing.T) {
 	command, stderr := clitest.Process(t, "train", "-one-step", "-device", "cpu", "-models", "resnet18", "-batches", "2", "-size", "32")
 	out, err := command.Output()

@@ -1,5 +1,5 @@
-// Package labcapi binds the C header lab/cshim/include/torchstream_lab.h: the C++ peers of
-// torchstream-lab. Package capi binds the library that they measure.
+// Package labcapi binds the C header lab/cshim/include/torchstream_lab.h, which declares the C++
+// peers of torchstream-lab. Package capi binds the library that they measure.
 package labcapi
 
 /*
@@ -28,7 +28,7 @@ import (
 
 //go:generate go run ../../../internal/trampoline . ../../cshim/include/torchstream_lab.h
 
-// LibraryName is the file name of the library.
+// LibraryName is the library's file name.
 const LibraryName = "libtorchstream_lab.so"
 
 var loading struct {
@@ -36,9 +36,9 @@ var loading struct {
 	err  error
 }
 
-// Check loads the shim and the library of this package, if nobody has done so yet, and returns an
-// error that wraps [imagecapi.CodeNoLibrary] if that is not possible. Every function of this
-// package calls it, but for Noop, which calls nothing until then.
+// Check loads the shim and this package's library, unless they are loaded. If it cannot load them,
+// its error wraps [imagecapi.CodeNoLibrary]. Every function of this package except Noop calls it.
+// Until the library is loaded Noop does nothing.
 func Check() error {
 	loading.once.Do(func() {
 		if loading.err = capi.Check(); loading.err != nil {
@@ -49,7 +49,7 @@ func Check() error {
 	return loading.err
 }
 
-// bind fills the table of this package's functions.
+// bind fills the table of functions.
 func bind(handle unsafe.Pointer) string {
 	if missing := C.torchstream_labcapi_bind(handle); missing != nil {
 		return C.GoString(missing)
@@ -57,8 +57,8 @@ func bind(handle unsafe.Pointer) string {
 	return ""
 }
 
-// failure takes ownership of a C error and returns its Go form; nil stays nil. The library is
-// loaded.
+// failure takes ownership of a C error and returns it as a Go error; nil stays nil. The library
+// must be loaded.
 func failure(e *C.ts_error) error {
 	if e == nil {
 		return nil
@@ -66,11 +66,11 @@ func failure(e *C.ts_error) error {
 	return imagecapi.TakeError(unsafe.Pointer(e))
 }
 
-// Noop makes a call into C that does nothing, to measure the cost of a call.
+// Noop calls a C function that does nothing, to measure the cost of a call.
 func Noop() { C.ts_bench_noop() }
 
-// Add returns the host nanoseconds that one addition takes when C++ calls it directly: in place,
-// out of place with each result freed at once, and out of place with results freed many at a time.
+// Add returns the host nanoseconds of one addition called directly from C++: in place, out of place
+// with each result freed at once, and out of place with results freed in bulk.
 func Add(device int32, rounds int) (inPlace, outOfPlace, held float64, err error) {
 	if err := Check(); err != nil {
 		return inPlace, outOfPlace, held, err
@@ -80,8 +80,8 @@ func Add(device int32, rounds int) (inPlace, outOfPlace, held float64, err error
 	return float64(i), float64(o), float64(h), err
 }
 
-// Operator returns the host nanoseconds that one call of an operator on tiny tensors takes in C++,
-// in rounds of 400 calls. The names are those of lab/cshim/src/lab/operators.cc.
+// Operator returns the host nanoseconds of one operator call on tiny tensors in C++, measured in
+// rounds of 400 calls. lab/cshim/src/lab/operators.cc defines the names.
 func Operator(device int32, name string, rounds int) (nanoseconds float64, err error) {
 	if err := Check(); err != nil {
 		return nanoseconds, err
@@ -92,21 +92,21 @@ func Operator(device int32, name string, rounds int) (nanoseconds float64, err e
 	return float64(ns), err
 }
 
-// The implementations of nvJPEG that NVJPEG measures.
+// nvJPEG backends that NVJPEG measures.
 const (
-	NVJPEGCUDA     = C.TS_BENCH_NVJPEG_CUDA     // Huffman codes on CUDA cores too, in large batches
+	NVJPEGCUDA     = C.TS_BENCH_NVJPEG_CUDA     // Huffman decoding on CUDA cores too, in large batches
 	NVJPEGHardware = C.TS_BENCH_NVJPEG_HARDWARE // the GPU's JPEG engines
 )
 
-// NVJPEGRate has the members of ts_bench_nvjpeg_rate.
+// NVJPEGRate mirrors ts_bench_nvjpeg_rate.
 type NVJPEGRate struct {
 	Images, LeftOut, Batch  int64
 	Seconds, CPUSeconds     float64
 	Engines, CoresPerEngine int32
 }
 
-// NVJPEG calls ts_bench_nvjpeg: it decodes JPEGs, one behind the other in data, with nvJPEG for so
-// many seconds, whole ones into the GPU's memory. It blocks.
+// NVJPEG calls ts_bench_nvjpeg. It decodes JPEGs with nvJPEG for the given number of seconds, as
+// whole images into GPU memory. data holds the JPEGs back to back. NVJPEG blocks.
 func NVJPEG(device int32, implementation int, data []byte, sizes []uintptr, batch, threads int, seconds float64) (NVJPEGRate, error) {
 	if err := Check(); err != nil {
 		return NVJPEGRate{}, err
