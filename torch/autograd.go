@@ -14,10 +14,10 @@ type BackwardOptions struct {
 }
 
 // Backward computes the gradients of the scalar t with respect to the leaves that require them, and
-// adds the gradients to those of the leaves (see [Tensor.Grad]). Backward blocks until all backward
-// work is enqueued, not until the device has finished it. The gradients are ordered on the current
-// stream of the caller. All of the pass runs under the switches of t (see [Tensor.Numerics]),
-// whatever those of the forward operators were.
+// adds them to the leaves' gradients (see [Tensor.Grad]). Backward blocks until all backward work
+// is enqueued, not until the device has finished it. The gradients are ordered on the current
+// stream of the caller. The whole pass runs under the switches of t (see [Tensor.Numerics]), even
+// if the forward operators ran under others.
 func (t *Tensor) Backward() error { return t.BackwardWith(BackwardOptions{}) }
 
 // BackwardWith is [Tensor.Backward] with options.
@@ -39,9 +39,9 @@ func (t *Tensor) BackwardWith(o BackwardOptions) error {
 	})
 }
 
-// Grad returns the gradient of a leaf, or nil if the leaf has none. The handle has the ownership of
-// an operator's result: it joins t's scope, and without a scope the caller must close it. The
-// gradient itself lives until it is dropped.
+// Grad returns the gradient of a leaf, or nil if the leaf has none. The handle is owned like an
+// operator's result: it joins t's scope, and without a scope the caller must close it. The gradient
+// itself lives until it is dropped.
 func (t *Tensor) Grad() *Tensor {
 	var g *capi.Tensor
 	err := t.use("Grad", func(c *capi.Tensor) (err error) {
@@ -58,7 +58,7 @@ func (t *Tensor) Grad() *Tensor {
 }
 
 // Gradients returns the gradients of leaves as [Tensor.Grad] does, nil for a leaf without one.
-// Their handles belong to the scope, which closes them together; the gradients themselves live
+// Their handles belong to the scope, which closes them together. The gradients themselves live
 // until they are dropped. Optimizers read hundreds of gradients in a step.
 func Gradients(scope *Scope, leaves ...*Tensor) ([]*Tensor, error) {
 	if scope == nil || scope.s == nil {
@@ -106,8 +106,8 @@ func ClearGrads(tensors ...*Tensor) error {
 	return with("ClearGrads", tensors, capi.ClearGrads)
 }
 
-// RequiresGrad reports whether operators on t record data for backward: true for a parameter and
-// for a tensor computed from one; false under NoGrad and for a failed or closed tensor.
+// RequiresGrad reports whether operators on t record data for backward. It is true for a parameter
+// and for a tensor computed from one. It is false under NoGrad and for a failed or closed tensor.
 func (t *Tensor) RequiresGrad() bool {
 	i, _ := t.info()
 	return i.RequiresGrad && t.marks&noGrad == 0
@@ -118,7 +118,7 @@ func (t *Tensor) RequiresGrad() bool {
 func (t *Tensor) SetRequiresGrad(requires bool) error {
 	err := t.use("SetRequiresGrad", func(c *capi.Tensor) error { return capi.SetRequiresGrad(c, requires) })
 	if err == nil && requires && t.more != nil {
-		t.more.loose.Store(false) // In does not end a parameter
+		t.more.loose.Store(false) // In does not close a parameter
 	}
 	return err
 }
@@ -188,9 +188,9 @@ func CopyBatch(stream cuda.Stream, after *cuda.Event, dst, src []*Tensor, done *
 	})
 }
 
-// RecordStream tells LibTorch's allocator that the stream uses the tensor's memory: once freed, the
+// RecordStream tells LibTorch's allocator that the stream uses the tensor's memory. Once freed, the
 // memory is not reused before the stream's work so far is done. Call it for a tensor that another
-// stream than its own uses, and that is closed without waiting for that use.
+// stream uses, and that is closed without waiting for that use.
 func (t *Tensor) RecordStream(s cuda.Stream) error {
 	return t.use("RecordStream", func(c *capi.Tensor) error { return capi.RecordStream(c, s.CAPI()) })
 }
@@ -199,9 +199,10 @@ func (t *Tensor) RecordStream(s cuda.Stream) error {
 // for the same seed, and the same numbers as PyTorch.
 func ManualSeed(seed uint64) error { return capi.ManualSeed(seed) }
 
-// GeneratorState returns the state of a device's default random generator, uint8 on the CPU, which
-// the caller closes: the bytes of PyTorch's torch.get_rng_state and torch.cuda.get_rng_state. While
-// another goroutine captures a graph, the state of a GPU's generator waits for the capture's end.
+// GeneratorState returns the state of a device's default random generator, uint8 on the CPU: the
+// bytes of PyTorch's torch.get_rng_state and torch.cuda.get_rng_state. The caller closes the
+// tensor. While another goroutine captures a graph, reading a GPU's generator waits for the end of
+// the capture.
 func GeneratorState(device cuda.Device) (*Tensor, error) {
 	c, err := capi.GeneratorState(int32(device))
 	if err != nil {
@@ -211,17 +212,17 @@ func GeneratorState(device cuda.Device) (*Tensor, error) {
 	return provenance{}.tensor(c), nil
 }
 
-// SetGeneratorState replaces the state of a device's default random generator: operators then draw
+// SetGeneratorState replaces the state of a device's default random generator. Operators then draw
 // the numbers that followed when [GeneratorState] was called. It copies the state.
 func SetGeneratorState(device cuda.Device, state *Tensor) error {
 	return state.use("SetGeneratorState", func(c *capi.Tensor) error { return capi.SetGeneratorState(int32(device), c) })
 }
 
-// SetNumThreads sets the number of threads that LibTorch uses inside one operator on the CPU, in
-// the whole process, 1 to 65536. Call it once, early: threads that have computed keep their number.
+// SetNumThreads sets the number of threads, 1 to 65536, that LibTorch uses inside one operator on
+// the CPU, in the whole process. Call it once, early: threads that have computed keep their number.
 // The default is in the package's documentation, under "Threads". A loader's workers compete for
-// the same CPUs: where they limit a training on the CPU, a good value is the number of CPUs minus
-// the CPUs that they occupy. It has no effect on GPUs.
+// the same CPUs. If they limit training on the CPU, a good value is the number of CPUs minus the
+// workers' CPUs. It has no effect on GPUs.
 func SetNumThreads(n int) error {
 	if n < 1 || n > 1<<16 {
 		return opError("SetNumThreads", nil, invalid("%d threads: must be 1 to %d", n, 1<<16))
@@ -244,17 +245,17 @@ type GradOptions struct {
 	// AllowUnused returns nil for an input that no output depends on, instead of an error.
 	AllowUnused bool
 
-	// noLeafHooks does not call the hooks of leaves, in a captured pass.
+	// noLeafHooks skips the hooks of leaves, in a captured pass.
 	noLeafHooks bool
 }
 
 // Grad returns the gradients of the outputs with respect to the inputs, one for each input, and
 // accumulates nothing into leaves. An input may be any tensor that requires gradients: a parameter,
-// or a result. The gradients join scopes as results of an operator on all of the tensors do. Grad
-// blocks until all backward work is enqueued. Each operator of backward runs on the stream of its
-// forward, and the gradients are ordered on the current stream of the caller. All of the pass runs
-// under the switches of the outputs (see [Tensor.Numerics]), which must not have different ones;
-// the gradients have their marks.
+// or a result. The gradients join scopes like the results of an operator on all outputs and inputs.
+// Grad blocks until all backward work is enqueued. Each operator of backward runs on the stream of
+// its forward, and the gradients are ordered on the current stream of the caller. The whole pass
+// runs under the switches of the outputs (see [Tensor.Numerics]), which must agree. The gradients
+// have the outputs' marks.
 func Grad(outputs, inputs []*Tensor, o GradOptions) ([]*Tensor, error) {
 	all := append(append([]*Tensor(nil), outputs...), inputs...)
 	if len(outputs) == 0 || len(inputs) == 0 {

@@ -5,11 +5,12 @@ import "github.com/torchstream/torchstream/internal/capi"
 // BatchNormReLU computes t.[Tensor.BatchNorm] in training, Add_(residual) unless residual is nil,
 // and ReLU_. weight and bias, and runningMean and runningVar, may be nil.
 //
-// On a GPU it is two kernels, and two in backward, in place of the operators' and of their reads
-// and writes of memory, if t is float32, float16 or bfloat16 [N C H W], ChannelsLast, with a C that
-// is a multiple of 4 (float32) or 8, residual is like t, and the others are float32 [C]. Given the
-// statistics, the values have the bits of the operators; the statistics are summed in another
-// order, which is always the same. For other tensors BatchNormReLU calls the operators.
+// On a GPU, BatchNormReLU runs two fused kernels, and two in backward, if t is float32, float16 or
+// bfloat16 [N C H W], ChannelsLast, with a C that is a multiple of 4 (float32) or 8, residual is
+// like t, and the others are float32 [C]. This saves the separate operators' reads and writes of
+// memory. Given the statistics, the values have the same bits as the operators'. The statistics are
+// summed in another order, which is always the same. For other tensors BatchNormReLU calls the
+// operators.
 func (t *Tensor) BatchNormReLU(weight, bias, runningMean, runningVar, residual *Tensor, momentum, eps float64) *Tensor {
 	e := opBatchNorm.entry()
 	in := [...]*Tensor{t, weight, bias, runningMean, runningVar, residual}

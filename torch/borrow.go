@@ -8,11 +8,11 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Borrow returns a CPU tensor over the slice, without copying: changes of either are seen in both.
+// Borrow returns a CPU tensor over the slice, without copying. Changes of either are seen in both.
 // The shape must have as many elements as data; without a shape the tensor has one dimension. The
 // slice stays in memory, and is not moved, until the tensor and everything that shares its storage
-// (views, autograd) has gone; memory that is not Go's must stay by itself. Accesses are not
-// ordered: do not use the slice while an operator uses the tensor.
+// (views, autograd) has gone. The caller must keep memory that is not Go's valid for as long.
+// Accesses are not ordered: do not use the slice while an operator uses the tensor.
 func Borrow[T Element](data []T, shape ...int64) (*Tensor, error) {
 	if len(shape) == 0 {
 		shape = []int64{int64(len(data))}
@@ -66,7 +66,8 @@ func FromMatrix(m Matrix) (*Tensor, error) {
 }
 
 // borrowed holds Go memory that tensors use, by token. LibTorch frees storages on any thread, where
-// no Go code may run: it leaves the tokens, and Go calls that make or close tensors return them.
+// no Go code may run. So LibTorch only queues the tokens, and Go calls that make or close tensors
+// release them.
 var borrowed struct {
 	mu    sync.Mutex
 	next  int64
@@ -110,7 +111,7 @@ func unlend(token int64) {
 	}
 }
 
-// reclaim returns the memory that no tensor uses any more, and the Go code that no graph calls.
+// reclaim releases memory that no tensor uses any more, and Go functions that no graph calls.
 func reclaim() {
 	capi.ReleaseCallbacks()
 	if borrowed.count.Load() == 0 {

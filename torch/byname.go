@@ -84,7 +84,7 @@ func Call(name string, args ...any) ([]*Tensor, error) {
 //	Tensor[]                        []*Tensor
 //	int, float, bool                int64, float64, bool
 //	Scalar                          int64, float64, bool, complex128, as the element's dtype is
-//	T?                              what T gives, or nil
+//	T?                              the same as for T, or nil
 //
 // No operator of LibTorch returns numbers in another form. Tensors are as in Call. If CallValues
 // fails, it returns no results. It blocks until numbers are computed.
@@ -152,7 +152,7 @@ type namedOperator struct {
 	schema  string
 	params  []parameter
 	needed  int    // parameters up to the last one without a default
-	leading int    // tensors that the parameters begin with, at most len(tensorArgs)
+	leading int    // leading parameters that are tensors, at most len(tensorArgs)
 	single  bool   // the only result is a tensor
 	results int    // tensors in the schema's results
 	list    bool   // a result is a list of tensors
@@ -208,7 +208,7 @@ var namedOperators atomic.Pointer[map[string]*namedOperator]
 // addingOperator is held while a name is added to namedOperators.
 var addingOperator sync.Mutex
 
-// recentOperators are some of namedOperators, by the address of the name's text, which is nearly
+// recentOperators caches some of namedOperators by the address of the name's text, which is nearly
 // always a constant. So a call seldom has to hash the name.
 var recentOperators [64]atomic.Pointer[recentOperator]
 
@@ -217,14 +217,14 @@ type recentOperator struct {
 	of   *namedOperator
 }
 
-// recentPlace is where a name's operator is in recentOperators, if it is there.
+// recentPlace returns a name's entry in recentOperators.
 func recentPlace(name string) *atomic.Pointer[recentOperator] {
 	at := uintptr(unsafe.Pointer(unsafe.StringData(name)))
 	return &recentOperators[(at>>3^at>>9)%uintptr(len(recentOperators))]
 }
 
-// findRecent returns the operator of a name whose text is, at the same address, that of one of
-// recentOperators. Otherwise it returns nil.
+// findRecent returns the operator in recentOperators whose name has its text at the same address.
+// It returns nil if there is none.
 func findRecent(name string) *namedOperator {
 	r := recentPlace(name).Load()
 	if r != nil && unsafe.StringData(r.name) == unsafe.StringData(name) && len(r.name) == len(name) {
@@ -433,13 +433,13 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 	return n.wrap(p, &a, out)
 }
 
-// tensorArgs are the arguments of a call that is given tensors alone.
+// tensorArgs are the arguments of a call that has only tensors.
 var tensorArgs = [len(operands{})]capi.Arg{
 	tensorArg(0), tensorArg(1), tensorArg(2), tensorArg(3), tensorArg(4), tensorArg(5), tensorArg(6), tensorArg(7),
 }
 
-// one calls an operator with one result, which is nil if LibTorch leaves it undefined. A call that
-// is given tensors alone needs no conversion.
+// one calls an operator with one result, which is nil if LibTorch leaves it undefined. A call with
+// only tensors needs no conversion.
 func (n *namedOperator) one(given []any) *Tensor {
 	if len(given) < n.needed || len(given) > n.leading {
 		return n.oneOfAny(given)
@@ -654,7 +654,8 @@ func (a *arguments) refused(p *parameter, v any) error {
 	return invalid("argument %s is %s, and got %s", p.name, p.text, typeName(v))
 }
 
-// collectWords is collect for all calls, those with Keywords or too few arguments too.
+// collectWords implements collect for all calls, including calls with Keywords or too few
+// arguments.
 func (n *namedOperator) collectWords(a *arguments, given []any) error {
 	var words Keywords
 	if len(given) > 0 {

@@ -20,20 +20,20 @@ type operatorInfo struct {
 	waits    bool   // it waits for a GPU
 }
 
-// entry is an operator as calls need it. Calls read one small struct instead of a row of operators,
-// which is large.
+// entry has the fields of an operator that calls need. Calls read one small struct instead of a row
+// of operators, which is large.
 type entry struct {
 	op      *capi.Operator
 	name    string // for errors
-	flags   int32  // of every call: those of capi, checkedNil, takesCasts
+	flags   int32  // of every call: the C function's, checkedNil, takesCasts
 	unknown error  // why there is no op
 }
 
 const (
-	// checkedNil says that nil operands were checked: an optional argument, or an absent element
+	// checkedNil tells that nil operands were checked: an optional argument, or an absent element
 	// of a Tensor?[], refers to each.
 	checkedNil int32 = 1 << 29
-	// takesCasts says that the casts of a ParameterCasts may be the operands.
+	// takesCasts tells that the casts of a ParameterCasts may replace the operands.
 	takesCasts int32 = 1 << 27
 
 	entryFlags = checkedNil | takesCasts // not the C function's
@@ -49,8 +49,8 @@ func (o operator) entry() *entry {
 	return o.lookUp()
 }
 
-// lookUp finds the operator in LibTorch's registry, once if it succeeds: the registry never changes
-// and its entries live as long as the process, so that they are the same for every caller.
+// lookUp finds the operator in LibTorch's registry, once if it succeeds. The registry never changes
+// and its entries live as long as the process, so every caller gets the same entry.
 func (o operator) lookUp() *entry {
 	info := &operators[o]
 	e := &entry{name: info.method}
@@ -78,8 +78,8 @@ type provenance struct {
 	marks marks
 }
 
-// marks are the modes that a handle gives to the operators on it, and to their results. Their bits
-// are those of the call's flags.
+// marks are the modes of a handle. They apply to operators on the handle, and to their results. The
+// bits equal those of the call's flags.
 type marks uint16
 
 const (
@@ -87,7 +87,7 @@ const (
 	autocastBFloat16 marks = capi.CallAutocastBFloat16
 	autocastFloat16  marks = capi.CallAutocastFloat16
 
-	// Each of the switches is either on or off; a handle without its own has none of these.
+	// Each of the switches is either on or off. A handle without Numerics has neither bit.
 	numericsMarks marks = capi.CallNumerics
 )
 
@@ -115,19 +115,19 @@ func (p provenance) result(c *capi.Tensor) *Tensor {
 }
 
 // call runs the operator. Operands that no argument refers to may be nil (absent optional
-// arguments). call keeps no slice, so that the generated methods have their slices on the stack.
+// arguments). call keeps no slice, so the slices of the generated methods stay on the stack.
 func (o operator) call(in []*Tensor, args []capi.Arg, lists *capi.Lists, out []*capi.Tensor) (provenance, error) {
 	return invoke(o.entry(), in, args, lists, out)
 }
 
 // run runs an operator with one result: the operator by, or o if by is nil. An operator that
-// changes an operand in place returns that one: in[inPlace], with the marks of all operands;
-// inPlace is -1 for others. run returns nil for a result that LibTorch leaves undefined, if by is
-// not nil.
+// changes an operand in place returns that operand: in[inPlace], with the marks of all operands;
+// inPlace is -1 for others. If by is not nil, run returns nil for a result that LibTorch leaves
+// undefined.
 //
-// run does by itself what hold and letGo do for other calls, because the size of the code and the
-// depth of its calls count: an operator runs so much code that a call's own code has left the
-// instruction cache before the next call, and the processor predicts returns up to a limited depth.
+// run contains its own copy of hold and letGo, because the size of the code and the depth of the
+// calls matter. An operator runs so much code that the code of run has left the instruction cache
+// before the next call, and the processor predicts returns only up to a limited depth.
 func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, inPlace int) *Tensor {
 	e := by
 	if e == nil {
@@ -189,7 +189,7 @@ func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.List
 	return e.otherwise(by == nil, provenance{scope, m}, in, c, err)
 }
 
-// runMany is run of more operands.
+// runMany is run for more operands.
 //
 //go:noinline
 func (e *entry) runMany(defined bool, in []*Tensor, args []capi.Arg, lists *capi.Lists, inPlace int) *Tensor {
@@ -210,17 +210,18 @@ func (e *entry) runMany(defined bool, in []*Tensor, args []capi.Arg, lists *capi
 	return e.otherwise(defined, p, in, room[0], err)
 }
 
-// refused is refuse of an operand that no acquire has succeeded for, as a tensor.
+// refused returns the error of refuse as a tensor, for an operand whose acquire failed.
 //
 //go:noinline
 func (e *entry) refused(in []*Tensor, n int) *Tensor {
-	if n < len(in) && in[n] != nil && in[n].h != nil { // it is closed, and was counted as in use
+	// the operand is closed, but was counted as in use
+	if n < len(in) && in[n] != nil && in[n].h != nil {
 		in[n].h.release() // the count may have prevented the last user's free
 	}
 	return failed(e.refuse(in, n))
 }
 
-// otherwise is the end of a run whose result joined no scope.
+// otherwise finishes a run whose result joined no scope.
 //
 //go:noinline
 func (e *entry) otherwise(defined bool, p provenance, in []*Tensor, c *capi.Tensor, err error) *Tensor {
@@ -233,7 +234,8 @@ func (e *entry) otherwise(defined bool, p provenance, in []*Tensor, c *capi.Tens
 	return e.otherResult(p, in, c)
 }
 
-// invoke runs the operator e, which returns out. An operand's own error precedes the operator's.
+// invoke runs the operator e and writes its results to out. An operand's own error precedes the
+// operator's.
 func invoke(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, out []*capi.Tensor) (provenance, error) {
 	var few operands
 	cs := few.of(in)
@@ -290,8 +292,8 @@ func (o *operands) of(in []*Tensor) []*capi.Tensor {
 	return make([]*capi.Tensor, len(in))
 }
 
-// hold writes the operands to cs. Unless it fails, a call of letGo must follow. What calls seldom
-// need is in other functions, so that the code of the others is in few lines of the cache.
+// hold writes the operands to cs. Unless it fails, a call of letGo must follow. Rare cases are in
+// separate functions, so that the code of common calls fits in few cache lines.
 func (e *entry) hold(in []*Tensor, args []capi.Arg, cs []*capi.Tensor) (p provenance, err error) {
 	for i, t := range in {
 		if t == nil {
@@ -329,8 +331,8 @@ func letGo(in []*Tensor) {
 	}
 }
 
-// refuse lets the first n operands go and returns the error of the next one, or without a next one
-// that of the operator.
+// refuse releases the first n operands. It returns the error of the next operand, or the operator's
+// error if there is none.
 //
 //go:noinline
 func (e *entry) refuse(in []*Tensor, n int) error {
@@ -374,7 +376,8 @@ func (o operator) result(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
 	return o.entry().otherResult(p, in, c)
 }
 
-// otherResult is result where no scope took c. If p has a scope, that has ended and c is gone.
+// otherResult implements result if no scope took c. If p has a scope, the scope has ended and c is
+// freed.
 func (e *entry) otherResult(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
 	if p.scope != nil && c != nil {
 		return failed(opError(e.name, in, p.scope.s.ended()))

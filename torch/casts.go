@@ -6,26 +6,26 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// ParameterCasts casts parameters to the dtype of autocast once for a forward pass, together, in
-// place of one cast for each operator. The results of products and convolutions are the same, with
-// fewer kernels and less work for the host. A parameter that a pass uses several times is cast
-// once, and its gradients are added in the lower precision, as PyTorch's autocast does it.
+// ParameterCasts casts all parameters to the dtype of autocast once for a forward pass, instead of
+// once for each operator. The results of products and convolutions are the same, with fewer kernels
+// and less work for the host. A parameter that a pass uses several times is cast once, and its
+// gradients are added in the lower precision, as in PyTorch's autocast.
 //
 // Only parameters that an earlier pass used as operands of such an operator are cast, so the first
-// pass works as without ParameterCasts. The gradients of up to 16 parameters share an allocation,
-// so a program that keeps one of them, and drops the others, holds the memory of all: it should
-// keep a Clone. One goroutine at a time uses a ParameterCasts.
+// pass works as without ParameterCasts. The gradients of up to 16 parameters share an allocation. A
+// program that keeps one of them and drops the others holds the memory of all: it should keep a
+// Clone. Only one goroutine at a time may use a ParameterCasts.
 type ParameterCasts struct {
 	dtype      DType
 	parameters []*Tensor
 	index      map[*handle]int
-	used       []atomic.Bool // by parameter: an operator had use of a cast
+	used       []atomic.Bool // by parameter: an operator could use a cast
 }
 
 // castsTogether is the number of parameters that are cast in one call. Their gradients are ready
-// together, so a small number lets a reduction of gradients start while backward goes on, and holds
-// fewer gradients of both dtypes at a time. The gradients lie in one allocation, which is free when
-// none of them is left.
+// together, so with a small number a reduction of gradients can start during backward, and fewer
+// gradients exist in both dtypes at a time. The gradients share one allocation, which is freed with
+// the last of them.
 const castsTogether = 16
 
 // passCasts are the casts of one pass.
@@ -37,7 +37,7 @@ type passCasts struct {
 }
 
 // NewParameterCasts returns the casts of parameters to dtype, BFloat16 or Float16. It keeps the
-// parameters' handles, which the modules that compute with them must have.
+// parameters' handles. The modules that compute with the parameters must use the same handles.
 func NewParameterCasts(dtype DType, parameters []*Tensor) (*ParameterCasts, error) {
 	if dtype != BFloat16 && dtype != Float16 {
 		return nil, opError("NewParameterCasts", nil, invalid("to %v: want BFloat16 or Float16", dtype))
@@ -52,9 +52,9 @@ func NewParameterCasts(dtype DType, parameters []*Tensor) (*ParameterCasts, erro
 	return c, nil
 }
 
-// Begin casts the parameters. Operators under autocast to the same dtype whose results join the
-// scope use the casts, which end with the scope. The parameters must not change before the scope's
-// last such operator. Begin enqueues work on the current stream, and does not wait.
+// Begin casts the parameters. The casts end with the scope. Operators under autocast to the same
+// dtype use the casts if their results join the scope. The parameters must not change before the
+// scope's last such operator. Begin enqueues work on the current stream, and does not wait.
 func (c *ParameterCasts) Begin(scope *Scope) error {
 	if scope == nil {
 		return opError("ParameterCasts.Begin", nil, invalid("the scope is nil: the casts end with one"))
@@ -118,7 +118,7 @@ func castsOperandsOf(aten, overload string) bool {
 	return false
 }
 
-// replace puts the casts of parameters in place of the operands, which are held.
+// replace substitutes the casts of parameters for the operands, which are held.
 func (p *passCasts) replace(in []*Tensor, cs []*capi.Tensor, m marks) {
 	if m&(autocastBFloat16|autocastFloat16) != p.mark {
 		return

@@ -11,12 +11,12 @@ import (
 	"unsafe"
 )
 
-// The control file of a shared tensor is an unnamed file in memory, which other processes open
-// through the owner's /proc/PID/fd: it leaves nothing behind, whoever ends when. It has a page with
-// the handle's nonce, and behind it the elements of a tensor on the CPU.
+// The control file of a shared tensor is an unnamed file in memory. Other processes open it through
+// the owner's /proc/PID/fd. It disappears with the processes, in whatever order they end. Its first
+// page has the handle's nonce. The elements of a tensor on the CPU follow.
 //
-// Locks on two of its bytes say who is there. They belong to open file descriptions, so that the
-// kernel gives them up for a process that is killed.
+// Locks on two of its bytes show which processes use the tensor. They belong to open file
+// descriptions, so the kernel releases them when a process is killed.
 const (
 	controlMagic = "tscontrl"
 	controlBytes = 4096
@@ -68,7 +68,7 @@ func newControl(h *sharedHandle, bytes int64) (file *os.File, err error) {
 	if err := file.Truncate(controlBytes + bytes); err != nil {
 		return nil, err
 	}
-	// Another process cannot shrink the file under those that have mapped it.
+	// Another process cannot shrink the file while others have it mapped.
 	if _, err := control(file, addSeals, sealSeal|sealShrink|sealGrow); err != nil {
 		return nil, os.NewSyscallError("F_ADD_SEALS", err)
 	}
@@ -126,7 +126,8 @@ func claim(h *sharedHandle) (fd int, err error) {
 		return -1, err
 	}
 	defer file.Close()
-	// First the lock: the owner cannot free the memory from then on, unless it has begun to.
+	// Take the lock first: from then on the owner cannot free the memory, unless it is already
+	// freeing it.
 	if ok, err := lock(file, usersByte, shared); err != nil {
 		return -1, err
 	} else if !ok {
@@ -148,7 +149,7 @@ func reopen(h *sharedHandle) (fd int, err error) {
 	return duplicateDescriptor(file)
 }
 
-// duplicateDescriptor returns a descriptor that no os.File owns. The locks are those of both.
+// duplicateDescriptor returns a descriptor that no os.File owns. Both descriptors share the locks.
 func duplicateDescriptor(file *os.File) (int, error) {
 	fd, err := control(file, syscall.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -174,8 +175,8 @@ func control(file *os.File, command, argument uintptr) (result int, err error) {
 	return result, err
 }
 
-// lock takes a lock on one byte, and reports false if another process, or another opening of the
-// file, has one that excludes it. It does not wait.
+// lock takes a lock on one byte. It reports false if another process, or another opening of the
+// file, has a conflicting lock. It does not wait.
 func lock(file *os.File, at int64, kind lockKind) (ok bool, err error) {
 	l := syscall.Flock_t{Type: int16(kind), Start: at, Len: 1}
 	err = locking(file, ofdSetLock, &l)

@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// made gives the result of a constructor to the caller: no scope owns it.
+// made returns the result of a constructor. No scope owns it: the caller does.
 func made(op string, c *capi.Tensor, err error) (*Tensor, error) {
 	if err != nil {
 		err = opError(op, nil, err)
@@ -66,19 +66,20 @@ func Randn(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
 // Arange returns the int64 tensor 0, 1, ... n-1, on the CPU. [TensorOptions] makes it elsewhere.
 func Arange(n int64) (*Tensor, error) { return TensorOptions{Device: cuda.CPU, DType: Int64}.Arange(n) }
 
-// TensorOptions says how its methods make a tensor. The functions of the same names are shorter and
-// make a contiguous tensor without a scope. The zero value makes uint8 tensors on the first GPU.
+// TensorOptions describes the tensors that its methods make. The functions of the same names are
+// shorter and make a contiguous tensor without a scope. The zero value makes uint8 tensors on the
+// first GPU.
 type TensorOptions struct {
 	Device cuda.Device
 	DType  DType
-	// Scope owns the tensor; nil means that the caller does.
+	// Scope owns the tensor. If it is nil, the caller does.
 	Scope *Scope
 	// MemoryFormat is the order of the elements in memory. ChannelsLast needs four dimensions.
 	MemoryFormat MemoryFormat
-	// Pinned makes a tensor on the CPU in pinned memory of LibTorch's caching allocator, whatever
-	// Device is: copies between it and a GPU do not make the host wait (NonBlocking). A tensor
-	// takes its size, rounded up to a power of two; cuda.PinnedAllocator has the sums. The memory
-	// of a closed tensor is reused after the copies from and to it. Pinned needs a GPU.
+	// Pinned makes a tensor on the CPU in pinned memory of LibTorch's caching allocator, for any
+	// value of Device. Copies between it and a GPU do not make the host wait (NonBlocking). A
+	// tensor uses its size, rounded up to a power of two. cuda.PinnedAllocator has the sums. The
+	// memory of a closed tensor is reused after the copies from and to it. Pinned needs a GPU.
 	Pinned bool
 }
 
@@ -214,7 +215,7 @@ func bytesOf[T any](data []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(zero)))
 }
 
-// Element is an element of a Go slice that has the form of a tensor's element.
+// Element is an element of a Go slice with the same memory layout as a tensor's element.
 type Element interface {
 	bool | uint8 | int8 | int16 | int32 | int64 | float32 | float64 | complex64 | complex128
 }
@@ -267,7 +268,7 @@ func FromBytes(data []byte, shape ...int64) (*Tensor, error) {
 }
 
 // FromMemory returns a CPU tensor over memory without copying. The memory must be C memory, such as
-// cuda.Pinned's, of exactly the bytes that dtype and shape need. It must stay valid as long as the
+// cuda.Pinned's, of exactly the size that dtype and shape need. It must stay valid as long as the
 // tensor and everything that shares the tensor's storage. Do not pass Go memory: the garbage
 // collector does not know the tensor.
 func FromMemory(memory []byte, dtype DType, shape ...int64) (*Tensor, error) {

@@ -7,37 +7,39 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// DLPackOptions say how a tensor goes to another library of the process, or comes from it. The zero
-// value is for a library that works on the default stream of the tensor's GPU, as DLPack's
-// specification for Python assumes of one that names no stream.
+// DLPackOptions are the options for exchanging a tensor with another library of the process. The
+// zero value is for a library that works on the default stream of the tensor's GPU. DLPack's
+// specification for Python assumes this stream if a library names none.
 type DLPackOptions struct {
-	// Stream is where the other library works on a GPU's memory; cuda.ExternalStream makes one of a
-	// cudaStream_t. The zero value, as any default stream, is the default stream of the tensor's
-	// GPU. It has no meaning for memory of the host.
+	// Stream is the other library's stream for a GPU's memory. cuda.ExternalStream converts a
+	// cudaStream_t. The zero value, like any default stream, is the default stream of the tensor's
+	// GPU. It has no meaning for host memory.
 	//
-	// The other library must not destroy its stream before the struct's deleter is called, which
-	// may be later than the Close of an imported tensor, nor before the end of an exported tensor
-	// and all that shares its memory: the memory goes back in order with the stream.
+	// The memory is returned in order with the stream. So the other library must not destroy the
+	// stream of an imported tensor before the struct's deleter is called, which may be later than
+	// the tensor's Close. It must not destroy the stream of an exported tensor before the tensor
+	// and everything that shares its memory have gone.
 	Stream cuda.Stream
-	// NoOrder leaves the order to the program: no stream waits for another. The specification's
-	// stream -1.
+	// NoOrder leaves the ordering to the program: no stream waits for another. It is the
+	// specification's stream -1.
 	NoOrder bool
 	// Unversioned selects DLPack's struct from before version 1.0, DLManagedTensor, instead of
 	// DLManagedTensorVersioned.
 	Unversioned bool
 	// ReadOnly lets FromDLPack accept memory that the other library has marked as read-only. The
-	// program must not write to the tensor: nothing stops an operator that does.
+	// program must not write to the tensor. Operators do not check this.
 	ReadOnly bool
 }
 
 // ToDLPack returns a DLPack struct over the tensor's memory, for another library of the process: a
-// *DLManagedTensorVersioned of dlpack.h, in C memory. Nothing is copied, and both sides see the
-// changes of either. The memory lives until the struct's deleter is called, also after the tensor's
-// Close. The other library calls the deleter; if none takes the struct, [FreeDLPack] does.
+// *DLManagedTensorVersioned of dlpack.h, in C memory. Nothing is copied, and each side sees the
+// other's changes. The memory lives until the struct's deleter is called, also after the tensor's
+// Close. The other library calls the deleter. If no library takes the struct, call [FreeDLPack].
 //
 // Work that is queued on o.Stream from now on starts after the work so far of the tensor's current
-// stream, and the memory is not reused before o.Stream's work at the deleter's call is done. If
-// this program goes on writing to the tensor, it orders that after o.Stream itself.
+// stream. The memory is not reused before the work that o.Stream has when the deleter is called is
+// done. If this program continues to write to the tensor, it must order the writes after o.Stream
+// itself.
 //
 // ToDLPack refuses, with cuda.ErrInvalidArgument, tensors that require a gradient (Detach them),
 // views that negate or conjugate (Clone them), dtypes that DLPack lacks, and tensors of a slot,
@@ -64,24 +66,25 @@ func refuseLent(c *capi.Tensor) error {
 	return err
 }
 
-// FromDLPack returns a tensor over the memory of a DLPack struct: a *DLManagedTensorVersioned, or
-// with o.Unversioned a *DLManagedTensor, of another library of the process. If it succeeds, the
-// struct belongs to the tensor; otherwise it stays the caller's (see [FreeDLPack]). The caller owns
-// the tensor.
+// FromDLPack returns a tensor over the memory of a DLPack struct of another library of the process:
+// a *DLManagedTensorVersioned, or with o.Unversioned a *DLManagedTensor. If it succeeds, the tensor
+// owns the struct. Otherwise the caller still owns it (see [FreeDLPack]). The caller owns the
+// tensor.
 //
 // Work that is queued on the current stream from now on starts after the work so far of o.Stream.
 // When the tensor and everything that shares its memory have gone, o.Stream waits for the work so
-// far of the stream that is current now, and of those of [Tensor.RecordStream]; then a thread of
-// the library calls the struct's deleter. So the deleter may be a Go function. One thread gives
-// back all foreign memory, that of shared tensors ([OpenShared]) too, in the order in which the
-// tensors end: a deleter that blocks holds back what follows, and no call of the program.
+// far of two sets of streams: the stream that is current now, and the streams of
+// [Tensor.RecordStream]. Then a thread of the library calls the struct's deleter, which may be a Go
+// function. One thread returns all foreign memory, including shared tensors' ([OpenShared]), in the
+// order in which the tensors end. A deleter that blocks delays later deleters, but no call of the
+// program.
 //
-// The struct may be wrong: dimensions, sizes, strides, dtype, alignment, device, and whose memory
-// the pointer of a GPU's is are checked before the memory is touched (cuda.ErrInvalidArgument).
-// That the memory is as large as the struct says, and that host memory is there, cannot be checked.
-// A struct of another major version is cuda.ErrUnsupported. In a captured function FromDLPack
-// returns cuda.ErrCapture for a GPU's memory. Copies from pinned memory (kDLCUDAHost) may be
-// NonBlocking: end them before the tensor.
+// The struct may be wrong. Before the memory is used, FromDLPack checks dimensions, sizes, strides,
+// dtype, alignment and device, and the owner of a GPU's pointer (cuda.ErrInvalidArgument). It
+// cannot check that the memory is as large as the struct says, or that host memory exists. A struct
+// of another major version is cuda.ErrUnsupported. In a captured function FromDLPack returns
+// cuda.ErrCapture for a GPU's memory. Copies from pinned memory (kDLCUDAHost) may be NonBlocking:
+// wait for them before closing the tensor.
 func FromDLPack(managed unsafe.Pointer, o DLPackOptions) (*Tensor, error) {
 	var c *capi.Tensor
 	var err error
@@ -93,8 +96,8 @@ func FromDLPack(managed unsafe.Pointer, o DLPackOptions) (*Tensor, error) {
 	return made("FromDLPack", c, err)
 }
 
-// FreeDLPack calls the deleter of a struct of [Tensor.ToDLPack], or of another library, that nobody
-// has taken. nil is accepted. o.Unversioned says what the struct is.
+// FreeDLPack calls the deleter of a struct of [Tensor.ToDLPack], or of another library, that has no
+// owner yet. nil is accepted. o.Unversioned selects the type of the struct.
 func FreeDLPack(managed unsafe.Pointer, o DLPackOptions) {
 	if managed != nil {
 		capi.FreeDLPack(managed, !o.Unversioned)

@@ -2,7 +2,7 @@
 //
 // # Tensors and errors
 //
-// A [Tensor] is a handle to a LibTorch tensor. Operators are its methods; they are generated from
+// A [Tensor] is a handle to a LibTorch tensor. Operators are its methods. They are generated from
 // LibTorch's own list, one line each in ops.txt:
 //
 //	loss := x.MatMul(w).Add(b).ReLU().MSELoss(y)
@@ -15,10 +15,10 @@
 // line of the call. Operators on such a tensor return the same error again. The error surfaces
 // where the program reads a result: at [Tensor.Backward], [Tensor.Float64], [Tensor.Float32s],
 // [Tensor.Err] and the like. errors.Is finds its kind: [ErrClosed], cuda.ErrOutOfMemory,
-// cuda.ErrNoDevice and others. Constructors also return the error beside the tensor.
+// cuda.ErrNoDevice and others. Constructors return a tensor and the error.
 //
 // An operator whose name ends in an underscore works in place, as in PyTorch: x.Add_(y) changes x.
-// It returns x itself, or a failed handle; after a failure x remains usable.
+// It returns x itself, or a failed handle. After a failure x remains usable.
 //
 // # Adding an operator
 //
@@ -32,7 +32,7 @@
 //
 // # Parts of tensors
 //
-// [Tensor.At] and [Tensor.Index] read like Go and mean what PyTorch's brackets do, and
+// [Tensor.At] and [Tensor.Index] look like Go and work like PyTorch's brackets, and
 // [Tensor.SetIndex_] assigns:
 //
 //	x.At(0)                                     // x[0]
@@ -55,33 +55,37 @@
 // travels with the data: the result of an operator joins the youngest scope among its operands.
 // Results of a batch with a scope therefore end with that batch. Tensors without a scope
 // (parameters, and results of parameters alone) stay. The code that made a tensor without a scope
-// must call [Tensor.Close]. [Tensor.Keep] returns a handle that outlives the scope, and [Tensor.In]
-// a handle that belongs to another scope; an operator's result without a scope, which nothing else
-// would close, then ends with that scope too. A scope may be closed between forward and backward:
-// LibTorch keeps the tensors that backward needs. docs/training.md has the three usual mistakes.
+// must call [Tensor.Close].
 //
-// Every use of a closed tensor, or of a tensor whose scope is closed, returns [ErrClosed]; the
+// [Tensor.Keep] returns a handle that outlives the scope, and [Tensor.In] a handle that belongs to
+// another scope. If In is called on an operator's result without a scope, that result also ends
+// with the new scope, since nothing else would close it. A scope may be closed between forward and
+// backward: LibTorch keeps the tensors that backward needs. docs/training.md has the three usual
+// mistakes.
+//
+// Every use of a closed tensor, or of a tensor whose scope is closed, returns [ErrClosed], and the
 // error names the scope. The garbage collector eventually frees tensors that were never closed.
-// [Caught] counts them, so that a program can detect missing calls of Close; in a build with the
-// tag debug, package leaks says where the program made them.
+// [Caught] counts them, so that a program can detect missing calls of Close. In a build with the
+// tag debug, package leaks reports where the program made them.
 //
 // # Gradients
 //
 // Operators record data for backward if an operand requires gradients. [Tensor.NoGrad] returns a
 // marked handle to the same tensor: operators on a marked handle record nothing, and mark their
 // results. The mode travels with the data, as the scope does, because a goroutine has no gradient
-// mode of its own. Evaluation is therefore net.Forward(images.NoGrad()), and w.NoGrad().Sub_(step)
-// changes a parameter in place.
+// mode. Evaluation is therefore net.Forward(images.NoGrad()), and w.NoGrad().Sub_(step) changes a
+// parameter in place.
 //
 // [Tensor.RegisterHook] and [Tensor.RegisterPostAccumulateGradHook] register Go functions that
-// backward calls; [Hook] says on which goroutine and stream. A [Function] is an operator in Go with
-// a backward of its own.
+// backward calls. [Hook] documents their goroutine and stream. A [Function] is an operator in Go
+// with a backward in Go.
 //
 // # Mixed precision
 //
-// [Tensor.Autocast] marks a tensor in the same way: products and convolutions of it, and of what is
-// computed from it, run in bfloat16 or float16, and losses in float32. [Tensor.Numerics] does so
-// with TF32 and deterministic kernels, and [SetProcessNumerics] sets them for the process.
+// [Tensor.Autocast] marks a tensor in the same way. Products and convolutions of the tensor, and of
+// results computed from it, run in bfloat16 or float16, and losses in float32. [Tensor.Numerics]
+// does the same for TF32 and deterministic kernels, and [SetProcessNumerics] sets them for the
+// process.
 //
 // # Other libraries and processes
 //
@@ -93,7 +97,7 @@
 //
 // Any goroutine may call all functions and methods. Closing a tensor or a scope while another
 // goroutine uses it is safe: the last use frees the memory. The package does not order the
-// operators' accesses to the data: an in-place operator beside another use of the same tensor is a
+// operators' accesses to the data. An in-place operator during another use of the same tensor is a
 // race of the program, and concurrent backward passes must not share leaves.
 //
 // Work for a GPU is enqueued on the current stream of the goroutine's thread. This is the default
@@ -110,8 +114,8 @@
 // environment has OMP_NUM_THREADS or MKL_NUM_THREADS, these decide, as in PyTorch. [SetNumThreads]
 // takes precedence over all.
 //
-// The package bounds the number of OS threads of the Go program that are inside LibTorch at once;
-// further callers wait as goroutines. This bound needs no configuration.
+// The package bounds the number of OS threads of the Go program that are inside LibTorch at once.
+// Further callers wait as goroutines. This bound needs no configuration.
 //
 // On a GPU, LibTorch keeps handles and workspaces for every OS thread that has computed there
 // (cuBLAS alone 32 MiB on Hopper), and a goroutine may move to a new thread at any call. A training

@@ -55,10 +55,10 @@ const (
 	ChannelsLast = tensor.ChannelsLast // a tensor of shape [N C H W] with the memory order N H W C
 )
 
-// Spec describes a tensor; for a field of a batch, one sample.
+// Spec describes a tensor. For a field of a batch, it describes one sample.
 type Spec = tensor.Spec
 
-// The numbers in package tensor equal those of the C header: a difference fails to compile.
+// The numbers in package tensor equal the C header's. A difference fails to compile.
 const (
 	_ = -(uint(tensor.Uint8) ^ capi.Uint8)
 	_ = -(uint(tensor.Int8) ^ capi.Int8)

@@ -19,7 +19,7 @@ var ErrClosed = cuda.ErrClosed
 type Error struct {
 	Op       string   // the method or function, for example "MatMul"
 	Operands []string // the tensors of Op, for example "float32[2 3] cpu"
-	// File and Line are the place of the call, outside of this module's own tensor packages.
+	// File and Line are the location of the call, outside of this module's own tensor packages.
 	File string
 	Line int
 	Err  error // the failure; errors.Is and errors.As unwrap it
@@ -40,7 +40,7 @@ func (e *Error) Error() string {
 		// LibTorch's own message needs no kind.
 		b.WriteString(c.Message)
 	default:
-		// The operator's name replaces that of the C function.
+		// The operator's name replaces the name of the C function.
 		b.WriteString(c.Code.Error() + ": " + c.Message)
 	}
 	return b.String()
@@ -104,7 +104,7 @@ func tensorPackage(name, root, separator string) bool {
 }
 
 // Fail returns a tensor that carries err. Modules and functions that return a tensor use it to
-// report their own failures. The error gets the name op and the caller's place, unless it is
+// report their own failures. The error gets the name op and the caller's location, unless it is
 // already an [*Error]. A nil err is a mistake of the caller, and also makes a failed tensor.
 func Fail(op string, err error) *Tensor {
 	if err == nil {

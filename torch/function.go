@@ -7,9 +7,9 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Function is a differentiable function in Go: Forward computes the outputs, and Backward the
-// gradients of the inputs from those of the outputs. Its results take part in a backward pass as
-// those of an operator do. A Function is a value without state; any goroutine may apply it.
+// Function is a differentiable function in Go. Forward computes the outputs. Backward computes the
+// inputs' gradients from the outputs' gradients. Its results take part in a backward pass like an
+// operator's. A Function is a value without state, and any goroutine may apply it.
 //
 //	cube := torch.Function{
 //		Name: "cube",
@@ -27,27 +27,27 @@ type Function struct {
 	Name string
 
 	// Forward returns the outputs, of any shape, dtype and device. Its handles of the inputs record
-	// nothing, have the inputs' marks of Autocast and Numerics, and end with the call, as does what
-	// it computes; the outputs do not. An output may be an input or a view of one. Forward must not
-	// change an input in place. What an output depends on by other ways than the inputs gets no
-	// gradient.
+	// nothing and have the inputs' marks of Autocast and Numerics. These handles, and results
+	// computed from them, end with the call, except for the outputs. An output may be an input or a
+	// view of one. Forward must not change an input in place. Gradients flow only to the inputs,
+	// not to other tensors that an output depends on.
 	Forward func(c *FunctionContext, inputs []*Tensor) ([]*Tensor, error)
 
-	// Backward gets the gradient of each output, with the output's shape, dtype and device: zeros
-	// where nothing used the output, nil where the output has no gradient. It returns the gradient
-	// of each input, or nil for zeros; it may return nil for an input that needs none
-	// (FunctionContext.NeedsInputGrad). [Hook] says on which goroutine and stream it runs, which
-	// marks and scope its handles have, and what becomes of its error or panic.
+	// Backward gets the gradient of each output, with the output's shape, dtype and device. A
+	// gradient is zeros if nothing used the output, and nil if the output has no gradient. Backward
+	// returns the gradient of each input, or nil for zeros. It may return nil for an input that
+	// needs none (FunctionContext.NeedsInputGrad). [Hook] documents its goroutine and stream, the
+	// marks and the scope of its handles, and how its error or panic is reported.
 	//
 	// With GradOptions.CreateGraph the operators of Backward on the gradients and the saved tensors
-	// are recorded, so gradients of the result exist where these operators are differentiable.
+	// are recorded, so gradients of the result exist if these operators are differentiable.
 	Backward func(c *FunctionContext, gradients []*Tensor) ([]*Tensor, error)
 }
 
 // FunctionContext connects the Forward and the Backward of one application of a [Function]. It is
-// valid during the call that it is an argument of.
+// valid during the call that receives it.
 type FunctionContext struct {
-	// Data is for values other than tensors. What Forward leaves there Backward finds.
+	// Data passes values other than tensors from Forward to Backward.
 	Data any
 
 	saved    []*Tensor
@@ -55,17 +55,17 @@ type FunctionContext struct {
 	needs    []bool
 }
 
-// SaveForBackward keeps tensors for Backward: inputs, outputs, or others. It is called in Forward;
-// each call adds to the tensors. They are kept until the first backward pass without RetainGraph,
-// or until the outputs are gone. If a saved input or output is changed in place before, Backward
-// fails.
+// SaveForBackward keeps tensors for Backward: inputs, outputs, or others. It is called in Forward,
+// and each call adds to the tensors. They are kept until the first backward pass without
+// RetainGraph, or until the outputs are gone. If a saved input or output is changed in place
+// before, Backward fails.
 func (c *FunctionContext) SaveForBackward(tensors ...*Tensor) { c.saved = append(c.saved, tensors...) }
 
 // SavedTensors returns the tensors of SaveForBackward, in Backward.
 func (c *FunctionContext) SavedTensors() []*Tensor { return c.saved }
 
-// MarkNonDifferentiable says, in Forward, that outputs have no gradient. Outputs of integers and
-// bools never have one.
+// MarkNonDifferentiable declares, in Forward, that outputs have no gradient. Outputs of integers
+// and bools never have one.
 func (c *FunctionContext) MarkNonDifferentiable(outputs ...*Tensor) {
 	c.constant = append(c.constant, outputs...)
 }
@@ -82,7 +82,7 @@ func (f Function) Apply(inputs ...*Tensor) ([]*Tensor, error) {
 	return f.apply(inputs, nil)
 }
 
-// Apply1 is [Function.Apply] for functions with one output. Its error is the tensor's.
+// Apply1 is [Function.Apply] for functions with one output. The returned tensor carries the error.
 func (f Function) Apply1(inputs ...*Tensor) *Tensor {
 	out, err := f.Apply(inputs...)
 	switch {
@@ -102,7 +102,8 @@ func (f Function) name() string {
 	return f.Name
 }
 
-// apply implements Apply. The graph node's end calls ended, if it is not nil and there is a node.
+// apply implements Apply. If ended is not nil and there is a graph node, the end of the node calls
+// ended.
 func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
 	op := f.name()
 	if f.Forward == nil || f.Backward == nil {

@@ -5,15 +5,15 @@ import "math"
 // GaussianNLLLossOptions are the options of [Tensor.GaussianNLLLoss].
 type GaussianNLLLossOptions struct {
 	Full      bool    // add the constant log(2 pi) / 2 to each element
-	Eps       float64 // the least variance; 0 stands for 1e-6
+	Eps       float64 // the minimum variance; 0 selects 1e-6
 	Reduction Reduction
 }
 
-// GaussianNLLLoss returns the mean of (log(v) + (t - target)^2 / v) / 2: the negative logarithm of
-// the target's likelihood under normal distributions with the means t and the variances v. target
-// and variance have the shape of t, or one that broadcasts to it. As in PyTorch's
-// gaussian_nll_loss, a variance below Eps counts as Eps, and keeps its gradient. PyTorch refuses
-// negative variances; here they count as Eps too, since the check would wait for a GPU.
+// GaussianNLLLoss returns the mean of (log(v) + (t - target)^2 / v) / 2: the negative
+// log-likelihood of the target under normal distributions with means t and variances v. target and
+// variance have the shape of t, or one that broadcasts to it. As in PyTorch's gaussian_nll_loss, a
+// variance below Eps counts as Eps, and keeps its gradient. PyTorch refuses negative variances.
+// Here they count as Eps too, since the check would wait for a GPU.
 func (t *Tensor) GaussianNLLLoss(target, variance *Tensor, o GaussianNLLLossOptions) *Tensor {
 	eps := o.Eps
 	if eps == 0 {

@@ -9,21 +9,21 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// Generator is a sequence of random numbers of its own, for operators that take one. Without it
-// they draw from the device's default generator, which the whole process shares (see [ManualSeed]).
-// Any number of goroutines may use one Generator; each operator then draws its numbers at once.
+// Generator is an independent sequence of random numbers, for operators with a generator argument.
+// Without one, operators draw from the device's default generator, which the whole process shares
+// (see [ManualSeed]). Any number of goroutines may use one Generator. Each operator then draws all
+// its numbers at once.
 //
-// A graph captures what its operators draw from any number of generators of its GPU: each replay
-// draws the numbers that follow. The methods that read or set a GPU's generator return
-// cuda.ErrCapture in a captured function, and beside the capture of another goroutine they wait for
-// its end.
+// A graph captures draws from any number of generators of its GPU. Each replay draws the numbers
+// that follow. In a captured function, the methods that read or set a GPU's generator return
+// cuda.ErrCapture. During a capture by another goroutine they wait for its end.
 type Generator struct {
 	made    origin.Origin
 	device  cuda.Device
 	cleanup runtime.Cleanup
-	mu      sync.Mutex      // not held by calls, which may wait for the end of a capture
+	mu      sync.Mutex      // calls do not hold it, since they may wait for the end of a capture
 	c       *capi.Generator // guarded by mu, as are the following fields; nil when it is freed
-	calls   int             // under way
+	calls   int             // running
 	closed  bool            // the last call frees c
 }
 
@@ -33,8 +33,8 @@ func NewGenerator(device cuda.Device, seed uint64) (*Generator, error) {
 	return newGenerator("NewGenerator", device, func() (*capi.Generator, error) { return capi.NewGenerator(int32(device), seed) })
 }
 
-// DefaultGenerator returns a handle to the device's default generator. Close ends the handle, and
-// not the generator.
+// DefaultGenerator returns a handle to the device's default generator. Close closes the handle, not
+// the generator.
 func DefaultGenerator(device cuda.Device) (*Generator, error) {
 	return newGenerator("DefaultGenerator", device, func() (*capi.Generator, error) { return capi.DefaultGenerator(int32(device)) })
 }
@@ -96,7 +96,7 @@ func (g *Generator) String() string {
 	return "generator on " + g.Device().String()
 }
 
-// Seed starts the sequence of the seed.
+// Seed restarts g with the sequence of the seed.
 func (g *Generator) Seed(seed uint64) error {
 	return g.use("Seed", func(c *capi.Generator) error { return capi.SeedGenerator(c, seed) })
 }
@@ -110,8 +110,9 @@ func (g *Generator) InitialSeed() (seed uint64, err error) {
 	return seed, err
 }
 
-// Offset returns how far a GPU's generator is in the sequence of its seed: how many numbers each
-// thread of a kernel has drawn. The CPU's generator has no offset, and Offset returns an error.
+// Offset returns the position of a GPU's generator in the sequence of its seed: how many numbers
+// each thread of a kernel has drawn. The CPU's generator has no offset, and Offset returns an
+// error.
 func (g *Generator) Offset() (offset uint64, err error) {
 	err = g.use("Offset", func(c *capi.Generator) (err error) {
 		offset, err = capi.GeneratorOffset(c)
@@ -125,8 +126,8 @@ func (g *Generator) SetOffset(offset uint64) error {
 	return g.use("SetOffset", func(c *capi.Generator) error { return capi.SetGeneratorOffset(c, offset) })
 }
 
-// State returns the seed and the place in its sequence, as uint8 on the CPU: the bytes of PyTorch's
-// Generator.get_state. The caller closes the tensor, and may save it in a checkpoint.
+// State returns the seed and the position in its sequence, as uint8 on the CPU: the bytes of
+// PyTorch's Generator.get_state. The caller closes the tensor, and may save it in a checkpoint.
 func (g *Generator) State() (*Tensor, error) {
 	var state *capi.Tensor
 	err := g.use("State", func(c *capi.Generator) (err error) {
@@ -139,7 +140,7 @@ func (g *Generator) State() (*Tensor, error) {
 	return provenance{}.tensor(state), nil
 }
 
-// SetState continues where State was called: it draws the numbers that followed. It copies state.
+// SetState restores a State: g then draws the numbers that followed. It copies state.
 func (g *Generator) SetState(state *Tensor) error {
 	return state.use("Generator.SetState", func(t *capi.Tensor) error {
 		return g.use("SetState", func(c *capi.Generator) error { return capi.WriteGenerator(c, t) })

@@ -17,7 +17,7 @@ import (
 //
 // A graph belongs to its arguments: to the device, address, shape, strides and dtype of each, and
 // to whether the argument requires gradients or is marked NoGrad. A call with other arguments
-// captures again, or is refused (GraphedOptions.FixedArguments); it never replays on memory other
+// captures again, or is refused (GraphedOptions.FixedArguments). It never replays on memory other
 // than the argument's. To reuse a graph, pass data at the same address: in a device slot of a
 // prefetcher, or in a tensor that CopyFrom fills. Other tensors that the function uses, such as
 // parameters, may change their values but not their addresses. If such a tensor has received other
@@ -28,10 +28,10 @@ import (
 // freed with the call. Its results are kept, detached. The function must do the same work at every
 // call, and follow the rules of cuda.Capture: it must not read values or wait. It may contain a
 // whole training step, with Backward and an optimizer's Step (package optim; use Capturable for a
-// learning rate that changes). Gradients that Step drops belong to the graph. Gradients that
-// must stay need KeepGradients and are zeroed in place (ForeachZero_). Close losses and other
-// earlier results before the call: their references to the parameters tie a backward pass to the
-// stream of their computation.
+// learning rate that changes). Gradients that Step drops belong to the graph. Gradients that must
+// stay need KeepGradients and are zeroed in place (ForeachZero_). Close losses and other earlier
+// results before the call: their references to the parameters tie a backward pass to the stream of
+// their computation.
 //
 // On the CPU there are no graphs and every call runs the function, so the same program works there.
 //
@@ -62,9 +62,9 @@ type GraphedOptions struct {
 	// 0 means 1. The first step of an optimizer, for example, does other work than later steps.
 	Warmup int
 
-	// WarmOnce runs the function before a capture only for the first of several arguments that
-	// differ in nothing but their addresses, such as the slots of a prefetcher. The call with the
-	// next one captures and replays, so that the memory of a run and that of the graphs are not
+	// WarmOnce affects arguments that differ only in their addresses, such as the slots of a
+	// prefetcher. It runs the function before a capture only for the first of them. The call with
+	// the next one captures and replays, so the memory of a run and the graphs' memory are not
 	// needed at once. It is for functions whose every call does the same work after the first.
 	WarmOnce bool
 
@@ -73,14 +73,14 @@ type GraphedOptions struct {
 	// functions that compute results from their arguments.
 	ReplayFirst bool
 
-	// FixedArguments refuses, with cuda.ErrStale, arguments that differ from those of the first
-	// call, and any other reason for a new capture.
+	// FixedArguments refuses, with cuda.ErrStale, arguments that differ from the first call's, and
+	// any other reason for a new capture.
 	FixedArguments bool
 
 	// Fallback lets a function that cannot be captured, because it waits or reads a value, run
 	// without a graph at every call. The call that tried to capture it returns the results of the
-	// run before. The function may have run halfway in the attempt: its effects on the device did
-	// not happen, and those on the host it must undo itself.
+	// run before. The attempt may have run the function halfway. Its effects on the device did not
+	// happen. The function itself must undo its effects on the host.
 	Fallback bool
 
 	// Device is the device of the function's work if it has no arguments.
@@ -96,18 +96,18 @@ type GraphedStats struct {
 	Stale    int64 // graphs dropped because a tensor that is no argument had moved
 	Evicted  int64 // graphs dropped to make room for others
 	Refused  error // with Fallback, why the latest function that could not be captured was refused
-	Graphs   int   // now kept
+	Graphs   int   // kept now
 }
 
 // capturer is the access of a Graphed to devices. Tests replace it.
 type capturer interface {
 	// captures reports whether the device supports graphs.
 	captures(device cuda.Device) bool
-	// begin surrounds one call: fn runs on the side stream, ordered after the caller's queued work,
-	// and the caller's stream is then ordered after the side stream.
+	// begin runs fn on the side stream, after the caller's queued work, and then makes the caller's
+	// stream wait for the side stream. It surrounds one call.
 	begin(device cuda.Device, fn func() error) error
-	// makeRoom returns the allocator's cached memory to the driver, which waits for the device: if
-	// needed, and otherwise only where the driver has less left than the cache.
+	// makeRoom returns the allocator's cached memory to the driver, and waits for the device. If
+	// needed is false, it does so only if the driver has less memory left than the cache.
 	makeRoom(device cuda.Device, needed bool) error
 	capture(device cuda.Device, share replayer, fn func() error) (replayer, error)
 	replay(r replayer, device cuda.Device) error
@@ -148,8 +148,8 @@ func (g *Graphed) Call(arguments ...*Tensor) ([]*Tensor, error) {
 	return g.results("Graphed.Call", arguments, g.call)
 }
 
-// CallEager runs the function without a graph, whatever its arguments, and returns its results as
-// Call does. Use it for arguments that will not come again, such as a short last batch.
+// CallEager runs the function without a graph for any arguments, and returns its results as Call
+// does. Use it for arguments that will not come again, such as a short last batch.
 func (g *Graphed) CallEager(arguments ...*Tensor) ([]*Tensor, error) {
 	return g.results("Graphed.CallEager", arguments, func(arguments []*Tensor) ([]*Tensor, error) {
 		g.stats.Calls++
@@ -186,7 +186,7 @@ func (g *Graphed) results(op string, arguments []*Tensor, call func([]*Tensor) (
 		}
 	}
 	if len(results) > 0 && len(g.eager) > 0 && results[0] == g.eager[0] {
-		g.keep(nil, nil) // the scope has them, and the next call need not run beside them
+		g.keep(nil, nil) // the scope has them, so the next call need not keep them during its run
 	}
 	return in, nil
 }
@@ -305,11 +305,11 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 	return results, g.on.publish(device, results)
 }
 
-// makeRoom prepares the device's memory for a capture. The memory of the runs before is cached for
-// their streams, and a graph cannot use it. The first captures release it, so that the memory of a
-// run and that of the graphs are not held at once. A Graphed that captures more often, because its
-// arguments do not come again, shares the device's memory with the work of others, and leaves the
-// cache alone as long as there is room beside it.
+// makeRoom prepares the device's memory for a capture. The memory of earlier runs is cached for
+// their streams, and a graph cannot use it. The first captures release this cache, so that the
+// memory of a run and the graphs' memory are not held at once. If a Graphed captures more often,
+// because its arguments do not come again, other work may use the device's memory too. makeRoom
+// then keeps the cache as long as the driver has room.
 func (g *Graphed) makeRoom(device cuda.Device, ran bool) error {
 	needed := ran && g.emptied < g.o.MaxGraphs
 	if needed {
@@ -573,7 +573,7 @@ func stale(format string, args ...any) error {
 	return &capi.Error{Code: capi.CodeStale, Origin: "torch", Message: fmt.Sprintf(format, args...)}
 }
 
-// device returns the device of the capture: that of the first argument on a GPU.
+// device returns the device of the capture: the device of the first argument on a GPU.
 func (g *Graphed) device(args []argument) cuda.Device {
 	for i := range args {
 		if args[i].device != cuda.CPU {
@@ -588,7 +588,7 @@ func (g *Graphed) device(args []argument) cuda.Device {
 
 // sideStreams captures with package cuda, on one exclusive stream per device. The stream has the
 // priority of the stream that was current when the first graph was made, because a graph's kernels
-// have the priority of the capture's stream, whatever stream replays them.
+// have the priority of the capture's stream, on whatever stream it is replayed.
 type sideStreams struct {
 	streams map[cuda.Device]*cuda.OwnedStream
 }

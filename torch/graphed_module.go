@@ -12,52 +12,52 @@ import (
 )
 
 // ErrPendingBackward is in the error of a [GraphedModule]'s Forward while its previous forward pass
-// can still have its backward pass: a second forward would overwrite what that backward needs. Call
-// Backward first, or close the results of a pass that has none (end the batch's scope); evaluate
-// under NoGrad; use one GraphedModule for each of several passes of one step.
+// can still have its backward pass: a second forward would overwrite data that this backward needs.
+// Call Backward first, or, for a pass without one, close its results (end the batch's scope).
+// Evaluate under NoGrad. Use one GraphedModule for each of several passes of one step.
 var ErrPendingBackward = errors.New("torch: the previous forward pass of the GraphedModule has not had its backward pass")
 
-// ErrOverwritten is in the error of a backward pass through a [GraphedModule] that another pass has
-// followed, which has overwritten what the backward needs: a forward pass of the module, after
+// ErrOverwritten is in the error of a backward pass through a [GraphedModule] if another pass has
+// overwritten data that the backward needs. That pass is a forward pass of the module, after
 // BackwardOptions.RetainGraph kept the graph, or a pass of a module of the same pool that was
 // captured earlier. Call Backward of modules that share a pool in the reverse order of their
-// forward passes, as one Backward of all results does.
+// forward passes, or call one Backward for all results.
 var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModule has overwritten what this backward pass needs")
 
 // GraphedModule runs a differentiable function of tensors, such as the forward pass of a module, as
-// two CUDA graphs inside of training that is otherwise eager: one replay for the forward pass, and
-// one for its part of Backward. PyTorch calls this make_graphed_callables. It pays where the host
-// is the limit, for parts of a model whose shapes do not change; [Graphed] and train.Stepper
-// capture a whole step.
+// two CUDA graphs inside otherwise eager training: one replay for the forward pass, and one for its
+// part of Backward. PyTorch calls this make_graphed_callables. It pays if the host is the
+// bottleneck, for parts of a model whose shapes do not change. [Graphed] and train.Stepper capture
+// a whole step.
 //
 // The first calls run the function eagerly (Warmup), and the last of them then captures it and its
-// backward. Nothing is computed twice, so running statistics and random numbers are those of the
-// eager function. A replay copies the arguments to memory of the graph and the results from it:
-// results and gradients are ordinary tensors, which later calls do not change. Gradients of
-// arguments and parameters reach Backward, Grad and the hooks of these tensors as usual.
+// backward. Nothing is computed twice, so running statistics and random numbers equal the eager
+// function's. A replay copies the arguments to memory of the graph and the results from it. Results
+// and gradients are ordinary tensors, which later calls do not change. Gradients of arguments and
+// parameters reach Backward, Grad and the hooks of these tensors as usual.
 //
-// A call runs eagerly, and GraphedModuleStats says so, if
+// A call runs eagerly, and is counted in GraphedModuleStats, if
 //   - nothing requires gradients, or an argument is marked NoGrad;
 //   - an argument has another shape, dtype, device or mark (Autocast, Numerics) than at the
 //     capture, or requires gradients where it did not, or the reverse;
 //   - the tensors are on the CPU;
 //   - the caller's stream is being captured: the work becomes part of that graph;
 //   - a module of the same pool that was captured later waits for its backward pass;
-//   - the function could not be captured, or what adds to a parameter's gradient has hooks, as
-//     with c10d's own reducer (GraphedModuleStats.Refused). Those of distributed.DataParallel are
+//   - the function could not be captured, or a parameter's gradient accumulator has hooks, as
+//     with c10d's own reducer (GraphedModuleStats.Refused). Hooks of distributed.DataParallel are
 //     on the parameters and are called.
 //
 // The function must do the same work at every call and follow the rules of cuda.Capture: it must
 // not read values or wait. Modes that it reads on the host, such as training or evaluation of an
-// nn.Module, stay those of the capture: see nn.NewGraphed, which knows them. If a parameter or
-// another tensor that the function uses has received other memory (SetData, nn.To), it is captured
-// again.
+// nn.Module, stay as they were at the capture: see nn.NewGraphed, which checks them. If a parameter
+// or another tensor that the function uses has received other memory (SetData, nn.To), it is
+// captured again.
 //
 // Between a forward pass and its backward pass no other forward pass may come: it returns
 // [ErrPendingBackward]. Gradients of gradients are not possible through the graphs, and are an
 // error of Grad.
 //
-// Calls may be made on any stream; a call on another stream than the previous one waits for the
+// Calls may be made on any stream. A call on another stream than the previous one waits for the
 // work of that stream. The backward pass runs on the stream of its forward pass, as all operators
 // do. Several goroutines may use a GraphedModule, one pass after the other.
 type GraphedModule struct {
@@ -71,11 +71,11 @@ type GraphedModule struct {
 	kin    string       // of the arguments of the first call
 	args   []argument   // of the first call, for messages
 	warm   int          // eager calls with these arguments
-	busy   bool         // a goroutine captures
+	busy   bool         // a goroutine is capturing
 	stats  GraphedModuleStats
 	closed bool
 
-	// The forward pass whose backward is possible, by its number; 0 for none. Not guarded by mu,
+	// The forward pass whose backward is possible, by its number; 0 for none. mu does not guard it,
 	// since the end of a graph's node may come in any call.
 	pendingMu sync.Mutex
 	pending   uint64
@@ -90,9 +90,9 @@ type GraphedModuleOptions struct {
 	Warmup int
 
 	// SharePool is another GraphedModule whose graphs the new one shares memory with: memory that a
-	// graph needs only while it runs. What a module keeps for its backward pass may lie in such
-	// memory of a module that was captured before it. So the modules should run in the order of
-	// their first calls: a call that comes while a later module waits for its backward pass runs
+	// graph needs only while it runs. The data that a module keeps for its backward pass may be in
+	// such memory of a module that was captured before it. So the modules should run in the order
+	// of their first calls. A call that comes while a later module waits for its backward pass runs
 	// eagerly. The library orders the replays on the device.
 	SharePool *GraphedModule
 }
@@ -105,9 +105,9 @@ type GraphedModuleStats struct {
 	Eager    int64 // calls that ran the function: Calls - Replays, without those that failed
 	Captures int64
 	Stale    int64 // calls that dropped graphs, because a tensor that is no argument had moved
-	// Fallback says why the latest eager call did not replay; nil for calls that warm up.
+	// Fallback is the reason why the latest eager call did not replay; nil for calls that warm up.
 	Fallback error
-	// Refused says why the function could not be captured. It then always runs eagerly.
+	// Refused is the reason why the function could not be captured. It then always runs eagerly.
 	Refused error
 }
 
@@ -127,16 +127,16 @@ type modulePool struct {
 	now     int64          // passes so far
 }
 
-// overwrites reports whether a pass of the entry may overwrite what another one keeps for its
-// backward pass. A graph is captured with the memory that earlier graphs need only while they run,
-// so only entries that were captured later are in danger. The caller holds order.
+// overwrites reports whether a pass of the entry may overwrite data that another entry keeps for
+// its backward pass. A graph is captured with the memory that earlier graphs need only while they
+// run, so only entries that were captured later are in danger. The caller holds order.
 func (p *modulePool) overwrites(e *moduleEntry) bool {
 	later := p.entries[slices.Index(p.entries, e)+1:]
 	return slices.ContainsFunc(later, func(l *moduleEntry) bool { return l.module.isPending() != 0 })
 }
 
 // overwritten reports whether another entry has had a pass since the entry's forward pass that may
-// have overwritten what its backward pass needs. The caller holds order.
+// have overwritten data that its backward pass needs. The caller holds order.
 func (p *modulePool) overwritten(e *moduleEntry) bool {
 	earlier := p.entries[:max(0, slices.Index(p.entries, e))]
 	return slices.ContainsFunc(earlier, func(l *moduleEntry) bool { return l.passedAt > e.forwardAt })
@@ -156,7 +156,7 @@ type moduleEntry struct {
 	outputs           []*Tensor // the same memory without history
 	given             []*Tensor // gradients of the outputs; nil for an output without one
 	gradients         []*Tensor // of the arguments, then of the parameters; nil for none
-	needs             []bool    // whether these required gradients at the capture
+	needs             []bool    // whether each of these required gradients at the capture
 	forward, backward replayer
 	last              *cuda.Stream // of the latest pass; nil before the first
 
@@ -169,7 +169,7 @@ var errOverwrites = invalid("a module of the pool that was captured later waits 
 
 // NewGraphedModule returns fn as a GraphedModule, which the caller must close. fn receives handles
 // that end with the call, as [NewGraphed]'s function does. parameters are the leaves that fn uses
-// beside its arguments, whether or not they require gradients.
+// in addition to its arguments, with or without gradients.
 //
 //	block := torch.NewGraphedModule(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
 //		y := layer.Forward(in[0])
@@ -194,7 +194,7 @@ func NewGraphedModule(fn func(arguments []*Tensor) ([]*Tensor, error), parameter
 }
 
 // Forward runs the function, or replays its graph, on the current stream, and returns the results
-// as an operator on the arguments does: in their youngest scope, with a history. The host does not
+// like an operator on the arguments: in their youngest scope, with a history. The host does not
 // wait, except for some milliseconds during a capture.
 func (m *GraphedModule) Forward(arguments ...*Tensor) ([]*Tensor, error) {
 	const op = "GraphedModule.Forward"
@@ -228,23 +228,23 @@ func (m *GraphedModule) Forward(arguments ...*Tensor) ([]*Tensor, error) {
 	return out, nil
 }
 
-// The ways of a call.
+// The kinds of a call.
 const (
 	runEager = iota
 	runCapture
 	runReplay
 )
 
-// begin chooses the way of a call. For runCapture a call of runAndCapture must follow.
+// begin chooses the kind of a call. For runCapture a call of runAndCapture must follow.
 //
-// The function and its capture run without the lock, and so does what waits for a capture, because
-// a backward pass takes the lock on LibTorch's thread, which a capture needs.
+// The function and its capture, and all code that waits for a capture, run without the lock. A
+// backward pass takes the lock on LibTorch's thread, and a capture needs that thread.
 func (m *GraphedModule) begin(arguments []*Tensor) (run int, err error) {
 	args, err := describeAll("GraphedModule.Forward", arguments)
 	if err != nil {
 		return 0, err
 	}
-	capi.ReleaseCallbacks() // of results that were closed since: their backward will not come
+	capi.ReleaseCallbacks() // of results that were closed since: they have no backward pass
 	var dropped *moduleEntry
 	defer func() { m.pool.free(dropped) }()
 	m.mu.Lock()
@@ -372,8 +372,8 @@ func (m *GraphedModule) capture(arguments []*Tensor) (e *moduleEntry, err error)
 			e = nil
 		}
 	}()
-	// LibTorch has one node for each leaf that adds to its gradient, with a stream. The captured
-	// passes must not get that of an eager pass, nor later passes that of the capture.
+	// For each leaf, LibTorch has one node that adds to its gradient, with a stream. The captured
+	// passes must not use an eager pass's node, and later passes must not use the capture's.
 	if err := forgetAccumulators(m.parameters); err != nil {
 		return e, err
 	}
@@ -464,8 +464,8 @@ func (e *moduleEntry) captureForward(fn func([]*Tensor) ([]*Tensor, error)) erro
 		return invalid("the function returned no results")
 	}
 	for _, t := range out {
-		// The history stays: it keeps what backward reads, so that no graph that is captured later
-		// in the same memory gets that memory.
+		// The history stays: it keeps the tensors that backward reads, so no graph that is captured
+		// later gets their memory.
 		e.recorded = append(e.recorded, t.reference("Keep", nil))
 		e.outputs = append(e.outputs, unscoped(t.Detach()))
 		if err := t.Err(); err != nil {
@@ -588,7 +588,7 @@ func (m *GraphedModule) attach(e *moduleEntry, arguments []*Tensor) ([]*Tensor, 
 }
 
 // backward runs in a backward pass, on the thread and stream that LibTorch chooses. gradients are
-// those of the outputs, nil for one without.
+// the outputs' gradients, nil for an output without one.
 func (m *GraphedModule) backward(e *moduleEntry, pass uint64, gradients []*Tensor) ([]*Tensor, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -639,14 +639,14 @@ func (m *GraphedModule) backward(e *moduleEntry, pass uint64, gradients []*Tenso
 	return results, nil
 }
 
-// isPending returns the pass whose backward has yet to come, or 0.
+// isPending returns the pass whose backward has not run yet, or 0.
 func (m *GraphedModule) isPending() uint64 {
 	m.pendingMu.Lock()
 	defer m.pendingMu.Unlock()
 	return m.pending
 }
 
-// setPending replaces the pass whose backward has yet to come, if it is from.
+// setPending replaces the pass whose backward has not run yet, if it is from.
 func (m *GraphedModule) setPending(from, to uint64) {
 	m.pendingMu.Lock()
 	defer m.pendingMu.Unlock()
@@ -665,8 +665,8 @@ func (m *GraphedModule) Stats() GraphedModuleStats {
 	return m.stats
 }
 
-// Close frees the graphs. Results and gradients stay; queued replays still run. A backward pass
-// that has yet to come returns ErrClosed, and so does Forward. Further calls do nothing.
+// Close frees the graphs. Results and gradients stay, and queued replays still run. A backward pass
+// that has not run yet returns ErrClosed, and so does Forward. Further calls do nothing.
 func (m *GraphedModule) Close() error {
 	if m == nil || m.fn == nil {
 		return nil
@@ -689,8 +689,8 @@ func (m *GraphedModule) Close() error {
 	return nil
 }
 
-// drop returns the entry, which the caller frees without the lock, after a tensor that is no
-// argument has moved. The next call captures again.
+// drop returns the entry after a tensor that is not an argument has moved. The caller frees the
+// entry without the lock. The next call captures again.
 func (m *GraphedModule) drop() *moduleEntry {
 	e := m.entry
 	m.entry = nil
@@ -712,7 +712,7 @@ func (p *modulePool) capture(device cuda.Device, fn func() error) (replayer, err
 	return graph, err
 }
 
-// free frees what the entry has, which may be nil.
+// free frees the tensors and graphs of e, which may be nil.
 func (p *modulePool) free(e *moduleEntry) {
 	if e == nil {
 		return
@@ -779,8 +779,7 @@ func (s *sideStreams) follow(device cuda.Device, last *cuda.Stream) (cuda.Stream
 
 func (s *sideStreams) release(t *Tensor, last cuda.Stream) error { return t.RecordStream(last) }
 
-// forgetAccumulators makes graphs recorded from now on add to the leaves' gradients with nodes of
-// their own.
+// forgetAccumulators makes graphs recorded from now on add to the leaves' gradients with new nodes.
 func forgetAccumulators(leaves []*Tensor) error {
 	return with("GraphedModule.Forward", leaves, capi.ForgetAccumulators)
 }

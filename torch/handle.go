@@ -9,7 +9,7 @@ import (
 )
 
 // handle is one reference to a LibTorch tensor. It frees the tensor after close, when the last user
-// has left. Every use of the C pointer lies between acquire and release. Both keep the handle
+// has left. Every use of the C pointer is between acquire and release. Both keep the handle
 // reachable, so that the garbage collector's cleanup cannot run between them.
 type handle struct {
 	made  origin.Origin
@@ -32,7 +32,7 @@ var caught atomic.Int64
 
 // Caught returns the number of tensors, since the start of the process, that the garbage collector
 // freed because neither they nor their scope were closed. They were freed late. In a correct
-// training loop this number stays constant. Package leaks says where the program made them.
+// training loop this number stays constant. Package leaks reports where the program made them.
 func Caught() int64 { return caught.Load() }
 
 // LiveTensors returns the number of references to LibTorch tensors that the process holds: open
@@ -60,8 +60,8 @@ func (u unreachable) free() {
 	u.made.Closed()
 }
 
-// acquire returns nil if the handle is closed; otherwise a call of release must follow. It is small
-// enough to be inlined, as release is: each operator calls both for each operand.
+// acquire returns nil if the handle is closed. Otherwise a call of release must follow. acquire and
+// release are small enough to be inlined: each operator calls both for each operand.
 func (h *handle) acquire() *capi.Tensor {
 	if h.state.Add(1) < closing {
 		return h.c

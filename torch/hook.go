@@ -11,37 +11,40 @@ import (
 )
 
 // Hook is a function that [Tensor.RegisterHook] or [Tensor.RegisterPostAccumulateGradHook]
-// registered. It ends with Remove, or with its tensor; a Hook that the program drops stays
+// registered. It ends with Remove, or with its tensor. A Hook that the program drops stays
 // registered.
 //
 // # Where a hook runs
 //
-// Hooks, the backward of a [Function] and callbacks at the end of a pass run inside of the call of
+// Hooks, the backward of a [Function], and callbacks at the end of a pass run inside of the call of
 // Backward or Grad, one at a time for each device. For tensors on the CPU they run on the goroutine
 // that called Backward. For tensors on a GPU they run on a goroutine of LibTorch's thread of that
-// GPU, while the caller waits. The goroutine is locked to its OS thread. Work that it enqueues goes
-// to the stream on which the forward operator ran, which is the current stream there (for a leaf,
-// the stream that was current when a forward pass first used it); LibTorch orders the gradient
-// before that work, and what follows in the backward pass after it. A stream that the hook leaves
-// set there ends with the hook. A callback at the end of the pass finds the streams that were
-// current where Backward was called.
+// GPU, while the caller waits. The goroutine is locked to its OS thread.
 //
-// Handles that a hook gets, and what it computes from them, belong to a scope that ends with the
-// hook's call: Keep what must live longer. Gradients are marked NoGrad, unless the pass records
-// them ([GradOptions].CreateGraph), have the pass's mark of Numerics, and no mark of Autocast.
+// A hook's work is enqueued on the stream on which the forward operator ran, which is current in
+// the hook. For a leaf, this is the stream that was current when a forward pass first used it.
+// LibTorch orders the gradient before the hook's work, and the rest of the backward pass after it.
+// If the hook sets another current stream, that ends with the hook. A callback at the end of the
+// pass runs with the streams that were current where Backward was called.
 //
-// A hook may call everything, Backward and Grad included, on the goroutine that it runs on. It must
-// not wait for another goroutine that runs a backward pass, because that pass may need the thread
-// of the hook. It must not end its goroutine (runtime.Goexit, and so t.Fatal). Its error, or its
-// panic, ends the pass and is in the error of Backward, with the place of the registration;
-// errors.Is finds it. Gradients of leaves that the pass had reached are then accumulated.
+// Handles that a hook gets, and tensors that it computes from them, belong to a scope that ends
+// with the hook's call. Keep tensors that must live longer. Gradients are marked NoGrad, unless the
+// pass records them ([GradOptions].CreateGraph). They have the pass's mark of Numerics, and no mark
+// of Autocast.
+//
+// A hook may call everything, including Backward and Grad, on the goroutine that it runs on. It
+// must not wait for another goroutine that runs a backward pass, because that pass may need the
+// thread of the hook. It must not end its goroutine (runtime.Goexit, and so t.Fatal). Its error or
+// panic ends the pass. The error of Backward then contains it, with the location of the
+// registration, and errors.Is finds it. Gradients of leaves that the pass had reached are then
+// accumulated.
 type Hook struct {
 	c       *capi.Hook // freed when h is unreachable
 	removed atomic.Bool
 }
 
-// Remove unregisters the hook. A call of the hook that is under way ends as usual. Any goroutine
-// may call Remove, the hook included; further calls do nothing.
+// Remove unregisters the hook. A running call of the hook ends as usual. Any goroutine may call
+// Remove, including the hook. Further calls do nothing.
 func (h *Hook) Remove() {
 	if h == nil || h.c == nil || h.removed.Swap(true) {
 		return
@@ -50,14 +53,16 @@ func (h *Hook) Remove() {
 	runtime.KeepAlive(h)
 }
 
-// RegisterHook registers fn, which Backward and [Grad] call with the gradient of t each time that
-// they have computed it, before they use it. The gradient has t's shape, dtype and device. If fn
-// returns a tensor, that takes the gradient's place; it must have the same shape, dtype and device.
-// Hooks of a tensor run in the order of registration. t requires gradients; it may be a leaf or a
-// result. For a leaf a hook sees the gradient of each pass before it is accumulated. Where t itself
-// is an input of Grad, the result is the gradient after the hooks, unless the pass goes on from t
-// to another input: then it is the gradient before them, as in PyTorch. [Hook] says where fn runs.
-// Do not register a hook while a backward pass that uses t is under way.
+// RegisterHook registers fn. Backward and [Grad] call fn with the gradient of t each time that they
+// have computed it, before they use it. The gradient has t's shape, dtype and device. If fn returns
+// a tensor, it replaces the gradient and must have the same shape, dtype and device. Hooks of a
+// tensor run in the order of registration.
+//
+// t must require gradients. It may be a leaf or a result. For a leaf, a hook gets the gradient of
+// each pass before it is accumulated. If t itself is an input of Grad, the result is the gradient
+// after the hooks. If the pass continues from t to another input, the result is the gradient before
+// them, as in PyTorch. [Hook] documents where fn runs. Do not register a hook during a backward
+// pass that uses t.
 //
 //	clip := func(g *torch.Tensor) (*torch.Tensor, error) { return g.Clamp(-1, 1), nil }
 //	hook, err := w.RegisterHook(clip)
@@ -71,10 +76,10 @@ func (t *Tensor) RegisterHook(fn func(gradient *Tensor) (*Tensor, error)) (*Hook
 	})
 }
 
-// RegisterPostAccumulateGradHook registers fn, which Backward calls with t after each time that it
-// has added to t's gradient; t.Grad() inside of fn returns the sum. t is a leaf that requires
-// gradients. [Grad] accumulates nothing, and does not call fn. [Hook] says where fn runs. In fn
-// Backward is an error, because the pass holds the lock of t's gradient; Grad is possible.
+// RegisterPostAccumulateGradHook registers fn. Backward calls fn with t each time after it has
+// added to t's gradient. Inside of fn, t.Grad() returns the sum. t must be a leaf that requires
+// gradients. [Grad] accumulates nothing, and does not call fn. [Hook] documents where fn runs. In
+// fn, Backward is an error, because the pass holds the lock of t's gradient. Grad is possible.
 //
 //	hook, err := w.RegisterPostAccumulateGradHook(func(w *torch.Tensor) error {
 //		return w.NoGrad().Sub_(w.Grad().MulScalar(0.1)).Err() // a step of SGD inside of Backward
@@ -104,11 +109,12 @@ func (t *Tensor) register(op string, add func(*capi.Tensor, capi.Callback) (*cap
 	return h, nil
 }
 
-// QueueCallback makes the backward pass that calls the calling hook, or the calling backward of a
-// [Function], call fn at its end: all gradients are accumulated, and ordered on the streams that
-// are current for the caller of Backward, which are current in fn too. Callbacks run in the order
-// of their registration. fn's error, or its panic, is that of Backward. A pass that fails does not
-// call fn. Outside of a backward pass QueueCallback is an error. [Hook] says where fn runs.
+// QueueCallback registers fn to run at the end of a backward pass. It must be called from a hook,
+// or from the Backward of a [Function], of that pass. When fn runs, all gradients are accumulated.
+// They are ordered on the streams that are current for the caller of Backward, and these streams
+// are current in fn too. Callbacks run in the order of their registration. Backward returns fn's
+// error or panic. A pass that fails does not call fn. Outside of a backward pass QueueCallback
+// returns an error. [Hook] documents where fn runs.
 func QueueCallback(fn func() error) error {
 	if fn == nil {
 		return opError("QueueCallback", nil, invalid("the callback is nil"))

@@ -16,8 +16,8 @@ const (
 )
 
 // Interval selects the elements of a dimension between two positions in [Tensor.Index]. It is made
-// by Range, From and Until. Negative positions count from the end, and positions beyond the ends
-// are those of the ends.
+// by Range, From and Until. Negative positions count from the end. Positions beyond the ends are
+// clamped to the ends.
 type Interval struct{ start, stop, step int64 }
 
 // Range selects the elements from start to before stop; Python's start:stop.
@@ -29,7 +29,7 @@ func From(start int64) Interval { return Interval{start, math.MaxInt64, 1} }
 // Until selects the elements before stop; Python's :stop.
 func Until(stop int64) Interval { return Interval{0, stop, 1} }
 
-// Step selects every n-th of the interval's elements, beginning with the first. n must be positive.
+// Step selects every n-th of the interval's elements, starting with the first. n must be positive.
 func (i Interval) Step(n int64) Interval {
 	i.step = n
 	return i
@@ -66,20 +66,21 @@ func (t *Tensor) At(positions ...int64) *Tensor {
 //	x.Index(torch.All, []int{2, 0}, torch.NewAxis)
 //
 // Without tensors and lists the result is a view: x.Index(0).Fill_(1) changes x. With them it is a
-// copy. Tensors of integers are broadcast together; their dimensions come first if other indices
-// stand between them, else in place of theirs. A mask selects the elements where it is true, and
-// the size of the result waits for the mask to be computed, on a GPU too. So does a tensor of one
-// integer without dimensions, whose value is read.
+// copy. Tensors of integers are broadcast together. Their dimensions come first in the result if
+// other indices are between them, and otherwise replace the indexed dimensions. A mask selects the
+// elements where it is true. The size of the result depends on the mask, so Index waits for the
+// mask to be computed, on a GPU too. It also waits for a tensor of one integer without dimensions,
+// and reads its value.
 func (t *Tensor) Index(indices ...any) *Tensor { return t.index("Index", indices) }
 
-// SetIndex_ works in place: the elements that the indices of [Tensor.Index] select become value, a
-// *Tensor whose shape is broadcast to theirs, or a number (int, int64, float64, bool, complex128).
-// It is Python's t[...] = value:
+// SetIndex_ works in place: it writes value to the elements that the indices of [Tensor.Index]
+// select. value is a *Tensor whose shape broadcasts to theirs, or a number (int, int64, float64,
+// bool, complex128). It is Python's t[...] = value:
 //
 //	x.SetIndex_(0, torch.All, torch.From(1)) // x[:, 1:] = 0
 //	x.SetIndex_(1, mask)                     // x[mask] = 1
 //
-// Where indices name an element more than once, one of the values stays.
+// If indices name an element more than once, the element gets one of the values.
 func (t *Tensor) SetIndex_(value any, indices ...any) *Tensor {
 	const op = "SetIndex_"
 	s := selection{op: op, x: t}
@@ -117,8 +118,8 @@ func (t *Tensor) index(op string, indices []any) *Tensor {
 	return result
 }
 
-// selection is an index operation under way: x is t after the indices so far, but for tensors,
-// which apply to it together at the end.
+// selection is a running index operation. x is t after the indices so far, except for tensors,
+// which are applied to it together at the end.
 type selection struct {
 	op      string
 	x       *Tensor
@@ -131,14 +132,14 @@ func (s *selection) fail(err error) *Tensor {
 	return failed(opErrorOnce(s.op, []*Tensor{s.x}, err))
 }
 
-// close frees the intermediate results: those without a scope would stay.
+// close frees the intermediate results. Those without a scope would not be freed otherwise.
 func (s *selection) close() {
 	for _, t := range s.made {
 		t.Close()
 	}
 }
 
-// own notes an intermediate result.
+// own records an intermediate result.
 func (s *selection) own(t *Tensor) *Tensor {
 	s.made = append(s.made, t)
 	return t
@@ -267,8 +268,8 @@ func (s *selection) tensor(i int, t *Tensor) (any, int, error) {
 	return t, 1, nil
 }
 
-// record notes a tensor that indexes x from the dimension on, and returns the number of dimensions
-// that it takes.
+// record records a tensor that indexes x from the dimension on, and returns the number of
+// dimensions that it takes.
 func (s *selection) record(dim int64, t *Tensor) int64 {
 	if s.tensors == nil {
 		s.tensors = map[int64]*Tensor{}
@@ -285,7 +286,7 @@ func (s *selection) record(dim int64, t *Tensor) int64 {
 }
 
 // positions returns the list of indices of LibTorch's index operators. A mask of several dimensions
-// stands there once.
+// is listed once.
 func (s *selection) positions() []*Tensor {
 	var list []*Tensor
 	for dim, found := int64(0), 0; found < len(s.tensors); dim++ {
@@ -330,7 +331,7 @@ func (s *selection) trimmed(v *Tensor) *Tensor {
 	return s.own(v.View(shape[n:]...))
 }
 
-// anyInteger returns the value of any integer type but uintptr.
+// anyInteger returns the value of any integer type except uintptr.
 func anyInteger(v any) (int64, bool) {
 	switch v := v.(type) {
 	case int8:

@@ -6,12 +6,12 @@ import (
 )
 
 // CopyPeer copies every src[i] to dst[i] between two GPUs on two named streams: the destinations
-// are on dstStream's device, the sources on srcStream's. Pairs must have the same shape and dtype;
-// otherwise CopyPeer returns an error and enqueues nothing.
+// are on dstStream's device, the sources on srcStream's. Pairs must have the same shape and dtype.
+// Otherwise CopyPeer returns an error and enqueues nothing.
 //
 // The copies run on srcStream, after all work that both streams have queued so far. Work that is
 // queued on either stream from now on starts after the copies. The host does not wait. For a copy
-// beside compute, neither stream may be the compute stream, and srcStream must not be the default
+// during compute, neither stream may be the compute stream, and srcStream must not be the default
 // stream, because the driver orders default streams against the work of both devices:
 //
 //	side0.Wait(compute0)                          // src is computed there

@@ -36,12 +36,12 @@ func (t *Tensor) LogValue() slog.Value {
 //	[[ 1.0000, -2.5000,  0.0000],
 //	 [ 0.1000, 12.0000,     nan]]
 //
-// %v and %s print floats with four digits after the point, with an exponent if they differ much,
-// and of a tensor of more than 1000 elements the first and last three of each dimension. %.2v
-// prints two digits, %+v all elements. %f, %e and %g print floats in that notation: %.3g. A failed
-// tensor prints its error.
+// %v and %s print floats with four digits after the point, and with an exponent if they differ
+// much. Of a tensor of more than 1000 elements they print the first and last three of each
+// dimension. %.2v prints two digits, %+v all elements. %f, %e and %g print floats in that notation:
+// %.3g. A failed tensor prints its error.
 //
-// The values are read: of a GPU's tensor, the call waits for the work that computes them, so do not
+// Format reads the values. For a GPU's tensor it waits for the work that computes them, so do not
 // print in a loop that keeps a GPU busy. Package log/slog prints a tensor without its values, and
 // does not wait (see [Tensor.LogValue]).
 func (t *Tensor) Format(f fmt.State, verb rune) {
@@ -184,8 +184,8 @@ func (p *printer) format(x *Tensor) error {
 	}
 }
 
-// floats formats numbers, and sets their width. Zeros, infinities and NaN have no part in the
-// choice of the notation and the width.
+// floats formats numbers, and sets their width. Zeros, infinities and NaN do not affect the choice
+// of the notation and the width.
 func (p *printer) floats(values []float64) []string {
 	smallest, largest, whole := math.Inf(1), 0.0, true
 	counts := make([]bool, len(values))
@@ -223,7 +223,8 @@ func (p *printer) floats(values []float64) []string {
 	return p.values
 }
 
-// pad sets the width to that of the widest value that counts (nil: all), and pads narrower values.
+// pad sets the width to the width of the widest value that counts (nil: all), and pads narrower
+// values.
 func (p *printer) pad(counts []bool) {
 	p.width = 1
 	for i, s := range p.values {

@@ -111,11 +111,11 @@ func Memory[T Element](t *Tensor) ([]T, error) {
 	return values, err
 }
 
-// Bytes returns the memory of a contiguous CPU tensor (Contiguous or ChannelsLast) without copying,
-// after the copies into the tensor that are under way. It does not see copies that begin later:
-// writes to the slice change the tensor. The slice is valid until the tensor, and everything that
-// shares its storage, is closed. The caller must keep the tensor reachable until then; defer
-// t.Close() does so.
+// Bytes returns the memory of a contiguous CPU tensor (Contiguous or ChannelsLast) without copying.
+// It first waits for running copies into the tensor. Later copies are not ordered with it. Writes
+// to the slice change the tensor. The slice is valid until the tensor, and everything that shares
+// its storage, is closed. The caller must keep the tensor reachable until then; defer t.Close()
+// does so.
 func (t *Tensor) Bytes() ([]byte, error) {
 	var b []byte
 	err := t.use("Bytes", func(c *capi.Tensor) (err error) {
@@ -135,8 +135,8 @@ func (t *Tensor) ReadBytes(dst []byte) error {
 type CopyOptions struct {
 	// NonBlocking returns without waiting where the hardware allows: between pinned host memory and
 	// a GPU, with the same dtype, both contiguous. The source must then stay unchanged until the
-	// copy is done. Whatever reads a tensor on the host through this package (Float32s, Bytes, an
-	// operator) waits for the copies into it; a slice from before the copy shows it when it is
+	// copy is done. Host reads of a tensor through this package (Float32s, Bytes, an operator) wait
+	// for the copies into it. A slice from before the copy shows the new values when the copy is
 	// done.
 	NonBlocking bool
 }
@@ -155,7 +155,7 @@ func (t *Tensor) CopyFrom(src *Tensor, o CopyOptions) error {
 }
 
 // Pointer returns the address of the first element, on the host or on the device, for libraries
-// that take addresses. It is valid as long as the slice of [Tensor.Bytes].
+// that need addresses. It is valid as long as the slice of [Tensor.Bytes].
 func (t *Tensor) Pointer() (uintptr, error) {
 	var p uintptr
 	err := t.use("Pointer", func(c *capi.Tensor) (err error) {

@@ -15,8 +15,8 @@ import (
 // among its operands (the scope created last), so a scope travels with the data that is computed
 // from its tensors. Any number of goroutines may use one scope.
 //
-// The garbage collector closes a scope that becomes unreachable, with all its tensors, before it
-// was closed; [Caught] counts its tensors.
+// If a scope becomes unreachable before it was closed, the garbage collector closes it with all its
+// tensors, and [Caught] counts these.
 type Scope struct {
 	s       *scopeState
 	cleanup runtime.Cleanup
@@ -27,8 +27,8 @@ type Scope struct {
 	outer *Scope                    // of a Tidy: the scope of its result
 }
 
-// scopeState is the part of a Scope that the cleanup needs. It has no reference to the Scope, which
-// would keep the Scope alive for ever.
+// scopeState is the part of a Scope that the cleanup needs. It has no reference to the Scope,
+// because that would keep the Scope alive for ever.
 type scopeState struct {
 	made   origin.Origin
 	name   string
@@ -49,7 +49,7 @@ type adopted struct {
 }
 
 // scopeChunk holds handles. Handles and their Tensors are allocated in chunks, so that joining a
-// scope needs no allocation of its own.
+// scope needs no separate allocation.
 type scopeChunk [32]handle
 
 // scopesBorn numbers the scopes of the process in the order of their creation; youngest compares
@@ -204,8 +204,8 @@ func (s *Scope) adopt(t *Tensor) {
 	state.adopted = append(state.adopted, adopted{t.h, t.more})
 }
 
-// grow starts a new chunk. Where the list of chunks has to grow too, it drops chunks whose tensors
-// are all closed first, so that a long-lived scope whose tensors are closed individually does not
+// grow starts a new chunk. If the list of chunks has to grow too, it first drops chunks whose
+// tensors are all closed, so that a long-lived scope whose tensors are closed individually does not
 // grow.
 func (s *scopeState) grow() {
 	if len(s.chunks) == cap(s.chunks) {
@@ -224,7 +224,7 @@ func (c *scopeChunk) isClosed() bool {
 	return true
 }
 
-// caught closes a scope that the garbage collector has found, to which no reference is left.
+// caught closes a scope that the garbage collector has found unreachable.
 func (s *scopeState) caught() {
 	s.made.Leaked()
 	for i, chunk := range s.chunks {

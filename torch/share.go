@@ -14,9 +14,9 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// Shared is a tensor whose memory other processes of the machine use: the owner's side. The owner
-// gives a [SharedHandle] to the other process, in whatever way, and that process calls
-// [OpenShared]. Nothing is copied then, and each process sees the changes of the others.
+// Shared is the owner's side of a tensor whose memory other processes of the machine use. The owner
+// passes a [SharedHandle] to the other process by any channel, and that process calls [OpenShared].
+// Nothing is copied, and each process sees the changes of the others.
 //
 //	s, err := torch.Share(x)          // the owner
 //	bytes, err := s.Handle().MarshalBinary()
@@ -27,14 +27,14 @@ import (
 //	...
 //	err = s.Wait(ctx)                 // the owner: waits for y.Close(), and closes s
 //
-// The processes must run as the same user and see each other's process numbers, and for a GPU's
-// memory both must see the GPU. They trust each other: each can write to the memory at any time.
+// The processes must run as the same user and see each other's process numbers. For a GPU's memory
+// both must see the GPU. They trust each other: each can write to the memory at any time.
 //
-// The owner must outlive its users. Close refuses while another process uses the memory, and a
-// process that ends, however it ends, uses it no longer. If the owner ends first, memory of the
-// host stays valid in the processes that have opened it, and that of a GPU may not:
-// [SharedHandle.Check] says that the owner has gone. A Shared that becomes unreachable before its
-// Close keeps the memory of a GPU for ever, since nobody would ask whether it is in use.
+// The owner must outlive its users. Close refuses while another process uses the memory. A process
+// that ends, however it ends, no longer uses it. If the owner ends first, host memory stays valid
+// in the processes that have opened it, but a GPU's memory may not: [SharedHandle.Check] reports
+// that the owner has gone. A Shared that becomes unreachable before its Close keeps a GPU's memory
+// for ever, since nothing would check whether it is in use.
 //
 // Any number of goroutines may use a Shared at once.
 type Shared struct {
@@ -51,12 +51,13 @@ type Shared struct {
 
 // Share makes the tensor's memory usable by other processes.
 //
-// A GPU's tensor is shared as it is, and stays in memory until the Close of the Shared. Processes
-// that open it come after the work so far of the current stream: see [Shared.Ready]. LibTorch hands
-// out parts of larger allocations, and the other process maps the whole allocation that the tensor
-// lies in. It must not lie in an expandable segment (cuda.ConfigureAllocator).
+// A GPU's tensor is shared without a copy, and stays in memory until the Close of the Shared. The
+// work of processes that open it is ordered after the work so far of the current stream: see
+// [Shared.Ready]. LibTorch hands out parts of larger allocations, and the other process maps the
+// whole allocation that contains the tensor. The tensor must not be in an expandable segment
+// (cuda.ConfigureAllocator).
 //
-// Of a tensor on the CPU Share makes a contiguous copy in shared memory, which [Shared.Tensor]
+// For a tensor on the CPU, Share makes a contiguous copy in shared memory, which [Shared.Tensor]
 // returns.
 //
 // Share refuses, with cuda.ErrInvalidArgument, tensors without elements, tensors of a slot, whose
@@ -161,8 +162,8 @@ func (s *Shared) shareDevice(t *Tensor, c *capi.Tensor, d cuda.Device) (err erro
 	return err
 }
 
-// Tensor returns the tensor in shared memory: of a GPU the shared one, on the CPU the copy. It is
-// valid until the Close of the Shared, which owns it.
+// Tensor returns the tensor in shared memory: on a GPU the shared tensor itself, on the CPU the
+// copy. The Shared owns it. It is valid until the Close of the Shared.
 func (s *Shared) Tensor() *Tensor {
 	if s == nil {
 		return failed(invalid("the Shared is nil"))
@@ -192,10 +193,10 @@ func (s *Shared) open() bool {
 	return s.control != nil
 }
 
-// Ready says that the values are written when the work so far of the current stream of the tensor's
-// GPU is done: processes that call [OpenShared] from now on read on their streams after it. Share
-// calls it first. It orders nothing for those that have opened the tensor: share an event with them
-// (cuda.EventOptions.Interprocess). On the CPU it does nothing.
+// Ready declares that the values are written when the work so far of the current stream of the
+// tensor's GPU is done. Processes that call [OpenShared] from now on read on their streams after
+// it. Share calls it first. It orders nothing for processes that have already opened the tensor:
+// share an event with them (cuda.EventOptions.Interprocess). On the CPU it does nothing.
 func (s *Shared) Ready() error {
 	if s == nil || s.tensor == nil {
 		return invalid("the Shared is nil or zero: make it with Share")
@@ -210,8 +211,8 @@ func (s *Shared) Ready() error {
 	return s.ready.Record(stream)
 }
 
-// InUse reports whether a process has the tensor open: a tensor of [OpenShared], or what shares its
-// memory, is not closed, or work on a GPU that uses it is not done.
+// InUse reports whether a process has the tensor open. This is so while a tensor of [OpenShared],
+// or anything that shares its memory, is not closed, or GPU work that uses it is not done.
 func (s *Shared) InUse() (bool, error) {
 	if s == nil {
 		return false, ErrClosed
@@ -251,10 +252,10 @@ func (s *Shared) Close() error {
 	return nil
 }
 
-// drop closes what s has. The caller holds mu, or nobody else has s.
+// drop releases s's resources. The caller holds mu or is the only owner of s.
 func (s *Shared) drop() {
 	if s.control != nil {
-		s.control.Close() // which gives up the owner's lock
+		s.control.Close() // which releases the owner's lock
 		s.control = nil
 	}
 	if s.tensor != nil {
@@ -267,7 +268,7 @@ func (s *Shared) drop() {
 	s.ready.Close()
 }
 
-// Wait waits until no process has the tensor open, and closes the Shared. It looks every few
+// Wait waits until no process has the tensor open, and closes the Shared. It checks every few
 // milliseconds. If ctx ends first, it returns the context's error, and the Shared stays open.
 func (s *Shared) Wait(ctx context.Context) error {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -283,14 +284,14 @@ func (s *Shared) Wait(ctx context.Context) error {
 }
 
 // OpenShared returns a tensor over the memory of another process's [Shared]. The caller owns the
-// tensor; the owner's Shared counts it as a use until it and everything that shares its memory is
-// closed.
+// tensor. The owner's Shared counts it as a use until the tensor and everything that shares its
+// memory is closed.
 //
-// A GPU's tensor is on the same GPU, whatever its index here. Work that is queued on the current
-// stream from now on comes after the owner's [Shared.Ready]. The use lasts until the work so far,
-// at the tensor's end, of the stream that is current now is done, and of those of
-// [Tensor.RecordStream]. The owner cannot open its own GPU's tensor. In a captured function
-// OpenShared returns cuda.ErrCapture.
+// A GPU's tensor is on the same GPU, which may have another index here. Work that is queued on the
+// current stream from now on comes after the owner's [Shared.Ready]. When the tensor ends, the use
+// lasts until the work so far is done on two sets of streams: the stream that is current now, and
+// the streams of [Tensor.RecordStream]. The owner cannot open its own GPU's tensor. In a captured
+// function OpenShared returns cuda.ErrCapture.
 //
 // The error matches [ErrClosed] if the owner has closed the Shared, or has ended.
 func OpenShared(h SharedHandle) (*Tensor, error) {
@@ -328,7 +329,7 @@ func openShared(h *sharedHandle) (*capi.Tensor, error) {
 	return c, err
 }
 
-// openDevice takes the descriptor if it succeeds.
+// openDevice takes ownership of the descriptor if it succeeds.
 func openDevice(h *sharedHandle, d cuda.Device, file int) (*capi.Tensor, error) {
 	ready, err := cuda.ImportEvent(d, h.event)
 	if err != nil {

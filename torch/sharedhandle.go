@@ -11,26 +11,25 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// SharedHandle names a tensor that another process shares: a value that processes pass to each
-// other as bytes. It is no secret that protects the memory: the operating system does, by the
-// user.
+// SharedHandle names a tensor that another process shares. It is a value that processes pass to
+// each other as bytes. It is not a secret: the operating system protects the memory, by the user.
 type SharedHandle struct{ h sharedHandle }
 
 type sharedHandle struct {
 	pid, fd int32    // of the owner, and of its control file there
-	nonce   [16]byte // in the control file, since numbers of processes and files are used again
+	nonce   [16]byte // in the control file, since process and file numbers are reused
 	dtype   int32
 	size    []int64
 	stride  []int64
 	gpu     bool
 	// Of a GPU's tensor:
 	uuid   [16]byte
-	offset int64 // in bytes, from the allocation's begin
+	offset int64 // in bytes, from the start of the allocation
 	memory capi.IPCHandle
 	event  cuda.EventHandle
 }
 
-// handleMagic begins the bytes of a handle. It changes with their format.
+// handleMagic starts the bytes of a handle. It changes with their format.
 const handleMagic = "tsshare1"
 
 const maxSharedDims = 64 // as of LibTorch
@@ -60,8 +59,8 @@ func (h SharedHandle) MarshalBinary() ([]byte, error) {
 	return order.AppendUint32(b, crc32.ChecksumIEEE(b)), nil
 }
 
-// UnmarshalBinary sets the handle to that of the bytes, which MarshalBinary has made. It returns
-// cuda.ErrInvalidArgument for other bytes, and then changes nothing.
+// UnmarshalBinary sets the handle from the bytes of MarshalBinary. For other bytes it returns
+// cuda.ErrInvalidArgument and changes nothing.
 func (h *SharedHandle) UnmarshalBinary(b []byte) error {
 	order := binary.LittleEndian
 	const fixed = len(handleMagic) + 4 + 4 + 16 + 3
@@ -110,7 +109,7 @@ func (h *SharedHandle) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// check refuses what no Share has made.
+// check refuses values that Share never makes.
 func (h *sharedHandle) check() error {
 	switch {
 	case h.pid <= 0:
@@ -150,8 +149,9 @@ func (h SharedHandle) String() string {
 	return fmt.Sprintf("handle of %v%v%s in process %d", DType(h.h.dtype), h.h.size, where, h.h.pid)
 }
 
-// Check reports whether the owner still shares the tensor. The error matches [ErrClosed] if it has
-// closed the Shared, or has ended: of a GPU, tensors of OpenShared must then not be used any more.
+// Check reports whether the owner still shares the tensor. The error matches [ErrClosed] if the
+// owner has closed the Shared, or has ended. In that case a GPU's tensors of OpenShared must not be
+// used any more.
 func (h SharedHandle) Check() error {
 	if err := h.h.check(); err != nil {
 		return err

@@ -90,7 +90,7 @@ func (t *Tensor) use(op string, fn func(c *capi.Tensor) error) error {
 	return err
 }
 
-// info serves methods that cannot return an error.
+// info implements methods that cannot return an error.
 func (t *Tensor) info() (i capi.TensorInfo, ok bool) {
 	c, err := t.acquire()
 	if err != nil {
@@ -154,9 +154,9 @@ func (t *Tensor) Device() cuda.Device {
 	return cuda.Device(i.Device)
 }
 
-// DevicesAndDTypes returns the device and the dtype of each tensor. It asks LibTorch once, where
-// [Tensor.Device] and [Tensor.DType] ask once each. It fails if a tensor failed, is closed or is
-// nil.
+// DevicesAndDTypes returns the device and the dtype of each tensor. It makes one call to LibTorch
+// for all tensors, unlike [Tensor.Device] and [Tensor.DType]. It fails if a tensor failed, is
+// closed or is nil.
 func DevicesAndDTypes(tensors ...*Tensor) ([]cuda.Device, []DType, error) {
 	numbers := make([]int32, 2*len(tensors))
 	devices, dtypes := numbers[:len(tensors)], numbers[len(tensors):]
@@ -197,7 +197,7 @@ func (t *Tensor) Scope() *Scope {
 	return t.scope
 }
 
-// Close frees the tensor; if operators are using the tensor, the last of them frees it. Close also
+// Close frees the tensor. If operators are using the tensor, the last of them frees it. Close also
 // closes the handles that NoGrad, Autocast, Numerics and their opposites made from t. It does not
 // affect other references (Keep, In, views, autograd's). A tensor may be closed before its scope.
 // Closing a failed, nil or closed tensor does nothing. The error is always nil: it makes Tensor an
@@ -213,7 +213,7 @@ func (t *Tensor) Close() error {
 	return nil
 }
 
-// Keep returns a handle to the same tensor that no scope owns; the caller must close it. t itself
+// Keep returns a handle to the same tensor that no scope owns. The caller must close it. t itself
 // still ends with its scope.
 //
 // Keep refuses memory that its owner refills, such as the fields of a prefetcher's batch and their
@@ -233,19 +233,20 @@ func (t *Tensor) Keep() *Tensor {
 	return t.reference("Keep", nil)
 }
 
-// Lend marks the tensor's memory, which its views share, as refilled by its owner: Keep then
+// Lend marks the tensor's memory, which its views share, as refilled by its owner. Keep then
 // refuses such tensors. It is for packages that reuse memory, as prefetcher does. The mark ends
 // with the memory, or with Lend(false).
 func (t *Tensor) Lend(lent bool) error {
 	return t.use("Lend", func(c *capi.Tensor) error { return capi.SetLent(c, lent) })
 }
 
-// In returns a handle to the same tensor that the scope s owns. A tensor of a constructor, of Keep,
-// or of another scope stays as it is, and so does a parameter (see [Tensor.SetRequiresGrad]).
+// In returns a handle to the same tensor that the scope s owns. The ownership of t does not change
+// if it is a tensor of a constructor, of Keep, or of another scope, or a parameter (see
+// [Tensor.SetRequiresGrad]).
 //
 // A result of an operator that no scope owns ends with s too, because nothing else would close it:
-// w.Narrow(0, 0, n).In(s) leaves nothing behind. To use such a result after the end of s, own it by
-// a scope that lives longer before the first In:
+// w.Narrow(0, 0, n).In(s) leaves nothing behind. To use such a result after the end of s, give it
+// to a longer-lived scope before the first In:
 //
 //	mask = program.Own(ones.Tril(0)) // not mask := ones.Tril(0)
 //
@@ -296,18 +297,18 @@ func (t *Tensor) NoGrad() *Tensor { return t.mark("NoGrad", 0, noGrad) }
 func (t *Tensor) EnableGrad() *Tensor { return t.mark("EnableGrad", noGrad, 0) }
 
 // Autocast returns a marked handle to the same tensor, with the same owner. Operators with a marked
-// operand run under LibTorch's autocast, and mark their results: products and convolutions cast
-// their float32 operands to dtype, which is [BFloat16] or [Float16]; losses, norms and other
-// operators that need range or precision cast to float32; the rest runs in its operands' dtype.
-// The lists of operators are PyTorch's for torch.autocast, on the CPU and on a GPU. Autocast makes
-// no call to LibTorch.
+// operand run under LibTorch's autocast, and mark their results. Products and convolutions cast
+// their float32 operands to dtype, which is [BFloat16] or [Float16]. Losses, norms and other
+// operators that need range or precision cast to float32. Other operators run in their operands'
+// dtype. The lists of operators are PyTorch's for torch.autocast, on the CPU and on a GPU. Autocast
+// makes no call to LibTorch.
 //
 //	loss := net.Forward(batch.Images.Autocast(torch.BFloat16)).CrossEntropy(batch.Labels)
 //	err := loss.Backward()
 //
-// Parameters stay float32 and get float32 gradients; only casts of them are of lower precision.
-// Unlike PyTorch, an operator keeps no cast for the next one, so a weight that a forward pass uses
-// several times is cast as often, and its gradients are added in float32; [ParameterCasts] casts
+// Parameters stay float32 and get float32 gradients. Only casts of them are of lower precision.
+// Unlike PyTorch, an operator keeps no cast for the next one. So a weight that a forward pass uses
+// several times is cast as often, and its gradients are added in float32. [ParameterCasts] casts
 // the weights of a pass once. Backward runs each operator in the dtypes of its forward pass,
 // outside of autocast. Float16 needs a scaled loss: see GradScaler in package optim. Operands of
 // one operator that are marked with different dtypes are an error.
@@ -320,7 +321,7 @@ func (t *Tensor) Autocast(dtype DType) *Tensor {
 		as = autocastFloat16
 	default:
 		if t.Err() != nil {
-			return t.mark("Autocast", 0, 0) // its own error comes first
+			return t.mark("Autocast", 0, 0) // t's own error comes first
 		}
 		return failed(opError("Autocast", []*Tensor{t}, invalid("to %v: give BFloat16 or Float16, or end autocast with NoAutocast", dtype)))
 	}

@@ -2,17 +2,17 @@ package torch
 
 import "github.com/torchstream/torchstream/internal/capi"
 
-// Tidy calls fn with handles to the tensors of in, and returns its result as a handle of its own,
-// which joins the youngest scope among in as an operator's result does (TensorFlow.js's tidy). All
-// other tensors that fn computes from these handles end when fn returns. Autograd keeps what the
-// backward pass needs, so a layer whose forward pass is in a Tidy holds the memory that it holds in
+// Tidy calls fn with handles to the tensors of in, and returns its result as a new handle, which
+// joins the youngest scope among in like an operator's result (TensorFlow.js's tidy). All other
+// tensors that fn computes from these handles end when fn returns. Autograd keeps the tensors that
+// the backward pass needs. So a layer whose forward pass is in a Tidy uses as much memory as in
 // Python, where locals end with their function:
 //
 //	func (b *Block) Forward(x *torch.Tensor) *torch.Tensor {
 //		return torch.Tidy(b.forward, x)
 //	}
 //
-// A tensor that fn leaves elsewhere, such as in a field, is closed too: Keep it there. Tidy makes
+// A tensor that fn stores elsewhere, such as in a field, is closed too: Keep it there. Tidy makes
 // no call to the device, and does not wait.
 func Tidy(fn func(in ...*Tensor) *Tensor, in ...*Tensor) *Tensor {
 	scope := newScope("torch.Tidy")
