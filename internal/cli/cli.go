@@ -1,8 +1,8 @@
-// Package cli is the command line of this project's programs: commands, options that several
-// commands have, help, messages for mistakes, and exit statuses.
+// Package cli implements the command lines of this project's programs: commands, options that
+// several commands share, help, messages for mistakes, and exit statuses.
 //
-// The exit status is 0 when all is well, 1 when something failed or the command found something
-// bad, 2 when the command line was wrong, and interrupt.Status when the program was interrupted.
+// The exit status is 0 on success, 1 if something failed or the command found a problem, 2 if the
+// command line was wrong, and interrupt.Status if the program was interrupted.
 package cli
 
 import (
@@ -23,18 +23,18 @@ import (
 
 // Program is a program that runs one of its commands.
 type Program struct {
-	Name  string // of its file, such as "torchstream"
+	Name  string // of its executable, such as "torchstream"
 	About string // what it does, in a sentence
 	Commands
 }
 
-// Commands are the commands of a program, or those under one of its commands.
+// Commands lists the commands of a program, or the subcommands of a command.
 type Commands struct {
 	Kind string // "command" or "benchmark"
 	List []Command
 }
 
-// Command is one command of a program. It runs Run, or one of Under.
+// Command is one command of a program. It either calls Run or has subcommands in Under.
 type Command struct {
 	Name  string
 	Args  string // the arguments that it needs
@@ -68,8 +68,8 @@ func (p *Program) Run(ctx context.Context, args []string, stdout, stderr io.Writ
 	return 1
 }
 
-// find follows the names at the front of args into the commands that have others under them. It
-// returns the commands of the last name, the text in front of their names, and the arguments.
+// find descends through the command groups named at the start of args. It returns the last group's
+// commands, the text before their names, and the remaining arguments.
 func (p *Program) find(args []string) (from Commands, path string, rest []string) {
 	from, path, rest = p.Commands, p.Name, args
 	for len(rest) > 0 {
@@ -90,7 +90,7 @@ func (c Commands) named(name string) *Command {
 	return &c.List[i]
 }
 
-// hint names the help for a wrong command line.
+// hint tells the user which help to read after a wrong command line.
 func (p *Program) hint(args []string) string {
 	from, path, rest := p.find(args)
 	if name, _ := first(rest); from.named(name) != nil {
@@ -141,7 +141,7 @@ func (p *Program) help(ctx context.Context, args []string, stdout io.Writer) err
 	return p.dispatch(ctx, append(slices.Clone(args), "-h"), stdout, stdout)
 }
 
-// list prints the commands at a path: all of the program's, or those under one of them.
+// list prints the commands at a path: all commands of the program, or a command's subcommands.
 func (p *Program) list(of Commands, path string, w io.Writer) error {
 	var b strings.Builder
 	if path == p.Name {
@@ -158,7 +158,7 @@ func (p *Program) list(of Commands, path string, w io.Writer) error {
 	return err
 }
 
-// rows writes a line for each command of the path, and for each command under it.
+// rows writes a line for each command of the path, and for each of its subcommands.
 func (c Commands) rows(w io.Writer, path string) {
 	program, group, _ := strings.Cut(path, " ")
 	for _, c := range c.List {
@@ -178,8 +178,8 @@ func first(args []string) (string, []string) {
 	return args[0], args[1:]
 }
 
-// Main runs the command line of the process and ends it. After the first signal a command has grace
-// to end by itself.
+// Main runs the process's command line and exits. After the first signal a command has the duration
+// grace to end by itself.
 func (p *Program) Main(grace time.Duration) {
 	ctx, stop := interrupt.Context(grace)
 	status := p.Run(ctx, os.Args[1:], os.Stdout, os.Stderr)

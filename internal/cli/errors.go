@@ -10,16 +10,16 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// ErrFound is the error of a command that did its work and found something bad. The command has
-// reported what it found.
+// ErrFound is returned by a command that completed and found a problem. The command has already
+// reported it.
 var ErrFound = errors.New("something bad was found")
 
-// InterruptedError is the error of an interrupted command that says how to continue.
+// InterruptedError is returned by an interrupted command. Its message says how to continue.
 type InterruptedError struct{ Message string }
 
 func (e InterruptedError) Error() string { return e.Message }
 
-// UsageError is the error of a wrong command line.
+// UsageError reports a wrong command line.
 type UsageError struct{ Message string }
 
 func (e UsageError) Error() string { return e.Message }
@@ -29,17 +29,16 @@ func Usagef(format string, args ...any) error {
 	return UsageError{Message: fmt.Sprintf(format, args...)}
 }
 
-// SkippableError is the error of a command whose option -bad-samples would leave the bad sample
-// out.
+// SkippableError reports a bad sample that the command's option -bad-samples would leave out.
 type SkippableError struct{ Err error }
 
 func (e SkippableError) Error() string { return e.Err.Error() }
 
 func (e SkippableError) Unwrap() error { return e.Err }
 
-// Advised returns the text of an error of a command. That of a bad sample names the command that
-// removes it, in place of the options of package imageloader; that of an archive that is cut off
-// names the one that lists what is readable, unless that command has the error.
+// Advised returns the text of a command's error. For a bad sample, it names the command that
+// removes the sample instead of options of package imageloader. For a truncated archive, it names
+// the command that lists the readable part, unless that command itself failed.
 func Advised(err error, command string) string {
 	text := err.Error()
 	var damage *imageloader.ArchiveError
@@ -54,7 +53,7 @@ func Advised(err error, command string) string {
 	if !found {
 		return text
 	}
-	_, more, joined := strings.Cut(after, "\n") // the texts of errors.Join
+	_, more, joined := strings.Cut(after, "\n") // separator of errors.Join
 	if joined {
 		more = "\n" + more
 	}

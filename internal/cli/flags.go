@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// Flags returns the flag set of a command, whose help goes to stderr. line is a command line with
-// the arguments that the command needs, such as "torchstream inspect FILE".
+// Flags returns the flag set of a command. Its help is written to stderr. line is a command line
+// with the required arguments, such as "torchstream inspect FILE".
 func Flags(line, about string, stderr io.Writer) *flag.FlagSet {
 	_, command, _ := strings.Cut(line, " ")
 	command, _, _ = strings.Cut(command, " -")
@@ -34,7 +34,7 @@ func printOptions(set *flag.FlagSet, w io.Writer) {
 	set.PrintDefaults()
 	set.SetOutput(w)
 	for line := range strings.Lines(list.String()) {
-		if strings.HasPrefix(line, "    \t") { // of an explanation
+		if strings.HasPrefix(line, "    \t") { // part of an explanation
 			about.WriteString(line)
 			continue
 		}
@@ -44,8 +44,8 @@ func printOptions(set *flag.FlagSet, w io.Writer) {
 	fmt.Fprint(w, wrapped(about.String(), "        "))
 }
 
-// wrapped returns the words of a text in lines that begin with indent. A line has at most 100
-// characters, unless one word is longer.
+// wrapped splits the words of a text into lines that start with indent. A line has at most 100
+// characters, unless a word is longer.
 func wrapped(text, indent string) string {
 	const columns = 100
 	var b strings.Builder
@@ -69,10 +69,10 @@ func wrapped(text, indent string) string {
 	return b.String()
 }
 
-// OneOrMore is the number of arguments of a command that needs at least one.
+// OneOrMore, as a number of arguments, means at least one.
 const OneOrMore = -1
 
-// Parse reads a command's options and checks that want arguments are left. It refuses NaN and
+// Parse parses a command's options and requires want remaining arguments. It refuses NaN and
 // infinities, which package flag accepts and which pass most comparisons.
 func Parse(set *flag.FlagSet, args []string, want int) error {
 	if err := parseOptions(set, args); err != nil {
@@ -95,7 +95,7 @@ func Parse(set *flag.FlagSet, args []string, want int) error {
 	return UsageError{Message: miscounted(set, want)}
 }
 
-// miscounted says what is wrong with the number of arguments of a command, which is not want.
+// miscounted explains a number of arguments that differs from want.
 func miscounted(set *flag.FlagSet, want int) string {
 	if say := misplaced(set, want); say != "" {
 		return say
@@ -111,9 +111,8 @@ func miscounted(set *flag.FlagSet, want int) string {
 	}
 }
 
-// misplaced says what is probably meant by more arguments than a command takes: an archive without
-// its option, or options behind the arguments, where flag reads none. It returns "" if neither is
-// likely.
+// misplaced guesses the reason for excess arguments: an archive without its option, or options
+// after the arguments, which package flag does not parse. It returns "" if neither is likely.
 func misplaced(set *flag.FlagSet, want int) string {
 	quoted := printable.Names(set.Args())
 	_, argument, _ := strings.Cut(set.Name(), " ")
@@ -126,8 +125,8 @@ func misplaced(set *flag.FlagSet, want int) string {
 	return ""
 }
 
-// parseOptions reads a command's options. The list of all options is printed for -h alone: after a
-// mistake it would hide the message.
+// parseOptions parses a command's options. It prints the list of all options only for -h: after a
+// mistake the list would hide the message.
 func parseOptions(set *flag.FlagSet, args []string) error {
 	list, out := set.Usage, set.Output()
 	set.Usage = func() {}
@@ -155,8 +154,8 @@ func parseOptions(set *flag.FlagSet, args []string) error {
 	return UsageError{Message: message}
 }
 
-// refused says which value an option wants, in place of flag's message about one that it cannot
-// read.
+// refused says which value an option expects. It replaces flag's message about a value that flag
+// cannot parse.
 func refused(set *flag.FlagSet, message string) string {
 	invalid, rest, found := strings.Cut(message, "\" for ")
 	_, value, quoted := strings.Cut(invalid, " value \"")

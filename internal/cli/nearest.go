@@ -1,7 +1,6 @@
 package cli
 
-// Nearest returns the name that differs least from a text, or "" if all differ in more than a third
-// of it.
+// Nearest returns the name closest to text, or "" if every name differs in more than a third of it.
 func Nearest(names []string, text string) string {
 	found, least := "", max(1, len(text)/3)+1
 	for _, name := range names {
@@ -12,10 +11,10 @@ func Nearest(names []string, text string) string {
 	return found
 }
 
-// editDistance counts the insertions, deletions and substitutions of bytes, and the swaps of two
-// neighbours, that make one text the other (the optimal string alignment distance).
+// editDistance counts the insertions, deletions and substitutions of bytes, and the swaps of
+// adjacent bytes, that turn one text into the other (the optimal string alignment distance).
 func editDistance(a, b string) int {
-	// table[i][j] is the distance of the first i bytes of a and the first j bytes of b.
+	// table[i][j] is the distance between the first i bytes of a and the first j bytes of b.
 	table := make([][]int, len(a)+1)
 	for i := range table {
 		table[i] = make([]int, len(b)+1)

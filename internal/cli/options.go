@@ -19,13 +19,13 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The values of -size of commands that train: pixels of an image's side.
+// Limits of -size in commands that train: an image's side in pixels.
 const (
 	MinSize = 32
-	MaxSize = 28672 // evaluations resize images to 8/7 of it, 32768, package transform's maximum
+	MaxSize = 28672 // evaluations resize images to 8/7 of this: 32768, package transform's maximum
 )
 
-// CheckSize refuses a value of -size that is less than least, or that no evaluation takes.
+// CheckSize refuses a -size that is less than least, or too large for an evaluation.
 func CheckSize(size, least int) error {
 	if size < least || size > MaxSize {
 		return Usagef("-size %d: must be from %d to %d, the pixels of an image's side", size, least, MaxSize)
@@ -33,7 +33,7 @@ func CheckSize(size, least int) error {
 	return nil
 }
 
-// ParseDecode reads -decode.
+// ParseDecode parses -decode.
 func ParseDecode(name string) (prefetcher.Decode, error) {
 	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto, "device": prefetcher.Device}[name]
 	if !known {
@@ -42,7 +42,7 @@ func ParseDecode(name string) (prefetcher.Decode, error) {
 	return where, nil
 }
 
-// DecodeSMsHelp explains -decode-sms.
+// DecodeSMsHelp is the help text of -decode-sms.
 const DecodeSMsHelp = "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)"
 
 // CheckSMs checks -decode-sms.
@@ -53,7 +53,7 @@ func CheckSMs(sms int, decode prefetcher.Decode) error {
 	return nil
 }
 
-// ParseDevice reads -device.
+// ParseDevice parses -device.
 func ParseDevice(name string) (cuda.Device, error) {
 	if name == "cpu" {
 		return cuda.CPU, nil
@@ -75,8 +75,8 @@ func ParseDevice(name string) (cuda.Device, error) {
 	return cuda.Device(n), nil
 }
 
-// PickDevice is ParseDevice, where "" selects the first GPU, or the CPU without one. It returns an
-// error without LibTorch, which the CPU needs too.
+// PickDevice is like ParseDevice, but "" selects the first GPU, or the CPU if there is none.
+// Without LibTorch it returns an error, since the CPU needs LibTorch too.
 func PickDevice(name string) (cuda.Device, error) {
 	device := cuda.CPU
 	if name != "" {
@@ -90,7 +90,7 @@ func PickDevice(name string) (cuda.Device, error) {
 	return device, capi.Check()
 }
 
-// DeviceName returns the name of a GPU's model, or "cpu".
+// DeviceName returns a GPU's model name, or "cpu".
 func DeviceName(d cuda.Device) (string, error) {
 	if d == cuda.CPU {
 		return d.String(), nil
@@ -99,7 +99,7 @@ func DeviceName(d cuda.Device) (string, error) {
 	return properties.Name, err
 }
 
-// ReadingProgress shows how far a file has been read, on a terminal only.
+// ReadingProgress shows the progress of reading a file, on a terminal only.
 func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), done func()) {
 	f, ok := stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -113,19 +113,19 @@ func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), don
 	}, func() { bar.Finish() }
 }
 
-// ArchiveKinds says what a command takes as an archive.
+// ArchiveKinds lists the kinds of archives that commands accept.
 const ArchiveKinds = "a .tar, .tgz or .tar.zst, a folder, shards ('train-{000..015}.tgz') or an http(s) URL"
 
-// ArchiveHelp explains -archive.
+// ArchiveHelp is the help text of -archive.
 const ArchiveHelp = "`FILE` of images: " + ArchiveKinds + "; directory = class"
 
-// ThreadsOption adds -threads to a command that computes. The command passes its value to
+// ThreadsOption adds -threads to a command that computes. The command must pass the value to
 // [SetThreads] before it computes.
 func ThreadsOption(set *flag.FlagSet) *int {
 	return set.Int("threads", 0, "threads of LibTorch inside an operator on the CPU (default: the number of cores, and at most GOMAXPROCS, which follows a container's quota)")
 }
 
-// SetThreads sets LibTorch's threads to the value of -threads; 0 leaves them.
+// SetThreads sets LibTorch's threads to the value of -threads. 0 leaves them unchanged.
 func SetThreads(n int) error {
 	switch {
 	case n == 0:
@@ -136,4 +136,4 @@ func SetThreads(n int) error {
 	return torch.SetNumThreads(n)
 }
 
-const maxThreads = 1 << 16 // of torch.SetNumThreads
+const maxThreads = 1 << 16 // limit of torch.SetNumThreads

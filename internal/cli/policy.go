@@ -4,10 +4,10 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// PolicyHelp explains -policy.
+// PolicyHelp is the help text of -policy.
 const PolicyHelp = "steps after the transform: none, randaugment, trivialaugment, autoaugment, or simclr (colour jitter, greyscale, blur)"
 
-// ParsePolicy reads -policy.
+// ParsePolicy parses -policy.
 func ParsePolicy(name string) ([]transform.Op, error) {
 	switch name {
 	case "none":
