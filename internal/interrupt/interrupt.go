@@ -1,5 +1,5 @@
 // Package interrupt ends programs on SIGINT, SIGTERM and SIGHUP, even while they block in a call
-// that takes no context.
+// without a context.
 package interrupt
 
 import (
@@ -10,19 +10,23 @@ import (
 	"time"
 )
 
-// Status is the exit status of a program that was interrupted.
+// Status is the exit status of an interrupted program.
 const Status = 130
 
-// Grace is the default time that a program has to end by itself after the first signal.
+// Grace is the default time for a program to end by itself after the first signal.
 const Grace = 5 * time.Second
 
-// Context returns a context that the first SIGINT, SIGTERM or SIGHUP cancels. A SIGHUP that the
-// process ignores from its start, as nohup makes it, stays ignored. If the process still runs after
-// grace, for example because it blocks in a system call, it exits with Status. A second SIGINT or
-// SIGTERM kills the process at once; a second SIGHUP does not, since the shell and the kernel may
-// each send one when a terminal is closed. After the first signal a write to a closed pipe is an
-// error that kills no longer: the programs behind the pipe may have ended with the terminal. stop,
-// which is called once, restores the signals' default behaviour if none came.
+// Context returns a context that the first SIGINT, SIGTERM or SIGHUP cancels. If the process was
+// started with SIGHUP ignored, as with nohup, SIGHUP stays ignored.
+//
+// If the process still runs after grace, for example because it blocks in a system call, it exits
+// with Status. A second SIGINT or SIGTERM kills the process at once. A second SIGHUP does not,
+// since the shell and the kernel may each send one when a terminal is closed.
+//
+// After the first signal, writing to a closed pipe returns an error instead of killing the process:
+// the programs that read the pipe may have ended with the terminal.
+//
+// stop restores the signals' default behaviour if no signal arrived. Call it once.
 func Context(grace time.Duration) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
@@ -46,8 +50,8 @@ func Context(grace time.Duration) (ctx context.Context, stop func()) {
 	}
 }
 
-// exitAfter exits after grace, or at a signal that came before the process stopped to receive them,
-// unless the program ends before.
+// exitAfter exits after grace, or on a signal that arrived before signal.Stop, unless the program
+// stops first.
 func exitAfter(grace time.Duration, signals <-chan os.Signal, stopped <-chan struct{}) {
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
@@ -65,7 +69,7 @@ func exitAfter(grace time.Duration, signals <-chan os.Signal, stopped <-chan str
 	}
 }
 
-// ending returns the signals that end the process.
+// ending returns the signals that end the program.
 func ending() []os.Signal {
 	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -62,7 +62,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// process is a program that says that it is ready.
+// process is a running program that has reported that it is ready.
 type process struct {
 	*exec.Cmd
 	in    io.WriteCloser
@@ -70,14 +70,14 @@ type process struct {
 	lines *bufio.Scanner
 }
 
-// child runs this test program in a mode and returns once it says that it is ready.
+// child runs this test program in a mode and returns once it reports that it is ready.
 func child(t *testing.T, mode string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	p := start(t, mode, os.Args[0])
 	return p.Cmd, p.lines
 }
 
-// start runs a command line, which starts this test program in a mode.
+// start runs a command line that starts this test program in a mode.
 func start(t *testing.T, mode string, line ...string) process {
 	t.Helper()
 	pipe := filepath.Join(t.TempDir(), "pipe")
@@ -142,8 +142,8 @@ func TestSecondSignalKills(t *testing.T) {
 	}
 }
 
-// A SIGHUP that the process was started to ignore, as by nohup, is no first signal: otherwise the
-// SIGTERM would be a second one, which kills.
+// If the process was started with SIGHUP ignored, as by nohup, a SIGHUP does not count as the first
+// signal. Otherwise the SIGTERM would be the second one and kill the process.
 func TestIgnoredHangupStaysIgnored(t *testing.T) {
 	p := start(t, "waits", "sh", "-c", `trap "" HUP; exec "$0"`, os.Args[0])
 	interrupt(t, p.Cmd, syscall.SIGHUP)
@@ -155,8 +155,8 @@ func TestIgnoredHangupStaysIgnored(t *testing.T) {
 	}
 }
 
-// The shell and the kernel may each send a SIGHUP when a terminal is closed: the second one does
-// not kill a program that saves its work.
+// The shell and the kernel may each send a SIGHUP when a terminal is closed. The second one does
+// not kill a program that is saving its work.
 func TestSecondHangupKillsNothing(t *testing.T) {
 	p := start(t, "waits", os.Args[0])
 	interrupt(t, p.Cmd, syscall.SIGHUP)
@@ -168,8 +168,8 @@ func TestSecondHangupKillsNothing(t *testing.T) {
 	}
 }
 
-// After the first signal a write to a closed pipe is an error, so that a program whose output goes
-// through a pipe can save its work.
+// After the first signal a write to a closed pipe returns an error, so a program whose output is a
+// pipe can save its work.
 func TestClosedPipeAfterASignalIsAnError(t *testing.T) {
 	p := start(t, "pipe", os.Args[0])
 	interrupt(t, p.Cmd, syscall.SIGHUP)
