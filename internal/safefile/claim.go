@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// ErrNoLocks is in the error of NewClaim on a file system that cannot lock files.
+// ErrNoLocks is wrapped by NewClaim's error if the file system cannot lock files.
 var ErrNoLocks = errors.New("its file system cannot lock files")
 
-// BusyError is the error of NewClaim and Claimed for a claim that somebody else holds.
+// BusyError is returned by NewClaim and Claimed if another holder has the claim.
 type BusyError struct {
 	Path   string // the claim's file
 	Holder string // "process 12 on host-3 since 2026-01-31 10:11:12"
@@ -20,29 +20,30 @@ type BusyError struct {
 
 func (e *BusyError) Error() string { return fmt.Sprintf("%s is held by %s", e.Path, e.Holder) }
 
-// claimMagic begins the text of a claim's file.
+// claimMagic is the start of a claim file's text.
 const claimMagic = "in use by "
 
-// maxClaim is the maximum length of the text that is read.
+// maxClaim is the maximum length of that text.
 const maxClaim = 512
 
-// Claim is a file that one holder at a time has, in all processes of all hosts that see it. The
-// kernel ends the claim with its process, whose file then stays until the next holder removes it.
+// Claim is a file with at most one holder at a time, among all processes on all hosts that see the
+// file. The kernel releases the claim when its process ends. The file then remains until the next
+// holder removes it.
 type Claim struct{ file *os.File }
 
-// NewClaim makes the file at the path, unless it is there, and holds it. The error is a *BusyError
-// if somebody else holds it, wraps ErrNoLocks if the file system cannot say that, and otherwise
-// says why the file cannot be made. A file of another kind stays as it is.
+// NewClaim creates the file at path, unless it exists, and claims it. The error is a *BusyError if
+// another holder has the claim. It wraps ErrNoLocks if the file system cannot lock files. Otherwise
+// it says why the file cannot be created. A file of another kind is not changed.
 func NewClaim(path string) (*Claim, error) { return newClaim(path, exclusively) }
 
-// Claimed returns a *BusyError if somebody holds the claim, and nil otherwise, also if it cannot be
-// read. It makes no file.
+// Claimed returns a *BusyError if the claim has a holder, and nil otherwise, even if the file
+// cannot be read. It creates no file.
 func Claimed(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil
 	}
-	defer f.Close() // ends the lock; only read
+	defer f.Close() // releases the lock; only read
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != syscall.EWOULDBLOCK {
 		return nil
 	}
@@ -54,8 +55,8 @@ func exclusively(f *os.File) error {
 }
 
 func newClaim(path string, lock func(*os.File) error) (*Claim, error) {
-	// Claimed has a lock for microseconds, and a holder that ends removes the file, so one failure
-	// means nothing.
+	// Retry, because a single failure means little: Claimed holds a lock for microseconds, and a
+	// holder that ends removes the file.
 	const tries, pause = 20, 5 * time.Millisecond
 	for try := 1; ; try++ {
 		c, err := tryClaim(path, lock)
@@ -66,7 +67,7 @@ func newClaim(path string, lock func(*os.File) error) (*Claim, error) {
 	}
 }
 
-// errRemoved is the error of a file that its holder removed before the lock was had.
+// errRemoved means that the holder removed the file before it could be locked.
 var errRemoved = errors.New("the file was removed meanwhile")
 
 func tryClaim(path string, lock func(*os.File) error) (_ *Claim, err error) {
@@ -103,19 +104,19 @@ func tryClaim(path string, lock func(*os.File) error) (_ *Claim, err error) {
 	return &Claim{f}, nil
 }
 
-// busy is the error of a file that somebody else has locked.
+// busy returns the error for a file that another holder has locked.
 func busy(f *os.File) error {
 	text := make([]byte, maxClaim)
-	n, _ := f.ReadAt(text, 0) // the end of the file, or no text
+	n, _ := f.ReadAt(text, 0) // io.EOF, or no text
 	line, _, _ := strings.Cut(string(text[:n]), "\n")
 	holder, ok := strings.CutPrefix(line, claimMagic)
 	if !ok {
-		holder = "another process" // which has not written its name yet
+		holder = "another process" // it has not written its name yet
 	}
 	return &BusyError{f.Name(), holder}
 }
 
-// named reports whether the open file is still the one at its path.
+// named reports whether the open file is still the file at its path.
 func named(f *os.File) bool {
 	at, err := os.Lstat(f.Name())
 	if err != nil {
@@ -125,7 +126,7 @@ func named(f *os.File) bool {
 	return err == nil && os.SameFile(at, info)
 }
 
-// Release removes the file and ends the claim.
+// Release removes the file and releases the claim.
 func (c *Claim) Release() error {
 	return errors.Join(os.Remove(c.file.Name()), c.file.Close())
 }

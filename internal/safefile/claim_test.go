@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// claimVariable names, in the environment of TestClaimHolder's process, the claim that it holds.
+// claimVariable is an environment variable with the path of the claim that TestClaimHolder's
+// process holds.
 const claimVariable = "TORCHSTREAM_TEST_CLAIM"
 
 // TestClaimHolder is the process that TestClaimEndsWithItsProcess kills.
@@ -24,13 +25,13 @@ func TestClaimHolder(t *testing.T) {
 	}
 	c, err := NewClaim(path)
 	fmt.Println("held:", err)
-	os.Stdin.Read(make([]byte, 1)) // until it is killed
+	os.Stdin.Read(make([]byte, 1)) // blocks until the process is killed
 	if err := c.Release(); err != nil {
 		t.Error(err)
 	}
 }
 
-// checkBusy checks that an error names this host and a process as the holder.
+// checkBusy checks that an error names this host and the process pid as the holder.
 func checkBusy(t *testing.T, err error, pid int) {
 	t.Helper()
 	host, hostErr := os.Hostname()
@@ -128,7 +129,7 @@ func TestClaimWithoutLocksIsErrNoLocks(t *testing.T) {
 	}
 }
 
-// A file that its holder removes between the opening and the lock is made anew.
+// If the holder removes the file between opening and locking, NewClaim creates it again.
 func TestClaimOfARemovedFileIsMadeAnew(t *testing.T) {
 	path, removed := filepath.Join(t.TempDir(), "claim"), false
 	c, err := newClaim(path, func(f *os.File) error {

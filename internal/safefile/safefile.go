@@ -15,14 +15,14 @@ import (
 	"syscall"
 )
 
-// ErrNotRegular is in the error of Open for a pipe, a socket, a device or a directory.
+// ErrNotRegular is wrapped by Open's error for a pipe, a socket, a device or a directory.
 var ErrNotRegular = errors.New("it is not a regular file")
 
-// Open opens a regular file for reading. It never blocks on a pipe that has no writer: it refuses a
+// Open opens a regular file for reading. It never blocks on a pipe without a writer: it refuses a
 // pipe before opening it, and uses O_NONBLOCK in case a pipe replaces the file in between.
 func Open(path string) (*os.File, error) { return open(path, false) }
 
-// OpenTree is Open for a regular file or a directory.
+// OpenTree is like Open, but also accepts a directory.
 func OpenTree(path string) (*os.File, error) { return open(path, true) }
 
 func open(path string, tree bool) (*os.File, error) {
@@ -50,8 +50,8 @@ func open(path string, tree bool) (*os.File, error) {
 	return f, nil
 }
 
-// setBlocking clears O_NONBLOCK, which only open needs: open(2) does not promise that regular files
-// go on ignoring it.
+// setBlocking clears O_NONBLOCK, which is needed only while opening: open(2) does not promise that
+// regular files will keep ignoring it.
 func setBlocking(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -90,7 +90,7 @@ func kindOf(mode fs.FileMode) string {
 	return "a device"
 }
 
-// headBytes is the number of leading bytes that a Kind is given: enough for the name of a zip
+// headBytes is the number of leading bytes passed to Kind.Is: enough for the name of a zip
 // archive's first member.
 const headBytes = 512
 
@@ -98,7 +98,7 @@ const headBytes = 512
 // file.
 type Kind struct {
 	Name string                 // with an article: "a PNG"
-	Is   func(head []byte) bool // given the first 512 bytes, or all of a shorter file
+	Is   func(head []byte) bool // gets the first 512 bytes, or all of a shorter file
 }
 
 // Kinds of output that several packages write.
@@ -106,11 +106,11 @@ var (
 	PNG         = Kind{"a PNG", prefix("\x89PNG\r\n\x1a\n")}
 	Safetensors = Kind{"a safetensors file", isSafetensors}
 	PyTorch     = Kind{"a PyTorch file", isPyTorch}
-	// Raw is output that cannot be recognized, so it may replace only an empty file.
+	// Raw is output that cannot be recognized. It may replace only an empty file.
 	Raw = Kind{"an empty file", func([]byte) bool { return false }}
 )
 
-// Prefix is a kind of output that begins with one of several strings.
+// Prefix returns a kind of output that starts with one of several strings.
 func Prefix(name string, prefixes ...string) Kind {
 	return Kind{name, func(head []byte) bool {
 		for _, p := range prefixes {
@@ -148,8 +148,8 @@ func isPyTorch(head []byte) bool {
 	return ok && folder != "" && !strings.Contains(folder, "/")
 }
 
-// Check returns nil if a rename may put a new file of the kind at the path: the path does not
-// exist, or is an empty file or a file of that kind. The error names the file and says what to do.
+// Check returns nil if a rename may put a new file of the kind at path: the path must not exist, or
+// be an empty file or a file of that kind. The error names the file and says what to do.
 func Check(path string, kind Kind) error {
 	info, err := os.Stat(path)
 	switch {
@@ -170,7 +170,7 @@ func Check(path string, kind Kind) error {
 	return checkHead(f, path, kind)
 }
 
-// CheckWrite is Check for output that Create writes. It also accepts a character device and
+// CheckWrite is like Check, for output that Create writes. It also accepts a character device and
 // standard output.
 func CheckWrite(path string, kind Kind) error {
 	if info, err := os.Stat(path); err == nil && stream(path, info) {
@@ -195,7 +195,7 @@ func refuse(path, found string, kind Kind) error {
 	return fmt.Errorf("%s is %s, and only %s is replaced here: give another name, or remove it first", path, found, kind.Name)
 }
 
-// stream reports whether the path is a stream, which has nothing to replace: a character device
+// stream reports whether the path is a stream, so there is nothing to replace: a character device
 // such as /dev/null, or a pipe that the shell has already opened as /dev/stdout.
 func stream(path string, info fs.FileInfo) bool {
 	if info.Mode()&fs.ModeCharDevice != 0 {
@@ -209,7 +209,7 @@ func stream(path string, info fs.FileInfo) bool {
 // Create calls CheckWrite, opens the file for writing and truncates it. It refuses a file that
 // replaced the checked one during or after the check.
 func Create(path string, kind Kind) (*os.File, error) {
-	was, err := os.Stat(path) // before the check: what replaces this file is not opened
+	was, err := os.Stat(path) // before the check, so that a later replacement is detected
 	if err != nil {
 		was = nil
 	}
@@ -261,10 +261,10 @@ func unchanged(was, now fs.FileInfo) bool {
 	return os.SameFile(was, now)
 }
 
-// Replace puts a new file of the kind at the path, all of it or nothing, however the program ends:
-// write fills a file under another name (the path's, with a number and .tmp), which is synced and
-// renamed. Replace calls Check before and after write. It returns the new file open, since another
-// process may have replaced it at the path by now.
+// Replace atomically puts a new file of the kind at path. write fills a temporary file (the path
+// with a number and .tmp), which Replace then syncs and renames. Replace calls Check before and
+// after write. It returns the new file open, since another process may already have replaced it at
+// the path.
 func Replace(path string, kind Kind, mode fs.FileMode, write func(f *os.File) error) (_ *os.File, err error) {
 	if err := Check(path, kind); err != nil {
 		return nil, err
@@ -288,7 +288,7 @@ func Replace(path string, kind Kind, mode fs.FileMode, write func(f *os.File) er
 	if err := f.Sync(); err != nil {
 		return nil, err
 	}
-	if err := Check(path, kind); err != nil { // again: writing took a while
+	if err := Check(path, kind); err != nil { // again: write may have taken a while
 		return nil, err
 	}
 	if err := os.Rename(f.Name(), path); err != nil {

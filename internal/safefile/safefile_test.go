@@ -71,7 +71,7 @@ func TestOpenRefusesIrregularFiles(t *testing.T) {
 	}
 }
 
-// zipHead returns the beginning of a zip archive whose first member has the given name.
+// zipHead returns the start of a zip archive whose first member has the given name.
 func zipHead(name string) string {
 	return "PK\x03\x04" + strings.Repeat("\x00", 22) + string([]byte{byte(len(name)), byte(len(name) >> 8)}) + "\x00\x00" + name + "content"
 }
@@ -158,8 +158,8 @@ func TestCreateMakesNewFiles(t *testing.T) {
 	}
 }
 
-// TestCreateDuringTheCheck: a file that takes the path while Create looks at the one before it
-// keeps its content.
+// TestCreateDuringTheCheck checks that a file that replaces the checked one during Create keeps its
+// content.
 func TestCreateDuringTheCheck(t *testing.T) {
 	for name, at := range map[string]func(dir string) (path string){
 		"a file":   func(dir string) string { return filepath.Join(dir, "out") },
@@ -189,7 +189,8 @@ func TestCreateDuringTheCheck(t *testing.T) {
 	}
 }
 
-// TestCreateAfterTheCheck: a file that takes the path where there was none keeps its content.
+// TestCreateAfterTheCheck checks that a file that appears at an empty path during Create keeps its
+// content.
 func TestCreateAfterTheCheck(t *testing.T) {
 	path := write(t, "new", "text")
 	link := filepath.Join(filepath.Dir(path), "link")
@@ -208,7 +209,7 @@ func TestCreateAfterTheCheck(t *testing.T) {
 	}
 }
 
-// Files are open as if O_NONBLOCK had never been asked for.
+// Files are opened in blocking mode, although open uses O_NONBLOCK.
 func TestOpenFilesBlock(t *testing.T) {
 	for name, open := range map[string]func(path string) (*os.File, error){
 		"Open":     Open,
@@ -234,7 +235,7 @@ func TestOpenFilesBlock(t *testing.T) {
 	}
 }
 
-// descriptor is f.Fd without its side effects.
+// descriptor returns f.Fd() without its side effects.
 func descriptor(t *testing.T, f *os.File) (fd uintptr) {
 	t.Helper()
 	raw, err := f.SyscallConn()
@@ -247,8 +248,8 @@ func descriptor(t *testing.T, f *os.File) (fd uintptr) {
 	return fd
 }
 
-// TestReplaceIsAtomic: the file is there as a whole or not at all, and only a file of its kind is
-// replaced.
+// TestReplaceIsAtomic checks that the file is either complete or absent, and that Replace replaces
+// only a file of its kind.
 func TestReplaceIsAtomic(t *testing.T) {
 	kind := Prefix("a greeting", "hello")
 	fill := func(text string) func(*os.File) error {
@@ -273,7 +274,7 @@ func TestReplaceIsAtomic(t *testing.T) {
 	if now, err := os.ReadFile(path); err != nil || string(now) != "hello, new" {
 		t.Errorf("%q, %v", now, err)
 	}
-	// A file of another kind that appears meanwhile stays.
+	// A file of another kind that appears during write is kept.
 	_, err = Replace(path, kind, 0o640, func(f *os.File) error {
 		return errors.Join(fill("hello")(f), os.WriteFile(path, []byte("notes"), 0o600))
 	})
