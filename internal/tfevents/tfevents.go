@@ -1,5 +1,5 @@
-// Package tfevents writes TensorBoard's event files: records of TensorFlow's protocol buffers, of
-// which only scalars are needed.
+// Package tfevents writes TensorBoard's event files. They consist of records of TensorFlow's
+// protocol buffers; the package writes only scalars.
 //
 // A record is the length of its data (8 bytes, little-endian), the masked CRC-32C of these 8 bytes,
 // the data, and the masked CRC-32C of the data (tensorflow/core/lib/io/record_writer.h). The data
@@ -16,22 +16,22 @@ import (
 	"time"
 )
 
-// Scalar is a number with the name under which TensorBoard draws it, such as "loss/train".
+// Scalar is a number with TensorBoard's name for its curve, such as "loss/train".
 type Scalar struct {
 	Tag   string
 	Value float64 // written as float32
 }
 
-// Writer appends events to a file. It serves one goroutine at a time.
+// Writer appends events to a file. Only one goroutine may use it at a time.
 type Writer struct {
 	file *os.File
 	now  func() time.Time
 }
 
-// Create makes a new file in the folder, with a name that TensorBoard finds. TensorBoard joins the
-// files of a folder, so a program that goes on after an interruption makes another one. first is
-// the first step that the program may write now: TensorBoard drops the scalars of earlier files
-// from that step on, which a program that goes on from an older checkpoint writes again.
+// Create creates a new file in dir, under a name that TensorBoard recognizes. TensorBoard joins the
+// files of a folder, so a program that resumes creates another one. first is the first step that
+// the program may write. TensorBoard drops the scalars of earlier files from that step on, because
+// a program that resumes from an older checkpoint writes them again.
 func Create(dir string, first int64) (*Writer, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -51,7 +51,7 @@ func Create(dir string, first int64) (*Writer, error) {
 	return w, nil
 }
 
-// begin writes the version, with which every file begins, and the start of the session.
+// begin writes the version, the first record of every file, and the start of the session.
 func (w *Writer) begin(first int64) error {
 	if err := w.record(bytesField(w.event(0), 3, []byte("brain.Event:2"))); err != nil {
 		return err
@@ -60,8 +60,8 @@ func (w *Writer) begin(first int64) error {
 	return w.record(bytesField(w.event(first), 7, start))
 }
 
-// Write appends the scalars of a step. They are in the file when Write returns, so that a
-// TensorBoard that runs meanwhile shows them.
+// Write appends the scalars of a step. They are in the file when Write returns, so a running
+// TensorBoard can show them.
 func (w *Writer) Write(step int64, scalars ...Scalar) error {
 	var summary []byte
 	for _, s := range scalars {
@@ -73,7 +73,7 @@ func (w *Writer) Write(step int64, scalars ...Scalar) error {
 	return w.record(bytesField(w.event(step), 5, summary))
 }
 
-// event begins an Event with wall_time and step.
+// event returns the start of an Event, with wall_time and step.
 func (w *Writer) event(step int64) []byte {
 	e := []byte{1<<3 | 1} // wall_time, 64 bits
 	e = binary.LittleEndian.AppendUint64(e, math.Float64bits(float64(w.now().UnixMicro())/1e6))
@@ -83,7 +83,7 @@ func (w *Writer) event(step int64) []byte {
 	return e
 }
 
-// bytesField appends a field of a length and bytes.
+// bytesField appends a length-delimited field.
 func bytesField(message []byte, field byte, content []byte) []byte {
 	message = binary.AppendUvarint(append(message, field<<3|2), uint64(len(content)))
 	return append(message, content...)
@@ -91,7 +91,7 @@ func bytesField(message []byte, field byte, content []byte) []byte {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// masked is the CRC-32C in the form that lets data contain CRCs.
+// masked returns the masked CRC-32C. The mask is for data that contains CRCs itself.
 func masked(data []byte) uint32 {
 	c := crc32.Checksum(data, castagnoli)
 	return (c>>15 | c<<17) + 0xa282ead8
@@ -106,7 +106,7 @@ func (w *Writer) record(data []byte) error {
 	return err
 }
 
-// Close closes the file, which is then on the disk.
+// Close syncs the file to disk and closes it.
 func (w *Writer) Close() error {
 	if err := w.file.Sync(); err != nil {
 		w.file.Close()

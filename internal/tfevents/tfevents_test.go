@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The bytes are those of TensorBoard's own writer.
+// The bytes equal the output of TensorBoard's own writer.
 func TestBytesEqualTensorBoards(t *testing.T) {
 	want, err := os.ReadFile("testdata/events.bin")
 	if err != nil {
@@ -39,7 +39,7 @@ func TestBytesEqualTensorBoards(t *testing.T) {
 	}
 }
 
-// Each file of a folder is a new one, and begins with the version and the start of a session.
+// Each call creates a new file in the folder. It starts with the version and the session start.
 func TestCreate(t *testing.T) {
 	dir := t.TempDir()
 	for range 2 {
