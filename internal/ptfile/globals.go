@@ -8,17 +8,16 @@ import (
 	"strings"
 )
 
-// function is a global that reduce can call: its full name.
+// function is the full name of a global that reduce can call.
 type function string
 
-// storageType is the class of a storage. An untyped storage has no element type: its size is 1
-// byte.
+// storageType is a storage class. An untyped storage has no element type, so its size is 1 byte.
 type storageType struct {
 	name    string
 	element elementType
 }
 
-// view is a storage as a pickle mentions it: with a class and a number of elements.
+// view is a reference to a storage in a pickle, with a class and a number of elements.
 type view struct {
 	storage  *Storage
 	of       storageType
@@ -44,10 +43,10 @@ const (
 
 const untypedStorage = "UntypedStorage"
 
-// global pushes a global of the whitelist: a function or class above, a class of storages or a
-// dtype. For every other global it pushes an Opaque with the global's name.
+// global pushes a global of the whitelist: a function or class above, a storage class or a dtype.
+// For any other global it pushes an Opaque with the global's name.
 func (u *unpickler) global(module, name string) error {
-	if module == "__builtin__" { // Python 2's name, which protocol 2 uses
+	if module == "__builtin__" { // Python 2's name, used in protocol 2
 		module = "builtins"
 	}
 	full := module + "." + name
@@ -75,7 +74,7 @@ func (u *unpickler) global(module, name string) error {
 	return nil
 }
 
-// opaque returns the Opaque of a global, the same one for every mention.
+// opaque returns the Opaque of a global, the same one for every reference.
 func (u *unpickler) opaque(name string) *Opaque {
 	o := u.opaques[name]
 	if o == nil {
@@ -85,7 +84,8 @@ func (u *unpickler) opaque(name string) *Opaque {
 	return o
 }
 
-// instead returns what to save instead of an object, for those that many files have.
+// instead returns advice on what to save instead of an object, for objects that are common in
+// files.
 func instead(global string) string {
 	for prefix, next := range map[string]string{
 		"numpy.":                              "x.item() for a number and torch.from_numpy(x) for an array",
@@ -111,7 +111,7 @@ func printable(name string) string {
 	return quoted[1 : len(quoted)-1]
 }
 
-// persistent pushes the storage that ("storage", class, key, location, elements) names.
+// persistent pushes the storage that a tuple ("storage", class, key, location, elements) names.
 func (u *unpickler) persistent(id any) error {
 	bad := fmt.Errorf("refused: a persistent id that is no storage: %s", describe(id))
 	tuple, ok := id.(*Tuple)
@@ -140,8 +140,8 @@ func (u *unpickler) persistent(id any) error {
 	return nil
 }
 
-// reduce pushes the result of a call. A call of an Opaque has it as the result, and so has a call
-// of a function with an Opaque where the function needs another value.
+// reduce pushes the result of a call. Calling an Opaque returns the Opaque. A call of a function
+// that gets an Opaque in a place where it needs another value also returns the Opaque.
 func (u *unpickler) reduce(callee, arguments any) error {
 	if o, ok := callee.(*Opaque); ok {
 		u.push(o)
@@ -173,7 +173,7 @@ func (u *unpickler) reduce(callee, arguments any) error {
 	return nil
 }
 
-// opaqueIn returns an Opaque among the arguments of a call, or in a list or a tuple of these.
+// opaqueIn returns an Opaque among the arguments of a call, or in a list or tuple among them.
 func (u *unpickler) opaqueIn(args []any) (*Opaque, error) {
 	for _, arg := range args {
 		items := []any{arg}
@@ -241,8 +241,9 @@ func (u *unpickler) call(name function, args []any) (any, error) {
 
 var errArguments = errors.New("unexpected arguments")
 
-// fromType returns a tensor with attributes, which are dropped: an nn.Buffer is one. args are the
-// function that makes the tensor, the tensor's class, the function's arguments, and the attributes.
+// fromType returns a tensor that has attributes, such as an nn.Buffer, without the attributes. args
+// holds the function that makes the tensor, the tensor's class, the function's arguments, and the
+// attributes.
 func (u *unpickler) fromType(args []any) (any, error) {
 	if len(args) != 4 {
 		return nil, errArguments
@@ -260,7 +261,7 @@ func (u *unpickler) fromType(args []any) (any, error) {
 	return nil, errArguments
 }
 
-// orderedDict takes no arguments, or, as Python 2 wrote it, a list of pairs.
+// orderedDict accepts no arguments, or a list of pairs, as Python 2 wrote it.
 func (u *unpickler) orderedDict(args []any) (any, error) {
 	d := &Dict{Ordered: true}
 	if len(args) == 0 {
@@ -288,7 +289,7 @@ func (u *unpickler) orderedDict(args []any) (any, error) {
 	return d, nil
 }
 
-// counter takes the dict of counts.
+// counter accepts a dict of counts.
 func (u *unpickler) counter(args []any) (any, error) {
 	if len(args) == 0 {
 		return &Dict{}, nil
@@ -306,7 +307,7 @@ func (u *unpickler) counter(args []any) (any, error) {
 	return d, nil
 }
 
-// add is set for an entry that a call copies.
+// add is like set, for an entry that a call copies.
 func (u *unpickler) add(d *Dict, key, value any) error {
 	const entry = 64 // bytes
 	if err := u.spend(entry); err != nil {
@@ -315,7 +316,7 @@ func (u *unpickler) add(d *Dict, key, value any) error {
 	return u.set(d, key, value)
 }
 
-// encoded returns bytes, which protocol 2 writes as text with a character for each.
+// encoded returns bytes. Protocol 2 writes them as text with one character per byte.
 func (u *unpickler) encoded(args []any) (any, error) {
 	if len(args) != 2 || args[1] != any("latin1") {
 		return nil, errArguments
@@ -337,7 +338,7 @@ func (u *unpickler) encoded(args []any) (any, error) {
 	return b, nil
 }
 
-// device takes a type and perhaps an index.
+// device accepts a type and optionally an index.
 func device(args []any) (any, error) {
 	if len(args) == 0 || len(args) > 2 {
 		return nil, errArguments
@@ -357,7 +358,7 @@ func device(args []any) (any, error) {
 }
 
 // rebuild returns a tensor from (storage, offset, shape, strides, requires_grad, hooks, [dtype,]
-// [metadata]). Only the function of version 3 has a dtype.
+// [metadata]). Only version 3 of the function has a dtype.
 func (u *unpickler) rebuild(name function, args []any) (any, error) {
 	if len(args) < 6 {
 		return nil, errArguments
@@ -406,7 +407,8 @@ func (u *unpickler) rebuild(name function, args []any) (any, error) {
 	return t, nil
 }
 
-// checkMetadata returns an Opaque for a bit that changes what a tensor's bytes mean: conj or neg.
+// checkMetadata returns an Opaque for a bit that changes the meaning of a tensor's bytes: conj or
+// neg.
 func checkMetadata(v any) error {
 	d, ok := v.(*Dict)
 	if !ok {
@@ -423,7 +425,7 @@ func checkMetadata(v any) error {
 	return nil
 }
 
-// describeKey returns a short text of a key of a dict.
+// describeKey returns a short text for a dict key.
 func describeKey(k any) string {
 	if s, ok := k.(string); ok {
 		return printable(s)
@@ -434,7 +436,7 @@ func describeKey(k any) string {
 // integers returns the items of a tuple of integers.
 func (u *unpickler) integers(v any) ([]int64, bool) {
 	tuple, ok := v.(*Tuple)
-	// validate reports one dimension too many.
+	// Accept one dimension too many: validate reports it.
 	if !ok || len(tuple.Items) > maxDims+1 || u.spend(8*len(tuple.Items)) != nil {
 		return nil, false
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/torchstream/torchstream/internal/ptfile"
 )
 
-// member is a member of a zip archive to make.
+// member describes a member of a zip archive to write.
 type member struct {
 	name, data string
 	method     uint16
@@ -41,13 +41,13 @@ func pack(t testing.TB, members ...member) []byte {
 	return out.Bytes()
 }
 
-// withPickle returns a file with a pickle and a storage 0 of 24 bytes.
+// withPickle returns a file with the pickle and a storage 0 of 24 bytes.
 func withPickle(t testing.TB, pickle string) []byte {
 	t.Helper()
 	return pack(t, member{name: "x/data.pkl", data: pickle}, member{name: "x/data/0", data: strings.Repeat("\x01", 24)})
 }
 
-// Parts of pickles.
+// Fragments of pickles.
 const (
 	storageID = "(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x06tQ"
 	rebuild   = "ctorch._utils\n_rebuild_tensor_v2\n("
@@ -56,12 +56,12 @@ const (
 
 func short(n int) string { return "X" + string(binary.LittleEndian.AppendUint32(nil, uint32(n))) }
 
-// integer is a LONG1 opcode.
+// integer returns a LONG1 opcode.
 func integer(n int64) string {
 	return "\x8a\x08" + string(binary.LittleEndian.AppendUint64(nil, uint64(n)))
 }
 
-// view is the pickle of a tensor over the storage of 6 float32 elements.
+// view returns the pickle of a tensor over the storage of 6 float32 elements.
 func view(offset int64, shape, strides []int64) string {
 	s := "\x80\x02" + rebuild + storageID + integer(offset)
 	for _, sizes := range [][]int64{shape, strides} {
@@ -167,7 +167,7 @@ var hostilePickles = []struct {
 	{"bytes in another code", "\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.", "unexpected arguments"},
 	{"bytes over 255", "\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80X\x06\x00\x00\x00latin1\x86R.", "not in latin1"},
 	{"device of a list", "\x80\x02ctorch\ndevice\n]\x85R.", "unexpected arguments"},
-	// Calls of 5 bytes that each copy much.
+	// Each call takes 5 bytes and copies much more.
 	{"dict copied often", "\x80\x02}(" + manyItems(3000) + "uq\x00ccollections\nCounter\nq\x01h\x00\x85q\x02(" + strings.Repeat("h\x01h\x02R", 3000) + "t.", "bytes of work"},
 	{"text copied often", "\x80\x02" + short(10_000) + strings.Repeat("a", 10_000) + "X\x06\x00\x00\x00latin1\x86q\x00c_codecs\nencode\nq\x01(" + strings.Repeat("h\x01h\x00R", 10_000) + "t.", "bytes of work"},
 	{"arguments searched often", "\x80\x02ctorch\ndevice\nq\x00](" + strings.Repeat("N", 10_000) + "eca\nb\n\x86q\x01(" + strings.Repeat("h\x00h\x01R", 10_000) + "t.", "bytes of work"},
@@ -182,7 +182,7 @@ func manyItems(n int) string {
 	return s.String()
 }
 
-// opaquePickles are pickles of a list or a dict with something that the reader does not build.
+// opaquePickles holds pickles of a list or a dict with a value that the reader does not build.
 var opaquePickles = []struct {
 	name, pickle, what string
 }{
@@ -307,7 +307,8 @@ func TestHostileArchives(t *testing.T) {
 	}
 }
 
-// method returns a file with an unknown compression method in the entry of the directory at last.
+// method returns a file with an unknown compression method. last is the position of the entry in
+// the directory.
 func method(file []byte, last int) []byte {
 	b := bytes.Clone(file)
 	binary.LittleEndian.PutUint16(b[last+10:], 99)
@@ -318,7 +319,8 @@ type failing struct{}
 
 func (failing) ReadAt([]byte, int64) (int, error) { return 0, os.ErrClosed }
 
-// TestDamagedCompressedMember reads a member that unpacks to less than the directory says.
+// TestDamagedCompressedMember reads a member that is shorter, once decompressed, than the directory
+// says.
 func TestDamagedCompressedMember(t *testing.T) {
 	file := pack(t, member{name: "x/data.pkl", data: view(0, []int64{6}, []int64{1})}, member{"x/data/0", strings.Repeat("\x00", 24), zip.Deflate})
 	last := bytes.LastIndex(file, []byte("PK\x01\x02"))
@@ -340,7 +342,7 @@ func TestDamagedCompressedMember(t *testing.T) {
 
 // TestMemoryIsBounded opens hostile files and compares what they allocate with their sizes.
 func TestMemoryIsBounded(t *testing.T) {
-	const perByte = 300 // of allocations in all, most of which are garbage at the end
+	const perByte = 300 // total allocations, mostly garbage at the end
 	for name, pickle := range map[string]string{
 		"dicts":         "\x80\x02(" + strings.Repeat("}", 300_000) + "t.",
 		"memo":          "\x80\x04N" + strings.Repeat("\x94", 300_000) + ".",
@@ -373,7 +375,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// globals are n opcodes with the names of as many globals.
+// globals returns n opcodes, each with the name of a different global.
 func globals(n int) string {
 	var s strings.Builder
 	for i := range n {
@@ -382,14 +384,14 @@ func globals(n int) string {
 	return s.String()
 }
 
-// tensors is a pickle of n calls that share their arguments.
+// tensors returns a pickle of n calls that share their arguments.
 func tensors(n int) string {
 	one := view(0, make([]int64, 64), make([]int64, 64))
 	one = strings.TrimSuffix(strings.Replace(one, "v2\n", "v2\nq\x00", 1), "R.") + "q\x01R"
 	return one + "(" + strings.Repeat("h\x00h\x01R", n) + "t\x86."
 }
 
-// FuzzReader reads whatever file, reads all its tensors and writes it again.
+// FuzzReader opens any file, reads all its tensors and writes it again.
 func FuzzReader(f *testing.F) {
 	names, err := filepath.Glob("testdata/*.pt*")
 	if err != nil || len(names) == 0 {
@@ -418,7 +420,7 @@ func FuzzReader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) { readAndWrite(t, data) })
 }
 
-// FuzzPickle is FuzzReader with a sound archive around the pickle.
+// FuzzPickle is like FuzzReader, with a valid archive around the pickle.
 func FuzzPickle(f *testing.F) {
 	for _, c := range hostilePickles {
 		if len(c.pickle) < 1000 {
@@ -459,9 +461,9 @@ func FuzzPickle(f *testing.F) {
 	})
 }
 
-// readAndWrite checks that a file that Open accepts is consistent: tensors that Check accepts can
-// be read unless the file is cut short or damaged inside, they are no larger than the file, and
-// Write makes a file of the same values.
+// readAndWrite checks that a file accepted by Open is consistent. Tensors that Check accepts can be
+// read, unless the file is truncated or damaged inside. They are no larger than the file. Write
+// makes a file with the same values.
 func readAndWrite(t *testing.T, data []byte) {
 	f, err := open(data)
 	if err != nil {
@@ -483,7 +485,7 @@ func readAndWrite(t *testing.T, data []byte) {
 				readable = false
 			}
 		case ptfile.Name, *ptfile.Opaque:
-			readable = false // Write does not take it
+			readable = false // Write does not accept it
 		}
 	})
 	if !readable {
@@ -491,7 +493,7 @@ func readAndWrite(t *testing.T, data []byte) {
 	}
 	var out bytes.Buffer
 	if err := ptfile.Write(&out, f.Root, ""); err != nil {
-		return // a damaged part of a storage that no tensor shows, or a dtype without a class of storages
+		return // a damaged part of a storage that no tensor covers, or a dtype without a storage class
 	}
 	again, err := open(out.Bytes())
 	if err != nil {

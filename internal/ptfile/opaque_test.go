@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/internal/ptfile"
 )
 
-// opaqueValues are the values of the files of testdata/opaque, which make_opaque.py describes, by
-// the names of the files. "" is a value without an Opaque.
+// opaqueValues maps the names of files in testdata/opaque to their first Opaque. make_opaque.py
+// describes the files. "" means no Opaque.
 var opaqueValues = map[string]string{
 	"seed":                "the integer 9223372036854775809",
 	"negative_seed":       "the integer -9223372036854775809",
@@ -53,7 +53,7 @@ var opaqueValues = map[string]string{
 	"attribute":           "",
 }
 
-// firstOpaque returns the path and the name of the first Opaque of a value.
+// firstOpaque returns the path and name of a value's first Opaque.
 func firstOpaque(v any, path string) string {
 	switch v := v.(type) {
 	case *ptfile.Opaque:
@@ -72,7 +72,7 @@ func firstOpaque(v any, path string) string {
 	return ""
 }
 
-// A value that the reader does not build keeps nobody from the others of the file.
+// A value that the reader does not build does not block access to the file's other values.
 func TestOpaqueValueLeavesTheOthers(t *testing.T) {
 	files, err := filepath.Glob("testdata/opaque/*.pt")
 	if err != nil || len(files) != len(opaqueValues) {
@@ -110,7 +110,7 @@ func TestOpaqueValueLeavesTheOthers(t *testing.T) {
 	}
 }
 
-// A tensor with attributes, as an nn.Buffer is, is a tensor.
+// A tensor with attributes, such as an nn.Buffer, is read as a tensor.
 func TestTensorsWithAttributesAreRead(t *testing.T) {
 	for _, name := range []string{"buffer", "attribute"} {
 		f, err := open(fixture(t, filepath.Join("opaque", name+".pt")))
@@ -129,7 +129,7 @@ func TestTensorsWithAttributesAreRead(t *testing.T) {
 	}
 }
 
-// The error of an Opaque says what to save instead.
+// An Opaque's error says what to save instead.
 func TestOpaqueSaysWhatToSaveInstead(t *testing.T) {
 	for name, want := range map[string]string{
 		"numpy_scalar": "numpy._core.multiarray.scalar is not read: in Python, save x.item()",

@@ -1,11 +1,11 @@
-// Package ptfile reads and writes the files of torch.save: zip archives of a pickle and of the
-// tensors' storages. The reader executes nothing: its unpickler knows the opcodes and the globals
-// that a file of tensors and plain values needs. An Opaque stands for the value of every other
-// global, so that one such value does not keep a program from the others.
+// Package ptfile reads and writes the files of torch.save, which are zip archives of a pickle and
+// of the tensors' storages. The reader executes nothing: its unpickler knows only the opcodes and
+// globals needed for tensors and plain values. For the value of any other global it returns an
+// Opaque, so a program can still read the other values.
 //
-// A file is an archive NAME.pt of these members, all under one folder:
+// A file is an archive NAME.pt with these members, all in one folder:
 //
-//	NAME/data.pkl     a pickle, in which a persistent id stands for each storage
+//	NAME/data.pkl     a pickle, which refers to storages by persistent ids
 //	NAME/byteorder    "little" or "big"
 //	NAME/data/KEY     the bytes of a storage
 //	NAME/version      the version of the format
@@ -31,31 +31,31 @@ import (
 	"github.com/torchstream/torchstream/internal/blocksum"
 )
 
-// minBound is how large a compressed member may be if the file is smaller.
+// minBound is the size limit of a compressed member in a file that is smaller than this.
 const minBound = 1 << 20
 
-// File is an open file. Several goroutines may read its tensors at once.
+// File is an open file. Several goroutines may read its tensors at the same time.
 type File struct {
 	Root    any    // a value as described at Name
 	Comment string // of the zip archive
 	r       io.ReaderAt
 	size    int64
-	// members are the archive's members by their names without the folder.
+	// members maps names without the folder to the archive's members.
 	members  map[string]*zip.File
 	big      bool
 	storages map[string]*Storage
-	sums     map[string][]byte // checksums of a storage by its key, in a file that Write wrote
+	sums     map[string][]byte // a storage's checksums by its key, in a file that Write wrote
 }
 
-// checksumsMember is a member of the files that Write writes: the CRC-32 of the pickle, and those
-// of the blocks of the storages, in the order of their numbers.
+// checksumsMember is the member for checksums in the files of Write. It holds the CRC-32 of the
+// pickle, followed by the checksums of the storages' blocks, in the order of the storages' numbers.
 const checksumsMember = "torchstream.crc32"
 
-// IsZip reports whether a file that begins with head is a zip archive.
+// IsZip reports whether a file that starts with head is a zip archive.
 func IsZip(head []byte) bool { return bytes.HasPrefix(head, []byte("PK\x03\x04")) }
 
-// IsLegacy reports whether a file that begins with head has the format that torch.save wrote before
-// PyTorch 1.6: a pickle of a magic number.
+// IsLegacy reports whether a file that starts with head has the format of torch.save before PyTorch
+// 1.6, which starts with a pickled magic number.
 func IsLegacy(head []byte) bool {
 	return bytes.HasPrefix(head, []byte("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"))
 }
@@ -63,8 +63,8 @@ func IsLegacy(head []byte) bool {
 // ErrLegacy is the error for a file that IsLegacy recognizes.
 var ErrLegacy = errors.New("a file of PyTorch before 1.6, which is not a zip archive: rewrite it in Python with torch.save(torch.load(path, weights_only=True), path)")
 
-// Open reads the structure of a file of the given size: the zip directory and the pickle. Tensors
-// are read by their ReadBytes, which needs r to stay open.
+// Open reads the structure of a file of the given size: the zip directory and the pickle. It does
+// not read tensors. Use their ReadBytes, while r is still open.
 func Open(r io.ReaderAt, size int64) (*File, error) {
 	head := make([]byte, min(size, 16))
 	if n, err := r.ReadAt(head, 0); n < len(head) {
@@ -109,7 +109,7 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 	return f, nil
 }
 
-// readDirectory fills members. It returns the name of the folder that they are in.
+// readDirectory fills members and returns the name of their folder.
 func (f *File) readDirectory() (folder string, err error) {
 	archive, err := zip.NewReader(f.r, f.size)
 	if err != nil && !errors.Is(err, zip.ErrInsecurePath) { // members are not extracted to paths
@@ -140,7 +140,8 @@ func (f *File) readDirectory() (folder string, err error) {
 	return folder, nil
 }
 
-// describeArchive says what a zip archive is that torch.save did not write, and what to do.
+// describeArchive explains what kind of zip archive it is if torch.save did not write it, and what
+// to do.
 func describeArchive(files []*zip.File) string {
 	arrays := len(files) > 0
 	for _, m := range files {
@@ -160,7 +161,7 @@ func describeArchive(files []*zip.File) string {
 	return "a zip archive without a data.pkl in its folder: torch.save did not write it: name another file"
 }
 
-// storage returns the storage of a key, the same one for every mention.
+// storage returns the storage of a key, the same one for every reference.
 func (f *File) storage(key, location string) (*Storage, error) {
 	if s := f.storages[key]; s != nil {
 		return s, nil
@@ -197,8 +198,8 @@ func (f *File) readAll(m *zip.File, limit uint64) ([]byte, error) {
 	return b, read(b, 0)
 }
 
-// readChecksums reads the checksums of the storages, if the file has some, and compares that of the
-// pickle.
+// readChecksums reads the checksums of the storages, if the file has any, and verifies the checksum
+// of the pickle.
 func (f *File) readChecksums(pickle []byte) error {
 	m := f.members[checksumsMember]
 	if m == nil {
@@ -234,9 +235,9 @@ func (f *File) readChecksums(pickle []byte) error {
 	return nil
 }
 
-// reader checks a member's place and size, and returns a function that reads a part of its content.
-// It does not compare the zip archive's checksums: torch.save can be told to leave them out, and
-// torch.load ignores them.
+// reader checks a member's position and size, and returns a function that reads a part of its
+// content. It does not verify the zip archive's checksums: torch.save can omit them, and torch.load
+// ignores them.
 func (f *File) reader(m *zip.File) (read func(p []byte, offset int64) error, err error) {
 	start, err := m.DataOffset()
 	if err != nil {

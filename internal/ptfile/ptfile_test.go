@@ -40,7 +40,7 @@ func dict(t *testing.T, v any) *ptfile.Dict {
 	return d
 }
 
-// description is a value in the form of expected.json, which make_fixtures.py documents.
+// description is a value in the format of expected.json, which make_fixtures.py documents.
 type description struct {
 	numbers map[*ptfile.Storage]int
 }
@@ -59,7 +59,7 @@ func (d *description) of(t *testing.T, v any) any {
 	case nil, bool, string:
 		return v
 	case float64:
-		if math.IsNaN(v) { // which equals no NaN
+		if math.IsNaN(v) { // NaN equals nothing
 			return fmt.Sprintf("NaN %x", math.Float64bits(v))
 		}
 		return v
@@ -214,7 +214,7 @@ func TestRefusesToReadRepeatedElements(t *testing.T) {
 	}
 }
 
-// TestWrittenFileHoldsTheSame writes every file that PyTorch wrote again and reads the copy.
+// TestWrittenFileHoldsTheSame copies each of PyTorch's files with Write and reads the copy.
 func TestWrittenFileHoldsTheSame(t *testing.T) {
 	for name, want := range expected(t) {
 		if name == "big_endian.pt" {
@@ -240,7 +240,8 @@ func TestWrittenFileHoldsTheSame(t *testing.T) {
 	}
 }
 
-// dropNames replaces dtypes and devices, which Write does not take, at the top of a dict.
+// dropNames replaces dtypes and devices at the top level of a dict, because Write does not accept
+// them.
 func dropNames(root, want any) {
 	d, ok := root.(*ptfile.Dict)
 	if !ok {
@@ -289,7 +290,7 @@ func filled(t *testing.T, dtype tensor.DType, data []byte, shape ...int64) *ptfi
 	return x
 }
 
-// Tensors of a dtype without a type of storage are read as they were written.
+// Tensors of a dtype without a storage class are read as they were written.
 func TestWriteUntypedStorages(t *testing.T) {
 	for _, dtype := range []tensor.DType{tensor.Float8E5M2, tensor.Float8E4M3FN, tensor.DType(27)} {
 		size := int(map[tensor.DType]int64{27: 2}[dtype])
@@ -314,7 +315,7 @@ func TestWriteUntypedStorages(t *testing.T) {
 	}
 }
 
-// What Write has written Open reads, however much it is, or Write refuses it.
+// Open can read every file that Write writes, whatever its size. Otherwise Write refuses it.
 func TestWriteKeepsTheLimitsOfOpen(t *testing.T) {
 	many := &ptfile.List{Items: make([]any, 1<<20+1)}
 	var written bytes.Buffer
@@ -361,7 +362,7 @@ func TestWriteRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	integers.Storage = floats.Storage // as a file of _rebuild_tensor_v3 may have it
+	integers.Storage = floats.Storage // as possible in a file with _rebuild_tensor_v3
 	err = ptfile.Write(new(bytes.Buffer), &ptfile.List{Items: []any{floats, integers}}, "")
 	if err == nil || !strings.Contains(err.Error(), "float32 and int32 that share memory") {
 		t.Errorf("two dtypes of one storage: %v", err)

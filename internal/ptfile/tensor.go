@@ -10,12 +10,12 @@ import (
 
 const maxDims = 64 // LibTorch's limit
 
-// elementType describes a dtype as files name it.
+// elementType describes a dtype by its names in files.
 type elementType struct {
-	dtype   tensor.DType // LibTorch's number, which package tensor may not know
+	dtype   tensor.DType // LibTorch's number, which may be unknown to package tensor
 	name    string       // PyTorch's name without the prefix
 	size    int64        // bytes of one element
-	storage string       // the class of typed storages in package torch; "" if there is none
+	storage string       // the typed storage class in package torch; "" if there is none
 }
 
 func elementTypes() []elementType {
@@ -47,8 +47,8 @@ func elementTypes() []elementType {
 	}
 }
 
-// swapped returns the number of bytes whose order differs between little-endian and big-endian
-// files: half an element for complex numbers.
+// swapped returns the number of bytes to reverse between little-endian and big-endian files: half
+// an element for complex numbers.
 func (e elementType) swapped() int {
 	if e.dtype >= 8 && e.dtype <= 10 {
 		return int(e.size) / 2
@@ -56,8 +56,8 @@ func (e elementType) swapped() int {
 	return int(e.size)
 }
 
-// Tensor is a view of a storage: element i0, i1, ... is the storage's element
-// Offset + i0*Strides[0] + i1*Strides[1] + ... All of these lie within the storage.
+// Tensor is a view of a storage. Its element i0, i1, ... is the storage's element Offset +
+// i0*Strides[0] + i1*Strides[1] + ... All elements are inside the storage.
 type Tensor struct {
 	Shape, Strides []int64 // in elements
 	Offset         int64   // in elements
@@ -69,15 +69,15 @@ type Tensor struct {
 
 // Storage is the memory that one or more tensors share.
 type Storage struct {
-	Key      string // its member of the file is archive/data/KEY
-	Location string // the device that it was saved from: "cpu", "cuda:0"
+	Key      string // its member in the file is NAME/data/KEY
+	Location string // the device it was saved from: "cpu", "cuda:0"
 	Bytes    int64
 	big      bool // the file is big-endian
 	// readAt reads len(p) bytes at an offset within the storage.
 	readAt func(p []byte, offset int64) error
 }
 
-// NewTensor describes a contiguous tensor with a storage of its own, for Write. read fills its
+// NewTensor describes a contiguous tensor with a separate storage, for Write. read fills its
 // argument with the tensor's bytes, row-major and little-endian.
 func NewTensor(dtype tensor.DType, shape []int64, read func([]byte) error) (*Tensor, error) {
 	types := elementTypes()
@@ -102,8 +102,8 @@ func NewTensor(dtype tensor.DType, shape []int64, read func([]byte) error) (*Ten
 	return t, nil
 }
 
-// NewView describes a tensor with these strides whose elements fill a storage without gaps. readAt
-// reads len(p) bytes at an offset within the storage.
+// NewView describes a tensor with the given strides, whose elements fill a storage without gaps.
+// readAt reads len(p) bytes at an offset within the storage.
 func NewView(dtype tensor.DType, shape, strides []int64, readAt func(p []byte, offset int64) error) (*Tensor, error) {
 	t, err := NewTensor(dtype, shape, nil)
 	if err != nil {
@@ -120,10 +120,10 @@ func NewView(dtype tensor.DType, shape, strides []int64, readAt func(p []byte, o
 	return t, nil
 }
 
-// DType returns the tensor's dtype. Package tensor may not know it: see Check.
+// DType returns the tensor's dtype. It may be unknown to package tensor: see Check.
 func (t *Tensor) DType() tensor.DType { return t.element.dtype }
 
-// Bytes returns the size of the tensor's elements in bytes, which ReadBytes needs.
+// Bytes returns the size of the tensor's elements in bytes, the length of ReadBytes's buffer.
 func (t *Tensor) Bytes() int64 {
 	n, _ := elements(t.Shape) // the unpickler and NewTensor have checked the product
 	return n * t.element.size
@@ -137,9 +137,9 @@ func (t *Tensor) CheckType() error {
 	return nil
 }
 
-// Check returns the error that ReadBytes would return before reading, so that a caller can ask
-// before it allocates: an unknown dtype, or more bytes than the storage has. The latter is a tensor
-// that Expand or as_strided made, whose size nothing in the file bounds.
+// Check returns the error that ReadBytes would return before reading, so that a caller can check
+// before it allocates. The errors are an unknown dtype, and a tensor with more bytes than its
+// storage, such as Expand or as_strided makes. The file's size does not bound such a tensor.
 func (t *Tensor) Check() error {
 	if err := t.CheckType(); err != nil {
 		return err
@@ -151,9 +151,9 @@ func (t *Tensor) Check() error {
 	return nil
 }
 
-// ReadBytes reads the tensor's elements into dst, row-major and little-endian. dst must have Bytes
-// bytes. For a tensor that is not contiguous it allocates the part of the storage between its first
-// and its last element.
+// ReadBytes reads the tensor's elements into dst, row-major and little-endian. The length of dst
+// must be Bytes(). For a tensor that is not contiguous, ReadBytes allocates memory for the
+// storage's range from the first to the last element.
 func (t *Tensor) ReadBytes(dst []byte) error {
 	if err := t.Check(); err != nil {
 		return err
@@ -181,8 +181,8 @@ func (t *Tensor) ReadBytes(dst []byte) error {
 	return nil
 }
 
-// ReadElements reads elements into dst in the order of memory, of which the first one has the
-// number first. It allocates nothing. The tensor is dense, and the elements are some of its own.
+// ReadElements reads elements into dst in memory order, starting with element number first. It
+// allocates nothing. The tensor must be dense and contain all of these elements.
 func (t *Tensor) ReadElements(dst []byte, first int64) error {
 	if err := t.Check(); err != nil {
 		return err
@@ -201,7 +201,7 @@ func (t *Tensor) ReadElements(dst []byte, first int64) error {
 	return nil
 }
 
-// reorder makes elements of a big-endian file little-endian.
+// reorder converts elements from a big-endian file to little-endian.
 func (t *Tensor) reorder(b []byte) {
 	if unit := t.element.swapped(); t.Storage.big && unit > 1 {
 		for i := 0; i < len(b); i += unit {
@@ -210,7 +210,7 @@ func (t *Tensor) reorder(b []byte) {
 	}
 }
 
-// isContiguous reports whether the elements lie in the storage in row-major order without gaps.
+// isContiguous reports whether the elements are in the storage in row-major order without gaps.
 func (t *Tensor) isContiguous() bool {
 	next := int64(1)
 	for i := len(t.Shape) - 1; i >= 0; i-- {
@@ -222,8 +222,8 @@ func (t *Tensor) isContiguous() bool {
 	return true
 }
 
-// last returns the position of the tensor's last element in its storage. It is false if the
-// position overflows. The tensor must have elements.
+// last returns the position of the tensor's last element in its storage, or false if the position
+// overflows. The tensor must not be empty.
 func (t *Tensor) last() (int64, bool) {
 	last := t.Offset
 	for i, n := range t.Shape {
@@ -237,7 +237,8 @@ func (t *Tensor) last() (int64, bool) {
 	return last, true
 }
 
-// validate checks that sizes, strides and offset stay within a storage of the given elements.
+// validate checks that sizes, strides and offset stay within a storage with the given number of
+// elements.
 func (t *Tensor) validate(available int64) error {
 	if len(t.Shape) != len(t.Strides) {
 		return fmt.Errorf("a tensor has %d sizes and %d strides", len(t.Shape), len(t.Strides))
@@ -266,8 +267,8 @@ func (t *Tensor) validate(available int64) error {
 	return nil
 }
 
-// elements returns the number of elements of a shape. It is false for a negative size and for a
-// product that overflows.
+// elements returns the number of elements of a shape, or false if a size is negative or the product
+// overflows.
 func elements(shape []int64) (int64, bool) {
 	if slices.Contains(shape, 0) {
 		return 0, slices.Min(shape) == 0
@@ -282,7 +283,7 @@ func elements(shape []int64) (int64, bool) {
 	return n, true
 }
 
-// Contiguous returns PyTorch's strides of a contiguous tensor: a size of 0 counts as 1.
+// Contiguous returns PyTorch's strides for a contiguous tensor, where a size of 0 counts as 1.
 func Contiguous(shape []int64) []int64 {
 	strides := make([]int64, len(shape))
 	next := int64(1)
@@ -298,8 +299,8 @@ func Contiguous(shape []int64) []int64 {
 func gather(dst, src []byte, shape, strides []int64, size int64) {
 	rows := shape[:len(shape)-1]
 	length, step := shape[len(rows)]*size, strides[len(rows)]*size
-	at := make([]int64, len(rows)) // the row's index
-	start := int64(0)              // of the row in src
+	at := make([]int64, len(rows)) // index of the row
+	start := int64(0)              // position of the row in src
 	for len(dst) > 0 {
 		if step == size {
 			copy(dst[:length], src[start:])

@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/internal/ptfile"
 )
 
-// python returns a Python that has PyTorch: TORCHSTREAM_PYTHON, or python3.
+// python returns a Python interpreter with PyTorch: TORCHSTREAM_PYTHON, or python3.
 func python(t *testing.T) string {
 	t.Helper()
 	program := os.Getenv("TORCHSTREAM_PYTHON")
@@ -24,8 +24,8 @@ func python(t *testing.T) string {
 	return program
 }
 
-// TestPyTorchReadsWhatIsWritten writes every file that PyTorch wrote again, and lets
-// torch.load(weights_only=True) compare.
+// TestPyTorchReadsWhatIsWritten copies each of PyTorch's files with Write, and compares them in
+// Python with torch.load(weights_only=True).
 func TestPyTorchReadsWhatIsWritten(t *testing.T) {
 	program := python(t)
 	dir := t.TempDir()

@@ -11,19 +11,19 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a pickle. They are far above what torch.save writes for a model of 200,000 tensors.
+// Limits for a pickle. They are far above the needs of a model with 200,000 tensors.
 const (
 	maxPickle = 64 << 20
-	maxDepth  = 64 // containers in containers
-	// maxExpanded limits the values that a walk of the whole tree visits, per byte of the pickle.
-	// Lists of references to lists of references would otherwise be exponentially large.
+	maxDepth  = 64 // nesting of containers
+	// maxExpanded limits the values visited by a walk of the whole tree, per byte of the pickle.
+	// Without it, lists of references to lists of references could grow exponentially.
 	maxExpanded = 16
-	// maxWork limits the bytes that opcodes copy or hash beyond those that they take from the
-	// pickle, per byte of the pickle: a call of 5 bytes can copy a dict of any size.
+	// maxWork limits the bytes that opcodes copy or hash in addition to those read from the pickle,
+	// per byte of the pickle: a call of 5 bytes can copy a dict of any size.
 	maxWork = 64
 )
 
-// limits are those that tests change.
+// limits holds the limits that tests change.
 type limits struct {
 	steps int // opcodes
 	stack int // values
@@ -31,7 +31,7 @@ type limits struct {
 
 func usual() limits { return limits{steps: 1 << 23, stack: 1 << 20} }
 
-// Opcodes of protocols 2 to 5 that Python writes. All others are refused.
+// Opcodes of protocols 2 to 5 that Python writes. The unpickler refuses all others.
 const (
 	opMark           = '('
 	opStop           = '.'
@@ -85,7 +85,8 @@ const (
 	opFrame          = 0x95
 )
 
-// refusedOpcode names the opcodes that a reader of pickles is most likely to look for.
+// refusedOpcode returns the name of a refused opcode, for those that a user is most likely to look
+// up.
 func refusedOpcode(op byte) string {
 	names := map[byte]string{
 		'i': "INST", 'o': "OBJ", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4", 'P': "PERSID",
@@ -103,24 +104,24 @@ var (
 	errEmpty = errors.New("an opcode takes more values than there are")
 )
 
-// unpickler runs a pickle as a stack machine. It creates values and views of storages; it calls
-// nothing outside of this package. A pickle of n bytes makes at most about 300 n bytes of values
-// and garbage.
+// unpickler runs a pickle as a stack machine. It creates values and views of storages, and calls
+// nothing outside this package. A pickle of n bytes makes at most about 300 n bytes of values and
+// garbage.
 type unpickler struct {
 	data  []byte
 	pos   int
 	stack []any
-	marks []int // lengths of the stack
+	marks []int // stack lengths at the marks
 	memo  map[uint32]any
 	// open finds a storage of the file.
 	open  func(key, location string) (*Storage, error)
 	types []elementType
-	work  int // bytes left, see maxWork
-	// opaques has what stands for globals that are not built, by their names.
+	work  int // bytes left: see maxWork
+	// opaques maps names of globals that are not built to their Opaques.
 	opaques map[string]*Opaque
 }
 
-// unpickle returns the value of a pickle.
+// unpickle returns a pickle's value.
 func unpickle(data []byte, limit limits, open func(key, location string) (*Storage, error)) (any, error) {
 	u := &unpickler{data: data, memo: map[uint32]any{}, open: open, types: elementTypes(), work: maxWork * len(data), opaques: map[string]*Opaque{}}
 	for steps := 0; ; steps++ {
@@ -146,7 +147,7 @@ func unpickle(data []byte, limit limits, open func(key, location string) (*Stora
 	return u.checkTree(u.stack[0], len(data))
 }
 
-// step runs one opcode. It returns true for the last one.
+// step runs one opcode. It returns true after the last one.
 func (u *unpickler) step() (done bool, err error) {
 	b, err := u.take(1)
 	if err != nil {
@@ -174,7 +175,7 @@ func (u *unpickler) step() (done bool, err error) {
 	return false, errors.New(refusedOpcode(op))
 }
 
-// constant runs the opcodes that push a number or None, and those of the memo.
+// constant runs the opcodes that push a number or None, and the memo's opcodes.
 func (u *unpickler) constant(op byte) (handled bool, err error) {
 	switch op {
 	case opNone:
@@ -218,7 +219,7 @@ func (u *unpickler) constant(op byte) (handled bool, err error) {
 
 // text runs the opcodes that push strings and bytes.
 func (u *unpickler) text(op byte) (handled bool, err error) {
-	var length int // bytes of the length that comes first
+	var length int // bytes of the length prefix
 	switch op {
 	case opShortBinUni, opShortBinString, opShortBinBytes:
 		length = 1
@@ -240,7 +241,7 @@ func (u *unpickler) text(op byte) (handled bool, err error) {
 	switch op {
 	case opShortBinBytes, opBinBytes, opBinBytes8:
 		u.push(bytes.Clone(b))
-	case opShortBinString, opBinString: // a string of Python 2
+	case opShortBinString, opBinString: // a Python 2 string
 		if utf8.Valid(b) {
 			u.push(string(b))
 		} else {
@@ -249,7 +250,7 @@ func (u *unpickler) text(op byte) (handled bool, err error) {
 	default:
 		if utf8.Valid(b) {
 			u.push(string(b))
-		} else { // Python's surrogates
+		} else { // with Python's surrogates
 			u.push(u.opaque("a string that is not UTF-8"))
 		}
 	}
@@ -322,7 +323,7 @@ func (u *unpickler) object(op byte) (handled bool, err error) {
 			err = u.persistent(id[0])
 		}
 	case opBuild:
-		// Besides an Opaque, only a state_dict has a state, its _metadata: the versions of its
+		// Apart from an Opaque, only a state_dict has a state: its _metadata, the versions of its
 		// modules' classes.
 		if _, err = u.pop(1); err == nil {
 			var target any
@@ -338,7 +339,8 @@ func (u *unpickler) object(op byte) (handled bool, err error) {
 	return true, err
 }
 
-// other runs the opcodes that make values without a type here, and those that drop values.
+// other runs the opcodes that make values without a type in this package, and those that drop
+// values.
 func (u *unpickler) other(op byte) (handled bool, err error) {
 	switch op {
 	case opPop:
@@ -379,7 +381,7 @@ func (u *unpickler) other(op byte) (handled bool, err error) {
 	return true, err
 }
 
-// newObject pushes what stands for an object of a class, which its arguments follow.
+// newObject pushes the Opaque for an object. call holds the class and its arguments.
 func (u *unpickler) newObject(call []any, err error) error {
 	if err != nil {
 		return err
@@ -402,7 +404,7 @@ func isOpaque(v any) bool {
 
 func (u *unpickler) push(v any) { u.stack = append(u.stack, v) }
 
-// floor is the length of the stack below which the opcodes after the last mark may not reach.
+// floor returns the stack length at the last mark. Opcodes must not pop values below it.
 func (u *unpickler) floor() int {
 	if len(u.marks) == 0 {
 		return 0
@@ -506,8 +508,8 @@ func (u *unpickler) long(n int) error {
 	return nil
 }
 
-// largeInteger returns what stands for an integer over 64 bits. The text of a short one has its
-// digits.
+// largeInteger returns the Opaque for an integer over 64 bits. The text of a short integer contains
+// its digits.
 func (u *unpickler) largeInteger(b []byte) *Opaque {
 	const shown = 32 // bytes
 	if len(b) > shown {
@@ -572,7 +574,7 @@ func (u *unpickler) extend(items []any, err error) error {
 	return nil
 }
 
-// setItems puts keys and values, which alternate, into the dict on the stack.
+// setItems puts alternating keys and values into the dict on the stack.
 func (u *unpickler) setItems(items []any, err error) error {
 	if err != nil {
 		return err
@@ -599,7 +601,8 @@ func (u *unpickler) setItems(items []any, err error) error {
 	return nil
 }
 
-// set puts one key into a dict. Hashing a long string again and again is work.
+// set puts one key into a dict. Hashing counts as work, since a pickle can hash a long string
+// repeatedly.
 func (u *unpickler) set(d *Dict, key, value any) error {
 	if s, ok := key.(string); ok {
 		if err := u.spend(len(s)); err != nil {
@@ -607,7 +610,7 @@ func (u *unpickler) set(d *Dict, key, value any) error {
 		}
 	}
 	if !hashable(key) || isOpaque(key) {
-		const entry = 64 // bytes: nothing tells whether two such keys are equal
+		const entry = 64 // bytes; such keys cannot be compared
 		if err := u.spend(entry); err != nil {
 			return err
 		}
@@ -617,7 +620,7 @@ func (u *unpickler) set(d *Dict, key, value any) error {
 	return nil
 }
 
-// spend counts bytes that an opcode copies or hashes.
+// spend counts the bytes that an opcode copies or hashes.
 func (u *unpickler) spend(n int) error {
 	if u.work -= n; u.work < 0 {
 		return fmt.Errorf("refused: more than %d bytes of work per byte of the pickle", maxWork)
@@ -625,14 +628,14 @@ func (u *unpickler) spend(n int) error {
 	return nil
 }
 
-// checkTree refuses what a walk of the tree could not finish: a container that contains itself, a
-// tree that is too deep or, with shared containers counted at every place, too large. Globals and
-// storages that no call has consumed become Opaques. It returns the root.
+// checkTree refuses a tree that a walk could not finish: a container that contains itself, or a
+// tree that is too deep or too large, where a shared container counts each time. Globals and
+// storages that no call has used become Opaques. checkTree returns the root.
 func (u *unpickler) checkTree(root any, size int) (any, error) {
 	root = u.plain(root)
 	type extent struct{ depth, count int } // count includes the value itself
 	limit := size * maxExpanded
-	seen := map[any]extent{} // by pointer; the zero extent while its walk is under way
+	seen := map[any]extent{} // by pointer; zero while its walk is running
 	var walk func(v any, depth int) (extent, error)
 	walk = func(v any, depth int) (extent, error) {
 		var children []any
@@ -681,7 +684,7 @@ func (u *unpickler) checkTree(root any, size int) (any, error) {
 	return root, err
 }
 
-// plain returns a value, or the Opaque for what is none.
+// plain returns v, or its Opaque if v is not a plain value.
 func (u *unpickler) plain(v any) any {
 	switch v := v.(type) {
 	case function:

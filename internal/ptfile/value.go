@@ -3,21 +3,21 @@ package ptfile
 import "iter"
 
 // The values of a file are nil, bool, int64, float64, string, []byte, Name, *Dict, *List, *Tuple,
-// *Tensor and *Opaque. Containers and tensors that the file mentions twice are the same pointer
-// twice. No container contains itself.
+// *Tensor and *Opaque. If the file refers to a container or tensor twice, both references are the
+// same pointer. No container contains itself.
 
 // Name is the full name of a dtype, a layout or a device: "torch.float32", "torch.strided",
 // "cuda:0".
 type Name string
 
-// Opaque stands for a value that the reader does not build: an object of a class, an integer over
-// 64 bits, a tensor of a kind that has no Tensor. The reader knows its name and drops its content.
+// Opaque replaces a value that the reader does not build: an object of a class, an integer over 64
+// bits, or a kind of tensor without a Tensor. The reader keeps its name and drops its content.
 type Opaque struct {
 	What string // the full name of a global, or a noun with an article
 	next string // what to save instead; "" for the usual advice
 }
 
-// Error says that the value is not read, and what to save instead.
+// Error says that the value cannot be read, and what to save instead.
 func (o *Opaque) Error() string {
 	next := o.next
 	if next == "" {
@@ -32,14 +32,14 @@ type List struct{ Items []any }
 // Tuple is a Python tuple or a torch.Size.
 type Tuple struct{ Items []any }
 
-// Dict is a Python dict, an OrderedDict or a Counter. It keeps the order of insertion. Keys are
-// nil, bool, int64, float64, strings and, for every other key of a file, an *Opaque that is in no
-// other place. The zero value is an empty dict.
+// Dict is a Python dict, an OrderedDict or a Counter. It keeps the insertion order. Keys are nil,
+// bool, int64, float64 and string. Any other key of a file is replaced by an *Opaque that occurs
+// nowhere else. The zero value is an empty dict.
 type Dict struct {
 	Ordered bool // an OrderedDict
 	keys    []any
 	values  []any
-	index   map[any]int // of each key in keys
+	index   map[any]int // position in keys
 }
 
 // Len returns the number of keys.
@@ -57,8 +57,8 @@ func (d *Dict) Get(key any) (value any, ok bool) {
 	return d.values[i], true
 }
 
-// Set adds a key at the end, or replaces the value of a key. It reports whether the key has a type
-// that a Dict takes.
+// Set adds a key at the end, or replaces the value of an existing key. It reports whether a Dict
+// accepts keys of this type.
 func (d *Dict) Set(key, value any) bool {
 	if !hashable(key) {
 		return false
@@ -75,7 +75,7 @@ func (d *Dict) Set(key, value any) bool {
 	return true
 }
 
-// All iterates over keys and values in the order of insertion.
+// All iterates over keys and values in insertion order.
 func (d *Dict) All() iter.Seq2[any, any] {
 	return func(yield func(any, any) bool) {
 		for i, k := range d.keys {
@@ -86,7 +86,7 @@ func (d *Dict) All() iter.Seq2[any, any] {
 	}
 }
 
-// hashable excludes NaN, which is a new key at every Set.
+// hashable excludes NaN, which would be a new key in every Set.
 func hashable(key any) bool {
 	switch k := key.(type) {
 	case nil, bool, int64, string, *Opaque:
@@ -97,7 +97,7 @@ func hashable(key any) bool {
 	return false
 }
 
-// describe names a value's Python type for an error.
+// describe returns the name of a value's Python type, for errors.
 func describe(v any) string {
 	switch v := v.(type) {
 	case nil:

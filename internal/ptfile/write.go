@@ -16,12 +16,12 @@ import (
 	"github.com/torchstream/torchstream/internal/blocksum"
 )
 
-// Write writes a file that torch.load(path, weights_only=True) reads. root consists of the values
-// that Open returns, without Names, and of int. Tensors come from NewTensor or from another file;
-// tensors with one Storage share it in the file too. The file has checksums, which Open compares
-// and PyTorch ignores. A storage is in memory while it is written.
-// The comment is that of the zip archive, which PyTorch does not read; it may be empty. Values that
-// Open would refuse are an error, and nothing is written.
+// Write writes a file that torch.load(path, weights_only=True) can read. root consists of the
+// values that Open returns, without Names, and of int. Tensors are from NewTensor or from another
+// file. Tensors that share a Storage share it in the file too. The file has checksums, which Open
+// verifies and PyTorch ignores. A storage is in memory while it is written. comment is the zip
+// archive's comment, which PyTorch does not read; it may be empty. Values that Open would refuse
+// are an error, and nothing is written.
 func Write(w io.Writer, root any, comment string) error { return write(w, root, comment, usual()) }
 
 func write(w io.Writer, root any, comment string, limit limits) error {
@@ -31,7 +31,7 @@ func write(w io.Writer, root any, comment string, limit limits) error {
 		return err
 	}
 	p.op(opStop)
-	if len(p.out) > maxPickle { // a file that Open refuses must not replace one that it reads
+	if len(p.out) > maxPickle { // a file that Open refuses must not replace a readable one
 		return fmt.Errorf("all values but the tensors' elements take %d bytes, over the limit of %d", len(p.out), maxPickle)
 	}
 	if _, err := unpickle(p.out, limit, p.storageOf); err != nil {
@@ -75,14 +75,14 @@ func write(w io.Writer, root any, comment string, limit limits) error {
 	return archive.zip.Close()
 }
 
-// archive writes members that are not compressed and start at multiples of 64 bytes, as torch.save
-// does, so that PyTorch can map them.
+// archive writes uncompressed members that start at multiples of 64 bytes, as torch.save does, so
+// that PyTorch can map them.
 type archive struct {
 	zip   *zip.Writer
 	count *countingWriter
 }
 
-// countingWriter counts the bytes that pass through.
+// countingWriter counts the bytes written to it.
 type countingWriter struct {
 	w io.Writer
 	n int64
@@ -98,7 +98,7 @@ func (a *archive) add(name string, data []byte) error {
 	const (
 		alignment   = 64
 		localHeader = 30     // bytes before the name
-		zip64Field  = 1      // id of the sizes in 64 bits
+		zip64Field  = 1      // id of the 64-bit sizes
 		padField    = 0x4246 // PyTorch's id: "FB"
 		fieldHeader = 4
 	)
@@ -124,21 +124,21 @@ func (a *archive) add(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	h.Extra = nil // the directory at the end of the archive needs none of this
+	h.Extra = nil // the directory at the end of the archive needs no extra field
 	_, err = w.Write(data)
 	return err
 }
 
-// pickler writes a pickle of protocol 2 without a memo: what is mentioned twice is written twice,
-// and only storages are shared.
+// pickler writes a pickle of protocol 2 without a memo. A value that occurs twice is written twice.
+// Only storages are shared.
 type pickler struct {
 	out      []byte
 	storages []*Storage
-	types    []elementType    // of the storages: PyTorch reads a storage with one dtype only
+	types    []elementType    // of the storages: PyTorch reads a storage with a single dtype
 	numbers  map[*Storage]int // of the members data/N
 }
 
-// storageOf returns the storage of a member data/N.
+// storageOf returns the storage for a member data/N.
 func (p *pickler) storageOf(key, _ string) (*Storage, error) {
 	n, err := strconv.Atoi(key)
 	if err != nil || n < 0 || n >= len(p.storages) {
@@ -194,11 +194,11 @@ func (p *pickler) value(v any, depth int) error {
 	return nil
 }
 
-// batchItems is the maximum number of items that a reader has on its stack for one container. It is
-// even, since keys and values alternate. Python writes as many keys at once.
+// batchItems is the maximum number of items of a container on the reader's stack. It is even, since
+// keys and values alternate. Python writes the same number of keys at once.
 const batchItems = 2000
 
-// items writes the items of the container before them.
+// items writes the items of the container that precedes them.
 func (p *pickler) items(op byte, items []any, depth int) error {
 	for batch := range slices.Chunk(items, batchItems) {
 		p.op(opMark)
@@ -253,7 +253,7 @@ func (p *pickler) text(s string) error {
 	return nil
 }
 
-// bytes writes a call that makes bytes of text: protocol 2 has no bytes.
+// bytes writes a call that converts text to bytes, since protocol 2 has no bytes.
 func (p *pickler) bytes(b []byte) error {
 	runes := make([]rune, len(b))
 	for i, c := range b {
@@ -275,9 +275,9 @@ func (p *pickler) global(module, name string) {
 	p.out = append(p.out, module+"\n"+name+"\n"...)
 }
 
-// tensor writes a call of _rebuild_tensor_v2, or, for a dtype without a type of storage, of
-// _rebuild_tensor_v3 with bytes and the dtype. The call is inside one of _rebuild_parameter for a
-// parameter.
+// tensor writes a call of _rebuild_tensor_v2. For a dtype without a storage class it writes a call
+// of _rebuild_tensor_v3 with bytes and the dtype. For a parameter it wraps the call in
+// _rebuild_parameter.
 func (p *pickler) tensor(t *Tensor) error {
 	if t.Storage.big && t.element.size > 1 {
 		return fmt.Errorf("a tensor of dtype %s of a big-endian file cannot be written to a PyTorch file", t.element.name)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Write refuses what the unpickler does, by the number of opcodes or of values on its stack, and
-// writes nothing then. At the limit both accept it.
+// Write refuses the same numbers of opcodes and stack values as the unpickler, and then writes
+// nothing. At the limit both accept the file.
 func TestWriteCountsAsTheReader(t *testing.T) {
 	items := make([]any, 5000)
 	for _, c := range []struct {
@@ -17,7 +17,7 @@ func TestWriteCountsAsTheReader(t *testing.T) {
 		below limits
 		says  string
 	}{
-		// PROTO, EMPTY_LIST, MARK and APPENDS around 2,000, 2,000 and 1,000 of NONE, STOP.
+		// PROTO, EMPTY_LIST, STOP, and MARK and APPENDS around 2,000, 2,000 and 1,000 NONE.
 		{"opcodes", &List{Items: items}, limits{5009, 9999}, limits{5008, 9999}, "more than 5008 opcodes"},
 		{"stack", &Tuple{Items: items}, limits{9999, 5000}, limits{9999, 4999}, "a stack of more than 4999 values"},
 	} {
