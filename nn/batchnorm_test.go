@@ -37,8 +37,8 @@ func noise(t *testing.T, shape ...int64) *torch.Tensor {
 	return x
 }
 
-// ForwardReLU has the values of the normalisation, the sum and ReLU, in training and in evaluation,
-// and with a function in place of the operator.
+// ForwardReLU equals normalisation, sum and ReLU: in training, in evaluation, and with a function
+// instead of the operator.
 func TestForwardReLUIsThreeOperators(t *testing.T) {
 	x, residual := noise(t, 2, 3, 4, 5), noise(t, 2, 3, 4, 5)
 	calls := 0
@@ -99,7 +99,7 @@ func TestForwardReLUNamesItsLayer(t *testing.T) {
 	}
 }
 
-// A normalisation and the ReLU after it have the values of the two, and names of their own.
+// A normalisation followed by a ReLU computes the same values as both, and both keep their names.
 func TestSequentialOfNormAndReLU(t *testing.T) {
 	x := noise(t, 2, 3, 4, 5)
 	norm, other := nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}), nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{})
@@ -133,7 +133,7 @@ func TestSequentialOfNormAndReLU(t *testing.T) {
 	}
 }
 
-// In training on a GPU the two are as many kernels as a normalisation with ReLU.
+// In training on a GPU, normalisation and ReLU launch as many kernels as a fused call.
 func TestNormAndReLUAreTwoKernels(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	x, err := torch.Randn(0, torch.BFloat16, 2, 8, 6, 6)

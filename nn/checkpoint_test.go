@@ -154,7 +154,8 @@ func TestMemoryOfHeadersIsBounded(t *testing.T) {
 	checkMemory(t, "shards", "x.safetensors.index.json", []byte(shards), perByte)
 }
 
-// checkMemory opens a file and requires that it allocates no more than so many bytes for each byte.
+// checkMemory opens a file and checks that it allocates at most perByte bytes for each byte of the
+// file.
 func checkMemory(t *testing.T, name, base string, file []byte, perByte uint64) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), base)
@@ -199,7 +200,7 @@ func TestReadRejectsBooleansOtherThan0And1(t *testing.T) {
 	}
 }
 
-// A file whose last tensor is damaged changes nothing.
+// A file whose last tensor is damaged leaves the module unchanged.
 func TestLoadChangesNothingIfATensorIsDamaged(t *testing.T) {
 	weight, err := torch.Ones(cuda.CPU, torch.Float32, 1)
 	if err != nil {

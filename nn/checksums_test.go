@@ -40,8 +40,8 @@ func rewrite(t testing.TB, name string, change func(data []byte)) {
 	}
 }
 
-// A bit that flips anywhere in a rank's file is an error that names the file, and the tensor if it
-// is in its bytes.
+// A flipped bit anywhere in a rank's file is an error that names the file, and the tensor if the
+// bit is in its bytes.
 func TestEveryFlippedBitOfARankIsFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	if err := saveDivided(t, path, 2, 1); err != nil {
@@ -58,7 +58,7 @@ func TestEveryFlippedBitOfARankIsFound(t *testing.T) {
 	}
 	tensors := c.Tensors()
 	c.Close()
-	begin := 8 + int(binary.LittleEndian.Uint64(good)) // of the tensors, of which the last one is that of checksums
+	begin := 8 + int(binary.LittleEndian.Uint64(good)) // tensors; the last one: checksums
 	end := len(good) - int(tensors[len(tensors)-1].Bytes())
 	if len(tensors) != 4 || end-begin < 100 {
 		t.Fatalf("the file has %v", tensors)
@@ -77,7 +77,7 @@ func TestEveryFlippedBitOfARankIsFound(t *testing.T) {
 	requireDivided(t, path, 1)
 }
 
-// A rank's file of another checkpoint is none of this one, whatever it says about itself.
+// A rank's file from another checkpoint is refused, whatever its content.
 func TestSwappedFileOfARankIsFound(t *testing.T) {
 	dir := t.TempDir()
 	path, other := filepath.Join(dir, "last.pt"), filepath.Join(dir, "other.pt")
@@ -103,7 +103,7 @@ func TestSwappedFileOfARankIsFound(t *testing.T) {
 	}
 }
 
-// Names in a rank's file that are exchanged give each tensor the other's bytes.
+// Exchanged names in a rank's file would give each tensor the other's bytes.
 func TestExchangedNamesAreFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	s, err := nn.BeginShards(path, 1)
@@ -151,7 +151,7 @@ func saveLarge(t testing.TB, path string, ranks int, whole []byte) {
 	}
 }
 
-// A part of a tensor is checked by the blocks in which it is, and others may be damaged.
+// Reading a part of a tensor verifies only the part's blocks; other blocks may be damaged.
 func TestPartsAreCheckedByBlocks(t *testing.T) {
 	const block, size = 1 << 20, 5<<20 + 12345
 	path := filepath.Join(t.TempDir(), "last.pt")
@@ -205,7 +205,7 @@ func TestPartsAreCheckedByBlocks(t *testing.T) {
 	}
 }
 
-// A file without checksums, as an earlier version of a rank would write it, commits nothing.
+// Commit refuses a rank's file without checksums, which an earlier version writes.
 func TestCommitNeedsChecksums(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	s, err := nn.BeginShards(path, 1)
@@ -228,7 +228,7 @@ func TestCommitNeedsChecksums(t *testing.T) {
 	}
 }
 
-// What the checksums cost beside writing and reading.
+// BenchmarkDividedCheckpoint measures the cost of the checksums relative to writing and reading.
 func BenchmarkDividedCheckpoint(b *testing.B) {
 	whole := make([]byte, 256<<20)
 	for i := range whole {
@@ -251,7 +251,7 @@ func BenchmarkDividedCheckpoint(b *testing.B) {
 	})
 }
 
-// checkpointValues reads all of a checkpoint: the tensors' bytes by their names, and the rest.
+// checkpointValues reads a whole checkpoint: the tensors' bytes by name, and the rest.
 func checkpointValues(path string) (map[string]any, error) {
 	c, err := nn.OpenCheckpoint(path)
 	if err != nil {
@@ -297,8 +297,8 @@ func smallCheckpoint(t testing.TB, path string) {
 	}
 }
 
-// A bit that flips anywhere in a checkpoint is an error that names the file, and the tensor if the
-// bit is in its bytes, or it changes nothing that is read, as the dates of a zip archive.
+// A flipped bit anywhere in a checkpoint is an error that names the file, and the tensor if the bit
+// is in its bytes. Bits that are not read, such as the dates of a zip archive, may flip.
 func TestEveryFlippedBitOfACheckpointIsFound(t *testing.T) {
 	for _, name := range []string{"net.safetensors", "net.pt"} {
 		path := filepath.Join(t.TempDir(), name)
@@ -335,7 +335,7 @@ func TestEveryFlippedBitOfACheckpointIsFound(t *testing.T) {
 	}
 }
 
-// The checksums are of blocks: who reads a part finds damage in its blocks, and in no others.
+// Checksums are per block: reading a part finds damage in the part's blocks only.
 func TestPartsOfACheckpointAreChecked(t *testing.T) {
 	const size = 3<<20 + 100
 	data := make([]byte, size)
@@ -396,7 +396,7 @@ func TestDamagedTensorOfAValueIsNamed(t *testing.T) {
 	}
 }
 
-// A file that another program has saved with this one's metadata has checksums of another file.
+// If another program saves a file with copied metadata, the checksums belong to the original file.
 func TestCopiedChecksumsAreAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "net.safetensors")
 	smallCheckpoint(t, path)

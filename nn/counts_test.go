@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// normalisations is three of them, of which the last is used twice.
+// normalisations returns three of them. The network uses the last one twice.
 func normalisations() (net *nn.Sequential, norms []*nn.BatchNorm2d) {
 	for range 3 {
 		norms = append(norms, nn.NewBatchNorm2d(2, nn.BatchNorm2dOptions{}))

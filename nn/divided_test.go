@@ -43,7 +43,7 @@ var wholeTensors = []wholeTensor{
 	{"none", torch.Int64, []int64{0, 3}, []int64{3, 1}},
 }
 
-// first returns where the parts of n elements begin, unevenly.
+// first returns the start of each rank's part of n elements, which are unequal.
 func first(n int64, ranks int) []int64 {
 	at := make([]int64, ranks+1)
 	for r := range at {
@@ -53,7 +53,7 @@ func first(n int64, ranks int) []int64 {
 	return at
 }
 
-// elements returns the bytes of a tensor, in the order of memory, which the value determines.
+// elements returns a tensor's bytes in memory order. value determines them.
 func elements(w wholeTensor, value byte) []byte {
 	n := torch.Spec{DType: w.dtype, Shape: w.shape}.Bytes()
 	b := make([]byte, n)
@@ -84,7 +84,7 @@ func row(t testing.TB, dtype torch.DType, b []byte) *torch.Tensor {
 	return x
 }
 
-// dividedValue returns what a rank gives to a checkpoint.
+// dividedValue returns a rank's value for a checkpoint.
 func dividedValue(t testing.TB, rank, ranks int, value byte) (map[string]any, nn.Divided) {
 	t.Helper()
 	divided := nn.Divided{}
@@ -128,7 +128,7 @@ func saveDivided(t testing.TB, path string, ranks int, value byte) error {
 	return s.Commit(v, d)
 }
 
-// requireDivided reads a checkpoint as a process alone, and as the ranks of several jobs.
+// requireDivided reads a checkpoint as a single process, and as the ranks of several jobs.
 func requireDivided(t testing.TB, path string, value byte) {
 	t.Helper()
 	c, err := nn.OpenCheckpoint(path)
@@ -175,8 +175,8 @@ func requireDivided(t testing.TB, path string, value byte) {
 	}
 }
 
-// What ranks write together any number of ranks reads, and a process alone, to the bit. The next
-// checkpoint takes its place and leaves none of its files.
+// A checkpoint written by several ranks is read bit for bit by any number of ranks and by a single
+// process. The next checkpoint replaces it and removes all its files.
 func TestDividedCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -189,7 +189,7 @@ func TestDividedCheckpoint(t *testing.T) {
 			t.Errorf("%d ranks: %v", ranks, names)
 		}
 	}
-	// A copy that one process writes is whole, and leaves nothing in another one's place.
+	// A copy written by one process is whole, and replacing it leaves no files.
 	c, err := nn.OpenCheckpoint(path)
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +212,7 @@ func TestDividedCheckpoint(t *testing.T) {
 	}
 }
 
-// A part in another order of memory than the file's is cut from the whole tensor.
+// A part in a different memory order from the file's is cut from the whole tensor.
 func TestReadPartInAnotherOrder(t *testing.T) {
 	dir := t.TempDir()
 	x, err := torch.FromInt64s([]int64{0, 1, 2, 3, 4, 5}, 2, 3)
@@ -262,9 +262,9 @@ func TestReadPartInAnotherOrder(t *testing.T) {
 	}
 }
 
-// A checkpoint that is not finished, because a rank's file is missing or another's, leaves the old
-// one, and the error names the rank, the file and the tensor. What dead processes leave is removed
-// by the next one.
+// An unfinished checkpoint leaves the old one in place: a rank's file may be missing, or belong to
+// another checkpoint. The error names the rank, the file and the tensor. The next checkpoint
+// removes the leftovers of dead processes.
 func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -315,7 +315,7 @@ func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 		}
 	}
 
-	// The ranks die: nobody gives the checkpoint up, and the lock of rank 0 goes.
+	// The ranks die: nobody abandons the checkpoint, and rank 0's lock is released.
 	left := filepath.Join(dir, "last.pt.tmp-0123456789ab")
 	others := []string{"last.pt-0123456789ac-rank00000-of-00002.safetensors", "other.pt-0123456789ab-rank00000-of-00002.safetensors"}
 	for _, name := range append([]string{left, path + "-0123456789ab-rank00000-of-00002.safetensors", path + "-0123456789ab-rank00001-of-00002.safetensors.tmp-0123456789ab"},
@@ -341,7 +341,7 @@ func otherSizes(t *testing.T, parts []nn.Named) []nn.Named {
 	return parts
 }
 
-// saveLone writes a checkpoint as a process alone.
+// saveLone writes a checkpoint as a single process.
 func saveLone(t testing.TB, path string, value byte) error {
 	t.Helper()
 	var state []nn.Named
@@ -351,9 +351,9 @@ func saveLone(t testing.TB, path string, value byte) error {
 	return nn.SavePyTorch(path, map[string]any{"state_dict": state, "optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)})
 }
 
-// A process that dies between the rename and the removal of the old files leaves these to the next
-// one, whoever writes the next checkpoint, and whoever wrote the last one. Before the rename nobody
-// removes them.
+// If a process dies between the rename and the removal of the old files, the next checkpoint
+// removes them, whether one process or several ranks write the old one and the next one. Before the
+// rename nobody removes them.
 func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
 	ranks := func(t *testing.T, path string, value byte) error { return saveDivided(t, path, 2, value) }
 	alone := func(t *testing.T, path string, value byte) error { return saveLone(t, path, value) }
@@ -366,7 +366,7 @@ func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
 	}
 	for name, of := range map[string]struct {
 		second, third func(t *testing.T, path string, value byte) error
-		value         byte // that is left
+		value         byte // of the checkpoint that remains
 		files         int
 	}{
 		"ranks, begun": {ranks, begun, 2, 3},
@@ -424,7 +424,7 @@ func (k kept) restore(t *testing.T) {
 	}
 }
 
-// A file that says that it replaced itself loses none of its files.
+// A file that claims to have replaced itself loses none of its files.
 func TestCheckpointThatReplacesItself(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -440,7 +440,7 @@ func TestCheckpointThatReplacesItself(t *testing.T) {
 		t.Fatal(shards, err)
 	}
 	id := strings.TrimPrefix(shards[0], path+"-")[:12]
-	comment := "replaces " + id // at the end of the archive, behind its length
+	comment := "replaces " + id // at the end of the archive, after the comment's length
 	data = append(append(data[:len(data)-2], byte(len(comment)), 0), comment...)
 	if err := os.WriteFile(path, data, 0o644); err != nil {
 		t.Fatal(err)
@@ -467,7 +467,8 @@ func modes(t *testing.T, dir string) []fs.FileMode {
 	return all
 }
 
-// The ranks' files have the mode of rank 0's, which keeps that of the checkpoint that it replaces.
+// The ranks' files have the mode of rank 0's file, which keeps the mode of the checkpoint that it
+// replaces.
 func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -518,7 +519,7 @@ func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
 	}
 }
 
-// A rank that is late writes nothing that stays when rank 0 has given the checkpoint up.
+// A late rank leaves no file after rank 0 has abandoned the checkpoint.
 func TestLateRankLeavesNoFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -540,7 +541,7 @@ func TestLateRankLeavesNoFile(t *testing.T) {
 	}
 }
 
-// A checkpoint that could not be read takes no other's place.
+// A checkpoint that could not be read replaces no other.
 func TestCommitRefusesWhatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -583,7 +584,7 @@ func TestCommitRefusesWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Texts of a program are no tensors, whatever their keys are.
+// A program's dict of strings is not a tensor, whatever its keys are.
 func TestDictsOfAProgramInADividedCheckpoint(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	s, err := nn.BeginShards(path, 1)
@@ -606,7 +607,7 @@ func TestDictsOfAProgramInADividedCheckpoint(t *testing.T) {
 	}
 }
 
-// The files of a checkpoint are beside the file that a link names.
+// The rank files are in the folder of the link's target.
 func TestLinkToADividedCheckpoint(t *testing.T) {
 	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "best.pt")
 	path := filepath.Join(dir, "last.pt")
@@ -614,7 +615,7 @@ func TestLinkToADividedCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	requireDivided(t, link, 1)
-	// A new checkpoint takes the place of the link, and not of what it names.
+	// A new checkpoint replaces the link, not the link's target.
 	if err := saveDivided(t, link, 2, 2); err != nil {
 		t.Fatal(err)
 	}
@@ -622,7 +623,7 @@ func TestLinkToADividedCheckpoint(t *testing.T) {
 	requireDivided(t, path, 1)
 }
 
-// A file that names a large tensor is refused before anybody allocates memory for it.
+// A file that names a large tensor is refused before any memory is allocated for it.
 func TestMemoryOfDividedFilesIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  `, 8)
@@ -643,7 +644,7 @@ func TestMemoryOfDividedFilesIsBounded(t *testing.T) {
 	}
 }
 
-// Rank 0's folder is not that of the others.
+// Rank 0 and the other ranks have different folders.
 func TestJoinShardsNeedsASharedFolder(t *testing.T) {
 	s, err := nn.BeginShards(filepath.Join(t.TempDir(), "last.pt"), 2)
 	if err != nil {
@@ -659,8 +660,8 @@ func TestJoinShardsNeedsASharedFolder(t *testing.T) {
 	}
 }
 
-// A checkpoint whose files are gone or damaged is an error that names the file and the rank, and
-// that no program takes for a first run without a checkpoint.
+// A checkpoint with missing or damaged files is an error that names the file and the rank. It is
+// not the error of a first run without a checkpoint.
 func TestDamagedDividedCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -721,7 +722,7 @@ func readAll(path string) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// integers makes numbers of JSON those that SavePyTorch takes.
+// integers converts JSON numbers to types that SavePyTorch accepts.
 func integers(v any) any {
 	switch v := v.(type) {
 	case []any:
@@ -738,21 +739,21 @@ func integers(v any) any {
 	return v
 }
 
-// hostileDivided writes a file with the value of a JSON text, beside the file of a rank that has
-// "w" of two elements, and reads it.
+// hostileDivided writes a file with the value of a JSON text and, in the same folder, a rank file
+// with a "w" of two elements. Then it reads the checkpoint.
 func hostileDivided(t *testing.T, text string) error {
 	t.Helper()
 	return divided(t, text, rankOfTwo(`{"dtype":"U8","shape":[4],"data_offsets":[8,12]}`))
 }
 
-// rankOfTwo returns the file of a rank that has "w" of two elements, and checksums as described.
+// rankOfTwo returns a rank file with a "w" of two elements and the given checksums.
 func rankOfTwo(sums string) []byte {
 	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"checksums":`+sums+`}  `, 8)
 	return binary.LittleEndian.AppendUint32(shard, crc32.ChecksumIEEE(shard[len(shard)-8:]))
 }
 
-// divided reads a checkpoint of a value as a JSON text, in which SIZE and SEAL stand for what they
-// are of the rank's file.
+// divided reads a checkpoint with the value of a JSON text. SIZE and SEAL in the text are replaced
+// by the size and checksum of the rank file.
 func divided(t *testing.T, text string, shard []byte) error {
 	t.Helper()
 	dir := t.TempDir()
@@ -768,7 +769,7 @@ func divided(t *testing.T, text string, shard []byte) error {
 	}
 	path := filepath.Join(dir, "m.pt")
 	if err := nn.SavePyTorch(path, integers(v)); err != nil {
-		return nil // the text has what no file can have
+		return nil // the text has a value that no file can have
 	}
 	n, err := readAll(path)
 	if n > 1<<20 {
@@ -780,7 +781,7 @@ func divided(t *testing.T, text string, shard []byte) error {
 const goodDivided = `{"shards":{"id":"0123456789ab","base":"m.pt","bytes":[SIZE]},` +
 	`"state_dict":{"w":{"divided":"w","dtype":"F32","shape":[2,1],"strides":[1,1],"parts":[0,0,2]}}}`
 
-var hostileDividedFiles = map[string][2]string{ // what is replaced, by what: the error
+var hostileDividedFiles = map[string][2]string{ // old text, new text: the error
 	"a path":                {`"base":"m.pt"`, `"base":"../m.pt"`},
 	"no base":               {`"base":"m.pt"`, `"base":""`},
 	"another base":          {`"base":"m.pt"`, `"base":"n.pt"`},
@@ -875,9 +876,9 @@ func TestDividedProcess(t *testing.T) {
 	}
 }
 
-// A process that writes checkpoints one after the other, as several ranks and now and then alone,
-// dies at random moments.
-// What is at the path is a whole checkpoint then: the last one that it finished, or the next one.
+// A process that writes checkpoints in a row, usually as several ranks and sometimes as one
+// process, is killed at random moments. Each time the path holds a whole checkpoint: the last
+// finished one, or the next one.
 func TestDividedCheckpointSurvivesKills(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -917,8 +918,7 @@ func TestDividedCheckpointSurvivesKills(t *testing.T) {
 	}
 }
 
-// killedAfter kills a process some time after it has printed a line, and returns what it has
-// printed.
+// killedAfter kills a process a given time after it has printed a line, and returns the output.
 func killedAfter(t *testing.T, command *exec.Cmd, line string, after time.Duration) string {
 	t.Helper()
 	out, err := command.StdoutPipe()
@@ -949,8 +949,8 @@ func killedAfter(t *testing.T, command *exec.Cmd, line string, after time.Durati
 	return said.String()
 }
 
-// TestPyTorchReadsDividedCheckpoints runs the function of docs/distributed.md, which is that of
-// testdata.
+// TestPyTorchReadsDividedCheckpoints runs the function in docs/distributed.md, a copy of which is
+// in testdata.
 func TestPyTorchReadsDividedCheckpoints(t *testing.T) {
 	program := os.Getenv("TORCHSTREAM_PYTHON")
 	if program == "" {
@@ -969,7 +969,7 @@ func TestPyTorchReadsDividedCheckpoints(t *testing.T) {
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) { // a bundle has no documents
 		t.Error(err)
 	}
-	// A reader of safetensors files where Python has none.
+	// Stands in for the safetensors reader if Python has none.
 	const script = `
 import sys, types, json, struct
 def load_plain(path):

@@ -36,15 +36,16 @@
 //
 // # Errors
 //
-// An error of a layer names the layer's path in the model, and the line that made it; [LayerError]
-// has both:
+// A layer's error names its path in the model and the line that constructed it. [LayerError] has
+// both:
 //
 //	layer2.0.conv1: Conv2d made at resnet.go:41: torch: Conv2d(float32[8 3 4 4] cpu, ...
 //
 // # Models
 //
 // [Summary] prints a model as a table. [Freeze] excludes a part from training. [Load] takes a
-// checkpoint of exactly this model; with Partial, [LoadWith] takes what fits, and reports the rest:
+// checkpoint of exactly this model; with Partial, [LoadWith] loads all matching tensors, and
+// reports the rest:
 //
 //	report, err := nn.LoadWith("pretrained.safetensors", net, nn.LoadOptions{Partial: true})
 //	if err != nil {
@@ -64,13 +65,13 @@
 //
 // Constructors create parameters on the CPU as float32, with PyTorch's default initialisation: the
 // same seed gives the same numbers as PyTorch. Parameters belong to no scope, so they outlive the
-// batches that pass through. Names are those of PyTorch's state_dict, and checkpoints are
+// batches that pass through. Tensors have PyTorch's state_dict names, and checkpoints are
 // safetensors files or, for paths that end in .pt or .pth, files of torch.save, so weights can be
 // exchanged with PyTorch in both directions. [Load] and [OpenCheckpoint] recognize a file by its
-// content; reading a PyTorch file executes nothing that is in it.
+// content. Reading a PyTorch file executes no code from it.
 //
-// Tests hold the results, the gradients and 20 steps of training of every module, and of the losses
-// of package torch, against PyTorch's: within 1e-10 in float64, 1e-5 in float32 and the rounding of
+// Tests compare every module and every loss of package torch with PyTorch: results, gradients and
+// 20 training steps. They agree within 1e-10 in float64, 1e-5 in float32 and the rounding of
 // bfloat16.
 //
 // # Concurrency

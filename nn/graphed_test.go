@@ -29,7 +29,7 @@ func closeState(m Module) {
 	}
 }
 
-// trainGraphed trains for some steps, and returns the losses of training and evaluation.
+// trainGraphed runs some training steps, and returns the losses of training and evaluation.
 func trainGraphed(t *testing.T, m Module, d cuda.Device) (losses []float64) {
 	t.Helper()
 	if err := torch.ManualSeed(5); err != nil { // the masks of Dropout

@@ -23,7 +23,7 @@ func line(t *testing.T) int {
 	return n
 }
 
-// stack is a program's own model: two residual blocks in a Sequential, and a head.
+// stack is a custom model: two residual blocks in a Sequential, and a head.
 type stack struct {
 	layer1 *nn.Sequential
 	head   *nn.Linear
@@ -62,7 +62,7 @@ func TestErrorNamesTheLayersPathAndLine(t *testing.T) {
 	net := &stack{nn.NewSequential(newResidual(3), nn.NewSequential(nn.NewReLU(), bad), newResidual(3)), nn.NewLinear(3, 2, nn.LinearOptions{})}
 	defer nn.Close(net)
 
-	// The Sequentials around a layer tell its path, also before the program has listed the model.
+	// The Sequentials around a layer give its path even before the program has listed the model.
 	var e *nn.LayerError
 	err := net.Forward(x).Err()
 	if !errors.As(err, &e) || e.Path() != "1.1" || e.Kind != "Conv2d" || e.Line != made || filepath.Base(e.File) != "layer_test.go" {
@@ -355,7 +355,7 @@ func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
 			for range 3 {
 				forward()
 			}
-			// Fewer than before: the cleanups of that collection were still at work.
+			// There may be fewer than before: cleanups of that collection were still running.
 			if n := torch.LiveTensors(); n > before {
 				t.Errorf("%d references more after three passes", n-before)
 			}
@@ -473,7 +473,7 @@ func TestFreezeExcludesParameters(t *testing.T) {
 	}
 }
 
-// Kernels and images get the strides of the format, also where a kernel has one pixel; the output
+// Kernels and images get the strides of the format, even with a kernel of one pixel. The output
 // stays the same, and an optimizer steps.
 func TestToMemoryFormat(t *testing.T) {
 	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewConv2d(4, 5, 1, nn.Conv2dOptions{}))

@@ -133,7 +133,7 @@ func (e maskedEncoder) Forward(x *torch.Tensor) *torch.Tensor {
 	return e.Encode(x, mask(x, []byte{0, 0, 0, 0, 0, 1}, 2, 1, 1, 3))
 }
 
-// decoder decodes the first two positions from all without the last.
+// decoder decodes the first two positions from all except the last.
 type decoder struct{ *nn.TransformerDecoder }
 
 func (d decoder) Forward(x *torch.Tensor) *torch.Tensor {
@@ -425,7 +425,7 @@ func openLayers(t *testing.T) peer {
 	return peer{t, c}
 }
 
-// with returns the number of the file's tensors whose names begin with the prefix.
+// with returns the number of the file's tensors that have the prefix.
 func (p peer) with(prefix string) int {
 	n := 0
 	for _, s := range p.c.Tensors() {

@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// loadedState is what PyTorch's load_state_dict made of a file of testdata/loading.
+// loadedState is the result of PyTorch's load_state_dict for a file of testdata/loading.
 type loadedState struct {
 	DType string
 	State map[string][]float64
@@ -35,7 +35,7 @@ func expectedLoads(t *testing.T) map[string]loadedState {
 	return all
 }
 
-// loadingNet returns the network of testdata/loading, all of whose numbers are 9.
+// loadingNet returns the network of testdata/loading with every number set to 9.
 func loadingNet(t *testing.T) *nn.Sequential {
 	t.Helper()
 	net := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewBatchNorm1d(4, nn.BatchNorm1dOptions{}), nn.NewLinear(4, 2, nn.LinearOptions{}))
@@ -143,7 +143,7 @@ func TestReportCountsConvertedTensors(t *testing.T) {
 	}
 }
 
-// A count that float16 does not have is infinite in the file. PyTorch makes -2^63 of it.
+// A count that float16 cannot represent is infinite in the file. PyTorch turns it into -2^63.
 func TestLoadKeepsACountThatTheFileLost(t *testing.T) {
 	net := loadingNet(t)
 	r, err := nn.LoadWith(loading("infinite_count.safetensors"), net, nn.LoadOptions{})
@@ -176,7 +176,7 @@ func TestLoadRefusesIntegersInPlaceOfNumbers(t *testing.T) {
 	}
 }
 
-// Numbers that an integer tensor does not have must not become others.
+// Numbers that an integer tensor cannot represent must not change silently.
 func TestLoadRefusesNumbersThatIntegersLack(t *testing.T) {
 	for _, c := range []struct {
 		value float64

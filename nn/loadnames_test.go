@@ -41,7 +41,7 @@ func TestLoadRemovesPrefixesOfAllNames(t *testing.T) {
 	}
 }
 
-// A network may have names that look like a wrapper's.
+// A network's names may look like a wrapper's.
 func TestLoadKeepsPrefixesThatTheModuleHas(t *testing.T) {
 	inner := loadingNet(t)
 	parts := nn.Parts{Modules: []nn.Child{{Name: "module", Module: inner}}}
@@ -53,7 +53,7 @@ func TestLoadKeepsPrefixesThatTheModuleHas(t *testing.T) {
 	checkState(t, "data_parallel.pt", inner, expectedLoads(t)["network"].State)
 }
 
-// The names of a published base model lack the name that it has in a model with a head.
+// A published base model lacks the prefix that it has inside a model with a head.
 func TestLoadAddsAPrefixOfTheModule(t *testing.T) {
 	for file, note := range map[string]string{
 		"dict_net.pt":      `the prefix "transformer." is added to the file's names`,
@@ -91,7 +91,7 @@ func TestLoadOptionsRename(t *testing.T) {
 	}
 	checkState(t, "detector", net, expectedLoads(t)["network"].State)
 
-	// Rename alone decides.
+	// With Rename, only Rename changes names.
 	same := func(name string) string { return name }
 	if _, err := nn.LoadWith(loading("data_parallel.pt"), net, nn.LoadOptions{Rename: same}); err == nil {
 		t.Error("with Rename the prefix was removed too")
@@ -186,7 +186,7 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 			}
 		}
 	}
-	// A network that lists both names of one tensor needs one of them.
+	// A network that lists both names of one tensor needs only one of them.
 	path := filepath.Join(t.TempDir(), "one.safetensors")
 	one := tiedNet(t, tokens)
 	if err := nn.Save(path, one, nil); err != nil {
@@ -251,7 +251,7 @@ func TestLoadKeepsNamesThatFitAsWell(t *testing.T) {
 	}
 }
 
-// The keys of training programs come before others, whatever their order in the file.
+// The keys of training programs take precedence, whatever the order in the file.
 func TestLoadPrefersKnownDicts(t *testing.T) {
 	for _, c := range []struct{ first, second, want string }{
 		{"net", "state_dict", "state_dict"}, {"net", "model_state_dict", "model_state_dict"}, {"net", "model", "model"},
@@ -277,7 +277,7 @@ func TestLoadPrefersKnownDicts(t *testing.T) {
 	}
 }
 
-// A weight that is no tensor of a kind that can be read is named with the reason.
+// An error names a weight that cannot be read, with the reason.
 func TestErrorNamesWeightsThatAreNotRead(t *testing.T) {
 	_, err := nn.Load(filepath.Join(fixtures, "quantized.pt"), vectors(t, 9, "w"))
 	if err == nil || !strings.Contains(err.Error(), "is not read") {

@@ -14,8 +14,8 @@ import (
 
 const gpu = cuda.Device(0)
 
-// stage holds the parts that the tests below share: a scope, a stream for the caller, and work that
-// keeps a stream busy for tens of milliseconds and leaves room for other kernels beside it.
+// stage holds the common parts of the tests below: a scope, a stream for the caller, and work that
+// keeps a stream busy for tens of milliseconds and leaves room for other kernels.
 type stage struct {
 	t      *testing.T
 	scope  *torch.Scope
@@ -89,8 +89,8 @@ func quick(factor float64) nn.Module {
 	return nn.Func(func(x *torch.Tensor) *torch.Tensor { return x.MulScalar(factor) })
 }
 
-// Every branch begins after the work that the caller's stream had queued, and the caller's stream
-// continues after every branch, in eager mode and from the default stream.
+// Every branch starts after the work already queued on the caller's stream. The caller's stream
+// continues after every branch. Both hold in eager mode and from the default stream.
 func TestParallelForksAndJoins(t *testing.T) {
 	s := newStage(t)
 	for _, caller := range []cuda.Stream{s.caller, cuda.DefaultStream(gpu)} {
@@ -332,7 +332,7 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 	}
 }
 
-// Branches of a caller whose work goes first go first too.
+// Branches have their caller's priority.
 func TestParallelHasThePriorityOfItsCaller(t *testing.T) {
 	s := newStage(t)
 	urgent, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{Priority: -1})
@@ -485,7 +485,7 @@ func TestParallelCloseOnTheGPU(t *testing.T) {
 
 // Every capture takes a stream of the branches, and no memory stays after its graph's end.
 func TestCapturesOfAParallelKeepDeviceMemoryFlat(t *testing.T) {
-	runtime.LockOSThread() // each thread takes handles and a workspace of its own
+	runtime.LockOSThread() // each thread takes separate handles and a workspace
 	defer runtime.UnlockOSThread()
 	s := newStage(t)
 	square := func(value float64) *torch.Tensor { return s.full(value, 64*64).View(64, 64) }

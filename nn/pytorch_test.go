@@ -167,7 +167,7 @@ func TestValuesOfPyTorchFiles(t *testing.T) {
 }
 
 // A tuple of two references to a tuple of two references, 20 deep, is a small pickle of a tree with
-// 2^20 leaves. The string beside it lets package ptfile accept so many.
+// 2^20 leaves. The string next to it raises ptfile's limit enough.
 func TestValueSharesContainers(t *testing.T) {
 	pad := strings.Repeat(" ", 1<<18)
 	pickle := "\x80\x02X\x00\x00\x04\x00" + pad + ")q\x00" + strings.Repeat("h\x00\x86q\x00", 20) + "\x86."
@@ -220,7 +220,8 @@ func TestRefusedPyTorchFiles(t *testing.T) {
 	}
 }
 
-// Only who asks for a value that is not read gets its error, which has its path in the file.
+// A value that is not read is an error only when requested. The error has the value's path in the
+// file.
 func TestUnreadValuesAreErrorsByPath(t *testing.T) {
 	c := openFixture(t, "opaque/nested.pt")
 	if got := readFloats(t, c, "bias"); !reflect.DeepEqual(got, []float64{4, 5}) {
@@ -262,8 +263,8 @@ func TestUnreadValuesAreErrorsByPath(t *testing.T) {
 	}
 }
 
-// A tensor of a state_dict that is not read, or has a dtype that package torch does not have, is an
-// error by its name.
+// A tensor of a state_dict that cannot be read, or whose dtype package torch does not support, is
+// an error that names it.
 func TestUnreadTensorsAreErrorsByName(t *testing.T) {
 	for file, want := range map[string]string{
 		"sparse.pt":       "s: torch._utils._rebuild_sparse_tensor is not read: in Python, save tensor.to_dense() instead",
@@ -395,7 +396,7 @@ func TestSavePyTorch(t *testing.T) {
 	if !reflect.DeepEqual(m["epoch"], int64(3)) || !reflect.DeepEqual(m["rates"], []any{0.5, nil, true, "x", []byte("y")}) {
 		t.Errorf("values %v", m)
 	}
-	// What Value returns can be written.
+	// The result of Value can be written again.
 	again := filepath.Join(dir, "again.pt")
 	m["epoch"] = int64(4)
 	if err := nn.SavePyTorch(again, all); err != nil {

@@ -87,7 +87,7 @@ func requireEqual(t *testing.T, what string, got, want *torch.Tensor) {
 	}
 }
 
-// states are what a recurrent layer or cell carries on: one tensor, or an LSTM's two.
+// states are the states of a recurrent layer or cell: one tensor, or two for an LSTM.
 type states [2]*torch.Tensor
 
 // recurrentPairs are recurrent layers of one layer, and cells.
@@ -133,7 +133,8 @@ func stepped(step func(x, h *torch.Tensor) *torch.Tensor) func(*torch.Tensor, st
 	}
 }
 
-// The states that a layer returns are those from which it goes on, and those of a cell's steps.
+// A layer continues from the states that it returned, and they equal the states after a cell's
+// steps.
 func TestRecurrentStatesGoOn(t *testing.T) {
 	for name, build := range recurrentPairs() {
 		t.Run(name, func(t *testing.T) {
@@ -171,7 +172,8 @@ func TestRecurrentStatesGoOn(t *testing.T) {
 	}
 }
 
-// Each sequence of a padded batch has the outputs and states that it has alone, from its own state.
+// Each sequence of a padded batch has the same outputs and states as in a batch of one, starting
+// from the sequence's state.
 func TestRunLengthsIsRunOfEachSequence(t *testing.T) {
 	s := torch.NewScope("lengths")
 	defer s.Close()

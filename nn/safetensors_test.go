@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// safetensorsCase is a file, and what the safetensors package says of it: see make_safetensors.py.
+// safetensorsCase is a file and the safetensors package's result for it: see make_safetensors.py.
 type safetensorsCase struct {
 	Name    string
 	File    []byte
@@ -52,7 +52,7 @@ var unreadTypes = map[string]string{
 	"float4_e2m1fn_x2": "F4", "F4": "F4", "F6_E2M3": "F6_E2M3", "F6_E3M2": "F6_E3M2",
 }
 
-// A dtype that package torch does not have refuses the tensor and no other one.
+// An unsupported dtype makes only its tensor an error.
 func TestUnknownDTypeRefusesItsTensorAlone(t *testing.T) {
 	found := 0
 	for _, c := range safetensorsCases(t) {
@@ -101,7 +101,8 @@ func TestUnknownDTypeRefusesItsTensorAlone(t *testing.T) {
 	}
 }
 
-// Files of other formats, which their own libraries wrote, are named, with a road to a checkpoint.
+// An error names the format of files that other libraries wrote, and says how to make a checkpoint
+// from them.
 func TestForeignFilesAreNamed(t *testing.T) {
 	const pickle = "a pickle that torch.save did not write: save its tensors with torch.save, or as safetensors"
 	for file, want := range map[string]string{
@@ -128,8 +129,8 @@ func TestForeignFilesAreNamed(t *testing.T) {
 	}
 }
 
-// A dtype of a later version of the format, and a tensor of more dimensions than LibTorch has, are
-// refused like a dtype that is known and not handled.
+// A dtype of a later version of the format, and a tensor with more dimensions than LibTorch
+// supports, are refused like a known but unsupported dtype.
 func TestTensorThatCannotBeReadLeavesTheOthers(t *testing.T) {
 	for want, a := range map[string]string{
 		"tensor a: dtype X9 is not handled":                          `"dtype":"X9","shape":[3]`,
@@ -148,7 +149,7 @@ func TestTensorThatCannotBeReadLeavesTheOthers(t *testing.T) {
 	}
 }
 
-// What the safetensors package wrote is read to the bit, where package torch has the dtype.
+// Files of the safetensors package are read bit for bit where package torch supports the dtype.
 func TestReadsWhatSafetensorsWrote(t *testing.T) {
 	read := 0
 	for _, c := range safetensorsCases(t) {

@@ -28,8 +28,8 @@ func files(t *testing.T, dir string) []string {
 	return names
 }
 
-// A sharded checkpoint has the tensors of the module, in files of the given size; a second one
-// takes its place and leaves none of its files.
+// A sharded checkpoint has the module's tensors, in files of the given size. A second one replaces
+// it and removes all its files.
 func TestSaveSharded(t *testing.T) {
 	net := parityNet(t)
 	dir := t.TempDir()
@@ -84,7 +84,7 @@ func TestSaveSharded(t *testing.T) {
 	}
 }
 
-// SaveSharded removes none of the old index's files that have other names than its own.
+// SaveSharded keeps files of the old index whose names it could not have chosen.
 func TestSaveShardedKeepsOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	const kept = "model-language-00001-of-00001.safetensors" // as long as a name of SaveSharded
@@ -100,7 +100,7 @@ func TestSaveShardedKeepsOtherFiles(t *testing.T) {
 	}
 }
 
-// More files than OpenCheckpoint opens are refused, and the checkpoint before stays.
+// SaveSharded refuses more files than OpenCheckpoint opens, and keeps the old checkpoint.
 func TestSaveShardedRefusesTooManyFiles(t *testing.T) {
 	w := nn.NewParameter(nn.Constant(1), 2)
 	defer w.Close()
@@ -126,7 +126,7 @@ func TestSaveShardedRefusesTooManyFiles(t *testing.T) {
 	}
 }
 
-// A dtype that safetensors lacks is refused, and the file before stays.
+// A dtype that safetensors lacks is refused, and the old file stays.
 func TestSaveRefusesOtherDTypes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.safetensors")
 	one := []nn.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
@@ -180,7 +180,7 @@ func TestSaveShardedRefuses(t *testing.T) {
 	}
 }
 
-// An index from outside is refused with its fault, and opens no file elsewhere.
+// An invalid index is refused with the reason, and opens no file outside the folder.
 func TestHostileIndex(t *testing.T) {
 	dir := t.TempDir()
 	one := []nn.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
@@ -218,7 +218,8 @@ func TestHostileIndex(t *testing.T) {
 	}
 }
 
-// A mapped tensor has the file's values, keeps them beyond the Checkpoint, and changes no file.
+// A mapped tensor has the file's values, keeps them after the Checkpoint is closed, and never
+// changes a file.
 func TestMap(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.safetensors")
 	flags, err := torch.Ones(cuda.CPU, torch.Bool, 3)

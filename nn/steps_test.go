@@ -43,7 +43,7 @@ func hasTensor(c *nn.Checkpoint, name string) bool {
 	return false
 }
 
-// weights are the numbers of make_layers.py by which it multiplies an output, in its scope.
+// weights returns the numbers by which make_layers.py multiplies an output, in its scope.
 func weights(t *testing.T, y *torch.Tensor) *torch.Tensor {
 	t.Helper()
 	values := make([]float32, y.Elements())
@@ -58,7 +58,7 @@ func weights(t *testing.T, y *torch.Tensor) *torch.Tensor {
 }
 
 // trainAsInPyTorch takes 20 steps of SGD on the parameters and on x, if x has a gradient, and
-// compares the losses and what the steps end with.
+// compares the losses and the final values.
 func (p peer) trainAsInPyTorch(name, bits string, parameters []nn.Named, x *torch.Tensor, loss func(x *torch.Tensor, step int) *torch.Tensor) {
 	p.t.Helper()
 	tolerance := parityDTypes[bits].tolerance
@@ -133,7 +133,7 @@ func (p peer) leaf(layers peer, name string, dtype torch.DType) *torch.Tensor {
 	return leaf
 }
 
-// Every module takes 20 steps to where PyTorch's takes them, in float64, float32 and bfloat16.
+// Every module reaches PyTorch's values after 20 steps, in float64, float32 and bfloat16.
 func TestLayersTrainAsInPyTorch(t *testing.T) {
 	layers, steps := openLayers(t), openSteps(t)
 	for name, build := range layerCases() {
@@ -177,7 +177,7 @@ func requireNoKernel(t *testing.T, y *torch.Tensor) {
 	}
 }
 
-// Every loss takes 20 steps of its input to where PyTorch's takes them.
+// Every loss brings its input to PyTorch's values after 20 steps.
 func TestLossesTrainAsInPyTorch(t *testing.T) {
 	layers, steps := openLayers(t), openSteps(t)
 	for name, f := range lossCases() {

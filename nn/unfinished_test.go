@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// Saving removes what a killed process has left of an earlier save, and leaves alone what another
-// process is writing, and files with other names.
+// Saving removes the leftovers of a killed process's save. It keeps files that another process is
+// writing, and files with other names.
 func TestSaveRemovesUnfinishedFiles(t *testing.T) {
 	net := nn.NewLinear(3, 2, nn.LinearOptions{})
 	defer nn.Close(net)
@@ -45,8 +45,8 @@ func TestSaveRemovesUnfinishedFiles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// An index that was not finished names its own file, and, by a wrong content, one of
-			// the live index. The latter goes only because a new index takes that index's place.
+			// The unfinished index names its own file and, because of wrong content, a file of the
+			// live index. The latter is removed only because a new index replaces the live one.
 			shard := "m-89abcdef-00001-of-00002.safetensors"
 			names := fmt.Sprintf(`"a":%q`, shard)
 			if len(live) > 0 {
@@ -85,7 +85,7 @@ func TestSaveRemovesUnfinishedFiles(t *testing.T) {
 	}
 }
 
-// An open file is loaded although its path has another file now, or none.
+// An open file loads even after another file has replaced it at its path, or none is there.
 func TestLoadInto(t *testing.T) {
 	net := nn.NewLinear(3, 2, nn.LinearOptions{})
 	defer nn.Close(net)

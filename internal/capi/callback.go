@@ -42,13 +42,14 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Callback is Go code that a backward pass calls. tensors are borrowed for the call, and may be
+// Callback is Go code called from a backward pass. tensors are borrowed for the call, and may be
 // nil. The callback writes new references to results, or leaves nil. createGraph says whether the
-// computation of the gradients is recorded, and numerics has the flags CallNumerics of the pass. A
-// panic must not leave it.
+// gradients' computation is recorded, and numerics has the pass's CallNumerics flags. The callback
+// must not panic.
 //
-// It runs on the OS thread that runs the backward pass, to which its goroutine is locked: that of
-// the caller of Backward for tensors on the CPU, LibTorch's thread of the device for others.
+// It runs on the OS thread of the backward pass, and its goroutine is locked to that thread. For
+// CPU tensors that is the thread that called Backward; for others it is LibTorch's thread for the
+// device.
 type Callback func(tensors []*Tensor, results []*Tensor, createGraph bool, numerics int32) error
 
 // call implements ts_autograd_callback.
@@ -56,7 +57,7 @@ func call(context int64, flags int32, tensors, results []*Tensor) *C.ts_error {
 	if s := sanitizer.Load(); s != nil {
 		gradients := tensors
 		if len(results) == 0 {
-			gradients = nil // a leaf, whose gradient has accumulated
+			gradients = nil // a leaf; its gradient is accumulated already
 		}
 		s.calledBack(gradients)
 	}
@@ -67,9 +68,9 @@ func call(context int64, flags int32, tensors, results []*Tensor) *C.ts_error {
 	return (*C.ts_error)(imagecapi.NewError(CodeCallback, strconv.FormatInt(keepError(err), 10)))
 }
 
-// callbackErrors has the errors of callbacks on their way through C to the caller of Backward. A
-// pass with several GPUs may have several errors, of which LibTorch returns the first, so entries
-// may stay: the oldest ones go when there are too many.
+// callbackErrors holds callback errors while they pass through C to the caller of Backward. A pass
+// with several GPUs may have several errors, of which LibTorch returns only the first. The others
+// stay here, and the oldest are dropped when there are too many.
 var callbackErrors struct {
 	mu   sync.Mutex
 	last int64
@@ -92,8 +93,7 @@ func keepError(err error) int64 {
 	return e.last
 }
 
-// callbackError returns the error of the callback that failed a call, instead of the C error that
-// stands for it.
+// callbackError returns the callback's error if the C error stands for one.
 func callbackError(err error) error {
 	var c *Error
 	if !errors.As(err, &c) || c.Code != CodeCallback {
@@ -111,7 +111,7 @@ func callbackError(err error) error {
 }
 
 // differentiate makes a call that runs a backward pass. A pass inside a callback passes no gate:
-// those inside the gate may wait for that callback.
+// passes inside the gate may wait for that callback.
 func differentiate(what string, fn func() *C.ts_error) error {
 	if C.ts_callback_depth() == 0 {
 		differentiating.enter()
@@ -129,7 +129,7 @@ func differentiate(what string, fn func() *C.ts_error) error {
 // callbacks is the number of callbacks that C may call.
 var callbacks atomic.Int64
 
-// lent is what a context stands for.
+// lent is the Go value behind a C callback's context.
 type lent struct {
 	fn    Callback
 	ended func() // nil, or called when C can no longer call fn
@@ -151,8 +151,8 @@ func lendCallback(fn Callback, ended func(), lend func(context C.int64_t) *C.ts_
 // to release.
 func LiveCallbacks() int64 { return callbacks.Load() }
 
-// ReleaseCallbacks releases the callbacks that C can no longer call: their hooks were removed, or
-// their tensors or graph nodes have ended.
+// ReleaseCallbacks releases callbacks that C can no longer call, because their hooks were removed,
+// or their tensors or graph nodes freed.
 func ReleaseCallbacks() {
 	if callbacks.Load() == 0 {
 		return
@@ -183,7 +183,7 @@ func AddGradientHook(t *Tensor, fn Callback) (h *Hook, err error) {
 	return h, err
 }
 
-// AddAccumulationHook registers fn, which gets the leaf t after its gradient has changed.
+// AddAccumulationHook registers fn. After each accumulation fn gets the leaf t.
 func AddAccumulationHook(t *Tensor, fn Callback) (h *Hook, err error) {
 	err = lendCallback(fn, nil, func(context C.int64_t) *C.ts_error {
 		return C.ts_tensor_add_accumulation_hook(t, C.autograd_callback(), context, &h)
@@ -212,12 +212,13 @@ func AddBackwardCallback(fn Callback) error {
 type Function struct {
 	Name                   string
 	Inputs, Outputs, Saved []*Tensor
-	Constant               []bool // as many as Outputs
+	Constant               []bool // one per output
 	Backward               Callback
-	Ended                  func() // nil, or called when the graph node has ended; it must not block
+	Ended                  func() // nil, or called after the graph node is freed; it must not block
 }
 
-// AttachFunction makes a graph node of the function, and returns its outputs with this history.
+// AttachFunction creates a graph node for the function, and returns its outputs attached to that
+// node.
 func AttachFunction(f Function) ([]*Tensor, error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -239,8 +240,8 @@ func AttachFunction(f Function) ([]*Tensor, error) {
 	return results, err
 }
 
-// ForgetAccumulators makes graphs recorded from now on add to the leaves' gradients with nodes of
-// their own.
+// ForgetAccumulators makes graphs recorded from now on use separate nodes to accumulate the leaves'
+// gradients.
 func ForgetAccumulators(leaves []*Tensor) error {
 	if err := Check(); err != nil {
 		return err
@@ -249,7 +250,7 @@ func ForgetAccumulators(leaves []*Tensor) error {
 }
 
 // CheckLeaves returns an error if the outputs depend on a leaf that requires gradients and is not
-// among the leaves.
+// in leaves.
 func CheckLeaves(outputs, leaves []*Tensor) error {
 	if err := Check(); err != nil {
 		return err

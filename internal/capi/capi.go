@@ -1,10 +1,10 @@
 // Package capi binds the C header cshim/include/torchstream.h, function by function, with Go types
-// and errors. It makes no policy: the header defines ownership, ordering and threads, and the
-// packages above give them a Go shape. internal/imagecapi binds the image library; no other package
+// and errors. It adds no policy: the header defines ownership, ordering and threads, and the
+// packages above adapt them to Go. internal/imagecapi binds the image library; no other package
 // calls C.
 //
 // While a stream sanitizer runs ([StartSanitizer]), the functions that order, use or free memory
-// tell it what they did.
+// report to it.
 //
 // # Threads
 //
@@ -13,18 +13,17 @@
 // that state.
 //
 // Calls that can take long (they compute, copy, launch, wait, or take the allocator's lock) pass a
-// [gate], which bounds the number of OS threads inside LibTorch. Go gives every blocked call a
-// thread of its own, and LibTorch keeps OpenMP teams and library handles for every thread that ever
-// entered it. Calls that only read or write a few words pass no gate.
+// [gate], which bounds the number of OS threads inside LibTorch. Go uses a separate thread for
+// every blocked call, and LibTorch keeps OpenMP teams and library handles for every thread that
+// ever entered it. Calls that only read or write a few words pass no gate.
 //
 // # Pointers
 //
 // C keeps no pointer beyond the call, with two exceptions: TensorFromMemory, whose memory must be C
-// memory, and RegisterPinned, which refuses Go memory unless a runtime.Pinner holds it. The two
-// functions that run a backward pass call back into Go ([Callback]), and no other function of the
-// header does. The others with out parameters or slices are therefore marked noescape and
-// nocallback, so that their arguments can live on the caller's stack; cgo honours noescape only
-// together with nocallback.
+// memory, and RegisterPinned, which refuses Go memory unless a runtime.Pinner holds it. Only the
+// two functions that run a backward pass call back into Go ([Callback]). All others with out
+// parameters or slices are marked noescape and nocallback, so that their arguments can live on the
+// caller's stack; cgo honours noescape only together with nocallback.
 package capi
 
 /*
@@ -54,17 +53,17 @@ import (
 // LibraryName is the file name of the shim.
 const LibraryName = "libtorchstream.so"
 
-// abiVersion is the version of the header that this package is compiled with.
+// abiVersion is the header version that this package is compiled with.
 const abiVersion = C.TS_ABI_VERSION
 
 // loaded is true once every function can be called.
 var loaded atomic.Bool
 
-// Check loads the shim and the image library, if nobody has done so yet, and returns an error that
-// wraps [CodeNoLibrary] if that is not possible: there is none, or it has another version than this
-// package. Every function that needs no object, and so can be the first of a program, calls Check.
-// The first call also bounds LibTorch's threads, and starts the stream sanitizer, if the
-// environment asks for it.
+// Check loads the shim and the image library, if they are not loaded yet. If a library is missing
+// or has another version than this package, Check returns an error that wraps [CodeNoLibrary].
+// Every function that needs no object, and so can be a program's first call, calls Check. The first
+// call also bounds LibTorch's threads, and starts the stream sanitizer if the environment requests
+// it.
 func Check() error {
 	if loaded.Load() {
 		return nil
@@ -95,9 +94,9 @@ func load() error {
 }
 
 // boundThreads bounds LibTorch's threads inside an operator by GOMAXPROCS, which follows the CPU
-// quota of the process's cgroup. LibTorch counts cores, and more threads than the quota has CPUs
-// wait for each other while the kernel holds some of them back. The variables by which users set
-// LibTorch's threads take precedence.
+// quota of the process's cgroup. LibTorch counts cores. With more threads than the quota has CPUs,
+// threads wait for others that the kernel has throttled. The environment variables for LibTorch's
+// threads take precedence.
 func boundThreads() error {
 	if os.Getenv("OMP_NUM_THREADS") != "" || os.Getenv("MKL_NUM_THREADS") != "" {
 		return nil
@@ -109,7 +108,7 @@ func boundThreads() error {
 	return failure(C.ts_parallelism_set(limit))
 }
 
-// open opens the shim, and checks that LibTorch has the version that the shim was built for.
+// open opens the shim, and checks that LibTorch has the version for which the shim was built.
 func open(search library.Search) error {
 	path, err := imagecapi.OpenLibrary(search, LibraryName, "ts_abi_version", abiVersion, bind)
 	if err != nil {
@@ -129,8 +128,8 @@ func bind(handle unsafe.Pointer) string {
 	return ""
 }
 
-// LibTorchVersion returns the version of the LibTorch that the shim was built with, or "" without
-// the shim.
+// LibTorchVersion returns the LibTorch version that the shim was built with, or "" without the
+// shim.
 func LibTorchVersion() string {
 	if Check() != nil {
 		return ""
@@ -138,8 +137,8 @@ func LibTorchVersion() string {
 	return C.GoString(C.ts_libtorch_version())
 }
 
-// CUDAVersion returns the version of the CUDA that the shim was built with, or "" if it was built
-// without CUDA, or without the shim.
+// CUDAVersion returns the CUDA version that the shim was built with. It returns "" without the
+// shim, or if the shim was built without CUDA.
 func CUDAVersion() string {
 	if Check() != nil {
 		return ""
@@ -148,7 +147,7 @@ func CUDAVersion() string {
 }
 
 // C reads these Go structs in place, so each must have the layout of its C counterpart. A size or
-// an offset that differs, in either direction, fails to compile.
+// offset that differs fails to compile.
 const (
 	_ = -(unsafe.Sizeof(Stream{}) ^ unsafe.Sizeof(C.ts_stream{}))
 	_ = -(unsafe.Offsetof(Stream{}.Device) ^ unsafe.Offsetof(C.ts_stream{}.device))

@@ -74,7 +74,7 @@ func scalarTensor(t testing.TB, device int32) *Tensor {
 	return y
 }
 
-// Calls of a training step allocate nothing on the heap: their out parameters and argument slices
+// The calls of a training step allocate nothing on the heap: out parameters and argument slices
 // stay on the stack.
 func TestCallsDoNotAllocate(t *testing.T) {
 	x := scalarTensor(t, DeviceCPU)
@@ -130,8 +130,8 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// allocationsOnGPU returns the call on a machine with a GPU, and nil elsewhere: without a GPU the
-// call returns an error, which allocates.
+// allocationsOnGPU returns the call on a machine with a GPU, and nil elsewhere: the error that the
+// call returns without a GPU allocates.
 func allocationsOnGPU(call func() error) func() error {
 	if DeviceCount() == 0 {
 		return nil

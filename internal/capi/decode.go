@@ -52,8 +52,8 @@ func FreeGPUDecoder(d *GPUDecoder) {
 	}
 }
 
-// GPUDecoderHeadBytes returns the bytes at the beginning of the staging memory that a run of that
-// many images writes.
+// GPUDecoderHeadBytes returns the number of bytes that a run of so many images writes at the start
+// of the staging memory.
 func GPUDecoderHeadBytes(images int) int {
 	if Check() != nil {
 		return 0
@@ -75,7 +75,7 @@ type GPUDecodeMember struct {
 	Range       GPUInflateRange
 }
 
-// It does not compile with another size than C's.
+// A size that differs from C's fails to compile.
 var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeMember{})-C.sizeof_ts_gpu_decode_member]
 
 // GPUDecodeImage has the layout of ts_gpu_decode_image.
@@ -83,12 +83,12 @@ type GPUDecodeImage struct {
 	Plan, Result uintptr
 }
 
-// It does not compile with another size than C's.
+// A size that differs from C's fails to compile.
 var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeImage{})-C.sizeof_ts_gpu_decode_image]
 
-// RunGPUDecoder calls ts_gpu_decoder_run. staging and failed are pinned memory of C, which the
-// device uses after the call; failed has a number for each image. A decoder of DeviceCPU has used
-// them when the call returns.
+// RunGPUDecoder calls ts_gpu_decoder_run. staging and failed are pinned C memory, which the device
+// uses after the call; failed has one number per image. A decoder of DeviceCPU finishes using them
+// before the call returns.
 func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, results *Tensor, failed []int32, on Stream) error {
 	if len(failed) < len(images) {
 		return imagecapi.NewFailure(CodeInvalidArgument, "failed has fewer numbers than there are images")
@@ -108,8 +108,8 @@ func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, resul
 	return err
 }
 
-// RunInflatingGPUDecoder calls ts_gpu_decoder_run_inflating. inflated is memory as failed is, with
-// a result for each member.
+// RunInflatingGPUDecoder calls ts_gpu_decoder_run_inflating. inflated is the same kind of memory as
+// failed, with one result per member.
 func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, members []GPUDecodeMember, results *Tensor, failed []int32,
 	inflated []GPUInflateResult, on Stream) error {
 	if len(failed) < len(images) || len(inflated) < len(members) {
@@ -137,11 +137,11 @@ type GPUDecodeEntries struct {
 	Plan, To, Bytes uintptr
 }
 
-// It does not compile with another size than C's.
+// A size that differs from C's fails to compile.
 var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeEntries{})-C.sizeof_ts_gpu_decode_entries]
 
-// CopyGPUDecoderEntries calls ts_gpu_decoder_copy_entries, for the staging memory and the stream of
-// the decoder's latest run. memory is pinned memory of C, as staging is.
+// CopyGPUDecoderEntries calls ts_gpu_decoder_copy_entries for the staging memory and the stream of
+// the decoder's latest run. memory is pinned C memory, like staging.
 func CopyGPUDecoderEntries(d *GPUDecoder, staging []byte, entries []GPUDecodeEntries, memory []byte, on Stream) error {
 	computing.enter()
 	defer computing.leave()
@@ -157,8 +157,8 @@ func CopyGPUDecoderEntries(d *GPUDecoder, staging []byte, entries []GPUDecodeEnt
 	return err
 }
 
-// filled tells the stream sanitizer of work on a stream that reads staging and writes the memory of
-// a tensor, unless that is nil, and, on the host, written.
+// filled reports work on a stream to the stream sanitizer: the work reads staging and writes
+// written on the host and, if results is not nil, the tensor's memory.
 func (s *Sanitizer) filled(what string, on Stream, results *Tensor, staging []byte, written ...[]byte) {
 	var room [1]C.ts_tensor_extent
 	one := [1]*Tensor{results}

@@ -17,8 +17,8 @@ func TestGPUDecoderNeedsAFlagForEachImage(t *testing.T) {
 	}
 }
 
-// onDevices runs a test on a GPU and on the CPU. memory returns host memory that calls for the
-// device take, and queue a stream of the device.
+// onDevices runs a test on a GPU and on the CPU. memory allocates host memory for calls on the
+// device; queue is a stream of the device.
 func onDevices(t *testing.T, test func(t *testing.T, device int32, memory func(bytes int) []byte, queue func() Stream)) {
 	t.Run("GPU", func(t *testing.T) {
 		if DeviceCount() == 0 {
@@ -36,7 +36,7 @@ func onDevices(t *testing.T, test func(t *testing.T, device int32, memory func(b
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The results' memory comes from another stream.
+			// The results' memory was allocated on another stream.
 			if err := SynchronizeDevice(0); err != nil {
 				t.Fatal(err)
 			}
@@ -63,7 +63,7 @@ func waitForStream(t *testing.T, queue Stream) {
 	}
 }
 
-// A batch of crops of one JPEG, with one window. cshim/test/decode has every kind of image.
+// The batch is crops of one JPEG, with one window. cshim/test/decode covers every kind of image.
 func TestGPUDecoderDecodesTheHostsPixels(t *testing.T) { onDevices(t, decoderDecodes) }
 
 func decoderDecodes(t *testing.T, device int32, memory func(bytes int) []byte, queue func() Stream) {

@@ -80,11 +80,11 @@ const (
 	FaultCommunication = C.TS_GROUP_FAULT_COMMUNICATION
 )
 
-// collective bounds the calls that wait for other processes. It is apart from the other gates, so
-// that the goroutines of several ranks in one process cannot keep each other out.
+// collective bounds the calls that wait for other processes. It is separate from the other gates,
+// so that the goroutines of several ranks in one process cannot block each other.
 var collective = newGate(max(256, 2*runtime.NumCPU()))
 
-// ConnectStore blocks until the server answers, for the timeout at most.
+// ConnectStore blocks until the server answers, for at most the timeout.
 func ConnectStore(host string, port int, serve bool, prefix string, timeout time.Duration) (s *Store, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func ConnectStore(host string, port int, serve bool, prefix string, timeout time
 	return s, err
 }
 
-// LocalStore makes a store inside of the process.
+// LocalStore makes a store within the process.
 func LocalStore(timeout time.Duration) (s *Store, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func SetStore(s *Store, key string, value []byte) error {
 	})
 }
 
-// GetStore returns the value of the key, of at most 64 KiB. It blocks until there is one.
+// GetStore returns the value of the key, at most 64 KiB. It blocks until the key has a value.
 func GetStore(s *Store, key string) ([]byte, error) {
 	collective.enter()
 	defer collective.leave()
@@ -153,7 +153,7 @@ func ShutdownGroup(g *Group) error {
 	return failure(C.ts_group_shutdown(g))
 }
 
-// AbortGroup passes no gate, because the calls that it ends may be inside.
+// AbortGroup passes no gate, because the calls that it ends may fill the gate.
 func AbortGroup(g *Group) error { return failure(C.ts_group_abort(g)) }
 
 func FreeGroup(g *Group) {
@@ -170,7 +170,7 @@ func GroupFault(g *Group) (int, error) {
 }
 
 // launch makes the call of a collective, which writes and reads tensors on the stream. what names
-// it for the sanitizer. The tensors of a group of CPUs are work's until it is done.
+// the call for the sanitizer. In a CPU group the work holds the tensors until it is done.
 func launch(what string, on Stream, gpu bool, writes, reads []*Tensor, call func(work **C.ts_work) *C.ts_error) (*Work, error) {
 	collective.enter()
 	defer collective.leave()
@@ -215,8 +215,8 @@ func AllGather(g *Group, on Stream, gpu bool, out, in *Tensor) (*Work, error) {
 	})
 }
 
-// AllToAll sends inRows[r] rows to rank r and receives outRows[r] from it; both are nil for equal
-// parts, and otherwise have one number for each rank of the group, which the caller checks.
+// AllToAll sends inRows[r] rows to rank r and receives outRows[r] rows from it. If both are nil,
+// the parts are equal. Otherwise each has one number per rank of the group; the caller checks that.
 func AllToAll(g *Group, on Stream, gpu bool, out, in *Tensor, outRows, inRows []int64) (*Work, error) {
 	return launch("an all-to-all", on, gpu, []*Tensor{out}, []*Tensor{in}, func(work **C.ts_work) *C.ts_error {
 		return C.ts_group_all_to_all(g, on.c(), out, in, sizes(outRows), sizes(inRows), work)
@@ -242,7 +242,7 @@ func WaitWork(w *Work) error {
 	return failure(C.ts_work_wait(w))
 }
 
-// AbortWork passes no gate, because WaitWork may be inside.
+// AbortWork passes no gate, because WaitWork may fill the gate.
 func AbortWork(w *Work) error { return failure(C.ts_work_abort(w)) }
 
 func FreeWork(w *Work) {
@@ -254,7 +254,7 @@ func FreeWork(w *Work) {
 // Reducer is a ts_reducer.
 type Reducer = C.ts_reducer
 
-// NewReducer makes a reducer without buckets. A dtype of -1 keeps the parameters'.
+// NewReducer makes a reducer without buckets. A dtype of -1 keeps the parameters' dtype.
 func NewReducer(g *Group, on Stream, parameters []*Tensor, dtype int32) (r *Reducer, err error) {
 	computing.enter()
 	defer computing.leave()
@@ -268,8 +268,8 @@ func FreeReducer(r *Reducer) {
 	C.ts_reducer_free(r)
 }
 
-// ArrangeReducer makes the buckets. order has the number of every parameter, which the caller
-// checks.
+// ArrangeReducer makes the buckets. order lists the number of every parameter; the caller checks
+// it.
 func ArrangeReducer(r *Reducer, order, ends []int64) error {
 	computing.enter()
 	defer computing.leave()
@@ -278,7 +278,7 @@ func ArrangeReducer(r *Reducer, order, ends []int64) error {
 
 func BeginReducer(r *Reducer) error { return failure(C.ts_reducer_begin(r)) }
 
-// JoinReducer sets unused, which has an element for each parameter. On the CPU it waits for other
+// JoinReducer sets unused, which has one element per parameter. On the CPU it waits for other
 // ranks, until AbortReducer.
 func JoinReducer(r *Reducer, unused []bool) error {
 	collective.enter()
@@ -292,11 +292,11 @@ func JoinReducer(r *Reducer, unused []bool) error {
 
 func CancelReducer(r *Reducer) error { return failure(C.ts_reducer_cancel(r)) }
 
-// AbortReducer passes no gate, because JoinReducer may be inside.
+// AbortReducer passes no gate, because JoinReducer may fill the gate.
 func AbortReducer(r *Reducer) error { return failure(C.ts_reducer_abort(r)) }
 
-// ReducerOrder returns the parameters in the order in which the last backward made their gradients.
-// parameters is the number of all.
+// ReducerOrder returns the parameters in the order in which the last backward pass produced their
+// gradients. parameters is the total number.
 func ReducerOrder(r *Reducer, parameters int) ([]int64, error) {
 	order := make([]int64, parameters)
 	var n C.int64_t

@@ -46,14 +46,15 @@ func ExportDLPack(t *Tensor, stream Stream, flags int32, versioned bool) (manage
 	err = s.call(export, func() { s.freed("Tensor.ToDLPack") })
 	if info, unknown := DescribeTensor(t); err == nil && unknown == nil && info.Device >= 0 && flags&DLPackNoOrder == 0 {
 		if stream.ID == 0 {
-			stream.Device = info.Device // a default stream stands for that of the tensor's device
+			stream.Device = info.Device // a default stream means the one of the tensor's device
 		}
 		s.recordStream(t, stream)
 	}
 	return managed, err
 }
 
-// ImportDLPack returns a tensor over the struct's memory. It takes the struct if it succeeds.
+// ImportDLPack returns a tensor over the struct's memory. It takes ownership of the struct if it
+// succeeds.
 func ImportDLPack(managed unsafe.Pointer, stream Stream, flags int32, versioned bool) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -78,10 +79,10 @@ func ImportDLPack(managed unsafe.Pointer, stream Stream, flags int32, versioned 
 	return made, err
 }
 
-// FreeDLPack calls the struct's deleter, which may be Go's: the call may come back into Go.
+// FreeDLPack calls the struct's deleter, which may be Go code: the call may call back into Go.
 func FreeDLPack(managed unsafe.Pointer, versioned bool) {
 	if Check() != nil {
-		return // and nothing has made the struct here
+		return // no struct can exist without the library
 	}
 	if versioned {
 		C.ts_dlpack_free_versioned((*C.struct_DLManagedTensorVersioned)(managed))

@@ -5,12 +5,12 @@ import (
 	"sync/atomic"
 )
 
-// A gate bounds the number of concurrent calls. Further calls wait in Go, where a blocked goroutine
+// gate bounds the number of concurrent calls. Further calls wait in Go, where a blocked goroutine
 // costs no OS thread.
 //
 // Gates do not deadlock, because a call inside a gate never waits for a call that has yet to enter
-// the same gate: the device work that a call waits for was enqueued before the call, and the calls
-// that end a capture pass no gate in which others wait for that end.
+// the same gate. The device work that a call waits for was enqueued before the call. A call that
+// ends a capture passes no gate in which others wait for that end.
 type gate struct {
 	limit  int64
 	inside atomic.Int64 // callers inside, plus callers waiting to enter
@@ -26,18 +26,18 @@ func (g *gate) enter() {
 }
 
 // leave passes one token to a waiting caller, if there is one. Each enter that raises inside above
-// limit takes one token, and each leave that lowers it from above limit sends one. So as many
-// tokens are sent as taken, and a leave sends a token only while a caller that has counted itself
-// in still needs one.
+// limit takes one token, and each leave that lowers inside from above limit sends one. So the
+// numbers of tokens sent and taken are equal, and leave sends a token only while a counted caller
+// still needs one.
 func (g *gate) leave() {
 	if g.inside.Add(-1) >= g.limit {
 		g.wake <- struct{}{}
 	}
 }
 
-// There are several gates so that waiting goroutines never block the goroutines that they wait for.
-// The device gets its work from calls that compute, and a capture ends only after every call of the
-// captured function, including calls that wait for the device.
+// Several gates ensure that waiting goroutines never block the goroutines that they wait for. Calls
+// that compute give the device its work. A capture ends only after every call of the captured
+// function, including calls that wait for the device.
 var (
 	computing  = newGate(max(8, 2*runtime.NumCPU()))
 	waiting    = newGate(max(64, 2*runtime.NumCPU()))

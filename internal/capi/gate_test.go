@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Under load at most limit callers are inside a gate, every caller gets in, and no token is left.
+// Under load at most limit callers are inside a gate, every caller enters eventually, and no token
+// is left.
 func TestGateBoundsConcurrency(t *testing.T) {
 	for _, limit := range []int{1, 3, 8} {
 		const callers, rounds = 64, 2000
@@ -150,7 +151,7 @@ func TestCallsPassTheirGate(t *testing.T) {
 	}
 }
 
-// Goroutines that wait for the device do not hold back a call that works on its memory.
+// Goroutines that wait for the device do not block a call that works on its memory.
 func TestWaitersForADeviceLeaveRoom(t *testing.T) {
 	x, err := TensorFromData([]byte{1, 2, 3, 4}, []int64{4}, Uint8)
 	if err != nil {
@@ -166,7 +167,7 @@ func TestWaitersForADeviceLeaveRoom(t *testing.T) {
 	waitFor(t, &all)
 }
 
-// A full gate of waiters for a capture does not block the calls that a captured function makes.
+// A gate full of waiters for a capture does not block the captured function's calls.
 func TestWaitersForACaptureLeaveRoom(t *testing.T) {
 	for name, c := range map[string]struct {
 		full *gate

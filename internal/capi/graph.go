@@ -24,8 +24,8 @@ import "os"
 
 type Graph = C.ts_graph
 
-// BeginCapture begins a capture on the stream. It may wait for the end of another capture. share is
-// a graph whose memory the new graph shares, or nil.
+// BeginCapture starts a capture on the stream. It may wait for the end of another capture. share,
+// if not nil, is a graph that shares its memory with the new graph.
 func BeginCapture(s Stream, share *Graph) (g *Graph, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func DumpGraph(g *Graph, verbose bool) ([]byte, error) {
 	return written("torchstream-*.dot", func(path *C.char) error { return failure(C.ts_graph_dump(g, path, C.bool(verbose))) })
 }
 
-// written returns what a function writes to a file.
+// written returns the content of a file that write creates.
 func written(pattern string, write func(path *C.char) error) ([]byte, error) {
 	f, err := os.CreateTemp("", pattern)
 	if err != nil {
@@ -104,7 +104,7 @@ func written(pattern string, write func(path *C.char) error) ([]byte, error) {
 	return os.ReadFile(f.Name())
 }
 
-// GraphHandles returns the cudaGraphExec_t, and the cudaGraph_t of a graph that KeepGraph kept.
+// GraphHandles returns the cudaGraphExec_t and, if KeepGraph kept it, the cudaGraph_t.
 func GraphHandles(g *Graph) (exec, graph uintptr, err error) {
 	var e, h C.uintptr_t
 	err = failure(C.ts_graph_get_handles(g, &e, &h))
@@ -126,9 +126,8 @@ func FreeGraph(g *Graph) error {
 	return err
 }
 
-// CaptureHere reports whether the calling thread takes part in the capture that is under way. Such
-// a thread must not wait for another goroutine, since that goroutine may wait for the capture's
-// end.
+// CaptureHere reports whether the calling thread takes part in the running capture. Such a thread
+// must not wait for another goroutine, since that goroutine may wait for the capture's end.
 func CaptureHere() (bool, error) {
 	if err := Check(); err != nil {
 		return false, err
@@ -139,8 +138,8 @@ func CaptureHere() (bool, error) {
 }
 
 // awaitCapture makes a call that may wait for the end of a capture. A thread that takes part in the
-// capture passes no gate, because the goroutines inside the gate may wait for this very capture;
-// the shim refuses its call.
+// capture passes no gate, because the goroutines inside the gate may wait for this capture; the
+// shim refuses its call.
 func awaitCapture(call func() error) error {
 	here, err := CaptureHere()
 	if err != nil {
@@ -153,8 +152,8 @@ func awaitCapture(call func() error) error {
 	return call()
 }
 
-// waitForCapture waits for the end of the capture under way. A call that failed with CodeBusy uses
-// it after leaving the computing gate, which the capture may need.
+// waitForCapture waits for the end of the running capture. A call that failed with CodeBusy uses it
+// after leaving the computing gate, which the capture may need.
 func waitForCapture() error {
 	return awaitCapture(func() error { return failure(C.ts_capture_wait()) })
 }

@@ -35,8 +35,8 @@ func FreeGPUInflater(i *GPUInflater) {
 	}
 }
 
-// GPUInflaterHeadBytes returns the bytes at the beginning of the staging memory that a run of that
-// many ranges writes.
+// GPUInflaterHeadBytes returns the number of bytes that a run of so many ranges writes at the start
+// of the staging memory.
 func GPUInflaterHeadBytes(ranges int) int {
 	if Check() != nil {
 		return 0
@@ -59,15 +59,15 @@ type GPUInflateResult struct {
 	Checksum uint32
 }
 
-// They do not compile with other sizes than C's.
+// A size that differs from C's fails to compile.
 var (
 	_ = [1]struct{}{}[unsafe.Sizeof(GPUInflateRange{})-C.sizeof_ts_gpu_inflate_range]
 	_ = [1]struct{}{}[unsafe.Sizeof(GPUInflateResult{})-C.sizeof_ts_gpu_inflate_result]
 )
 
-// RunGPUInflater calls ts_gpu_inflater_run. staging and results are pinned memory of C, which the
-// device uses after the call; results has one for each range. An inflater of DeviceCPU has used
-// them when the call returns.
+// RunGPUInflater calls ts_gpu_inflater_run. staging and results are pinned C memory, which the
+// device uses after the call; results has one element per range. An inflater of DeviceCPU finishes
+// using them before the call returns.
 func RunGPUInflater(i *GPUInflater, staging []byte, ranges []GPUInflateRange, rooms *Tensor, results []GPUInflateResult, on Stream) error {
 	if len(results) < len(ranges) {
 		return imagecapi.NewFailure(CodeInvalidArgument, "there are fewer results than ranges")

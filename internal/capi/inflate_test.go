@@ -15,7 +15,7 @@ func TestGPUInflaterNeedsAResultForEachRange(t *testing.T) {
 	}
 }
 
-// A batch of ranges of one stream. cshim/test/decode has every kind of stream.
+// The batch is ranges of one stream. cshim/test/decode covers every kind of stream.
 func TestGPUInflaterInflates(t *testing.T) { onDevices(t, inflaterInflates) }
 
 func inflaterInflates(t *testing.T, device int32, memory func(bytes int) []byte, queue func() Stream) {

@@ -19,8 +19,7 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-// TestMain calls what the tests below ask for in a process of their own: a process loads the shim
-// once.
+// TestMain runs the subprocesses of the tests below: a process loads the shim only once.
 func TestMain(m *testing.M) {
 	if os.Getenv("CAPI_TEST_THREADS") != "" {
 		runtime.LockOSThread()
@@ -47,7 +46,7 @@ func TestMain(m *testing.M) {
 	FreeTensors([]*Tensor{nil})
 }
 
-// firstCalls returns what a process prints that finds its libraries in the folder.
+// firstCalls returns the output of a process that finds its libraries in the folder.
 func firstCalls(t *testing.T, folder string) []string {
 	t.Helper()
 	c := exec.Command(os.Args[0])
@@ -59,8 +58,8 @@ func firstCalls(t *testing.T, folder string) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// A program without the shim starts. Every call that can fail returns one error, which says what to
-// do, and the others return as on a machine without anything.
+// A program without the shim starts. Every call that can fail returns the same error, which says
+// what to do. The others return the values of a machine without a GPU.
 func TestCallsWithoutTheShim(t *testing.T) {
 	folder := t.TempDir()
 	lines := firstCalls(t, folder)
@@ -76,7 +75,7 @@ func TestCallsWithoutTheShim(t *testing.T) {
 	}
 }
 
-// With the image library alone, what needs no LibTorch works.
+// With only the image library, everything works that does not need LibTorch.
 func TestCallsWithTheImageLibraryAlone(t *testing.T) {
 	folder := t.TempDir()
 	imageLibrary(t, folder)
@@ -88,7 +87,7 @@ func TestCallsWithTheImageLibraryAlone(t *testing.T) {
 	}
 }
 
-// imageLibrary puts the image library of this process into the folder.
+// imageLibrary copies this process's image library into the folder.
 func imageLibrary(t *testing.T, folder string) {
 	t.Helper()
 	if err := Check(); err != nil {
@@ -99,8 +98,7 @@ func imageLibrary(t *testing.T, folder string) {
 	}
 }
 
-// A shim that was built for another LibTorch than the one that the process loads is refused, also
-// if the symbols agree.
+// A shim built for another LibTorch than the loaded one is refused, even if the symbols match.
 func TestOtherLibTorchIsRefused(t *testing.T) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -160,8 +158,8 @@ func compile(t *testing.T, cc, library, source string, options ...string) {
 	}
 }
 
-// Every function that calls C without an object of C, so that it can be the first of a program,
-// calls Check.
+// Every function that calls C without a C object, so that it can be a program's first call, calls
+// Check.
 func TestFirstCallsCheck(t *testing.T) {
 	for _, folder := range []string{".", "../imagecapi"} {
 		functions := declared(t, folder)
@@ -198,7 +196,7 @@ func TestFirstCallsCheck(t *testing.T) {
 	}
 }
 
-// declared returns the functions of a package, without those of its tests.
+// declared returns the functions of a package, except its tests'.
 func declared(t *testing.T, folder string) (all []*ast.FuncDecl) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
@@ -222,12 +220,12 @@ func declared(t *testing.T, folder string) (all []*ast.FuncDecl) {
 	return all
 }
 
-// cannotFail has functions that return nothing that a program believes, so that they do not check,
-// and NewError, whose caller C calls.
+// cannotFail lists functions without a meaningful result, which do not check, and NewError, which
+// is called by C code.
 var cannotFail = map[string]bool{"Noop": true, "FreeTensors": true, "TakeBorrowed": true, "TakeError": true, "NewError": true, "ReleaseCallbacks": true}
 
-// takesObject reports whether a function has a parameter or receiver that only a loaded library can
-// have made.
+// takesObject reports whether a function has a parameter or receiver that requires a loaded
+// library.
 func takesObject(fn *ast.FuncDecl) bool {
 	fields := fn.Type.Params.List
 	if fn.Recv != nil {
@@ -243,8 +241,8 @@ func takesObject(fn *ast.FuncDecl) bool {
 	return false
 }
 
-// threads returns the numbers of LibTorch's threads in operators of two threads of a process with
-// an environment.
+// threads returns the numbers of LibTorch's threads in operators on two threads of a process with
+// the environment.
 func threads(t *testing.T, environment ...string) string {
 	t.Helper()
 	c := exec.Command(os.Args[0])
@@ -259,13 +257,13 @@ func threads(t *testing.T, environment ...string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// LibTorch has at most GOMAXPROCS threads inside an operator, on every thread of the program,
-// unless the environment sets LibTorch's threads.
+// Every thread of the program has at most GOMAXPROCS LibTorch threads inside an operator, unless
+// the environment sets LibTorch's threads.
 func TestThreadsAreBoundedByGOMAXPROCS(t *testing.T) {
 	if got := threads(t, "GOMAXPROCS=1"); got != "1 1" {
 		t.Errorf("with GOMAXPROCS=1 LibTorch has %s threads, want 1 1", got)
 	}
-	// LibTorch itself decides what these variables mean on this machine.
+	// LibTorch itself interprets these variables.
 	for _, variable := range []string{"OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2"} {
 		if got, want := threads(t, "GOMAXPROCS=1", variable), threads(t, "GOMAXPROCS=64", variable); got != want {
 			t.Errorf("with GOMAXPROCS=1 and %s LibTorch has %s threads, want %s", variable, got, want)

@@ -130,7 +130,7 @@ func RecordHistory(maxEntries int64) error {
 	return failure(C.ts_allocator_record_history(C.int64_t(maxEntries)))
 }
 
-// DumpAllocator returns the allocators' state as a file of PyTorch's memory viewer.
+// DumpAllocator returns the allocators' state in the file format of PyTorch's memory viewer.
 func DumpAllocator() ([]byte, error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -168,7 +168,7 @@ func NewMemoryPool(device int32) (p *MemoryPool, err error) {
 }
 
 // FreeMemoryPool destroys the pool. If it fails, the pool is unchanged. It may return memory to the
-// driver, which waits for the device.
+// driver, which then waits for the device.
 func FreeMemoryPool(p *MemoryPool) error {
 	waiting.enter()
 	defer waiting.leave()

@@ -61,7 +61,7 @@ func NotifyStream(s Stream, n *Notifier, token uint64) error {
 	computing.enter()
 	defer computing.leave()
 	if on := sanitizer.Load(); on != nil {
-		on.notified(s, token) // before the notice can come
+		on.notified(s, token) // before the notice can arrive
 	}
 	return failure(C.ts_stream_notify(s.c(), n, C.uint64_t(token)))
 }

@@ -52,13 +52,13 @@ func FreeMemoryObserver(o *MemoryObserver) { C.ts_memory_observer_free(o) }
 // MemoryObserverFD returns a file descriptor, which the observer continues to own.
 func MemoryObserverFD(o *MemoryObserver) int { return int(C.ts_memory_observer_fd(o)) }
 
-// TakeOutOfMemory returns the entries that wait.
+// TakeOutOfMemory returns the pending entries.
 func TakeOutOfMemory(o *MemoryObserver) (all []OutOfMemory) {
 	var some [16]C.ts_out_of_memory
 	for n := len(some); n == len(some); {
 		var count C.int64_t
 		if failure(C.ts_memory_observer_take(o, &some[0], C.int64_t(len(some)), &count)) != nil {
-			return all // only for arguments that are not valid
+			return all // happens only for invalid arguments
 		}
 		n = int(count)
 		for i := range some[:n] {
@@ -108,7 +108,7 @@ func Pools(device int32) ([]PoolStats, error) {
 		if err := failure(C.ts_allocator_get_pools(C.int32_t(device), &c[0], C.int64_t(room), &count)); err != nil {
 			return nil, err
 		}
-		if int64(count) > room { // pools may be made before the next call, too
+		if int64(count) > room { // pools may be created before the next call
 			room = 2 * int64(count)
 			continue
 		}
@@ -130,7 +130,8 @@ func MemoryPoolStats(p *MemoryPool) (PoolStats, error) {
 	return poolStats(&s), nil
 }
 
-// AllocatorSettings returns the text of the latest ConfigureAllocator, or of the environment.
+// AllocatorSettings returns the text passed to the latest ConfigureAllocator, or set in the
+// environment.
 func AllocatorSettings() (string, error) {
 	if err := Check(); err != nil {
 		return "", err

@@ -10,7 +10,7 @@ package capi
 */
 import "C"
 
-// DeviceIdentity names a GPU outside of the process.
+// DeviceIdentity identifies a GPU outside the process.
 type DeviceIdentity struct {
 	UUID     [C.TS_UUID_BYTES]byte
 	PCIBusID string
@@ -31,7 +31,7 @@ func IdentifyDevice(device int32) (DeviceIdentity, error) {
 	return id, nil
 }
 
-// Readings has the fields of ts_readings; -1 is a value that the GPU does not report.
+// Readings has the fields of ts_readings; -1 means that the GPU does not report the value.
 type Readings struct {
 	PowerMilliwatts, PowerLimitMilliwatts, EnergyMillijoules            int64
 	Temperature, SMClock, MemoryClock, MaxSMClock, MaxMemoryClock, Busy int32

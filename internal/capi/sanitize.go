@@ -22,15 +22,16 @@ import (
 	"github.com/torchstream/torchstream/internal/racecheck"
 )
 
-// sanitizer is told what the functions of this package do. It is nil unless the stream sanitizer
-// runs: each function then pays one atomic load.
+// sanitizer receives the actions of this package's functions. It is nil unless the stream sanitizer
+// runs; each function then costs one atomic load.
 var sanitizer atomic.Pointer[Sanitizer]
 
-// Sanitizer tells a racecheck.Checker what the calls of this package read, write and order.
+// Sanitizer reports the reads, writes and synchronisations of this package's calls to a
+// racecheck.Checker.
 type Sanitizer struct {
 	check     *racecheck.Checker
 	operators sync.Map               // of *racecheck.Operator by *Operator
-	log       func(room []entry) int // takeLog, but in tests
+	log       func(room []entry) int // takeLog, except in tests
 
 	mu      sync.Mutex // one goroutine at a time takes entries of the log, and applies them
 	room    [64]entry  // for take
@@ -39,9 +40,9 @@ type Sanitizer struct {
 	notices map[uint64][]uint64 // clocks by token
 	graph   *Graph              // the one being captured
 	share   *Graph
-	ends    sync.Cond // of mu: graph is nil again, or stopped is set
+	ends    sync.Cond // on mu: graph is nil again, or stopped is set
 	stopped bool
-	pass    *racecheck.Place // of the latest backward pass
+	pass    *racecheck.Place // the latest backward pass
 }
 
 type queueKey struct {
@@ -52,7 +53,7 @@ type queueKey struct {
 // ErrSanitizing is returned by StartSanitizer while a sanitizer runs.
 var ErrSanitizing = &Error{Code: CodeInvalidArgument, Origin: "StartSanitizer", Message: "the process has a stream sanitizer already"}
 
-// StartSanitizer tells a new Checker about all calls from now on, until Stop.
+// StartSanitizer reports all calls to a new Checker from now on, until Stop.
 func StartSanitizer(o racecheck.Options) (*Sanitizer, *racecheck.Checker, error) {
 	if err := Check(); err != nil {
 		return nil, nil, err
@@ -90,7 +91,7 @@ func (s *Sanitizer) Stop() {
 		C.ts_sanitizer_stop()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.stopped = true // so that no capture waits for the end of another, which is not told any more
+		s.stopped = true // no capture must wait for another's end, which is no longer reported
 		s.ends.Broadcast()
 	}
 }
@@ -151,11 +152,11 @@ func (s *Sanitizer) handleLocked(device int32, handle uintptr) racecheck.Queue {
 	return q
 }
 
-// maxPoolStream is more than any id of a stream of LibTorch's pool, and less than any address.
+// maxPoolStream is larger than any stream id of LibTorch's pool, and smaller than any address.
 const maxPoolStream = 1 << 14
 
-// nameOf names a stream for reports. The id of a stream outside of LibTorch's pool is an address,
-// which says nothing.
+// nameOf names a stream for reports. Outside LibTorch's pool the stream's id is an address, which
+// is not useful in a report.
 func nameOf(st Stream, q racecheck.Queue) string {
 	switch {
 	case st.ID == 0:
@@ -174,7 +175,7 @@ func (s *Sanitizer) queues(streams []Stream) []racecheck.Queue {
 	return qs
 }
 
-// madeStream notes where the program got a stream.
+// madeStream records where the program got a stream.
 func (s *Sanitizer) madeStream(st Stream, what string, shared bool) {
 	at := s.check.Here(what, 1)
 	q := s.queue(st)
@@ -200,7 +201,7 @@ func (s *Sanitizer) recorded(e *Event, st Stream) {
 	s.check.Record(eventKey(e), s.queue(st), s.check.Here("Event.Record", 1))
 }
 
-// awaited says that a stream waits for the event, or that the call failed.
+// awaited records that a stream waits for the event, or that the call failed.
 func (s *Sanitizer) awaited(st Stream, e *Event, err error) {
 	switch {
 	case err == nil:
@@ -210,7 +211,7 @@ func (s *Sanitizer) awaited(st Stream, e *Event, err error) {
 	}
 }
 
-// reached says that the host knows that the event is done.
+// reached records that the host knows that the event is done.
 func (s *Sanitizer) reached(e *Event) { s.check.WaitEvent(racecheck.Host, eventKey(e)) }
 
 func (s *Sanitizer) dropped(e *Event) { s.check.Drop(eventKey(e), s.check.Here("Event.Close", 1)) }
@@ -234,7 +235,7 @@ func (s *Sanitizer) noticed(tokens []uint64) {
 
 // ---- Tensors
 
-// extents describes tensors, some of which may be nil. The result is in room if it fits.
+// extents describes tensors, some of which may be nil. The result uses room if it fits.
 func extents(room []C.ts_tensor_extent, tensors []*Tensor) []C.ts_tensor_extent {
 	if len(tensors) > len(room) {
 		room = make([]C.ts_tensor_extent, len(tensors))
@@ -267,7 +268,7 @@ func memoryOf(e *C.ts_tensor_extent) racecheck.Memory {
 	return m
 }
 
-// queueOf returns the queue that an operator on the tensor runs on.
+// queueOf returns the queue of an operator on the tensor.
 func (s *Sanitizer) queueOf(e *C.ts_tensor_extent) racecheck.Queue {
 	if e.device < 0 {
 		return racecheck.Host
@@ -275,11 +276,11 @@ func (s *Sanitizer) queueOf(e *C.ts_tensor_extent) racecheck.Queue {
 	return s.queue(Stream{int64(e.stream.id), int32(e.stream.device)})
 }
 
-// begin precedes a call whose events and synchronisations the log has: they are those of the
-// calling thread, to which the goroutine is locked until end. s may be nil.
+// begin precedes a call whose events and synchronisations are in the log. They belong to the
+// calling thread, so begin locks the goroutine to it until end. s may be nil.
 //
-// What earlier calls of the thread have left in the log applies now. The entries of this call apply
-// after its accesses too, so a synchronisation from before it would hide its races.
+// The log entries of the thread's earlier calls apply now. The entries of this call also apply
+// after its accesses, so an earlier synchronisation left in the log would hide the call's races.
 func (s *Sanitizer) begin() {
 	if s != nil {
 		runtime.LockOSThread()
@@ -287,14 +288,14 @@ func (s *Sanitizer) begin() {
 	}
 }
 
-// end follows what begin precedes. s may be nil.
+// end follows a call after begin. s may be nil.
 func (s *Sanitizer) end() {
 	if s != nil {
 		runtime.UnlockOSThread()
 	}
 }
 
-// failed follows a call that returned an error, in place of end. s may be nil.
+// failed replaces end after a call that returned an error. s may be nil.
 func (s *Sanitizer) failed(what string) {
 	if s != nil {
 		s.freed(what)
@@ -302,7 +303,7 @@ func (s *Sanitizer) failed(what string) {
 	}
 }
 
-// call surrounds a call that is not an operator's, and calls after if it succeeds.
+// call wraps a call that is not an operator's, and calls after if it succeeds.
 func (s *Sanitizer) call(fn func() error, after func()) error {
 	s.begin()
 	if err := fn(); err != nil {
@@ -314,7 +315,7 @@ func (s *Sanitizer) call(fn func() error, after func()) error {
 	return nil
 }
 
-// operated follows an operator's call that succeeded.
+// operated follows a successful operator call.
 func (s *Sanitizer) operated(op *Operator, args []Arg, tensors, results []*Tensor) {
 	s.operator(op, args, tensors, results)
 	s.end()
@@ -329,7 +330,7 @@ func (s *Sanitizer) effects(op *Operator) *racecheck.Operator {
 	return kept.(*racecheck.Operator)
 }
 
-// operator tells the checker what an operator's call has read and written.
+// operator reports an operator call's reads and writes to the checker.
 func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tensor) {
 	var room [16]C.ts_tensor_extent
 	var few [16]*Tensor
@@ -383,15 +384,15 @@ func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tenso
 	s.finish(own)
 }
 
-// fresh returns the access of an operator to the memory of its result.
+// fresh returns an operator's access to its result's memory.
 func (s *Sanitizer) fresh(m *C.ts_tensor_extent, q racecheck.Queue) racecheck.Access {
 	if m.device < 0 && s.check.Tracks(DeviceCPU) {
-		s.check.Unmap(DeviceCPU, uintptr(m.storage), uintptr(m.storage_bytes)) // of an earlier tensor
+		s.check.Unmap(DeviceCPU, uintptr(m.storage), uintptr(m.storage_bytes)) // if stale
 	}
 	return racecheck.Access{Memory: memoryOf(m), Queue: q, Write: true, Fresh: true}
 }
 
-// shares reports whether one of the tensors has the memory of t.
+// shares reports whether one of the tensors shares its memory with t.
 func shares(tensors []C.ts_tensor_extent, t *C.ts_tensor_extent) bool {
 	for i := range tensors {
 		if tensors[i].storage == t.storage && tensors[i].device == t.device {
@@ -401,7 +402,7 @@ func shares(tensors []C.ts_tensor_extent, t *C.ts_tensor_extent) bool {
 	return false
 }
 
-// copied tells the checker about copy_ and to, which may copy between devices.
+// copied reports copy_ and to, which may copy between devices, to the checker.
 func (s *Sanitizer) copied(at *racecheck.Place, base string, operands, made []C.ts_tensor_extent, args []Arg, tensors []*Tensor) {
 	switch {
 	case base == "copy_" && len(operands) == 2:
@@ -413,8 +414,8 @@ func (s *Sanitizer) copied(at *racecheck.Place, base string, operands, made []C.
 	}
 }
 
-// hasTrue reports whether a flag among the arguments is set: non_blocking, or copy, which changes
-// nothing here.
+// hasTrue reports whether a flag among the arguments is set: non_blocking, or copy, which makes no
+// difference here.
 func hasTrue(args []Arg) bool {
 	for _, a := range args {
 		if a.Kind == ArgBool && a.Value == 1 {
@@ -436,8 +437,8 @@ func pinnedOf(tensors []*Tensor, all []C.ts_tensor_extent) bool {
 	return true
 }
 
-// move tells the checker about a copy. pinned says whether the side on the host is pinned memory. A
-// blocking copy is in the log as a synchronisation.
+// move reports a copy to the checker. pinned says whether the host side is pinned memory. The log
+// has a synchronisation for a blocking copy.
 func (s *Sanitizer) move(at *racecheck.Place, dst, src *C.ts_tensor_extent, fresh, nonBlocking, pinned bool) {
 	to, from := s.queueOf(dst), s.queueOf(src)
 	on := from // a copy between two GPUs runs on the sender's stream, and is ordered on both
@@ -481,7 +482,7 @@ func (s *Sanitizer) moved(what string, dst, src *Tensor, fresh, nonBlocking bool
 	s.finish(own)
 }
 
-// used follows a call that makes, writes and reads tensors on their current streams.
+// used follows a call that creates, writes and reads tensors on their current streams.
 func (s *Sanitizer) used(what string, made, writes, reads []*Tensor) {
 	var few [16]*Tensor
 	var room [16]C.ts_tensor_extent
@@ -505,8 +506,7 @@ func (s *Sanitizer) used(what string, made, writes, reads []*Tensor) {
 	s.finish(own)
 }
 
-// transferred follows CopyBatch and CopyPeer: copies on a named stream, whose host memory is
-// pinned.
+// transferred follows CopyBatch and CopyPeer: copies on a given stream, with pinned host memory.
 func (s *Sanitizer) transferred(what string, on Stream, dst, src []*Tensor) {
 	var few [16]*Tensor
 	var room [16]C.ts_tensor_extent
@@ -549,7 +549,7 @@ func (s *Sanitizer) recordStream(t *Tensor, st Stream) {
 
 // ---- Pinned memory
 
-// fingerprint returns a number that depends on up to 512 words of host memory, evenly spread.
+// fingerprint hashes up to 512 words of host memory, evenly spread.
 func fingerprint(begin, n uintptr) uint64 {
 	memory := unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&begin))), int(n)) // C memory
 	const words = 512
@@ -582,7 +582,7 @@ func graphKey(g *Graph) uintptr { return uintptr(unsafe.Pointer(g)) }
 func (s *Sanitizer) began(g *Graph, st Stream, share *Graph) {
 	q := s.queue(st)
 	s.mu.Lock()
-	// Captures exclude each other, but the end of the one before may not have been told yet.
+	// Captures exclude each other, but the end of the previous one may not be reported yet.
 	for s.graph != nil && !s.stopped {
 		s.ends.Wait()
 	}
@@ -591,7 +591,7 @@ func (s *Sanitizer) began(g *Graph, st Stream, share *Graph) {
 	s.check.Begin(q)
 }
 
-// ended says that the capture of g has ended; ok says whether the graph can be replayed.
+// ended records the end of the capture of g; ok says whether the graph can be replayed.
 func (s *Sanitizer) ended(g *Graph, ok bool) {
 	s.freed("Capture")
 	s.mu.Lock()
@@ -612,8 +612,9 @@ func (s *Sanitizer) replayed(g *Graph, st Stream) {
 	s.check.Replay(graphKey(g), s.queue(st), s.check.Here("Graph.Replay", 1))
 }
 
-// freeing precedes the end of a graph, whose address a graph of another goroutine has as soon as it
-// is free, and whose frees another goroutine may apply. It reports whether g is being captured.
+// freeing precedes the destruction of a graph. As soon as the graph is freed, another goroutine's
+// graph may get its address, and another goroutine may apply its frees. freeing reports whether g
+// is being captured.
 func (s *Sanitizer) freeing(g *Graph) (captured bool) {
 	s.check.FreeGraph(graphKey(g))
 	s.mu.Lock()
@@ -621,8 +622,8 @@ func (s *Sanitizer) freeing(g *Graph) (captured bool) {
 	return g != nil && s.graph == g
 }
 
-// freedGraph follows the end of a graph, or of a capture that failed. captured is what freeing has
-// returned.
+// freedGraph follows the destruction of a graph, or a failed capture. captured is the result of
+// freeing.
 func (s *Sanitizer) freedGraph(g *Graph, captured bool) {
 	s.freed("Graph.Close")
 	if captured {

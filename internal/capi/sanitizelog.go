@@ -42,18 +42,18 @@ const (
 	logUsed               = C.TS_SANITIZER_USED
 )
 
-// takeLog moves the oldest entries of the log into room, and returns their number.
+// takeLog moves the oldest log entries into room, and returns their number.
 func takeLog(room []entry) int {
 	return int(C.ts_sanitizer_take((*C.ts_sanitizer_entry)(unsafe.Pointer(unsafe.SliceData(room))), C.int64_t(len(room))))
 }
 
-// take applies what LibTorch has done by itself since the last call: first the memory of all
-// threads and the order of backward passes, in turn, and then the events and waits of this call.
-// what names the call for the places of frees and allocations; at is its place, or nil. take
+// take applies LibTorch's internal actions since the last call: first the memory actions of all
+// threads and the order of backward passes, in log order, and then the events and waits of this
+// call. what names the call as the place of frees and allocations; at is its place, or nil. take
 // returns the entries of this call, for finish.
 //
-// LibTorch waits for some events before the work of an operator, and records others behind it. So
-// the events of a call, and waits for them, apply before its accesses, and again after them.
+// LibTorch waits for some events before an operator's work, and records others after it. So the
+// events and waits of a call apply before its accesses, and again after them.
 func (s *Sanitizer) take(what string, at *racecheck.Place) (own []entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +70,7 @@ func (s *Sanitizer) take(what string, at *racecheck.Place) (own []entry) {
 	return own
 }
 
-// placed reports whether findings may name the place of the entry.
+// placed reports whether findings may name the entry's place.
 func (e *entry) placed() bool {
 	switch e.kind {
 	case logAllocated, logFreed, logRead, logWritten:
@@ -79,7 +79,7 @@ func (e *entry) placed() bool {
 	return false
 }
 
-// applyLocked applies an entry. It adds one of the calling thread's call to own.
+// applyLocked applies an entry. It appends an entry of the calling thread's call to own.
 func (s *Sanitizer) applyLocked(e *entry, at *racecheck.Place, own []entry) []entry {
 	if e.ofCall {
 		s.eventLocked(e)
@@ -103,7 +103,7 @@ func (s *Sanitizer) applyLocked(e *entry, at *racecheck.Place, own []entry) []en
 	return own
 }
 
-// finish applies the entries of a call after its accesses.
+// finish applies a call's entries after its accesses.
 func (s *Sanitizer) finish(own []entry) {
 	if len(own) == 0 {
 		return
@@ -116,7 +116,7 @@ func (s *Sanitizer) finish(own []entry) {
 	}
 }
 
-// eventLocked applies the record of one of LibTorch's events, or a wait for one.
+// eventLocked applies a record of a LibTorch event, or a wait for one.
 func (s *Sanitizer) eventLocked(e *entry) {
 	switch e.kind {
 	case logEventRecorded:
@@ -128,7 +128,7 @@ func (s *Sanitizer) eventLocked(e *entry) {
 	}
 }
 
-// endLocked applies the end of an event, and waits of the host for a stream or a device.
+// endLocked applies the end of an event, and waits by the host for a stream or a device.
 func (s *Sanitizer) endLocked(e *entry) {
 	switch e.kind {
 	case logEventDeleted:
@@ -140,11 +140,11 @@ func (s *Sanitizer) endLocked(e *entry) {
 	}
 }
 
-// key distinguishes LibTorch's events from those of this library, which may come to have the
-// address of one that is deleted.
+// key distinguishes LibTorch's events from this library's, which may reuse the address of a deleted
+// one.
 func (e *entry) key() uintptr { return e.address | 1<<63 }
 
-// accessLocked applies a read or write of the library's own.
+// accessLocked applies a read or write by the library itself.
 func (s *Sanitizer) accessLocked(e *entry, at *racecheck.Place) {
 	s.check.Do(racecheck.Launch{At: at, Accesses: []racecheck.Access{{
 		Memory: racecheck.Memory{Device: e.device, Storage: e.address, StorageBytes: e.nbytes, Region: racecheck.Bytes(e.address, e.nbytes)},
@@ -152,7 +152,7 @@ func (s *Sanitizer) accessLocked(e *entry, at *racecheck.Place) {
 	}}})
 }
 
-// freed follows a call that may have freed tensors, and has no accesses.
+// freed follows a call without accesses that may have freed tensors.
 func (s *Sanitizer) freed(what string) { s.finish(s.take(what, nil)) }
 
 // passing precedes a backward pass.
@@ -163,12 +163,12 @@ func (s *Sanitizer) passing(what string) {
 	s.mu.Unlock()
 }
 
-// calledBack precedes the code of a callback: what its pass has done so far comes before all that
-// the callback does, and is not the callback's. Of several passes at a time, findings may name
-// another one's place.
+// calledBack precedes a callback's code. The pass's work so far is ordered before the callback's
+// work, and is not part of it. If several passes run at once, findings may name another pass's
+// place.
 //
-// The engine records a gradient as used on the stream of each node that it hands the gradient to,
-// which the log does not show.
+// The engine records a gradient as used on the stream of each node that receives it. The log does
+// not show that.
 func (s *Sanitizer) calledBack(gradients []*Tensor) {
 	s.mu.Lock()
 	at := s.pass

@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/racecheck"
 )
 
-// logged is a program of one GPU: entries of the log, and reads and writes of 64 bytes of memory by
-// operators. The streams are numbers, which stand for their handles.
+// logged is a program on one GPU: log entries, and operators that read and write 64 bytes of
+// memory. Numbers stand for stream handles.
 type logged struct {
 	t     *testing.T
 	check *racecheck.Checker
@@ -26,7 +26,7 @@ func newLogged(t *testing.T) *logged {
 	return &logged{t, check, newSanitizer(check)}
 }
 
-// apply applies entries and returns those of calls.
+// apply applies entries and returns the entries of calls.
 func (l *logged) apply(entries ...entry) (own []entry) {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
@@ -68,8 +68,8 @@ func wrote(stream uintptr) entry {
 	return entry{kind: logWritten, address: memory, handle: stream, nbytes: 64}
 }
 
-// What a backward pass has done before a hook comes before the hook's operators, in the order in
-// which the pass has done it, and nothing else does.
+// A backward pass's work before a hook is ordered before the hook's operators, in the order of the
+// pass. No other work is.
 func TestOrderOfBackwardAppliesInTurn(t *testing.T) {
 	gradient, record, wait, end := allocated(caller), recorded(caller), awaited(forward), entry{kind: logEventDeleted, address: event}
 	for name, c := range map[string]struct {
@@ -98,7 +98,7 @@ func TestOrderOfBackwardAppliesInTurn(t *testing.T) {
 	}
 }
 
-// The events of an operator's call may be recorded behind its work, so they count after it too.
+// An operator may record its events after its work, so they also apply after the call.
 func TestOrderOfACallAppliesBeforeAndAfterIt(t *testing.T) {
 	for _, behind := range []bool{true, false} {
 		l := newLogged(t)
@@ -118,7 +118,8 @@ func TestOrderOfACallAppliesBeforeAndAfterIt(t *testing.T) {
 	}
 }
 
-// The reduction of gradients writes a bucket on a stream of its own, and the caller waits for it.
+// The reduction of gradients writes a bucket on a separate stream, and the caller waits for that
+// stream.
 func TestAccessesOfTheLibraryAreChecked(t *testing.T) {
 	for _, wait := range []bool{true, false} {
 		l := newLogged(t)
@@ -137,12 +138,12 @@ func TestAccessesOfTheLibraryAreChecked(t *testing.T) {
 	}
 }
 
-// A synchronisation before an operator's call orders nothing of that call: it applies before the
-// call's accesses, and not behind them as the call's own entries do.
+// A synchronisation before an operator's call does not order the call itself. It applies before the
+// call's accesses; the call's own entries apply after them.
 func TestWaitsBeforeACallDoNotHideItsRaces(t *testing.T) {
 	for name, c := range map[string]struct {
 		wait   entry
-		before bool // the wait comes before the call
+		before bool // the wait precedes the call
 		races  int
 	}{
 		"a device, before the call": {entry{kind: logDeviceSynchronized, ofCall: true}, true, 1},
@@ -175,8 +176,8 @@ func TestWaitsBeforeACallDoNotHideItsRaces(t *testing.T) {
 	}
 }
 
-// A call whose events the log has takes those of earlier calls first. Calls on the CPU, and those
-// that fail, take no others.
+// A call with events in the log first takes the entries of earlier calls. Calls on the CPU and
+// failed calls take none of those.
 func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
 	x, err := TensorFromData([]byte{1, 2, 3, 4}, []int64{4}, Uint8)
 	if err != nil {
@@ -239,11 +240,12 @@ func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
 	}
 }
 
-// places stand for two graphs. A pointer to a graph is none into Go's memory, which may move.
+// places are the addresses of two graphs. They are not pointers into Go's memory, which may move.
 var places [2]byte
 
-// A capture may begin in one goroutine before another has said that its own has ended. It counts
-// from that end on: else its operators would be taken for work of its stream.
+// A capture may start in one goroutine before another goroutine has reported the end of its
+// capture. The new capture counts from that report on: otherwise its operators would count as
+// ordinary work of the stream.
 func TestCapturesFollowEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLogged(t)
@@ -269,8 +271,8 @@ func TestCapturesFollowEachOther(t *testing.T) {
 	})
 }
 
-// A graph that is captured while another goroutine frees one may have that one's address. Its
-// capture goes on.
+// If a goroutine captures a graph while another frees one, the new graph may get the same address.
+// Its capture continues.
 func TestFreedGraphDoesNotEndACaptureAtItsAddress(t *testing.T) {
 	l := newLogged(t)
 	l.s.log = func([]entry) int { return 0 }

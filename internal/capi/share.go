@@ -13,10 +13,10 @@ import "C"
 
 import "unsafe"
 
-// IPCHandle names an allocation of a GPU's memory in other processes.
+// IPCHandle identifies a GPU memory allocation in other processes.
 type IPCHandle [C.TS_IPC_HANDLE_BYTES]byte
 
-// ExportIPC returns the handle of the tensor's allocation, and where in it the tensor begins.
+// ExportIPC returns the handle of the tensor's allocation, and the tensor's offset in it.
 func ExportIPC(t *Tensor) (h IPCHandle, offset int64, err error) {
 	computing.enter()
 	defer computing.leave()
@@ -25,8 +25,8 @@ func ExportIPC(t *Tensor) (h IPCHandle, offset int64, err error) {
 	return h, int64(o), err
 }
 
-// OpenIPC returns a tensor in the memory of another process. It takes the descriptor lock if it
-// succeeds.
+// OpenIPC returns a tensor in another process's memory. It takes ownership of the descriptor lock
+// if it succeeds.
 func OpenIPC(device int32, h IPCHandle, offset int64, size, stride []int64, dtype int32, lock int) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -44,8 +44,8 @@ func OpenIPC(device int32, h IPCHandle, offset int64, size, stride []int64, dtyp
 	return t, err
 }
 
-// MapTensor returns a CPU tensor over a shared mapping of the file. It takes the descriptor if it
-// succeeds.
+// MapTensor returns a CPU tensor over a shared mapping of the file. It takes ownership of the
+// descriptor if it succeeds.
 func MapTensor(file int, offset int64, size []int64, dtype int32) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err

@@ -189,8 +189,8 @@ func NewStream(device, priority int32) (s Stream, err error) {
 	return s, err
 }
 
-// NewBoundedStream is NewStream for a stream whose kernels run on at most so many multiprocessors.
-// It also returns how many they are, 0 for all.
+// NewBoundedStream is NewStream for a stream whose kernels run on at most maxMultiprocessors
+// multiprocessors. It also returns their number, 0 for all.
 func NewBoundedStream(device, priority, maxMultiprocessors int32) (s Stream, multiprocessors int32, err error) {
 	if err := Check(); err != nil {
 		return s, 0, err
@@ -390,7 +390,7 @@ func StreamWaitEvent(s Stream, e *Event) error {
 	return err
 }
 
-// Capturing reports whether work that is queued on the stream is captured.
+// Capturing reports whether work queued on the stream is captured.
 func (s Stream) Capturing() (bool, error) {
 	if err := Check(); err != nil {
 		return false, err
@@ -429,7 +429,7 @@ func SynchronizeEvent(e *Event) error {
 	return err
 }
 
-// EventElapsed returns the nanoseconds between two events that were recorded with timing.
+// EventElapsed returns the nanoseconds between two events recorded with timing.
 func EventElapsed(start, end *Event) (int64, error) {
 	var ns C.int64_t
 	err := failure(C.ts_event_get_elapsed(start, end, &ns))
@@ -470,7 +470,8 @@ func FreePinned(p *Pinned) error {
 	if s == nil {
 		return failure(C.ts_pinned_destroy(p))
 	}
-	// The checker reads the memory at waits of any goroutine, so it forgets the memory first.
+	// The checker may read the memory whenever a goroutine waits, so it must forget the memory
+	// first.
 	b := PinnedBytes(p)
 	s.unpinned(uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
 	err := failure(C.ts_pinned_destroy(p))
@@ -500,7 +501,7 @@ func ThreadID() int64 {
 	return int64(C.ts_thread_id())
 }
 
-// LibraryThreads returns the number of OS threads that hold handles of cuBLAS and its kin.
+// LibraryThreads returns the number of OS threads with handles of cuBLAS and similar libraries.
 func LibraryThreads() int64 {
 	if Check() != nil {
 		return 0

@@ -220,7 +220,7 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 }
 
 // TensorFromMemory returns a CPU tensor that shares memory. memory must be C memory (a pinned
-// buffer, HostBytes) and must outlive the tensor.
+// buffer or HostBytes) and must outlive the tensor.
 func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -231,7 +231,7 @@ func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err 
 	return t, err
 }
 
-// BorrowTensor returns a CPU tensor that shares memory. Go memory must be pinned until
+// BorrowTensor returns a CPU tensor that shares memory. Go memory must stay pinned until
 // TakeBorrowed returns the token.
 func BorrowTensor(memory []byte, size, stride []int64, dtype int32, token int64) (t *Tensor, err error) {
 	if err := Check(); err != nil {
@@ -244,8 +244,8 @@ func BorrowTensor(memory []byte, size, stride []int64, dtype int32, token int64)
 	return t, err
 }
 
-// TakeBorrowed fills tokens with those of memory that no tensor uses any more, and returns their
-// number.
+// TakeBorrowed fills tokens with the tokens of memory that no tensor uses any longer, and returns
+// their number.
 func TakeBorrowed(tokens []int64) int {
 	return int(C.ts_borrowed_take(sizes(tokens), C.int64_t(len(tokens))))
 }
@@ -305,13 +305,13 @@ func TensorKinds(ts []*Tensor, devices, dtypes []int32) error {
 	return failure(C.get_kinds(numbers(ts), C.int64_t(len(ts)), (*C.int32_t)(unsafe.SliceData(devices)), (*C.int32_t)(unsafe.SliceData(dtypes))))
 }
 
-// TensorShape fills size and stride, which have one element for every dimension. Either may be nil.
+// TensorShape fills size and stride, which have one element per dimension. Either may be nil.
 func TensorShape(t *Tensor, size, stride []int64) error {
 	return failure(C.ts_tensor_get_shape(t, sizes(size), sizes(stride), C.int64_t(max(len(size), len(stride)))))
 }
 
-// TensorData returns the address of a tensor on the device. It waits for a copy to the tensor if
-// the memory is the host's, and does not wait otherwise.
+// TensorData returns the address of a tensor on the device. For host memory it waits for pending
+// copies to the tensor; otherwise it does not wait.
 func TensorData(t *Tensor, device int32) (uintptr, error) {
 	if device == DeviceCPU {
 		waiting.enter()
@@ -345,8 +345,8 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), int(i.Bytes)), nil
 }
 
-// copying returns the gate that a copy passes. A copy that waits for the device must not block
-// calls that give the device work.
+// copying returns the gate for a copy. A copy that waits for the device must not block calls that
+// give the device work.
 func copying(nonBlocking bool) *gate {
 	if nonBlocking || !haveGPU() {
 		return computing
@@ -465,7 +465,7 @@ func RecordStream(t *Tensor, s Stream) error {
 	return err
 }
 
-// ResizeStorage frees the memory of a tensor, and of all that share it, or allocates it anew.
+// ResizeStorage frees or reallocates the memory of a tensor and of all tensors that share it.
 func ResizeStorage(t *Tensor, bytes int64) error {
 	computing.enter()
 	defer computing.leave()
@@ -513,7 +513,8 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 }
 
 // BatchNormReLU calls ts_tensor_batch_norm_relu. The tensors are x, weight, bias, running mean,
-// running variance and residual. It returns nil if LibTorch's operators must compute the result.
+// running variance and residual. It returns nil if the inputs require LibTorch's separate
+// operators.
 func BatchNormReLU(tensors *[6]*Tensor, momentum, eps float64, flags int32) (*Tensor, error) {
 	computing.enter()
 	defer computing.leave()
@@ -577,11 +578,11 @@ const (
 const numericsAll = C.TS_NUMERICS_FLAG_MATMUL_TF32 | C.TS_NUMERICS_FLAG_CONVOLUTION_TF32 | C.TS_NUMERICS_FLAG_BENCHMARK |
 	C.TS_NUMERICS_FLAG_DETERMINISTIC
 
-// CallNumerics are the flags of a call that has switches of its own. They are those of
-// CallOperator, Backward, Grads and a Callback.
+// CallNumerics masks the flags of a call with separate numerics switches. CallOperator, Backward,
+// Grads and Callback use them.
 const CallNumerics = numericsAll * (C.TS_NUMERICS_ON | C.TS_NUMERICS_OFF)
 
-// OwnNumerics returns the flags of a call under these switches (NumericsMatmulTF32 ...).
+// OwnNumerics returns the flags of a call with these switches (NumericsMatmulTF32 ...).
 func OwnNumerics(switches int32) int32 {
 	return switches*C.TS_NUMERICS_ON + (numericsAll&^switches)*C.TS_NUMERICS_OFF
 }
@@ -589,22 +590,21 @@ func OwnNumerics(switches int32) int32 {
 // NumericsOf returns the switches of flags that OwnNumerics returned.
 func NumericsOf(flags int32) int32 { return flags / C.TS_NUMERICS_ON & numericsAll }
 
-// CallWaits is a flag of CallOperator alone. It says that the operator waits for the device, so the
-// call passes the gate of calls that wait.
+// CallWaits is a flag of CallOperator only. The operator waits for the device, so the call passes
+// the gate of waiting calls.
 const CallWaits int32 = 1 << 30
 
-// CallDrops is a flag of CallOperatorOne alone. It says that the result is dropped, as that of an
-// operator that changes its operand.
+// CallDrops is a flag of CallOperatorOne only. The result is dropped, as for an in-place operator.
 const CallDrops int32 = 1 << 28
 
-// Lists are the arrays of a call that its arguments refer to, besides the tensors.
+// Lists are the arrays that a call's arguments refer to, except the tensors.
 type Lists struct {
 	Ints []int64
 	Text []byte
 }
 
-// arguments returns a value that lives on the caller's stack. cgo checks none of its pointers,
-// because the memory that they point to contains no pointers. lists may be nil.
+// arguments returns a value for the caller's stack. cgo checks none of its pointers, because they
+// point to memory without pointers. lists may be nil.
 func arguments(args []Arg, lists *Lists) C.ts_arguments {
 	a := C.ts_arguments{args: (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), arg_count: C.int64_t(len(args))}
 	if lists != nil {
@@ -614,14 +614,15 @@ func arguments(args []Arg, lists *Lists) C.ts_arguments {
 	return a
 }
 
-// numbers returns the handles for call_operator.
+// numbers converts the handles for call_operator.
 func numbers(handles []*Tensor) *C.uintptr_t {
 	return (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(handles)))
 }
 
-// CallOperatorOne calls an operator with one result and returns that, nil if it is undefined or
-// dropped. lists may be nil. Neither it nor the slices escape, so a caller can keep them on its
-// stack. An operator that draws random numbers waits for the end of a capture that is under way.
+// CallOperatorOne calls an operator with one result, and returns the result. It returns nil if the
+// result is undefined or dropped. lists may be nil. Neither it nor the slices escape, so a caller
+// can keep them on its stack. An operator that draws random numbers waits for the end of a running
+// capture.
 func CallOperatorOne(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32) (*Tensor, error) {
 	if flags&CallWaits != 0 || sanitizer.Load() != nil || len(args) > math.MaxUint8 || len(tensors) > math.MaxUint8 {
 		return callOneOtherwise(op, args, tensors, lists, flags)
@@ -653,7 +654,7 @@ func CallOperatorOne(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, 
 	return callOneOtherwise(op, args, tensors, lists, flags)
 }
 
-// callOneOtherwise is CallOperatorOne for all calls.
+// callOneOtherwise implements CallOperatorOne for all calls.
 //
 //go:noinline
 func callOneOtherwise(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32) (*Tensor, error) {
@@ -666,8 +667,8 @@ func callOneOtherwise(op *Operator, args []Arg, tensors []*Tensor, lists *Lists,
 	return out[0], err
 }
 
-// CallOperator is CallOperatorOne for any number of results, which it writes to out. If out is
-// empty, results are dropped.
+// CallOperator is CallOperatorOne for any number of results, written to out. If out is empty,
+// results are dropped.
 func CallOperator(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32, out []*Tensor) error {
 	if flags&CallWaits != 0 || sanitizer.Load() != nil {
 		return callOperator(op, args, tensors, lists, flags, out)
@@ -690,8 +691,8 @@ func passToC(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags in
 		numbers(tensors), C.int64_t(len(tensors)), C.int32_t(flags), numbers(out), C.int64_t(len(out)))
 }
 
-// callOperator is CallOperator for all calls: those that may wait for a GPU too, or that the stream
-// sanitizer sees.
+// callOperator implements CallOperator for all calls, including calls that may wait for a GPU or
+// that the stream sanitizer observes.
 func callOperator(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32, out []*Tensor) error {
 	s := sanitizer.Load()
 	s.begin()
@@ -713,14 +714,14 @@ func callOperator(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, fla
 	}
 }
 
-// List has the results of an operator, however many.
+// List holds an operator's results, however many.
 type List struct {
-	few  [8]*Tensor // all results, if there is room for them: no second call of C moves them
+	few  [8]*Tensor // all results if they fit: no second C call is needed to move them
 	many []*Tensor  // all results, if there are more
 	n    int
 }
 
-// Tensors returns the results, nil for one that is undefined. The slice may be a part of l.
+// Tensors returns the results; an undefined one is nil. The slice may be a part of l.
 func (l *List) Tensors() []*Tensor {
 	if l.many != nil {
 		return l.many
@@ -729,7 +730,7 @@ func (l *List) Tensors() []*Tensor {
 }
 
 // CallOperatorList is CallOperator for operators that return lists. It writes all results to out,
-// which must be empty before.
+// which must be empty.
 func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32, out *List) error {
 	s := sanitizer.Load()
 	s.begin()
@@ -758,10 +759,10 @@ func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, lists *Lists,
 	}
 }
 
-// Results are the results of an operator, in the notation of arguments.
+// Results are an operator's results, in the notation of arguments.
 type Results struct {
 	Args    []Arg
-	Tensors []*Tensor // nil for one that is undefined
+	Tensors []*Tensor // an undefined tensor is nil
 	Ints    []int64
 }
 
@@ -794,13 +795,13 @@ func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, lists *Lis
 	}
 }
 
-// GeneratorArg returns the argument of a Generator. The generator must live until the call returns.
+// GeneratorArg returns a Generator as an argument. The generator must live until the call returns.
 func GeneratorArg(g *Generator) Arg {
 	return Arg{Kind: ArgGenerator, Value: int64(uintptr(unsafe.Pointer(g)))}
 }
 
-// busy returns nil for a call that failed because of a capture under way, after waiting for the end
-// of that capture: the call had no effect, and the caller repeats it. It returns any other error.
+// busy handles a call that failed because of a running capture: it waits for the end of the capture
+// and returns nil. The call had no effect, and the caller repeats it. busy returns any other error.
 func busy(err error) error {
 	if !errors.Is(err, CodeBusy) {
 		return err
@@ -820,7 +821,7 @@ func Grad(t *Tensor) (g *Tensor, err error) {
 	return g, err
 }
 
-// LeafGrads writes the gradients of all tensors to out, nil for a tensor that has none.
+// LeafGrads writes the gradients of all tensors to out. A tensor without a gradient gets nil.
 func LeafGrads(ts, out []*Tensor) error {
 	if err := Check(); err != nil {
 		return err
@@ -856,7 +857,7 @@ func SetRequiresGrad(t *Tensor, requires bool) error {
 	return failure(C.ts_tensor_set_requires_grad(t, C.bool(requires)))
 }
 
-// ManualSeed seeds LibTorch's generators. It waits for the end of a capture that is under way.
+// ManualSeed seeds LibTorch's generators. It waits for the end of a running capture.
 func ManualSeed(seed uint64) error {
 	if err := Check(); err != nil {
 		return err
@@ -867,8 +868,8 @@ func ManualSeed(seed uint64) error {
 // Generator is a ts_generator.
 type Generator = C.ts_generator
 
-// NewGenerator makes a generator. Like the functions below, it waits for the end of a capture that
-// is under way.
+// NewGenerator makes a generator. Like the functions below, it waits for the end of a running
+// capture.
 func NewGenerator(device int32, seed uint64) (g *Generator, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -927,7 +928,7 @@ const (
 	GradNoLeafHooks = C.TS_GRAD_FLAG_NO_LEAF_HOOKS
 )
 
-// Grads calls ts_tensor_grads, whose flags may have CallNumerics. with has a gradient, or nil, for
+// Grads calls ts_tensor_grads. flags may include CallNumerics. with has a gradient, or nil, for
 // each output.
 func Grads(outputs, with, inputs []*Tensor, flags int32) ([]*Tensor, error) {
 	if err := Check(); err != nil {
@@ -943,8 +944,8 @@ func Grads(outputs, with, inputs []*Tensor, flags int32) ([]*Tensor, error) {
 	})
 }
 
-// GeneratorState returns the state of the device's default generator, a CPU tensor. It waits for
-// the end of a capture that is under way.
+// GeneratorState returns the state of the device's default generator as a CPU tensor. It waits for
+// the end of a running capture.
 func GeneratorState(device int32) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -954,7 +955,7 @@ func GeneratorState(device int32) (t *Tensor, err error) {
 }
 
 // SetGeneratorState replaces the state of the device's default generator. It waits for the end of a
-// capture that is under way.
+// running capture.
 func SetGeneratorState(device int32, t *Tensor) error {
 	if err := Check(); err != nil {
 		return err
@@ -962,7 +963,7 @@ func SetGeneratorState(device int32, t *Tensor) error {
 	return whileNotBusy(func() error { return failure(C.ts_random_set_state(C.int32_t(device), t)) })
 }
 
-// whileNotBusy repeats a call until it no longer fails because of a capture under way.
+// whileNotBusy repeats a call until it no longer fails because of a running capture.
 func whileNotBusy(call func() error) error {
 	for {
 		computing.enter()
@@ -984,7 +985,7 @@ const (
 	NumericsDeterministic   = C.TS_NUMERICS_FLAG_DETERMINISTIC
 )
 
-// SetNumerics waits for operators under other switches.
+// SetNumerics waits for operators with other switches.
 func SetNumerics(flags int32) error {
 	if err := Check(); err != nil {
 		return err

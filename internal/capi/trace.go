@@ -60,7 +60,7 @@ func TraceLane(s Stream) (int64, error) {
 	return int64(lane), err
 }
 
-// StartTrace starts recording. The first call of a process may take a second.
+// StartTrace starts recording. A process's first call may take a second.
 func StartTrace(flags int32) error {
 	if err := Check(); err != nil {
 		return err
@@ -70,8 +70,8 @@ func StartTrace(flags int32) error {
 	return failure(C.ts_trace_start(C.int32_t(flags)))
 }
 
-// Recorded is what a recording has: events in no order, a launch for each that is a kernel, in
-// their order, and the names that TraceEvent.Name is an index of.
+// Recorded is a finished recording: unordered events, one launch per kernel event in the events'
+// order, and the names that TraceEvent.Name indexes.
 type Recorded struct {
 	Events   []TraceEvent
 	Launches []TraceLaunch
