@@ -40,7 +40,7 @@ type DeviceProperties struct {
 	Name            string // for example "NVIDIA H200"
 	Major, Minor    int    // compute capability, for example 9, 0
 	Multiprocessors int
-	AsyncEngines    int   // copy engines: the number of copies that can run at once beside compute
+	AsyncEngines    int   // copy engines: the number of copies that can run at once during compute
 	TotalBytes      int64 // device memory
 }
 

@@ -4,18 +4,18 @@
 // # Streams
 //
 // A GPU takes work from queues, called streams. A kernel launch or an asynchronous copy puts work
-// at the end of a stream and returns; the host goes on. Work on one stream runs in order. Work on
-// two streams runs in any order, and at the same time where the hardware has room: a copy on one
-// stream hides under the compute on another. [Stream.Wait] and [Event] order the work of one stream
-// after the work of another. Nothing else does: neither the default stream nor the streams of
-// [NewStream] wait for another stream by themselves.
+// at the end of a stream and returns at once. Work on one stream runs in order. Work on two streams
+// runs in any order, and at the same time where the hardware has room: a copy on one stream hides
+// under the compute on another. [Stream.Wait] and [Event] order the work of one stream after the
+// work of another. Nothing else does: neither the default stream nor the streams of [NewStream]
+// wait for another stream by themselves.
 //
 // # The current stream belongs to an OS thread
 //
 // An operator of package torch takes no stream: it queues its work on the current stream. LibTorch
 // keeps one current stream for each OS thread and device. Go moves a goroutine to another thread at
 // any time: at a channel, at a call into C, in the middle of a loop. The following code therefore
-// does not do what it says:
+// does not work as written:
 //
 //	setStream(side)     // sets the stream of the goroutine's present thread
 //	y := x.MatMul(w)    // may run on another thread, with another stream
@@ -50,15 +50,15 @@
 //
 // Calls that enqueue work (Record, Wait, WaitEvent and operators) do not wait for the device.
 // Synchronize, of a [Stream], an [Event] or a [Device], blocks its goroutine and that goroutine's
-// OS thread until the work is done; other goroutines continue. The package bounds the number of
-// threads that are in such calls at once; further callers wait as goroutines. A wait cannot be
+// OS thread until the work is done. Other goroutines continue. The package bounds the number of
+// threads that are in such calls at once. Further callers wait as goroutines. A wait cannot be
 // cancelled: a program that must react to a context polls [Event.Query].
 //
 // # Ownership
 //
 // A [Stream] is a value and needs no Close. Close returns an [OwnedStream] to this package. Close
-// an [Event] when no call uses it any more; streams that already wait for the event go on waiting.
-// Close a [Pinned] when no copy from or to it is in flight and no slice of it is in use. The
+// an [Event] when no call uses it any more. Streams that already wait for the event continue to
+// wait. Close a [Pinned] when no copy from or to it is in flight and no slice of it is in use. The
 // garbage collector finds an object that became unreachable before its Close, and [Leaks] counts
 // it.
 //

@@ -27,7 +27,7 @@ int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned
 
 const driverVariable = "TORCHSTREAM_TEST_DRIVER"
 
-// Without a usable GPU the error says what the driver is for and what is needed.
+// Without a usable GPU the error names the driver's purpose and the requirement.
 func TestErrorsNameTheDriver(t *testing.T) {
 	if os.Getenv(driverVariable) != "" {
 		_, err := NewStream(0, StreamOptions{})

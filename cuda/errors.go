@@ -9,7 +9,8 @@ import (
 
 // Error is a failure that the C++ side returned: its kind (Code), the function that failed (Origin,
 // for example "cuda.Elapsed") and its text (Message). Match the kind with errors.Is and the
-// sentinels of this package. Offset is of damaged images, which package imageloader/decode reports.
+// sentinels of this package. Offset is only for damaged images, which package imageloader/decode
+// reports.
 type Error = capi.Error
 
 // Kinds of failure, for errors.Is.
@@ -21,8 +22,8 @@ var (
 	// The machine has no usable GPU, or fewer GPUs than the index needs.
 	ErrNoDevice error = capi.CodeNoDevice
 	// The shim or LibTorch is not installed, or has another version than this program needs. The
-	// message says what is there, what is wanted, and the command that installs it. Every call that
-	// can fail returns this error then.
+	// message gives the installed and the wanted version, and the command that installs it. Every
+	// call that can fail returns this error then.
 	ErrNoLibrary error = capi.CodeNoLibrary
 	// The driver or the runtime failed. After an illegal access, only ending the process helps.
 	ErrCUDA error = capi.CodeCUDA

@@ -24,7 +24,7 @@ func TestSentinelsMatchOnlyThemselves(t *testing.T) {
 	}
 }
 
-// saysGo fails unless an error begins with a call and has no name of the C headers.
+// saysGo fails unless an error starts with a call and has no name of the C headers.
 func saysGo(t *testing.T, err error, call string) {
 	t.Helper()
 	if err == nil || !strings.HasPrefix(err.Error(), call+": ") || regexp.MustCompile(`\b(?i:ts)_\w`).MatchString(err.Error()) {

@@ -13,13 +13,13 @@ import (
 )
 
 // Event marks a point in a stream's queue. Another stream can wait for the event
-// ([Stream.WaitEvent]); the host can query it ([Event.Query]) or wait for it ([Event.Synchronize]).
-// An event can be recorded repeatedly; every use refers to its latest Record. All records must be
-// on streams of one device.
+// ([Stream.WaitEvent]). The host can query it ([Event.Query]) or wait for it ([Event.Synchronize]).
+// An event can be recorded repeatedly, and every use refers to its latest Record. All records must
+// be on streams of one device.
 //
-// Several goroutines may use an Event at once, and Close is safe beside other calls: calls that
-// have begun finish, and later calls return [ErrClosed]. Close every event. The garbage collector
-// eventually frees an event that becomes unreachable before its Close, and [Leaks] counts it.
+// Several goroutines may use an Event at once. Close is safe during other calls: running calls
+// finish, and later calls return [ErrClosed]. Close every event. The garbage collector eventually
+// frees an event that becomes unreachable before its Close, and [Leaks] counts it.
 type Event struct {
 	*event
 	cleanup runtime.Cleanup
@@ -44,15 +44,15 @@ type EventOptions struct {
 	// Interprocess makes an event that other processes can use, by Export. It excludes Timing.
 	Interprocess bool
 
-	// External makes a Record or a wait in a captured function a node of the graph: every replay
-	// records the event, or waits for its latest record, as a queued call does. Other work can so
-	// wait for a point inside a replay, a replay can wait for other work, and two events with
-	// Timing take the time between two points of a replay, once that replay is done. Without
+	// External makes a Record or a wait in a captured function a node of the graph. Every replay
+	// then records the event, or waits for its latest record, as a queued call does. So other work
+	// can wait for a point inside a replay, and a replay can wait for other work. Two events with
+	// Timing measure the time between two points of a replay, once that replay is done. Without
 	// External a captured Record and wait only order the nodes of the graph, and other work cannot
 	// use them.
 	//
-	// The event counts as recorded from the graph's first replay on. A wait that is captured needs
-	// a Record outside of the capture before, or it returns ErrNotRecorded. The graph keeps the
+	// The event counts as recorded from the graph's first replay on. A captured wait needs an
+	// earlier Record outside of the capture, or it returns ErrNotRecorded. The graph keeps the
 	// event after its Close.
 	External bool
 }
@@ -147,8 +147,9 @@ func (e *Event) Export(d Device) (EventHandle, error) {
 	return EventHandle(h), checked(err)
 }
 
-// ImportEvent opens an event that another process exported; d is the same GPU, whatever its index
-// in the other process. The event counts as recorded: see [Event.Export]. The caller must close it.
+// ImportEvent opens an event that another process exported. d is the same GPU, which may have
+// another index in the other process. The event counts as recorded: see [Event.Export]. The caller
+// must close it.
 func ImportEvent(d Device, h EventHandle) (*Event, error) {
 	if err := d.gpu("ImportEvent"); err != nil {
 		return nil, err
@@ -222,7 +223,7 @@ func (e *Event) Synchronize() error {
 	return checked(capi.SynchronizeEvent(c))
 }
 
-// Close frees the event. Streams that already wait for the event go on waiting. Further calls do
+// Close frees the event. Streams that already wait for the event continue to wait. Further calls do
 // nothing. Close never fails.
 func (e *Event) Close() error {
 	if e != nil && e.event != nil {

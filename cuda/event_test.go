@@ -94,8 +94,8 @@ func TestClosedEventLivesUntilItsCallsEnd(t *testing.T) {
 	}
 }
 
-// Close beside calls in progress: the event lives until the last call ends, is freed once, and
-// refuses later calls.
+// Close during other calls: the event lives until the last call ends, is freed once, and refuses
+// later calls.
 func TestEventCloseBesideUse(t *testing.T) {
 	for range 200 {
 		e := newEvent(nil)

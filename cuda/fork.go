@@ -3,10 +3,10 @@ package cuda
 import "github.com/torchstream/torchstream/internal/capi"
 
 // Fork makes work that is queued on each stream of to from now on start after everything queued on
-// from so far: it begins work on several streams in parallel. [Join] ends it. Fork makes one call
-// into C++ and one record, whatever the number of streams.
+// from so far. Use it to start work on several streams in parallel, and [Join] to end it. Fork
+// makes one call into C++ and one record for any number of streams.
 //
-// The streams may belong to any devices. Fork ignores from in to, and repeated streams; without
+// The streams may belong to any devices. Fork ignores from in to, and repeated streams. Without
 // streams it does nothing. The host does not wait, and any thread may call it. For a stream that
 // does not exist Fork returns [ErrInvalidArgument] or [ErrNoDevice] before it orders anything.
 //

@@ -11,20 +11,20 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// Graph is a sequence of work on one GPU. [Capture] records the sequence once; one call then queues
-// all of it again. Use it for sequences of short kernels, whose launches cost the host more time
-// than their execution costs the device.
+// Graph is a sequence of work on one GPU. [Capture] records the sequence once, and one call then
+// queues all of it again. Use it for sequences of short kernels, whose launches cost the host more
+// time than their execution costs the device.
 //
 // A replay repeats exactly the captured work: the same kernels, on the same addresses, with the
 // same numbers. Copy new input into the tensors that existed at the capture. Read results from the
-// tensors that the captured function made: they lie in the graph's own memory, and every replay
+// tensors that the captured function made: they are in the graph's own memory, and every replay
 // overwrites them. The graph keeps the outside tensors that its operators use (parameters, inputs)
 // alive, even if they are closed. If such a tensor has received other memory since the capture
 // (SetData, a dropped gradient), Replay returns [ErrStale] instead of computing on the old memory.
 // Pinned memory that a captured copy reads is the exception: do not close it before the graph.
 //
-// Several goroutines may use a Graph at once; its replays run one after the other on the device,
-// whatever streams they are queued on. Close every graph. The garbage collector eventually frees a
+// Several goroutines may use a Graph at once. Its replays run one after the other on the device, on
+// whatever streams they are queued. Close every graph. The garbage collector eventually frees a
 // graph that becomes unreachable before its Close, and [Leaks] counts it.
 type Graph struct {
 	*graph
@@ -57,10 +57,10 @@ func (s *sideStream) done() {
 // CaptureOptions are the options of [Capture]. The zero value captures on the first GPU.
 type CaptureOptions struct {
 	// Stream is captured, and is the current stream while the function runs. A default stream
-	// cannot be captured: it selects its device, and the capture then uses a side stream of its
-	// own, with the priority of the device's current stream, or that of SharePool. Nothing else may
-	// use the stream during the capture. Kernels of a graph have the priority of the stream that
-	// they were captured on, whatever stream replays them.
+	// cannot be captured. It selects its device, and the capture then uses a separate side stream
+	// with the priority of the device's current stream, or the side stream of SharePool. Nothing
+	// else may use the stream during the capture. Kernels of a graph have the priority of the
+	// stream that they were captured on, on whatever stream the graph is replayed.
 	Stream Stream
 
 	// SharePool is a graph on the same device whose memory the new graph uses too. Two graphs that
@@ -248,7 +248,7 @@ func (g *Graph) Device() Device {
 // NodeKinds counts the nodes of a graph by kind.
 type NodeKinds struct {
 	Kernels, Copies, Fills, HostFunctions int
-	// EventRecords and EventWaits count those of events with EventOptions.External.
+	// EventRecords and EventWaits count the records and waits of events with EventOptions.External.
 	EventRecords, EventWaits int
 	Empty                    int // joins of several edges
 	Others                   int
@@ -279,7 +279,7 @@ func (g *Graph) DOT(verbose bool) ([]byte, error) {
 }
 
 // Handles returns the graph's cudaGraphExec_t and, with CaptureOptions.Debug, its cudaGraph_t, for
-// code that calls CUDA directly; otherwise graph is 0. They are valid until Close.
+// code that calls CUDA directly. Without Debug, graph is 0. The handles are valid until Close.
 func (g *Graph) Handles() (exec, graph uintptr, err error) {
 	c, err := g.use("Graph.Handles")
 	if err != nil {

@@ -114,7 +114,7 @@ func TestCaptureAndReplay(t *testing.T) {
 	}
 }
 
-// Close beside running and queued replays: all accepted replays run.
+// Close during running and queued replays: all accepted replays run.
 func TestCloseWithReplaysInFlight(t *testing.T) {
 	onGPU(t, 1)
 	for range 20 {
@@ -584,8 +584,8 @@ func TestCaptureWithForks(t *testing.T) {
 	}
 }
 
-// Another goroutine may ask for a stream that is captured: the answer is ErrCapture, and the
-// capture goes on.
+// Another goroutine may query a stream that is captured: the answer is ErrCapture, and the capture
+// continues.
 func TestQueryOfACapturedStream(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)

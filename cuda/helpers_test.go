@@ -269,8 +269,8 @@ func mapped(t *testing.T, bytes int) []byte {
 
 // sleepsIn waits until the thread sleeps inside of the C function, and returns true, or until ended
 // is closed, and returns false. A goroutine that is locked to the thread makes one call of the
-// function, and no other goroutine calls it. Whatever the load, true means that the call has not
-// returned: it was under way before and after the look at the thread.
+// function, and no other goroutine calls it. Under any load, true means that the call has not
+// returned: it was running before and after the look at the thread.
 func sleepsIn(t *testing.T, thread int64, function string, ended <-chan struct{}) bool {
 	t.Helper()
 	stacks := make([]byte, 1<<20)

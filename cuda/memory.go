@@ -52,8 +52,8 @@ func (d Device) Allocator() (AllocatorStats, error) {
 // [NewPinned] are not part of it: see [PinnedBytes]. Counts are since the start of the process
 // unless their comment says otherwise.
 type PinnedStats struct {
-	// ActiveBytes is the size of live tensors, each rounded up to a power of two. LibTorch goes on
-	// counting some tensors of a few bytes that graphs made.
+	// ActiveBytes is the size of live tensors, each rounded up to a power of two. LibTorch also
+	// counts some freed tensors of a few bytes that graphs made.
 	ActiveBytes int64
 	// ReservedBytes is the size of live tensors and of the memory that is kept for later ones.
 	// EmptyCache returns the latter to the driver.
@@ -81,7 +81,7 @@ func PinnedAllocator() (PinnedStats, error) {
 }
 
 // LimitMemory limits the caching allocator to this fraction of the device's memory, greater than 0
-// and at most 1. Allocations beyond the limit fail with [ErrOutOfMemory]. 1 takes the limit away.
+// and at most 1. Allocations beyond the limit fail with [ErrOutOfMemory]. 1 removes the limit.
 func (d Device) LimitMemory(fraction float64) error {
 	if err := d.gpu("Device.LimitMemory"); err != nil {
 		return err
@@ -100,21 +100,21 @@ func (d Device) MemoryLimit() (float64, error) {
 
 // ConfigureAllocator changes the settings of LibTorch's allocators in the process, in the form of
 // the variable PYTORCH_ALLOC_CONF: "expandable_segments:True,garbage_collection_threshold:0.8".
-// Settings that are not named take their defaults. Memory that is allocated already stays as it is.
-// It needs a GPU.
+// Settings that are not named are reset to their defaults. Memory that is already allocated does
+// not change. It needs a GPU.
 func ConfigureAllocator(settings string) error { return checked(capi.ConfigureAllocator(settings)) }
 
-// AllocatorSettings returns the settings of the latest [ConfigureAllocator], or, before the first,
-// those of the variable PYTORCH_ALLOC_CONF. Settings that the text does not name have their
-// defaults. It needs a GPU.
+// AllocatorSettings returns the settings of the latest [ConfigureAllocator]. Before the first call
+// it returns the settings of the variable PYTORCH_ALLOC_CONF. Settings that the text does not name
+// have their defaults. It needs a GPU.
 func AllocatorSettings() (string, error) {
 	s, err := capi.AllocatorSettings()
 	return s, checked(err)
 }
 
-// RecordMemoryHistory starts to record the allocations and frees of all devices, of which it keeps
-// the latest maxEntries, and forgets what was recorded before. 0 ends the recording.
-// [MemorySnapshot] contains the history. Recording makes each allocation a little slower.
+// RecordMemoryHistory starts to record the allocations and frees of all devices. It keeps the
+// latest maxEntries, and drops earlier records. 0 stops the recording. [MemorySnapshot] contains
+// the history. Recording makes each allocation a little slower.
 func RecordMemoryHistory(maxEntries int) error {
 	if maxEntries < 0 {
 		return invalid("RecordMemoryHistory", "%d entries: must be 0 or more", maxEntries)
@@ -244,9 +244,9 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 	return fn()
 }
 
-// Bytes returns the number of bytes that the pool holds from the driver, and the number of those in
+// Bytes returns the number of bytes that the pool holds from the driver, and the number of bytes in
 // live tensors. It walks the allocator's segments, so do not call it at every step. It waits for a
-// Use in another goroutine; in a captured function it returns [ErrBusy] instead.
+// Use in another goroutine. In a captured function it returns [ErrBusy] instead.
 func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 	err = p.read("MemoryPool.Bytes", func(c *capi.MemoryPool) (err error) {
 		reserved, allocated, err = capi.MemoryPoolBytes(c)
@@ -274,11 +274,11 @@ func (p *MemoryPool) read(origin string, fn func(*capi.MemoryPool) error) error 
 
 // Close ends the pool. Tensors in the pool stay valid. The memory of a tensor that is freed later
 // returns to the driver when the allocator next needs memory, or by [EmptyCache]. Close waits for a
-// Use in another goroutine; in a captured function it returns [ErrBusy] instead. Inside the
+// Use in another goroutine. In a captured function it returns [ErrBusy] instead. Inside the
 // goroutine's own Use it returns [ErrInvalidArgument]. After any error nothing has changed, and
-// Close may be called again. Close also works beside captures and other pools in use: free memory
-// then returns to the driver at the next Capture or at the next pool's Close. Further calls, and
-// calls on nil, do nothing and return nil.
+// Close may be called again. Close also works during captures and while other pools are in use:
+// free memory then returns to the driver at the next Capture or at the next pool's Close. Further
+// calls, and calls on nil, do nothing and return nil.
 func (p *MemoryPool) Close() error {
 	if p == nil || p.memoryPool == nil {
 		return nil

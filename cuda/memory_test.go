@@ -155,8 +155,8 @@ func TestAllocatorStats(t *testing.T) {
 	check(t, Device(0).LimitMemory(1))
 }
 
-// Use serves the allocations of its own goroutine from the pool, and the end of the pool returns
-// the memory to the driver.
+// Use serves the allocations of its own goroutine from the pool, and closing the pool returns the
+// memory to the driver.
 func TestMemoryPool(t *testing.T) {
 	onGPU(t, 1)
 	p := must[*MemoryPool](t)(NewMemoryPool(0))

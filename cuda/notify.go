@@ -10,9 +10,9 @@ import (
 )
 
 // Notify returns a channel that is closed when everything queued on the stream so far is done. Use
-// it to wait for a stream beside other events, in a select with a context. Notify does not wait.
-// Later work of the stream starts after the notice, about a microsecond later. Go schedules the
-// receiver as usual, tens of microseconds later on a busy machine.
+// it to wait for a stream and other events in one select, for example with a context. Notify does
+// not wait. Later work of the stream starts after the notice, about a microsecond later. Go
+// schedules the receiver as usual, tens of microseconds later on a busy machine.
 //
 //	done, err := stream.Notify()
 //	...
@@ -26,7 +26,7 @@ import (
 // pending. [Stream.Synchronize] is faster if there is nothing else to wait for, but blocks an OS
 // thread.
 //
-// If the device fails, the channel is also closed, within a second or two; the next call on the
+// If the device fails, the channel is also closed, within a second or two. The next call on the
 // stream then returns the error. During a capture of the stream Notify returns
 // [ErrInvalidArgument]. Any goroutine may call it, on any thread.
 func (s Stream) Notify() (<-chan struct{}, error) {

@@ -52,7 +52,7 @@ func TestNoticesArrive(t *testing.T) {
 	for _, done := range held {
 		wait(t, done)
 	}
-	// The goroutine ends with the last notice, and another begins with the next.
+	// The goroutine ends with the last notice, and another starts with the next.
 	until(t, "the end of the goroutine", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return !b.running && len(b.waiting) == 0 })
 	wait(t, must[<-chan struct{}](t)(b.add(Stream{}, post)))
 }

@@ -14,15 +14,15 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// OutOfMemory is one allocation of device memory that failed, after the allocator had given its
-// unused memory back to the driver and tried again.
+// OutOfMemory is one failed allocation of device memory. The allocator had already returned its
+// unused memory to the driver and tried again.
 type OutOfMemory struct {
-	// Number counts the failures from 1 on. A gap means that so many came at once that the queue
-	// dropped some.
+	// Number counts the failures from 1 on. A gap means that the queue dropped failures because too
+	// many came at once.
 	Number int64
 	Device Device
-	// Wanted is the size in bytes that the allocator asked the driver for: the tensor's, rounded up
-	// to a segment.
+	// Wanted is the size in bytes that the allocator requested from the driver: the tensor's size,
+	// rounded up to a segment.
 	Wanted int64
 	Free   int64 // bytes that the driver could give, to all processes
 	// Limit is the number of bytes that the allocator may hold: the device's memory, or the share
@@ -48,10 +48,10 @@ func (o OutOfMemory) String() string {
 
 // OutOfMemoryOptions are the options of [ObserveOutOfMemory]. The zero value writes no snapshots.
 type OutOfMemoryOptions struct {
-	// SnapshotDir is a folder, made if it is not there, for a snapshot of each failure: a file that
-	// PyTorch's memory viewer opens, as [MemorySnapshot] returns. With [RecordMemoryHistory] it
-	// shows which allocations came before. Its name has the process's number and that of the
-	// failure. Files that exist are not replaced. "" means no snapshots.
+	// SnapshotDir is a folder for a snapshot of each failure, created if it does not exist. A
+	// snapshot is a file that PyTorch's memory viewer opens, as [MemorySnapshot] returns. With
+	// [RecordMemoryHistory] it shows the preceding allocations. Its name has the numbers of the
+	// process and of the failure. Existing files are not replaced. "" means no snapshots.
 	SnapshotDir string
 	// MaxSnapshots is the maximum number of snapshots, each of which may have tens of megabytes: 0
 	// means 3.
@@ -74,13 +74,13 @@ type outOfMemoryObserver struct {
 }
 
 // ObserveOutOfMemory calls fn for every allocation of device memory that fails from now on, on any
-// device and thread, including failures that LibTorch or a program recovers from. Until then
-// nothing is called, and afterwards allocations that succeed cost the same.
+// device and thread, including failures that LibTorch or a program recovers from. Successful
+// allocations cost the same with and without an observer.
 //
-// fn runs in a goroutine of the observer, one call at a time, soon after the failure: the call that
+// fn runs in a goroutine of the observer, one call at a time, soon after the failure. The call that
 // failed may return its error before. So fn may call everything, and cannot deadlock the allocator.
-// The figures and the snapshot are those of the moment of the failure; the thread that allocates
-// writes the snapshot before its call returns.
+// The figures and the snapshot describe the moment of the failure. The thread that allocates writes
+// the snapshot before its call returns.
 //
 // Any number of observers may be open. Close each of them.
 func ObserveOutOfMemory(fn func(OutOfMemory), o OutOfMemoryOptions) (*OutOfMemoryObserver, error) {
@@ -137,7 +137,7 @@ func observe(fn func(OutOfMemory), take func() []OutOfMemory, free func(), wake 
 	return o
 }
 
-// deliver calls fn until the observer closes, and then for what has come before.
+// deliver calls fn until the observer closes, and then for the failures before that.
 func (o *outOfMemoryObserver) deliver(fn func(OutOfMemory)) {
 	defer close(o.ended)
 	defer o.free()

@@ -49,8 +49,9 @@ func NewOwnedStream(d Device, o StreamOptions) (*OwnedStream, error) {
 	return own, nil
 }
 
-// NewSideStream returns an exclusive stream with the device and the priority of another one, for
-// work beside it. Nothing orders the two: see [Fork]. NewSideStream does not wait for the device.
+// NewSideStream returns an exclusive stream with the device and the priority of another stream, for
+// work that runs in parallel with it. Nothing orders the two: see [Fork]. NewSideStream does not
+// wait for the device.
 func NewSideStream(of Stream) (*OwnedStream, error) {
 	priority, err := of.Priority()
 	if err != nil {
@@ -64,7 +65,7 @@ func NewSideStream(of Stream) (*OwnedStream, error) {
 	return NewOwnedStream(of.Device(), StreamOptions{Priority: max(priority, greatest)})
 }
 
-// Multiprocessors returns how many multiprocessors the stream's kernels run on, by
+// Multiprocessors returns the number of multiprocessors that the stream's kernels run on, by
 // StreamOptions.MaxMultiprocessors. 0: on all.
 func (o *OwnedStream) Multiprocessors() int { return o.multiprocessors }
 
@@ -87,15 +88,15 @@ func (l lostStream) report() {
 	slog.Debug("cuda: an OwnedStream became unreachable before Close; it is not used again", "stream", l.stream.String())
 }
 
-// Close gives the stream back. It does not wait: queued work continues, and the stream gets its
-// next owner only when that work is done. The stream must not be current on any goroutine. Every
-// later call with the stream, or a copy of it, returns [ErrInvalidArgument], until the stream has
-// another owner; such calls then reach the new owner's stream. The CUDA stream itself stays,
-// because LibTorch remembers the streams on which memory was used and operators ran beyond the life
-// of their owners.
+// Close returns the stream to the package. It does not wait: queued work continues, and the stream
+// gets its next owner only when that work is done. The stream must not be current on any goroutine.
+// Every later call with the stream, or a copy of it, returns [ErrInvalidArgument], until the stream
+// has another owner. Such calls then reach the new owner's stream. The CUDA stream itself is not
+// destroyed, because LibTorch remembers the streams on which memory was used and operators ran,
+// even after their owners have gone.
 //
-// Close returns an error, and does not give the stream back, while the stream is being captured; it
-// may then be called again. Further calls, and calls on nil, do nothing and return nil.
+// While the stream is being captured, Close returns an error and does not return the stream. It may
+// then be called again. Further calls, and calls on nil, do nothing and return nil.
 func (o *OwnedStream) Close() error {
 	if o == nil || o.closed.Swap(true) {
 		return nil

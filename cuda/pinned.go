@@ -10,11 +10,11 @@ import (
 )
 
 // Pinned is page-locked host memory. The GPU's copy engines read and write it directly, so that a
-// copy runs beside the host and beside compute.
+// copy runs in parallel with the host and with compute.
 //
 // The memory is C memory, which the garbage collector neither moves nor frees. Close it after the
 // last copy from or to it is done. A buffer that becomes unreachable before its Close is not freed,
-// since slices of it may exist; [Leaks] counts it.
+// since slices of it may exist. [Leaks] counts it.
 type Pinned struct {
 	made    origin.Origin
 	memory  []byte
@@ -76,8 +76,8 @@ func (l lostPinned) report() {
 }
 
 // Bytes returns the memory itself, or nil after Close. The slice and its subslices are valid until
-// Close; do not touch them later. A copy in progress reads or writes the memory beside the host:
-// wait for the copy's event before changing the memory.
+// Close. Do not use them later. A copy in progress accesses the memory at the same time as the
+// host: wait for the copy's event before changing the memory.
 func (p *Pinned) Bytes() []byte {
 	if p == nil || p.closed.Load() {
 		return nil

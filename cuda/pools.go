@@ -6,7 +6,7 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// PoolKind says what the memory of a pool is for.
+// PoolKind is the purpose of a pool's memory.
 type PoolKind int
 
 // The kinds of pools.
@@ -15,7 +15,7 @@ const (
 	OwnPool     PoolKind = capi.PoolMemoryPool // of a MemoryPool
 	GraphPool   PoolKind = capi.PoolGraph      // of a Graph, or of several that share it
 	// EndedPool is the pool of a closed MemoryPool or Graph. Live tensors hold its memory, or the
-	// allocator has not given it back yet.
+	// allocator has not returned it yet.
 	EndedPool PoolKind = capi.PoolEnded
 )
 
@@ -34,8 +34,8 @@ func (k PoolKind) String() string {
 	return fmt.Sprintf("PoolKind(%d)", int(k))
 }
 
-// PoolStats is the state of one part of a device's caching allocator, in bytes where the comment
-// does not say otherwise.
+// PoolStats is the state of one part of a device's caching allocator, in bytes unless the comment
+// says otherwise.
 type PoolStats struct {
 	ID        int64 // equal in two calls for the same pool; 0 for the default pool
 	Kind      PoolKind
@@ -64,7 +64,7 @@ func (s PoolStats) String() string {
 }
 
 // Pools returns the state of all pools of the device's caching allocator that hold memory: the
-// default pool first, then those of graphs and of [NewMemoryPool]. It walks the allocator's
+// default pool first, then the pools of graphs and of [NewMemoryPool]. It walks the allocator's
 // segments, so do not call it at every step.
 func (d Device) Pools() ([]PoolStats, error) {
 	if err := d.gpu("Device.Pools"); err != nil {

@@ -6,15 +6,14 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Range begins a named time range and returns the function that ends it. Profilers (Nsight Systems,
-// and package trace) show the range beside the device's work during it:
+// Range starts a named time range and returns the function that ends it. Profilers (Nsight Systems,
+// and package trace) show the range together with the device's work:
 //
 //	defer cuda.Range("forward")()
 //
-// The range is an NVTX range that belongs to no thread (nvtxRangeStart): it may end on another
-// goroutine and another thread than it began on, and ranges need not nest. Ending a range again
-// does nothing. The range measures the host: kernels that were queued in the range may run after
-// it.
+// The range is an NVTX range that belongs to no thread (nvtxRangeStart). It may start and end on
+// different goroutines and threads, and ranges need not nest. Ending a range again does nothing.
+// The range measures the host: kernels that were queued in the range may run after it.
 //
 // Without a listening profiler, a range costs a few nanoseconds and allocates nothing. Any
 // goroutine may call Range, also without a GPU.

@@ -8,8 +8,8 @@ import (
 )
 
 // UUID returns the GPU's UUID in the form of nvidia-smi -L for a whole GPU: "GPU-" and 32
-// hexadecimal digits in five groups. It names the GPU in every process, whatever
-// CUDA_VISIBLE_DEVICES makes of its index.
+// hexadecimal digits in five groups. It identifies the GPU in every process, for any value of
+// CUDA_VISIBLE_DEVICES.
 func (d Device) UUID() (string, error) {
 	if err := d.gpu("Device.UUID"); err != nil {
 		return "", err
@@ -25,7 +25,7 @@ func uuidString(u [16]byte) string {
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 }
 
-// PCIBusID returns the GPU's place on the PCI bus, such as "0000:1B:00.0".
+// PCIBusID returns the GPU's address on the PCI bus, such as "0000:1B:00.0".
 func (d Device) PCIBusID() (string, error) {
 	if err := d.gpu("Device.PCIBusID"); err != nil {
 		return "", err
@@ -34,7 +34,7 @@ func (d Device) PCIBusID() (string, error) {
 	return id.PCIBusID, checked(err)
 }
 
-// Readings are what the driver measures of a GPU. A value that the GPU does not report is -1.
+// Readings are the driver's measurements of a GPU. A value that the GPU does not report is -1.
 type Readings struct {
 	Power      float64 // watts, averaged over a second or less, as the GPU does
 	PowerLimit float64 // watts
@@ -44,8 +44,8 @@ type Readings struct {
 	SMClock, MemoryClock       int // MHz, now
 	MaxSMClock, MaxMemoryClock int // MHz
 	// Utilization is the percentage of the driver's last sample period (a second or less) in which
-	// a kernel ran, of whatever size; MemoryUtilization that in which device memory was read or
-	// written.
+	// a kernel of any size ran. MemoryUtilization is the percentage in which device memory was read
+	// or written.
 	Utilization, MemoryUtilization int
 	// Throttle says why the clocks are below their maximum.
 	Throttle ThrottleReasons
@@ -97,11 +97,11 @@ func (r ThrottleReasons) String() string {
 }
 
 // Readings reads the GPU's sensors. It makes calls of the driver that take up to milliseconds, and
-// does not wait for the device, so a monitor may call it every second beside training. Of a slice
+// does not wait for the device, so a monitor may call it every second during training. For a slice
 // of a GPU (MIG) it reads the whole GPU.
 //
 // The first call loads the driver's library libnvidia-ml.so.1. Without it the error matches
-// [ErrUnsupported] and says what to install.
+// [ErrUnsupported] and names the package to install.
 func (d Device) Readings() (Readings, error) {
 	id, err := d.PCIBusID()
 	if err != nil {

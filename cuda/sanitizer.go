@@ -25,8 +25,8 @@ const (
 	// not ordered after that use, and no RecordStream names the stream.
 	FindingFreed = racecheck.KindFreed
 
-	// The following kinds are notes: the program computes what it says, but perhaps not what its
-	// author meant.
+	// The following kinds are notes: the program computes as written, but perhaps not as its author
+	// intended.
 
 	// FindingNotRecorded is a wait for an event that was never recorded, which returned
 	// ErrNotRecorded.
@@ -46,7 +46,7 @@ type SanitizerOptions struct {
 	// Output receives the text of each finding when it is found. Its Write must not use this
 	// module.
 	Output io.Writer
-	// Dir is a folder that receives a text, a JSON file and a picture of each finding that is no
+	// Dir is a folder that receives a text, a JSON file and a picture of each finding that is not a
 	// note. StartSanitizer makes it if it does not exist.
 	Dir string
 	// Notes also writes notes to Output.
@@ -59,9 +59,9 @@ type SanitizerOptions struct {
 }
 
 // Sanitizer checks, while the program runs, that events, waits and the host order all work on the
-// streams of all devices: docs/sanitizer.md says what it sees. There is one per process, for all
-// goroutines. The variable TORCHSTREAM_SANITIZE=1 of the environment starts one with the program;
-// its findings go to standard error.
+// streams of all devices. docs/sanitizer.md describes its coverage. There is one per process, for
+// all goroutines. The variable TORCHSTREAM_SANITIZE=1 of the environment starts one with the
+// program, and its findings are written to standard error.
 type Sanitizer struct {
 	check   *racecheck.Checker
 	running *capi.Sanitizer // nil: the environment started it
@@ -102,7 +102,7 @@ func RunningSanitizer() *Sanitizer {
 	return &Sanitizer{check: check}
 }
 
-// Findings returns what was found so far, in the order of the program.
+// Findings returns the findings so far, in the order of the program.
 func (s *Sanitizer) Findings() []Finding {
 	if s == nil {
 		return nil
@@ -110,7 +110,7 @@ func (s *Sanitizer) Findings() []Finding {
 	return s.check.Findings()
 }
 
-// Errors returns the number of findings that are no notes.
+// Errors returns the number of findings that are not notes.
 func (s *Sanitizer) Errors() (n int) {
 	for _, f := range s.Findings() {
 		if !f.Kind.Note() {

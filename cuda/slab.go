@@ -12,8 +12,8 @@ import (
 // memory.
 var ErrInFlight = errors.New("cuda: the memory is in flight")
 
-// slotAlign is the alignment of slots in bytes: at least that of copy engines and of LibTorch's own
-// allocations.
+// slotAlign is the alignment of slots in bytes. Copy engines and LibTorch's own allocations need no
+// larger alignment.
 const slotAlign = 256
 
 // Slab is pinned memory for several slots of one size in one allocation. It needs one call to the
@@ -38,7 +38,7 @@ type flight struct {
 }
 
 // NewSlab makes zeroed memory for the given number of slots of the given number of bytes, each at
-// least one. Slots begin at multiples of 256 bytes. NewSlab blocks as [NewPinned] does.
+// least one. Slots start at multiples of 256 bytes. NewSlab blocks as [NewPinned] does.
 func NewSlab(slots, bytes int) (*Slab, error) {
 	if slots < 1 || bytes < 1 || bytes > (1<<62)/slots-slotAlign {
 		return nil, invalid("NewSlab", "%d slots of %d bytes: both must be at least one, and their product must fit into memory", slots, bytes)
@@ -75,10 +75,10 @@ func (s *Slab) Slot(i int) ([]byte, error) {
 	return s.pinned.Bytes()[begin : begin+s.bytes : begin+s.bytes], nil
 }
 
-// InFlight reports that copies from or to slot i are queued, and that they are done when e's latest
-// record is done. Call it after queueing the copies and recording e behind them. It may be called
-// for several events. Before the copies are done, e may be closed but must not be recorded for
-// another purpose.
+// InFlight declares that copies from or to slot i are queued, and that they are done when e's
+// latest record is done. Call it after queueing the copies and recording e after them. It may be
+// called for several events. Before the copies are done, e may be closed but must not be recorded
+// for another purpose.
 func (s *Slab) InFlight(i int, e *Event) error {
 	c, err := e.use("Slab.InFlight")
 	if err != nil {

@@ -23,12 +23,12 @@ type StreamOptions struct {
 	// Values outside of that range are refused with ErrInvalidArgument. The device starts queued
 	// work of urgent streams first; it does not interrupt running work.
 	Priority int
-	// MaxMultiprocessors bounds how many of the device's multiprocessors the stream's kernels run
-	// on, so that the others are left to other work; 0 is no bound. Only [NewOwnedStream] takes it:
-	// the pool's streams are everybody's. The driver rounds it down (to a multiple of 8 on an
-	// H100): see [OwnedStream.Multiprocessors]. All bounded streams of a device with the same
-	// number share the same multiprocessors; unbounded streams may use them too. Copies are not
-	// bounded. Fewer than the driver's minimum (8 on an H100) are refused with
+	// MaxMultiprocessors bounds the number of the device's multiprocessors that run the stream's
+	// kernels, and leaves the others to other work. 0 is no bound. Only [NewOwnedStream] accepts
+	// it, because all callers share the pool's streams. The driver rounds it down (to a multiple of
+	// 8 on an H100): see [OwnedStream.Multiprocessors]. All bounded streams of a device with the
+	// same number share the same multiprocessors. Unbounded streams may use them too. Copies are
+	// not bounded. Fewer than the driver's minimum (8 on an H100) are refused with
 	// ErrInvalidArgument. It needs a driver of CUDA 12.5 or later.
 	MaxMultiprocessors int
 }
@@ -67,14 +67,14 @@ func PriorityRange() (least, greatest int, err error) {
 // stream do.
 func DefaultStream(d Device) Stream { return Stream{capi.Stream{ID: 0, Device: int32(d)}} }
 
-// ExternalStream wraps a cudaStream_t that other code made on device d. The stream stays the
-// property of that code, which must not destroy it before the last tensor that was used on the
-// stream is freed. Handle 0 is the default stream. The special handles cudaStreamLegacy (1) and
+// ExternalStream wraps a cudaStream_t that other code made on device d. That code keeps ownership
+// of the stream, and must not destroy it before the last tensor that was used on the stream is
+// freed. Handle 0 is the default stream. The special handles cudaStreamLegacy (1) and
 // cudaStreamPerThread (2) are refused with [ErrInvalidArgument].
 //
 // ExternalStream checks that the handle's device is d. The result is not == to a Stream of the pool
-// with the same handle; [Stream.SameQueue] reports that the two are one queue. Call [Stream.Forget]
-// before the other code destroys the stream.
+// with the same handle, but [Stream.SameQueue] reports that the two are one queue. Call
+// [Stream.Forget] before the other code destroys the stream.
 func ExternalStream(handle uintptr, d Device) (Stream, error) {
 	if err := d.gpu("ExternalStream"); err != nil {
 		return Stream{}, err

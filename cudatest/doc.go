@@ -1,5 +1,5 @@
-// Package cudatest helps test programs that use GPUs: which tests run where, a stream for each
-// test, nothing left behind, faults on purpose, and comparison of tensors.
+// Package cudatest helps test programs that use GPUs. It selects the tests for a machine, gives
+// each test a stream, detects leaks, injects faults, and compares tensors.
 //
 //	func TestStep(t *testing.T) {
 //		cudatest.NoLeaks(t)                 // first, so that it looks last
@@ -16,13 +16,13 @@
 //	}
 //
 // On a machine without a GPU the test above is skipped. A runner that has GPUs sets
-// TORCHSTREAM_REQUIRE_GPUS to their number: tests that need no more than that then fail instead of
-// being skipped, so that a broken driver does not turn a whole suite green. docs/gpu-ci.md has the
-// files for such a runner.
+// TORCHSTREAM_REQUIRE_GPUS to their number. Tests that need at most this number then fail instead
+// of being skipped, so that a broken driver does not turn a whole suite green. docs/gpu-ci.md has
+// the files for such a runner.
 //
 // # Concurrency
 //
-// Functions take a testing.TB and report through it, so they must be called from the test's
-// goroutine where they can end the test. [NoLeaks], [NoFindings], [StartSanitizer] and
-// [OutOfMemory] see the whole process: tests that use them must not run in parallel with others.
+// Functions take a testing.TB and report through it. Functions that can end the test must be called
+// from the test's goroutine. [NoLeaks], [NoFindings], [StartSanitizer] and [OutOfMemory] see the
+// whole process: tests that use them must not run in parallel with others.
 package cudatest

@@ -10,7 +10,7 @@ import (
 )
 
 // Tolerance bounds the difference of an element: |got - want| <= Absolute + Relative*|want|. If
-// both are 0, the bounds are those of PyTorch's torch.testing.assert_close for the elements' type:
+// both are 0, the bounds of PyTorch's torch.testing.assert_close for the elements' type apply:
 //
 //	          Relative  Absolute
 //	float16   1e-3      1e-5
@@ -20,10 +20,10 @@ import (
 //	others    0         0
 type Tolerance struct {
 	Relative, Absolute float64
-	// Exact allows no difference, whatever the type. It excludes Relative and Absolute. Zeros of
-	// both signs are equal.
+	// Exact allows no difference for any type. It excludes Relative and Absolute. Zeros of both
+	// signs are equal.
 	Exact bool
-	// EqualNaN takes a NaN for equal to a NaN. Otherwise a NaN differs from everything.
+	// EqualNaN makes two NaNs equal. Otherwise a NaN differs from everything.
 	EqualNaN bool
 }
 
@@ -133,7 +133,7 @@ func differ[T int64 | float64](got, want *torch.Tensor, o Tolerance, read func(*
 		if d <= allowed {
 			continue
 		}
-		// Among elements that differ infinitely the first one is named.
+		// Among elements with an infinite difference, the first is named.
 		if count++; worst < 0 || d-allowed > excess {
 			worst, excess = i, d-allowed
 		}

@@ -13,8 +13,8 @@ import (
 const RequireVariable = "TORCHSTREAM_REQUIRE_GPUS"
 
 // RequireGPUs returns the first n GPUs. On a machine with fewer it skips the test, or fails it if
-// [RequireVariable] is n or more. A value that is no number fails the test, and so does a shim that
-// is missing or cannot be loaded. n must be at least 1.
+// [RequireVariable] is n or more. A value that is not a number fails the test, and so does a shim
+// that is missing or cannot be loaded. n must be at least 1.
 func RequireGPUs(t testing.TB, n int) []cuda.Device {
 	t.Helper()
 	if err := capi.Check(); err != nil {

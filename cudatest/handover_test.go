@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// TestHandover is what a test of another module looks like: one stream hands its work to another.
+// TestHandover is an example of another module's test: one stream hands its work to another.
 func TestHandover(t *testing.T) {
 	cudatest.NoLeaks(t)
 	gpu := cudatest.RequireGPUs(t, 1)[0]

@@ -11,9 +11,9 @@ import (
 )
 
 // Delay queues a kernel on the stream that does nothing for at least d, up to a minute. Work queued
-// on the stream later begins after it, so an edge that is missing between streams shows: the other
-// stream reads what has not been written yet. Delay itself does not wait. Inside a [cuda.Capture]
-// of the stream the kernel becomes part of the graph.
+// on the stream later starts after it. So a missing edge between streams becomes visible: the other
+// stream reads memory that has not been written yet. Delay itself does not wait. Inside a
+// [cuda.Capture] of the stream the kernel becomes part of the graph.
 func Delay(t testing.TB, s cuda.Stream, d time.Duration) {
 	t.Helper()
 	if err := capi.DelayStream(s.CAPI(), d); err != nil {
@@ -23,8 +23,8 @@ func Delay(t testing.TB, s cuda.Stream, d time.Duration) {
 
 // Poison fills the tensors on the current stream with values that no test expects: NaN, for
 // booleans true, and for integers the bytes 0xA5 (of an int64, the lower half). Poison outputs
-// before the work that has to write them, so that results of an earlier run do not pass for new
-// ones.
+// before the work that has to write them, so that a test can't take an earlier run's results for
+// new ones.
 func Poison(t testing.TB, tensors ...*torch.Tensor) {
 	t.Helper()
 	for _, x := range tensors {
@@ -52,9 +52,9 @@ func poison(x *torch.Tensor) *torch.Tensor {
 }
 
 // OutOfMemory makes allocations of device memory fail with [cuda.ErrOutOfMemory] until the returned
-// function is called, or the test ends. The allocator gives its unused memory back to the driver,
-// and may then reserve no more than it still holds. Small tensors may still fit into memory that is
-// reserved already.
+// function is called, or the test ends. The allocator returns its unused memory to the driver, and
+// may then reserve no more than it still holds. Small tensors may still fit into memory that is
+// already reserved.
 func OutOfMemory(t testing.TB, d cuda.Device) (restore func()) {
 	t.Helper()
 	if err := cuda.EmptyCache(); err != nil {

@@ -66,8 +66,8 @@ func TestDelayHoldsTheStreamBack(t *testing.T) {
 	inner(t, func(t testing.TB) { Delay(t, s, time.Hour) }).mustFail(t, "0 to 60 s")
 }
 
-// TestDelayShowsAMissingEdge is the reason for Delay: without an edge the other stream reads what
-// was there before, and with the edge it reads the new value.
+// TestDelayShowsAMissingEdge is the reason for Delay: without an edge the other stream reads the
+// old value, and with the edge it reads the new value.
 func TestDelayShowsAMissingEdge(t *testing.T) {
 	gpu := RequireGPUs(t, 1)[0]
 	writer, reader := Stream(t, gpu), Stream(t, gpu)

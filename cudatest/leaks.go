@@ -21,7 +21,8 @@ import (
 // grace is how long goroutines and work on the devices may take to end after a test.
 const grace = 10 * time.Second
 
-// NoLeaks fails the test if it leaves something behind that was not there when NoLeaks was called:
+// NoLeaks fails the test if the test leaves one of the following behind that did not exist when
+// NoLeaks was called:
 //
 //   - tensors and scopes, open, or left to the garbage collector
 //   - events, graphs, owned streams and pinned memory left to the garbage collector
@@ -30,10 +31,10 @@ const grace = 10 * time.Second
 //   - OS threads, more than LibTorch and Go's runtime start by themselves: twice the CPUs and 16
 //
 // Call it first, so that it looks after all other cleanups. It gives goroutines, and work on the
-// GPUs, 10 seconds to end. What the garbage collector had to free does not end, and fails the test
-// at once if nothing else is left. With the tag debug the message has the places that made what was
-// left; goroutines are always printed with their stacks. NoLeaks sees the whole process: the test,
-// and those beside it, must not be parallel ones.
+// GPUs, 10 seconds to end. Objects that the garbage collector had to free cannot end, so they fail
+// the test at once if nothing else is left. With the tag debug the message has the stacks that made
+// the leaked objects. Goroutines are always printed with their stacks. NoLeaks sees the whole
+// process: neither the test nor any other test that runs at the same time may be parallel.
 func NoLeaks(t testing.TB) {
 	t.Helper()
 	noLeaks(t, grace)
@@ -70,7 +71,7 @@ func noLeaks(t testing.TB, grace time.Duration) {
 	})
 }
 
-// state is what a test can leave behind.
+// state lists everything that a test can leave behind.
 type state struct {
 	tensors, caught int64
 	events, graphs  int64
@@ -78,14 +79,15 @@ type state struct {
 	pinnedBytes     int64
 	memory          []int64 // bytes of device memory in live tensors, by GPU
 	threads         map[string]string
-	goroutines      map[string]string     // stacks by the goroutine's number
-	open, collected map[string]leaks.Site // by place; collected ones the garbage collector had to free
+	goroutines      map[string]string // stacks by the goroutine's number
+	// by place; collected counts objects that the garbage collector had to free
+	open, collected map[string]leaks.Site
 }
 
-// look collects what nothing refers to any more, and returns the rest.
+// look collects unreachable objects, and returns the rest.
 func look() (state, error) {
-	// The first collection runs the finalizers and cleanups of what is unreachable, which may make
-	// other things unreachable.
+	// The first collection runs the finalizers and cleanups of unreachable objects, which may make
+	// other objects unreachable.
 	runtime.GC()
 	runtime.GC()
 	s := state{
@@ -114,8 +116,9 @@ func look() (state, error) {
 	return s, err
 }
 
-// minus returns one line, or several, for each kind of thing that is in s beyond before. mayEnd
-// says whether a part of these may end yet; what the garbage collector had to free stays counted.
+// minus returns one or more lines for each kind of object of which s has more than before. mayEnd
+// reports whether some of them may still end. Objects that the garbage collector had to free stay
+// counted.
 func (s state) minus(before state) (left []string, mayEnd bool) {
 	count := func(now, then int64, format string, args ...any) {
 		if now > then {
@@ -147,7 +150,7 @@ func (s state) minus(before state) (left []string, mayEnd bool) {
 	return left, len(left) > final
 }
 
-// more returns the sites with higher counts than before, and what to say of their kind.
+// more returns the sites with higher counts than before, each described by its kind and by what.
 func more(now, before map[string]leaks.Site, what string) (text []string) {
 	for _, place := range slices.Sorted(maps.Keys(now)) {
 		site := now[place]
@@ -188,9 +191,9 @@ func indent(text string) string {
 // header is the first line of a goroutine's stack.
 var header = regexp.MustCompile(`^goroutine (\d+) `)
 
-// goroutines returns the stacks of all goroutines by their numbers, which are never used twice. It
-// leaves out the caller's, those of the testing package, which start and end as it likes, and those
-// of the runtime.
+// goroutines returns the stacks of all goroutines by their numbers, which are never reused. It
+// omits three kinds: the caller, the testing package's goroutines, which start and end at any time,
+// and the runtime's.
 func goroutines() map[string]string {
 	text := make([]byte, 1<<16)
 	for {

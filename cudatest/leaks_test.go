@@ -20,7 +20,7 @@ func ones(t testing.TB, d cuda.Device) *torch.Tensor {
 }
 
 func TestNoLeaksFindsWhatIsLeft(t *testing.T) {
-	// short is how long tests wait whose leaks stay.
+	// short is the waiting time of tests whose leaks stay.
 	const short = 300 * time.Millisecond
 	t.Run("nothing", func(t *testing.T) {
 		inner(t, func(t testing.TB) {
@@ -51,7 +51,8 @@ func TestNoLeaksFindsWhatIsLeft(t *testing.T) {
 		if leaks.Enabled {
 			r.mustFail(t, "1 x tensor that the garbage collector had to free, made by", "cudatest.ones", "leaks_test.go:")
 		}
-		// It does not wait for what does not end. A slow collector may take a part of the time.
+		// It does not wait for objects that cannot end. A slow collector may take a part of the
+		// time.
 		if took := time.Since(begin); took > grace/2 {
 			t.Errorf("NoLeaks took %v, want less than %v", took, grace/2)
 		}

@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Two streams write to a tensor. Without an order between them all tests pass, and Main says that
-// the sanitizer has found something.
+// Two streams write to a tensor. Without an order between them all tests pass, and Main reports the
+// sanitizer's finding.
 func TestMainFailsAfterAFinding(t *testing.T) {
 	gpu := RequireGPUs(t, 1)[0]
 	mode := os.Getenv(mainVariable)
@@ -53,7 +53,7 @@ func TestMainFailsAfterAFinding(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The sanitizer must not take this wait for one behind the first write.
+	// This wait comes before the first write. The sanitizer must not let it order the two writes.
 	if err := gpu.Synchronize(); err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ type record struct {
 	cleanups        []func()
 }
 
-// inner runs fn as a test of its own, with its cleanups, and returns what it reported.
+// inner runs fn as a separate test, with its cleanups, and returns its reports.
 func inner(t *testing.T, fn func(t testing.TB)) *record {
 	t.Helper()
 	r := &record{TB: t}

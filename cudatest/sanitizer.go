@@ -7,9 +7,9 @@ import (
 )
 
 // StartSanitizer starts the stream sanitizer, and stops it at the end of the test if the test does
-// not. It skips the test while a sanitizer runs: a process has one, and that of the environment
-// (TORCHSTREAM_SANITIZE=1) is for the other tests. It sees the whole process, so such tests must
-// not run in parallel with others.
+// not. It skips the test while a sanitizer runs: a process has only one, and a sanitizer that the
+// environment has started (TORCHSTREAM_SANITIZE=1) is for the other tests. It sees the whole
+// process, so such tests must not run in parallel with others.
 func StartSanitizer(t testing.TB) *cuda.Sanitizer {
 	t.Helper()
 	if cuda.RunningSanitizer() != nil {
@@ -23,8 +23,9 @@ func StartSanitizer(t testing.TB) *cuda.Sanitizer {
 	return s
 }
 
-// NoFindings starts the stream sanitizer as [StartSanitizer] does, and fails the test if it has
-// found more than notes when the test ends: behind the cleanups that the test adds after this call.
+// NoFindings starts the stream sanitizer as [StartSanitizer] does. It fails the test if the
+// sanitizer has found more than notes when the test ends, after the cleanups that the test adds
+// after this call.
 func NoFindings(t testing.TB) {
 	t.Helper()
 	s := StartSanitizer(t)

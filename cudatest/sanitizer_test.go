@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A sanitizer runs from the call to the end of the test, and one at a time.
+// A sanitizer runs from the call to the end of the test. Only one runs at a time.
 func TestStartSanitizerUntilTheEndOfTheTest(t *testing.T) {
 	if cuda.RunningSanitizer() != nil {
 		t.Skip("the environment has started a sanitizer")
@@ -30,8 +30,8 @@ func TestStartSanitizerUntilTheEndOfTheTest(t *testing.T) {
 	}
 }
 
-// What a stream reads without a wait for the stream that writes it fails the test, also on a device
-// that computes nothing; with the wait the test passes.
+// If a stream reads memory without waiting for the stream that writes it, the test fails, also on a
+// device that computes nothing. With the wait the test passes.
 func TestNoFindingsReportsARace(t *testing.T) {
 	gpu := RequireGPUs(t, 1)[0]
 	if cuda.RunningSanitizer() != nil {

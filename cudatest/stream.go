@@ -6,9 +6,9 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// Stream returns an exclusive stream on the device for this test, with no work on it. At the end of
-// the test the work on it is waited for, an error of it fails the test, and the stream is closed.
-// To make it the current stream, use [cuda.WithStream].
+// Stream returns an exclusive stream on the device for this test, with no work on it. When the test
+// ends, Stream's cleanup waits for the stream's work, fails the test if the work failed, and closes
+// the stream. To make it the current stream, use [cuda.WithStream].
 func Stream(t testing.TB, d cuda.Device) cuda.Stream {
 	t.Helper()
 	s, err := cuda.NewOwnedStream(d, cuda.StreamOptions{})

@@ -26,7 +26,7 @@ func (b batchNorm) String() string {
 	return fmt.Sprintf("%v/%v/format=%v/residual=%v/bare=%v", b.shape, b.dtype, b.format, b.residual, b.bare)
 }
 
-// operands are those of a case: the same values whenever they are made.
+// operands are the operands of a case. Each call makes the same values.
 type operands struct{ x, weight, bias, mean, variance, residual, gradient *torch.Tensor }
 
 func (b batchNorm) operands(t testing.TB, device cuda.Device) operands {
@@ -293,7 +293,7 @@ func (o operands) captured(t testing.TB, forward func(operands) *torch.Tensor, b
 	return g
 }
 
-// kernelsOf returns what a captured pass forward and backward consists of.
+// kernelsOf returns the node kinds of a captured forward and backward pass.
 func (b batchNorm) kernelsOf(t *testing.T) cuda.NodeKinds {
 	t.Helper()
 	kinds, err := b.operands(t, gpu).captured(t, operands.fused, true, 1).NodeKinds()
@@ -324,7 +324,7 @@ func TestBatchNormReLUKernels(t *testing.T) {
 	}
 }
 
-// The kernels load 16 bytes at a time, so memory that begins elsewhere is the operators'.
+// The kernels load 16 bytes at a time, so the operators handle memory that is not aligned to that.
 func TestBatchNormReLUOfUnalignedMemory(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const elements = 2 * 4 * 4 * 8
@@ -401,7 +401,7 @@ func TestBatchNormReLUOverwritesItsGradient(t *testing.T) {
 	}
 }
 
-// Gradients of gradients are those of the operators.
+// Gradients of gradients equal the operators'.
 func TestGPUBatchNormReLUGradientsOfGradients(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	for _, residual := range []bool{false, true} {
@@ -457,7 +457,7 @@ func TestBatchNormReLUChecksItsWeight(t *testing.T) {
 	}
 }
 
-// The sanitizer knows that the running statistics are written, and what is read.
+// The sanitizer knows that the running statistics are written, and which tensors are read.
 func TestSanitizerOfBatchNormReLU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	b := batchNorm{shape: [4]int64{2, 8, 4, 4}, dtype: torch.BFloat16, format: torch.ChannelsLast, residual: true}
@@ -490,9 +490,9 @@ func TestSanitizerOfBatchNormReLU(t *testing.T) {
 	}
 }
 
-// BenchmarkBatchNormReLU measures the normalisations of a ResNet-50 on a GPU, in bfloat16: those of
-// BatchNormReLU beside LibTorch's operators, forward, and forward and backward. The metric is the
-// device's time of one pass, since graphs of several are replayed.
+// BenchmarkBatchNormReLU measures the normalisations of a ResNet-50 on a GPU, in bfloat16. It
+// compares BatchNormReLU with LibTorch's operators, forward, and forward and backward. The metric
+// is the device's time of one pass, since graphs of several are replayed.
 func BenchmarkBatchNormReLU(b *testing.B) {
 	cudatest.RequireGPUs(b, 1)
 	const passes = 10

@@ -206,8 +206,8 @@ func TestCallReturnsTheShapesOfRecurrentLayers(t *testing.T) {
 	}
 }
 
-// A name is another one than its beginning, which lies at the same address, and the same one as its
-// copy, which does not.
+// A name differs from its own prefix, which has the same address. It equals its copy, which has
+// another address.
 func TestCallTellsNamesApart(t *testing.T) {
 	s := torch.NewScope("call")
 	defer s.Close()

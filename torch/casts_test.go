@@ -9,10 +9,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// castNet has weights of 20 linear layers, so that they are cast in two calls, a convolution, a
-// weight that needs no grad, one that two layers use, a norm, whose weight stays float32, and the
-// biases of products that AddMM and Call1 compute, and weights whose rows are not one after the
-// other in memory: those of a transposed one, and of one with gaps.
+// castNet has weights of 20 linear layers, so that they are cast in two calls. It also has a
+// convolution, a weight that needs no grad, a weight that two layers use, a norm, whose weight
+// stays float32, and the biases of products that AddMM and Call1 compute. The rows of some weights
+// are not consecutive in memory: one is transposed, and one has gaps.
 type castNet struct {
 	linear             []*torch.Tensor
 	kernel, shift      *torch.Tensor
@@ -73,7 +73,7 @@ func (n *castNet) forward(x *torch.Tensor) *torch.Tensor {
 	return x.Linear(n.tied, nil).Sum()
 }
 
-// gradients returns the loss and the gradients of a pass, with the casts that begin.
+// gradients returns the loss and the gradients of a pass. begin makes the pass's casts.
 func (n *castNet) gradients(t *testing.T, begin func(*torch.Scope) error) (loss float64, grads [][]float32) {
 	t.Helper()
 	scope := torch.NewScope("pass")
@@ -155,7 +155,8 @@ func TestParameterCastsKeepTheBits(t *testing.T) {
 	}
 }
 
-// The casts are those of one pass: the next one sees changed parameters, and so does work beside.
+// The casts belong to one pass: the next pass sees changed parameters, and so does other work in
+// between.
 func TestParameterCastsFollowTheParameters(t *testing.T) {
 	n := newCastNet(t)
 	casts, err := torch.NewParameterCasts(torch.BFloat16, n.parameters())
@@ -215,7 +216,7 @@ func TestParameterCastsRefuse(t *testing.T) {
 	if err := casts.Begin(scope); !errors.Is(err, torch.ErrClosed) {
 		t.Errorf("a closed parameter: %v", err)
 	}
-	if n := scope.Len(); n != 16 { // those of the first call
+	if n := scope.Len(); n != 16 { // the casts of the first call
 		t.Errorf("%d casts", n)
 	}
 }

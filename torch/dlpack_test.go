@@ -58,7 +58,7 @@ func foreignStruct(t *testing.T) (*managedTensor, []float32) {
 	return m, values
 }
 
-// A struct of another library is the same memory, and what is wrong with one is said.
+// A struct of another library is the same memory, and errors describe an invalid struct.
 func TestFromDLPack(t *testing.T) {
 	m, values := foreignStruct(t)
 	x, err := torch.FromDLPack(unsafe.Pointer(m), torch.DLPackOptions{})

@@ -99,7 +99,7 @@ func TestFromSliceKeepsTheElements(t *testing.T) {
 	}
 }
 
-// matrix is what gonum's matrices are: Dims and At.
+// matrix has the methods of gonum's matrices: Dims and At.
 type matrix [][]float64
 
 func (m matrix) Dims() (int, int)    { return len(m), len(m[0]) }

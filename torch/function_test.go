@@ -304,8 +304,8 @@ func TestFunctionThatComputesForwardAgain(t *testing.T) {
 	wantGrad(t, w, 27, 27*256)
 }
 
-// liveCallbacks returns the number of callbacks after those of earlier tests are released, some of
-// which wait for the collector.
+// liveCallbacks returns the number of callbacks after the release of earlier tests' callbacks, some
+// of which wait for the collector.
 func liveCallbacks(t testing.TB) int64 {
 	t.Helper()
 	return settle.Wait(t, func() int64 {
@@ -339,7 +339,7 @@ func TestFunctionOfManyGoroutines(t *testing.T) {
 	}
 }
 
-// On a GPU Backward runs on the stream of Forward, in order with what is before and after it.
+// On a GPU Backward runs on the stream of Forward, in order with the work before and after it.
 func TestFunctionOnTheGPU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	forward, caller := cudatest.Stream(t, gpu), cudatest.Stream(t, gpu)

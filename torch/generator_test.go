@@ -171,7 +171,7 @@ func TestSeveralGeneratorsInAGraph(t *testing.T) {
 	}
 }
 
-// A seed beside a capture of another goroutine waits, and in a captured function is refused.
+// Setting a seed waits for the capture of another goroutine, and is refused in a captured function.
 func TestManualSeedBesideACapture(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	x := onDevice(t, []float32{1, 2})

@@ -183,7 +183,8 @@ func TestGraphsDrawNewRandomNumbers(t *testing.T) {
 			}
 		}
 	}
-	// Two such graphs on two streams, and draws without a graph beside them, run without an error.
+	// Two such graphs on two streams, and draws without a graph at the same time, run without an
+	// error.
 	var all sync.WaitGroup
 	for i := range 3 {
 		stream, err := cuda.NewStream(gpu, cuda.StreamOptions{})
@@ -384,7 +385,7 @@ func (c counting) Fill(ctx context.Context, _ int, lend func(context.Context) ([
 }
 
 // A prefetcher's slots have fixed addresses, so one graph per slot serves an epoch. Captures
-// continue beside the prefetcher.
+// continue while the prefetcher runs.
 func TestGraphedBesideAPrefetcher(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	feed, err := prefetcher.New(counting{200}, prefetcher.Options{Device: gpu, Depth: 3})

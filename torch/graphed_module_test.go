@@ -142,7 +142,7 @@ func step(t *testing.T, forward func(...*Tensor) ([]*Tensor, error), w, b, start
 }
 
 func TestGraphedModuleTrainsAsItsFunction(t *testing.T) {
-	capi.ReleaseCallbacks() // those of earlier tests
+	capi.ReleaseCallbacks() // callbacks of earlier tests
 	before := capi.LiveCallbacks()
 	run := func(graph bool) (steps []string) {
 		w, b, start := trainable(t, 1, 2, 3), trainable(t, 4, 5, 6), vector(t, 3)
@@ -407,13 +407,13 @@ func TestGraphedModulesShareAPool(t *testing.T) {
 	if r.open != 0 || second.pool.users != 0 {
 		t.Errorf("%d graphs and %d users are left", r.open, second.pool.users)
 	}
-	if n := LiveTensors(); n > live { // the collector may free those of other tests
+	if n := LiveTensors(); n > live { // the collector may free tensors of other tests
 		t.Errorf("%d tensors are left", n-live)
 	}
 }
 
-// What a module keeps for its backward pass may lie in memory that an earlier module of the pool
-// uses while it runs. So the earlier one does not run its graph in between.
+// A module may keep data for its backward pass in memory that an earlier module of the pool uses
+// while it runs. So the earlier one does not run its graph in between.
 func TestGraphedModulesOfAPoolDoNotOverwriteEachOther(t *testing.T) {
 	w, b := trainable(t, 1), trainable(t, 2)
 	x := vector(t, 2)

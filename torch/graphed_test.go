@@ -201,8 +201,8 @@ func TestGraphedIsBounded(t *testing.T) {
 	}
 }
 
-// Arguments that never come again capture at every call: the cache is emptied a few times, and what
-// WarmOnce remembers stays bounded.
+// Arguments that never come again capture at every call. The cache is emptied a few times, and the
+// memory of WarmOnce stays bounded.
 func TestGraphedOfEndlessArgumentsIsBounded(t *testing.T) {
 	for _, once := range []bool{false, true} {
 		g, r := graphed(double, GraphedOptions{MaxGraphs: 3, WarmOnce: once})
@@ -435,8 +435,8 @@ func TestGraphedLeavesItsArgumentsOpen(t *testing.T) {
 	}
 }
 
-// With Fallback a function that cannot be captured runs at every call, and its results are those of
-// the run; other errors stay errors.
+// With Fallback a function that cannot be captured runs at every call, and its results equal the
+// run's. Other errors stay errors.
 func TestGraphedFallback(t *testing.T) {
 	g, r := graphed(double, GraphedOptions{Fallback: true})
 	defer g.Close()
@@ -466,7 +466,7 @@ func TestGraphedFallback(t *testing.T) {
 	}
 }
 
-// CallEager captures nothing, and its results are handled like those of Call.
+// CallEager captures nothing, and its results are handled like Call's.
 func TestGraphedCallEager(t *testing.T) {
 	g, r := graphed(double, GraphedOptions{})
 	scope := NewScope("batch")

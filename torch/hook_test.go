@@ -79,7 +79,7 @@ func TestHooksOnResults(t *testing.T) {
 	backward(t, halves[0].Add(halves[1]).Sum())
 	wantGrad(t, w, 10, 10, 20, 20)
 
-	// Grad returns the result's own gradient, changed unless the pass goes on to another input.
+	// Grad returns the result's own gradient, changed unless the pass continues to another input.
 	x := leaf(t, []float32{3})
 	y := x.Square()
 	defer y.Close()
@@ -308,7 +308,7 @@ func TestModesInHooks(t *testing.T) {
 	}
 }
 
-// What a hook makes ends with its call, and what it keeps does not.
+// Tensors that a hook makes end with its call, unless it keeps them.
 func TestScopesOfHooks(t *testing.T) {
 	w := leaf(t, []float32{3})
 	var gone, kept *torch.Tensor
@@ -351,7 +351,8 @@ func TestBackwardInsideOfHooks(t *testing.T) {
 	}
 }
 
-// Passes that nest deeper than LibTorch allows on one thread, 60, go on on other threads.
+// LibTorch allows passes to nest to a depth of 60 on one thread. Deeper passes continue on other
+// threads.
 func TestDeepBackwardInsideOfHooks(t *testing.T) {
 	const depth = 70
 	w := leaf(t, []float32{1})

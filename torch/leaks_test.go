@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// countOf returns the count of the kind's sites whose stack begins with a function with the suffix
+// countOf returns the count of the kind's sites whose stack starts with a function with the suffix
 // first and contains a function with the suffix through.
 func countOf(sites leaks.Sites, kind, first, through string) (n int64) {
 	for _, s := range sites {

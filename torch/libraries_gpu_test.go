@@ -31,9 +31,9 @@ func usedMemory(t *testing.T) int64 {
 	return m.Total - m.Free
 }
 
-// flat runs a step until the caches have what they need, then many times, and requires that the
-// device's memory has not grown by more than the given bytes. The steps stay on one OS thread,
-// since each thread takes handles and a workspace of its own.
+// flat runs a step until the caches are full, and then many times. It requires that the device's
+// memory has not grown by more than the given bytes. The steps stay on one OS thread, since each
+// thread has separate handles and a separate workspace.
 func flat(t *testing.T, warm, times int, bound int64, step func(i int) error) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -102,7 +102,7 @@ func TestGraphedRecapturesKeepDeviceMemoryFlat(t *testing.T) {
 }
 
 // Products that are queued on a stream before it joins a capture use another workspace than the
-// graph, which replays beside them on another stream.
+// graph. The graph replays at the same time on another stream.
 func TestProductsBeforeAGraphOfTheirStream(t *testing.T) {
 	o := newOrdering(t)
 	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
@@ -180,8 +180,8 @@ func equalSums(t *testing.T, name string, got, want []float32) {
 	}
 }
 
-// A product is several kernels, which add parts in the workspace of the stream: those of other
-// goroutines on the same stream do not come in between.
+// A product is several kernels, which add parts in the workspace of the stream. Kernels of other
+// goroutines on the same stream do not run in between.
 func TestProductsOfGoroutinesOnOneStream(t *testing.T) {
 	testGoroutinesOnOneStream(t, func(a, b *torch.Tensor) *torch.Tensor { return a.MatMul(b) })
 }

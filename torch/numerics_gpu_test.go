@@ -102,8 +102,8 @@ func TestGPUNumericsOfNeighbours(t *testing.T) {
 	all.Wait()
 }
 
-// A graph keeps the switches of its operators, whatever runs beside its replays, and arguments with
-// other switches are another graph.
+// A graph keeps the switches of its operators, even if other work runs during its replays.
+// Arguments with other switches make another graph.
 func TestGPUNumericsOfGraphs(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	x := randomMatrix(t)

@@ -126,7 +126,7 @@ var backwards = map[string]func(loss, x *torch.Tensor) error{
 }
 
 // Goroutines under three values of the switches run forward and backward passes at once, and each
-// operator finds its own switches. Each goroutine goes on until all have done their part, so the
+// operator finds its own switches. Each goroutine continues until all have done their part, so the
 // test does not end if some keep others out.
 func TestNumericsOfNeighbours(t *testing.T) {
 	const passes = 200
@@ -186,8 +186,8 @@ func forwardAndBackward(t *testing.T, put func(*torch.Tensor) *torch.Tensor, x *
 	return nil
 }
 
-// The pass's switches are those of the tensor that it begins at, also after a hook; the hook's are
-// those of its handles. A hook may wait for a goroutine that needs other switches than the pass.
+// A pass has the switches of its starting tensor, also after a hook. A hook has the switches of its
+// handles. A hook may wait for a goroutine that needs other switches than the pass.
 func TestNumericsOfHooks(t *testing.T) {
 	put := putter(t)
 	for way, backward := range backwards {
@@ -271,7 +271,7 @@ func TestNumericsOfPassInHook(t *testing.T) {
 	}
 }
 
-// What else a pass calls has no turn of its own either, and finds the marks of the pass.
+// Other functions that a pass calls have no separate turn either, and find the marks of the pass.
 func TestNumericsOfCallbacks(t *testing.T) {
 	put := putter(t)
 	other := floats(t, []float32{1, 2})

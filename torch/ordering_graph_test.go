@@ -51,8 +51,8 @@ func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	}
 }
 
-// A graph that shares memory leaves alone what earlier captured functions made and what is open at
-// its capture. Its own temporaries, which need as much memory, lie elsewhere.
+// A graph that shares memory does not overwrite tensors that earlier captured functions made and
+// that are open at its capture. Its own temporaries, which need as much memory, are elsewhere.
 func TestResultsOfASharedPoolSurvive(t *testing.T) {
 	o := newOrdering(t)
 	var results [2]*torch.Tensor

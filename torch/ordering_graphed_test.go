@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// An eager call, on the Graphed's own stream, begins after the caller's queued work, and the
+// An eager call, on the Graphed's own stream, starts after the caller's queued work, and the
 // caller's stream continues after the call.
 func TestGraphedIsOrdered(t *testing.T) {
 	o := newOrdering(t)
@@ -95,8 +95,7 @@ func TestCapturedCopyFromMemoryThatACopyFills(t *testing.T) {
 }
 
 // A graph has an exclusive workspace in which cuBLAS adds the parts of a long product. Products of
-// the same thread on the graph's capture stream use another workspace while the graph replays
-// beside them.
+// the same thread on the graph's capture stream use another workspace while the graph replays.
 func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
 	o := newOrdering(t)
 	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})

@@ -63,9 +63,9 @@ func (o *ordering) on(s cuda.Stream, fn func() error) {
 	o.check(cuda.WithStream(s, fn))
 }
 
-// others returns several streams beside streams[0]. The driver has fewer queues than there are
-// streams, and work of two streams in one queue is in order without an edge: a test that must fail
-// without one tries more than one stream.
+// others returns several streams other than streams[0]. The driver has fewer queues than there are
+// streams, and work of two streams in one queue is in order without an edge. So a test that must
+// fail without an edge tries more than one stream.
 func (o *ordering) others() []cuda.Stream {
 	o.t.Helper()
 	all := []cuda.Stream{o.streams[1], o.streams[2]}

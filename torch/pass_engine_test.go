@@ -19,7 +19,7 @@ import (
 // Grad has LibTorch's engine run each node. Here the hooks of a pass of Backward see what they see
 // in Grad.
 
-// noteGradient registers a hook on x that notes its name and what sample returns.
+// noteGradient registers a hook on x that records its name and sample's result.
 func noteGradient(t *testing.T, x *torch.Tensor, name string, notes *[]string, sample func() string) {
 	h, err := x.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) {
 		*notes = append(*notes, name+sample())
@@ -149,8 +149,8 @@ func tiedLoss(t *testing.T, w *torch.Tensor, scope *torch.Scope) *torch.Tensor {
 	return x.Tanh().Linear(w, nil).Sin().Sum()
 }
 
-// The sum of a gradient that is a view and one that is not lies in the memory of the latter, and
-// has the bits of LibTorch's sum.
+// The sum of a gradient that is a view and one that is not is in the memory of the latter, and has
+// the bits of LibTorch's sum.
 func TestBackwardOfATiedWeightEqualsGrad(t *testing.T) {
 	values := make([]float32, 100*64)
 	for i := range values {
@@ -293,7 +293,7 @@ func TestFailedBackwardFreesItsGradients(t *testing.T) {
 			return err
 		}
 		defer h.Remove()
-		// The gradient of each term waits for those of the others when the hook fails.
+		// The gradient of each term waits for the other terms' gradients when the hook fails.
 		return x.Mul(w).Add(x.Exp()).Add(w.In(scope).Square()).Sum().Backward()
 	}
 	var before int64

@@ -263,7 +263,7 @@ func TestBackwardFromAnyResult(t *testing.T) {
 	wantGrad(t, x, 1)
 }
 
-// Gradients that were recorded have gradients of their own.
+// Recorded gradients have gradients themselves.
 func TestBackwardOfGradients(t *testing.T) {
 	scope := torch.NewScope("graph")
 	defer scope.Close()

@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// sanitized runs a program under a sanitizer of its own and returns what it found.
+// sanitized runs a program under a separate sanitizer and returns its findings.
 func sanitized(t *testing.T, program func() error) []cuda.Finding {
 	t.Helper()
 	if err := gpu.Synchronize(); err != nil {
@@ -600,8 +600,8 @@ func TestSanitizerSeesRacesBehindTheHostsWait(t *testing.T) {
 	}
 }
 
-// BenchmarkSanitizer measures an operator of a program whose time is that of its launches, without
-// a sanitizer and under one, and the quotient of both.
+// BenchmarkSanitizer measures an operator of a program that is bound by launches, without a
+// sanitizer and under one, and the quotient of both.
 func BenchmarkSanitizer(b *testing.B) {
 	cudatest.RequireGPUs(b, 1)
 	if cuda.RunningSanitizer() != nil {

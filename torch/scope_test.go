@@ -12,7 +12,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The device memory of a loop without a Close is constant, and never exceeds that of one turn.
+// The device memory of a loop without a Close is constant, and never exceeds the memory of one
+// turn.
 func TestDeviceMemoryIsFlat(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	// cuBLAS keeps a workspace (32 MiB on Hopper) for every OS thread that ever multiplied a

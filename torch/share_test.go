@@ -20,7 +20,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The variable makes a test the other process of TestShared...: its value says what to do.
+// The variable makes a test the other process of TestShared... Its value selects the process's
+// task.
 const otherProcess = "TORCHSTREAM_SHARE_TEST"
 
 // peer is another process that runs the same test, and talks in lines.
@@ -57,7 +58,7 @@ func startPeer(t *testing.T, role string) *peer {
 	return p
 }
 
-// hear returns what follows the word in the other process's next line that begins with it.
+// hear returns the rest of the other process's next line that starts with word.
 func (p *peer) hear(word string) string {
 	p.t.Helper()
 	for p.out.Scan() {
@@ -414,7 +415,7 @@ func TestSharedGPUTensor(t *testing.T) {
 			return err
 		}
 		cudatest.Delay(t, stream, time.Second)
-		part := x.Narrow(0, n, n) // a distance from the allocation's begin
+		part := x.Narrow(0, n, n) // not at the start of the allocation
 		if err := part.Fill_(2).Err(); err != nil {
 			return err
 		}

@@ -9,7 +9,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// What a function computes in a Tidy ends with it, but for its result and what backward needs.
+// Tensors that a function computes in a Tidy end with it, except for its result and the tensors
+// that backward needs.
 func TestTidyEndsWhatAFunctionComputes(t *testing.T) {
 	scope := torch.NewScope("test")
 	defer scope.Close()
