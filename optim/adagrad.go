@@ -20,9 +20,9 @@ type AdagradOptions struct {
 	WeightDecay        float64
 	InitialAccumulator float64
 	Eps                float64 // 0 stands for 1e-10
-	Maximize           bool    // maximizes the objective: uses -g in place of g
+	Maximize           bool    // maximizes the objective: uses -g instead of g
 
-	// Groups are parameters with options of their own, besides those of the first argument.
+	// Groups are further parameters, each list with its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -32,12 +32,12 @@ type AdagradOptions struct {
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
 
-	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
-	// gradients and state: see the package documentation.
+	// MasterWeights keeps and updates float32 copies of 16-bit parameters, with float32 gradients
+	// and state: see the package documentation.
 	MasterWeights bool
 }
 
-// NewAdagrad returns an optimizer for the parameters and those of the groups, which must be leaves.
+// NewAdagrad returns an optimizer for the parameters and the groups. All must be leaves.
 // The caller keeps ownership of them.
 func NewAdagrad(params []*torch.Tensor, o AdagradOptions) (*Adagrad, error) {
 	o.LR, o.Eps = orDefault(o.LR, 0.01), orDefault(o.Eps, 1e-10)

@@ -19,8 +19,8 @@ import (
 // in device memory, so that a captured Step counts. m, v and w have the parameter's dtype.
 type Adam struct{ engine }
 
-// AdamW is [Adam] with weight decay that does not pass through m and v (torch.optim.AdamW): in
-// place of the first line of Adam's formula stands
+// AdamW is [Adam] with weight decay that bypasses m and v (torch.optim.AdamW). The first line of
+// Adam's formula becomes
 //
 //	p = p - LR*WeightDecay*p
 type AdamW struct{ engine }
@@ -32,9 +32,9 @@ type AdamOptions struct {
 	Eps         float64     // 0 stands for 1e-8
 	WeightDecay float64
 	AMSGrad     bool // divides by the maximum of v so far
-	Maximize    bool // maximizes the objective: uses -g in place of g
+	Maximize    bool // maximizes the objective: uses -g instead of g
 
-	// Groups are parameters with options of their own, besides those of the first argument.
+	// Groups are further parameters, each list with its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -44,8 +44,8 @@ type AdamOptions struct {
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
 
-	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
-	// gradients and state: see the package documentation.
+	// MasterWeights keeps and updates float32 copies of 16-bit parameters, with float32 gradients
+	// and state: see the package documentation.
 	MasterWeights bool
 }
 
@@ -57,9 +57,9 @@ type AdamWOptions struct {
 	WeightDecay   float64     // 0 stands for 0.01
 	NoWeightDecay bool        // turns weight decay off
 	AMSGrad       bool        // divides by the maximum of v so far
-	Maximize      bool        // maximizes the objective: uses -g in place of g
+	Maximize      bool        // maximizes the objective: uses -g instead of g
 
-	// Groups are parameters with options of their own, besides those of the first argument.
+	// Groups are further parameters, each list with its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -69,12 +69,12 @@ type AdamWOptions struct {
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
 
-	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
-	// gradients and state: see the package documentation.
+	// MasterWeights keeps and updates float32 copies of 16-bit parameters, with float32 gradients
+	// and state: see the package documentation.
 	MasterWeights bool
 }
 
-// NewAdam returns an optimizer for the parameters and those of the groups, which must be leaves.
+// NewAdam returns an optimizer for the parameters and the groups. All must be leaves.
 // The caller keeps ownership of them.
 func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
 	c := common{lr: orDefault(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
@@ -90,7 +90,7 @@ func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
 	return a, nil
 }
 
-// NewAdamW returns an optimizer for the parameters and those of the groups, which must be leaves.
+// NewAdamW returns an optimizer for the parameters and the groups. All must be leaves.
 // The caller keeps ownership of them.
 func NewAdamW(params []*torch.Tensor, o AdamWOptions) (*AdamW, error) {
 	r, c, err := o.rule("AdamW")
@@ -178,7 +178,7 @@ func (r adamRule) step(b *batch) error {
 	return r.fused(b, b.params, b.g.lr, b.g.rate, b.g.decay)
 }
 
-// fused runs the formula's operator on the target, which is the parameters or takes their place.
+// fused runs the formula's operator on target: the parameters or tensors that stand for them.
 func (r adamRule) fused(b *batch, target []*torch.Tensor, lr float64, rate *torch.Tensor, decay float64) error {
 	steps, m, v := b.state(0), b.state(1), b.state(2)
 	var maxima []*torch.Tensor

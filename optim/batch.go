@@ -53,10 +53,10 @@ func (b *batch) state(k int) []*torch.Tensor {
 	return list
 }
 
-// flat returns the gradients for LibTorch's fused operators. On a CPU these go through a gradient's
-// memory in its order. Before that they copy it if it is not contiguous, as the gradients of
-// convolutions in channels_last are, to a tensor that they do not read. A view with one dimension
-// of the same memory spares the copy.
+// flat returns the gradients in a form that LibTorch's fused operators need not copy. On a CPU
+// these operators walk a gradient's memory in order. They first copy a gradient that is not
+// contiguous, such as a convolution's in channels_last, to a tensor that they never read. A
+// one-dimensional view of the same memory avoids the copy.
 func (b *batch) flat(grads []*torch.Tensor) ([]*torch.Tensor, error) {
 	if b.device != cuda.CPU {
 		return grads, nil
@@ -175,7 +175,7 @@ func pick(list []*torch.Tensor, at []int) []*torch.Tensor {
 	return picked
 }
 
-// subtract subtracts the update from the parameters, times the learning rate and a factor. With
+// subtract subtracts update, times the learning rate and factor, from the parameters. With
 // Capturable it overwrites a private update.
 func (b *batch) subtract(params, update []*torch.Tensor, factor float64, private bool) error {
 	if b.g.rate == nil {

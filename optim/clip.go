@@ -11,24 +11,25 @@ import (
 // ClipOptions are the options of [ClipGradNorm]. The zero value selects the Euclidean norm.
 type ClipOptions struct {
 	NormType float64 // order of the norm; 0 stands for 2; 1 and math.Inf(1) are also common
-	// Whole, if not nil, returns the norm of all gradients from that of the parameters' gradients,
-	// a scalar, and the order of the norm, where other processes have other parts of the
-	// parameters: distributed.FullyShardedDataParallel.ClipGradNorm sets it. It is called without
-	// gradients too. ClipGradNorm owns the result.
+	// Whole, if not nil, computes the norm of all gradients when other processes hold other shards
+	// of the parameters. It gets the norm of this process's gradients, a scalar, and the order of
+	// the norm. It is called even if there are no gradients. ClipGradNorm owns the result.
+	// distributed.FullyShardedDataParallel.ClipGradNorm sets Whole.
 	Whole func(norm *torch.Tensor, order float64) *torch.Tensor
 }
 
-// ClipGradNorm scales the gradients of the parameters in place, all by one factor, so that their
-// norm over all elements of all gradients is at most maxNorm. Smaller gradients stay as they are,
-// except for rounding. The formula is that of PyTorch's torch.nn.utils.clip_grad_norm_: the factor
-// is min(1, maxNorm/(norm+1e-6)).
+// ClipGradNorm scales the gradients of the parameters in place, all by one factor. Afterwards
+// their norm, over all elements of all gradients, is at most maxNorm. Smaller gradients stay as
+// they are, except for rounding. The formula is PyTorch's (torch.nn.utils.clip_grad_norm_): the
+// factor is min(1, maxNorm/(norm+1e-6)).
 //
-// It returns the norm before scaling, a scalar tensor that the caller closes, or that joins the
-// youngest scope of the parameters. The call reads nothing back: it computes and applies the factor
-// on the device, in a few kernels for all gradients of one dtype, so it can be captured in a graph.
-// Parameters without a gradient are ignored; without any gradient the norm is 0, on the CPU. All
-// gradients must be on one device; otherwise ClipGradNorm returns an error before it changes
-// anything. A norm that is not finite makes the gradients not finite.
+// It returns the norm before scaling, as a scalar tensor. The tensor joins the youngest scope of
+// the parameters; without a scope the caller closes it. The call reads nothing back: it computes
+// and applies the factor on the device, in a few kernels for all gradients of one dtype. It can
+// therefore be captured in a graph. Parameters without a gradient are ignored. Without any
+// gradient the norm is 0, on the CPU. All gradients must be on one device; otherwise ClipGradNorm
+// returns an error before it changes anything. A norm that is not finite makes the gradients not
+// finite.
 func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torch.Tensor, error) {
 	if o.NormType == 0 {
 		o.NormType = 2
@@ -99,7 +100,7 @@ func ClipGradValue(params []*torch.Tensor, maxValue float64) error {
 	return torch.ForeachClampMax_(grads, maxValue)
 }
 
-// gradients returns the gradients of the parameters that have one, and adds them to the handles.
+// gradients collects the parameters' gradients, skips missing ones, and adds them to the handles.
 func gradients(name string, params []*torch.Tensor, open *handles) ([]*torch.Tensor, error) {
 	grads := make([]*torch.Tensor, 0, len(params))
 	for i, p := range params {

@@ -26,50 +26,50 @@
 //
 // # Groups and fine-tuning
 //
-// A [Group] has a learning rate and a weight decay of its own:
+// A [Group] has its own learning rate and weight decay:
 //
 //	opt, err := optim.NewAdamW(nn.Parameters(trunk), optim.AdamWOptions{
 //		LR:     1e-5,
 //		Groups: []optim.Group{{Params: nn.Parameters(head), LR: 1e-3}},
 //	})
 //
-// Step does not change parameters without a gradient. A frozen part of a network may therefore be
-// in the optimizer, and takes part as soon as SetRequiresGrad(true) unfreezes it. Step uses a
-// gradient that a parameter had before it was frozen, so freeze after Step, which drops gradients.
+// Step does not change parameters without a gradient. An optimizer may therefore hold a frozen
+// part of a network, and trains it as soon as SetRequiresGrad(true) unfreezes it. Step uses a
+// gradient that a parameter got before it was frozen. Freeze after Step, which drops gradients.
 //
 // # Schedules, clipping, averages
 //
-// A [Scheduler] applies a [Schedule], a pure function of the step: [StepLR], [MultiStepLR],
-// [ExponentialLR], [LinearWarmup], [CosineLR], [CosineRestarts], [OneCycleLR], several of them in a
-// row ([Sequential]) or at once ([Chained]), or a function of the program's own ([ScheduleFunc]). A
-// [Plateau] reduces rates when a metric stops improving. [ClipGradNorm] and [ClipGradValue] come
-// between Backward and Step, and [EMA] keeps averages of the parameters; none of them waits for the
-// device.
+// A [Scheduler] applies a [Schedule], a pure function of the step. Schedules are [StepLR],
+// [MultiStepLR], [ExponentialLR], [LinearWarmup], [CosineLR], [CosineRestarts], [OneCycleLR],
+// several in a row ([Sequential]) or at once ([Chained]), or the program's function
+// ([ScheduleFunc]). A [Plateau] reduces rates when a metric stops improving. Call [ClipGradNorm]
+// or [ClipGradValue] between Backward and Step. [EMA] keeps averages of the parameters. None of
+// them waits for the device.
 //
 // # Mixed precision
 //
 // Under autocast (torch.Tensor.Autocast) parameters, gradients and state are float32. With float16
 // a [GradScaler] scales the loss and skips steps whose gradients overflowed.
 //
-// Parameters of bfloat16 or float16 (nn.ToDType) take half the memory, but 8 or 11 bits of mantissa
-// lose most updates: 1 - 0.001 is 1 in bfloat16. With MasterWeights an optimizer keeps a float32
-// copy of each such parameter, its master. Step converts the gradients to float32, updates the
-// masters with float32 state by the formula, and rounds the result to the parameters. Masters are
-// copied from the parameters at their first Step, and afterwards are the values that count: a
-// parameter that the program changes itself changes back at the next Step. State has them as
-// "master_param"; a state without them makes them anew from the parameters.
+// Parameters of bfloat16 or float16 (nn.ToDType) take half the memory, but their 8 or 11 bits of
+// mantissa lose most updates: 1 - 0.001 is 1 in bfloat16. With MasterWeights an optimizer keeps a
+// float32 copy of each such parameter, its master. Step converts the gradients to float32, updates
+// the masters with float32 state by the formula, and rounds the result to the parameters. A
+// parameter's first Step copies it to its master. From then on the master counts: the next Step
+// undoes a change that the program makes to the parameter. State includes masters as
+// "master_param". Loading a state without them copies them from the parameters.
 //
 // # State
 //
-// [Save] and [Load] write and read the state in PyTorch's layout, to the last bit: training that
-// goes on from a file goes on as if it had not stopped. State and LoadState do the same for a file
-// with more in it; State.PyTorch makes the dict for a checkpoint of torch.save. A Scheduler's state
-// is its Count, a Plateau's its State, and that of an EMA are named tensors.
+// [Save] and [Load] write and read the state in PyTorch's layout, to the last bit: resumed
+// training computes the same bits as uninterrupted training. State and LoadState do the same for a
+// file that also holds other data. State.PyTorch makes the dict for a torch.save checkpoint. The
+// state of a Scheduler is its Count, of a Plateau its State, and of an EMA its named tensors.
 //
 // # CUDA graphs
 //
-// Step can be captured in a CUDA graph after at least one Step outside of a capture, which
-// allocates the state. A graph keeps the values that it was captured with, including the learning
-// rates. With Capturable the rates lie in device memory, and SetLR applies to the graph's next
-// replay. Step counts lie there always.
+// Step can be captured in a CUDA graph after at least one Step outside a capture, which allocates
+// the state. A graph keeps the values it was captured with, including the learning rates. With
+// Capturable the rates are in device memory, and SetLR applies to the graph's next replay. Step
+// counts are always in device memory.
 package optim

@@ -19,10 +19,10 @@ type EMAOptions struct {
 //
 //	average = Decay*average + (1-Decay)*tensor
 //
-// It is torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn and use_buffers=True, whose
-// first update before training makes the copy that NewEMA makes. Tensors of integers are copied,
-// where PyTorch truncates their averages. An average has its tensor's dtype, and 16 bits are too
-// few for a Decay near 1: average the float32 masters instead. An EMA serves one goroutine at a
+// It matches torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn and use_buffers=True.
+// NewEMA makes the copy that PyTorch makes in a first update before training. Integer tensors are
+// copied; PyTorch truncates their averages. An average has its tensor's dtype. 16 bits are too few
+// for a Decay near 1: average the float32 masters instead. An EMA serves one goroutine at a time.
 // time.
 type EMA struct {
 	decay   float64
@@ -30,10 +30,10 @@ type EMA struct {
 	tensors []*torch.Tensor // under NoGrad
 	average []*torch.Tensor
 	swapped bool            // the tensors have the averages
-	spare   []*torch.Tensor // while swapped: one like each tensor, for the way back; or nil
+	spare   []*torch.Tensor // while swapped: one like each tensor, for swapping back; or nil
 }
 
-// NewEMA returns averages that begin as copies of the tensors, usually nn.State(net). The caller
+// NewEMA returns averages that start as copies of the tensors, usually nn.State(net). The caller
 // keeps ownership of the tensors, and closes the EMA.
 func NewEMA(tensors []nn.Named, o EMAOptions) (*EMA, error) {
 	o.Decay = orDefault(o.Decay, 0.999)
@@ -56,12 +56,12 @@ func NewEMA(tensors []nn.Named, o EMAOptions) (*EMA, error) {
 	return e, nil
 }
 
-// pairs are tensors and their averages of one device and dtype.
+// pairs are tensors and their averages, all of one device and dtype.
 type pairs struct {
 	device           cuda.Device
 	dtype            torch.DType
 	tensors, average []*torch.Tensor
-	at               []int // their places in the EMA
+	at               []int // indexes in the EMA
 }
 
 // pairs sorts the tensors by device and dtype. Averages follow tensors that moved.
@@ -112,8 +112,8 @@ func (e *EMA) Update() error {
 	return nil
 }
 
-// Swap exchanges tensors and averages, so that the network computes with the averages. A second
-// Swap exchanges them back, which must come before training goes on:
+// Swap exchanges tensors and averages, so that the network computes with the averages. Call Swap
+// again, before training continues, to exchange them back:
 //
 //	if err := ema.Swap(); err != nil {
 //		return err
@@ -121,8 +121,8 @@ func (e *EMA) Update() error {
 //	accuracy, err := evaluate(net)
 //	return errors.Join(err, ema.Swap())
 //
-// Swap enqueues copies on the current stream. It allocates a copy of the tensors first, which the
-// second Swap uses and frees: so the way back needs no memory, and a Swap that fails for want of
+// Swap enqueues copies on the current stream. The first Swap allocates a copy of the tensors,
+// which the second uses and frees, so swapping back needs no memory. A Swap that runs out of
 // memory has exchanged nothing. After another error, some tensors may be exchanged.
 func (e *EMA) Swap() error {
 	all, err := e.pairs()
@@ -158,8 +158,8 @@ func (e *EMA) Swap() error {
 	return nil
 }
 
-// reserve makes spare a tensor like each of the tensors. Those that moved since the first Swap have
-// a new one.
+// reserve gives each tensor a spare of its shape and dtype, and a new spare if the tensor moved
+// since the first Swap.
 func (e *EMA) reserve() error {
 	spare := make([]*torch.Tensor, len(e.tensors))
 	var made handles
@@ -189,7 +189,7 @@ func (e *EMA) free() {
 	e.spare = nil
 }
 
-// swap exchanges a and b by way of spare.
+// swap exchanges a and b, using spare for the copy.
 func swap(a, b, spare []*torch.Tensor) error {
 	if err := torch.ForeachCopy_(spare, a); err != nil {
 		return err
@@ -237,8 +237,8 @@ func (e *EMA) LoadState(state []nn.Named) error {
 	return nil
 }
 
-// Close frees the averages. Between two calls of Swap, which have exchanged them, it frees the
-// tensors' own values. The error is always nil.
+// Close frees the averages. Between two calls of Swap it frees the tensors' values instead, and
+// the network keeps the averages. The error is always nil.
 func (e *EMA) Close() error {
 	for _, a := range e.average {
 		a.Close()

@@ -15,8 +15,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The averages of 20 steps are those of torch.optim.swa_utils.AveragedModel, of parameters and of a
-// buffer.
+// After 20 steps the averages of parameters and of a buffer equal
+// torch.optim.swa_utils.AveragedModel's.
 func TestEMAMatchesPyTorch(t *testing.T) {
 	f, problems := openFile(t, "ema.safetensors"), openFile(t, "parity.safetensors")
 	for dtype, bound := range map[string]float64{"float64": 1e-10, "float32": 1e-5} {
@@ -193,7 +193,7 @@ func TestClipGradValue(t *testing.T) {
 	}
 }
 
-// Swap without memory exchanges nothing, and the way back needs none.
+// Swap without memory exchanges nothing, and swapping back needs none.
 func TestEMASwapWithoutMemory(t *testing.T) {
 	const elements = 32 << 20 // 256 MiB of float64: more than any allocator holds back
 	small, err := torch.Full(cuda.CPU, torch.Float32, 1, 1)

@@ -27,8 +27,8 @@ type rule interface {
 	options() map[string]any
 }
 
-// engine is the part that all optimizers share: parameter groups, the collection of gradients,
-// state that follows the parameters, learning rates in device memory, saving and loading.
+// engine is the code that all optimizers share: parameter groups, collecting gradients, state that
+// follows the parameters, learning rates in device memory, saving and loading.
 type engine struct {
 	name      string // "SGD"
 	common    common
@@ -37,7 +37,7 @@ type engine struct {
 	batches   []batch         // kept between steps for their memory
 	open      handles         // temporary tensors of a step
 	gradients *torch.Scope    // of a step; nil outside of one
-	found     *torch.Tensor   // a step that a GradScaler began: 1 on the device to skip it; else nil
+	found     *torch.Tensor   // during a GradScaler's step: 1 on the device to skip it; else nil
 }
 
 // common are the options that all optimizers share.
@@ -138,7 +138,7 @@ func (e *engine) build() error {
 	return nil
 }
 
-// all returns the groups of an optimizer: the parameters without options of their own first.
+// all returns an optimizer's groups. The first holds the parameters that have no group.
 func all(params []*torch.Tensor, groups []Group) []Group {
 	if len(params) == 0 {
 		return groups
@@ -172,7 +172,7 @@ func check(name string, options ...option) error {
 	return nil
 }
 
-// decoupled returns a weight decay whose zero value stands for a default.
+// decoupled returns the weight decay, or the default if decay is zero.
 func decoupled(name string, decay float64, none bool, def float64) (float64, error) {
 	switch {
 	case none && decay != 0:
@@ -252,7 +252,7 @@ type momentumRule interface {
 	withMomentum(m float64) (rule, error)
 }
 
-// setMomentum implements SetMomentum of optimizers whose formulas are momentumRules.
+// setMomentum implements SetMomentum for optimizers whose formulas are momentumRules.
 func (e *engine) setMomentum(m float64) error {
 	refuse := func(why string) error {
 		return fmt.Errorf("optim.%s.SetMomentum: %v: %s: %w", e.name, m, why, cuda.ErrInvalidArgument)
@@ -284,11 +284,11 @@ func (e *engine) firstMomentum() float64 {
 	return e.groups[0].rule.(momentumRule).momentum()
 }
 
-// Capturable reports whether the learning rates lie in device memory, so that a captured Step
+// Capturable reports whether the learning rates are in device memory, so that a captured Step
 // follows SetLR.
 func (e *engine) Capturable() bool { return e.common.capturable }
 
-// KeepsGradients reports whether Step leaves the gradients alone, as the option KeepGradients says.
+// KeepsGradients reports whether the option KeepGradients is set: Step then keeps the gradients.
 func (e *engine) KeepsGradients() bool { return e.common.keep }
 
 // ZeroGrad drops the gradients of all parameters.
@@ -304,8 +304,8 @@ func (e *engine) ZeroGrad() error { return torch.ClearGrads(e.params...) }
 // operators refuse a parameter that is a view with gaps.
 func (e *engine) Step() error { return e.step(nil) }
 
-// step does a Step, unless found, a float32 scalar or nil, is 1: then nothing changes. It reads
-// found only if a formula cannot look at found on the device.
+// step does a Step, unless found, a float32 scalar or nil, is 1: then nothing changes. It waits
+// for found only if a formula cannot check found on the device.
 func (e *engine) step(found *torch.Tensor) error {
 	defer e.release()
 	e.found = found
@@ -413,9 +413,9 @@ func (e *engine) collect() error {
 	return nil
 }
 
-// arrange returns the gradient in the parameter's memory layout. LibTorch's fused operators on a
-// CPU go through the memory of parameter, gradient and state side by side, without a look at
-// strides; on a GPU they refuse other strides. Backward's gradients have the layout already.
+// arrange returns the gradient in the parameter's memory layout. On a CPU, LibTorch's fused
+// operators walk the memory of parameter, gradient and state in parallel and ignore strides. On a
+// GPU they refuse strides that differ. Backward's gradients have the layout already.
 func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, error) {
 	if g.rule.dense(e.common.capturable || e.found != nil) && !isDense(s.marked) {
 		return nil, fmt.Errorf("optim.%s.Step: parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy as parameter: %w",
@@ -428,7 +428,7 @@ func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, 
 	return arranged, arranged.CopyFrom(grad, torch.CopyOptions{})
 }
 
-// isDense reports whether the elements of a tensor follow one another in memory, in whatever order.
+// isDense reports whether a tensor's elements fill its memory without gaps, in any order.
 func isDense(t *torch.Tensor) bool {
 	if t.IsContiguous(torch.Contiguous) {
 		return true
@@ -468,8 +468,8 @@ func sameLayout(a, b *torch.Tensor) bool {
 	return true
 }
 
-// batch returns the batch of a device and a gradient's dtype among the group's, which begin at
-// first. Parameters with masters have batches of their own.
+// batch returns the batch of a device and a gradient's dtype among the group's batches, which
+// start at index first. Parameters with masters have separate batches.
 func (e *engine) batch(g *group, first int, device cuda.Device, dtype torch.DType, masters bool) *batch {
 	if masters {
 		dtype = torch.Float32
@@ -520,8 +520,8 @@ func (e *engine) prepare(b *batch) error {
 	return nil
 }
 
-// follow starts the state of a parameter, or gives the state the parameter's device, dtype and, on
-// a CPU, memory layout.
+// follow starts a parameter's state. If there is state, follow gives it the parameter's device,
+// dtype and, on a CPU, memory layout.
 func (g *group) follow(s *slot, device cuda.Device, dtype torch.DType) error {
 	if !s.started() {
 		s.device, s.dtype = device, dtype
@@ -552,8 +552,8 @@ func (g *group) follow(s *slot, device cuda.Device, dtype torch.DType) error {
 	return nil
 }
 
-// arranged reports whether the state has the parameter's memory layout, which the program may have
-// changed: see arrange.
+// arranged reports whether the state has the parameter's memory layout (see arrange). The program
+// may have changed the parameter's layout.
 func (g *group) arranged(s *slot) bool {
 	for k, t := range s.state {
 		if k != g.steps && t != nil && !sameLayout(t, s.target()) {
@@ -563,7 +563,7 @@ func (g *group) arranged(s *slot) bool {
 	return true
 }
 
-// fill copies a value into state tensor k, which it makes like the parameter if there is none.
+// fill copies a value into state tensor k. If there is none, it makes one like the parameter.
 func (g *group) fill(s *slot, k int, value *torch.Tensor) error {
 	if s.state[k] == nil {
 		t, err := g.empty(s, k)
@@ -596,12 +596,12 @@ func (g *group) zeros(s *slot) error {
 	return nil
 }
 
-// narrow reports whether a dtype is one that MasterWeights is for.
+// narrow reports whether MasterWeights applies to a dtype.
 func narrow(d torch.DType) bool { return d == torch.BFloat16 || d == torch.Float16 }
 
-// masterOf returns the tensor that a step updates: the parameter, or with MasterWeights and a
-// parameter of 16 bits its master, which it makes or moves to the device. A parameter that is no
-// longer of 16 bits loses its master.
+// masterOf returns the tensor that a step updates. It is the parameter, or, for a 16-bit parameter
+// with MasterWeights, its master, which masterOf makes or moves to the device. A parameter that no
+// longer has 16 bits loses its master.
 func (e *engine) masterOf(s *slot, device cuda.Device, dtype torch.DType) (*torch.Tensor, error) {
 	if !e.common.masters || !narrow(dtype) {
 		s.master.Close()

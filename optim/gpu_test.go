@@ -13,8 +13,8 @@ import (
 
 const gpu = cuda.Device(0)
 
-// A captured step with every optimizer gives, with rates that change, the losses and parameters of
-// steps without a graph: rates and step counts are read from device memory at each replay.
+// With changing rates, every optimizer's captured step gives the losses and parameters of eager
+// steps. Each replay reads rates and step counts from device memory.
 func TestCapturedStepsEqualEagerSteps(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	f := openFile(t, "parity.safetensors")
@@ -84,7 +84,7 @@ func TestCapturedStepsEqualEagerSteps(t *testing.T) {
 	}
 }
 
-// A state that was saved on the CPU goes on on the GPU, and the other way round.
+// State saved on the CPU resumes on the GPU, and the other way round.
 func TestStateMovesBetweenDevices(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	f := openFile(t, "parity.safetensors")
@@ -123,8 +123,8 @@ func TestStateMovesBetweenDevices(t *testing.T) {
 	}
 }
 
-// Muon's weight decay is as exact with a learning rate in device memory. In bfloat16, 1.5*0.998 is
-// 1.5, but the product with a factor that was rounded to bfloat16 is 1.4921875.
+// Muon's weight decay is exact with a learning rate in device memory. In bfloat16, 1.5*0.998 is
+// 1.5. With a factor that was rounded to bfloat16 first, the product is 1.4921875.
 func TestCapturableDoesNotRoundWeightDecay(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	for _, capturable := range []bool{false, true} {
@@ -155,7 +155,7 @@ func TestCapturableDoesNotRoundWeightDecay(t *testing.T) {
 	}
 }
 
-// A step takes fewer kernels than there are parameters, whatever the optimizer.
+// With every optimizer, a step launches fewer kernels than there are parameters.
 func TestStepTakesFewKernels(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const parameters = 128

@@ -14,7 +14,7 @@ import (
 //	r = |p|/|u|, or 1 if one of the norms is 0
 //	p = p - LR*r*u
 //
-// PyTorch has no LAMB. Its state has the names of Adam's: step, exp_avg and exp_avg_sq. t is in
+// PyTorch has no LAMB. The state has the names of Adam's: step, exp_avg and exp_avg_sq. t is in
 // device memory, so that a captured Step counts. Step needs memory for two more copies of the
 // parameters.
 type LAMB struct{ engine }
@@ -26,9 +26,9 @@ type LAMBOptions struct {
 	Eps           float64     // 0 stands for 1e-6
 	WeightDecay   float64     // 0 stands for 0.01
 	NoWeightDecay bool        // turns weight decay off
-	Maximize      bool        // maximizes the objective: uses -g in place of g
+	Maximize      bool        // maximizes the objective: uses -g instead of g
 
-	// Groups are parameters with options of their own, besides those of the first argument.
+	// Groups are further parameters, each list with its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -38,12 +38,12 @@ type LAMBOptions struct {
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
 
-	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
-	// gradients and state: see the package documentation.
+	// MasterWeights keeps and updates float32 copies of 16-bit parameters, with float32 gradients
+	// and state: see the package documentation.
 	MasterWeights bool
 }
 
-// NewLAMB returns an optimizer for the parameters and those of the groups, which must be leaves.
+// NewLAMB returns an optimizer for the parameters and the groups. All must be leaves.
 // The caller keeps ownership of them.
 func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 	decay, err := decoupled("LAMB", o.WeightDecay, o.NoWeightDecay, 0.01)
@@ -62,15 +62,15 @@ func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 	return l, nil
 }
 
-// lambRule takes state and options from Adam.
+// lambRule uses Adam's state and options.
 type lambRule struct{ adamRule }
 
-// dense reports that Adam's operator works on other tensors than the parameters.
+// dense returns false: Adam's operator does not run on the parameters themselves.
 func (r lambRule) dense(bool) bool { return false }
 
 func (r lambRule) skips(*batch) bool { return false }
 
-// step lets Adam's operator, with learning rate 1, write the first term of -u over zeros.
+// step calls Adam's operator with learning rate 1 on zeros: it writes the first term of -u.
 func (r lambRule) step(b *batch) error {
 	if err := b.count(); err != nil {
 		return err

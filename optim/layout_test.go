@@ -37,7 +37,7 @@ func onEach(t *testing.T, test func(t *testing.T, of func(w *torch.Tensor) optim
 	}
 }
 
-// A step gives the same values whatever the order in memory of parameter, gradient and state.
+// A step gives the same values for every memory order of parameter, gradient and state.
 func TestStepDoesNotDependOnTheMemoryFormat(t *testing.T) {
 	const n = 2 * 3 * 2 * 2
 	numbers := make([]float32, n)
@@ -137,7 +137,7 @@ func TestStepCopiesNoGradientInChannelsLast(t *testing.T) {
 	})
 }
 
-// A parameter that is a view with gaps is updated, and nothing between its elements, or refused.
+// A view with gaps is updated without a change to its gaps, or refused.
 func TestStepLeavesGapsAlone(t *testing.T) {
 	onEach(t, func(t *testing.T, of func(w *torch.Tensor) optim.Optimizer) {
 		base, err := torch.Ones(cuda.CPU, torch.Float32, 4, 4)
@@ -157,7 +157,7 @@ func TestStepLeavesGapsAlone(t *testing.T) {
 	})
 }
 
-// checkGaps reports elements of 4 x 4 ones that a Step of the left half changed wrongly, or left.
+// checkGaps reports elements of 4 x 4 ones with wrong values after a Step of the left half.
 func checkGaps(t *testing.T, base *torch.Tensor, step error) {
 	t.Helper()
 	for i, v := range values(t, base) {
@@ -170,7 +170,7 @@ func checkGaps(t *testing.T, base *torch.Tensor, step error) {
 	}
 }
 
-// A gradient that the program sets may have gaps where the parameter has them.
+// A gradient that the program sets may have gaps if the parameter has them.
 func TestStepLeavesTheGapsOfParameterAndGradientAlone(t *testing.T) {
 	for name, make := range makers {
 		if name == "adamw-groups" { // needs several parameters

@@ -20,12 +20,12 @@ import (
 //
 // The iteration runs in bfloat16 whatever the parameter's dtype, once for all matrices of a shape.
 //
-// Parameters that are no matrices, such as biases, norms and kernels of convolutions, are left to
-// [AdamW] with options of its own, in further groups. So should embeddings and the last layer be,
-// which are matrices: give them in AdamW.Groups.
+// Parameters that are not matrices, such as biases, norms and convolution kernels, are updated by
+// [AdamW] with separate options, in further groups. Embeddings and the last layer are matrices but
+// should use AdamW too: list them in AdamW.Groups.
 //
-// The state is v, momentum_buffer in PyTorch's names, and that of AdamW. A state with parameters of
-// both kinds belongs to two optimizers of PyTorch's.
+// The state is v, momentum_buffer in PyTorch's names, and AdamW's state. In PyTorch a state with
+// parameters of both kinds belongs to two optimizers.
 type Muon struct{ engine }
 
 // MuonOptions are the options of [NewMuon].
@@ -34,17 +34,17 @@ type MuonOptions struct {
 	WeightDecay    float64     // 0 stands for 0.1
 	NoWeightDecay  bool        // turns weight decay off
 	Momentum       float64     // 0 stands for 0.95
-	NoNesterov     bool        // takes the velocity itself as update
+	NoNesterov     bool        // uses the velocity itself as update
 	NSCoefficients *[3]float64 // a, b and c; nil stands for {3.4445, -4.775, 2.0315}
 	NSSteps        int         // below 100; 0 stands for 5
 	Eps            float64     // 0 stands for 1e-7
-	MatchAdamW     bool        // scales updates to the size of AdamW's, so that learning rates tuned for AdamW fit
+	MatchAdamW     bool        // scales updates to AdamW's size, so that learning rates tuned for AdamW fit
 
-	// Groups are matrices with options of their own, besides those of the first argument.
+	// Groups are further matrices, each list with its own options.
 	Groups []Group
 
-	// AdamW are the options for parameters of the first argument that are no matrices, and for its
-	// Groups, of any shape. KeepGradients, Capturable and Maximize of these options are not used.
+	// AdamW has the options for parameters of the first argument that are not matrices, and for
+	// its Groups, of any shape. Its KeepGradients, Capturable and Maximize are not used.
 	AdamW AdamWOptions
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -54,12 +54,12 @@ type MuonOptions struct {
 	// Step follows SetLR. All parameters of a group must be on one device. The tensors are float32.
 	Capturable bool
 
-	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
-	// gradients and state: see the package documentation.
+	// MasterWeights keeps and updates float32 copies of 16-bit parameters, with float32 gradients
+	// and state: see the package documentation.
 	MasterWeights bool
 }
 
-// NewMuon returns an optimizer for the parameters and those of the groups, which must be leaves.
+// NewMuon returns an optimizer for the parameters and the groups. All must be leaves.
 // The caller keeps ownership of them. The optimizer's groups are the matrices of params, o.Groups,
 // the other parameters of params, and o.AdamW.Groups, without those that would be empty.
 func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
@@ -181,8 +181,8 @@ func (r muonRule) apply(b *batch, update, params []*torch.Tensor) error {
 	if r.o.MatchAdamW {
 		factor = 0.2 * math.Sqrt(float64(max(rows, columns)))
 	}
-	// Foreach operators run a kernel for each tensor if its layout is not the parameter's, and
-	// those of tall matrices come out transposed.
+	// Foreach operators run a kernel per tensor if its layout differs from the parameter's.
+	// Updates of tall matrices are transposed.
 	updates, err := r.orthogonalise(x, rows > columns).ToDType(b.dtype).Contiguous(torch.Contiguous).Unbind(0)
 	if err != nil {
 		return err

@@ -6,8 +6,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ErrNoGradients is in the error of a Step that finds no gradient on any parameter, so that a
-// missing Backward, or a loss that does not depend on the parameters, does not pass in silence.
+// ErrNoGradients is in the error of a Step that finds no gradient on any parameter. Backward is
+// missing, or the loss does not depend on the parameters.
 var ErrNoGradients = errors.New("no parameter has a gradient")
 
 // Optimizer is the interface of the optimizers of this package. An Optimizer serves one goroutine
@@ -18,7 +18,7 @@ type Optimizer interface {
 	Step() error
 	// ZeroGrad drops the gradients of all parameters.
 	ZeroGrad() error
-	// Groups returns the groups with the learning rates and weight decays that they were made with.
+	// Groups returns the groups with their initial learning rates and weight decays.
 	Groups() []Group
 	// LRs returns the current learning rate of each group.
 	LRs() []float64
@@ -28,11 +28,11 @@ type Optimizer interface {
 	State() (State, error)
 	// LoadState replaces the state of the optimizer.
 	LoadState(s State) error
-	// Close frees the state. The next Step starts anew.
+	// Close frees the state. The next Step starts without state.
 	Close() error
 }
 
-// Group is a list of parameters with options of their own. A zero field takes the optimizer's
+// Group is a list of parameters with separate options. A zero field selects the optimizer's
 // option.
 type Group struct {
 	Params        []*torch.Tensor

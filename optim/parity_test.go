@@ -95,7 +95,7 @@ var makers = map[string]func(p []*torch.Tensor, capturable bool) (optim.Optimize
 	},
 }
 
-// file is an open file of testdata, with what a newer PyTorch has in its place, or nil.
+// file is an open file of testdata, with the values that a newer PyTorch replaces, or nil.
 type file struct{ c, newer *nn.Checkpoint }
 
 func openFile(t *testing.T, name string) file {
@@ -106,7 +106,7 @@ func openFile(t *testing.T, name string) file {
 	}
 	t.Cleanup(func() { c.Close() })
 	f := file{c: c}
-	// What a newer PyTorch computes otherwise, such as the roundings of bfloat16.
+	// Values that a newer PyTorch computes differently, such as bfloat16 rounding.
 	version := capi.LibTorchVersion()
 	release := version[:max(strings.LastIndexByte(version, '.'), 0)]
 	newer, err := nn.OpenCheckpoint(filepath.Join("testdata", strings.TrimSuffix(name, ".safetensors")+"-"+release+".safetensors"))
@@ -184,7 +184,7 @@ type difference struct {
 type problem struct {
 	params      []*torch.Tensor
 	x, y        *torch.Tensor
-	elementwise bool // the loss that has no matrix products
+	elementwise bool // whether the loss has no matrix products
 }
 
 func newProblem(t *testing.T, f file, dtype string) problem {
@@ -243,7 +243,7 @@ func (p problem) lossIn(step int) *torch.Tensor {
 	return out.MSELoss(p.y)
 }
 
-// train takes the steps from first to before last and returns their losses.
+// train runs the steps from first to before last and returns their losses.
 func (p problem) train(t *testing.T, opt optim.Optimizer, first, last int) []float64 {
 	t.Helper()
 	var losses []float64
@@ -266,9 +266,9 @@ func (p problem) train(t *testing.T, opt optim.Optimizer, first, last int) []flo
 	return losses
 }
 
-// tolerance is the bound for an optimizer and dtype. Muon's iteration runs in bfloat16 always, and
-// its matrix products may round otherwise on another processor. otherwise is for operators that are
-// not those of make_parity.py.
+// tolerance is the bound for an optimizer and dtype. Muon's iteration always runs in bfloat16, and
+// its matrix products may round differently on another processor. otherwise says that the
+// operators differ from those in make_parity.py.
 func tolerance(name, dtype string, otherwise bool) float64 {
 	switch {
 	case dtype == "bfloat16" && (otherwise || strings.HasPrefix(name, "lamb")):
@@ -283,8 +283,7 @@ func tolerance(name, dtype string, otherwise bool) float64 {
 	return 1e-10
 }
 
-// Every optimizer ends 20 steps where PyTorch's does, with the same losses on the way and the same
-// state.
+// After 20 steps every optimizer has PyTorch's losses, parameters and state.
 func TestTwentyStepsMatchPyTorch(t *testing.T) {
 	f := openFile(t, "parity.safetensors")
 	for _, c := range parityCases() {
@@ -315,8 +314,8 @@ func (c parityCase) String() string {
 	return fmt.Sprintf("%s/%s/capturable=%v", c.name, c.dtype, c.capturable)
 }
 
-// compare takes the steps, compares losses, parameters and state with PyTorch's in a file under a
-// prefix, and returns the largest difference.
+// compare runs the steps, compares losses, parameters and state with PyTorch's, which the file
+// holds under prefix, and returns the largest difference.
 func (c parityCase) compare(t *testing.T, f file, p problem, prefix string, bound float64) difference {
 	t.Helper()
 	opt, err := makers[c.name](p.params, c.capturable)
@@ -338,8 +337,8 @@ func (c parityCase) compare(t *testing.T, f file, p problem, prefix string, boun
 
 func bySize(a, b difference) int { return cmp.Compare(a.share, b.share) }
 
-// compareState compares the state, whose indexes are those of make_parity.py but for Muon, which
-// has matrices first. It returns the largest difference of each tensor.
+// compareState compares the state. Its indexes are those of make_parity.py, except that Muon has
+// matrices first. It returns the largest difference of each tensor.
 func compareState(t *testing.T, f file, opt optim.Optimizer, prefix string, params []*torch.Tensor, bound float64) []difference {
 	t.Helper()
 	index := map[int]int{}

@@ -26,8 +26,8 @@ type Plateau struct {
 	state PlateauState
 }
 
-// PlateauState is the state of a [Plateau], for a checkpoint. Learning rates are the optimizer's
-// state.
+// PlateauState is the state of a [Plateau], for a checkpoint. The optimizer's state holds the
+// learning rates.
 type PlateauState struct {
 	Best     *float64 // the best metric; nil before the first
 	Bad      int      // steps without improvement
@@ -50,8 +50,8 @@ func NewPlateau(opt Optimizer, o PlateauOptions) (*Plateau, error) {
 	return &Plateau{opt: opt, o: o}, nil
 }
 
-// Step takes the metric, usually of an epoch, and reduces the rates of all groups after more than
-// Patience steps without improvement. NaN is no improvement.
+// Step gets the metric, usually one per epoch. After more than Patience steps without improvement
+// it reduces the rates of all groups. NaN is no improvement.
 func (p *Plateau) Step(metric float64) error {
 	s := p.state
 	if p.better(metric) {

@@ -10,7 +10,7 @@ import (
 )
 
 // PyTorch returns the state as the dict of PyTorch's Optimizer.state_dict, for [nn.SavePyTorch].
-// The tensors are those of s.
+// The dict shares the tensors of s.
 //
 //	s, err := opt.State()
 //	...
@@ -113,7 +113,7 @@ func (f *stateFile) groupsText(groups []any) (string, error) {
 	return string(text), err
 }
 
-// scalar returns a number, or the element of a tensor: PyTorch keeps a rate in one for graphs.
+// scalar returns a number, or a tensor's element: for graphs PyTorch keeps a rate in a tensor.
 func (f *stateFile) scalar(v any) (float64, error) {
 	switch v := v.(type) {
 	case float64:
@@ -135,7 +135,7 @@ func (f *stateFile) scalar(v any) (float64, error) {
 }
 
 // stateTensors reads the tensors of the parameters' states. PyTorch before 1.12 counts steps with
-// an integer, and writes None for what a parameter does not have yet.
+// an integer, and writes None for missing state.
 func (f *stateFile) stateTensors(state map[any]any) ([]nn.Named, error) {
 	if err := f.checkSize(state); err != nil {
 		return nil, err
@@ -163,8 +163,8 @@ func (f *stateFile) stateTensors(state map[any]any) ([]nn.Named, error) {
 	return named, nil
 }
 
-// checkSize refuses a file whose tensors share so much memory that reading them takes a multiple of
-// the file's size. No optimizer shares memory between tensors of its state.
+// checkSize refuses a file whose tensors share so much memory that reading them would need a
+// multiple of the file's size. No optimizer shares memory between its state tensors.
 func (f *stateFile) checkSize(state map[any]any) error {
 	size, err := f.c.Size()
 	if err != nil {

@@ -106,7 +106,7 @@ func stateOf(t *testing.T, o optim.Optimizer) map[string][]float64 {
 	return m
 }
 
-// checkpoint.pt has an Adam of PyTorch's after two steps: see make_fixtures.py there.
+// checkpoint.pt has the state of PyTorch's Adam after two steps: see make_fixtures.py there.
 func TestLoadFromACheckpointOfPyTorch(t *testing.T) {
 	params := ones(t, []int64{2, 1, 3, 3}, []int64{2}, []int64{2})
 	opt, err := optim.NewAdam(params, optim.AdamOptions{})
@@ -190,7 +190,7 @@ func TestLoadOlderStates(t *testing.T) {
 	if err := optim.Load(path, opt); err == nil {
 		t.Error("a list is no state")
 	}
-	// The file is small, and reading each mention of the tensor takes 800 MB.
+	// The file is small, but reading every reference to the tensor needs 800 MB.
 	large, err := torch.Zeros(cuda.CPU, torch.Float32, 1<<18)
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +210,7 @@ func TestLoadOlderStates(t *testing.T) {
 	}
 }
 
-// python returns the Python that tests run: TORCHSTREAM_PYTHON, or python3.
+// python returns the Python for tests: TORCHSTREAM_PYTHON, or python3.
 func python() string { return cmp.Or(os.Getenv("TORCHSTREAM_PYTHON"), "python3") }
 
 // TestPyTorchLoadsOptimizers lets PyTorch load each state and take a step.

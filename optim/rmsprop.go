@@ -12,8 +12,8 @@ import "github.com/torchstream/torchstream/torch"
 //	u = Momentum*b + u, and b = u  (only with Momentum)
 //	p = p - LR*u
 //
-// Its state is v, a and b: square_avg, grad_avg and momentum_buffer in PyTorch's names, and step,
-// which PyTorch needs to read it.
+// Its state is v, a and b: square_avg, grad_avg and momentum_buffer in PyTorch's names. It also
+// has step, without which PyTorch cannot load the state.
 type RMSprop struct{ engine }
 
 // RMSpropOptions are the options of [NewRMSprop].
@@ -24,9 +24,9 @@ type RMSpropOptions struct {
 	WeightDecay float64
 	Momentum    float64
 	Centered    bool // divides by the standard deviation rather than the root of the mean square
-	Maximize    bool // maximizes the objective: uses -g in place of g
+	Maximize    bool // maximizes the objective: uses -g instead of g
 
-	// Groups are parameters with options of their own, besides those of the first argument.
+	// Groups are further parameters, each list with its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients unchanged, until ZeroGrad. By default Step works
@@ -37,12 +37,12 @@ type RMSpropOptions struct {
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
 
-	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
-	// gradients and state: see the package documentation.
+	// MasterWeights keeps and updates float32 copies of 16-bit parameters, with float32 gradients
+	// and state: see the package documentation.
 	MasterWeights bool
 }
 
-// NewRMSprop returns an optimizer for the parameters and those of the groups, which must be leaves.
+// NewRMSprop returns an optimizer for the parameters and the groups. All must be leaves.
 // The caller keeps ownership of them.
 func NewRMSprop(params []*torch.Tensor, o RMSpropOptions) (*RMSprop, error) {
 	o.LR, o.Alpha, o.Eps = orDefault(o.LR, 0.01), orDefault(o.Alpha, 0.99), orDefault(o.Eps, 1e-8)

@@ -17,7 +17,7 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// Every optimizer ends 20 steps on a GPU where PyTorch's does on the same GPU.
+// On a GPU, every optimizer's 20 steps match PyTorch's on the same GPU.
 func TestTwentyStepsOnTheGPUMatchPyTorch(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	matchPyTorch(t, gpu)
@@ -26,8 +26,8 @@ func TestTwentyStepsOnTheGPUMatchPyTorch(t *testing.T) {
 // The comparison of TestTwentyStepsOnTheGPUMatchPyTorch holds on a CPU too.
 func TestTwentyStepsMatchPyTorchInTheSameRun(t *testing.T) { matchPyTorch(t, cuda.CPU) }
 
-// matchPyTorch lets PyTorch take the steps on the device and compares all cases with it. If one
-// fails, it prints the largest differences of all cases.
+// matchPyTorch runs PyTorch's steps on the device and compares all cases with them. If one fails,
+// it prints the largest differences of all cases.
 func matchPyTorch(t *testing.T, device cuda.Device) {
 	f := stepsOfPyTorch(t, device)
 	cases := parityCases()
@@ -104,7 +104,7 @@ func (c parityCase) sameOperators(device cuda.Device) bool {
 		return !c.capturable || !onCPU && momentum
 	case "adagrad": // PyTorch has no fused Adagrad for a GPU
 		return onCPU
-	case "lamb", "muon": // make_parity.py's formula, and PyTorch's products of single matrices
+	case "lamb", "muon": // make_parity.py's formula, and PyTorch multiplies single matrices
 		return false
 	}
 	return true // adam, adamw

@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// GradScaler scales losses, so that the gradients of float16 do not become zero, and skips steps
+// GradScaler scales losses, so that float16 gradients do not underflow to zero, and skips steps
 // whose gradients are infinite or NaN (torch.amp.GradScaler). bfloat16 has float32's range and
 // needs no scaler.
 //
@@ -22,16 +22,17 @@ import (
 //	...
 //	err = scaler.Update()
 //
-// The scale and the finding lie in device memory. With [SGD] without Dampening, [Adam] and [AdamW]
-// the device itself skips a step: no call waits, and the calls can be captured in a graph, after a
-// step outside of it. With other optimizers, and parameters on several devices or on another one
-// than the scaler, Step waits for the finding and cannot be captured.
+// The scale and the flag for gradients that are not finite are in device memory. With [SGD]
+// without Dampening, [Adam] and [AdamW] the device itself skips a step. No call waits then, and
+// the calls can be captured in a graph after one step outside it. Otherwise Step waits for the
+// flag and cannot be captured: with other optimizers, with parameters on several devices, and with
+// parameters on another device than the scaler.
 //
-// A skipped step leaves parameters, state and step counts as they are, and drops the gradients as
+// A skipped step leaves parameters, state and step counts unchanged, and drops the gradients as
 // any Step does. A schedule counts it. A GradScaler serves one goroutine at a time.
 //
-// An optimizer whose gradients are divided among processes has a method AgreeOnFound, which makes
-// the finding that of all of them: distributed.FullyShardedOptimizer does.
+// An optimizer whose gradients are sharded among processes has a method AgreeOnFound, which
+// combines the flags of all processes: see distributed.FullyShardedOptimizer.
 type GradScaler struct {
 	o      GradScalerOptions
 	device cuda.Device
@@ -90,9 +91,9 @@ func (s *GradScaler) Backward(loss *torch.Tensor) error {
 	return err
 }
 
-// Unscale divides the gradients of the optimizer's parameters by the scale, in place, and notes
-// whether all are finite. Call it before clipping; Step does it otherwise. A second call before
-// Update is an error. Gradients of float16 are refused, because they become zero: keep the
+// Unscale divides the gradients of the optimizer's parameters by the scale, in place, and records
+// whether all are finite. Call it before clipping; otherwise Step unscales. A second call before
+// Update is an error. Unscale refuses float16 gradients, because they underflow to zero: keep the
 // parameters in float32, under autocast.
 func (s *GradScaler) Unscale(o Optimizer) error {
 	step, err := s.of("Unscale", o)
@@ -144,7 +145,7 @@ func (s *GradScaler) unscale(o Optimizer, step *scaledStep) error {
 	return nil
 }
 
-// gradKind is what the gradients of one call have in common.
+// gradKind identifies the gradients of one operator call.
 type gradKind struct {
 	device cuda.Device
 	dtype  torch.DType
@@ -212,7 +213,7 @@ func (s *GradScaler) Step(o Optimizer) error {
 	}
 	err = step.step(o)
 	if err != nil {
-		// A failed attempt to capture a step computed nothing, so its repetition begins anew.
+		// A failed attempt to capture a step computed nothing, so the next attempt unscales again.
 		step.unscaled = false
 	}
 	return err
@@ -233,9 +234,9 @@ func (s *scaledStep) step(o Optimizer) error {
 	return o.Step()
 }
 
-// Update adapts the scale after the Steps of all optimizers: a gradient that was not finite
-// multiplies the scale by BackoffFactor, and GrowthInterval steps without one multiply it by
-// GrowthFactor. It does not wait for the device.
+// Update adapts the scale. Call it after the Steps of all optimizers. A gradient that was not
+// finite multiplies the scale by BackoffFactor. GrowthInterval steps without one multiply it by
+// GrowthFactor. Update does not wait for the device.
 func (s *GradScaler) Update() error {
 	if s.scale == nil {
 		return fmt.Errorf("optim.GradScaler.Update: %w", torch.ErrClosed)
@@ -268,9 +269,9 @@ func (s *GradScaler) Update() error {
 	return nil
 }
 
-// Abandon forgets what Unscale and Step have found for the optimizer since Update, after a step
-// that failed: the next Backward begins anew, and the scale stays. The gradients are the caller's
-// to drop. It does not wait for the device.
+// Abandon discards the results of Unscale and Step for the optimizer since Update. Call it after a
+// step that failed. The scale stays. The caller drops the gradients. Abandon does not wait for the
+// device.
 func (s *GradScaler) Abandon(o Optimizer) error {
 	step := s.steps[o]
 	if step == nil {
@@ -280,7 +281,7 @@ func (s *GradScaler) Abandon(o Optimizer) error {
 	return step.found.Fill_(0).Err()
 }
 
-// Scale returns the present scale. It waits for the device.
+// Scale returns the current scale. It waits for the device.
 func (s *GradScaler) Scale() (float64, error) {
 	if s.scale == nil {
 		return 0, fmt.Errorf("optim.GradScaler.Scale: %w", torch.ErrClosed)
@@ -289,7 +290,7 @@ func (s *GradScaler) Scale() (float64, error) {
 }
 
 // GradScalerState is the state of a GradScaler between Update and the next Backward, by PyTorch's
-// names. The options of a scaler are not part of it.
+// names. It does not include the scaler's options.
 type GradScalerState struct {
 	Scale         float64 `json:"scale"`
 	GrowthTracker int64   `json:"_growth_tracker"` // steps without infinities since the scale changed
@@ -305,7 +306,7 @@ func (s *GradScaler) State() (GradScalerState, error) {
 	return GradScalerState{Scale: scale, GrowthTracker: good}, err
 }
 
-// LoadState continues from a state. The tensors stay where they are, so that graphs stay valid.
+// LoadState restores a state. The tensors keep their memory, so that captured graphs stay valid.
 func (s *GradScaler) LoadState(state GradScalerState) error {
 	switch {
 	case s.scale == nil:

@@ -36,13 +36,13 @@ var scalerMakers = map[string]func(p []*torch.Tensor) (optim.Optimizer, error){
 	},
 }
 
-// planted are the gradients that make_scaler.py overwrites: which parameter's after which backward.
+// planted are the gradients that make_scaler.py overwrites: each by parameter and backward pass.
 var planted = map[int]struct {
 	index int
 	value float64
 }{0: {2, math.Inf(1)}, 2: {0, math.Inf(1)}, 3: {3, math.Inf(-1)}, 9: {1, nan}, 16: {0, math.Inf(1)}}
 
-// scaledSteps takes the steps from first to before last, as make_scaler.py does, and returns scale
+// scaledSteps runs the steps from first to before last, as make_scaler.py does, and returns scale
 // and good steps after each.
 func (p problem) scaledSteps(t *testing.T, opt optim.Optimizer, scaler *optim.GradScaler, first, last int, clip bool) (scales, good []float64) {
 	t.Helper()
@@ -93,7 +93,7 @@ func newScaler(t *testing.T, device cuda.Device, o optim.GradScalerOptions) *opt
 	return s
 }
 
-// Scales, skipped steps, parameters and state are PyTorch's, on the CPU and, where there is one, on
+// Scales, skipped steps, parameters and state match PyTorch's, on the CPU and, if there is one, on
 // a GPU.
 func TestGradScalerMatchesPyTorch(t *testing.T) {
 	data, f := openFile(t, "parity.safetensors"), openFile(t, "scaler.safetensors")
@@ -123,7 +123,7 @@ func TestGradScalerMatchesPyTorch(t *testing.T) {
 	}
 }
 
-// A scaler and an optimizer that go on from saved states go on to the same bits.
+// A scaler and an optimizer resumed from saved states compute the same bits.
 func TestGradScalerState(t *testing.T) {
 	data := openFile(t, "parity.safetensors")
 	run := func(stop int) [][]float64 {
@@ -160,7 +160,7 @@ func TestGradScalerState(t *testing.T) {
 	}
 }
 
-// A captured step skips infinite gradients, adapts the scale and goes on, without the host.
+// A captured step skips infinite gradients and adapts the scale, without the host.
 func TestGradScalerInAGraph(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	for name, newOptimizer := range map[string]func(p []*torch.Tensor) (optim.Optimizer, error){
@@ -298,8 +298,8 @@ func TestGradScalerRefuses(t *testing.T) {
 	}
 }
 
-// Parameters may lie on several devices: a gradient that is not finite on one of them skips the
-// step of all.
+// Parameters may be on several devices. A gradient that is not finite on one device skips the step
+// on all.
 func TestGradScalerOverSeveralDevices(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	devices := []cuda.Device{cuda.CPU, 0}
@@ -366,7 +366,7 @@ func TestGradScalerOverSeveralDevices(t *testing.T) {
 	}
 }
 
-// failing is an optimizer of a program's own, whose Step fails once.
+// failing is a custom optimizer whose Step fails once.
 type failing struct {
 	optim.Optimizer
 	err error
@@ -406,8 +406,8 @@ func TestGradScalerAfterAFailedStep(t *testing.T) {
 	}
 }
 
-// bfloat16 parameters with masters take the steps of float32 parameters, rounded; their state is
-// saved and loaded.
+// bfloat16 parameters with masters equal float32 parameters after the same steps, rounded. Their
+// state is saved and loaded.
 func TestMasterWeights(t *testing.T) {
 	data := openFile(t, "parity.safetensors")
 	for name, newOptimizer := range map[string]func(p []*torch.Tensor, masters bool) (optim.Optimizer, error){
@@ -462,7 +462,7 @@ func TestMasterWeights(t *testing.T) {
 						}
 					}
 				}
-				if step == paritySteps/2 { // goes on from a saved state
+				if step == paritySteps/2 { // resumes from a saved state
 					state, err := opt.State()
 					if err != nil {
 						t.Fatal(err)
@@ -524,8 +524,8 @@ func indexOf(list []*torch.Tensor, p *torch.Tensor) int {
 	return -1
 }
 
-// Masters are saved and loaded in files, start from the parameters if a file has none, and go with
-// parameters that become float32.
+// Masters are saved to and loaded from files. If a file has none, they are copied from the
+// parameters. Parameters that become float32 lose them.
 func TestMasterWeightsOfOtherFiles(t *testing.T) {
 	w := converted(t, full(t, cuda.CPU, 1), torch.BFloat16)
 	step := func(o optim.Optimizer) error {

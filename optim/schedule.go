@@ -7,16 +7,16 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// Schedule gives the learning rate of each step. It is a pure function, so that the number of steps
-// is the whole state of a [Scheduler]. The program decides by its calls of Scheduler.Step whether a
-// step is a batch or an epoch.
+// Schedule gives the learning rate of each step. It is a pure function, so the number of steps is
+// the whole state of a [Scheduler]. A step is a batch or an epoch, depending on when the program
+// calls Scheduler.Step.
 //
-// The schedules of this package have the values of torch.optim.lr_scheduler's. Where PyTorch
-// computes a rate from the one before, they use the closed formula, which differs by rounding.
+// The schedules of this package have the values of torch.optim.lr_scheduler. Where PyTorch
+// computes a rate from the previous one, they use the closed formula, which differs by rounding.
 type Schedule interface {
-	// LR returns the rate of a step, counted from 0, for a group that was made with the rate base.
-	// Schedules of this package whose options are out of range, which NewScheduler refuses, may
-	// return NaN.
+	// LR returns the rate of a step, counted from 0, for a group with the initial rate base. The
+	// schedules of this package may return NaN if their options are out of range. NewScheduler
+	// refuses such options.
 	LR(base float64, step int) float64
 }
 
@@ -26,7 +26,7 @@ type ScheduleFunc func(base float64, step int) float64
 // LR calls the function.
 func (f ScheduleFunc) LR(base float64, step int) float64 { return f(base, step) }
 
-// checked is a Schedule that knows its bounds.
+// checked is a Schedule that can check its options.
 type checked interface{ check() error }
 
 // checkSchedule refuses a schedule whose options are out of range.
@@ -40,13 +40,13 @@ func checkSchedule(s Schedule) error {
 	return nil
 }
 
-// momentumSchedule is a Schedule that may give the momentum too.
+// momentumSchedule is a Schedule that may set the momentum too.
 type momentumSchedule interface {
 	Momentum(step int) float64
 	cyclesMomentum() bool
 }
 
-// momentumOf returns the schedule as one that gives the momentum, or nil.
+// momentumOf returns the schedule as a momentumSchedule, or nil if it does not set the momentum.
 func momentumOf(s Schedule) momentumSchedule {
 	if m, ok := s.(momentumSchedule); ok && m.cyclesMomentum() {
 		return m
@@ -54,8 +54,8 @@ func momentumOf(s Schedule) momentumSchedule {
 	return nil
 }
 
-// checkPart refuses a part of another schedule that is out of range, or that gives the momentum:
-// that of a step after the part would depend on the steps before.
+// checkPart refuses a part of another schedule that is out of range or sets the momentum. After
+// such a part, a step's momentum would depend on the steps before.
 func checkPart(s Schedule) error {
 	if momentumOf(s) != nil {
 		return invalid("CycleMomentum is for a schedule by itself")
@@ -217,19 +217,19 @@ func cosine(start, end, part float64) float64 {
 
 // OneCycleLR raises the rate from base/DivFactor to the base rate and lowers it to
 // base/DivFactor/FinalDivFactor, in Steps steps (torch.optim.lr_scheduler.OneCycleLR, whose max_lr
-// is the base rate). With CycleMomentum, which PyTorch has by default, the momentum falls while the
-// rate rises, and rises again while it falls: that of [SGD], and β1 of [Adam] and [AdamW].
+// is the base rate). With CycleMomentum, PyTorch's default, the momentum falls while the rate
+// rises, and rises while the rate falls. The momentum is [SGD]'s Momentum, or β1 of [Adam] and
+// [AdamW].
 type OneCycleLR struct {
 	Steps          int
 	RiseShare      float64 // fraction of the steps in which the rate rises; 0 stands for 0.3 (PyTorch's pct_start)
 	Linear         bool    // changes linearly rather than along cosines
 	DivFactor      float64 // 0 stands for 25
 	FinalDivFactor float64 // 0 stands for 10,000
-	ThreePhase     bool    // falls to the initial rate as it rose, and then to the final rate
+	ThreePhase     bool    // falls to the initial rate as it rose, then to the final rate
 
 	// CycleMomentum makes the [Scheduler] set the momentum of all groups of the optimizer, which
-	// must have a method SetMomentum. It is for a schedule by itself, not for parts of Sequential
-	// or Chained.
+	// must have a method SetMomentum. A part of Sequential or Chained must not set it.
 	CycleMomentum bool
 	BaseMomentum  float64 // where the rate is highest; 0 stands for 0.85
 	MaxMomentum   float64 // at the start and the end; 0 stands for 0.95
@@ -249,8 +249,8 @@ func (s OneCycleLR) Momentum(step int) float64 {
 
 func (s OneCycleLR) cyclesMomentum() bool { return s.CycleMomentum }
 
-// at returns the value of a step between the values of the first step, of the highest rate and of
-// the last step.
+// at interpolates the value of a step. initial is the first step's value, top the value at the
+// highest rate, and final the last step's value.
 func (s OneCycleLR) at(step int, initial, top, final float64) float64 {
 	last := float64(s.Steps - 1)
 	rise := orDefault(s.RiseShare, 0.3) * float64(s.Steps)
@@ -344,10 +344,10 @@ func (s Sequential) check() error {
 }
 
 // Chained applies several schedules at once: the rate is the base rate times the factor of each
-// schedule. These are the values of torch.optim.lr_scheduler.ChainedScheduler for schedules that
-// multiply the rate: StepLR, MultiStepLR, ExponentialLR, LinearWarmup, and, up to its Steps,
-// CosineLR without Min. For others PyTorch has other values, because its schedules compute them
-// from each other's rates.
+// schedule. For schedules that multiply the rate, these are the values of
+// torch.optim.lr_scheduler.ChainedScheduler: StepLR, MultiStepLR, ExponentialLR, LinearWarmup,
+// and, up to its Steps, CosineLR without Min. For others PyTorch's values differ, because its
+// schedules compute them from each other's rates.
 type Chained []Schedule
 
 // LR returns the rate of a step.
@@ -382,8 +382,8 @@ type Scheduler struct {
 	count    int
 }
 
-// NewScheduler returns a Scheduler and sets the rates of step 0. Call its Step after every step
-// that counts, a batch's or an epoch's.
+// NewScheduler returns a Scheduler and sets the rates of step 0. Call Scheduler.Step after every
+// batch, or after every epoch.
 func NewScheduler(opt Optimizer, schedule Schedule) (*Scheduler, error) {
 	if err := checkSchedule(schedule); err != nil {
 		return nil, fmt.Errorf("optim.NewScheduler: %w", err)
@@ -402,8 +402,8 @@ func (s *Scheduler) Step() error { return s.SetCount(s.count + 1) }
 // Count returns the number of steps: the state to save.
 func (s *Scheduler) Count() int { return s.count }
 
-// SetCount sets the number of steps, and the rates and the momentum of the step with that number:
-// it resumes a schedule.
+// SetCount sets the number of steps, and the rates and the momentum of the step with that number.
+// Use it to resume a schedule.
 func (s *Scheduler) SetCount(count int) error {
 	if count < 0 {
 		return fmt.Errorf("optim.Scheduler.SetCount: %d steps: %w", count, cuda.ErrInvalidArgument)

@@ -126,8 +126,8 @@ func TestOneCycleMomentaMatchPyTorch(t *testing.T) {
 	}
 }
 
-// Twenty steps under a momentum that cycles end where PyTorch's do, also if another Scheduler goes
-// on in between.
+// Twenty steps with a cycled momentum match PyTorch's, also if another Scheduler continues in
+// between.
 func TestOneCycleTrainingMatchesPyTorch(t *testing.T) {
 	cycle := optim.OneCycleLR{Steps: paritySteps, CycleMomentum: true, BaseMomentum: 0.7}
 	f, problems := openFile(t, "onecycle.safetensors"), openFile(t, "parity.safetensors")
@@ -239,7 +239,7 @@ func TestPlateauMatchesPyTorch(t *testing.T) {
 			var got []float64
 			for i, m := range metrics {
 				got = append(got, opt.LR())
-				if i == 7 { // goes on in another one
+				if i == 7 { // resumes in another one
 					state := plateau.State()
 					if plateau, err = optim.NewPlateau(opt, o); err != nil {
 						t.Fatal(err)
@@ -257,7 +257,7 @@ func TestPlateauMatchesPyTorch(t *testing.T) {
 	}
 }
 
-// A schedule scales the rate of each group from the group's own, and goes on after a load.
+// A schedule scales each group's rate, and continues after a load.
 func TestSchedulerOfGroups(t *testing.T) {
 	opt, err := optim.NewSGD([]*torch.Tensor{leaf(t, 1)}, optim.SGDOptions{LR: 1, Groups: []optim.Group{{Params: []*torch.Tensor{leaf(t, 1)}, LR: 4}}})
 	if err != nil {

@@ -26,9 +26,9 @@ type SGDOptions struct {
 	Dampening   float64
 	WeightDecay float64
 	Nesterov    bool // requires Momentum and no Dampening
-	Maximize    bool // maximizes the objective: uses -g in place of g
+	Maximize    bool // maximizes the objective: uses -g instead of g
 
-	// Groups are parameters with options of their own, besides those of the first argument.
+	// Groups are further parameters, each list with its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients unchanged, until ZeroGrad. By default Step works
@@ -40,12 +40,12 @@ type SGDOptions struct {
 	// SGD), and all parameters of a group must be on one device.
 	Capturable bool
 
-	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
-	// gradients and state: see the package documentation.
+	// MasterWeights keeps and updates float32 copies of 16-bit parameters, with float32 gradients
+	// and state: see the package documentation.
 	MasterWeights bool
 }
 
-// NewSGD returns an optimizer for the parameters and those of the groups, which must be leaves. The
+// NewSGD returns an optimizer for the parameters and the groups. All must be leaves. The
 // caller keeps ownership of them.
 func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	o.LR = orDefault(o.LR, 0.001)
@@ -98,7 +98,7 @@ func (r sgdRule) start(*group, *slot) error { return nil }
 
 func (r sgdRule) dense(fused bool) bool { return fused }
 
-// skips excludes dampening: the operator needs to know on the host that a step is a velocity's
+// skips excludes dampening: its operator must be told on the host whether a step is the velocity's
 // first.
 func (r sgdRule) skips(b *batch) bool {
 	return !r.unfusable(b) && (r.o.Momentum == 0 || r.o.Dampening == 0)
@@ -168,7 +168,7 @@ func (r sgdRule) accelerate(b *batch) ([]*torch.Tensor, error) {
 	return b.state(0), nil
 }
 
-// begin makes a copy of the gradient the parameter's velocity.
+// begin sets the parameter's velocity to a copy of the gradient.
 func (s *slot) begin(grad *torch.Tensor) error {
 	v := grad.Clone().Keep() // the gradient's scope ends with the step
 	if err := v.Err(); err != nil {
@@ -178,8 +178,8 @@ func (s *slot) begin(grad *torch.Tensor) error {
 	return nil
 }
 
-// fused computes the formula in one operator, which reads the learning rate from device memory.
-// Parameters in their first step, whose velocity is the gradient, need a call of their own.
+// fused computes the formula in one operator, which reads the learning rate from device memory. In
+// a parameter's first step the velocity is the gradient. Such parameters need a separate call.
 func (r sgdRule) fused(b *batch) error {
 	if r.o.Momentum == 0 {
 		return r.fuse(b, *b, nil, false)
@@ -216,8 +216,8 @@ func (r sgdRule) fuse(b *batch, part batch, velocity []*torch.Tensor, first bool
 }
 
 // fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that
-// are not finite. A velocity begins at zero rather than with the first gradient: without dampening
-// that makes the same step, and a skipped step leaves the zero.
+// are not finite. A velocity starts as zero instead of the first gradient. Without dampening both
+// give the same first step, and a skipped step keeps the zero.
 func (r sgdRule) fusedUnlessFound(b *batch) error {
 	velocity := []*torch.Tensor{}
 	if r.o.Momentum != 0 {

@@ -79,8 +79,8 @@ func Load(path string, o Optimizer) error {
 	return LoadFrom(c, o)
 }
 
-// LoadFrom is [Load] of an open file. Of the state of a [Divided] optimizer it reads this rank's
-// part.
+// LoadFrom is [Load] for an open file. For a [Divided] optimizer it reads this rank's shard of the
+// state.
 func LoadFrom(c *nn.Checkpoint, o Optimizer) error {
 	f := stateFile{path: c.Path(), c: c}
 	defer f.read.close()
@@ -98,21 +98,21 @@ func LoadFrom(c *nn.Checkpoint, o Optimizer) error {
 	return nil
 }
 
-// Divided is an optimizer of a rank of a job, which has a part of the whole state, as those of
-// package distributed are.
+// Divided is an optimizer that holds one rank's shard of the state, such as the sharded optimizers
+// of package distributed.
 type Divided interface {
 	Optimizer
-	// CutState says what this rank has of a tensor of the whole state, which State names.
+	// CutState returns this rank's share of the state tensor that State calls name.
 	CutState(name string, shape []int64) (Cut, error)
-	// LoadParts is LoadState of these parts alone.
+	// LoadParts is LoadState for this rank's shard.
 	LoadParts(s State) error
 }
 
-// Cut is what a rank has of a tensor: by its zero value the whole.
+// Cut describes a rank's share of a tensor. The zero value is the whole tensor.
 type Cut struct {
 	None bool // nothing
-	// Row says that the rank has Elements elements as a row. The first one has the number First in
-	// the order of memory of a tensor with the Strides.
+	// Row says that the rank has Elements consecutive elements, as one row. First is the index of
+	// the first one, in the memory order of a tensor with the Strides.
 	Row             bool
 	Strides         []int64
 	First, Elements int64
@@ -126,8 +126,8 @@ type stateFile struct {
 	cut  func(name string, shape []int64) (Cut, error) // nil for an optimizer of whole parameters
 }
 
-// readState reads what the optimizer has of a tensor, or returns nil for nothing. A number stands
-// for a tensor of no dimensions.
+// readState reads the optimizer's share of a tensor, or returns nil if it has none. It turns a
+// number into a tensor without dimensions.
 func (f *stateFile) readState(name string, value any) (t *torch.Tensor, err error) {
 	stored, number := (*nn.StoredTensor)(nil), float64(0)
 	var shape []int64
@@ -228,9 +228,9 @@ type savedGroup struct {
 
 // LoadState copies a state, as State or PyTorch made it, into the optimizer. It restores the
 // learning rates too; other options stay. LoadState checks names and shapes before it changes
-// anything; after a failure of the device, close the optimizer or load again. A parameter without
-// state in s loses its state. Existing state tensors keep their memory, so that graphs which
-// captured Step stay valid.
+// anything. After a device failure, close the optimizer or load again. A parameter without state
+// in s loses its state. Existing state tensors keep their memory, so that graphs which captured
+// Step stay valid.
 func (e *engine) LoadState(s State) error {
 	rates, err := e.savedRates(s.Metadata)
 	if err == nil {
@@ -253,8 +253,8 @@ func (e *engine) LoadState(s State) error {
 	return e.SetLR(rates...)
 }
 
-// load replaces the state of a parameter by the values of its names. A master without a value gets
-// the parameter's.
+// load replaces a parameter's state by the named values. A master without a value is copied from
+// the parameter.
 func (e *engine) load(g *group, p *slot, values map[string]*torch.Tensor) error {
 	known := func(name string) bool { return values[stateName(p.index, name)] != nil }
 	if !known(masterName) && !slices.ContainsFunc(g.rule.states(), known) {
@@ -294,7 +294,7 @@ func (e *engine) load(g *group, p *slot, values map[string]*torch.Tensor) error 
 	return nil
 }
 
-// savedRates reads the learning rates of the groups, which must be those of the optimizer.
+// savedRates reads the groups' learning rates. The groups must match the optimizer's.
 func (e *engine) savedRates(metadata map[string]string) ([]float64, error) {
 	if name, ok := metadata[nameKey]; ok && name != e.name {
 		return nil, fmt.Errorf("the state is of %s: %w", name, cuda.ErrInvalidArgument)
@@ -328,8 +328,8 @@ func (e *engine) savedRates(metadata map[string]string) ([]float64, error) {
 	return rates, nil
 }
 
-// compare checks that the tensors are the state of the optimizer's parameters: whole or absent for
-// each parameter, and with its shape.
+// compare checks that the tensors are the state of the optimizer's parameters. Each parameter's
+// state must be complete or absent, and have the parameter's shape.
 func (e *engine) compare(tensors []nn.Named) error {
 	const maxListed = 10 // differences in the error
 	given := make(map[int]map[string]*torch.Tensor)
@@ -363,7 +363,7 @@ func (e *engine) compare(tensors []nn.Named) error {
 	return fmt.Errorf("the state does not fit: %w: %w", cuda.ErrInvalidArgument, errors.Join(errs...))
 }
 
-// compareMaster checks the master of one parameter, and takes it out of the given tensors.
+// compareMaster checks a parameter's master and removes it from given.
 func (e *engine) compareMaster(p *slot, given map[string]*torch.Tensor) []error {
 	t := given[masterName]
 	if t == nil || !e.common.masters || !narrow(p.param.DType()) {
@@ -376,7 +376,7 @@ func (e *engine) compareMaster(p *slot, given map[string]*torch.Tensor) []error 
 	return nil
 }
 
-// compare returns the differences of one parameter.
+// compare lists the differences of one parameter.
 func (g *group) compare(p *slot, names []string, given map[string]*torch.Tensor) []error {
 	var errs []error
 	for k, name := range names {
@@ -403,7 +403,7 @@ func (g *group) compare(p *slot, names []string, given map[string]*torch.Tensor)
 	return errs
 }
 
-// ignored reports whether a state of PyTorch's has no influence on the formula.
+// ignored reports whether the formula ignores a state of PyTorch's.
 func ignored(name string, names []string) bool {
 	return name == stepName && !slices.Contains(names, stepName)
 }

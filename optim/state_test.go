@@ -28,7 +28,7 @@ func (p problem) continued(t *testing.T, f file, dtype string) problem {
 	return q
 }
 
-// Ten steps, a file and ten steps give the bits of twenty steps, for every optimizer.
+// Ten steps, a file and ten more give the bits of twenty steps, for every optimizer.
 func TestResumeIsExact(t *testing.T) {
 	f := openFile(t, "parity.safetensors")
 	for name, make := range makers {
@@ -82,7 +82,7 @@ func TestResumeIsExact(t *testing.T) {
 	}
 }
 
-// A state that PyTorch saved goes on as PyTorch does, and one saved here has the same names.
+// A state that PyTorch saved resumes as in PyTorch. A state saved here has the same names.
 func TestStateOfPyTorch(t *testing.T) {
 	f := openFile(t, "parity.safetensors")
 	p := newProblem(t, f, "float64")
@@ -192,7 +192,7 @@ func TestStatesThatDoNotFit(t *testing.T) {
 			}
 		})
 	}
-	// A parameter without state in s starts anew.
+	// A parameter without state in s restarts without state.
 	if err := opt.LoadState(change(func(s *optim.State) { s.Tensors = s.Tensors[:3] })); err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +320,7 @@ func TestOptionsOutOfRange(t *testing.T) {
 	}
 }
 
-// Every optimizer frees what it made, and keeps nothing but state between steps.
+// Every optimizer frees its tensors, and keeps only state between steps.
 func TestOptimizersLeaveNothingBehind(t *testing.T) {
 	f := openFile(t, "parity.safetensors")
 	for name, make := range makers {
@@ -347,7 +347,7 @@ func TestOptimizersLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// The state follows a parameter that gets another dtype.
+// The state follows a parameter whose dtype changes.
 func TestStateFollowsDType(t *testing.T) {
 	for _, name := range []string{"sgd-nesterov", "adamw", "rmsprop-both"} {
 		for _, capturable := range []bool{false, true} {
@@ -385,7 +385,7 @@ func TestStateFollowsDType(t *testing.T) {
 	}
 }
 
-// Captured graphs hold the addresses of the state, so that loading must not change them.
+// Captured graphs hold the addresses of the state, so loading must not change the addresses.
 func TestLoadStateKeepsMemory(t *testing.T) {
 	w := leaf(t, 1, 2)
 	opt, err := optim.NewAdamW([]*torch.Tensor{w}, optim.AdamWOptions{})
@@ -421,7 +421,7 @@ func TestLoadStateKeepsMemory(t *testing.T) {
 	}
 }
 
-// Muon leaves parameters that are no matrices, and the groups of AdamW, to AdamW.
+// Muon leaves parameters that are not matrices, and the groups of AdamW, to AdamW.
 func TestMuonGroups(t *testing.T) {
 	f := openFile(t, "parity.safetensors")
 	p := newProblem(t, f, "float32").params // 0, 2 and 3 are matrices
