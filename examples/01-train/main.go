@@ -1,5 +1,6 @@
-// Command 01-train is a complete job: it trains a small convolutional network on an archive of
-// labelled photographs, tests it on a held-back archive, writes a checkpoint, and predicts with it.
+// Command 01-train is a complete training job: it trains a small convolutional network on an
+// archive of labelled photographs, tests it on a held-out archive, writes a checkpoint, and
+// predicts with it.
 //
 //	01-train train                              train on examples/data, in the repository's root
 //	01-train train -archive A.tgz -test B.tgz   train on other images: directory = class
@@ -60,12 +61,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return lesson.Status(ctx, "01-train", err, stderr)
 }
 
-// usageError is a wrong command line.
+// usageError reports a wrong command line.
 type usageError struct{ message string }
 
 func (e usageError) Error() string { return e.message }
 
-// flags returns a flag set whose -h says what a command does. call is its name with its arguments.
+// flags returns a flag set whose -h explains a command. call is its name with its arguments.
 func flags(call, about string, stderr io.Writer) *flag.FlagSet {
 	set := flag.NewFlagSet("01-train", flag.ContinueOnError)
 	set.SetOutput(stderr)

@@ -34,7 +34,7 @@ func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	return status, out.String(), errs.String()
 }
 
-// small trains a small network briefly and returns the figures and the checkpoint.
+// small trains a small network briefly and returns the results and the checkpoint's path.
 func small(t *testing.T, args ...string) (trainResult, string) {
 	t.Helper()
 	folder := t.TempDir()
@@ -55,7 +55,7 @@ func small(t *testing.T, args ...string) (trainResult, string) {
 	return result, checkpoint
 }
 
-// Outside of a clone the default archive does not exist. The error says what to do.
+// Outside a clone the default archive does not exist. The error says what to do.
 func TestTrainWithoutTheDefaultArchive(t *testing.T) {
 	t.Chdir(t.TempDir())
 	status, _, stderr := command(t, "train", "-device", "cpu")
@@ -89,7 +89,7 @@ func TestTrainAndPredict(t *testing.T) {
 	if status != 0 || !strings.Contains(stdout, want) || !strings.Contains(stdout, "and 190 more") {
 		t.Errorf("status %d; %q is not in\n%s%s", status, want, stdout, stderr)
 	}
-	// Files are predicted as the archive's members are, in batches of any size.
+	// Single files get the same predictions as the archive's members, at any batch size.
 	paths := extract(t, 5)
 	status, stdout, stderr = command(t, append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "2"}, paths...)...)
 	_, members, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "5", testArchive)
@@ -111,7 +111,7 @@ func TestTrainAndPredict(t *testing.T) {
 	if err := os.WriteFile(notImage, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// Bad files are named, alone and among others, which are predicted all the same.
+	// Bad files are named, alone and among good ones. The good files are still predicted.
 	for path, says := range map[string]string{
 		notImage: "not an image",
 		"../data/make_photos.py-that-is-not-there.jpg": "no such file",
@@ -129,7 +129,7 @@ func TestTrainAndPredict(t *testing.T) {
 			}
 		})
 	}
-	// A folder is predicted as an archive is: directory = class.
+	// A folder is predicted like an archive: directory = class.
 	folder := t.TempDir()
 	for name, from := range map[string]string{"cat/1.jpg": paths[0], "cat/2.jpg": notImage, "rocket/3.jpg": paths[1]} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(folder, name)), 0o777); err != nil {
@@ -146,7 +146,7 @@ func TestTrainAndPredict(t *testing.T) {
 	}
 }
 
-// -h says what a command does, and is no mistake.
+// -h explains a command, and is not an error.
 func TestHelp(t *testing.T) {
 	for says, args := range map[string][]string{
 		"Trains a small network on an archive": {"-h"}, "usage: 01-train train [options]\nTrains": {"train", "-h"},
@@ -191,7 +191,7 @@ func extract(t *testing.T, n int) (paths []string) {
 	return paths
 }
 
-// The figures do not depend on the number of decoding goroutines: the batches are identical.
+// The results do not depend on the number of decoding goroutines: the batches are identical.
 func TestTrainIsReproducible(t *testing.T) {
 	one, _ := small(t, "-workers", "1", "-epochs", "2", "-seed", "7")
 	three, _ := small(t, "-workers", "3", "-epochs", "2", "-seed", "7")
@@ -276,7 +276,7 @@ func TestTrainOnGPU(t *testing.T) {
 				e.AllocatedBytes, e.ReservedBytes)
 		}
 	}
-	// The CPU gets the same accuracy with the network that the GPU trained.
+	// The CPU gets the same accuracy with the network trained on the GPU.
 	status, stdout, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "0", testArchive)
 	var right int
 	if _, err := fmt.Sscanf(stdout[strings.Index(stdout, testArchive):], testArchive+": %d of 192", &right); err != nil || status != 0 {
@@ -314,8 +314,8 @@ func TestPipesAreRejected(t *testing.T) {
 	})
 }
 
-// An archive named as the checkpoint or as -json is an error before the training, and is not
-// overwritten.
+// Naming an archive as the checkpoint or as -json is an error before the training. The archive is
+// not overwritten.
 func TestOutputsReplaceNoOtherFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "train.tgz")
 	const text = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03 an archive"

@@ -34,14 +34,14 @@ func newNet(classes, width int) nn.Module {
 	)
 }
 
-// resizeFor returns the size that the shorter side of a test image is resized to before its centre
-// is cropped: 8/7 of the crop, like 256 for 224.
+// resizeFor returns the size of the shorter side of a resized test image, before its centre is
+// cropped: 8/7 of the crop, like 256 for 224.
 func resizeFor(size int) int { return size * 8 / 7 }
 
-// settings describes the network of a checkpoint, which stores them beside the weights.
+// settings describes a checkpoint's network. It is stored with the weights.
 type settings struct {
 	Classes []string
-	Size    int // pixels per side of an image
+	Size    int // side of an image in pixels
 	Width   int
 }
 
@@ -75,7 +75,7 @@ func loadCheckpoint(path string) (nn.Module, settings, error) {
 		return nil, s, err
 	}
 	if meta["format"] != format {
-		if meta["model"] != "" { // torchstream train names it
+		if meta["model"] != "" { // torchstream train sets it
 			return nil, s, fmt.Errorf("%s is a checkpoint of torchstream train: `torchstream predict` takes it, docs/serving.md has a program that serves it, and this one takes those of `01-train train`", path)
 		}
 		return nil, s, fmt.Errorf("%s is not a checkpoint of this program: its format is %q, not %q", path, meta["format"], format)

@@ -59,7 +59,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 			o.Test = lesson.TestArchive
 		}
 	}
-	// Check the output files now: after the training it would be too late.
+	// Check the output files now. After the training it would be too late.
 	if o.Checkpoint != "" {
 		if err := safefile.Check(o.Checkpoint, safefile.Safetensors); err != nil {
 			return err
@@ -86,5 +86,5 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return errors.Join(err, file.Close())
 }
 
-// figures is the kind of file that -json writes.
+// figures recognises the files that -json writes.
 var figures = safefile.Prefix("a file that -json wrote", "{\n  \"options\": {")

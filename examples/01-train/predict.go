@@ -68,7 +68,7 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	return nil
 }
 
-// isArchive reports whether a path is an archive by its name, or a folder.
+// isArchive reports whether a path is an archive, judging by its name, or a folder.
 func isArchive(path string) bool {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return true
@@ -82,10 +82,10 @@ type predictor struct {
 	device   cuda.Device
 	batch    int
 	out      io.Writer
-	errs     io.Writer // names what is bad
+	errs     io.Writer // receives the names of bad files
 }
 
-// newPredictor loads a checkpoint's network to a device.
+// newPredictor loads a checkpoint's network onto a device.
 func newPredictor(checkpoint, deviceName string) (p predictor, err error) {
 	if p.device, err = pickDevice(deviceName); err != nil {
 		return p, err
@@ -97,9 +97,9 @@ func newPredictor(checkpoint, deviceName string) (p predictor, err error) {
 	return p, nn.To(p.net, p.device)
 }
 
-// archive predicts every image and prints the first ones. It also prints how many are correct,
-// counting the images whose directory is a class of the network. It returns the number of bad
-// images, which the loader leaves out and logs.
+// archive predicts every image and prints the first ones. It also prints how many predictions are
+// correct among images whose directory is a class of the network. It returns the number of bad
+// images, which the loader skips and logs.
 func (p predictor) archive(ctx context.Context, path string, limit int) (bad int, err error) {
 	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size),
 		BadSamples: imageloader.Skip, Logger: slog.New(slog.NewTextHandler(p.errs, &slog.HandlerOptions{Level: slog.LevelWarn}))})
@@ -107,7 +107,7 @@ func (p predictor) archive(ctx context.Context, path string, limit int) (bad int
 		return 0, err
 	}
 	defer loader.Close()
-	labels := make([]int, len(loader.Classes())) // the network's class by the archive's
+	labels := make([]int, len(loader.Classes())) // from the archive's class to the network's
 	for i, class := range loader.Classes() {
 		labels[i] = slices.Index(p.settings.Classes, class)
 	}
@@ -144,8 +144,8 @@ func (p predictor) archive(ctx context.Context, path string, limit int) (bad int
 	return bad, nil
 }
 
-// files predicts single photographs, a batch of them at a time, and returns the number of those
-// that cannot be read or decoded.
+// files predicts single photographs in batches. It returns the number of photographs that cannot be
+// read or decoded.
 func (p predictor) files(ctx context.Context, paths []string) (bad int, err error) {
 	decoder, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: evalTransform(p.settings.Size)}, Device: p.device})
 	if err != nil {
@@ -163,7 +163,7 @@ func (p predictor) files(ctx context.Context, paths []string) (bad int, err erro
 	return bad, table.Flush()
 }
 
-// some predicts the photographs of one batch, and names those at fault.
+// some predicts the photographs of one batch, and names the bad ones.
 func (p predictor) some(ctx context.Context, decoder *serve.Decoder, paths []string, table io.Writer) (bad int, err error) {
 	var images [][]byte
 	var read []string
@@ -190,7 +190,7 @@ func (p predictor) some(ctx context.Context, decoder *serve.Decoder, paths []str
 		read[fault.Image] = "" // its pixels are zero
 	}
 	bad = len(paths) - len(images) + len(faults)
-	if x == nil { // all are at fault
+	if x == nil { // all are bad
 		return bad, nil
 	}
 	best, err := p.best(x)

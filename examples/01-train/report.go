@@ -16,7 +16,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// epochResult holds the figures of an epoch: a line of the table.
+// epochResult holds the results of an epoch, a line of the table.
 type epochResult struct {
 	Epoch            int      `json:"epoch"`
 	Loss             float64  `json:"loss"`
@@ -68,7 +68,7 @@ func newProgress(w io.Writer, title string, samples int) progress {
 
 func (p progress) add(samples int) {
 	if p.bar != nil {
-		p.bar.Add(samples) // an error can only concern the drawing
+		p.bar.Add(samples) // only the drawing can fail
 	}
 }
 

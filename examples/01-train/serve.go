@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	maxUpload  = 10 << 20 // bytes of a photograph
-	maxUploads = 32       // that are read and predicted at a time: 320 MiB of photographs at most
+	maxUpload  = 10 << 20 // bytes per photograph
+	maxUploads = 32       // read and predicted at a time: at most 320 MiB of photographs
 )
 
 func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -47,7 +47,7 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return fmt.Errorf("-address %s: %w: -address localhost:0 picks a free port", *address, err)
 	}
 	fmt.Fprintf(stdout, "curl --data-binary @photo.jpg http://%v/\n", listener.Addr())
-	// Shutdown waits for uploads that have begun, so that a client that stalls must not hold it up.
+	// Shutdown waits for uploads that have started, so a stalled client must time out.
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute}
 	answered := make(chan error, 1)
 	cancel := context.AfterFunc(ctx, func() { answered <- server.Shutdown(context.WithoutCancel(ctx)) })
@@ -55,14 +55,14 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		cancel()
 		return err
 	}
-	return <-answered // once the requests that have begun are answered
+	return <-answered // after all started requests have been answered
 }
 
 // handler answers an uploaded photograph with its most probable classes, as JSON.
 type handler struct {
 	p       predictor
 	decoder *serve.Decoder
-	places  chan struct{} // one for each upload that is answered
+	places  chan struct{} // limits concurrent uploads
 }
 
 // answer is one class of an answer.
@@ -71,7 +71,7 @@ type answer struct {
 	Probability float64 `json:"probability"`
 }
 
-// newHandler makes a handler. Its decoder's limits hold over all requests.
+// newHandler makes a handler. Its decoder's limits apply to all requests together.
 func newHandler(p predictor) (*handler, error) {
 	decoder, err := serve.NewDecoder(serve.Options{
 		Decode: decode.Options{Transform: evalTransform(p.settings.Size), MaxBytes: maxUpload, MaxPixels: 100_000_000},
@@ -88,7 +88,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	select {
 	case h.places <- struct{}{}:
 		defer func() { <-h.places }()
-	default: // a queue would hold the photographs of clients that have given up
+	default: // a queue would hold photographs of clients that have given up
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, fmt.Sprintf("%d photographs are being predicted: try again", cap(h.places)), http.StatusServiceUnavailable)
 		return
@@ -119,8 +119,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answers) // fails if the client is gone
 }
 
-// predict returns the most probable classes. Requests compute at the same time; the scope frees
-// what each has computed.
+// predict returns the most probable classes. Requests compute concurrently. The scope frees the
+// tensors of each.
 func (h *handler) predict(ctx context.Context, upload []byte) (answers []answer, err error) {
 	scope := torch.NewScope("request")
 	defer scope.Close()
@@ -138,7 +138,7 @@ func (h *handler) predict(ctx context.Context, upload []byte) (answers []answer,
 	return answers, nil
 }
 
-// statusOf returns the HTTP status of an error. Only what is wrong with the upload is told.
+// statusOf returns the HTTP status of an error. It discloses only errors in the upload.
 func statusOf(err error) (code int, text string) {
 	var fault *decode.Error
 	switch {

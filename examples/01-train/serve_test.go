@@ -18,7 +18,8 @@ import (
 	"testing/iotest"
 )
 
-// newServer returns a checkpoint of one epoch and a server of it, which ends with the test.
+// newServer returns a checkpoint of one epoch and a server for it, which is closed when the test
+// ends.
 func newServer(t *testing.T) (checkpoint string, h *handler) {
 	t.Helper()
 	_, checkpoint = small(t, "-epochs", "1")
@@ -33,8 +34,8 @@ func newServer(t *testing.T) (checkpoint string, h *handler) {
 	return checkpoint, h
 }
 
-// TestServerAnswersAsPredictDoes: uploads get the classes that the command prints for the files,
-// also beside each other, and faults of images get statuses of their own.
+// TestServerAnswersAsPredictDoes checks that uploads, also concurrent ones, get the classes that
+// the command prints for the files, and that each kind of bad image has a separate status.
 func TestServerAnswersAsPredictDoes(t *testing.T) {
 	checkpoint, h := newServer(t)
 	paths := extract(t, 4)
@@ -89,7 +90,7 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 	}
 }
 
-// Uploads beyond the limit are told to come again, before a byte of them is read.
+// Uploads beyond the limit are told to retry before any byte of them is read.
 func TestServerBoundsUploads(t *testing.T) {
 	h := &handler{places: make(chan struct{}, 1)}
 	body, client := io.Pipe()
@@ -99,7 +100,7 @@ func TestServerBoundsUploads(t *testing.T) {
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", body))
 		answered <- w.Code
 	}()
-	if _, err := client.Write([]byte("a byte")); err != nil { // returns when the server has read it
+	if _, err := client.Write([]byte("a byte")); err != nil { // returns once the server has read it
 		t.Fatal(err)
 	}
 	w := httptest.NewRecorder()
@@ -118,7 +119,7 @@ func TestServerBoundsUploads(t *testing.T) {
 	}
 }
 
-// A form gets the advice to send the photograph alone.
+// A form gets the advice to send only the photograph.
 func TestServerExplainsForms(t *testing.T) {
 	_, h := newServer(t)
 	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\nphoto\r\n--b--\r\n"))
@@ -147,8 +148,8 @@ type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
-// TestServeEndsWithItsContext: the command says where it listens, and ends without an error when it
-// is interrupted.
+// TestServeEndsWithItsContext checks that the command prints its address, and ends without an error
+// when interrupted.
 func TestServeEndsWithItsContext(t *testing.T) {
 	_, checkpoint := small(t, "-epochs", "1")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// train is the whole job from top to bottom: open the images, build the network, and train it for
-// some epochs. The training loop itself is in [trainer.epoch] below.
+// train is the whole job from top to bottom: it opens the images, builds the network, and trains it
+// for some epochs. The training loop is in [trainer.epoch] below.
 func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (result trainResult, err error) {
 	result.Options = o
 	device, err := pickDevice(o.Device)
@@ -25,8 +25,8 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		return result, err
 	}
 	result.Device = device.String()
-	// The weights depend on this seed; the order of the images and their crops on Options.Seed
-	// below.
+	// The weights depend on this seed. The order of the images and their crops depend on
+	// Options.Seed below.
 	if err := torch.ManualSeed(o.Seed); err != nil {
 		return result, err
 	}
@@ -49,7 +49,7 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 	}
 	defer feed.Close()
 
-	// The held-back images, if any, must have the same classes.
+	// The held-out images, if any, must have the same classes.
 	var testFeed *prefetcher.Prefetcher
 	if o.Test != "" {
 		testLoader, err := imageloader.OpenContext(ctx, o.Test, imageloader.Options{
@@ -106,7 +106,7 @@ type trainer struct {
 	net            nn.Module
 	opt            *optim.SGD
 	score          *totals
-	feed, testFeed *prefetcher.Prefetcher // testFeed is nil without held-back images
+	feed, testFeed *prefetcher.Prefetcher // testFeed is nil without held-out images
 	device         cuda.Device
 	options        trainOptions
 	samples        int // in an epoch
@@ -121,8 +121,8 @@ func (t *trainer) epoch(ctx context.Context, epoch int) (e epochResult, err erro
 	bar := newProgress(t.stderr, fmt.Sprintf("epoch %d of %d", e.Epoch, t.options.Epochs), t.samples)
 	nn.Train(t.net, true)
 
-	// The training loop. The batch is already on the device. Everything computed from it is freed
-	// when the turn ends, so the loop closes no tensor.
+	// This is the training loop. The batch is already on the device. All tensors computed from it
+	// are freed at the end of the iteration, so the loop closes none.
 	for batch, err := range t.feed.Epoch(ctx, epoch) {
 		if err != nil {
 			bar.done()
@@ -146,7 +146,7 @@ func (t *trainer) epoch(ctx context.Context, epoch int) (e epochResult, err erro
 		bar.add(batch.N)
 	}
 
-	// Reading the totals waits for the device. It happens once per epoch, so the loop never waits.
+	// Reading the totals waits for the device. It happens once per epoch, so steps never wait.
 	samples := t.score.samples
 	if e.Loss, e.TrainAccuracy, err = t.score.read(); err != nil {
 		return e, err
@@ -178,8 +178,8 @@ func (t *trainer) learningRate() float64 {
 	return o.LR * (1 + math.Cos(math.Pi*float64(t.step)/float64(steps))) / 2
 }
 
-// evaluate returns the accuracy of the network on an archive. With NoGrad on the images the
-// operators record nothing for a backward pass.
+// evaluate returns the network's accuracy on an archive. NoGrad on the images keeps the operators
+// from recording a backward pass.
 func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, score *totals) (accuracy float64, err error) {
 	nn.Train(net, false)
 	for batch, err := range feed.Epoch(ctx, 0) {
@@ -196,7 +196,7 @@ func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, s
 }
 
 // totals adds up the loss and the correct answers on the device, so that no step waits for a
-// number.
+// result.
 type totals struct {
 	loss, right *torch.Tensor
 	samples     int

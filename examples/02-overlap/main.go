@@ -1,20 +1,21 @@
-// Command 02-overlap shows when host-to-device copies run while the GPU computes.
+// Command 02-overlap shows when host-to-device copies overlap with GPU computation.
 //
-// It measures ten steps of two matrix products (4096 × 4096, float32) and one copy of 64 MiB to the
-// GPU, in every combination of three choices: pinned or pageable host memory; the copies on their
-// own stream or on the products' stream; and the products or the copy first in each step. It prints
-// the time of each combination, of the products alone and of the copies alone, the time that the
-// host needed to issue them, and PyTorch's figures on the same machine if there is a python3 with
-// torch.
+// It measures ten steps, each with two matrix products (4096 × 4096, float32) and one copy of 64
+// MiB to the GPU, in every combination of three choices: pinned or pageable host memory; a separate
+// stream for the copies or the products' stream; and the products or the copy first in each step.
+// It prints the time of each combination, of the products alone and of the copies alone, and the
+// time that the host needed to issue them. If there is a python3 with torch, it also prints
+// PyTorch's times.
 //
 //	go run ./examples/02-overlap                          # the table
 //	go run ./examples/02-overlap -json                    # one JSON object
 //	go run ./examples/02-overlap -timeline overlap.svg    # and a picture of three combinations
 //
-// Result: with pinned memory and its own stream a copy costs nothing. The driver copies pageable
-// memory in pieces, through its own pinned memory. That blocks the calling thread until the last
-// piece is on its way, so the host issues no products meanwhile: pageable copies overlap only with
-// products that were issued before, and the order of issue matters. On one stream nothing overlaps.
+// Result: with pinned memory and a separate stream a copy costs nothing. The driver copies pageable
+// memory in pieces through its own pinned memory. This blocks the calling thread until the last
+// piece is queued, so the host cannot issue products meanwhile. Pageable copies therefore overlap
+// only with products issued earlier, and the order of issue matters. On one stream nothing
+// overlaps.
 package main
 
 import (
@@ -50,19 +51,19 @@ func main() {
 		func(ctx context.Context, l *lesson.Lesson) error { return run(ctx, l, rounds) })
 }
 
-// figures is the output of -json. Times are medians in milliseconds.
+// figures is the output of -json. All times are medians in milliseconds.
 type figures struct {
 	Device    string             `json:"device"`
 	Compute   float64            `json:"compute_ms"`
-	Copies    map[string]float64 `json:"copies_ms"`     // by memory
-	H2D       map[string]float64 `json:"h2d_gbs"`       // copies alone, by memory, timed on the GPU
-	PeakH2D   float64            `json:"h2d_peak_gbs"`  // best of plain copies of 1 GiB, pinned
-	PeakShare float64            `json:"h2d_peak_part"` // pinned / peak
+	Copies    map[string]float64 `json:"copies_ms"`     // keyed by memory kind
+	H2D       map[string]float64 `json:"h2d_gbs"`       // copies alone, by memory kind, timed on the GPU
+	PeakH2D   float64            `json:"h2d_peak_gbs"`  // best of five pinned 1 GiB copies
+	PeakShare float64            `json:"h2d_peak_part"` // pinned H2D / PeakH2D
 	Both      []both             `json:"both"`
 	PyTorch   *peerFigures       `json:"pytorch,omitempty"`
 }
 
-// both is one combination.
+// both holds the results of one combination.
 type both struct {
 	Memory  string  `json:"memory"`
 	Streams int     `json:"streams"`
@@ -124,7 +125,7 @@ type experiment struct {
 	device          cuda.Device
 	compute, copies cuda.Stream
 	a, b, target    *torch.Tensor
-	source          map[string]*torch.Tensor // by memory
+	source          map[string]*torch.Tensor // keyed by memory kind
 	buffer          *cuda.Pinned
 }
 
@@ -270,7 +271,7 @@ func (e *experiment) measure(ctx context.Context, rounds int) (*figures, error) 
 	return f, nil
 }
 
-// rate returns the speed of consecutive copies, timed by the GPU, in GB/s.
+// rate returns the speed of consecutive copies in GB/s, timed by the GPU.
 func (e *experiment) rate(dst, src *torch.Tensor, copies int) (float64, error) {
 	begin, err := cuda.NewEvent(cuda.EventOptions{Timing: true})
 	if err != nil {
@@ -311,7 +312,7 @@ func (e *experiment) rate(dst, src *torch.Tensor, copies int) (float64, error) {
 	return float64(size*4) / float64(took.Nanoseconds()), nil
 }
 
-// peak returns the machine's maximum speed: the best of five plain copies of 1 GiB.
+// peak returns the machine's maximum speed: the best of five 1 GiB copies.
 func (e *experiment) peak() (best float64, err error) {
 	const large = 1 << 30
 	buffer, err := cuda.NewPinned(large)
@@ -398,7 +399,7 @@ func (f *figures) print(l *lesson.Lesson, noPeer error) error {
 	return nil
 }
 
-// lesson explains the figures.
+// lesson explains the results.
 func (f *figures) lesson() string {
 	find := func(memory string, streams int, first string) both {
 		for _, b := range f.Both {

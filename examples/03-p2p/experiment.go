@@ -15,7 +15,7 @@ import (
 type experiment struct {
 	workload
 	sender, receiver cuda.Device
-	a, b, dst        *torch.Tensor  // a is sent to dst; b is the receiver's operand
+	a, b, dst        *torch.Tensor  // a is copied to dst; b is the receiver's operand
 	side             [2]cuda.Stream // side streams of the sender and of the receiver
 	toClose          []func() error // called in reverse order
 }
@@ -142,7 +142,7 @@ func (e *experiment) measure(ctx context.Context) (*report, error) {
 	if r.Direct, err = e.sender.CanAccessPeer(e.receiver); err != nil {
 		return nil, err
 	}
-	// LibTorch's own copy, with nothing beside it.
+	// This is LibTorch's own copy, with no other work.
 	raw, err := e.median(ctx, func() error { return e.copyFrom(e.side[0], e.side[1], torch.CopyOptions{NonBlocking: true}) })
 	if err != nil {
 		return nil, err
@@ -184,7 +184,7 @@ func (e *experiment) measure(ctx context.Context) (*report, error) {
 	return r, nil
 }
 
-// verify checks that the sent values have arrived.
+// verify checks that the values were copied correctly.
 func (e *experiment) verify() error {
 	scope := torch.NewScope("verify")
 	defer scope.Close()

@@ -1,17 +1,17 @@
-// Command 03-p2p shows when a copy from one GPU to another runs beside compute, and why it
-// sometimes does not. It sends a tensor four times while the receiver, or both GPUs, multiply. The
-// sender's side of the copy is on the default stream or on its own stream, and so is the
-// receiver's. All four combinations are measured with torch.CopyPeer, which names both streams, and
-// with Tensor.CopyFrom inside cuda.WithStreams, blocking and non-blocking (which makes no
-// difference between GPUs).
+// Command 03-p2p shows when a copy from one GPU to another overlaps with computation, and why it
+// sometimes does not. It copies a tensor four times while the receiver, or both GPUs, multiply. On
+// the sender, the copy uses the default stream or a separate one, and likewise on the receiver. All
+// four combinations are measured with torch.CopyPeer, which names both streams, and with
+// Tensor.CopyFrom inside cuda.WithStreams, blocking and non-blocking (which makes no difference
+// between GPUs).
 //
-//	go run ./examples/03-p2p                         # our figures and PyTorch's
+//	go run ./examples/03-p2p                         # our times and PyTorch's
 //	go run ./examples/03-p2p -timeline p2p.svg       # and a picture of two choices
 //	go run ./examples/03-p2p -json
 //
-// It needs two GPUs: -device and the next one. Result: a copy between GPUs runs beside compute only
-// if neither of its streams computes and the sender's stream is not the default stream, which the
-// driver orders against the work of both devices.
+// It needs two GPUs: -device and the next one. Result: a copy between GPUs overlaps only if neither
+// of its streams computes and the sender's stream is not the default stream. The driver orders the
+// default stream against the work of both devices.
 package main
 
 import (
@@ -50,7 +50,7 @@ func (w *workload) flags(f *flag.FlagSet) {
 
 func (w *workload) bytes() float64 { return float64(w.MiB) * (1 << 20) * float64(w.Copies) }
 
-// report is the output of -json. Times are milliseconds, medians of the rounds.
+// report is the output of -json. All times are medians in milliseconds.
 type report struct {
 	Workload workload  `json:"workload"`
 	GPU      string    `json:"gpu"`
@@ -64,22 +64,21 @@ type report struct {
 	PeerNote string    `json:"pytorch_note,omitempty"`
 }
 
-// compute holds the figures for one choice of computing GPUs.
+// compute holds the results for one choice of computing GPUs.
 type compute struct {
 	On      string   `json:"on"` // "receiver" or "both"
 	Alone   float64  `json:"compute_ms"`
 	Choices []choice `json:"choices"`
 }
 
-// choice holds the figures for one choice of streams.
+// choice holds the results for one choice of streams.
 type choice struct {
 	Sender      bool    `json:"sender_side_stream"`
 	Receiver    bool    `json:"receiver_side_stream"`
 	CopyPeer    float64 `json:"copy_peer_ms"`
 	Blocking    float64 `json:"copy_from_ms"`
 	NonBlocking float64 `json:"copy_from_non_blocking_ms"`
-	// Hidden is the share of the shorter of copy and compute that the longer one hides, for
-	// copy_peer_ms.
+	// Hidden is the hidden share of the shorter of copy and compute, for copy_peer_ms.
 	Hidden float64 `json:"hidden"`
 }
 
@@ -94,12 +93,12 @@ type peerJSON struct {
 	} `json:"workloads"`
 }
 
-// hidden returns the share of the shorter of two times that is hidden when both take `together`.
+// hidden returns the hidden share of the shorter of two times, when both together take `together`.
 func hidden(a, b, together float64) float64 {
 	return max(0, min(1, (a+b-together)/min(a, b)))
 }
 
-// why explains the effect of a choice of streams when the default streams compute.
+// why explains the effect of a choice of streams while the default streams compute.
 func why(on string, c choice) string {
 	switch {
 	case c.Sender && c.Receiver:

@@ -28,7 +28,7 @@ func TestHidden(t *testing.T) {
 	}
 }
 
-// One of the four choices overlaps, and each explains why or why not.
+// One of the four choices overlaps. The output explains each choice.
 func TestWhy(t *testing.T) {
 	for _, on := range []string{"receiver", "both"} {
 		overlaps := 0
@@ -95,8 +95,7 @@ func TestWorkloadIsChecked(t *testing.T) {
 	}
 }
 
-// The experiment takes the values that the flags have after Parse. Without two GPUs it fails for
-// another reason.
+// The experiment uses the flags' values after Parse. Without two GPUs it fails for another reason.
 func TestFlagsReachTheExperiment(t *testing.T) {
 	var w workload
 	flags := flag.NewFlagSet("03-p2p", flag.ContinueOnError)

@@ -1,14 +1,14 @@
-// Command 04-graph measures what a CUDA graph saves where the host cannot queue kernels as fast as
-// the GPU runs them: clipping 64 small gradients by their common norm, kernel by kernel and with
-// LibTorch's foreach operators, and an optimizer's step. It runs each sequence eagerly and as a
-// captured graph, and prints PyTorch's figures for the same work.
+// Command 04-graph measures the gain from a CUDA graph when the host cannot queue kernels as fast
+// as the GPU runs them. The examples are clipping 64 small gradients by their common norm, kernel
+// by kernel and with LibTorch's foreach operators, and an optimizer's step. It runs each sequence
+// eagerly and as a captured graph, and prints PyTorch's times for the same work.
 //
 //	go run ./examples/04-graph [-json] [-timeline graph.svg]
 //
-// Then it shows that a graph remembers addresses. The graph keeps a tensor that was closed.
-// torch.Graphed notices an argument that was replaced, and captures again or refuses. A value that
-// is copied into an argument is read by the next replay. Finally it measures how much memory two
-// graphs save by sharing a pool.
+// Then it shows that a graph stores addresses. The graph keeps a closed tensor's memory alive.
+// torch.Graphed notices a replaced argument, and either captures again or refuses. The next replay
+// reads a value that is copied into an argument. Finally it measures how much memory two graphs
+// save by sharing a pool.
 //
 // It needs a GPU.
 package main
@@ -37,7 +37,7 @@ func main() {
 	})
 }
 
-// sequence is a sequence of operators that runs repeatedly, eager and as a graph. Times are
+// sequence is a sequence of operators that runs repeatedly, eagerly and as a graph. Times are in
 // microseconds.
 type sequence struct {
 	Name  string  `json:"name"`
@@ -58,7 +58,7 @@ type figures struct {
 	Sequences []*sequence `json:"sequences"`
 	Hazards   []hazard    `json:"hazards"`
 	Pools     pools       `json:"pools"`
-	Peer      string      `json:"peer,omitempty"` // the reason why there are no figures of PyTorch
+	Peer      string      `json:"peer,omitempty"` // why PyTorch's times are missing
 }
 
 type hazard struct {
@@ -112,7 +112,7 @@ const (
 	elements = 1000
 )
 
-// sequences returns the same work as in peer.py.
+// sequences returns the same operations as peer.py.
 func sequences(device cuda.Device, scope *torch.Scope) ([]*sequence, error) {
 	grads, params := make([]*torch.Tensor, tensors), make([]*torch.Tensor, tensors)
 	for i := range tensors {
@@ -154,7 +154,7 @@ func sequences(device cuda.Device, scope *torch.Scope) ([]*sequence, error) {
 	}, nil
 }
 
-// clip is global-norm clipping in its simplest form: about three kernels for each tensor.
+// clip is the simplest global-norm clipping, with about three kernels per tensor.
 func clip(zero *torch.Tensor, grads []*torch.Tensor) error {
 	turn := torch.NewScope("clip")
 	defer turn.Close()
@@ -181,7 +181,8 @@ func (s *sequence) measure(device cuda.Device, rounds int) error {
 	if err := stream.Wait(cuda.DefaultStream(device)); err != nil {
 		return err
 	}
-	// Use one thread for all calls: a library's first use on a thread must come before the capture.
+	// Use one thread for all calls, because a library's first use on a thread must precede the
+	// capture.
 	return cuda.WithStream(stream.Stream, func() error {
 		for range 3 {
 			if err := s.fn(); err != nil {
@@ -226,7 +227,7 @@ func median(device cuda.Device, rounds int, fn func() error) (done, host float64
 
 func micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// show runs the sequence three times eager and three times as a graph, for the timeline.
+// show runs the sequence three times eagerly and three times as a graph, for the timeline.
 func (s *sequence) show(device cuda.Device) error {
 	graph, err := cuda.Capture(cuda.CaptureOptions{Stream: cuda.DefaultStream(device)}, s.fn)
 	if err != nil {
@@ -246,8 +247,8 @@ func (s *sequence) show(device cuda.Device) error {
 	return nil
 }
 
-// hazards shows the ways to give a graph new input: replacing or closing it, which goes wrong with
-// bare CUDA graphs, and copying into it, which is right.
+// hazards shows ways to give a graph new input. Replacing or closing the input fails with plain
+// CUDA graphs. Copying into it is correct.
 func hazards(device cuda.Device, scope *torch.Scope) ([]hazard, error) {
 	full := func(v float64) (*torch.Tensor, error) {
 		t, err := torch.Full(device, torch.Float32, v, 4)
@@ -314,7 +315,7 @@ func hazards(device cuda.Device, scope *torch.Scope) ([]hazard, error) {
 	}
 	defer graph.Close()
 	y.Close()
-	other, err := full(1) // would reuse the closed tensor's memory
+	other, err := full(1) // could reuse the closed tensor's memory
 	if err != nil {
 		return nil, err
 	}
@@ -323,8 +324,8 @@ func hazards(device cuda.Device, scope *torch.Scope) ([]hazard, error) {
 	return h, nil
 }
 
-// sharedPools measures the memory of two graphs with 256 MiB of intermediate results each, with and
-// without a shared pool.
+// sharedPools measures the memory of two graphs, each with 256 MiB of intermediate results, with
+// and without a shared pool.
 func sharedPools(device cuda.Device) (pools, error) {
 	var p pools
 	work := func() error {
@@ -372,7 +373,7 @@ func sharedPools(device cuda.Device) (pools, error) {
 		}
 		*out = now - start
 	}
-	p.SeparateMiB -= p.SharedMiB - p.OneMiB // leaves the third graph beside the first alone
+	p.SeparateMiB -= p.SharedMiB - p.OneMiB // subtracts the second graph
 	return p, nil
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The sequences run on the CPU too, and clip computes the right norm.
+// The sequences also run on the CPU, and clip computes the right norm.
 func TestSequences(t *testing.T) {
 	scope := torch.NewScope("test")
 	defer scope.Close()

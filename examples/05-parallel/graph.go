@@ -21,7 +21,7 @@ func (w *work) captured(rounds int) (t times, err error) {
 	}()
 	return w.measured(rounds, func(m nn.Module) (func() error, error) {
 		run := w.forward(m)
-		// Libraries initialise themselves at their first call.
+		// Libraries initialise themselves on their first call.
 		if err := errors.Join(run(), stream.Synchronize()); err != nil {
 			return nil, err
 		}

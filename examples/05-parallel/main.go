@@ -1,5 +1,5 @@
-// Command 05-parallel runs four independent branches of unequal cost on one GPU, and compares the
-// time of running them concurrently with that of the longest branch alone.
+// Command 05-parallel runs four independent branches of unequal cost on one GPU. It compares the
+// time of running them concurrently with the longest branch alone.
 //
 //	go run ./examples/05-parallel [-rounds 30] [-json] [-timeline parallel.svg]
 //
@@ -13,12 +13,12 @@
 //     more streams do not make it faster. A CUDA graph has no launches, so the branches run
 //     concurrently again.
 //
-// It measures each branch alone, the branches in turn on one stream, and nn.Parallel; eagerly and
-// captured into a graph. The critical path is the longest branch alone. If there is a python3 with
-// torch, peer.py takes the same measurements with torch.cuda.Stream and torch.cuda.CUDAGraph.
+// It measures each branch alone, the branches in turn on one stream, and nn.Parallel, each eagerly
+// and captured into a graph. The critical path is the longest branch alone. If there is a python3
+// with torch, peer.py takes the same measurements with torch.cuda.Stream and torch.cuda.CUDAGraph.
 //
 // Times are from an event before the first launch to an event after the last kernel, on an idle
-// GPU; figures are medians of the rounds.
+// GPU. All figures are medians of the rounds.
 package main
 
 import (
@@ -243,8 +243,8 @@ func (w *work) eager(rounds int) (t times, err error) {
 	return w.measured(rounds, func(m nn.Module) (func() error, error) { return w.forward(m), nil })
 }
 
-// measured measures the function that prepare returns, for every branch alone, for the branches in
-// turn and for the Parallel.
+// measured measures the function that prepare returns: for each branch alone, for the branches in
+// turn, and for nn.Parallel.
 func (w *work) measured(rounds int, prepare func(nn.Module) (func() error, error)) (t times, err error) {
 	one := func(m nn.Module) float64 {
 		run, e := prepare(m)

@@ -38,7 +38,7 @@ func TestTheNetworkLearnsTheText(t *testing.T) {
 	if len(r.samples) != 4 || !strings.HasPrefix(r.samples[0], "one ") || !strings.Contains(out.String(), r.samples[0]) {
 		t.Errorf("samples %q in %s", r.samples, &out)
 	}
-	if lines := strings.Count(out.String(), " bits a byte\n"); lines != 6 { // one for ten steps
+	if lines := strings.Count(out.String(), " bits a byte\n"); lines != 6 { // one per ten steps
 		t.Errorf("%d lines of progress in %s", lines, &out)
 	}
 	if picture, err := os.ReadFile(o.picture); err != nil || !bytes.Contains(picture, []byte(r.samples[0])) {
@@ -52,7 +52,7 @@ func TestTheNetworkLearnsTheText(t *testing.T) {
 	}
 }
 
-// With the cache the most probable tokens are those of whole passes without one.
+// With the cache the most probable tokens equal those of full passes without a cache.
 func TestGenerationEqualsWholePasses(t *testing.T) {
 	net, err := newGPT(11, 16, 2, 2, 20)
 	if err != nil {
@@ -87,7 +87,7 @@ func TestGenerationEqualsWholePasses(t *testing.T) {
 	}
 }
 
-// Tokens are bytes: what they make is printed as UTF-8, and is counted in bytes.
+// Tokens are bytes. Their text is printed as UTF-8 and counted in bytes.
 func TestBytesArePrintedAsText(t *testing.T) {
 	source, err := newText([]byte("\u00e4 10 \u00b5s"), 3, 1, 1, 1)
 	if err != nil || len(source.tokens) != 9 {

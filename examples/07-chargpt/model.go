@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// gpt is a transformer that predicts the next token from those before it.
+// gpt is a transformer that predicts the next token from the previous ones.
 type gpt struct {
 	tokens, places *nn.Embedding
 	blocks         []*block
@@ -36,7 +36,8 @@ func newGPT(symbols, width, heads, layers, context int) (*gpt, error) {
 				nn.NewLinear(4*width, width, nn.LinearOptions{})),
 		})
 	}
-	// PyTorch's embeddings start with the deviation 1, which drowns what the blocks add.
+	// PyTorch's embeddings start with a standard deviation of 1, which drowns the blocks'
+	// contributions.
 	for _, e := range []*nn.Embedding{g.tokens, g.places} {
 		if err := nn.Initialise(e.Weight, nn.Normal(0, 0.02)); err != nil {
 			return nil, err
@@ -45,7 +46,7 @@ func newGPT(symbols, width, heads, layers, context int) (*gpt, error) {
 	return g, nn.Err(g)
 }
 
-// Parts names the parts for checkpoints and errors.
+// Parts names the parts, for checkpoints and errors.
 func (g *gpt) Parts() nn.Parts {
 	p := nn.Parts{Modules: []nn.Child{{Name: "tokens", Module: g.tokens}, {Name: "places", Module: g.places}}}
 	for i, b := range g.blocks {
@@ -60,7 +61,7 @@ func (g *gpt) Parts() nn.Parts {
 // Forward returns the logits [N T symbols] of the tokens [N T].
 func (g *gpt) Forward(tokens *torch.Tensor) *torch.Tensor { return g.step(tokens, nil) }
 
-// step is Forward, with a cache for each block if tokens follow those that the caches have.
+// step is like Forward. With caches, one per block, tokens follow the cached ones.
 func (g *gpt) step(tokens *torch.Tensor, caches []*nn.KVCache) *torch.Tensor {
 	shape := tokens.Shape()
 	if len(shape) != 2 {
@@ -70,7 +71,7 @@ func (g *gpt) step(tokens *torch.Tensor, caches []*nn.KVCache) *torch.Tensor {
 	if caches != nil {
 		past = int64(caches[0].Len())
 	}
-	// At its beginning the chain joins the batch's scope: places are a result of parameters alone.
+	// places depends only on parameters, so it must join the batch's scope explicitly.
 	places := g.places.Weight
 	if s := tokens.Scope(); s != nil {
 		places = places.In(s)
@@ -88,9 +89,10 @@ func (g *gpt) step(tokens *torch.Tensor, caches []*nn.KVCache) *torch.Tensor {
 	return g.head.Forward(g.norm.Forward(x))
 }
 
-// generate appends count tokens to the prompt, each drawn from the network's distribution with the
-// temperature; 0 takes the most probable. The keys and values of earlier tokens are cached, so that
-// a token costs one step of one position. prompt and count together must fit into the context.
+// generate appends count tokens to the prompt, each drawn from the network's distribution at the
+// given temperature. A temperature of 0 selects the most probable token. The keys and values of
+// earlier tokens are cached, so each token costs one step of one position. prompt and count
+// together must fit into the context.
 func (g *gpt) generate(prompt []int64, count int, temperature float64, device cuda.Device) ([]int64, error) {
 	if len(prompt) == 0 || count < 0 || int64(len(prompt)+count) > g.context {
 		return nil, fmt.Errorf("%d tokens after a prompt of %d: the network has %d positions", count, len(prompt), g.context)
@@ -117,7 +119,7 @@ func (g *gpt) generate(prompt []int64, count int, temperature float64, device cu
 		}
 		drawn = append(drawn, next)
 	}
-	// The host waits once, for all tokens.
+	// The host waits only once, for all tokens.
 	tokens, err := torch.Cat(drawn, 1).Int64s()
 	return append(prompt, tokens...), err
 }

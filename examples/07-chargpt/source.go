@@ -11,14 +11,14 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// text is a source of token sequences for a prefetcher: a source that is no image. A token is the
-// place of a byte among the text's different bytes.
+// text is a prefetcher source of token sequences. A token is the index of a byte among the text's
+// distinct bytes.
 type text struct {
 	tokens  []int64
-	symbols []byte // by token
-	context int    // tokens of a sample
-	batch   int    // samples of a batch
-	batches int    // of an epoch
+	symbols []byte // indexed by token
+	context int    // tokens per sample
+	batch   int    // samples per batch
+	batches int    // per epoch
 	seed    uint64
 }
 
@@ -40,7 +40,7 @@ func newText(data []byte, context, batch, batches int, seed uint64) (*text, erro
 	return t, nil
 }
 
-// Fields returns the two tensors of a sample: its tokens, and the token after each of them.
+// Fields returns the two tensors of a sample: its tokens, and the next token for each of them.
 func (t *text) Fields() []torch.Spec {
 	shape := []int64{int64(t.context)}
 	return []torch.Spec{{Name: "tokens", DType: torch.Int64, Shape: shape}, {Name: "next", DType: torch.Int64, Shape: shape}}
@@ -48,7 +48,8 @@ func (t *text) Fields() []torch.Spec {
 
 func (t *text) BatchSize() int { return t.batch }
 
-// Fill writes batches of random places of the text. The places depend on seed and epoch alone.
+// Fill writes batches from random positions in the text. The positions depend only on seed and
+// epoch.
 func (t *text) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
 	rng := rand.New(rand.NewPCG(t.seed, uint64(epoch)))
 	for range t.batches {

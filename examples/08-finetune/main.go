@@ -1,9 +1,9 @@
-// Command 08-finetune trains a network on twelve photographs, and then gives its checkpoint a new
-// task with a head of another size: the kind of what they show. The trunk stays frozen, so only the
-// head learns. A network that begins from nothing has the same steps for comparison.
+// Command 08-finetune trains a network on twelve photographs. It then gives the checkpoint a new
+// task with a head of another size: to name the kind of subject. The trunk stays frozen, so only
+// the head learns. For comparison, an untrained network gets the same number of steps.
 //
 //	08-finetune                            both archives are in examples/data
-//	08-finetune -checkpoint resnet.pth     begin with another checkpoint of this network
+//	08-finetune -checkpoint resnet.pth     start from another checkpoint of this network
 //	08-finetune -picture finetune.svg      draw the accuracy after each epoch
 package main
 
@@ -27,11 +27,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// kinds are the labels of the new task, by photograph.
+// kinds holds the labels of the new task, keyed by photograph.
 var kinds = map[string]int64{
-	"astronaut": 0, "cameraman": 0, "cat": 0, "raccoon": 0, // someone
-	"brick": 1, "grass": 1, "gravel": 1, // a texture
-	"clock": 2, "coffee": 2, "rocket": 2, // a thing
+	"astronaut": 0, "cameraman": 0, "cat": 0, "raccoon": 0, // persons and animals
+	"brick": 1, "grass": 1, "gravel": 1, // textures
+	"clock": 2, "coffee": 2, "rocket": 2, // objects
 	"galaxies": 3, "retina": 3, // science
 }
 
@@ -61,8 +61,8 @@ func main() {
 	})
 }
 
-// model is a trunk that sees, and a head that names. Checkpoints have "trunk." and "head." before
-// the names of their tensors.
+// model is a trunk that extracts features, and a head that classifies them. In checkpoints the
+// tensors' names start with "trunk." and "head.".
 type model struct{ trunk, head nn.Module }
 
 func newModel(classes, width int) *model {
@@ -83,7 +83,7 @@ func (m *model) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{{Name: "trunk", Module: m.trunk}, {Name: "head", Module: m.head}}}
 }
 
-// result has the accuracies on the test images after each epoch of the second task.
+// result holds the accuracies on the test images, for each epoch of the second task.
 type result struct {
 	report         *nn.LoadReport
 	tuned, scratch []float64
@@ -93,10 +93,10 @@ type result struct {
 type task struct {
 	device     cuda.Device
 	feed, test *prefetcher.Prefetcher
-	labels     *torch.Tensor // by the loader's label; nil for the loader's own
+	labels     *torch.Tensor // indexed by the loader's labels; nil for the loader's own labels
 	epochs     int
 	rate       float64
-	frozen     nn.Module // nil, or a part that does not learn
+	frozen     nn.Module // the part that does not learn, or nil
 	first      int       // number of the first epoch
 }
 
@@ -152,13 +152,13 @@ func run(ctx context.Context, o options, out io.Writer) (_ *result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	t.labels = program.Own(program.Own(labels).To(device)) // many batches use it: it needs an owner
+	t.labels = program.Own(program.Own(labels).To(device)) // many batches use it, so it needs an owner
 	r := &result{}
 	t.epochs, t.first = o.epochs, o.pretrain
 	return r, second(ctx, o, t, r, out)
 }
 
-// open opens an archive, and a prefetcher that feeds from it.
+// open opens an archive and a prefetcher for it.
 func open(ctx context.Context, path string, device cuda.Device, o imageloader.Options) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	loader, err := imageloader.OpenContext(ctx, path, o)
 	if err != nil {
@@ -172,7 +172,7 @@ func open(ctx context.Context, path string, device cuda.Device, o imageloader.Op
 	return loader, feed, nil
 }
 
-// pretrain learns the photographs and writes a checkpoint.
+// pretrain trains on the photographs and writes a checkpoint.
 func pretrain(ctx context.Context, o options, t task, classes int, out io.Writer) error {
 	net := newModel(classes, o.width)
 	defer nn.Close(net)
@@ -184,11 +184,11 @@ func pretrain(ctx context.Context, o options, t task, classes int, out io.Writer
 	return nn.Save(o.checkpoint, net, nil)
 }
 
-// second learns the kinds twice: with the checkpoint's trunk, and from nothing.
+// second trains on the kinds twice: with the checkpoint's trunk, and from scratch.
 func second(ctx context.Context, o options, t task, r *result, out io.Writer) (err error) {
 	tuned := newModel(4, o.width)
 	defer nn.Close(tuned)
-	// The head has another shape than the checkpoint's, so it stays as it was made.
+	// The head's shape differs from the checkpoint's, so the head keeps its initial values.
 	if r.report, err = nn.LoadWith(o.checkpoint, tuned, nn.LoadOptions{Partial: true}); err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func second(ctx context.Context, o options, t task, r *result, out io.Writer) (e
 		[]study.Curve{{Name: "frozen trunk", Values: r.tuned}, {Name: "from nothing", Values: r.scratch}}, strings.Split(r.report.String(), "\n"))
 }
 
-// learn trains the network and returns its accuracies: before the first epoch, and after each.
+// learn trains the network and returns its accuracies before the first epoch and after each epoch.
 func (t task) learn(ctx context.Context, net nn.Module) ([]float64, error) {
 	if err := nn.To(net, t.device); err != nil {
 		return nil, err
@@ -256,7 +256,7 @@ func (t task) learn(ctx context.Context, net nn.Module) ([]float64, error) {
 	return accuracies, nil
 }
 
-// labelsOf returns the batch's labels in this task.
+// labelsOf returns the batch's labels for this task.
 func (t task) labelsOf(batch *prefetcher.Batch) *torch.Tensor {
 	if t.labels == nil {
 		return batch.Labels

@@ -1,5 +1,5 @@
 // Command 09-dcgan trains a deep convolutional generative adversarial network on drawings of discs,
-// squares and crosses, which its source draws while the network learns.
+// squares and crosses. Its source draws them during the training.
 //
 //	09-dcgan -picture shapes.png     draw the network's images below real ones
 package main
@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	side  = 16 // pixels of an image
-	noise = 32 // numbers that an image is made of
+	side  = 16 // side of an image in pixels
+	noise = 32 // input numbers per image
 )
 
 type options struct {
@@ -49,7 +49,7 @@ func main() {
 	})
 }
 
-// drawings is a source of images, uint8 [side side 1], of one shape each.
+// drawings is a source of images, uint8 [side side 1], with one shape each.
 type drawings struct {
 	batch, batches int
 	seed           uint64
@@ -61,7 +61,7 @@ func (d drawings) Fields() []torch.Spec {
 
 func (d drawings) BatchSize() int { return d.batch }
 
-// Outputs and Finishes let the device convert the bytes to numbers from -1 to 1.
+// Outputs and Finishes let the device convert the bytes to numbers in [-1, 1].
 func (d drawings) Outputs() []torch.Spec {
 	return []torch.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{1, side, side}}}
 }
@@ -88,7 +88,7 @@ func (d drawings) Fill(ctx context.Context, epoch int, lend func(context.Context
 	return nil
 }
 
-// draw draws a disc, a square or a cross of random place, size and brightness.
+// draw draws a disc, a square or a cross with random position, size and brightness.
 func draw(rng *rand.Rand, pixels []byte) {
 	radius := 3 + rng.IntN(3)
 	cx, cy := radius+1+rng.IntN(side-2*radius-2), radius+1+rng.IntN(side-2*radius-2)
@@ -109,7 +109,7 @@ func draw(rng *rand.Rand, pixels []byte) {
 	}
 }
 
-// newGenerator makes images [N 1 16 16] of noise [N noise 1 1].
+// newGenerator turns noise [N noise 1 1] into images [N 1 16 16].
 func newGenerator(width int) *nn.Sequential {
 	up := func(in, out int) nn.Module {
 		return nn.NewSequential(nn.NewConvTranspose2d(in, out, 4, nn.ConvTranspose2dOptions{Stride: 2, Padding: 1, NoBias: true}),
@@ -122,7 +122,7 @@ func newGenerator(width int) *nn.Sequential {
 	)
 }
 
-// newCritic gives each image [N 1 16 16] one logit: above 0 for a real one.
+// newCritic turns each image [N 1 16 16] into one logit, above 0 for a real image.
 func newCritic(width int) *nn.Sequential {
 	down := func(in, out int) *nn.Conv2d {
 		return nn.NewConv2d(in, out, 4, nn.Conv2dOptions{Stride: 2, Padding: 1, NoBias: true})
@@ -134,7 +134,7 @@ func newCritic(width int) *nn.Sequential {
 	)
 }
 
-// gan is the training of both networks.
+// gan trains both networks.
 type gan struct {
 	device            cuda.Device
 	generator, critic *nn.Sequential
@@ -148,7 +148,7 @@ func newGAN(o options, device cuda.Device) (g *gan, err error) {
 			return g, err
 		}
 		for _, p := range nn.Parameters(net) {
-			if len(p.Shape()) > 1 { // DCGAN's start
+			if len(p.Shape()) > 1 { // DCGAN's initialisation
 				if err := nn.Initialise(p, nn.Normal(0, 0.02)); err != nil {
 					return g, err
 				}
@@ -174,7 +174,7 @@ func (g *gan) close() {
 	nn.Close(g.critic)
 }
 
-// make returns n images of new noise, which end with the scope.
+// make returns n images from new noise. The scope owns them.
 func (g *gan) make(scope *torch.Scope, n int64) *torch.Tensor {
 	z, err := torch.TensorOptions{Device: g.device, DType: torch.Float32, Scope: scope}.Randn(n, noise, 1, 1)
 	if err != nil {
@@ -183,14 +183,14 @@ func (g *gan) make(scope *torch.Scope, n int64) *torch.Tensor {
 	return g.generator.Forward(z)
 }
 
-// step trains the critic with real images and made ones, and then the generator with the critic.
+// step trains the critic on real and generated images, and then the generator against the critic.
 func (g *gan) step(real *torch.Tensor) (critic, generator *torch.Tensor, err error) {
 	made := g.make(real.Scope(), real.Shape()[0])
 	verdict := func(x *torch.Tensor, truth float64) *torch.Tensor {
 		y := g.critic.Forward(x)
 		return y.BCEWithLogitsLoss(y.FullLike(truth))
 	}
-	critic = verdict(real, 0.9).Add(verdict(made.Detach(), 0)) // 0.9: a critic that is too sure teaches nothing
+	critic = verdict(real, 0.9).Add(verdict(made.Detach(), 0)) // 0.9: an overconfident critic teaches nothing
 	if err := critic.Backward(); err != nil {
 		return nil, nil, err
 	}
@@ -204,10 +204,10 @@ func (g *gan) step(real *torch.Tensor) (critic, generator *torch.Tensor, err err
 	if err := g.forge.Step(); err != nil {
 		return nil, nil, err
 	}
-	return critic, generator, torch.ClearGrads(nn.Parameters(g.critic)...) // which the generator's loss left there
+	return critic, generator, torch.ClearGrads(nn.Parameters(g.critic)...) // left there by the generator's loss
 }
 
-// result has the images, [N 1 side side] from 0 to 1 as one slice, and the last losses.
+// result holds the images, [N 1 side side] from 0 to 1 as one slice, and the last losses.
 type result struct {
 	made, real        []float32
 	critic, generator float64
@@ -263,8 +263,8 @@ func run(ctx context.Context, o options, out io.Writer) (*result, error) {
 	return r, nil
 }
 
-// show makes images with the trained generator, and draws them below real ones. Its normalisations
-// use the statistics of these images, as they did in the training.
+// show generates images and draws them below real ones. Normalisations use the statistics of these
+// images, as in training.
 func (g *gan) show(o options, real *torch.Tensor, r *result) (err error) {
 	n := min(int64(24), real.Shape()[0])
 	visible := func(x *torch.Tensor) *torch.Tensor { return x.NoGrad().AddScalar(1).DivScalar(2) }

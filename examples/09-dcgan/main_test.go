@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// After a short training the network's images are brighter in the middle than on the border, as
-// drawings are and noise is not.
+// After a short training the network's images are brighter in the middle than at the border, like
+// drawings and unlike noise.
 func TestTheImagesBecomeDrawings(t *testing.T) {
 	o := options{device: "cpu", picture: filepath.Join(t.TempDir(), "gan.png"), steps: 240, batch: 24, width: 8, seed: 1}
 	before := torch.LiveTensors()
@@ -43,7 +43,7 @@ func TestTheImagesBecomeDrawings(t *testing.T) {
 	}
 }
 
-// brightness returns the means of the outermost pixels, and of the 4 x 4 in the middle.
+// brightness returns the means of the outermost pixels and of the central 4 x 4 pixels.
 func brightness(images []float32) (border, middle float64) {
 	var borders, middles int
 	for i, v := range images {

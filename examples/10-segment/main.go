@@ -1,7 +1,7 @@
 // Command 10-segment finds discs, squares and crosses in noisy pictures, pixel by pixel, with a
-// small U-Net. It draws its archive of images and masks first, and the loader reads it.
+// small U-Net. It first draws an archive of images and masks, and then reads it with the loader.
 //
-//	10-segment -picture segment.png    draw images, their masks, and what the network found
+//	10-segment -picture segment.png    draw images, their masks, and the predicted masks
 package main
 
 import (
@@ -32,8 +32,8 @@ import (
 )
 
 const (
-	side    = 48 // pixels of an image
-	classes = 4  // of a pixel: background, disc, square, cross
+	side    = 48 // side of an image in pixels
+	classes = 4  // per pixel: background, disc, square, cross
 )
 
 type options struct {
@@ -58,7 +58,8 @@ func main() {
 	})
 }
 
-// writeArchive writes a tar of images/N.png and masks/N.png, the classes of the image's pixels.
+// writeArchive writes a tar of images/N.png and masks/N.png. A mask's pixels are the classes of the
+// image's pixels.
 func writeArchive(path string, images int, rng *rand.Rand) error {
 	var b bytes.Buffer
 	archive := tar.NewWriter(&b)
@@ -87,7 +88,7 @@ func writeArchive(path string, images int, rng *rand.Rand) error {
 	return os.WriteFile(path, b.Bytes(), 0o600)
 }
 
-// draw draws three shapes of random colours on noise.
+// draw draws three shapes with random colours on noise.
 func draw(rng *rand.Rand) (image.Image, image.Image) {
 	picture, mask := image.NewRGBA(image.Rect(0, 0, side, side)), image.NewGray(image.Rect(0, 0, side, side))
 	type shape struct {
@@ -119,8 +120,8 @@ func draw(rng *rand.Rand) (image.Image, image.Image) {
 	return picture, mask
 }
 
-// unet halves the image twice and doubles it again. On the way up it sees the images of the way
-// down, which say where exactly.
+// unet halves the image twice and doubles it again. On the way up it also gets the intermediate
+// images of the way down, which hold the exact positions.
 type unet struct {
 	down [2]nn.Module
 	deep nn.Module
@@ -145,7 +146,7 @@ func newUNet(width int) *unet {
 	}
 }
 
-// Forward returns the logits [N classes H W] of images [N 3 H W]; 4 divides H and W.
+// Forward returns the logits [N classes H W] for images [N 3 H W]. H and W must be multiples of 4.
 func (u *unet) Forward(x *torch.Tensor) *torch.Tensor {
 	halve := func(x *torch.Tensor) *torch.Tensor {
 		return x.MaxPool2d([]int64{2}, torch.MaxPool2dOptions{})
@@ -158,7 +159,7 @@ func (u *unet) Forward(x *torch.Tensor) *torch.Tensor {
 	return u.head.Forward(x)
 }
 
-// Parts names the parts for checkpoints and errors.
+// Parts names the parts, for checkpoints and errors.
 func (u *unet) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{
 		{Name: "down.0", Module: u.down[0]}, {Name: "down.1", Module: u.down[1]}, {Name: "deep", Module: u.deep},
@@ -199,7 +200,7 @@ func run(ctx context.Context, o options, out io.Writer) (overlaps []float64, err
 		return loader, feed, errors.Join(err, closeUnless(err == nil, loader))
 	}
 	train := imageloader.Train(side)
-	train.Scale = [2]float64{0.5, 1} // of the image's area; the same crop and flip for the mask
+	train.Scale = [2]float64{0.5, 1} // of the image's area; the mask gets the same crop and flip
 	loader, feed, err := open("train.tar", o.images, train, 1)
 	if err != nil {
 		return nil, err
@@ -266,14 +267,14 @@ func closeUnless(ok bool, loader *imageloader.Loader) error {
 	return loader.Close()
 }
 
-// masks returns the batch's masks [N H W]: after the images, the second field.
+// masks returns the batch's masks [N H W], which are the second field, after the images.
 func masks(batch *prefetcher.Batch) *torch.Tensor { return batch.Tensors()[1] }
 
-// evaluate returns the mean over the classes of intersection over union. It draws the first images
-// to the picture, unless that is "".
+// evaluate returns the intersection over union, averaged over the classes. If picture is not "", it
+// draws the first images there.
 func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, device cuda.Device, picture string) (float64, error) {
 	nn.Train(net, false)
-	// How often a pixel of one class is found as another.
+	// Entry label*classes+prediction counts pixels.
 	confusion, err := torch.Zeros(device, torch.Int64, classes*classes)
 	if err != nil {
 		return 0, err
@@ -302,10 +303,10 @@ func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, d
 	return hits.Div(union.ClampMin(1)).Mean().Float64()
 }
 
-// show draws images, their masks and the found ones in three rows.
+// show draws images, their masks and the predicted masks in three rows.
 func show(path string, images, truth, found *torch.Tensor) error {
 	const n = 8
-	// The inverse of the normalisation by ImageNet's mean and deviation.
+	// This undoes the normalisation by ImageNet's mean and standard deviation.
 	std, err := torch.FromSlice([]float32{0.229, 0.224, 0.225}, 3, 1, 1)
 	if err != nil {
 		return err
@@ -319,7 +320,7 @@ func show(path string, images, truth, found *torch.Tensor) error {
 	first := torch.Until(n)
 	rows := []*torch.Tensor{images.NoGrad().Index(first).To(cuda.CPU).Mul(std).Add(mean)}
 	for _, classes := range []*torch.Tensor{truth, found} {
-		// A colour for each class but the background: red, green, blue.
+		// Each class except the background gets a colour: red, green, blue.
 		colours := classes.Index(first).OneHot(4).Index(torch.Ellipsis, torch.From(1)).Permute(0, 3, 1, 2)
 		rows = append(rows, colours.ToDType(torch.Float32).To(cuda.CPU))
 	}

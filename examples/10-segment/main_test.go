@@ -20,7 +20,7 @@ func TestTheNetworkFindsShapes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A network that finds background everywhere has about 0.2.
+	// A network that predicts only background gets about 0.2.
 	if len(overlaps) != 5 || overlaps[4] < 0.35 || !strings.HasPrefix(out.String(), "epoch 1: ") || !strings.Contains(out.String(), "\nepoch 5: ") {
 		t.Errorf("overlaps %v\n%s", overlaps, &out)
 	}

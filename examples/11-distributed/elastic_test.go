@@ -28,21 +28,22 @@ import (
 )
 
 const (
-	// checkpointVariable is the checkpoint's path in a rank that reports its steps.
+	// checkpointVariable is the checkpoint's path, for a rank that reports its steps.
 	checkpointVariable = "TORCHSTREAM_EXAMPLE_CHECKPOINT"
-	// holdVariable is the rank that waits for its signal, and the number of steps after which it
-	// does: "1:8". Otherwise the training may be over when the signal comes.
+	// holdVariable names the rank that waits for its signal, and the number of steps before it
+	// waits: "1:8". Without the wait the training might end before the signal.
 	holdVariable = "TORCHSTREAM_EXAMPLE_HOLD"
-	// aloneVariable is the number of steps after which a rank that is alone waits for its signal.
+	// aloneVariable is the number of steps after which a rank that trains alone waits for its
+	// signal.
 	aloneVariable = "TORCHSTREAM_EXAMPLE_ALONE"
 )
 
 const (
 	images        = 576
-	globalBatches = images / 24 // of an epoch
+	globalBatches = images / 24 // per epoch
 )
 
-// report is a step as a rank prints it.
+// report is a step, as a rank prints it.
 type report struct {
 	Rank, World, Epoch, Batch int
 	PID                       int
@@ -61,8 +62,8 @@ type parameter struct {
 
 const reportPrefix = "step "
 
-// reportSteps prints every step, and writes a checkpoint after each third. After the step that
-// holdVariable names it waits for the end of the context, or of the process.
+// reportSteps prints every step, and writes a checkpoint after every third. After the step in
+// holdVariable it waits until the context or the process ends.
 func reportSteps(ctx context.Context, o options) options {
 	o.checkpoint, o.every, o.epochs = os.Getenv(checkpointVariable), 3, 2
 	victim, after := -1, 0
@@ -123,10 +124,10 @@ func parametersOf(net nn.Module) (all []parameter, err error) {
 	return all, nil
 }
 
-// leavesLine is what each rank prints that leaves by a signal.
+// leavesLine is printed by each rank that a signal ends.
 const leavesLine = "leaves by a signal"
 
-// runRank is a rank of a test, in a process of its own.
+// runRank runs a rank of a test in a separate process.
 func runRank(o options) int {
 	ctx, stop := interrupt.Context(grace)
 	defer stop()
@@ -156,7 +157,7 @@ type rank struct {
 	err   error
 }
 
-// start starts the ranks of a job on "cpu" or "gpu", which end with the test at the latest. The
+// start starts the ranks of a job on "cpu" or "gpu". They end with the test at the latest. The
 // part's victim waits for its signal.
 func start(t *testing.T, device string, c part, checkpoint string) []*rank {
 	t.Helper()
@@ -203,8 +204,8 @@ func start(t *testing.T, device string, c part, checkpoint string) []*rank {
 	return ranks
 }
 
-// follow reads what the ranks print to their ends, and sends the part's victim the signal after its
-// last step.
+// follow reads the ranks' output until they end. It sends the signal to the part's victim after the
+// victim's last step.
 func follow(t *testing.T, ranks []*rank, c part, signal os.Signal) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -233,18 +234,19 @@ func follow(t *testing.T, ranks []*rank, c part, signal os.Signal) {
 // place is a global batch.
 type place struct{ epoch, batch int }
 
-// history is what a training has done at each place.
+// history records a training's steps at each place.
 type history struct {
 	names  map[place][]string
 	losses map[place]float64
-	pixels map[place][]uint32 // by rank
+	pixels map[place][]uint32 // indexed by rank
 }
 
 func newHistory() history {
 	return history{map[place][]string{}, map[place]float64{}, map[place][]uint32{}}
 }
 
-// add adds the steps that all ranks have made, in place of those that a checkpoint has undone.
+// add adds the steps that all ranks have completed. They replace steps that a checkpoint has
+// undone.
 func (h history) add(t *testing.T, ranks []*rank) {
 	t.Helper()
 	count := len(ranks[0].steps)
@@ -281,7 +283,7 @@ func requireSameWeights(t *testing.T, got, want report) {
 	}
 }
 
-// requireEnd requires that the ranks have trained to the end, to equal weights.
+// requireEnd requires that the ranks have finished the training with equal weights.
 func requireEnd(t *testing.T, ranks []*rank) {
 	t.Helper()
 	for n, r := range ranks {
@@ -291,9 +293,10 @@ func requireEnd(t *testing.T, ranks []*rank) {
 	}
 }
 
-// requireEqual compares a training that was interrupted with one that was not: the same samples at
-// each place, each once an epoch, and losses within the rounding of other orders of reduction.
-// Where as many ranks had a batch, each had the same pixels.
+// requireEqual compares an interrupted training with an uninterrupted one. Each place must have the
+// same samples, each sample once per epoch, and losses that differ only by the rounding of other
+// reduction orders. Where the same number of ranks shared a batch, each rank must have the same
+// pixels.
 func requireEqual(t *testing.T, got, want history, rounding float64) {
 	t.Helper()
 	if len(want.names) != 2*globalBatches {
@@ -335,8 +338,8 @@ func requireEqual(t *testing.T, got, want history, rounding float64) {
 	}
 }
 
-// A training whose processes are killed goes on from its checkpoint with fewer and with more of
-// them, as if nothing had happened.
+// A training whose processes are killed resumes from its checkpoint with fewer or more processes,
+// with the results of an uninterrupted training.
 func TestElastic(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains five times")
@@ -344,14 +347,14 @@ func TestElastic(t *testing.T) {
 	elastic(t, "cpu", 1e-4, part{3, 1, 8}, part{2, 0, 7}, part{3, 2, 13}, part{2, 1, 4}, part{3, -1, 0})
 }
 
-// A GPU computes the products of other batch sizes with other kernels.
+// For other batch sizes a GPU uses other matrix kernels.
 func TestGPUElastic(t *testing.T) {
 	cudatest.RequireGPUs(t, 2)
 	elastic(t, "gpu", 0.02, part{2, 1, 8}, part{1, 0, 7}, part{2, 0, 13}, part{1, 0, 4}, part{2, -1, 0})
 }
 
-// part is a part of a training: its number of ranks, and the rank that gets a signal after so many
-// steps, or -1.
+// part is a part of a training: its number of ranks, the rank that gets a signal (-1 for none), and
+// the number of steps before the signal.
 type part struct{ world, victim, after int }
 
 func elastic(t *testing.T, device string, rounding float64, parts ...part) {
@@ -388,7 +391,7 @@ func elastic(t *testing.T, device string, rounding float64, parts ...part) {
 	requireEqual(t, got, want, rounding)
 }
 
-// SIGTERM at one rank ends all of them behind the same step, with a checkpoint of it.
+// SIGTERM to one rank ends all ranks after the same step, with a checkpoint of it.
 func TestTerminated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	c := part{2, 1, 4}
@@ -428,8 +431,8 @@ func torchrunPython(t *testing.T) string {
 	return python
 }
 
-// torchrun starts the ranks again when one is killed, and they go on from the checkpoint. The test
-// needs a Python that has torch.
+// torchrun restarts the ranks when one is killed, and they resume from the checkpoint. The test
+// needs a Python with torch.
 func TestTorchrunRestarts(t *testing.T) {
 	python := torchrunPython(t)
 	self, err := os.Executable()
@@ -474,15 +477,16 @@ func TestTorchrunRestarts(t *testing.T) {
 	}
 }
 
-// agent is a torchrun of one process, which stands for a host.
+// agent is a torchrun with one process. It simulates a host.
 type agent struct {
 	*exec.Cmd
 	lines chan string // closed at the end
 }
 
-// startAgent starts a torchrun that trains with one host or with two. The first one has the store
-// in which hosts meet. With the variable of torchrun, rank 0 has that of the ranks, and announces
-// it after each start; otherwise torchrun has it, and announces it after the first start alone.
+// startAgent starts a torchrun that trains with one host or two. The first one has the store for the
+// hosts' rendezvous. If TORCH_DISABLE_SHARE_RDZV_TCP_STORE is 1, rank 0 has the ranks' store and
+// announces it after each start. Otherwise torchrun has it, and announces it only after the first
+// start.
 func startAgent(ctx context.Context, t *testing.T, python string, port int, checkpoint string, first bool, env ...string) *agent {
 	t.Helper()
 	self, err := os.Executable()
@@ -511,8 +515,8 @@ func startAgent(ctx context.Context, t *testing.T, python string, port int, chec
 	return a
 }
 
-// A host that dies leaves the training to the other one, and a host that comes takes part: torchrun
-// starts the ranks again each time, and they go on from the checkpoint as if nothing had happened.
+// When a host dies the other one continues, and a new host can join. torchrun restarts the ranks
+// each time, and they resume from the checkpoint with the results of an uninterrupted training.
 func TestTorchrunScales(t *testing.T) {
 	python := torchrunPython(t)
 	port, err := freeport.Find()
@@ -548,7 +552,7 @@ func TestTorchrunScales(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		for pid := range processes {
-			if t.Failed() { // a rank may wait for a signal that no torchrun sends any more
+			if t.Failed() { // a rank may wait for a signal that torchrun no longer sends
 				syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}

@@ -1,6 +1,6 @@
-// Command 11-distributed trains a network on several GPUs, one process for each, from one archive:
-// the loader deals the samples to the ranks, and every rank steps to the same weights. Started
-// alone, it is a job of one process.
+// Command 11-distributed trains a network on several GPUs from one archive, with one process per
+// GPU. The loader deals the samples to the ranks, and every rank computes the same weights. Without
+// a launcher, it is a job of one process.
 //
 //	go build -o 11-distributed ./examples/11-distributed
 //	./11-distributed -arch resnet18                                 alone
@@ -9,17 +9,18 @@
 //	srun ./11-distributed -arch resnet18                            see examples/launch/slurm.sbatch
 //	mpirun -n 4 ./11-distributed -arch resnet18
 //
-// Without -arch it trains a small network, which two processes on two CPU cores do in seconds:
+// Without -arch it trains a small network, which takes two processes on two CPU cores a few
+// seconds:
 //
 //	examples/launch/loop.sh 2 ./11-distributed -cpu
 //
-// With -checkpoint it goes on where an earlier run ended, with the same or another number of
-// processes, and without losing or repeating a sample of the epoch:
+// With -checkpoint it resumes an earlier run, with the same or another number of processes, and
+// without losing or repeating a sample of the epoch:
 //
 //	examples/launch/loop.sh 3 ./11-distributed -cpu -checkpoint last.pt -every 10    kill it
 //	examples/launch/loop.sh 2 ./11-distributed -cpu -checkpoint last.pt -every 10
 //
-// SIGTERM at any process makes all of them write the checkpoint and leave.
+// SIGTERM to any process makes all of them write the checkpoint and exit.
 //
 // With -timeline it draws some steps of all processes on one clock, and names a straggler.
 package main
@@ -56,10 +57,10 @@ type options struct {
 	bfloat16                                  bool
 	seed                                      uint64
 	dist                                      distributed.Options
-	onStep                                    func(step) error // of a test
+	onStep                                    func(step) error // set by a test
 }
 
-// step is what a rank has trained on.
+// step describes a rank's training step.
 type step struct {
 	rank, epoch, batch int // batch is the number of batches of the epoch so far
 	net                nn.Module
@@ -68,10 +69,10 @@ type step struct {
 	loss               *torch.Tensor
 }
 
-// grace is the time that the job has for its checkpoint after SIGTERM. Schedulers kill after 30 s.
+// grace is the job's time limit for its checkpoint after SIGTERM. Schedulers kill after 30 s.
 const grace = 25 * time.Second
 
-// errTerminated ends the program of a job that was told to.
+// errTerminated is the cause when a signal has ended the job.
 var errTerminated = errors.New("terminated")
 
 func main() {
@@ -108,8 +109,8 @@ func main() {
 	}
 }
 
-// message returns what a rank says of its failure. One rank says in full why the job has ended, so
-// that the others do not repeat it.
+// message returns a rank's description of its failure. One rank reports in full why the job has
+// ended, so the others do not repeat it.
 func message(err error) string {
 	var e *distributed.Error
 	if !errors.As(err, &e) || e.Culprit < 0 {
@@ -125,9 +126,9 @@ func message(err error) string {
 	return fmt.Sprintf("rank %d ends with the job: rank %d is at fault, and rank %d says why", e.Rank, e.Culprit, speaker)
 }
 
-// result is what a rank has learned.
+// result holds a rank's results.
 type result struct {
-	losses  []float64 // the mean of each epoch, over all ranks
+	losses  []float64 // mean per epoch, over all ranks
 	weights string    // a checksum
 }
 
@@ -145,7 +146,8 @@ func (o *options) check() error {
 	return nil
 }
 
-// run trains until its context ends, which makes all ranks leave after the same step.
+// run trains until all epochs are complete or its context ends. In that case all ranks stop after
+// the same step.
 func run(terminated context.Context, o options, out io.Writer) (r *result, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -155,7 +157,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 			fmt.Fprintln(out, "11-distributed:", errTerminated)
 		}
 	}()
-	// Until the first step a signal ends the job at once.
+	// Before the first step a signal ends the job immediately.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(terminated))
 	defer cancel(nil)
 	atOnce := context.AfterFunc(terminated, func() { cancel(errTerminated) })
@@ -166,7 +168,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	var t trainer
 	defer func() {
 		err = errors.Join(err, world.Close())
-		if t.saving != nil { // an error has ended the training, and its last checkpoint is worth having
+		if t.saving != nil { // after an error the last checkpoint is still useful
 			<-t.saving.Done()
 		}
 	}()
@@ -182,7 +184,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 		return nil, fmt.Errorf("-batch %d: %d ranks cannot share it equally", o.batch, world.Size())
 	}
 
-	// Every rank reads the same archive, and gets other samples of the same order.
+	// Every rank reads the same archive, and gets different samples of the same order.
 	loader, err := imageloader.OpenContext(ctx, o.archive, imageloader.Options{BatchSize: o.batch / world.Size(), Transform: imageloader.Train(o.size),
 		Shuffle: true, Seed: o.seed, Rank: world.Rank(), World: world.Size()})
 	if err != nil {
@@ -198,7 +200,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 		return nil, err
 	}
 
-	// Ranks draw different numbers. The parameters are rank 0's.
+	// Ranks draw different random numbers. The parameters are rank 0's.
 	if err := torch.ManualSeed(o.seed + uint64(world.Rank())); err != nil {
 		return nil, err
 	}
@@ -239,7 +241,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 		if err != nil {
 			return nil, err
 		}
-		if images > 0 { // the checkpoint may be of the end of an epoch
+		if images > 0 { // the checkpoint may be at the end of an epoch
 			r.losses = append(r.losses, loss)
 			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch+1, loss, float64(images)/time.Since(begun).Seconds())
 		}
@@ -250,7 +252,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	return r, r.compare(world, net)
 }
 
-// finish writes what the training leaves behind.
+// finish writes the output files.
 func (t *trainer) finish(out io.Writer) error {
 	if err := t.written(); err != nil {
 		return err
@@ -264,8 +266,9 @@ func (t *trainer) finish(out io.Writer) error {
 	return nn.Save(t.options.save, t.net, nil)
 }
 
-// network returns a model by its name, or a small one. The small one normalises each image by
-// itself, so that it learns the same with any number of ranks; a BatchNorm sees its rank's images.
+// network returns a model by its name, or a small one. The small one normalises each image
+// separately, so that it learns the same with any number of ranks. A BatchNorm would depend on the
+// images of its rank.
 func network(arch string, classes int) (nn.Module, error) {
 	if arch != "" {
 		return models.ByName(arch, models.Options{NumClasses: classes})
@@ -285,15 +288,15 @@ type trainer struct {
 	net      nn.Module
 	parallel *distributed.DataParallel
 	opt      optim.Optimizer
-	stop     *distributed.Flag // up when a rank was told to leave
+	stop     *distributed.Flag // set when a rank was told to leave
 	state    train.Checkpoint
-	saving   *train.Saving // the checkpoint that is being written; nil for none
+	saving   *train.Saving // the checkpoint being written, or nil
 	first    int           // epoch
 	steps    int           // of this process
 	rec      *trace.Recorder
 }
 
-// begin goes on from the checkpoint, if there is one.
+// begin resumes from the checkpoint, if there is one.
 func (t *trainer) begin(ctx context.Context, loader *imageloader.Loader, out io.Writer) error {
 	t.state = train.Checkpoint{Model: t.net, Optimizer: t.opt, Device: t.world.Device(), World: t.world}
 	if t.checkpoint == "" {
@@ -315,7 +318,7 @@ func (t *trainer) begin(ctx context.Context, loader *imageloader.Loader, out io.
 	return nil
 }
 
-// save begins to write a checkpoint, when the one before is written.
+// save waits for the previous checkpoint, and then starts to write a new one.
 func (t *trainer) save() (err error) {
 	if err := t.written(); err != nil || t.checkpoint == "" {
 		return err
@@ -324,7 +327,7 @@ func (t *trainer) save() (err error) {
 	return err
 }
 
-// written waits for the checkpoint that is being written.
+// written waits for the checkpoint that is being written, if any.
 func (t *trainer) written() error {
 	if t.saving == nil {
 		return nil
@@ -334,7 +337,7 @@ func (t *trainer) written() error {
 	return s.Wait()
 }
 
-// epoch trains on all batches. It returns the mean loss and the number of images, of all ranks.
+// epoch trains on all batches. It returns the mean loss and the number of images, over all ranks.
 func (t *trainer) epoch(ctx context.Context, epoch int) (loss float64, images int, err error) {
 	sums, err := torch.Zeros(t.world.Device(), torch.Float64, 2) // of losses, and of images
 	if err != nil {
@@ -384,7 +387,7 @@ func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) e
 	}
 	info := batch.Info.(imageloader.Info)
 	t.state.Loader = &info.State
-	// The sum stays on the device, so that the host does not wait for each batch.
+	// The sums stay on the device, so the host does not wait for each batch.
 	losses, counts := sums.Narrow(0, 0, 1), sums.Narrow(0, 1, 1)
 	err := errors.Join(losses.Add_(loss.Detach().MulScalar(float64(batch.N))).Err(), counts.AddScalar_(float64(batch.N)).Err(),
 		losses.Close(), counts.Close())
@@ -394,8 +397,8 @@ func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) e
 	return t.onStep(step{t.world.Rank(), epoch, info.State.Batches(), t.net, batch.Images, info, loss})
 }
 
-// afterwards writes a checkpoint when it is time, and ends the job after the same step on all ranks
-// when one was told to leave.
+// afterwards writes a checkpoint when it is due. If a rank was told to leave, it ends the job after
+// the same step on all ranks.
 func (t *trainer) afterwards(steps int) error {
 	leave, err := t.stop.Sync()
 	if err != nil {
@@ -421,7 +424,7 @@ func (t *trainer) afterwards(steps int) error {
 	return nil
 }
 
-// The steps of this process that a timeline shows. Those before load libraries and choose kernels.
+// A timeline shows these steps of this process. Earlier ones load libraries and select kernels.
 const firstDrawn, lastDrawn = 4, 8
 
 // record records some steps on every rank, and draws them on rank 0.
@@ -436,7 +439,7 @@ func (t *trainer) record() (err error) {
 	return err
 }
 
-// lastSteps draws what there is of a training that ends before its timeline does.
+// lastSteps draws the recorded steps of a training that ends before its timeline is complete.
 func (t *trainer) lastSteps(out io.Writer) error {
 	switch {
 	case t.timeline == "":
@@ -452,7 +455,7 @@ func (t *trainer) lastSteps(out io.Writer) error {
 	return t.draw()
 }
 
-// draw ends the recording on every rank, and draws it on rank 0.
+// draw ends the recording on every rank, and draws the timeline on rank 0.
 func (t *trainer) draw() error {
 	tr, err := t.rec.Stop()
 	if err != nil {

@@ -28,10 +28,10 @@ func small() options {
 	return options{archive: "../data/photos-train.tgz", size: 16, batch: 24, epochs: 3, rate: 0.02, seed: 1, dist: distributed.Options{CPU: true, Timeout: time.Minute}}
 }
 
-// patience ends a test that hangs.
+// patience is the time limit of a hanging test.
 const patience = 4 * time.Minute
 
-// The test starts itself as the ranks of a job.
+// The test runs itself as the ranks of a job.
 const variable = "TORCHSTREAM_EXAMPLE_RANK"
 
 func TestMain(m *testing.M) {
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	os.Exit(runRank(o))
 }
 
-// alone is the environment of a process that no launcher started.
+// alone returns the environment of a process without a launcher.
 func alone() *distributed.Environment { return &distributed.Environment{Launcher: "none", Size: 1} }
 
 func TestOneProcess(t *testing.T) {
@@ -66,7 +66,8 @@ func TestOneProcess(t *testing.T) {
 	}
 }
 
-// A training that ends before its timeline does draws the steps that there are, or says why not.
+// A training that ends before its timeline is complete draws the steps so far, or says why it
+// cannot.
 func TestTimelineOfAShortTraining(t *testing.T) {
 	for name, c := range map[string]struct {
 		batch, epochs int // of 576 images
@@ -92,8 +93,7 @@ func TestTimelineOfAShortTraining(t *testing.T) {
 	}
 }
 
-// The checkpoint that is being written when an error ends the training is complete before run
-// returns.
+// If an error ends the training, run returns only after the checkpoint being written is complete.
 func TestErrorWaitsForTheCheckpoint(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes checkpoints of 480 MB")
@@ -113,8 +113,7 @@ func TestErrorWaitsForTheCheckpoint(t *testing.T) {
 	}
 }
 
-// damagedArchive writes an archive of the first n images of the example's, of which the last one
-// has no pixels.
+// damagedArchive writes an archive of the example's first n images. The last one has no pixels.
 func damagedArchive(t *testing.T, n int) string {
 	t.Helper()
 	from, err := os.Open(small().archive)
@@ -184,7 +183,7 @@ func TestGPUShellLoop(t *testing.T) {
 	loop(t, "gpu")
 }
 
-// launcher starts ranks on one host.
+// launcher starts ranks on a single host.
 const launcher = "../launch/loop.sh"
 
 // loop starts two ranks with examples/launch/loop.sh.
@@ -210,7 +209,7 @@ func loop(t *testing.T, device string) {
 	}
 }
 
-// The loop has the status of the rank that fails, and ends the others.
+// The loop exits with the status of the rank that fails, and ends the others.
 func TestShellLoopFails(t *testing.T) {
 	for _, c := range []struct {
 		name, fails string
@@ -230,7 +229,7 @@ func TestShellLoopFails(t *testing.T) {
 				t.Errorf("got %v, want the status %d", err, c.status)
 			}
 			text, err := os.ReadFile(pids)
-			if err != nil && !errors.Is(err, os.ErrNotExist) { // a rank may end before it writes
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // a rank may end before it has written
 				t.Fatal(err)
 			}
 			for _, pid := range strings.Fields(string(text)) {
@@ -242,8 +241,8 @@ func TestShellLoopFails(t *testing.T) {
 	}
 }
 
-// SIGTERM at the loop, and a terminal's Ctrl-C, reach each rank once. A second signal would kill it
-// before its checkpoint is written.
+// SIGTERM to the loop, and a terminal's Ctrl-C, reach each rank once. A second signal would kill a
+// rank before its checkpoint is written.
 func TestShellLoopIsTerminated(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

@@ -1,19 +1,20 @@
 // Command 12-weights runs a model whose parameters exceed the GPU's memory. They stay in files in
-// host memory, and a prefetcher copies block after block to the device, each while the block before
-// it computes: two blocks of parameters are on the device at a time, however many the model has.
+// host memory. A prefetcher copies one block after another to the device while the previous block
+// computes. Only two blocks of parameters are on the device at a time, whatever the size of the
+// model.
 //
 //	go run ./examples/12-weights                             # 12 small blocks, on a CPU too
 //	go run ./examples/12-weights -device cuda -width 2048 -heads 16 -layers 32 \
 //	    -batch 8 -prompt 512 -memory 3                       # 6 GiB of parameters in 3 GiB
 //	go run ./examples/12-weights -timeline weights.svg       # and a picture of six blocks
 //
-// The model is a GPT-2 with random weights, which the example writes once, in shards. -weights
-// takes the safetensors file of a published one too: its tensors have the same names
+// The model is a GPT-2 with random weights, which the example writes once, in shards. -weights also
+// accepts the safetensors file of a published GPT-2: its tensors have the same names
 // (h.0.ln_1.weight).
 //
-// A copy costs nothing while it takes less time than a block computes. A parameter of four bytes is
-// two operations for each token of the batch, so the number of tokens decides. The logits are those
-// of the whole model, to the bit: TestLogitsAreThoseOfTheWholeModel compares them.
+// A copy costs nothing as long as it takes less time than the computation of a block. A parameter
+// of four bytes needs two operations per token of the batch, so the number of tokens decides. The
+// logits are bit-identical to the whole model's: TestLogitsAreThoseOfTheWholeModel compares them.
 package main
 
 import (
@@ -42,7 +43,7 @@ type options struct {
 	device, weights, timeline                 string
 	layers, width, heads, vocabulary, context int
 	slots, batch, prompt, tokens              int
-	memory                                    float64 // GiB; 0 for no limit
+	memory                                    float64 // GiB; 0 means no limit
 	seed                                      uint64
 }
 
@@ -70,14 +71,14 @@ func main() {
 	})
 }
 
-// result is what a run computed and measured.
+// result holds the results and measurements of a run.
 type result struct {
-	tokens          []int64 // of all sequences, with the prompt
-	places          int     // of blocks in memory
+	tokens          []int64 // of all sequences, including the prompt
+	places          int     // memory locations used for blocks
 	whole, resident int64   // bytes of parameters: in the model, and on the device at a time
-	refused         bool    // the whole model did not fit into the limit
+	refused         bool    // the whole model exceeded the limit
 	pass, copies    time.Duration
-	waited          float64 // the share of a pass
+	waited          float64 // share of a pass
 	peak            int64   // bytes allocated on the GPU
 }
 
@@ -137,8 +138,8 @@ func (o *options) model(layers int) models.GPT2Options {
 	return models.GPT2Options{VocabSize: o.vocabulary, Positions: o.context, Layers: layers, Heads: o.heads, Width: o.width}
 }
 
-// write makes the file of the whole model, unless it exists. Only this needs host memory for all
-// parameters at once.
+// write writes the file of the whole model, unless it exists. Only this step needs host memory for
+// all parameters at once.
 func (o *options) write(out io.Writer) error {
 	if _, err := os.Stat(o.weights); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -156,7 +157,7 @@ func (o *options) write(out io.Writer) error {
 	return nn.SaveSharded(o.weights, nn.State(net.Transformer()), nil, shard)
 }
 
-// limit makes the allocator refuse more than so many GiB.
+// limit makes the allocator refuse more than the given number of GiB.
 func limit(device cuda.Device, gib float64) error {
 	m, err := device.Memory()
 	if err != nil {
@@ -168,7 +169,7 @@ func limit(device cuda.Device, gib float64) error {
 	return nil
 }
 
-// refuses reports whether the device has no memory for so many bytes.
+// refuses reports whether the device lacks memory for the given number of bytes.
 func refuses(device cuda.Device, bytes int64) (bool, error) {
 	t, err := torch.Empty(device, torch.Uint8, bytes)
 	if errors.Is(err, cuda.ErrOutOfMemory) {
@@ -179,10 +180,10 @@ func refuses(device cuda.Device, bytes int64) (bool, error) {
 
 func gibibytes(n int64) float64 { return float64(n) / (1 << 30) }
 
-// model is a GPT-2 whose blocks come from a feed. It has one module for all of them: each turn of
-// the feed's loop gives the module the parameters of the next block.
+// model is a GPT-2 whose blocks are read from a feed. One module serves as every block: each
+// iteration of the feed's loop sets the module's parameters to the next block's.
 type model struct {
-	net    *models.GPT2 // of one block
+	net    *models.GPT2 // has one block
 	block  nn.Module    // of net
 	state  []nn.Named   // of block
 	layers int
@@ -191,11 +192,11 @@ type model struct {
 	feed   *prefetcher.Prefetcher
 
 	whole, fixed int64             // bytes of all parameters, and of those that stay on the device
-	slots        map[uintptr]int64 // sizes of parameters by address: the memory that blocks have had
+	slots        map[uintptr]int64 // sizes of parameters by address: the memory used for blocks
 }
 
-// open makes the model, and reads what stays on the device: the embeddings and the last
-// normalisation.
+// open makes the model, and loads the parameters that stay on the device: the embeddings and the
+// last normalisation.
 func open(o options, device cuda.Device) (*model, error) {
 	net, err := models.NewGPT2(o.model(1))
 	if err != nil {
@@ -227,7 +228,7 @@ func (m *model) read(o options) error {
 	}
 	for _, p := range nn.State(m.net.Transformer()) {
 		if strings.HasPrefix(p.Name, "h.") {
-			continue // of the block, whose parameters come with the feed
+			continue // a block's parameter, read from the feed
 		}
 		bytes, err := stay(file, p, m.device)
 		if err != nil {
@@ -252,7 +253,7 @@ func stay(file *nn.Checkpoint, p nn.Named, device cuda.Device) (bytes int64, err
 	return spec.Bytes(), p.Tensor.SetData(there)
 }
 
-// start begins the copies.
+// start starts the copies.
 func (m *model) start(o options) (err error) {
 	p := prefetcher.Options{Device: m.device, Depth: o.slots}
 	if o.timeline != "" {
@@ -273,8 +274,8 @@ func (m *model) close() error {
 	return errors.Join(append(errs, nn.Close(m.net))...)
 }
 
-// bind gives the block the parameters of a slot, without a copy. They are valid until the turn
-// ends: then the prefetcher refills the slot, behind the block's work.
+// bind sets the block's parameters to a slot's memory, without a copy. They are valid until the end
+// of the iteration. Then the prefetcher refills the slot, after the block's work.
 func (m *model) bind(fields []*torch.Tensor) error {
 	for i, p := range m.state {
 		if err := p.Tensor.SetData(fields[i].Index(0)); err != nil { // [1 ...], a batch of one block
@@ -289,12 +290,12 @@ func (m *model) bind(fields []*torch.Tensor) error {
 	return nil
 }
 
-// generate continues the sequences of tokens [N T] with the most probable tokens, count of them,
-// each after a pass over all blocks. It calls seen with the logits of each pass, which end with the
-// call. The caller closes the result.
+// generate extends the sequences of tokens [N T] by count tokens, always the most probable ones.
+// Each token takes a pass over all blocks. It calls seen with the logits of each pass, which are
+// valid during the call. The caller closes the result.
 func (m *model) generate(ctx context.Context, tokens *torch.Tensor, count int, seen func(pass int, logits *torch.Tensor) error) (*torch.Tensor, error) {
 	tokens = tokens.Keep()
-	var x *torch.Tensor // the result of a block, which outlives the turn
+	var x *torch.Tensor // a block's result, which outlives the iteration
 	defer func() { x.Close() }()
 	pass := 0
 	for batch, err := range m.feed.Epoch(ctx, 0) {
@@ -329,13 +330,13 @@ func (m *model) generate(ctx context.Context, tokens *torch.Tensor, count int, s
 			return nil, err
 		}
 		if pass++; pass == count {
-			break // ends the source too
+			break // also ends the source
 		}
 	}
 	return tokens, nil
 }
 
-// measure generates, and times all passes but the first, which loads kernels.
+// measure generates tokens, and times all passes except the first, which loads kernels.
 func (m *model) measure(ctx context.Context, o options, r *result) error {
 	rng := rand.New(rand.NewPCG(o.seed, 0))
 	drawn := make([]int64, o.batch*o.prompt)
@@ -358,7 +359,7 @@ func (m *model) measure(ctx context.Context, o options, r *result) error {
 	var before prefetcher.Stats
 	tokens, err := m.generate(ctx, prompt, o.tokens, func(pass int, logits *torch.Tensor) error {
 		if pass > 0 {
-			return nil // the host goes on to the next pass, and does not wait for the device
+			return nil // the host continues with the next pass without waiting for the device
 		}
 		_, err := logits.Index(0, 0, 0).Float64() // waits for the first pass
 		began, before = time.Now(), m.feed.Stats()

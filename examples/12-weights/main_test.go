@@ -29,8 +29,8 @@ func small(t *testing.T) options {
 	}
 }
 
-// write makes a model whose weights are larger than the first ones, so that its tokens depend on
-// every block, and its file.
+// write makes a model and its file. The weights are larger than initial ones, so that the tokens
+// depend on every block.
 func write(t *testing.T, o options) *models.GPT2 {
 	t.Helper()
 	if err := torch.ManualSeed(o.seed); err != nil {
@@ -55,8 +55,8 @@ func write(t *testing.T, o options) *models.GPT2 {
 	return net
 }
 
-// equalsWhole compares the logits of every pass, and the tokens, with those of the model that is
-// loaded whole. It returns the model that computed with a few blocks in memory.
+// equalsWhole compares the logits of every pass, and the tokens, with a model that is loaded as a
+// whole. It returns the model that kept only a few blocks in memory.
 func equalsWhole(t *testing.T, o options, device cuda.Device, late func()) *model {
 	t.Helper()
 	whole := write(t, o)
@@ -104,7 +104,7 @@ func equalsWhole(t *testing.T, o options, device cuda.Device, late func()) *mode
 	return m
 }
 
-// blocksInMemory returns how many places the parameters of a block have had.
+// blocksInMemory returns the number of memory locations that a block's parameters have had.
 func blocksInMemory(t *testing.T, m *model) int {
 	t.Helper()
 	if len(m.slots)%len(m.state) != 0 {
@@ -116,7 +116,7 @@ func blocksInMemory(t *testing.T, m *model) int {
 func TestLogitsAreThoseOfTheWholeModel(t *testing.T) {
 	o := small(t)
 	m := equalsWhole(t, o, cuda.CPU, func() {})
-	// On the CPU the blocks compute in the slots that the source fills: two, and three ahead.
+	// On the CPU the blocks compute in the slots that the source fills: two, plus three ahead.
 	if n := blocksInMemory(t, m); n > 5 || n < 2 {
 		t.Errorf("%d blocks of %d were in memory", n, o.layers)
 	}
@@ -125,7 +125,7 @@ func TestLogitsAreThoseOfTheWholeModel(t *testing.T) {
 func TestLogitsAreThoseOfTheWholeModelOnAGPU(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	o := small(t)
-	// The copies of the next blocks are under way long before the blocks before them compute.
+	// The next blocks are copied long before the previous blocks compute.
 	m := equalsWhole(t, o, device, func() { cudatest.Delay(t, cuda.DefaultStream(device), 20*time.Millisecond) })
 	if n := blocksInMemory(t, m); n != o.slots {
 		t.Errorf("%d blocks were on the GPU, and -slots is %d", n, o.slots)
@@ -135,7 +135,7 @@ func TestLogitsAreThoseOfTheWholeModelOnAGPU(t *testing.T) {
 func TestAModelLargerThanTheGPU(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	o := small(t)
-	o.device, o.width, o.heads, o.layers = "cuda", 512, 8, 32 // 12 MiB a block, 384 MiB in all
+	o.device, o.width, o.heads, o.layers = "cuda", 512, 8, 32 // 12 MiB per block, 384 MiB in total
 	if err := cuda.EmptyCache(); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestRunWritesTheWeightsOnce(t *testing.T) {
 	}
 }
 
-// Leaving the loop and the end of its context free what the loop made.
+// Leaving the loop, or the end of its context, frees the loop's tensors.
 func TestGenerationEndsWithItsContext(t *testing.T) {
 	o := small(t)
 	nn.Close(write(t, o))

@@ -11,17 +11,17 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// weights is a source of a network's blocks for a prefetcher: a sample is a block, its fields are
-// the block's parameters, and the blocks come in turn without an end. They lie in mapped files,
-// which the system reads when a block is first copied.
+// weights is a prefetcher source of a network's blocks. A sample is a block, and its fields are the
+// block's parameters. The blocks repeat endlessly. They are in mapped files, which the system reads
+// when a block is first copied.
 type weights struct {
 	specs  []torch.Spec
-	blocks [][]*torch.Tensor // by block and field
+	blocks [][]*torch.Tensor // indexed by block and field
 	bytes  [][][]byte        // the memory of blocks
 }
 
-// openWeights maps the parameters of the given number of blocks, h.0 and so on in the file, each of
-// which has the shapes of block. The source must be closed, after the prefetcher.
+// openWeights maps the parameters of the given number of blocks, named h.0 and so on in the file.
+// Each must have the shapes of block. Close the source after the prefetcher.
 func openWeights(file *nn.Checkpoint, block nn.Module, layers int) (*weights, error) {
 	w := &weights{}
 	for _, p := range nn.State(block) {
@@ -48,7 +48,7 @@ func openWeights(file *nn.Checkpoint, block nn.Module, layers int) (*weights, er
 	return w, nil
 }
 
-// mapTensor returns a tensor of the file, of the dtype and the shape of spec.
+// mapTensor returns a tensor of the file, which must have the dtype and shape of spec.
 func mapTensor(file *nn.Checkpoint, name string, spec torch.Spec) (*torch.Tensor, error) {
 	t, err := file.Map(name)
 	if err != nil {
@@ -68,13 +68,13 @@ func (w *weights) Fields() []torch.Spec { return w.specs }
 // BatchSize returns 1: a slot holds one block.
 func (w *weights) BatchSize() int { return 1 }
 
-const piece = 16 << 20 // bytes that a goroutine copies
+const piece = 16 << 20 // bytes copied per goroutine
 
 // Fill delivers the blocks in turn until ctx ends, each with its number. So the first block of a
-// pass is on its way while the last block of the pass before it computes.
+// pass is copied while the last block of the previous pass computes.
 func (w *weights) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
 	for i := 0; ; i = (i + 1) % len(w.bytes) {
-		slot, err := lend(ctx) // waits until the copy of an earlier block has read the slot
+		slot, err := lend(ctx) // waits until the slot's earlier block has been copied
 		if err != nil {
 			return err
 		}

@@ -1,5 +1,5 @@
-// Package lesson has the common parts of the numbered examples: their flags, the peer in Python, a
-// table, the timeline.
+// Package lesson holds the common parts of the numbered examples: flags, the Python peer, the
+// table, and the timeline.
 package lesson
 
 import (
@@ -26,12 +26,12 @@ type Lesson struct {
 	JSON     bool        // print one JSON object instead of the text
 	Device   cuda.Device // the first GPU to use
 	Timeline string      // file for the timeline: .svg, .png or .json; "" for none
-	Python   string      // the peer's interpreter; "" for no peer
+	Python   string      // the peer's interpreter; "" means no peer
 	Out      io.Writer
 	Streams  map[cuda.Stream]string // names for the rows of the timeline; set before Record
 }
 
-// Usage has -h say how an example is called and what it does, before it lists the flags.
+// Usage makes -h print how to call an example and what it does, before the list of flags.
 func Usage(flags *flag.FlagSet, call, about string) {
 	flags.Usage = func() {
 		fmt.Fprintf(flags.Output(), "usage: %s\n%s\n", call, about)
@@ -39,10 +39,9 @@ func Usage(flags *flag.FlagSet, call, about string) {
 	}
 }
 
-// Main runs an example. It parses the flags (including those of more, if not nil) and runs the
-// function with a context that an interrupt ends. If the function fails, Main prints one line and
-// exits with status 1. about is the sentence of -h, and gpus the number of GPUs that the example
-// needs.
+// Main runs an example. It parses the flags (including those of more, if not nil) and calls run
+// with a context that an interrupt cancels. If run fails, Main prints one line and exits with
+// status 1. about is the sentence for -h, and gpus is the number of GPUs that the example needs.
 func Main(name, about string, gpus int, more func(*flag.FlagSet), run func(context.Context, *Lesson) error) {
 	l := &Lesson{Out: os.Stdout}
 	flags := flag.NewFlagSet(name, flag.ExitOnError)
@@ -64,9 +63,9 @@ func Main(name, about string, gpus int, more func(*flag.FlagSet), run func(conte
 	})
 }
 
-// Run runs an example, whose flags are parsed, with a context that an interrupt ends. If the
-// function fails, Run prints one line and exits: with interrupt.Status after an interrupt, else
-// with status 1.
+// Run runs an example whose flags have been parsed, with a context that an interrupt cancels. If
+// the function fails, Run prints one line and exits: with interrupt.Status after an interrupt,
+// otherwise with status 1.
 func Run(name string, run func(context.Context) error) {
 	ctx, stop := interrupt.Context(interrupt.Grace)
 	status := Status(ctx, name, run(ctx), os.Stderr)
@@ -76,8 +75,8 @@ func Run(name string, run func(context.Context) error) {
 	}
 }
 
-// Status returns the exit status of an example, and prints its error in one line. After the end of
-// ctx the error only says so in other words, and the line says that the example was interrupted.
+// Status returns the exit status of an example, and prints its error on one line. After ctx has
+// ended, the line says instead that the example was interrupted.
 func Status(ctx context.Context, name string, err error, stderr io.Writer) int {
 	switch {
 	case err == nil:
@@ -90,14 +89,15 @@ func Status(ctx context.Context, name string, err error, stderr io.Writer) int {
 	return 1
 }
 
-// Archives of the repository, by their paths in its root.
+// Paths of the repository's archives, relative to its root.
 const (
 	TrainArchive = "examples/data/photos-train.tgz"
 	TestArchive  = "examples/data/photos-test.tgz"
 )
 
-// ExplainMissing adds to an error of opening an archive, whose path came from an option, what to do
-// if the file does not exist. The repository's archives are found from its root alone.
+// ExplainMissing adds advice to the error of opening the archive at path if the file does not exist:
+// to name another archive with the option, and for one of the repository's archives also to run the
+// example in the repository's root. It returns other errors unchanged.
 func ExplainMissing(err error, example, option, path string) error {
 	switch {
 	case !errors.Is(err, fs.ErrNotExist):
@@ -179,7 +179,7 @@ func (l *Lesson) Table(rows [][]string) error {
 	return err
 }
 
-// Result prints the figures as one JSON object with -json, and calls text otherwise.
+// Result prints the figures as one JSON object with -json. Otherwise it calls text.
 func (l *Lesson) Result(figures any, text func() error) error {
 	if !l.JSON {
 		return text()
@@ -188,8 +188,8 @@ func (l *Lesson) Result(figures any, text func() error) error {
 }
 
 // Record runs fn under a recording and draws its timeline, if -timeline names a file. It returns
-// the recording. Without -timeline it returns nil and does not run fn. Measure speed in other runs
-// of fn: a recording costs time.
+// the recording. Without -timeline it returns nil and does not run fn. Recording takes time, so
+// measure speed in other runs of fn.
 func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	if l.Timeline == "" {
 		return nil, nil
@@ -215,8 +215,8 @@ func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	return recorded, nil
 }
 
-// Median returns the middle value; of an even number of values the lower of the two middle ones. It
-// returns 0 if there are no values.
+// Median returns the middle value, or the lower middle value if their number is even. It returns 0
+// if there are no values.
 func Median[T ~int64 | ~float64](values []T) T {
 	if len(values) == 0 {
 		var none T

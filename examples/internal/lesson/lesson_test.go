@@ -40,7 +40,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// -h says what the example does before its flags.
+// -h explains the example before it lists the flags.
 func TestUsage(t *testing.T) {
 	var out bytes.Buffer
 	flags := flag.NewFlagSet("99-test", flag.ContinueOnError)
@@ -53,7 +53,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// An example without enough GPUs says how many it needs, and names torchstream doctor.
+// An example without enough GPUs says how many it needs, and refers to torchstream doctor.
 func TestNeeds(t *testing.T) {
 	for _, gpus := range []int{1, 2} {
 		l := &Lesson{Device: cuda.Device(max(cuda.DeviceCount(), 0))}
@@ -66,7 +66,8 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// After an interrupt an example says so, whatever its error is, and has the status of one.
+// After an interrupt an example says that it was interrupted, whatever its error, and has the
+// matching status.
 func TestStatus(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -84,7 +85,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// The error of an archive that an example has as a default, and does not find, says where to run.
+// If an example's default archive is missing, the error says where to run the example.
 func TestExplainMissing(t *testing.T) {
 	for path, says := range map[string]string{
 		TrainArchive: "from its root: run 99-test there, or name another with -archive FILE", TestArchive: "run 99-test there", "mine.tgz": "file or directory: name another archive with -archive FILE",

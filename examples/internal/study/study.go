@@ -1,5 +1,5 @@
-// Package study has what the examples that learn something share: the choice of the device, a check
-// of flags, and the pictures of what was learned.
+// Package study holds the common parts of the examples that train: the choice of the device, a
+// check of flags, and pictures of results.
 package study
 
 import (
@@ -19,7 +19,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Positive returns an error that names the first of the flags, by name, whose value is less than 1.
+// Positive returns an error that names the first flag, in order of name, whose value is less than
+// 1.
 func Positive(flags map[string]int) error {
 	for _, name := range slices.Sorted(maps.Keys(flags)) {
 		if flags[name] < 1 {
@@ -143,7 +144,7 @@ func escape(text string) string {
 	return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(clean)
 }
 
-// write replaces the file as a whole, if it has the same kind.
+// write replaces the file atomically, if it is of the same kind.
 func write(path string, kind safefile.Kind, fill func(*os.File) error) error {
 	f, err := safefile.Replace(path, kind, 0o644, fill)
 	if err != nil {
