@@ -92,8 +92,8 @@ func cpu(b *testing.B) float64 {
 	return float64(u.Utime.Sec+u.Stime.Sec)*1e6 + float64(u.Utime.Usec+u.Stime.Usec)
 }
 
-// largePhotographs are JPEGs of 3000 x 2250 pixels and quality 85, 4:2:0: photographs of
-// examples/data side by side.
+// largePhotographs returns JPEGs of 3000 x 2250 pixels and quality 85, 4:2:0. They are tiled from
+// photographs of examples/data.
 func largePhotographs(b *testing.B, n int) (files [][]byte) {
 	b.Helper()
 	f, err := os.Open("../examples/data/photos-train.tgz")
@@ -141,7 +141,8 @@ func largePhotographs(b *testing.B, n int) (files [][]byte) {
 }
 
 // BenchmarkDCTScaling decodes large photographs with and without Transform.DCTScaling, in turn. An
-// op is one image both ways. dB is the peak signal-to-noise ratio of the scaled one's pixels.
+// op decodes one image both ways. dB is the peak signal-to-noise ratio of the scaled image's
+// pixels.
 func BenchmarkDCTScaling(b *testing.B) {
 	files := largePhotographs(b, 2)
 	for _, c := range []struct {
@@ -197,11 +198,11 @@ func BenchmarkDCTScaling(b *testing.B) {
 	}
 }
 
-// BenchmarkFillPlans measures the host's part of epochs whose images a GPU decodes: an archive with
-// random access to plans in slots, which are dropped. An op is one image, and cpu-µs/op is the
-// process's user and system time. The slots are larger than a processor's caches together, as those
-// of a prefetcher are. The members of a .tgz stay compressed, as for a consumer that inflates, and
-// member/op is their share.
+// BenchmarkFillPlans measures the host's part of epochs whose images a GPU decodes. It reads an
+// archive with random access and writes plans to slots, which are dropped. An op is one image, and
+// cpu-µs/op is the process's user and system time. As in a prefetcher, the slots are together
+// larger than a processor's caches. The members of a .tgz stay compressed, as for a consumer that
+// inflates, and member/op is their share.
 func BenchmarkFillPlans(b *testing.B) {
 	path := benchArchive(b)
 	for _, workers := range []int{2, 4, 16} {
@@ -210,8 +211,8 @@ func BenchmarkFillPlans(b *testing.B) {
 	}
 }
 
-// benchmarkFillPlans measures epochs by entry points, or without any that are known: then every
-// epoch is as a first one.
+// benchmarkFillPlans measures epochs with known entry points, or with none. Without them every
+// epoch is like a first one.
 func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 	const batch, slots = 256, 4
 	o := Options{BatchSize: batch, Transform: Train(224), Shuffle: true, ShuffleBytes: 16 << 20, Workers: workers, IndexFile: filepath.Join(b.TempDir(), "index")}

@@ -34,13 +34,13 @@ func animation(t testing.TB, n int) string {
 	return b.String()
 }
 
-// withChunk puts a chunk of another kind behind the header of a PNG. Its checksum is not looked at.
+// withChunk inserts a chunk of another kind after the header of a PNG. Its checksum is not checked.
 func withChunk(png, kind, content string) string {
 	chunk := "\x00\x00\x00" + string(rune(len(content))) + kind + content + "\x00\x00\x00\x00"
 	return png[:33] + chunk + png[33:]
 }
 
-// oddities are images of which each is rare, tolerated or refused, between good ones.
+// oddities returns images that are rare, tolerated or refused, between good ones.
 func oddities(t *testing.T) []archivetest.Member {
 	jpeg, png := archivetest.JPEG(t, archivetest.Gradient(70, 50)), archivetest.PNG(t, archivetest.Gradient(70, 50))
 	deep := image.NewNRGBA64(image.Rect(0, 0, 40, 40))
@@ -67,7 +67,7 @@ func oddities(t *testing.T) []archivetest.Member {
 	)
 }
 
-// TestFindingsNameOddImages: what is tolerated, refused and rare is counted and named.
+// TestFindingsNameOddImages: tolerated, refused and rare images are counted and named.
 func TestFindingsNameOddImages(t *testing.T) {
 	r, err := Inspect(t.Context(), archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, oddities(t)...)), Options{}, nil)
 	if err != nil {
@@ -108,8 +108,8 @@ func TestFindingsNameOddImages(t *testing.T) {
 	}
 }
 
-// TestReportIsBounded: of many bad samples the first are named, with their indexes among the
-// samples, and all are counted; members of directories without an image are none.
+// TestReportIsBounded: if there are many bad samples, all are counted and the first are named, with
+// their indexes among the samples. Members of directories without an image do not count.
 func TestReportIsBounded(t *testing.T) {
 	var list []archivetest.Member
 	bad := archivetest.Image("BAD")
@@ -228,7 +228,7 @@ func TestAnimatedImagesHaveFrames(t *testing.T) {
 	}
 }
 
-// FuzzAnimated: looking for frames ends, and reads nothing but the image.
+// FuzzAnimated: the search for frames ends, and reads only the image.
 func FuzzAnimated(f *testing.F) {
 	png := archivetest.PNG(f, archivetest.Gradient(8, 8))
 	for _, data := range []string{animation(f, 1), animation(f, 2), png, withChunk(png, "acTL", "\x00\x00\x00\x02\x00\x00\x00\x00"), "GIF89a", "RIFF\x00\x00\x00\x00WEBPVP8X"} {
@@ -288,8 +288,7 @@ func TestInspectNamesTheDirectoriesOfAClass(t *testing.T) {
 	}
 }
 
-// TestFirstDirectoriesInAnyOrder: the first distinct names stay, whatever the order in which
-// samples come.
+// TestFirstDirectoriesInAnyOrder: the first distinct names are kept, in any order of the samples.
 func TestFirstDirectoriesInAnyOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 200 {

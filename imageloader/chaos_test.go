@@ -34,7 +34,7 @@ type chaoticFile struct {
 	c *chaos
 }
 
-// read fills p from an offset, with the fault of the chaos's kind.
+// read fills p from an offset, with a fault of the chaos's kind.
 func (f *chaoticFile) read(p []byte, at int64, read func(p []byte) (int, error), whole bool) (int, error) {
 	c := f.c
 	c.mu.Lock()
@@ -182,7 +182,7 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 				}
 			}
 			// The epoch can be resumed when the reader works again. After an error the rest of a
-			// shuffle buffer comes out of order, and comes again after the resume.
+			// shuffle buffer is delivered out of order, and again after the resume.
 			if inOrder < len(got) && failed == nil {
 				t.Errorf("%d of %d batches are in order", inOrder, len(got))
 			}

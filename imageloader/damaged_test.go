@@ -201,8 +201,8 @@ func TestDamagedImagesAreCountedByPolicy(t *testing.T) {
 	}
 }
 
-// TestDamagedVerdictIgnoresCrop: the crop changes neither the verdict on an image whose structure
-// is damaged, nor its pixels.
+// TestDamagedVerdictIgnoresCrop: if an image's structure is damaged, the crop changes neither the
+// verdict on it nor its pixels.
 func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 	for _, m := range damagedMembers(t) {
 		for _, p := range []DamagePolicy{Warned, Partial, Refuse} {
@@ -233,8 +233,8 @@ func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 	}
 }
 
-// TestStateKeepsTheDamagedPolicy: a state is refused by a loader with another policy, which changes
-// batches. The default is not written, as in states of versions without the option.
+// TestStateKeepsTheDamagedPolicy: a loader refuses a state with another policy, because the policy
+// changes batches. The default is not written, as in states of versions without the option.
 func TestStateKeepsTheDamagedPolicy(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	options := func(p DamagePolicy) Options {

@@ -57,7 +57,8 @@ var update = flag.Bool("update", false, "write testdata/digests.txt anew")
 
 const digestFile = "testdata/digests.txt"
 
-// Every reference to a policy, a decode path or a transform is between here and the archives.
+// The code between here and the archives has every reference to a policy, a decode path or a
+// transform.
 
 const (
 	digestSkip       = imageloader.Skip
@@ -267,7 +268,7 @@ func everyFormat(t *testing.T) (list []digestMember) {
 }
 
 // damagedMembers returns photographs, bad samples of every kind that a tar writer makes, and
-// members that are no samples.
+// members that are not samples.
 func damagedMembers(t *testing.T) (list []digestMember) {
 	t.Helper()
 	list = []digestMember{{name: "README", data: "no image"}, {name: "notes/a.txt", data: "no class"}}
@@ -319,7 +320,7 @@ func webDataset(t *testing.T, numbers bool) (list []digestMember) {
 	return list
 }
 
-// maskedMembers is photographs and their masks, of which some are cut off or missing.
+// maskedMembers returns photographs and their masks. Some masks are truncated or missing.
 func maskedMembers(t *testing.T) (list []digestMember) {
 	t.Helper()
 	encoder := png.Encoder{CompressionLevel: png.NoCompression} // the same bytes in every version
@@ -486,7 +487,7 @@ func openDirectory(dir string) func(context.Context, string) (imageloader.Source
 
 // The configurations.
 
-// indexUse is the use that a configuration makes of the archive's index.
+// indexUse selects how a configuration uses the archive's index.
 type indexUse int
 
 const (

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// features are the rows that the table in docs/imageloader.md must have: the features of a
+// features are the rows that the table in docs/imageloader.md must have. They come from a
 // comparison of loaders.
 var features = []string{
 	"source: plain .tar of files", "source: .tgz single archive", "source: folder / CSV list", "own indexed/packed format", "label from dirname",

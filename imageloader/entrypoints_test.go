@@ -10,7 +10,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// countingCodec is the real codec with the sum of its decoders' counts.
+// countingCodec is the real codec. It also sums the counts of its decoders.
 type countingCodec struct {
 	mu  *sync.Mutex
 	sum *imagecapi.Stats

@@ -44,8 +44,8 @@ func labelledNames(t *testing.T, path string, o Options) (list []string, l *Load
 	return list, l, lines.String()
 }
 
-// TestLinkedFoldersAreClasses: a class whose folder is a symbolic link, an image that is one, and
-// an archive's path that is one are read, with the classes that ImageFolder has.
+// TestLinkedFoldersAreClasses: a class folder, an image and an archive's path may be symbolic
+// links. They are read, with the classes of ImageFolder.
 func TestLinkedFoldersAreClasses(t *testing.T) {
 	image := archivetest.Image("x")
 	store := archivetest.Extract(t, []archivetest.Member{{Name: "cats/1.png", Data: image}, {Name: "md5/ab/cdef", Data: image}, {Name: "1.JPG", Data: image}})
@@ -68,8 +68,8 @@ func TestLinkedFoldersAreClasses(t *testing.T) {
 	}
 }
 
-// TestBrokenLinksAreNamed: a link to nothing with an image's name is a bad sample that says so. One
-// without is named in the log, as is a link to a folder that it is in.
+// TestBrokenLinksAreNamed: a broken link with an image's name is a bad sample with this reason. A
+// broken link without one is named in the log, as is a link to a folder that contains it.
 func TestBrokenLinksAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	link := func(name, to string) archivetest.Member {
@@ -94,8 +94,8 @@ func TestBrokenLinksAreNamed(t *testing.T) {
 	}
 }
 
-// TestOtherFilesAreIgnored: files that claim to be no image end no epoch, and are counted, in
-// archives of each kind, when the index is made and when it is found.
+// TestOtherFilesAreIgnored: files that do not claim to be images are counted and do not end an
+// epoch, in archives of each kind, when the index is made and when it is found.
 func TestOtherFilesAreIgnored(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{{Name: "a/1.png", Data: image}, {Name: "b/1.png", Data: image}, {Name: "b/2", Data: image}}
@@ -121,8 +121,8 @@ func TestOtherFilesAreIgnored(t *testing.T) {
 	}
 }
 
-// TestUnreadableClassKeepsItsLabel: a class whose images are all of formats without a decoder, or
-// pointers of Git LFS, is a class, and its images are bad samples with names.
+// TestUnreadableClassKeepsItsLabel: if all images of a class are in formats without a decoder, or
+// are pointers of Git LFS, it is still a class, and its images are bad samples with names.
 func TestUnreadableClassKeepsItsLabel(t *testing.T) {
 	contents := map[string]string{
 		"avifs": "\x00\x00\x00\x20ftypavis\x00\x00\x00\x00", "heics": "\x00\x00\x00\x18ftyphevc\x00\x00\x00\x00", "hif": "\x00\x00\x00\x18ftypmsf1\x00\x00\x00\x00",
@@ -145,7 +145,7 @@ func TestUnreadableClassKeepsItsLabel(t *testing.T) {
 	}
 }
 
-// TestHiddenFoldersAreNoClasses: images in a hidden folder, at any depth, move no label and cause
+// TestHiddenFoldersAreNoClasses: images in a hidden folder, at any depth, change no label and cause
 // no unknown class. A warning names the folder, when the index is made and when it is found.
 func TestHiddenFoldersAreNoClasses(t *testing.T) {
 	image := archivetest.Image("x")
@@ -192,9 +192,9 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 	}
 }
 
-// TestFoldersWithoutAnImageAreNamed: a folder that may have been meant as a class, and has no
-// image, is named by a warning and in the report of an inspection, when the index is made and when
-// it is found. A folder of classes is not.
+// TestFoldersWithoutAnImageAreNamed: a warning and the report of an inspection name a folder
+// without an image that may have been meant as a class, when the index is made and when it is
+// found. They do not name a folder of classes.
 func TestFoldersWithoutAnImageAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{

@@ -18,8 +18,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// TestGoTorchDefects: the defects of go-torch's loader, the predecessor of this one, in reading
-// archives. Each subtest is named for a defect, and shows that this loader does not have it.
+// TestGoTorchDefects covers the defects in reading archives of go-torch's loader, the predecessor
+// of this one. Each subtest is named for a defect, and shows that this loader does not have it.
 func TestGoTorchDefects(t *testing.T) {
 	member := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
@@ -134,8 +134,8 @@ func TestGoTorchDefects(t *testing.T) {
 	})
 }
 
-// TestGoTorchTransformDefects: the defects of go-torch's images and transforms. Each subtest shows
-// that this loader does not have the defect.
+// TestGoTorchTransformDefects covers the defects of go-torch's images and transforms. Each subtest
+// shows that this loader does not have the defect.
 func TestGoTorchTransformDefects(t *testing.T) {
 	// quarters returns an image whose red is 255 in the upper half, and whose green is 255 in the
 	// right half.

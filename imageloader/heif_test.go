@@ -28,7 +28,7 @@ func heifFiles(t testing.TB) map[string][]byte {
 	return files
 }
 
-// heifFilesOf returns the files of a pattern without its extension; none where libheif is not
+// heifFilesOf returns the files of a pattern without its extension, or none if libheif is not
 // installed.
 func heifFilesOf(t testing.TB, pattern string) map[string][]byte {
 	t.Helper()
@@ -52,7 +52,7 @@ func heifFilesOf(t testing.TB, pattern string) map[string][]byte {
 	return files
 }
 
-// wholeGeometry decodes an image as it is.
+// wholeGeometry decodes an image at its own size.
 func wholeGeometry(width, height int32) *imagecapi.Geometry {
 	return &imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width, ResizeHeight: height, WindowWidth: width, WindowHeight: height}
 }

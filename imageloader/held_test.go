@@ -94,9 +94,9 @@ func loadHeld(t *testing.T, how, path string) {
 	fmt.Println("held", peakBytes(t), heap)
 }
 
-// TestHeldArchiveTakesItsSize: an archive that is held in memory takes little more memory than its
-// size over five epochs, and almost nothing of Go's heap. Each case is measured in a process of its
-// own.
+// TestHeldArchiveTakesItsSize: an archive that is held in memory needs little more memory than its
+// size over five epochs, and almost nothing of Go's heap. Each case is measured in a separate
+// process.
 func TestHeldArchiveTakesItsSize(t *testing.T) {
 	if underRace {
 		t.Skip("with the race detector compressed images lie in Go's heap")

@@ -70,7 +70,7 @@ func (d fakeDecoder) Decode(data []byte, g *imagecapi.Geometry, dst []byte, stri
 func fakePixels(data []byte, g *imagecapi.Geometry, dst []byte) {
 	h := fnv.New64a()
 	h.Write(data)
-	// The digests in testdata/states.json are of geometries that ended with Orientation.
+	// The digests in testdata/states.json are of geometries whose last field was Orientation.
 	fmt.Fprint(h, strings.Replace(fmt.Sprintf("%+v", *g), " Interpolation:0 DCTScaling:false}", "}", 1))
 	s := h.Sum64()
 	for i := range dst {
@@ -96,7 +96,7 @@ func openFake(t testing.TB, path string, o Options) *Loader {
 	return l
 }
 
-// inspect is Inspect with files and a codec of a test's own.
+// inspect is Inspect with the test's own files and codec.
 func inspect(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Report, error) {
 	l, err := inspectedBy(path, o, file, c)
 	if err != nil {

@@ -40,8 +40,8 @@ func globalBatches(t *testing.T, path string, o Options, world, global, count in
 	return batches, after
 }
 
-// A training that keeps the size of the batches of all ranks together gets the same ones, whichever
-// number of ranks shares each part of the epoch.
+// If the total batch size of all ranks stays the same, their batches together are the same, with
+// any number of ranks in each part of the epoch.
 func TestAnotherWorldKeepsTheGlobalBatches(t *testing.T) {
 	const global, count = 12, 20
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, global*count, nil))
@@ -69,7 +69,7 @@ func TestAnotherWorldKeepsTheGlobalBatches(t *testing.T) {
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("got %v\nwant %v", got, want)
 			}
-			// The whole epoch is done: nothing is left for any world.
+			// The whole epoch is done, so nothing remains for any world.
 			if rest, _ := globalBatches(t, path, o, 5, 5, count, from); len(rest) != 0 {
 				t.Errorf("%d batches after the end", len(rest))
 			}
@@ -77,7 +77,7 @@ func TestAnotherWorldKeepsTheGlobalBatches(t *testing.T) {
 	}
 }
 
-// The same world keeps its batch size, and a state without one is damaged.
+// The same world keeps its batch size. A state without a batch size is damaged.
 func TestBatchSizeOfAnotherWorldIsChecked(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, nil))
 	o := Options{Transform: Eval(4, 4), BatchSize: 4, World: 3}

@@ -23,7 +23,7 @@ func writeList(t *testing.T, text string) string {
 	return archivetest.WriteFile(t, "labels.csv", []byte(text))
 }
 
-// labelled are the names and labels of an epoch's samples.
+// labelled returns the names and labels of an epoch's samples.
 func labelled(batches []copied) (list []string) {
 	for _, b := range batches {
 		for i, s := range b.samples {
@@ -33,7 +33,7 @@ func labelled(batches []copied) (list []string) {
 	return list
 }
 
-// listedMembers are images in and outside of directories, and other members.
+// listedMembers returns images in and outside of directories, and other members.
 func listedMembers() []archivetest.Member {
 	member := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
@@ -94,7 +94,7 @@ func TestListLabelsAnySource(t *testing.T) {
 	}
 }
 
-// TestListOfJSONIsAnError: metadata.jsonl of Hugging Face is no list, which an error says.
+// TestListOfJSONIsAnError: metadata.jsonl of Hugging Face is not a list, and the error names this.
 func TestListOfJSONIsAnError(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, listedMembers()...))
 	list := archivetest.WriteFile(t, "metadata.jsonl", []byte(`{"file_name": "1.png", "label": 3}`))
@@ -104,8 +104,8 @@ func TestListOfJSONIsAnError(t *testing.T) {
 	}
 }
 
-// TestListInAnotherNormalFormIsNamed: a list from macOS, whose paths have accents as characters,
-// does not fit an archive of other systems, which the error says.
+// TestListInAnotherNormalFormIsNamed: a list from macOS has accents as separate characters in its
+// paths. It does not fit an archive of other systems, and the error names this.
 func TestListInAnotherNormalFormIsNamed(t *testing.T) {
 	const nfc, nfd = "B\u00e4r/1.png", "Ba\u0308r/1.png"
 	image := archivetest.Image("x")
@@ -121,8 +121,8 @@ func TestListInAnotherNormalFormIsNamed(t *testing.T) {
 	}
 }
 
-// TestListErrorsNameTheLine: what does not fit the archive is an error with file and line, whether
-// there is an index or not, and leaves the index alone.
+// TestListErrorsNameTheLine: a row that does not fit the archive is an error with file and line,
+// with and without an index. The index stays unchanged.
 func TestListErrorsNameTheLine(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, listedMembers()...))
 	pipe := filepath.Join(t.TempDir(), "list.csv")
@@ -180,7 +180,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 }
 
 // TestIndexServesAnyList: the index of a list has no labels, so it serves another list without
-// being written again; one of directories is not taken for it.
+// being rewritten. An index of directories is not used for a list.
 func TestIndexServesAnyList(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, listedMembers()...)))
 	run := func(list string) []string {

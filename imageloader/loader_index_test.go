@@ -450,7 +450,8 @@ func TestForgedPlacesInATarAreAnError(t *testing.T) {
 }
 
 // TestForgedIndexExchangesNoSamples: an index with right checksums can't exchange the names, the
-// labels or the contents of samples, whose names, sizes and places the archive's own headers have.
+// labels or the contents of samples, because the archive's own headers have their names, sizes and
+// places.
 func TestForgedIndexExchangesNoSamples(t *testing.T) {
 	long := strings.Repeat("long ", 30)
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
@@ -548,9 +549,9 @@ func TestLongExtendedHeadersAreFound(t *testing.T) {
 	}
 }
 
-// TestExchangedContentsAreAnError: contents of a tar that were exchanged under the same names,
-// sizes and times since an epoch has read them are an error that names the sample, in a later
-// process. Samples that no epoch has read are not told apart, nor is anything without an index.
+// TestExchangedContentsAreAnError: contents of a tar are exchanged under the same names, sizes and
+// times after an epoch has read them. A later process returns an error that names the sample. The
+// exchange is not detected for samples that no epoch has read, nor without an index.
 func TestExchangedContentsAreAnError(t *testing.T) {
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
 	tarOf := func(numbers ...int) []byte {
@@ -1115,8 +1116,8 @@ func (f onLog) WithAttrs([]slog.Attr) slog.Handler { return f }
 
 func (f onLog) WithGroup(string) slog.Handler { return f }
 
-// TestOpenWaitsForTheIndexOfAnother: of the loaders that open an archive without an index at the
-// same time, one reads it, over the network too. The contexts of the others end their wait.
+// TestOpenWaitsForTheIndexOfAnother: if several loaders open an archive without an index at the
+// same time, one reads it, over the network too. The others stop waiting when their contexts end.
 func TestOpenWaitsForTheIndexOfAnother(t *testing.T) {
 	data := archivetest.Gzip(t, archivetest.Images(t, 40, nil))
 	s := sourcetest.New(1, map[string]sourcetest.Object{"store://b/a.tgz": {Data: string(data), Version: "1"}})

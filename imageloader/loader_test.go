@@ -829,7 +829,7 @@ func TestCancelEndsTheEpochSoon(t *testing.T) {
 				return nil
 			})
 			if c := cancelled.Load(); c != never {
-				// Close comes at some time after it is called; a worker may be about to decode.
+				// Close takes effect some time after the call: a worker may be about to decode.
 				if n := begun.Load() - c; round%4 != 3 && n > int64(o.Workers+o.BatchSize) {
 					t.Errorf("round %d: %d samples are decoded after the end of the context", round, n)
 				}
@@ -849,7 +849,7 @@ func TestCancelEndsTheEpochSoon(t *testing.T) {
 }
 
 // TestLeavingTheLoopReleasesEverything: leaving the loop over Epoch early, by break, Close or the
-// context, releases everything. After all of these but Close the loader can be used again.
+// context, releases everything. Except after Close, the loader can be used again.
 func TestLeavingTheLoopReleasesEverything(t *testing.T) {
 	archivetest.NoLeaks(t)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 200, nil)))
@@ -1014,7 +1014,7 @@ func TestRealImagesKeepTheirLabels(t *testing.T) {
 	}
 }
 
-// TestLeavingTheLoopFreesDecoders: the image library's decoders are freed too, at whatever batch
+// TestLeavingTheLoopFreesDecoders: the image library's decoders are freed too, at any batch where
 // the loop ends.
 func TestLeavingTheLoopFreesDecoders(t *testing.T) {
 	archivetest.NoLeaks(t)

@@ -25,7 +25,8 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// scene is an image whose red is its mask's class, and whose green is its number.
+// scene returns an image and its mask. The image's red is its mask's class, and its green is its
+// number.
 func scene(t testing.TB, i, width, height int) (file, mask []byte) {
 	t.Helper()
 	picture := image.NewNRGBA(image.Rect(0, 0, width, height))
@@ -45,7 +46,7 @@ func scene(t testing.TB, i, width, height int) (file, mask []byte) {
 	return a.Bytes(), b.Bytes()
 }
 
-// scenes are n images and their masks, in two folders, and an image without a mask.
+// scenes returns n images and their masks, in two folders, and an image without a mask.
 func scenes(t testing.TB, n int) (members []archivetest.Member) {
 	t.Helper()
 	var masks []archivetest.Member
@@ -60,7 +61,7 @@ func scenes(t testing.TB, n int) (members []archivetest.Member) {
 	return append(members, masks...)
 }
 
-// sceneMasks are the options of scenes.
+// sceneMasks has the options for scenes.
 var sceneMasks = Masks{Image: "set/images/*.png", Mask: "set/masks/*_l.png"}
 
 // collectMasks returns the images and masks of an epoch, one after the other, and checks that each
@@ -151,7 +152,7 @@ func TestMasksFollowTheirImages(t *testing.T) {
 	}
 }
 
-// TestMasksHaveTheirType: a mask's field, in both types.
+// TestMasksHaveTheirType checks a mask's field, in both types.
 func TestMasksHaveTheirType(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, scenes(t, 5)...))
 	o := Options{BatchSize: 5, Transform: Transform{Size: 32, Resize: 40, FlipP: 1}, Masks: sceneMasks, NoIndex: true}
@@ -188,7 +189,7 @@ func TestMasksHaveTheirType(t *testing.T) {
 	}
 }
 
-// TestMaskOptionsAreChecked: what masks exclude is refused by name.
+// TestMaskOptionsAreChecked: options that exclude masks are refused by name.
 func TestMaskOptionsAreChecked(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, scenes(t, 2)...))
 	for says, change := range map[string]func(o *Options){
@@ -314,7 +315,7 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 	}
 }
 
-// TestMaskHasTheSizeOfTheCroppedImage: a mask has the size of the image as it is cropped.
+// TestMaskHasTheSizeOfTheCroppedImage: a mask must have the size of the image that is cropped.
 func TestMaskHasTheSizeOfTheCroppedImage(t *testing.T) {
 	file, err := os.ReadFile("../cshim/test/data/orientation-6.jpg")
 	if err != nil {
@@ -340,8 +341,8 @@ func TestMaskHasTheSizeOfTheCroppedImage(t *testing.T) {
 	}
 }
 
-// TestMaskedEpochsResume: a resumed epoch has the bytes of a whole one, a state says which masks it
-// was made with, and a state of a loader without masks is not one of masks.
+// TestMaskedEpochsResume: a resumed epoch has the bytes of an uninterrupted one. A state records
+// its masks, and a loader with masks refuses a state of a loader without masks.
 func TestMaskedEpochsResume(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, scenes(t, 21)...)))
 	o := Options{BatchSize: 4, Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.5}, Masks: sceneMasks, Shuffle: true, NoIndex: true}

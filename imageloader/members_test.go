@@ -7,8 +7,8 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// TestMemberBytes: the memory for members fits random batches of theirs, within its bounds, and
-// there is none where the host inflates.
+// TestMemberBytes: the memory for members fits random batches, within its bounds. It is 0 if the
+// host inflates.
 func TestMemberBytes(t *testing.T) {
 	const batch = 16
 	small := Options{BatchSize: batch, Transform: Train(64), ShuffleBytes: 1 << 16}

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// withLabelFiles is a tar with an image for each label file, which is given as extension and
+// withLabelFiles returns a tar with an image for each label file, which is given as extension and
 // content.
 func withLabelFiles(t *testing.T, files ...string) string {
 	t.Helper()
@@ -27,7 +27,7 @@ func withLabelFiles(t *testing.T, files ...string) string {
 	return archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
 }
 
-// hotLabels are the classes of each sample, by its index.
+// hotLabels returns the classes of each sample, by its index.
 func hotLabels(t *testing.T, l *Loader) (hot []string) {
 	t.Helper()
 	hot = make([]string, l.Len())
@@ -56,7 +56,7 @@ func multiLabelOptions() Options {
 	return Options{BatchSize: 2, Transform: Transform{Size: 6, Resize: 8}, Shuffle: true, WebDataset: true, MultiLabel: true}
 }
 
-// TestListsOfLabelsAreRead: from .cls and .json, by the scan and by the index file.
+// TestListsOfLabelsAreRead: lists are read from .cls and .json, by the scan and by the index file.
 func TestListsOfLabelsAreRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		files   []string
@@ -93,7 +93,7 @@ func TestListsOfLabelsAreRead(t *testing.T) {
 	}
 }
 
-// TestWrongListsOfLabelsAreErrors: they name the image or the label file.
+// TestWrongListsOfLabelsAreErrors: the errors name the image or the label file.
 func TestWrongListsOfLabelsAreErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, says string
@@ -139,7 +139,7 @@ func TestWrongListsOfLabelsAreErrors(t *testing.T) {
 	}
 }
 
-// longLabels is a list of many different labels.
+// longLabels returns a list of many different labels.
 func longLabels() string {
 	var list []string
 	for i := range 20_000 {
@@ -148,7 +148,7 @@ func longLabels() string {
 	return strings.Join(list, " ")
 }
 
-// TestListsOfLabelsAreMixedAndResumed: MixUp mixes them, and states name the option.
+// TestListsOfLabelsAreMixedAndResumed: MixUp mixes lists of labels, and states name the option.
 func TestListsOfLabelsAreMixedAndResumed(t *testing.T) {
 	path := withLabelFiles(t, "cls:a b", "cls:b", "cls:c", "cls:a")
 	o := multiLabelOptions()

@@ -13,9 +13,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// TestPartsOfATar: from the second pass with plans by entry points on, parts of the files are read,
-// and a file that has changed is not planned: its bytes are not those that its digests are of. Here
-// the first epoch finds no entry points, and the second one makes them.
+// TestPartsOfATar: from the second pass with plans by entry points on, parts of the files are read.
+// A file that has changed is not planned, because its bytes do not match its digests. Here the
+// first epoch finds no entry points, and the second one makes them.
 func TestPartsOfATar(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)

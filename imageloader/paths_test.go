@@ -39,7 +39,7 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 		t.Fatalf("the archive is gone: %v", err)
 	}
 
-	// A file of the user's own in the index's place stays, and the index goes to the cache folder.
+	// A user's file at the index's path stays, and the index is written to the cache folder.
 	beside := path + indextest.Suffix
 	if err := os.WriteFile(beside, []byte("notes"), 0o600); err != nil {
 		t.Fatal(err)

@@ -151,8 +151,8 @@ func planArchive(t *testing.T, name string, photos, damaged int) string {
 	return archivetest.WriteFile(t, name, data)
 }
 
-// TestRowsOfTheHost: rows that the consumer leaves to the loader have no plans, and the pixels that
-// the plans of the others describe.
+// TestRowsOfTheHost: rows that the consumer leaves to the loader have no plans. Their pixels equal
+// those that the other rows' plans describe.
 func TestRowsOfTheHost(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
@@ -297,7 +297,7 @@ func TestTrustedEntryPointsMakePlansAtOnce(t *testing.T) {
 	}
 }
 
-// A resumed epoch of plans has the batches that the whole one has from there on.
+// An epoch of plans that is resumed has the remaining batches of the whole epoch.
 func TestPlansResume(t *testing.T) {
 	path := planArchive(t, "t.tar", 24, 2)
 	o := Options{BatchSize: 4, Transform: Train(32), Shuffle: true, Workers: 2, BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index")}
@@ -380,7 +380,8 @@ func TestPlansAreRefused(t *testing.T) {
 	_ = os.Remove(side)
 }
 
-// TestDecodeRowJudgesAsFillDoes: good images have the pixels of Fill, and bad ones its errors.
+// TestDecodeRowJudgesAsFillDoes: DecodeRow gives good images the pixels of Fill, and bad ones the
+// errors of Fill.
 func TestDecodeRowJudgesAsFillDoes(t *testing.T) {
 	path := planArchive(t, "t.tar", 3, 1)
 	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index")})

@@ -213,7 +213,7 @@ func TestFixDropsWholeGroups(t *testing.T) {
 	}
 }
 
-// TestFixRefusesUnsafeOutputs: the cases in which nothing is written.
+// TestFixRefusesUnsafeOutputs covers the cases in which nothing is written.
 func TestFixRefusesUnsafeOutputs(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(40, 40))
 	good := archivetest.Tar(t, archivetest.Member{Name: "a/1.jpg", Data: jpeg}, archivetest.Member{Name: "b/1.jpg", Data: jpeg[:90]}, archivetest.Member{Name: "c/1.jpg", Data: jpeg})
@@ -305,8 +305,8 @@ func TestInterruptedFixLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestFixRefusesAChangedFolder: a directory whose files change between the passes is not fixed by
-// the positions of before.
+// TestFixRefusesAChangedFolder: if a directory's files change between the passes, Fix does not use
+// the positions of the first pass.
 func TestFixRefusesAChangedFolder(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(40, 40))
 	root := archivetest.Extract(t, []archivetest.Member{{Name: "a/2.jpg", Data: jpeg}, {Name: "a/3.jpg", Data: jpeg[:90]}, {Name: "a/4.jpg", Data: jpeg}})

@@ -7,7 +7,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 )
 
-// KeepEntryPoints ignores what belongs to no row of a batch, and a closed loader.
+// KeepEntryPoints ignores entry points that belong to no row of a batch. A closed loader ignores
+// all.
 func TestKeepEntryPointsIgnoresOtherBatches(t *testing.T) {
 	l, err := Open(planArchive(t, "t.tar", 2, 0), Options{BatchSize: 2, Transform: Train(32), IndexFile: filepath.Join(t.TempDir(), "index")})
 	if err != nil {

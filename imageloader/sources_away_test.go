@@ -16,7 +16,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// outage is a store that is away until a time.
+// outage is a store that is unreachable until a given time.
 type outage struct {
 	*sourcetest.Store
 	mu    sync.Mutex
@@ -66,8 +66,8 @@ func samplesOf(ctx context.Context, l *Loader, epoch int) (n int, err error) {
 	return n, nil
 }
 
-// A server that is away for less than two minutes between epochs, or when the next shard is opened,
-// ends no epoch.
+// If a server is unreachable for less than two minutes between epochs, or when the next shard is
+// opened, no epoch ends.
 func TestServerThatIsAwayBetweenEpochsEndsNoEpoch(t *testing.T) {
 	for _, url := range []string{"", "store://user:SECRET@b/1.tar"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -88,7 +88,8 @@ func TestServerThatIsAwayBetweenEpochsEndsNoEpoch(t *testing.T) {
 	}
 }
 
-// The error of an epoch whose context ends while a request is repeated has the failure.
+// If the context ends while a request is repeated, the epoch's error includes the request's
+// failure.
 func TestContextErrorNamesTheFailedRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

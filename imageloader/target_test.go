@@ -15,7 +15,8 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// targetOf is the target of a sample of archivetest.Images: three numbers that depend on its name.
+// targetOf returns the target of a sample of archivetest.Images: three numbers that depend on its
+// name.
 func targetOf(s Sample) [3]float32 {
 	i := float32(s.Index)
 	return [3]float32{i, -i / 3, float32(s.Name[len(s.Name)-5])}
@@ -54,7 +55,7 @@ func collectTargets(t *testing.T, l *Loader, epoch int) (byIndex map[int][]float
 	return byIndex
 }
 
-// TestTargetsBelongToTheirSamples: for every order, number of workers and policy.
+// TestTargetsBelongToTheirSamples covers every order, number of workers and policy.
 func TestTargetsBelongToTheirSamples(t *testing.T) {
 	data := archivetest.Images(t, 30, func(i int) bool { return i%9 == 4 })
 	paths := []string{archivetest.WriteFile(t, "a.tar", data), archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))}
@@ -112,7 +113,7 @@ func TestTargetErrorsAreBadSamples(t *testing.T) {
 }
 
 // TestPanicsOfCallbacksAreBadSamples: a panic of Target, or of a Func, makes its sample a bad one,
-// in whichever goroutine it comes.
+// in any goroutine.
 func TestPanicsOfCallbacksAreBadSamples(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 12, nil))
 	calls := 0
@@ -206,7 +207,7 @@ func TestTargetOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// TestTargetsResume: a state of a loader with a target is not one of a loader without, and the rest
+// TestTargetsResume: a loader without a target refuses a state of a loader with one, and the rest
 // of an epoch has the same targets.
 func TestTargetsResume(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 14, nil))

@@ -322,7 +322,7 @@ func FuzzWebDataset(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) { checkRandomShards(t, seed) })
 }
 
-// webTar is a tar of names with contents. A content "image" becomes an image's.
+// webTar returns a tar of names with contents. The content "image" stands for an image's content.
 func webTar(t *testing.T, files ...string) []byte {
 	t.Helper()
 	var members []archivetest.Member
@@ -415,7 +415,7 @@ func TestLabelLinksAreErrors(t *testing.T) {
 	}
 }
 
-// TestGroupEndsWithItsShard: a key may come again in the next shard, right at its beginning.
+// TestGroupEndsWithItsShard: a key may come again in the next shard, right at its start.
 func TestGroupEndsWithItsShard(t *testing.T) {
 	folder := t.TempDir()
 	for i := range 3 {

@@ -39,7 +39,7 @@ func (a *Augmenter) Moves() bool {
 
 // ApplyMoves applies the moves drawn last for an image to its mask of Size x Size x 3 bytes, in
 // place. Every pixel is a copy of the nearest one, all three bytes together. Pixels from outside of
-// the mask are fill, unless those of the image are copies of its edge.
+// the mask are fill, unless the image's are copies of its edge.
 func (a *Augmenter) ApplyMoves(mask []byte, fill Color) error {
 	a.moved = a.moved[:0]
 	for _, op := range a.program.ops {

@@ -15,8 +15,8 @@ import (
 // (Options.Seed, epoch, index of the batch's first sample) alone.
 type BatchOp interface {
 	checkMix() error
-	// mix changes n images of size x size pixels, and returns the share that each keeps of its own
-	// pixels.
+	// mix changes n images of size x size pixels, and returns the share of each image that is not
+	// replaced.
 	mix(rng *rand.Rand, images []byte, n, size int, scratch *[]byte) float64
 }
 

@@ -159,7 +159,7 @@ func jitterRank(kind int32) int {
 }
 
 // TestAugmentQuantiles covers parameters whose distribution has no simple formula. It compares the
-// 999 permilles of 100,000 draws with those of at least as many draws of torchvision.
+// 999 permilles of 100,000 draws with the permilles of at least as many draws of torchvision.
 func TestAugmentQuantiles(t *testing.T) {
 	data, err := os.ReadFile("testdata/quantiles.json")
 	if err != nil {
