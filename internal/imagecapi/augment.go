@@ -52,7 +52,7 @@ type AugmentOp struct {
 	Values   [8]float64
 }
 
-// C reads slices of AugmentOp in place: a difference of a size or an offset fails to compile.
+// C reads slices of AugmentOp in place: a size or offset that differs from C's fails to compile.
 const (
 	_ = -(unsafe.Sizeof(AugmentOp{}) ^ unsafe.Sizeof(C.ts_augment_op{}))
 	_ = -(unsafe.Offsetof(AugmentOp{}.Integers) ^ unsafe.Offsetof(C.ts_augment_op{}.integers))
@@ -85,10 +85,10 @@ func Augment(a *Augmenter, pixels []byte, width, height, stride int, ops []Augme
 		(*C.ts_augment_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int64_t(len(ops))))
 }
 
-// PlanAugment appends ops to a plan of PlanSegments at the beginning of buffer, so that the decoder
-// of the plan runs them on the pixels. n is the plan's new size, over len(buffer) if there is no
-// room; the plan is then unchanged. n is 0, and the plan unchanged, if only the host runs one of
-// ops.
+// PlanAugment appends ops to a plan written by PlanSegments at the start of buffer. The decoder of
+// the plan then applies ops to the pixels. n is the plan's new size. If there is no room, n is
+// greater than len(buffer) and the plan is unchanged. If only the host can run one of ops, n is 0
+// and the plan is unchanged.
 func PlanAugment(buffer []byte, ops []AugmentOp) (n int, err error) {
 	if err := Check(); err != nil {
 		return 0, err

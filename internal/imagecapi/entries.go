@@ -74,11 +74,11 @@ func MakeEntries(d *Decoder, data []byte, spacing int, buffer []byte) (n int, pr
 	return int(made.bytes), uint64(made.proof), err
 }
 
-// Transcode writes a progressive JPEG as a baseline one to buffer, losslessly: with the same
-// coefficients, quantisers and frame, so that it decodes to the same pixels, but without metadata.
-// n is its size in bytes, and less than len(buffer). n is 0 for any other image, and for one that
-// is damaged or lacks coefficients, whose coefficients a baseline file cannot have, or whose
-// baseline file did not fit; then the buffer's content is undefined.
+// Transcode losslessly converts a progressive JPEG to a baseline JPEG in buffer. Coefficients,
+// quantisers and frame stay the same, so the result decodes to the same pixels; metadata is
+// dropped. n is the result's size in bytes, less than len(buffer). n is 0 for any other image, for
+// a damaged image or one that lacks coefficients, if a baseline file cannot represent the
+// coefficients, and if the result did not fit. The buffer's content is then undefined.
 func Transcode(d *Decoder, data, buffer []byte) (n int, err error) {
 	var written C.size_t
 	err = failure(C.ts_image_transcode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)),
@@ -86,12 +86,13 @@ func Transcode(d *Decoder, data, buffer []byte) (n int, err error) {
 	return int(written), err
 }
 
-// PlanSegments writes the plan of what DecodeEntries would decode, for capi.RunGPUDecoder, to
-// buffer and returns its size n in bytes. The buffer is aligned to 16 bytes. n is 0 if only the
-// host decodes the image. n is more than len(buffer) if the plan did not fit; then the buffer's
-// content is undefined. proof is as in DecodeEntries, but PlanSegments makes no comparison: n is 0
-// while the token is 0. With entries and proof nil, the GPU finds the entry points in the whole
-// scan; an image that is cut off, or has wrong segments, is then an error with CodeDecode.
+// PlanSegments writes a plan to buffer, with which capi.RunGPUDecoder decodes the same pixels as
+// DecodeEntries. It returns the plan's size n in bytes. The buffer is aligned to 16 bytes. n is 0
+// if only the host decodes the image. n is more than len(buffer) if the plan did not fit; then the
+// buffer's content is undefined. proof is as in DecodeEntries, but PlanSegments makes no
+// comparison: n is 0 while the token is 0. With entries and proof nil, the GPU finds the entry
+// points in the whole scan; an image that is cut off, or has wrong segments, is then an error with
+// CodeDecode.
 func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, buffer []byte) (n int, err error) {
 	c := geometry(g)
 	var planned C.size_t
@@ -101,10 +102,11 @@ func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *u
 	return int(planned), err
 }
 
-// PlanAppend is PlanSegments with entry points, for memory that several goroutines write plans to,
-// aligned to 16 bytes. used is the number of bytes from its beginning that are taken, a multiple of
-// 16. The plan takes its bytes with one atomic addition, and begins at at. n is 0 also if there is
-// no room; then, and after an error, it takes none.
+// PlanAppend is PlanSegments with entry points, for memory aligned to 16 bytes to which several
+// goroutines write plans. used is the number of bytes taken from the start of the memory, a
+// multiple of 16. PlanAppend reserves the plan's bytes with one atomic addition, and the plan
+// starts at offset at. If there is no room, n is 0 as well. If there is no room or an error,
+// PlanAppend reserves nothing.
 func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
 	c := geometry(g)
 	var place, planned C.size_t
@@ -115,10 +117,10 @@ func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uin
 	return int(place), int(planned), err
 }
 
-// PlanHead is PlanSegments for an image whose compressed data another decoder inflates
-// (capi.RunInflatingGPUDecoder): head is the beginning of a file of fileBytes bytes, up to the byte
-// scan where the data of its scan begin, and may lack segments that do not matter to decoding. The
-// caller knows that the entry points are those of the file.
+// PlanHead is PlanSegments for an image whose compressed data is inflated by another decoder
+// (capi.RunInflatingGPUDecoder). head holds the start of a file of fileBytes bytes, up to offset
+// scan, where the scan's data starts. head may lack segments that decoding does not need. The
+// caller guarantees that the entry points belong to the file.
 func PlanHead(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries, buffer []byte) (n int, err error) {
 	c := geometry(g)
 	var pin runtime.Pinner
@@ -134,28 +136,28 @@ func PlanHead(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries
 	return int(planned), err
 }
 
-// Search is what PackEntries has to know of a file in whose scan a GPU finds the entry points. It
-// has the layout of ts_image_search.
+// Search holds the facts about a file that PackEntries needs when a GPU finds the entry points in
+// the file's scan. It has the layout of ts_image_search.
 type Search struct {
 	Digest, Proof, FileBytes, Scan uint64
 	MCUs, Spacing                  uint32
-	Entries                        uint32 // that the GPU finds
+	Entries                        uint32 // number of entry points that the GPU finds
 	Wanted                         uint32 // 0: the file gets no entry points
 }
 
-// It does not compile with another size than C's.
+// A size that differs from C's fails to compile.
 var _ = [1]struct{}{}[unsafe.Sizeof(Search{})-C.sizeof_ts_image_search]
 
-// searchEntryBytes is the size of an entry point that a GPU finds.
+// searchEntryBytes is the size of an entry point found by a GPU.
 const searchEntryBytes = 10
 
-// FoundBytes returns the size of what a GPU finds for PackEntries, in bytes.
+// FoundBytes returns the size in bytes of a GPU's result for PackEntries.
 func (s *Search) FoundBytes() int { return searchEntryBytes * int(s.Entries) }
 
-// PlanScan is PlanAppend without entry points, which the GPU finds: the plan has the whole scan.
-// With used nil the plan is at the beginning of memory, and n is more than len(memory) if it did
-// not fit. n is 0 also for an image that might be bad, whatever a GPU says of it, if damage is
-// tolerated (SetDamage). search, if not nil, is set for PackEntries.
+// PlanScan is PlanAppend without entry points: the plan includes the whole scan, and the GPU finds
+// the entry points. If used is nil, the plan is at the start of memory, and n is greater than
+// len(memory) if it did not fit. If damage is tolerated (SetDamage), n is also 0 for an image that
+// might be bad whatever the GPU reports. search, if not nil, is set for PackEntries.
 func PlanScan(d *Decoder, data []byte, g *Geometry, memory []byte, used *atomic.Uint64, search *Search) (at, n int, err error) {
 	c := geometry(g)
 	var place, planned C.size_t
@@ -165,9 +167,9 @@ func PlanScan(d *Decoder, data []byte, g *Geometry, memory []byte, used *atomic.
 	return int(place), int(planned), err
 }
 
-// PackEntries writes the entry points that DecodeMakeEntries would make with a spacing of 0 to
-// buffer, from those that a GPU has found by a plan of PlanScan and has not flagged, and returns
-// their size n in bytes, as DecodeMakeEntries does. n is 0 also if found is impossible.
+// PackEntries writes entry points to buffer and returns their size n in bytes, as DecodeMakeEntries
+// does with a spacing of 0. found holds the entry points that a GPU found with a plan of PlanScan
+// and did not flag. n is also 0 if found is impossible.
 func PackEntries(search *Search, found, buffer []byte) (n int, proof uint64, err error) {
 	var made C.ts_image_entries_made
 	err = failure(C.ts_image_pack_entries((*C.ts_image_search)(unsafe.Pointer(search)), (*C.uint8_t)(unsafe.SliceData(found)), C.size_t(len(found)),
@@ -194,20 +196,20 @@ func DecoderStats(d *Decoder) (Stats, error) {
 		int64(s.entries_made)}, nil
 }
 
-// Part is a plan that PlanPart has written, and where the part of the file goes that it needs.
+// Part is a plan written by PlanPart, and the place of the required part of the file.
 type Part struct {
-	At, Bytes int // the plan's; 0 bytes: there is none
-	// From is the part's first byte of the file.
+	At, Bytes int // place of the plan; Bytes is 0 if there is no plan
+	// From is the file offset of the part's first byte.
 	From int
-	// Begin and End are its place in the memory.
+	// Begin and End delimit the part's place in the memory.
 	Begin, End int
 }
 
-// PlanPart is PlanAppend for an image whose file the caller reads after the call: head, fileBytes
-// and scan are those of PlanHead. The plan has room for the part of the file with the segments that
-// the geometry needs, in whole pieces of the given number of bytes, of which the file's last one
-// may be shorter. The caller knows that the entry points are those of the file, and writes its
-// bytes there.
+// PlanPart is PlanAppend for an image whose file the caller reads after the call. head, fileBytes
+// and scan are as in PlanHead. The plan has room for the part of the file with the segments that
+// the geometry needs. The part consists of whole pieces of the given number of bytes; only the
+// file's last piece may be shorter. The caller writes the part's bytes there, and guarantees that
+// the entry points belong to the file.
 func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries []byte, piece int, memory []byte, used *atomic.Uint64) (Part, error) {
 	c := geometry(g)
 	var pin runtime.Pinner
@@ -223,9 +225,8 @@ func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries
 	return Part{int(p.at), int(p.planned), int(p.file), int(p.to), int(p.to + p.bytes)}, err
 }
 
-// DigestPieces writes the digests of the pieces of the given number of bytes that data consists of,
-// of which the last may be shorter. digests has one for each. They are valid as long as the process
-// lives.
+// DigestPieces writes the digests of data's pieces of the given number of bytes. The last piece may
+// be shorter. digests has one element per piece. The digests are valid only within this process.
 func DigestPieces(data []byte, piece int, digests []uint64) error {
 	if err := Check(); err != nil {
 		return err

@@ -36,8 +36,8 @@ const (
 	CodeBusy            Code = C.TS_ERROR_BUSY
 	CodeCallback        Code = C.TS_ERROR_CALLBACK
 
-	// CodeNoLibrary is the code of errors of this package, not of C: a shared library is missing,
-	// or cannot be used.
+	// CodeNoLibrary is the code of errors that this package returns without C: a shared library is
+	// missing or unusable.
 	CodeNoLibrary Code = -1
 )
 
@@ -84,8 +84,8 @@ type Error struct {
 	Code    Code
 	Origin  string // the function that failed, for example "cuda.Elapsed"
 	Message string
-	// Offset is how far the decoder had come in the bytes of an image when it met the damage of
-	// CodeDecode; -1 if it does not tell. With other codes it means nothing.
+	// Offset is the decoder's position in the image's bytes when it found the damage of CodeDecode,
+	// or -1 if unknown. It is undefined for other codes.
 	Offset int64
 }
 
@@ -102,13 +102,13 @@ func failure(e *C.ts_error) error {
 	return TakeError(unsafe.Pointer(e))
 }
 
-// NewFailure returns an error that names the exported function that the program called.
+// NewFailure returns an error whose origin is the exported function that the program called.
 func NewFailure(code Code, message string) *Error {
 	return &Error{Code: code, Origin: callName(), Message: message}
 }
 
-// NotLoaded returns the error of a call that was made before the library was loaded: that of
-// loading it, or, if loading it works, that the caller has not checked.
+// NotLoaded returns the error of a call made before the library was loaded. It is the error of
+// loading the library or, if loading succeeds, an error that the caller has not called Check.
 func NotLoaded(err error) error {
 	if err == nil {
 		err = NewFailure(CodeInternal, "a function was called before its library was loaded: this is a defect of torchstream")
@@ -116,9 +116,9 @@ func NotLoaded(err error) error {
 	return err
 }
 
-// TakeError takes ownership of a ts_error, which is not NULL, and returns its Go form, without
-// names of C: the origin is the exported function that the program called. The pointer is untyped
-// because cgo gives each package a C type of its own.
+// TakeError takes ownership of a non-NULL ts_error and returns its Go form, without C names: the
+// origin is the exported function that the program called. The pointer is untyped because cgo gives
+// each package a separate C type.
 func TakeError(p unsafe.Pointer) *Error {
 	e := (*C.ts_error)(p)
 	err := NewFailure(Code(C.ts_error_code(e)), goWords(C.GoString(C.ts_error_message(e))))
@@ -127,8 +127,8 @@ func TakeError(p unsafe.Pointer) *Error {
 	return err
 }
 
-// NewError returns a new ts_error of a Go function that C calls. The pointer is untyped as that of
-// TakeError.
+// NewError returns a new ts_error for a Go function called from C. The pointer is untyped for the
+// same reason as in TakeError.
 func NewError(code Code, message string) unsafe.Pointer {
 	text := C.CString(message)
 	defer C.free(unsafe.Pointer(text))

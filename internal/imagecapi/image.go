@@ -58,7 +58,7 @@ func NewDecoder(maxPixels int64) (d *Decoder, err error) {
 	return d, err
 }
 
-// What a decoder does with damaged images: TS_IMAGE_DAMAGE_.
+// The treatment of damaged images by a decoder: TS_IMAGE_DAMAGE_.
 const (
 	DamageRefuse  = C.TS_IMAGE_DAMAGE_REFUSE
 	DamageWarn    = C.TS_IMAGE_DAMAGE_WARN
@@ -69,7 +69,7 @@ func SetDamage(d *Decoder, damage int32) error {
 	return failure(C.ts_image_decoder_set_damage(d, C.int32_t(damage)))
 }
 
-// Tolerated returns the damage of the image that was decoded last, "" if none was met.
+// Tolerated returns the damage found in the last decoded image, or "".
 func Tolerated(d *Decoder) string {
 	if s := C.ts_image_decoder_tolerated(d); *s != 0 {
 		return C.GoString(s)

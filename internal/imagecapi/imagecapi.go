@@ -1,6 +1,6 @@
 // Package imagecapi binds the C header cshim/include/torchstream_image.h, function by function,
-// with Go types and errors: image decoding, augmentation and inflate. Its library needs no
-// LibTorch. The package makes no policy. internal/capi binds the rest of the shim.
+// with Go types and errors: image decoding, augmentation and inflate. Its library does not need
+// LibTorch. The package adds no policy. internal/capi binds the rest of the shim.
 //
 // One goroutine at a time may use an object (a decoder, an augmenter, an inflater), on any OS
 // thread. C keeps no pointer beyond the call and never calls back into Go. The functions are
@@ -35,8 +35,8 @@ func Version() string {
 // loaded is true once every function can be called.
 var loaded atomic.Bool
 
-// Check loads the image library, if nobody has done so yet, and returns an error that wraps
-// [CodeNoLibrary] if that is not possible. Functions that need no object call it.
+// Check loads the image library, if it is not loaded yet. If that fails, it returns an error that
+// wraps [CodeNoLibrary]. Functions that need no object call it.
 func Check() error {
 	if loaded.Load() {
 		return nil

@@ -9,9 +9,9 @@ import (
 )
 
 // callName returns the exported function or method of this module that the program called, for
-// example "cuda.Event.Record": the innermost such call outside of internal packages. In a
-// goroutine of the module's own it is the exported function of an internal package without the
-// package, for example "EventElapsed".
+// example "cuda.Event.Record": the innermost such call outside internal packages. In a goroutine
+// started by the module it is the exported function of an internal package without the package
+// name, for example "EventElapsed".
 func callName() string {
 	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs[:])]) // includes callName itself
@@ -37,9 +37,9 @@ func callName() string {
 	}
 }
 
-// exported splits the name of a function, without its module, into the folder of its package and
-// the name as a program writes it: "Event.Elapsed" for "cuda.(*Event).Elapsed". The name is empty
-// if a part is not exported. A closure has no name: the function that runs it has one.
+// exported splits a function's name without its module into the package's folder and the name as a
+// program writes it: "Event.Elapsed" for "cuda.(*Event).Elapsed". The name is empty if a part is
+// not exported. A closure has no name: the enclosing function has one.
 func exported(function string) (folder, name string) {
 	if at := strings.IndexByte(function, '['); at >= 0 { // the types of a generic function
 		function = function[:at] + function[strings.LastIndexByte(function, ']')+1:]
@@ -55,8 +55,7 @@ func exported(function string) (folder, name string) {
 	return function[:at] + pkg, name
 }
 
-// goWords replaces the names of the C headers in the message of an error by what a Go program
-// writes.
+// goWords replaces C header names in an error message with their Go equivalents.
 func goWords(message string) string {
 	var b strings.Builder
 	for {
@@ -71,7 +70,7 @@ func goWords(message string) string {
 	}
 }
 
-// cName returns where the first name of the C headers is in a text, or -1.
+// cName returns the position of the first C header name in a text, or -1.
 func cName(text string) (start, end int) {
 	for at := 0; at+3 <= len(text); at++ {
 		if prefix := text[at : at+3]; prefix != "ts_" && prefix != "TS_" || at > 0 && inName(text[at-1]) {
@@ -88,8 +87,8 @@ func inName(c byte) bool {
 	return c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// goName returns what a Go program writes for a name of the C headers. A test compares the names
-// with those in the messages of the C++ sources.
+// goName returns the Go equivalent of a C header name. A test compares the names with the messages
+// in the C++ sources.
 func goName(c string) string {
 	switch c {
 	case "TS_EVENT_FLAG_TIMING":

@@ -37,8 +37,8 @@ func TestExportedNamesOfFrames(t *testing.T) {
 	}
 }
 
-// TestErrorsNameTheCall: an error that C returns has the name of the Go function. This test's own
-// functions are none of the module's.
+// An error from C has the name of the Go function. This test's functions are not part of the
+// module.
 func TestErrorsNameTheCall(t *testing.T) {
 	_, err := Header([]byte("text"))
 	var e *Error
@@ -63,11 +63,12 @@ func TestNamesOfCBecomeThoseOfGo(t *testing.T) {
 	}
 }
 
-// literal matches a string of C++, and a comment, in which quotes mean nothing.
+// literal matches a C++ string, and a comment, in which quotes have no meaning.
 var literal = regexp.MustCompile(`//[^\n]*|(?s:/\*.*?\*/)|#include[^\n]*|guard\("\w+"|"(?:[^"\\\n]|\\.)*"`)
 
-// namesInMessages returns the names of the C headers in the strings of the C++ sources, each with a
-// file. The first argument of guard, and the origin of the error without memory, are no text.
+// namesInMessages returns the C header names in the strings of the C++ sources, each with a file.
+// It skips the first argument of guard and the origin of the out-of-memory error, which are not
+// messages.
 func namesInMessages(t *testing.T) map[string]string {
 	t.Helper()
 	const root = "../../cshim/src"
@@ -97,8 +98,7 @@ func namesInMessages(t *testing.T) map[string]string {
 	return found
 }
 
-// TestMessagesOfCHaveGoNames: a message that names a function or a constant of C names one of Go
-// for a Go program.
+// If a message names a C function or constant, a Go program sees the Go name.
 func TestMessagesOfCHaveGoNames(t *testing.T) {
 	names := namesInMessages(t)
 	for _, name := range slices.Sorted(maps.Keys(names)) {
@@ -120,8 +120,8 @@ func TestMessagesOfCHaveGoNames(t *testing.T) {
 	}
 }
 
-// goHas reports whether a package declares a name, such as cuda.OwnedStream.Close, or a field that
-// is set, such as cuda.EventOptions{Timing: true}.
+// goHas reports whether a package declares a name, such as cuda.OwnedStream.Close, or a field in a
+// literal, such as cuda.EventOptions{Timing: true}.
 func goHas(t *testing.T, name string) bool {
 	t.Helper()
 	pkg, rest, found := strings.Cut(name, ".")

@@ -39,9 +39,9 @@ import (
 )
 
 // OpenLibrary finds and opens a shared library, which stays open, and returns its path. versionOf
-// is the function that returns its ABI version, want the version that this program needs. bind
-// gets the handle of dlopen, and returns the name of a function that the library lacks, or "". An
-// error is an [*Error] with [CodeNoLibrary]; then bind has not changed anything.
+// names the function that returns the library's ABI version; want is the required version. bind
+// gets dlopen's handle, and returns the name of a function that the library lacks, or "". An error
+// is an [*Error] with [CodeNoLibrary]; bind has then changed nothing.
 func OpenLibrary(search library.Search, name, versionOf string, want int, bind func(handle unsafe.Pointer) string) (path string, err error) {
 	fail := func(message string) (string, error) {
 		return "", &Error{Code: CodeNoLibrary, Origin: name, Message: message}
@@ -51,7 +51,7 @@ func OpenLibrary(search library.Search, name, versionOf string, want int, bind f
 		if search.Library != "" {
 			return fail(search.Missing(name))
 		}
-		path = name // for the folders that the dynamic loader knows
+		path = name // a name for the dynamic loader's search
 	}
 	handle, why := open(path)
 	switch {
@@ -95,6 +95,6 @@ func bind(handle unsafe.Pointer) string {
 	return ""
 }
 
-// absent reports whether an error stands for a library that is not loaded. Until the table is
-// filled, functions return it, and there is no library to ask for its message.
+// absent reports whether an error means that the library is not loaded. Functions return it until
+// the table is filled, when no library can give its message.
 func absent(e unsafe.Pointer) bool { return e == unsafe.Pointer(&C.torchstream_imagecapi_absent) }

@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-// compile makes a shared library from C and returns its folder. It skips the test where there is no
-// C compiler, as in a bundle of tests.
+// compile builds a shared library from C and returns its folder. It skips the test if there is no C
+// compiler, as in a bundle of tests.
 func compile(t *testing.T, folder, name, source string, options ...string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -28,8 +28,8 @@ func compile(t *testing.T, folder, name, source string, options ...string) strin
 	return folder
 }
 
-// A library that cannot be used is an error that says what is there, what is wanted and what to
-// do. The functions of the library that is loaded stay as they are.
+// An unusable library is an error that says what was found, what is required and what to do. The
+// loaded library's functions stay bound.
 func TestOpenLibraryExplainsFailures(t *testing.T) {
 	bound := func(unsafe.Pointer) string { t.Error("the library was used"); return "" }
 	open := func(folder string, bind func(unsafe.Pointer) string) error {

@@ -1,18 +1,17 @@
-// Package racecheck checks the order of work on streams: it is told which queue reads and writes
-// which memory, and which edges order the queues, in the order in which a program makes these
-// calls. It reports an access that no edge orders after an earlier one to the same bytes, of which
-// one is a write. It knows nothing of CUDA or LibTorch.
+// Package racecheck checks the order of work on streams. Its input is the sequence of a program's
+// calls: which queue reads and writes which memory, and which edges order the queues. If two
+// accesses to the same bytes are not ordered by edges, and one is a write, it reports the later
+// access. It does not depend on CUDA or LibTorch.
 //
-// A [Checker] keeps a vector clock for every queue and for every recorded event. Two accesses are
-// ordered if the later one's queue knows the earlier one's time: by the order of one queue, by a
-// wait, by an event, or because the host waited before it queued the later one. Whether the
-// hardware happened to run them one after the other does not count, so a report does not depend on
-// luck.
+// A [Checker] keeps a vector clock for every queue and every recorded event. Two accesses are
+// ordered if the later one's queue knows the earlier one's time: through the order of one queue, a
+// wait, an event, or a wait by the host before it queued the later one. The actual order in the
+// hardware does not count, so a report does not depend on timing.
 //
 // Memory is compared by bytes, not by tensors: views of one storage share a block. A block
-// remembers the accesses that some later one may have to be ordered after; an access that a later
-// write of the same bytes is ordered after is forgotten, since whatever is ordered after the write
-// is ordered after both. So the memory is bounded by the allocations that are live, see
+// remembers the accesses that a later access may have to be ordered after. When a later write of
+// the same bytes is ordered after an access, the block forgets the access: whatever is ordered
+// after the write is ordered after both. So memory is bounded by the live allocations, see
 // maxAccesses.
 package racecheck
 
@@ -24,21 +23,22 @@ import (
 
 // Options are the options of New.
 type Options struct {
-	// Report is called with each new finding, while the Checker is locked: it must not call it.
+	// Report is called with each new finding while the Checker is locked. It must not call the
+	// Checker.
 	Report func(*Finding)
 	// MaxFindings is the maximum number of findings to report; 0 means 100. Further ones are
 	// counted.
 	MaxFindings int
-	// Fingerprint returns a number that depends on the n bytes of host memory from an address on.
-	// With it the checker finds pinned memory that the program changes, through a slice, while a
-	// copy may still read it. It is called only for memory between Allocate and Free.
+	// Fingerprint returns a hash of the n bytes of host memory from an address on. The checker uses
+	// it to find pinned memory that the program changes, through a slice, while a copy may still
+	// read it. It is called only for memory between Allocate and Free.
 	Fingerprint func(begin, n uintptr) uint64
-	// Ignore drops findings of which a function or a file:line of either stack matches.
+	// Ignore drops findings if a function or a file:line of either stack matches.
 	Ignore *regexp.Regexp
 }
 
-// Checker checks the order of one program. Its methods may be called from any goroutine; each call
-// takes effect at one point in time.
+// Checker checks the order of one program. Its methods may be called from any goroutine, and each
+// call is atomic.
 type Checker struct {
 	mu       sync.Mutex
 	o        Options
@@ -47,24 +47,24 @@ type Checker struct {
 	queues   []queue
 	events   map[uintptr]*event
 	graphs   map[uintptr]*graph
-	capture  *capture // nil: none is under way
+	capture  *capture // nil if none is running
 	places   map[placeKey]*Place
 	watched  []watched
 	found    map[findingKey]*Finding
 	findings []*Finding
 	serial   uint64
 	stats    Stats
-	signals  []Queue           // of waits for external events, by number in their capture
+	signals  []Queue           // for waits for external events, by number in their capture
 	spare    map[Queue][]Queue // lanes of closed graphs, by stream
 }
 
-// Stats counts what a Checker has seen.
+// Stats counts the observations of a Checker.
 type Stats struct {
 	Operations int64 // launches
 	Accesses   int64
-	Blocks     int   // now
-	Forgotten  int64 // accesses that were forgotten because a block had too many
-	// Findings includes those beyond MaxFindings, of which repeats count again.
+	Blocks     int   // current number
+	Forgotten  int64 // accesses forgotten because a block had too many
+	// Findings includes repeats, and findings beyond MaxFindings.
 	Findings int
 }
 
@@ -75,7 +75,7 @@ type queue struct {
 	of     Queue // the stream that a lane belongs to; 0 for streams
 }
 
-// world holds the clocks of queues. A capture has one of its own, because its work does not run
+// world holds the clocks of queues. A capture has a separate world, because its work does not run
 // when it is queued.
 type world struct {
 	clocks []clock
@@ -97,7 +97,7 @@ type event struct {
 	external bool
 }
 
-// New returns a Checker that has seen nothing.
+// New returns an empty Checker.
 func New(o Options) *Checker {
 	if o.MaxFindings < 1 {
 		o.MaxFindings = 100
@@ -119,7 +119,7 @@ func (c *Checker) NewQueue(name string, device int32) Queue {
 	return Queue(len(c.queues) - 1)
 }
 
-// NameQueue replaces the name of a stream, and the place where it was made.
+// NameQueue replaces a stream's name and the place of its construction.
 func (c *Checker) NameQueue(q Queue, name string, made *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +137,7 @@ func (c *Checker) Stats() Stats {
 	return s
 }
 
-// worldOf returns the clocks that count for work on the queue now.
+// worldOf returns the clocks that now apply to work on the queue.
 func (c *Checker) worldOf(q Queue) *world {
 	if c.capture != nil && c.capture.inside(q) {
 		return &c.capture.world
@@ -195,7 +195,7 @@ func (c *Checker) wait(waiter, on Queue) {
 	c.issue(waiter).join(from)
 }
 
-// Record makes the event stand for all earlier work of the queue.
+// Record makes the event represent all earlier work of the queue.
 func (c *Checker) Record(e uintptr, q Queue, at *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,8 +244,8 @@ func (c *Checker) WaitEvent(waiter Queue, e uintptr) bool {
 	return true
 }
 
-// Drop forgets the event. at is the place of the call that drops it, and nil if the event is not
-// the program's.
+// Drop forgets the event. at is the place of the call that drops it, or nil for an event that the
+// program does not own.
 func (c *Checker) Drop(e uintptr, at *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -284,15 +284,15 @@ func (c *Checker) WaitSnapshot(taken []uint64) {
 
 // ---- Memory
 
-// Memory is memory of a tensor: Region lies in the storage [Storage, Storage+StorageBytes).
+// Memory is a tensor's memory: Region is inside the storage [Storage, Storage+StorageBytes).
 type Memory struct {
 	Device       int32
 	Storage      uintptr
 	StorageBytes uintptr
 	Region       Region
 	Shape        Shape
-	// Track makes the checker remember host memory that it does not know. Other accesses to such
-	// memory cost one lookup.
+	// Track makes the checker remember unknown host memory. Otherwise an access to such memory
+	// costs one lookup.
 	Track bool
 }
 
@@ -313,9 +313,8 @@ func (c *Checker) space(device int32) *space {
 	return s
 }
 
-// Allocate says that the queue's allocator has handed out the memory. The memory may have had other
-// users before, which only the owner's queue is ordered after: for all others the allocation counts
-// as a write.
+// Allocate records that the queue's allocator has handed out the memory. Only the owner's queue is
+// ordered after earlier users of the memory: for all others the allocation counts as a write.
 func (c *Checker) Allocate(device int32, begin, bytes uintptr, owner Queue, at *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -338,7 +337,7 @@ func (c *Checker) Allocate(device int32, begin, bytes uintptr, owner Queue, at *
 	b.accesses = append(b.accesses, a)
 }
 
-// newBlock replaces what the checker knows about the memory.
+// newBlock replaces the checker's record of the memory.
 func (c *Checker) newBlock(s *space, device int32, begin, bytes uintptr, owner Queue, at *Place) *block {
 	if bytes == 0 {
 		return nil
@@ -357,7 +356,7 @@ func (c *Checker) newBlock(s *space, device int32, begin, bytes uintptr, owner Q
 	return b
 }
 
-// Use says that the memory may be used on the queue until it is freed: it is then reused only after
+// Use records that the memory may be used on the queue until it is freed. It is reused only after
 // the work that the queue has at that time.
 func (c *Checker) Use(device int32, storage uintptr, q Queue) {
 	c.mu.Lock()
@@ -367,8 +366,8 @@ func (c *Checker) Use(device int32, storage uintptr, q Queue) {
 	}
 }
 
-// Free says that the memory returns to its owner's allocator. Uses of other queues that the owner's
-// queue is not ordered after are reported, since the owner's next allocation may be the same
+// Free records that the memory returns to its owner's allocator. Uses by other queues are reported
+// unless the owner's queue is ordered after them, since the owner's next allocation may be the same
 // memory.
 func (c *Checker) Free(device int32, begin uintptr, at *Place) {
 	c.mu.Lock()
@@ -383,7 +382,7 @@ func (c *Checker) Free(device int32, begin uintptr, at *Place) {
 	if b.owner == Host && device != hostDevice {
 		return // the owner of memory from before the Checker is unknown
 	}
-	// The garbage collector may free memory from before a capture that its owner's stream is in.
+	// The garbage collector may free memory allocated before the capture of its owner's stream.
 	list, w := &b.accesses, &c.world
 	if b.captured {
 		if c.capture == nil || !c.capture.inside(b.owner) {
@@ -405,13 +404,13 @@ func (c *Checker) Free(device int32, begin uintptr, at *Place) {
 	}
 }
 
-// Launch is work that the host queues on a queue, or does itself.
+// Launch is work that the host queues, or does itself.
 type Launch struct {
 	At       *Place
 	Accesses []Access
 }
 
-// Do records the accesses of one operation. All of its accesses on one queue are of one time.
+// Do records the accesses of one operation. All accesses on one queue have the same time.
 func (c *Checker) Do(l Launch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -507,7 +506,7 @@ func (c *Checker) remember(a *Access, at *Place) {
 	*list = append(*list, access{a.Region, a.Queue, a.Write, own.at(a.Queue), at, a.Shape})
 }
 
-// Unmap says that the memory returns to the driver, which waits for all work on it.
+// Unmap records that the memory returns to the driver, which waits for all work on it.
 func (c *Checker) Unmap(device int32, begin, bytes uintptr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

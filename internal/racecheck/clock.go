@@ -4,12 +4,12 @@ package racecheck
 // queued.
 type Queue int32
 
-// Host is the queue of the program itself. All goroutines are one queue: the order between them is
-// the Go race detector's to check.
+// Host is the queue of the program itself. All goroutines count as one queue: the Go race detector
+// checks the order between them.
 const Host Queue = 0
 
-// clock is a vector clock: for each queue, the time up to which its work is known to be done.
-// Queues beyond the end have the time 0.
+// clock is a vector clock: for each queue, the time up to which its work is known to be complete.
+// Queues beyond the end have time 0.
 type clock []uint64
 
 func (c clock) at(q Queue) uint64 {

@@ -18,12 +18,12 @@ var (
 	missing = picture.RGB(0xd64545)
 )
 
-// WriteSVG draws the two streams with the two uses, and the edge that is missing between them. A
-// finding that concerns no memory has one row for each place.
+// WriteSVG draws the two streams with the two uses, and the missing edge between them. A finding
+// that involves no memory has one row per place.
 func (f *Finding) WriteSVG(w io.Writer) error {
 	const (
 		left, top, height = 20.0, 58.0, 62.0
-		first, second     = 250.0, 560.0 // where the boxes of the two uses begin
+		first, second     = 250.0, 560.0 // left edges of the boxes of the two uses
 		wide              = 250.0
 	)
 	p := &picture.Picture{Width: 860, Height: 272}
@@ -88,7 +88,7 @@ func dashed(p *picture.Picture, x0, y0, x1, y1 float64) {
 	}
 }
 
-// short cuts a text to a number of characters.
+// short truncates a text to a number of characters.
 func short(text string, length int) string {
 	runes := []rune(text)
 	if len(runes) <= length {
@@ -97,7 +97,7 @@ func short(text string, length int) string {
 	return string(runes[:length-1]) + "…"
 }
 
-// base returns the line with the file's name alone.
+// base returns the line with only the file's base name.
 func (f Frame) base() string {
 	if f.File == "" {
 		return f.String()

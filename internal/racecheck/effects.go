@@ -2,26 +2,26 @@ package racecheck
 
 import "strings"
 
-// Effect is what an operator does with an argument.
+// Effect is an operator's effect on an argument.
 type Effect uint8
 
 const (
 	None  Effect = iota // no tensor
 	Reads               // its elements
-	// Views says that a result may be a view of the argument. The operator then reads no element;
-	// if the result has other memory, the argument is read.
+	// Views means that a result may be a view of the argument. The operator then reads no element.
+	// If the result has other memory, the operator reads the argument.
 	Views
 	Writes
 	Metadata // reads sizes and dtype alone
 )
 
-// Operator is what an operator's schema says about its effects.
+// Operator describes an operator's effects, as declared by its schema.
 type Operator struct {
 	Name string   // with the overload: "aten::add.Tensor"
 	Args []Effect // by parameter
 }
 
-// Effects reads the alias annotations of a schema of LibTorch: "aten::add_.Tensor(Tensor(a!) self,
+// Effects reads the alias annotations of a LibTorch schema: "aten::add_.Tensor(Tensor(a!) self,
 // Tensor other, *, Scalar alpha=1) -> Tensor(a!)".
 func Effects(schema string) Operator {
 	name, rest, _ := strings.Cut(schema, "(")
@@ -36,8 +36,8 @@ func Effects(schema string) Operator {
 	return o
 }
 
-// inPlaceViews change the sizes and strides of their first argument, and no element, although their
-// schemas say that they write it.
+// inPlaceViews change the sizes and strides of their first argument but no element, although their
+// schemas declare a write.
 var inPlaceViews = map[string]bool{
 	"as_strided_": true, "detach_": true, "requires_grad_": true, "resize_": true, "set_": true, "squeeze_": true, "swapaxes_": true, "swapdims_": true,
 	"t_": true, "transpose_": true, "unsqueeze_": true,
@@ -60,8 +60,8 @@ func effect(base, arg string) Effect {
 	return Views
 }
 
-// arguments splits the part of a schema behind its first parenthesis at the commas outside of
-// further brackets and quotes, up to the parenthesis that ends the arguments.
+// arguments splits a schema's arguments, from after its first parenthesis to the matching one, at
+// the commas outside further brackets and quotes.
 func arguments(text string) (args []string) {
 	depth, start, quote := 0, 0, byte(0)
 	for i := range len(text) {

@@ -2,32 +2,31 @@ package racecheck
 
 import "slices"
 
-// An external event connects a graph with work outside of it: a captured record or wait is a node
-// of the graph, which every replay runs. A stream that waits for the event after a replay is
-// ordered after the operations that come before the record in the graph, not after the whole graph.
-// The operations behind a captured wait are ordered after the record that the event has at the
-// replay.
+// An external event connects a graph with work outside it. A captured record or wait is a node of
+// the graph, and every replay runs it. A stream that waits for the event after a replay is ordered
+// after the operations that precede the record in the graph, not after the whole graph. The
+// operations after a captured wait are ordered after the event's record at the time of the replay.
 //
-// So the accesses of a graph with such nodes fall into groups. The accesses of one group come after
-// the same waits and before the same records. In a replay each group has a queue of its own, a
-// lane, which starts at the replay's place in its stream, and which the stream's later work waits
-// for.
+// So the accesses of a graph with such nodes fall into groups. All accesses of a group follow the
+// same waits and precede the same records. In a replay each group has a separate queue, called a
+// lane. The lane starts at the replay's position in its stream, and the stream's later work waits
+// for the lane.
 
-// External says that the event, which has no record yet, is external.
+// External marks an event that has no record yet as external.
 func (c *Checker) External(e uintptr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.events[e] = &event{external: true}
 }
 
-// node is a record of an external event in a graph, or a wait for one.
+// node is a graph's record of an external event, or wait for one.
 type node struct {
 	event *event
 	at    *Place
 	// clock is the queue's clock at a record, in the world of the capture.
 	clock clock
-	lanes []int // of a record: the groups that come before it
-	waits []int // of a record: the waits that come before it
+	lanes []int // of a record: the groups that precede it
+	waits []int // of a record: the waits that precede it
 }
 
 // captureRecord adds a record of the external event on a queue of the capture.
@@ -38,8 +37,8 @@ func (c *Checker) captureRecord(ev *event, q Queue, at *Place) {
 	})
 }
 
-// captureWait adds a wait for the external event on a queue of the capture. In the clocks of the
-// capture the wait is a queue, which has the time 1 behind the wait.
+// captureWait adds a wait for the external event on a queue of the capture. In the capture's clocks
+// the wait is a queue, which has time 1 after the wait.
 func (c *Checker) captureWait(ev *event, q Queue) {
 	n := len(c.capture.waits)
 	if n == len(c.signals) {
@@ -51,7 +50,7 @@ func (c *Checker) captureWait(ev *event, q Queue) {
 	c.issue(q).set(c.signals[n], 1)
 }
 
-// noDevice is the device of queues that are no streams.
+// noDevice is the device of queues that are not streams.
 const noDevice = -2
 
 // waitsBefore returns the numbers of the waits that a clock of the capture knows.
@@ -64,8 +63,8 @@ func (c *capture) waitsBefore(known clock) (waits []int) {
 	return waits
 }
 
-// group returns the number of the group whose accesses come after these waits and before these
-// records, and adds it to the graph if it is new.
+// group returns the number of the group whose accesses follow these waits and precede these
+// records. It adds a new group to the graph.
 func (g *graph) group(waits, records []int) int {
 	same := func(o group) bool { return slices.Equal(o.waits, waits) && slices.Equal(o.records, records) }
 	if i := slices.IndexFunc(g.groups, same); i >= 0 {
@@ -80,7 +79,7 @@ func (g *graph) group(waits, records []int) int {
 
 type group struct{ waits, records []int }
 
-// recordsAfter returns the numbers of the records that come after an access of the capture.
+// recordsAfter returns the numbers of the records that follow an access of the capture.
 func (c *capture) recordsAfter(f *foot) (records []int) {
 	for i := range c.records {
 		if f.time <= c.records[i].clock.at(f.queue) {
@@ -108,8 +107,8 @@ func (c *Checker) lanes(g *graph, q Queue) []Queue {
 	return g.lanes[q]
 }
 
-// enterLanes begins a replay of a graph with external events on the stream. It returns the queue of
-// each group.
+// enterLanes starts a replay of a graph with external events on the stream. It returns each group's
+// queue.
 func (c *Checker) enterLanes(g *graph, q Queue) []Queue {
 	lanes := c.lanes(g, q)
 	for i, lane := range lanes {
@@ -123,8 +122,7 @@ func (c *Checker) enterLanes(g *graph, q Queue) []Queue {
 	return lanes
 }
 
-// leaveLanes ends a replay: the events get their records, and the stream comes after the whole
-// graph.
+// leaveLanes ends a replay: it records the events, and orders the stream after the whole graph.
 func (c *Checker) leaveLanes(g *graph, q Queue, lanes []Queue) {
 	if len(g.records)+len(g.waits) == 0 {
 		return
@@ -154,8 +152,8 @@ func (c *Checker) leaveLanes(g *graph, q Queue, lanes []Queue) {
 	}
 }
 
-// freeLanes keeps the lanes of a graph that is closed for other graphs on the same streams. Replays
-// on one stream run in order, as the work of one lane must.
+// freeLanes keeps a closed graph's lanes for other graphs on the same streams. Replays on one
+// stream run in order, as the work of a lane must.
 func (c *Checker) freeLanes(g *graph) {
 	for q, lanes := range g.lanes {
 		c.spare[q] = append(c.spare[q], lanes...)

@@ -2,7 +2,7 @@ package racecheck
 
 import "testing"
 
-// externalProgram has a graph on the stream side and two streams beside it. The events 1 and 2 are
+// externalProgram has a graph on one stream, and two other streams. The events 1 and 2 are
 // external.
 type externalProgram struct {
 	*Checker
@@ -31,8 +31,8 @@ func (p externalProgram) capture(body func()) {
 
 func (p externalProgram) replay(q Queue) { p.Replay(7, q, p.Here("Graph.Replay", 0)) }
 
-// A graph hands the order of a record that it waits for to those who wait for its own record, even
-// if it does no work between the two.
+// A graph waits for one record and then records an event. A waiter for that event is ordered after
+// the first record, even if the graph does no work between the two.
 func TestExternalWaitIsPassedOn(t *testing.T) {
 	for _, wait := range []bool{true, false} {
 		p := newExternal()
@@ -78,8 +78,8 @@ func TestExternalEventIsRecordedByReplays(t *testing.T) {
 	}
 }
 
-// A graph that works on many parts of a piece of memory keeps those before a record apart from
-// those behind it.
+// A graph with many accesses to one block distinguishes the accesses before a record from those
+// after it.
 func TestExternalEventsDivideManyAccesses(t *testing.T) {
 	for _, write := range []bool{false, true} {
 		p := newExternal()
@@ -123,7 +123,7 @@ func TestFindingNamesTheStreamOfAReplay(t *testing.T) {
 	}
 }
 
-// The host waits for a replay with external events as for any work of the stream.
+// The host can wait for a replay with external events as for any work of the stream.
 func TestHostWaitsForExternalReplays(t *testing.T) {
 	for name, wait := range map[string]func(p externalProgram){
 		"the stream": func(p externalProgram) { p.Wait(Host, p.side) },
@@ -143,7 +143,7 @@ func TestHostWaitsForExternalReplays(t *testing.T) {
 	}
 }
 
-// A program may capture again and again: a closed graph leaves nothing behind.
+// A program may capture repeatedly: a closed graph leaves no memory behind.
 func TestExternalGraphsAreBounded(t *testing.T) {
 	p := newExternal()
 	queues := 0

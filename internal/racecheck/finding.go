@@ -15,24 +15,22 @@ type Kind string
 const (
 	// KindRace is an access that no edge orders after an earlier one to the same bytes.
 	KindRace Kind = "race"
-	// KindFreed is memory that is freed while a stream that its owner does not wait for may still
-	// use it.
+	// KindFreed is memory freed while a stream that its owner does not wait for may still use it.
 	KindFreed Kind = "freed"
-	// KindNotRecorded is a wait for an event that was never recorded. It is a note, because the
-	// call returns an error.
+	// KindNotRecorded is a wait for an event that has no record. It is a note, because the call
+	// returns an error.
 	KindNotRecorded Kind = "not-recorded"
-	// KindEventNotAwaited is an event that was recorded and that nothing ever waited for. It is a
-	// note.
+	// KindEventNotAwaited is a recorded event that nothing waited for. It is a note.
 	KindEventNotAwaited Kind = "event-not-awaited"
 	// KindSharedStream is a pool stream that was handed out before. It is a note.
 	KindSharedStream Kind = "shared-stream"
-	// KindPageable is a copy that was to be asynchronous, and waits because its host memory is not
+	// KindPageable is a copy requested as asynchronous that blocks because its host memory is not
 	// pinned. It is a note.
 	KindPageable Kind = "pageable-copy"
 )
 
-// Note reports whether findings of the kind are no errors: the program computes what it says, but
-// probably not as it was meant.
+// Note reports whether findings of the kind are not errors: the program is well-defined, but
+// probably not as intended.
 func (k Kind) Note() bool {
 	return k != KindRace && k != KindFreed
 }
@@ -43,7 +41,7 @@ type Use struct {
 	Within string `json:"within,omitempty"` // the operator in the captured graph, for a replay
 	Write  bool   `json:"write"`
 	Stream string `json:"stream"`
-	// Variable is the Go expression for the stream, as far as the sources tell.
+	// Variable is the Go expression for the stream, if the sources show it.
 	Variable string  `json:"variable"`
 	Made     string  `json:"stream_made_at,omitempty"`
 	At       Frame   `json:"at"` // the program's line
@@ -54,17 +52,17 @@ type Use struct {
 type Finding struct {
 	Kind   Kind `json:"kind"`
 	First  Use  `json:"first"`  // the one that the program made first
-	Second Use  `json:"second"` // the one that is not ordered after it
-	// Tensor describes the memory: "float32[2 3] on cuda:0"; "" if no memory is concerned.
+	Second Use  `json:"second"` // the use that is not ordered after First
+	// Tensor describes the memory: "float32[2 3] on cuda:0", or "" if no memory is involved.
 	Tensor string `json:"tensor,omitempty"`
 	Bytes  int64  `json:"bytes,omitempty"`
 	MadeBy string `json:"made_by,omitempty"` // the operator that made the memory
 	MadeAt Frame  `json:"made_at"`
-	// Missing is the line of Go to add, and Where the place to add it at: before the line.
+	// Missing is the Go line to add, and Where is the place to add it: before that line.
 	Missing string `json:"missing,omitempty"`
 	Where   Frame  `json:"where"`
 	Advice  string `json:"advice,omitempty"`
-	Count   int    `json:"count"` // how often it was found so far
+	Count   int    `json:"count"` // number of times found so far
 }
 
 type findingKey struct {
@@ -150,8 +148,8 @@ func deviceName(d int32) string {
 	return fmt.Sprintf("cuda:%d", d)
 }
 
-// changed reports pinned memory that the program has changed, through a slice, since a copy from it
-// was queued and before the host waited for the copy.
+// changed reports pinned memory that the program changed through a slice after a copy from it was
+// queued and before the host waited for the copy.
 func (c *Checker) changed(w *watched) {
 	f := &Finding{Kind: KindRace, First: c.use(w.queue, w.at, false, nil)}
 	var k placeKey
@@ -204,7 +202,7 @@ func (c *Checker) freed(b *block, a *access, at *Place) {
 	c.add(f)
 }
 
-// note adds a finding that concerns no memory.
+// note adds a finding that involves no memory.
 func (c *Checker) note(k Kind, first, second *Place) {
 	f := &Finding{Kind: k}
 	if first != nil {
@@ -230,7 +228,7 @@ func (c *Checker) note(k Kind, first, second *Place) {
 	c.add(f)
 }
 
-// Note reports a defect that concerns no memory. first may be nil.
+// Note reports a defect that involves no memory. first may be nil.
 func (c *Checker) Note(k Kind, first, second *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,8 +244,8 @@ func (c *Checker) Made(q Queue) *Place {
 
 var assigned = regexp.MustCompile(`^\s*(?:var\s+)?([\w.\[\]]+)(?:\s*,\s*\w+)?\s*:?=\s*(?:[\w.]*\.)?New(?:Owned)?Stream\(`)
 
-// variable returns a Go expression for the stream: its variable, if the source line of its
-// construction can be read and assigns it, and a name of its number otherwise.
+// variable returns a Go expression for the stream. It is the stream's variable if the source line
+// of its construction can be read and assigns one, and otherwise a name with its number.
 func (c *Checker) variable(q Queue) string {
 	if q == Host {
 		return "host"
@@ -333,7 +331,7 @@ func (u Use) text(b *strings.Builder, order string, access bool) {
 	b.WriteString("\n")
 }
 
-// String returns the finding as text of several lines.
+// String returns the finding as text on several lines.
 func (f *Finding) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "stream sanitizer: %s\n", f.title())

@@ -2,8 +2,8 @@ package racecheck
 
 import "slices"
 
-// capture is the graph that is being captured. Its work runs only in replays, so it has clocks and
-// accesses of its own: they order the work inside of the graph.
+// capture is the graph being captured. Its work runs only in replays, so it has separate clocks and
+// accesses that order the work inside the graph.
 type capture struct {
 	world   world
 	members map[Queue]bool
@@ -42,7 +42,7 @@ type foot struct {
 	place *Place
 	queue Queue  // in the capture
 	time  uint64 // of the latest such access in the capture
-	waits []int  // that come before the first one
+	waits []int  // waits that precede the first one
 	group int
 }
 
@@ -53,9 +53,9 @@ type footKey struct {
 	queue  Queue
 }
 
-// step notes an access of the capture at the time of its queue. The same access later in the queue
-// comes after more waits and before fewer records, so the first time counts for those, and the last
-// time for these.
+// step records an access of the capture at its queue's time. The same access later in the queue
+// follows more waits and precedes fewer records. So the first time decides the waits, and the last
+// time decides the records.
 func (c *capture) step(b *block, a *Access, own clock, at *Place) {
 	key := footKey{b, a.Region, a.Write, a.Queue}
 	if i, ok := c.known[key]; ok {
@@ -68,8 +68,8 @@ func (c *capture) step(b *block, a *Access, own clock, at *Place) {
 	})
 }
 
-// maxFeet is the maximum number of accesses that a graph keeps of one block. A graph with more
-// keeps one for each group, of all of the block's memory.
+// maxFeet is the maximum number of accesses that a graph keeps for one block. Above it, the graph
+// keeps one access per group, to the whole block.
 const maxFeet = 16
 
 type graph struct {
@@ -79,7 +79,7 @@ type graph struct {
 	pool   *pool
 	users  []Queue // of replays
 
-	// Of external events. All are empty for a graph without such nodes.
+	// Nodes of external events. All are empty for a graph without such nodes.
 	records []node
 	waits   []*event
 	groups  []group
@@ -89,15 +89,15 @@ type graph struct {
 // pool is the memory that graphs share. Their replays are ordered.
 type pool struct{ clock clock }
 
-// Begin begins the capture of a stream.
+// Begin starts the capture of a stream.
 func (c *Checker) Begin(origin Queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.capture = &capture{members: map[Queue]bool{origin: true}, touched: map[*block]*[]access{}, known: map[footKey]int{}}
 }
 
-// End ends the capture. The graph's number is the caller's; 0 stands for a capture that failed.
-// share is the graph whose memory the new graph shares, or 0.
+// End ends the capture. The caller chooses the graph's number; 0 means that the capture failed.
+// share is the graph that shares its memory with the new graph, or 0.
 func (c *Checker) End(g, share uintptr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,14 +116,14 @@ func (c *Checker) End(g, share uintptr) {
 	}
 	for _, b := range was.order {
 		if b.captured && c.space(b.device).exact[b.begin] != b {
-			continue // freed in the capture: nothing outside of the graph can reach the memory
+			continue // freed in the capture: unreachable outside the graph
 		}
 		made.feet = append(made.feet, made.footprint(was, byBlock[b])...)
 	}
 	c.graphs[g] = made
 }
 
-// footprint returns the accesses of replays to a block, from those of the capture.
+// footprint returns the replays' accesses to a block, derived from the capture's accesses.
 func (g *graph) footprint(was *capture, feet []foot) []foot {
 	if len(g.records)+len(g.waits) == 0 {
 		feet = anyQueue(feet)
@@ -138,7 +138,7 @@ func (g *graph) footprint(was *capture, feet []foot) []foot {
 	return feet
 }
 
-// anyQueue returns accesses that differ in more than their queues. Of several it keeps the latest.
+// anyQueue merges accesses that differ only in their queues, and keeps the latest of each.
 func anyQueue(feet []foot) (some []foot) {
 	known := map[footKey]int{}
 	for _, f := range feet {
@@ -154,7 +154,7 @@ func anyQueue(feet []foot) (some []foot) {
 	return some
 }
 
-// whole returns one access of all of the block's memory for each group.
+// whole returns one access to the whole block for each group.
 func whole(feet []foot) (some []foot) {
 	for _, f := range feet {
 		f.mem.Region = Bytes(f.block.begin, f.block.end-f.block.begin)
@@ -169,8 +169,7 @@ func whole(feet []foot) (some []foot) {
 	return some
 }
 
-// Replay queues the graph's work, after that of the previous replay of any graph that shares its
-// memory.
+// Replay queues the graph's work, after the previous replay of any graph that shares its memory.
 func (c *Checker) Replay(g uintptr, q Queue, at *Place) {
 	c.mu.Lock()
 	gr := c.graphs[g]
@@ -205,8 +204,7 @@ func (c *Checker) Replay(g uintptr, q Queue, at *Place) {
 	c.mu.Unlock()
 }
 
-// place returns the place of a replay's access: the call of Replay, and the operator in the
-// capture.
+// place returns the place of a replay's access: the call of Replay, and the captured operator.
 func (g *graph) place(c *Checker, i int, at *Place) *Place {
 	if g.at != at {
 		g.at, g.places = at, map[*Place]*Place{}
@@ -220,8 +218,8 @@ func (g *graph) place(c *Checker, i int, at *Place) *Place {
 	return p
 }
 
-// FreeGraph says that the graph is closed. The library keeps the memory of its operands until its
-// last replay is done.
+// FreeGraph records that the graph is closed. The library keeps its operands' memory until the last
+// replay is complete.
 func (c *Checker) FreeGraph(g uintptr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// maxAccesses is the maximum number of accesses that a piece of memory remembers. Older ones are
-// forgotten first.
+// maxAccesses is the maximum number of accesses that a block remembers. It forgets the oldest
+// first.
 const maxAccesses = 64
 
-// maxBlocks is the maximum number of pieces of memory.
+// maxBlocks is the maximum number of blocks.
 const maxBlocks = 1 << 20
 
 // Shape describes a tensor, for reports.
@@ -29,23 +29,23 @@ type access struct {
 	shape  Shape
 }
 
-// block is a piece of memory: an allocation of a device, or host memory that a device reads or
-// writes. Blocks of a device do not overlap.
+// block is a piece of memory: a device allocation, or host memory that a device reads or writes.
+// Blocks of a device do not overlap.
 type block struct {
 	device   int32
 	begin    uintptr
 	end      uintptr
-	owner    Queue // the stream that allocated the memory; Host if it is not known
+	owner    Queue // the stream that allocated the memory; Host if unknown
 	made     *Place
 	shape    Shape
 	accesses []access
-	uses     []Queue // streams that RecordStream named
+	uses     []Queue // streams passed to RecordStream
 	captured bool    // allocated in a capture: memory of a graph
 	pinned   bool    // host memory that the program holds until Free
 	serial   uint64  // distinguishes blocks at the same address
 }
 
-// trim removes accesses that every later launch is ordered after, and the oldest ones of too many.
+// trim removes accesses that precede every later launch, and the oldest accesses above the limit.
 func (b *block) trim(known clock) (forgotten int) {
 	if len(b.accesses) < maxAccesses {
 		return 0
@@ -58,8 +58,8 @@ func (b *block) trim(known clock) (forgotten int) {
 	return 0
 }
 
-// space finds the blocks of one device by address. It keeps them sorted in short lists, so that
-// adding one moves few.
+// space finds the blocks of one device by address. It keeps them sorted in short lists, so that an
+// insertion moves few blocks.
 type space struct {
 	exact map[uintptr]*block // by first byte
 	lists [][]*block
@@ -68,7 +68,7 @@ type space struct {
 
 const maxList = 512
 
-// list returns the index of the list that a block beginning at the address is in or belongs into.
+// list returns the index of the list for a block that starts at the address.
 func (s *space) list(begin uintptr) int {
 	i, found := slices.BinarySearchFunc(s.lists, begin, func(l []*block, at uintptr) int { return cmp.Compare(l[0].begin, at) })
 	if !found && i > 0 {

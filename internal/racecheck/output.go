@@ -11,22 +11,22 @@ import (
 	"regexp"
 )
 
-// Variables of the environment that FromEnvironment reads.
+// Environment variables that FromEnvironment reads.
 const (
 	// EnvSanitize starts the sanitizer if it is "1". Its findings go to standard error. Empty and
 	// "0" do not start it; "notes" also writes the findings that are notes.
 	EnvSanitize = "TORCHSTREAM_SANITIZE"
-	// EnvSanitizeDir is a folder for the findings of the process, in addition: a text, a JSON file
-	// and a picture of each. The notes are not written there. The folder is made if it does not
-	// exist.
+	// EnvSanitizeDir is a folder for the process's findings, in addition to standard error. Each
+	// finding gets a text, a JSON file and a picture; notes do not. The folder is created if it
+	// does not exist.
 	EnvSanitizeDir = "TORCHSTREAM_SANITIZE_DIR"
 	// EnvSanitizeIgnore is a regular expression. A finding is dropped if a function or a file:line
 	// of either stack matches.
 	EnvSanitizeIgnore = "TORCHSTREAM_SANITIZE_IGNORE"
 )
 
-// FromEnvironment returns the Checker that the environment asks for, or nil. The fingerprint is
-// that of Options.
+// FromEnvironment returns the Checker that the environment requests, or nil. fingerprint becomes
+// Options.Fingerprint.
 func FromEnvironment(fingerprint func(begin, n uintptr) uint64) (*Checker, error) {
 	notes := false
 	switch mode := os.Getenv(EnvSanitize); mode {
@@ -65,7 +65,7 @@ type Output struct {
 	written int
 }
 
-// Write writes one finding. It is not for concurrent calls.
+// Write writes one finding. Calls must not be concurrent.
 func (o *Output) Write(f *Finding) {
 	if f.Kind.Note() && !o.Notes {
 		return

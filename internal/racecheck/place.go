@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// maxPlaces is the maximum number of places that are remembered, to be shared.
+// maxPlaces is the maximum number of shared places that are remembered.
 const maxPlaces = 1 << 16
 
-// depth is the maximum number of calls that are kept of a stack.
+// depth is the maximum number of stack frames that a place keeps.
 const depth = 32
 
-// Place is where a program made a call: the operator or call, and the stack.
+// Place is the location of a program's call: the operator or call, and the stack.
 type Place struct {
 	What    string // "aten::add.Tensor", "a copy"
 	within  string // "" or "in a replay of a graph"
@@ -30,7 +30,7 @@ type placeKey struct {
 	capture *Place
 }
 
-// Frame is a line of a program.
+// Frame is a line in a program.
 type Frame struct {
 	Function string `json:"function"`
 	File     string `json:"file"`
@@ -44,7 +44,7 @@ func (f Frame) String() string {
 	return fmt.Sprintf("%s:%d", f.File, f.Line)
 }
 
-// Here returns the place of the caller's caller, without skip further calls.
+// Here returns the place of the caller's caller, after skipping skip further calls.
 func (c *Checker) Here(what string, skip int) *Place {
 	var k placeKey
 	n := runtime.Callers(3+skip, k.pcs[:])
@@ -81,11 +81,11 @@ func (c *Checker) replayed(at, in *Place) *Place {
 // root is the path of this module's packages.
 const root = "github.com/torchstream/torchstream/"
 
-// helpers are packages of Go's library that call functions for others, so that none of their lines
-// is a program's.
+// helpers are packages of Go's library that call functions for others. None of their lines is a
+// program's.
 var helpers = []string{"runtime.", "iter.", "maps.", "slices.", "sort.", "sync."}
 
-// library reports whether a function belongs to this library, and not to a program or a test.
+// library reports whether a function belongs to this library, rather than to a program or a test.
 func library(f runtime.Frame) bool {
 	if strings.HasSuffix(f.File, "_test.go") {
 		return false
@@ -97,8 +97,8 @@ func library(f runtime.Frame) bool {
 	return !strings.HasPrefix(path, "cmd/") && !strings.HasPrefix(path, "examples/") && !strings.HasPrefix(path, "internal/streamprog")
 }
 
-// Line returns the program's line: the innermost one outside of this library, or, in a goroutine of
-// the library, the outermost one.
+// Line returns the program's line: the innermost frame outside this library. In a goroutine of the
+// library it is the outermost frame.
 func (p *Place) Line() Frame {
 	p.resolve()
 	return p.user
@@ -132,7 +132,7 @@ func (p *Place) resolve() {
 	}
 }
 
-// byPrefetcher reports whether the call is made by the prefetcher's goroutine.
+// byPrefetcher reports whether the prefetcher's goroutine made the call.
 func (p *Place) byPrefetcher() bool {
 	if p == nil {
 		return false

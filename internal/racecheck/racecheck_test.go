@@ -67,7 +67,7 @@ func TestRegions(t *testing.T) {
 	}
 }
 
-// The index of blocks finds what a list finds.
+// The block index and a linear search find the same blocks.
 func TestSpaceFindsBlocks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 1))
 	var s space
@@ -186,7 +186,7 @@ func TestPictureOfAFinding(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the picture of docs/sanitizer.md")
 
-// The picture and the text of docs/sanitizer.md are those of this finding.
+// docs/sanitizer.md shows this finding's picture and text.
 func TestPictureOfTheDocument(t *testing.T) {
 	f := Finding{
 		Kind: KindRace,
@@ -241,7 +241,8 @@ func TestFindingsAreBounded(t *testing.T) {
 	}
 }
 
-// The environment starts a checker whose findings are files and text; notes are neither by default.
+// The environment starts a checker that writes findings as files and text. By default it writes no
+// notes.
 func TestFromEnvironment(t *testing.T) {
 	for _, off := range []string{"", "0"} {
 		t.Setenv(EnvSanitize, off)
@@ -277,8 +278,8 @@ func TestFromEnvironment(t *testing.T) {
 	}
 }
 
-// Memory that a stream uses may be freed once its owner's stream, or the host, has waited for it,
-// or if the use is recorded.
+// Memory in use by a stream may be freed after its owner's stream or the host has waited for that
+// stream, or if the use is recorded.
 func TestFree(t *testing.T) {
 	for name, c := range map[string]struct {
 		edge func(c *Checker, owner, user Queue)
@@ -308,7 +309,7 @@ func TestFree(t *testing.T) {
 	}
 }
 
-// Pinned memory must stay as it is until the host has waited for its copy.
+// The program must not change pinned memory until the host has waited for the copy from it.
 func TestPinnedMemoryIsWatched(t *testing.T) {
 	for name, c := range map[string]struct {
 		waits, changes bool // in this order
@@ -344,8 +345,8 @@ func TestPinnedMemoryIsWatched(t *testing.T) {
 	}
 }
 
-// A copy to pinned memory changes the memory rightly, when it is queued before a copy from it and
-// not done, or after.
+// A copy to pinned memory may change the memory, whether it was queued before a copy from it and is
+// unfinished, or is queued afterwards.
 func TestCopiesToPinnedMemoryAreNoWritesOfTheProgram(t *testing.T) {
 	for _, order := range []string{"to, from", "from, to", "to, waited, from"} {
 		t.Run(order, func(t *testing.T) {
@@ -410,7 +411,8 @@ func TestEventNotAwaited(t *testing.T) {
 	}
 }
 
-// A long program keeps the memory of what is live: the accesses of a block are bounded.
+// A long-running program uses checker memory only for live blocks, and the accesses of a block are
+// bounded.
 func TestMemoryIsBounded(t *testing.T) {
 	c := New(Options{})
 	writer := c.NewQueue("writer", 0)
@@ -434,7 +436,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// BenchmarkOperator measures what the checker adds to an operator with two operands and a result
+// BenchmarkOperator measures the checker's overhead for an operator with two operands and a result
 // that is allocated and freed.
 func BenchmarkOperator(b *testing.B) {
 	c := New(Options{})

@@ -1,6 +1,6 @@
 package racecheck
 
-// Region is the memory of a tensor's elements: Rows rows of Row bytes, which begin Pitch bytes
+// Region is the memory of a tensor's elements: Rows rows of Row bytes, whose starts are Pitch bytes
 // apart. A region of one row has no pitch.
 type Region struct {
 	Begin uintptr
@@ -12,7 +12,7 @@ type Region struct {
 // Bytes returns the region of n bytes without gaps.
 func Bytes(begin, n uintptr) Region { return Region{Begin: begin, Row: n, Rows: 1} }
 
-// End returns the address behind the last byte.
+// End returns the address after the last byte.
 func (r Region) End() uintptr {
 	if r.Row == 0 {
 		return r.Begin
@@ -22,8 +22,8 @@ func (r Region) End() uintptr {
 
 func (r Region) dense() bool { return r.Rows <= 1 || r.Pitch <= r.Row }
 
-// overlaps reports whether the regions share a byte. For two regions with different pitches, of
-// which neither is dense, it reports whether their first and last bytes enclose a common byte.
+// overlaps reports whether the regions share a byte. If the pitches differ and neither region is
+// dense, it compares only the ranges from the first to the last byte.
 func (r Region) overlaps(o Region) bool {
 	if r.Row == 0 || o.Row == 0 || r.End() <= o.Begin || o.End() <= r.Begin {
 		return false
@@ -38,8 +38,8 @@ func (r Region) overlaps(o Region) bool {
 	case r.Pitch != o.Pitch:
 		return true
 	}
-	// Rows of one pitch: a row of o begins d bytes behind a row of r, or pitch-d bytes before the
-	// next. That pair of rows must exist.
+	// With equal pitches, a row of o starts d bytes after a row of r, or pitch-d bytes before the
+	// next row. Such a pair of rows must exist.
 	if o.Begin < r.Begin {
 		r, o = o, r
 	}
@@ -51,18 +51,18 @@ func (r Region) overlaps(o Region) bool {
 	return d+o.Row > r.Pitch && ahead+1 < r.Rows
 }
 
-// touches reports whether a row has a byte in [begin, end), which lies between the first and the
-// last byte of the region or across one of them.
+// touches reports whether a row has a byte in [begin, end), which must intersect the range from the
+// region's first to its last byte.
 func (r Region) touches(begin, end uintptr) bool {
 	if begin < r.Begin {
-		return true // end is behind the region's first byte
+		return true // end is after the region's first byte
 	}
 	row := (begin - r.Begin) / r.Pitch
 	return begin < r.Begin+row*r.Pitch+r.Row || end > r.Begin+(row+1)*r.Pitch
 }
 
-// covers reports whether every byte of o is known to be one of r. It may report false for regions
-// with gaps.
+// covers reports whether every byte of o is known to be in r. It may report false for regions with
+// gaps.
 func (r Region) covers(o Region) bool {
 	if r == o || o.Row == 0 {
 		return true

@@ -2,7 +2,7 @@ package racecheck
 
 import "slices"
 
-// maxWatched is the maximum number of copies whose host memory is watched. Further ones are not.
+// maxWatched is the maximum number of copies whose host memory is watched.
 const maxWatched = 256
 
 // watched is host memory that a queued copy reads. The program must not change it before the host
@@ -17,9 +17,9 @@ type watched struct {
 	sum    uint64
 }
 
-// watch remembers what pinned memory contains when a copy from it is queued. A device that writes
-// the memory changes it rightly: such a write ends the watches of before, and none begins until the
-// host knows that the write is done.
+// watch records the content of pinned memory when a copy from it is queued. A device may write the
+// memory: such a write ends the earlier watches, and no new watch starts until the host knows that
+// the write is complete.
 func (c *Checker) watch(b *block, a *Access, time uint64, at *Place) {
 	if c.o.Fingerprint == nil || !b.pinned || a.Queue == Host {
 		return
@@ -40,8 +40,8 @@ func (c *Checker) watch(b *block, a *Access, time uint64, at *Place) {
 	c.watched = append(c.watched, watched{b, a.Region, a.Shape, a.Queue, time, at, c.o.Fingerprint(a.Region.Begin, a.Region.End()-a.Region.Begin)})
 }
 
-// compare ends the watch of memory whose copies the host now knows to be done: what they read must
-// still be there.
+// compare ends the watch of copies that the host now knows to be complete. The memory must still
+// have the recorded content.
 func (c *Checker) compare() {
 	known := *c.world.clock(Host)
 	c.watched = slices.DeleteFunc(c.watched, func(w watched) bool {
