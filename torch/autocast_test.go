@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The mark goes from operands to results, and through views, scopes and lists; operators without it
-// compute as before.
+// The mark propagates from operands to results, and through views, scopes and lists. Operators
+// without it compute as before.
 func TestAutocastTravels(t *testing.T) {
 	x, w := floats(t, []float32{1, 2, 3, 4}, 2, 2), leaf(t, []float32{1, 0, 0, 1}, 2, 2)
 	scope := torch.NewScope("batch")

@@ -219,8 +219,8 @@ func TestNoGradTravelsWithTheData(t *testing.T) {
 	if !w.RequiresGrad() {
 		t.Error("the parameter itself no longer requires gradients")
 	}
-	// In place: under the mark a leaf may be changed, whichever operand is marked, and the mark
-	// propagates.
+	// In place: under the mark a leaf may be changed, no matter which operand is marked, and the
+	// mark propagates.
 	step := floats(t, []float32{1, 1})
 	if err := b.Sub_(step).Err(); err == nil {
 		t.Error("a leaf was changed in place while recording")

@@ -173,7 +173,7 @@ func TestBatchNormReLUErrors(t *testing.T) {
 	}
 }
 
-// fusedCases are cases that the kernels take, and otherCases those that operators compute.
+// fusedCases are cases for the kernels, and otherCases are cases for the operators.
 var fusedCases = []batchNorm{
 	{shape: [4]int64{6, 8, 1, 1}, dtype: torch.Float32},
 	{shape: [4]int64{3, 24, 5, 7}, dtype: torch.Float32, residual: true},

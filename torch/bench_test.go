@@ -64,9 +64,9 @@ func BenchmarkOperator(b *testing.B) {
 	})
 }
 
-// BenchmarkCallBesideMethod measures what torch.Call1 takes more than the method of the same
-// operator. Rounds of both alternate, and the figures are their 5th percentiles, which other jobs
-// of the machine change least.
+// BenchmarkCallBesideMethod measures how much longer torch.Call1 takes than the method of the same
+// operator. Rounds of both alternate. The figures are their 5th percentiles, which other jobs of
+// the machine change least.
 func BenchmarkCallBesideMethod(b *testing.B) {
 	ones := func(shape ...int64) *torch.Tensor {
 		x, err := torch.Ones(cuda.CPU, torch.Float32, shape...)

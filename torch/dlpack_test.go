@@ -101,8 +101,7 @@ func TestFromDLPack(t *testing.T) {
 	y.Close()
 }
 
-// A tensor that goes out and comes back is the same memory, which lives as long as the last of
-// both.
+// An exported and reimported tensor is the same memory, which lives until both are closed.
 func TestDLPackRoundTrip(t *testing.T) {
 	for _, unversioned := range []bool{false, true} {
 		o := torch.DLPackOptions{Unversioned: unversioned}

@@ -128,7 +128,7 @@ func TestWrongGeneratorsAreRefused(t *testing.T) {
 	}
 }
 
-// Replays of a graph that draws from several generators draw what operators would.
+// Replays of a graph that draws from several generators draw the same numbers as operators would.
 func TestSeveralGeneratorsInAGraph(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const seeds, replays = 3, 4

@@ -18,8 +18,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The results of a graphed function equal those of the function for any values of the arguments,
-// and each address has its own graph.
+// The results of a graphed function equal the function's results for any values of the arguments,
+// and each address has a separate graph.
 func TestGraphedEqualsEager(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	w := onDevice(t, []float32{1, 2, 3, 4, 5, 6}, 3, 2)

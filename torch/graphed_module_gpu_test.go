@@ -253,9 +253,9 @@ func TestGraphedModuleIsOrdered(t *testing.T) {
 	}
 }
 
-// Close frees the graphs' memory while results are still to be copied out of it, behind the replay
-// and on its stream. A module that is captured next in the same pool, and whose replays come after
-// that replay, does not get this memory before.
+// Close frees the graphs' memory while results are still to be copied out of it, after the replay
+// and on its stream. The next module that is captured in the same pool replays after that. It does
+// not get this memory before.
 func TestGraphedModuleMayBeClosed(t *testing.T) {
 	o := newOrdering(t)
 	const parts, elements = 128, 1 << 25

@@ -462,8 +462,8 @@ func TestGraphedModulesOfAPoolDoNotOverwriteEachOther(t *testing.T) {
 	}
 }
 
-// A call on another stream follows the previous one; what a call on the same stream waits for is in
-// order by itself.
+// A call on another stream follows the previous call. Calls on the same stream are in order without
+// further waits.
 func TestGraphedModuleFollowsItsLastStream(t *testing.T) {
 	w, b := trainable(t, 1), trainable(t, 2)
 	m, r := module(t, affine(w, b), []*Tensor{w, b}, GraphedModuleOptions{Warmup: 1})

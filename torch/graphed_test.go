@@ -419,7 +419,8 @@ func TestGraphedFromManyGoroutines(t *testing.T) {
 	}
 }
 
-// A call does not end arguments, even those without a scope that In would give to the call's.
+// A call does not close its arguments, even those without a scope that In would give to the call's
+// scope.
 func TestGraphedLeavesItsArgumentsOpen(t *testing.T) {
 	g, _ := graphed(double, GraphedOptions{})
 	defer g.Close()

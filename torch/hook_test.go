@@ -64,7 +64,8 @@ func TestHooksChangeGradientsInTheirOrder(t *testing.T) {
 	}
 }
 
-// A hook on a result changes what flows on, and so does one on each of several results.
+// A hook on a result changes the gradient that is passed on, and so does a hook on each of several
+// results.
 func TestHooksOnResults(t *testing.T) {
 	w := leaf(t, []float32{1, 2, 3, 4}, 2, 2)
 	halves, err := w.Chunk(2, 0)

@@ -127,8 +127,8 @@ func TestProductsBeforeAGraphOfTheirStream(t *testing.T) {
 	start, err := cuda.NewEvent(cuda.EventOptions{})
 	o.check(err)
 	defer start.Close()
-	// A capture gives the memory of closed graphs back to the driver, which waits for the device.
-	// So their memory goes now, and the graphs below are closed at the end.
+	// A capture returns the memory of closed graphs to the driver, which waits for the device. So
+	// this memory is returned now, and the graphs below are closed at the end.
 	o.check(cuda.EmptyCache())
 	for round, delay := 0, 500*time.Millisecond; round < 3; {
 		o.check(errors.Join(sum[0].Zero_().Err(), sum[1].Zero_().Err(), gpu.Synchronize()))
@@ -246,7 +246,8 @@ func testGoroutinesOnOneStream(t *testing.T, product func(a, b *torch.Tensor) *t
 	}
 }
 
-// Whatever threads the goroutines are on, handles are bounded by devices and workspaces by streams.
+// On any threads, the number of handles is bounded by devices, and the number of workspaces by
+// streams.
 func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))

@@ -157,7 +157,7 @@ func TestNumericsOfNeighbours(t *testing.T) {
 	all.Wait()
 }
 
-// forwardAndBackward runs operators of which those under deterministic must be refused.
+// forwardAndBackward runs operators. Under deterministic some of them must be refused.
 func forwardAndBackward(t *testing.T, put func(*torch.Tensor) *torch.Tensor, x *torch.Tensor, n *torch.Numerics, backward func(loss, x *torch.Tensor) error) error {
 	scope := torch.NewScope("pass")
 	defer scope.Close()

@@ -99,8 +99,8 @@ func (o *ordering) want(name string, value float32) {
 	}
 }
 
-// CopyBatch copies data that was written before the event after, and records the event done behind
-// the copies: a stream that waits for done reads the copies.
+// CopyBatch copies data that was written before the event after. It records the event done after
+// the copies, so a stream that waits for done reads the copies.
 func TestCopyBatchIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	var events [2]*cuda.Event

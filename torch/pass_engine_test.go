@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Grad has LibTorch's engine run each node. Here the hooks of a pass of Backward see what they see
-// in Grad.
+// Grad has LibTorch's engine run each node. Here the hooks of a pass of Backward see the same
+// values as in Grad.
 
 // noteGradient registers a hook on x that records its name and sample's result.
 func noteGradient(t *testing.T, x *torch.Tensor, name string, notes *[]string, sample func() string) {
@@ -28,8 +28,8 @@ func noteGradient(t *testing.T, x *torch.Tensor, name string, notes *[]string, s
 	register(t, h, err)
 }
 
-// Nodes that several threads made have equal sequence numbers: which of them runs first depends on
-// the queue.
+// Nodes that several threads made have equal sequence numbers. The queue decides which of them runs
+// first.
 func TestBackwardRunsNodesInTheOrderOfGrad(t *testing.T) {
 	const threads = 3
 	var turns [threads]chan func()
@@ -85,7 +85,7 @@ func TestBackwardRunsNodesInTheOrderOfGrad(t *testing.T) {
 	}
 }
 
-// A pass frees what each node saved when the node has run, and each gradient when it was used.
+// A pass frees each node's saved tensors when the node has run, and each gradient when it was used.
 func TestBackwardFreesMemoryAsGrad(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	settled(t)
@@ -207,7 +207,7 @@ func TestBackwardOfATiedWeightHoldsOneGradientLess(t *testing.T) {
 	}
 }
 
-// A hook that leaves a stream behind changes no other node's.
+// If a hook leaves another stream set, the other nodes' streams do not change.
 func TestBackwardRestoresTheStreamAfterAHook(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	other := cudatest.Stream(t, gpu)

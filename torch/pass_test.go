@@ -280,7 +280,7 @@ func TestBackwardOfGradients(t *testing.T) {
 	}
 }
 
-// Nodes that get no gradient run, and pass none on.
+// Nodes that get no gradient run, and pass no gradient on.
 func TestBackwardWithoutSomeGradients(t *testing.T) {
 	scope := torch.NewScope("graph")
 	defer scope.Close()
@@ -334,8 +334,8 @@ func TestBackwardsThroughOneGraphAtOnce(t *testing.T) {
 	}
 }
 
-// What a node has saved is freed when the node has run, and so are gradients that were used: near
-// its end a pass holds as much memory as LibTorch's own.
+// A node's saved tensors are freed when the node has run, and gradients when they were used. Near
+// its end a pass holds as much memory as LibTorch's.
 func TestBackwardFreesAsItGoes(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	x := onDevice(t, make([]float32, 1<<16), 1<<16)

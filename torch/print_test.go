@@ -122,7 +122,7 @@ func TestFormatVerbs(t *testing.T) {
 	}
 }
 
-// Printing leaves no tensor behind, and a tensor with many dimensions is not read as a whole.
+// Printing leaves no tensor open, and a tensor with many dimensions is not read as a whole.
 func TestPrintingIsBounded(t *testing.T) {
 	s := torch.NewScope("print")
 	defer s.Close()

@@ -402,8 +402,8 @@ func TestSanitizerNotesAnEventThatNothingAwaits(t *testing.T) {
 	wantNone(t, sanitized(t, program(true)))
 }
 
-// A stream that waits for an external event is ordered after the part of a replay that comes before
-// the record, and the part of a replay behind a wait is ordered after what was recorded.
+// A stream that waits for an external event is ordered after the part of a replay before the
+// record. The part of a replay after a wait is ordered after the work before the record.
 func TestSanitizerKnowsExternalEventsOfGraphs(t *testing.T) {
 	p := newPlanted(t)
 	z, err := torch.Zeros(gpu, torch.Float32, 1024)
@@ -455,8 +455,8 @@ func TestSanitizerKnowsExternalEventsOfGraphs(t *testing.T) {
 	wantFinding(t, sanitized(t, waits(false)), cuda.FindingRace, "cuda.DefaultStream(0))")
 }
 
-// The engine orders the streams of a backward pass, and hooks on them. What a hook does on another
-// stream, or what is done elsewhere with the hook's results, it does not order.
+// The engine orders the streams of a backward pass, and its hooks. It does not order a hook's work
+// on another stream, or other work on the hook's results.
 func TestSanitizerKnowsTheOrderOfBackward(t *testing.T) {
 	p := newPlanted(t)
 	forward, caller := cudatest.Stream(t, gpu), cudatest.Stream(t, gpu)
@@ -578,7 +578,7 @@ func TestSanitizerSeesTheHostWait(t *testing.T) {
 	wantFinding(t, sanitized(t, program(func() error { return nil })), cuda.FindingRace, ")")
 }
 
-// A wait of the host orders what comes before it, and not the first call behind it.
+// A wait of the host orders the work before it, but not the first call after it.
 func TestSanitizerSeesRacesBehindTheHostsWait(t *testing.T) {
 	p := newPlanted(t)
 	for name, wait := range map[string]func() error{

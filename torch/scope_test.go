@@ -210,7 +210,7 @@ func TestTrainingLoopIsFlat(t *testing.T) {
 }
 
 // A result of an operator on parameters has no scope. In gives it to the scope, so that an
-// expression that ends in In leaves nothing behind.
+// expression that ends in In leaves nothing open.
 func TestInLeavesNothingBehind(t *testing.T) {
 	w := leaf(t, []float32{1, 2, 3, 4}, 2, 2)
 	turn := func() {

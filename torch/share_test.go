@@ -326,7 +326,8 @@ func TestShareRefuses(t *testing.T) {
 	}
 }
 
-// Handles are bytes from elsewhere: what is not from Share is refused before anything is opened.
+// Handles are untrusted bytes: a handle that is not from Share is refused before anything is
+// opened.
 func TestHostileSharedHandles(t *testing.T) {
 	x, err := torch.Ones(cuda.CPU, torch.Float32, 2, 3)
 	if err != nil {

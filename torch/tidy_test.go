@@ -44,7 +44,8 @@ func TestTidyEndsWhatAFunctionComputes(t *testing.T) {
 	wantValues(t, x.Grad(), gradient...)
 }
 
-// The result has the scope that an operator's has: the youngest of the operands, or none.
+// The result has the same scope as an operator's result: the youngest of the operands' scopes, or
+// none.
 func TestTidyResultBelongsToTheYoungestScope(t *testing.T) {
 	older, younger := torch.NewScope("older"), torch.NewScope("younger")
 	defer older.Close()

@@ -15,8 +15,8 @@ import (
 // (Options.Seed, epoch, index of the batch's first sample) alone.
 type BatchOp interface {
 	checkMix() error
-	// mix changes n images of size x size pixels, and returns the share of each image that is not
-	// replaced.
+	// mix changes n images of size x size pixels, and returns the share, 0 to 1, of the original
+	// image in each result.
 	mix(rng *rand.Rand, images []byte, n, size int, scratch *[]byte) float64
 }
 
