@@ -554,14 +554,14 @@ func TestTrainGoesOnWithoutBadImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := encoded.String()
-	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "a/2.png": good, "a/README": "Photographs", "b/1.png": good, "b/2.png": good, "b/bad.png": good[:50]})
+	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "a/2.png": good, "a/text.png": "Photographs", "b/1.png": good, "b/2.png": good, "b/bad.png": good[:50]})
 	test := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/cut.png": good[:50]})
 	next := ": `torchstream inspect -fix OUT %s` writes an archive without\n"
 	for policy, says := range map[string]string{"skip": "4 bad images left out", "substitute": "4 bad images replaced by others"} {
 		// Two epochs have two bad images each. A batch has all images, so one of them is good.
 		stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "6", "-bad-samples", policy)
 		for _, want := range []string{
-			archive + ": " + says + ", each counted in every epoch: ", "a/README", "b/bad.png", fmt.Sprintf(next, archive),
+			archive + ": " + says + ", each counted in every epoch: ", "a/text.png", "b/bad.png", fmt.Sprintf(next, archive),
 			test + ": 2 bad images left out, each counted in every epoch: b/cut.png" + fmt.Sprintf(next, test), " of 2 held-back images\n",
 		} {
 			if !strings.Contains(stdout, want) {
@@ -640,7 +640,7 @@ func TestTrainOtherClasses(t *testing.T) {
 func TestTrainOneClass(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 3}), filepath.Join(t.TempDir(), "out")
 	if status, stdout, stderr := command(t, "train", "-archive", archive, "-device", "cpu", "-out", out); status != 1 ||
-		!strings.Contains(stdout, "3 images in 1 class\n") || !strings.Contains(stderr, "has one class: nothing to tell apart; the directory of a file is its class (cat)") {
+		!strings.Contains(stdout, "3 images in 1 class\n") || !strings.Contains(stderr, "has one class: nothing to tell apart; the directory of a file is its class, so move the images of each class to a folder (cat)") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	if fileExists(out) {
