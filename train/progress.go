@@ -24,7 +24,7 @@ type progress struct {
 	bar     *progressbar.ProgressBar // of the current epoch; nil if there is no bar
 	batches int                      // of an epoch; 0 if not known
 	begin   time.Time                // start of this process's first epoch
-	first   int                      // step count at begin
+	first   int                      // step count at that time
 	epochAt time.Time                // start of the current epoch, before its first batch
 	images  int                      // in the current epoch
 	before  prefetcher.Stats         // at epochAt

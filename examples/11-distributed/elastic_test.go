@@ -483,10 +483,10 @@ type agent struct {
 	lines chan string // closed at the end
 }
 
-// startAgent starts a torchrun that trains with one host or two. The first one has the store for the
-// hosts' rendezvous. If TORCH_DISABLE_SHARE_RDZV_TCP_STORE is 1, rank 0 has the ranks' store and
-// announces it after each start. Otherwise torchrun has it, and announces it only after the first
-// start.
+// startAgent starts a torchrun that trains with one host or two. The first one has the store for
+// the hosts' rendezvous. TORCH_DISABLE_SHARE_RDZV_TCP_STORE makes rank 0 host the ranks' store and
+// announce it after each start. Without it, torchrun hosts the store and announces it only after
+// the first start.
 func startAgent(ctx context.Context, t *testing.T, python string, port int, checkpoint string, first bool, env ...string) *agent {
 	t.Helper()
 	self, err := os.Executable()

@@ -84,8 +84,7 @@ func (u *unpickler) opaque(name string) *Opaque {
 	return o
 }
 
-// instead returns advice on what to save instead of an object, for objects that are common in
-// files.
+// instead returns advice on a replacement for an object that many files contain.
 func instead(global string) string {
 	for prefix, next := range map[string]string{
 		"numpy.":                              "x.item() for a number and torch.from_numpy(x) for an array",

@@ -129,7 +129,7 @@ func TestTensorsWithAttributesAreRead(t *testing.T) {
 	}
 }
 
-// An Opaque's error says what to save instead.
+// An Opaque's error names a replacement to save.
 func TestOpaqueSaysWhatToSaveInstead(t *testing.T) {
 	for name, want := range map[string]string{
 		"numpy_scalar": "numpy._core.multiarray.scalar is not read: in Python, save x.item()",

@@ -140,8 +140,7 @@ func (f *File) readDirectory() (folder string, err error) {
 	return folder, nil
 }
 
-// describeArchive explains what kind of zip archive it is if torch.save did not write it, and what
-// to do.
+// describeArchive names the kind of a zip archive that torch.save did not write, with advice.
 func describeArchive(files []*zip.File) string {
 	arrays := len(files) > 0
 	for _, m := range files {

@@ -149,7 +149,7 @@ func isPyTorch(head []byte) bool {
 }
 
 // Check returns nil if a rename may put a new file of the kind at path: the path must not exist, or
-// be an empty file or a file of that kind. The error names the file and says what to do.
+// be an empty file or a file of that kind. The error names the file and gives advice.
 func Check(path string, kind Kind) error {
 	info, err := os.Stat(path)
 	switch {

@@ -95,9 +95,9 @@ const (
 	TestArchive  = "examples/data/photos-test.tgz"
 )
 
-// ExplainMissing adds advice to the error of opening the archive at path if the file does not exist:
-// to name another archive with the option, and for one of the repository's archives also to run the
-// example in the repository's root. It returns other errors unchanged.
+// ExplainMissing adds advice to the error of opening the archive at path if the file does not
+// exist: to name another archive with the option, and for one of the repository's archives also to
+// run the example in the repository's root. It returns other errors unchanged.
 func ExplainMissing(err error, example, option, path string) error {
 	switch {
 	case !errors.Is(err, fs.ErrNotExist):
