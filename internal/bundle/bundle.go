@@ -33,13 +33,13 @@ const (
 	imageName = "libtorchstream_image.so"
 )
 
-// Options says what Make bundles.
+// Options are the options of Make.
 type Options struct {
 	Program string // a program for Linux on x86-64, which uses this module or its libraries
 	Out     string // a folder that does not exist, or is empty
 	// Find returns the path of libtorchstream.so or libtorchstream_image.so for a program that
-	// opens it when it is first used, or "". It is not asked for a library that the program is
-	// linked to.
+	// opens the library on first use, or "". Make does not call it for a library that the program
+	// is linked to.
 	Find func(name string) string
 }
 
@@ -53,7 +53,7 @@ type File struct {
 	dir    string // of the destination, in the bundle
 }
 
-// Report says what is in a bundle, and what of LibTorch is not.
+// Report lists the contents of a bundle, and the parts of LibTorch that it omits.
 type Report struct {
 	Out          string `json:"out"`
 	Files        []File `json:"files"` // in the order in which the dynamic loader finds them
@@ -78,7 +78,7 @@ func Make(ctx context.Context, o Options) (*Report, error) {
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return nil, err
 	}
-	// Beside the folder, so that renaming it is all that remains.
+	// The temporary folder is in the same parent folder, so that a rename finishes the bundle.
 	tmp, err := os.MkdirTemp(filepath.Dir(out), filepath.Base(out)+".tmp-")
 	if err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func Make(ctx context.Context, o Options) (*Report, error) {
 	return p.report(out)
 }
 
-// free returns an error if the folder has something in it.
+// free returns an error if the folder is not empty.
 func free(out string) error {
 	entries, err := os.ReadDir(out)
 	switch {
@@ -146,7 +146,7 @@ func usesOf(program string, object *object) (uses, error) {
 	return u, nil
 }
 
-// plan is what a bundle will have.
+// plan lists the contents of a bundle before it is written.
 type plan struct {
 	program *object
 	linked  bool
@@ -200,7 +200,7 @@ func newPlan(o Options) (*plan, error) {
 	return p, nil
 }
 
-// add plans a library and what it needs.
+// add plans a library and its dependencies.
 func (p *plan) add(name, path, dir, why string) error {
 	if _, known := p.objects[name]; known {
 		return nil
@@ -239,8 +239,8 @@ func (p *plan) torchFolder(object *object) string {
 	return ""
 }
 
-// walk plans what a program or library needs. A library that is neither this module's nor
-// LibTorch's goes into the folder of the first that needs it.
+// walk plans the dependencies of a program or library. A library that is neither this module's nor
+// LibTorch's is placed in the folder of the first object that needs it.
 func (p *plan) walk(of *object, dir, why string) error {
 	for _, name := range of.needed {
 		if p.objects[name] != nil || system(name) {
@@ -290,8 +290,8 @@ func (p *plan) opened() error {
 	return nil
 }
 
-// roots returns what the check begins with: the program, or the libraries that it opens, and then
-// the libraries that others open.
+// roots returns the start of the check: the program or the libraries that it opens, followed by the
+// libraries that others open.
 func (p *plan) roots() []string {
 	var roots []string
 	if p.linked {
@@ -328,8 +328,8 @@ func (p *plan) write(ctx context.Context, out string) error {
 	return p.licences(ctx, out)
 }
 
-// licences copies the licences that come with the shim, and those of LibTorch's packages that have
-// a file in the bundle.
+// licences copies the licences shipped with the shim, and the licences of LibTorch's packages that
+// have a file in the bundle.
 func (p *plan) licences(ctx context.Context, out string) error {
 	if image := p.objects[imageName]; image != nil {
 		own := filepath.Join(filepath.Dir(image.dir), "share", "licenses", "torchstream")
@@ -376,7 +376,7 @@ func (p *plan) has(record string) bool {
 	return false
 }
 
-// report measures the bundle, and what of LibTorch's libraries is not in it.
+// report measures the bundle, and lists LibTorch's libraries that are not in it.
 func (p *plan) report(out string) (*Report, error) {
 	r := &Report{Out: out, Files: append([]File{{Path: filepath.Join("bin", filepath.Base(p.program.path)), Bytes: p.program.size, For: "the program"}}, p.files...)}
 	err := filepath.WalkDir(out, func(_ string, entry fs.DirEntry, err error) error {
@@ -419,7 +419,7 @@ func under(folder, path string) (string, bool) {
 	return inside, err == nil && inside != ".." && !strings.HasPrefix(inside, "../")
 }
 
-// quote makes a path a pattern that matches it alone.
+// quote returns a pattern that matches only this path.
 func quote(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
@@ -478,7 +478,7 @@ func copyFile(ctx context.Context, to, from string) (err error) {
 	return err
 }
 
-// isLibrary says why a file is no library or program for this platform, or returns nil.
+// isLibrary returns an error unless the file is a library or program for this platform.
 func isLibrary(f *elf.File) error {
 	if f.Class != elf.ELFCLASS64 || f.Machine != elf.EM_X86_64 || f.Type != elf.ET_DYN && f.Type != elf.ET_EXEC {
 		return fmt.Errorf("it is for %v, %v", f.Class, f.Machine)

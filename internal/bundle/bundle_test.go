@@ -28,8 +28,7 @@ func newWorld(t *testing.T) world {
 
 func (w world) path(name string) string { return filepath.Join(w.root, name) }
 
-// library makes a library with a function of its own that calls those of the libraries that it
-// needs.
+// library builds a library. Its function calls the functions of the libraries that it needs.
 func (w world) library(name, runPath string, needs ...string) {
 	w.Helper()
 	w.link(name, runPath, []string{"-shared", "-fPIC", "-Wl,-soname," + filepath.Base(name)}, "int "+function(name)+"(void)", needs)
@@ -100,7 +99,7 @@ func (w world) shim(runPath string) {
 	}
 }
 
-// runPath is that of a shim that was built in a clone.
+// runPath returns the run path of a shim built in a clone.
 func (w world) runPath() string {
 	return "$ORIGIN:$ORIGIN/libtorch/torch/lib:$ORIGIN/libtorch/nvidia/cu13/lib:" + w.path("site/torch/lib") + ":" + w.path("site/nvidia/cu13/lib")
 }

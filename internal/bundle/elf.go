@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// object is what the dynamic loader reads of a program or library.
+// object holds the dynamic loader's view of a program or library.
 type object struct {
 	path, dir   string // absolute, without links
 	size        int64
@@ -251,7 +251,7 @@ func runPathText(f *elf.File) (text string, at int64, err error) {
 	return "", 0, nil
 }
 
-// dynamicNames returns all names that the dynamic loader reads but the run path.
+// dynamicNames returns all names that the dynamic loader reads, except the run path.
 func dynamicNames(f *elf.File) ([]string, error) {
 	names, err := f.ImportedLibraries()
 	if err != nil {

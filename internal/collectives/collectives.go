@@ -95,7 +95,7 @@ func Parse(names string) ([]Collective, error) {
 	return found, nil
 }
 
-// Row is what a collective of all ranks takes on float32.
+// Row holds the times of one collective of all ranks on float32.
 type Row struct {
 	Name  string `json:"collective"`
 	Bytes int64  `json:"bytes"` // of the tensor that is reduced, gathered, broadcast or exchanged

@@ -95,8 +95,8 @@ type Member struct {
 	Checksum            uint32
 }
 
-// Group is the number of rows of which a source decodes Plans.HostRows itself. They lie behind one
-// another, so that one copy takes them.
+// Group is the number of consecutive rows of which a source decodes the first Plans.HostRows
+// itself. The rows are contiguous, so that one copy transfers them.
 const Group = 64
 
 // Align is the alignment of a plan, in bytes.

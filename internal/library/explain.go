@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// The functions below return messages that say what is there, what is wanted, and the command that
-// mends it.
+// The functions below return messages that state what was found, what is required, and the command
+// that fixes it.
 
 // Missing explains that no folder has the library. It has a line for each folder, and the last line
 // says what to do.
@@ -33,8 +33,8 @@ func (s Search) Missing(name string) string {
 	return fmt.Sprintf("there is no %s in any of\n  %s\n%s", name, strings.Join(searched, "\n  "), s.install(name))
 }
 
-// install says what to run where no folder has the library: the command for all of torchstream
-// first, because the image library is the first that a program with a loader opens.
+// install returns the command to run if no folder has the library. The command for all of
+// torchstream is first, because a program with a loader opens the image library first.
 func (s Search) install(name string) string {
 	run := "run `" + s.Setup("libtorchstream.so") + "`"
 	if own := s.Setup(name); "run `"+own+"`" != run {
@@ -128,8 +128,8 @@ func owner(name string) string {
 	return ""
 }
 
-// runPath returns the folders in which the dynamic loader looks for what the library at path needs,
-// before those of the system.
+// runPath returns the folders in which the dynamic loader looks for the dependencies of the library
+// at path, before the system's folders.
 func (s Search) runPath(path string) []string {
 	all := strings.Split(s.LoaderPath, ":")
 	f, err := elf.Open(path)

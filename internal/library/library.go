@@ -24,7 +24,7 @@ type Search struct {
 	Version    string // of the module, for [Search.Setup]; "latest" if it is not known
 }
 
-// Here returns the Search of this process. version is that of the C headers.
+// Here returns the Search of this process. version is the version of the C headers.
 func Here(version string) Search {
 	s := Search{Library: os.Getenv("TORCHSTREAM_LIBRARY"), LoaderPath: os.Getenv("LD_LIBRARY_PATH"), Clone: clone(), Version: moduleVersion()}
 	if program, err := os.Executable(); err == nil {

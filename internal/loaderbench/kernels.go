@@ -100,7 +100,7 @@ func (m *Measurement) kernels(ctx context.Context, stderr io.Writer) (*KernelTim
 	return k, nil
 }
 
-// decoding begins the names of the kernels that decode and inflate, whose streams -decode-sms
+// decoding is the name prefix of the kernels that decode and inflate, whose streams -decode-sms
 // bounds.
 const decoding = "ts::decode::"
 
@@ -111,7 +111,7 @@ func sumKernels(t *trace.Trace, device int, begin, end time.Duration, multiproce
 		name                        string
 		threads, registers, sharedB int
 	}
-	// An edge is where a kernel that reaches a share of the multiprocessors begins or ends.
+	// edge is the start or end of a kernel that uses a share of the multiprocessors.
 	type edge struct {
 		at    time.Duration
 		count int

@@ -27,8 +27,8 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// Result is what a measurement found. Everything but OpenSeconds, FirstBatchSeconds and
-// PeakRSSBytes is about the time after the first batch.
+// Result holds the results of a measurement. All fields except OpenSeconds, FirstBatchSeconds and
+// PeakRSSBytes describe the time after the first batch.
 type Result struct {
 	ImagesPerSecond      float64           `json:"images_per_second"`
 	CPUSecondsPer1000    float64           `json:"cpu_seconds_per_1000_images"`
@@ -64,7 +64,7 @@ type Result struct {
 	Kernels              *KernelTimes      `json:"kernels,omitempty"`               // with -device cuda
 }
 
-// contracts are what an image becomes, by the name that -contract gives.
+// contracts are the conversions of an image, by -contract's value.
 var contracts = map[string]struct {
 	transform func(size int) imageloader.Transform
 	says      string
@@ -280,7 +280,7 @@ type target interface {
 type feeder interface {
 	// epoch calls count for each batch, of n images, until count returns false or an error.
 	epoch(ctx context.Context, epoch int, count func(n int) (more bool, err error)) error
-	// stats is what has happened since the feeder began.
+	// stats returns the figures since the feeder started.
 	stats() deviceStats
 	Close() error
 }
@@ -309,7 +309,7 @@ type Measurement struct {
 	// epochs. Nil: nothing is recorded.
 	record func() error
 
-	// Result is complete after Run, but for its Kernels, which RecordKernels adds.
+	// Result is complete after Run, except for Kernels, which RecordKernels adds.
 	Result Result
 	warmed int // epochs so far
 	first  bool
@@ -479,7 +479,7 @@ func (m *Measurement) openProfile() (err error) {
 	return err
 }
 
-// beginProfile begins the profile, if there is one.
+// beginProfile starts the profile, if there is one.
 func (m *Measurement) beginProfile() error {
 	if m.cpuOut == nil {
 		return nil

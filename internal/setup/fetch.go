@@ -85,7 +85,7 @@ func verify(path, want string) error {
 	return nil
 }
 
-// invalid is the error for a text that is no URL. The parser's own quotes the text.
+// invalid is the error for an invalid URL. The parser's error would quote the text.
 func invalid(address string) error { return fmt.Errorf("%s is no valid URL", printable.URL(address)) }
 
 // request makes a request, and returns the response if its status is one of the accepted ones.
@@ -141,11 +141,11 @@ func get(ctx context.Context, client *http.Client, address, accept string) ([]by
 	return text, err
 }
 
-// attempts is how often a download is continued after an error.
+// attempts is the number of times that a download is continued after an error.
 const attempts = 5
 
-// download writes what is at a URL to a file whose SHA-256 is known. It continues a part that an
-// earlier call has left, and one that ends early.
+// download writes a URL's content to a file and verifies its SHA-256. It continues a partial file
+// from an earlier call, and a transfer that ends early.
 func download(ctx context.Context, client *http.Client, address, path, want string, log io.Writer) error {
 	if verify(path, want) == nil {
 		return nil
@@ -176,7 +176,7 @@ func download(ctx context.Context, client *http.Client, address, path, want stri
 	return err
 }
 
-// silence is how long a server may send nothing.
+// silence is the maximum time without data from a server.
 const silence = time.Minute
 
 // awake reads from a server, and postpones the end of the request with every read.
@@ -190,7 +190,7 @@ func (a awake) Read(p []byte) (int, error) {
 	return a.Reader.Read(p)
 }
 
-// continued appends what a file lacks of what is at a URL.
+// continued downloads the missing tail of a partly downloaded file.
 func continued(ctx context.Context, client *http.Client, address, part string, log io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -25,7 +25,7 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// Options say what to install.
+// Options are the options of Run.
 type Options struct {
 	From     string // release archive: a path, or an https or file URL; "" builds the libraries
 	SHA256   string // of the archive; "" reads it from the file or URL whose path has .sha256 at its end
@@ -110,10 +110,10 @@ func lock(path string, log io.Writer) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// old is the name that a folder has while its successor takes its place.
+// old is the temporary name of a folder while its successor replaces it.
 func old(target string) string { return target + ".old" }
 
-// recoverOld gives a folder its name back that a set-up has left which was killed in replace.
+// recoverOld renames a folder back if a set-up was killed in replace.
 func recoverOld(target string) error {
 	if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -124,8 +124,8 @@ func recoverOld(target string) error {
 	return nil
 }
 
-// replace puts a folder in the place of another one. Programs that have opened the libraries of the
-// old one keep them.
+// replace replaces a folder with another. Programs that have opened the old folder's libraries keep
+// them.
 func replace(stage, target string) error {
 	old := old(target)
 	if err := os.RemoveAll(old); err != nil {
@@ -140,8 +140,8 @@ func replace(stage, target string) error {
 	return os.RemoveAll(old)
 }
 
-// syncFiles writes what the folder's file system has in memory to the disk, so that what a name or
-// a stamp then says of the folder also holds after a crash of the machine.
+// syncFiles writes the cached data of the folder's file system to the disk, so that the folder's
+// name and stamp are valid even after a crash of the machine.
 func syncFiles(folder string) error {
 	f, err := os.Open(folder)
 	if err != nil {
@@ -197,7 +197,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 	return link(site, filepath.Join(stage, "lib", "libtorch"))
 }
 
-// libtorch returns the folder with LibTorch: that of the options, or the wheels of a lock.
+// libtorch returns the LibTorch folder: the one in the options, or the wheels of a lock.
 func (o Options) libtorch(ctx context.Context, lockText string) (string, error) {
 	if o.LibTorch == "" {
 		return installer{o.Cache, environmentIndex(), o.Log}.install(ctx, lockText)

@@ -15,8 +15,8 @@ import (
 	"sync"
 )
 
-// unpack unpacks a .tar.gz with one folder at its top, whose contents become those of folder.
-// Nothing is written outside of the folder.
+// unpack unpacks the contents of a .tar.gz's single top folder into folder. It writes nothing
+// outside folder.
 func unpack(archive, folder string) error {
 	f, err := os.Open(archive)
 	if err != nil {

@@ -82,7 +82,7 @@ func (l lockLines) cpu() bool {
 	return err == nil && strings.HasSuffix(all[0].version, "+cpu")
 }
 
-// described returns what the comment "# name: text" of a lock says, "" if there is none.
+// described returns the text of the comment "# name: text" in a lock, or "".
 func described(lockText, name string) string {
 	for line := range strings.Lines(lockText) {
 		if text, ok := strings.CutPrefix(line, "# "+name+": "); ok {
@@ -94,8 +94,8 @@ func described(lockText, name string) string {
 
 const (
 	stamp = ".torchstream-complete" // the file that says that a folder is complete
-	// While LibTorch is installed, the disk has the wheels and the unpacked files, whose size is in
-	// the lock. Wheels have up to 0.65 of that.
+	// During installation, the disk holds both the wheels and the unpacked files. The lock has the
+	// size of the unpacked files; the wheels have up to 0.65 of that size.
 	needFactor = 1.7
 )
 
@@ -106,8 +106,8 @@ type installer struct {
 	log   io.Writer
 }
 
-// install installs the wheels of a lock, unless they are installed, and returns the folder of
-// LibTorch in them. A set-up that was interrupted goes on where it stopped.
+// install installs the wheels of a lock, unless they are installed, and returns their LibTorch
+// folder. It resumes an interrupted set-up.
 func (i installer) install(ctx context.Context, lockText string) (torch string, err error) {
 	lines := wheels(lockText)
 	all, err := lines.parse()
@@ -210,7 +210,7 @@ type index struct {
 	cert  string   // file of the certificates to trust; "": those of the system
 }
 
-// client returns what makes requests with the index's proxy and certificates.
+// client returns an HTTP client with the index's proxy and certificates.
 func (i index) client() (*http.Client, error) {
 	transport, ok := http.DefaultTransport.(*http.Transport)
 	if !ok || i.proxy == "" && i.cert == "" {
@@ -242,8 +242,8 @@ func (i index) client() (*http.Client, error) {
 	return &http.Client{Transport: transport}, nil
 }
 
-// environmentIndex returns what the environment and pip's files of options name, or else the public
-// index.
+// environmentIndex returns the index that the environment or pip's configuration files name, or
+// else the public index.
 func environmentIndex() index {
 	var files []string
 	if home, err := os.UserHomeDir(); err == nil {
@@ -410,7 +410,7 @@ func find(ctx context.Context, client *http.Client, indexURL string, w wheel) (s
 		if strings.HasSuffix(link, "#sha256="+w.sha256) {
 			return resolve(link)
 		}
-		// An index may give no checksums. The file's own is compared after the download.
+		// An index may lack checksums. The file is verified after the download.
 		base, _, _ := strings.Cut(path.Base(link), "#")
 		if !strings.Contains(link, "#sha256=") && strings.HasPrefix(strings.ToLower(base), prefix) && fits(base) {
 			named = link
@@ -422,7 +422,7 @@ func find(ctx context.Context, client *http.Client, indexURL string, w wheel) (s
 	return resolve(named)
 }
 
-// fits reports whether a wheel's name is that of the platform of the locks.
+// fits reports whether a wheel's name matches the platform of the locks.
 func fits(name string) bool {
 	return strings.HasSuffix(name, "x86_64.whl") && (strings.Contains(name, "-py3-") || strings.Contains(name, "-cp312-cp312-"))
 }

@@ -37,7 +37,7 @@ type machine struct {
 	now atomic.Pointer[step]
 }
 
-// step is what a machine does now.
+// step is the machine's current step.
 type step struct {
 	program string
 	what    string // "" for an operation
@@ -55,8 +55,8 @@ func (s *step) String() string {
 // stuck is much longer than any step takes, however busy the machine is.
 const stuck = 2 * time.Minute
 
-// begin notes the step that begins. If it takes longer than stuck, the program ends with the stacks
-// of all goroutines.
+// begin records the start of a step. If the step takes longer than stuck, the program ends with the
+// stacks of all goroutines.
 func (m *machine) begin(s step) {
 	m.now.Store(&s)
 	m.dog.Reset(stuck)

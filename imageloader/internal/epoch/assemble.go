@@ -309,7 +309,7 @@ func (a *assembly) stop() {
 	a.mu.Unlock()
 }
 
-// flight is that of a position that is not delivered.
+// flight returns the flight of a position that is not delivered.
 func (a *assembly) flight(position int) *flight {
 	if position >= a.base {
 		return &a.flights[position-a.base]
@@ -318,7 +318,7 @@ func (a *assembly) flight(position int) *flight {
 	return &a.kept[i]
 }
 
-// forget drops the flights before the cursor, but for those of members.
+// forget drops the flights before the cursor, except those of members.
 func (a *assembly) forget() {
 	for _, p := range a.members[len(a.kept):] {
 		a.kept = append(a.kept, a.flights[p-a.base])

@@ -238,7 +238,7 @@ func (d *Decoder) countCrop(info *imagecapi.Info) {
 	}
 }
 
-// statsDecoder is a decoder that knows what became of its images.
+// statsDecoder is a decoder that counts the outcomes of its images.
 type statsDecoder interface {
 	Stats() (imagecapi.Stats, error)
 }

@@ -40,7 +40,8 @@ type Plans struct {
 	MaxCopyBytes int64                // see devplan.Settings
 }
 
-// Start is the place where an epoch is entered. The zero value, but for Epoch, is its beginning.
+// Start is the place where an epoch is entered. If all fields except Epoch are zero, it is the
+// start of the epoch.
 type Start struct {
 	Epoch   int
 	Done    order.Positions // taken before the deal
@@ -107,9 +108,9 @@ type flow struct {
 	stray atomic.Int64
 }
 
-// Run runs an epoch from a place on, and returns the reason of its end: nil when every batch was
-// delivered. It stops its goroutines, waits for them, and returns the cause when ctx ends, or when
-// the consumer fails.
+// Run runs an epoch from a place to its end. It returns nil when every batch was delivered, and
+// otherwise the reason of the end. It stops its goroutines and waits for them before it returns.
+// When ctx ends or the consumer fails, it returns the cause.
 func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Consumer) error {
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
