@@ -1,5 +1,5 @@
-// Package clitest has what tests of this project's programs share: the program as a process, and
-// small archives.
+// Package clitest holds helpers for tests of this project's programs: it runs the program as a
+// process, and writes small archives.
 package clitest
 
 import (
@@ -34,8 +34,8 @@ func Main(m *testing.M, main func()) int {
 	return m.Run()
 }
 
-// Process returns the program under test as a process of its own, and its standard error. The
-// process is killed if it hangs.
+// Process returns a command that runs the program under test as a separate process, and the buffer
+// of its standard error. The process is killed if it hangs.
 func Process(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Name returns a name as it is, or in Go's quotes with escapes if it holds quotes, backslashes,
-// bytes that are no UTF-8, or characters that do not print or change the direction of the text.
+// Name returns a name unchanged if it is safe. A name with quotes, backslashes, invalid UTF-8,
+// unprintable characters or characters that change the text direction is returned in Go's quotes
+// with escapes.
 func Name(name string) string {
 	if quoted := strconv.Quote(name); quoted[1:len(quoted)-1] != name {
 		return quoted
@@ -18,8 +19,8 @@ func Name(name string) string {
 	return name
 }
 
-// Text returns a text of several lines with such characters as Go's escapes, and all others as they
-// are. Newlines and tabs stay too.
+// Text returns a text of several lines with such characters as Go's escapes. All others, including
+// newlines and tabs, are unchanged.
 func Text(text string) string {
 	var b strings.Builder
 	for len(text) > 0 {
@@ -74,11 +75,11 @@ func Archive(path string) string {
 // ArchiveName returns the path of an archive as [Archive] and [Name] show it.
 func ArchiveName(path string) string { return Name(Archive(path)) }
 
-// urlInText matches a URL in a text, up to a space or a quote. A backslash begins an escape of %q.
+// urlInText matches a URL in a text, up to a space or a quote. A backslash starts an escape of %q.
 var urlInText = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://(?:\\.|[^\s"\\])+`)
 
-// Error returns err, such as one of another library, with a text in which every URL is as [URL]
-// shows it.
+// Error returns err with a text in which every URL has the form that [URL] returns. Use it for
+// errors of other libraries.
 func Error(err error) error { return shown{err} }
 
 type shown struct{ err error }
@@ -86,7 +87,7 @@ type shown struct{ err error }
 func (e shown) Unwrap() error { return e.err }
 func (e shown) Error() string { return URLs(e.err.Error()) }
 
-// URLs returns a text in which every URL is as [URL] shows it.
+// URLs returns a text in which every URL has the form that [URL] returns.
 func URLs(text string) string {
 	return urlInText.ReplaceAllStringFunc(text, func(address string) string {
 		bare := strings.TrimRight(address, ".,:;')]}") // the text's own

@@ -1,4 +1,4 @@
-// Package resident reads how much memory this process has, and limits how much more it gets.
+// Package resident reads this process's memory use, and limits its growth.
 package resident
 
 import (
@@ -13,7 +13,7 @@ import (
 const path = "/proc/self/statm"
 
 // Bytes returns the resident memory of the process: the pages of its address space that are in
-// memory, those of libraries and mapped files included (proc_pid_statm(5)).
+// memory, including libraries and mapped files (proc_pid_statm(5)).
 func Bytes() (int64, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -22,8 +22,8 @@ func Bytes() (int64, error) {
 	return parse(string(data), 1)
 }
 
-// Limit lets the process map at most so many bytes more than it has mapped, until restore is called
-// (RLIMIT_AS of getrlimit(2)). It is for tests of what runs out of memory. All threads share it.
+// Limit lets the process map at most more additional bytes, until restore is called (RLIMIT_AS of
+// getrlimit(2)). It is for tests of out-of-memory errors. All threads share the limit.
 func Limit(more int64) (restore func() error, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -49,8 +49,8 @@ func Limit(more int64) (restore func() error, err error) {
 	return func() error { return set(before) }, nil
 }
 
-// parse reads a number of a statm, which counts pages: 0 is for what is mapped, 1 for what is
-// resident.
+// parse reads a number of a statm, in pages: number 0 is the mapped size, number 1 the resident
+// size.
 func parse(statm string, number int) (int64, error) {
 	fields := strings.Fields(statm)
 	if len(fields) <= number {

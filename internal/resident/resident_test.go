@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Memory that is written to becomes resident, and is not when it is given back.
+// Written memory becomes resident, and is no longer resident after it is freed.
 func TestBytesFollowMemory(t *testing.T) {
 	const size = 256 << 20
 	read := func() int64 {
