@@ -99,9 +99,12 @@ func TestHEIFIsNearPillow(t *testing.T) {
 		if slices.Contains([]string{"10-bit.avif", "bt709.avif", "limited.avif"}, name) { // libheif repeats their colour
 			limit, maximum = 2, 12
 		}
+		if name == "saturated.avif" { // libheif before 1.19 clips its colours
+			limit, maximum = 2.2, 36
+		}
 		t.Logf("%s: differs by %.2f, at most %d", name, mean, most)
 		if mean > limit || most > maximum {
-			t.Errorf("%s: differs by %.2f, at most %d", name, mean, most)
+			t.Errorf("%s: differs by %.2f, at most %d, want %g and %d", name, mean, most, limit, maximum)
 		}
 		for orientation := range int32(9) {
 			if err := checkPart(d, data, got, w, h, orientation); err != nil {

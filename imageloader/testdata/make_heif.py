@@ -95,6 +95,8 @@ def files():
     yield "flat.heic", save(flat, "HEIF", quality=50)
     yield "flat.avif", save(flat, "AVIF", quality=50)
     yield "still.avif", save(color, "AVIF", quality=90)
+    pure = Image.fromarray((picture(50, 38, 3, 30) > 150) * np.uint8(255))
+    yield "saturated.avif", save(pure, "AVIF", quality=90)
     yield "444.avif", save(color, "AVIF", quality=90, subsampling="4:4:4")
     odd = color.crop((0, 0, 49, 37))
     yield "odd.avif", save(odd, "AVIF", quality=90)
