@@ -211,7 +211,7 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	job := struct {
 		peerJob
 		Dist measured `json:"dist"`
-	}{peerJob{Device: device, Size: b.size, Context: b.context, Rows: []peerRow{}},
+	}{peerJob{Device: device, Size: b.size, Context: b.context, Rows: []peerRow{}, Threads: torch.NumThreads()},
 		measured{[]collectiveJob{}, collectives.Replays, b.steps, b.Rounds, []dividedRow{}, b.shardedSteps}}
 	for _, row := range report.Collectives {
 		job.Dist.Collectives = append(job.Dist.Collectives, collectiveJob{row.Name, row.Bytes, collectives.Calls(row.Bytes)})
