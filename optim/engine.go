@@ -172,7 +172,8 @@ func check(name string, options ...option) error {
 	return nil
 }
 
-// decoupled returns the weight decay, or the default if decay is zero.
+// decoupled returns the weight decay: 0 with none, the default if decay is zero. It refuses a
+// decay together with none.
 func decoupled(name string, decay float64, none bool, def float64) (float64, error) {
 	switch {
 	case none && decay != 0:

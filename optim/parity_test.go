@@ -95,7 +95,8 @@ var makers = map[string]func(p []*torch.Tensor, capturable bool) (optim.Optimize
 	},
 }
 
-// file is an open file of testdata, with the values that a newer PyTorch replaces, or nil.
+// file is an open file of testdata. newer has the values that another LibTorch release computes
+// differently; nil if there are none.
 type file struct{ c, newer *nn.Checkpoint }
 
 func openFile(t *testing.T, name string) file {

@@ -270,8 +270,8 @@ func (s *GradScaler) Update() error {
 }
 
 // Abandon discards the results of Unscale and Step for the optimizer since Update. Call it after a
-// step that failed. The scale stays. The caller drops the gradients. Abandon does not wait for the
-// device.
+// step that failed, before the next Backward. The scale stays. Abandon does not drop the
+// gradients; the caller does. It does not wait for the device.
 func (s *GradScaler) Abandon(o Optimizer) error {
 	step := s.steps[o]
 	if step == nil {
