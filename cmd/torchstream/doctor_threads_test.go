@@ -2,6 +2,7 @@ package main
 
 import (
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -65,6 +66,9 @@ func TestDoctorShowsThreads(t *testing.T) {
 
 // -threads sets LibTorch's threads in every command that computes, before any other work.
 func TestThreadsOption(t *testing.T) {
+	// A thread that has computed keeps its number, so the test stays on one.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	before := torch.NumThreads()
 	t.Cleanup(func() {
 		if err := torch.SetNumThreads(before); err != nil {

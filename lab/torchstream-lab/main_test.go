@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -91,6 +92,9 @@ func TestWithoutLibTorch(t *testing.T) {
 
 // -threads sets LibTorch's threads in every benchmark that computes, before any other work.
 func TestThreadsOption(t *testing.T) {
+	// A thread that has computed keeps its number, so the test stays on one.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	before := torch.NumThreads()
 	t.Cleanup(func() {
 		if err := torch.SetNumThreads(before); err != nil {
