@@ -18,7 +18,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// classifier is a network that torchstream train has made. Many goroutines may use it at a time.
+// classifier is a network trained by torchstream train. Several goroutines may use it at once.
 type classifier struct {
 	net     nn.Module
 	decoder *serve.Decoder
@@ -49,7 +49,7 @@ func newClassifier(path string) (*classifier, error) {
 		return nil, err
 	}
 	nn.Train(c.net, false)
-	// The transform is that of -test.
+	// The same transform as torchstream train -test.
 	c.decoder, err = serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: transform.Eval(size*8/7, size), MaxBytes: 10 << 20}})
 	if err != nil {
 		return nil, err

@@ -20,21 +20,21 @@ import (
 const (
 	maxPlanned   = 256       // images of a call
 	plansBytes   = 32 << 20  // plans, which contain the compressed data
-	scratchBytes = 256 << 20 // coefficients, samples and columns: what the largest plan needs (kMaxPlanScratch of cshim/src/jpeg/plan.h)
+	scratchBytes = 256 << 20 // coefficients, samples and columns of the largest plan (kMaxPlanScratch of cshim/src/jpeg/plan.h)
 )
 
-// units are the GPU's decoders. A call of Batch has one of them until the GPU has decoded.
+// units are the GPU's decoders. A call of Batch holds one of them until the GPU has decoded.
 type units struct {
 	free   chan *unit
 	done   chan struct{} // closed by close
 	mu     sync.Mutex    // held by put and close
 	closed bool
-	device atomic.Int64 // bytes of the units that are not closed
+	device atomic.Int64 // bytes of all open units
 	pinned atomic.Int64 // likewise
 }
 
-// unit decodes the images of one call at a time, on a stream of its own: the stream of the call may
-// be behind, and its work must not wait for that of other calls.
+// unit decodes the images of one call at a time, on a separate stream. The caller's stream may have
+// a backlog, and decoding must not wait for the work of other calls.
 type unit struct {
 	device  cuda.Device
 	stream  *cuda.OwnedStream // nil on the CPU
@@ -42,11 +42,11 @@ type unit struct {
 	arrived *cuda.Event // the images are decoded, and the flags are on the host
 	memory  []*cuda.Pinned
 	staging []byte
-	plans   decodeplan.Plans // in staging, behind the head
-	flags   []int32          // of each image: not 0 if the host has to decode it
-	rows    []int            // of the images that the unit decodes
+	plans   decodeplan.Plans // in staging, after the head
+	flags   []int32          // per image: not 0 if the host has to decode it
+	rows    []int            // rows of the images that the unit decodes
 	images  []capi.GPUDecodeImage
-	pending bool // arrived, or the stream, was not waited for yet
+	pending bool // nobody has waited for arrived or the stream yet
 }
 
 // newUnits makes n units. On the CPU, for tests, they run the same arithmetic without streams.
@@ -64,13 +64,13 @@ func newUnits(device cuda.Device, n int) (*units, error) {
 	return s, nil
 }
 
-// count adds a unit's memory (by 1) to the bytes of all units, or takes it away (by -1).
+// count adds a unit's memory to the total of all units (by is 1) or subtracts it (by is -1).
 func (s *units) count(u *unit, by int64) {
 	s.device.Add(by * int64(len(u.staging)+scratchBytes+4*maxPlanned))
 	s.pinned.Add(by * int64(len(u.staging)+4*maxPlanned))
 }
 
-// end closes a unit for good.
+// end closes a unit permanently.
 func (s *units) end(u *unit) {
 	u.close()
 	s.count(u, -1)
@@ -132,12 +132,12 @@ func (u *unit) close() {
 	}
 }
 
-// close ends the units that no call has; put ends the others.
+// close ends the idle units. put ends the units that calls still hold.
 func (s *units) close() {
 	s.mu.Lock()
 	again := s.closed
 	s.closed = true
-	s.mu.Unlock() // put adds no unit any more, and u.close calls CUDA
+	s.mu.Unlock() // put adds no more units, and u.close calls CUDA
 	if again {
 		return
 	}
@@ -152,7 +152,7 @@ func (s *units) close() {
 	}
 }
 
-// take waits for a unit.
+// take waits for an idle unit.
 func (s *units) take(ctx context.Context) (*unit, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -167,8 +167,8 @@ func (s *units) take(ctx context.Context) (*unit, error) {
 	}
 }
 
-// put gives a unit back. Its memory is used again, so put waits for work that a failed call has
-// left.
+// put returns a unit to the pool. The next call reuses the unit's memory, so put first waits for
+// work that a failed call left on the stream.
 func (s *units) put(u *unit) {
 	if u.pending {
 		if err := u.stream.Synchronize(); err != nil {
@@ -187,8 +187,8 @@ func (s *units) put(u *unit) {
 	}
 }
 
-// request sets rows and images to the first n rows of plans that have one. A row of the results has
-// the given number of bytes.
+// request sets rows and images from the first n rows of plans, skipping rows without a plan. Each
+// row of the result has the given number of bytes.
 func (u *unit) request(n, bytes int) {
 	head := len(u.staging) - len(u.plans.Memory)
 	u.rows, u.images = u.rows[:0], u.images[:0]
@@ -200,9 +200,9 @@ func (u *unit) request(n, bytes int) {
 	}
 }
 
-// decode enqueues the decoding of what request has found, on the unit's stream, and returns the
-// pixels, uint8 of the shape: those of all other rows are undefined. The current stream waits for
-// them.
+// decode enqueues the decoding of the requested images on the unit's stream and returns the pixels,
+// uint8 of the given shape. Rows that were not requested are undefined. The current stream waits
+// for the decoding.
 func (u *unit) decode(shape []int64) (*torch.Tensor, error) {
 	if u.stream == nil {
 		pixels, err := torch.Empty(u.device, torch.Uint8, shape...)
@@ -215,7 +215,7 @@ func (u *unit) decode(shape []int64) (*torch.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Memory of the current stream could have work of that stream before it.
+	// Memory from the current stream could still be in use by that stream's earlier work.
 	var pixels *torch.Tensor
 	err = cuda.WithStream(u.stream.Stream, func() (err error) {
 		pixels, err = torch.Empty(u.device, torch.Uint8, shape...)
@@ -237,7 +237,7 @@ func (u *unit) decode(shape []int64) (*torch.Tensor, error) {
 	return closeOnError(pixels, err)
 }
 
-// closeOnError returns a tensor, or closes it if there is an error.
+// closeOnError returns the tensor, or closes it if err is not nil.
 func closeOnError(t *torch.Tensor, err error) (*torch.Tensor, error) {
 	if err != nil {
 		if t != nil {
@@ -271,8 +271,8 @@ func (u *unit) decoded() (rows []int, err error) {
 	return rows, nil
 }
 
-// batchOnDevice is Batch with a unit. The unit goes back before the host decodes what the unit did
-// not, which may take long.
+// batchOnDevice is Batch with a unit. It returns the unit before the host decodes the remaining
+// images, which may take long.
 func (d *Decoder) batchOnDevice(ctx context.Context, scope *torch.Scope, images [][]byte) (*torch.Tensor, error) {
 	there, err := d.decodeThere(ctx, scope, images)
 	if err != nil {
@@ -306,14 +306,14 @@ func (d *Decoder) batchOnDevice(ctx context.Context, scope *torch.Scope, images 
 	return there.take(), nil
 }
 
-// decoded is what a unit has made of a call's images.
+// decoded is a unit's result for one call.
 type decoded struct {
-	good   []int         // the rows that it has decoded, in order
-	pixels *torch.Tensor // uint8 [N Size Size 3], of which the other rows are undefined; nil if good is empty
+	good   []int         // the rows that the unit decoded, in order
+	pixels *torch.Tensor // uint8 [N Size Size 3], other rows undefined; nil if good is empty
 	out    *torch.Tensor // the batch, if it was queued; nil if the host has to decode a row first
 }
 
-// take returns the batch, which close then leaves open.
+// take returns the batch and passes its ownership to the caller: close no longer closes it.
 func (d *decoded) take() *torch.Tensor {
 	out := d.out
 	d.out = nil
@@ -328,7 +328,7 @@ func (d *decoded) close() {
 	}
 }
 
-// decodeThere decodes images with a unit, and waits for it.
+// decodeThere decodes images with a unit and waits for the result.
 func (d *Decoder) decodeThere(ctx context.Context, scope *torch.Scope, images [][]byte) (*decoded, error) {
 	u, err := d.units.take(ctx)
 	if err != nil {
@@ -345,8 +345,8 @@ func (d *Decoder) decodeThere(ctx context.Context, scope *torch.Scope, images []
 	d.planned.Add(int64(len(u.rows)))
 	n, size := int64(len(images)), d.output.Shape[1]
 	if there.pixels, err = u.decode([]int64{n, size, size, 3}); err == nil && len(u.rows) == len(images) {
-		// The device goes on with the batch at once. Images that it could not decode are finished
-		// again.
+		// Normalise the batch at once. Rows that the device could not decode are normalised again
+		// later.
 		there.out, err = d.finish(scope, there.pixels)
 	}
 	if err == nil {
@@ -367,7 +367,7 @@ func (d *Decoder) decodeRest(ctx context.Context, host *torch.Tensor, good []int
 		return nil, fmt.Errorf("serve: %w", err)
 	}
 	var rest []int
-	_ = decodeplan.Gaps(good, len(images), func(first, rows int) error { // returns what the function does
+	_ = decodeplan.Gaps(good, len(images), func(first, rows int) error { // fn's error
 		for row := first; row < first+rows; row++ {
 			rest = append(rest, row)
 		}
@@ -380,8 +380,8 @@ func (d *Decoder) decodeRest(ctx context.Context, host *torch.Tensor, good []int
 	return nil, err
 }
 
-// finishRest queues the copies of the rows of host that the unit has not decoded, and the finish of
-// these, or of the batch if it was not queued.
+// finishRest queues the copies of the host's rows to the device and their normalisation. If the
+// batch was not queued yet, it normalises the whole batch instead.
 func (d *Decoder) finishRest(scope *torch.Scope, there *decoded, host *torch.Tensor) (err error) {
 	n := int(there.pixels.Shape()[0])
 	if err := decodeplan.Gaps(there.good, n, func(first, rows int) error {

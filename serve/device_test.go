@@ -21,7 +21,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// newUnitDecoder returns a decoder whose device decodes. On the CPU that is the arithmetic of the
+// newUnitDecoder returns a decoder whose device decodes. On the CPU it runs the arithmetic of the
 // GPU's kernels.
 func newUnitDecoder(t testing.TB, o serve.Options) *serve.Decoder {
 	t.Helper()
@@ -35,8 +35,8 @@ func newUnitDecoder(t testing.TB, o serve.Options) *serve.Decoder {
 	return d
 }
 
-// uploads returns images of every format, most of which only the host decodes, and damaged ones:
-// with bytes that are overwritten, cut off, with bytes behind the end, and texts.
+// uploads returns images of every format, most of which only the host decodes. It also returns
+// damaged images (overwritten bytes, truncated, trailing bytes) and text files.
 func uploads(t testing.TB) (images [][]byte) {
 	t.Helper()
 	files, err := filepath.Glob("../cshim/test/data/*.*")
@@ -55,7 +55,7 @@ func uploads(t testing.TB) (images [][]byte) {
 		if filepath.Ext(file) != ".jpg" {
 			continue
 		}
-		for i := range 8 { // in the scan, for the most part
+		for i := range 8 { // mostly in the scan
 			broken := bytes.Clone(data)
 			at := len(data)/3 + i*len(data)/13
 			copy(broken[at:], []byte{byte(37 * i), 0xFF, byte(0xD0 + i), byte(i), 0x55}[:1+i%5])
@@ -88,8 +88,8 @@ func same(t *testing.T, what string, got, want *torch.Tensor, gotErr, wantErr er
 	}
 }
 
-// TestOnDeviceIsTheHosts: a batch of any images has the same bits and the same errors, whether the
-// device or the host decodes it.
+// TestOnDeviceIsTheHosts: a batch has the same bits and the same errors whether the device or the
+// host decodes it.
 func TestOnDeviceIsTheHosts(t *testing.T) {
 	images := append(photos(t), uploads(t)...)
 	half := transform.Train(48)
@@ -114,7 +114,7 @@ func TestOnDeviceIsTheHosts(t *testing.T) {
 				plain, d := newDecoder(t, o), newUnitDecoder(t, o)
 				scope := torch.NewScope("test")
 				defer scope.Close()
-				// Different images follow each other, so that old pixels are wrong ones.
+				// Different images follow each other, so that stale pixels are detected.
 				for size := 1; size <= 64; size *= 4 {
 					for first := 0; first+size <= len(images) && first < 6*size; first += size {
 						part := images[first:][:size]
@@ -138,7 +138,7 @@ func TestOnDeviceIsTheHosts(t *testing.T) {
 	}
 }
 
-// TestOnDeviceFaults: a batch of which the device finds the last fault is none.
+// TestOnDeviceFaults: there is no batch if the device finds that the last image is faulty too.
 func TestOnDeviceFaults(t *testing.T) {
 	whole, err := os.ReadFile("../cshim/test/data/444.jpg")
 	if err != nil {
@@ -182,7 +182,7 @@ func TestOnDeviceFaults(t *testing.T) {
 	}
 }
 
-// planned returns those of the images that the decoder leaves to its device.
+// planned returns the images that the decoder leaves to its device.
 func planned(t testing.TB, d *serve.Decoder, images [][]byte) (list [][]byte) {
 	t.Helper()
 	for _, image := range images {
@@ -202,9 +202,9 @@ func planned(t testing.TB, d *serve.Decoder, images [][]byte) (list [][]byte) {
 	return list
 }
 
-// TestOnDeviceLimits: what has no room, by its number or by its size, is decoded on the host.
+// TestOnDeviceLimits: the host decodes images beyond the unit's limits of number and size.
 func TestOnDeviceLimits(t *testing.T) {
-	// Zeros behind the last pixel belong to the scan.
+	// Zeros after the last pixel belong to the scan.
 	padded := func(image []byte, zeros int) []byte {
 		end := len(image) - 2
 		return slices.Concat(image[:end], make([]byte, zeros), image[end:])
@@ -238,8 +238,8 @@ func TestOnDeviceLimits(t *testing.T) {
 	}
 }
 
-// TestOnDeviceWaitsForATurn: a call waits while all units are taken, until its context ends, or the
-// decoder.
+// TestOnDeviceWaitsForATurn: while all units are taken, a call waits until its context ends or the
+// decoder is closed.
 func TestOnDeviceWaitsForATurn(t *testing.T) {
 	images := photos(t)[:2]
 	for _, device := range devices() {
@@ -288,8 +288,8 @@ func TestStatsAfterClose(t *testing.T) {
 	}
 }
 
-// TestOnDeviceForManyGoroutines: calls of many goroutines take turns, and each gets its own images.
-// Close ends the decoder beside them.
+// TestOnDeviceForManyGoroutines: concurrent calls take turns, and each gets its own images. Close
+// runs at the same time.
 func TestOnDeviceForManyGoroutines(t *testing.T) {
 	images := photos(t)
 	o := serve.Options{Device: devices()[len(devices())-1], Concurrent: 2, Decode: decode.Options{Transform: transform.Eval(40, 32)}}
@@ -342,9 +342,8 @@ func TestOnDeviceIsRefused(t *testing.T) {
 	}
 }
 
-// TestOnDeviceOrder: batches of goroutines with streams of their own, which are behind, have their
-// own images' values, though units and the memory for pixels are used again before the streams come
-// to them.
+// TestOnDeviceOrder: several goroutines use separate streams that have a backlog. Each batch has
+// the values of its own images, although units and pixel memory are reused before the streams run.
 func TestOnDeviceOrder(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	o := serve.Options{Device: device, Decode: decode.Options{Transform: transform.Eval(80, 64)}}

@@ -2,8 +2,8 @@ package serve
 
 import "context"
 
-// OpenUnits has a decoder of the CPU decode as one of a GPU with Options.OnDevice does, with the
-// arithmetic of the GPU's kernels.
+// OpenUnits makes a CPU decoder decode with units, like a GPU decoder with Options.OnDevice. It
+// runs the arithmetic of the GPU's kernels.
 func OpenUnits(d *Decoder, n int) error { return d.openUnits(n) }
 
 // TakeUnit takes a unit, as a call of Batch does, until release is called.

@@ -71,17 +71,17 @@ func jpegFiles(t *testing.T, names []string) (files []jpegFile) {
 	return files
 }
 
-// wholeJPEG keeps the pixels of an image of the side, upright.
+// wholeJPEG keeps all pixels of an upright square image with the given side.
 func wholeJPEG(side int) transform.Transform {
 	return transform.Transform{Resize: side, Size: side, Bytes: true, ApplyEXIFOrientation: true}
 }
 
-// computes reports whether a device's kernels compute: those of tools/null-device.sh do not.
+// computes reports whether a device's kernels compute. The kernels of tools/null-device.sh do not.
 func computes(device cuda.Device) bool {
 	return device == cuda.CPU || !strings.Contains(os.Getenv("LD_PRELOAD"), "libnull_runtime")
 }
 
-// TestHostReadsJPEGsAsPillow checks the pixels that the device's are compared with.
+// TestHostReadsJPEGsAsPillow checks the host's pixels, which are the reference for the device.
 func TestHostReadsJPEGsAsPillow(t *testing.T) {
 	text, err := os.ReadFile("testdata/jpegs/pixels.json")
 	if err != nil {
@@ -120,9 +120,9 @@ func TestHostReadsJPEGsAsPillow(t *testing.T) {
 	}
 }
 
-// TestJPEGsOnDeviceAreTheHosts: every kind of JPEG is decoded by serve.Options.OnDevice and by
-// prefetcher.Options.Decode to the host's pixels, and by whom the table says. On devices that
-// compute nothing it checks the routes alone.
+// TestJPEGsOnDeviceAreTheHosts decodes every kind of JPEG with serve.Options.OnDevice and with
+// prefetcher.Options.Decode. The pixels must equal the host's, and the table says who must decode.
+// On devices that compute nothing it checks only who decodes.
 func TestJPEGsOnDeviceAreTheHosts(t *testing.T) {
 	for _, device := range devices() {
 		for _, side := range []int{128, 117} {
@@ -173,8 +173,8 @@ func servesJPEGs(t *testing.T, device cuda.Device, side int) {
 	}
 }
 
-// prefetchesJPEGs compares two epochs with those that the host decodes. The first has an index
-// without entry points.
+// prefetchesJPEGs compares two epochs with epochs that the host decodes. In the first epoch the
+// index has no entry points.
 func prefetchesJPEGs(t *testing.T, device cuda.Device, route jpegRoute, files []jpegFile) {
 	t.Helper()
 	var b bytes.Buffer

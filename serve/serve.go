@@ -33,26 +33,26 @@ import (
 // Options of a [Decoder]. The zero value suits networks that were trained on ImageNet, on the first
 // GPU.
 type Options struct {
-	// Decode has the transform and the limits. Transform.Mean, Std and DType, or Bytes, are what
-	// the device makes of the pixels; Contiguous is the order of the elements in memory. Planar
+	// Decode sets the transform and the limits. Transform.Mean, Std, DType and Bytes select the
+	// values that the device computes from the pixels. Contiguous selects the memory format. Planar
 	// must not be set.
 	Decode decode.Options
 	// Device is the device of the batches. The zero value selects the first GPU, or the CPU on a
 	// machine without GPUs; cuda.CPU always selects the CPU.
 	Device cuda.Device
-	// OnDevice leaves baseline JPEGs to the GPU, with the same pixels. Progressive JPEGs, other
-	// formats, damaged images and operations that no GPU runs (package transform has which) stay
-	// the host's, in the same batch. It needs a GPU.
+	// OnDevice decodes baseline JPEGs on the GPU, to the same pixels. The host still decodes
+	// progressive JPEGs, other formats and damaged images, and it runs operations that no GPU runs
+	// (listed in package transform). All of them share one batch. OnDevice needs a GPU.
 	OnDevice bool
-	// Concurrent bounds the calls of Batch whose images the GPU decodes at a time; further calls
-	// wait. 0: 2. Each takes 32 MiB of pinned memory for compressed data, and 288 MiB of device
-	// memory. Images that do not fit, and those of a call behind the 256th, are decoded on the
-	// host.
+	// Concurrent is the maximum number of Batch calls whose images the GPU decodes at a time.
+	// Further calls wait. 0 means 2. Each call uses 32 MiB of pinned memory for compressed data and
+	// 288 MiB of device memory. The host decodes images that do not fit, and all images of a call
+	// after the 256th.
 	Concurrent int
 }
 
-// Decoder decodes images to batches on a device. Several goroutines may use it at once. Close it
-// after use.
+// Decoder decodes images to batches on a device. Several goroutines may use it at once. The caller
+// must close it.
 type Decoder struct {
 	d       *decode.Decoder
 	units   *units // nil: the host decodes
@@ -62,11 +62,11 @@ type Decoder struct {
 	mean    []float32 // nil for bytes
 	std     []float32
 
-	planned, again atomic.Int64 // images that the GPU was given, and those that it could not decode
+	planned, again atomic.Int64 // images sent to the GPU, and those of them that the host had to decode again
 }
 
-// NewDecoder makes a decoder. It fails if an option is wrong, without the libraries, and with
-// [cuda.ErrNoDevice] for a GPU that is not there.
+// NewDecoder makes a decoder. It fails if an option is invalid or the libraries are missing. If the
+// GPU does not exist, the error is [cuda.ErrNoDevice].
 func NewDecoder(o Options) (*Decoder, error) {
 	if o.Decode.Planar {
 		return nil, errors.New("serve: Options.Decode: Planar is for pixels on the host, and a tensor's layout is Transform.Contiguous: leave it out")
@@ -123,9 +123,10 @@ func (d *Decoder) openUnits(n int) (err error) {
 	return nil
 }
 
-// Close frees the memory for decoding. Batches stay valid. Calls in progress end as usual, or with
-// [decode.ErrClosed] if they have not begun all of their images; later ones return that error.
-// Close never fails, and further calls do nothing. Memory that a call uses is freed at its end.
+// Close frees the memory for decoding. Batches stay valid. Calls in progress finish normally, or
+// return [decode.ErrClosed] if some of their images have not been started. Later calls return that
+// error. Close never fails, and further calls do nothing. Memory in use by a call is freed when the
+// call ends.
 func (d *Decoder) Close() error {
 	d.cleanup.Stop()
 	if d.units != nil {
@@ -137,16 +138,16 @@ func (d *Decoder) Close() error {
 // Device returns the device of the batches: a GPU, or cuda.CPU.
 func (d *Decoder) Device() cuda.Device { return d.device }
 
-// Stats are what the GPU has done for a [Decoder] with Options.OnDevice, and the memory for it. All
-// are 0 without.
+// Stats counts the work of the GPU for a [Decoder] and reports the memory for it. Without
+// Options.OnDevice all fields are 0.
 type Stats struct {
-	Decoded      int64 // images that the GPU was given
-	DecodedAgain int64 // of Decoded: images that it could not decode, so that the host did
-	DeviceBytes  int64 // memory on the GPU for decoding; 0 after Close, once the calls in progress end
+	Decoded      int64 // images sent to the GPU
+	DecodedAgain int64 // images in Decoded that the GPU could not decode and the host decoded
+	DeviceBytes  int64 // GPU memory for decoding; 0 after Close, once the calls in progress end
 	PinnedBytes  int64 // pinned memory for compressed data; likewise
 }
 
-// Stats returns the figures so far. It may be called at any time, also after Close.
+// Stats returns the current figures. It may be called at any time, also after Close.
 func (d *Decoder) Stats() Stats {
 	s := Stats{Decoded: d.planned.Load(), DecodedAgain: d.again.Load()}
 	if d.units != nil {
@@ -155,22 +156,23 @@ func (d *Decoder) Stats() Stats {
 	return s
 }
 
-// Batch decodes one image or several and returns them as [N, 3, Size, Size] of Transform.DType,
-// normalised (or uint8 with Transform.Bytes), in channels-last memory unless Transform.Contiguous
-// is set. The scope owns the tensor; with nil the caller does, who closes it.
+// Batch decodes one or more images and returns them as [N, 3, Size, Size] of Transform.DType,
+// normalised (or uint8 with Transform.Bytes). The memory format is channels-last unless
+// Transform.Contiguous is set. The scope owns the tensor. If scope is nil, the caller owns it and
+// must close it.
 //
-// On a GPU the pixels are copied from pinned memory and normalised on the current stream: Batch
-// returns when the work is queued, and waits for the decoding alone. The pinned memory, of
-// LibTorch's allocator, is used again when the copy is done. Batch is not for functions that are
-// captured as a graph, whose replays would not decode.
+// On a GPU the pixels are copied from pinned memory and normalised on the current stream. Batch
+// returns when this work is queued; it waits only for the decoding. LibTorch's allocator reuses the
+// pinned memory when the copy is done. Do not call Batch in a function that is captured as a graph:
+// replays would not decode.
 //
-// With Options.OnDevice a stream of the Decoder decodes, without waiting for the current stream,
-// which waits for it. Batch also waits for it, because only then is it known which images the GPU
-// could not decode; ctx does not end that wait.
+// With Options.OnDevice the GPU decodes on a stream of the Decoder, which does not wait for the
+// current stream. The current stream waits for the decoding. Batch waits for it too, because only
+// then are the images known that the GPU could not decode. Cancelling ctx does not end that wait.
 //
-// If some of several images are at fault, Batch returns the tensor, in which their pixels are zero
-// before the normalisation, and a [decode.Errors] that names them. After every other error, and if
-// all images are at fault, the tensor is nil.
+// If some but not all of several images are faulty, Batch returns the tensor and a [decode.Errors]
+// that names them. Their pixels are zero before the normalisation. After any other error, and if
+// all images are faulty, the tensor is nil.
 func (d *Decoder) Batch(ctx context.Context, scope *torch.Scope, images ...[]byte) (*torch.Tensor, error) {
 	if len(images) == 0 {
 		return nil, errors.New("serve: Batch: no images")
@@ -204,7 +206,8 @@ func (d *Decoder) hostPixels(n int) (*torch.Tensor, error) {
 	return o.Empty(int64(n), size, size, 3)
 }
 
-// pixels decodes to a tensor on the host. faults are those of a part of the images.
+// pixels decodes to a tensor on the host. faults names the faulty images if the others were
+// decoded.
 func (d *Decoder) pixels(ctx context.Context, images [][]byte) (host *torch.Tensor, faults, err error) {
 	if host, err = d.hostPixels(len(images)); err != nil {
 		return nil, nil, fmt.Errorf("serve: %w", err)
@@ -224,7 +227,7 @@ func (d *Decoder) pixels(ctx context.Context, images [][]byte) (host *torch.Tens
 	return host, nil, nil
 }
 
-// uploaded queues the copy to the device and the finish on the current stream.
+// uploaded queues the copy to the device and the normalisation on the current stream.
 func (d *Decoder) uploaded(scope *torch.Scope, host *torch.Tensor) (_ *torch.Tensor, err error) {
 	if d.device == cuda.CPU {
 		return d.finish(scope, host)
@@ -240,7 +243,7 @@ func (d *Decoder) uploaded(scope *torch.Scope, host *torch.Tensor) (_ *torch.Ten
 	return d.finish(scope, src)
 }
 
-// finish queues the way from pixels to a batch on the current stream.
+// finish queues the conversion of pixels to a batch on the current stream.
 func (d *Decoder) finish(scope *torch.Scope, src *torch.Tensor) (*torch.Tensor, error) {
 	o := torch.TensorOptions{Device: d.device, DType: d.output.DType, Scope: scope, MemoryFormat: d.output.MemoryFormat}
 	out, err := o.Empty(append([]int64{src.Shape()[0]}, d.output.Shape...)...)
@@ -250,7 +253,8 @@ func (d *Decoder) finish(scope *torch.Scope, src *torch.Tensor) (*torch.Tensor, 
 	return closeOnError(out, err)
 }
 
-// normalise queues the way from pixels to a batch's numbers, or to bytes in the batch's layout.
+// normalise queues the conversion of pixels to normalised values, or to bytes in the batch's
+// layout.
 func (d *Decoder) normalise(out, src *torch.Tensor) error {
 	if d.mean != nil {
 		return torch.NormalizeImages(out, src, d.mean, d.std)

@@ -86,8 +86,8 @@ func devices() []cuda.Device {
 	return list
 }
 
-// TestBatchIsThePrefetchers: a batch has the bits that the prefetcher makes of the loader's batch,
-// in the same dtype and memory format.
+// TestBatchIsThePrefetchers: a batch has the same bits, dtype and memory format as the prefetcher's
+// batch of the same images.
 func TestBatchIsThePrefetchers(t *testing.T) {
 	images := photos(t)
 	half := transform.Train(48)
@@ -131,8 +131,8 @@ func TestBatchIsThePrefetchers(t *testing.T) {
 	}
 }
 
-// TestFaultsLeaveTheOtherRows: the images that are no faults have their values; the error names the
-// others, whose pixels are 0.
+// TestFaultsLeaveTheOtherRows: good images keep their values. The error names the faulty images,
+// whose pixels are 0.
 func TestFaultsLeaveTheOtherRows(t *testing.T) {
 	images := photos(t)[:3]
 	for _, device := range devices() {
@@ -210,9 +210,9 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 	}
 }
 
-// TestBatchesAreOrderedOnTheirStreams: goroutines with streams of their own, which are behind, get
-// their own images' values, though the pinned memory of all comes from one allocator and the host
-// runs ahead of the copies.
+// TestBatchesAreOrderedOnTheirStreams: several goroutines use separate streams that have a backlog.
+// Each gets the values of its own images, although all pinned memory is from one allocator and the
+// host runs ahead of the copies.
 func TestBatchesAreOrderedOnTheirStreams(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	images := photos(t)
@@ -234,8 +234,8 @@ func valuesOf(t *testing.T, d *serve.Decoder, images [][]byte) (values [][]byte)
 	return values
 }
 
-// batchesAreOrdered makes 20 batches of an image on each of four streams that are held back, and
-// compares them.
+// batchesAreOrdered makes 20 batches of an image on each of four delayed streams, and compares
+// them.
 func batchesAreOrdered(t *testing.T, d *serve.Decoder, images, want [][]byte, delay time.Duration) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -273,7 +273,7 @@ func batchesAreOrdered(t *testing.T, d *serve.Decoder, images, want [][]byte, de
 	all.Wait()
 }
 
-// TestBatchDoesNotWaitForItsStream: Batch returns while the stream is held back.
+// TestBatchDoesNotWaitForItsStream: Batch returns while the stream is delayed.
 func TestBatchDoesNotWaitForItsStream(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	for name, onDevice := range map[string]bool{"host": false, "device": true} {

@@ -39,7 +39,7 @@ func TestRecordsNodesOfBackward(t *testing.T) {
 			t.Errorf("event %+v surrounds those of the nodes", e)
 		}
 	}
-	// The sum of the leaf's two gradients belongs to the node that brings the second one.
+	// The addition of the leaf's two gradients belongs to the node of the second gradient.
 	inside := func(e trace.Event) bool {
 		return slices.ContainsFunc(tr.Events, func(node trace.Event) bool {
 			return strings.Contains(node.Name, "evaluate_function") && node.Start <= e.Start && e.End() <= node.End()

@@ -38,7 +38,7 @@ func encodeChrome(w io.Writer, events []chromeEvent) error {
 	return json.NewEncoder(w).Encode(map[string]any{"displayTimeUnit": "ms", "traceEvents": events})
 }
 
-// chrome returns the names of the rows, and the events. rank is that of a job, or -1.
+// chrome returns the names of the rows, and the events. rank is -1 outside a distributed job.
 func (t *Trace) chrome(rank int) (named, out []chromeEvent) {
 	prefix, process, id := "", func(device int) int { return device + 1 }, func(correlation int64) int64 { return correlation }
 	if rank >= 0 {

@@ -14,7 +14,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 const ms = time.Millisecond
 
 // overlapping returns a constructed recording: kernels on the default streams of two devices,
-// copies beside them, a late launch, and host events.
+// concurrent copies, a late launch, and host events.
 func overlapping() *Trace {
 	t := &Trace{Begin: time.Unix(1, 0), Duration: 60 * ms}
 	add := func(kind Kind, name string, start, duration time.Duration, device int, lane, bytes, correlation int64) {

@@ -160,7 +160,7 @@ func (t *Trace) draw(o PictureOptions) picture.Picture {
 	return p.finish(p.body(y, part, s))
 }
 
-// newPainter begins a picture of the time from from to to.
+// newPainter returns a painter for the events between two times.
 func newPainter(o PictureOptions, from, to time.Duration) *painter {
 	width := float64(o.Width)
 	if o.Width <= 0 {
@@ -170,7 +170,7 @@ func newPainter(o PictureOptions, from, to time.Duration) *painter {
 	return &painter{Picture: picture.Picture{Width: width, Measure: measure}, from: from, to: max(to, from+1), left: margin + gutter, wide: width - 2*margin - gutter}
 }
 
-// finish ends the picture at a height, and puts its background behind it.
+// finish ends the picture at a height and adds the background.
 func (p *painter) finish(y float64) picture.Picture {
 	p.Height = math.Ceil(y + margin/2)
 	back := picture.Shape{Rect: &picture.Rectangle{W: p.Width, H: p.Height, Fill: white}}

@@ -60,8 +60,8 @@ func weight(bold bool) float64 {
 	return 0
 }
 
-// fill draws a rectangle whose borders may lie within pixels. Border pixels blend in proportion to
-// their coverage.
+// fill draws a rectangle whose borders may be at fractions of a pixel. Border pixels blend in
+// proportion to their coverage.
 func fill(canvas *image.RGBA, x, y, w, h float64, c color.RGBA) {
 	cover := func(from, to float64, i int) float64 {
 		return max(0, min(to, float64(i+1))-max(from, float64(i)))

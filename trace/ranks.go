@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/internal/picture"
 )
 
-// Ranks are the recordings of a job's ranks, by rank, with their Begin on one clock. They make one
-// picture, which names the ranks that others wait for.
+// Ranks holds the recordings of a job, indexed by rank. Adjust each Begin to one clock first. They
+// are drawn as one picture, which names the ranks that delay the others.
 //
 //	offset, _, err := distributed.ClockOffset(world)
 //	...
@@ -28,26 +28,26 @@ import (
 //	}
 type Ranks []*Trace
 
-// Collective is a collective that all ranks have recorded: kernels of NCCL, or ranges of Gloo.
+// Collective is a collective operation in the recordings of all ranks: NCCL kernels or Gloo ranges.
 type Collective struct {
 	Name string
-	// Starts has the time at which each rank came to it, since the earliest Begin.
+	// Starts holds each rank's start time, relative to the earliest Begin.
 	Starts []time.Duration
-	Last   int // the rank that came last
+	Last   int // the rank that started last
 }
 
 // Waited returns how long a rank waited for the last one.
 func (c Collective) Waited(rank int) time.Duration { return c.Starts[c.Last] - c.Starts[rank] }
 
-// RankWaits is a rank's part in the waiting.
+// RankWaits sums up one rank's waiting.
 type RankWaits struct {
 	Rank   int
-	Last   int           // collectives to which it came last
-	Caused time.Duration // what the other ranks waited for it, all together
-	Waited time.Duration // what it waited for others
+	Last   int           // collectives that the rank started last
+	Caused time.Duration // total time that other ranks waited for this one
+	Waited time.Duration // total time that this rank waited for others
 }
 
-// clockError is how far the clocks of two ranks may be apart.
+// clockError is the maximum difference between the clocks of two ranks.
 const clockError = 100 * time.Microsecond
 
 // begin returns the earliest Begin.
@@ -55,7 +55,7 @@ func (r Ranks) begin() time.Time {
 	return slices.MinFunc(r, func(a, b *Trace) int { return a.Begin.Round(0).Compare(b.Begin.Round(0)) }).Begin.Round(0)
 }
 
-// aligned returns copies of the recordings whose events count from the earliest Begin.
+// aligned returns copies of the recordings with event times relative to the earliest Begin.
 func (r Ranks) aligned() Ranks {
 	if len(r) == 0 {
 		return nil
@@ -73,7 +73,7 @@ func (r Ranks) aligned() Ranks {
 	return out
 }
 
-// collective returns the name of a collective that an event is, or "".
+// collective returns the event's collective operation, or "" if it is none.
 func collective(e Event) string {
 	switch {
 	case e.Kind == Kernel && (strings.HasPrefix(e.Name, "ncclDevKernel_") || strings.HasPrefix(e.Name, "ncclKernel_")):
@@ -88,11 +88,11 @@ func collective(e Event) string {
 	return ""
 }
 
-// Collectives returns the collectives that all ranks have recorded, by the time of the last rank.
-// It matches, of the collectives of one name, those that overlap and whose ends are closest: none
-// ends on any rank before it has begun on all, and all end at about the same time. One that some
-// ranks have not recorded is left out, such as one of Gloo's just before Stop, whose record ends
-// after its wait.
+// Collectives returns the collectives that all ranks recorded, sorted by the start of the last
+// rank. Events of one name match if they overlap and their ends are closest: a collective ends on
+// no rank before it has started on all, and it ends on all at about the same time. A collective
+// that some ranks did not record is omitted. An example is a Gloo collective just before Stop,
+// whose record ends after its wait.
 func (r Ranks) Collectives() []Collective { return r.aligned().collectives() }
 
 func (r Ranks) collectives() []Collective {
@@ -125,12 +125,12 @@ func (r Ranks) collectives() []Collective {
 	return out
 }
 
-// concurrent is how many collectives of one name may be under way together.
+// concurrent is the maximum number of collectives of one name that run at the same time.
 const concurrent = 4
 
-// takeCollective takes the event that ends first from the ranks' queues, which are sorted by end
-// and not empty, and with it the events of the other ranks that are the same collective. ok is
-// false if a rank has none.
+// takeCollective removes the event that ends first from the ranks' queues, and the matching events
+// of the other ranks. The queues must be non-empty and sorted by end. ok is false if a rank has no
+// matching event.
 func takeCollective(queues [][]Event) (c Collective, ok bool) {
 	first := 0
 	for rank, q := range queues {
@@ -161,7 +161,7 @@ func takeCollective(queues [][]Event) (c Collective, ok bool) {
 	return c, true
 }
 
-// Waits returns the part of each rank in the waiting, by rank.
+// Waits returns each rank's waiting, indexed by rank.
 func (r Ranks) Waits() []RankWaits { return waits(len(r), r.Collectives()) }
 
 func waits(ranks int, all []Collective) []RankWaits {
@@ -179,9 +179,9 @@ func waits(ranks int, all []Collective) []RankWaits {
 	return out
 }
 
-// Straggler returns the rank that caused most of the waiting, and its share of all of it: -1 if no
-// rank caused more than twice its part (of two ranks: four fifths), or if the waiting is less than
-// a hundredth of the ranks' time.
+// Straggler returns the rank that caused most of the waiting, and its share of the total. The rank
+// is -1 if no rank caused more than twice its equal share (with two ranks: four fifths), or if the
+// waiting is less than a hundredth of the ranks' time.
 func (r Ranks) Straggler() (rank int, share float64) {
 	if len(r) < 2 {
 		return -1, 0
@@ -224,11 +224,11 @@ func straggler(all []RankWaits, from, to time.Duration) (rank int, share float64
 	return most.Rank, share
 }
 
-// WriteFile writes a picture or a file for Perfetto, as [Trace.WriteFile].
+// WriteFile writes a picture or a file for Perfetto, like [Trace.WriteFile].
 func (r Ranks) WriteFile(name string, o PictureOptions) error { return writeFile(name, r, o) }
 
-// WriteChrome writes the trace-event format, as [Trace.WriteChrome], with the processes of all
-// ranks, and a row for each rank that shows when it waited for the last one.
+// WriteChrome writes the trace-event format, like [Trace.WriteChrome], with the processes of all
+// ranks. One more row per rank shows when the rank waited for the last one.
 func (r Ranks) WriteChrome(w io.Writer) error {
 	a := r.aligned()
 	all := a.collectives()
@@ -242,7 +242,7 @@ func (r Ranks) WriteChrome(w io.Writer) error {
 	return encodeChrome(w, append(named, out...))
 }
 
-// lateEvents are the times that a rank waited for the last one.
+// lateEvents returns a rank's waits for the last rank as events.
 func lateEvents(all []Collective, rank int) (events []Event) {
 	for _, c := range all {
 		if d := c.Waited(rank); d > 0 {
@@ -252,9 +252,9 @@ func lateEvents(all []Collective, rank int) (events []Event) {
 	return events
 }
 
-// WriteSVG draws the timelines of all ranks below each other, on one clock: the streams of each
-// rank's GPU, the threads of its host, and when it waited for the last rank of a collective. The
-// header has what each rank waited, and names a straggler.
+// WriteSVG draws the timelines of all ranks below each other, on one clock. Each rank has rows for
+// its GPU's streams, its host threads, and its waits for the last rank of a collective. The header
+// lists each rank's total wait and names a straggler.
 func (r Ranks) WriteSVG(w io.Writer, o PictureOptions) error {
 	p := r.draw(o)
 	return p.WriteSVG(w)
@@ -311,7 +311,7 @@ const maxHostRows = 4
 func rankRows(t *Trace, rank int, lates []Event) []row {
 	rows := deviceRows(t, t.Summary())
 	host := hostRows(t)
-	if len(rows) > 0 { // the streams say what the rank does
+	if len(rows) > 0 { // the streams show the rank's work
 		host = host[:min(len(host), 1)]
 	}
 	rows = append(rows, host[:min(len(host), maxHostRows)]...)
@@ -328,7 +328,7 @@ func rankRows(t *Trace, rank int, lates []Event) []row {
 	return rows
 }
 
-// Streams are keys of JSON objects, so that recordings can be sent.
+// A Stream can be a key of a JSON object, so recordings can be sent as JSON.
 var (
 	_ encoding.TextMarshaler   = Stream{}
 	_ encoding.TextUnmarshaler = (*Stream)(nil)
@@ -339,7 +339,7 @@ func (s Stream) MarshalText() ([]byte, error) {
 	return fmt.Appendf(nil, "%d/%d", s.Device, s.Lane), nil
 }
 
-// UnmarshalText reads what MarshalText has written.
+// UnmarshalText parses the text of MarshalText.
 func (s *Stream) UnmarshalText(text []byte) error {
 	var read Stream
 	var rest string

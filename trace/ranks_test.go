@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// threeRanks are recordings of four collectives, to all of which rank 1 comes last by 5 ms, but for
-// the last one. Rank 2 has begun to record after the first, and rank 0 has an earlier one.
+// threeRanks returns recordings of four collectives. Rank 1 starts each 5 ms late, except the last.
+// Rank 2 started recording after the first collective, and rank 0 recorded an earlier one.
 func threeRanks(kind Kind, name string) Ranks {
 	device, lane := 0, int64(7)
 	if kind != Kernel {
@@ -63,7 +63,7 @@ func TestRanksWaitForTheLastOne(t *testing.T) {
 		if got := r.Waits(); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", c.name, got, want)
 		}
-		if rank, _ := r.Straggler(); rank != -1 { // two thirds is twice its part, and not more
+		if rank, _ := r.Straggler(); rank != -1 { // two thirds is exactly twice its share, not more
 			t.Errorf("%s: rank %d is a straggler", c.name, rank)
 		}
 		if rank, share := r[:2].Straggler(); rank != -1 {
@@ -113,7 +113,7 @@ func TestPictureOfRanksNamesTheStraggler(t *testing.T) {
 	}
 }
 
-// The file for Perfetto keeps the ranks apart, and the clock is that of the earliest recording.
+// The file for Perfetto separates the ranks. Times are relative to the earliest recording.
 func TestChromeOfRanks(t *testing.T) {
 	r := laggard()
 	r[0].Events = append(r[0].Events, Event{Kind: Runtime, Name: "cudaLaunchKernel", Start: ms, Device: Host, Lane: 1, Correlation: 9},
@@ -148,7 +148,7 @@ func TestChromeOfRanks(t *testing.T) {
 	}
 }
 
-// A recording survives the way to another rank.
+// A recording survives the JSON round trip to another rank.
 func TestTraceAsJSON(t *testing.T) {
 	want := threeRanks(Kernel, "k")[1]
 	text, err := json.Marshal(want)

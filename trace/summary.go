@@ -126,15 +126,15 @@ type Gap struct {
 	Start, End time.Duration
 	// Before is the device work that ended at Start.
 	Before Event
-	// After is the device work that began at End.
+	// After is the device work that started at End.
 	After Event
 	// Call is the CUDA call that enqueued After. Its Name is "" if the call was not recorded.
 	Call Event
 	// Stream is the name of After's stream.
 	Stream string
 	// Host lists the events of the calling thread between Start and Call, longest first, without
-	// nested events. It is nil if After was queued before the gap began: After then waited for
-	// other work on a device.
+	// nested events. It is nil if After was queued before the gap: After then waited for other work
+	// on a device.
 	Host []HostShare
 }
 
@@ -259,7 +259,7 @@ func (t *Trace) device(device int, events []Event, window span, calls map[int64]
 		Device: device, Streams: len(streams), Compute: computes.total(), Copy: copied.total(), Hidden: copied.and(computes).total(), Idle: idle.total(),
 		Total: window.duration(),
 	}
-	// A gap lies between two works of the device: the recording holds no cause for idle time before
+	// A gap is between two works of the device. The recording holds no cause for idle time before
 	// the first work and after the last.
 	var longest span
 	for i := 1; i < len(busy); i++ {

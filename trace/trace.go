@@ -30,7 +30,7 @@ type Recorder struct {
 	stopped bool
 }
 
-// Start begins a recording of all threads and all devices. A process can run one recording at a
+// Start starts a recording of all threads and all devices. A process can run one recording at a
 // time: during a recording, Start returns an error. Start blocks while the profiler sets up: about
 // 0.2 s in the first call on a machine with a GPU, and a millisecond in later calls. The caller
 // must stop the returned Recorder; any goroutine may do so, on any thread.
@@ -188,7 +188,7 @@ type Event struct {
 	Duration time.Duration
 	Device   int // index of the GPU, or Host
 	// Lane on a device is the profiler's number of the stream, 7 for the default stream. On the
-	// host it is the OS thread; for a range, the thread that began the range.
+	// host it is the OS thread; for a range, the thread that started the range.
 	Lane  int64
 	Bytes int64 // of copies and memsets
 	// Correlation is the same non-zero number in a Runtime event and in the device work that the
