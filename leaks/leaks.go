@@ -43,22 +43,22 @@ type Site struct {
 	// each Retain; Release undoes the latest).
 	Kind  string
 	Count int64
-	// Stack that made the handles, innermost call first, at most 32 calls deep. It leaves out this
-	// module's unexported functions at the top, so that it begins with the function that the
-	// program called.
+	// Stack is the call stack that made the handles, innermost call first, at most 32 calls deep.
+	// This module's unexported functions at the top are omitted, so the first frame is the function
+	// that the program called.
 	Stack []runtime.Frame
 }
 
 // Sites is the result of [Open] and [Caught], with the highest counts first.
 type Sites []Site
 
-// Open returns the places that made the handles that are not closed yet. A tensor of a scope counts
-// as open until its scope ends.
+// Open returns the places whose handles are still open. A tensor of a scope counts as open until
+// its scope ends.
 func Open() Sites { return collect(func(s origin.Site) int64 { return s.Open }) }
 
-// Caught returns the places that made the handles that, since the start of the process, became
-// unreachable before they were closed. The garbage collector finds such handles some time later,
-// and within seconds after a call of runtime.GC.
+// Caught returns the places whose handles became unreachable before they were closed, since the
+// start of the process. The garbage collector finds such handles some time later, and within
+// seconds after a call of runtime.GC.
 func Caught() Sites { return collect(func(s origin.Site) int64 { return s.Leaked }) }
 
 func collect(count func(origin.Site) int64) Sites {

@@ -15,7 +15,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// autocastRecord is a record of testdata/autocast.json, which make_autocast.py describes.
+// autocastRecord is a record of testdata/autocast.json. make_autocast.py describes the format.
 type autocastRecord struct {
 	Name        string
 	DType       string
@@ -177,8 +177,8 @@ func (r autocastRecord) check(t *testing.T, net nn.Module, output, loss *torch.T
 	}
 }
 
-// Tokens are integers, which autocast casts no more than PyTorch does: a step of a GPT-2 under
-// autocast has logits of bfloat16 and gradients of float32.
+// Autocast does not cast integer tokens, as in PyTorch. A GPT-2 step under autocast has bfloat16
+// logits and float32 gradients.
 func TestAutocastOfTokens(t *testing.T) {
 	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 32, Positions: 8, Layers: 1, Heads: 2, Width: 16})
 	if err != nil {
@@ -206,7 +206,7 @@ func TestAutocastOfTokens(t *testing.T) {
 	}
 }
 
-// A GPT-2's weights and biases of products are cast together: a pass casts none by itself.
+// GPT-2's weights and biases of linear layers are cast together: no pass casts one separately.
 func TestWeightsOfGPT2AreCastTogether(t *testing.T) {
 	const layers = 2
 	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 32, Positions: 8, Layers: layers, Heads: 2, Width: 16})

@@ -26,11 +26,11 @@ func composeNorms(m nn.Module) {
 	}
 }
 
-// Three steps of a ResNet and of a MobileNetV3 have the losses of LibTorch's operators, but for the
-// order of sums.
+// Three steps of a ResNet and of a MobileNetV3 have the same losses as with LibTorch's operators,
+// up to the order of summation.
 func TestGPUNormsWithReLUTrainAsOperators(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
-	// Not a ResNet-50: weights that differ by 3e-6 of themselves move its second loss by up to 3 %.
+	// Not a ResNet-50: relative weight differences of 3e-6 change its second loss by up to 3 %.
 	for _, model := range []string{"resnet18", "mobilenet_v3_small"} {
 		t.Run(model, func(t *testing.T) {
 			scope := torch.NewScope("data")
@@ -98,8 +98,8 @@ func TestGPUNormsWithReLUTrainAsOperators(t *testing.T) {
 	}
 }
 
-// What a forward pass keeps for backward is no more memory than with LibTorch's operators, but for
-// the weight and bias of each normalisation. Devices that compute nothing have the same memory.
+// A forward pass keeps no more memory for backward than with LibTorch's operators, except for the
+// weight and bias of each normalisation. Devices that compute nothing use the same memory.
 func TestNormsWithReLUKeepNoMoreMemory(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	for _, model := range []string{"resnet18", "resnet50"} {

@@ -9,9 +9,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// This file has the parts that several families share: those of torchvision.ops.
+// This file has the building blocks that several families share, as in torchvision.ops.
 
-// checked returns m, or the error of a parameter that could not be made; then m is closed.
+// checked returns m. If a parameter could not be made, it closes m and returns the error.
 func checked[M nn.Module](kind string, m M, err error) (M, error) {
 	if err = errors.Join(nn.Err(m), err); err == nil {
 		return m, nil

@@ -17,7 +17,7 @@ type ConvNeXt struct {
 
 // ConvNeXtOptions are the options of NewConvNeXtT.
 type ConvNeXtOptions struct {
-	NumClasses int // 0 stands for 1000
+	NumClasses int // 0 means 1000
 	// StochasticDepth is the probability of dropping the last block. It grows linearly from 0 at
 	// the first block. 0 stands for 0.1, a negative value for none.
 	StochasticDepth float64

@@ -11,11 +11,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// GPT2 is OpenAI's GPT-2 with the head that predicts the next token: Hugging Face's
-// GPT2LMHeadModel (https://openai.com/blog/better-language-models). The head's weight is that of
-// the embedding of tokens. State lists it once, as transformer.wte.weight, like the files of
-// save_pretrained. nn.Load also reads files with lm_head.weight instead or as well, and those of
-// the model without its head, whose names lack "transformer.".
+// GPT2 is OpenAI's GPT-2 with a language-modelling head: Hugging Face's GPT2LMHeadModel
+// (https://openai.com/blog/better-language-models). The head shares its weight with the token
+// embedding. State lists the weight once, as transformer.wte.weight, like the files of
+// save_pretrained. nn.Load also accepts files with lm_head.weight, alone or in addition, and files
+// of the model without its head, whose names lack "transformer.".
 type GPT2 struct {
 	transformer *gpt2Transformer
 }
@@ -32,8 +32,8 @@ type GPT2Options struct {
 	Dropout   float64 // the probability after embeddings, attention and each part; 0 stands for 0.1, a negative value for none
 }
 
-// NewGPT2 returns a GPT-2: tokens [N T] of int64 give logits [N T VocabSize] of the token after
-// each.
+// NewGPT2 returns a GPT-2. For tokens [N T] of int64 it returns logits [N T VocabSize], which
+// predict the token after each.
 func NewGPT2(o GPT2Options) (*GPT2, error) {
 	const kind = "GPT-2"
 	for _, size := range []struct {
@@ -74,14 +74,14 @@ func (g *GPT2) Forward(tokens *torch.Tensor) *torch.Tensor {
 	}, tokens)
 }
 
-// Embed computes what the first of Blocks takes: the vectors [N T Width] of the tokens [N T], with
-// their positions. Embed, the Blocks one after the other, and Logits are Forward, to the bit. A
-// program calls them itself to have something between two blocks, such as the next block's
-// parameters on their way to the device.
+// Embed computes the input of the first block: vectors [N T Width] for the tokens [N T], with
+// position embeddings. Embed, the Blocks in order, and Logits compute the same bits as Forward.
+// Call them directly to work between two blocks, for example to copy the next block's parameters to
+// the device.
 func (g *GPT2) Embed(tokens *torch.Tensor) *torch.Tensor { return g.transformer.embed(tokens, 0) }
 
-// Blocks returns the layers of the transformer, each a module of vectors [N T Width]. They are the
-// model's own, with its parameters.
+// Blocks returns the transformer's layers. Each maps vectors [N T Width] to the same shape. They
+// are not copies: they share the model's parameters.
 func (g *GPT2) Blocks() []nn.Module {
 	blocks := make([]nn.Module, len(g.transformer.blocks))
 	for i, b := range g.transformer.blocks {
@@ -109,10 +109,10 @@ type GenerateOptions struct {
 	Generator   *torch.Generator // draws from it; nil for the device's default generator
 }
 
-// Generate continues the sequences of tokens [N T], T of 1 at least, and returns the tokens [N
-// T+Tokens], which join the scope of tokens. T+Tokens may be Positions at most. The keys and values
-// of earlier tokens are cached, so that a new token costs one position. Generate does not stop at
-// an end token, so on a GPU the host never waits. The model must be in evaluation mode; nothing is
+// Generate continues the sequences of tokens [N T], with T at least 1, and returns tokens [N
+// T+Tokens]. They join the scope of the input. T+Tokens must not exceed Positions. Keys and values
+// of earlier tokens are cached, so each new token computes one position. Generate does not stop at
+// an end token, so on a GPU the host never waits. The model must be in evaluation mode. Nothing is
 // recorded for backward.
 func (g *GPT2) Generate(tokens *torch.Tensor, o GenerateOptions) *torch.Tensor {
 	const op = "models.GPT2.Generate"
@@ -145,8 +145,8 @@ func (g *GPT2) Generate(tokens *torch.Tensor, o GenerateOptions) *torch.Tensor {
 	return result
 }
 
-// next returns the token [N 1] after the cached ones and tokens, without a scope. What it computes
-// ends with it.
+// next returns the token [N 1] that follows the cached tokens and tokens. The result has no scope.
+// All intermediate tensors are closed.
 func (g *GPT2) next(tokens *torch.Tensor, caches []*nn.KVCache, o GenerateOptions) *torch.Tensor {
 	scope := torch.NewScope("models.GPT2.Generate: a token")
 	defer scope.Close()
@@ -169,9 +169,9 @@ func (g *GPT2) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{{Name: "transformer", Module: g.transformer}}}
 }
 
-// Transformer returns the model without its head: Hugging Face's GPT2Model. Tokens [N T] give
-// vectors [N T Width]. Its names are those of the published files, which nn.LoadWith loads with
-// Partial: they also have the causal masks, as h.0.attn.bias and so on.
+// Transformer returns the model without its head: Hugging Face's GPT2Model. It maps tokens [N T] to
+// vectors [N T Width]. Its parameter names match the published files. Load these with nn.LoadWith
+// and Partial, because they also contain the causal masks (h.0.attn.bias and so on).
 func (g *GPT2) Transformer() nn.Module { return g.transformer }
 
 type gpt2Transformer struct {
@@ -184,8 +184,7 @@ type gpt2Transformer struct {
 }
 
 // gpt2Batch is the size of a batch of vectors: n sequences of t tokens. Between the layers the
-// vectors are the rows of a matrix [n*t Width], so that a product needs no views of its operands
-// and its result.
+// vectors are the rows of a matrix [n*t Width], so that matrix products need no views.
 type gpt2Batch struct{ n, t int64 }
 
 // rows returns the vectors x [N T size] as the rows of a matrix.
@@ -214,8 +213,8 @@ func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor {
 	}, tokens)
 }
 
-// run returns the vectors as rows, with a cache for each block if tokens follow those that the
-// caches have.
+// run returns the vectors as rows. If tokens continue cached sequences, caches has one cache per
+// block.
 func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) (*torch.Tensor, gpt2Batch) {
 	past := int64(0)
 	if caches != nil {
@@ -232,14 +231,14 @@ func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) (*torc
 		if caches != nil {
 			cache = caches[i]
 		}
-		y := b.run(x, batch, cache) // a handle of its own
+		y := b.run(x, batch, cache) // a separate handle
 		x.Close()
 		x = y
 	}
 	return g.norm.Forward(x), batch
 }
 
-// embed returns the vectors [N T Width] of the tokens [N T] at the positions from past on.
+// embed returns the vectors [N T Width] of the tokens [N T]. The first position is past.
 func (g *gpt2Transformer) embed(tokens *torch.Tensor, past int64) *torch.Tensor {
 	shape := tokens.Shape()
 	if shape == nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Tied weights under the head's name, and names without "transformer.", are those of a GPT-2.
+// A GPT-2 loads tied weights under the head's name, and names without "transformer.".
 func TestGPT2LoadsPublishedNames(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "gpt2-logits.json"))
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 
 // MobileNetV3 is a network for small devices (https://arxiv.org/abs/1905.02244).
 type MobileNetV3 struct {
-	// Classifier is the head: [N 576] (small) or [N 960] (large) to classes. Its layer "3" is the
-	// one that knows the number of classes. It may be replaced.
+	// Classifier is the head: [N 576] (small) or [N 960] (large) to classes. Its layer "3" outputs
+	// the classes. It may be replaced.
 	Classifier nn.Module
 
 	features *nn.Sequential

@@ -89,8 +89,8 @@ func Names() []string {
 	return names
 }
 
-// ByName makes the model that torchvision, or for GPT-2 Hugging Face, calls by the name. The error
-// of an unknown name lists all.
+// ByName makes the model with the given name in torchvision or, for GPT-2, in Hugging Face. The
+// error for an unknown name lists all names.
 func ByName(name string, o Options) (nn.Module, error) {
 	for _, e := range entries() {
 		if e.name == name {

@@ -305,8 +305,8 @@ func (r record) checkState(t *testing.T, net nn.Module) {
 	}
 }
 
-// checkLogits demands the reference's bits on the processor that computed it, and elsewhere 1e-5 of
-// the largest logit.
+// checkLogits requires the reference's bits on the same processor. On others the tolerance is 1e-5
+// of the largest logit.
 func (r record) checkLogits(t *testing.T, logits *torch.Tensor, same bool) {
 	t.Helper()
 	shape := logits.Shape()
@@ -380,7 +380,7 @@ func (r record) checkTraining(t *testing.T, net nn.Module, x, loss *torch.Tensor
 		if err != nil {
 			t.Fatalf("%s: %v", p.Name, err)
 		}
-		// A gradient that is zero but for rounding is compared with the largest one.
+		// A gradient that is zero up to rounding is compared with the largest one.
 		if want := r.Gradients[i]; !(math.Abs(norm-want) <= forGradient*(want+0.01*largest)) {
 			t.Errorf("the gradient of %s has the norm %v, and the reference's has %v", p.Name, norm, want)
 		}
@@ -437,8 +437,8 @@ func TestByNameSetsClasses(t *testing.T) {
 	}
 }
 
-// The memory format of the images does not matter, and a model trains in bfloat16 without a tensor
-// of another dtype in its way.
+// The memory format of the images does not matter. A model also trains in bfloat16, with no tensor
+// of another dtype.
 func TestChannelsLastAndBFloat16(t *testing.T) {
 	if err := torch.ManualSeed(3); err != nil {
 		t.Fatal(err)
@@ -512,10 +512,8 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// Inputs of a wrong shape are errors that say what the model takes, and an error of a layer names
-// the layer's path.
-// A forward pass leaves its result, and what backward needs, but no handle of a layer's output,
-// which would keep memory that backward does not need.
+// A forward pass keeps its result and the data for backward. It keeps no handle of a layer's
+// output, which would hold memory that backward does not need.
 func TestNetworksKeepNoOutputsOfLayers(t *testing.T) {
 	gpt, err := models.NewGPT2(models.GPT2Options{VocabSize: 10, Positions: 8, Layers: 2, Heads: 2, Width: 8})
 	if err != nil {
@@ -662,7 +660,7 @@ func TestScopesOwnEverything(t *testing.T) {
 	}
 }
 
-// The tokens that GPT-2 continues with are those of passes over the whole sequences.
+// Generate returns the same tokens as forward passes over the whole sequences.
 func TestGPT2GeneratesAsWholePasses(t *testing.T) {
 	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 13, Positions: 12, Layers: 2, Heads: 2, Width: 8})
 	if err != nil {
@@ -764,7 +762,7 @@ func TestGPT2InParts(t *testing.T) {
 	for _, part := range net.Blocks()[0].Parts().Modules {
 		want := []int64{2, 3, 8}
 		switch part.Name {
-		case "mlp.c_proj": // its input is that of mlp.c_fc's output
+		case "mlp.c_proj": // its input is mlp.c_fc's output
 			continue
 		case "mlp.c_fc":
 			want[2] = 32

@@ -110,7 +110,7 @@ func (r *ResNet) Forward(x *torch.Tensor) *torch.Tensor {
 	return r.FC.Forward(torch.Tidy(r.features, x))
 }
 
-// features computes the vectors that the head takes.
+// features computes the head's input vectors.
 func (r *ResNet) features(in ...*torch.Tensor) *torch.Tensor {
 	x := torch.Tidy(r.stem, in...)
 	for _, layer := range r.layers {

@@ -82,7 +82,7 @@ func (v *ViT) Forward(x *torch.Tensor) *torch.Tensor {
 	return v.Head.Forward(torch.Tidy(v.features, x))
 }
 
-// features computes the vectors [N 768] that the head takes.
+// features computes the head's input vectors [N 768].
 func (v *ViT) features(in ...*torch.Tensor) *torch.Tensor {
 	patches := v.projection.Forward(in[0]).Flatten(2, -1).Permute(0, 2, 1)
 	token := v.classToken.In(in[0].Scope()).Expand(patches.Shape()[0], -1, -1)

@@ -131,7 +131,7 @@ type MemoryFormat int32
 
 const (
 	Contiguous   MemoryFormat = 0 // the last dimension is the densest
-	ChannelsLast MemoryFormat = 2 // a tensor of shape [N C H W] that lies in memory as N H W C
+	ChannelsLast MemoryFormat = 2 // a tensor of shape [N C H W], stored as N H W C
 )
 
 func (f MemoryFormat) String() string {
@@ -149,7 +149,7 @@ type Spec struct {
 	Name  string // the field's name, for example "images"
 	DType DType
 	Shape []int64
-	// MemoryFormat is that of the whole batch. ChannelsLast needs a Shape of three dimensions (C H
+	// MemoryFormat applies to the whole batch. ChannelsLast needs a Shape of three dimensions (C H
 	// W).
 	MemoryFormat MemoryFormat
 }

@@ -9,15 +9,14 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// A consumer decodes no progressive JPEG: its coefficients are spread over scans that depend on
-// each other. So the first goroutine that meets one writes it as a baseline JPEG with the same
-// coefficients, and notes entry points into that. Both stay in memory, and every later plan of the
-// image is made from them, without a read of the archive.
+// A device does not decode progressive JPEGs, because their coefficients are spread over scans that
+// depend on each other. So the first goroutine that meets one writes it as a baseline JPEG with the
+// same coefficients, and records entry points into the copy. Both stay in memory. Later plans of
+// the image use them and do not read the archive.
 //
-// Neither is ever stored outside of the process, so no index can forge them. They are made from
-// bytes that have passed the checks of every sample that is read, and only for an image that
-// libjpeg-turbo decodes without a warning. The proof of the entry points covers both each time that
-// they are used.
+// Copies and their entry points are never stored outside of the process, so no index can forge
+// them. The source bytes have passed the checks of every sample, and libjpeg-turbo decodes the
+// image without a warning. The proof of the entry points covers both each time they are used.
 
 // copySpacing is the number of MCUs between two entry points of a baseline copy. They take about
 // 1 % of a photograph's size.
@@ -31,7 +30,7 @@ type Copy struct {
 	proof uint64
 }
 
-// copies has the baseline copies of an index's progressive JPEGs. Several goroutines use it.
+// copies holds the baseline copies of an index's progressive JPEGs. Several goroutines use it.
 type copies struct {
 	kept    []atomic.Pointer[Copy]
 	refused sampleBits // images that have no copy
@@ -47,13 +46,13 @@ func newCopies(samples int, maxBytes int64) *copies {
 	return &copies{kept: make([]atomic.Pointer[Copy], samples), refused: newSampleBits(samples), max: maxBytes, memory: arena.New()}
 }
 
-// wants reports whether a copy of sample i, whose file has so many bytes, can be made and kept.
+// wants reports whether a copy of sample i, whose file has the given size, can be made and kept.
 func (t *copies) wants(i, bytes int) bool {
 	return bytes <= MaxFile && !t.refused.has(i) && t.used.Load()+int64(bytes) <= t.max
 }
 
-// keep keeps the copy of sample i in its own memory, unless there is one already. It returns the
-// copy that is kept, or nil if there is no room: none is wanted again then.
+// keep stores the copy of sample i in its own memory, unless a copy exists. It returns the stored
+// copy. If there is no room, it returns nil, and wants is false for the sample from then on.
 func (t *copies) keep(i int, made *Copy) *Copy {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,8 +115,8 @@ func (p *Planner) Copy(i int) *Copy {
 	return t.kept[i].Load()
 }
 
-// makeCopy makes the baseline copy of a progressive JPEG. It returns nil if the image has none, or
-// no room, or if only the host decodes it.
+// makeCopy makes the baseline copy of a progressive JPEG. It returns nil if none can be made, if
+// there is no room, or if only the host can decode the image.
 func (p *Planner) makeCopy(m *Image) *Copy {
 	e := p.Entries
 	if m.Geometry.DCTScaling || int64(len(m.Data)) > p.MaxCopyBytes {
@@ -151,8 +150,8 @@ func (p *Planner) makeCopy(m *Image) *Copy {
 	return all.keep(m.Index, made)
 }
 
-// TakeCopies returns the number of baseline copies that were made since the last call. The decoder
-// counts their entry points too, which do not go into the index.
+// TakeCopies returns the number of baseline copies made since the last call. The decoder also
+// counts their entry points, which are not written to the index.
 func (p *Planner) TakeCopies() int64 {
 	n := p.copies
 	p.copies = 0
@@ -164,7 +163,7 @@ func (p *Planner) TakeCopies() int64 {
 func (p *Planner) PlanCopy(c *Copy, m *Image, to *Staging) (Placed, bool) {
 	e := p.Entries
 	e.blob = nil                                    // a later pass needs no head of the file
-	defer runtime.KeepAlive(e.points.copies.Load()) // whose memory has the copy
+	defer runtime.KeepAlive(e.points.copies.Load()) // keeps the copy's memory alive
 	e.proof = c.proof
 	row := p.append(c.data, m, c.blob, &e.proof, to)
 	return Placed{Row: row, Redo: m.redo()}, row.Bytes > 0

@@ -2,8 +2,8 @@ package devplan
 
 import "testing"
 
-// TestTranscodesAreBounded: copies are kept once, up to the bound, and wanted no more without room
-// or after they were refused.
+// TestTranscodesAreBounded: a copy is kept once, up to the bound. Without room or after a refusal
+// no copy is wanted.
 func TestTranscodesAreBounded(t *testing.T) {
 	all := newCopies(4, 1000)
 	defer all.memory.Free()

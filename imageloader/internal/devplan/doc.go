@@ -1,12 +1,12 @@
-// Package devplan plans the images that a GPU decodes. A plan has what the device needs to decode
-// the wanted part of one JPEG: its tables, its segments, and where they are.
+// Package devplan plans the images that a GPU decodes. A plan describes how to decode the wanted
+// part of one JPEG: its tables, its segments, and their positions.
 //
-// [EntryPoints] holds what the loader knows of the JPEGs of an index: entry points into their bit
-// streams (docs/entry-points.md), and, for images whose bytes are not on the host when they are
-// planned, heads and baseline copies. A [Planner] plans for one goroutine. It writes a plan into
-// the memory that the consumer lends with a slot, a [Staging].
+// [EntryPoints] holds the loader's knowledge of the JPEGs of an index: entry points into their bit
+// streams (docs/entry-points.md). For images whose bytes are not on the host during planning, it
+// also holds heads and baseline copies. A [Planner] plans for one goroutine. It writes plans into a
+// [Staging], the memory that the consumer lends with a slot.
 //
-// There are five ways to plan an image, which leave the pixels the same:
+// There are five ways to plan an image. All give the same pixels:
 //
 //   - [Planner.Plan]: a baseline JPEG whose bytes are on the host, by its entry points.
 //   - [Planner.PlanScan]: one without entry points. The device finds them and hands them back.
@@ -14,5 +14,5 @@
 //   - [Planner.PlanPart]: a JPEG of a local .tar, of which only the crop's share is read.
 //   - [Planner.PlanMember]: a JPEG of a .tgz, whose member the device inflates.
 //
-// Whatever the device cannot decode the host decodes again: see [Redo].
+// The host decodes again every image that the device cannot decode: see [Redo].
 package devplan
