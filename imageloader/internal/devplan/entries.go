@@ -8,27 +8,27 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Store keeps a blob of entry points for each sample, as an index does in its file. Several
-// goroutines call its methods.
+// Store keeps a blob of entry points for each sample, like an index in its file. Its methods are
+// safe for concurrent use.
 type Store interface {
 	// EntryPoints returns a blob, written over buffer or into a larger buffer. It is empty if there
 	// is none.
 	EntryPoints(i int, buffer []byte) []byte
-	// KeepEntryPoints keeps a copy of a blob. It replaces a blob of an earlier process, and no
-	// other. It returns false if there is no room.
+	// KeepEntryPoints stores a copy of a blob. It replaces only blobs of earlier processes. It
+	// returns false if there is no room.
 	KeepEntryPoints(i int, blob []byte) bool
 }
 
-// EntryPoints are the entry points of an index's JPEG files, and which of them were compared with
-// their images. Several goroutines use them.
+// EntryPoints holds the entry points of an index's JPEG files, and records which of them were
+// compared with their images. It is safe for concurrent use.
 type EntryPoints struct {
 	store   Store
 	trusted bool // a blob's own digests are enough
-	// proofs has, by sample, the proof that the image library gives when all entry points of its
-	// blob were compared with the image; 0: they were not, in this process.
+	// proofs holds, per sample, the image library's proof that all entry points of the blob were
+	// compared with the image. 0 means that this process has not compared them.
 	proofs []atomic.Uint64
-	// refused has the samples whose blob, of an earlier process, was found to be wrong. It is not
-	// used again, and the next decode makes another.
+	// refused marks samples whose blob from an earlier process is wrong. The blob is not used
+	// again, and the next decode makes a new one.
 	refused sampleBits
 
 	packings sync.Pool // of packing
@@ -39,8 +39,8 @@ type EntryPoints struct {
 	copies atomic.Pointer[copies] // nil before the first progressive JPEG for a consumer that decodes
 }
 
-// NewEntryPoints returns the entry points in a store. trusted says that a blob of an earlier
-// process is used without a comparison with the image.
+// NewEntryPoints returns the entry points in a store. If trusted is set, blobs of earlier processes
+// are used without a comparison with the image.
 func NewEntryPoints(store Store, samples int, trusted bool) *EntryPoints {
 	return &EntryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples), refused: newSampleBits(samples)}
 }
@@ -54,13 +54,12 @@ func (p *EntryPoints) headsOf() *heads {
 	return p.heads
 }
 
-// RefuseMember leaves the inflating of sample i to the host from now on, because a consumer could
-// not inflate it. The consumer would hand an unusual stream back in every epoch, and wait each
-// time.
+// RefuseMember makes the host inflate sample i from now on, because the consumer could not.
+// Otherwise the consumer would return the unusual stream in every epoch, and wait each time.
 func (p *EntryPoints) RefuseMember(i int) { p.headsOf().refuse(i) }
 
 // blob returns the blob of sample i, written over buffer or into a larger buffer. It is empty if
-// there is none, or if it was refused and no other was made since.
+// there is none, or if it was refused and not replaced yet.
 func (p *EntryPoints) blob(i int, buffer []byte) []byte {
 	if p.refused.has(i) && p.proofs[i].Load() == 0 {
 		return nil
@@ -76,26 +75,26 @@ func newSampleBits(samples int) sampleBits { return make(sampleBits, samples/64+
 func (b sampleBits) set(i int)      { b[i/64].Or(1 << (i % 64)) }
 func (b sampleBits) has(i int) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
 
-// entryPointDecoder is a decoder that knows entry points. [codec.Decoder] documents the methods.
+// entryPointDecoder is a decoder that supports entry points. [codec.Decoder] documents the methods.
 type entryPointDecoder interface {
 	DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
 	DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
 }
 
-// Decoder decodes baseline JPEGs by their entry points, and makes those that are missing. One
-// goroutine uses it.
+// Decoder decodes baseline JPEGs by their entry points, and makes missing entry points. It is not
+// safe for concurrent use.
 type Decoder struct {
 	points *EntryPoints
 	d      entryPointDecoder
 	proof  uint64
-	buffer []byte // for a blob that is used, or made
-	// blob has the entry points of the latest image, if a call has compared them with it, or
+	buffer []byte // for a blob that is used or made
+	// blob has the entry points of the latest image, if a call has compared them with the image or
 	// planned with them.
 	blob []byte
 }
 
-// NewDecoder returns a Decoder of these entry points for one goroutine with a decoder. It returns
-// nil if there are no entry points, or the decoder does not know them.
+// NewDecoder returns a Decoder with these entry points for one goroutine. It returns nil if there
+// are no entry points, or if d does not support them.
 func NewDecoder(p *EntryPoints, d sample.Decoder) *Decoder {
 	e, ok := d.(entryPointDecoder)
 	if p == nil || !ok {
@@ -104,8 +103,8 @@ func NewDecoder(p *EntryPoints, d sample.Decoder) *Decoder {
 	return &Decoder{points: p, d: e}
 }
 
-// Plannable reports whether sample i may have a plan: its entry points were compared with the
-// image, or are there and need no comparison.
+// Plannable reports whether sample i may have a plan. Its entry points must have been compared with
+// the image, or exist and need no comparison.
 func (b *Decoder) Plannable(i int) bool {
 	if b == nil {
 		return false
@@ -116,7 +115,7 @@ func (b *Decoder) Plannable(i int) bool {
 	return len(b.stored(i)) > 0
 }
 
-// stored returns the blob of sample i that the store has, valid until the next call.
+// stored returns the store's blob of sample i, valid until the next call.
 func (b *Decoder) stored(i int) []byte {
 	blob := b.points.store.EntryPoints(i, b.buffer)
 	if len(blob) > 0 {
@@ -125,9 +124,9 @@ func (b *Decoder) stored(i int) []byte {
 	return blob
 }
 
-// Decode decodes sample i as the decoder's Decode does. When a blob is first used in this process,
-// it is compared with the image, which costs as much as decoding without it. So an index of any
-// origin gives the right pixels or an error. The next decode replaces a blob that is wrong.
+// Decode decodes sample i like the decoder's Decode. The first use of a blob in this process
+// compares it with the image, which costs as much as decoding without it. So an index of any origin
+// gives the right pixels or an error. The next decode replaces a wrong blob.
 func (b *Decoder) Decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
 	b.blob = nil
@@ -151,7 +150,7 @@ func (b *Decoder) Decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, 
 		b.buffer = make([]byte, 2*need)
 	}
 	n, proof, err := b.d.DecodeMakingEntryPoints(data, g, dst, stride, b.buffer)
-	// A proof without a blob would keep the sample from being searched for entry points.
+	// A proof without a blob would prevent the search for the sample's entry points.
 	if err == nil && n > 0 && n <= len(b.buffer) && p.store.KeepEntryPoints(i, b.buffer[:n]) {
 		p.proofs[i].Store(proof)
 		b.blob = b.buffer[:n]

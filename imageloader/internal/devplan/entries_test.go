@@ -35,9 +35,9 @@ func (m *mapStore) KeepEntryPoints(i int, blob []byte) bool {
 	return true
 }
 
-// TestEntryPointsChangeNoPixel: the first epoch makes entry points, the next epoch decodes with
-// them, and a later process compares them before it uses them. Neither stale nor forged entry
-// points change a pixel.
+// TestEntryPointsChangeNoPixel: the first epoch makes entry points, and the next epoch decodes with
+// them. A later process compares them before using them. Neither stale nor forged entry points
+// change a pixel.
 func TestEntryPointsChangeNoPixel(t *testing.T) {
 	d, err := sample.Library{}.NewDecoder(0)
 	if err != nil {
@@ -106,7 +106,7 @@ func TestEntryPointsChangeNoPixel(t *testing.T) {
 	swappedWant[0], swappedWant[1] = swappedWant[1], swappedWant[0]
 	expect("stale", epoch("stale", points, swapped, swappedWant), imagecapi.Stats{EntriesUsed: 1, EntriesRefused: 2})
 
-	// The blobs have changed under their proofs, or come from elsewhere.
+	// The blobs do not match their proofs, or are from elsewhere.
 	forged := &mapStore{blobs: maps.Clone(store.blobs)}
 	forged.blobs[0] = forged.blobs[1]
 	forged.blobs[1] = append(bytes.Clone(forged.blobs[1][:64]), make([]byte, 64)...)

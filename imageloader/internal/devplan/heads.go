@@ -11,19 +11,19 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Head is what a plan needs of a JPEG that is not on the host.
+// Head holds the data for planning a JPEG whose bytes are not on the host.
 type Head struct {
 	Info     imagecapi.Info
-	tables   string   // the segments that other images may have too; shared with them
-	frame    string   // the frame's and the scan's segments
-	scan     int      // byte of the file where the data of its scan begin
-	end      int64    // of its compressed bytes: see index.Inflated; 0: see refuse
+	tables   string   // segments that other images may also have; shared with them
+	frame    string   // segments of the frame and the scan
+	scan     int      // offset of the scan's data in the file
+	end      int64    // end of its compressed bytes: see index.Inflated; 0: see refuse
 	checksum uint32   // CRC-32 of the tar's headers and the file
 	pieces   []uint64 // digests of the file's pieces, if parts of it are read: see PlanPart
 	entries  uint64   // hash of the blob that the bytes were compared with
 }
 
-// heads has the heads of an index's samples. Several goroutines use it.
+// heads holds the heads of an index's samples. It is safe for concurrent use.
 type heads struct {
 	seed  maphash.Seed
 	heads []atomic.Pointer[Head]
@@ -31,10 +31,10 @@ type heads struct {
 	mu     sync.Mutex
 	tables map[string]string
 	used   int // bytes of tables
-	pieces int // digests of all heads
+	pieces int // total number of digests
 }
 
-// maxTables bounds the memory of heads.tables. Nearly all images of a set have the same few.
+// maxTables bounds the memory of heads.tables. Nearly all images of a set share a few tables.
 const maxTables = 64 << 20
 
 func newHeads(samples int) *heads {
@@ -46,7 +46,7 @@ const (
 	markerFrame      = 0xC0 // baseline
 	markerExtended   = 0xC1
 	markerHuffman    = 0xC4
-	markerImage      = 0xD8 // the file's beginning
+	markerImage      = 0xD8 // start of the file
 	markerScan       = 0xDA
 	markerQuantisers = 0xDB
 	markerRestart    = 0xDD
@@ -55,12 +55,12 @@ const (
 	markerComment    = 0xFE
 )
 
-// maxKept bounds the tables of a head, in bytes. Those of nearly all files have 600 bytes.
+// maxKept bounds the tables of a head, in bytes. Nearly all files have 600 bytes of tables.
 const maxKept = 4 << 10
 
-// splitHead returns the segments in front of a JPEG's scan that matter to decoding, in two parts
-// that follow each other: the tables, and the segments of the frame and the scan. ok is false for a
-// file that does not consist of the usual segments.
+// splitHead returns the segments before a JPEG's scan that decoding needs. They are in two
+// consecutive parts: the tables, and the segments of the frame and the scan. ok is false if the
+// file has unusual segments.
 func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 	if len(data) < 2 || data[0] != 0xFF || data[1] != markerImage {
 		return nil, nil, 0, false
@@ -96,7 +96,7 @@ func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 	return nil, nil, 0, false
 }
 
-// keep keeps the head of sample i, whose bytes are data, and were compared with the blob.
+// keep stores the head of sample i. data is the file, which was compared with the blob.
 func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflated, blob []byte) {
 	if before := h.heads[i].Load(); before != nil && before.entries == maphash.Bytes(h.seed, blob) {
 		return
@@ -104,7 +104,7 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflat
 	h.put(i, h.make(data, info, from), blob)
 }
 
-// put keeps the head of sample i, unless it is nil: the blob's entry points are those of its file.
+// put stores the head of sample i, unless head is nil. The blob's entry points belong to its file.
 func (h *heads) put(i int, head *Head, blob []byte) {
 	if head != nil {
 		head.entries = maphash.Bytes(h.seed, blob)
@@ -112,8 +112,8 @@ func (h *heads) put(i int, head *Head, blob []byte) {
 	}
 }
 
-// replace keeps a head with digests, as put does, where before was kept. If another goroutine has
-// replaced before, its digests stay, and are not counted twice.
+// replace stores a head with digests, like put, if before is still the stored head. If another
+// goroutine has replaced before, its digests stay and are not counted twice.
 func (h *heads) replace(i int, before, head *Head, blob []byte) {
 	head.entries = maphash.Bytes(h.seed, blob)
 	if !h.heads[i].CompareAndSwap(before, head) {
@@ -143,7 +143,7 @@ func (h *heads) make(data []byte, info *imagecapi.Info, from index.Inflated) *He
 		checksum: crc32.Update(from.Lead, crc32.IEEETable, data)}
 }
 
-// refuse leaves the inflating of sample i to the host.
+// refuse makes the host inflate sample i.
 func (h *heads) refuse(i int) {
 	if head := h.heads[i].Load(); head != nil {
 		refused := *head
@@ -163,7 +163,7 @@ func (h *heads) reserve(n int) bool {
 	return true
 }
 
-// forget drops the head of a sample whose file has other bytes than when the head was kept.
+// forget drops the head of a sample whose file has changed since the head was stored.
 func (h *heads) forget(i int, head *Head) {
 	if h.heads[i].CompareAndSwap(head, nil) {
 		h.reserve(-len(head.pieces))

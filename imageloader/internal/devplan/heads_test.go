@@ -18,8 +18,8 @@ func segment(marker byte, content []byte) []byte {
 	return append([]byte{0xFF, marker, byte(n >> 8), byte(n)}, content...)
 }
 
-// TestSplitHeadKeepsWhatDecodingNeeds: a head plans what its file plans, whatever segments without
-// a meaning the file has.
+// TestSplitHeadKeepsWhatDecodingNeeds: a head gives the same plan as its file, even if the file has
+// segments that do not affect decoding.
 func TestSplitHeadKeepsWhatDecodingNeeds(t *testing.T) {
 	plain := archivetest.Photo(t, 3)
 	exif := slices.Concat(plain[:2], segment(0xE1, bytes.Repeat([]byte("Exif\x00\x00"), 5000)), segment(markerComment, []byte("no comment")),
@@ -80,8 +80,8 @@ func TestSplitHeadRefusesUnusualFiles(t *testing.T) {
 	}
 }
 
-// TestHeadsAreKeptForTheirEntryPoints: heads share tables, their checksum goes on from that of the
-// tar headers, and other entry points replace them.
+// TestHeadsAreKeptForTheirEntryPoints: heads share tables, their checksum continues the checksum of
+// the tar headers, and other entry points replace them.
 func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 	h := newHeads(3)
 	lead := []byte("header")
@@ -112,8 +112,8 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 	}
 }
 
-// FuzzSplitHead: whatever a file's bytes, a head lies within its maximum, ends where the scan
-// begins, and plans nothing or something, without a fault.
+// FuzzSplitHead: for any file, the head is within its maximum size and ends where the scan starts.
+// Planning from it does not fault.
 func FuzzSplitHead(f *testing.F) {
 	f.Add([]byte{0xFF, markerImage})
 	f.Add(slices.Concat([]byte{0xFF, markerImage}, segment(markerFrame, make([]byte, 15)), segment(markerScan, make([]byte, 10))))

@@ -7,19 +7,19 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// A consumer that inflates (decodeplan.Plans.Rooms) gets a JPEG of a .tgz as it is compressed. Its
-// bytes are not on the host then, so the plan is made from the head that an earlier pass of this
-// process has kept. That pass compared the image's bytes with the index's checksum, and with the
-// entry points or, if these are trusted, planned the image by them. The consumer compares the
-// checksum of what it inflates, tar header included, with that of those bytes, and hands an image
-// back whose checksum differs.
+// If the consumer inflates (decodeplan.Plans.Rooms), it receives a JPEG of a .tgz still compressed.
+// The image's bytes are then not on the host, so the plan uses a head that an earlier pass of this
+// process stored. That pass compared the image's bytes with the index's checksum. It also compared
+// the bytes with the entry points or, if these are trusted, planned the image by them. The consumer
+// computes the checksum of the inflated bytes, tar header included, and compares it with the
+// earlier checksum. It returns an image whose checksum differs.
 
-// maxMember bounds the bytes that a member makes a device inflate, and maxPacked its compressed
-// bytes. Members with more, which are far behind their checkpoint, are inflated on the host.
+// maxMember bounds the number of bytes that a device inflates for a member, and maxPacked the
+// compressed bytes. The host inflates larger members, which are far after their checkpoint.
 const maxMember, maxPacked = 8 << 20, 4 << 20
 
-// packed says what to inflate for sample i, whose compressed bytes end at a place of its file. ok
-// is false if the host inflates it.
+// packed describes the compressed range of sample i. end is where its compressed bytes end in the
+// file. ok is false if the host inflates it.
 func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
 	at, ok = x.Packed(i)
 	at.EndAt(end)
@@ -31,7 +31,7 @@ type PackedReader interface {
 	ReadPacked(p *index.Packed, window, input []byte) error
 }
 
-// memberHeads returns the heads for the consumer of a staging, or nil if it does not inflate.
+// memberHeads returns the heads for a staging's consumer, or nil if the consumer does not inflate.
 func (p *Planner) memberHeads(to *Staging) *heads {
 	if p.Entries == nil || !to.Inflates() || !p.ReadsMembers {
 		return nil
@@ -39,8 +39,8 @@ func (p *Planner) memberHeads(to *Staging) *heads {
 	return p.Entries.points.headsOf()
 }
 
-// KeepMemberHead keeps the head of an image for later passes, if the entry points that were used
-// last are the image's.
+// KeepMemberHead stores the head of an image for later passes, if the last used entry points belong
+// to the image.
 func (p *Planner) KeepMemberHead(m *Image, to *Staging) {
 	if h := p.memberHeads(to); h != nil && m.Inflated.End > 0 && len(p.Entries.blob) > 0 {
 		h.keep(m.Index, m.Data, m.Info, m.Inflated, p.Entries.blob)
@@ -90,7 +90,7 @@ func (p *Planner) PlanMember(head *Head, m *Image, r PackedReader, to *Staging) 
 		return Placed{}, false
 	}
 	copy(memory, plan)
-	// After an error the sample is read again, which finds the error and describes it.
+	// After an error the sample is read again. That read returns the error with its description.
 	if r.ReadPacked(&at, memory[row.Member.Window:], memory[input:][:at.Input]) != nil {
 		return Placed{}, false
 	}

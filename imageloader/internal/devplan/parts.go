@@ -9,17 +9,17 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// A crop needs a part of its file, and which one is known before the file is read: the head that an
-// earlier pass of this process has kept, and the entry points, say where its segments are. So the
-// part is read from a local .tar straight into the slot, behind its plan. The earlier pass has
-// compared the whole file with its entry points, and kept the digests of its pieces: the pieces
-// that are read must still have them, or the file is read and judged as a whole.
+// A crop needs only a part of its file. The head of an earlier pass of this process and the entry
+// points give the positions of its segments before the file is read. So the part is read from a
+// local .tar straight into the slot, after its plan. The earlier pass compared the whole file with
+// its entry points and stored the digests of its pieces. If a piece now has another digest, the
+// whole file is read and checked.
 
-// pieceBytes is the number of bytes that a digest is of. Parts are read in whole pieces.
+// pieceBytes is the number of bytes per digest. Parts are read in whole pieces.
 const pieceBytes = 4 << 10
 
-// maxPieces bounds the digests of an index's samples: 256 MiB, of 128 GiB of images. Images without
-// them are read whole.
+// maxPieces bounds the digests of an index's samples: 256 MiB, for 128 GiB of images. Images
+// without digests are read whole.
 const maxPieces = 32 << 20
 
 // PartReader reads a part of a sample. [index.Reader] documents the method.
@@ -27,8 +27,8 @@ type PartReader interface {
 	ReadPart(i int, p []byte, from int) error
 }
 
-// partHeads returns the heads for sample i if parts of its file may be read, or nil if the whole
-// file is.
+// partHeads returns the heads if parts of sample i's file may be read, or nil if the whole file is
+// read.
 func (p *Planner) partHeads(i int, to *Staging) *heads {
 	if to == nil || p.Augments || p.Entries == nil || !p.Known.Parts(i) {
 		return nil
@@ -36,8 +36,8 @@ func (p *Planner) partHeads(i int, to *Staging) *heads {
 	return p.Entries.points.headsOf()
 }
 
-// KeepPartHead keeps the head of an image, and the digests of its file's pieces, for later passes,
-// if the entry points that were used last are the image's.
+// KeepPartHead stores the head of an image and the digests of its file's pieces for later passes,
+// if the last used entry points belong to the image.
 func (p *Planner) KeepPartHead(m *Image, to *Staging) {
 	h := p.partHeads(m.Index, to)
 	if h == nil || len(p.Entries.blob) == 0 {
@@ -73,8 +73,8 @@ func (p *Planner) PartHead(i int, to *Staging) *Head {
 	return head
 }
 
-// PlanPart plans an image from its head, and reads the part of its file that the crop needs into
-// the slot. It returns false if the whole file has to be read.
+// PlanPart plans an image from its head, and reads the crop's part of the file into the slot. It
+// returns false if the whole file has to be read.
 func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Placed, bool) {
 	h := p.Entries.points.headsOf()
 	blob := p.Entries.stored(m.Index)
@@ -83,11 +83,11 @@ func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Pla
 	}
 	p.head = append(append(p.head[:0], head.tables...), head.frame...)
 	part, err := p.d.PlanPart(p.head, int(m.Size), head.scan, m.Geometry, blob, pieceBytes, to.plans.Memory, &to.used)
-	if err != nil || part.Bytes == 0 { // the host says what is wrong with the image
+	if err != nil || part.Bytes == 0 { // the host reports the image's error
 		return Placed{}, false
 	}
 	memory := to.plans.Memory[part.Begin:part.End:part.End]
-	// After an error the sample is read again, which finds the error and describes it.
+	// After an error the sample is read again. That read returns the error with its description.
 	if r.ReadPart(m.Index, memory, part.From) != nil {
 		return Placed{}, false
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// TestPartsHaveWhatTheCropNeeds: for crops of all sizes and places, the room of a plan is for whole
-// pieces of the file, those of the crop's segments alone, and the plan is the whole file's but for
-// the place of the bytes.
+// TestPartsHaveWhatTheCropNeeds: for crops of all sizes and positions, a plan's room holds whole
+// pieces of the file, and only those with the crop's segments. The plan equals the whole file's
+// plan except for the position of the bytes.
 func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 	data := archivetest.Photo(t, 5)
 	d, err := codec.New(1 << 24)
@@ -59,7 +59,7 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 			if err != nil || n == 0 {
 				t.Fatalf("%+v: %d bytes, %v", g, n, err)
 			}
-			// The segments' bytes of the other plan lie in the part, in their order.
+			// The part contains the segments' bytes of the other plan, in order.
 			segments := other[at : at+n]
 			if got := len(segments) - p.Begin; got < 1 {
 				t.Fatalf("%+v: %d bytes of segments", g, got)
@@ -85,7 +85,7 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 	}
 }
 
-// TestDigestsOfPieces: each piece has a digest of its own, also a short last one.
+// TestDigestsOfPieces: each piece has a separate digest, also a short last one.
 func TestDigestsOfPieces(t *testing.T) {
 	data := archivetest.Photo(t, 6)
 	digests := func(data []byte) []uint64 {
@@ -113,8 +113,8 @@ func TestDigestsOfPieces(t *testing.T) {
 	}
 }
 
-// TestDigestsAreCountedOnce: if two goroutines keep the digests of a sample, those of one are kept
-// and counted, and none once they are forgotten.
+// TestDigestsAreCountedOnce: if two goroutines keep the digests of a sample, one set is kept and
+// counted. After forget none is counted.
 func TestDigestsAreCountedOnce(t *testing.T) {
 	h := newHeads(1)
 	first, second := &Head{pieces: make([]uint64, 3)}, &Head{pieces: make([]uint64, 3)}

@@ -10,11 +10,11 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// MaxFile is the maximum size of a file that is planned where it is read, in bytes. It bounds the
-// memory that a goroutine has for its current file.
+// MaxFile is the maximum size of a file that is planned where it is read, in bytes. It bounds a
+// goroutine's memory for its current file.
 const MaxFile = 1 << 20
 
-// Image is an image to plan, with the choices that were drawn for it.
+// Image is an image to plan, with its random choices.
 type Image struct {
 	Index    int   // of its sample
 	Size     int64 // of the file, in bytes
@@ -26,7 +26,7 @@ type Image struct {
 	Ops      []imagecapi.AugmentOp // operations on the pixels
 }
 
-// redo returns what decoding the image again needs.
+// redo returns the data for decoding the image again.
 func (m *Image) redo() Redo { return Redo{Size: m.Size, Draw: m.Draw} }
 
 // Settings of a Planner.
@@ -35,30 +35,30 @@ type Settings struct {
 	Known  *index.Index
 	// MaxCopyBytes bounds the memory for the baseline copies of all progressive JPEGs.
 	MaxCopyBytes int64
-	// ReadsMembers says that the goroutines that read samples also plan, so that heads of members
-	// are of use.
+	// ReadsMembers is set if the goroutines that read samples also plan. Only they use the heads of
+	// members.
 	ReadsMembers bool
-	// Augments says that images have operations, which are planned from whole files.
+	// Augments is set if images have operations. Such images are planned from whole files.
 	Augments bool
 }
 
 // Planner plans images for one goroutine, which also owns its decoder. It writes plans into the
-// staging of a slot, and decides nothing about samples: an image that it cannot plan is left to the
-// host, which finds out what is wrong with it.
+// staging of a slot. It does not judge samples: the host decodes images that it cannot plan, and
+// reports their errors.
 type Planner struct {
 	Settings
 	Entries *Decoder    // nil: entry points are not used
 	d       planDecoder // nil: the decoder plans nothing
 	head    []byte      // of an image that is not on the host; reused
-	plans   []byte      // for a plan that is not written in its place, aligned; reused
-	// baseline is for a progressive JPEG that is written as a baseline one; reused.
+	plans   []byte      // for a plan that is not written to its final place, aligned; reused
+	// baseline is the buffer for the baseline copy of a progressive JPEG; reused.
 	baseline []byte
 	pieces   []uint64 // digests of a part that was read; reused
 	copies   int64    // made since TakeCopies
 }
 
-// planDecoder is a decoder that can plan what DecodeByEntryPoints would decode. [codec.Decoder]
-// documents the methods.
+// planDecoder is a decoder that can plan for every image that DecodeByEntryPoints decodes.
+// [codec.Decoder] documents the methods.
 type planDecoder interface {
 	PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
 	AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error)
@@ -76,8 +76,8 @@ func NewPlanner(s Settings, d sample.Decoder) *Planner {
 	return &Planner{Settings: s, Entries: NewDecoder(s.Points, d), d: plans}
 }
 
-// Plan plans a JPEG whose bytes are on the host: a baseline one by entry points that were compared
-// with it or need no comparison, a progressive one from its baseline copy, which Plan makes. It
+// Plan plans a JPEG whose bytes are on the host. A baseline JPEG needs entry points that were
+// compared with it or need no comparison. For a progressive JPEG, Plan makes a baseline copy. Plan
 // returns false if the host has to decode the image.
 func (p *Planner) Plan(m *Image, to *Staging) (Placed, bool) {
 	if p.d == nil || p.Entries == nil || !p.Known.Random() || m.Info.Format != imagecapi.JPEG {
@@ -109,8 +109,8 @@ func (p *Planner) Plan(m *Image, to *Staging) (Placed, bool) {
 	return Placed{Row: row, Redo: m.redo()}, row.Bytes > 0
 }
 
-// append writes the plan of a file by the entry points in blob. The row has no bytes if only the
-// host decodes the image or runs an operation, and if there is no room.
+// append writes the plan of a file by the entry points in blob. The row has no bytes if there is no
+// room, or if only the host can decode the image or run an operation.
 func (p *Planner) append(file []byte, m *Image, blob []byte, proof *uint64, to *Staging) decodeplan.Row {
 	if len(m.Ops) > 0 {
 		return p.copied(to, func(buffer []byte) (int, error) {
@@ -118,14 +118,14 @@ func (p *Planner) append(file []byte, m *Image, blob []byte, proof *uint64, to *
 		})
 	}
 	at, n, err := p.d.AppendPlan(file, m.Geometry, blob, proof, to.plans.Memory, &to.used)
-	if err != nil { // the host says what is wrong with the image
+	if err != nil { // the host reports the image's error
 		return decodeplan.Row{}
 	}
 	return decodeplan.Row{At: at, Bytes: n}
 }
 
-// copied has a function write a plan into the planner's buffer, which grows as needed, and copies
-// the plan to the staging. The row has no bytes if there is no plan, or no room.
+// copied calls write with the planner's buffer, which grows as needed, and copies the plan to the
+// staging. The row has no bytes if there is no plan or no room.
 func (p *Planner) copied(to *Staging, write func(buffer []byte) (n int, err error)) decodeplan.Row {
 	plan := p.written(write)
 	if len(plan) == 0 {
@@ -136,12 +136,12 @@ func (p *Planner) copied(to *Staging, write func(buffer []byte) (n int, err erro
 	return row
 }
 
-// written has a function write a plan into the planner's buffer, which grows as needed. The plan is
-// valid until the next call. It is empty if there is none.
+// written calls write with the planner's buffer, which grows as needed, and returns the plan. The
+// plan is valid until the next call. It is empty if there is none.
 func (p *Planner) written(write func(buffer []byte) (n int, err error)) []byte {
 	for {
 		n, err := write(p.plans)
-		if err != nil || n == 0 { // the host says what is wrong with the image
+		if err != nil || n == 0 { // the host reports the image's error
 			return nil
 		}
 		if n <= len(p.plans) {

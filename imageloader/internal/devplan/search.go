@@ -8,45 +8,45 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// A consumer that decodes images from plans also takes an image whose entry points are not known,
-// or were not compared with it: its plan has the whole scan, in which the consumer finds the entry
-// points. It hands them back (KeepFound), so that later epochs, and later processes, plan from
-// them. A batch is composed before the consumer has seen the image, so only an image gets such a
-// plan that is good whatever its scan has (imagecapi.PlanScan). What the consumer flags is damaged,
-// or odd: the host decodes it, in this epoch and in later ones.
+// A consumer that decodes from plans also accepts an image whose entry points are unknown or
+// unverified. The plan then has the whole scan, and the consumer finds the entry points in it. It
+// returns them (KeepFound), so that later epochs and processes plan from them. A batch is composed
+// before the consumer has decoded the image. So only images that are good samples whatever their
+// scan contains get such a plan (imagecapi.PlanScan). If the consumer flags an image as damaged or
+// unusual, the host decodes it, in this epoch and later ones.
 
 // Search describes the entry points that a consumer finds in a file.
 type Search struct {
 	imagecapi.Search
-	head *Head // to keep with the entry points; nil: none
+	head *Head // to store with the entry points; nil: none
 }
 
-// Searches has the images of an index that the consumer does not search for entry points. Several
-// goroutines use it.
+// Searches records the images of an index that the consumer does not search for entry points. It is
+// safe for concurrent use.
 type Searches struct {
 	of      *index.Index
 	refused sampleBits
 }
 
-// NewSearches returns the searches of an index, in which the consumer searches every image.
+// NewSearches returns the searches of an index. At first the consumer searches every image.
 func NewSearches(of *index.Index) *Searches {
 	return &Searches{of: of, refused: newSampleBits(of.Len())}
 }
 
-// Of reports whether the searches are an index's.
+// Of reports whether the searches belong to the index.
 func (s *Searches) Of(x *index.Index) bool { return s != nil && s.of == x }
 
-// Refuse leaves sample i to the host, unless its entry points are known.
+// Refuse makes the host decode sample i unless its entry points are known.
 func (s *Searches) Refuse(i int) { s.refused.set(i) }
 
 // Allowed reports whether the consumer searches sample i.
 func (s *Searches) Allowed(i int) bool { return s != nil && !s.refused.has(i) }
 
-// packing has the memory that entry points are packed in.
+// packing is the memory in which entry points are packed.
 type packing struct{ blob, before []byte }
 
-// KeepFound keeps the entry points that were found in sample i. made reports that they are new,
-// others that there are different ones.
+// KeepFound stores the entry points that were found in sample i. made reports whether they are new,
+// and others whether different ones are stored already.
 func (p *EntryPoints) KeepFound(i int, search *Search, found []byte) (made, others bool) {
 	f, _ := p.packings.Get().(*packing)
 	if f == nil {
@@ -99,7 +99,7 @@ func (p *Planner) PlanScan(m *Image, to *Staging) (Placed, bool) {
 	} else if at, n, err := p.d.AppendScan(m.Data, m.Geometry, to.plans.Memory, &to.used, wanted); err == nil {
 		row = decodeplan.Row{At: at, Bytes: n}
 	}
-	if row.Bytes == 0 { // the host says what is wrong with the image, if anything is
+	if row.Bytes == 0 { // the host reports the image's error, if it has one
 		return Placed{}, false
 	}
 	if wanted != nil && wanted.Wanted != 0 {

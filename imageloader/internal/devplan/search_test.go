@@ -40,8 +40,8 @@ func foundIn(t *testing.T, d *imagecapi.Decoder, data []byte, s *imagecapi.Searc
 	return found
 }
 
-// TestFoundEntryPointsAreKept: entry points that a consumer has found are kept as those that the
-// decoder makes, unless others are there, or they are impossible.
+// TestFoundEntryPointsAreKept: entry points found by a consumer are stored like the decoder's,
+// unless different ones are stored already or they are impossible.
 func TestFoundEntryPointsAreKept(t *testing.T) {
 	d, err := imagecapi.NewDecoder(0)
 	if err != nil {
@@ -85,8 +85,8 @@ func TestFoundEntryPointsAreKept(t *testing.T) {
 	}
 }
 
-// TestNoRoomForEntryPoints: without room in the index an image stays without a proof, so that a
-// device goes on searching it and the workers need not decode it.
+// TestNoRoomForEntryPoints: without room in the index an image stays without a proof. A device then
+// searches it again, and the workers need not decode it.
 func TestNoRoomForEntryPoints(t *testing.T) {
 	d, err := imagecapi.NewDecoder(0)
 	if err != nil {
@@ -122,7 +122,7 @@ func TestNoRoomForEntryPoints(t *testing.T) {
 	}
 }
 
-// Images that were handed back are not searched again.
+// Images that the device returned are not searched again.
 func TestRefusedSearches(t *testing.T) {
 	s, none := &Searches{refused: newSampleBits(200)}, (*Searches)(nil)
 	s.Refuse(64)

@@ -7,17 +7,17 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// Sizes for PlanBytes and MemberBytes, in bytes. A plan has the crop's share of the file, a few
+// Sizes for PlanBytes and MemberBytes, in bytes. A plan holds the crop's share of the file, a few
 // kilobytes of tables, and the entry points.
 const (
-	typicalBytes  = 128 << 10 // of a file, while they are not known
-	typicalWindow = 48 << 10  // a window, and the bytes from a checkpoint to its member
+	typicalBytes  = 128 << 10 // of a file, while the sizes are unknown
+	typicalWindow = 48 << 10  // of a window, and from a checkpoint to its member
 	planTables    = 8 << 10
 	minPlanBytes  = 1 << 20
 	maxPlanBytes  = 256 << 20
 )
 
-// spread has the sums of numbers of bytes, and of their squares.
+// spread holds a sum of sizes in bytes and the sum of their squares.
 type spread struct {
 	n, sum  int64
 	squares float64
@@ -30,7 +30,7 @@ func (s *spread) add(bytes int64) {
 }
 
 // ofBatch returns the memory for a batch of samples with this spread: the mean sum of a random
-// batch, and four standard deviations, within the bounds of a slot's memory.
+// batch plus four standard deviations, within the bounds of a slot's memory.
 func (s *spread) ofBatch(size int) int {
 	batch, mean := float64(size), float64(s.sum)/float64(s.n)
 	deviation := math.Sqrt(batch * max(0, s.squares/float64(s.n)-mean*mean))
@@ -38,10 +38,10 @@ func (s *spread) ofBatch(size int) int {
 }
 
 // PlanBytes returns the memory for the plans of a batch of an index's samples. The index may be
-// nil. scans says that images without entry points are planned too.
+// nil. If scans is set, images without entry points are planned too.
 func PlanBytes(x *index.Index, batch int, scans bool) int {
-	// A plan has about a crop's share of the file, or all of it, with the entry points that a GPU
-	// finds.
+	// A plan holds about a crop's share of the file, or the whole file with the entry points that a
+	// GPU finds.
 	size := func(file int64) int64 {
 		if !scans {
 			return file + planTables
@@ -59,10 +59,10 @@ func PlanBytes(x *index.Index, batch int, scans bool) int {
 	return sizes.ofBatch(batch)
 }
 
-// MemberBytes returns the memory for the plans of a batch whose members the device inflates, and
-// the device memory that the members are inflated into. Both are 0 if the host inflates all
-// members: those of an archive that is not a .tgz or that is kept in memory. A nil index may become
-// a .tgz's.
+// MemberBytes returns two sizes for a batch whose members the device inflates: the memory for the
+// plans, and the device memory for the inflated members. Both are 0 if the host inflates all
+// members, because the archive is not a .tgz or is kept in memory. If x is nil, the index may later
+// be a .tgz's.
 func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 	if x == nil {
 		in, out := spread{}, spread{}
@@ -81,8 +81,8 @@ func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 			continue
 		}
 		members++
-		// The place where the compressed bytes end is not known. Compressors make no more of them
-		// than of output, except for a few headers of blocks.
+		// The end of the compressed bytes is unknown. Compressed data is no larger than the output,
+		// except for a few block headers.
 		m := decodeplan.Member{Skip: at.Skip, Bytes: at.Lead + int(size)}
 		inputs.add(int64(min(at.Input, m.Skip+m.Bytes)+at.Window) + planTables)
 		outputs.add(int64(m.Room()))

@@ -15,23 +15,23 @@ type Draw struct {
 	Again uint64 // tells apart the occurrences of a sample in an epoch
 }
 
-// Redo has what decoding a row again needs besides its Sample.
+// Redo holds the data for decoding a row again, in addition to its Sample.
 type Redo struct {
 	Size     int64 // of the file, in bytes
 	Draw     Draw
 	Inflated bool    // the consumer has inflated the image
 	Searched bool    // the consumer has searched the image for entry points
-	Search   *Search // for KeepFound; nil: nothing is kept
+	Search   *Search // for KeepFound; nil: nothing is stored
 
 	Substitute bool // for a bad sample: another row is the sample's own
 }
 
-// Placed says where a row's pixels come from.
+// Placed describes the source of a row's pixels.
 type Placed struct {
-	decodeplan.Row // without bytes: the host's
+	decodeplan.Row // without bytes: the host decodes the pixels
 	Redo           Redo
-	// Lost says that the row's plan had no room in the slot that its sample was moved to. The host
-	// has to decode the image again.
+	// Lost is set if the sample moved to a slot without room for its plan. The host has to decode
+	// the image again.
 	Lost bool
 }
 
@@ -66,8 +66,8 @@ func (s *Staging) Of(row int) *Staging {
 // Inflates reports whether the consumer inflates members.
 func (s *Staging) Inflates() bool { return s != nil && s.plans.Rooms > 0 }
 
-// reserve returns memory for what belongs to a row, and the row with its place. It returns false if
-// there is no room.
+// reserve returns memory for a row's data, and the row with its position. It returns false if there
+// is no room.
 func (s *Staging) reserve(row decodeplan.Row) (to []byte, at decodeplan.Row, fits bool) {
 	begin, fits := reserve(&s.used, decodeplan.Aligned(row.Span()), len(s.plans.Memory))
 	if fits && row.Member.InputBytes > 0 {
@@ -80,8 +80,8 @@ func (s *Staging) reserve(row decodeplan.Row) (to []byte, at decodeplan.Row, fit
 	return s.plans.Memory[begin:][:row.Span()], row, true
 }
 
-// reserve adds bytes to used, if they are no more than the maximum then. It returns what was used
-// before.
+// reserve adds bytes to used if the sum does not exceed the maximum. It returns the previous value
+// of used.
 func reserve(used *atomic.Uint64, bytes, maximum int) (before int, fits bool) {
 	for {
 		at := used.Load()
@@ -94,8 +94,7 @@ func reserve(used *atomic.Uint64, bytes, maximum int) (before int, fits bool) {
 	}
 }
 
-// move copies what belongs to a row of a slot into the memory. It returns false if there is no
-// room.
+// move copies the data of another slot's row into the memory. It returns false if there is no room.
 func (s *Staging) move(from *Staging, row decodeplan.Row) (decodeplan.Row, bool) {
 	to, moved, fits := s.reserve(row)
 	copy(to, from.plans.Memory[row.At:][:row.Span()])
