@@ -71,7 +71,12 @@ func newClaim(path string, lock func(*os.File) error) (*Claim, error) {
 var errRemoved = errors.New("the file was removed meanwhile")
 
 func tryClaim(path string, lock func(*os.File) error) (_ *Claim, err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o666)
+	const flags = os.O_RDWR | os.O_CREATE | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+	f, err := os.OpenFile(path, flags|os.O_EXCL, 0o666)
+	made := err == nil
+	if errors.Is(err, os.ErrExist) {
+		f, err = os.OpenFile(path, flags, 0o666)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +92,9 @@ func tryClaim(path string, lock func(*os.File) error) (_ *Claim, err error) {
 	case err == syscall.EWOULDBLOCK:
 		return nil, busy(f)
 	case err != nil:
-		_ = os.Remove(path) // nobody can hold it
+		if made { // a file that was there may be held by somebody who got a lock
+			_ = os.Remove(path)
+		}
 		return nil, fmt.Errorf("%s: %w (%w)", path, ErrNoLocks, err)
 	}
 	if !named(f) {
@@ -128,5 +135,9 @@ func named(f *os.File) bool {
 
 // Release removes the file and releases the claim.
 func (c *Claim) Release() error {
-	return errors.Join(os.Remove(c.file.Name()), c.file.Close())
+	var err error
+	if named(c.file) { // the file at the path may be somebody else's by now
+		err = os.Remove(c.file.Name())
+	}
+	return errors.Join(err, c.file.Close())
 }

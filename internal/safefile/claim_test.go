@@ -129,6 +129,49 @@ func TestClaimWithoutLocksIsErrNoLocks(t *testing.T) {
 	}
 }
 
+// A claim that gets no lock leaves the file of a holder that has one.
+func TestClaimWithoutLocksLeavesTheHoldersFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "claim")
+	holder, err := NewClaim(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newClaim(path, func(*os.File) error { return syscall.ENOLCK }); !errors.Is(err, ErrNoLocks) {
+		t.Errorf("got error %v, want ErrNoLocks", err)
+	}
+	if err := Claimed(path); !errors.As(err, new(*BusyError)) {
+		t.Errorf("got error %v, want the holder's *BusyError", err)
+	}
+	if err := holder.Release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The end of a claim leaves a file that replaced the claim's.
+func TestReleaseLeavesAnotherClaimsFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "claim")
+	first, err := NewClaim(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	second, err := NewClaim(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Release(); err != nil {
+		t.Error(err)
+	}
+	if err := Claimed(path); !errors.As(err, new(*BusyError)) {
+		t.Errorf("got error %v, want the second claim's *BusyError", err)
+	}
+	if err := second.Release(); err != nil {
+		t.Error(err)
+	}
+}
+
 // If the holder removes the file between opening and locking, NewClaim creates it again.
 func TestClaimOfARemovedFileIsMadeAnew(t *testing.T) {
 	path, removed := filepath.Join(t.TempDir(), "claim"), false
