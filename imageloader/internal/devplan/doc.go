@@ -14,5 +14,7 @@
 //   - [Planner.PlanPart]: a JPEG of a local .tar, of which only the crop's share is read.
 //   - [Planner.PlanMember]: a JPEG of a .tgz, whose member the device inflates.
 //
+// Package epoch decides which images are planned, and in which of these ways (plan.go there).
+//
 // The host decodes again every image that the device cannot decode: see [Redo].
 package devplan
