@@ -13,39 +13,39 @@ import (
 )
 
 // assembly turns samples that are decoded in any order into batches in sequence order. The samples
-// of an epoch have positions 0, 1, 2, ... in its sequence. What a batch holds is a function of the
-// sequence and of which samples are bad, never of timing:
+// of an epoch have positions 0, 1, 2, ... in its sequence. The contents of a batch depend on the
+// sequence and on which samples are bad, never on timing:
 //
 //   - Fail: batch b holds positions b*size to (b+1)*size-1. The first bad one ends the epoch.
 //   - Substitute: the same positions; a bad sample's row is a copy of another row of the batch.
 //   - Skip: the good samples, in order, size at a time.
 //
-// A sample is decoded straight into a row of a lent slot, usually the right one. Under Skip a row
-// whose sample turned out to be bad goes to the next sample that comes, whichever batch that
-// belongs to; when a batch is complete, rows in the wrong places change places. So a bad sample
-// costs a few copies of rows, about one for each sample that was under way at that moment; an epoch
-// without bad samples costs none; and a ring of one slot is enough.
+// A sample is decoded straight into a row of a lent slot, usually the right one. Under Skip the row
+// of a bad sample is given to the next sample, whichever batch that sample belongs to. When a batch
+// is complete, rows in the wrong places are exchanged. So a bad sample costs a few copies of rows,
+// about one for each sample in progress at that moment. An epoch without bad samples costs none,
+// and a ring of one slot is enough.
 type assembly struct {
 	size       int // samples a batch
 	imageBytes int // of a row
 	labels     Labels
 	policy     sample.BadSamplePolicy
-	// dropLast reports whether a short last batch is dropped. Nothing is then substituted in that
-	// batch, and none of its samples need be good.
+	// dropLast reports whether a short last batch is dropped. Nothing is substituted in that batch,
+	// and its samples may all be bad.
 	dropLast bool
 
-	// wanted is the number of samples to deliver; 0: all that come. Under Skip a later sample
-	// makes up for a bad one.
+	// wanted is the number of samples to deliver; 0 means all. Under Skip a later sample replaces a
+	// bad one.
 	wanted int
 
 	mu       sync.Mutex
-	progress sync.Cond // next waits: for the sample at awaited, one that is not good, a row of closing, or the end
-	space    sync.Cond // place waits: for a hole or a slot, or to learn if more samples are wanted
+	progress sync.Cond // next waits for the sample at awaited, a sample that is not good, a row of closing, or the end
+	space    sync.Cond // place waits for a hole or a slot, or to learn whether more samples are wanted
 	ask      chan struct{}
-	asked    bool // a slot is on its way
+	asked    bool // a slot is requested
 	stopped  bool // no more samples are placed
 
-	flights []flight // of the positions from base on
+	flights []flight // of the positions from base
 	base    int
 	members []int    // positions of the samples of the next batch, as far as judged
 	kept    []flight // of the members before base
@@ -56,10 +56,10 @@ type assembly struct {
 
 	pending int  // samples that are placed and not resolved
 	lost    int  // bad samples; Skip only
-	ended   bool // no positions come after those in flights
+	ended   bool // no positions follow the flights
 	failure error
 
-	awaited int // a position that next waits for, of a sample or of one that is yet to be placed
+	awaited int // the position that next waits for, placed or not
 
 	// Only next uses these.
 	cursor  int // the position that judge looks at
@@ -74,10 +74,10 @@ type flight struct {
 	slot   *slot
 	row    int
 	state  Outcome
-	err    error // of a good sample: the damage that was tolerated
+	err    error // the tolerated damage of a good sample
 }
 
-// Outcome says what became of a sample.
+// Outcome is the result of decoding a sample.
 type Outcome uint8
 
 // The outcomes.
@@ -94,7 +94,7 @@ type slot struct {
 	images []byte
 	labels []byte // or masks
 	owner  []int  // the position of each row's sample, or noOwner
-	fresh  int    // rows that were given to samples, once at least
+	fresh  int    // rows that were given to samples at least once
 
 	staging *devplan.Staging // nil without plans
 }
@@ -117,8 +117,8 @@ type ready struct {
 	partial bool            // there is no batch yet, only bad samples
 }
 
-// maxBad is the maximum number of bad samples that wait for a complete batch, because Skip may meet
-// any number of them.
+// maxBad is the maximum number of bad samples that wait for a complete batch. Skip may find any
+// number of them.
 const maxBad = 1024
 
 func newAssembly(c *Config) *assembly {
@@ -129,18 +129,18 @@ func newAssembly(c *Config) *assembly {
 	return a
 }
 
-// image is the memory of a row.
+// image returns the memory of a row.
 func (s *slot) image(row, bytes int) []byte {
 	return s.images[row*bytes : (row+1)*bytes : (row+1)*bytes]
 }
 
-// label is the memory of a row's label, which has a number of bytes.
+// label returns the memory of a row's label of the given size.
 func (s *slot) label(row, bytes int) []byte {
 	return s.labels[row*bytes : (row+1)*bytes : (row+1)*bytes]
 }
 
-// workerLabelBytes is the size of a label that the worker of its sample writes; 0: the labels of a
-// batch are written when it is complete.
+// workerLabelBytes is the size of a label that the sample's worker writes. 0 means that the labels
+// are written when the batch is complete.
 func (a *assembly) workerLabelBytes() int {
 	if a.labels.byWorkers() {
 		return a.labels.Bytes()
@@ -148,7 +148,7 @@ func (a *assembly) workerLabelBytes() int {
 	return 0
 }
 
-// add takes the slot that was asked for.
+// add adds the requested slot.
 func (a *assembly) add(lent decodeplan.Slot) error {
 	images, labels, what := a.size*a.imageBytes, a.size*a.labels.Bytes(), "labels"
 	if a.labels.byWorkers() {
@@ -177,8 +177,8 @@ func (a *assembly) add(lent decodeplan.Slot) error {
 }
 
 // place gives a row to the next sample of the sequence, and waits until a row is free. ok is false
-// after stop, and when no more samples are wanted: the sequence has then ended. Without wait, ok is
-// also false if place would have to wait.
+// after stop, and when no more samples are wanted: the sequence has then ended. If wait is false,
+// ok is also false instead of waiting.
 func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, row int, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -252,14 +252,14 @@ func (a *assembly) freeRow() (*slot, int) {
 	return nil, 0
 }
 
-// resolve notes the Outcome of the sample at a position.
+// resolve records the Outcome of the sample at a position.
 func (a *assembly) resolve(position int, state Outcome, err error) {
 	a.mu.Lock()
 	a.note(position, state, err)
 	a.mu.Unlock()
 }
 
-// resolveGood notes that the samples at some positions are good.
+// resolveGood records that the samples at some positions are good.
 func (a *assembly) resolveGood(positions []int) {
 	a.mu.Lock()
 	for _, position := range positions {
@@ -291,8 +291,7 @@ func (a *assembly) note(position int, state Outcome, err error) {
 	}
 }
 
-// end says that no sample follows those that were placed. failure, if not nil, says why the
-// sequence ends too early.
+// end ends the sequence after the placed samples. If it ends too early, failure says why.
 func (a *assembly) end(failure error) {
 	a.mu.Lock()
 	a.ended, a.failure = true, failure
@@ -309,7 +308,7 @@ func (a *assembly) stop() {
 	a.mu.Unlock()
 }
 
-// flight returns the flight of a position that is not delivered.
+// flight returns the flight of an undelivered position.
 func (a *assembly) flight(position int) *flight {
 	if position >= a.base {
 		return &a.flights[position-a.base]
@@ -328,10 +327,10 @@ func (a *assembly) forget() {
 	a.space.Signal()
 }
 
-// next waits for the next batch, or for maxBad bad samples, which are then all that r has. At the
-// end of the sequence samples is shorter than a batch, or empty, and err may say why the sequence
-// ended; next is not called again then. The slot's memory belongs to the caller from here on. It
-// returns archive.ErrStopped after stop.
+// next waits for the next batch, or for maxBad bad samples; r then holds only these. At the end of
+// the sequence samples is shorter than a batch or empty, and err may say why the sequence ended.
+// The caller then does not call next again. The caller owns the returned slot's memory. After stop,
+// next returns archive.ErrStopped.
 func (a *assembly) next() (r ready, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -368,9 +367,8 @@ func (a *assembly) next() (r ready, err error) {
 	return r, err
 }
 
-// judge waits for the samples of the next batch, in order, and collects those that belong to the
-// batch as members. err says why the sequence ends before the batch is full. ok is false after
-// stop.
+// judge waits for the samples of the next batch, in order, and collects the batch's samples as
+// members. err says why the sequence ends before the batch is full. ok is false after stop.
 func (a *assembly) judge(r *ready) (ok bool, err error) {
 	for len(a.members) < a.size {
 		if a.stopped {
@@ -413,9 +411,9 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 	return true, nil
 }
 
-// await waits for the samples of the next batch that are pending, or to be placed. Waking for each
-// of them in turn would cost more than a sample's way through the assembly, so it waits for the
-// last of them, for one that is not good, or for the end.
+// await waits for the samples of the next batch that are pending or not yet placed. Waking for each
+// sample would cost more than the rest of the assembly. So it waits for the last of them, for one
+// that is not good, or for the end.
 func (a *assembly) await() {
 	last, end := a.cursor+a.size-len(a.members)-1, a.base+len(a.flights)
 	if a.ended || last < end {
@@ -427,8 +425,8 @@ func (a *assembly) await() {
 	a.progress.Wait()
 }
 
-// settle brings the members of the next batch to their rows of s, the oldest slot, and waits until
-// no worker writes there. It returns false after stop.
+// settle moves the members of the next batch to their rows of s, the oldest slot, and waits until
+// no worker writes to s. It returns false after stop.
 func (a *assembly) settle(s *slot) bool {
 	a.closing = s
 	if a.policy == sample.Skip {
@@ -443,7 +441,7 @@ func (a *assembly) settle(s *slot) bool {
 	return true
 }
 
-// quiet waits until no worker writes into a slot. Samples of later batches may have rows there.
+// quiet waits until no worker writes to a slot. Samples of later batches may have rows there.
 func (a *assembly) quiet(s *slot) bool {
 	for row := 0; row < a.size; {
 		if p := s.owner[row]; p != noOwner && a.flight(p).state == Pending {
@@ -458,8 +456,8 @@ func (a *assembly) quiet(s *slot) bool {
 	return true
 }
 
-// arrange moves every member to its row of s. A sample of another batch that is in the way changes
-// places with the member.
+// arrange moves every member to its row of s. If another batch's sample occupies the row, the two
+// are exchanged.
 func (a *assembly) arrange(s *slot) {
 	label := a.workerLabelBytes()
 	for row, p := range a.members {
@@ -484,7 +482,7 @@ func (a *assembly) arrange(s *slot) {
 	}
 }
 
-// exchange copies from to to, and if both are wanted to to from.
+// exchange copies from into to. If both is set it swaps the two.
 func (a *assembly) exchange(to, from []byte, both bool) {
 	if both {
 		a.scratch = append(a.scratch[:0], to...)

@@ -10,7 +10,7 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// Config says what the batches of an epoch are. It does not change while the epoch runs.
+// Config describes the batches of an epoch. It does not change while the epoch runs.
 type Config struct {
 	Batch   Batch
 	Order   Order
@@ -19,7 +19,7 @@ type Config struct {
 	Threads Threads
 }
 
-// Batch says which samples this process gets, and how they become pixels.
+// Batch describes this process's samples, and their conversion to pixels.
 type Batch struct {
 	Share     order.Share
 	Transform *transform.Plan
@@ -32,17 +32,17 @@ func (b *Batch) Size() int { return b.Share.Batch }
 // imageBytes is the size of an image in a batch.
 func (b *Batch) imageBytes() int { return 3 * b.Side * b.Side }
 
-// Order says in which order the samples of an archive come.
+// Order describes the order of an archive's samples.
 type Order struct {
 	Kind     order.Kind
 	Seed     uint64
 	Repeat   int            // rounds over the archive
-	PerRound int            // positions of a round; of no use before the index is known
+	PerRound int            // positions per round; unused before the index is known
 	Weights  *order.Weights // for Kind Drawn
 	Buffer   Buffer
 }
 
-// Buffer bounds what a stream is shuffled through.
+// Buffer bounds the shuffle buffer of a stream.
 type Buffer struct {
 	Samples int
 	Bytes   int64 // compressed
@@ -56,7 +56,7 @@ func (o *Order) positions(known bool) int {
 	return o.PerRound * o.Repeat
 }
 
-// LabelKind says what a network learns from a sample.
+// LabelKind is the kind of a sample's label.
 type LabelKind int
 
 // The kinds.
@@ -70,7 +70,7 @@ const (
 // Labels describe the second field of a batch.
 type Labels struct {
 	Kind  LabelKind
-	Width int // numbers of a sample
+	Width int // numbers per sample
 	DType tensor.DType
 	// Target writes the numbers of a sample, for the kind Target. They are 0 before the call.
 	Target func(s sample.Sample, numbers []float32) error
@@ -83,13 +83,13 @@ func (l *Labels) Bytes() int { return l.Width * l.DType.Size() }
 // byWorkers reports whether the worker that decodes a sample also writes its label.
 func (l *Labels) byWorkers() bool { return l.Kind == Target || l.Kind == Mask }
 
-// Policy says what happens to samples that cannot be decoded.
+// Policy selects the treatment of samples that cannot be decoded.
 type Policy struct {
 	BadSamples sample.BadSamplePolicy
 	Damaged    sample.DamagePolicy
 }
 
-// Env is what the epochs of a loader share. Several goroutines use it.
+// Env holds the state that a loader's epochs share. It is safe for concurrent use.
 type Env struct {
 	Rules    *sample.Rules
 	Counters *count.Counters

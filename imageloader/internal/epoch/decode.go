@@ -34,15 +34,15 @@ type Decoder struct {
 	counted   imagecapi.Stats // of the decoder, at the last count
 }
 
-// current has what is known of the image that is being decoded. It is reused, so that no image
-// costs an allocation.
+// current describes the image that is being decoded. It is reused, so that images cause no
+// allocation.
 type current struct {
 	info     imagecapi.Info
 	geometry imagecapi.Geometry
 	plan     devplan.Image
 }
 
-// NewDecoder returns a decoder of the images of an index, which may be nil. members says that the
+// NewDecoder returns a decoder of the images of an index, which may be nil. members is set if the
 // goroutines that read samples also plan them.
 func NewDecoder(c *Config, e *Env, known *index.Index, plans Plans, members bool) (*Decoder, error) {
 	images, err := sample.NewDecoder(e.Codecs, e.Rules.MaxPixels, c.Policy.Damaged)
@@ -66,8 +66,8 @@ func (d *Decoder) Close() {
 	d.images.Close()
 }
 
-// Decode decodes an item into its row. It returns the reason why the sample is bad (Outcome bad),
-// or the damage of a good sample that was tolerated, as a *sample.Error.
+// Decode decodes an item into its row. For a bad sample (Outcome Bad) the error is the reason. For
+// a good sample with tolerated damage, the error is the damage, as a *sample.Error.
 func (d *Decoder) Decode(it *Item, from index.Inflated, to Row) (Outcome, error) {
 	if it.bad != nil {
 		return Bad, it.bad
@@ -146,7 +146,7 @@ func (d *Decoder) image(it *Item, info *imagecapi.Info, from index.Inflated) (m 
 	return m, ok
 }
 
-// pixels writes an image's plan, or decodes the image into its row. damage is what was tolerated.
+// pixels writes an image's plan, or decodes the image into its row. damage is the tolerated damage.
 func (d *Decoder) pixels(it *Item, from index.Inflated, to Row) (damage string, err error) {
 	info := &d.current.info
 	image, ok := d.image(it, info, from)
@@ -182,8 +182,8 @@ func (d *Decoder) pixels(it *Item, from index.Inflated, to Row) (damage string, 
 	return damage, err
 }
 
-// decodeMask decodes the mask of an item whose image was decoded, or returns the reason why the
-// mask makes the sample bad.
+// decodeMask decodes the mask of an item after its image, or returns the reason why the mask makes
+// the sample bad.
 func (d *Decoder) decodeMask(it *Item, to Row) (Outcome, error) {
 	s := sample.Sample{Name: it.mask.name, Index: it.Sample.Index}
 	if codec.Sniff(it.mask.data) == "" {
@@ -214,8 +214,8 @@ func (d *Decoder) writeTarget(s sample.Sample, to []byte) error {
 	return nil
 }
 
-// callTarget calls a target. A panic is its error, since the caller of an epoch could not recover
-// it.
+// callTarget calls a target. It returns a panic as an error, because the caller of an epoch could
+// not recover it.
 func callTarget(target func(sample.Sample, []float32) error, s sample.Sample, numbers []float32) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -308,7 +308,7 @@ func (p *pass) work() {
 		began := time.Now()
 		state, err := d.Decode(&j.Item, j.inflated, j.row)
 		now := time.Now()
-		if !planned { // otherwise hardly any sample comes here
+		if !planned { // few planned samples are decoded here
 			c.Times.WaitData.Add(int64(began.Sub(idle)))
 		}
 		c.Times.Decode.Add(int64(now.Sub(began)))

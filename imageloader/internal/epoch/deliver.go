@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// deliver delivers the batches and returns the reason of the pass's end.
+// deliver delivers the batches and returns the reason for the end of the pass.
 func (p *pass) deliver() error {
 	policy, size := p.config.Policy, p.config.Batch.Size()
 	d := delivering{p: p, place: Delivery{Batches: p.start.Batches, Turns: p.start.Turn}, batches: p.start.Before + p.start.Batches,
@@ -47,12 +47,12 @@ func (p *pass) deliver() error {
 	}
 }
 
-// delivering counts the batches and samples that a pass has delivered so far.
+// delivering counts the delivered batches and samples of a pass.
 type delivering struct {
 	p       *pass
 	mixer   mixer
 	place   Delivery // the place after the last batch
-	batches int      // of the epoch, those before the pass included
+	batches int      // of the epoch, including those before the pass
 	samples int      // of the pass
 	bad     int      // samples of the pass
 	lastBad *sample.Error
@@ -105,7 +105,7 @@ func (d *delivering) end(last *ready) error {
 		return none("%d samples are less than a batch of %d, and Options.DropLast is set", n, share.Batch)
 	case d.bad > 0:
 		return none("all %d are bad; the last one: %w", d.bad, d.lastBad)
-	case p.ctx.Err() != nil: // it ended before the first sample came
+	case p.ctx.Err() != nil: // it ended before the first sample was read
 		return p.cause()
 	}
 	orphans := 0

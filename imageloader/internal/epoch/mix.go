@@ -52,8 +52,8 @@ func addLabel(row []byte, label int, share float64) {
 	binary.LittleEndian.PutUint32(at, math.Float32bits(old+float32(share)))
 }
 
-// mixTargets makes each row of n targets share times itself, and 1-share times the row before it;
-// the first row is mixed with the last.
+// mixTargets mixes each of n rows of targets with the row before it: share times the row plus
+// 1-share times its predecessor. The first row is mixed with the last.
 func (m *mixer) mixTargets(rows []byte, n int, share float64) {
 	width := 4 * m.labels.Width
 	row := func(i int) []byte { return rows[i*width : (i+1)*width] }

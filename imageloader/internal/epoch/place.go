@@ -12,7 +12,7 @@ type Item struct {
 	Size   int64 // of the file, in bytes
 	Data   []byte
 	Draw   devplan.Draw
-	bad    *sample.Error // why the sample is bad, as far as its header in the archive says
+	bad    *sample.Error // why the sample is bad, judged by its header in the archive
 	mask   maskItem
 }
 
@@ -35,12 +35,12 @@ func (it *Item) weight() int64 {
 // Row is the place of an item in a batch.
 type Row struct {
 	Pixels  []byte           // [Side, Side, 3]
-	Label   []byte           // that the decoder writes; empty: it writes none
+	Label   []byte           // the decoder writes it, unless it is empty
 	Staging *devplan.Staging // for the plan of the row; nil: the image is decoded here
 	Number  int              // of the row in the staging
 }
 
-// job is an item on its way from its place to the assembly.
+// job is an item between its placement and the assembly.
 type job struct {
 	Item
 	row      Row
@@ -113,7 +113,7 @@ func (p *pass) place() {
 	}
 }
 
-// rowFor gives an item its row. ok is assembly.place's.
+// rowFor gives an item its row. ok is the result of assembly.place.
 func (p *pass) rowFor(it *Item, wait bool) (j job, ok bool) {
 	waited := p.asm.waited
 	position, slot, number, ok := p.asm.place(it.Sample, wait)

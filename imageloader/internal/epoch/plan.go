@@ -10,10 +10,10 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// fetchPlanner reads samples and plans their images, in the goroutine that fetches: a file stays in
-// the cache of one core from the copy of its bytes to the copy of the crop's segments, and no other
-// goroutine is woken for it. It leaves every image that it can't plan to the workers, who judge
-// images. One goroutine uses it.
+// fetchPlanner reads samples and plans their images in the goroutine that fetches. So a file stays
+// in one core's cache from reading its bytes to copying the crop's segments, and no other goroutine
+// is woken. It leaves images that it cannot plan to the workers, who judge images. It is not safe
+// for concurrent use.
 type fetchPlanner struct {
 	p       *pass
 	d       *Decoder
@@ -21,15 +21,15 @@ type fetchPlanner struct {
 	good    []int         // positions of the samples that are planned since startGroup
 	bytes   int64         // of these samples
 	cropped int64         // of these images
-	waited  time.Duration // of the reader's file, before the present group
+	waited  time.Duration // for the reader's file, before the current group
 	idle    time.Time     // when the last group ended
-	began   time.Time     // when the present group began
+	began   time.Time     // when the current group started
 }
 
 // timedReader measures the time of reading.
 type timedReader struct {
 	*index.Reader
-	spent time.Duration // in the present group
+	spent time.Duration // in the current group
 }
 
 func (r *timedReader) time() func() {
@@ -55,7 +55,8 @@ func (r *timedReader) ReadPart(i int, p []byte, from int) error {
 	return r.Reader.ReadPart(i, p, from)
 }
 
-// fetchPlans reports whether fetch plans images. Targets and masks are the workers'.
+// fetchPlans reports whether fetch plans images. Workers write targets and masks, so it then does
+// not.
 func (p *pass) fetchPlans() bool { return p.to.Plans() && p.random() && !p.config.Labels.byWorkers() }
 
 // newFetchPlanner returns nil if fetch does not plan.
@@ -89,7 +90,7 @@ func (q *fetchPlanner) startGroup() {
 	}
 }
 
-// try reads a job's sample and plans its image. It returns false if the job is to be fetched and
+// try reads a job's sample and plans its image. It returns false if the job has to be fetched and
 // decoded.
 func (q *fetchPlanner) try(j *job) bool {
 	if q == nil {
@@ -105,7 +106,7 @@ func (q *fetchPlanner) try(j *job) bool {
 	return false
 }
 
-// plan plans a job's image in whichever way reads least of its file.
+// plan plans a job's image in the way that reads the least of its file.
 func (q *fetchPlanner) plan(j *job) bool {
 	if j.bad != nil || j.row.Staging == nil || j.Size > devplan.MaxFile {
 		return false
@@ -133,7 +134,7 @@ func (q *fetchPlanner) plan(j *job) bool {
 // planFile reads a job's file and plans its image: by entry points, or for a search.
 func (q *fetchPlanner) planFile(j *job, search bool) bool {
 	data, err := q.r.Content(j.Sample.Index)
-	if err != nil || codec.Sniff(data) == "" { // the workers say what is wrong
+	if err != nil || codec.Sniff(data) == "" { // the workers report the error
 		return false
 	}
 	info, err := q.d.images.Header(data)
@@ -157,7 +158,7 @@ func (q *fetchPlanner) planFile(j *job, search bool) bool {
 	})
 }
 
-// planFrom draws the choices for a job's image, whose header is known, and has it planned.
+// planFrom draws the random choices for a job's image, whose header is known, and plans it.
 func (q *fetchPlanner) planFrom(j *job, info *imagecapi.Info, plan func(m *devplan.Image) (devplan.Placed, bool)) bool {
 	if q.p.env.Rules.Header(&j.Sample, info) != nil || q.d.draw(&j.Item, info) != nil {
 		return false

@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// maxGroup is the maximum number of samples that list hands on at once.
+// maxGroup is the maximum number of samples that list sends at once.
 const maxGroup = 16
 
 // groupSize is the number of samples that list hands on at once. Planning an image takes little
@@ -20,7 +20,7 @@ func (p *pass) groupSize() int {
 	return max(1, min(maxGroup, p.config.Batch.Size()/p.config.Threads.Workers))
 }
 
-// list gives the samples of an archive with random access their rows, and sends them to be read.
+// list gives rows to the samples of an archive with random access, and sends them to be read.
 func (p *pass) list() {
 	defer close(p.flow.fetches)
 	n, o := p.source.Known.Len(), &p.config.Order
@@ -131,9 +131,9 @@ func (p *pass) fetchJob(j *job, r *index.Reader) bool {
 	}
 }
 
-// readContents reads the content of a job, and its mask's. Their memory is acquired at once: a
-// fetch that holds a part while it waits for another could wait for ever. ok is false if the pass
-// has ended. After an error the job is to be recycled too.
+// readContents reads the content of a job and of its mask. It acquires the memory for both at once:
+// a fetch that holds one part while it waits for the other could wait forever. ok is false if the
+// pass has ended. The caller recycles the job after an error too.
 func (p *pass) readContents(j *job, r *index.Reader) (ok bool, err error) {
 	known := p.source.Known
 	i, mask := j.Sample.Index, known.Mask(j.Sample.Index)

@@ -25,22 +25,22 @@ type Source struct {
 	Plans    Plans
 }
 
-// First is what a pass over an archive without an index makes an index with.
+// First holds the inputs for making an index in a pass over an archive without one.
 type First struct {
 	Index index.Config
-	// Keep takes the index that a pass has made, which finish builds, unless the loader has one
-	// already.
+	// Keep stores the index of a pass, unless the loader already has one. finish builds the index.
 	Keep func(finish func() (*index.Index, error)) error
 }
 
-// Plans has what the loader knows of an archive's images, for a consumer that decodes from plans.
+// Plans holds the loader's knowledge of an archive's images, for a consumer that decodes from
+// plans.
 type Plans struct {
 	Points       *devplan.EntryPoints // nil: entry points are not used
 	Searches     *devplan.Searches    // nil: the consumer searches nothing
 	MaxCopyBytes int64                // see devplan.Settings
 }
 
-// Start is the place where an epoch is entered. If all fields except Epoch are zero, it is the
+// Start is the position at which an epoch starts. If all fields except Epoch are zero, it is the
 // start of the epoch.
 type Start struct {
 	Epoch   int
@@ -92,24 +92,23 @@ type pass struct {
 	queued  atomic.Int64 // samples that are read and that no worker has taken
 }
 
-// flow has the channels between the goroutines of a pass, and what the reading of a stream leaves
-// for its end.
+// flow has the channels between the goroutines of a pass, and the results of reading a stream.
 type flow struct {
 	items   chan Item
-	fetches chan []job // of samples whose content does not come in the archive's order
+	fetches chan []job // of samples whose content is read out of the archive's order
 	groups  chan []job // that fetch has emptied, for list
 	jobs    chan job
 	readErr error // why items ended early; written before items is closed
 
 	build *index.Builder // of a first pass
 	next  int            // the turn that readStream sends next
-	// stray is the first turn whose sample comes out of its order: when the archive can't be read
-	// any further, the samples that are left in the shuffle buffer are delivered nevertheless.
+	// stray is the first turn whose sample is out of order. If the archive cannot be read to its
+	// end, the samples left in the shuffle buffer are still delivered.
 	stray atomic.Int64
 }
 
-// Run runs an epoch from a place to its end. It returns nil when every batch was delivered, and
-// otherwise the reason of the end. It stops its goroutines and waits for them before it returns.
+// Run runs an epoch from a position to its end. It returns nil when every batch was delivered, and
+// otherwise the reason for the end. Before it returns it stops its goroutines and waits for them.
 // When ctx ends or the consumer fails, it returns the cause.
 func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Consumer) error {
 	inner, stop := context.WithCancelCause(ctx)
@@ -189,7 +188,7 @@ func (p *pass) startFetching(all *sync.WaitGroup) {
 	})
 }
 
-// wanted is the number of samples that are still to be delivered, if that is fixed.
+// wanted is the number of samples still to deliver, if that is fixed.
 func (p *pass) wanted() int {
 	return max(0, p.deal.Turns-p.start.Batches*p.config.Batch.Size())
 }
@@ -206,7 +205,7 @@ func (p *pass) end() int {
 	return p.deal.Turns
 }
 
-// queue counts n samples into the queue in front of the workers, or out of it.
+// queue adds n samples to the count of the workers' queue. n is negative for removed samples.
 func (p *pass) queue(n int64) {
 	p.queued.Add(n)
 	p.env.Counters.Queue.Samples.Add(n)

@@ -10,11 +10,10 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// repeated is added to Draw.Again for a sample that comes again because there are not enough
-// others.
+// repeated is added to Draw.Again for a sample that is repeated to fill up the epoch.
 const repeated = 1 << 40
 
-// newShuffler makes the buffer that a stream is shuffled through.
+// newShuffler makes the shuffle buffer of a stream.
 func newShuffler[T any](p *pass, epoch int) *order.Shuffler[T] {
 	o := &p.config.Order
 	b := order.NewShuffler[T](o.Buffer.Samples, o.Buffer.Bytes, o.Seed, epoch)

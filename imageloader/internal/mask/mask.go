@@ -1,5 +1,5 @@
-// Package mask decodes masks: PNGs of grey levels or of a palette whose numbers are the classes of
-// an image's pixels. A mask goes through the geometry that was drawn for its image.
+// Package mask decodes masks: greyscale or palette PNGs whose values are the classes of an image's
+// pixels. A mask is transformed with the same geometry as its image.
 package mask
 
 import (
@@ -25,26 +25,26 @@ func MaxClass(d tensor.DType) int {
 	return math.MaxUint8
 }
 
-// Decoder makes the masks of samples. One goroutine uses it.
+// Decoder makes the masks of samples. It is not safe for concurrent use.
 type Decoder struct {
 	DType   tensor.DType // of a result: tensor.Uint8, or tensor.Int64, which masks of 16 bits need
-	Fill    int          // class of the pixels that an operation takes from outside of the mask
+	Fill    int          // class of pixels outside of the mask
 	classes []uint16     // the result
-	columns []int        // where its columns come from
+	columns []int        // the source position of each column
 	moving  []byte       // the result as pixels of three bytes, while Ops move them
 }
 
-// newError is an error of a mask, with a code of the image library.
+// newError returns an error of a mask, with a code of the image library.
 func newError(code imagecapi.Code, format string, args ...any) error {
 	return &imagecapi.Error{Code: code, Origin: "mask", Message: fmt.Sprintf(format, args...)}
 }
 
-// ErrSize means that a mask has not the size of its image.
+// ErrSize means that a mask and its image differ in size.
 var ErrSize = errors.New("the mask and its image have different sizes")
 
-// Decode decodes the mask of an image of the given size, as the geometry sees it. It takes the part
-// that the geometry takes, and has the augmenter, if it is not nil, move the pixels as it has moved
-// the image's. dst has the size of the geometry's window.
+// Decode decodes the mask of an image of the given size, in the geometry's orientation. It crops
+// and resizes the mask by the geometry. If the augmenter is not nil, it moves the mask's pixels
+// like the image's. dst has the size of the geometry's window.
 func (m *Decoder) Decode(data []byte, width, height int, g *imagecapi.Geometry, a *transform.Augmenter, dst []byte) error {
 	levels, err := m.levels(data, width, height)
 	if err != nil {
@@ -85,8 +85,8 @@ func (m *Decoder) sample(l levels, g *imagecapi.Geometry) {
 	}
 }
 
-// nearest is where output i of a side comes from that is resized from in to out pixels: that of
-// LibTorch's "nearest", which torchvision resizes masks with, in its float32 arithmetic.
+// nearest returns the source of output pixel i when a side is resized from in to out pixels. It is
+// LibTorch's "nearest", which torchvision uses for masks, in the same float32 arithmetic.
 func nearest(i, in, out int) int {
 	switch {
 	case in == out:
@@ -97,7 +97,7 @@ func nearest(i, in, out int) int {
 	return min(int(float32(i)*(float32(in)/float32(out))), in-1)
 }
 
-// move has the augmenter move the pixels of classes.
+// move moves the pixels of classes with the augmenter.
 func (m *Decoder) move(a *transform.Augmenter) error {
 	m.moving = m.moving[:0]
 	for _, class := range m.classes {
@@ -116,8 +116,8 @@ func (m *Decoder) move(a *transform.Augmenter) error {
 type levels struct {
 	pixels       []byte
 	stride, step int   // bytes from row to row, and from pixel to pixel
-	wide         bool  // of two bytes, the high one first
-	unit         uint8 // of one byte: how much a class counts
+	wide         bool  // two bytes per pixel, the high one first
+	unit         uint8 // the factor of a class in one byte
 }
 
 func (l *levels) class(pixel []byte) uint16 {
@@ -133,13 +133,13 @@ const (
 	pngPalette = 3
 )
 
-// maxInflation is the maximum number of bytes that deflate makes of one byte.
+// maxInflation is the maximum expansion of deflate: output bytes per input byte.
 const maxInflation = 1032
 
-// levels decodes a PNG of grey levels or of a palette to its numbers. It allocates no memory for
-// pixels before it has compared their number with the image's, and with the size of the file.
+// levels decodes a greyscale or palette PNG to its values. Before it allocates memory for pixels,
+// it compares their number with the image's and with the size of the file.
 //
-// Go's decoder is memory-safe, and refuses damage of every kind.
+// Go's decoder is memory-safe, and rejects damage of every kind.
 func (m *Decoder) levels(data []byte, width, height int) (l levels, err error) {
 	defer func() {
 		if p := recover(); p != nil { // no file may end the program

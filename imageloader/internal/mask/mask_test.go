@@ -39,7 +39,7 @@ func readGoldenMasks(t testing.TB) *goldenMasks {
 	return g
 }
 
-// classesCRC is the checksum that make_masks.py makes of an int64 mask.
+// classesCRC returns the checksum of an int64 mask, as make_masks.py computes it.
 func classesCRC(mask []byte) int {
 	var b []byte
 	for ; len(mask) > 0; mask = mask[8:] {
@@ -67,7 +67,7 @@ func decodeMask(data []byte, width, height int, g imagecapi.Geometry, a *transfo
 	return out, m.Decode(data, width, height, &g, a, out)
 }
 
-// whole is the geometry that changes nothing.
+// whole is the identity geometry.
 func whole(width, height int32) imagecapi.Geometry {
 	return imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width, ResizeHeight: height, WindowWidth: width, WindowHeight: height}
 }
@@ -158,8 +158,8 @@ func TestMaskStepsEqualTorchvision(t *testing.T) {
 	}
 }
 
-// TestSmallMaskFileTakesNoMemory: no memory is taken for a mask that the size of its file rules
-// out.
+// TestSmallMaskFileTakesNoMemory: a mask too large for its file size is rejected before memory is
+// allocated.
 func TestSmallMaskFileTakesNoMemory(t *testing.T) {
 	data := archivetest.PNGBomb(t, 30_000, 30_000)
 	allocated := testing.AllocsPerRun(1, func() {
@@ -172,7 +172,7 @@ func TestSmallMaskFileTakesNoMemory(t *testing.T) {
 	}
 }
 
-// FuzzMask: whatever a file holds, decoding it as a mask ends with classes or an error of the file.
+// FuzzMask: decoding any file as a mask returns classes or an error.
 func FuzzMask(f *testing.F) {
 	for _, file := range readGoldenMasks(f).Files {
 		data, err := hex.DecodeString(file[0].(string))
@@ -198,7 +198,7 @@ func FuzzMask(f *testing.F) {
 	})
 }
 
-// fixSums makes the checksums of a PNG's chunks right.
+// fixSums corrects the checksums of a PNG's chunks.
 func fixSums(data []byte) {
 	for at := 8; at+12 <= len(data); {
 		n := int(binary.BigEndian.Uint32(data[at:]))

@@ -5,16 +5,16 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Codecs makes decoders. [Library] is the real one; tests of order and threads use others.
+// Codecs makes decoders. [Library] is the real one. Tests of order and threads use others.
 type Codecs interface {
 	// Header reads an image's header as a decoder does. Any goroutine may call it.
 	Header(data []byte) (imagecapi.Info, error)
 	NewDecoder(maxPixels int64) (Decoder, error)
 }
 
-// Decoder turns compressed bytes into the pixels that a geometry asks for. One goroutine at a time
-// uses it. Errors with the codes imagecapi.CodeDecode and imagecapi.CodeUnsupported are the image's
-// fault, others the machine's.
+// Decoder decodes compressed bytes to the pixels of a geometry. It is not safe for concurrent use.
+// Errors with the codes imagecapi.CodeDecode and imagecapi.CodeUnsupported are the image's fault.
+// Other errors are the machine's.
 type Decoder interface {
 	Header(data []byte) (imagecapi.Info, error)
 	Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error
@@ -24,11 +24,11 @@ type Decoder interface {
 // damageDecoder is a decoder that can tolerate damage.
 type damageDecoder interface {
 	SetDamaged(p DamagePolicy) error
-	// Tolerated returns the damage of the image that was decoded last, or "" if it had none.
+	// Tolerated returns the damage of the last decoded image, or "" if it had none.
 	Tolerated() string
 }
 
-// NewDecoder makes a decoder with a policy for damaged images, if the codecs' decoders know damage.
+// NewDecoder makes a decoder with a policy for damaged images, if the codecs support one.
 func NewDecoder(c Codecs, maxPixels int64, p DamagePolicy) (Decoder, error) {
 	d, err := c.NewDecoder(maxPixels)
 	if err != nil {
@@ -43,7 +43,7 @@ func NewDecoder(c Codecs, maxPixels int64, p DamagePolicy) (Decoder, error) {
 	return d, nil
 }
 
-// Tolerated returns the damage of the image that a decoder has decoded last, or "" if it had none.
+// Tolerated returns the damage of d's last decoded image, or "" if it had none.
 func Tolerated(d Decoder) string {
 	if t, ok := d.(damageDecoder); ok {
 		return t.Tolerated()

@@ -6,7 +6,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 )
 
-// BadSamplePolicy decides what happens to a bad sample. Package imageloader documents it.
+// BadSamplePolicy selects the treatment of bad samples. Package imageloader documents it.
 type BadSamplePolicy int
 
 // The policies.

@@ -45,8 +45,7 @@ func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
 	return nil
 }
 
-// NotImage returns the error of a member whose content is no image that is decoded, by its first
-// bytes.
+// NotImage returns the error of a member that is not a supported image, judged by its first bytes.
 func (r *Rules) NotImage(s *Sample, data []byte) *Error {
 	image, err := codec.NotDecoded(data)
 	if image {
