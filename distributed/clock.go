@@ -8,13 +8,14 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// clockRounds is the number of times that each rank asks rank 0 for the time.
+// clockRounds is how often each rank asks rank 0 for the time.
 const clockRounds = 16
 
-// ClockOffset returns what to add to this rank's clock to get the clock of rank 0 of the group, and
-// how far off the sum can be: half of the shortest way there and back. It is a collective, and
-// blocks. Clocks of hosts drift apart, by about a millisecond in a minute at worst: measure when
-// the times are taken. trace.Ranks puts recordings on one clock by it.
+// ClockOffset measures the offset from this rank's clock to the clock of the group's rank 0. Add
+// offset to a local time to get rank 0's time. The uncertainty is half of the shortest round trip.
+// ClockOffset is a collective, and blocks. Host clocks drift apart by up to about a millisecond a
+// minute, so measure when the times are taken. trace.Ranks uses the offset to put recordings on
+// one clock.
 func ClockOffset(g *Group) (offset, uncertainty time.Duration, err error) {
 	now, err := torch.Zeros(cuda.CPU, torch.Int64, 1)
 	if err != nil {

@@ -10,27 +10,27 @@ import (
 
 // Kinds of failure, for errors.Is.
 var (
-	// A rank's process has ended, or gives no sign of life.
+	// A rank's process has ended or no longer responds.
 	ErrRankLost = errors.New("distributed: a rank is lost")
 	// A collective did not end, or a barrier was not reached by all ranks, in time.
 	ErrTimeout = errors.New("distributed: a collective did not end in time")
 	// The ranks of a group called different things, or the same with other operands.
 	ErrMismatch = errors.New("distributed: ranks disagree")
-	// A rank closed its group, or cancelled its context, while others went on.
+	// A rank closed its group or cancelled its context while other ranks were still running.
 	ErrLeft = errors.New("distributed: a rank has left")
-	// The process is no member of the group.
+	// The process is not a member of the group.
 	ErrNotMember = errors.New("distributed: this rank is no member of the group")
 	// The group is closed.
 	ErrClosed = cuda.ErrClosed
 )
 
-// Error is a call that failed because of the job, not of its arguments. It ends the job: every
-// later call of a group fails, on all ranks, with the same reason.
+// Error reports a call that failed because of the job, not because of its arguments. It ends the
+// job: every later call of a group fails on all ranks with the same reason.
 type Error struct {
 	Call  string // "AllReduce #18 at train.go:88", on this rank; "" before the first one
 	Group string // "world", or a subgroup's name
 	Rank  int    // of this process in the job
-	// Culprit is the rank that is at fault, -1 if that is unknown.
+	// Culprit is the rank at fault, or -1 if unknown.
 	Culprit int
 	Err     error // the reason; errors.Is and errors.As unwrap it
 }
@@ -62,7 +62,7 @@ func (v verdict) Is(target error) bool {
 	return false
 }
 
-// known is a reason that another call has returned.
+// known is a reason that an earlier call has already returned.
 type known struct{ error }
 
 func (known) Error() string { return "the job had failed before" }

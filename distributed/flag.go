@@ -7,8 +7,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Flag is raised on any rank at any moment, and seen by all ranks after the same step: a signal
-// that one rank gets can so end a training on all ranks behind the same batch, with a checkpoint.
+// Flag can be raised on any rank at any time. All ranks see it after the same step. A signal to one
+// rank can thus stop training on all ranks after the same batch, with a checkpoint.
 //
 //	terminated := make(chan os.Signal, 1)
 //	signal.Notify(terminated, syscall.SIGTERM)
@@ -28,22 +28,22 @@ type Flag struct {
 	g      *Group
 	raised atomic.Bool
 	up     bool
-	state  *torch.Tensor // of the Sync before
+	state  *torch.Tensor // of the previous Sync
 	work   *Work
 }
 
 // NewFlag returns a flag of the group's ranks. The caller closes it before the group.
 func NewFlag(g *Group) *Flag { return &Flag{g: g} }
 
-// Raise raises the flag. It may be called on any goroutine, any number of times, and not in a
-// handler of C signals.
+// Raise raises the flag. Any goroutine may call it, any number of times. A C signal handler must
+// not call it.
 func (f *Flag) Raise() { f.raised.Store(true) }
 
-// Sync reports whether the flag was raised on any rank before that rank's previous Sync. It returns
-// the same on all ranks, which call it equally often, in the same order as their collectives; a
-// flag that is up stays up. Sync starts an all-reduce of one number over the CPU and waits for that
-// of the previous call, which a step has hidden. It does not wait for the GPU. Its errors are those
-// of a collective.
+// Sync reports whether the flag was raised on any rank before that rank's previous Sync. All ranks
+// must call Sync equally often, in the same order as their collectives, and all get the same
+// result. A raised flag stays raised. Sync starts an all-reduce of one number on the CPU and waits
+// for the all-reduce that the previous call started, which overlapped a step. It does not wait for
+// the GPU. It returns the same errors as a collective.
 func (f *Flag) Sync() (bool, error) {
 	if f.up {
 		return true, nil
@@ -77,8 +77,8 @@ func (f *Flag) Sync() (bool, error) {
 	return false, nil
 }
 
-// Close frees what the last Sync has started, and waits for it. It is called on the goroutine of
-// Sync.
+// Close waits for the all-reduce that the last Sync started, and frees it. The goroutine that
+// calls Sync must also call Close.
 func (f *Flag) Close() error {
 	if f.work == nil {
 		return nil

@@ -546,7 +546,7 @@ func (d *FullyShardedDataParallel) ready(call string) error {
 	return d.g.check("FullyShardedDataParallel."+call, nil)
 }
 
-// begin begins a forward pass.
+// begin starts a forward pass.
 func (d *FullyShardedDataParallel) begin() error {
 	err := d.ready("Forward")
 	if err != nil {
