@@ -34,6 +34,9 @@ python3 tools/lint/file_order.py || fail "the files of imageloader are no ladder
 check "width of Go comments"
 python3 tools/lint/comment_width.py || fail "comments above are wider than 100 columns"
 
+check "phrases that make comments hard to read"
+python3 tools/lint/voice.py || fail "comments above have more such phrases than tools/lint/voice_budgets.txt allows"
+
 check "cyclomatic complexity of Go functions"
 python3 tools/lint/complexity.py || fail "functions above are too complex"
 
