@@ -350,7 +350,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 			return nil, err
 		}
 		f := inspectHeader(&l.rules, x.Sample(i), i, &h)
-		if h.State != index.HeaderNoImage && names.Again(f.name) {
+		if h.State != index.HeaderNoImage && h.State != index.HeaderForeign && names.Again(f.name) {
 			f.rare = append(f.rare, audit.NameAgain)
 		}
 		c.add(f)
@@ -373,6 +373,8 @@ func inspectHeader(rules *sample.Rules, m index.Sample, i int, h *index.Header) 
 	switch h.State {
 	case index.HeaderNoImage:
 		f.bad = rules.Bad(&s, NotImage, nil)
+	case index.HeaderForeign:
+		f.bad = rules.Bad(&s, Unsupported, errors.New("an image of a format that is not decoded: convert it to JPEG, PNG or WebP"))
 	case index.HeaderUnusable:
 		f.bad = rules.Bad(&s, Damaged, errors.New("it has no header of an image that can be read"))
 	case index.HeaderKnown:

@@ -371,6 +371,13 @@ func TestWebDatasetRules(t *testing.T) {
 		"a depth map first":                 {[]string{"0.cls", "1", "0.depth.png", "image", "0.jpg", "image"}, "0.jpg:1"},
 		"a mask without an image's name":    {[]string{"0.cls", "1", "0.depth", "image", "0.jpg", "image"}, "0.jpg:1"},
 		"a depth map alone":                 {[]string{"0.cls", "1", "0.depth.png", "image"}, "0.depth.png:1"},
+		"labels with line ends":             {[]string{"a.jpg", "image", "a.cls", "0\n", "b.jpg", "image", "b.cls", "1\r\n", "c.jpg", "image", "c.cls", " 10 \n\n"}, "a.jpg:0 b.jpg:1 c.jpg:10"},
+		"upper-case extensions":             {[]string{"K.JPG", "image", "K.CLS", "1", "k.jpg", "image", "k.cls", "0"}, "K.JPG:1 k.jpg:0"},
+		"folders with dots":                 {[]string{"v1.0/a.b/0.jpg", "image", "v1.0/a.b/0.cls", "1", "v1.1/0.jpg", "image", "v1.1/0.cls", "0"}, "v1.0/a.b/0.jpg:1 v1.1/0.jpg:0"},
+		"a key in two folders":              {[]string{"a/0.jpg", "image", "a/0.cls", "0", "b/0.jpg", "image", "b/0.cls", "1"}, "a/0.jpg:0 b/0.jpg:1"},
+		"paths that begin with ./":          {[]string{"./0.jpg", "image", "./0.cls", "1"}, "0.jpg:1"},
+		"a caption is no label":             {[]string{"a.jpg", "image", "a.txt", "7", "a.cls", "1"}, "a.jpg:1"},
+		"a list for one label":              {[]string{"a.jpg", "image", "a.json", `{"label":[1,2]}`}, `error "a.json": "label" is neither a string nor a whole number: "[1,2]" (byte 9)`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			data := webTar(t, c.files...)

@@ -75,6 +75,7 @@ func Mixed(t testing.TB) []Member {
 		{Name: "b/a.png", Data: PNG(t, Gradient(90, 30))},
 		{Name: "b/grey.png", Data: PNG(t, grey)},
 		{Name: "b/text.jpg", Data: "this is no image"},
+		{Name: "b/sequence.heic", Data: "\x00\x00\x00\x18ftypmsf1\x00\x00\x00\x00"},
 		{Name: "b/empty.jpg", Data: ""},
 		{Name: "b/README", Data: "this neither"},
 		{Name: "b/link.jpg", Kind: '2', Link: "a.png"},

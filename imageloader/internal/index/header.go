@@ -18,6 +18,7 @@ const headerBytes = 12
 // Formats of images in an index.
 const (
 	headerUnknown  = 0    // the header was not searched, or is not in the searched bytes
+	headerForeign  = 0xfd // the first bytes are those of an image that is not decoded
 	headerNoImage  = 0xfe // the first bytes are not an image's
 	headerUnusable = 0xff // the header is not in the member, which was searched to its end
 )
@@ -48,6 +49,9 @@ func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 		switch {
 		case codec.Sniff(first) == "":
 			h[8] = headerNoImage
+			if foreign, _ := codec.NotDecoded(first); foreign {
+				h[8] = headerForeign
+			}
 		case whole:
 			h[8] = headerUnusable
 		}
@@ -97,7 +101,7 @@ func peekHeader(a *archive.Archive, c Codec, m *archive.Member) (header, error) 
 		}
 		whole := int64(len(first)) == m.Size
 		h, found := headerOf(c, first, whole)
-		if found || h[8] == headerNoImage || n == archive.PeekBytes || whole {
+		if found || h[8] == headerNoImage || h[8] == headerForeign || n == archive.PeekBytes || whole {
 			return h, nil
 		}
 		n = archive.PeekBytes
@@ -111,6 +115,7 @@ type HeaderState int
 const (
 	HeaderUnknown  HeaderState = iota // the header is too far behind the beginning of the file
 	HeaderNoImage                     // the member is not an image
+	HeaderForeign                     // the member is an image of a format that is not decoded
 	HeaderUnusable                    // the member starts like an image, but has no usable header
 	HeaderKnown
 )

@@ -84,6 +84,8 @@ func (r *record) header(h header) Header {
 	switch {
 	case r.flags&recordImage == 0 || h[8] == headerNoImage:
 		return Header{State: HeaderNoImage}
+	case h[8] == headerForeign:
+		return Header{State: HeaderForeign}
 	case h[8] == headerUnusable:
 		return Header{State: HeaderUnusable}
 	case ok:
