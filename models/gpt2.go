@@ -391,11 +391,14 @@ func (a *gpt2Attention) run(x *torch.Tensor, batch gpt2Batch, cache *nn.KVCache)
 
 // Parts returns the parts by Hugging Face's names.
 func (a *gpt2Attention) Parts() nn.Parts {
-	return nn.Parts{Modules: []nn.Child{
-		{Name: "c_attn", Module: a.in},
-		{Name: "c_proj", Module: a.out},
-		{Name: "resid_dropout", Module: a.dropout},
-	}}
+	return nn.Parts{
+		Modules: []nn.Child{
+			{Name: "c_attn", Module: a.in},
+			{Name: "c_proj", Module: a.out},
+			{Name: "resid_dropout", Module: a.dropout},
+		},
+		Unused: []string{"bias", "masked_bias"}, // causal masks, which older files have
+	}
 }
 
 // SetTraining switches the dropping of attention weights on or off.

@@ -5,8 +5,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
@@ -61,4 +63,49 @@ func smallGPT2Logits(t *testing.T, file string, partial bool) []float32 {
 		t.Fatal(err)
 	}
 	return logits
+}
+
+// The hub's first files of GPT-2 have the causal masks as tensors. transformers drops them.
+func TestGPT2LeavesOutMasks(t *testing.T) {
+	file, err := nn.OpenCheckpoint(filepath.Join("testdata", "gpt2-base.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	scope := torch.NewScope("file")
+	defer scope.Close()
+	var tensors []nn.Named
+	for _, s := range file.Tensors() {
+		read, err := file.Read(s.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors = append(tensors, nn.Named{Name: s.Name, Tensor: scope.Own(read)})
+	}
+	for name, shape := range map[string][]int64{"h.0.attn.bias": {1, 1, 8, 8}, "h.0.attn.masked_bias": {}} {
+		mask, err := torch.Zeros(cuda.CPU, torch.Float32, shape...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors = append(tensors, nn.Named{Name: name, Tensor: scope.Own(mask)})
+	}
+	path := filepath.Join(t.TempDir(), "gpt2.safetensors")
+	if err := nn.SaveTensors(path, tensors, nil); err != nil {
+		t.Fatal(err)
+	}
+	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 11, Positions: 8, Layers: 1, Heads: 2, Width: 4, Dropout: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	for name, m := range map[string]nn.Module{"with a head": net, "without": net.Transformer()} {
+		r, err := nn.LoadWith(path, m, nn.LoadOptions{})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		note := "the network does not use these tensors of the file: \"h.0.attn."
+		if text := r.String(); r.Share() != 1 || len(r.Unexpected) != 0 || !strings.Contains(text, note) || !strings.Contains(text, "masked_bias") {
+			t.Errorf("%s: got %q, want all numbers, nothing unexpected and %q", name, text, note)
+		}
+	}
 }

@@ -168,7 +168,7 @@ func LoadWith(path string, m Module, o LoadOptions) (*LoadReport, error) {
 
 // LoadInto is [LoadWith] for the open file.
 func (c *Checkpoint) LoadInto(m Module, o LoadOptions) (*LoadReport, error) {
-	l := loading{c: c, state: State(m), report: &LoadReport{Metadata: c.Metadata()}}
+	l := loading{c: c, state: State(m), unused: unused(m), report: &LoadReport{Metadata: c.Metadata()}}
 	err := l.match(o)
 	if err == nil {
 		l.count(m)
@@ -195,7 +195,8 @@ func (c *Checkpoint) LoadInto(m Module, o LoadOptions) (*LoadReport, error) {
 type loading struct {
 	c      *Checkpoint
 	from   source
-	state  []Named // the module's
+	state  []Named         // the module's
+	unused map[string]bool // names of the module: see Parts.Unused
 	pairs  []loadPair
 	report *LoadReport
 }
@@ -222,7 +223,7 @@ func (l *loading) match(o LoadOptions) error {
 	if len(errs) > 0 {
 		return l.unfit(errs)
 	}
-	names, err := l.from.namesFor(l.state, o.Rename, l.report)
+	names, err := l.from.namesFor(l.state, l.unused, o.Rename, l.report)
 	if err != nil {
 		return fmt.Errorf("nn: %s: %w", l.c.path, err)
 	}

@@ -66,8 +66,8 @@ type matched struct {
 }
 
 // namesFor matches the file's names with a module's names, and records in the report how they
-// differ.
-func (s *source) namesFor(state []Named, rename func(string) string, r *LoadReport) (matched, error) {
+// differ. unused has the module's names of tensors that it does not use.
+func (s *source) namesFor(state []Named, unused map[string]bool, rename func(string) string, r *LoadReport) (matched, error) {
 	shapes := make(map[string][]int64, len(state))
 	for _, n := range state {
 		shapes[n.Name] = n.Tensor.Shape()
@@ -81,9 +81,13 @@ func (s *source) namesFor(state []Named, rename func(string) string, r *LoadRepo
 		}
 		rename = change.apply
 	}
+	var notUsed []string
 	for _, name := range s.names {
 		to := rename(name)
-		if to == "" {
+		if unused[to] {
+			notUsed = append(notUsed, fmt.Sprintf("%q", name))
+		}
+		if to == "" || unused[to] {
 			m.left[name] = true
 			continue
 		}
@@ -99,6 +103,9 @@ func (s *source) namesFor(state []Named, rename func(string) string, r *LoadRepo
 			m.file[to] = kept
 			r.Notes = append(r.Notes, fmt.Sprintf("%s is the tied tensor %s of the file", to, kept))
 		}
+	}
+	if len(notUsed) > 0 {
+		r.Notes = append(r.Notes, "the network does not use these tensors of the file: "+listFirst(notUsed))
 	}
 	r.Notes = append(r.Notes, s.averagesNotTaken()...)
 	return m, nil

@@ -24,6 +24,9 @@ type Parts struct {
 	Parameters []Named // trained leaves
 	Buffers    []Named // saved but not trained, such as BatchNorm2d's running statistics
 	Modules    []Child
+	// Unused names tensors that files of the module have and that the module does not use, such as
+	// masks that it computes. [Load] leaves them out, and a note of its report names them.
+	Unused []string
 }
 
 // Named is a tensor with its name.
@@ -73,6 +76,17 @@ func collect(m Module, of ...func(Parts) []Named) []Named {
 
 func parameters(p Parts) []Named { return p.Parameters }
 func buffers(p Parts) []Named    { return p.Buffers }
+
+// unused returns the full names of [Parts.Unused] of m and all modules in it.
+func unused(m Module) map[string]bool {
+	names := map[string]bool{}
+	walk("", m, func(prefix string, _ Module, p Parts) {
+		for _, name := range p.Unused {
+			names[prefix+name] = true
+		}
+	})
+	return names
+}
 
 // NamedParameters returns the parameters of m and all modules in it, under their full names, in
 // PyTorch's order.
