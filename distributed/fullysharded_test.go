@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -974,4 +975,56 @@ func TestFullyShardedBackwardFails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A half-precision file loads into a sharded network with the numbers that nn.Load gives. Integers
+// in the place of parameters are refused by name.
+func TestFullyShardedConvertsFloatingPointNumbers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "half.safetensors")
+	half := nn.NewSequential(nn.NewLinear(3, 5, nn.LinearOptions{}), nn.NewBatchNorm1d(5, nn.BatchNorm1dOptions{}))
+	want := nn.NewSequential(nn.NewLinear(3, 5, nn.LinearOptions{}), nn.NewBatchNorm1d(5, nn.BatchNorm1dOptions{}))
+	err := errors.Join(nn.ToDType(half, torch.Float16), nn.Save(path, half, nil), nn.Close(half))
+	if err == nil {
+		_, err = nn.Load(path, want)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(want)
+	whole := nn.State(want)
+	integers, err := torch.Zeros(cuda.CPU, torch.Int32, 5, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer integers.Close()
+	wrong := slices.Clone(whole)
+	wrong[0].Tensor = integers
+	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
+		net := nn.NewSequential(NewShardedBlock(nn.NewLinear(3, 5, nn.LinearOptions{})), nn.NewBatchNorm1d(5, nn.BatchNorm1dOptions{}))
+		d, err := NewFullyShardedDataParallel(g, net, FullyShardedOptions{})
+		if err != nil {
+			return err
+		}
+		file, err := nn.OpenCheckpoint(path)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if err := d.LoadCheckpoint(file); err != nil {
+			return err
+		}
+		state, err := d.State()
+		if err != nil {
+			return err
+		}
+		if diff, err := compareNamed(state, whole); err != nil || diff != 0 {
+			err = fmt.Errorf("the weights differ by %g, want 0: %w", diff, err)
+			return errors.Join(err, d.Close())
+		}
+		const says = "0.weight is int32 there, and float32 in the network: convert it before"
+		if err := d.LoadState(wrong); err == nil || !strings.Contains(err.Error(), says) {
+			return fmt.Errorf("got %w, want %q", err, says)
+		}
+		return errors.Join(d.Close(), nn.Close(net))
+	}))
 }

@@ -186,8 +186,9 @@ func (d *FullyShardedDataParallel) dropAverages() {
 
 // LoadState replaces the parameters and the buffers by this rank's parts of whole ones, which
 // State, or nn.State of one process's network, returned, or a file has: each rank has the same. The
-// names, shapes and dtypes must be the network's, or nothing changes, and the error names the first
-// difference. It is no collective.
+// names and shapes must be the network's, or nothing changes, and the error names the first
+// difference. Floating-point tensors of another dtype are converted as nn.Load converts them; other
+// dtypes must be the network's. It is no collective.
 func (d *FullyShardedDataParallel) LoadState(state []nn.Named) error {
 	if err := d.ready("LoadState"); err != nil {
 		return err
@@ -275,8 +276,11 @@ func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(s
 		switch {
 		case !ok:
 			return fmt.Errorf("there is no tensor %s: %w", n.Name, cuda.ErrInvalidArgument)
-		case s.DType != dtype || !slices.Equal(s.Shape, shape):
+		case !slices.Equal(s.Shape, shape):
 			return fmt.Errorf("%s is %v%v there, and %v%v in the network: %w", n.Name, s.DType, s.Shape, dtype, shape, cuda.ErrInvalidArgument)
+		case s.DType != dtype && !(floating(s.DType) && floating(dtype)):
+			return fmt.Errorf("%s is %v there, and %v in the network: convert it before, or load the file with nn.Load before the network is sharded: %w",
+				n.Name, s.DType, dtype, cuda.ErrInvalidArgument)
 		}
 		names[n.Name] = true
 	}
