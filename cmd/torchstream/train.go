@@ -36,6 +36,7 @@ import (
 type trainOptions struct {
 	feeding
 	archive, test, model, optimizer, device, out, pretrained string
+	pretrainedDict                                           string
 	epochs, size, saveSteps, patience                        int
 	lr, decay, warmup, clip, ema                             float64
 	resume, freeze                                           bool
@@ -81,6 +82,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.BoolVar(&o.resume, "resume", false, "go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
 	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
 	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start from; tensors of another shape, such as the head, start anew")
+	set.StringVar(&o.pretrainedDict, "pretrained-dict", "", "`KEY` of the dict in the -pretrained file that has the tensors, such as state_dict_ema; keys of nested dicts are joined by dots")
 	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained of the same network: train only the head, its last layer, from the checkpoint's if that has the same classes")
 	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with parameters in float32; fp16 on a GPU only (default: all in float32)")
 	set.BoolVar(&o.channelsLast, "channels-last", false, "keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
@@ -164,6 +166,8 @@ func (o *trainOptions) check() error {
 		return cli.Usagef("-lr %v: must be more than 0", o.lr)
 	case o.ema < 0 || o.ema >= 1:
 		return cli.Usagef("-ema %v: must be from 0 to below 1", o.ema)
+	case o.pretrainedDict != "" && o.pretrained == "":
+		return cli.UsageError{Message: "-pretrained-dict needs -pretrained FILE: it chooses a dict of tensors of that file"}
 	case o.freeze && o.pretrained == "":
 		return cli.UsageError{Message: "-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
 	}
@@ -771,11 +775,11 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	if o.pretrained == "" {
 		return nil
 	}
-	report, err := nn.LoadWith(o.pretrained, model, nn.LoadOptions{Partial: true})
+	report, err := nn.LoadWith(o.pretrained, model, nn.LoadOptions{Partial: true, Dict: o.pretrainedDict})
 	if err != nil {
-		return err
+		return &loadError{err}
 	}
-	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained), printable.Text(report.Describe(article(o.model), 10)))
+	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained), printable.Text(inFlags(report.Describe(article(o.model), 10))))
 	if !o.freeze {
 		return nil
 	}
@@ -796,6 +800,17 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	}
 	return nil
 }
+
+// inFlags replaces the name of an option of nn in a text by the option of the command.
+func inFlags(text string) string {
+	return strings.ReplaceAll(text, "LoadOptions.Dict", "-pretrained-dict")
+}
+
+// loadError is an error of nn.LoadWith in the words of the command line.
+type loadError struct{ err error }
+
+func (e *loadError) Error() string { return inFlags(e.err.Error()) }
+func (e *loadError) Unwrap() error { return e.err }
 
 // headOf returns the name prefix of a classifier's head tensors. The head is the last layer.
 func headOf(model nn.Module) string {

@@ -2,7 +2,9 @@ package main
 
 import (
 	"archive/tar"
+	"archive/zip"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -26,6 +28,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/decode"
@@ -351,6 +354,7 @@ func TestTrainMistakes(t *testing.T) {
 		"want adamw or sgd":                                 {"-archive", photos, "-optimizer", "lion"},
 		"-size 31: must be from 32 to 28672":                {"-archive", photos, "-size", "31"},
 		"-ema 1: must be from 0":                            {"-archive", photos, "-ema", "1"},
+		"-pretrained-dict needs":                            {"-archive", photos, "-pretrained-dict", "ema"},
 		"-freeze needs":                                     {"-archive", photos, "-freeze"},
 		"want bf16 or fp16":                                 {"-archive", photos, "-amp", "fp8"},
 		"-lr -1: must be more":                              {"-archive", photos, "-lr", "-1"},
@@ -981,5 +985,94 @@ func TestTrainAsksAboutAnotherNetwork(t *testing.T) {
 	want := path + ": 98 tensors loaded: 44 of 62 parameters, 56.2 % of the numbers\nis this a resnet18? The other numbers stay as they were before\ntensor layer"
 	if !strings.Contains(stdout, want) {
 		t.Errorf("got\n%s\nwant %q", stdout, want)
+	}
+}
+
+// -pretrained-dict chooses among the weights and the averages of a file, and the messages name it.
+func TestPretrainedDictChoosesAverages(t *testing.T) {
+	net, err := models.ByName("resnet18", models.Options{NumClasses: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	weights, averages := map[string]any{}, map[string]any{}
+	for _, n := range nn.State(net) {
+		weights[n.Name], averages[n.Name] = n.Tensor, n.Tensor
+	}
+	ones, err := torch.Full(cuda.CPU, torch.Float32, 1, 64, 3, 7, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ones.Close()
+	averages["conv1.weight"] = ones
+	path := filepath.Join(t.TempDir(), "both.pt")
+	if err := nn.SavePyTorch(path, map[string]any{"state_dict": weights, "state_dict_ema": averages}); err != nil {
+		t.Fatal(err)
+	}
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2})
+	run := func(dict string) (stdout string, first float32) {
+		out := filepath.Join(t.TempDir(), "out")
+		stdout = trainSmall(t, archive, out, "-epochs", "1", "-freeze", "-pretrained", path, "-pretrained-dict", dict)
+		return stdout, tensorBits(t, filepath.Join(out, "last.pt"))["conv1.weight"][0]
+	}
+	stdout, first := run("")
+	if want := `which are not loaded: "state_dict_ema" (122 tensors): -pretrained-dict names them`; !strings.Contains(stdout, want) || first == 1 {
+		t.Errorf("without a dict: the first weight is %v, and it printed\n%s\nwant %q", first, stdout, want)
+	}
+	stdout, first = run("state_dict_ema")
+	if want := `the weights are the averages "state_dict_ema" of the file`; !strings.Contains(stdout, want) || first != 1 {
+		t.Errorf("state_dict_ema: the first weight is %v, want 1, and it printed\n%s\nwant %q", first, stdout, want)
+	}
+	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out"), "-pretrained", path, "-pretrained-dict", "ema")
+	if want := `there is no dict of tensors "ema"; the file has "state_dict" (122 tensors), "state_dict_ema"`; status != 1 || !strings.Contains(stderr, want) || !strings.Contains(stderr, path) {
+		t.Errorf("status %d, %s, want 1 and %q", status, stderr, want)
+	}
+}
+
+// flipTensor flips a bit in the last bytes of the largest tensor of a PyTorch file.
+func flipTensor(t *testing.T, path string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := zip.NewReader(bytes.NewReader(content), int64(len(content)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	largest := slices.MaxFunc(file.File, func(a, b *zip.File) int { return cmp.Compare(a.UncompressedSize64, b.UncompressedSize64) })
+	at, err := largest.DataOffset()
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[at+int64(largest.UncompressedSize64)-1] ^= 1
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// predict, evaluate, -resume and -pretrained name file and tensor of a checkpoint in which a bit is
+// wrong.
+func TestCommandsNameTheDamagedTensor(t *testing.T) {
+	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 4, "dog": 4}), filepath.Join(t.TempDir(), "out")
+	trainSmall(t, archive, out, "-epochs", "1")
+	best, last := filepath.Join(out, "best.pt"), filepath.Join(out, "last.pt")
+	flipTensor(t, best)
+	flipTensor(t, last)
+	small := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out"}
+	for path, commands := range map[string][][]string{
+		best: {
+			{"predict", "-checkpoint", best, "-device", "cpu", archive},
+			{"evaluate", "-checkpoint", best, "-archive", archive, "-device", "cpu"},
+			append(slices.Clone(small), filepath.Join(t.TempDir(), "new"), "-pretrained", best),
+		},
+		last: {append(slices.Clone(small), out, "-resume")},
+	} {
+		for _, args := range commands {
+			status, _, stderr := command(t, args...)
+			if want := path + ": tensor "; status != 1 || !strings.Contains(stderr, want+"layer4.") && !strings.Contains(stderr, want+"optimizer.state.") {
+				t.Errorf("%q: status %d, %s, want 1, %q and the name of a tensor", args, status, stderr, want)
+			}
+		}
 	}
 }
