@@ -308,7 +308,7 @@ func (p *pass) work() {
 		began := time.Now()
 		state, err := d.Decode(&j.Item, j.inflated, j.row)
 		now := time.Now()
-		if !planned { // few planned samples are decoded here
+		if !planned { // otherwise few samples come here: their wait says nothing
 			c.Times.WaitData.Add(int64(began.Sub(idle)))
 		}
 		c.Times.Decode.Add(int64(now.Sub(began)))
