@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,11 @@ const (
 	makingBeat  = time.Second            // how often the process that makes the index says so
 	makingStall = 30 * time.Second       // of silence, after which another process takes over
 	makingLog   = 10 * time.Second       // how often a waiting process logs
+
+	// makingTurns and makingTurn bound the wait for a turn to remove a name. A turn takes
+	// microseconds, but another program may have locked the folder for long.
+	makingTurns = 100
+	makingTurn  = 10 * time.Millisecond
 
 	// makingRounds bounds how often a process locks a file that has lost its name. Normally another
 	// process has just removed the file, once or twice. On a file system that changes a file's
@@ -132,9 +138,7 @@ func (m *making) await() error {
 			return archive.ErrStopped
 		case <-stall:
 			log.Warn("the process that makes the index says nothing any more: another one takes over", "process", said)
-			if m.named() {
-				_ = os.Remove(m.path) // if it stays, it is as good as locked
-			}
+			m.removeName() // if it stays, it is as good as locked
 			return nil
 		case <-tick.C:
 		}
@@ -161,9 +165,26 @@ func (c *Config) stallAfter() <-chan time.Time {
 
 func (m *making) context() context.Context { return m.archive.Context() }
 
-// named reports whether the open file still has its name. A process checks this before it removes
-// the name. Other processes may still remove and create the file in between. Then two processes
-// make the index, as they would without the lock.
+// removeName removes the file's name, if it still is the file's. Processes that remove names take
+// turns by a lock on the folder, so that none removes the file of a process that has just taken
+// over. Where the folder cannot be locked, two processes may then make the index, as they would
+// without the lock.
+func (m *making) removeName() {
+	if folder, err := os.Open(filepath.Dir(m.path)); err == nil {
+		defer folder.Close() // unlocks it; it was only locked
+		for range makingTurns {
+			if syscall.Flock(int(folder.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != syscall.EWOULDBLOCK {
+				break
+			}
+			time.Sleep(makingTurn)
+		}
+	}
+	if m.named() {
+		_ = os.Remove(m.path)
+	}
+}
+
+// named reports whether the open file still has its name.
 func (m *making) named() bool {
 	at, err := os.Lstat(m.path)
 	if err != nil {
@@ -233,9 +254,7 @@ func (m *making) end(indexed bool) {
 	if !indexed && m.context().Err() == nil {
 		m.say(makingFailed)
 	}
-	if m.named() {
-		_ = os.Remove(m.path) // if it stays, the next process locks it
-	}
+	m.removeName()     // if it stays, the next process locks it
 	_ = m.file.Close() // only its text was written
 }
 
