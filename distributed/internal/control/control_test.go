@@ -129,6 +129,22 @@ func TestLostHub(t *testing.T) {
 	}
 }
 
+// requireJoined waits until the hub has read the hello of a rank.
+func requireJoined(t *testing.T, h *Hub, rank int) {
+	t.Helper()
+	for limit := time.Now().Add(patience); ; runtime.Gosched() {
+		h.mu.Lock()
+		joined := h.ranks[rank].out != nil
+		h.mu.Unlock()
+		if joined {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("got no hello of rank %d in %v, want one", rank, patience)
+		}
+	}
+}
+
 // A rank knows that it comes to a job that has ended before, and to an address where no hub is.
 func TestRankThatIsNotAdmittedKnowsIt(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -146,6 +162,7 @@ func TestRankThatIsNotAdmittedKnowsIt(t *testing.T) {
 		return m
 	}
 	first := dial(0, token)
+	requireJoined(t, h, 0) // before the loss of rank 1, after which the hub admits nobody
 	lost := dial(1, token)
 	lost.beatNow()
 	lost.Close()
