@@ -58,9 +58,9 @@ func stayEqual(g *Group, bucketBytes int64, flagged bool) (err error) {
 	// wait for the device, and so hide an order that is missing.
 	copies := torch.NewScope("copies")
 	defer copies.Close()
-	var kept []nn.Named
+	var kept []torch.Named
 	keep := func(name string, of *torch.Tensor) {
-		kept = append(kept, nn.Named{Name: name, Tensor: copies.Own(of.NoGrad().Clone())})
+		kept = append(kept, torch.Named{Name: name, Tensor: copies.Own(of.NoGrad().Clone())})
 	}
 	for _, n := range nn.NamedParameters(net) {
 		keep("the first "+n.Name, n.Tensor)
@@ -135,7 +135,7 @@ func convNet(seed uint64) (nn.Module, error) {
 // requireEqualTensors names the first tensor that has other bits on another rank. It requires that
 // the values are finite, and that the last parameters differ from the first ones, which are as
 // many.
-func requireEqualTensors(g *Group, kept []nn.Named, parameters int) error {
+func requireEqualTensors(g *Group, kept []torch.Named, parameters int) error {
 	digests := make([]string, len(kept))
 	for i, n := range kept {
 		values, err := n.Tensor.Float32s()

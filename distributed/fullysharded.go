@@ -195,7 +195,7 @@ func (d *FullyShardedDataParallel) find(prefix string, m nn.Module) error {
 		if d.root == nil {
 			d.root = &ShardedBlock{name: "the parameters outside of blocks"}
 		}
-		d.addParameter(d.root, nn.Named{Name: prefix + n.Name, Tensor: n.Tensor})
+		d.addParameter(d.root, torch.Named{Name: prefix + n.Name, Tensor: n.Tensor})
 	}
 	for _, c := range parts.Modules {
 		if err := d.find(prefix+c.Name+".", c.Module); err != nil {
@@ -236,7 +236,7 @@ func (d *FullyShardedDataParallel) add(prefix string, b *ShardedBlock) error {
 }
 
 // addParameter lists a parameter of a block, by another name if the block has it.
-func (d *FullyShardedDataParallel) addParameter(b *ShardedBlock, n nn.Named) {
+func (d *FullyShardedDataParallel) addParameter(b *ShardedBlock, n torch.Named) {
 	i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return p.param == n.Tensor })
 	if i < 0 {
 		i = len(b.params)

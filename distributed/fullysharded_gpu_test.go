@@ -22,7 +22,7 @@ func (s scales) Forward(x *torch.Tensor) *torch.Tensor {
 }
 
 func (s scales) Parts() nn.Parts {
-	return nn.Parts{Parameters: []nn.Named{{Name: "row", Tensor: s.row}, {Name: "all", Tensor: s.all}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "row", Tensor: s.row}, {Name: "all", Tensor: s.all}}}
 }
 
 // aloneOnGPU returns a group of one rank on the first GPU, without NCCL.
@@ -68,7 +68,7 @@ type withBuffer struct {
 
 func (m withBuffer) Parts() nn.Parts {
 	p := m.Module.Parts()
-	p.Buffers = append(p.Buffers, nn.Named{Name: "buffer", Tensor: m.buffer})
+	p.Buffers = append(p.Buffers, torch.Named{Name: "buffer", Tensor: m.buffer})
 	return p
 }
 
@@ -170,7 +170,7 @@ type scaled struct{ weight *torch.Tensor }
 func (s scaled) Forward(x *torch.Tensor) *torch.Tensor { return x.Mul(s.weight) }
 
 func (s scaled) Parts() nn.Parts {
-	return nn.Parts{Parameters: []nn.Named{{Name: "weight", Tensor: s.weight}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "weight", Tensor: s.weight}}}
 }
 
 // trainScales makes steps of two passes each through five blocks, one of them twice, and a module

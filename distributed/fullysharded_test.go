@@ -39,7 +39,7 @@ func (b *blockNet) Forward(x *torch.Tensor) *torch.Tensor {
 }
 
 func (b *blockNet) Parts() nn.Parts {
-	return nn.Parts{Parameters: []nn.Named{{Name: "gain", Tensor: b.gain}, {Name: "again", Tensor: b.gain}, {Name: "shift", Tensor: b.shift}}, Modules: []nn.Child{{Name: "first", Module: b.first}, {Name: "mix", Module: b.mix}, {Name: "tied", Module: b.tied}, {Name: "twice", Module: b.twice},
+	return nn.Parts{Parameters: []torch.Named{{Name: "gain", Tensor: b.gain}, {Name: "again", Tensor: b.gain}, {Name: "shift", Tensor: b.shift}}, Modules: []nn.Child{{Name: "first", Module: b.first}, {Name: "mix", Module: b.mix}, {Name: "tied", Module: b.tied}, {Name: "twice", Module: b.twice},
 		{Name: "half", Module: b.half}, {Name: "frozen", Module: b.frozen}, {Name: "unused", Module: b.unused}, {Name: "last", Module: b.last}, {Name: "ends", Module: b.ends}}}
 }
 
@@ -58,7 +58,7 @@ func (m bothEnds) Forward(x *torch.Tensor) *torch.Tensor {
 
 func (m bothEnds) Parts() nn.Parts {
 	return nn.Parts{
-		Parameters: []nn.Named{{Name: "both", Tensor: m.both}},
+		Parameters: []torch.Named{{Name: "both", Tensor: m.both}},
 		Modules:    []nn.Child{{Name: "in", Module: m.in}, {Name: "out", Module: m.out}},
 	}
 }
@@ -71,7 +71,7 @@ func (l tiedLinear) Forward(x *torch.Tensor) *torch.Tensor {
 }
 
 func (l tiedLinear) Parts() nn.Parts {
-	return nn.Parts{Parameters: []nn.Named{{Name: "in", Tensor: l.weight}, {Name: "out", Tensor: l.weight}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "in", Tensor: l.weight}, {Name: "out", Tensor: l.weight}}}
 }
 
 // newBlockNet returns a float64 network, whose blocks wrap makes.
@@ -309,10 +309,10 @@ func shardedSizes(c shardedCase) (sizes []int) {
 }
 
 // compareNamed returns the maximum difference of two lists of tensors.
-func compareNamed(a, b []nn.Named) (float64, error) {
+func compareNamed(a, b []torch.Named) (float64, error) {
 	var values [2][]float64
 	var names [2][]string
-	for i, list := range [][]nn.Named{a, b} {
+	for i, list := range [][]torch.Named{a, b} {
 		for _, n := range list {
 			names[i] = append(names[i], fmt.Sprint(n.Name, n.Tensor.DType(), n.Tensor.Shape()))
 			v, err := n.Tensor.NoGrad().ToDType(torch.Float64).Float64s()
@@ -891,7 +891,7 @@ type table struct{ rows *torch.Tensor }
 func (m table) Forward(*torch.Tensor) *torch.Tensor { return m.rows.Narrow(0, 1, 2) }
 
 func (m table) Parts() nn.Parts {
-	return nn.Parts{Parameters: []nn.Named{{Name: "rows", Tensor: m.rows}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "rows", Tensor: m.rows}}}
 }
 
 // An output that is a view of a parameter can be read when the parameter's memory is freed.

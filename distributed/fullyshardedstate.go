@@ -118,7 +118,7 @@ func (o *FullyShardedOptimizer) Close() error {
 //	}
 //
 // train.Checkpoint with World does all of this.
-func (d *FullyShardedDataParallel) State() ([]nn.Named, error) {
+func (d *FullyShardedDataParallel) State() ([]torch.Named, error) {
 	if err := d.ready("State"); err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func (d *FullyShardedDataParallel) dropAverages() {
 // names and shapes must be the network's, or nothing changes, and the error names the first
 // difference. Floating-point tensors of another dtype are converted as nn.Load converts them; other
 // dtypes must be the network's. It is no collective.
-func (d *FullyShardedDataParallel) LoadState(state []nn.Named) error {
+func (d *FullyShardedDataParallel) LoadState(state []torch.Named) error {
 	if err := d.ready("LoadState"); err != nil {
 		return err
 	}
@@ -299,7 +299,7 @@ func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(s
 }
 
 // loadOne replaces the part of a parameter, or a buffer.
-func (d *FullyShardedDataParallel) loadOne(n nn.Named, p *blockParameter, read func(*torch.Scope, string, *blockParameter) (*torch.Tensor, error)) error {
+func (d *FullyShardedDataParallel) loadOne(n torch.Named, p *blockParameter, read func(*torch.Scope, string, *blockParameter) (*torch.Tensor, error)) error {
 	to := n.Tensor
 	if p != nil {
 		if p.lo == p.hi {
@@ -320,7 +320,7 @@ func (d *FullyShardedDataParallel) loadOne(n nn.Named, p *blockParameter, read f
 // averages of the whole parameters: the EMA of one process has the same. The tensors of parameters
 // are on the CPU, whole on every rank, and are freed by the next EMAState or Close; those of
 // buffers are the EMA's. EMAState is a collective, which waits for the device.
-func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]nn.Named, error) {
+func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]torch.Named, error) {
 	const call = "FullyShardedDataParallel.EMAState"
 	if err := d.ready("EMAState"); err != nil {
 		return nil, err
@@ -372,7 +372,7 @@ func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (nn.Divided, er
 }
 
 // agreeOnAverages requires that all ranks average the same tensors, and of parameters their parts.
-func (d *FullyShardedDataParallel) agreeOnAverages(state []nn.Named, parts map[string]*blockParameter) error {
+func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts map[string]*blockParameter) error {
 	mine := modelText{}
 	for _, n := range state {
 		mine.Tensors = append(mine.Tensors, fmt.Sprintf("an average of %v of %s", n.Tensor.DType(), n.Name))
@@ -411,14 +411,14 @@ func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []
 // LoadEMAState copies this rank's parts of averages of the whole parameters, which EMAState, or the
 // EMA of one process, returned, into an EMA of nn.State(d). Names and shapes must be the
 // network's, or nothing changes. It is no collective: each rank has the same.
-func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []nn.Named) error {
+func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []torch.Named) error {
 	if err := d.ready("LoadEMAState"); err != nil {
 		return err
 	}
 	scope := torch.NewScope("averages on their way")
 	defer scope.Close()
 	parts := d.byName()
-	part := make([]nn.Named, len(state))
+	part := make([]torch.Named, len(state))
 	for i, n := range state {
 		part[i] = n
 		p := parts[n.Name]
@@ -444,7 +444,7 @@ func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*
 	}
 	scope := torch.NewScope("averages on their way")
 	defer scope.Close()
-	parts, state := d.byName(), make([]nn.Named, 0, len(stored))
+	parts, state := d.byName(), make([]torch.Named, 0, len(stored))
 	for name, s := range stored {
 		p := parts[name]
 		if shape := s.Spec().Shape; p != nil && !slices.Equal(shape, p.shape) {
@@ -454,7 +454,7 @@ func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*
 		if err != nil {
 			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAFrom: %s: %w", name, err)
 		}
-		state = append(state, nn.Named{Name: name, Tensor: t})
+		state = append(state, torch.Named{Name: name, Tensor: t})
 	}
 	return e.LoadState(state)
 }

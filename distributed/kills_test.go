@@ -174,7 +174,7 @@ type killedModel struct {
 	model     nn.Module // of the checkpoint
 	optimizer optim.Optimizer
 	forward   func(x *torch.Tensor) *torch.Tensor
-	state     func() ([]nn.Named, error)
+	state     func() ([]torch.Named, error)
 	// start follows the load of the checkpoint.
 	start    func() error
 	backward func(loss *torch.Tensor) error
@@ -198,7 +198,7 @@ func newKilledModel(world *distributed.Group) (*killedModel, error) {
 	var parallel *distributed.DataParallel
 	return &killedModel{
 		model: net, optimizer: opt, forward: net.Forward,
-		state: func() ([]nn.Named, error) { return nn.State(net), nil },
+		state: func() ([]torch.Named, error) { return nn.State(net), nil },
 		start: func() (err error) {
 			parallel, err = distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
 			return err

@@ -27,14 +27,14 @@ func (m *languageModel) Forward(x *torch.Tensor) *torch.Tensor {
 
 func (m *languageModel) Parts() nn.Parts {
 	return nn.Parts{
-		Parameters: []nn.Named{{Name: "tokens", Tensor: m.tokens}, {Name: "positions", Tensor: m.positions}},
+		Parameters: []torch.Named{{Name: "tokens", Tensor: m.tokens}, {Name: "positions", Tensor: m.positions}},
 		Modules: []nn.Child{{Name: "drop", Module: m.drop}, {Name: "layers", Module: m.layers}, {Name: "norm", Module: m.norm},
 			{Name: "head", Module: parametersOf{{Name: "weight", Tensor: m.tokens}}}},
 	}
 }
 
 // parametersOf is a module that only lists parameters.
-type parametersOf []nn.Named
+type parametersOf []torch.Named
 
 func (p parametersOf) Forward(x *torch.Tensor) *torch.Tensor { return x }
 func (p parametersOf) Parts() nn.Parts                       { return nn.Parts{Parameters: p} }
@@ -178,7 +178,7 @@ func outsideTrainsAsOne(g *Group, wrap func(nn.Module) nn.Module) error {
 			return err
 		}
 		a, b := d.Forward(x.NoGrad()), d.Forward(x.NoGrad())
-		diff, err := compareNamed([]nn.Named{{Tensor: a}}, []nn.Named{{Tensor: b}})
+		diff, err := compareNamed([]torch.Named{{Tensor: a}}, []torch.Named{{Tensor: b}})
 		if err != nil || diff == 0 {
 			return fmt.Errorf("Dropout does not train: %w", err)
 		}
@@ -207,7 +207,7 @@ func TestOutputsAndGradientsOutsideOfBlocks(t *testing.T) {
 		if err := weight.SetRequiresGrad(true); err != nil {
 			return err
 		}
-		m := namedFunc{[]nn.Named{{Name: "w", Tensor: weight}}, func(x *torch.Tensor) *torch.Tensor {
+		m := namedFunc{[]torch.Named{{Name: "w", Tensor: weight}}, func(x *torch.Tensor) *torch.Tensor {
 			if x.Elements() == 2 {
 				return weight.NoGrad().Reshape(10, 100)
 			}
@@ -273,7 +273,7 @@ func TestUnusedParameterOutsideOfBlocksIsNamed(t *testing.T) {
 		if err := errors.Join(used.SetRequiresGrad(true), unused.SetRequiresGrad(true)); err != nil {
 			return err
 		}
-		m := namedFunc{[]nn.Named{{Name: "used", Tensor: used}, {Name: "unused", Tensor: unused}}, func(x *torch.Tensor) *torch.Tensor { return x.Mul(used) }}
+		m := namedFunc{[]torch.Named{{Name: "used", Tensor: used}, {Name: "unused", Tensor: unused}}, func(x *torch.Tensor) *torch.Tensor { return x.Mul(used) }}
 		d, err := NewFullyShardedDataParallel(g, m, FullyShardedOptions{})
 		if err != nil {
 			return err

@@ -65,7 +65,7 @@ const (
 type DataParallel struct {
 	g       *Group
 	o       DataParallelOptions
-	named   []nn.Named // the parameters that are trained
+	named   []torch.Named // the parameters that are trained
 	params  []*torch.Tensor
 	reducer *capi.Reducer
 	stream  *cuda.OwnedStream // on which buckets are reduced; nil on the CPU

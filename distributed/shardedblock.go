@@ -37,8 +37,8 @@ type ShardedBlock struct {
 	prefix  string // of its parameters' names there
 	flats   []*blockFlat
 	params  []*blockParameter
-	named   []nn.Named // the parts, by the names of their parameters in the module
-	buffers []nn.Named
+	named   []torch.Named // the parts, by the names of their parameters in the module
+	buffers []torch.Named
 
 	whole bool    // the parameters are gathered, or on their way
 	shown bool    // the module has them
@@ -695,7 +695,7 @@ func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torc
 func (b *ShardedBlock) list() {
 	for _, n := range nn.NamedParameters(b.module) {
 		i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return slices.Contains(p.names, n.Name) })
-		b.named = append(b.named, nn.Named{Name: n.Name, Tensor: b.params[i].piece})
+		b.named = append(b.named, torch.Named{Name: n.Name, Tensor: b.params[i].piece})
 	}
 	b.buffers = nn.NamedBuffers(b.module)
 }

@@ -158,7 +158,7 @@ func compareStates(a, b optim.Optimizer) (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		slices.SortFunc(s.Tensors, func(x, y nn.Named) int { return strings.Compare(x.Name, y.Name) })
+		slices.SortFunc(s.Tensors, func(x, y torch.Named) int { return strings.Compare(x.Name, y.Name) })
 		for _, n := range s.Tensors {
 			text[i] += fmt.Sprintln(n.Name, n.Tensor.DType(), n.Tensor.Shape())
 			v, err := n.Tensor.NoGrad().ToDType(torch.Float64).Float64s()
@@ -397,7 +397,7 @@ func TestZeroRedundancyOptimizerErrors(t *testing.T) {
 		}
 		odd := full(cuda.CPU, torch.Float64, 0, 7)
 		defer odd.Close()
-		err = r.opt.LoadState(optim.State{Tensors: []nn.Named{{Name: "state.0.momentum_buffer", Tensor: odd}}, Metadata: map[string]string{"param_groups": "[]"}})
+		err = r.opt.LoadState(optim.State{Tensors: []torch.Named{{Name: "state.0.momentum_buffer", Tensor: odd}}, Metadata: map[string]string{"param_groups": "[]"}})
 		if err == nil || !strings.Contains(err.Error(), "state.0.momentum_buffer: it has the shape [7], and its parameter [20 6]") {
 			return fmt.Errorf("a state of another shape: %v", err)
 		}

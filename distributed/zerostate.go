@@ -176,7 +176,7 @@ func (z *dividedOptimizer) State() (optim.State, error) {
 			return optim.State{}, z.g.abort(z.name+".State", err)
 		}
 		z.gathered = append(z.gathered, t)
-		whole.Tensors = append(whole.Tensors, nn.Named{Name: stateOf(k), Tensor: t})
+		whole.Tensors = append(whole.Tensors, torch.Named{Name: stateOf(k), Tensor: t})
 	}
 	return whole, nil
 }
@@ -367,7 +367,7 @@ func (z *dividedOptimizer) DividedState() (optim.State, nn.Divided, error) {
 		if !k.Scalar {
 			divided[t] = z.order[k.Index].division(z.g.Size())
 		}
-		part.Tensors = append(part.Tensors, nn.Named{Name: name, Tensor: t})
+		part.Tensors = append(part.Tensors, torch.Named{Name: name, Tensor: t})
 	}
 	return part, divided, nil
 }
@@ -400,7 +400,7 @@ func (z *dividedOptimizer) LoadState(s optim.State) error {
 			return fmt.Errorf("distributed: %s.LoadState: %s: %w", z.name, n.Name, err)
 		}
 		if !cut.None {
-			part.Tensors = append(part.Tensors, nn.Named{Name: n.Name, Tensor: t})
+			part.Tensors = append(part.Tensors, torch.Named{Name: n.Name, Tensor: t})
 		}
 	}
 	return z.LoadParts(part)

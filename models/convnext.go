@@ -103,7 +103,7 @@ func (b *convNeXtBlock) Forward(x *torch.Tensor) *torch.Tensor {
 // Parts returns the scale and the layers by torchvision's names.
 func (b *convNeXtBlock) Parts() nn.Parts {
 	return nn.Parts{
-		Parameters: []nn.Named{{Name: "layer_scale", Tensor: b.scale}},
+		Parameters: []torch.Named{{Name: "layer_scale", Tensor: b.scale}},
 		Modules:    []nn.Child{{Name: "block", Module: b.block}, {Name: "stochastic_depth", Module: b.depth}},
 	}
 }

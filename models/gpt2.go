@@ -433,5 +433,5 @@ func (c *conv1D) rows(x *torch.Tensor) *torch.Tensor {
 
 // Parts returns weight and bias.
 func (c *conv1D) Parts() nn.Parts {
-	return nn.Parts{Parameters: []nn.Named{{Name: "weight", Tensor: c.weight}, {Name: "bias", Tensor: c.bias}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "weight", Tensor: c.weight}, {Name: "bias", Tensor: c.bias}}}
 }

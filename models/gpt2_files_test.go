@@ -74,20 +74,20 @@ func TestGPT2LeavesOutMasks(t *testing.T) {
 	defer file.Close()
 	scope := torch.NewScope("file")
 	defer scope.Close()
-	var tensors []nn.Named
+	var tensors []torch.Named
 	for _, s := range file.Tensors() {
 		read, err := file.Read(s.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		tensors = append(tensors, nn.Named{Name: s.Name, Tensor: scope.Own(read)})
+		tensors = append(tensors, torch.Named{Name: s.Name, Tensor: scope.Own(read)})
 	}
 	for name, shape := range map[string][]int64{"h.0.attn.bias": {1, 1, 8, 8}, "h.0.attn.masked_bias": {}} {
 		mask, err := torch.Zeros(cuda.CPU, torch.Float32, shape...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		tensors = append(tensors, nn.Named{Name: name, Tensor: scope.Own(mask)})
+		tensors = append(tensors, torch.Named{Name: name, Tensor: scope.Own(mask)})
 	}
 	path := filepath.Join(t.TempDir(), "gpt2.safetensors")
 	if err := nn.SaveTensors(path, tensors, nil); err != nil {

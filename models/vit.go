@@ -92,7 +92,7 @@ func (v *ViT) features(in ...*torch.Tensor) *torch.Tensor {
 // Parts returns the modules by torchvision's names.
 func (v *ViT) Parts() nn.Parts {
 	return nn.Parts{
-		Parameters: []nn.Named{{Name: "class_token", Tensor: v.classToken}},
+		Parameters: []torch.Named{{Name: "class_token", Tensor: v.classToken}},
 		Modules: []nn.Child{
 			{Name: "conv_proj", Module: v.projection},
 			{Name: "encoder", Module: v.encoder},
@@ -127,7 +127,7 @@ func (e *vitEncoder) Parts() nn.Parts {
 		modules = append(modules, nn.Child{Name: fmt.Sprintf("layers.encoder_layer_%d", i), Module: b})
 	}
 	return nn.Parts{
-		Parameters: []nn.Named{{Name: "pos_embedding", Tensor: e.positions}},
+		Parameters: []torch.Named{{Name: "pos_embedding", Tensor: e.positions}},
 		Modules:    append(modules, nn.Child{Name: "ln", Module: e.norm}),
 	}
 }

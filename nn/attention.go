@@ -60,7 +60,7 @@ func NewMultiheadAttention(size, heads int, o MultiheadAttentionOptions) *Multih
 
 // Parts returns the parameters under PyTorch's names.
 func (a *MultiheadAttention) Parts() Parts {
-	p := Parts{Parameters: named(Named{"in_proj_weight", a.InProjWeight}, Named{"in_proj_bias", a.InProjBias})}
+	p := Parts{Parameters: named(torch.Named{Name: "in_proj_weight", Tensor: a.InProjWeight}, torch.Named{Name: "in_proj_bias", Tensor: a.InProjBias})}
 	if a.OutProj != nil {
 		p.Modules = []Child{{"out_proj", a.OutProj}}
 	}

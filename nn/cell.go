@@ -45,8 +45,8 @@ func (c *Cell) construct(kind string, gates, in, hidden int, noBias bool) {
 
 // Parts returns the weights and biases under PyTorch's names, such as "weight_ih".
 func (c *Cell) Parts() Parts {
-	return Parts{Parameters: named(Named{"weight_ih", c.WeightIH}, Named{"weight_hh", c.WeightHH},
-		Named{"bias_ih", c.BiasIH}, Named{"bias_hh", c.BiasHH})}
+	return Parts{Parameters: named(torch.Named{Name: "weight_ih", Tensor: c.WeightIH}, torch.Named{Name: "weight_hh", Tensor: c.WeightHH},
+		torch.Named{Name: "bias_ih", Tensor: c.BiasIH}, torch.Named{Name: "bias_hh", Tensor: c.BiasHH})}
 }
 
 // start returns the state if it is not nil, and zeros otherwise. The caller must close own, which

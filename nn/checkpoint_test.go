@@ -212,7 +212,7 @@ func TestLoadChangesNothingIfATensorIsDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer mask.Close()
-	net := masked{nn.Func(nil), nn.Parts{Parameters: []nn.Named{{Name: "a", Tensor: weight}}, Buffers: []nn.Named{{Name: "b", Tensor: mask}}}}
+	net := masked{nn.Func(nil), nn.Parts{Parameters: []torch.Named{{Name: "a", Tensor: weight}}, Buffers: []torch.Named{{Name: "b", Tensor: mask}}}}
 	file := safetensors(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"BOOL","shape":[3],"data_offsets":[4,7]}}`, 7)
 	file[len(file)-1] = 2
 	if _, err := nn.Load(write(t, file), net); err == nil || !strings.Contains(err.Error(), "element 2 is the byte 2") {
@@ -258,7 +258,7 @@ func FuzzCheckpoint(f *testing.F) {
 		}
 		// A file that OpenCheckpoint accepts is consistent: every tensor can be read, and writing
 		// the tensors again gives the same file.
-		var named []nn.Named
+		var named []torch.Named
 		for _, s := range c.Tensors() {
 			x, err := c.Read(s.Name)
 			if !s.DType.Known() || len(s.Shape) > 64 {
@@ -285,7 +285,7 @@ func FuzzCheckpoint(f *testing.F) {
 			if a, b := x.String(), m.String(); a != b {
 				t.Fatalf("%s was mapped as %s", a, b)
 			}
-			named = append(named, nn.Named{Name: s.Name, Tensor: x})
+			named = append(named, torch.Named{Name: s.Name, Tensor: x})
 		}
 		path := filepath.Join(t.TempDir(), "again")
 		if err := nn.SaveTensors(path, named, c.Metadata()); err != nil {
@@ -484,7 +484,7 @@ func TestFailedSaveLeavesTheOldFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed.Close()
-	for name, tensors := range map[string][]nn.Named{
+	for name, tensors := range map[string][]torch.Named{
 		"closed":    {{Name: "a", Tensor: closed}},
 		"failed":    {{Name: "a", Tensor: torch.Fail("x", errors.ErrUnsupported)}},
 		"nil":       {{Name: "a"}},
@@ -514,7 +514,7 @@ func TestFailedSaveLeavesTheOldFile(t *testing.T) {
 
 func TestAllTypesRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
-	var named []nn.Named
+	var named []torch.Named
 	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64,
 		torch.Complex64, torch.Float8E4M3FN, torch.Float8E5M2} {
 		for name, shape := range map[string][]int64{"/scalar": {}, "/odd": {3, 1}, "/empty": {0, 2}} {
@@ -523,7 +523,7 @@ func TestAllTypesRoundTrip(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer x.Close()
-			named = append(named, nn.Named{Name: d.String() + name, Tensor: x})
+			named = append(named, torch.Named{Name: d.String() + name, Tensor: x})
 		}
 	}
 	// SaveTensors writes a transposed tensor in logical order.
@@ -532,7 +532,7 @@ func TestAllTypesRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	named = append(named, nn.Named{Name: "transposed", Tensor: m.T()})
+	named = append(named, torch.Named{Name: "transposed", Tensor: m.T()})
 	if err := nn.SaveTensors(path, named, nil); err != nil {
 		t.Fatal(err)
 	}

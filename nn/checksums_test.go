@@ -138,7 +138,7 @@ func saveLarge(t testing.TB, path string, ranks int, whole []byte) {
 	at := first(int64(len(whole)), ranks)
 	for rank := ranks - 1; rank >= 0; rank-- {
 		part := row(t, torch.Uint8, whole[at[rank]:at[rank+1]])
-		v := map[string]any{"state_dict": []nn.Named{{Name: "large", Tensor: part}}}
+		v := map[string]any{"state_dict": []torch.Named{{Name: "large", Tensor: part}}}
 		d := nn.Divided{part: {Shape: []int64{int64(len(whole))}, Strides: []int64{1}, First: at}}
 		if err := s.Write(rank, nn.DividedParts(v, d)); err != nil {
 			t.Fatal(err)
@@ -282,7 +282,7 @@ func checkpointValues(path string) (map[string]any, error) {
 // smallCheckpoint writes three tensors and metadata.
 func smallCheckpoint(t testing.TB, path string) {
 	t.Helper()
-	tensors := []nn.Named{
+	tensors := []torch.Named{
 		{Name: "weight", Tensor: row(t, torch.Uint8, bytes.Repeat([]byte{1, 2, 3}, 20))},
 		{Name: "bias", Tensor: row(t, torch.Float32, make([]byte, 8))},
 		{Name: "empty", Tensor: row(t, torch.Float32, nil)},
@@ -344,7 +344,7 @@ func TestPartsOfACheckpointAreChecked(t *testing.T) {
 	}
 	for _, name := range []string{"net.safetensors", "net.pt"} {
 		path := filepath.Join(t.TempDir(), name)
-		if err := nn.SaveTensors(path, []nn.Named{{Name: "w", Tensor: row(t, torch.Uint8, data)}}, nil); err != nil {
+		if err := nn.SaveTensors(path, []torch.Named{{Name: "w", Tensor: row(t, torch.Uint8, data)}}, nil); err != nil {
 			t.Fatal(err)
 		}
 		file, err := os.ReadFile(path)

@@ -43,8 +43,8 @@ type Divided map[*torch.Tensor]Division
 
 // DividedParts returns the divided tensors of a value for [SavePyTorch], each once. The names say
 // where the tensors are in the value. Ranks whose values have the same keys get the same names.
-func DividedParts(value any, d Divided) []Named {
-	var parts []Named
+func DividedParts(value any, d Divided) []torch.Named {
+	var parts []torch.Named
 	seen := map[*torch.Tensor]bool{}
 	var visit func(path string, value any, depth int)
 	below := func(path string, key any) string {
@@ -61,9 +61,9 @@ func DividedParts(value any, d Divided) []Named {
 		case *torch.Tensor:
 			if _, ok := d[v]; ok && !seen[v] {
 				seen[v] = true
-				parts = append(parts, Named{path, v})
+				parts = append(parts, torch.Named{Name: path, Tensor: v})
 			}
-		case []Named:
+		case []torch.Named:
 			for _, n := range v {
 				visit(below(path, n.Name), n.Tensor, depth+1)
 			}
@@ -168,8 +168,8 @@ func (s *Shards) shard(rank int) string {
 // Write writes a rank's parts, as DividedParts returns them, to the rank's file. It blocks until
 // the file is on the disk. If rank 0 has abandoned the checkpoint in the meantime, Write returns an
 // error and removes the file.
-func (s *Shards) Write(rank int, parts []Named) error {
-	own := slices.DeleteFunc(slices.Clone(parts), func(n Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
+func (s *Shards) Write(rank int, parts []torch.Named) error {
+	own := slices.DeleteFunc(slices.Clone(parts), func(n torch.Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
 	metadata := map[string]string{checkpointKey: s.id, rankKey: strconv.Itoa(rank)}
 	err := writeAtomically(s.shard(rank), s.unfinished(), safefile.Safetensors, func(w io.Writer) error {
 		_, _, err := encode(w, own, metadata, true)
@@ -249,7 +249,7 @@ func (s *Shards) commit(value map[string]any, d Divided) error {
 
 // describe returns the dict that replaces a divided tensor. The tensor's parts must be in the
 // files.
-func (s *shardSet) describe(part Named, d Division) (*ptfile.Dict, error) {
+func (s *shardSet) describe(part torch.Named, d Division) (*ptfile.Dict, error) {
 	dtype := part.Tensor.DType()
 	// A checkpoint that no reader accepts must not replace a good one.
 	view, err := ptfile.NewView(dtype, d.Shape, d.Strides, nil)

@@ -88,15 +88,15 @@ func row(t testing.TB, dtype torch.DType, b []byte) *torch.Tensor {
 func dividedValue(t testing.TB, rank, ranks int, value byte) (map[string]any, nn.Divided) {
 	t.Helper()
 	divided := nn.Divided{}
-	var state []nn.Named
+	var state []torch.Named
 	for _, w := range wholeTensors {
 		b, size := elements(w, value), int64(w.dtype.Size())
 		at := first(int64(len(b))/size, ranks)
 		part := row(t, w.dtype, b[at[rank]*size:at[rank+1]*size])
 		divided[part] = nn.Division{Shape: w.shape, Strides: w.strides, First: at}
-		state = append(state, nn.Named{Name: w.name, Tensor: part})
+		state = append(state, torch.Named{Name: w.name, Tensor: part})
 	}
-	state = append(state, nn.Named{Name: "tied", Tensor: state[0].Tensor}, nn.Named{Name: "buffer", Tensor: row(t, torch.Uint8, []byte{value, byte(rank)})})
+	state = append(state, torch.Named{Name: "tied", Tensor: state[0].Tensor}, torch.Named{Name: "buffer", Tensor: row(t, torch.Uint8, []byte{value, byte(rank)})})
 	return map[string]any{"state_dict": state, "optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)}, divided
 }
 
@@ -222,7 +222,7 @@ func TestReadPartInAnotherOrder(t *testing.T) {
 	defer x.Close()
 	for _, name := range []string{"a.pt", "a.safetensors"} {
 		path := filepath.Join(dir, name)
-		if err := nn.SaveTensors(path, []nn.Named{{Name: "x", Tensor: x}}, nil); err != nil {
+		if err := nn.SaveTensors(path, []torch.Named{{Name: "x", Tensor: x}}, nil); err != nil {
 			t.Fatal(err)
 		}
 		c, err := nn.OpenCheckpoint(path)
@@ -271,7 +271,7 @@ func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 	if err := saveDivided(t, path, 2, 1); err != nil {
 		t.Fatal(err)
 	}
-	write := func(s *nn.Shards, rank, ranks int, value byte, change func([]nn.Named) []nn.Named) {
+	write := func(s *nn.Shards, rank, ranks int, value byte, change func([]torch.Named) []torch.Named) {
 		t.Helper()
 		v, d := dividedValue(t, rank, ranks, value)
 		parts := nn.DividedParts(v, d)
@@ -284,9 +284,11 @@ func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 	}
 	for says, last := range map[string]func(s *nn.Shards){
 		"rank 2 has not written its file":   func(*nn.Shards) {},
-		"tensor state_dict.plain: last.pt-": func(s *nn.Shards) { write(s, 2, 3, 9, func(p []nn.Named) []nn.Named { return p[:1] }) },
-		"of rank 2, does not have it":       func(s *nn.Shards) { write(s, 2, 3, 9, func(p []nn.Named) []nn.Named { return p[:1] }) },
-		"of rank 2, has float32[17] of it":  func(s *nn.Shards) { write(s, 2, 2+1, 9, func(p []nn.Named) []nn.Named { return otherSizes(t, p) }) },
+		"tensor state_dict.plain: last.pt-": func(s *nn.Shards) { write(s, 2, 3, 9, func(p []torch.Named) []torch.Named { return p[:1] }) },
+		"of rank 2, does not have it":       func(s *nn.Shards) { write(s, 2, 3, 9, func(p []torch.Named) []torch.Named { return p[:1] }) },
+		"of rank 2, has float32[17] of it": func(s *nn.Shards) {
+			write(s, 2, 2+1, 9, func(p []torch.Named) []torch.Named { return otherSizes(t, p) })
+		},
 		`is not the file of rank 2 of this checkpoint`: func(s *nn.Shards) {
 			names, err := filepath.Glob(path + "-" + s.ID() + "-rank00001-*")
 			if err != nil || len(names) != 1 {
@@ -333,7 +335,7 @@ func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 	}
 }
 
-func otherSizes(t *testing.T, parts []nn.Named) []nn.Named {
+func otherSizes(t *testing.T, parts []torch.Named) []torch.Named {
 	parts = slices.Clone(parts)
 	for i := range parts {
 		parts[i].Tensor = row(t, torch.Float32, make([]byte, 4*17))
@@ -344,9 +346,9 @@ func otherSizes(t *testing.T, parts []nn.Named) []nn.Named {
 // saveLone writes a checkpoint as a single process.
 func saveLone(t testing.TB, path string, value byte) error {
 	t.Helper()
-	var state []nn.Named
+	var state []torch.Named
 	for _, w := range wholeTensors {
-		state = append(state, nn.Named{Name: w.name, Tensor: row(t, w.dtype, elements(w, value)).AsStrided(w.shape, w.strides, torch.AsStridedOptions{})})
+		state = append(state, torch.Named{Name: w.name, Tensor: row(t, w.dtype, elements(w, value)).AsStrided(w.shape, w.strides, torch.AsStridedOptions{})})
 	}
 	return nn.SavePyTorch(path, map[string]any{"state_dict": state, "optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)})
 }
@@ -511,7 +513,7 @@ func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
 	if err := os.WriteFile(index, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := nn.SaveSharded(index, []nn.Named{{Name: "a", Tensor: row(t, torch.Uint8, []byte{1})}, {Name: "b", Tensor: row(t, torch.Uint8, []byte{2})}}, nil, 1); err != nil {
+	if err := nn.SaveSharded(index, []torch.Named{{Name: "a", Tensor: row(t, torch.Uint8, []byte{1})}, {Name: "b", Tensor: row(t, torch.Uint8, []byte{2})}}, nil, 1); err != nil {
 		t.Fatal(err)
 	}
 	if got := modes(t, dir); !slices.Equal(got, slices.Repeat([]fs.FileMode{0o600}, 3)) {
@@ -570,7 +572,7 @@ func TestCommitRefusesWhatCannotBeRead(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		plain := v["state_dict"].([]nn.Named)[0].Tensor
+		plain := v["state_dict"].([]torch.Named)[0].Tensor
 		division := d[plain]
 		change(v, &division)
 		d[plain] = division

@@ -221,8 +221,8 @@ func buffer(op string, t *torch.Tensor, err error) *torch.Tensor {
 }
 
 // named lists the tensors that are not nil.
-func named(all ...Named) []Named {
-	var list []Named
+func named(all ...torch.Named) []torch.Named {
+	var list []torch.Named
 	for _, n := range all {
 		if n.Tensor != nil {
 			list = append(list, n)
@@ -232,7 +232,7 @@ func named(all ...Named) []Named {
 }
 
 func weightAndBias(weight, bias *torch.Tensor) Parts {
-	return Parts{Parameters: named(Named{"weight", weight}, Named{"bias", bias})}
+	return Parts{Parameters: named(torch.Named{Name: "weight", Tensor: weight}, torch.Named{Name: "bias", Tensor: bias})}
 }
 
 // positive returns nil if all sizes are at least 1, and a failed tensor otherwise.

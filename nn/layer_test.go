@@ -555,7 +555,7 @@ func TestLoadTakesFilesWithoutCountsOfBatches(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		var kept []nn.Named
+		var kept []torch.Named
 		for _, n := range nn.State(old) {
 			if !strings.HasSuffix(n.Name, "num_batches_tracked") {
 				kept = append(kept, n)

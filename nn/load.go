@@ -195,7 +195,7 @@ func (c *Checkpoint) LoadInto(m Module, o LoadOptions) (*LoadReport, error) {
 type loading struct {
 	c      *Checkpoint
 	from   source
-	state  []Named         // the module's
+	state  []torch.Named   // the module's
 	unused map[string]bool // names of the module: see Parts.Unused
 	pairs  []loadPair
 	report *LoadReport
@@ -203,7 +203,7 @@ type loading struct {
 
 // loadPair is a tensor that both file and module have.
 type loadPair struct {
-	to     Named
+	to     torch.Named
 	file   string        // the name in the file
 	values *torch.Tensor // in the module's dtype and shape; nil before read
 }
@@ -246,7 +246,7 @@ func (l *loading) match(o LoadOptions) error {
 }
 
 // pair adds a common tensor to the tensors to load, or to the mismatches.
-func (l *loading) pair(n Named, file string) {
+func (l *loading) pair(n torch.Named, file string) {
 	e := l.from.entries[file]
 	m := Mismatch{n.Name, torch.Spec{Name: file, DType: e.dtype, Shape: e.shape}, torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}}
 	if !fits(e.shape, m.Module.Shape) || !convertible(e.dtype, m.Module.DType) {

@@ -189,7 +189,7 @@ func TestLoadRefusesNumbersThatIntegersLack(t *testing.T) {
 			}
 			x := wide.ToDType(dtype).Keep()
 			t.Cleanup(func() { x.Close() })
-			return masked{parts: nn.Parts{Buffers: []nn.Named{{Name: "table", Tensor: x}}}}
+			return masked{parts: nn.Parts{Buffers: []torch.Named{{Name: "table", Tensor: x}}}}
 		}
 		path := filepath.Join(t.TempDir(), "table.safetensors")
 		if err := nn.Save(path, of(torch.Float64, c.value), nil); err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/internal/ptfile"
+	"github.com/torchstream/torchstream/torch"
 )
 
 // source is the set of tensors to load from: a file's, or those of one dict of a PyTorch file.
@@ -67,7 +68,7 @@ type matched struct {
 
 // namesFor matches the file's names with a module's names, and records in the report how they
 // differ. unused has the module's names of tensors that it does not use.
-func (s *source) namesFor(state []Named, unused map[string]bool, rename func(string) string, r *LoadReport) (matched, error) {
+func (s *source) namesFor(state []torch.Named, unused map[string]bool, rename func(string) string, r *LoadReport) (matched, error) {
 	shapes := make(map[string][]int64, len(state))
 	for _, n := range state {
 		shapes[n.Name] = n.Tensor.Shape()
@@ -386,7 +387,7 @@ func (s *source) averagesNotTaken() []string {
 
 // describe lists the file's names, dicts and unread values for an error, and any prefix that would
 // help.
-func (s *source) describe(state []Named) []error {
+func (s *source) describe(state []torch.Named) []error {
 	errs := []error{s.describeNames()}
 	if prefix, n := s.partPrefix(state); n > 0 {
 		errs = append(errs, fmt.Errorf("%d of its names are the module's behind %q: remove it with LoadOptions.Rename", n, prefix))
@@ -420,7 +421,7 @@ func (s *source) describeNames() error {
 
 // partPrefix returns a prefix of some of the file's names after whose removal most names match the
 // module, with their shapes.
-func (s *source) partPrefix(state []Named) (best string, most int) {
+func (s *source) partPrefix(state []torch.Named) (best string, most int) {
 	shapes := map[string][]int64{}
 	for _, n := range state {
 		shapes[n.Name] = n.Tensor.Shape()

@@ -155,7 +155,7 @@ func tiedNet(t *testing.T, names ...string) nn.Module {
 	fillState(t, m)
 	var parts nn.Parts
 	for _, name := range names {
-		parts.Parameters = append(parts.Parameters, nn.Named{Name: name, Tensor: m.Weight})
+		parts.Parameters = append(parts.Parameters, torch.Named{Name: name, Tensor: m.Weight})
 	}
 	return masked{parts: parts}
 }
@@ -204,10 +204,10 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 	copied := value.Clone()
 	defer copied.Close()
 	path = filepath.Join(t.TempDir(), "copies.pt")
-	if err := nn.SaveTensors(path, []nn.Named{{Name: "a", Tensor: value}, {Name: "b", Tensor: copied}}, nil); err != nil {
+	if err := nn.SaveTensors(path, []torch.Named{{Name: "a", Tensor: value}, {Name: "b", Tensor: copied}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	single := masked{parts: nn.Parts{Parameters: []nn.Named{{Name: "a", Tensor: value}}}}
+	single := masked{parts: nn.Parts{Parameters: []torch.Named{{Name: "a", Tensor: value}}}}
 	for _, file := range []string{path, loading("halves.pt")} {
 		if _, err := nn.Load(file, single); err == nil || !strings.Contains(err.Error(), "tensor b is not in the module") {
 			t.Errorf("%s: got %v, want an error that names b", file, err)
@@ -233,7 +233,7 @@ func vectors(t *testing.T, value float32, names ...string) masked {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { x.Close() })
-		parts.Parameters = append(parts.Parameters, nn.Named{Name: name, Tensor: x})
+		parts.Parameters = append(parts.Parameters, torch.Named{Name: name, Tensor: x})
 	}
 	return masked{parts: parts}
 }

@@ -21,18 +21,12 @@ type Module interface {
 // Parts lists a module's contents. Names are components of PyTorch's state_dict keys:
 // "conv1.weight" is parameter "weight" of the child "conv1".
 type Parts struct {
-	Parameters []Named // trained leaves
-	Buffers    []Named // saved but not trained, such as BatchNorm2d's running statistics
+	Parameters []torch.Named // trained leaves
+	Buffers    []torch.Named // saved but not trained, such as BatchNorm2d's running statistics
 	Modules    []Child
 	// Unused names tensors that files of the module have and that the module does not use, such as
 	// masks that it computes. [Load] leaves them out, and a note of its report names them.
 	Unused []string
-}
-
-// Named is a tensor with its name.
-type Named struct {
-	Name   string
-	Tensor *torch.Tensor
 }
 
 // Child is a module inside another module.
@@ -62,20 +56,20 @@ func walk(prefix string, m Module, visit func(prefix string, m Module, p Parts))
 	}
 }
 
-func collect(m Module, of ...func(Parts) []Named) []Named {
-	var all []Named
+func collect(m Module, of ...func(Parts) []torch.Named) []torch.Named {
+	var all []torch.Named
 	walk("", m, func(prefix string, _ Module, p Parts) {
 		for _, f := range of {
 			for _, n := range f(p) {
-				all = append(all, Named{prefix + n.Name, n.Tensor})
+				all = append(all, torch.Named{Name: prefix + n.Name, Tensor: n.Tensor})
 			}
 		}
 	})
 	return all
 }
 
-func parameters(p Parts) []Named { return p.Parameters }
-func buffers(p Parts) []Named    { return p.Buffers }
+func parameters(p Parts) []torch.Named { return p.Parameters }
+func buffers(p Parts) []torch.Named    { return p.Buffers }
 
 // unused returns the full names of [Parts.Unused] of m and all modules in it.
 func unused(m Module) map[string]bool {
@@ -90,14 +84,14 @@ func unused(m Module) map[string]bool {
 
 // NamedParameters returns the parameters of m and all modules in it, under their full names, in
 // PyTorch's order.
-func NamedParameters(m Module) []Named { return collect(m, parameters) }
+func NamedParameters(m Module) []torch.Named { return collect(m, parameters) }
 
 // NamedBuffers returns the buffers of m and all modules in it, under their full names.
-func NamedBuffers(m Module) []Named { return collect(m, buffers) }
+func NamedBuffers(m Module) []torch.Named { return collect(m, buffers) }
 
 // State returns parameters and buffers under PyTorch's state_dict names, in PyTorch's order. [Save]
 // writes this list.
-func State(m Module) []Named { return collect(m, parameters, buffers) }
+func State(m Module) []torch.Named { return collect(m, parameters, buffers) }
 
 // Parameters returns the tensors to train, for an optimizer. It includes parameters that [Freeze]
 // excluded from training: an optimizer skips them until [Unfreeze].

@@ -15,7 +15,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-func names(ns []nn.Named) []string {
+func names(ns []torch.Named) []string {
 	var s []string
 	for _, n := range ns {
 		s = append(s, n.Name)

@@ -100,8 +100,8 @@ func runningStats(op string, channels int) (mean, variance, count *torch.Tensor)
 
 const batchCount = "num_batches_tracked"
 
-func statistics(mean, variance, count *torch.Tensor) []Named {
-	return named(Named{"running_mean", mean}, Named{"running_var", variance}, Named{batchCount, count})
+func statistics(mean, variance, count *torch.Tensor) []torch.Named {
+	return named(torch.Named{Name: "running_mean", Tensor: mean}, torch.Named{Name: "running_var", Tensor: variance}, torch.Named{Name: batchCount, Tensor: count})
 }
 
 // Forward computes the normalised input. In training a batch with one value per channel is an

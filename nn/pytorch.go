@@ -277,8 +277,8 @@ func (r *reader) items(items []any) []any {
 // guarantees of [Save]: it replaces only a PyTorch file. The value is nil, a bool, int, int64,
 // float64, string or []byte; a []any, which becomes a list; a map[string]any or a map[any]any with
 // keys of type int64 and string, which becomes a dict, ascending integers first and then strings; a
-// [][Named], which becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that
-// appears twice, for example under two names, is stored once. If the file replaces a checkpoint of
+// [][torch.Named], which becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor
+// that appears twice, for example under two names, is stored once. If the file replaces a checkpoint of
 // [Shards], SavePyTorch then removes the ranks' files. Everything except the tensors' elements
 // takes at most 64 MiB, the limit of OpenCheckpoint.
 //
@@ -308,7 +308,7 @@ func writePyTorch(path string, root any) error {
 }
 
 // pytorchState returns the root value of a file of tensors and metadata.
-func pytorchState(tensors []Named, metadata map[string]string) any {
+func pytorchState(tensors []torch.Named, metadata map[string]string) any {
 	if len(metadata) == 0 {
 		return tensors
 	}
@@ -348,7 +348,7 @@ func (p *pytorchConverter) value(v any, depth int) (any, error) {
 		return p.dict(m, depth)
 	case map[any]any:
 		return p.dict(v, depth)
-	case []Named:
+	case []torch.Named:
 		return p.named(v)
 	case *torch.Tensor:
 		return p.tensor(v)
@@ -405,7 +405,7 @@ func (p *pytorchConverter) dict(m map[any]any, depth int) (any, error) {
 	return d, nil
 }
 
-func (p *pytorchConverter) named(tensors []Named) (any, error) {
+func (p *pytorchConverter) named(tensors []torch.Named) (any, error) {
 	d := &ptfile.Dict{Ordered: true}
 	for _, n := range tensors {
 		if _, twice := d.Get(n.Name); twice {

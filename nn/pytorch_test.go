@@ -335,7 +335,7 @@ func TestSaveAndLoadPyTorchFiles(t *testing.T) {
 
 func TestAllTypesRoundTripInPyTorchFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pt")
-	var named []nn.Named
+	var named []torch.Named
 	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64,
 		torch.Complex64, torch.Complex128} {
 		for name, shape := range map[string][]int64{"/scalar": {}, "/odd": {3, 1}, "/empty": {0, 2}} {
@@ -344,7 +344,7 @@ func TestAllTypesRoundTripInPyTorchFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer x.Close()
-			named = append(named, nn.Named{Name: d.String() + name, Tensor: x})
+			named = append(named, torch.Named{Name: d.String() + name, Tensor: x})
 		}
 	}
 	if err := nn.SaveTensors(path, named, nil); err != nil {
@@ -373,7 +373,7 @@ func TestSavePyTorch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer weight.Close()
-	state := []nn.Named{{Name: "b", Tensor: weight}, {Name: "a", Tensor: weight}}
+	state := []torch.Named{{Name: "b", Tensor: weight}, {Name: "a", Tensor: weight}}
 	value := map[string]any{
 		"state_dict": state, "epoch": 3, "rates": []any{0.5, nil, true, "x", []byte("y")},
 		"optimizer": map[any]any{"step": weight, int64(-1): int64(2), int64(10): map[string]any{}},
@@ -427,8 +427,8 @@ func TestFailedSavePyTorchLeavesTheOldFile(t *testing.T) {
 	loop[0] = loop
 	one := nn.Parameters(net)[0]
 	for name, value := range map[string]any{
-		"closed": []nn.Named{{Name: "a", Tensor: closed}}, "failed": torch.Fail("x", errors.ErrUnsupported), "nil": []nn.Named{{Name: "a"}},
-		"twice": []nn.Named{{Name: "a", Tensor: one}, {Name: "a", Tensor: one}}, "not UTF-8": []nn.Named{{Name: "\xff", Tensor: one}},
+		"closed": []torch.Named{{Name: "a", Tensor: closed}}, "failed": torch.Fail("x", errors.ErrUnsupported), "nil": []torch.Named{{Name: "a"}},
+		"twice": []torch.Named{{Name: "a", Tensor: one}, {Name: "a", Tensor: one}}, "not UTF-8": []torch.Named{{Name: "\xff", Tensor: one}},
 		"float32": []any{float32(1)}, "key": map[any]any{1.5: 1}, "loop": loop, "nil tensor": (*nn.StoredTensor)(nil), "type": []any{struct{}{}},
 	} {
 		if err := nn.SavePyTorch(path, value); err == nil || !strings.Contains(err.Error(), path) {

@@ -45,7 +45,7 @@ type kindOfRecurrent struct {
 type recurrent struct {
 	layer
 	switchable
-	parameters   []Named // in the operators' order
+	parameters   []torch.Named // in the operators' order
 	in, hidden   int64
 	layers, ways int64 // ways is the number of directions
 	cudnn        int
@@ -68,7 +68,7 @@ func (r *recurrent) construct(kind kindOfRecurrent, in, hidden int, o RecurrentO
 		bad = invalid(op, "options %+v: Layers must not be negative, and Dropout is from 0 to 1", o)
 	}
 	if bad != nil {
-		r.parameters = []Named{{"weight_ih_l0", bad}}
+		r.parameters = []torch.Named{{Name: "weight_ih_l0", Tensor: bad}}
 		return
 	}
 	fill, rows := uniform(hidden), int64(kind.gates)*r.hidden
@@ -80,12 +80,12 @@ func (r *recurrent) construct(kind kindOfRecurrent, in, hidden int, o RecurrentO
 		for _, suffix := range []string{"", "_reverse"}[:r.ways] {
 			name := fmt.Sprintf("_l%d%s", l, suffix)
 			r.parameters = append(r.parameters,
-				Named{"weight_ih" + name, parameter(op, fill, rows, width)},
-				Named{"weight_hh" + name, parameter(op, fill, rows, r.hidden)})
+				torch.Named{Name: "weight_ih" + name, Tensor: parameter(op, fill, rows, width)},
+				torch.Named{Name: "weight_hh" + name, Tensor: parameter(op, fill, rows, r.hidden)})
 			if !o.NoBias {
 				r.parameters = append(r.parameters,
-					Named{"bias_ih" + name, parameter(op, fill, rows)},
-					Named{"bias_hh" + name, parameter(op, fill, rows)})
+					torch.Named{Name: "bias_ih" + name, Tensor: parameter(op, fill, rows)},
+					torch.Named{Name: "bias_hh" + name, Tensor: parameter(op, fill, rows)})
 			}
 		}
 	}

@@ -438,7 +438,7 @@ func integers(d *json.Decoder) ([]int64, error) {
 
 // SaveTensors writes the given tensors to a safetensors file or, if path ends in .pt or .pth, to a
 // PyTorch file, with the guarantees of [Save].
-func SaveTensors(path string, tensors []Named, metadata map[string]string) error {
+func SaveTensors(path string, tensors []torch.Named, metadata map[string]string) error {
 	if IsPyTorchPath(path) {
 		return SavePyTorch(path, pytorchState(tensors, metadata))
 	}
@@ -446,7 +446,7 @@ func SaveTensors(path string, tensors []Named, metadata map[string]string) error
 }
 
 // saveSafetensors writes a safetensors file with the mode of the file at modeOf, if that exists.
-func saveSafetensors(path, modeOf string, tensors []Named, metadata map[string]string) error {
+func saveSafetensors(path, modeOf string, tensors []torch.Named, metadata map[string]string) error {
 	if err := writeChecked(path, modeOf, tensors, metadata); err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
 	}
@@ -455,7 +455,7 @@ func saveSafetensors(path, modeOf string, tensors []Named, metadata map[string]s
 
 // writeChecked writes a safetensors file. The header has checksums, which it fills in after all
 // tensors are written.
-func writeChecked(path, modeOf string, tensors []Named, metadata map[string]string) (err error) {
+func writeChecked(path, modeOf string, tensors []torch.Named, metadata map[string]string) (err error) {
 	f, err := newUnfinished(path, modeOf, safefile.Safetensors)
 	if err != nil {
 		return err
@@ -483,11 +483,11 @@ func writeChecked(path, modeOf string, tensors []Named, metadata map[string]stri
 
 // encode writes a safetensors file. A rank's file stores its checksums as a tensor; the header of
 // any other file has room for them. encode returns the header and the checksums.
-func encode(w io.Writer, tensors []Named, metadata map[string]string, ofRank bool) (text, sums []byte, err error) {
+func encode(w io.Writer, tensors []torch.Named, metadata map[string]string, ofRank bool) (text, sums []byte, err error) {
 	// The tensors are sorted by decreasing element size, so that every tensor is aligned, and then
 	// by name, so that the same state gives the same file.
 	sorted := slices.Clone(tensors)
-	size := func(n Named) int { return n.Tensor.DType().Size() }
+	size := func(n torch.Named) int { return n.Tensor.DType().Size() }
 	sort.SliceStable(sorted, func(i, j int) bool {
 		a, b := size(sorted[i]), size(sorted[j])
 		return a > b || a == b && sorted[i].Name < sorted[j].Name
@@ -528,7 +528,7 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string, ofRank boo
 
 // fileHeader returns the header of a file with the tensors in this order, and the size of the
 // largest tensor.
-func fileHeader(sorted []Named, metadata map[string]string, ofRank bool) (header map[string]any, largest int64, err error) {
+func fileHeader(sorted []torch.Named, metadata map[string]string, ofRank bool) (header map[string]any, largest int64, err error) {
 	header = map[string]any{}
 	for k, v := range metadata {
 		if !utf8.ValidString(k) || !utf8.ValidString(v) {

@@ -148,14 +148,14 @@ func (c *Checkpoint) openShard(file string, names []string) error {
 // an earlier SaveSharded wrote for the old index. A program that dies before the replacement leaves
 // the old checkpoint whole, and the next SaveSharded to the path removes its leftovers. SaveSharded
 // blocks until everything is on the disk.
-func SaveSharded(path string, tensors []Named, metadata map[string]string, maxBytes int64) error {
+func SaveSharded(path string, tensors []torch.Named, metadata map[string]string, maxBytes int64) error {
 	if err := saveSharded(path, tensors, metadata, maxBytes); err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
 	}
 	return nil
 }
 
-func saveSharded(path string, tensors []Named, metadata map[string]string, maxBytes int64) (err error) {
+func saveSharded(path string, tensors []torch.Named, metadata map[string]string, maxBytes int64) (err error) {
 	if !isIndexPath(path) {
 		return fmt.Errorf("the path of an index ends in %s: %w", indexSuffix, cuda.ErrInvalidArgument)
 	}
@@ -230,7 +230,7 @@ func removeShards(path string, names []string) {
 }
 
 // split distributes the tensors over files, in their order.
-func split(tensors []Named, maxBytes int64) (shards [][]Named, total int64, err error) {
+func split(tensors []torch.Named, maxBytes int64) (shards [][]torch.Named, total int64, err error) {
 	var used int64
 	for _, n := range tensors {
 		shape := n.Tensor.Shape()

@@ -88,7 +88,7 @@ func TestSaveSharded(t *testing.T) {
 func TestSaveShardedKeepsOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	const kept = "model-language-00001-of-00001.safetensors" // as long as a name of SaveSharded
-	one := []nn.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
 	path := filepath.Join(dir, "model.safetensors.index.json")
 	err := errors.Join(
 		nn.SaveTensors(filepath.Join(dir, kept), one, nil),
@@ -106,12 +106,12 @@ func TestSaveShardedRefusesTooManyFiles(t *testing.T) {
 	defer w.Close()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model.safetensors.index.json")
-	if err := nn.SaveSharded(path, []nn.Named{{Name: "w", Tensor: w}}, nil, 1); err != nil {
+	if err := nn.SaveSharded(path, []torch.Named{{Name: "w", Tensor: w}}, nil, 1); err != nil {
 		t.Fatal(err)
 	}
-	before, many := files(t, dir), make([]nn.Named, 1025)
+	before, many := files(t, dir), make([]torch.Named, 1025)
 	for i := range many {
-		many[i] = nn.Named{Name: strconv.Itoa(i), Tensor: w}
+		many[i] = torch.Named{Name: strconv.Itoa(i), Tensor: w}
 	}
 	if err := nn.SaveSharded(path, many, nil, 1); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "1025 files") {
 		t.Error(err)
@@ -129,7 +129,7 @@ func TestSaveShardedRefusesTooManyFiles(t *testing.T) {
 // A dtype that safetensors lacks is refused, and the old file stays.
 func TestSaveRefusesOtherDTypes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.safetensors")
-	one := []nn.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
 	if err := nn.SaveTensors(path, one, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestSaveRefusesOtherDTypes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
-	if err := nn.SaveTensors(path, []nn.Named{{Name: "z", Tensor: x}}, nil); err == nil || !strings.Contains(err.Error(), "complex128") {
+	if err := nn.SaveTensors(path, []torch.Named{{Name: "z", Tensor: x}}, nil); err == nil || !strings.Contains(err.Error(), "complex128") {
 		t.Errorf("saving complex128: %v", err)
 	}
 	if after, err := os.ReadFile(path); err != nil || !slices.Equal(after, before) {
@@ -158,14 +158,14 @@ func TestSaveShardedRefuses(t *testing.T) {
 	if err := os.WriteFile(taken, []byte("my notes"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	closed := nn.Named{Name: "closed", Tensor: nn.NewParameter(nn.Constant(1), 1)}
+	closed := torch.Named{Name: "closed", Tensor: nn.NewParameter(nn.Constant(1), 1)}
 	closed.Tensor.Close()
 	for says, err := range map[string]error{
 		"ends in .safetensors.index.json": nn.SaveSharded("m.safetensors", state, nil, 1),
 		"maxBytes is 0":                   nn.SaveSharded(good, state, nil, 0),
 		"no tensors":                      nn.SaveSharded(good, nil, nil, 1),
-		"comes twice":                     nn.SaveSharded(good, []nn.Named{state[0], state[0]}, nil, 1),
-		"closed":                          nn.SaveSharded(good, []nn.Named{closed}, nil, 1),
+		"comes twice":                     nn.SaveSharded(good, []torch.Named{state[0], state[0]}, nil, 1),
+		"closed":                          nn.SaveSharded(good, []torch.Named{closed}, nil, 1),
 		"another kind":                    nn.SaveSharded(taken, state, nil, 1),
 	} {
 		if err == nil || !strings.Contains(err.Error(), says) {
@@ -183,7 +183,7 @@ func TestSaveShardedRefuses(t *testing.T) {
 // An invalid index is refused with the reason, and opens no file outside the folder.
 func TestHostileIndex(t *testing.T) {
 	dir := t.TempDir()
-	one := []nn.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
 	if err := nn.SaveTensors(filepath.Join(dir, "a.safetensors"), one, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestMap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tensors := []nn.Named{
+	tensors := []torch.Named{
 		{Name: "w", Tensor: nn.NewParameter(nn.Constant(2.5), 3, 2)}, {Name: "flags", Tensor: flags}, {Name: "empty", Tensor: empty},
 		{Name: "steps", Tensor: nn.NewParameter(nn.Constant(9), 1).ToDType(torch.Int64)},
 	}
@@ -294,7 +294,7 @@ func TestShardedTotalSize(t *testing.T) {
 	}
 	defer x.Close()
 	path := filepath.Join(t.TempDir(), "m.safetensors.index.json")
-	if err := nn.SaveSharded(path, []nn.Named{{Name: "x", Tensor: x}}, nil, 1<<30); err != nil {
+	if err := nn.SaveSharded(path, []torch.Named{{Name: "x", Tensor: x}}, nil, 1<<30); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(path)

@@ -267,7 +267,7 @@ func (t *transformer[L]) construct(kind string, first L, layers int, o Transform
 func (t *transformer[L]) Parts() Parts {
 	var p Parts
 	if t.bad != nil {
-		p.Parameters = []Named{{"layers", t.bad}}
+		p.Parameters = []torch.Named{{Name: "layers", Tensor: t.bad}}
 	}
 	for i, l := range t.Layers {
 		p.Modules = append(p.Modules, Child{fmt.Sprint("layers.", i), l})

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -35,7 +34,7 @@ type EMA struct {
 
 // NewEMA returns averages that start as copies of the tensors, usually nn.State(net). The caller
 // keeps ownership of the tensors, and closes the EMA.
-func NewEMA(tensors []nn.Named, o EMAOptions) (*EMA, error) {
+func NewEMA(tensors []torch.Named, o EMAOptions) (*EMA, error) {
 	o.Decay = orDefault(o.Decay, 0.999)
 	if !(o.Decay >= 0 && o.Decay <= 1) {
 		return nil, fmt.Errorf("optim.NewEMA: Decay is %v: it must be from 0 to 1: %w", o.Decay, cuda.ErrInvalidArgument)
@@ -203,17 +202,17 @@ func swap(a, b, spare []*torch.Tensor) error {
 // State returns the averages by the tensors' names. They belong to the EMA, and the next Update,
 // Swap or Close changes them. nn.SaveTensors writes them to a file that nn.Load reads into the
 // network, or LoadState into an EMA.
-func (e *EMA) State() []nn.Named {
-	state := make([]nn.Named, len(e.average))
+func (e *EMA) State() []torch.Named {
+	state := make([]torch.Named, len(e.average))
 	for i, a := range e.average {
-		state[i] = nn.Named{Name: e.names[i], Tensor: a}
+		state[i] = torch.Named{Name: e.names[i], Tensor: a}
 	}
 	return state
 }
 
 // LoadState copies averages that State returned into the EMA, which must have the same names. It
 // checks the names before it changes anything.
-func (e *EMA) LoadState(state []nn.Named) error {
+func (e *EMA) LoadState(state []torch.Named) error {
 	given := make(map[string]*torch.Tensor, len(state))
 	for _, n := range state {
 		given[n.Name] = n.Tensor

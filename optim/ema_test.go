@@ -24,9 +24,9 @@ func TestEMAMatchesPyTorch(t *testing.T) {
 			p := newProblem(t, problems, dtype)
 			mean := p.params[0].NoGrad().ZerosLike()
 			defer mean.Close()
-			named := []nn.Named{{Name: "mean", Tensor: mean}}
+			named := []torch.Named{{Name: "mean", Tensor: mean}}
 			for i, w := range p.params {
-				named = append(named, nn.Named{Name: fmt.Sprint(i), Tensor: w})
+				named = append(named, torch.Named{Name: fmt.Sprint(i), Tensor: w})
 			}
 			averages := map[string]*optim.EMA{}
 			for name, o := range map[string]optim.EMAOptions{"0.9": {Decay: 0.9}, "0.999": {}, "1.0": {Decay: 1}} {
@@ -78,7 +78,7 @@ func TestEMA(t *testing.T) {
 	}
 	defer d.Close()
 	before := settled(t)
-	named := []nn.Named{{Name: "w", Tensor: w}, {Name: "n", Tensor: n}, {Name: "d", Tensor: d}}
+	named := []torch.Named{{Name: "w", Tensor: w}, {Name: "n", Tensor: n}, {Name: "d", Tensor: d}}
 	ema, err := optim.NewEMA(named, optim.EMAOptions{Decay: 0.75})
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestEMA(t *testing.T) {
 }
 
 func TestEMAOptionsOutOfRange(t *testing.T) {
-	w := []nn.Named{{Name: "w", Tensor: leaf(t, 1)}}
+	w := []torch.Named{{Name: "w", Tensor: leaf(t, 1)}}
 	for _, decay := range []float64{-1, 1.5, math.NaN()} {
 		if _, err := optim.NewEMA(w, optim.EMAOptions{Decay: decay}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "Decay is") {
 			t.Error(decay, err)
@@ -156,7 +156,7 @@ func TestEMAOptionsOutOfRange(t *testing.T) {
 	if _, err := optim.NewEMA(nil, optim.EMAOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Error(err)
 	}
-	if _, err := optim.NewEMA([]nn.Named{{Name: "gone"}}, optim.EMAOptions{}); err == nil || !strings.Contains(err.Error(), "gone") {
+	if _, err := optim.NewEMA([]torch.Named{{Name: "gone"}}, optim.EMAOptions{}); err == nil || !strings.Contains(err.Error(), "gone") {
 		t.Error(err)
 	}
 }
@@ -206,7 +206,7 @@ func TestEMASwapWithoutMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer large.Close()
-	ema, err := optim.NewEMA([]nn.Named{{Name: "small", Tensor: small}, {Name: "large", Tensor: large}}, optim.EMAOptions{Decay: 0.5})
+	ema, err := optim.NewEMA([]torch.Named{{Name: "small", Tensor: small}, {Name: "large", Tensor: large}}, optim.EMAOptions{Decay: 0.5})
 	if err != nil {
 		t.Fatal(err)
 	}

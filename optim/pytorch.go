@@ -7,6 +7,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
 )
 
 // PyTorch returns the state as the dict of PyTorch's Optimizer.state_dict, for [nn.SavePyTorch].
@@ -136,11 +137,11 @@ func (f *stateFile) scalar(v any) (float64, error) {
 
 // stateTensors reads the tensors of the parameters' states. PyTorch before 1.12 counts steps with
 // an integer, and writes None for missing state.
-func (f *stateFile) stateTensors(state map[any]any) ([]nn.Named, error) {
+func (f *stateFile) stateTensors(state map[any]any) ([]torch.Named, error) {
 	if err := f.checkSize(state); err != nil {
 		return nil, err
 	}
-	var named []nn.Named
+	var named []torch.Named
 	for index, v := range state {
 		values, ok := v.(map[any]any)
 		if !ok {
@@ -156,7 +157,7 @@ func (f *stateFile) stateTensors(state map[any]any) ([]nn.Named, error) {
 				return nil, err
 			}
 			if t != nil {
-				named = append(named, nn.Named{Name: name, Tensor: t})
+				named = append(named, torch.Named{Name: name, Tensor: t})
 			}
 		}
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -562,7 +561,7 @@ func TestMasterWeightsOfOtherFiles(t *testing.T) {
 	if err := errors.Join(optim.Load(path, again), step(again)); err != nil {
 		t.Fatal(err)
 	}
-	master := func(o optim.Optimizer) []nn.Named {
+	master := func(o optim.Optimizer) []torch.Named {
 		s, err := o.State()
 		if err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ type State struct {
 	// Tensors are named "state.INDEX.NAME": INDEX counts the parameters of all groups, and NAME is
 	// PyTorch's, such as "exp_avg". They belong to the optimizer, and its next Step, LoadState or
 	// Close changes them.
-	Tensors []nn.Named
+	Tensors []torch.Named
 	// Metadata has the JSON text of "param_groups", and the name of the "optimizer".
 	Metadata map[string]string
 }
@@ -179,7 +179,7 @@ func (f *stateFile) state() (State, error) {
 			return State{}, err
 		}
 		if t != nil {
-			s.Tensors = append(s.Tensors, nn.Named{Name: spec.Name, Tensor: t})
+			s.Tensors = append(s.Tensors, torch.Named{Name: spec.Name, Tensor: t})
 		}
 	}
 	return s, nil
@@ -200,11 +200,11 @@ func (e *engine) State() (State, error) {
 		for _, p := range g.slots {
 			indexes = append(indexes, p.index)
 			if p.master != nil {
-				s.Tensors = append(s.Tensors, nn.Named{Name: stateName(p.index, masterName), Tensor: p.master})
+				s.Tensors = append(s.Tensors, torch.Named{Name: stateName(p.index, masterName), Tensor: p.master})
 			}
 			for k, name := range g.rule.states() {
 				if p.state[k] != nil {
-					s.Tensors = append(s.Tensors, nn.Named{Name: stateName(p.index, name), Tensor: p.state[k]})
+					s.Tensors = append(s.Tensors, torch.Named{Name: stateName(p.index, name), Tensor: p.state[k]})
 				}
 			}
 		}
@@ -330,7 +330,7 @@ func (e *engine) savedRates(metadata map[string]string) ([]float64, error) {
 
 // compare checks that the tensors are the state of the optimizer's parameters. Each parameter's
 // state must be complete or absent, and have the parameter's shape.
-func (e *engine) compare(tensors []nn.Named) error {
+func (e *engine) compare(tensors []torch.Named) error {
 	const maxListed = 10 // differences in the error
 	given := make(map[int]map[string]*torch.Tensor)
 	var errs []error

@@ -58,6 +58,12 @@ const (
 // Spec describes a tensor. For a field of a batch, it describes one sample.
 type Spec = tensor.Spec
 
+// Named is a tensor with its name, such as the name of a parameter in a model.
+type Named struct {
+	Name   string
+	Tensor *Tensor
+}
+
 // The numbers in package tensor equal the C header's. A difference fails to compile.
 const (
 	_ = -(uint(tensor.Uint8) ^ capi.Uint8)

@@ -104,8 +104,8 @@ type writing struct {
 	file    map[string]any // the value of the file
 	divided nn.Divided     // the sharded tensors of file
 	shards  *nn.Shards     // set if ranks write shards, otherwise nil
-	named   []nn.Named     // the shards that this rank writes
-	made    []nn.Named     // tensors that free closes
+	named   []torch.Named  // the shards that this rank writes
+	made    []torch.Named  // tensors that free closes
 	barrier func() error   // waits until all ranks have written their shards
 	failed  error          // why this rank writes nothing
 }
@@ -113,7 +113,7 @@ type writing struct {
 func (w *writing) free() { closeAll(w.made) }
 
 // parts returns this rank's shards of tensors.
-func (w *writing) parts() []nn.Named { return nn.DividedParts(w.file, w.divided) }
+func (w *writing) parts() []torch.Named { return nn.DividedParts(w.file, w.divided) }
 
 // leads reports whether this process writes the file itself.
 func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
@@ -270,7 +270,7 @@ func (w *writing) write() error {
 
 // generators returns the states of the random generators that a training on the device uses, by
 // device name.
-func generators(device cuda.Device) (states []nn.Named, err error) {
+func generators(device cuda.Device) (states []torch.Named, err error) {
 	devices := []cuda.Device{cuda.CPU}
 	if device != cuda.CPU {
 		devices = append(devices, device)
@@ -280,12 +280,12 @@ func generators(device cuda.Device) (states []nn.Named, err error) {
 		if err != nil {
 			return states, err
 		}
-		states = append(states, nn.Named{Name: d.String(), Tensor: state})
+		states = append(states, torch.Named{Name: d.String(), Tensor: state})
 	}
 	return states, nil
 }
 
-func closeAll(tensors []nn.Named) {
+func closeAll(tensors []torch.Named) {
 	for _, n := range tensors {
 		n.Tensor.Close()
 	}
@@ -456,14 +456,14 @@ func (c *Checkpoint) loadEMA(file *nn.Checkpoint) error {
 	if sharded, ok := c.Model.(*distributed.FullyShardedDataParallel); ok {
 		return sharded.LoadEMAFrom(c.EMA, stored)
 	}
-	var state []nn.Named
+	var state []torch.Named
 	defer func() { closeAll(state) }()
 	for name, s := range stored {
 		t, err := s.Read()
 		if err != nil {
 			return err
 		}
-		state = append(state, nn.Named{Name: name, Tensor: t})
+		state = append(state, torch.Named{Name: name, Tensor: t})
 	}
 	return c.EMA.LoadState(state)
 }

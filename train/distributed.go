@@ -58,7 +58,7 @@ type rankState struct {
 // gather adds the states of all ranks to rank 0's file. If the ranks write shards, it also opens
 // the files of all ranks. own holds this rank's generators. failed says why this rank has no file.
 // An error of any rank is an error of all.
-func (c *Checkpoint) gather(w *writing, own []nn.Named, failed error) (err error) {
+func (c *Checkpoint) gather(w *writing, own []torch.Named, failed error) (err error) {
 	mine := rankState{Loader: c.Loader, Generators: map[string][]byte{}}
 	for _, n := range own {
 		if failed == nil {
@@ -134,7 +134,7 @@ func (w *writing) addRanks(all []rankState) error {
 			if err != nil {
 				return err
 			}
-			w.made = append(w.made, nn.Named{Name: name, Tensor: t})
+			w.made = append(w.made, torch.Named{Name: name, Tensor: t})
 			generators[name] = t
 		}
 		entry := map[string]any{generatorsKey: generators}
@@ -244,7 +244,7 @@ func (w *writing) copied(copies hostCopies) (*writing, error) {
 			return own, fmt.Errorf("%s: %w", n.Name, err)
 		}
 		own.divided[t] = w.divided[n.Tensor]
-		own.named = append(own.named, nn.Named{Name: n.Name, Tensor: t})
+		own.named = append(own.named, torch.Named{Name: n.Name, Tensor: t})
 	}
 	return own, nil
 }
@@ -263,7 +263,7 @@ func (h hostCopies) of(value any) (any, error) {
 	switch v := value.(type) {
 	case *torch.Tensor:
 		return h.tensor(v)
-	case []nn.Named:
+	case []torch.Named:
 		named := slices.Clone(v)
 		for i := range named {
 			var err error

@@ -152,7 +152,7 @@ func dropoutJob(t *testing.T, world *distributed.Group) *train.Checkpoint {
 }
 
 // digest is a checksum of tensors.
-func digest(t *testing.T, tensors ...nn.Named) string {
+func digest(t *testing.T, tensors ...torch.Named) string {
 	t.Helper()
 	sum := sha256.New()
 	for _, n := range tensors {
@@ -201,7 +201,7 @@ func trainRank(t *testing.T, world *distributed.Group) {
 	}
 	defer generator.Close()
 	fmt.Println("first", first, "weights", digest(t, append(nn.State(c.Model), c.EMA.State()...)...))
-	fmt.Println("generator", digest(t, nn.Named{Tensor: generator}))
+	fmt.Println("generator", digest(t, torch.Named{Tensor: generator}))
 }
 
 // line returns the line of a rank's output that starts with the word.

@@ -363,7 +363,7 @@ func (s *rescaled) Forward(x *torch.Tensor) *torch.Tensor {
 }
 
 func (s *rescaled) Parts() nn.Parts {
-	return nn.Parts{Parameters: []nn.Named{{Name: "scale", Tensor: s.scale}}, Modules: []nn.Child{{Name: "layer", Module: s.layer}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "scale", Tensor: s.scale}}, Modules: []nn.Child{{Name: "layer", Module: s.layer}}}
 }
 
 // The same on the CPU. The passes request more memory than any machine has.
@@ -431,7 +431,7 @@ func TestOutOfMemoryOnTheCPU(t *testing.T) {
 			if now := torch.LiveTensors(); now > live {
 				t.Errorf("the failed step left %d tensors", now-live)
 			}
-			for _, p := range append(nn.NamedParameters(net), nn.Named{Name: "vast", Tensor: vast}) {
+			for _, p := range append(nn.NamedParameters(net), torch.Named{Name: "vast", Tensor: vast}) {
 				if g := p.Tensor.Grad(); g != nil {
 					t.Errorf("the failed step left a gradient of %s", p.Name)
 					g.Close()

@@ -273,7 +273,7 @@ type withParameter struct {
 }
 
 func (w *withParameter) Parts() nn.Parts {
-	return nn.Parts{Modules: []nn.Child{{Name: "module", Module: w.Module}}, Parameters: []nn.Named{{Name: "parameter", Tensor: w.parameter}}}
+	return nn.Parts{Modules: []nn.Child{{Name: "module", Module: w.Module}}, Parameters: []torch.Named{{Name: "parameter", Tensor: w.parameter}}}
 }
 
 // On a GPU, steps with a graph compute the same as steps without. A batch of fewer rows runs

@@ -173,7 +173,7 @@ func (j *job) run(t *testing.T) *train.Report {
 func (j *job) bits(t *testing.T) map[string][]uint64 {
 	t.Helper()
 	all := map[string][]uint64{}
-	add := func(prefix string, named []nn.Named) {
+	add := func(prefix string, named []torch.Named) {
 		for _, n := range named {
 			wide := n.Tensor.NoGrad().ToDType(torch.Float64)
 			values, err := wide.Float64s()
@@ -393,7 +393,7 @@ type scaled struct{ factor *torch.Tensor }
 
 func (s *scaled) Forward(x *torch.Tensor) *torch.Tensor { return x.Mul(s.factor) }
 func (s *scaled) Parts() nn.Parts {
-	return nn.Parts{Parameters: []nn.Named{{Name: "factor", Tensor: s.factor}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "factor", Tensor: s.factor}}}
 }
 
 // newFixed returns a training on rows. With the factor 1 the outputs equal the rows.

@@ -154,7 +154,7 @@ func (d *divided) bits() (string, error) {
 		return "", err
 	}
 	var lines []string // sorted, since optimizers order their state differently
-	for _, list := range [][]nn.Named{state, averages, moments.Tensors} {
+	for _, list := range [][]torch.Named{state, averages, moments.Tensors} {
 		for _, n := range list {
 			b := make([]byte, torch.Spec{DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}.Bytes())
 			if err := n.Tensor.NoGrad().ReadBytes(b); err != nil {

@@ -316,7 +316,7 @@ func checkpointBytes(c *train.Config, optimizer string) (last, best int64) {
 	moments := map[string]int64{"sgd": 1, "adamw": 2}[optimizer] // tensors of the size of a parameter
 	for _, p := range nn.NamedParameters(c.Model) {
 		if p.Tensor.RequiresGrad() {
-			last += moments * stateBytes([]nn.Named{p})
+			last += moments * stateBytes([]torch.Named{p})
 		}
 	}
 	if c.EMA != nil {
@@ -326,7 +326,7 @@ func checkpointBytes(c *train.Config, optimizer string) (last, best int64) {
 }
 
 // stateBytes returns the size of the tensors in a PyTorch file.
-func stateBytes(tensors []nn.Named) (bytes int64) {
+func stateBytes(tensors []torch.Named) (bytes int64) {
 	const record = 512 // per tensor: its entries in the zip archive and the pickle, and the alignment
 	for _, n := range tensors {
 		bytes += record + n.Tensor.Elements()*int64(n.Tensor.DType().Size())

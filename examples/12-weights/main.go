@@ -183,9 +183,9 @@ func gibibytes(n int64) float64 { return float64(n) / (1 << 30) }
 // model is a GPT-2 whose blocks are read from a feed. One module serves as every block: each
 // iteration of the feed's loop sets the module's parameters to the next block's.
 type model struct {
-	net    *models.GPT2 // has one block
-	block  nn.Module    // of net
-	state  []nn.Named   // of block
+	net    *models.GPT2  // has one block
+	block  nn.Module     // of net
+	state  []torch.Named // of block
 	layers int
 	device cuda.Device
 	source *weights
@@ -241,7 +241,7 @@ func (m *model) read(o options) error {
 }
 
 // stay loads a parameter and moves it to the device.
-func stay(file *nn.Checkpoint, p nn.Named, device cuda.Device) (bytes int64, err error) {
+func stay(file *nn.Checkpoint, p torch.Named, device cuda.Device) (bytes int64, err error) {
 	spec := torch.Spec{DType: p.Tensor.DType(), Shape: p.Tensor.Shape()}
 	t, err := mapTensor(file, p.Name, spec)
 	if err != nil {
