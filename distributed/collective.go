@@ -11,12 +11,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Op is how the values of the ranks become one.
+// Op is the reduction that combines the values of the ranks.
 type Op int32
 
 const (
 	Sum     Op = capi.ReduceSum
-	Average Op = capi.ReduceAverage // of floating point numbers
+	Average Op = capi.ReduceAverage // floating-point tensors only
 	Product Op = capi.ReduceProduct
 	Min     Op = capi.ReduceMin
 	Max     Op = capi.ReduceMax
@@ -29,13 +29,13 @@ func (o Op) String() string {
 	return [...]string{"sum", "average", "product", "min", "max"}[o]
 }
 
-// call is a collective of this rank.
+// call is one collective that this rank has entered.
 type call struct {
 	g    *Group
-	key  string // of the group, or of a pair of ranks, in beats
-	of   []int  // ranks in the job
+	key  string // orders the call: the group's name, or a pair of ranks in a group
+	of   []int  // the participating ranks, as ranks of the job
 	call control.Call
-	on   capi.Stream // of a GPU
+	on   capi.Stream // GPU stream; zero on the CPU
 	gpu  *capi.Group // nil on the CPU
 }
 
@@ -47,7 +47,8 @@ func (c *call) backend() *capi.Group {
 	return c.g.cpu
 }
 
-// begin enters a collective on tensors, all of one device. It holds g.mu until end.
+// begin enters a collective on tensors, which are all on one device. It locks g.mu, and call.end
+// unlocks it.
 func (g *Group) begin(name string, detail any, tensors ...*torch.Tensor) (*call, error) {
 	if err := g.check(name, tensors); err != nil {
 		return nil, err
@@ -70,7 +71,7 @@ func (g *Group) begin(name string, detail any, tensors ...*torch.Tensor) (*call,
 	return c, nil
 }
 
-// beginPair enters a send or receive, which only two ranks of the group make.
+// beginPair enters a send or receive between two ranks of the group.
 func (g *Group) beginPair(name string, from, to int, t *torch.Tensor) (*call, error) {
 	if err := g.check(name, []*torch.Tensor{t}); err != nil {
 		return nil, err
@@ -88,7 +89,7 @@ func (g *Group) beginPair(name string, from, to int, t *torch.Tensor) (*call, er
 	return c, nil
 }
 
-// check refuses what has no effect on other ranks yet.
+// check returns the errors that can be found before other ranks are affected.
 func (g *Group) check(name string, tensors []*torch.Tensor) error {
 	if err := g.member(); err != nil {
 		return err
@@ -118,7 +119,7 @@ func deviceKind(d cuda.Device) string {
 	return "cuda"
 }
 
-// enter notes that the rank enters the call.
+// enter records that this rank has entered the call.
 func (c *call) enter() {
 	c.g.last.Store(&c.call)
 	c.g.job.member.Enter(c.key, c.call)
@@ -132,7 +133,7 @@ func (g *Group) latest() control.Call {
 	return control.Call{}
 }
 
-// failed turns an error of the job into one with the call.
+// failed wraps an error of the job in an Error that names the call.
 func (c *call) failed(err error) error {
 	j := c.g.job
 	var v *control.Verdict
@@ -143,12 +144,13 @@ func (c *call) failed(err error) error {
 	return &Error{Call: c.call.String(), Group: c.g.name, Rank: j.env.Rank, Culprit: culprit(err), Err: err}
 }
 
-// launch is one of capi's functions with the arguments of a collective.
+// launch calls one of capi's functions with the arguments of a collective.
 type launch func(c *call, t []*capi.Tensor) (*capi.Work, error)
 
-// start launches the collective. On the CPU it returns its work. On a GPU it enqueues it: on the
-// current stream, or with own on the group's, behind what the current stream has so far. end
-// follows in either case.
+// start launches the collective. On the CPU it returns the collective's work. On a GPU it enqueues
+// the collective on the current stream. If own is true it uses the group's stream instead, which
+// first waits for the work enqueued on the current stream so far; done is then recorded behind the
+// collective. The caller calls end in either case.
 func (c *call) start(own bool, tensors []*torch.Tensor, run launch) (work *capi.Work, done *cuda.Event, err error) {
 	if tensors[0].Device() == cuda.CPU {
 		err = torch.CAPI(c.call.Name, tensors, func(t []*capi.Tensor) (err error) {
@@ -193,7 +195,8 @@ func (c *call) start(own bool, tensors []*torch.Tensor, run launch) (work *capi.
 	return nil, done, c.local(err)
 }
 
-// local adds the call to an error of the launch, which the other ranks do not know of.
+// local adds the call to an error of the launch, which other ranks do not see. If the job has
+// failed, it returns the job's failure instead.
 func (c *call) local(err error) error {
 	if err == nil {
 		return nil
@@ -204,10 +207,10 @@ func (c *call) local(err error) error {
 	return fmt.Errorf("distributed: %v: %w", c.call, err)
 }
 
-// end leaves a collective that was launched.
+// end unlocks the group after the collective is launched.
 func (c *call) end() { c.g.mu.Unlock() }
 
-// finish waits for work on the CPU, or for the end of the job.
+// finish waits until the collective on the CPU is done or the job has failed.
 func (c *call) finish(work *capi.Work) error {
 	j := c.g.job
 	done := make(chan error, 1)
@@ -228,8 +231,8 @@ func (c *call) finish(work *capi.Work) error {
 	return err
 }
 
-// explained returns the job's verdict about a collective that failed here, since the failure of one
-// rank is often the end of another.
+// explained waits for the job's verdict on a collective that failed on this rank: such a failure is
+// often the consequence of another rank's. Without a verdict within Options.Silence it returns err.
 func (c *call) explained(err error) error {
 	var v *control.Verdict
 	if errors.As(err, &v) {
@@ -255,8 +258,8 @@ func (c *call) explained(err error) error {
 	}
 }
 
-// sync makes a collective that is done, or on a GPU enqueued on the current stream, when it
-// returns.
+// sync runs a collective. When it returns, the collective is done on the CPU, or enqueued on the
+// current stream of a GPU.
 func (c *call) sync(tensors []*torch.Tensor, run launch) error {
 	defer c.end()
 	work, _, err := c.start(false, tensors, run)
@@ -270,7 +273,7 @@ func (c *call) sync(tensors []*torch.Tensor, run launch) error {
 	return nil
 }
 
-// async makes a collective that goes on behind the caller.
+// async starts a collective and returns without waiting for it.
 func (c *call) async(tensors []*torch.Tensor, run launch) (*Work, error) {
 	defer c.end()
 	work, event, err := c.start(true, tensors, run)
@@ -290,17 +293,18 @@ func (c *call) async(tensors []*torch.Tensor, run launch) (*Work, error) {
 	return w, nil
 }
 
-// Work is a collective that goes on behind its caller.
+// Work is a collective that runs asynchronously.
 type Work struct {
 	call  *call
-	done  chan struct{} // on the CPU closed when err is final
+	done  chan struct{} // closed when err is final; on a GPU, from the start
 	err   error
 	event *cuda.Event
 }
 
-// Wait waits for the collective: on the CPU it blocks, and returns the collective's error; on a GPU
-// it makes work that is enqueued on the current stream from now on start after the collective, and
-// the host does not block. Wait may be called on any number of streams, before Close.
+// Wait orders later work after the collective. On the CPU it blocks until the collective is done
+// and returns its error. On a GPU the host does not block: work that is later enqueued on the
+// current stream starts after the collective. Wait may be called on any number of streams, before
+// Close.
 func (w *Work) Wait() error {
 	<-w.done
 	if w.err != nil || w.event == nil {
@@ -316,8 +320,8 @@ func (w *Work) Wait() error {
 	return current.WaitEvent(w.event)
 }
 
-// Close frees the work, and waits for it on the CPU. On a GPU the collective goes on, and its
-// tensors' memory is kept until it is done.
+// Close frees the work. On the CPU it waits for the collective. On a GPU it does not: the
+// collective continues, and the memory of its tensors is kept until it is done.
 func (w *Work) Close() error {
 	<-w.done
 	if w.event != nil {
@@ -339,13 +343,13 @@ func (g *Group) root(name string, root int) error {
 	return nil
 }
 
-// Broadcast overwrites t on every rank with the root's. All ranks have the same shape and dtype. t
-// is contiguous, on this rank's GPU or the CPU.
+// Broadcast overwrites t on every rank with the root's values. t has the same shape and dtype on
+// all ranks, is contiguous, and is on this rank's GPU or the CPU.
 //
-// Like all collectives without Async in their names, it runs on the current stream of the tensors'
-// GPU, after what is enqueued there and before what follows, and returns when it is enqueued; on
-// the CPU it returns when it is done. A collective on a GPU that fails later makes the next call
-// fail, and [Group.Err]; its results are then undefined. Any error of another rank ends the job.
+// All collectives without Async in their names behave the same way. On a GPU they are enqueued on
+// the current stream of the tensors' device and return without waiting. On the CPU they return when
+// they are done. If a collective on a GPU fails after it was enqueued, its results are undefined,
+// and the next call and [Group.Err] return the error. An error on any rank ends the job.
 func (g *Group) Broadcast(t *torch.Tensor, root int) error {
 	if err := g.root("Broadcast", root); err != nil {
 		return err
@@ -359,10 +363,10 @@ func (g *Group) Broadcast(t *torch.Tensor, root int) error {
 
 // BroadcastAsync is [Group.Broadcast] on the group's own stream.
 //
-// Like all collectives with Async in their names, it starts on a GPU after what the current stream
-// has been given so far, beside what follows there; [Work.Wait] orders a stream after it. On the
-// CPU it runs on threads of its own, and Wait blocks for it. Until then nothing may touch its
-// tensors, which may be closed, but not overwritten.
+// All collectives with Async in their names behave the same way. On a GPU the collective starts
+// after the work enqueued on the current stream so far, and overlaps later work on that stream.
+// [Work.Wait] makes a stream wait for it. On the CPU the collective runs on separate threads, and
+// Wait blocks. Until Wait, nothing may read or write the tensors. They may be closed.
 func (g *Group) BroadcastAsync(t *torch.Tensor, root int) (*Work, error) {
 	if err := g.root("BroadcastAsync", root); err != nil {
 		return nil, err
@@ -380,8 +384,8 @@ func allReduce(op Op) launch {
 	}
 }
 
-// AllReduce overwrites t on every rank with the reduction of all ranks' tensors, which is the same
-// on all of them, bit for bit. See [Group.Broadcast] for streams and errors.
+// AllReduce overwrites t on every rank with the reduction of all ranks' tensors. The result is the
+// same on all ranks, bit for bit. See [Group.Broadcast] for streams and errors.
 func (g *Group) AllReduce(t *torch.Tensor, op Op) error {
 	c, err := g.begin("AllReduce", op, t)
 	if err != nil {
@@ -405,9 +409,9 @@ func reduceScatter(op Op) launch {
 	}
 }
 
-// ReduceScatter reduces the inputs of all ranks and writes part r of the result, of Size() equal
-// parts, to the output of rank r. in has Size() times the elements of out, and keeps its values.
-// See [Group.Broadcast] for streams and errors.
+// ReduceScatter reduces the inputs of all ranks, divides the result into Size() equal parts, and
+// writes part r to the output of rank r. in has Size() times the elements of out, and is not
+// changed. See [Group.Broadcast] for streams and errors.
 func (g *Group) ReduceScatter(out, in *torch.Tensor, op Op) error {
 	c, err := g.begin("ReduceScatter", op, out, in)
 	if err != nil {
@@ -430,8 +434,8 @@ func allGather(c *call, t []*capi.Tensor) (*capi.Work, error) {
 	return capi.AllGather(c.backend(), c.on, c.gpu != nil, t[0], t[1])
 }
 
-// AllGather writes the inputs of all ranks, in the order of ranks, to the output of every rank. out
-// has Size() times the elements of in. See [Group.Broadcast] for streams and errors.
+// AllGather writes the inputs of all ranks, in rank order, to the output of every rank. out has
+// Size() times the elements of in. See [Group.Broadcast] for streams and errors.
 func (g *Group) AllGather(out, in *torch.Tensor) error {
 	c, err := g.begin("AllGather", "", in, out)
 	if err != nil {
@@ -455,11 +459,11 @@ func allToAll(outRows, inRows []int64) launch {
 	}
 }
 
-// AllToAllRows says how an all-to-all divides the first dimension. The zero value stands for equal
-// parts. Otherwise both have a number of rows for each rank.
+// AllToAllRows divides the first dimension of the tensors of an all-to-all. The zero value divides
+// it into equal parts. Otherwise both fields have a number of rows for each rank.
 type AllToAllRows struct {
-	Out []int64 // received from each rank
-	In  []int64 // sent to each rank
+	Out []int64 // rows received from each rank
+	In  []int64 // rows sent to each rank
 }
 
 func (g *Group) rows(r AllToAllRows) error {
@@ -470,8 +474,8 @@ func (g *Group) rows(r AllToAllRows) error {
 	return nil
 }
 
-// AllToAll sends part r of in, by rows, to rank r, and writes what the ranks send to this one, in
-// the order of ranks, to out. See [Group.Broadcast] for streams and errors.
+// AllToAll divides in by rows, sends part r to rank r, and writes the parts received from all ranks
+// to out, in rank order. See [Group.Broadcast] for streams and errors.
 func (g *Group) AllToAll(out, in *torch.Tensor, rows AllToAllRows) error {
 	if err := g.rows(rows); err != nil {
 		return err
@@ -526,7 +530,7 @@ func (g *Group) SendAsync(t *torch.Tensor, to int) (*Work, error) {
 	return c.async([]*torch.Tensor{t}, send(to))
 }
 
-// Receive overwrites t with what the rank sends. See [Group.Send].
+// Receive overwrites t with the tensor that the rank sends. See [Group.Send].
 func (g *Group) Receive(t *torch.Tensor, from int) error {
 	c, err := g.beginPair("Receive", from, g.rank, t)
 	if err != nil {
@@ -544,9 +548,9 @@ func (g *Group) ReceiveAsync(t *torch.Tensor, from int) (*Work, error) {
 	return c.async([]*torch.Tensor{t}, receive(from))
 }
 
-// Barrier blocks until all ranks of the group have called it. It waits for the ranks' hosts, not
-// for their GPUs. Ranks that do not come within Options.Timeout are named in the error of all
-// others.
+// Barrier blocks until all ranks of the group have called it. It waits for the hosts, not for the
+// GPUs. If some ranks do not call it within Options.Timeout, all others get an error that names
+// them.
 func (g *Group) Barrier() error {
 	if err := g.check("Barrier", nil); err != nil {
 		return err
@@ -561,7 +565,7 @@ func (g *Group) Barrier() error {
 	return c.arrive()
 }
 
-// arrive waits for the hosts of all ranks.
+// arrive waits until the hosts of all ranks have arrived.
 func (c *call) arrive() error {
 	if err := c.g.job.member.Arrive(c.key+"#barrier", c.of, c.call, false, c.g.job.o.Timeout); err != nil {
 		return c.failed(err)
@@ -570,16 +574,16 @@ func (c *call) arrive() error {
 	return nil
 }
 
-// BarrierBeside is [Group.Barrier] for a goroutine beside the one that calls the group's
-// collectives, such as one that writes a file: it has no place in their order. Barriers of one name
-// come one after the other, and equally often on all ranks.
+// BarrierBeside is [Group.Barrier] for a goroutine that runs next to the one that calls the group's
+// collectives, such as a goroutine that writes a file. It is not ordered with the collectives.
+// Barriers with the same name run one after the other. All ranks make the same number of them.
 func (g *Group) BarrierBeside(name string) error { return g.ReserveBeside(name)() }
 
-// ReserveBeside takes the next place in the order of the barriers of the name now, and returns the
-// barrier, which a goroutine calls once, later: where several goroutines write files, their
-// barriers meet those of the same files on other ranks, whichever file is done first. The barrier
-// waits for those of the name before it, on this rank too. Every rank reserves the same barriers in
-// the same order.
+// ReserveBeside reserves the next barrier with the name and returns it. A goroutine calls the
+// returned function once, later. Where several goroutines write files, each barrier meets the
+// barrier of the same file on other ranks, whichever file is finished first. The barrier waits for
+// the barriers reserved under that name before it, on this rank too. Every rank reserves the same
+// barriers in the same order.
 func (g *Group) ReserveBeside(name string) (barrier func() error) {
 	g.beside.Lock()
 	defer g.beside.Unlock()
@@ -594,7 +598,7 @@ func (g *Group) ReserveBeside(name string) (barrier func() error) {
 			return err
 		}
 		if before.done != nil {
-			select { // arrive says why the job has ended
+			select { // arrive reports why the job has ended
 			case <-before.done:
 			case <-g.job.member.Failed():
 			case <-g.job.ended:
@@ -605,8 +609,8 @@ func (g *Group) ReserveBeside(name string) (barrier func() error) {
 	}
 }
 
-// besidePlace is the place of a barrier beside the collectives.
+// besidePlace is a barrier's place in the order of the barriers with its name.
 type besidePlace struct {
 	seq  uint64
-	done chan struct{} // closed when the barrier has returned
+	done chan struct{} // closed when the barrier returns
 }

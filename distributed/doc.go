@@ -1,7 +1,7 @@
-// Package distributed trains on several GPUs and hosts: one process for each GPU, started by
-// torchrun, a Kubernetes training operator, SLURM, Open MPI or a shell loop. It drives c10d, the
-// engine that LibTorch carries: NCCL for tensors on GPUs, Gloo for tensors on the CPU, TCPStore to
-// meet.
+// Package distributed trains on several GPUs and hosts, with one process for each GPU. torchrun, a
+// Kubernetes training operator, SLURM, Open MPI or a shell loop starts the processes. The package
+// drives c10d, which is part of LibTorch: NCCL for tensors on GPUs, Gloo for tensors on the CPU,
+// and TCPStore for the rendezvous.
 //
 //	world, err := distributed.Init(ctx, distributed.Options{})
 //	if err != nil {
@@ -12,17 +12,17 @@
 //
 // # Failures
 //
-// A job ends as a whole. When a rank's process ends, stops, cancels its context, or does not come
-// to a collective in time, every call of every rank fails, with an [Error] that has the rank at
-// fault and the collective; nothing waits longer than Options says:
+// A job ends as a whole. If a rank's process ends, is stopped, cancels its context, or does not
+// enter a collective in time, every call on every rank fails. The [Error] names the rank at fault
+// and the collective. No call waits longer than Options allows:
 //
-//   - the end of a process: at once, through a connection that it held;
-//   - a process that is stopped, or a network that is cut: after Options.Silence;
-//   - a rank that goes on, but does not come to a collective: after Options.Timeout;
-//   - on a GPU a collective returns before it is done: the error comes with the next call, with
-//     [Work.Wait], or from [Group.Err]. Kernels of NCCL that wait for a lost rank are aborted, so
-//     that synchronising with the device does not hang.
+//   - A process ends: the other ranks notice at once, because its connection closes.
+//   - A process is stopped, or the network is cut: after Options.Silence.
+//   - A rank still runs but does not enter a collective: after Options.Timeout.
+//   - A collective on a GPU fails after its call has returned: the next call, [Work.Wait] or
+//     [Group.Err] returns the error. NCCL kernels that wait for a lost rank are aborted, so
+//     synchronising with the device does not hang.
 //
-// After a failure the process closes the group and ends; a launcher that restarts jobs starts it
-// anew.
+// After a failure the process closes the group and exits. A launcher that restarts jobs starts it
+// again.
 package distributed

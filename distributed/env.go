@@ -16,40 +16,41 @@ type Environment struct {
 	Size      int // number of processes
 	LocalRank int // the rank among the processes of this host
 	LocalSize int // number of processes of this host; 0 if the launcher does not say
-	// Address and Port are where rank 0, or the launcher, serves the store. They are empty only for
-	// a job of one process.
+	// Address and Port are the address of the store. Rank 0 serves it, or the launcher. They are
+	// empty only for a job of one process.
 	Address string
 	Port    int
-	// AgentStore says that the launcher runs the store's server (torchrun does), so rank 0 does
-	// not. That store may outlive the ranks, and serve those that the launcher starts after them.
+	// AgentStore reports that the launcher serves the store, as torchrun does; rank 0 then does
+	// not. Such a store may outlive the ranks and serve the ranks of the launcher's next start.
 	AgentStore bool
-	Launcher   string // "torchrun", "slurm", "openmpi", or "none" for a process that was started alone
-	// Job tells jobs apart that meet at one port by mistake; "" if the launcher does not name them.
+	Launcher   string // "torchrun", "slurm", "openmpi", or "none" for a process started alone
+	// Job identifies the job, so that two jobs on one port by mistake notice each other. It is ""
+	// if the launcher sets no name.
 	Job string
-	// Warning says why a job of one process may not be what was meant, and what to do; "" for all
+	// Warning says why a job of one process may be unintended, and what to do. It is "" for all
 	// other jobs. Init writes it to Options.Log.
 	Warning string
 }
 
-// ReadEnvironment returns the place in the job that the variables give:
+// ReadEnvironment returns the process's place in the job, from the variables that launchers set:
 //
-//   - RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK and LOCAL_WORLD_SIZE, which
-//     torchrun, Kubernetes' training operators and shell loops set. Without LOCAL_RANK, it is 0 if
-//     every process has a host of its own, which the launcher then promises.
-//   - Under Open MPI, OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. A job of several
-//     hosts also needs MASTER_ADDR. The port is 29500, unless MASTER_PORT names another.
-//   - Under srun, SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE with
-//     SLURM_NODEID, and SLURM_STEP_NODELIST, whose first host serves, unless MASTER_ADDR names
-//     another. A step on one host needs no name of it, and meets at 127.0.0.1. The port is 20000
-//     and SLURM_JOB_ID modulo 20000, unless MASTER_PORT names another.
-//   - None of these: a job of one process. Under SLURM, but not under srun, as in a batch script,
-//     Warning is set if SLURM_NTASKS says that the allocation is for several tasks.
+//   - torchrun, Kubernetes' training operators and shell loops set RANK, WORLD_SIZE, MASTER_ADDR,
+//     MASTER_PORT, LOCAL_RANK and LOCAL_WORLD_SIZE. LOCAL_RANK defaults to 0, which is right if
+//     every process has a separate host.
+//   - Open MPI sets OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. A job on several
+//     hosts also needs MASTER_ADDR. The port is MASTER_PORT, by default 29500.
+//   - srun sets SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE,
+//     SLURM_NODEID and SLURM_STEP_NODELIST. The address is MASTER_ADDR, by default the first host
+//     of SLURM_STEP_NODELIST. A step on one host needs no host name: it uses 127.0.0.1. The port is
+//     MASTER_PORT, by default 20000 plus SLURM_JOB_ID modulo 20000.
+//   - Without any of these it is a job of one process. In a SLURM allocation without srun, such as
+//     a batch script, Warning is set if SLURM_NTASKS is more than one.
 //
-// The job's name is in TORCHSTREAM_JOB, which a shell loop may set, or else TORCHELASTIC_RUN_ID,
-// SLURM_JOB_ID and SLURM_STEP_ID, or PMIX_NAMESPACE.
+// The job's name is TORCHSTREAM_JOB, which a shell loop may set. By default it is
+// TORCHELASTIC_RUN_ID, SLURM_JOB_ID with SLURM_STEP_ID, or PMIX_NAMESPACE.
 //
-// An incomplete or contradictory set is an error that names the variable. getenv is os.Getenv, or a
-// test's.
+// If the variables are incomplete or contradict each other, the error names the variable. getenv is
+// os.Getenv, except in tests.
 func ReadEnvironment(getenv func(string) string) (Environment, error) {
 	r := variables{getenv: getenv}
 	var e Environment
@@ -143,14 +144,14 @@ func (e Environment) oneHost() bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// variables reads numbers, and keeps the first error.
+// variables reads environment variables as numbers and keeps the first error.
 type variables struct {
 	getenv func(string) string
 	err    error
 }
 
-// number returns the value of a variable. Without the variable it is the default, and an error if
-// that is negative.
+// number returns the value of a variable. An unset variable has the value without. If without is
+// negative, an unset variable is an error.
 func (r *variables) number(name string, without int) int {
 	text := r.getenv(name)
 	n, err := strconv.Atoi(text)
@@ -183,8 +184,8 @@ func firstHost(list string) string {
 
 var tasksOfNodes = regexp.MustCompile(`^([0-9]+)(?:\(x([0-9]+)\))?$`)
 
-// tasksOf returns the number of tasks of a node in one of SLURM's lists, such as "4(x2),3". It is 0
-// if the list does not say.
+// tasksOf returns a node's number of tasks from one of SLURM's lists, such as "4(x2),3". It is 0 if
+// the list does not contain the node.
 func tasksOf(list string, node int) int {
 	for part := range strings.SplitSeq(list, ",") {
 		m := tasksOfNodes.FindStringSubmatch(part)

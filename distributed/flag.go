@@ -28,7 +28,7 @@ type Flag struct {
 	g      *Group
 	raised atomic.Bool
 	up     bool
-	state  *torch.Tensor // of the previous Sync
+	state  *torch.Tensor // reduced by the previous Sync
 	work   *Work
 }
 

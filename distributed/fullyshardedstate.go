@@ -11,20 +11,22 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// FullyShardedOptimizer is an optimizer of a [FullyShardedDataParallel]'s parameters. Each rank has
-// the state of its parts and updates them. State and LoadState are of the whole parameters, as the
-// optimizer of one process has them, so a checkpoint fits any number of ranks.
+// FullyShardedOptimizer optimizes the parameters of a [FullyShardedDataParallel]. Each rank holds
+// the optimizer state of its shard and updates that shard. State and LoadState use whole
+// parameters, as an optimizer in one process does, so a checkpoint can be loaded on any number of
+// ranks.
 //
-// A GradScaler finds infinities on all ranks: its Unscale and Step are collectives then. State is
-// one too. One goroutine at a time uses a FullyShardedOptimizer.
+// With a GradScaler, Unscale and Step are collectives, because infinities count on all ranks. State
+// is a collective too. One goroutine at a time uses a FullyShardedOptimizer.
 type FullyShardedOptimizer struct {
 	dividedOptimizer
 	d *FullyShardedDataParallel
 }
 
-// NewOptimizer returns the optimizer that build makes of this rank's parts of the parameters, which
-// are [FullyShardedDataParallel.Parameters]. Its formula must be one of each element by itself:
-// LAMB and Muon are refused. All ranks call it; an error of one is one of all. Close it before d.
+// NewOptimizer calls build with this rank's shards of the parameters,
+// [FullyShardedDataParallel.Parameters], and wraps the optimizer that build returns. The optimizer
+// must update each element independently: LAMB and Muon are refused. All ranks call NewOptimizer,
+// and an error on one rank is an error on all. Close the optimizer before d.
 func (d *FullyShardedDataParallel) NewOptimizer(build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*FullyShardedOptimizer, error) {
 	if err := d.ready("NewOptimizer"); err != nil {
 		return nil, err
@@ -48,9 +50,9 @@ func (d *FullyShardedDataParallel) NewOptimizer(build func(shard []*torch.Tensor
 	return o, nil
 }
 
-// Step updates this rank's parts from their gradients, and drops these. It returns
-// optim.ErrNoGradients, on all ranks, if there was no Backward since the last Step or ZeroGrad. It
-// is no collective: the next Forward gathers the parameters.
+// Step updates this rank's shards from their gradients and drops the gradients. It returns
+// optim.ErrNoGradients, on all ranks, if Backward has not run since the last Step or ZeroGrad. It
+// is not a collective: the next Forward gathers the parameters.
 func (o *FullyShardedOptimizer) Step() error {
 	if o.inner == nil {
 		return fmt.Errorf("distributed: FullyShardedOptimizer.Step: %w", torch.ErrClosed)
@@ -64,7 +66,7 @@ func (o *FullyShardedOptimizer) Step() error {
 	o.dropGathered()
 	o.d.changes++
 	err := o.inner.Step()
-	if errors.Is(err, optim.ErrNoGradients) { // on this rank, whose parts are all empty
+	if errors.Is(err, optim.ErrNoGradients) { // all shards of this rank are empty
 		err = nil
 	}
 	if k, ok := o.inner.(interface{ KeepsGradients() bool }); err == nil && (!ok || !k.KeepsGradients()) {
@@ -73,7 +75,7 @@ func (o *FullyShardedOptimizer) Step() error {
 	return err
 }
 
-// ZeroGrad drops the gradients of this rank's parts.
+// ZeroGrad drops the gradients of this rank's shards.
 func (o *FullyShardedOptimizer) ZeroGrad() error {
 	if o.inner == nil {
 		return fmt.Errorf("distributed: FullyShardedOptimizer.ZeroGrad: %w", torch.ErrClosed)
@@ -81,7 +83,7 @@ func (o *FullyShardedOptimizer) ZeroGrad() error {
 	return errors.Join(torch.ClearGrads(o.d.Parameters()...), o.d.release())
 }
 
-// Groups returns the groups of the optimizer, with this rank's parts of the parameters.
+// Groups returns the optimizer's parameter groups, with this rank's shards.
 func (o *FullyShardedOptimizer) Groups() []optim.Group {
 	if o.inner == nil {
 		return nil
@@ -89,8 +91,9 @@ func (o *FullyShardedOptimizer) Groups() []optim.Group {
 	return o.inner.Groups()
 }
 
-// AgreeOnFound makes a GradScaler's finding that of all ranks: found is 1 if a gradient of this
-// rank is not finite, and 0 otherwise.
+// AgreeOnFound tells a GradScaler whether any rank has found an infinity or NaN. On entry found is
+// 1 if this rank has a gradient that is not finite, and 0 otherwise. On return it is the maximum
+// over all ranks.
 func (o *FullyShardedOptimizer) AgreeOnFound(found *torch.Tensor) error {
 	return o.g.AllReduce(found, Max)
 }
@@ -106,11 +109,11 @@ func (o *FullyShardedOptimizer) Close() error {
 	return err
 }
 
-// State returns the whole parameters and the buffers, by the names that nn.State of the network
-// had, as the network of one process has them. The tensors are on the CPU, whole on every rank, and
-// are freed by the next State or Close; the buffers are the network's. State is a collective, which
-// gathers one block after the other and waits for the device: all ranks call it, and then one of
-// them writes a file.
+// State returns the whole parameters and the buffers, named as nn.State of the network named them
+// before it was sharded. The tensors of parameters are whole on every rank, on the CPU, and are
+// freed by the next State or Close. The buffers belong to the network. State is a collective: it
+// gathers one block after the other and waits for the device. All ranks call it, and one of them
+// then writes a file.
 //
 //	state, err := sharded.State()
 //	if err == nil && world.Rank() == 0 {
@@ -141,9 +144,9 @@ func (d *FullyShardedDataParallel) State() ([]torch.Named, error) {
 	return state, nil
 }
 
-// wholeOf adds the block's whole parameters to whole, on the CPU.
+// wholeOf gathers the block's parameters and adds them, on the CPU, to whole.
 func (d *FullyShardedDataParallel) wholeOf(b *ShardedBlock, whole map[*shardedParameter]*torch.Tensor) error {
-	own := map[*blockFlat][]partOf{} // of parameters that are gathered in another dtype
+	own := map[*blockFlat][]partOf{} // shards of parameters that are gathered in another dtype
 	for _, p := range b.params {
 		if p.in.rounded {
 			own[p.in] = append(own[p.in], partOf{&p.shardedParameter, p.piece.NoGrad()})
@@ -184,11 +187,11 @@ func (d *FullyShardedDataParallel) dropAverages() {
 	d.averages = nil
 }
 
-// LoadState replaces the parameters and the buffers by this rank's parts of whole ones, which
-// State, or nn.State of one process's network, returned, or a file has: each rank has the same. The
-// names and shapes must be the network's, or nothing changes, and the error names the first
-// difference. Floating-point tensors of another dtype are converted as nn.Load converts them; other
-// dtypes must be the network's. It is no collective.
+// LoadState loads this rank's shards and the buffers from whole tensors: from State, from nn.State
+// of a network in one process, or from a file. All ranks pass the same tensors. Names and shapes
+// must match the network's. Otherwise nothing changes, and the error names the first difference.
+// Floating-point tensors of another dtype are converted as nn.Load converts them; other dtypes must
+// match. LoadState is not a collective.
 func (d *FullyShardedDataParallel) LoadState(state []torch.Named) error {
 	if err := d.ready("LoadState"); err != nil {
 		return err
@@ -213,11 +216,11 @@ func (d *FullyShardedDataParallel) LoadState(state []torch.Named) error {
 	return nil
 }
 
-// Group returns the group whose ranks divide the parameters.
+// Group returns the group that shards the parameters.
 func (d *FullyShardedDataParallel) Group() *Group { return d.g }
 
-// Divided says how the ranks divide the parameters, whose parts nn.State(d) has: for a checkpoint
-// to which each rank writes its part (see nn.Shards). It is no collective.
+// Divided describes how the ranks divide the parameters in nn.State(d). A checkpoint to which each
+// rank writes its shard needs it (see nn.Shards). It is not a collective.
 func (d *FullyShardedDataParallel) Divided() nn.Divided {
 	divided := nn.Divided{}
 	for _, p := range d.params {
@@ -226,8 +229,8 @@ func (d *FullyShardedDataParallel) Divided() nn.Divided {
 	return divided
 }
 
-// LoadCheckpoint is [FullyShardedDataParallel.LoadState] of an open file, of which it reads this
-// rank's parts and the buffers, one tensor after the other.
+// LoadCheckpoint is [FullyShardedDataParallel.LoadState] from an open file. It reads only this
+// rank's shards and the buffers, one tensor at a time.
 func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
 	if err := d.ready("LoadCheckpoint"); err != nil {
 		return err
@@ -249,7 +252,7 @@ func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
 	return nil
 }
 
-// read reads this rank's part of a parameter, or the whole tensor if p is nil.
+// read reads this rank's shard of a parameter, or the whole tensor if p is nil.
 func (p *blockParameter) read(scope *torch.Scope, stored *nn.StoredTensor) (t *torch.Tensor, err error) {
 	if p == nil {
 		t, err = stored.Read()
@@ -262,8 +265,8 @@ func (p *blockParameter) read(scope *torch.Scope, stored *nn.StoredTensor) (t *t
 	return scope.Own(t), nil
 }
 
-// load replaces parameters and buffers by the tensors with the specs. read returns this rank's part
-// of the parameter, or the buffer if p is nil.
+// load checks specs against the network and then replaces the parameters and buffers. read returns
+// this rank's shard of a parameter, or a whole buffer if p is nil.
 func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error)) error {
 	state, parts := nn.State(d), d.byName()
 	names := map[string]bool{}
@@ -298,7 +301,7 @@ func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(s
 	return nil
 }
 
-// loadOne replaces the part of a parameter, or a buffer.
+// loadOne replaces this rank's shard of a parameter, or a buffer.
 func (d *FullyShardedDataParallel) loadOne(n torch.Named, p *blockParameter, read func(*torch.Scope, string, *blockParameter) (*torch.Tensor, error)) error {
 	to := n.Tensor
 	if p != nil {
@@ -316,10 +319,10 @@ func (d *FullyShardedDataParallel) loadOne(n torch.Named, p *blockParameter, rea
 	return to.CopyFrom(t, torch.CopyOptions{})
 }
 
-// EMAState returns the averages of nn.State(d), of which each rank has those of its parts, as
-// averages of the whole parameters: the EMA of one process has the same. The tensors of parameters
-// are on the CPU, whole on every rank, and are freed by the next EMAState or Close; those of
-// buffers are the EMA's. EMAState is a collective, which waits for the device.
+// EMAState gathers the sharded averages and returns them for whole parameters, as the EMA of a
+// single process would hold them. The averages of parameters are whole on every rank, on the CPU,
+// and are freed by the next EMAState or Close. The averages of buffers belong to the EMA. EMAState
+// is a collective that waits for the device.
 func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]torch.Named, error) {
 	const call = "FullyShardedDataParallel.EMAState"
 	if err := d.ready("EMAState"); err != nil {
@@ -352,9 +355,9 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]torch.Named, error)
 	return state, nil
 }
 
-// DividedAverages says how the ranks divide the averages of nn.State(d), of which e.State() has
-// this rank's parts: for a checkpoint to which each rank writes its part (see nn.Shards). It is a
-// collective, in which the ranks compare what they average.
+// DividedAverages describes how the ranks divide the averages in e.State(). A checkpoint to which
+// each rank writes its shard needs it (see nn.Shards). It is a collective: the ranks compare the
+// tensors that they average.
 func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (nn.Divided, error) {
 	if err := d.ready("DividedAverages"); err != nil {
 		return nil, err
@@ -371,7 +374,8 @@ func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (nn.Divided, er
 	return divided, nil
 }
 
-// agreeOnAverages requires that all ranks average the same tensors, and of parameters their parts.
+// agreeOnAverages requires that all ranks average the same tensors, and that averages of parameters
+// have the shape of this rank's shard.
 func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts map[string]*blockParameter) error {
 	mine := modelText{}
 	for _, n := range state {
@@ -385,8 +389,8 @@ func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts ma
 	return mine.agree(d.g)
 }
 
-// gatherWhole adds whole tensors of parameters on the CPU to whole and to kept, of which own are
-// this rank's parts.
+// gatherWhole gathers parameters of a flat, given this rank's shards in own, and adds the whole
+// tensors, on the CPU, to whole and to kept.
 func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []partOf, kept *[]*torch.Tensor, whole map[*shardedParameter]*torch.Tensor) error {
 	if len(own) == 0 {
 		return nil
@@ -408,9 +412,10 @@ func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []
 	return nil
 }
 
-// LoadEMAState copies this rank's parts of averages of the whole parameters, which EMAState, or the
-// EMA of one process, returned, into an EMA of nn.State(d). Names and shapes must be the
-// network's, or nothing changes. It is no collective: each rank has the same.
+// LoadEMAState copies this rank's shards of averages into an EMA of nn.State(d). The averages are
+// of whole parameters, from EMAState or from the EMA of a single process. All ranks pass the same
+// tensors. Names and shapes must match the network's, or nothing changes. LoadEMAState is not a
+// collective.
 func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []torch.Named) error {
 	if err := d.ready("LoadEMAState"); err != nil {
 		return err
@@ -422,7 +427,7 @@ func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []torch.Name
 	for i, n := range state {
 		part[i] = n
 		p := parts[n.Name]
-		if p == nil || n.Tensor.Err() != nil { // the EMA says what is wrong
+		if p == nil || n.Tensor.Err() != nil { // e.LoadState returns the error
 			continue
 		}
 		if shape := n.Tensor.Shape(); !slices.Equal(shape, p.shape) {
@@ -436,8 +441,8 @@ func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []torch.Name
 	return e.LoadState(part)
 }
 
-// LoadEMAFrom is [FullyShardedDataParallel.LoadEMAState] of averages in a file, by their names, of
-// which it reads this rank's parts and the buffers.
+// LoadEMAFrom is [FullyShardedDataParallel.LoadEMAState] from averages in a file, by name. It reads
+// only this rank's shards and the buffers.
 func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*nn.StoredTensor) error {
 	if err := d.ready("LoadEMAFrom"); err != nil {
 		return err
@@ -459,7 +464,7 @@ func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*
 	return e.LoadState(state)
 }
 
-// byName returns the parameters by the names that nn.State gives to their parts.
+// byName returns the parameters by the names of their shards in nn.State.
 func (d *FullyShardedDataParallel) byName() map[string]*blockParameter {
 	of := map[*torch.Tensor]*blockParameter{}
 	for _, p := range d.params {

@@ -26,82 +26,82 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Options are the options of [Init]. The zero value works. All ranks of a job have equal options.
+// Options are the options of [Init]. The zero value works. All ranks of a job use the same options.
 type Options struct {
-	// CPU keeps the job off the GPUs. Otherwise a process uses the GPU whose number is its local
-	// rank, and the CPU if the machine has no GPU.
+	// CPU keeps the job off the GPUs. By default a process uses the GPU whose number is its local
+	// rank, or the CPU if the machine has no GPU.
 	CPU bool
-	// Timeout is how long a collective may take, and how long Init and a barrier wait for the
-	// slowest rank; 0 stands for 5 minutes.
+	// Timeout is the longest time that a collective may take, and that Init and a barrier wait for
+	// the slowest rank. 0 means 5 minutes.
 	Timeout time.Duration
-	// Silence is how long a rank may give no sign of life before it counts as lost: stopped, or on
-	// the other side of a broken network. 0 stands for 30 seconds. A process that ends is noticed
-	// at once.
+	// Silence is the time without a sign of life after which a rank counts as lost: its process is
+	// stopped, or the network is broken. 0 means 30 seconds. The end of a process is noticed at
+	// once.
 	Silence time.Duration
-	// Debug compares name, operands and order of every collective on all ranks before it starts,
-	// and reports both lines of the program where they differ. Each collective then costs a round
-	// trip to rank 0.
+	// Debug compares the name, operands and order of every collective on all ranks before it
+	// starts. If they differ, the error has the program's lines on both ranks. Each collective then
+	// costs a round trip to rank 0.
 	Debug bool
 	// Environment replaces the process's environment variables.
 	Environment *Environment
-	// Log says what the job connects with, and why it ended; nil for silence.
+	// Log receives the connection's parameters and the reason why the job ended. nil logs nothing.
 	Log *slog.Logger
 }
 
 const (
 	defaultTimeout = 5 * time.Minute
 	defaultSilence = 30 * time.Second
-	// firstPause is the time between the first two attempts at what another process has to make
-	// possible. It doubles, to a second at most.
+	// firstPause is the pause after the first failed attempt to connect or to read the store. It
+	// doubles, up to a second.
 	firstPause  = 10 * time.Millisecond
 	worldName   = "world"
 	storePrefix = "torchstream"
 	controlKey  = "control"
 )
 
-// Group is a set of ranks that call collectives together. The group that [Init] returns has all
-// ranks of the job; [Group.Subgroup] makes others.
+// Group is a set of ranks that call collectives together. [Init] returns the group of all ranks of
+// the job, and [Group.Subgroup] makes others.
 //
 // All ranks of a group make the same calls in the same order, with tensors of the same shapes and
-// dtypes. On one rank the calls of a group come from one goroutine at a time. Collectives of groups
-// that share ranks are called in the same order on all of these.
+// dtypes. On one rank, one goroutine at a time calls a group's methods. Groups that share ranks
+// must call their collectives in the same order on all shared ranks.
 type Group struct {
 	job   *job
 	name  string
-	ranks []int // of the members, in the job
-	rank  int   // in the group, -1 for a process that is no member
+	ranks []int // the members, as ranks of the job
+	rank  int   // of this process in the group; -1 if it is not a member
 
 	cpu, gpu *capi.Group
-	stream   *cuda.OwnedStream // of asynchronous collectives; nil without a GPU
-	aborting sync.WaitGroup    // calls that abort cpu and gpu
+	stream   *cuda.OwnedStream // for asynchronous collectives; nil without a GPU
+	aborting sync.WaitGroup    // running calls that abort cpu and gpu
 
 	last      atomic.Pointer[control.Call]
-	mu        sync.Mutex // held while a collective is launched, and until one that blocks returns
-	freed     bool       // cpu and gpu are gone
+	mu        sync.Mutex // held while a collective is launched, and until a blocking one returns
+	freed     bool       // cpu and gpu are freed
 	seq       uint64
-	pairs     map[string]uint64 // the same of sends and receives, by their name in beats
+	pairs     map[string]uint64 // sequence numbers of sends and receives, by call.key
 	subgroups int
 
 	beside  sync.Mutex
-	besides map[string]besidePlace // the latest barriers beside, by name; guarded by beside
+	besides map[string]besidePlace // the last reserved barrier of BarrierBeside, by name; guarded by beside
 }
 
-// job is what all groups of a process share.
+// job is the state that all groups of a process share.
 type job struct {
 	env    Environment
 	o      Options
 	device cuda.Device
 	member *control.Member
-	hub    *control.Hub // of rank 0
+	hub    *control.Hub // nil except on rank 0
 	store  *capi.Store
-	start  string // keeps the keys of this start's groups apart in the store
+	start  string // prefix of this start's group keys in the store
 
 	stop    context.CancelCauseFunc
-	ended   <-chan struct{} // closed with the context, the job's or the caller's
-	watched chan struct{}   // closed when watch has returned
-	running sync.WaitGroup  // calls of await, which use store and groups
+	ended   <-chan struct{} // closed when the job or the caller's context ends
+	watched chan struct{}   // closed when watch returns
+	running sync.WaitGroup  // calls of await, which use the store and the groups
 
-	told    atomic.Bool // a call has returned why the job has ended
+	told    atomic.Bool // a call has returned the reason why the job ended
 	closing sync.Mutex  // held by Close
 	mu      sync.Mutex
 	groups  []*Group
@@ -109,19 +109,20 @@ type job struct {
 }
 
 // Init makes this process a rank of the job that its environment describes (see [ReadEnvironment]),
-// and blocks until all ranks are connected. Started alone, the process is a job of one rank, for
-// which every collective is defined and nothing needs to be set.
+// and blocks until all ranks are connected. A process started alone is a job of one rank: it needs
+// no variables, and every collective works.
 //
-// The context is that of the job: when it is cancelled, collectives under way and later ones fail
-// on all ranks, with [ErrLeft] and this rank's name on the others.
+// ctx is the context of the whole job. When it is cancelled, running and later collectives fail on
+// all ranks, with [ErrLeft]; the error on the other ranks names this rank.
 //
-// It is an error that names the missing ranks if they do not all come within Options.Timeout. In a
-// store that a launcher keeps when it starts the ranks again, a rank passes over what rank 0 of an
-// earlier start has left, and waits for its own; hosts need not have counted as many restarts.
+// If some ranks do not connect within Options.Timeout, the error names them. A launcher's store may
+// still contain the announcement of a rank 0 from an earlier start. Ranks skip it and wait for the
+// rank 0 of their own start, even if the hosts have counted different numbers of restarts.
+//
 // Ranks connect through LibTorch's TCPStore at MASTER_ADDR:MASTER_PORT, through a port of rank 0
-// that the store announces, and through ports of Gloo and NCCL, which take the network interfaces
-// that GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name. Variables of NCCL, such as NCCL_NVLS_ENABLE,
-// hold as they are.
+// that the store announces, and through ports of Gloo and NCCL. Gloo and NCCL use the network
+// interfaces named by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME. Init does not change NCCL's
+// variables, such as NCCL_NVLS_ENABLE.
 //
 // The caller closes the group.
 func Init(ctx context.Context, o Options) (*Group, error) {
@@ -141,7 +142,7 @@ func Init(ctx context.Context, o Options) (*Group, error) {
 	if o.Silence == 0 {
 		o.Silence = defaultSilence
 	}
-	if err := capi.Check(); err != nil { // before this rank waits for another one
+	if err := capi.Check(); err != nil { // fail before this rank waits for another one
 		return nil, err
 	}
 	j := &job{env: env, o: o, watched: make(chan struct{})}
@@ -187,23 +188,23 @@ func deviceOf(e Environment, o Options) (cuda.Device, error) {
 	return cuda.Device(e.LocalRank), nil
 }
 
-// meeting is what rank 0 announces in the store.
+// meeting is rank 0's announcement in the store.
 type meeting struct {
 	Addresses []string
 	Token     string
-	Start     string // differs from start to start, and is no secret
+	Start     string // differs for each start; not secret
 	Size      int
-	Job       string // as the launcher names it, or ""
+	Job       string // the launcher's name of the job, or ""
 }
 
-// connect joins store and hub, and waits until all ranks have.
+// connect connects to the store and the hub, and waits until all ranks have connected.
 func (j *job) connect(ctx context.Context) error {
 	server := "rank 0"
 	if j.env.AgentStore {
 		server = "the launcher"
 	}
 	serves := j.env.Rank == 0 && !j.env.AgentStore
-	// LibTorch tries again after its own timeout.
+	// LibTorch retries after its own timeout.
 	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("%s did not serve it within %v: %w", server, j.o.Timeout, ErrTimeout))
 	defer stop()
 	var store *capi.Store
@@ -222,7 +223,7 @@ func (j *job) connect(ctx context.Context) error {
 	j.store = store
 	if err != nil {
 		if strings.Contains(err.Error(), "EADDRINUSE") {
-			// The text of c10d says no more.
+			// The text of c10d does not say more.
 			return fmt.Errorf("the store at %s:%d: another process uses this port: set MASTER_PORT to a free port: %w", j.env.Address, j.env.Port, syscall.EADDRINUSE)
 		}
 		if unknown := unresolved(ctx, j.env.Address); unknown != nil {
@@ -234,13 +235,13 @@ func (j *job) connect(ctx context.Context) error {
 	return j.meet(ctx, times)
 }
 
-// meet connects with rank 0, which announces itself in the store, and waits until all ranks have.
+// meet connects to rank 0, which announces itself in the store, and waits until all ranks have
+// connected.
 //
-// A launcher's store has the announcement of an earlier start until rank 0 makes its own, and the
-// launcher gives the ranks of one start nothing in common that other starts have not: torchrun
-// counts restarts on each host by itself, and leaves out those for which another host was the
-// reason. So the ranks that one rank 0 admits are a start. A rank that is not admitted waits for
-// the next announcement.
+// A launcher's store keeps the announcement of an earlier start until rank 0 writes a new one. The
+// launcher sets no variable that identifies a start: torchrun counts restarts for each host
+// separately, and does not count restarts caused by another host. Therefore a start consists of the
+// ranks that one rank 0 admits. A rank that is not admitted waits for the next announcement.
 func (j *job) meet(ctx context.Context, times control.Options) error {
 	const doing = "meeting rank 0 through the store"
 	if j.env.Rank == 0 {
@@ -288,8 +289,8 @@ func (j *job) meet(ctx context.Context, times control.Options) error {
 	}
 }
 
-// join connects with the rank 0 that m announces, and waits until all ranks have. decided is false
-// after an error that a rank 0 of an earlier start explains.
+// join connects to the rank 0 that m announces, and waits until all ranks have connected. decided
+// is false after an error that is possible if m is the announcement of an earlier start.
 func (j *job) join(ctx context.Context, m meeting, times control.Options) (decided bool, err error) {
 	if mine := j.env.Job; mine != "" && m.Job != "" && mine != m.Job {
 		return true, fmt.Errorf("the store at %s:%d is of the job %q, and this process is of the job %q: set MASTER_PORT to a free port for each job: %w",
@@ -321,8 +322,8 @@ func (j *job) join(ctx context.Context, m meeting, times control.Options) (decid
 	return true, err
 }
 
-// unresolved returns an error if the address is a name that this host cannot resolve. A cluster may
-// give hosts their names after their processes begin, so a name is looked up only after a failure.
+// unresolved returns an error if this host cannot resolve the address. A cluster may register host
+// names after it starts the processes, so the name is looked up only after a failure.
 func unresolved(ctx context.Context, address string) error {
 	if ctx.Err() != nil || address == "" {
 		return nil
@@ -335,8 +336,8 @@ func unresolved(ctx context.Context, address string) error {
 	return nil
 }
 
-// reach returns when somebody listens at the address, or the context ends. LibTorch, which connects
-// then, prints a warning with a stack of C++ for every attempt that fails.
+// reach blocks until the address accepts connections or the context ends. LibTorch connects
+// afterwards: it would print a warning with a C++ stack for every failed attempt.
 func reach(ctx context.Context, address string) error {
 	var failed error
 	var dialer net.Dialer
@@ -354,7 +355,7 @@ func reach(ctx context.Context, address string) error {
 	}
 }
 
-// wait returns after the pause, or with the context's cause if that ends first.
+// wait returns nil after the pause. If the context ends first it returns the context's cause.
 func wait(ctx context.Context, pause time.Duration) error {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -373,7 +374,7 @@ func (j *job) kind() string {
 	return "GPUs"
 }
 
-// serve starts the hub, which listens on the loopback interface alone if no other host needs it.
+// serve starts the hub. It listens only on the loopback interface if all ranks are on this host.
 func (j *job) serve(times control.Options) (meeting, error) {
 	at := ":0"
 	if j.env.Address == "" || j.env.oneHost() {
@@ -402,7 +403,7 @@ func (j *job) serve(times control.Options) (meeting, error) {
 	return m, nil
 }
 
-// ownAddresses returns the addresses of this host that others may reach.
+// ownAddresses returns the addresses at which other hosts may reach this one.
 func ownAddresses(port string) (addresses []string) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -416,8 +417,9 @@ func ownAddresses(port string) (addresses []string) {
 	return addresses
 }
 
-// await runs a call that cannot be cancelled. If the context or the job ends first, the call goes
-// on by itself until it gives up, and drop gets its result; what the call uses is freed after it.
+// await runs a call that cannot be cancelled. If the context or the job ends first, await returns,
+// the call runs until it gives up, and drop gets its result. The store and the groups that the call
+// uses are freed only afterwards.
 func await[T any](ctx context.Context, j *job, call func() (T, error), drop func(T)) (T, error) {
 	type result struct {
 		value T
@@ -451,8 +453,8 @@ func await[T any](ctx context.Context, j *job, call func() (T, error), drop func
 	}
 }
 
-// watch turns the end of the context and failures of NCCL into the end of the job, and the end of
-// the job into that of the groups' work.
+// watch ends the job when the context ends or NCCL fails. When the job ends, it aborts the work of
+// the groups.
 func (j *job) watch(ctx context.Context) {
 	defer close(j.watched)
 	ticker := time.NewTicker(time.Second)
@@ -477,7 +479,7 @@ func (j *job) watch(ctx context.Context) {
 	}
 }
 
-// checkFaults reports failures of NCCL, which no call returns.
+// checkFaults reports NCCL failures, which no call returns.
 func (j *job) checkFaults() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -497,7 +499,7 @@ func (j *job) checkFaults() {
 	}
 }
 
-// abort ends the work of all groups. It does not wait for LibTorch, which may hang.
+// abort aborts the work of all groups. It does not wait for LibTorch, which may hang.
 func (j *job) abort() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -527,7 +529,7 @@ func (j *job) isClosed() bool {
 	return j.closed
 }
 
-// newGroup connects the calling rank with the others of the group.
+// newGroup connects this rank to the other ranks of the group.
 func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, error) {
 	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), pairs: map[string]uint64{}, besides: map[string]besidePlace{}}
 	if g.rank < 0 {
@@ -538,7 +540,7 @@ func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, e
 	for i, r := range ranks {
 		members[i] = int32(r)
 	}
-	// Nobody begins to connect before all are there, since connecting cannot be cancelled.
+	// A connection attempt cannot be cancelled, so all ranks first arrive here.
 	if err := j.member.Arrive(name+"#connect", ranks, control.Call{Seq: 1, Name: "Subgroup", Line: caller()}, true, j.o.Timeout); err != nil {
 		return nil, j.reason(err)
 	}
@@ -562,7 +564,7 @@ func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, e
 	return g, nil
 }
 
-// reason returns the job's verdict in place of an error that follows from it.
+// reason returns the job's verdict if there is one, and otherwise err.
 func (j *job) reason(err error) error {
 	if v := j.member.Verdict(); v != nil {
 		return verdict{v}
@@ -570,7 +572,7 @@ func (j *job) reason(err error) error {
 	return err
 }
 
-// close ends this rank's part in the job. orderly says that no call of LibTorch is under way.
+// close disconnects this rank from the job. orderly says that no call of LibTorch is running.
 func (j *job) close(orderly bool) {
 	j.mu.Lock()
 	j.closed = true
@@ -578,7 +580,7 @@ func (j *job) close(orderly bool) {
 	j.mu.Unlock()
 	j.stop(ErrClosed)
 	<-j.watched
-	// From here on nothing begins to abort the groups.
+	// From here on, nothing starts to abort the groups.
 	for _, g := range groups {
 		if orderly && j.member.Verdict() == nil {
 			g.free()
@@ -589,7 +591,7 @@ func (j *job) close(orderly bool) {
 	j.disconnect()
 }
 
-// free frees what the group has in LibTorch, when no call uses it any more.
+// free frees the group's LibTorch objects when no call uses them any more.
 func (g *Group) free() {
 	g.aborting.Wait()
 	g.job.running.Wait()
@@ -607,7 +609,7 @@ func (g *Group) free() {
 	}
 }
 
-// lock takes g.mu for a call, unless the group has ended.
+// lock locks g.mu for a call, or returns ErrClosed if the group is freed.
 func (g *Group) lock() error {
 	g.mu.Lock()
 	if g.freed {
@@ -625,8 +627,8 @@ func (j *job) disconnect() {
 		j.hub.Close()
 	}
 	if j.store != nil {
-		// The server of a store waits for its thread, and a client of a stopped server for an
-		// answer. An abandoned call may still read the store.
+		// Freeing a server waits for its thread, and freeing a client of a stopped server waits for
+		// a reply. An abandoned call may still read the store.
 		go func() {
 			j.running.Wait()
 			capi.FreeStore(j.store)
@@ -634,13 +636,14 @@ func (j *job) disconnect() {
 	}
 }
 
-// Close ends this rank's part in the job, and that of all its subgroups. It waits until all ranks
-// have called Close, so that no rank loses data that is still under way, or until the job fails: a
-// rank that does not call Close within Options.Timeout of the first one is at fault. A rank that
-// waits in a collective for this one fails, with this rank's name. Close returns why the
-// job has ended, if it has not ended in order; the text is short if another call on this rank has
-// returned the reason, so that a program may join both errors. Close may be called on any group,
-// any number of times.
+// Close ends this rank's membership in the job and in all subgroups. It waits until all ranks have
+// called Close, so that no rank loses data that is still being sent. If a rank does not call Close
+// within Options.Timeout of the first rank that does, the job fails and that rank is at fault. A
+// rank that waits for this rank in a collective fails with an error that names this rank.
+//
+// If the job did not end in order, Close returns the reason. The text is short if another call on
+// this rank has already returned the reason, so a program may join both errors. Close may be called
+// on any group, any number of times.
 func (g *Group) Close() error {
 	j := g.job
 	j.closing.Lock()
@@ -663,7 +666,7 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// shutdown parts from the other ranks in order.
+// shutdown leaves the job in order, together with the other ranks.
 func (j *job) shutdown() error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -699,14 +702,15 @@ func culprit(err error) int {
 	return -1
 }
 
-// tell notes that a call returns why the job has ended. An error without a verdict does not say it.
+// tell records that a call returns the reason why the job ended. Only an error with a verdict
+// contains the reason.
 func (j *job) tell(err error) {
 	if culprit(err) >= 0 {
 		j.told.Store(true)
 	}
 }
 
-// Rank returns the process's rank in the group, 0 to Size() - 1, or -1 if it is no member.
+// Rank returns the process's rank in the group, 0 to Size() - 1, or -1 if it is not a member.
 func (g *Group) Rank() int { return g.rank }
 
 // Size returns the number of ranks of the group.
@@ -721,8 +725,8 @@ func (g *Group) Device() cuda.Device { return g.job.device }
 // Environment returns the process's place in the job.
 func (g *Group) Environment() Environment { return g.job.env }
 
-// Err returns why the job has ended, or nil while it goes on. On a GPU, where collectives return
-// before they are done, it is the first to know that one has failed.
+// Err returns the reason why the job ended, or nil while it runs. On a GPU, collectives return
+// before they are done, and Err is the first call that reports the failure of one.
 func (g *Group) Err() error {
 	if err := g.job.failure(); err != nil {
 		g.job.tell(err)
@@ -731,7 +735,7 @@ func (g *Group) Err() error {
 	return nil
 }
 
-// Subgroup makes a group of some ranks of g, which become the ranks 0, 1, ... of the new group in
+// Subgroup makes a group of the given ranks of g. They become ranks 0, 1, ... of the new group, in
 // the order given. Every rank of g calls it with the same ranks, and the members wait for each
 // other. On other ranks the result has rank -1, and its collectives return [ErrNotMember]. The
 // group lives as long as the job.
@@ -770,15 +774,15 @@ func (g *Group) member() error {
 	return nil
 }
 
-// abort ends the job after an error of this rank alone, and returns the error: the other ranks wait
-// for this one in a collective, or would match this rank's next one with it.
+// abort ends the job after an error that only this rank has, and returns the error. Otherwise the
+// other ranks would wait for this rank in a collective, or match it with this rank's next one.
 func (g *Group) abort(name string, err error) error {
 	g.job.member.Abort(fmt.Sprintf("%s at %s failed: %v", name, caller(), err))
 	return err
 }
 
-// caller returns the line of the program that called this package, or a module of a network that
-// did.
+// caller returns the file and line of the code outside of this module's cuda, distributed, nn and
+// torch packages that made the call.
 func caller() string {
 	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
