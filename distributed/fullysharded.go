@@ -15,36 +15,38 @@ import (
 
 // FullyShardedOptions are the options of [NewFullyShardedDataParallel].
 type FullyShardedOptions struct {
-	// KeepAfterForward keeps the parameters of each block from its forward pass until its backward
-	// pass (ZeRO stage 2; PyTorch's reshard_after_forward=False): a rank then has all parameters at
-	// the end of forward, and sends a third less. Otherwise they are gathered again in backward,
-	// and a rank has those of two blocks at most (ZeRO stage 3), and those outside of blocks.
+	// KeepAfterForward keeps the parameters of each block gathered from its forward pass to its
+	// backward pass (ZeRO stage 2; PyTorch's reshard_after_forward=False). At the end of forward a
+	// rank then holds all parameters, and it sends a third less. By default parameters are gathered
+	// again in backward (ZeRO stage 3): a rank holds the parameters outside of blocks, and those
+	// inside two blocks at most.
 	KeepAfterForward bool
-	// GatherDType, if not 0, is the floating-point dtype in which parameters of all floating-point
-	// dtypes are gathered, such as BFloat16 (param_dtype of PyTorch's MixedPrecisionPolicy): the
-	// blocks compute with such parameters, and a gather sends and takes half of what it does for
-	// float32. The parts, which the optimizer updates, keep the dtype of the parameters, in which
-	// gradients are averaged and files are written. Inputs are not cast: use autocast, or give the
-	// network inputs of this dtype. Buffers keep their dtype, and LibTorch's BatchNorm may refuse
-	// buffers that differ from its parameters.
+	// GatherDType, if not 0, is a floating-point dtype in which all floating-point parameters are
+	// gathered, such as BFloat16 (param_dtype of PyTorch's MixedPrecisionPolicy). Blocks compute
+	// with parameters of this dtype, and a gather in a 16-bit dtype transfers half the bytes of
+	// float32. The shards, which the optimizer updates, keep the dtype of the parameters. Gradients
+	// are averaged and files are written in that dtype too. Inputs are not cast: use autocast, or
+	// give the network inputs of GatherDType. Buffers keep their dtype. LibTorch's BatchNorm may
+	// refuse buffers whose dtype differs from its parameters.
 	GatherDType torch.DType
 }
 
-// FullyShardedStats are the bytes that a rank holds.
+// FullyShardedStats are the bytes held by a rank.
 type FullyShardedStats struct {
-	ParameterBytes   int64 // of this rank's parts of the parameters
-	GradientBytes    int64 // of the averaged gradients of these: 0 between Step and Backward
-	GatheredBytes    int64 // of what is gathered now, of blocks and outside of them
-	MaxGatheredBytes int64 // the maximum of GatheredBytes
+	ParameterBytes   int64 // this rank's shards of the parameters
+	GradientBytes    int64 // averaged gradients of the shards: 0 between Step and Backward
+	GatheredBytes    int64 // parameters gathered now, in blocks and outside of them
+	MaxGatheredBytes int64 // maximum of GatheredBytes
 }
 
-// FullyShardedDataParallel trains one model on all ranks of a group, of which each keeps 1/N of the
-// parameters, gradients and optimizer state (PyTorch's fully_shard, ZeRO stages 2 and 3). The model
-// becomes what one process would make of the batches of all ranks.
+// FullyShardedDataParallel trains one model on all ranks of a group. Each rank keeps 1/N of the
+// parameters, gradients and optimizer state (PyTorch's fully_shard, ZeRO stages 2 and 3). The
+// result is the model that one process would train on the batches of all ranks.
 //
-// The network says which parameters are gathered together: those of a [ShardedBlock], such as a
-// layer of a transformer. The parameters outside of blocks, such as a transformer's embeddings and
-// its last normalisation, are gathered for the whole step: from Forward until the end of Backward.
+// The network determines which parameters are gathered together: the parameters of one
+// [ShardedBlock], such as a layer of a transformer. Parameters outside of blocks, such as a
+// transformer's embeddings and last normalisation, are gathered for the whole step, from Forward to
+// the end of Backward.
 //
 //	var blocks []nn.Module
 //	for range 24 {
@@ -65,63 +67,65 @@ type FullyShardedStats struct {
 //	...
 //	err = opt.Step()
 //
-// A block's parameters are gathered while the block before it computes, and freed when it has
-// computed, in forward and again in backward. Its gradients are averaged over ranks, each rank
-// getting those of its part, under the backward pass of the block before it.
+// A block's parameters are gathered while the previous block computes, and freed when the block has
+// computed, in forward and again in backward. Its gradients are averaged over the ranks while the
+// next block's backward pass runs. Each rank receives only the averages for its shard.
 //
-// All ranks make the same passes through the same blocks in the same order, on batches of any
-// sizes: a rank without samples makes them on a batch of no rows. Blocks that no rank uses have no
-// gradients. Options.Debug finds ranks that differ.
+// All ranks make the same passes through the same blocks in the same order. Batch sizes may differ:
+// a rank without samples makes the passes on a batch of no rows. Blocks that no rank uses get no
+// gradients. Options.Debug finds ranks whose calls differ.
 //
-// On a GPU, Forward and Backward enqueue their work, on the current stream and on a stream of
-// their own for the collectives, and do not wait; the blocks run on the stream of Forward. The
-// whole step, Forward, Backward and the optimizer's Step, can be captured with torch.Graphed: its
-// graph has the collectives, and memory of its own for gathered parameters. Close the graphs before
-// the FullyShardedDataParallel. One goroutine at a time uses it.
+// On a GPU, Forward and Backward enqueue their work and do not wait. Collectives have a separate
+// stream, and the blocks run on the current stream of Forward. The whole step (Forward, Backward
+// and the optimizer's Step) can be captured with torch.Graphed: the graph includes the collectives
+// and has separate memory for gathered parameters. Close the graphs before the
+// FullyShardedDataParallel. One goroutine at a time uses it.
 type FullyShardedDataParallel struct {
 	g      *Group
 	net    nn.Module
 	o      FullyShardedOptions
-	stream *cuda.OwnedStream             // of the collectives; nil on the CPU
-	blocks []*ShardedBlock               // in the order of the network, and then root
-	root   *ShardedBlock                 // has the parameters outside of blocks; nil if there are none
+	stream *cuda.OwnedStream             // for the collectives; nil on the CPU
+	blocks []*ShardedBlock               // in the order of the network, then root
+	root   *ShardedBlock                 // holds the parameters outside of blocks; nil if there are none
 	params []*blockParameter             // in the order of nn.Parameters(net), each once
-	empty  map[torch.DType]*torch.Tensor // what modules have while their blocks are not gathered
-	link   *torch.Tensor                 // a leaf without elements, which makes blocks have a history
+	empty  map[torch.DType]*torch.Tensor // placeholders that modules hold while their blocks are not gathered
+	link   *torch.Tensor                 // a leaf without elements, whose only use is to make the blocks' outputs require gradients
 	stats  FullyShardedStats
 	closed bool
 
-	on        cuda.Stream // of the latest Forward
+	on        cuda.Stream // the current stream in the latest Forward
 	inForward bool
-	visited   []*ShardedBlock // in the forward pass under way
-	order     []*ShardedBlock // of the forward pass before, which the next one is expected to have
-	backward  bool            // a backward pass is under way
-	at        int             // in order, of the block that backward has come to
-	stepped   bool            // there are no gradients since Step or ZeroGrad
-	changes   int             // counts the changes of the parameters
-	computed  int             // changes at the latest Forward
-	state     []*torch.Tensor // what State returned
-	averages  []*torch.Tensor // what EMAState returned
+	visited   []*ShardedBlock // blocks of the current forward pass so far
+	order     []*ShardedBlock // blocks of the previous forward pass; the prediction for the next one
+	backward  bool            // a backward pass is running
+	at        int             // index in order of the block that backward has reached
+	stepped   bool            // no gradients exist since Step or ZeroGrad
+	changes   int             // number of times the parameters have changed
+	computed  int             // value of changes at the latest Forward
+	state     []*torch.Tensor // returned by State
+	averages  []*torch.Tensor // returned by EMAState
 }
 
-// NewFullyShardedDataParallel divides the parameters of a network among the ranks, with rank 0's
-// values. The network has the same blocks, parameters and buffers, by name, shape, strides and
-// dtype, on all ranks, or it is an error on all ranks that names the first difference. It may be on
-// the CPU still: blocks move to the group's device one after the other, so a network fits that is
-// larger than a device. Buffers are made rank 0's, and each rank then keeps its own.
+// NewFullyShardedDataParallel shards the parameters of a network over the ranks, with rank 0's
+// values. The network must have the same blocks, parameters and buffers, by name, shape, strides
+// and dtype, on all ranks. Otherwise all ranks get an error that names the first difference. The
+// network may be on the CPU: blocks move to the group's device one after the other, so a network
+// may be larger than one device. Buffers get rank 0's values once, and each rank then keeps
+// separate ones.
 //
-// From then on nn.Parameters and nn.State of the FullyShardedDataParallel have this rank's parts of
-// the parameters: rows of elements, and empty ones. Of the network itself they are the same, but
-// for parameters outside of blocks, which have no elements but while the network computes. Nothing
-// but the network's Forward sees whole parameters: call ConvertSyncBatchNorm, nn.Freeze and nn.Load
-// before, and [FullyShardedDataParallel.State] after. Hooks of the parts are not called.
+// From then on, nn.Parameters and nn.State of the FullyShardedDataParallel return this rank's
+// shards of the parameters, as rows of elements, some of them empty. nn.Parameters and nn.State of
+// the network itself return the same, except that parameters outside of blocks have no elements
+// while the network is not computing. Only the network's Forward sees whole parameters. Call
+// ConvertSyncBatchNorm, nn.Freeze and nn.Load before, and [FullyShardedDataParallel.State] after.
+// Hooks registered on shards are not called.
 //
-// These are errors: a block inside of another one, a parameter that two blocks share, or a block
-// and a module outside of blocks (one that is twice in a block, or outside of blocks, is one
-// parameter), an nn.Graphed.
+// Errors are: a block inside another block; a parameter that two blocks share, or a block and a
+// module outside of blocks; and an nn.Graphed. A parameter may occur twice within one block, or
+// twice outside of blocks.
 //
-// Close it before the group; the network cannot be used then. After an error, too, the parameters
-// may be gone.
+// Close it before the group. The network cannot be used afterwards. After an error, too, the
+// parameters may be lost.
 func NewFullyShardedDataParallel(g *Group, net nn.Module, o FullyShardedOptions) (*FullyShardedDataParallel, error) {
 	d := &FullyShardedDataParallel{g: g, net: net, o: o, stepped: true, empty: map[torch.DType]*torch.Tensor{}}
 	err := d.agree()
@@ -136,7 +140,7 @@ func NewFullyShardedDataParallel(g *Group, net nn.Module, o FullyShardedOptions)
 	return d, nil
 }
 
-// agree finds the blocks, and compares them with those of the other ranks.
+// agree finds the blocks and compares them with the blocks of the other ranks.
 func (d *FullyShardedDataParallel) agree() error {
 	mine := modelText{Options: fmt.Sprintf("%+v", d.o)}
 	if d.net == nil {
@@ -180,7 +184,7 @@ func (d *FullyShardedDataParallel) agree() error {
 	return mine.agree(d.g)
 }
 
-// find lists the blocks of a module.
+// find lists the blocks of a module, and its parameters outside of blocks.
 func (d *FullyShardedDataParallel) find(prefix string, m nn.Module) error {
 	switch m := m.(type) {
 	case nil:
@@ -215,7 +219,7 @@ func blockName(prefix string) string {
 
 // add lists a block.
 func (d *FullyShardedDataParallel) add(prefix string, b *ShardedBlock) error {
-	if slices.Contains(d.blocks, b) { // it is used twice
+	if slices.Contains(d.blocks, b) { // used twice
 		return nil
 	}
 	switch {
@@ -235,7 +239,8 @@ func (d *FullyShardedDataParallel) add(prefix string, b *ShardedBlock) error {
 	return nil
 }
 
-// addParameter lists a parameter of a block, by another name if the block has it.
+// addParameter lists a parameter of a block. If the block already has the parameter, it adds the
+// name.
 func (d *FullyShardedDataParallel) addParameter(b *ShardedBlock, n torch.Named) {
 	i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return p.param == n.Tensor })
 	if i < 0 {
@@ -246,7 +251,7 @@ func (d *FullyShardedDataParallel) addParameter(b *ShardedBlock, n torch.Named) 
 	b.params[i].names = append(b.params[i].names, n.Name)
 }
 
-// plain returns an error if a block's module has blocks or graphs in it.
+// plain returns an error if a block's module contains another block or an nn.Graphed.
 func plain(prefix string, m nn.Module) error {
 	switch m.(type) {
 	case nil:
@@ -264,7 +269,7 @@ func plain(prefix string, m nn.Module) error {
 	return nil
 }
 
-// construct divides the parameters.
+// construct shards the parameters.
 func (d *FullyShardedDataParallel) construct() (err error) {
 	if d.g.Device() != cuda.CPU {
 		if d.stream, err = cuda.NewOwnedStream(d.g.Device(), cuda.StreamOptions{Priority: -1}); err != nil {
@@ -306,7 +311,7 @@ func floating(d torch.DType) bool {
 	return d == torch.Float16 || d == torch.BFloat16 || d == torch.Float32 || d == torch.Float64
 }
 
-// gatherDType returns the dtype in which parameters are gathered.
+// gatherDType returns the dtype in which a parameter of the given dtype is gathered.
 func (d *FullyShardedDataParallel) gatherDType(of torch.DType) torch.DType {
 	if d.o.GatherDType != 0 && floating(of) {
 		return d.o.GatherDType
@@ -322,7 +327,7 @@ func (d *FullyShardedDataParallel) shareBuffer(t *torch.Tensor) error {
 		if err := moved.Err(); err != nil {
 			return err
 		}
-		if d.stream != nil { // the old memory may be read still, and goes with SetData
+		if d.stream != nil { // SetData frees the old memory, which may still be read
 			if err := d.g.Device().Synchronize(); err != nil {
 				return err
 			}
@@ -342,8 +347,8 @@ func (d *FullyShardedDataParallel) fail(call string, err error) error {
 	return d.g.abort(call, err)
 }
 
-// launch begins a collective: on a GPU on the current stream, and on the CPU behind the caller. One
-// rank alone copies.
+// launch starts a collective: on a GPU on the current stream, on the CPU asynchronously. A single
+// rank only copies in to out.
 func (d *FullyShardedDataParallel) launch(name string, detail any, out, in *torch.Tensor, run launch) (*Work, error) {
 	if d.g.Size() == 1 {
 		return nil, out.CopyFrom(in, torch.CopyOptions{NonBlocking: true})
@@ -358,7 +363,7 @@ func (d *FullyShardedDataParallel) launch(name string, detail any, out, in *torc
 	return nil, c.sync([]*torch.Tensor{out, in}, run)
 }
 
-// share makes a tensor that of rank 0.
+// share overwrites a tensor with rank 0's values.
 func (d *FullyShardedDataParallel) share(t *torch.Tensor) error {
 	if d.g.Size() == 1 || t.Elements() == 0 {
 		return nil
@@ -382,8 +387,8 @@ func (d *FullyShardedDataParallel) current() (cuda.Stream, error) {
 	return cuda.GetCurrentCUDAStream(d.g.Device())
 }
 
-// rejoin ends a pass or a step: if the current stream is captured, that of the collectives is too,
-// and a capture ends with its first stream after all others.
+// rejoin ends a pass or a step. If the current stream is being captured, so is the collectives'
+// stream, and a capture requires that all streams join the first one before it ends.
 func (d *FullyShardedDataParallel) rejoin() error {
 	on, err := d.current()
 	if err != nil || d.stream == nil {
@@ -395,7 +400,7 @@ func (d *FullyShardedDataParallel) rejoin() error {
 	return d.follow()
 }
 
-// follow makes the current stream wait for the collectives so far.
+// follow makes the current stream wait for the collectives enqueued so far.
 func (d *FullyShardedDataParallel) follow() error {
 	on, err := d.current()
 	if err != nil || d.stream == nil {
@@ -404,8 +409,8 @@ func (d *FullyShardedDataParallel) follow() error {
 	return on.Wait(d.stream.Stream)
 }
 
-// precede makes later collectives, and whoever gets memory of their stream, wait for the current
-// stream so far.
+// precede makes the collectives' stream wait for the work enqueued on the current stream so far.
+// This also covers later users of memory that belongs to the collectives' stream.
 func (d *FullyShardedDataParallel) precede() error {
 	on, err := d.current()
 	if err != nil || d.stream == nil {
@@ -414,16 +419,16 @@ func (d *FullyShardedDataParallel) precede() error {
 	return d.stream.Wait(on)
 }
 
-// gathered counts the bytes of blocks that are gathered.
+// gathered adds bytes to the count of gathered bytes.
 func (d *FullyShardedDataParallel) gathered(bytes int64) {
 	d.stats.GatheredBytes += bytes
 	d.stats.MaxGatheredBytes = max(d.stats.MaxGatheredBytes, d.stats.GatheredBytes)
 }
 
-// Stats returns the bytes that this rank holds.
+// Stats returns the number of bytes that this rank holds.
 func (d *FullyShardedDataParallel) Stats() FullyShardedStats { return d.stats }
 
-// Parts returns the parts of the network, with this rank's parts of the parameters.
+// Parts returns the parts of the network, with this rank's shards as the parameters.
 func (d *FullyShardedDataParallel) Parts() nn.Parts {
 	if d.root == nil || d.root.d == nil {
 		return d.net.Parts()
@@ -435,7 +440,7 @@ func (d *FullyShardedDataParallel) Parts() nn.Parts {
 	return dividedParts(d.net, pieces)
 }
 
-// dividedParts returns the parts of a module with pieces in the place of its parameters.
+// dividedParts returns the parts of a module, with pieces instead of its parameters.
 func dividedParts(m nn.Module, pieces map[*torch.Tensor]*torch.Tensor) nn.Parts {
 	parts := m.Parts()
 	parts.Parameters, parts.Modules = slices.Clone(parts.Parameters), slices.Clone(parts.Modules)
@@ -452,7 +457,7 @@ func dividedParts(m nn.Module, pieces map[*torch.Tensor]*torch.Tensor) nn.Parts 
 	return parts
 }
 
-// hasParameters reports whether a module, or one in it, has parameters that are in no block.
+// hasParameters reports whether a module, or a module in it, has parameters outside of blocks.
 func hasParameters(m nn.Module) bool {
 	if _, ok := m.(*ShardedBlock); ok || m == nil {
 		return false
@@ -461,7 +466,7 @@ func hasParameters(m nn.Module) bool {
 	return len(parts.Parameters) > 0 || slices.ContainsFunc(parts.Modules, func(c nn.Child) bool { return hasParameters(c.Module) })
 }
 
-// dividedModule is a module that lists pieces in the place of its parameters.
+// dividedModule is a module that lists pieces instead of its parameters.
 type dividedModule struct {
 	nn.Module
 	pieces map[*torch.Tensor]*torch.Tensor
@@ -476,15 +481,15 @@ func (m dividedModule) SetTraining(training bool) {
 	}
 }
 
-// SetTraining chooses the mode of the network itself; nn.Train chooses that of its parts too.
+// SetTraining sets the mode of the network itself. nn.Train also sets the mode of its parts.
 func (d *FullyShardedDataParallel) SetTraining(training bool) {
 	if m, ok := d.net.(nn.Moder); ok {
 		m.SetTraining(training)
 	}
 }
 
-// Parameters returns this rank's parts of the parameters, in the order of nn.Parameters(net), each
-// once: part i has elements of parameter i, as a row, or none.
+// Parameters returns this rank's shards of the parameters, in the order of nn.Parameters(net), each
+// once. Shard i is a row of elements of parameter i, and may be empty.
 func (d *FullyShardedDataParallel) Parameters() []*torch.Tensor {
 	all := make([]*torch.Tensor, len(d.params))
 	for i, p := range d.params {
@@ -493,7 +498,7 @@ func (d *FullyShardedDataParallel) Parameters() []*torch.Tensor {
 	return all
 }
 
-// Forward computes the network's output. The network's blocks compute inside of it alone.
+// Forward computes the network's output. The network's blocks can compute only inside this call.
 func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
 	if err := d.begin(); err != nil {
 		return torch.Fail("distributed.FullyShardedDataParallel", err)
@@ -517,9 +522,9 @@ func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
 	return y
 }
 
-// ownOutput returns the output of the network, or a copy of one that lies in the memory of
-// parameters outside of blocks, and notes whether these stay for a backward pass. An error of the
-// network stays in the output.
+// ownOutput returns the network's output, or a copy if the output is a view of parameters outside
+// of blocks. It records whether these parameters stay gathered for a backward pass. If y has an
+// error, y is returned unchanged.
 func (d *FullyShardedDataParallel) ownOutput(y *torch.Tensor) (*torch.Tensor, error) {
 	if d.root == nil || y.Err() != nil {
 		return y, nil
@@ -528,14 +533,14 @@ func (d *FullyShardedDataParallel) ownOutput(y *torch.Tensor) (*torch.Tensor, er
 	return d.root.own(y)
 }
 
-// stays reports whether a block that has computed stays gathered until its backward pass.
+// stays reports whether a block stays gathered after its forward pass until its backward pass.
 func (d *FullyShardedDataParallel) stays(b *ShardedBlock) bool {
 	return (d.o.KeepAfterForward || b == d.root) && b.used
 }
 
 var errClosedModel = fmt.Errorf("distributed: FullyShardedDataParallel: %w", torch.ErrClosed)
 
-// ready refuses passes that cannot begin.
+// ready returns an error if a pass cannot start.
 func (d *FullyShardedDataParallel) ready(call string) error {
 	switch {
 	case d.closed:
@@ -568,7 +573,7 @@ func (d *FullyShardedDataParallel) begin() error {
 			}
 		}
 	}
-	// The parameters are as the optimizer's step on the current stream leaves them.
+	// The parameters are the result of the optimizer's step on the current stream.
 	err = errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede())
 	if err != nil {
 		return d.fail("FullyShardedDataParallel.Forward", err)
@@ -583,7 +588,7 @@ func (d *FullyShardedDataParallel) begin() error {
 	return nil
 }
 
-// freeAll frees the blocks that need not stay.
+// freeAll frees all gathered blocks for which stays is false.
 func (d *FullyShardedDataParallel) freeAll(stays func(*ShardedBlock) bool) error {
 	var errs []error
 	for _, b := range d.blocks {
@@ -594,7 +599,7 @@ func (d *FullyShardedDataParallel) freeAll(stays func(*ShardedBlock) bool) error
 	return errors.Join(errs...)
 }
 
-// enter makes a block ready to compute, and begins to gather the one that is expected next.
+// enter prepares a block for its forward pass and starts to gather the block that is expected next.
 func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
 	if !d.inForward {
 		return fmt.Errorf("the block computes outside of FullyShardedDataParallel.Forward, or again in backward: call that, and make checkpoints inside of blocks: %w", cuda.ErrInvalidArgument)
@@ -604,7 +609,7 @@ func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
 		err = fmt.Errorf("the block computes on %v, and Forward was called on %v: an nn.Parallel belongs inside of a block: %w", on, d.on, cuda.ErrInvalidArgument)
 	}
 	if err == nil {
-		// One that was gathered ahead and not used.
+		// Free a block that was gathered ahead and not used.
 		err = d.freeAll(func(other *ShardedBlock) bool { return other == b || other == d.root || d.stays(other) })
 	}
 	if err == nil {
@@ -632,7 +637,7 @@ func (d *FullyShardedDataParallel) leave(b *ShardedBlock, recorded bool) error {
 	return nil
 }
 
-// reach makes a block ready for its backward pass, and begins to gather the one that is expected
+// reach prepares a block for its backward pass and starts to gather the block that is expected
 // next.
 func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
 	if !d.backward {
@@ -658,17 +663,17 @@ func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
 	return nil
 }
 
-// Backward computes the gradients of the loss on this rank, and averages them over all ranks: each
-// gets those of its parts of the parameters. They are added to what the parts have from earlier
-// passes, so several passes before a step accumulate, and hold no more than one.
+// Backward computes the gradients of the loss on this rank and averages them over all ranks. Each
+// rank gets the averages for its shards. They are added to gradients of earlier passes, so several
+// passes before a step accumulate, without extra memory.
 //
-// Every trained parameter of a block that backward comes to, and every one outside of blocks, gets
-// a gradient, of at least one use, or it is an error that names it: freeze what is not used. The
-// current stream is that of Forward.
+// All trained parameters outside of blocks, and all trained parameters of a block that backward
+// reaches, must get a gradient from at least one use. Otherwise Backward returns an error that
+// names the parameter: freeze unused parameters. The current stream must be the same as in Forward.
 //
-// The average is over ranks: [FullyShardedDataParallel.Weigh] makes it that of samples. The loss's
-// own error is returned before anything happens. An error or a panic in backward ends the job,
-// since other ranks then wait for gradients that never come.
+// The average is over ranks: use [FullyShardedDataParallel.Weigh] for the average over samples. If
+// the loss has an error, Backward returns it and does nothing else. An error or a panic in backward
+// ends the job, since the other ranks would wait for this rank's gradients.
 func (d *FullyShardedDataParallel) Backward(loss *torch.Tensor) error {
 	if err := loss.Err(); err != nil {
 		return err
@@ -677,14 +682,15 @@ func (d *FullyShardedDataParallel) Backward(loss *torch.Tensor) error {
 }
 
 // Around calls a function that makes one backward pass, and averages the gradients as
-// [FullyShardedDataParallel.Backward] does. It is for passes that others make:
+// [FullyShardedDataParallel.Backward] does. Use it for passes that other code makes:
 //
 //	err := sharded.Around(func() error { return scaler.Backward(loss) })
 func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	if err := d.ready("Backward"); err != nil {
 		return err
 	}
-	// Nothing is freed on this rank alone: the blocks that stay gathered are those of all ranks.
+	// Nothing is freed here on this rank alone: the blocks that stay gathered are the same on all
+	// ranks.
 	on, err := d.current()
 	if err == nil && on != d.on {
 		return fmt.Errorf("distributed: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.on, cuda.ErrInvalidArgument)
@@ -723,8 +729,8 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	return d.fail("FullyShardedDataParallel.Backward", err)
 }
 
-// reachRoot makes the parameters outside of blocks ready for the backward pass, which another
-// forward pass may have freed.
+// reachRoot gathers the parameters outside of blocks for the backward pass. Another forward pass
+// may have freed them.
 func (d *FullyShardedDataParallel) reachRoot() error {
 	switch {
 	case d.root == nil:
@@ -735,7 +741,7 @@ func (d *FullyShardedDataParallel) reachRoot() error {
 	return d.root.show()
 }
 
-// complete ends a backward pass.
+// complete ends a backward pass: it waits for the reductions and sets the gradients of the shards.
 func (d *FullyShardedDataParallel) complete() error {
 	if d.root != nil {
 		if err := d.root.finish(); err != nil {
@@ -768,7 +774,7 @@ func (d *FullyShardedDataParallel) complete() error {
 	return errors.Join(d.freeAll(d.stays), d.rejoin())
 }
 
-// cancel ends a backward pass that failed.
+// cancel cleans up after a backward pass that failed.
 func (d *FullyShardedDataParallel) cancel() error {
 	var errs []error
 	var params []*torch.Tensor
@@ -780,12 +786,12 @@ func (d *FullyShardedDataParallel) cancel() error {
 		}
 	}
 	errs = append(errs, torch.ClearGrads(params...))
-	d.freeAll(func(*ShardedBlock) bool { return false }) // what failed is known
+	d.freeAll(func(*ShardedBlock) bool { return false }) // the first failure is already known
 	return errors.Join(errs...)
 }
 
-// release gives back the memory of the averaged gradients, which the collectives' stream may use
-// after what the current stream has so far.
+// release frees the averaged gradients. The collectives' stream may reuse their memory after the
+// work enqueued on the current stream so far.
 func (d *FullyShardedDataParallel) release() error {
 	d.stepped = true
 	if d.stats.GradientBytes == 0 {
@@ -798,16 +804,16 @@ func (d *FullyShardedDataParallel) release() error {
 	return errors.Join(err, d.rejoin())
 }
 
-// Weigh returns the loss, the mean over this rank's samples, times its share: see
-// [DataParallel.Weigh]. A rank without samples gives the loss of a batch of no rows.
+// Weigh weights the loss, the mean over this rank's samples, by this rank's share of the samples:
+// see [DataParallel.Weigh]. A rank without samples passes the loss of a batch of no rows.
 func (d *FullyShardedDataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
 	return weigh(d.g, loss, samples)
 }
 
-// ClipGradNorm scales the gradients of all parts on all ranks by one factor, so that the norm of
-// the gradients of the whole model is at most maxNorm: see optim.ClipGradNorm, which sees one
-// rank's parts alone. It is a collective: all ranks call it. It returns the norm before scaling,
-// on the group's device, which the caller closes.
+// ClipGradNorm scales the gradients of all shards on all ranks by one factor, so that the norm of
+// the whole model's gradients is at most maxNorm. (optim.ClipGradNorm alone would see one rank's
+// shards.) It returns the norm before scaling, on the group's device; the caller closes it.
+// ClipGradNorm is a collective: all ranks call it.
 func (d *FullyShardedDataParallel) ClipGradNorm(maxNorm float64, o optim.ClipOptions) (*torch.Tensor, error) {
 	if err := d.ready("ClipGradNorm"); err != nil {
 		return nil, err
@@ -816,7 +822,7 @@ func (d *FullyShardedDataParallel) ClipGradNorm(maxNorm float64, o optim.ClipOpt
 	return optim.ClipGradNorm(d.Parameters(), maxNorm, o)
 }
 
-// wholeNorm makes the norm of the ranks' norms.
+// wholeNorm computes the norm of the ranks' norms.
 func (d *FullyShardedDataParallel) wholeNorm(own *torch.Tensor, order float64) *torch.Tensor {
 	scope := torch.NewScope("norms")
 	defer scope.Close()
@@ -832,7 +838,7 @@ func (d *FullyShardedDataParallel) wholeNorm(own *torch.Tensor, order float64) *
 	return all.NormOrd(order).ToDType(own.DType()).Keep()
 }
 
-// Close frees this rank's parts. The network cannot be used then.
+// Close frees this rank's shards. The network cannot be used afterwards.
 func (d *FullyShardedDataParallel) Close() error {
 	if d.closed {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// AllGatherBytes returns the data of every rank, by rank. The lengths may differ. It goes over the
-// CPU and blocks.
+// AllGatherBytes returns the data of every rank, indexed by rank. Lengths may differ. The data is
+// sent between CPUs, and the call blocks.
 func (g *Group) AllGatherBytes(data []byte) ([][]byte, error) {
 	lengths, err := g.allGather([]int64{int64(len(data))})
 	if err != nil {
@@ -51,7 +51,7 @@ func (g *Group) AllGatherBytes(data []byte) ([][]byte, error) {
 	return all, nil
 }
 
-// allGather gathers equally many numbers from all ranks.
+// allGather gathers the same number of integers from every rank.
 func (g *Group) allGather(numbers []int64) ([]int64, error) {
 	in, err := torch.FromInt64s(numbers, int64(len(numbers)))
 	if err != nil {
@@ -69,8 +69,8 @@ func (g *Group) allGather(numbers []int64) ([]int64, error) {
 	return out.Int64s()
 }
 
-// BroadcastBytes returns the root's data on every rank; that of other ranks is ignored. It goes
-// over the CPU and blocks.
+// BroadcastBytes returns the root's data on every rank. The data of other ranks is ignored. The
+// data is sent between CPUs, and the call blocks.
 func (g *Group) BroadcastBytes(data []byte, root int) ([]byte, error) {
 	if err := g.root("BroadcastBytes", root); err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func (g *Group) BroadcastBytes(data []byte, root int) ([]byte, error) {
 	return bytes, t.ReadBytes(bytes)
 }
 
-// AllGatherObject returns the value of every rank, by rank. Values travel as JSON.
+// AllGatherObject returns the value of every rank, indexed by rank. Values are sent as JSON.
 func AllGatherObject[T any](g *Group, value T) ([]T, error) {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -124,8 +124,8 @@ func AllGatherObject[T any](g *Group, value T) ([]T, error) {
 	return all, nil
 }
 
-// BroadcastObject returns the root's value on every rank; that of other ranks is ignored. Values
-// travel as JSON.
+// BroadcastObject returns the root's value on every rank. The values of other ranks are ignored.
+// The value is sent as JSON.
 func BroadcastObject[T any](g *Group, value T, root int) (T, error) {
 	text, err := json.Marshal(value)
 	if err != nil {

@@ -14,20 +14,20 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// DataParallelOptions are the options of [NewDataParallel]. The zero value works. All ranks have
-// equal options.
+// DataParallelOptions are the options of [NewDataParallel]. The zero value works. All ranks use the
+// same options.
 type DataParallelOptions struct {
-	// BucketBytes is the size at which a bucket of gradients is closed; 0 stands for 25 MiB. The
-	// first one is closed at 1 MiB, or at BucketBytes if that is less, so that the reduction begins
+	// BucketBytes is the size at which a bucket of gradients is closed. 0 means 25 MiB. The first
+	// bucket is closed at 1 MiB, or at BucketBytes if that is less, so that the reduction starts
 	// early.
 	BucketBytes int64
-	// ReduceDType is the dtype in which gradients are reduced: Float16 or BFloat16 halve what
-	// float32 gradients send, and round them; 0 keeps the parameters' dtype.
+	// ReduceDType is the dtype in which gradients are reduced. Float16 and BFloat16 halve the
+	// traffic of float32 gradients, and round them. 0 keeps the parameters' dtype.
 	ReduceDType torch.DType
-	// FindUnused allows parameters without a gradient, such as those of a branch that was not
-	// taken. A parameter that no rank has used then has no gradient, as in one process; without
-	// FindUnused it is an error that names the parameter. It costs a small collective over the CPU
-	// in each backward, and cannot be captured in a graph.
+	// FindUnused allows parameters without a gradient, such as the parameters of a branch that was
+	// not taken. A parameter that no rank has used then has no gradient, as in one process. Without
+	// FindUnused, a missing gradient is an error that names the parameter. FindUnused costs a small
+	// collective on the CPU in each backward pass, which cannot be captured in a graph.
 	FindUnused bool
 }
 
@@ -36,9 +36,9 @@ const (
 	firstBucketBytes   = 1 << 20
 )
 
-// DataParallel trains one model on several ranks: each computes gradients for its own samples, and
-// all get the average. It does so bucket by bucket, as soon as the gradients of a bucket are
-// computed, beside the rest of backward.
+// DataParallel trains one model on several ranks. Each rank computes gradients for its samples, and
+// all ranks get the average. A bucket of gradients is reduced as soon as it is complete, while the
+// rest of backward runs.
 //
 //	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
 //	...
@@ -48,40 +48,40 @@ const (
 //	}
 //	err = opt.Step() // the same on all ranks
 //
-// After Backward the gradients are the same on every rank, bit for bit, and so are clipping,
-// GradScaler's decisions, and the parameters after the optimizer's step. A gradient is a view of
-// its bucket, at an address that stays the same after the first two backward passes, unless
+// After Backward the gradients are the same on every rank, bit for bit. So are the results of
+// clipping, GradScaler's decisions, and the parameters after the optimizer's step. A gradient is a
+// view of its bucket. After the first two backward passes its address no longer changes, unless
 // ReduceDType is set. Dropping gradients before the next backward, as Optimizer.ZeroGrad does,
 // costs nothing.
 //
-// Hooks of Tensor.RegisterPostAccumulateGradHook see this rank's gradient, and may change it: it is
-// reduced after them, whenever they are registered.
+// Hooks of Tensor.RegisterPostAccumulateGradHook see this rank's gradient and may change it. The
+// gradient is reduced after the hooks, even if they are registered later.
 //
-// Buffers, such as BatchNorm2d's running statistics, are made equal once, at the start; each rank
-// then keeps its own. A BatchNorm normalises by the samples of the rank, unless
-// [ConvertSyncBatchNorm] has made it one of all ranks' samples.
+// Buffers, such as BatchNorm2d's running statistics, are made equal once, at the start. Each rank
+// then keeps separate ones. A BatchNorm normalises by this rank's samples, unless
+// [ConvertSyncBatchNorm] has converted it.
 //
 // One goroutine at a time uses a DataParallel.
 type DataParallel struct {
 	g       *Group
 	o       DataParallelOptions
-	named   []torch.Named // the parameters that are trained
+	named   []torch.Named // the trained parameters
 	params  []*torch.Tensor
 	reducer *capi.Reducer
-	stream  *cuda.OwnedStream // on which buckets are reduced; nil on the CPU
-	local   bool              // NoSync is under way
+	stream  *cuda.OwnedStream // for the reduction of buckets; nil on the CPU
+	local   bool              // inside NoSync
 	rebuilt bool              // the buckets are in the order of backward
 	unused  []bool
 	closing sync.Once
 }
 
-// NewDataParallel makes the model of every rank that of rank 0, parameters and buffers, and
-// prepares the reduction of its gradients. The model is on the device of the group, and has the
-// same parameters, by name, shape, strides and dtype, on all ranks, or it is an error on all ranks
-// that names the first difference. Parameters that are frozen now stay out of it.
+// NewDataParallel copies rank 0's parameters and buffers to all ranks and prepares the reduction of
+// gradients. The model must be on the group's device and have the same parameters, by name, shape,
+// strides and dtype, on all ranks. Otherwise all ranks get an error that names the first
+// difference. Parameters that are frozen at this time are not reduced.
 //
-// Close the DataParallel before the group, and after graphs that captured a backward. It does not
-// own the model.
+// Close the DataParallel before the group, and after graphs that captured a backward pass. It does
+// not own the model.
 func NewDataParallel(g *Group, m nn.Module, o DataParallelOptions) (*DataParallel, error) {
 	switch {
 	case o.BucketBytes < 0:
@@ -118,7 +118,7 @@ func NewDataParallel(g *Group, m nn.Module, o DataParallelOptions) (*DataParalle
 	return d, nil
 }
 
-// agree finds out on all ranks whether they have the same model.
+// agree checks, on all ranks, that the ranks have the same model.
 func (d *DataParallel) agree(m nn.Module) error {
 	mine := modelText{Options: fmt.Sprintf("%+v", d.o)}
 	for _, n := range nn.State(m) {
@@ -145,7 +145,7 @@ type modelText struct {
 	Err     string
 }
 
-// agree compares what the ranks have.
+// agree returns an error if a rank has an error or describes another model.
 func (m modelText) agree(g *Group) error {
 	all, err := AllGatherObject(g, m)
 	if err != nil {
@@ -164,7 +164,7 @@ func (m modelText) agree(g *Group) error {
 	return nil
 }
 
-// difference returns the first one, as "A, and B", or "".
+// difference returns the first difference as "A, and B", or "" if there is none.
 func (m modelText) difference(other modelText) string {
 	if m.Options != other.Options {
 		return fmt.Sprintf("the options %s, and %s", m.Options, other.Options)
@@ -209,12 +209,12 @@ func (d *DataParallel) prepare() (err error) {
 	}
 	order := make([]int64, len(d.params))
 	for i := range order {
-		order[i] = int64(len(order) - 1 - i) // backward goes from the last layer to the first
+		order[i] = int64(len(order) - 1 - i) // backward visits the last layer first
 	}
 	return d.arrange(order)
 }
 
-// arrange makes the buckets for gradients that come in the order.
+// arrange makes buckets for gradients that arrive in the given order.
 func (d *DataParallel) arrange(order []int64) error {
 	sizes, dtypes := make([]int64, len(d.params)), make([]torch.DType, len(d.params))
 	for i, p := range d.params {
@@ -229,16 +229,16 @@ func (d *DataParallel) arrange(order []int64) error {
 	return capi.ArrangeReducer(d.reducer, arranged, ends)
 }
 
-// buckets divides the parameters, in the order, into buckets of one dtype. A bucket is closed when
-// it has reached the limit, which is that of the first bucket until one is closed. It returns the
-// order of the parameters and, for each bucket, where it ends.
+// buckets divides the parameters, in the given order, into buckets of one dtype. A bucket is closed
+// when it reaches the limit; until the first bucket is closed, the limit is first. It returns the
+// order of the parameters and the end of each bucket.
 func buckets[D comparable](order, sizes []int64, dtypes []D, first, limit int64) (arranged, ends []int64) {
 	type bucket struct {
 		parameters []int64
 		bytes      int64
 	}
 	open := map[D]*bucket{}
-	var begun []D // in the order of their first parameters
+	var begun []D // dtypes with an open bucket, in the order of their first parameters
 	closed := func(b *bucket) {
 		arranged = append(arranged, b.parameters...)
 		ends = append(ends, int64(len(arranged)))
@@ -266,15 +266,15 @@ func buckets[D comparable](order, sizes []int64, dtypes []D, first, limit int64)
 	return arranged, ends
 }
 
-// Backward computes the gradients of the loss on this rank and averages them over all ranks. It
-// returns, like Tensor.Backward, when all work is enqueued; on the CPU it returns when it is done.
-// A rank without samples gives nil, and takes part with gradients of zero.
+// Backward computes the gradients of the loss on this rank and averages them over all ranks. Like
+// Tensor.Backward, it returns when all work is enqueued, or on the CPU when it is done. A rank
+// without samples passes nil and contributes zeros.
 //
-// The average is over ranks. For the gradients of the mean over all samples, where ranks have
-// different numbers of them, give it the loss that [DataParallel.Weigh] returns.
+// The average is over ranks. If ranks have different numbers of samples, pass the loss that
+// [DataParallel.Weigh] returns, for the gradients of the mean over all samples.
 //
-// The loss's own error is returned before anything happens. An error or a panic in backward ends
-// the job, since other ranks then wait for gradients that never come.
+// If the loss has an error, Backward returns it and does nothing else. An error or a panic in
+// backward ends the job, since the other ranks would wait for this rank's gradients.
 func (d *DataParallel) Backward(loss *torch.Tensor) error {
 	if loss == nil {
 		return d.around(func() error { return nil }, true)
@@ -286,7 +286,7 @@ func (d *DataParallel) Backward(loss *torch.Tensor) error {
 }
 
 // Around calls a function that makes one backward pass, and averages the gradients as
-// [DataParallel.Backward] does. It is for passes that others make:
+// [DataParallel.Backward] does. Use it for passes that other code makes:
 //
 //	err := parallel.Around(func() error { return scaler.Backward(loss) })
 func (d *DataParallel) Around(backward func() error) error { return d.around(backward, false) }
@@ -328,7 +328,7 @@ func (d *DataParallel) around(backward func() error, empty bool) error {
 	return d.afterwards(empty)
 }
 
-// enter notes the pass as a call of the group.
+// enter records the pass as a call of the group.
 func (d *DataParallel) enter() (*call, error) {
 	if err := d.g.check("DataParallel.Backward", nil); err != nil {
 		return nil, err
@@ -350,7 +350,7 @@ func (d *DataParallel) enter() (*call, error) {
 	return c, nil
 }
 
-// join waits for the reduction, or on the CPU for the end of the job.
+// join waits for the reduction. On the CPU it also returns when the job ends.
 func (d *DataParallel) join() error {
 	if d.stream != nil {
 		return capi.JoinReducer(d.reducer, d.unused)
@@ -372,7 +372,7 @@ func (d *DataParallel) join() error {
 	}
 }
 
-// afterwards deals with parameters without gradients, and after the first pass with their order.
+// afterwards handles parameters without gradients. After the first pass it rearranges the buckets.
 func (d *DataParallel) afterwards(empty bool) error {
 	if d.o.FindUnused {
 		if err := d.dropUnused(); err != nil {
@@ -410,7 +410,7 @@ func abbreviated(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// dropUnused drops the gradients, zeros, of parameters that no rank has used.
+// dropUnused drops the gradients of parameters that no rank has used. They are zeros.
 func (d *DataParallel) dropUnused() error {
 	used := make([]byte, len(d.unused))
 	for i, unused := range d.unused {
@@ -438,7 +438,7 @@ func (d *DataParallel) dropUnused() error {
 	return torch.ClearGrads(nobody...)
 }
 
-// rebuild arranges the buckets in the order in which rank 0's gradients came.
+// rebuild rearranges the buckets in the order in which rank 0's gradients arrived.
 func (d *DataParallel) rebuild() error {
 	order, err := capi.ReducerOrder(d.reducer, len(d.params))
 	if err != nil {
@@ -456,8 +456,8 @@ func (d *DataParallel) rebuild() error {
 	return d.arrange(order)
 }
 
-// NoSync calls fn, in which backward passes accumulate gradients on this rank alone. The next
-// Backward outside of it averages what has accumulated. All ranks do the same.
+// NoSync calls fn. Backward passes in fn accumulate gradients on this rank only. The next Backward
+// outside of NoSync averages the accumulated gradients. All ranks must do the same.
 func (d *DataParallel) NoSync(fn func() error) error {
 	was := d.local
 	d.local = true
@@ -465,12 +465,12 @@ func (d *DataParallel) NoSync(fn func() error) error {
 	return fn()
 }
 
-// Weigh returns the loss, the mean over this rank's samples, times its share: samples, divided by
-// the average number of samples of all ranks. The average of the gradients over ranks is then the
-// gradient of the mean over all samples. All ranks call it. One without samples gives 0 and a nil
-// loss, for which Weigh returns nil; or, with [ConvertSyncBatchNorm], the loss of a batch without
-// rows, whose value may be NaN. Weigh makes a small collective, for which the host does not wait on
-// a GPU.
+// Weigh weights the loss, the mean over this rank's samples, by samples divided by the ranks'
+// average number of samples. The average of the gradients over ranks is then the gradient of the
+// mean over all samples. All ranks call it. A rank without samples passes 0 and a nil loss, and
+// Weigh returns nil. With [ConvertSyncBatchNorm] it passes the loss of a batch without rows
+// instead, whose value may be NaN. Weigh makes a small collective. On a GPU the host does not wait
+// for it.
 func (d *DataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
 	return weigh(d.g, loss, samples)
 }
@@ -497,7 +497,7 @@ func weigh(g *Group, loss *torch.Tensor, samples int) *torch.Tensor {
 	return loss.Mul(factor)
 }
 
-// Close takes the hooks off the parameters. It waits for nothing, and may be called more than once.
+// Close removes the hooks from the parameters. It does not wait, and may be called more than once.
 func (d *DataParallel) Close() error {
 	var err error
 	d.closing.Do(func() {

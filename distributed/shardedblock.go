@@ -12,7 +12,7 @@ import (
 )
 
 // ShardedBlock is a module whose parameters a [FullyShardedDataParallel] gathers together before
-// the module computes, and frees after. It takes the module's place in the network:
+// the module computes, and frees afterwards. It replaces the module in the network:
 //
 //	net := nn.NewSequential(
 //		distributed.NewShardedBlock(stem),
@@ -20,67 +20,68 @@ import (
 //		distributed.NewShardedBlock(head),
 //	)
 //
-// Before NewFullyShardedDataParallel it is the module. From then on its parameters, as
-// nn.Parameters and nn.State list them, are this rank's parts, and those of the module inside are
-// empty but while it computes.
+// Before NewFullyShardedDataParallel, a ShardedBlock behaves like the module. From then on,
+// nn.Parameters and nn.State list this rank's shards as its parameters. The parameters of the
+// module inside are empty except while it computes.
 //
-// Its backward pass is one of its own inside of the network's, so that its end is known. Therefore
-// nothing but its output may lead backward into the module, not a tensor that the module leaves
-// elsewhere; and neither may the module change its input in place, nor others its output. An output
-// that is a view of a parameter is copied. Other views of parameters must not be used after
-// Forward: their memory is freed, and the program crashes.
+// The block has a separate backward pass inside the network's, so that its end is known. Therefore
+// only the block's output may lead backward into the module, not a tensor that the module stores
+// elsewhere. The module must not change its input in place, and other code must not change the
+// output in place. An output that is a view of a parameter is copied. Other views of parameters
+// must not be used after Forward: their memory is freed, and the program crashes.
 type ShardedBlock struct {
 	module nn.Module
-	d      *FullyShardedDataParallel // nil before it is made
+	d      *FullyShardedDataParallel // nil before NewFullyShardedDataParallel
 
-	name    string // in the network
-	prefix  string // of its parameters' names there
+	name    string // name in the network
+	prefix  string // prefix of the parameters' names in the network
 	flats   []*blockFlat
 	params  []*blockParameter
-	named   []torch.Named // the parts, by the names of their parameters in the module
+	named   []torch.Named // the shards, by parameter name in the module
 	buffers []torch.Named
 
-	whole bool    // the parameters are gathered, or on their way
-	shown bool    // the module has them
-	works []*Work // that gather them, on the CPU
+	whole bool    // the parameters are gathered, or being gathered
+	shown bool    // the module holds the gathered parameters
+	works []*Work // running gathers, on the CPU
 	used  bool    // a backward pass is expected
-	made  bool    // the backward pass under way has come to the block
+	made  bool    // the current backward pass has reached the block
 
-	failed error // of works, which is the end of the job
+	failed error // error of works: the job has ended
 }
 
-// blockFlat is the memory of a block's parameters of one dtype, the trained or the frozen ones.
+// blockFlat is the memory of a block's parameters of one dtype. Trained and frozen parameters have
+// separate flats.
 type blockFlat struct {
 	flatParameters             // all has memory while the block is gathered
-	dtype          torch.DType // of all; mine has that of the parameters
-	rounded        bool        // these differ
-	bytes          int64       // of all
-	gradBytes      int64       // of grads
-	held           bool        // all has memory, which the statistics count
+	dtype          torch.DType // dtype of all; mine has the dtype of the parameters
+	rounded        bool        // dtype differs from the parameters' dtype
+	bytes          int64       // size of all
+	gradBytes      int64       // size of grads
+	held           bool        // all has memory, and the statistics count it
 	trained        bool
-	grads          *torch.Tensor // [N*share]: this rank's gradients of all, with memory while they are reduced; nil if frozen
-	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil while there are none
-	added          *torch.Tensor // [share]: what is added to sum, while that is under way
-	work           *Work         // that reduces grads, on the CPU
-	reduced        bool          // in the backward pass under way
+	grads          *torch.Tensor // [N*share]: this rank's gradients of all, with memory only during the reduction; nil if frozen
+	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil if there are none
+	added          *torch.Tensor // [share]: averages to add to sum; nil unless a reduction adds to earlier gradients
+	work           *Work         // running reduction of grads, on the CPU
+	reduced        bool          // reduced in the current backward pass
 }
 
 // blockParameter is a parameter of a block.
 type blockParameter struct {
 	shardedParameter
 	in    *blockFlat
-	names []string      // in the module
-	view  *torch.Tensor // of in.all
-	grad  *torch.Tensor // of in.grads
-	row   *torch.Tensor // of in.sum: the gradient of piece; nil if that is empty
-	got   bool          // a gradient in the backward pass under way
+	names []string      // names in the module
+	view  *torch.Tensor // view of in.all
+	grad  *torch.Tensor // view of in.grads
+	row   *torch.Tensor // view of in.sum: the gradient of piece; nil if piece is empty
+	got   bool          // has a gradient in the current backward pass
 }
 
-// NewShardedBlock returns the module as a block.
+// NewShardedBlock wraps a module in a block.
 func NewShardedBlock(m nn.Module) *ShardedBlock { return &ShardedBlock{module: m} }
 
-// Parts returns the parts of the module, or from NewFullyShardedDataParallel on this rank's parts
-// of its parameters, and its buffers.
+// Parts returns the parts of the module. After NewFullyShardedDataParallel it returns this rank's
+// shards of the parameters, and the buffers.
 func (b *ShardedBlock) Parts() nn.Parts {
 	switch {
 	case b.d != nil:
@@ -91,7 +92,7 @@ func (b *ShardedBlock) Parts() nn.Parts {
 	return b.module.Parts()
 }
 
-// SetTraining chooses the mode of the module and all its parts.
+// SetTraining sets the mode of the module and all its parts.
 func (b *ShardedBlock) SetTraining(training bool) { nn.Train(b.module, training) }
 
 // Forward gathers the parameters and computes the module's output.
@@ -105,8 +106,8 @@ func (b *ShardedBlock) Forward(x *torch.Tensor) *torch.Tensor {
 	return torch.Function{Name: "ShardedBlock", Forward: b.forward, Backward: b.back}.Apply1(x, b.d.link)
 }
 
-// forward computes the output of in[0]. The second input makes it have a history also where the
-// first one has none.
+// forward computes the output for in[0]. The second input makes the output require gradients even
+// if the first input does not.
 func (b *ShardedBlock) forward(c *torch.FunctionContext, in []*torch.Tensor) ([]*torch.Tensor, error) {
 	x, recorded := in[0], c.NeedsInputGrad(1)
 	if recorded {
@@ -134,15 +135,16 @@ func (b *ShardedBlock) forward(c *torch.FunctionContext, in []*torch.Tensor) ([]
 	return []*torch.Tensor{y}, b.d.leave(b, recorded)
 }
 
-// own returns the output of the module, or a copy of one that lies in the parameters' memory, such
-// as rows of a table of positions: that memory is freed, and a read of it is a crash.
+// own returns the module's output, or a copy if the output is a view of the parameters' memory,
+// such as rows of a table of positions. That memory is freed after the pass, and reading it would
+// crash.
 func (b *ShardedBlock) own(y *torch.Tensor) (*torch.Tensor, error) {
 	if err := y.Err(); err != nil {
 		return nil, err
 	}
 	at, err := y.Pointer()
 	if err != nil || y.Elements() == 0 {
-		return y, nil // a tensor without an address is no view
+		return y, nil // a tensor without an address is not a view
 	}
 	for _, f := range b.flats {
 		if f.share == 0 {
@@ -160,7 +162,7 @@ func (b *ShardedBlock) own(y *torch.Tensor) (*torch.Tensor, error) {
 	return y, nil
 }
 
-// back makes the backward pass of the module.
+// back runs the backward pass of the module.
 func (b *ShardedBlock) back(c *torch.FunctionContext, gradients []*torch.Tensor) ([]*torch.Tensor, error) {
 	if c.Data != b.d.changes {
 		return nil, b.changed()
@@ -186,7 +188,7 @@ func (b *ShardedBlock) changed() error {
 		b.name, cuda.ErrInvalidArgument)
 }
 
-// finish averages the gradients that the block's backward pass has made.
+// finish starts to average the gradients of the block's backward pass and frees its parameters.
 func (b *ShardedBlock) finish() error {
 	if err := b.reduce(); err != nil {
 		return err
@@ -196,12 +198,12 @@ func (b *ShardedBlock) finish() error {
 	return b.free()
 }
 
-// resize gives a flat tensor memory, or with 0 bytes takes it away.
+// resize allocates memory for a flat tensor. 0 bytes frees it.
 func resize(t *torch.Tensor, bytes int64) error {
 	return torch.CAPI("ShardedBlock", []*torch.Tensor{t}, func(c []*capi.Tensor) error { return capi.ResizeStorage(c[0], bytes) })
 }
 
-// hold gives the parameters of f memory, or takes it away, and counts its bytes once.
+// hold allocates or frees the memory of f.all, and counts its bytes once.
 func (b *ShardedBlock) hold(f *blockFlat, held bool) error {
 	bytes, change := int64(0), -f.bytes
 	if held {
@@ -217,7 +219,8 @@ func (b *ShardedBlock) hold(f *blockFlat, held bool) error {
 	return nil
 }
 
-// gather begins to gather the parameters, behind what the collectives' stream has so far.
+// gather starts to gather the parameters, behind the work enqueued on the collectives' stream so
+// far.
 func (b *ShardedBlock) gather() error {
 	if b.whole {
 		return nil
@@ -232,7 +235,7 @@ func (b *ShardedBlock) gather() error {
 				return err
 			}
 			mine := f.mine
-			if f.rounded { // the rounded part ends with the gather
+			if f.rounded { // the rounded copy is closed after the gather
 				mine = mine.ToDType(f.dtype)
 			}
 			work, err := b.d.launch("AllGather of "+b.name, "", f.all, mine, allGather)
@@ -250,7 +253,7 @@ func (b *ShardedBlock) gather() error {
 	})
 }
 
-// show waits for the parameters, on a GPU on the current stream, and gives them to the module.
+// show waits for the gather, on a GPU on the current stream, and sets the module's parameters.
 func (b *ShardedBlock) show() error {
 	if err := b.gather(); err != nil {
 		return err
@@ -273,7 +276,7 @@ func (b *ShardedBlock) show() error {
 	return nil
 }
 
-// await waits for the collectives on the CPU.
+// await waits for the gathers on the CPU.
 func (b *ShardedBlock) await() error {
 	var errs []error
 	for _, w := range b.works {
@@ -286,15 +289,15 @@ func (b *ShardedBlock) await() error {
 	return b.failed
 }
 
-// free takes the parameters away from the module and gives back their memory, which the
-// collectives' stream may use after what the current stream has so far.
+// free removes the gathered parameters from the module and frees their memory. The collectives'
+// stream may reuse the memory after the work enqueued on the current stream so far.
 func (b *ShardedBlock) free() error {
 	if !b.whole {
 		return nil
 	}
 	if err := b.await(); err != nil {
-		// After the end of the job a thread of Gloo may still write to the memory, which therefore
-		// stays, until the tensor goes.
+		// After the end of the job a thread of Gloo may still write to the memory, so the memory is
+		// kept until the tensor is closed.
 		return err
 	}
 	var errs []error
@@ -311,8 +314,8 @@ func (b *ShardedBlock) free() error {
 	return errors.Join(errs...)
 }
 
-// missing names the trained parameters to which the backward pass under way, which has come to the
-// block, gave no gradient.
+// missing names the trained parameters that got no gradient in the current backward pass, if the
+// pass has reached the block.
 func (b *ShardedBlock) missing() (names []string) {
 	for _, p := range b.params {
 		if b.made && p.in.trained && !p.got {
@@ -322,7 +325,7 @@ func (b *ShardedBlock) missing() (names []string) {
 	return names
 }
 
-// reduce begins to average the gradients over the ranks, and drops this rank's.
+// reduce starts to average the gradients over the ranks and drops this rank's gradients.
 func (b *ShardedBlock) reduce() error {
 	if !slices.ContainsFunc(b.flats, func(f *blockFlat) bool { return f.trained }) {
 		return nil
@@ -340,7 +343,8 @@ func (b *ShardedBlock) reduce() error {
 			return err
 		}
 	}
-	// The memory may be that of an earlier block, which the collectives' stream has still to read.
+	// The memory may have belonged to an earlier block whose gradients the collectives' stream
+	// still reads.
 	if err := b.d.follow(); err != nil {
 		return err
 	}
@@ -350,7 +354,7 @@ func (b *ShardedBlock) reduce() error {
 			continue
 		}
 		g := p.marked.Grad()
-		if g == nil { // as of one that another use of the block needs
+		if g == nil { // a parameter that only another use of the block needs, for example
 			none = append(none, p.grad)
 			continue
 		}
@@ -377,7 +381,8 @@ func (b *ShardedBlock) reduce() error {
 	return nil
 }
 
-// receive gives the averaged gradients memory, of the collectives' stream, unless they have some.
+// receive allocates memory for the averaged gradients on the collectives' stream, unless it is
+// allocated already.
 func (b *ShardedBlock) receive(f *blockFlat) (err error) {
 	if f.sum != nil {
 		return nil
@@ -388,7 +393,7 @@ func (b *ShardedBlock) receive(f *blockFlat) (err error) {
 	}
 	b.d.stats.GradientBytes += f.gradBytes / int64(b.d.g.Size())
 	var rows []*blockParameter
-	var sizes []int64 // of each row, and of the gap before it
+	var sizes []int64 // alternating: the gap before each row, and the row
 	at := int64(0)
 	for _, p := range b.params {
 		if p.in == f && p.lo < p.hi {
@@ -426,8 +431,7 @@ func (b *ShardedBlock) release() {
 	}
 }
 
-// reduceFlat averages the gradients of a flat memory, and adds what the parts have from earlier
-// passes.
+// reduceFlat averages the gradients of one flat and adds the shards' gradients from earlier passes.
 func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
 	again, err := b.keep(f)
 	if err != nil {
@@ -450,16 +454,15 @@ func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
 		}
 		f.reduced = true
 		if f.work != nil {
-			return nil // await does the rest
+			return nil // await calls settle
 		}
 		return f.settle()
 	})
 }
 
-// keep moves the gradients that the parts have from earlier passes to f.sum, and reports whether it
-// has any gradients.
+// keep moves the shards' gradients from earlier passes to f.sum, and reports whether there are any.
 func (b *ShardedBlock) keep(f *blockFlat) (any bool, err error) {
-	if f.reduced { // of a block that is used twice
+	if f.reduced { // the block is used twice
 		return true, nil
 	}
 	var without []*torch.Tensor
@@ -489,7 +492,7 @@ func (b *ShardedBlock) keep(f *blockFlat) (any bool, err error) {
 	return any, err
 }
 
-// await waits for the reduction on the CPU, and settles it.
+// await waits for the reduction on the CPU and settles it.
 func (f *blockFlat) await() error {
 	if f.work == nil {
 		return nil
@@ -502,7 +505,8 @@ func (f *blockFlat) await() error {
 	return f.settle()
 }
 
-// settle adds to earlier gradients, and gives back the memory, on the collectives' stream.
+// settle adds the result to earlier gradients and frees the memory of grads, on the collectives'
+// stream.
 func (f *blockFlat) settle() error {
 	var err error
 	if f.added != nil {
@@ -512,7 +516,7 @@ func (f *blockFlat) settle() error {
 	return errors.Join(err, resize(f.grads, 0))
 }
 
-// deliver gives the averaged gradients to the parts.
+// deliver sets the averaged gradients of the shards.
 func (b *ShardedBlock) deliver() error {
 	for _, p := range b.params {
 		if p.row == nil || !p.in.reduced {
@@ -526,7 +530,7 @@ func (b *ShardedBlock) deliver() error {
 	return nil
 }
 
-// passed ends a backward pass of the network.
+// passed resets the per-pass state after a backward pass of the network.
 func (b *ShardedBlock) passed() {
 	b.made = false
 	for _, p := range b.params {
@@ -537,7 +541,7 @@ func (b *ShardedBlock) passed() {
 	}
 }
 
-// close frees everything.
+// close frees the block's tensors.
 func (b *ShardedBlock) close() error {
 	err := b.free()
 	for _, f := range b.flats {
@@ -559,7 +563,7 @@ func (b *ShardedBlock) close() error {
 	return err
 }
 
-// lay makes the flat memories of the block's parameters, with rank 0's values, and the parts.
+// lay makes the flats of the block's parameters, with rank 0's values, and the shards.
 func (b *ShardedBlock) lay() error {
 	type kind struct {
 		dtype   torch.DType
@@ -581,7 +585,7 @@ func (b *ShardedBlock) lay() error {
 	}
 	scope := torch.NewScope("whole parameters of a block")
 	defer scope.Close()
-	whole := map[*blockFlat]*torch.Tensor{} // in the parameters' dtype
+	whole := map[*blockFlat]*torch.Tensor{} // flats in the parameters' dtype
 	if err := b.d.onStream(func() error { return b.allocate(scope, whole) }); err != nil {
 		return err
 	}
@@ -605,8 +609,8 @@ func (b *ShardedBlock) lay() error {
 		}
 	}
 	if b.d.stream != nil {
-		// Taken away from the parameters, their old memory may be used again by the stream that it
-		// belongs to, which need not wait for the current one's copy.
+		// SetData frees the parameters' old memory to the stream that allocated it. That stream
+		// could reuse the memory before the current stream has copied it.
 		if err := b.d.g.Device().Synchronize(); err != nil {
 			return err
 		}
@@ -615,7 +619,7 @@ func (b *ShardedBlock) lay() error {
 	return b.free()
 }
 
-// smaller returns the dtype of fewer bytes.
+// smaller returns the dtype whose elements have fewer bytes.
 func smaller(a, b torch.DType) torch.DType {
 	if b.Size() < a.Size() {
 		return b
@@ -623,8 +627,8 @@ func smaller(a, b torch.DType) torch.DType {
 	return a
 }
 
-// allocate makes the tensors of the block, on the collectives' stream, which their memory belongs
-// to, and memory of the scope for the whole parameters.
+// allocate makes the block's tensors on the collectives' stream, so that their memory belongs to
+// that stream. wholeOf gets the whole parameters of each flat, owned by the scope.
 func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torch.Tensor) error {
 	device, n := b.d.g.Device(), int64(b.d.g.Size())
 	made := func(t *torch.Tensor, err error) *torch.Tensor {
@@ -690,8 +694,8 @@ func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torc
 	return nil
 }
 
-// list names the parts and the buffers for Parts, in the module's order. What is outside of blocks
-// has no module.
+// list names the shards and the buffers for Parts, in the module's order. The root block, of
+// parameters outside of blocks, has no module.
 func (b *ShardedBlock) list() {
 	for _, n := range nn.NamedParameters(b.module) {
 		i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return slices.Contains(p.names, n.Name) })

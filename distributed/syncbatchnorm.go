@@ -11,31 +11,31 @@ import (
 )
 
 // ConvertSyncBatchNorm makes every BatchNorm1d, BatchNorm2d and BatchNorm3d of the model normalise
-// by the mean and variance of the samples of all ranks, in training, as PyTorch's SyncBatchNorm
-// does. Modules, parameters, buffers and their names stay the same, and so does evaluation. Running
-// statistics become those of the whole batch, the same on all ranks.
+// in training by the mean and variance of the samples of all ranks, as PyTorch's SyncBatchNorm
+// does. Modules, parameters, buffers, names and evaluation do not change. Running statistics are
+// computed from the whole batch, and are the same on all ranks.
 //
 //	err := distributed.ConvertSyncBatchNorm(world, net)
 //	...
 //	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
 //
-// Every rank calls it with the same model; it is an error on all ranks if their numbers of
-// BatchNorms differ. The collectives run in a subgroup of their own, which lives as long as the
-// job, so that they do not mix with the reduction of gradients. In a group of one rank, and for a
-// model without a BatchNorm, nothing changes.
+// Every rank calls it with the same model. If the numbers of BatchNorms differ, all ranks get an
+// error. The collectives run in a separate subgroup, so that they do not mix with the reduction of
+// gradients. The subgroup lives as long as the job. In a group of one rank, and for a model without
+// a BatchNorm, nothing changes.
 //
-// From then on, each forward pass in training makes one collective for each BatchNorm, and each
-// backward pass another one, on the stream of the pass. So all ranks make the same passes. Numbers
-// of samples may differ. A rank without samples also makes its passes, on a batch of no rows, or
-// the others wait for it:
+// From then on, each BatchNorm makes one collective in each forward pass in training, and another
+// in each backward pass, on the stream of the pass. Therefore all ranks must make the same passes.
+// Numbers of samples may differ. A rank without samples also makes its passes, on a batch of no
+// rows, because the others wait for it:
 //
 //	loss := net.Forward(none).MSELoss(noTargets) // of the shapes [0 3 224 224] and [0 1000]
 //	err := parallel.Backward(parallel.Weigh(loss, 0))
 //
-// All ranks together need more than one value per channel: the CPU refuses less, and a GPU, whose
-// host does not know the numbers of other ranks, makes NaN. Nothing waits for a GPU, and a whole
-// step can be captured in a graph; a BatchNorm inside of an nn.Graphed is refused. Gradients of
-// gradients (CreateGraph) are an error.
+// All ranks together need more than one value per channel. With fewer values the CPU returns an
+// error. A GPU returns NaN, because its host does not know the numbers of the other ranks. The host
+// never waits for a GPU, and a whole step can be captured in a graph. A BatchNorm inside an
+// nn.Graphed is refused. Gradients of gradients (CreateGraph) are an error.
 func ConvertSyncBatchNorm(g *Group, m nn.Module) error {
 	norms, graphed := batchNorms(m)
 	if graphed {
@@ -78,12 +78,12 @@ func ConvertSyncBatchNorm(g *Group, m nn.Module) error {
 	return nil
 }
 
-// batchNorm is a module of nn that has a BatchNorm's statistics.
+// batchNorm is implemented by nn's BatchNorm modules.
 type batchNorm interface {
 	Synchronize(fn nn.BatchNormFunc)
 }
 
-// batchNorms returns the BatchNorms of m and all modules in it, and whether one is inside of an
+// batchNorms returns the BatchNorms of m and of all modules in it, and whether one is inside an
 // nn.Graphed.
 func batchNorms(m nn.Module) (found []batchNorm, graphed bool) {
 	if m == nil {
@@ -102,15 +102,15 @@ func batchNorms(m nn.Module) (found []batchNorm, graphed bool) {
 	return found, graphed
 }
 
-// syncBatchNorm is one call of a normalisation.
+// syncBatchNorm is one call of a BatchNorm.
 type syncBatchNorm struct {
 	g              *Group
-	weight, bias   bool          // the call has them, as inputs behind x
-	mean, variance *torch.Tensor // running; nil without
+	weight, bias   bool          // whether the inputs after x include them
+	mean, variance *torch.Tensor // running statistics, or nil
 	momentum, eps  float64
 }
 
-// optional returns the tensor as an argument of torch.Call that may be left out.
+// optional returns the tensor as an optional argument of torch.Call.
 func optional(t *torch.Tensor) any {
 	if t == nil {
 		return nil
@@ -118,7 +118,7 @@ func optional(t *torch.Tensor) any {
 	return t
 }
 
-// affine returns the weight and the bias among the inputs, or nil.
+// affine returns the weight and the bias from the inputs, or nil.
 func (s *syncBatchNorm) affine(inputs []*torch.Tensor) (weight, bias *torch.Tensor) {
 	rest := inputs[1:]
 	if s.weight {
@@ -130,9 +130,9 @@ func (s *syncBatchNorm) affine(inputs []*torch.Tensor) (weight, bias *torch.Tens
 	return weight, bias
 }
 
-// forward implements the Forward of a torch.Function of x, weight and bias. It saves x, the mean
-// and the inverse standard deviation of each channel, the numbers of values per channel of all
-// ranks, and the weight.
+// forward is the Forward of a torch.Function with the inputs x, weight and bias. It saves x, the
+// mean and the inverse standard deviation of each channel, each rank's number of values per
+// channel, and the weight.
 func (s *syncBatchNorm) forward(c *torch.FunctionContext, inputs []*torch.Tensor) ([]*torch.Tensor, error) {
 	x := packed(inputs[0].NoAutocast())
 	weight, bias := s.affine(inputs)
@@ -151,7 +151,7 @@ func (s *syncBatchNorm) forward(c *torch.FunctionContext, inputs []*torch.Tensor
 	return []*torch.Tensor{y}, nil
 }
 
-// packed returns x in one of the layouts that LibTorch's operators are for.
+// packed returns x in a memory format that LibTorch's operators support.
 func packed(x *torch.Tensor) *torch.Tensor {
 	if x.IsContiguous(torch.ChannelsLast) {
 		return x
@@ -167,12 +167,13 @@ func wide(x *torch.Tensor) torch.DType {
 	return torch.Float32
 }
 
-// noValues stands for a count of zero where a GPU divides by a sum of counts that may begin with
-// it. LibTorch adds counts up in integers, so that it adds nothing.
+// noValues replaces a count of zero on a GPU, where LibTorch divides by a sum of counts that may
+// start with it. LibTorch adds the counts as integers, so noValues adds nothing.
 const noValues = 1e-30
 
-// gather returns the statistics of all ranks, one row for each: two numbers for each channel, and
-// the count of values per channel. They belong to x's scope, as all that is computed from them.
+// gather returns the statistics of all ranks, one row for each rank: two numbers for each channel,
+// and the count of values per channel. The result, and everything computed from it, belongs to x's
+// scope.
 func (s *syncBatchNorm) gather(x, first, second *torch.Tensor, count float64) (*torch.Tensor, error) {
 	scope := x.Scope()
 	n, err := torch.Full(x.Device(), wide(x), count, 1)
@@ -195,7 +196,7 @@ func (s *syncBatchNorm) gather(x, first, second *torch.Tensor, count float64) (*
 	return all, call.sync([]*torch.Tensor{all, mine}, allGather)
 }
 
-// filled returns two tensors of [C] for statistics of x, of the values.
+// filled returns two tensors [C] in the dtype of x's statistics, filled with a and b.
 func filled(x *torch.Tensor, a, b float64) (first, second *torch.Tensor, err error) {
 	channels := x.Shape()[1]
 	first, err1 := torch.Full(x.Device(), wide(x), a, channels)
@@ -230,7 +231,7 @@ func (s *syncBatchNorm) onGPU(x, weight, bias *torch.Tensor) (y, mean, invstd, c
 		return fail(err)
 	}
 	counts = all.Narrow(1, 2*channels, 1).Reshape(-1)
-	// The operator wants counts of the dtype of the running statistics, and 16 bits are too few.
+	// The operator requires counts in the dtype of the running statistics, and 16 bits are too few.
 	running, err := s.running(x)
 	if err != nil {
 		return fail(err)
@@ -253,8 +254,8 @@ func (s *syncBatchNorm) onGPU(x, weight, bias *torch.Tensor) (y, mean, invstd, c
 	return y, mean, invstd, counts, errors.Join(y.Err(), counts.Err())
 }
 
-// running returns the running statistics in the dtype of x's statistics: themselves or copies, nil
-// without.
+// running returns the running statistics in the dtype of x's statistics. They are copies if the
+// dtype differs, and nil if there are none.
 func (s *syncBatchNorm) running(x *torch.Tensor) (r [2]*torch.Tensor, err error) {
 	for i, t := range []*torch.Tensor{s.mean, s.variance} {
 		if t == nil {
@@ -270,7 +271,7 @@ func (s *syncBatchNorm) running(x *torch.Tensor) (r [2]*torch.Tensor, err error)
 	return r, nil
 }
 
-// written copies new running statistics back, if they are copies.
+// written copies new running statistics back if r holds copies.
 func (s *syncBatchNorm) written(r [2]*torch.Tensor) error {
 	for i, t := range []*torch.Tensor{s.mean, s.variance} {
 		if t != nil && r[i].DType() != t.DType() {
@@ -282,8 +283,8 @@ func (s *syncBatchNorm) written(r [2]*torch.Tensor) error {
 	return nil
 }
 
-// onCPU normalises where LibTorch lacks the operators, from the mean and the sum of squared
-// differences of each rank (Chan, Golub and LeVeque, 1979).
+// onCPU normalises without the operators, which LibTorch lacks on the CPU. It combines the mean and
+// the sum of squared differences of each rank (Chan, Golub and LeVeque, 1979).
 func (s *syncBatchNorm) onCPU(x, weight, bias *torch.Tensor) (y, mean, invstd, counts *torch.Tensor, err error) {
 	fail := func(err error) (y, mean, invstd, counts *torch.Tensor, _ error) { return nil, nil, nil, nil, err }
 	channels, values := x.Shape()[1], x.ToDType(wide(x))
@@ -343,7 +344,7 @@ func (s *syncBatchNorm) onCPU(x, weight, bias *torch.Tensor) (y, mean, invstd, c
 	return y, mean, invstd, counts, y.Err()
 }
 
-// others returns the dimensions of x but that of the channels.
+// others returns all dimensions of x except the channels.
 func others(x *torch.Tensor) []int64 {
 	dims := []int64{0}
 	for d := 2; d < len(x.Shape()); d++ {
@@ -352,7 +353,7 @@ func others(x *torch.Tensor) []int64 {
 	return dims
 }
 
-// perChannel returns values of [C] in a shape that operators extend to x's.
+// perChannel reshapes values [C] so that they broadcast over x.
 func perChannel(x, values *torch.Tensor) *torch.Tensor {
 	shape := make([]int64, len(x.Shape()))
 	for d := range shape {
@@ -362,8 +363,8 @@ func perChannel(x, values *torch.Tensor) *torch.Tensor {
 	return values.Reshape(shape...)
 }
 
-// backward implements the Backward of a torch.Function of x, weight and bias. The gradients of
-// weight and bias are those of this rank, which DataParallel averages.
+// backward is the Backward of a torch.Function with the inputs x, weight and bias. The gradients of
+// weight and bias are from this rank's samples; DataParallel averages them.
 func (s *syncBatchNorm) backward(c *torch.FunctionContext, gradients []*torch.Tensor) ([]*torch.Tensor, error) {
 	saved := c.SavedTensors()
 	if slices.ContainsFunc(saved, (*torch.Tensor).RequiresGrad) {
@@ -394,9 +395,8 @@ func (s *syncBatchNorm) backward(c *torch.FunctionContext, gradients []*torch.Te
 	return inputs, nil
 }
 
-// reduced returns this rank's sums over the samples, for each channel: of the gradient, and of the
-// gradient times x without its mean; then the gradients of weight and bias. It is nil where nothing
-// needs them.
+// reduced returns four sums for each channel over this rank's samples: the gradient, the gradient
+// times the centred x, and the gradients of weight and bias. The last two are nil if not needed.
 func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd, weight *torch.Tensor) (sums [4]*torch.Tensor, err error) {
 	needsWeight, biasAt := s.weight && c.NeedsInputGrad(1), 1
 	if s.weight {
@@ -420,7 +420,7 @@ func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd, we
 		if err := errors.Join(sums[0].Err(), sums[1].Err()); err != nil {
 			return sums, err
 		}
-		// LibTorch converts gradients to the dtypes of weight and bias.
+		// autograd converts these to the dtypes of weight and bias.
 		sums[2], sums[3] = sums[1].Mul(invstd), sums[0]
 	}
 	if !needsWeight {
@@ -432,7 +432,7 @@ func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd, we
 	return sums, nil
 }
 
-// inputGradient returns the gradient of x from the sums of all ranks.
+// inputGradient returns the gradient of x, given this rank's sums. It adds the sums of all ranks.
 func (s *syncBatchNorm) inputGradient(g, x, mean, invstd, weight, counts, sum, products *torch.Tensor) (*torch.Tensor, error) {
 	channels := x.Shape()[1]
 	both := torch.Cat([]*torch.Tensor{sum, products}, 0)

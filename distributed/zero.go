@@ -12,10 +12,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ZeroRedundancyOptimizer is an optimizer whose state is divided among the ranks of a group (ZeRO
+// ZeroRedundancyOptimizer is an optimizer whose state is sharded over the ranks of a group (ZeRO
 // stage 1; PyTorch's class of the same name). Each rank keeps the state, and with MasterWeights the
-// masters, of 1/N of the parameters' elements, updates these, and gets the other parameters from
-// the ranks that updated them. The parameters become what the optimizer makes of them in one
+// masters, of 1/N of the parameters' elements. It updates these elements and receives the others
+// from the ranks that updated them. The parameters become the same as with the optimizer in one
 // process.
 //
 //	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
@@ -30,14 +30,14 @@ import (
 //	err = opt.Step()
 //
 // Gradients are whole on every rank: DataParallel reduces them, and clipping and GradScaler see
-// them, as with any optimizer. A GradScaler's Step waits for the device.
+// whole gradients. A GradScaler's Step waits for the device.
 //
-// Parameters become views of flat memory, one for each dtype, of which rank r updates part r of N
-// equal parts. A part may begin and end within a parameter, so the optimizer's formula must be one
-// of each element by itself: SGD, Adam, AdamW, RMSprop and Adagrad are; LAMB and Muon, which
-// compute norms and products of whole parameters, are refused.
+// Parameters become views of flat memory, with one flat for each dtype. Rank r updates part r of N
+// equal parts of each flat. A part may start and end within a parameter, so the optimizer must
+// update each element independently. SGD, Adam, AdamW, RMSprop and Adagrad do. LAMB and Muon
+// compute norms and products of whole parameters, and are refused.
 //
-// Step, State and construction are collectives: all ranks make them, in the same order. One
+// Step, State and the constructor are collectives: all ranks call them in the same order. One
 // goroutine at a time uses a ZeroRedundancyOptimizer.
 type ZeroRedundancyOptimizer struct {
 	dividedOptimizer
@@ -47,65 +47,64 @@ type ZeroRedundancyOptimizer struct {
 // flatParameters is the memory of the parameters of one dtype.
 type flatParameters struct {
 	all  *torch.Tensor // [N*share]
-	mine *torch.Tensor // [share]: the part of all that this rank updates
-	// elements is how many elements of all the parameters take, the gaps between them included.
+	mine *torch.Tensor // [share]: this rank's part of all
+	// elements is the number of elements of all in use, including the gaps between parameters.
 	elements, share int64
 }
 
 // shardedParameter is a parameter in its flat memory.
 type shardedParameter struct {
 	param          *torch.Tensor
-	marked         *torch.Tensor // the same under NoGrad
-	shape, strides []int64       // of the parameter
+	marked         *torch.Tensor // param.NoGrad()
+	shape, strides []int64       // shape and strides of the parameter
 	elements       int64
 	flat           *flatParameters
-	begin          int64         // the parameter's first element in flat.all
-	address        uintptr       // of the parameter
-	lo, hi         int64         // the elements of the parameter, in memory order, that this rank updates
-	piece          *torch.Tensor // these elements: a leaf [hi-lo], which may be empty
+	begin          int64         // index of the parameter's first element in flat.all
+	address        uintptr       // address of the parameter
+	lo, hi         int64         // range of the parameter's elements, in memory order, that this rank updates
+	piece          *torch.Tensor // the elements lo to hi: a leaf [hi-lo], possibly empty
 }
 
 func newShardedParameter(p *torch.Tensor) shardedParameter {
 	return shardedParameter{param: p, marked: p.NoGrad(), shape: p.Shape(), strides: p.Strides(), elements: p.Elements()}
 }
 
-// place gives the parameter the next place in its flat memory, which begins at a multiple of the
-// alignment in the dtype.
+// place puts the parameter at the next free position of the flat, aligned for the dtype.
 func (p *shardedParameter) place(f *flatParameters, d torch.DType) {
 	p.flat, p.begin = f, f.elements
 	f.elements += aligned(p.elements, d)
 }
 
-// cut finds the elements of the parameter that rank r updates.
+// cut computes the range of the parameter's elements that rank r updates.
 func (p *shardedParameter) cut(r int64) {
 	p.lo, p.hi = p.before(r), p.before(r+1)
 }
 
-// before returns how many elements of the parameter the ranks before r update.
+// before returns the number of the parameter's elements that the ranks before r update.
 func (p *shardedParameter) before(r int64) int64 {
 	return min(max(r*p.flat.share-p.begin, 0), p.elements)
 }
 
-// of returns the parameter's place in a flat tensor, with its shape.
+// of returns a view of the parameter in a flat tensor, with the parameter's shape.
 func (p *shardedParameter) of(flat *torch.Tensor) *torch.Tensor {
 	return flat.Narrow(0, p.begin, p.elements).AsStrided(p.shape, p.strides, torch.AsStridedOptions{})
 }
 
-// alignment is the number of bytes at whose multiples parameters and ranks' parts begin, so that
-// fused optimizers can read several elements at a time.
+// alignment in bytes of parameters and ranks' parts, so that fused optimizers can read several
+// elements at a time.
 const alignment = 16
 
-// NewZeroRedundancyOptimizer returns the optimizer that build makes, with its state divided. Each
-// rank calls it with the same parameters, which are on the group's device, and with the same build.
-// An error of one rank is one of all, and leaves the parameters as they were.
+// NewZeroRedundancyOptimizer calls build and shards the state of the optimizer that build returns.
+// All ranks call it with the same build and the same parameters, which must be on the group's
+// device. An error on one rank is an error on all, and leaves the parameters unchanged.
 //
-// build gets this rank's part of each parameter, in their order: shard[i] has elements of
-// params[i], as a row, or none. It returns an optimizer of all of them, in any groups: choose a
-// group by params[i].
+// build gets this rank's shard of each parameter: shard[i] is a row of elements of params[i], and
+// may be empty. It returns an optimizer of all shards, in any groups. To choose a group, look at
+// params[i].
 //
-// The parameters get the values of the ranks that update them, and new memory: make the optimizer
-// after nn.To and nn.ToDType, and before a graph captures the model. For a while there are two
-// copies of them, and the call waits for the device.
+// The parameters move to new memory: make the optimizer after nn.To and nn.ToDType, and before a
+// graph captures the model. Each element gets the value of the rank that updates it. During the
+// call there are two copies of the parameters, and the call waits for the device.
 //
 // Close the optimizer before the group. It does not own the parameters, which stay valid.
 func NewZeroRedundancyOptimizer(g *Group, params []*torch.Tensor, build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*ZeroRedundancyOptimizer, error) {
@@ -121,7 +120,7 @@ func NewZeroRedundancyOptimizer(g *Group, params []*torch.Tensor, build func(sha
 	return z, nil
 }
 
-// agree finds out on all ranks whether they have the same parameters.
+// agree checks, on all ranks, that the ranks have the same parameters.
 func (z *ZeroRedundancyOptimizer) agree(params []*torch.Tensor) error {
 	mine := modelText{}
 	seen := map[*torch.Tensor]bool{}
@@ -147,8 +146,8 @@ func (z *ZeroRedundancyOptimizer) agree(params []*torch.Tensor) error {
 	return mine.agree(z.g)
 }
 
-// construct makes the optimizer of this rank's part, and moves the parameters to flat memory when
-// all ranks have theirs.
+// construct makes the optimizer of this rank's shards. When all ranks have succeeded, it moves the
+// parameters to flat memory.
 func (z *ZeroRedundancyOptimizer) construct(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
 	scope := torch.NewScope("parameters on their way")
 	defer scope.Close()
@@ -179,7 +178,7 @@ func (z *ZeroRedundancyOptimizer) construct(build func([]*torch.Tensor) (optim.O
 	return z.synchronize()
 }
 
-// layOut gives each parameter its place.
+// layOut places the parameters in flats and computes this rank's ranges.
 func (z *ZeroRedundancyOptimizer) layOut() {
 	byDType := map[torch.DType]*flatParameters{}
 	for _, p := range z.parts {
@@ -198,18 +197,18 @@ func (z *ZeroRedundancyOptimizer) layOut() {
 	}
 }
 
-// divide gives each of n ranks an equal part.
+// divide divides the flat into n equal parts.
 func (f *flatParameters) divide(n int, d torch.DType) {
 	f.share = aligned((f.elements+int64(n)-1)/int64(n), d)
 }
 
-// aligned rounds a number of elements up.
+// aligned rounds a number of elements up to the alignment.
 func aligned(n int64, d torch.DType) int64 {
 	step := max(alignment/int64(d.Size()), 1)
 	return (n + step - 1) / step * step
 }
 
-// fill makes the flat memory, with the parameters' values.
+// fill allocates the flats and copies the parameters' values into them.
 func (z *ZeroRedundancyOptimizer) fill(scope *torch.Scope) (views []*torch.Tensor, err error) {
 	for _, p := range z.parts {
 		f := p.flat
@@ -234,7 +233,8 @@ func (z *ZeroRedundancyOptimizer) fill(scope *torch.Scope) (views []*torch.Tenso
 		}
 		views = append(views, view)
 	}
-	// The parameters' old memory is read until here, and other streams may use the new one.
+	// The parameters' old memory has been read after this, and other streams may use the new
+	// memory.
 	return views, z.synchronize()
 }
 
@@ -246,7 +246,7 @@ func (z *ZeroRedundancyOptimizer) synchronize() error {
 	return z.g.Device().Synchronize()
 }
 
-// gatherParameters makes all parameters those of the ranks that update them.
+// gatherParameters overwrites each part of the flats with the values of the rank that updates it.
 func (z *ZeroRedundancyOptimizer) gatherParameters(name string) error {
 	for _, f := range z.flats {
 		if f.share == 0 {
@@ -263,11 +263,11 @@ func (z *ZeroRedundancyOptimizer) gatherParameters(name string) error {
 	return nil
 }
 
-// Step updates this rank's part of the parameters from their gradients, which are the same on all
-// ranks, and gathers the other parts. Like the optimizer's own Step, it then drops all gradients,
-// unless the optimizer was made with KeepGradients, and returns optim.ErrNoGradients, on all ranks,
-// if there are none. On a GPU it enqueues its work on the current stream, and can be captured in a
-// graph if the optimizer is Capturable. An error of one rank ends the job.
+// Step updates this rank's shards from their gradients, which are the same on all ranks, and
+// gathers the other shards. It then drops all gradients, unless the optimizer was made with
+// KeepGradients. If there are no gradients it returns optim.ErrNoGradients on all ranks. On a GPU
+// it enqueues its work on the current stream, and can be captured in a graph if the optimizer is
+// Capturable. An error of one rank ends the job.
 func (z *ZeroRedundancyOptimizer) Step() error {
 	if err := z.g.check("ZeroRedundancyOptimizer.Step", nil); err != nil {
 		return err
@@ -285,7 +285,7 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 	err := z.update()
 	switch {
 	case errors.Is(err, optim.ErrNoGradients), errors.Is(err, cuda.ErrCapture):
-		return err // on all ranks
+		return err // the same on all ranks
 	case err != nil:
 		return z.g.abort("ZeroRedundancyOptimizer.Step", err)
 	}
@@ -298,7 +298,7 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 	return z.ZeroGrad()
 }
 
-// update steps this rank's part.
+// update steps this rank's shards.
 func (z *ZeroRedundancyOptimizer) update() (err error) {
 	scope := torch.NewScope("gradients of a shard")
 	defer scope.Close()
@@ -345,7 +345,7 @@ func (z *ZeroRedundancyOptimizer) ZeroGrad() error {
 	return torch.ClearGrads(params...)
 }
 
-// Groups returns the groups of the optimizer, with the whole parameters.
+// Groups returns the optimizer's parameter groups, with whole parameters.
 func (z *ZeroRedundancyOptimizer) Groups() []optim.Group {
 	if z.inner == nil {
 		return nil
@@ -360,7 +360,7 @@ func (z *ZeroRedundancyOptimizer) Groups() []optim.Group {
 	return groups
 }
 
-// Close frees this rank's state, and the optimizer that build made. A later Step returns
+// Close frees this rank's state and the optimizer that build made. A later Step returns
 // torch.ErrClosed.
 func (z *ZeroRedundancyOptimizer) Close() error {
 	z.dropGathered()

@@ -15,20 +15,20 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// dividedOptimizer is an optimizer of this rank's parts of parameters.
+// dividedOptimizer is an optimizer of this rank's shards of parameters.
 type dividedOptimizer struct {
-	name     string // of the type, for errors
+	name     string // type name, for errors
 	g        *Group
 	inner    optim.Optimizer
 	parts    []*shardedParameter
-	order    []*shardedParameter // by the optimizer's indexes, which count through its groups
-	gathered []*torch.Tensor     // what State returned
+	order    []*shardedParameter // indexed as the optimizer's state is: through its groups
+	gathered []*torch.Tensor     // returned by State
 }
 
-// Group returns the group whose ranks divide the state.
+// Group returns the group that shards the state.
 func (z *dividedOptimizer) Group() *Group { return z.g }
 
-// build makes the optimizer of this rank's part.
+// build makes the optimizer of this rank's shards.
 func (z *dividedOptimizer) build(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
 	if build == nil {
 		return fmt.Errorf("build is nil: %w", cuda.ErrInvalidArgument)
@@ -52,7 +52,7 @@ func (z *dividedOptimizer) build(build func([]*torch.Tensor) (optim.Optimizer, e
 	return z.index()
 }
 
-// index finds the optimizer's parameters among the parts.
+// index lists the parts in the optimizer's order.
 func (z *dividedOptimizer) index() error {
 	of := make(map[*torch.Tensor]*shardedParameter, len(z.parts))
 	for _, p := range z.parts {
@@ -78,7 +78,8 @@ func (z *dividedOptimizer) LRs() []float64 {
 	return z.inner.LRs()
 }
 
-// SetLR sets one learning rate for all groups, or one for each group. All ranks set the same.
+// SetLR sets one learning rate for all groups, or one for each group. All ranks must set the same
+// rates.
 func (z *dividedOptimizer) SetLR(rates ...float64) error {
 	if z.inner == nil {
 		return fmt.Errorf("distributed: %s.SetLR: %w", z.name, torch.ErrClosed)
@@ -86,7 +87,7 @@ func (z *dividedOptimizer) SetLR(rates ...float64) error {
 	return z.inner.SetLR(rates...)
 }
 
-// Capturable reports whether a captured Step follows SetLR.
+// Capturable reports whether a captured Step reads the rate that SetLR sets later.
 func (z *dividedOptimizer) Capturable() bool {
 	c, ok := z.inner.(interface{ Capturable() bool })
 	return ok && c.Capturable()
@@ -99,7 +100,7 @@ func (z *dividedOptimizer) dropGathered() {
 	z.gathered = nil
 }
 
-// StateBytes returns the bytes of state that this rank holds, masters included.
+// StateBytes returns the size of this rank's state in bytes, including masters.
 func (z *dividedOptimizer) StateBytes() (int64, error) {
 	if z.inner == nil {
 		return 0, fmt.Errorf("distributed: %s.StateBytes: %w", z.name, torch.ErrClosed)
@@ -115,13 +116,13 @@ func (z *dividedOptimizer) StateBytes() (int64, error) {
 	return n, nil
 }
 
-// shardedState describes a tensor of a rank's state.
+// shardedState describes one tensor of a rank's state.
 type shardedState struct {
-	Index  int    // of the parameter in the optimizer
-	Name   string // PyTorch's, such as "exp_avg"
+	Index  int    // index of the parameter in the optimizer
+	Name   string // PyTorch's name, such as "exp_avg"
 	DType  torch.DType
-	Scalar bool    // it is one number for the whole parameter, such as the step count
-	Value  float64 // of a scalar
+	Scalar bool    // one number for the whole parameter, such as the step count
+	Value  float64 // value of a scalar
 }
 
 func (k shardedState) kind() string {
@@ -139,19 +140,19 @@ func splitState(name string) (index int, rest string, ok bool) {
 	return index, rest, ok && found && err == nil && index >= 0
 }
 
-// State returns the state of all ranks, as the optimizer of one process would have it: it fits
-// that, and a ZeroRedundancyOptimizer of any number of ranks. The tensors are on the CPU, whole on
-// every rank, and are freed by the next Step, State, LoadState or Close. State is a collective,
-// which waits for the device: all ranks call it, and then one of them writes a file. An error of
-// one rank ends the job.
+// State returns the state of all ranks, as the optimizer of one process would return it. It can be
+// loaded into that optimizer, or into a ZeroRedundancyOptimizer with any number of ranks. The
+// tensors are whole on every rank, on the CPU, and are freed by the next Step, State, LoadState or
+// Close. State is a collective that waits for the device: all ranks call it, and one of them then
+// writes a file. An error of one rank ends the job.
 //
 //	state, err := opt.State()
 //	if err == nil && world.Rank() == 0 {
 //		err = nn.SaveTensors("adamw.safetensors", state.Tensors, state.Metadata)
 //	}
 //
-// So optim.Save is called on all ranks too, with a path for each. train.Checkpoint with World does
-// all of this.
+// For the same reason optim.Save must be called on all ranks, each with a different path.
+// train.Checkpoint with World does all of this.
 func (z *dividedOptimizer) State() (optim.State, error) {
 	if z.inner == nil {
 		return optim.State{}, fmt.Errorf("distributed: %s.State: %w", z.name, torch.ErrClosed)
@@ -170,7 +171,7 @@ func (z *dividedOptimizer) State() (optim.State, error) {
 		t, err := z.wholeState(scope, rows, own, k)
 		if err != nil {
 			err = fmt.Errorf("distributed: %s.State: %s: %w", z.name, stateOf(k), err)
-			if known := new(Error); errors.As(err, &known) { // of the collective
+			if known := new(Error); errors.As(err, &known) { // the collective failed
 				return optim.State{}, err
 			}
 			return optim.State{}, z.g.abort(z.name+".State", err)
@@ -183,8 +184,9 @@ func (z *dividedOptimizer) State() (optim.State, error) {
 
 func stateOf(k shardedState) string { return fmt.Sprintf("state.%d.%s", k.Index, k.Name) }
 
-// describe returns the tensors of the whole state, which are the same on all ranks, or the failure
-// of one. Every rank that has elements of a parameter must have state of the same names.
+// describe returns the tensors of the whole state, the same list on all ranks. If a rank has a
+// failure, it is the error of all ranks. Every rank that has elements of a parameter must have
+// state of the same names.
 func (z *dividedOptimizer) describe(own optim.State, failure error) ([]shardedState, error) {
 	mine := struct {
 		State []shardedState
@@ -223,7 +225,7 @@ func (z *dividedOptimizer) describe(own optim.State, failure error) ([]shardedSt
 		name  string
 	}
 	found := map[key]shardedState{}
-	foundOn := map[key]int{} // the first rank that has it
+	foundOn := map[key]int{} // the first rank with this state
 	owners := map[key]int64{}
 	for r, other := range all {
 		if other.Err != "" {
@@ -258,14 +260,14 @@ func (p *shardedParameter) owners() int64 {
 	return (p.begin+p.elements-1)/p.flat.share - p.begin/p.flat.share + 1
 }
 
-// stateRow is the state of one name and dtype for all parameters of a flat memory.
+// stateRow identifies the state of one name and dtype for all parameters of a flat.
 type stateRow struct {
 	flat  *flatParameters
 	name  string
 	dtype torch.DType
 }
 
-// wholeState returns a new tensor with the state of all ranks. rows has what was gathered so far.
+// wholeState returns a new tensor with the state of all ranks. rows caches gathered rows.
 func (z *dividedOptimizer) wholeState(scope *torch.Scope, rows map[stateRow]*torch.Tensor, own optim.State, k shardedState) (*torch.Tensor, error) {
 	if k.Scalar {
 		return torch.Full(cuda.CPU, k.DType, k.Value)
@@ -302,8 +304,8 @@ type partOf struct {
 	t *torch.Tensor
 }
 
-// gatherParts returns a flat tensor on the CPU with all ranks' parts, of which mine are this
-// rank's. It is a collective.
+// gatherParts gathers all ranks' parts into a flat tensor on the CPU, given this rank's parts in
+// mine. It is a collective.
 func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []partOf) (*torch.Tensor, error) {
 	all, err := torch.Zeros(cuda.CPU, at.dtype, at.flat.share*int64(g.Size()))
 	if err != nil {
@@ -330,11 +332,12 @@ func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []
 	return all, c.sync([]*torch.Tensor{all, own}, allGather)
 }
 
-// DividedState returns this rank's part of the state, under the names of all tensors of the whole
-// state, and how the ranks divide these: for a checkpoint to which each rank writes its part (see
-// nn.Shards). A step count, which is the same for all elements, is whole. The tensors that are not
-// the optimizer's are freed as those of State. DividedState is a collective, which copies nothing;
-// an error of one rank is one of all.
+// DividedState returns this rank's shards of the state, under the names of all tensors of the whole
+// state, and describes how the ranks divide these tensors. A checkpoint to which each rank writes
+// its shard needs it (see nn.Shards). Scalars such as a step count, which are the same for all
+// elements, are whole. The caller does not own the tensors; those that are not the optimizer's are
+// freed as State's tensors are. DividedState is a collective and copies no tensor data. An error on
+// one rank is an error on all.
 func (z *dividedOptimizer) DividedState() (optim.State, nn.Divided, error) {
 	if z.inner == nil {
 		return optim.State{}, nil, fmt.Errorf("distributed: %s.DividedState: %w", z.name, torch.ErrClosed)
@@ -357,7 +360,7 @@ func (z *dividedOptimizer) DividedState() (optim.State, nn.Divided, error) {
 		case k.Scalar:
 			t, err = torch.Full(cuda.CPU, k.DType, k.Value)
 			z.gathered = append(z.gathered, t)
-		case t == nil: // another rank's
+		case t == nil: // only other ranks have it
 			t, err = torch.Empty(cuda.CPU, k.DType, 0)
 			z.gathered = append(z.gathered, t)
 		}
@@ -372,7 +375,7 @@ func (z *dividedOptimizer) DividedState() (optim.State, nn.Divided, error) {
 	return part, divided, nil
 }
 
-// division says which elements of the parameter each of n ranks has.
+// division describes which elements of the parameter each of n ranks has.
 func (p *shardedParameter) division(n int) nn.Division {
 	d := nn.Division{Shape: p.shape, Strides: p.strides, First: make([]int64, n+1)}
 	for r := range d.First {
@@ -381,8 +384,9 @@ func (p *shardedParameter) division(n int) nn.Division {
 	return d
 }
 
-// LoadState replaces the state by this rank's part of a whole state, which State or an optimizer of
-// one process made. It sets the learning rates too. It is no collective: every rank has s.
+// LoadState loads this rank's shards from a whole state, made by State or by an optimizer in one
+// process. It also sets the learning rates. It is not a collective: every rank passes the whole
+// state.
 func (z *dividedOptimizer) LoadState(s optim.State) error {
 	scope := torch.NewScope("a part of a state")
 	defer scope.Close()
@@ -406,7 +410,7 @@ func (z *dividedOptimizer) LoadState(s optim.State) error {
 	return z.LoadParts(part)
 }
 
-// LoadParts is LoadState of what this rank has of the state, as CutState says.
+// LoadParts is LoadState of a state that is already cut for this rank, as CutState describes.
 func (z *dividedOptimizer) LoadParts(s optim.State) error {
 	if z.inner == nil {
 		return fmt.Errorf("distributed: %s.LoadState: %w", z.name, torch.ErrClosed)
@@ -418,11 +422,11 @@ func (z *dividedOptimizer) LoadParts(s optim.State) error {
 	return nil
 }
 
-// CutState says which elements of a tensor of the whole state this rank has.
+// CutState returns which elements of a tensor of the whole state belong to this rank.
 func (z *dividedOptimizer) CutState(name string, shape []int64) (optim.Cut, error) {
 	index, state, ok := splitState(name)
 	if !ok || index >= len(z.order) {
-		return optim.Cut{}, nil // the optimizer refuses it
+		return optim.Cut{}, nil // the optimizer returns the error
 	}
 	p := z.order[index]
 	switch {
@@ -436,7 +440,7 @@ func (z *dividedOptimizer) CutState(name string, shape []int64) (optim.Cut, erro
 	return optim.Cut{Row: true, Strides: p.strides, First: p.lo, Elements: p.hi - p.lo}, nil
 }
 
-// partOf returns this rank's elements of a tensor of the parameter's shape, as a row.
+// partOf returns this rank's elements of a tensor that has the parameter's shape, as a row.
 func (p *shardedParameter) partOf(scope *torch.Scope, whole *torch.Tensor) (*torch.Tensor, error) {
 	return cutOf(scope, whole, optim.Cut{Row: true, Strides: p.strides, First: p.lo, Elements: p.hi - p.lo})
 }
