@@ -15,8 +15,8 @@ import (
 
 func init() { workers["barrier beside"] = barrierBesideForEver }
 
-// Barriers beside collectives have no place in their order: one rank makes its barriers before its
-// collectives, and another one after them.
+// Barriers of BarrierBeside are not ordered with collectives: one rank makes its barriers before
+// its collectives, and another one after them.
 func TestBarrierBesideCollectives(t *testing.T) {
 	var arrived atomic.Int32
 	requireNone(t, inProcess(t, 3, quick, func(g *Group) error {
@@ -55,8 +55,8 @@ func TestBarrierBesideCollectives(t *testing.T) {
 	}))
 }
 
-// Barriers that are reserved meet those of the same place, in whichever order their goroutines come
-// to them: a barrier ends when all ranks have come to this one.
+// A reserved barrier meets the barrier with the same sequence number on other ranks, in whichever
+// order goroutines enter them. It ends only when all ranks have entered it.
 func TestReservedBarriersKeepTheirPlaces(t *testing.T) {
 	const rounds = 20
 	var arrived [rounds][2]atomic.Int32
@@ -74,7 +74,7 @@ func TestReservedBarriersKeepTheirPlaces(t *testing.T) {
 			}
 			first := g.Rank()
 			go come(first)
-			if err := g.Barrier(); err != nil { // the first ones have most likely come
+			if err := g.Barrier(); err != nil { // the first barriers have most likely been entered
 				return err
 			}
 			go come(1 - first)
@@ -86,14 +86,14 @@ func TestReservedBarriersKeepTheirPlaces(t *testing.T) {
 	}))
 }
 
-// A rank that does not come to a barrier beside is named, with the barrier.
+// The error of BarrierBeside names the late rank and the barrier.
 func TestBarrierBesideNamesTheLateRank(t *testing.T) {
 	errs := inProcess(t, 2, quick, func(g *Group) error {
 		if g.Rank() == 1 {
 			<-g.job.member.Failed()
 			return nil
 		}
-		g.job.o.Timeout = 50 * time.Millisecond // only for the barrier: Init takes the time it takes
+		g.job.o.Timeout = 50 * time.Millisecond // only for the barrier, not for Init
 		return g.BarrierBeside("files")
 	})
 	var e *Error
@@ -102,7 +102,7 @@ func TestBarrierBesideNamesTheLateRank(t *testing.T) {
 	}
 }
 
-// barrierBesideForEver makes barriers beside until one fails, and says how.
+// barrierBesideForEver repeats BarrierBeside until it fails, and prints the error.
 func barrierBesideForEver(ctx context.Context) error {
 	g, err := Init(ctx, patient)
 	if err != nil {

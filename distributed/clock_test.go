@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Ranks of one host share a clock, so the offsets are as small as the measurement says.
+// Ranks on one host share a clock, so offsets are at most the uncertainty.
 func TestClockOffset(t *testing.T) {
 	requireNone(t, inProcess(t, 3, quick, func(g *Group) error {
 		offset, uncertainty, err := ClockOffset(g)
@@ -25,7 +25,7 @@ func TestClockOffset(t *testing.T) {
 	}))
 }
 
-// A question that was not sent has no answer to wait for.
+// If the question cannot be sent, askTime does not wait for an answer.
 func TestClockOffsetEndsWithItsFirstError(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		now, err := torch.Zeros(cuda.CPU, torch.Int64, 1)

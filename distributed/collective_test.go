@@ -26,7 +26,7 @@ func expectValues(what string, t *torch.Tensor, want ...float64) error {
 	return nil
 }
 
-// exercise makes every collective once on tensors of the device.
+// exercise runs every collective once on tensors of the device.
 func exercise(g *Group, device cuda.Device) error {
 	n, r := int64(g.Size()), float64(g.Rank())
 	var errs []error
@@ -93,7 +93,7 @@ func exercise(g *Group, device cuda.Device) error {
 	if n > 1 {
 		next, before := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
 		mine, theirs := full(device, torch.Float64, r, 1), full(device, torch.Float64, -1, 1)
-		if g.Rank() == 0 { // somebody begins to receive
+		if g.Rank() == 0 { // one rank must receive first
 			try("Receive", g.Receive(theirs, before))
 			try("Send", g.Send(mine, next))
 		} else {
@@ -194,7 +194,7 @@ func TestObjects(t *testing.T) {
 	}))
 }
 
-// A call that is refused on every rank has no effect on the group.
+// A call that every rank refuses has no effect on the group.
 func TestRefusedCalls(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		x := full(cuda.CPU, torch.Float64, 1, 2, 3)

@@ -29,7 +29,7 @@ func TestReadEnvironment(t *testing.T) {
 	for name, c := range map[string]struct {
 		variables map[string]string
 		want      Environment
-		says      string // of the error
+		says      string // expected text in the error
 	}{
 		"alone":    {map[string]string{}, Environment{Launcher: "none", Size: 1, LocalSize: 1}, ""},
 		"torchrun": {torchrun, Environment{Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Address: "node0", Port: 1234, AgentStore: true, Launcher: "torchrun"}, ""},

@@ -13,8 +13,8 @@ import (
 
 func init() { workers["equal ranks on GPUs"] = onOwnGPU(ranksStayEqual) }
 
-// The ranks begin with different weights and have different samples. Their gradients and weights
-// are the same bits after NewDataParallel and after every step.
+// The ranks start with different weights and have different samples. Gradients and weights must be
+// the same bits on all ranks after NewDataParallel and after every step.
 func TestRanksStayEqual(t *testing.T)    { requireNone(t, inProcess(t, 2, quick, ranksStayEqual)) }
 func TestGPURanksStayEqual(t *testing.T) { onGPUs(t, "equal ranks on GPUs") }
 
@@ -54,8 +54,8 @@ func stayEqual(g *Group, bucketBytes int64, flagged bool) (err error) {
 		flag = NewFlag(g)
 		defer func() { err = errors.Join(err, flag.Close()) }()
 	}
-	// Copies on the device, which are read at the end: to read them in a step would let the host
-	// wait for the device, and so hide an order that is missing.
+	// The copies stay on the device until the end. Reading them in each step would make the host
+	// wait for the device, and so hide a missing synchronisation.
 	copies := torch.NewScope("copies")
 	defer copies.Close()
 	var kept []torch.Named
@@ -118,7 +118,7 @@ func equalStep(g *Group, net nn.Module, parallel *DataParallel, opt *optim.SGD, 
 	return nil
 }
 
-// convNet is a float32 network, which normalises each image by itself.
+// convNet returns a float32 network that normalises each image separately.
 func convNet(seed uint64) (nn.Module, error) {
 	seeding.Lock()
 	defer seeding.Unlock()
@@ -132,9 +132,9 @@ func convNet(seed uint64) (nn.Module, error) {
 	return nn.NewSequential(block(3, 16), block(16, 32), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(), nn.NewLinear(32, 3, nn.LinearOptions{})), nil
 }
 
-// requireEqualTensors names the first tensor that has other bits on another rank. It requires that
-// the values are finite, and that the last parameters differ from the first ones, which are as
-// many.
+// requireEqualTensors names the first tensor whose bits differ between ranks. It requires that all
+// values are finite, and that the last parameters differ from the first ones: training changes
+// them.
 func requireEqualTensors(g *Group, kept []torch.Named, parameters int) error {
 	digests := make([]string, len(kept))
 	for i, n := range kept {

@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Each rank keeps a part of the parameters, their gradients and the optimizer's state. Started
-// alone, as here, the program is a job of one rank.
+// Each rank keeps a shard of the parameters, gradients and optimizer state. Started alone, as here,
+// the program is a job of one rank.
 func ExampleNewFullyShardedDataParallel() {
 	if err := trainSharded(); err != nil {
 		log.Fatal(err)
@@ -73,10 +73,10 @@ func trainSharded() error {
 		scope.Close()
 	}
 	fmt.Printf("trained: %v, gathered now: %d bytes\n", last < first, sharded.Stats().GatheredBytes)
-	state, err := sharded.State() // on all ranks, whole
+	state, err := sharded.State() // whole, on all ranks
 	if err != nil || world.Rank() > 0 {
 		return err
 	}
-	_ = state // rank 0 writes it: nn.SaveTensors("model.safetensors", state, nil)
+	_ = state // rank 0 saves it: nn.SaveTensors("model.safetensors", state, nil)
 	return nil
 }

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Names for tests of package dist_test, which use packages that import this one.
+// Names for tests of package distributed_test, which use packages that import this one.
 
-// Process is a rank that runs in a process of its own.
+// Process is a rank that runs in a separate process.
 type Process = process
 
-// AddWorker gives a name to a program of LaunchJob.
+// AddWorker registers a program for LaunchJob.
 func AddWorker(name string, run func(ctx context.Context) error) { workers[name] = run }
 
 // LaunchJob starts n processes that run the worker as ranks of one job.
@@ -26,11 +26,12 @@ func RequireSuccess(t *testing.T, all []*Process) {
 	requireSuccess(t, all)
 }
 
-// Text is what the process has printed.
+// Text returns the process's output so far.
 func (p *process) Text() string { return p.output.String() }
 
-// Ended is closed with the end of the process.
+// Ended returns a channel that is closed when the process has ended.
 func (p *process) Ended() <-chan struct{} { return p.done }
 
-// Await waits until the process has printed the text, or has ended.
+// Await waits until the process has printed the text, has ended, or the limit is over. It reports
+// whether the text was printed.
 func (p *process) Await(text string, limit time.Duration) bool { return p.await(text, limit) }

@@ -19,10 +19,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// patient are the times of jobs that lose a rank, and notice it at once.
+// patient is for jobs that lose a rank. The loss must be noticed at once, long before these times.
 var patient = Options{CPU: true, Timeout: 5 * time.Minute, Silence: 5 * time.Minute}
 
-// silenceVariable replaces the silence of a job.
+// silenceVariable overrides Options.Silence of a job.
 const silenceVariable = "TORCHSTREAM_DIST_TEST_SILENCE"
 
 func init() {
@@ -35,7 +35,7 @@ func init() {
 	workers["broken pipes"] = brokenPipes
 }
 
-// reduceForEver makes collectives until one fails, and says how.
+// reduceForEver runs collectives until one fails, and prints the error.
 func reduceForEver(ctx context.Context) error {
 	o := patient
 	if text := os.Getenv(silenceVariable); text != "" {
@@ -60,7 +60,7 @@ func reduceForEver(ctx context.Context) error {
 	return failedWith(g, err)
 }
 
-// A port that another job has is named, with what to set.
+// If another job uses the port, the error names it and says what to set.
 func TestTakenPortIsNamed(t *testing.T) {
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -79,8 +79,8 @@ func TestTakenPortIsNamed(t *testing.T) {
 	}
 }
 
-// A process of another job that finds this job's store is refused by the names of both jobs, and
-// this one goes on.
+// A process of another job that connects to this job's store gets an error with the names of both
+// jobs. This job continues.
 func TestAnotherJobAtThePortIsNamed(t *testing.T) {
 	var port int
 	environment := func(rank int, job string) *Environment {
@@ -134,18 +134,18 @@ func failedWith(g *Group, err error) error {
 	if closed == nil {
 		return errors.New("Close returns nil after a failure")
 	}
-	// The collective has said why, so Close does not say it again.
+	// The collective has returned the reason, so Close must not repeat it.
 	if e.Culprit >= 0 && (!strings.HasSuffix(closed.Error(), ": the job had failed before") || errors.Is(closed, ErrRankLost) != errors.Is(err, ErrRankLost)) {
 		return fmt.Errorf("Close repeats the failure, or is of another kind: %w", closed)
 	}
-	if took := time.Since(begun); took > 20*time.Second { // less than the times of the job
+	if took := time.Since(begun); took > 20*time.Second { // less than the job's timeouts
 		return fmt.Errorf("Close took %v", took)
 	}
 	return nil
 }
 
-// requireErrors checks that the ranks name the culprit, and that they end. The culprit is not
-// checked if it cannot speak.
+// requireErrors checks that the errors of the ranks name the culprit, and that the processes end.
+// If speaks is false the culprit's error is not checked.
 func requireErrors(t *testing.T, all []*process, culprit int, speaks bool, says ...string) {
 	t.Helper()
 	for _, p := range all {
@@ -178,8 +178,8 @@ func TestKilledRankIsNamed(t *testing.T) {
 	}
 }
 
-// A write to the socket of a dead rank signals the thread that writes. Whichever thread of the
-// group that is, the process lives on to return the error.
+// A write to the socket of a dead rank sends SIGPIPE to the writing thread. The process must
+// survive it on every thread of the group, and return the error.
 func TestBrokenPipesDoNotEndTheProcess(t *testing.T) {
 	requireSuccess(t, launchJob(t, 2, "broken pipes"))
 }
@@ -187,7 +187,7 @@ func TestBrokenPipesDoNotEndTheProcess(t *testing.T) {
 // brokenPipes signals every thread that Init starts. Go's own threads ignore the signal.
 func brokenPipes(ctx context.Context) error {
 	x := full(cuda.CPU, torch.Float32, 1, 1000)
-	if err := x.Add(x).Err(); err != nil { // starts what LibTorch has without a group
+	if err := x.Add(x).Err(); err != nil { // starts LibTorch's threads that do not belong to a group
 		return err
 	}
 	before, err := os.ReadDir("/proc/self/task")
@@ -213,11 +213,11 @@ func brokenPipes(ctx context.Context) error {
 		}
 		name, err := os.ReadFile("/proc/self/task/" + task.Name() + "/comm")
 		if err != nil || strings.HasPrefix(string(name), "cuda") {
-			continue // it has ended, or is the driver's
+			continue // the thread has ended or belongs to the driver
 		}
 		fmt.Printf("signals thread %d, %s", id, name)
 		_, _, errno := syscall.Syscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(id), uintptr(syscall.SIGPIPE))
-		if errno != 0 && errno != syscall.ESRCH { // a thread may have ended
+		if errno != 0 && errno != syscall.ESRCH { // the thread may have ended
 			return errno
 		}
 		started++
@@ -233,7 +233,7 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	for _, culprit := range []int{0, 1} {
 		t.Run(fmt.Sprint(culprit), func(t *testing.T) {
 			t.Parallel()
-			// The silence is longer than a busy machine keeps a process waiting.
+			// The silence is longer than the pauses that a busy machine causes.
 			all := launchJob(t, 3, "reduce for ever", silenceVariable+"=8s")
 			for _, p := range all {
 				p.expect(t, "running")
@@ -244,7 +244,7 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	}
 }
 
-// oneRankWaits has a rank that goes on and does not come to a collective.
+// oneRankWaits has a rank that keeps running but never enters the collective.
 func oneRankWaits(ctx context.Context) error {
 	o := patient
 	o.Timeout = 8 * time.Second
@@ -281,7 +281,7 @@ func TestRankThatDoesNotComeIsNamed(t *testing.T) {
 	}
 }
 
-// leftBehind has a rank that closes its group while the others go on.
+// leftBehind has a rank that closes its group while the others still use it.
 func leftBehind(ctx context.Context) error {
 	g, err := Init(ctx, patient)
 	if err != nil {
@@ -310,7 +310,7 @@ func cancelled(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := g.Barrier(); err != nil { // every rank has a group
+	if err := g.Barrier(); err != nil { // every rank has its group
 		return err
 	}
 	if g.Rank() == 2 {
@@ -328,7 +328,7 @@ func TestCancelledContextEndsTheJob(t *testing.T) {
 	requireErrors(t, all, 2, true, "left=true", "rank 2", "the operator pressed a button")
 }
 
-// late waits for more ranks than there are.
+// late waits for more ranks than were started.
 func late(ctx context.Context) error {
 	o := patient
 	o.Timeout = 5 * time.Second
@@ -344,7 +344,7 @@ func TestMissingRankIsNamed(t *testing.T) {
 	requireSuccess(t, all)
 }
 
-// nobodyServes waits for a rank 0 that has ended.
+// nobodyServes waits for a rank 0 that has already ended.
 func nobodyServes(ctx context.Context) error {
 	if os.Getenv("RANK") == "0" {
 		return nil
@@ -363,7 +363,8 @@ func nobodyServes(ctx context.Context) error {
 	return nil
 }
 
-// Without rank 0 there is no store: the others say so in time, and LibTorch prints nothing beside.
+// Without rank 0 there is no store. The other ranks report it in time, and LibTorch prints no
+// warnings.
 func TestMissingRankZeroIsNamed(t *testing.T) {
 	all := launchJob(t, 2, "nobody serves")
 	requireSuccess(t, all)
@@ -419,7 +420,7 @@ func TestDebugNamesBothLines(t *testing.T) {
 	}
 }
 
-// Ranks of other options, or another size, are refused when they meet.
+// Ranks with different options, or another size, are refused when they meet.
 func TestUnequalOptionsAreRefused(t *testing.T) {
 	port := freePort(t)
 	errs := make(chan error, 2)
@@ -439,8 +440,7 @@ func TestUnequalOptionsAreRefused(t *testing.T) {
 	}
 }
 
-// A store lives until the last call that uses it has returned, also one that nobody waits for any
-// more.
+// A store is freed only after the last call that uses it, even if that call was abandoned.
 func TestStoreOutlivesAbandonedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		port := freePort(t)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A flag that one rank raises is up on all ranks after the same number of steps.
+// If one rank raises a flag, it is up on all ranks after the same number of steps.
 func TestFlagIsUpOnAllRanksAtOnce(t *testing.T) {
 	for _, size := range []int{1, 3} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -31,7 +31,8 @@ func TestFlagIsUpOnAllRanksAtOnce(t *testing.T) {
 	}
 }
 
-// A rank that closes its flag behind an unread Sync leaves nothing, and others go on to their ends.
+// A rank may close its flag without reading the last Sync. Nothing leaks, and the other ranks
+// finish.
 func TestFlagClosesBehindASync(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		f := NewFlag(g)

@@ -68,8 +68,8 @@ type FullyShardedStats struct {
 //	err = opt.Step()
 //
 // A block's parameters are gathered while the previous block computes, and freed when the block has
-// computed, in forward and again in backward. Its gradients are averaged over the ranks while the
-// next block's backward pass runs. Each rank receives only the averages for its shard.
+// computed, in forward and again in backward. Its gradients are averaged over the ranks while
+// backward computes the next block. Each rank receives only the averages for its shard.
 //
 // All ranks make the same passes through the same blocks in the same order. Batch sizes may differ:
 // a rank without samples makes the passes on a batch of no rows. Blocks that no rank uses get no

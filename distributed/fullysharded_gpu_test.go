@@ -14,7 +14,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// scales is a module without products, which also computes on devices that compute nothing.
+// scales is a module without matrix products, so it also works on null devices, which compute
+// nothing.
 type scales struct{ row, all *torch.Tensor }
 
 func (s scales) Forward(x *torch.Tensor) *torch.Tensor {
@@ -40,8 +41,8 @@ func aloneOnGPU(t *testing.T) *Group {
 	return g
 }
 
-// The stream sanitizer finds nothing in divided trainings, of one rank and so without NCCL: it
-// knows the orders of gathers, computation, reductions, steps and memory that is used again.
+// The stream sanitizer finds no race in sharded training. The job has one rank, and so no NCCL: the
+// sanitizer checks the order of gathers, computation, reductions, steps and reuse of memory.
 func TestSanitizerOfShardedBlocks(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
@@ -72,9 +73,8 @@ func (m withBuffer) Parts() nn.Parts {
 	return p
 }
 
-// Memory that parameters and buffers had before construction goes back to the stream that it
-// belongs to, which need not wait for the current stream: it may be used again only when the copies
-// of its values are done.
+// The old memory of parameters and buffers returns to the stream that allocated it, which does not
+// wait for the current stream. It may be reused only after its values have been copied.
 func TestSanitizerOfShardedConstruction(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
@@ -110,8 +110,8 @@ func TestSanitizerOfShardedConstruction(t *testing.T) {
 	}
 }
 
-// The memory of a rank's gradients is free between steps. The next pass, which may use it again,
-// waits for its readers, also if that pass's Forward came before.
+// The memory of a rank's gradients is free between steps. The next pass, which may reuse it, must
+// wait for its readers, even if that pass's Forward ran earlier.
 func TestSanitizerOfShardedGradients(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
@@ -157,7 +157,7 @@ func readGradients(g *Group, on cuda.Stream, wrap func(nn.Module) nn.Module) err
 	grad := d.Parameters()[0].Grad()
 	with := allocated()
 	err = errors.Join(err, capi.DelayStream(on.CAPI(), delay), scope.Own(grad.Mul(grad)).Err(), grad.Close(), opt.ZeroGrad())
-	if freed := with - allocated() + 4*elements; err == nil && freed < 4*elements { // the product is new
+	if freed := with - allocated() + 4*elements; err == nil && freed < 4*elements { // includes the product, which is new
 		err = fmt.Errorf("%d bytes of gradients are free after ZeroGrad, of %d", freed, 4*elements)
 	}
 	err = errors.Join(err, d.Backward(second), opt.Step(), scope.Close())
@@ -173,8 +173,9 @@ func (s scaled) Parts() nn.Parts {
 	return nn.Parts{Parameters: []torch.Named{{Name: "weight", Tensor: s.weight}}}
 }
 
-// trainScales makes steps of two passes each through five blocks, one of them twice, and a module
-// outside of blocks at both ends. With graph all but the first step are replays of a graph.
+// trainScales trains with two passes in each step through five blocks, one of them used twice, and a
+// module outside of blocks at both ends. With graph, all steps except the first are replays of a
+// graph.
 func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
 	var blocks []nn.Module
 	for range 6 {
@@ -222,7 +223,7 @@ func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
 	if s := d.Stats(); err == nil && s.GatheredBytes+s.GradientBytes != 0 {
 		err = fmt.Errorf("blocks or gradients are there still: %+v", s)
 	}
-	for _, p := range d.Parameters() { // read them last, so that Close has to wait for that
+	for _, p := range d.Parameters() { // read them last, so that Close has to wait for the reads
 		sum := p.NoGrad().Sum()
 		err = errors.Join(err, sum.Err(), sum.Close())
 	}

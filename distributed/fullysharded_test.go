@@ -18,12 +18,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// blockNet is a network of blocks: one has a parameter twice, one is used twice, one twice with
-// other parameters each time, one is frozen in part, one as a whole, and one is not used. Outside
-// of blocks it has a module, a parameter that it uses at both ends, and a frozen one.
+// blockNet is a network of blocks. One block has a parameter twice; one is used twice; one is used
+// twice with different parameters; one is partly frozen; one is frozen; one is unused. Outside of
+// blocks it has a module, a parameter that is used at both ends, and a frozen parameter.
 type blockNet struct {
 	ends, first, tied, twice, half, frozen, unused, last nn.Module
-	after                                                func(y *torch.Tensor) // of the first block; may be nil
+	after                                                func(y *torch.Tensor) // called with the first block's output, if not nil
 	mix                                                  nn.Module
 	gain, shift                                          *torch.Tensor
 }
@@ -43,7 +43,7 @@ func (b *blockNet) Parts() nn.Parts {
 		{Name: "half", Module: b.half}, {Name: "frozen", Module: b.frozen}, {Name: "unused", Module: b.unused}, {Name: "last", Module: b.last}, {Name: "ends", Module: b.ends}}}
 }
 
-// bothEnds is the first module of a network, and the last.
+// bothEnds is used as the first and the last module of a network.
 type bothEnds struct {
 	both    *torch.Tensor
 	in, out nn.Module
@@ -63,7 +63,7 @@ func (m bothEnds) Parts() nn.Parts {
 	}
 }
 
-// tiedLinear computes with one weight twice.
+// tiedLinear uses one weight twice.
 type tiedLinear struct{ weight *torch.Tensor }
 
 func (l tiedLinear) Forward(x *torch.Tensor) *torch.Tensor {
@@ -74,7 +74,7 @@ func (l tiedLinear) Parts() nn.Parts {
 	return nn.Parts{Parameters: []torch.Named{{Name: "in", Tensor: l.weight}, {Name: "out", Tensor: l.weight}}}
 }
 
-// newBlockNet returns a float64 network, whose blocks wrap makes.
+// newBlockNet returns a float64 network. wrap makes its blocks.
 func newBlockNet(seed uint64, d cuda.Device, wrap func(nn.Module) nn.Module) (*blockNet, error) {
 	seeding.Lock()
 	defer seeding.Unlock()
@@ -105,15 +105,15 @@ func newBlockNet(seed uint64, d cuda.Device, wrap func(nn.Module) nn.Module) (*b
 	return net, errors.Join(nn.ToDType(net, torch.Float64), nn.To(net, d))
 }
 
-// shardedCase is a training whose parameters are divided.
+// shardedCase describes a sharded training.
 type shardedCase struct {
 	name       string
 	o          FullyShardedOptions
 	clip       float64
-	accumulate int // passes a step
+	accumulate int // passes in each step
 	scaled     bool
 	build      func(params []*torch.Tensor) (optim.Optimizer, error)
-	late       bool // on a GPU each block's work comes late, on rank 1 more than on rank 0
+	late       bool // on a GPU, delay each block's work, on rank 1 more than on rank 0
 }
 
 func sgd(params []*torch.Tensor) (optim.Optimizer, error) {
@@ -136,7 +136,7 @@ var shardedCases = []shardedCase{
 	{"stage 3, scaled", FullyShardedOptions{}, 0.01, 1, true, sgd, false},
 }
 
-// lateModule holds back the current stream around its module's work, forward and backward.
+// lateModule delays the current stream around its module's forward and backward.
 type lateModule struct {
 	nn.Module
 	device cuda.Device
@@ -161,7 +161,7 @@ func (l lateModule) Forward(x *torch.Tensor) *torch.Tensor {
 	return y
 }
 
-// shardedRun is a training of one process, or of a rank with a part of everything.
+// shardedRun is a training in one process, or one rank of a sharded training.
 type shardedRun struct {
 	g       *Group // nil for one process
 	net     *blockNet
@@ -189,7 +189,7 @@ func startSharded(g *Group, d cuda.Device, c shardedCase, seed uint64) (*sharded
 		r.opt, err = c.build(slices.Compact(nn.Parameters(r.net)))
 		return r, err
 	}
-	// On the CPU first, as a network that is larger than a device.
+	// The network starts on the CPU, as one larger than a device would.
 	wrap := func(m nn.Module) nn.Module {
 		if c.late {
 			m = lateModule{m, d, time.Duration(1+g.Rank()) * 2 * time.Millisecond}
@@ -217,7 +217,7 @@ func (r *shardedRun) end() error {
 	return errors.Join(append(errs, nn.Close(r.net))...)
 }
 
-// pass computes the gradients of samples.
+// pass computes the gradients for some samples.
 func (r *shardedRun) pass(d cuda.Device, c shardedCase, first, size int) error {
 	rank, n := 0, 1
 	if r.g != nil {
@@ -297,7 +297,7 @@ func (r *shardedRun) train(d cuda.Device, c shardedCase, sizes []int) error {
 	return nil
 }
 
-// shardedSizes are batches that do not divide, and some smaller than the number of ranks.
+// shardedSizes are batch sizes that the ranks do not divide, some smaller than the number of ranks.
 func shardedSizes(c shardedCase) (sizes []int) {
 	if c.clip > 0 {
 		return batchSizes
@@ -308,7 +308,7 @@ func shardedSizes(c shardedCase) (sizes []int) {
 	return sizes
 }
 
-// compareNamed returns the maximum difference of two lists of tensors.
+// compareNamed returns the maximum difference between two lists of tensors.
 func compareNamed(a, b []torch.Named) (float64, error) {
 	var values [2][]float64
 	var names [2][]string
@@ -328,14 +328,14 @@ func compareNamed(a, b []torch.Named) (float64, error) {
 	return difference(values[0], values[1]), nil
 }
 
-// shardedTrainsAsOne compares a divided training with one process: parameters, state of the
-// optimizer, memory, and what both make of each other's state.
+// shardedTrainsAsOne compares a sharded training with one process: parameters, optimizer state,
+// memory, and training after each has loaded the other's state.
 func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	alone, err := startSharded(nil, d, c, 1)
 	if err != nil {
 		return err
 	}
-	ranks, err := startSharded(g, d, c, uint64(1+g.Rank())) // of which rank 0's counts
+	ranks, err := startSharded(g, d, c, uint64(1+g.Rank())) // only rank 0's seed has an effect
 	if err != nil {
 		return err
 	}
@@ -367,7 +367,8 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	if err := must(same("after training"), memoryIsDivided(g, ranks, c)); err != nil {
 		return err
 	}
-	// Both go on, the ranks from the state of one process, in a network of other values.
+	// Both continue, the ranks from the state of the single process, in a network that had other
+	// values.
 	again, err := startSharded(g, d, c, 77)
 	if err != nil {
 		return err
@@ -386,7 +387,7 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	return must(alone.end(), ranks.end())
 }
 
-// memoryIsDivided requires that each rank holds 1/N, and gathers two blocks at most.
+// memoryIsDivided requires that each rank holds 1/N, and gathers at most two blocks.
 func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 	n := int64(g.Size())
 	var whole, trained, unused, padding, outside int64
@@ -400,7 +401,7 @@ func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 		for _, p := range b.params {
 			whole += 8 * p.elements
 			switch {
-			case p.in.trained && b.name == "unused": // which gets no gradients
+			case p.in.trained && b.name == "unused": // it gets no gradients
 				unused += 8 * p.elements
 			case p.in.trained:
 				trained += 8 * p.elements
@@ -493,11 +494,12 @@ func TestFullyShardedTrainsAsOne(t *testing.T) {
 
 func TestGPUFullyShardedTrainsAsOne(t *testing.T) { onGPUs(t, "sharded on GPUs") }
 
-// Gathers, computation and reductions wait for each other, and memory is used again after its use.
+// Gathers, computation and reductions wait for each other, and memory is reused only after its last
+// use.
 func TestGPUFullyShardedIsInOrder(t *testing.T) { onGPUs(t, "late sharded on GPUs") }
 
-// gatheredNet is a network whose blocks are used once each: a block that is used twice adds up its
-// gradients in the parts' dtype, and a whole network in that of the gathers.
+// gatheredNet is a network whose blocks are used once each. A block that is used twice would add
+// its gradients in the shards' dtype, and a whole network in the dtype of the gathers.
 func gatheredNet(seed uint64, d cuda.Device, dtype torch.DType, wrap func(nn.Module) nn.Module) (nn.Module, error) {
 	seeding.Lock()
 	defer seeding.Unlock()
@@ -514,23 +516,24 @@ func gatheredNet(seed uint64, d cuda.Device, dtype torch.DType, wrap func(nn.Mod
 	return net, errors.Join(nn.ToDType(net, dtype), nn.To(net, d))
 }
 
-// gatheredCase is a training of parameters that are gathered in another dtype. One process makes
-// the same one up to the tolerance.
+// gatheredCase is a training whose parameters are gathered in another dtype. One process computes
+// the same result within the tolerance.
 type gatheredCase struct {
 	of, in    torch.DType
 	build     func(params []*torch.Tensor) (optim.Optimizer, error)
 	tolerance float64
 }
 
-// One rank, or two, whose averages are exact, make what one process makes to the bit, but for the
-// fused formula of AdamW, which may round a rest of elements otherwise than a vector of them.
+// The tolerance is 0 where one rank, or two ranks with their exact averages, compute the same bits
+// as one process. AdamW is an exception: its fused formula may round the last elements, which do
+// not fill a vector, differently.
 var (
 	gatheredInFloat32  = gatheredCase{torch.Float64, torch.Float32, adamW, 1e-12}
 	gatheredInBFloat16 = gatheredCase{torch.Float32, torch.BFloat16, sgd, 0}
 )
 
-// gatheredTrainsAsOne compares a training with one process, which computes each rank's gradients
-// with rounded parameters.
+// gatheredTrainsAsOne compares a training with one process that computes each rank's gradients with
+// rounded parameters.
 func gatheredTrainsAsOne(g *Group, d cuda.Device, c gatheredCase) error {
 	none := func(m nn.Module) nn.Module { return m }
 	masters, err := gatheredNet(1, d, c.of, none)
@@ -624,8 +627,8 @@ func gatheredTrainsAsOne(g *Group, d cuda.Device, c gatheredCase) error {
 	return errors.Join(sharded.LoadState(nn.State(masters)), divided.Close(), sharded.Close(), opt.Close(), nn.Close(masters), nn.Close(low))
 }
 
-// addGradients adds the gradients of some parameters, times a factor, to those of others, in the
-// dtype of these.
+// addGradients adds the gradients of from, times a factor, to the gradients of to, in the dtype of
+// to.
 func addGradients(scope *torch.Scope, to, from []*torch.Tensor, factor float64) error {
 	for i, p := range from {
 		grad := p.Grad()
@@ -643,7 +646,7 @@ func addGradients(scope *torch.Scope, to, from []*torch.Tensor, factor float64) 
 	return torch.ClearGrads(from...)
 }
 
-// Parameters are gathered in another dtype, and updated and saved in their own.
+// Parameters are gathered in another dtype. They are updated and saved in their original dtype.
 func TestFullyShardedGathersInAnotherDType(t *testing.T) {
 	for _, n := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -659,7 +662,7 @@ func TestGPUFullyShardedGathersInAnotherDType(t *testing.T) { onGPUs(t, "gathere
 
 func TestGPUFullyShardedStepIsAGraph(t *testing.T) { onGPUs(t, "sharded graph on GPUs") }
 
-// shardedGraph captures steps with gathers and reductions as one graph, in both stages.
+// shardedGraph captures whole steps, with gathers and reductions, as one graph, in both stages.
 func shardedGraph(g *Group) error {
 	d := g.Device()
 	scope := torch.NewScope("fixed")
@@ -691,8 +694,8 @@ func shardedGraph(g *Group) error {
 	return nil
 }
 
-// When backward comes to the output of the first block, the blocks behind it have no gradients and
-// no parameters any more.
+// When backward reaches the output of the first block, the blocks after it hold neither gradients
+// nor parameters any more.
 func TestFullyShardedDropsGradientsAsTheyAreReduced(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		r, err := startSharded(g, cuda.CPU, shardedCases[0], 1)
@@ -763,7 +766,8 @@ func TestFullyShardedRefuses(t *testing.T) {
 	}
 }
 
-// A rank that is lost in the middle of a pass is named by the others, which do not wait for it.
+// If a rank is lost in the middle of a pass, the errors of the others name it, and the others do
+// not wait for it.
 func TestFullyShardedNamesALostRank(t *testing.T) {
 	for _, where := range []string{"forward", "backward"} {
 		t.Run(where, func(t *testing.T) {
@@ -811,7 +815,7 @@ func init() {
 	}
 }
 
-// What must not be done with a divided network is an error that says so, on one rank alone.
+// Misuse of a sharded network is a clear error on that rank alone.
 func TestFullyShardedMisuse(t *testing.T) {
 	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
 		r, err := startSharded(g, cuda.CPU, shardedCases[0], 1)
@@ -833,7 +837,7 @@ func TestFullyShardedMisuse(t *testing.T) {
 			says(r.sharded.LoadState(nil), "there is no tensor gain"),
 			says(r.sharded.Backward(torch.Fail("loss", errors.New("a planned failure"))), "a planned failure"),
 		}
-		// A pass without gradients leaves nothing gathered, and has no history.
+		// A pass under NoGrad leaves nothing gathered, and its output requires no gradient.
 		y := r.sharded.Forward(x.NoGrad())
 		if y.Err() != nil || y.RequiresGrad() || r.sharded.Stats().GatheredBytes != 0 {
 			errs = append(errs, fmt.Errorf("a pass under NoGrad: %v, %v, %+v", y.Err(), y.RequiresGrad(), r.sharded.Stats()))
@@ -848,8 +852,8 @@ func TestFullyShardedMisuse(t *testing.T) {
 	}))
 }
 
-// A block that gets memory for only some of its parameters gives back that memory, and counts no
-// other.
+// If memory is allocated for only some parameters of a block, exactly that memory is freed and
+// counted.
 func TestFullyShardedCountsWhatItHasGathered(t *testing.T) {
 	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
 		block := NewShardedBlock(nn.NewSequential(table{full(cuda.CPU, torch.Float64, 3, 4, 5)}, table{full(cuda.CPU, torch.Float32, 3, 7)}))
@@ -860,7 +864,7 @@ func TestFullyShardedCountsWhatItHasGathered(t *testing.T) {
 		if len(block.flats) != 2 {
 			return fmt.Errorf("the block has %d flat memories, want 2", len(block.flats))
 		}
-		if err := block.flats[1].all.Close(); err != nil { // makes its allocation fail
+		if err := block.flats[1].all.Close(); err != nil { // makes the allocation fail
 			return err
 		}
 		if err := block.gather(); !errors.Is(err, torch.ErrClosed) {
@@ -875,7 +879,7 @@ func TestFullyShardedCountsWhatItHasGathered(t *testing.T) {
 		if n := d.Stats().GatheredBytes; n != 0 {
 			return fmt.Errorf("%d bytes are gathered after all was freed", n)
 		}
-		d.Close() // fails as free does
+		d.Close() // it fails like free
 		return nil
 	}))
 }
@@ -894,7 +898,7 @@ func (m table) Parts() nn.Parts {
 	return nn.Parts{Parameters: []torch.Named{{Name: "rows", Tensor: m.rows}}}
 }
 
-// An output that is a view of a parameter can be read when the parameter's memory is freed.
+// An output that is a view of a parameter can still be read after the parameter's memory is freed.
 func TestFullyShardedOutputsOutliveParameters(t *testing.T) {
 	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
 		for _, trained := range []bool{true, false} {
@@ -927,7 +931,7 @@ func TestFullyShardedOutputsOutliveParameters(t *testing.T) {
 	}))
 }
 
-// What fails in a backward pass ends the job.
+// A failure in a backward pass ends the job.
 func TestFullyShardedBackwardFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		fail func(r *shardedRun, x *torch.Tensor) error
@@ -977,8 +981,8 @@ func TestFullyShardedBackwardFails(t *testing.T) {
 	}
 }
 
-// A half-precision file loads into a sharded network with the numbers that nn.Load gives. Integers
-// in the place of parameters are refused by name.
+// A half-precision file loads into a sharded network with the same values as with nn.Load. Integers
+// in the file instead of parameters are an error that names the tensor.
 func TestFullyShardedConvertsFloatingPointNumbers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "half.safetensors")
 	half := nn.NewSequential(nn.NewLinear(3, 5, nn.LinearOptions{}), nn.NewBatchNorm1d(5, nn.BatchNorm1dOptions{}))

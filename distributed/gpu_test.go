@@ -16,13 +16,13 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// onGPUs runs the worker as two ranks with a GPU each.
+// onGPUs runs the worker as two ranks with one GPU each.
 func onGPUs(t *testing.T, worker string) {
 	cudatest.RequireGPUs(t, 2)
 	requireSuccess(t, launchJob(t, 2, worker))
 }
 
-// onOwnGPU returns the worker that runs a rank's part on its GPU.
+// onOwnGPU returns a worker that runs a rank on its GPU.
 func onOwnGPU(run func(g *Group) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		o := patient
@@ -68,10 +68,10 @@ func subgroupOnGPUs(g *Group) error {
 	return expectValues("broadcast in a subgroup", x, 0, 0, 0, 0)
 }
 
-// delay is longer than the host needs for what follows it in a test.
+// delay is longer than the host's work that follows it in a test.
 const delay = 100 * time.Millisecond
 
-// orderOnGPUs makes collectives between work that is late.
+// orderOnGPUs runs collectives while the work before them is delayed.
 func orderOnGPUs(g *Group) error {
 	d := g.Device()
 	side, err := cuda.NewOwnedStream(d, cuda.StreamOptions{})
@@ -82,8 +82,9 @@ func orderOnGPUs(g *Group) error {
 	want := []float64{3, 3}
 	return cuda.WithStream(side.Stream, func() error {
 		for range 3 {
-			// The values come late on the current stream. Each collective is alone, because NCCL
-			// runs those of a communicator one after the other, whatever their streams.
+			// The values are computed late on the current stream. Each collective is tested alone,
+			// because NCCL runs the collectives of one communicator in order, whatever their
+			// streams.
 			x := full(d, torch.Float32, 0, 2)
 			y := full(d, torch.Float32, 0, 2)
 			if err := errors.Join(x.Err(), y.Err(), d.Synchronize(), capi.DelayStream(side.Stream.CAPI(), delay)); err != nil {
@@ -102,7 +103,7 @@ func orderOnGPUs(g *Group) error {
 			if err := errors.Join(w.Wait(), expectValues("AllReduceAsync", y, want...), w.Close()); err != nil {
 				return err
 			}
-			// The collective itself is late.
+			// The collective itself is delayed.
 			if err := errors.Join(y.Fill_(float64(g.Rank()+1)).Err(), d.Synchronize(), capi.DelayStream(g.stream.Stream.CAPI(), delay)); err != nil {
 				return err
 			}
@@ -138,7 +139,7 @@ func lossOn(d cuda.Device, net nn.Module, scope *torch.Scope, numbers ...int) (*
 	return net.Forward(x).MSELoss(y), nil
 }
 
-// bucketOrderOnGPUs makes the gradients late on one pass, and the reduction on another.
+// bucketOrderOnGPUs delays the gradients in one pass and the reduction in another.
 func bucketOrderOnGPUs(g *Group) error {
 	d := g.Device()
 	net, err := smallNetOn(d, 1)
@@ -172,7 +173,7 @@ func bucketOrderOnGPUs(g *Group) error {
 		return err
 	}
 	defer side.Close()
-	if err := side.Wait(cuda.DefaultStream(d)); err != nil { // for the parameters of rank 0
+	if err := side.Wait(cuda.DefaultStream(d)); err != nil { // wait for rank 0's parameters
 		return err
 	}
 	return cuda.WithStream(side.Stream, func() error {
@@ -193,7 +194,7 @@ func bucketOrderOnGPUs(g *Group) error {
 			if err := requireGradients(net, want, 1e-12); err != nil {
 				return fmt.Errorf("pass %d: %w", pass, err)
 			}
-			// The next pass must not find these values in the buckets.
+			// The next pass must not use these values, which are in the buckets.
 			for _, p := range nn.Parameters(net) {
 				grad := p.Grad()
 				if err := grad.Fill_(-5).Err(); err != nil {
@@ -209,7 +210,7 @@ func bucketOrderOnGPUs(g *Group) error {
 	})
 }
 
-// trainOnGPUs compares what the ranks train together with what each trains alone.
+// trainOnGPUs compares training on all ranks together with training on each alone.
 func trainOnGPUs(g *Group) error {
 	d := g.Device()
 	var all [2][]float64
@@ -232,7 +233,7 @@ func trainOnGPUs(g *Group) error {
 		}
 		defer opt.Close()
 		at := 0
-		for _, size := range append(batchSizes, 1) { // the last has no sample for rank 1
+		for _, size := range append(batchSizes, 1) { // in the last batch rank 1 has no sample
 			var mine []int
 			for k := at; k < at+size; k++ {
 				if parallel == nil || (k-at)%2 == g.Rank() {
@@ -274,7 +275,7 @@ func trainOnGPUs(g *Group) error {
 	return nil
 }
 
-// graphOnGPUs captures forward, backward with its reduction, and optimizer as one graph.
+// graphOnGPUs captures forward, backward with its reduction, and the optimizer's step as one graph.
 func graphOnGPUs(g *Group) error {
 	scope := torch.NewScope("fixed")
 	defer scope.Close()
@@ -292,7 +293,7 @@ func graphOnGPUs(g *Group) error {
 	return err
 }
 
-// TestCallsOfStepsAreEqual runs the comparison of the tests above and below where nothing is
+// TestCallsOfStepsAreEqual runs the comparisons of the graph tests on the CPU, where nothing is
 // captured.
 func TestCallsOfStepsAreEqual(t *testing.T) {
 	for name, compare := range map[string]func(*Group) error{

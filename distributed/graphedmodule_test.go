@@ -17,8 +17,8 @@ func init() {
 
 func TestGPUGraphedModuleUnderDataParallel(t *testing.T) { onGPUs(t, "graphed module on GPUs") }
 
-// graphedModuleOnGPUs trains with the middle of the network as graphs of its passes, and eagerly.
-// Gradients of parameters inside of the graphs fill buckets as others do.
+// graphedModuleOnGPUs trains twice: with the middle of the network as graphs of its passes, and
+// eagerly. Gradients of parameters inside the graphs must fill buckets like other gradients.
 func graphedModuleOnGPUs(g *Group) error {
 	d := g.Device()
 	var all [2][]float64
@@ -76,7 +76,7 @@ func graphedModuleOnGPUs(g *Group) error {
 	return nil
 }
 
-// A replay of one rank beside an eager call of another one would mix captured collectives with
+// If one rank replays a graph while another runs eagerly, captured collectives would mix with
 // others.
 func TestConvertSyncBatchNormRefusesGraphed(t *testing.T) {
 	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {

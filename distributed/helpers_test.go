@@ -21,8 +21,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// patience ends a test that hangs. It is shorter than the timeouts and the silences that jobs wait
-// for if a rank's end is not noticed at once.
+// patience limits a test that hangs. It is shorter than the timeouts and silences that jobs wait
+// for if the end of a rank is not noticed at once.
 const patience = 2 * time.Minute
 
 func freePort(t testing.TB) int {
@@ -69,13 +69,13 @@ func requireNone(t *testing.T, errs []error) {
 	}
 }
 
-// workers are the programs of the tests that need processes of their own, by name.
+// workers are the programs of tests that need separate processes, by name.
 var workers = map[string]func(ctx context.Context) error{}
 
 const (
 	workerVariable = "TORCHSTREAM_DIST_TEST_WORKER"
-	// togetherVariable is set in processes that begin together, with the files loadedFile, which a
-	// process closes when it has loaded LibTorch, and beginFile, which ends when all have.
+	// togetherVariable is set in processes that start together. A process closes loadedFile when it
+	// has loaded LibTorch. beginFile reaches its end when all processes have done so.
 	togetherVariable = "TORCHSTREAM_DIST_TEST_TOGETHER"
 	loadedFile       = 3
 	beginFile        = 4
@@ -94,7 +94,7 @@ func TestMain(m *testing.M) {
 }
 
 // beginTogether waits until all ranks of the job have loaded LibTorch, which takes seconds on a
-// busy machine. The times of the jobs do not have to allow for it then.
+// busy machine. The jobs' timeouts then need not allow for it.
 func beginTogether() error {
 	if os.Getenv(togetherVariable) == "" {
 		return nil
@@ -105,7 +105,7 @@ func beginTogether() error {
 	return errors.Join(err, failed, begin.Close())
 }
 
-// process is a rank that runs in a process of its own.
+// process is a rank that runs in a separate process.
 type process struct {
 	*exec.Cmd
 	rank   int
@@ -145,8 +145,8 @@ func (p *process) expect(t *testing.T, text string) {
 	}
 }
 
-// await waits until the process has printed the text, and reports whether it has. Its end and the
-// limit of time end the waiting.
+// await waits until the process has printed the text, has ended, or the limit is over. It reports
+// whether the text was printed.
 func (p *process) await(text string, limit time.Duration) bool {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -174,8 +174,8 @@ func (p *process) wait(t *testing.T) {
 	}
 }
 
-// launchJob starts n processes that run the worker as ranks of one job, and returns when they
-// begin.
+// launchJob starts n processes that run the worker as ranks of one job. It returns when all have
+// loaded LibTorch.
 func launchJob(t *testing.T, n int, worker string, environment ...string) []*process {
 	t.Helper()
 	port := strconv.Itoa(freePort(t))
@@ -200,7 +200,7 @@ func launchJob(t *testing.T, n int, worker string, environment ...string) []*pro
 		p.ExtraFiles = []*os.File{loadedFile - 3: whenLoaded, beginFile - 3: begin}
 		p.Env = append(os.Environ(), append([]string{workerVariable + "=" + worker, togetherVariable + "=1", "RANK=" + r, "LOCAL_RANK=" + r, "WORLD_SIZE=" + strconv.Itoa(n),
 			"LOCAL_WORLD_SIZE=" + strconv.Itoa(n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port, "OMP_NUM_THREADS=1"}, environment...)...)
-		if os.Getenv("NCCL_NVLS_ENABLE") == "" { // multicast belongs to the whole machine
+		if os.Getenv("NCCL_NVLS_ENABLE") == "" { // multicast is a resource of the whole machine
 			p.Env = append(p.Env, "NCCL_NVLS_ENABLE=0")
 		}
 		if err := p.Start(); err != nil {
@@ -216,7 +216,7 @@ func launchJob(t *testing.T, n int, worker string, environment ...string) []*pro
 		}()
 		all[rank] = p
 	}
-	// The pipe ends when every process has loaded LibTorch, or has ended.
+	// The pipe reaches its end when every process has loaded LibTorch or has ended.
 	if err := whenLoaded.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -35,18 +35,18 @@ var (
 	killSeed = flag.Uint64("kill-seed", 0, "seed of the faults of TestKills and TestGPUKills; 0 draws one")
 )
 
-// killSteps is the number of steps of the trainings of TestKills.
+// killSteps is the number of training steps in TestKills.
 const killSteps = 12
 
-// killPatience ends a test whose training hangs.
+// killPatience limits a training that hangs.
 const killPatience = 3 * time.Minute
 
-// killSlack is what a slow and busy machine adds to the times of the jobs of TestKills. With them
-// it is less than the default times.
+// killSlack is the time that a slow and busy machine may add to the timeouts of TestKills' jobs.
+// Together they are less than the default timeouts.
 const killSlack = time.Minute
 
-// killOptions are the options of the jobs of TestKills, for a machine that is ten times slower than
-// one where a whole job takes 2 s. A GPU takes longer to connect.
+// killOptions are the options of TestKills' jobs. They allow for a machine that is ten times slower
+// than one on which a whole job takes 2 s. GPUs take longer to connect.
 func killOptions(gpu bool) distributed.Options {
 	if gpu {
 		return distributed.Options{Timeout: 40 * time.Second, Silence: 5 * time.Second}
@@ -54,13 +54,13 @@ func killOptions(gpu bool) distributed.Options {
 	return distributed.Options{CPU: true, Timeout: 15 * time.Second, Silence: 6 * time.Second}
 }
 
-// faults are what happens to a rank. draw is the fault's random number.
+// faults are the kinds of faults of a rank. draw is the fault's random number.
 var faults = map[string]func(world *distributed.Group, draw int){
 	"kill": func(*distributed.Group, int) { syscall.Kill(os.Getpid(), syscall.SIGKILL) },
 	"stop": func(*distributed.Group, int) { syscall.Kill(os.Getpid(), syscall.SIGSTOP) },
 	"cut":  func(_ *distributed.Group, draw int) { cutSocket(draw) },
 	"disk": func(_ *distributed.Group, draw int) { fillDisk(draw) },
-	// A straggler comes late to a collective, and a stuck rank never.
+	// A straggler enters a collective late, and a stuck rank never enters it.
 	"straggle": func(*distributed.Group, int) { work(1 << 20) },
 	"stuck": func(world *distributed.Group, _ int) {
 		for world != nil && world.Err() == nil {
@@ -69,10 +69,11 @@ var faults = map[string]func(world *distributed.Group, draw int){
 	},
 }
 
-// A fault on the rank's own goroutine holds up its next collective. The others come beside it.
+// inLine lists the faults that block the rank's own goroutine, and so its next collective. The
+// other faults happen concurrently.
 var inLine = map[string]bool{"straggle": true, "stuck": true, "disk": true}
 
-// work computes for some time that depends on count.
+// work computes for a time that depends on count.
 func work(count int) {
 	var sum [32]byte
 	for range count {
@@ -83,7 +84,7 @@ func work(count int) {
 	}
 }
 
-// cutSocket ends one of the process's connections, of the store, of the job or of Gloo.
+// cutSocket closes one of the process's connections: to the store, the hub, or Gloo.
 func cutSocket(draw int) {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -106,7 +107,7 @@ func cutSocket(draw int) {
 	}
 }
 
-// fillDisk makes every file end after some bytes.
+// fillDisk limits the size of every file.
 func fillDisk(draw int) {
 	signal.Ignore(syscall.SIGXFSZ)
 	var limit syscall.Rlimit
@@ -116,15 +117,15 @@ func fillDisk(draw int) {
 	}
 }
 
-// fault is what happens to a rank of a job, and when: before the given call of the rank's loop, or
-// before Init if it is negative, and after some work.
+// fault is a fault of one rank of a job. It happens before the given call in the rank's loop
+// (before Init if Call is negative), after some work.
 type fault struct {
 	Kind       string
 	Rank, Call int
 	Work       int
-	Draw       int  // of the kind
-	GPU        bool // the job is one of GPUs
-	Sharded    bool // the ranks divide the parameters
+	Draw       int  // random number for the fault
+	GPU        bool // the job uses GPUs
+	Sharded    bool // the ranks shard the parameters
 }
 
 const (
@@ -136,7 +137,7 @@ const (
 
 func init() { distributed.AddWorker("training with a fault", trainingWithAFault) }
 
-// trainingWithAFault trains from its checkpoint on, and prints the weights or its error.
+// trainingWithAFault trains from its checkpoint, and prints the weights or its error.
 func trainingWithAFault(ctx context.Context) error {
 	var f fault
 	if err := json.Unmarshal([]byte(os.Getenv(faultVariable)), &f); err != nil {
@@ -169,13 +170,13 @@ func trainingWithAFault(ctx context.Context) error {
 	return err
 }
 
-// killedModel is what the jobs of TestKills train.
+// killedModel is the model that TestKills' jobs train.
 type killedModel struct {
-	model     nn.Module // of the checkpoint
+	model     nn.Module // saved in the checkpoint
 	optimizer optim.Optimizer
 	forward   func(x *torch.Tensor) *torch.Tensor
 	state     func() ([]torch.Named, error)
-	// start follows the load of the checkpoint.
+	// start is called after the checkpoint is loaded.
 	start    func() error
 	backward func(loss *torch.Tensor) error
 	end      func() error
@@ -185,7 +186,7 @@ func killedSGD(params []*torch.Tensor) (optim.Optimizer, error) {
 	return optim.NewSGD(params, optim.SGDOptions{LR: 0.01, Momentum: 0.9})
 }
 
-// newKilledModel returns a model that every rank has whole.
+// newKilledModel returns a model that is whole on every rank.
 func newKilledModel(world *distributed.Group) (*killedModel, error) {
 	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewTanh(), nn.NewLinear(8, 3, nn.LinearOptions{}))
 	if err := errors.Join(nn.ToDType(net, torch.Float64), nn.To(net, world.Device())); err != nil {
@@ -213,7 +214,7 @@ func newKilledModel(world *distributed.Group) (*killedModel, error) {
 	}, nil
 }
 
-// newShardedKilledModel returns a model that the ranks divide.
+// newShardedKilledModel returns a model that is sharded over the ranks.
 func newShardedKilledModel(world *distributed.Group) (*killedModel, error) {
 	net := nn.NewSequential(distributed.NewShardedBlock(nn.NewLinear(6, 8, nn.LinearOptions{})), nn.NewTanh(),
 		distributed.NewShardedBlock(nn.NewLinear(8, 3, nn.LinearOptions{})))
@@ -235,7 +236,7 @@ func newShardedKilledModel(world *distributed.Group) (*killedModel, error) {
 	}, nil
 }
 
-// trainFrom trains to killSteps. It calls at before each call that other ranks take part in.
+// trainFrom trains up to killSteps. It calls at before each call that involves other ranks.
 func trainFrom(ctx context.Context, path string, o distributed.Options, sharded bool, at func(world *distributed.Group)) (weights []float64, err error) {
 	at(nil)
 	world, err := distributed.Init(ctx, o)
@@ -321,7 +322,7 @@ func trainFrom(ctx context.Context, path string, o distributed.Options, sharded 
 	return weights, nil
 }
 
-// exchange makes one of the collectives that training does not.
+// exchange runs one of the collectives that training does not use.
 func exchange(world *distributed.Group, step int) error {
 	switch step % 4 {
 	case 0:
@@ -348,10 +349,10 @@ func exchange(world *distributed.Group, step int) error {
 	return err
 }
 
-// Whatever happens to a rank at any moment, of a job whose ranks have the model whole or divide it,
-// every other rank ends within the stated time, with an error that names a rank, and the job that
-// is started again computes what it would have computed. A fault that does no harm, such as a
-// straggler that is not too late, changes nothing.
+// A fault may hit a rank at any moment, with a whole or a sharded model. Every other rank must end
+// within the stated time, with an error that names a rank, and the restarted job must compute the
+// same weights as an uninterrupted one. A harmless fault, such as a straggler that is not too late,
+// changes nothing.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	makeFaults(t, *kills, 3, fault{Rank: -1}, "kill", "stop", "cut", "disk", "straggle", "stuck", "kill")
@@ -362,7 +363,7 @@ func TestGPUKills(t *testing.T) {
 	makeFaults(t, *gpuKills, 2, fault{Rank: -1, GPU: true}, "kill", "stop", "disk", "cut")
 }
 
-// makeFaults makes faults of the kinds in turn, in jobs of two ranks up to the largest size.
+// makeFaults causes faults of the given kinds in turn, in jobs of two up to largest ranks.
 func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 	t.Helper()
 	seed := *killSeed
@@ -388,12 +389,12 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 	for n := range count {
 		size := 2 + random.IntN(largest-1)
 		f := fault{Kind: kinds[n%len(kinds)], Rank: random.IntN(size), Call: random.IntN(3*killSteps+5) - 1, Work: random.IntN(1 << 12),
-			Draw: random.IntN(1 << 16), GPU: none.GPU, Sharded: (n%len(kinds)+n/len(kinds))%2 == 1} // each kind with both
+			Draw: random.IntN(1 << 16), GPU: none.GPU, Sharded: (n%len(kinds)+n/len(kinds))%2 == 1} // each kind with both models
 		if f.Kind == "disk" && !f.Sharded {
-			f.Rank = 0 // writes the checkpoint
+			f.Rank = 0 // it writes the checkpoint
 		}
 		if f.Call < 0 {
-			f.Work = random.IntN(1 << 20) // until some moment of Init
+			f.Work = random.IntN(1 << 20) // during Init
 		}
 		none := none
 		none.Sharded = f.Sharded
@@ -402,7 +403,7 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 			name += ", divided"
 		}
 		t.Run(name, func(t *testing.T) {
-			if !f.GPU { // jobs on GPUs share them
+			if !f.GPU { // jobs on GPUs share the GPUs
 				t.Parallel()
 			}
 			t.Logf("%+v", f)
@@ -415,7 +416,7 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 			requireWeights(t, size, learned(t, launchTraining(t, size, path, none)), want[job{size, f.Sharded}])
 			want := 1
 			if f.Sharded {
-				want += size // a file of each rank
+				want += size // one file for each rank
 			}
 			if left, _ := filepath.Glob(path + "*"); len(left) != want {
 				t.Errorf("files are left: %v", left)
@@ -433,7 +434,8 @@ func launchTraining(t *testing.T, size int, path string, f fault) []*distributed
 	return distributed.LaunchJob(t, size, "training with a fault", pathVariable+"="+path, faultVariable+"="+string(text))
 }
 
-// learned waits for the end of a training, and returns the weights of its ranks, which are equal.
+// learned waits for the end of a training, and returns the weights, which must be equal on all
+// ranks.
 func learned(t *testing.T, all []*distributed.Process) (weights []float64) {
 	t.Helper()
 	for rank, p := range all {
@@ -451,8 +453,8 @@ func learned(t *testing.T, all []*distributed.Process) (weights []float64) {
 	return weights
 }
 
-// requireWeights compares weights. Three ranks may have been added up in another order, since a
-// training that goes on arranges its buckets again.
+// requireWeights compares weights. With three ranks the order of additions may differ, since a
+// resumed training rearranges its buckets.
 func requireWeights(t *testing.T, size int, got, want []float64) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -465,7 +467,7 @@ func requireWeights(t *testing.T, size int, got, want []float64) {
 	}
 }
 
-// kill runs a training with a fault, and reports whether that has ended the job.
+// kill runs a training with a fault, and reports whether the fault ended the job.
 func kill(t *testing.T, size int, path string, f fault) bool {
 	t.Helper()
 	all := launchTraining(t, size, path, f)
@@ -478,7 +480,7 @@ func kill(t *testing.T, size int, path string, f fault) bool {
 	failed := false
 	for rank, p := range all {
 		if rank == f.Rank && f.Kind == "stop" {
-			continue // it is stopped, or done
+			continue // it is stopped, or has finished
 		}
 		select {
 		case <-p.Ended():
@@ -496,18 +498,18 @@ func kill(t *testing.T, size int, path string, f fault) bool {
 		failed = true
 		_, reason, ok := strings.Cut(text, "failed: ")
 		named := fmt.Sprintf("rank %d", f.Rank)
-		if f.Kind == "cut" { // either end of the connection may be named
+		if f.Kind == "cut" { // the error may name either end of the connection
 			named = "rank "
 		}
 		if !ok || rank != f.Rank && !strings.Contains(reason, named) {
 			t.Errorf("rank %d does not name %q:\n%s", rank, named, text)
 		}
 	}
-	if f.Kind == "stop" { // as a launcher does before it starts the job again
+	if f.Kind == "stop" { // as a launcher does before it restarts the job
 		victim.Process.Kill()
 		<-victim.Ended()
 	}
-	// A rank that dies while it closes the group may have done its part.
+	// A rank that dies in Close may have finished its training.
 	closes := strings.Contains(victim.Text(), closesSays)
 	for rank, p := range all {
 		if failed && !closes && f.Kind != "cut" && strings.Contains(p.Text(), "learned: ") && rank != f.Rank {

@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// languageModel has a weight at both ends, outside of its blocks, as GPT-2 has, positions whose
-// table is an output of a module, and a normalisation.
+// languageModel has, like GPT-2, a weight outside of blocks that is used at both ends. It also has
+// a table of positions that is the output of a module, and a normalisation.
 type languageModel struct {
 	tokens, positions *torch.Tensor
 	drop              *nn.Dropout
@@ -57,7 +57,7 @@ func newLanguageModel(wrap func(nn.Module) nn.Module) (*languageModel, error) {
 	return m, nn.ToDType(m, torch.Float64)
 }
 
-// distinct returns tensors, each once.
+// distinct returns the tensors without duplicates.
 func distinct(tensors []*torch.Tensor) (once []*torch.Tensor) {
 	for _, t := range tensors {
 		if !slices.Contains(once, t) {
@@ -67,7 +67,7 @@ func distinct(tensors []*torch.Tensor) (once []*torch.Tensor) {
 	return once
 }
 
-// tokensOf are the tokens of some rows of a batch.
+// tokensOf returns the tokens of some rows of a batch.
 func tokensOf(rows []int, step int) (*torch.Tensor, error) {
 	var tokens []int64
 	for _, r := range rows {
@@ -78,9 +78,9 @@ func tokensOf(rows []int, step int) (*torch.Tensor, error) {
 	return torch.FromInt64s(tokens, int64(len(rows)), 4)
 }
 
-// A network with parameters outside of blocks, one of them tied over both ends, trains as one
-// process does, also where a pass without gradients comes between forward and backward, and in
-// networks without any block. Its state has the names and the order of one process's.
+// A network with parameters outside of blocks, one of them tied over both ends, trains as in one
+// process. This holds with a NoGrad pass between forward and backward, and without any block. Its
+// state has the names and the order of one process's state.
 func TestParametersOutsideOfBlocks(t *testing.T) {
 	for name, wrap := range map[string]func(nn.Module) nn.Module{
 		"with blocks":    func(m nn.Module) nn.Module { return NewShardedBlock(m) },
@@ -170,7 +170,7 @@ func outsideTrainsAsOne(g *Group, wrap func(nn.Module) nn.Module) error {
 			return errors.New("a parameter outside of blocks has elements outside of a pass")
 		}
 	}
-	// A mode reaches the modules behind the parts.
+	// nn.Train reaches the modules behind the sharded parts.
 	nn.Train(d, true)
 	if g.Size() == 1 {
 		x, err := tokensOf([]int{1, 2, 3}, 0)
@@ -186,7 +186,7 @@ func outsideTrainsAsOne(g *Group, wrap func(nn.Module) nn.Module) error {
 	return errors.Join(opt.Close(), d.Close(), one.Close())
 }
 
-// computeUnderNoGrad computes an output without a history.
+// computeUnderNoGrad computes an output under NoGrad.
 func computeUnderNoGrad(d *FullyShardedDataParallel, x *torch.Tensor) (*torch.Tensor, error) {
 	y := d.Forward(x.NoGrad())
 	if err := y.Err(); err != nil {
@@ -198,8 +198,8 @@ func computeUnderNoGrad(d *FullyShardedDataParallel, x *torch.Tensor) (*torch.Te
 	return y, nil
 }
 
-// What a network gives out is its own memory, also if that is a parameter outside of blocks, which
-// is freed; and gradients of another backward pass than Backward are named.
+// An output of the network never shares memory with a parameter outside of blocks, which is freed.
+// Gradients from a backward pass that bypasses Backward are an error that names the parameter.
 func TestOutputsAndGradientsOutsideOfBlocks(t *testing.T) {
 	done := false
 	errs := inProcess(t, 1, quick, func(g *Group) error {
@@ -266,7 +266,7 @@ type namedFunc struct {
 
 func (f namedFunc) Forward(x *torch.Tensor) *torch.Tensor { return f.compute(x) }
 
-// A trained parameter outside of blocks that a pass does not use is named.
+// If a pass does not use a trained parameter outside of blocks, the error names the parameter.
 func TestUnusedParameterOutsideOfBlocksIsNamed(t *testing.T) {
 	errs := inProcess(t, 1, quick, func(g *Group) error {
 		used, unused := full(cuda.CPU, torch.Float32, 2, 10), full(cuda.CPU, torch.Float32, 2, 10)

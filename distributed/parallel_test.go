@@ -17,10 +17,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// seeding is held from a seed to the last number drawn: ranks in one process share the generator.
+// seeding is locked from setting a seed to drawing the last number: ranks in one process share the
+// generator.
 var seeding sync.Mutex
 
-// smallNet is a network whose parameters fill several buckets of smallBuckets bytes.
+// smallNet returns a network whose parameters fill several buckets of smallBuckets bytes.
 func smallNet(seed uint64) (nn.Module, error) {
 	seeding.Lock()
 	defer seeding.Unlock()
@@ -45,7 +46,7 @@ func sample(i int) (x, y []float64) {
 	return x, y
 }
 
-// batch returns the samples with the numbers.
+// batch returns the samples with the given numbers.
 func batch(numbers []int) (x, y *torch.Tensor, err error) {
 	var xs, ys []float64
 	for _, i := range numbers {
@@ -59,7 +60,7 @@ func batch(numbers []int) (x, y *torch.Tensor, err error) {
 	return x, y, err
 }
 
-// dealt returns the numbers of a batch's samples that rank r of n has.
+// dealt returns the numbers of the samples of a batch that belong to rank r of n.
 func dealt(first, size, r, n int) (mine []int) {
 	for i := first; i < first+size; i++ {
 		if i%n == r {
@@ -69,10 +70,10 @@ func dealt(first, size, r, n int) (mine []int) {
 	return mine
 }
 
-// Batches of these sizes: the last are smaller than 8 ranks, and than 3.
+// batchSizes includes batches that are smaller than 8 ranks, and than 3.
 var batchSizes = []int{16, 13, 16, 9, 5, 2}
 
-// trainSmall trains on rank r of n's part of each batch. parallel is nil for one process.
+// trainSmall trains on the samples of rank r of n in each batch. parallel is nil for one process.
 func trainSmall(net nn.Module, parallel *DataParallel, r, n int) error {
 	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1, Momentum: 0.9})
 	if err != nil {
@@ -128,7 +129,7 @@ func init() {
 			return err
 		}
 		defer g.Close()
-		net, err := smallNet(uint64(g.Rank()) + 1) // of which rank 0's counts
+		net, err := smallNet(uint64(g.Rank()) + 1) // only rank 0's seed has an effect
 		if err != nil {
 			return err
 		}
@@ -149,7 +150,7 @@ func init() {
 	}
 }
 
-// floats writes numbers without loss.
+// floats formats numbers without loss.
 func floats(values []float64) string {
 	var b strings.Builder
 	for _, v := range values {
@@ -170,7 +171,7 @@ func parseFloats(t *testing.T, text string) (values []float64) {
 	return values
 }
 
-// difference returns the maximum difference of two lists of numbers.
+// difference returns the maximum difference between two lists of numbers.
 func difference(a, b []float64) float64 {
 	if len(a) != len(b) {
 		return math.Inf(1)
@@ -185,7 +186,7 @@ func difference(a, b []float64) float64 {
 	return d
 }
 
-// aloneWeights returns the weights that one process trains on whole batches.
+// aloneWeights returns the weights after one process has trained on whole batches.
 func aloneWeights(t *testing.T) []float64 {
 	t.Helper()
 	net, err := smallNet(1)
@@ -229,7 +230,7 @@ func TestProcessesTrainAsOne(t *testing.T) {
 	}
 }
 
-// onRanks runs the ranks of a job as goroutines, each with a network of its own.
+// onRanks runs the ranks of a job as goroutines, each with a separate network.
 func onRanks(t *testing.T, n int, o DataParallelOptions, run func(g *Group, net nn.Module, d *DataParallel) error) []error {
 	t.Helper()
 	return inProcess(t, n, quick, func(g *Group) error {
@@ -247,7 +248,7 @@ func onRanks(t *testing.T, n int, o DataParallelOptions, run func(g *Group, net 
 	})
 }
 
-// lossOf returns the loss of samples.
+// lossOf returns the loss for the samples with the given numbers.
 func lossOf(net nn.Module, scope *torch.Scope, numbers ...int) (*torch.Tensor, error) {
 	x, y, err := batch(numbers)
 	if err != nil {
@@ -308,7 +309,8 @@ func requireGradients(net nn.Module, want []float64, bound float64) error {
 	return nil
 }
 
-// From the second pass on, buckets are in the order of backward, and gradients stay at one address.
+// From the second pass on, buckets are in the order of backward, and gradients keep their
+// addresses.
 func TestGradientsAreViewsOfBuckets(t *testing.T) {
 	want := aloneGradients(t, 0, 1)
 	for _, size := range []int64{0, 1, smallBuckets} {
@@ -403,7 +405,7 @@ func TestReducedPrecision(t *testing.T) {
 				err = d.Backward(loss)
 			}
 			if err == nil {
-				err = requireGradients(net, want, largest/64) // bfloat16 has 8 bits
+				err = requireGradients(net, want, largest/64) // bfloat16 has 8 bits of precision
 			}
 			if err == nil {
 				err = torch.ClearGrads(nn.Parameters(net)...)
@@ -420,7 +422,7 @@ func TestReducedPrecision(t *testing.T) {
 	}))
 }
 
-// Hooks that the program registers behind NewDataParallel change gradients before their reduction.
+// Hooks that the program registers after NewDataParallel change gradients before their reduction.
 func TestHooksComeBeforeTheReduction(t *testing.T) {
 	want := aloneGradients(t, 0, 1)
 	var largest float64
@@ -428,7 +430,7 @@ func TestHooksComeBeforeTheReduction(t *testing.T) {
 		want[i] *= 2
 		largest = max(largest, math.Abs(want[i]))
 	}
-	// In bfloat16 a bucket is a copy, which a later change of the gradient does not reach.
+	// In bfloat16 a bucket is a copy, so a later change of the gradient would not reach it.
 	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets, ReduceDType: torch.BFloat16}, func(g *Group, net nn.Module, d *DataParallel) error {
 		for _, p := range nn.Parameters(net) {
 			double := func(p *torch.Tensor) error { return p.Grad().MulScalar_(2).Err() }
@@ -449,7 +451,7 @@ func TestHooksComeBeforeTheReduction(t *testing.T) {
 	}))
 }
 
-// branch is a network with two heads, of which a pass uses those that are named.
+// branch is a network with several heads. Each pass uses only the heads in use.
 type branch struct {
 	nn.Module
 	heads [3]nn.Module
@@ -496,7 +498,7 @@ func TestUnusedParameters(t *testing.T) {
 			for pass := range 3 {
 				scope := torch.NewScope("pass")
 				defer scope.Close()
-				net.use = []int{0, 1}[:1+g.Rank()] // head1 on rank 1 alone, head2 nowhere
+				net.use = []int{0, 1}[:1+g.Rank()] // head1 only on rank 1, head2 nowhere
 				loss, err := lossOf(net, scope, g.Rank())
 				if err != nil {
 					return err
@@ -534,7 +536,7 @@ func TestUnusedParameters(t *testing.T) {
 	}
 }
 
-// A gradient that overflows on one rank is infinite on all, so all skip the step.
+// A gradient that overflows on one rank is infinite on all ranks, so all ranks skip the step.
 func TestScalerAndClippingAgree(t *testing.T) {
 	sgd := func(params []*torch.Tensor) (optim.Optimizer, error) {
 		return optim.NewSGD(params, optim.SGDOptions{LR: 0.1})
@@ -646,7 +648,7 @@ func TestModelsThatDifferAreNamed(t *testing.T) {
 	}
 }
 
-// A backward that fails on one rank ends the job on the others, with its name.
+// If a backward pass fails on one rank, the job ends, and the errors of the others name the rank.
 func TestBackwardThatFailsEndsTheJob(t *testing.T) {
 	errs := onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
 		scope := torch.NewScope("pass")
@@ -670,7 +672,7 @@ func TestBackwardThatFailsEndsTheJob(t *testing.T) {
 	}
 }
 
-// A panic in a backward ends the job on the others, also if the program goes on after it.
+// A panic in a backward pass ends the job on the other ranks, even if the program recovers from it.
 func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan struct{})
 	errs := onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
@@ -685,7 +687,7 @@ func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 			close(begun)
 			return d.Backward(loss)
 		}
-		select { // The panic would end rank 0 in NewDataParallel too.
+		select { // The panic would also end rank 0 while it is still in NewDataParallel.
 		case <-begun:
 		case <-g.job.member.Failed():
 			return g.Err()
@@ -695,7 +697,7 @@ func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 			d.Around(func() error { panic("a mishap") })
 			t.Error("Around has returned")
 		}()
-		<-ended // this rank does not leave, which would end the job too
+		<-ended // stay in the group: leaving would end the job too
 		return d.Backward(loss)
 	})
 	for rank, err := range errs {

@@ -12,12 +12,13 @@ import (
 
 func init() { workers["sanitizer on GPUs"] = onOwnGPU(sanitizerOnGPUs) }
 
-// The stream sanitizer sees the reduction of gradients: a stream that reads them has to wait.
+// The stream sanitizer knows the reduction of gradients: a stream that reads gradients has to wait
+// for it.
 func TestGPUSanitizerSeesTheReduction(t *testing.T) { onGPUs(t, "sanitizer on GPUs") }
 
 func sanitizerOnGPUs(g *Group) error {
 	if cuda.RunningSanitizer() != nil {
-		return nil // the environment has started one, which must find nothing
+		return nil // one is already running, set by the environment, and must find nothing
 	}
 	d := g.Device()
 	net, err := smallNetOn(d, 1)
@@ -43,7 +44,7 @@ func sanitizerOnGPUs(g *Group) error {
 		}
 		return err
 	}
-	// pass returns what a sanitizer finds in a pass whose gradients are read on the side stream.
+	// pass returns the sanitizer's findings in a pass whose gradients are read on the side stream.
 	pass := func(wait bool) (found []cuda.Finding, err error) {
 		if err := d.Synchronize(); err != nil {
 			return nil, err
@@ -70,7 +71,7 @@ func sanitizerOnGPUs(g *Group) error {
 		}
 		return found, err
 	}
-	for range 3 { // the buckets are arranged anew after the first pass
+	for range 3 { // the buckets are rearranged after the first pass
 		found, err := pass(true)
 		if err != nil {
 			return err

@@ -21,7 +21,7 @@ type steps struct {
 	end    func() error
 }
 
-// startSteps begins a training of the net with SGD.
+// startSteps starts a training of the net with SGD.
 func startSteps(g *Group, build func() (nn.Module, error)) (*steps, error) {
 	net, err := build()
 	if err != nil {
@@ -40,9 +40,8 @@ func startSteps(g *Group, build func() (nn.Module, error)) (*steps, error) {
 	}}, nil
 }
 
-// eagerAndReplayed returns the weights of two trainings that start makes, on one batch: after eager
-// steps, and after steps of which all but the first ones are replays of a graph. On the CPU no step
-// is.
+// eagerAndReplayed returns the weights of two trainings on one batch: one with eager steps only,
+// and one whose steps, except the first ones, are replays of a graph. On the CPU both are eager.
 func eagerAndReplayed(x, y *torch.Tensor, start func() (*steps, error)) (eager, replayed []float64, err error) {
 	var weightsOf [2][]float64
 	for i := range weightsOf {
@@ -58,7 +57,7 @@ func eagerAndReplayed(x, y *torch.Tensor, start func() (*steps, error)) (eager, 
 	return weightsOf[0], weightsOf[1], nil
 }
 
-// train makes eight steps and returns the weights.
+// train runs eight steps and returns the weights.
 func (s *steps) train(x, y *torch.Tensor, replay bool) ([]float64, error) {
 	graphed := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
 		loss := s.net.Forward(in[0]).MSELoss(in[1])

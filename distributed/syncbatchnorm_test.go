@@ -15,8 +15,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// normNet has BatchNorms of images and of rows: on the input, which needs no gradient, and with and
-// without weights and running statistics.
+// normNet returns a network with BatchNorms of images and of rows. One is on the input, which needs
+// no gradient. They are with and without weights and running statistics.
 func normNet(seed uint64, d cuda.Device, dtype torch.DType) (nn.Module, error) {
 	seeding.Lock()
 	defer seeding.Unlock()
@@ -35,7 +35,7 @@ func normNet(seed uint64, d cuda.Device, dtype torch.DType) (nn.Module, error) {
 	return net, errors.Join(nn.ToDType(net, dtype), nn.To(net, d))
 }
 
-// images returns the samples with the numbers as images [N 2 4 3], of which there may be none.
+// images returns the samples with the given numbers as images [N 2 4 3]. N may be 0.
 func images(scope *torch.Scope, numbers []int, d cuda.Device, dtype torch.DType) (x, y *torch.Tensor) {
 	var xs, ys []float64
 	for _, i := range numbers {
@@ -60,8 +60,8 @@ func images(scope *torch.Scope, numbers []int, d cuda.Device, dtype torch.DType)
 	return tensor(xs, n, 2, 4, 3), tensor(ys, n, 3)
 }
 
-// precision is a dtype of a model, that of its autocast, a learning rate that keeps rounding small,
-// and how far ranks may be from one process.
+// precision is a dtype of the model, a dtype for autocast, a learning rate that keeps rounding
+// errors small, and the allowed difference from one process.
 type precision struct {
 	name        string
 	dtype, cast torch.DType
@@ -75,8 +75,8 @@ var precisions = []precision{
 	{"autocast", torch.Float32, torch.BFloat16, 0.01, 0.01},
 }
 
-// trainNorms trains on rank r of n's part of each batch, and returns the values of an evaluation
-// and of all parameters and buffers. parallel is nil for one process.
+// trainNorms trains on the samples of rank r of n in each batch. It returns the output of an
+// evaluation and the values of all parameters and buffers. parallel is nil for one process.
 func trainNorms(net nn.Module, parallel *DataParallel, r, n int, d cuda.Device, p precision) ([]float64, error) {
 	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: p.rate, Momentum: 0.9})
 	if err != nil {
@@ -87,7 +87,7 @@ func trainNorms(net nn.Module, parallel *DataParallel, r, n int, d cuda.Device, 
 	for step, size := range []int{16, 13, 9, 6, 7, 8} {
 		var mine []int
 		for i := at; i < at+size; i++ {
-			// The last batches are on one rank each, and every rank has one of them.
+			// Each of the last batches is on one rank only, and every rank has one of them.
 			if step < 3 && i%n == r || step >= 3 && step%n == r {
 				mine = append(mine, i)
 			}
@@ -155,7 +155,7 @@ func trainNormsOn(g *Group, d cuda.Device, p precision) ([]float64, error) {
 	return trainNorms(net, parallel, g.Rank(), g.Size(), d, p)
 }
 
-// syncNorms compares what the ranks train together with what each trains alone: weights, running
+// syncNorms compares training on all ranks together with training on each alone: weights, running
 // statistics and outputs.
 func syncNorms(g *Group, d cuda.Device) error {
 	for _, p := range precisions {
@@ -213,11 +213,11 @@ func syncNormGraph(g *Group) error {
 	if err != nil {
 		return err
 	}
-	// On an H200 the two differed by 3e-16, a rounding. No run has shown the kernel that makes it.
-	// Of a step's work only the gradients of the convolutions' weights have an order that may
-	// change: cuDNN may add them up with atomics, so that two eager runs differ as well. LibTorch's
-	// kernels of batch norms add in one order, and the sum of two ranks has the same bits in
-	// either. The nets of graphOnGPUs and zeroGraph have no convolutions, and equal bits.
+	// On an H200 the two differed by 3e-16, a rounding error. No run has shown which kernel causes
+	// it. In a step only the gradients of the convolutions' weights can be added in a varying
+	// order: cuDNN may use atomics, so two eager runs differ as well. LibTorch's batch norm kernels
+	// add in a fixed order, and the sum of two ranks has the same bits in either order. The nets of
+	// graphOnGPUs and zeroGraph have no convolutions, and give equal bits.
 	if d := difference(eager, replayed); !(d < 1e-12) {
 		return fmt.Errorf("the graph's weights differ by %g", d)
 	}
@@ -256,7 +256,7 @@ func TestConvertSyncBatchNormComparesModels(t *testing.T) {
 	}
 }
 
-// One value on one rank has no variance. Two on two ranks have one.
+// One value on one rank has no variance. Two values on two ranks have one.
 func TestSyncBatchNormNeedsTwoValues(t *testing.T) {
 	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
 		norm := nn.NewBatchNorm1d(3, nn.BatchNorm1dOptions{})

@@ -18,8 +18,8 @@ import (
 
 func init() { distributed.AddWorker("record a straggler", recordAStraggler) }
 
-// recordAStraggler records collectives to which rank 1 comes late: it waits until the others are
-// about to come, which they tell it through a pipe.
+// recordAStraggler records collectives that rank 1 enters late: it first waits until the others
+// have told it through a pipe that they are about to enter.
 func recordAStraggler(ctx context.Context) error {
 	world, err := distributed.Init(ctx, distributed.Options{CPU: true})
 	if err != nil {
@@ -38,7 +38,7 @@ func recordAStraggler(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for range 8 { // the group's thread may end the record of the last one after Stop
+	for range 8 { // the group's thread may end the last one's record after Stop, so there are several
 		if world.Rank() == 1 {
 			if _, err := io.ReadFull(others, make([]byte, world.Size()-1)); err != nil {
 				return err
@@ -75,7 +75,7 @@ func recordAStraggler(ctx context.Context) error {
 	return errors.Join(x.Close(), world.Close())
 }
 
-// The recordings of all ranks name the one that the others wait for.
+// The recordings of all ranks name the rank that the others wait for.
 func TestTimelineNamesTheStraggler(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "others")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {

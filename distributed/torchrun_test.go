@@ -19,7 +19,7 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// launcherStore serves a store, as torchrun does in its own process.
+// launcherStore serves a store in the way torchrun does.
 func launcherStore(t *testing.T) (store *capi.Store, port int) {
 	t.Helper()
 	port = freePort(t)
@@ -31,7 +31,7 @@ func launcherStore(t *testing.T) (store *capi.Store, port int) {
 	return store, port
 }
 
-// takePart makes the calling goroutine a rank of a job on the CPU, which uses its collectives.
+// takePart makes the calling goroutine a rank of a job on the CPU and runs collectives.
 func takePart(ctx context.Context, o Options, e Environment) error {
 	o.CPU, o.Environment = true, &e
 	g, err := Init(ctx, o)
@@ -41,7 +41,7 @@ func takePart(ctx context.Context, o Options, e Environment) error {
 	return errors.Join(exercise(g, cuda.CPU), g.Close())
 }
 
-// torchrun keeps the store when it starts the ranks again.
+// torchrun keeps the store when it restarts the ranks.
 func TestStoreOfALauncher(t *testing.T) {
 	_, port := launcherStore(t)
 	for range 3 {
@@ -64,8 +64,8 @@ func startOfTwo(t *testing.T, port int) {
 	requireNone(t, errs)
 }
 
-// Each start has a name of its own, which is in the keys of its groups: in a store that outlives
-// them NCCL would take the identity that an earlier rank 0 has left.
+// Each start has a unique name, which is part of the keys of its groups. Otherwise, in a store that
+// outlives the ranks, NCCL would read the ID that an earlier rank 0 stored.
 func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 	store, port := launcherStore(t)
 	var starts []string
@@ -89,8 +89,8 @@ func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 	}
 }
 
-// torchrun counts restarts on each host by itself: a host that has restarted its ranks meets one
-// that has come later, or that has started its ranks again because another host did.
+// torchrun counts restarts for each host separately. Ranks meet although their hosts have different
+// counts: a host that joined later, or that restarted its ranks because of another host.
 func TestRanksMeetAfterOtherNumbersOfRestarts(t *testing.T) {
 	for name, agentStore := range map[string]string{"the launcher's store": "True", "rank 0's store": "False"} {
 		t.Run(name, func(t *testing.T) {
@@ -118,17 +118,17 @@ func TestRanksMeetAfterOtherNumbersOfRestarts(t *testing.T) {
 	}
 }
 
-// A rank that comes while processes of an earlier start still live does not disturb them, and meets
-// the rank 0 of its own start when that comes. A launcher that starts the ranks of each host by
-// itself does not wait for the other hosts.
+// A new rank does not disturb processes of an earlier start that still run. It meets the rank 0 of
+// its own start when that one starts. A launcher that starts each host's ranks separately does not
+// wait for the other hosts.
 func TestRankPassesOverAnEarlierStart(t *testing.T) {
 	times := control.Options{Interval: 20 * time.Millisecond, Silence: time.Minute}
 	const token = "secret"
 	for _, c := range []struct {
 		name  string
-		size  int  // of the earlier start
-		here  int  // ranks of it that have connected
-		dies  bool // rank 1 of it is lost
+		size  int  // size of the earlier start
+		here  int  // number of its ranks that have connected
+		dies  bool // its rank 1 is lost
 		token string
 	}{
 		{"that goes on", 2, 2, false, token},
@@ -207,7 +207,7 @@ func TestRankPassesOverAnEarlierStart(t *testing.T) {
 	}
 }
 
-// announce puts the announcement of a rank 0 into the store.
+// announce writes the announcement of a rank 0 to the store.
 func announce(t *testing.T, store *capi.Store, m meeting) {
 	t.Helper()
 	text, err := json.Marshal(m)
@@ -219,7 +219,7 @@ func announce(t *testing.T, store *capi.Store, m meeting) {
 	}
 }
 
-// A rank whose rank 0 has not come says what it has found instead.
+// A rank whose rank 0 has not started says what it has found instead.
 func TestEarlierStartIsNamed(t *testing.T) {
 	store, port := launcherStore(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -258,8 +258,8 @@ func init() {
 	}
 }
 
-// The test needs a Python that has torch: the wheels of the shim's LibTorch are for another version
-// of Python than most machines have.
+// The test needs a Python that has torch: the shim's LibTorch wheels are for another version of
+// Python than most machines have.
 func TestTorchrunLaunches(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {

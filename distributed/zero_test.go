@@ -15,10 +15,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// zeroCase is an optimizer whose state is divided.
+// zeroCase is an optimizer whose state is sharded.
 type zeroCase struct {
 	name   string
-	scaled bool // with a GradScaler, and clipping
+	scaled bool // with a GradScaler and clipping
 	build  func(net nn.Module, params []*torch.Tensor) (optim.Optimizer, error)
 }
 
@@ -49,7 +49,7 @@ var zeroCases = []zeroCase{
 	}},
 }
 
-// zeroRun is a training of one process, or of a rank with a part of the state.
+// zeroRun is a training in one process, or one rank of a training with sharded state.
 type zeroRun struct {
 	g        *Group // nil for one process
 	net      nn.Module
@@ -88,7 +88,7 @@ func (r *zeroRun) end() error {
 	return errors.Join(errs...)
 }
 
-// step trains on a batch of samples from the first.
+// step trains on a batch of size samples, starting with number first.
 func (r *zeroRun) step(d cuda.Device, scaled bool, first, size int) error {
 	rank, n := 0, 1
 	if r.g != nil {
@@ -149,7 +149,7 @@ func (r *zeroRun) train(d cuda.Device, scaled bool, sizes []int) error {
 	return nil
 }
 
-// compareStates returns the maximum difference of the states of two optimizers.
+// compareStates returns the maximum difference between the states of two optimizers.
 func compareStates(a, b optim.Optimizer) (float64, error) {
 	var values [2][]float64
 	var text [2]string
@@ -175,8 +175,8 @@ func compareStates(a, b optim.Optimizer) (float64, error) {
 	return difference(values[0], values[1]), nil
 }
 
-// zeroTrainsAsOne compares an optimizer with divided state with the same in one process: the
-// parameters, the state, and what both make of each other's state.
+// zeroTrainsAsOne compares an optimizer with sharded state with the same optimizer in one process:
+// parameters, state, and training after each has loaded the other's state.
 func zeroTrainsAsOne(g *Group, d cuda.Device, c zeroCase) error {
 	alone, err := startZero(nil, d, c)
 	if err != nil {
@@ -217,7 +217,7 @@ func zeroTrainsAsOne(g *Group, d cuda.Device, c zeroCase) error {
 	if err := errors.Join(same("after training"), memoryIsShared(g, alone.opt, ranks.opt)); err != nil {
 		return err
 	}
-	// Both go on, from each other's state.
+	// Each continues from the other's state.
 	s, err := ranks.opt.State()
 	if err != nil {
 		return err
@@ -277,7 +277,7 @@ func memoryIsShared(g *Group, alone, ranks optim.Optimizer) error {
 	for _, n := range all {
 		sum += n
 	}
-	// A step count is on each rank that has elements of its parameter.
+	// Every rank that has elements of a parameter has its step count.
 	if sum < elements || sum > elements+int64(g.Size())*scalars {
 		return fmt.Errorf("the ranks have %v bytes of state, and one process %d", all, elements)
 	}
@@ -384,7 +384,7 @@ func TestZeroRedundancyOptimizerRefuses(t *testing.T) {
 	}
 }
 
-// A state of other shapes is an error, and so is a step without gradients or after Close.
+// A state with other shapes is an error, and so is a step without gradients or after Close.
 func TestZeroRedundancyOptimizerErrors(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		r, err := startZero(g, cuda.CPU, zeroCases[0])
@@ -411,7 +411,7 @@ func TestZeroRedundancyOptimizerErrors(t *testing.T) {
 	}))
 }
 
-// What fails on one rank ends the job at once, so that the others do not wait for that rank.
+// A failure on one rank ends the job at once, so that the others do not wait for that rank.
 func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
 	for name, c := range map[string]struct {
 		fail func(z *ZeroRedundancyOptimizer, net nn.Module) error // on rank 1
@@ -420,7 +420,7 @@ func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
 	}{
 		"a parameter has moved": {func(_ *ZeroRedundancyOptimizer, net nn.Module) error { return nn.ToDType(net, torch.Float32) },
 			(*ZeroRedundancyOptimizer).Step, "parameter 0 has moved"},
-		// Behind the first collective of State, so that rank 0 waits in the second one.
+		// It fails after the first collective of State, while rank 0 waits in the second one.
 		"a state does not fit": {func(z *ZeroRedundancyOptimizer, _ nn.Module) error {
 			z.order[0].strides = []int64{1200, 1}
 			return nil
@@ -491,7 +491,7 @@ func (o otherState) State() (optim.State, error) {
 	return s, nil
 }
 
-// A parameter whose elements are on two ranks has state of one dtype.
+// A parameter whose elements are on two ranks must have state of one dtype.
 func TestZeroRedundancyStateOfTwoDTypesIsNamed(t *testing.T) {
 	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
 		r, err := startZero(g, cuda.CPU, zeroCases[2]) // Adam
