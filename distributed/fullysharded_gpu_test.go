@@ -173,8 +173,8 @@ func (s scaled) Parts() nn.Parts {
 	return nn.Parts{Parameters: []torch.Named{{Name: "weight", Tensor: s.weight}}}
 }
 
-// trainScales trains with two passes in each step through five blocks, one of them used twice, and a
-// module outside of blocks at both ends. With graph, all steps except the first are replays of a
+// trainScales trains with two passes in each step through five blocks, one of them used twice, and
+// a module outside of blocks at both ends. With graph, all steps except the first are replays of a
 // graph.
 func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
 	var blocks []nn.Module
