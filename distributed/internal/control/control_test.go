@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// times have a silence that no busy machine reaches.
+// times has a silence that is longer than the pauses of a busy machine.
 var times = Options{Interval: 20 * time.Millisecond, Silence: time.Minute}
 
-// patience ends a test that hangs.
+// patience limits a test that hangs.
 const patience = 2 * time.Minute
 
 const token = "secret"
 
-// job serves n ranks and connects them.
+// job starts a hub and connects n members.
 func job(t *testing.T, n int) (*Hub, []*Member) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -56,7 +56,7 @@ func each(t *testing.T, members []*Member, do func(m *Member) error) {
 	all.Wait()
 }
 
-// requireVerdict checks what ends the job of every member.
+// requireVerdict checks the verdict of every member.
 func requireVerdict(t *testing.T, members []*Member, kind Kind, rank int, says ...string) {
 	t.Helper()
 	for _, m := range members {
@@ -105,7 +105,7 @@ func TestLostMember(t *testing.T) {
 // beatNow sends a beat before the next one is due.
 func (m *Member) beatNow() { m.send(message{Kind: kindBeat}) }
 
-// tell returns when the hub knows the calls of all members.
+// tell returns when the hub has received the calls of all members.
 func tell(t *testing.T, members []*Member) {
 	t.Helper()
 	all := make([]int, len(members))
@@ -114,7 +114,7 @@ func tell(t *testing.T, members []*Member) {
 	}
 	each(t, members, func(m *Member) error {
 		m.beatNow()
-		return m.Arrive("tell#b", all, Call{Seq: 1}, false, patience) // behind the beat
+		return m.Arrive("tell#b", all, Call{Seq: 1}, false, patience) // sent after the beat
 	})
 }
 
@@ -129,7 +129,7 @@ func TestLostHub(t *testing.T) {
 	}
 }
 
-// requireJoined waits until the hub has read the hello of a rank.
+// requireJoined waits until the hub has read a rank's hello.
 func requireJoined(t *testing.T, h *Hub, rank int) {
 	t.Helper()
 	for limit := time.Now().Add(patience); ; runtime.Gosched() {
@@ -145,7 +145,8 @@ func requireJoined(t *testing.T, h *Hub, rank int) {
 	}
 }
 
-// A rank knows that it comes to a job that has ended before, and to an address where no hub is.
+// A rank knows that it was not admitted: because the job had ended, or because its address has no
+// hub of this job.
 func TestRankThatIsNotAdmittedKnowsIt(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -162,7 +163,7 @@ func TestRankThatIsNotAdmittedKnowsIt(t *testing.T) {
 		return m
 	}
 	first := dial(0, token)
-	requireJoined(t, h, 0) // before the loss of rank 1, after which the hub admits nobody
+	requireJoined(t, h, 0) // before rank 1 is lost, after which the hub admits nobody
 	lost := dial(1, token)
 	lost.beatNow()
 	lost.Close()
@@ -175,7 +176,7 @@ func TestRankThatIsNotAdmittedKnowsIt(t *testing.T) {
 	}
 }
 
-// A member that is connected and silent. The test moves its last sign of life into the past.
+// A member is connected and silent. The test moves its last sign of life into the past.
 func TestSilentMember(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -256,7 +257,7 @@ func TestAbort(t *testing.T) {
 	requireVerdict(t, members, Aborted, 1, "enough")
 }
 
-// A rank that parts while another waits for it in a collective.
+// A rank leaves while another waits for it in a collective.
 func TestLeftBehind(t *testing.T) {
 	_, members := job(t, 2)
 	members[0].Enter("g", Call{Seq: 1, Name: "AllReduce", Line: "a.go:1"})
@@ -267,7 +268,7 @@ func TestLeftBehind(t *testing.T) {
 	requireVerdict(t, members, Left, 1, "closed its group at b.go:9", "AllReduce #1 at a.go:1")
 }
 
-// A rank's message about a group that cannot be ends the job, and not the process of rank 0.
+// A message about an impossible group ends the job, but does not crash rank 0.
 func TestGroupsThatCannotBe(t *testing.T) {
 	for name, members := range map[string][]int{
 		"no rank":           nil,
@@ -289,7 +290,7 @@ func TestGroupsThatCannotBe(t *testing.T) {
 	}
 }
 
-// Connections that are not a rank's are closed, and the job goes on.
+// Connections that do not identify as a rank are closed, and the job continues.
 func TestStrangersAreRefused(t *testing.T) {
 	h, members := job(t, 2)
 	for name, sent := range map[string]string{
@@ -302,7 +303,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		io.WriteString(conn, sent) // may fail, if it is refused before its end
+		io.WriteString(conn, sent) // may fail if the hub closes the connection early
 		conn.SetReadDeadline(time.Now().Add(patience))
 		if n, err := conn.Read(make([]byte, 1)); n != 0 || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %d bytes, %v: want the end of the connection", name, n, err)
@@ -314,7 +315,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 }
 
-// Two processes of a rank end a job that has not met yet.
+// Two processes with the same rank end a job whose ranks have not all met.
 func TestSameRankTwice(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -334,7 +335,8 @@ func TestSameRankTwice(t *testing.T) {
 	requireVerdict(t, members, Mismatch, 1, "have the same rank")
 }
 
-// A process of another job that knows the token is refused by name, and the job goes on.
+// A process of another job that knows the token is refused with an error that names it, and the job
+// continues.
 func TestRankOfAnotherJobIsRefused(t *testing.T) {
 	h, members := job(t, 2)
 	for rank, says := range map[int]string{0: "have the same rank", 1: "have the same rank", 2: "is no rank of the job of 2 ranks", -1: "is no rank of"} {
@@ -355,13 +357,13 @@ func TestRankOfAnotherJobIsRefused(t *testing.T) {
 	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 }
 
-// A rank that goes on and never leaves is named to those that wait for it.
+// The verdict names a rank that keeps running and never leaves to the ranks that wait for it.
 func TestRankThatDoesNotPart(t *testing.T) {
 	h, members := job(t, 3)
 	members[2].Enter("g", Call{Seq: 5, Name: "AllReduce", Line: "a.go:1", Done: true})
 	tell(t, members)
 	go members[0].Part(t.Context(), "b.go:9", patience)
-	// The time of rank 1 begins when rank 0 has left, or rank 0 might be late too.
+	// Rank 1 leaves after rank 0. Otherwise rank 0 might count as late too.
 	for left, limit := false, time.Now().Add(patience); !left; runtime.Gosched() {
 		if time.Now().After(limit) {
 			t.Fatal("the hub does not know that rank 0 has left")
@@ -374,7 +376,8 @@ func TestRankThatDoesNotPart(t *testing.T) {
 	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "did not close its group in time", "closed it at b.go:9", "AllReduce #5 at a.go:1")
 }
 
-// lateConn sets a deadline in the future behind another goroutine's in the past, if there is one.
+// lateConn delays a deadline in the future until another goroutine has set one in the past, if one
+// does.
 type lateConn struct {
 	net.Conn
 	past chan struct{}
@@ -398,7 +401,7 @@ func (c *lateConn) SetReadDeadline(at time.Time) error {
 	return c.Conn.SetReadDeadline(at)
 }
 
-// A connection that has sent nothing when the hub closes does not keep Close for the hello's time.
+// A connection that has sent nothing does not delay Close until the hello's deadline.
 func TestCloseEndsAConnectionWithoutHello(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

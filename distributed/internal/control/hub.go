@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Hub is the side of rank 0. It takes no part in collectives.
+// Hub is rank 0's server. It does not take part in collectives.
 type Hub struct {
 	o        Options
 	size     int
@@ -30,16 +30,16 @@ type Hub struct {
 	verdict  *Verdict
 }
 
-// peer is a rank as the hub knows it.
+// peer is the hub's state of one rank.
 type peer struct {
-	conn   net.Conn // nil before the hello, and after the end of the connection
+	conn   net.Conn // nil before the hello and after the connection has closed
 	out    chan message
 	name   string // "rank 2 (pid 41 on node7)"
 	heard  time.Time
 	calls  map[string]Call
-	callAt time.Time // when calls came
-	left   string    // the line that closed the group, or ""
-	until  time.Time // when the others must have closed theirs, if left
+	callAt time.Time // time of the beat with calls
+	left   string    // program line that closed the group, or ""
+	until  time.Time // deadline for the other ranks to leave, if left is set
 }
 
 type arrivalKey struct {
@@ -55,7 +55,7 @@ type arrival struct {
 	deadline time.Time
 }
 
-// report is a failed collective that the hub is about to judge.
+// report is a failed collective on which the hub will give a verdict.
 type report struct {
 	rank    int
 	group   string
@@ -65,12 +65,12 @@ type report struct {
 	due     time.Time
 }
 
-// queueLength is the number of messages that wait for a connection. A rank that does not read loses
-// its connection when more wait.
+// queueLength is the maximum number of messages that wait for a connection. If more wait, the rank
+// is not reading, and the hub closes its connection.
 const queueLength = 256
 
-// NewHub serves the ranks 0 to size - 1 on the listener, which it closes. token is a secret of the
-// job, without which a connection is refused.
+// NewHub serves the ranks 0 to size - 1 on the listener, and takes ownership of it. token is a
+// secret of the job; connections without it are closed.
 func NewHub(listener net.Listener, size int, token string, o Options) *Hub {
 	h := &Hub{
 		o: o, size: size, token: token, listener: listener, stop: make(chan struct{}),
@@ -85,8 +85,7 @@ func NewHub(listener net.Listener, size int, token string, o Options) *Hub {
 	return h
 }
 
-// Close ends all connections and waits for the hub's goroutines. Messages that are queued are still
-// sent.
+// Close closes all connections and waits for the hub's goroutines. Queued messages are still sent.
 func (h *Hub) Close() {
 	h.mu.Lock()
 	select {
@@ -111,17 +110,17 @@ func (h *Hub) accept() {
 	}
 }
 
-// serve reads one connection to its end.
+// serve reads one connection until it ends.
 func (h *Hub) serve(conn net.Conn) {
 	defer h.running.Done()
-	conn.SetReadDeadline(time.Now().Add(h.o.Silence)) // before the goroutine that ends the reader
+	conn.SetReadDeadline(time.Now().Add(h.o.Silence)) // set before the goroutine below can stop the reader
 	stopped := make(chan struct{})
 	defer close(stopped)
 	h.running.Add(1)
 	go func() {
 		defer h.running.Done()
 		select {
-		case <-h.stop: // ends the reader, which closes the queue behind the messages in it
+		case <-h.stop: // stop the reader; the queue is then sent and closed
 			conn.SetReadDeadline(time.Now())
 		case <-stopped:
 		}
@@ -152,8 +151,8 @@ func (h *Hub) serve(conn net.Conn) {
 	h.gone(hello.Rank, err)
 }
 
-// readHello reads the first message, of which it believes no more than maxHello bytes. rest is what
-// it read beyond the message.
+// readHello reads the first message, at most maxHello bytes. rest returns the bytes read after the
+// message.
 func readHello(conn net.Conn) (m message, rest io.Reader, err error) {
 	var line []byte
 	for {
@@ -172,9 +171,9 @@ func readHello(conn net.Conn) (m message, rest io.Reader, err error) {
 	}
 }
 
-// refuse tells the process at the other end why it cannot be a rank, and ends the connection. It
-// reads on until the process has closed its end, since data that nobody reads would end the
-// connection before the message is read.
+// refuse tells the process why it cannot be a rank, and closes the connection. It first reads until
+// the process has closed its side: closing with unread data would reset the connection before the
+// process reads the message.
 func (h *Hub) refuse(conn net.Conn, rank int, why string) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(h.o.Silence))
@@ -188,9 +187,9 @@ func (h *Hub) refuse(conn net.Conn, rank int, why string) {
 	}
 }
 
-// join makes the connection that of its rank, or says why it cannot be. A second process of a rank
-// ends a job that has not met yet: either may be meant. Later it is of another job, which begins
-// with the same address.
+// join assigns the connection to its rank, or returns the reason why it cannot. If the rank already
+// has a process and the ranks have not all met, it ends the job: either process may be the intended
+// one. After that, the second process belongs to another job with the same address.
 func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -215,7 +214,7 @@ func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	return ""
 }
 
-// write sends what is queued until the queue is closed, and then closes the connection.
+// write sends queued messages until the queue is closed, and then closes the connection.
 func (h *Hub) write(conn net.Conn, out <-chan message) {
 	defer h.running.Done()
 	defer conn.Close()
@@ -223,7 +222,7 @@ func (h *Hub) write(conn net.Conn, out <-chan message) {
 	for m := range out {
 		conn.SetWriteDeadline(time.Now().Add(h.o.Silence))
 		if encoder.Encode(m) != nil {
-			conn.Close() // the reader reports it
+			conn.Close() // the reader reports the failure
 			for range out {
 			}
 			return
@@ -231,7 +230,7 @@ func (h *Hub) write(conn net.Conn, out <-chan message) {
 	}
 }
 
-// send queues a message for the rank. The caller holds the lock.
+// send queues a message for the rank. The caller holds h.mu.
 func (h *Hub) send(rank int, m message) {
 	p := &h.ranks[rank]
 	if p.conn == nil {
@@ -264,7 +263,8 @@ func (h *Hub) gone(rank int, err error) {
 	}
 }
 
-// last describes the calls of a rank, or only that of the group. The caller holds the lock.
+// last describes the latest calls of a rank, or only the call in the given group. The caller holds
+// h.mu.
 func (h *Hub) last(rank int, group string) string {
 	p := &h.ranks[rank]
 	if group != "" {
@@ -291,13 +291,13 @@ func keys(m map[string]Call) func(yield func(string) bool) {
 	}
 }
 
-// judge ends the job, unless it has ended. The caller holds the lock.
+// judge ends the job unless it has already ended. The caller holds h.mu.
 func (h *Hub) judge(v *Verdict) {
 	if h.verdict != nil {
 		return
 	}
 	h.verdict = v
-	for r := h.size - 1; r >= 0; r-- { // rank 0, whose process may end at once, comes last
+	for r := h.size - 1; r >= 0; r-- { // rank 0 last: its process may exit at once
 		h.send(r, message{Kind: kindVerdict, Verdict: v})
 	}
 }
@@ -320,7 +320,7 @@ func (h *Hub) receive(rank int, m message) {
 		}
 	case kindReport:
 		if m.Call != nil {
-			// Another rank's end, or its next beat, may explain the failure.
+			// Another rank's end or next beat may explain the failure, so wait for two intervals.
 			h.reports = append(h.reports, report{rank, m.Name, m.Members, *m.Call, m.Text, p.heard.Add(2 * h.o.Interval)})
 		}
 	case kindAbort:
@@ -335,7 +335,7 @@ func (h *Hub) receive(rank int, m message) {
 	}
 }
 
-// isGroup reports whether a rank can have a group of these members.
+// isGroup reports whether members is a valid group that includes the rank.
 func (h *Hub) isGroup(rank int, members []int) bool {
 	seen := make([]bool, h.size)
 	for _, r := range members {
@@ -351,7 +351,8 @@ func (h *Hub) allLeft() bool {
 	return !slices.ContainsFunc(h.ranks, func(p peer) bool { return p.left == "" })
 }
 
-// arrive counts a rank in. The caller holds the lock.
+// arrive records the arrival of a rank. When all members have arrived, it releases them. The caller
+// holds h.mu.
 func (h *Hub) arrive(rank int, m message) {
 	key := arrivalKey{m.Name, m.Call.Seq}
 	a := h.arrivals[key]
@@ -383,7 +384,7 @@ func (h *Hub) arrive(rank int, m message) {
 	}
 }
 
-// watch sends beats and judges what is due.
+// watch sends beats and checks deadlines.
 func (h *Hub) watch() {
 	defer h.running.Done()
 	ticker := time.NewTicker(h.o.Interval)
@@ -430,7 +431,7 @@ func (h *Hub) check(now time.Time) {
 	h.checkParting(now)
 }
 
-// missing is the verdict about a barrier that not all ranks have reached.
+// missing returns the verdict on a barrier that some ranks have not reached.
 func (h *Hub) missing(key arrivalKey, a *arrival) *Verdict {
 	var names []string
 	var call Call
@@ -449,7 +450,7 @@ func (h *Hub) missing(key arrivalKey, a *arrival) *Verdict {
 	return &Verdict{Timeout, rank, fmt.Sprintf("%s did not reach %v within %v", strings.Join(names, ", "), call, a.timeout)}
 }
 
-// state describes a rank that others wait for. The caller holds the lock.
+// state describes a rank that others wait for. The caller holds h.mu.
 func (h *Hub) state(rank int, group string) string {
 	p := &h.ranks[rank]
 	switch {
@@ -461,7 +462,7 @@ func (h *Hub) state(rank int, group string) string {
 	return h.last(rank, group)
 }
 
-// explain is the verdict about a failed collective: the ranks that have not entered it are at
+// explain returns the verdict on a failed collective. The ranks that have not entered it are at
 // fault.
 func (h *Hub) explain(rep report) *Verdict {
 	var names []string
@@ -481,7 +482,8 @@ func (h *Hub) explain(rep report) *Verdict {
 	return &Verdict{Timeout, rank, strings.Join(names, ", ") + "; " + text}
 }
 
-// checkLeft finds ranks that wait in a collective for one that has left. The caller holds the lock.
+// checkLeft ends the job if a rank waits in a collective for a rank that has left. The caller holds
+// h.mu.
 func (h *Hub) checkLeft() {
 	for r := range h.ranks {
 		if h.ranks[r].left == "" {
@@ -498,7 +500,8 @@ func (h *Hub) checkLeft() {
 	}
 }
 
-// checkParting finds ranks that do not leave in time after another one. The caller holds the lock.
+// checkParting ends the job if some ranks have not left in time after the first one. The caller
+// holds h.mu.
 func (h *Hub) checkParting(now time.Time) {
 	first := slices.IndexFunc(h.ranks, func(p peer) bool { return p.left != "" && now.After(p.until) })
 	if first < 0 || h.allLeft() {

@@ -13,28 +13,28 @@ import (
 	"time"
 )
 
-// Member is one rank's connection with the hub. Any number of goroutines may use it.
+// Member is one rank's connection to the hub. It is safe for concurrent use.
 type Member struct {
 	o       Options
 	rank    int
 	conn    net.Conn
 	out     chan message
 	stop    chan struct{} // closed by Close
-	failed  chan struct{} // closed with the verdict
+	failed  chan struct{} // closed when verdict is set
 	left    chan struct{} // closed when all ranks have left
 	running sync.WaitGroup
 
 	mu       sync.Mutex
 	heard    time.Time
-	begun    map[string]time.Time // when the calls were entered
+	begun    map[string]time.Time // when each call in calls was entered
 	calls    map[string]Call
 	waiting  map[arrivalKey]chan struct{}
 	verdict  *Verdict
-	admitted bool // a message from the hub says that it has admitted this rank
+	admitted bool // a message from the hub shows that it admitted this rank
 	closed   bool
 }
 
-// Dial connects the rank with the hub at the first of the addresses that answers.
+// Dial connects the rank to the hub, at the first address that answers.
 func Dial(ctx context.Context, addresses []string, token string, rank int, o Options) (*Member, error) {
 	var conn net.Conn
 	var errs []error
@@ -64,32 +64,33 @@ func Dial(ctx context.Context, addresses []string, token string, rank int, o Opt
 	return m, nil
 }
 
-// Failed is closed when the job has ended for a reason, which Verdict has.
+// Failed returns a channel that is closed when the job has failed. Verdict then returns the reason.
 func (m *Member) Failed() <-chan struct{} { return m.failed }
 
-// Verdict returns why the job has ended, or nil.
+// Verdict returns the reason why the job has ended, or nil.
 func (m *Member) Verdict() *Verdict {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.verdict
 }
 
-// Refused reports whether there is a verdict, and the hub has not admitted this rank before: it
-// serves another job, or its own had ended, or what answered at its address is no hub any more.
+// Refused reports whether there is a verdict and the hub never admitted this rank. Either the hub
+// serves another job, or the job had already ended, or the address no longer belongs to a hub.
 func (m *Member) Refused() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.verdict != nil && !m.admitted
 }
 
-// Enter notes that the rank enters a call in the group; the next beat says so.
+// Enter records that the rank has entered a call in the group. The next beat reports it to the hub.
 func (m *Member) Enter(group string, c Call) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.calls[group], m.begun[group] = c, time.Now()
 }
 
-// Leave notes that the rank has left its call in the group, unless it has entered another one.
+// Leave records that the rank has left its call in the group, unless it has already entered another
+// call.
 func (m *Member) Leave(group string, seq uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,10 +100,10 @@ func (m *Member) Leave(group string, seq uint64) {
 	}
 }
 
-// Arrive waits until all members have called it with the same name and number. The name is that of
-// a group, whose calls explain why a member does not come, with "#" and a purpose. With compare,
-// names and operands of their calls must be equal. A member that does not call it within the
-// timeout ends the job. It returns the verdict if the job ends.
+// Arrive blocks until all members have called it with the same name and sequence number. The name
+// consists of the name of a group, "#" and a purpose. The calls of that group explain a missing
+// member. If compare is true, names and operands of the members' calls must be equal. If a member
+// does not arrive within the timeout, the job ends. If the job ends, Arrive returns the verdict.
 func (m *Member) Arrive(name string, members []int, c Call, compare bool, timeout time.Duration) error {
 	key := arrivalKey{name, c.Seq}
 	done := make(chan struct{})
@@ -120,8 +121,8 @@ func (m *Member) Arrive(name string, members []int, c Call, compare bool, timeou
 	}
 }
 
-// Report tells the hub that a call failed here. The hub ends the job, with the rank that it finds
-// at fault: Failed will be closed.
+// Report tells the hub that a call failed on this rank. The hub determines the rank at fault and
+// ends the job, which closes Failed.
 func (m *Member) Report(group string, members []int, c Call, text string) {
 	m.send(message{Kind: kindBeat})
 	m.send(message{Kind: kindReport, Name: group, Members: members, Call: &c, Text: text})
@@ -130,9 +131,9 @@ func (m *Member) Report(group string, members []int, c Call, text string) {
 // Abort ends the job on all ranks.
 func (m *Member) Abort(text string) { m.send(message{Kind: kindAbort, Text: text}) }
 
-// Part waits until all ranks have called it, or the job or the context ends. at is the program's
-// line. Ranks that wait for this one in a collective end the job, and so do ranks that do not call
-// Part within the timeout of the first one.
+// Part blocks until all ranks have called it, or until the job or the context ends. at is the
+// program's line. The job fails if another rank waits for this one in a collective, or if a rank
+// does not call Part within the timeout of the first one.
 func (m *Member) Part(ctx context.Context, at string, timeout time.Duration) error {
 	m.send(message{Kind: kindLeave, Text: at, Timeout: timeout})
 	select {
@@ -145,8 +146,7 @@ func (m *Member) Part(ctx context.Context, at string, timeout time.Duration) err
 	}
 }
 
-// Close ends the connection, after what is queued has been sent, and waits for the member's
-// goroutines.
+// Close sends the queued messages, closes the connection, and waits for the member's goroutines.
 func (m *Member) Close() {
 	m.mu.Lock()
 	if !m.closed {
@@ -165,8 +165,8 @@ func (m *Member) send(msg message) {
 	}
 }
 
-// status adds the rank's calls to a message that has them. The writer calls it, so that no message
-// has older calls than the one before it.
+// status adds the rank's calls to a beat or leave message. Only the writer calls it, so calls never
+// get older from one message to the next.
 func (m *Member) status(msg message) message {
 	if msg.Kind != kindBeat && msg.Kind != kindLeave {
 		return msg
@@ -238,9 +238,9 @@ func (m *Member) done(key arrivalKey) {
 	}
 }
 
-// write sends what is queued. At Close it sends the rest and closes the connection, which ends
-// read. When it cannot send it leaves the connection open: the hub's last message may still be in
-// it.
+// write sends queued messages. On Close it sends the rest and closes the connection, which stops
+// read. After a send error it keeps the connection open, because the hub's last message may still
+// be unread.
 func (m *Member) write() {
 	defer m.running.Done()
 	defer m.conn.Close()
@@ -287,7 +287,7 @@ func (m *Member) beat() {
 		}
 		select {
 		case m.out <- message{Kind: kindBeat}:
-		default: // the connection is stuck, and the hub finds this rank silent
+		default: // the connection is stuck; the hub will find this rank silent
 		}
 	}
 }

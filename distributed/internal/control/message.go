@@ -1,10 +1,9 @@
-// Package control connects the ranks of a job beside their collectives, over TCP: rank 0 runs the
-// [Hub], and every rank, rank 0 too, has a [Member] that is connected with it. They exchange beats,
-// so that a rank which has died, stopped or lost its network is known by name within a stated time,
-// whatever a collective does meanwhile. They also count ranks in for barriers, and compare what the
-// ranks are about to do.
+// Package control connects the ranks of a job over TCP, independently of their collectives. Rank 0
+// runs the [Hub], and every rank, including rank 0, connects to it with a [Member]. They exchange
+// beats. If a rank dies, stops or loses its network, all ranks learn its name within a fixed time,
+// even while a collective hangs. The hub also implements barriers and compares the ranks' calls.
 //
-// The package knows neither LibTorch nor CUDA.
+// The package imports neither LibTorch nor CUDA.
 package control
 
 import (
@@ -12,14 +11,14 @@ import (
 	"time"
 )
 
-// Call is what a rank does in a group.
+// Call is one call of a rank in a group.
 type Call struct {
-	Seq  uint64        // counts the group's collectives from 1 on
+	Seq  uint64        // number of the collective in the group, from 1
 	Name string        // "AllReduce"
 	What string        // operands, which must be equal on all ranks: "float32 [2 3], sum"
-	Line string        // of the program: "train.go:88"
+	Line string        // line of the program: "train.go:88"
 	Done bool          // the rank has left the call
-	Age  time.Duration // since the rank entered it
+	Age  time.Duration // time since the rank entered it
 }
 
 func (c Call) String() string {
@@ -29,33 +28,33 @@ func (c Call) String() string {
 	return fmt.Sprintf("%s #%d at %s", c.Name, c.Seq, c.Line)
 }
 
-// Kind says why a job ends.
+// Kind classifies the reason why a job ends.
 type Kind string
 
 const (
 	Lost     Kind = "lost"     // a connection closed
 	Silent   Kind = "silent"   // a rank gave no sign of life for Options.Silence
 	Timeout  Kind = "timeout"  // a collective did not end in time
-	Mismatch Kind = "mismatch" // ranks did different things
-	Left     Kind = "left"     // a rank closed its group while others went on
-	Aborted  Kind = "aborted"  // the program ended it: its context was cancelled
+	Mismatch Kind = "mismatch" // ranks called different things
+	Left     Kind = "left"     // a rank closed its group while others still used it
+	Aborted  Kind = "aborted"  // the program ended the job: its context was cancelled
 )
 
-// Verdict is the reason for which every rank of a job stops.
+// Verdict is the reason why the job ended, the same on every rank.
 type Verdict struct {
 	Kind Kind
 	Rank int    // the rank at fault, or -1
-	Text string // begins with the rank's name
+	Text string // starts with the rank's name
 }
 
 func (v *Verdict) Error() string { return v.Text }
 
-// message is one line of JSON.
+// message is sent as one line of JSON.
 type message struct {
 	Kind    string          `json:"k"`
 	Rank    int             `json:"r,omitempty"`
 	Token   string          `json:"t,omitempty"`
-	Name    string          `json:"n,omitempty"` // of a rank, or of a group
+	Name    string          `json:"n,omitempty"` // name of a rank or a group
 	Members []int           `json:"m,omitempty"`
 	Call    *Call           `json:"c,omitempty"`
 	Compare bool            `json:"x,omitempty"`
@@ -67,9 +66,9 @@ type message struct {
 
 const (
 	kindHello   = "hello"   // the first message of a member: Token, Rank, Name
-	kindBeat    = "beat"    // both ways; a member's has Calls, by group
-	kindArrive  = "arrive"  // a member is at a barrier: Name, Members, Call, Compare, Timeout
-	kindDone    = "done"    // all members are: Name, Call
+	kindBeat    = "beat"    // in both directions; a member's has Calls, by group
+	kindArrive  = "arrive"  // a member has arrived at a barrier: Name, Members, Call, Compare, Timeout
+	kindDone    = "done"    // all members have arrived: Name, Call
 	kindReport  = "report"  // a collective failed at a member: Name, Members, Call, Text
 	kindAbort   = "abort"   // a member ends the job: Text
 	kindLeave   = "leave"   // a member closes its group: Text, Timeout; from the hub: all have left
@@ -77,11 +76,11 @@ const (
 	kindRefused = "refused" // the hub does not admit a member: Verdict
 )
 
-// maxHello is the maximum size of a first message, which may come from anywhere.
+// maxHello is the maximum size of a first message, which is from an unknown sender.
 const maxHello = 4 << 10
 
-// Options are the times of both sides, equal on all ranks.
+// Options are the time limits of hub and members, equal on all ranks.
 type Options struct {
-	Interval time.Duration // between beats
-	Silence  time.Duration // after which a rank without a sign of life is given up
+	Interval time.Duration // time between beats
+	Silence  time.Duration // time without a sign of life after which a rank is lost
 }
