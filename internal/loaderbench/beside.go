@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Beside runs the loader again, and runs body while the loader makes batches. It returns the
-// loader's images per second during that time.
+// Beside runs the loader again in the background while it runs body. It returns the loader's images
+// per second during that time.
 func (m *Measurement) Beside(ctx context.Context, body func()) (float64, error) {
 	again := Measurement{archive: m.archive, length: math.MaxInt64, warm: m.warm, o: m.o, target: m.target, started: make(chan struct{})}
 	ended := make(chan error, 1)

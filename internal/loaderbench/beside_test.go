@@ -10,7 +10,7 @@ import (
 
 const photos = "../../examples/data/photos-test.tgz"
 
-// A loader runs in the background until the body has ended.
+// The loader runs in the background until body has returned.
 func TestLoaderRunsBeside(t *testing.T) {
 	m := Measurement{archive: photos, warm: 1, o: imageloader.Options{BatchSize: 16, Workers: 2, Transform: imageloader.Train(32)}}
 	body := Measurement{archive: photos, epochs: 2, o: m.o}

@@ -9,7 +9,8 @@ import (
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
-// pickTarget reads -device, -decode and -decode-sms of a benchmark. No device is no target.
+// pickTarget parses -device, -decode and -decode-sms of a benchmark. Without a device it returns
+// nil.
 func pickTarget(name, decode string, sms int) (target, error) {
 	if name == "" {
 		return nil, nil
@@ -28,7 +29,7 @@ func pickTarget(name, decode string, sms int) (target, error) {
 	return device{d, where, sms}, nil
 }
 
-// device is a target that a prefetcher feeds.
+// device is a target fed by a prefetcher.
 type device struct {
 	cuda.Device
 	decode prefetcher.Decode
@@ -62,7 +63,7 @@ func (p prefetched) stats() deviceStats {
 	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecoderBytes, s.DecodeMultiprocessors}
 }
 
-// Device returns the device that the batches go to: the CPU if they stay in host memory.
+// Device returns the device that the batches are copied to, or the CPU if they stay in host memory.
 func (m *Measurement) Device() cuda.Device {
 	if d, ok := m.target.(device); ok {
 		return d.Device

@@ -15,28 +15,29 @@ import (
 	"github.com/torchstream/torchstream/trace"
 )
 
-// maxRecording is the maximum length of the recording that KernelTimes is made of.
+// maxRecording is the maximum length of the recording for KernelTimes.
 const maxRecording = time.Second
 
-// KernelTimes is what the GPU's kernels took while the loader ran once more, as in the measured
-// time, for at most a second. The profiler recorded them, which costs the host time, so
-// ImagesPerSecond here is lower than the measured rate.
+// KernelTimes are the times of the GPU's kernels in a second run of the loader, of at most a
+// second. The profiler's recording costs host time, so ImagesPerSecond is lower than the measured
+// rate.
 type KernelTimes struct {
-	Seconds         float64 `json:"seconds"` // recorded, on the wall clock
+	Seconds         float64 `json:"seconds"` // recorded wall-clock time
 	ImagesPerSecond float64 `json:"images_per_second"`
-	Multiprocessors int     `json:"multiprocessors"` // of the GPU
+	Multiprocessors int     `json:"multiprocessors"` // number on the GPU
 	// BusyShare is the share of the time in which at least one kernel ran.
 	BusyShare float64 `json:"busy_share"`
-	// SMTimeShare is the mean share of the GPU's multiprocessors that have a block: the sum over
-	// kernels of their time, multiplied by the share of the multiprocessors that their grid reaches
-	// (a block each, at most all, or as many as -decode-sms allows), over the recorded time.
-	// Kernels that run side by side count as all multiprocessors at most.
+	// SMTimeShare is the mean share of the GPU's multiprocessors that run a block. It is the sum
+	// over all kernels of kernel time times the share of multiprocessors that the grid occupies,
+	// divided by the recorded time. A grid occupies one multiprocessor for each block, up to the
+	// number on the GPU or the limit of -decode-sms. Concurrent kernels together count as all
+	// multiprocessors at most.
 	SMTimeShare float64      `json:"sm_time_share"`
-	Kernels     []kernelTime `json:"kernels,omitempty"` // by their time, the longest first
+	Kernels     []kernelTime `json:"kernels,omitempty"` // longest time first
 	WhyNot      string       `json:"why_not,omitempty"` // why there are no figures
 }
 
-// kernelTime is the launches of one kernel with one shape of block.
+// kernelTime summarises the launches of one kernel with one block shape.
 type kernelTime struct {
 	Kernel   string  `json:"kernel"` // without namespaces and parameters
 	Launches int     `json:"launches"`
@@ -44,21 +45,21 @@ type kernelTime struct {
 	MeanUS   float64 `json:"mean_us"`
 	// TimeShare is the kernel's time over the recorded time.
 	TimeShare float64 `json:"time_share"`
-	// SMTimeShare is the kernel's part of the sum of KernelTimes.SMTimeShare, also where other
-	// kernels ran beside it.
+	// SMTimeShare is the kernel's part of the sum in KernelTimes.SMTimeShare, without the limit for
+	// concurrent kernels.
 	SMTimeShare float64 `json:"sm_time_share"`
-	Blocks      float64 `json:"blocks"`       // of a grid, in the mean
-	Threads     int     `json:"threads"`      // of a block
-	Registers   int     `json:"registers"`    // of a thread
-	SharedBytes int     `json:"shared_bytes"` // of a block
+	Blocks      float64 `json:"blocks"`       // mean number in a grid
+	Threads     int     `json:"threads"`      // in a block
+	Registers   int     `json:"registers"`    // for each thread
+	SharedBytes int     `json:"shared_bytes"` // for each block
 	// Occupancy is the theoretical occupancy: the maximum share of a multiprocessor's threads that
-	// blocks of the kernel hold at once.
+	// the kernel's blocks can occupy at once.
 	Occupancy float64 `json:"occupancy"`
 }
 
-// RecordKernels runs the loader once more, and records the kernels of the GPU. It does nothing if
-// the batches go to no GPU. Call it after Run, whose figures the recording then cannot disturb. If
-// Run has written the archive's index, this run begins with it.
+// RecordKernels runs the loader once more and records the GPU's kernels. It does nothing if the
+// batches are not copied to a GPU. Call it after Run, so that the recording does not disturb Run's
+// figures. If Run has written the archive's index, this run uses it.
 func (m *Measurement) RecordKernels(ctx context.Context, stderr io.Writer) (err error) {
 	m.Result.Kernels, err = m.kernels(ctx, stderr)
 	return err
@@ -100,12 +101,11 @@ func (m *Measurement) kernels(ctx context.Context, stderr io.Writer) (*KernelTim
 	return k, nil
 }
 
-// decoding is the name prefix of the kernels that decode and inflate, whose streams -decode-sms
-// bounds.
+// decoding is the name prefix of the kernels that decode and inflate. -decode-sms limits them.
 const decoding = "ts::decode::"
 
 // sumKernels sums the kernels of a device between two times of a recording. The decoding kernels
-// run on `bound` multiprocessors at most, or on all with 0.
+// run on at most bound multiprocessors, or on all if bound is 0.
 func sumKernels(t *trace.Trace, device int, begin, end time.Duration, multiprocessors, bound int) *KernelTimes {
 	type shape struct {
 		name                        string
@@ -170,7 +170,7 @@ func sumKernels(t *trace.Trace, device int, begin, end time.Duration, multiproce
 	return k
 }
 
-// print prints the table for people.
+// print prints the table as text.
 func (k *KernelTimes) print(w io.Writer) error {
 	if k == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
 
-// TestSumKernels: a recording of 10 ms, of which 8 count, on a GPU of 100 multiprocessors.
+// TestSumKernels sums 8 ms of a 10 ms recording on a GPU with 100 multiprocessors.
 func TestSumKernels(t *testing.T) {
 	const ms = time.Millisecond
 	kernel := func(name string, start, duration time.Duration, blocks int64) trace.Event {
@@ -20,9 +20,9 @@ func TestSumKernels(t *testing.T) {
 		}
 	}
 	recorded := &trace.Trace{Events: []trace.Event{
-		kernel("ts::decode::kernels::entropy(ts::decode::Work)", 0, 2*ms, 1000), // its second half
+		kernel("ts::decode::kernels::entropy(ts::decode::Work)", 0, 2*ms, 1000), // only its second half counts
 		kernel("ts::decode::kernels::entropy(ts::decode::Work)", 3*ms, 2*ms, 50),
-		kernel("void normalize<float>(int)", 4*ms, 2*ms, 80), // beside it for 1 ms
+		kernel("void normalize<float>(int)", 4*ms, 2*ms, 80), // overlaps the previous one for 1 ms
 		kernel("ts::decode::kernels::entropy(ts::decode::Work)", 9*ms, ms, 50),
 		{Kind: trace.Copy, Name: "Memcpy HtoD", Start: 2 * ms, Duration: 5 * ms},
 		{Kind: trace.Kernel, Name: "other", Device: 1, Start: 2 * ms, Duration: 5 * ms, Launch: trace.Launch{Blocks: 9}},
@@ -43,7 +43,7 @@ func TestSumKernels(t *testing.T) {
 		t.Errorf("normalize: %+v", n)
 	}
 
-	// A bound holds for the kernels that decode.
+	// The limit applies to the decoding kernels only.
 	if k = sumKernels(recorded, 0, ms, 9*ms, 100, 20); !near(k.SMTimeShare, (0.2+0.2+1+0.8)/8) {
 		t.Errorf("with 20 multiprocessors: %+v", k)
 	}

@@ -35,13 +35,13 @@ type Result struct {
 	PeakRSSBytes         int64             `json:"peak_rss_bytes"`
 	Workers              int               `json:"workers"`
 	Batch                int               `json:"batch"`
-	BadSamples           int64             `json:"bad_samples"` // met, once for each epoch that met them
+	BadSamples           int64             `json:"bad_samples"` // each counts once for each epoch
 	Size                 int               `json:"size"`
 	MemoryMB             int64             `json:"memory_mb"`
 	Contract             string            `json:"contract"`
 	Device               string            `json:"device"`
 	Images               int64             `json:"images"`
-	Epochs               int               `json:"epochs"` // begun
+	Epochs               int               `json:"epochs"` // started
 	Seconds              float64           `json:"seconds"`
 	OpenSeconds          float64           `json:"open_seconds"`
 	FirstBatchSeconds    float64           `json:"first_batch_seconds"`
@@ -49,26 +49,26 @@ type Result struct {
 	Cores                int               `json:"cores"`
 	Bottleneck           imageloader.Stage `json:"bottleneck"`
 	Advice               string            `json:"advice"`
-	FinishSeconds        float64           `json:"finish_seconds"` // of the host, on queueing the finish; on the CPU, on doing it
-	HostCores            float64           `json:"host_cores"`     // CPU seconds a second
+	FinishSeconds        float64           `json:"finish_seconds"` // host time for queueing the finish on a GPU, or for running it on the CPU
+	HostCores            float64           `json:"host_cores"`     // CPU seconds per second
 	Decode               string            `json:"decode,omitempty"`
-	BusBytesPerImage     float64           `json:"bus_bytes_per_image,omitempty"` // copied to the GPU
-	DecodeSMs            int               `json:"decode_sms,omitempty"`          // multiprocessors that decode at most; 0: all
-	DecodedOnDevice      int64             `json:"decoded_on_device,omitempty"`   // images that the GPU was given
-	DecodedAgain         int64             `json:"decoded_again,omitempty"`       // those of them that the host has decoded after all
-	InflatedOnDevice     int64             `json:"inflated_on_device,omitempty"`  // images that the GPU was given compressed in a .tgz
+	BusBytesPerImage     float64           `json:"bus_bytes_per_image,omitempty"` // bytes copied to the GPU
+	DecodeSMs            int               `json:"decode_sms,omitempty"`          // maximum number of multiprocessors for decoding; 0: all
+	DecodedOnDevice      int64             `json:"decoded_on_device,omitempty"`   // images passed to the GPU
+	DecodedAgain         int64             `json:"decoded_again,omitempty"`       // images in DecodedOnDevice that the host decoded again
+	InflatedOnDevice     int64             `json:"inflated_on_device,omitempty"`  // images in a .tgz that were passed to the GPU compressed
 	DecoderBytes         int64             `json:"decoder_bytes,omitempty"`       // device memory of the decoders
-	Threads              []threadsRow      `json:"threads"`                       // that HostCores is made of
+	Threads              []threadsRow      `json:"threads"`                       // breakdown of HostCores
 	Stats                imageloader.Stats `json:"stats"`
 	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
 	Kernels              *KernelTimes      `json:"kernels,omitempty"`               // with -device cuda
 }
 
-// contracts are the conversions of an image, by -contract's value.
+// contracts are the ways to convert an image, by the value of -contract.
 var contracts = map[string]struct {
 	transform func(size int) imageloader.Transform
 	says      string
-	floats    bool // normalised by the finish
+	floats    bool // the finish normalises
 }{
 	"train":          {imageloader.Train, "RandomResizedCrop(%d) antialiased + flip, uint8", false},
 	"train-float":    {floats, "RandomResizedCrop(%d) antialiased + flip, normalised float32 NCHW", true},
@@ -88,8 +88,8 @@ func halves(size int) imageloader.Transform {
 	return t
 }
 
-// contractTransform reads -contract and -policy. It returns the transform, what it does in words,
-// and whether its results are normalised.
+// contractTransform parses -contract and -policy. It returns the transform, a description, and
+// whether its results are normalised.
 func contractTransform(contract, policy string, size int) (t imageloader.Transform, says string, floats bool, err error) {
 	kind, known := contracts[contract]
 	if !known {
@@ -107,10 +107,10 @@ type Options struct {
 	Archive, Contract, Policy string
 	Batch, Workers, Size      int
 	Seconds                   float64
-	Outputs                   string // file for the pixels of the first images; empty: measure
+	Outputs                   string // file for the pixels of the first images; empty: measure instead
 	JSON                      bool
 
-	name                 string // of the command
+	name                 string // name of the command
 	memoryMB             int64
 	device, decode       string
 	multiprocessors      int
@@ -120,8 +120,8 @@ type Options struct {
 	profile              string
 }
 
-// Flags returns the flag set of a command that measures a loader, and the options that it fills in.
-// line and about are those of [cli.Flags].
+// Flags returns the flag set of a command that measures a loader, and the options that it sets.
+// line and about are the arguments of [cli.Flags].
 func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 	set, o := cli.Flags(line, about, stderr), &Options{}
 	o.name = set.Name()
@@ -148,8 +148,8 @@ func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 	return set, o
 }
 
-// Measurement checks the options, and returns the measurement that they ask for, or with
-// [Options.Outputs] what WriteOutputs needs.
+// Measurement checks the options and returns the measurement. With [Options.Outputs] it returns the
+// argument for WriteOutputs.
 func (o *Options) Measurement() (*Measurement, error) {
 	t, says, floats, err := contractTransform(o.Contract, o.Policy, o.Size)
 	switch {
@@ -187,8 +187,8 @@ func (o *Options) Measurement() (*Measurement, error) {
 	return m, nil
 }
 
-// WriteOutputs writes the pixels of the first images to [Options.Outputs], and their number to
-// stdout. m is the measurement of the options.
+// WriteOutputs writes the pixels of the first images to the file [Options.Outputs], and their
+// number to stdout. m is the result of o.Measurement.
 func (o *Options) WriteOutputs(ctx context.Context, m *Measurement, stdout io.Writer) error {
 	n, err := writeOutputs(ctx, o.Outputs, o.Archive, o.images, m.o)
 	if err != nil {
@@ -197,8 +197,8 @@ func (o *Options) WriteOutputs(ctx context.Context, m *Measurement, stdout io.Wr
 	return cli.WriteJSON(stdout, map[string]int{"images": n})
 }
 
-// DType returns the name of the dtype that the contract's results have: "uint8" until the finish
-// normalises them.
+// DType returns the name of the dtype of the contract's results. It is "uint8" unless the finish
+// normalises.
 func (o *Options) DType() string {
 	switch kind := contracts[o.Contract]; {
 	case !kind.floats:
@@ -209,7 +209,7 @@ func (o *Options) DType() string {
 	return "float32"
 }
 
-// Print prints the result for people.
+// Print prints the result as text.
 func (result *Result) Print(stdout io.Writer) error {
 	s := result.Stats
 	if result.DecodedOnDevice > 0 {
@@ -230,7 +230,7 @@ func (result *Result) Print(stdout io.Writer) error {
 	return errors.Join(err, result.Kernels.print(stdout))
 }
 
-// writeOutputs writes the pixels of the first n samples by name and returns how many there are.
+// writeOutputs writes the pixels of the first n samples by name, and returns their number.
 func writeOutputs(ctx context.Context, path, archive string, n int, o imageloader.Options) (int, error) {
 	if err := safefile.CheckWrite(path, safefile.Raw); err != nil {
 		return 0, err
@@ -270,65 +270,65 @@ func writeOutputs(ctx context.Context, path, archive string, n int, o imageloade
 	return len(first), errors.Join(err, file.Close())
 }
 
-// target is a device that the batches are brought to.
+// target is a device that batches are copied to.
 type target interface {
 	fmt.Stringer
 	feed(*imageloader.Loader) (feeder, error)
 }
 
-// feeder brings a loader's batches to a device.
+// feeder copies a loader's batches to a device.
 type feeder interface {
-	// epoch calls count for each batch, of n images, until count returns false or an error.
+	// epoch calls count with the size n of each batch, until count returns false or an error.
 	epoch(ctx context.Context, epoch int, count func(n int) (more bool, err error)) error
 	// stats returns the figures since the feeder started.
 	stats() deviceStats
 	Close() error
 }
 
-// deviceStats are figures of a device.
+// deviceStats are the statistics of a feeder.
 type deviceStats struct {
-	finish                                               time.Duration // of the host
+	finish                                               time.Duration // host time
 	bytes, decoded, decodedAgain, inflated, decoderBytes int64
-	multiprocessors                                      int // that decode; 0: all
+	multiprocessors                                      int // maximum number for decoding; 0: all
 }
 
 // Measurement is one run of a loader.
 type Measurement struct {
 	archive string
 	length  time.Duration
-	epochs  int // 0: length counts
+	epochs  int // 0: run for length
 	warm    int // epochs before the clock starts
 	o       imageloader.Options
 	target  target // nil: host memory
 	profile string // file for a profile of the CPU time; empty: none
-	// For another goroutine, of a run in the background.
-	started chan struct{} // closed when the clock starts; nil: nobody waits
+	// Another goroutine uses these while the measurement runs in the background.
+	started chan struct{} // closed when the clock starts; nil if nobody waits
 	seen    atomic.Int64  // images since then
-	stopped atomic.Bool   // ends the run
-	// record starts a recording with the clock. The run then ends after its length, even with
-	// epochs. Nil: nothing is recorded.
+	stopped atomic.Bool   // stops the run
+	// record, if not nil, starts a recording when the clock starts. The run then ends after length,
+	// even if epochs is set.
 	record func() error
 
 	// Result is complete after Run, except for Kernels, which RecordKernels adds.
 	Result Result
-	warmed int // epochs so far
+	warmed int // number of warm-up epochs so far
 	first  bool
 	begin  time.Time
 	cpu    time.Duration
 	tasks  map[int]threadTime
-	cpuOut *os.File          // m.profile
+	cpuOut *os.File          // the file m.profile
 	stats  imageloader.Stats // when the clock started
-	device deviceStats       // then, too
+	device deviceStats       // when the clock started
 }
 
-// Run measures. It says on stderr what the archive has.
+// Run measures. It prints the archive's numbers of samples and classes to stderr.
 func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 	r := &m.Result
 	r.Batch, r.Size, r.MemoryMB, r.Cores = m.o.BatchSize, m.o.Transform.Size, m.o.ShuffleBytes>>20, runtime.GOMAXPROCS(0)
 	if err := m.openProfile(); err != nil {
 		return err
 	}
-	defer m.cpuOut.Close() // endProfile has closed it, unless something failed
+	defer m.cpuOut.Close() // endProfile closes it, unless an error occurs before
 	m.begin = time.Now()
 	loader, err := imageloader.OpenContext(ctx, m.archive, m.o)
 	if err != nil {
@@ -361,7 +361,7 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 		}
 		r.Epochs++
 		if m.epochs > 0 {
-			debug.FreeOSMemory() // garbage is not memory that the loader needs
+			debug.FreeOSMemory() // garbage does not count as the loader's memory
 			rss, err := resident.Bytes()
 			if err != nil {
 				return err
@@ -416,10 +416,10 @@ func (m *Measurement) over() bool {
 	return m.timed() && m.Result.Images > 0 && time.Since(m.begin) >= m.length
 }
 
-// timed reports whether the run ends when its length is over.
+// timed reports whether the run ends after length.
 func (m *Measurement) timed() bool { return m.epochs == 0 || m.record != nil }
 
-// epoch runs one epoch, or less when the time is over.
+// epoch runs one epoch, or a part of it if the time is over.
 func (m *Measurement) epoch(ctx context.Context, loader *imageloader.Loader, feed feeder) error {
 	count := func(n int) (bool, error) { return m.count(n, loader, feed) }
 	if feed != nil {
@@ -436,7 +436,7 @@ func (m *Measurement) epoch(ctx context.Context, loader *imageloader.Loader, fee
 	return nil
 }
 
-// count takes a batch of n images; the first one starts the clock.
+// count counts a batch of n images. The first batch starts the clock instead.
 func (m *Measurement) count(n int, loader *imageloader.Loader, feed feeder) (more bool, err error) {
 	if m.warmed < m.warm {
 		return true, nil
@@ -471,7 +471,7 @@ func (m *Measurement) count(n int, loader *imageloader.Loader, feed feeder) (mor
 	return !m.stopped.Load() && (!m.timed() || time.Since(m.begin) < m.length), nil
 }
 
-// openProfile creates the file of the profile.
+// openProfile creates the profile's file, if there is one.
 func (m *Measurement) openProfile() (err error) {
 	if m.profile != "" {
 		m.cpuOut, err = safefile.Create(m.profile, safefile.Raw)
@@ -496,7 +496,7 @@ func (m *Measurement) endProfile() error {
 	return m.cpuOut.Close()
 }
 
-// CPUTime returns the CPU time that this process has used.
+// CPUTime returns the CPU time of this process so far.
 func CPUTime() (time.Duration, error) {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

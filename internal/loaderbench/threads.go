@@ -13,21 +13,21 @@ import (
 	"time"
 )
 
-// threadsRow is the CPU time of the threads of a name.
+// threadsRow is the CPU time of all threads with the same name.
 type threadsRow struct {
 	Name        string  `json:"name"`
-	Threads     int     `json:"threads"` // with CPU time in the measured time
+	Threads     int     `json:"threads"` // threads that used CPU time during the measurement
 	UserCores   float64 `json:"user_cores"`
-	SystemCores float64 `json:"system_cores"` // of the kernel
+	SystemCores float64 `json:"system_cores"` // time in the kernel
 }
 
-// threadTime is the CPU time of a thread.
+// threadTime is the CPU time of one thread.
 type threadTime struct {
 	name         string
 	user, system time.Duration
 }
 
-// threadTimes returns the CPU times of the threads of this process, by their numbers.
+// threadTimes returns the CPU times of this process's threads, by thread ID.
 func threadTimes() (map[int]threadTime, error) {
 	const folder = "/proc/self/task"
 	tasks, err := os.ReadDir(folder)
@@ -51,15 +51,15 @@ func threadTimes() (map[int]threadTime, error) {
 	return times, nil
 }
 
-// parseThreadTime reads the stat file of a thread, as proc_pid_stat(5) describes it. The name is in
-// parentheses, and may have parentheses and spaces.
+// parseThreadTime parses a thread's stat file (proc_pid_stat(5)). The name is in parentheses, and
+// may itself contain parentheses and spaces.
 func parseThreadTime(stat []byte) (threadTime, error) {
-	const tick = time.Second / 100 // of USER_HZ, on all architectures of Go
+	const tick = time.Second / 100 // USER_HZ is 100 on all architectures of Go
 	begin, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 	if begin < 0 || end < begin {
 		return threadTime{}, fmt.Errorf("the stat file of a thread has no name: %q", stat)
 	}
-	fields := strings.Fields(string(stat[end+1:])) // from the third of the file on
+	fields := strings.Fields(string(stat[end+1:])) // from the file's third field on
 	if len(fields) < 13 {
 		return threadTime{}, fmt.Errorf("the stat file of a thread has no times: %q", stat)
 	}
@@ -71,8 +71,8 @@ func parseThreadTime(stat []byte) (threadTime, error) {
 	return threadTime{string(stat[begin+1 : end]), time.Duration(user) * tick, time.Duration(system) * tick}, err
 }
 
-// threadsSince returns the CPU time since before of the threads of each name, that of the most time
-// first. Threads that have ended since are missing.
+// threadsSince returns the CPU time used since before, summed by thread name, largest first.
+// Threads that have ended since are missing.
 func threadsSince(before map[int]threadTime, elapsed time.Duration) ([]threadsRow, error) {
 	now, err := threadTimes()
 	if err != nil {

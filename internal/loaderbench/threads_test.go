@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestThreadsSince: the time of a thread is under its name, as user time, and that of the others is
-// not.
+// TestThreadsSince checks that a thread's time is counted under its name, as user time, and that
+// the time of other threads is not.
 func TestThreadsSince(t *testing.T) {
 	named, burn, burnt := make(chan error), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -45,7 +45,7 @@ func TestThreadsSince(t *testing.T) {
 	}
 	close(burn)
 	<-burnt
-	const tick = 0.01 // seconds: the kernel counts whole ones, so a difference may be one too long
+	const tick = 0.01 // seconds: the kernel counts whole ticks, so a difference may be one too long
 	if hot.Threads != 1 || hot.UserCores <= 0 || hot.UserCores > time.Since(began).Seconds()+tick {
 		t.Errorf("%+v", hot)
 	}
