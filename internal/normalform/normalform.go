@@ -1,5 +1,6 @@
-// Package normalform compares names that may differ in their Unicode normal form only. macOS
-// writes an accent after its letter (NFD), most other systems both as one character (NFC).
+// Package normalform compares names that may differ only in their Unicode normal form. macOS writes
+// an accent as a separate character after its letter (NFD). Most other systems write both as one
+// character (NFC).
 package normalform
 
 import (
@@ -10,7 +11,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// Forms returns the names that are not ASCII by their NFC, as [Twin] needs them.
+// Forms returns the names that are not ASCII, keyed by their NFC, for [Twin].
 func Forms(names iter.Seq[string]) map[string]string {
 	forms := map[string]string{}
 	for name := range names {
@@ -21,7 +22,7 @@ func Forms(names iter.Seq[string]) map[string]string {
 	return forms
 }
 
-// Twin returns the name of forms that differs from a name only in its Unicode normal form. found
+// Twin returns the name in forms that differs from name only in its Unicode normal form. found
 // reports whether there is one.
 func Twin(name string, forms map[string]string) (twin string, found bool) {
 	if len(forms) == 0 || isASCII(name) {
@@ -31,9 +32,9 @@ func Twin(name string, forms map[string]string) (twin string, found bool) {
 	return twin, found && twin != name
 }
 
-// Hint returns what to add to an error of names that are not known: the first of the names that
-// differs from a known one only in its Unicode normal form, and what to do. It returns "" if there
-// is no such name.
+// Hint returns text to append to an error about unknown names. It names the first of names that
+// differs from a known name only in its Unicode normal form, and says what to do. It returns "" if
+// there is no such name.
 func Hint(names, known []string) string {
 	forms := Forms(slices.Values(known))
 	at := slices.IndexFunc(names, func(name string) bool { _, found := Twin(name, forms); return found })
@@ -47,7 +48,7 @@ func Hint(names, known []string) string {
 		name, twin, form(name), form(twin))
 }
 
-// form names the Unicode normal form of a name.
+// form returns the name of a name's Unicode normal form.
 func form(name string) string {
 	switch {
 	case norm.NFC.IsNormalString(name):

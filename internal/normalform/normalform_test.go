@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The forms are those that Python's unicodedata.normalize writes.
+// These are outputs of Python's unicodedata.normalize.
 const (
 	nfc, nfd = "B\u00e4r", "Ba\u0308r"
 	korean   = "\ud55c"             // NFC
@@ -15,7 +15,7 @@ const (
 func TestHintNamesFormsThatDiffer(t *testing.T) {
 	for _, c := range []struct {
 		names, known []string
-		want         []string // in the hint; nil: no hint
+		want         []string // parts of the hint; nil: no hint
 	}{
 		{[]string{nfd}, []string{"dog", nfc}, []string{`"Ba\u0308r" and "B\u00e4r"`, "(NFD, NFC)", "convmv"}},
 		{[]string{"cat", nfc}, []string{nfd}, []string{`"B\u00e4r" and "Ba\u0308r"`, "(NFC, NFD)"}},
@@ -25,7 +25,7 @@ func TestHintNamesFormsThatDiffer(t *testing.T) {
 		{[]string{"Bar"}, []string{nfc, nfd}, nil},
 		{[]string{"B\u00e5r"}, []string{nfd}, nil},
 		{[]string{"b\u00e4r"}, []string{nfd}, nil}, // another letter, not another form
-		{[]string{"Ba\xccr"}, []string{nfd}, nil},  // no UTF-8
+		{[]string{"Ba\xccr"}, []string{nfd}, nil},  // invalid UTF-8
 		{nil, nil, nil},
 	} {
 		got := Hint(c.names, c.known)
