@@ -1,5 +1,6 @@
-// Package printable makes names from archives and file systems safe to print: one with escape
-// sequences could move a terminal's cursor or hide other lines, one with a newline could add lines.
+// Package printable makes names from archives and file systems safe to print. A name with escape
+// sequences could move a terminal's cursor or hide other lines. A name with a newline could add
+// lines.
 package printable
 
 import (
@@ -19,8 +20,8 @@ func Name(name string) string {
 	return name
 }
 
-// Text returns a text of several lines with such characters as Go's escapes. All others, including
-// newlines and tabs, are unchanged.
+// Text returns a text of several lines in which unsafe characters are replaced by Go's escapes. All
+// other characters, including newlines and tabs, are unchanged.
 func Text(text string) string {
 	var b strings.Builder
 	for len(text) > 0 {
@@ -37,9 +38,9 @@ func Text(text string) string {
 	return b.String()
 }
 
-// URL returns a URL as a message may show it: without user, password, query and fragment, which may
-// be secret. It need not be a valid URL: "***" stands for a host that may be a part of a password.
-// A path that begins with / or . is shown as it is.
+// URL returns a URL in a form that may be printed: without user, password, query and fragment,
+// which may be secret. The URL may be invalid. A host that could be part of a password is replaced
+// by "***". A path that starts with / or . is unchanged.
 func URL(address string) string {
 	scheme, rest, found := strings.Cut(address, "://")
 	switch {
@@ -55,7 +56,7 @@ func URL(address string) string {
 		shown, hidden = rest[:i], rest[i:]
 	}
 	switch i := strings.LastIndexByte(shown, '@'); {
-	case strings.Contains(hidden, "@"): // what is before it may be of a password with ? or #
+	case strings.Contains(hidden, "@"): // the text before it may belong to a password with ? or #
 		shown = "***"
 	case i >= 0: // a password may have any other character
 		shown = shown[i+1:]
@@ -63,8 +64,8 @@ func URL(address string) string {
 	return scheme + shown
 }
 
-// Archive returns the path of an archive or a shard as a message may show it: a URL as [URL] shows
-// it, also with braces in it, and any other path as it is.
+// Archive returns the path of an archive or a shard in a form that may be printed. It passes a URL,
+// even one with braces, through [URL], and returns other paths unchanged.
 func Archive(path string) string {
 	if strings.Contains(path, "://") {
 		return URL(path)
@@ -72,14 +73,15 @@ func Archive(path string) string {
 	return path
 }
 
-// ArchiveName returns the path of an archive as [Archive] and [Name] show it.
+// ArchiveName applies [Archive] and [Name] to the path of an archive.
 func ArchiveName(path string) string { return Name(Archive(path)) }
 
-// urlInText matches a URL in a text, up to a space or a quote. A backslash starts an escape of %q.
+// urlInText matches a URL in a text, up to a space or a quote. A backslash starts an escape
+// sequence of %q.
 var urlInText = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://(?:\\.|[^\s"\\])+`)
 
-// Error returns err with a text in which every URL has the form that [URL] returns. Use it for
-// errors of other libraries.
+// Error wraps err so that its text has every URL in the form of [URL]. Use it for errors of other
+// libraries.
 func Error(err error) error { return shown{err} }
 
 type shown struct{ err error }
@@ -87,15 +89,15 @@ type shown struct{ err error }
 func (e shown) Unwrap() error { return e.err }
 func (e shown) Error() string { return URLs(e.err.Error()) }
 
-// URLs returns a text in which every URL has the form that [URL] returns.
+// URLs applies [URL] to every URL in a text.
 func URLs(text string) string {
 	return urlInText.ReplaceAllStringFunc(text, func(address string) string {
-		bare := strings.TrimRight(address, ".,:;')]}") // the text's own
+		bare := strings.TrimRight(address, ".,:;')]}") // punctuation of the text
 		return URL(bare) + address[len(bare):]
 	})
 }
 
-// Names returns the results of [Name].
+// Names applies [Name] to each name.
 func Names(names []string) []string {
 	shown := make([]string, len(names))
 	for i, name := range names {

@@ -6,16 +6,16 @@ import (
 	"text/tabwriter"
 )
 
-// NewTable returns a writer that aligns cells, which tabs end, in columns two blanks apart. flags
-// are those of package tabwriter. Lines end without blanks. The caller calls Flush.
+// NewTable returns a writer that aligns tab-terminated cells in columns, separated by two blanks.
+// flags are the flags of package tabwriter. Lines have no trailing blanks. The caller calls Flush.
 func NewTable(w io.Writer, flags uint) *tabwriter.Writer {
 	return tabwriter.NewWriter(&trimmer{w: w}, 0, 0, 2, ' ', flags)
 }
 
-// trimmer omits the blanks at the ends of lines.
+// trimmer removes trailing blanks from lines.
 type trimmer struct {
 	w      io.Writer
-	blanks []byte // that the line may end with
+	blanks []byte // possibly trailing blanks
 	line   []byte
 }
 
@@ -39,7 +39,7 @@ func (t *trimmer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Counted returns a number with its noun.
+// Counted formats a number with its noun.
 func Counted[N int | int64](n N, one, many string) string {
 	if n == 1 {
 		return "1 " + one
