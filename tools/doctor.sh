@@ -263,7 +263,10 @@ built() {
 }
 
 libraries() {
-  built "image library" libtorchstream_image.so image CMakeLists.txt include/torchstream_image.h src/image src/deflate src/base
+  local image_headers
+  image_headers=$(sed -n 's|^#include "\(torchstream/.*\)"$|include/\1|p' "$root/cshim/include/torchstream_image.h")
+  # shellcheck disable=SC2086 # a word for each header
+  built "image library" libtorchstream_image.so image CMakeLists.txt include/torchstream_image.h $image_headers src/image src/deflate src/base
   built shim libtorchstream.so shim CMakeLists.txt include src/base src/cuda src/torch
 }
 

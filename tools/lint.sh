@@ -44,19 +44,29 @@ check "no anonymous namespace in CUDA sources, whose names would depend on the p
 anonymous=$(grep -rln --include='*.cu' '^namespace {' cshim/src || true)
 [[ -z $anonymous ]] || fail "give the anonymous namespace a name, or releases cannot be reproduced:"$'\n'"$anonymous"
 
-check "the C headers alone, as C11"
-for header in torchstream_image.h torchstream.h torchstream_lab.h; do
-  printf '#include "%s"\n' "$header" |
-    cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -Icshim/include -Ilab/cshim/include -x c - || fail "$header is not plain C11"
-done
+check "each C header alone, as C11 and as C++17"
+while IFS= read -r header; do
+  for language in c11:c c++17:c++; do
+    printf '#include "%s"\n' "$header" |
+      cc -std="${language%:*}" -Wall -Wextra -pedantic -Werror -fsyntax-only -Icshim/include -Ilab/cshim/include -x "${language#*:}" - ||
+      fail "$header is not plain ${language%:*}, or needs another header before it"
+  done
+done < <(find cshim/include lab/cshim/include -name '*.h' -printf '%P\n' | sort)
+
+check "every C header belongs to exactly one of the two libraries"
+# Prints the headers of include/torchstream that a header includes itself.
+parts() { sed -n 's|^#include "\(torchstream/.*\)"$|\1|p' "cshim/include/$1" | sort; }
+difference=$(diff <(sort <(parts torchstream.h) <(parts torchstream_image.h)) <(cd cshim/include && find torchstream -name '*.h' | sort) || true)
+[[ -z $difference ]] || fail "torchstream.h and torchstream_image.h (<) do not include the headers there are (>), each once:"$'\n'"$difference"
 
 check "how objects end: _free returns nothing, _destroy its error"
-wrong=$(grep -hE '^TS_API .*_(free|free_all|destroy)\(' cshim/include/*.h | grep -vE '^TS_API (void ts_[a-z_]+_(free|free_all)|ts_error\* ts_[a-z_]+_destroy)\(' || true)
+wrong=$(grep -hE '^TS_API .*_(free|free_all|destroy)\(' cshim/include/*.h cshim/include/torchstream/*.h |
+  grep -vE '^TS_API (void ts_[a-z_]+_(free|free_all)|ts_error\* ts_[a-z_]+_destroy)\(' || true)
 [[ -z $wrong ]] || fail "against the rule on ends of torchstream_image.h:"$'\n'"$wrong"
 
 check "exported symbols"
 symbols() { nm -D --defined-only "cshim/build/lib/$1" | awk '{print $NF}' | sort -u; }
-# Prints the functions that the headers declare, without those of the headers that they include.
+# Prints the functions that the headers declare.
 declared() { sed -n 's/^TS_API .*\b\(ts_[a-z0-9_]*\)(.*/\1/p' "$@" | sort -u; }
 compare() { # LIBRARY HEADER...: fails if the library's symbols are not the headers' functions
   local library=$1 difference
@@ -64,8 +74,10 @@ compare() { # LIBRARY HEADER...: fails if the library's symbols are not the head
   difference=$(diff <(declared "$@") <(symbols "$library") || true)
   [[ -z $difference ]] || fail "$* (<) and $library (>) differ:"$'\n'"$difference"
 }
-compare libtorchstream_image.so cshim/include/torchstream_image.h
-compare libtorchstream.so cshim/include/torchstream.h
+for library in torchstream_image torchstream; do
+  mapfile -t headers < <(printf 'cshim/include/%s\n' "$library.h" $(parts "$library.h"))
+  compare "lib$library.so" "${headers[@]}"
+done
 compare libtorchstream_lab.so lab/cshim/include/torchstream_lab.h
 
 check 'import "C" in two packages, and in one of the lab'

@@ -13,6 +13,9 @@ for component in image torchstream; do
   cmake --install cshim/build --prefix "$scratch/first" --component $component >/dev/null
 done
 mv "$scratch/first" "$scratch/prefix"
+# The component image alone has all headers that it needs.
+cmake --install cshim/build --prefix "$scratch/image" --component image >/dev/null
+cc -std=c11 -Werror -fsyntax-only -I "$scratch/image/include" examples/06-c/thumbnail.c
 export PKG_CONFIG_PATH=$scratch/prefix/lib/pkgconfig
 unset LD_LIBRARY_PATH
 picture=$PWD/cshim/test/data/420.jpg

@@ -13,14 +13,6 @@ TS_API char torchstream_capi_absent;
 
 static const char* absent_ts_libtorch_version(void) { return ""; }
 static const char* absent_ts_cuda_version(void) { return ""; }
-static int32_t absent_ts_device_count(void) { return 0; }
-static ts_error* absent_ts_device_get_info(int32_t device, ts_device_info* info) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_device_get_identity(int32_t device, ts_device_identity* identity) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_readings_get(const char* pci_bus_id, ts_readings* readings) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_device_get_memory(int32_t device, ts_device_memory* memory) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_device_reset_peak_memory(int32_t device) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_device_synchronize(int32_t device) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_get_stats(int32_t device, ts_allocator_stats* stats) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_get_limit(int32_t device, double* fraction) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_get_settings(char* settings, size_t capacity, size_t* length) { return (ts_error*)&torchstream_capi_absent; }
@@ -30,6 +22,95 @@ static ts_error* absent_ts_allocator_dump(const char* path) { return (ts_error*)
 static ts_error* absent_ts_allocator_limit(int32_t device, double fraction) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_host_allocator_get_stats(ts_host_stats* stats) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_empty_cache(void) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_hook_remove(ts_hook* hook) {}
+static void absent_ts_hook_free(ts_hook* hook) {}
+static ts_error* absent_ts_backward_add_callback(ts_autograd_callback callback, int64_t context) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_function_attach(ts_function function, ts_tensor** results) { return (ts_error*)&torchstream_capi_absent; }
+static int32_t absent_ts_callback_depth(void) { return 0; }
+static int64_t absent_ts_callbacks_take(int64_t* contexts, int64_t capacity) { return 0; }
+static int32_t absent_ts_device_count(void) { return 0; }
+static ts_error* absent_ts_device_get_info(int32_t device, ts_device_info* info) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_device_get_identity(int32_t device, ts_device_identity* identity) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_readings_get(const char* pci_bus_id, ts_readings* readings) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_device_get_memory(int32_t device, ts_device_memory* memory) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_device_reset_peak_memory(int32_t device) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_device_synchronize(int32_t device) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_dlpack_free(struct DLManagedTensor* managed) {}
+static void absent_ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed) {}
+static ts_error* absent_ts_event_new(int32_t flags, ts_event** event) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_event_free(ts_event* event) {}
+static ts_error* absent_ts_event_record(ts_event* event, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_stream_wait_event(ts_stream stream, const ts_event* event) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_event_get_handle(const ts_event* event, int32_t* device, uintptr_t* cuda_event) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_event_query(const ts_event* event, bool* done) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_event_synchronize(const ts_event* event) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64_t* nanoseconds) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_event_export(ts_event* event, int32_t device, uint8_t* handle) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_event_import(int32_t device, const uint8_t* handle, ts_event** event) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_gpu_decoder_free(ts_gpu_decoder* decoder) {}
+static size_t absent_ts_gpu_decoder_head_bytes(int64_t images) { return 0; }
+static ts_error* absent_ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder) { return (ts_error*)&torchstream_capi_absent; }
+static size_t absent_ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) { return 0; }
+static ts_error* absent_ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_gpu_inflater_free(ts_gpu_inflater* inflater) {}
+static size_t absent_ts_gpu_inflater_head_bytes(int64_t ranges) { return 0; }
+static ts_error* absent_ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** graph) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_graph_end(ts_graph* graph) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_graph_replay(ts_graph* graph, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static int64_t absent_ts_graph_node_count(const ts_graph* graph) { return 0; }
+static ts_error* absent_ts_graph_get_nodes(const ts_graph* graph, ts_graph_nodes* nodes) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_graph_keep_for_dump(ts_graph* graph) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_graph_dump(const ts_graph* graph, const char* path, bool verbose) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_graph_get_handles(const ts_graph* graph, uintptr_t* cuda_graph_exec, uintptr_t* cuda_graph) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_graph_destroy(ts_graph* graph) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_capture_wait(void) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_capture_is_active(bool* active) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_shutdown(ts_group* group) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_abort(ts_group* group) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_group_free(ts_group* group) {}
+static ts_error* absent_ts_group_get_fault(ts_group* group, int32_t* fault) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_broadcast(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_all_reduce(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_all_gather(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_all_to_all(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_send(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_receive(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_work_wait(ts_work* work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_work_abort(ts_work* work) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_work_free(ts_work* work) {}
+static ts_error* absent_ts_ipc_export(const ts_tensor* tensor, uint8_t* handle, size_t* offset) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_ipc_open(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_map(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_memory_observer_new(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_memory_observer_free(ts_memory_observer* observer) {}
+static int32_t absent_ts_memory_observer_fd(const ts_memory_observer* observer) { return 0; }
+static ts_error* absent_ts_memory_observer_take(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_memory_pool_new(int32_t device, ts_memory_pool** pool) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_memory_pool_destroy(ts_memory_pool* pool) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_memory_pool_enter(ts_memory_pool* pool) { return (ts_error*)&torchstream_capi_absent; }
@@ -37,10 +118,61 @@ static ts_error* absent_ts_memory_pool_exit(ts_memory_pool* pool) { return (ts_e
 static ts_error* absent_ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved, size_t* allocated) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_memory_observer_new(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_memory_observer_free(ts_memory_observer* observer) {}
-static int32_t absent_ts_memory_observer_fd(const ts_memory_observer* observer) { return 0; }
-static ts_error* absent_ts_memory_observer_take(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_notifier_new(ts_notifier** notifier) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_notifier_free(ts_notifier* notifier) {}
+static int32_t absent_ts_notifier_fd(const ts_notifier* notifier) { return 0; }
+static ts_error* absent_ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_notifier_post(ts_notifier* notifier, uint64_t token) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t token) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_numerics_set(int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_numerics_get(int32_t* flags) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return (ts_error*)&torchstream_capi_absent; }
+static const char* absent_ts_operator_schema(const ts_operator* op) { return ""; }
+static ts_error* absent_ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) {}
+static ts_error* absent_ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) {}
+static ts_error* absent_ts_pinned_new(size_t bytes, ts_pinned** pinned) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_pinned_destroy(ts_pinned* pinned) { return (ts_error*)&torchstream_capi_absent; }
+static uint8_t* absent_ts_pinned_data(const ts_pinned* pinned) { return 0; }
+static size_t absent_ts_pinned_size(const ts_pinned* pinned) { return 0; }
+static size_t absent_ts_pinned_live_bytes(void) { return 0; }
+static ts_error* absent_ts_random_seed(uint64_t seed) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_random_get_state(int32_t device, ts_tensor** state) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_random_set_state(int32_t device, const ts_tensor* state) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_generator_new(int32_t device, uint64_t seed, ts_generator** generator) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_generator_new_default(int32_t device, ts_generator** generator) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_generator_free(ts_generator* generator) {}
+static ts_error* absent_ts_generator_get_seed(const ts_generator* generator, uint64_t* seed) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_generator_set_seed(ts_generator* generator, uint64_t seed) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_generator_get_offset(const ts_generator* generator, uint64_t* offset) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_generator_set_offset(ts_generator* generator, uint64_t offset) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_generator_get_state(const ts_generator* generator, ts_tensor** state) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_generator_set_state(ts_generator* generator, const ts_tensor* state) { return (ts_error*)&torchstream_capi_absent; }
+static const int32_t* absent_ts_range_listeners(void) { return 0; }
+static ts_error* absent_ts_range_start(const char* name, uint64_t* range) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_range_end(uint64_t range) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_range_mark(const char* name) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_new(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_reducer_free(ts_reducer* reducer) {}
+static ts_error* absent_ts_reducer_arrange(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_begin(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_join(ts_reducer* reducer, bool* unused) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_cancel(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_abort(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_sanitizer_start(void) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_sanitizer_stop(void) {}
+static int64_t absent_ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { return 0; }
+static ts_error* absent_ts_store_connect(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_store_new_local(int64_t timeout_nanoseconds, ts_store** store) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_store_free(ts_store* store) {}
+static ts_error* absent_ts_store_set(ts_store* store, const char* key, const uint8_t* data, size_t bytes) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_store_get(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_from_handle(uintptr_t cuda_stream, int32_t device, ts_stream* stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_forget(ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
@@ -63,32 +195,6 @@ static ts_error* absent_ts_stream_fork(ts_stream from, const ts_stream* to, int6
 static ts_error* absent_ts_stream_join(ts_stream into, const ts_stream* from, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_guard_enter(ts_stream stream, ts_stream_guard* guard) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_guard_exit(ts_stream_guard guard) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_event_new(int32_t flags, ts_event** event) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_event_free(ts_event* event) {}
-static ts_error* absent_ts_event_record(ts_event* event, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_stream_wait_event(ts_stream stream, const ts_event* event) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_event_get_handle(const ts_event* event, int32_t* device, uintptr_t* cuda_event) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_event_query(const ts_event* event, bool* done) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_event_synchronize(const ts_event* event) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64_t* nanoseconds) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_event_export(ts_event* event, int32_t device, uint8_t* handle) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_event_import(int32_t device, const uint8_t* handle, ts_event** event) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_notifier_new(ts_notifier** notifier) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_notifier_free(ts_notifier* notifier) {}
-static int32_t absent_ts_notifier_fd(const ts_notifier* notifier) { return 0; }
-static ts_error* absent_ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_notifier_post(ts_notifier* notifier, uint64_t token) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t token) { return (ts_error*)&torchstream_capi_absent; }
-static const int32_t* absent_ts_range_listeners(void) { return 0; }
-static ts_error* absent_ts_range_start(const char* name, uint64_t* range) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_range_end(uint64_t range) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_range_mark(const char* name) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_pinned_new(size_t bytes, ts_pinned** pinned) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_pinned_destroy(ts_pinned* pinned) { return (ts_error*)&torchstream_capi_absent; }
-static uint8_t* absent_ts_pinned_data(const ts_pinned* pinned) { return 0; }
-static size_t absent_ts_pinned_size(const ts_pinned* pinned) { return 0; }
-static size_t absent_ts_pinned_live_bytes(void) { return 0; }
 static ts_error* absent_ts_tensor_new(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t device, int32_t memory_format, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_new_pinned(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t memory_format, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
@@ -107,7 +213,6 @@ static ts_error* absent_ts_tensor_set_lent(const ts_tensor* tensor, bool lent) {
 static ts_error* absent_ts_tensor_is_lent(const ts_tensor* tensor, bool* lent) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking, ts_tensor** result) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_item(const ts_tensor* tensor, double* value) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value) { return (ts_error*)&torchstream_capi_absent; }
@@ -115,116 +220,11 @@ static ts_error* absent_ts_tensor_record_stream(const ts_tensor* tensor, ts_stre
 static ts_error* absent_ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_dlpack_free(struct DLManagedTensor* managed) {}
-static void absent_ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed) {}
-static ts_error* absent_ts_ipc_export(const ts_tensor* tensor, uint8_t* handle, size_t* offset) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_ipc_open(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_map(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return (ts_error*)&torchstream_capi_absent; }
-static const char* absent_ts_operator_schema(const ts_operator* op) { return ""; }
-static ts_error* absent_ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) {}
-static ts_error* absent_ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) {}
-static ts_error* absent_ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_hook_remove(ts_hook* hook) {}
-static void absent_ts_hook_free(ts_hook* hook) {}
-static ts_error* absent_ts_backward_add_callback(ts_autograd_callback callback, int64_t context) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_function_attach(ts_function function, ts_tensor** results) { return (ts_error*)&torchstream_capi_absent; }
-static int32_t absent_ts_callback_depth(void) { return 0; }
-static int64_t absent_ts_callbacks_take(int64_t* contexts, int64_t capacity) { return 0; }
-static ts_error* absent_ts_random_seed(uint64_t seed) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_random_get_state(int32_t device, ts_tensor** state) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_random_set_state(int32_t device, const ts_tensor* state) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_generator_new(int32_t device, uint64_t seed, ts_generator** generator) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_generator_new_default(int32_t device, ts_generator** generator) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_generator_free(ts_generator* generator) {}
-static ts_error* absent_ts_generator_get_seed(const ts_generator* generator, uint64_t* seed) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_generator_set_seed(ts_generator* generator, uint64_t seed) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_generator_get_offset(const ts_generator* generator, uint64_t* offset) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_generator_set_offset(ts_generator* generator, uint64_t offset) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_generator_get_state(const ts_generator* generator, ts_tensor** state) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_generator_set_state(ts_generator* generator, const ts_tensor* state) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_numerics_set(int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_numerics_get(int32_t* flags) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_parallelism_set(int32_t threads) { return (ts_error*)&torchstream_capi_absent; }
 static int32_t absent_ts_parallelism(void) { return 0; }
 static int64_t absent_ts_thread_count(void) { return 0; }
 static int64_t absent_ts_library_thread_count(void) { return 0; }
 static int64_t absent_ts_thread_id(void) { return 0; }
-static ts_error* absent_ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** graph) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_graph_end(ts_graph* graph) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_graph_replay(ts_graph* graph, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
-static int64_t absent_ts_graph_node_count(const ts_graph* graph) { return 0; }
-static ts_error* absent_ts_graph_get_nodes(const ts_graph* graph, ts_graph_nodes* nodes) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_graph_keep_for_dump(ts_graph* graph) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_graph_dump(const ts_graph* graph, const char* path, bool verbose) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_graph_get_handles(const ts_graph* graph, uintptr_t* cuda_graph_exec, uintptr_t* cuda_graph) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_graph_destroy(ts_graph* graph) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_capture_wait(void) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_capture_is_active(bool* active) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_store_connect(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_store_new_local(int64_t timeout_nanoseconds, ts_store** store) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_store_free(ts_store* store) {}
-static ts_error* absent_ts_store_set(ts_store* store, const char* key, const uint8_t* data, size_t bytes) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_store_get(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_shutdown(ts_group* group) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_abort(ts_group* group) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_group_free(ts_group* group) {}
-static ts_error* absent_ts_group_get_fault(ts_group* group, int32_t* fault) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_broadcast(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_all_reduce(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_all_gather(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_all_to_all(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_send(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_group_receive(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_work_wait(ts_work* work) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_work_abort(ts_work* work) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_work_free(ts_work* work) {}
-static ts_error* absent_ts_reducer_new(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_reducer_free(ts_reducer* reducer) {}
-static ts_error* absent_ts_reducer_arrange(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_reducer_begin(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_reducer_join(ts_reducer* reducer, bool* unused) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_reducer_cancel(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_reducer_abort(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_sanitizer_start(void) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_sanitizer_stop(void) {}
-static int64_t absent_ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { return 0; }
-static ts_error* absent_ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_gpu_decoder_free(ts_gpu_decoder* decoder) {}
-static size_t absent_ts_gpu_decoder_head_bytes(int64_t images) { return 0; }
-static ts_error* absent_ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return (ts_error*)&torchstream_capi_absent; }
-static void absent_ts_gpu_inflater_free(ts_gpu_inflater* inflater) {}
-static size_t absent_ts_gpu_inflater_head_bytes(int64_t ranges) { return 0; }
-static ts_error* absent_ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder) { return (ts_error*)&torchstream_capi_absent; }
-static size_t absent_ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) { return 0; }
-static ts_error* absent_ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_trace_start(int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_trace_stop(ts_trace** trace) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_trace_free(ts_trace* trace) {}
@@ -239,14 +239,6 @@ static ts_error* absent_ts_trace_get_lane(ts_stream stream, int64_t* lane) { ret
 static struct {
   const char* (*ts_libtorch_version)(void);
   const char* (*ts_cuda_version)(void);
-  int32_t (*ts_device_count)(void);
-  ts_error* (*ts_device_get_info)(int32_t device, ts_device_info* info);
-  ts_error* (*ts_device_get_identity)(int32_t device, ts_device_identity* identity);
-  ts_error* (*ts_readings_get)(const char* pci_bus_id, ts_readings* readings);
-  ts_error* (*ts_device_get_memory)(int32_t device, ts_device_memory* memory);
-  ts_error* (*ts_device_reset_peak_memory)(int32_t device);
-  ts_error* (*ts_device_can_access_peer)(int32_t device, int32_t peer, bool* accessible);
-  ts_error* (*ts_device_synchronize)(int32_t device);
   ts_error* (*ts_allocator_get_stats)(int32_t device, ts_allocator_stats* stats);
   ts_error* (*ts_allocator_get_limit)(int32_t device, double* fraction);
   ts_error* (*ts_allocator_get_settings)(char* settings, size_t capacity, size_t* length);
@@ -256,6 +248,95 @@ static struct {
   ts_error* (*ts_allocator_limit)(int32_t device, double fraction);
   ts_error* (*ts_host_allocator_get_stats)(ts_host_stats* stats);
   ts_error* (*ts_allocator_empty_cache)(void);
+  ts_error* (*ts_tensor_backward)(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags);
+  ts_error* (*ts_tensor_grads)(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients);
+  ts_error* (*ts_tensor_get_grad)(const ts_tensor* tensor, ts_tensor** gradient);
+  ts_error* (*ts_tensor_get_grads)(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients);
+  ts_error* (*ts_tensor_set_grad)(ts_tensor* tensor, const ts_tensor* gradient);
+  ts_error* (*ts_tensor_clear_grads)(ts_tensor* const* tensors, int64_t count);
+  ts_error* (*ts_tensor_set_requires_grad)(ts_tensor* tensor, bool requires_grad);
+  ts_error* (*ts_tensor_forget_accumulators)(ts_tensor* const* leaves, int64_t count);
+  ts_error* (*ts_tensor_check_leaves)(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count);
+  ts_error* (*ts_tensor_add_gradient_hook)(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook);
+  ts_error* (*ts_tensor_add_accumulation_hook)(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook);
+  void (*ts_hook_remove)(ts_hook* hook);
+  void (*ts_hook_free)(ts_hook* hook);
+  ts_error* (*ts_backward_add_callback)(ts_autograd_callback callback, int64_t context);
+  ts_error* (*ts_function_attach)(ts_function function, ts_tensor** results);
+  int32_t (*ts_callback_depth)(void);
+  int64_t (*ts_callbacks_take)(int64_t* contexts, int64_t capacity);
+  int32_t (*ts_device_count)(void);
+  ts_error* (*ts_device_get_info)(int32_t device, ts_device_info* info);
+  ts_error* (*ts_device_get_identity)(int32_t device, ts_device_identity* identity);
+  ts_error* (*ts_readings_get)(const char* pci_bus_id, ts_readings* readings);
+  ts_error* (*ts_device_get_memory)(int32_t device, ts_device_memory* memory);
+  ts_error* (*ts_device_reset_peak_memory)(int32_t device);
+  ts_error* (*ts_device_can_access_peer)(int32_t device, int32_t peer, bool* accessible);
+  ts_error* (*ts_device_synchronize)(int32_t device);
+  ts_error* (*ts_dlpack_export)(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed);
+  ts_error* (*ts_dlpack_export_versioned)(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed);
+  ts_error* (*ts_dlpack_import)(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor);
+  ts_error* (*ts_dlpack_import_versioned)(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor);
+  void (*ts_dlpack_free)(struct DLManagedTensor* managed);
+  void (*ts_dlpack_free_versioned)(struct DLManagedTensorVersioned* managed);
+  ts_error* (*ts_event_new)(int32_t flags, ts_event** event);
+  void (*ts_event_free)(ts_event* event);
+  ts_error* (*ts_event_record)(ts_event* event, ts_stream stream);
+  ts_error* (*ts_stream_wait_event)(ts_stream stream, const ts_event* event);
+  ts_error* (*ts_event_get_handle)(const ts_event* event, int32_t* device, uintptr_t* cuda_event);
+  ts_error* (*ts_event_query)(const ts_event* event, bool* done);
+  ts_error* (*ts_event_synchronize)(const ts_event* event);
+  ts_error* (*ts_event_get_elapsed)(const ts_event* start, const ts_event* end, int64_t* nanoseconds);
+  ts_error* (*ts_event_export)(ts_event* event, int32_t device, uint8_t* handle);
+  ts_error* (*ts_event_import)(int32_t device, const uint8_t* handle, ts_event** event);
+  ts_error* (*ts_tensor_cast_all)(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts);
+  ts_error* (*ts_tensor_normalize_images)(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels);
+  ts_error* (*ts_tensor_batch_norm_relu)(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result);
+  ts_error* (*ts_gpu_decoder_new)(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder);
+  void (*ts_gpu_decoder_free)(ts_gpu_decoder* decoder);
+  size_t (*ts_gpu_decoder_head_bytes)(int64_t images);
+  ts_error* (*ts_gpu_decoder_run)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream);
+  ts_error* (*ts_gpu_decoder_copy_entries)(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream);
+  ts_error* (*ts_gpu_decoder_new_inflating)(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder);
+  size_t (*ts_gpu_decoder_inflating_head_bytes)(int64_t images, int64_t members);
+  ts_error* (*ts_gpu_decoder_run_inflating)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream);
+  ts_error* (*ts_gpu_inflater_new)(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater);
+  void (*ts_gpu_inflater_free)(ts_gpu_inflater* inflater);
+  size_t (*ts_gpu_inflater_head_bytes)(int64_t ranges);
+  ts_error* (*ts_gpu_inflater_run)(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream);
+  ts_error* (*ts_graph_begin)(ts_stream stream, const ts_graph* share, ts_graph** graph);
+  ts_error* (*ts_graph_end)(ts_graph* graph);
+  ts_error* (*ts_graph_replay)(ts_graph* graph, ts_stream stream);
+  int64_t (*ts_graph_node_count)(const ts_graph* graph);
+  ts_error* (*ts_graph_get_nodes)(const ts_graph* graph, ts_graph_nodes* nodes);
+  ts_error* (*ts_graph_keep_for_dump)(ts_graph* graph);
+  ts_error* (*ts_graph_dump)(const ts_graph* graph, const char* path, bool verbose);
+  ts_error* (*ts_graph_get_handles)(const ts_graph* graph, uintptr_t* cuda_graph_exec, uintptr_t* cuda_graph);
+  ts_error* (*ts_graph_destroy)(ts_graph* graph);
+  ts_error* (*ts_capture_wait)(void);
+  ts_error* (*ts_capture_is_active)(bool* active);
+  ts_error* (*ts_group_new)(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group);
+  ts_error* (*ts_group_shutdown)(ts_group* group);
+  ts_error* (*ts_group_abort)(ts_group* group);
+  void (*ts_group_free)(ts_group* group);
+  ts_error* (*ts_group_get_fault)(ts_group* group, int32_t* fault);
+  ts_error* (*ts_group_broadcast)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work);
+  ts_error* (*ts_group_all_reduce)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work);
+  ts_error* (*ts_group_reduce_scatter)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work);
+  ts_error* (*ts_group_all_gather)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work);
+  ts_error* (*ts_group_all_to_all)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work);
+  ts_error* (*ts_group_send)(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work);
+  ts_error* (*ts_group_receive)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work);
+  ts_error* (*ts_work_wait)(ts_work* work);
+  ts_error* (*ts_work_abort)(ts_work* work);
+  void (*ts_work_free)(ts_work* work);
+  ts_error* (*ts_ipc_export)(const ts_tensor* tensor, uint8_t* handle, size_t* offset);
+  ts_error* (*ts_ipc_open)(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor);
+  ts_error* (*ts_tensor_map)(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor);
+  ts_error* (*ts_memory_observer_new)(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer);
+  void (*ts_memory_observer_free)(ts_memory_observer* observer);
+  int32_t (*ts_memory_observer_fd)(const ts_memory_observer* observer);
+  ts_error* (*ts_memory_observer_take)(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count);
   ts_error* (*ts_memory_pool_new)(int32_t device, ts_memory_pool** pool);
   ts_error* (*ts_memory_pool_destroy)(ts_memory_pool* pool);
   ts_error* (*ts_memory_pool_enter)(ts_memory_pool* pool);
@@ -263,10 +344,61 @@ static struct {
   ts_error* (*ts_memory_pool_get_bytes)(const ts_memory_pool* pool, size_t* reserved, size_t* allocated);
   ts_error* (*ts_allocator_get_pools)(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count);
   ts_error* (*ts_memory_pool_get_stats)(const ts_memory_pool* pool, ts_pool_stats* stats);
-  ts_error* (*ts_memory_observer_new)(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer);
-  void (*ts_memory_observer_free)(ts_memory_observer* observer);
-  int32_t (*ts_memory_observer_fd)(const ts_memory_observer* observer);
-  ts_error* (*ts_memory_observer_take)(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count);
+  ts_error* (*ts_notifier_new)(ts_notifier** notifier);
+  void (*ts_notifier_free)(ts_notifier* notifier);
+  int32_t (*ts_notifier_fd)(const ts_notifier* notifier);
+  ts_error* (*ts_notifier_take)(ts_notifier* notifier, uint64_t* tokens, int64_t capacity, int64_t* count);
+  ts_error* (*ts_notifier_post)(ts_notifier* notifier, uint64_t token);
+  ts_error* (*ts_stream_notify)(ts_stream stream, ts_notifier* notifier, uint64_t token);
+  ts_error* (*ts_numerics_set)(int32_t flags);
+  ts_error* (*ts_numerics_get)(int32_t* flags);
+  ts_error* (*ts_operator_find)(const char* name, const char* overload, const ts_operator** op);
+  const char* (*ts_operator_schema)(const ts_operator* op);
+  ts_error* (*ts_operator_call)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count);
+  ts_error* (*ts_operator_call_one)(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result);
+  ts_error* (*ts_operator_call_list)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count);
+  void (*ts_tensor_list_take)(ts_tensor_list* list, ts_tensor** tensors);
+  ts_error* (*ts_operator_call_results)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size);
+  void (*ts_results_take)(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints);
+  ts_error* (*ts_pinned_new)(size_t bytes, ts_pinned** pinned);
+  ts_error* (*ts_pinned_register)(uint8_t* data, size_t bytes, ts_pinned** pinned);
+  ts_error* (*ts_pinned_destroy)(ts_pinned* pinned);
+  uint8_t* (*ts_pinned_data)(const ts_pinned* pinned);
+  size_t (*ts_pinned_size)(const ts_pinned* pinned);
+  size_t (*ts_pinned_live_bytes)(void);
+  ts_error* (*ts_random_seed)(uint64_t seed);
+  ts_error* (*ts_random_get_state)(int32_t device, ts_tensor** state);
+  ts_error* (*ts_random_set_state)(int32_t device, const ts_tensor* state);
+  ts_error* (*ts_generator_new)(int32_t device, uint64_t seed, ts_generator** generator);
+  ts_error* (*ts_generator_new_default)(int32_t device, ts_generator** generator);
+  void (*ts_generator_free)(ts_generator* generator);
+  ts_error* (*ts_generator_get_seed)(const ts_generator* generator, uint64_t* seed);
+  ts_error* (*ts_generator_set_seed)(ts_generator* generator, uint64_t seed);
+  ts_error* (*ts_generator_get_offset)(const ts_generator* generator, uint64_t* offset);
+  ts_error* (*ts_generator_set_offset)(ts_generator* generator, uint64_t offset);
+  ts_error* (*ts_generator_get_state)(const ts_generator* generator, ts_tensor** state);
+  ts_error* (*ts_generator_set_state)(ts_generator* generator, const ts_tensor* state);
+  const int32_t* (*ts_range_listeners)(void);
+  ts_error* (*ts_range_start)(const char* name, uint64_t* range);
+  ts_error* (*ts_range_end)(uint64_t range);
+  ts_error* (*ts_range_mark)(const char* name);
+  ts_error* (*ts_reducer_new)(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer);
+  void (*ts_reducer_free)(ts_reducer* reducer);
+  ts_error* (*ts_reducer_arrange)(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count);
+  ts_error* (*ts_reducer_begin)(ts_reducer* reducer);
+  ts_error* (*ts_reducer_join)(ts_reducer* reducer, bool* unused);
+  ts_error* (*ts_reducer_cancel)(ts_reducer* reducer);
+  ts_error* (*ts_reducer_abort)(ts_reducer* reducer);
+  ts_error* (*ts_reducer_get_order)(ts_reducer* reducer, int64_t* order, int64_t* count);
+  ts_error* (*ts_tensor_get_extents)(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents);
+  ts_error* (*ts_sanitizer_start)(void);
+  void (*ts_sanitizer_stop)(void);
+  int64_t (*ts_sanitizer_take)(ts_sanitizer_entry* entries, int64_t capacity);
+  ts_error* (*ts_store_connect)(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store);
+  ts_error* (*ts_store_new_local)(int64_t timeout_nanoseconds, ts_store** store);
+  void (*ts_store_free)(ts_store* store);
+  ts_error* (*ts_store_set)(ts_store* store, const char* key, const uint8_t* data, size_t bytes);
+  ts_error* (*ts_store_get)(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes);
   ts_error* (*ts_stream_from_pool)(int32_t device, int32_t priority, ts_stream* stream);
   ts_error* (*ts_stream_from_handle)(uintptr_t cuda_stream, int32_t device, ts_stream* stream);
   ts_error* (*ts_stream_forget)(ts_stream stream);
@@ -289,32 +421,6 @@ static struct {
   ts_error* (*ts_stream_join)(ts_stream into, const ts_stream* from, int64_t count);
   ts_error* (*ts_stream_guard_enter)(ts_stream stream, ts_stream_guard* guard);
   ts_error* (*ts_stream_guard_exit)(ts_stream_guard guard);
-  ts_error* (*ts_event_new)(int32_t flags, ts_event** event);
-  void (*ts_event_free)(ts_event* event);
-  ts_error* (*ts_event_record)(ts_event* event, ts_stream stream);
-  ts_error* (*ts_stream_wait_event)(ts_stream stream, const ts_event* event);
-  ts_error* (*ts_event_get_handle)(const ts_event* event, int32_t* device, uintptr_t* cuda_event);
-  ts_error* (*ts_event_query)(const ts_event* event, bool* done);
-  ts_error* (*ts_event_synchronize)(const ts_event* event);
-  ts_error* (*ts_event_get_elapsed)(const ts_event* start, const ts_event* end, int64_t* nanoseconds);
-  ts_error* (*ts_event_export)(ts_event* event, int32_t device, uint8_t* handle);
-  ts_error* (*ts_event_import)(int32_t device, const uint8_t* handle, ts_event** event);
-  ts_error* (*ts_notifier_new)(ts_notifier** notifier);
-  void (*ts_notifier_free)(ts_notifier* notifier);
-  int32_t (*ts_notifier_fd)(const ts_notifier* notifier);
-  ts_error* (*ts_notifier_take)(ts_notifier* notifier, uint64_t* tokens, int64_t capacity, int64_t* count);
-  ts_error* (*ts_notifier_post)(ts_notifier* notifier, uint64_t token);
-  ts_error* (*ts_stream_notify)(ts_stream stream, ts_notifier* notifier, uint64_t token);
-  const int32_t* (*ts_range_listeners)(void);
-  ts_error* (*ts_range_start)(const char* name, uint64_t* range);
-  ts_error* (*ts_range_end)(uint64_t range);
-  ts_error* (*ts_range_mark)(const char* name);
-  ts_error* (*ts_pinned_new)(size_t bytes, ts_pinned** pinned);
-  ts_error* (*ts_pinned_register)(uint8_t* data, size_t bytes, ts_pinned** pinned);
-  ts_error* (*ts_pinned_destroy)(ts_pinned* pinned);
-  uint8_t* (*ts_pinned_data)(const ts_pinned* pinned);
-  size_t (*ts_pinned_size)(const ts_pinned* pinned);
-  size_t (*ts_pinned_live_bytes)(void);
   ts_error* (*ts_tensor_new)(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t device, int32_t memory_format, ts_tensor** tensor);
   ts_error* (*ts_tensor_new_pinned)(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t memory_format, ts_tensor** tensor);
   ts_error* (*ts_tensor_from_data)(const uint8_t* data, size_t bytes, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor);
@@ -333,7 +439,6 @@ static struct {
   ts_error* (*ts_tensor_is_lent)(const ts_tensor* tensor, bool* lent);
   ts_error* (*ts_tensor_copy)(ts_tensor* dst, const ts_tensor* src, bool non_blocking);
   ts_error* (*ts_tensor_to)(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking, ts_tensor** result);
-  ts_error* (*ts_tensor_cast_all)(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts);
   ts_error* (*ts_tensor_read)(const ts_tensor* tensor, uint8_t* data, size_t bytes);
   ts_error* (*ts_tensor_get_item)(const ts_tensor* tensor, double* value);
   ts_error* (*ts_tensor_get_item_int)(const ts_tensor* tensor, int64_t* value);
@@ -341,116 +446,11 @@ static struct {
   ts_error* (*ts_tensor_resize_storage)(ts_tensor* tensor, size_t bytes);
   ts_error* (*ts_tensor_copy_batch)(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done);
   ts_error* (*ts_tensor_copy_peer)(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count);
-  ts_error* (*ts_tensor_normalize_images)(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels);
-  ts_error* (*ts_tensor_batch_norm_relu)(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result);
-  ts_error* (*ts_dlpack_export)(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed);
-  ts_error* (*ts_dlpack_export_versioned)(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed);
-  ts_error* (*ts_dlpack_import)(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor);
-  ts_error* (*ts_dlpack_import_versioned)(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor);
-  void (*ts_dlpack_free)(struct DLManagedTensor* managed);
-  void (*ts_dlpack_free_versioned)(struct DLManagedTensorVersioned* managed);
-  ts_error* (*ts_ipc_export)(const ts_tensor* tensor, uint8_t* handle, size_t* offset);
-  ts_error* (*ts_ipc_open)(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor);
-  ts_error* (*ts_tensor_map)(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor);
-  ts_error* (*ts_tensor_get_extents)(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents);
-  ts_error* (*ts_operator_find)(const char* name, const char* overload, const ts_operator** op);
-  const char* (*ts_operator_schema)(const ts_operator* op);
-  ts_error* (*ts_operator_call)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count);
-  ts_error* (*ts_operator_call_one)(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result);
-  ts_error* (*ts_operator_call_list)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count);
-  void (*ts_tensor_list_take)(ts_tensor_list* list, ts_tensor** tensors);
-  ts_error* (*ts_operator_call_results)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size);
-  void (*ts_results_take)(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints);
-  ts_error* (*ts_tensor_backward)(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags);
-  ts_error* (*ts_tensor_grads)(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients);
-  ts_error* (*ts_tensor_get_grad)(const ts_tensor* tensor, ts_tensor** gradient);
-  ts_error* (*ts_tensor_get_grads)(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients);
-  ts_error* (*ts_tensor_set_grad)(ts_tensor* tensor, const ts_tensor* gradient);
-  ts_error* (*ts_tensor_clear_grads)(ts_tensor* const* tensors, int64_t count);
-  ts_error* (*ts_tensor_set_requires_grad)(ts_tensor* tensor, bool requires_grad);
-  ts_error* (*ts_tensor_forget_accumulators)(ts_tensor* const* leaves, int64_t count);
-  ts_error* (*ts_tensor_check_leaves)(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count);
-  ts_error* (*ts_tensor_add_gradient_hook)(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook);
-  ts_error* (*ts_tensor_add_accumulation_hook)(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook);
-  void (*ts_hook_remove)(ts_hook* hook);
-  void (*ts_hook_free)(ts_hook* hook);
-  ts_error* (*ts_backward_add_callback)(ts_autograd_callback callback, int64_t context);
-  ts_error* (*ts_function_attach)(ts_function function, ts_tensor** results);
-  int32_t (*ts_callback_depth)(void);
-  int64_t (*ts_callbacks_take)(int64_t* contexts, int64_t capacity);
-  ts_error* (*ts_random_seed)(uint64_t seed);
-  ts_error* (*ts_random_get_state)(int32_t device, ts_tensor** state);
-  ts_error* (*ts_random_set_state)(int32_t device, const ts_tensor* state);
-  ts_error* (*ts_generator_new)(int32_t device, uint64_t seed, ts_generator** generator);
-  ts_error* (*ts_generator_new_default)(int32_t device, ts_generator** generator);
-  void (*ts_generator_free)(ts_generator* generator);
-  ts_error* (*ts_generator_get_seed)(const ts_generator* generator, uint64_t* seed);
-  ts_error* (*ts_generator_set_seed)(ts_generator* generator, uint64_t seed);
-  ts_error* (*ts_generator_get_offset)(const ts_generator* generator, uint64_t* offset);
-  ts_error* (*ts_generator_set_offset)(ts_generator* generator, uint64_t offset);
-  ts_error* (*ts_generator_get_state)(const ts_generator* generator, ts_tensor** state);
-  ts_error* (*ts_generator_set_state)(ts_generator* generator, const ts_tensor* state);
-  ts_error* (*ts_numerics_set)(int32_t flags);
-  ts_error* (*ts_numerics_get)(int32_t* flags);
   ts_error* (*ts_parallelism_set)(int32_t threads);
   int32_t (*ts_parallelism)(void);
   int64_t (*ts_thread_count)(void);
   int64_t (*ts_library_thread_count)(void);
   int64_t (*ts_thread_id)(void);
-  ts_error* (*ts_graph_begin)(ts_stream stream, const ts_graph* share, ts_graph** graph);
-  ts_error* (*ts_graph_end)(ts_graph* graph);
-  ts_error* (*ts_graph_replay)(ts_graph* graph, ts_stream stream);
-  int64_t (*ts_graph_node_count)(const ts_graph* graph);
-  ts_error* (*ts_graph_get_nodes)(const ts_graph* graph, ts_graph_nodes* nodes);
-  ts_error* (*ts_graph_keep_for_dump)(ts_graph* graph);
-  ts_error* (*ts_graph_dump)(const ts_graph* graph, const char* path, bool verbose);
-  ts_error* (*ts_graph_get_handles)(const ts_graph* graph, uintptr_t* cuda_graph_exec, uintptr_t* cuda_graph);
-  ts_error* (*ts_graph_destroy)(ts_graph* graph);
-  ts_error* (*ts_capture_wait)(void);
-  ts_error* (*ts_capture_is_active)(bool* active);
-  ts_error* (*ts_store_connect)(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store);
-  ts_error* (*ts_store_new_local)(int64_t timeout_nanoseconds, ts_store** store);
-  void (*ts_store_free)(ts_store* store);
-  ts_error* (*ts_store_set)(ts_store* store, const char* key, const uint8_t* data, size_t bytes);
-  ts_error* (*ts_store_get)(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes);
-  ts_error* (*ts_group_new)(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group);
-  ts_error* (*ts_group_shutdown)(ts_group* group);
-  ts_error* (*ts_group_abort)(ts_group* group);
-  void (*ts_group_free)(ts_group* group);
-  ts_error* (*ts_group_get_fault)(ts_group* group, int32_t* fault);
-  ts_error* (*ts_group_broadcast)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work);
-  ts_error* (*ts_group_all_reduce)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work);
-  ts_error* (*ts_group_reduce_scatter)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work);
-  ts_error* (*ts_group_all_gather)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work);
-  ts_error* (*ts_group_all_to_all)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work);
-  ts_error* (*ts_group_send)(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work);
-  ts_error* (*ts_group_receive)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work);
-  ts_error* (*ts_work_wait)(ts_work* work);
-  ts_error* (*ts_work_abort)(ts_work* work);
-  void (*ts_work_free)(ts_work* work);
-  ts_error* (*ts_reducer_new)(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer);
-  void (*ts_reducer_free)(ts_reducer* reducer);
-  ts_error* (*ts_reducer_arrange)(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count);
-  ts_error* (*ts_reducer_begin)(ts_reducer* reducer);
-  ts_error* (*ts_reducer_join)(ts_reducer* reducer, bool* unused);
-  ts_error* (*ts_reducer_cancel)(ts_reducer* reducer);
-  ts_error* (*ts_reducer_abort)(ts_reducer* reducer);
-  ts_error* (*ts_reducer_get_order)(ts_reducer* reducer, int64_t* order, int64_t* count);
-  ts_error* (*ts_sanitizer_start)(void);
-  void (*ts_sanitizer_stop)(void);
-  int64_t (*ts_sanitizer_take)(ts_sanitizer_entry* entries, int64_t capacity);
-  ts_error* (*ts_gpu_decoder_new)(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder);
-  void (*ts_gpu_decoder_free)(ts_gpu_decoder* decoder);
-  size_t (*ts_gpu_decoder_head_bytes)(int64_t images);
-  ts_error* (*ts_gpu_decoder_run)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream);
-  ts_error* (*ts_gpu_decoder_copy_entries)(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream);
-  ts_error* (*ts_gpu_inflater_new)(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater);
-  void (*ts_gpu_inflater_free)(ts_gpu_inflater* inflater);
-  size_t (*ts_gpu_inflater_head_bytes)(int64_t ranges);
-  ts_error* (*ts_gpu_inflater_run)(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream);
-  ts_error* (*ts_gpu_decoder_new_inflating)(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder);
-  size_t (*ts_gpu_decoder_inflating_head_bytes)(int64_t images, int64_t members);
-  ts_error* (*ts_gpu_decoder_run_inflating)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream);
   ts_error* (*ts_trace_start)(int32_t flags);
   ts_error* (*ts_trace_stop)(ts_trace** trace);
   void (*ts_trace_free)(ts_trace* trace);
@@ -464,14 +464,6 @@ static struct {
 } table = {
   absent_ts_libtorch_version,
   absent_ts_cuda_version,
-  absent_ts_device_count,
-  absent_ts_device_get_info,
-  absent_ts_device_get_identity,
-  absent_ts_readings_get,
-  absent_ts_device_get_memory,
-  absent_ts_device_reset_peak_memory,
-  absent_ts_device_can_access_peer,
-  absent_ts_device_synchronize,
   absent_ts_allocator_get_stats,
   absent_ts_allocator_get_limit,
   absent_ts_allocator_get_settings,
@@ -481,6 +473,95 @@ static struct {
   absent_ts_allocator_limit,
   absent_ts_host_allocator_get_stats,
   absent_ts_allocator_empty_cache,
+  absent_ts_tensor_backward,
+  absent_ts_tensor_grads,
+  absent_ts_tensor_get_grad,
+  absent_ts_tensor_get_grads,
+  absent_ts_tensor_set_grad,
+  absent_ts_tensor_clear_grads,
+  absent_ts_tensor_set_requires_grad,
+  absent_ts_tensor_forget_accumulators,
+  absent_ts_tensor_check_leaves,
+  absent_ts_tensor_add_gradient_hook,
+  absent_ts_tensor_add_accumulation_hook,
+  absent_ts_hook_remove,
+  absent_ts_hook_free,
+  absent_ts_backward_add_callback,
+  absent_ts_function_attach,
+  absent_ts_callback_depth,
+  absent_ts_callbacks_take,
+  absent_ts_device_count,
+  absent_ts_device_get_info,
+  absent_ts_device_get_identity,
+  absent_ts_readings_get,
+  absent_ts_device_get_memory,
+  absent_ts_device_reset_peak_memory,
+  absent_ts_device_can_access_peer,
+  absent_ts_device_synchronize,
+  absent_ts_dlpack_export,
+  absent_ts_dlpack_export_versioned,
+  absent_ts_dlpack_import,
+  absent_ts_dlpack_import_versioned,
+  absent_ts_dlpack_free,
+  absent_ts_dlpack_free_versioned,
+  absent_ts_event_new,
+  absent_ts_event_free,
+  absent_ts_event_record,
+  absent_ts_stream_wait_event,
+  absent_ts_event_get_handle,
+  absent_ts_event_query,
+  absent_ts_event_synchronize,
+  absent_ts_event_get_elapsed,
+  absent_ts_event_export,
+  absent_ts_event_import,
+  absent_ts_tensor_cast_all,
+  absent_ts_tensor_normalize_images,
+  absent_ts_tensor_batch_norm_relu,
+  absent_ts_gpu_decoder_new,
+  absent_ts_gpu_decoder_free,
+  absent_ts_gpu_decoder_head_bytes,
+  absent_ts_gpu_decoder_run,
+  absent_ts_gpu_decoder_copy_entries,
+  absent_ts_gpu_decoder_new_inflating,
+  absent_ts_gpu_decoder_inflating_head_bytes,
+  absent_ts_gpu_decoder_run_inflating,
+  absent_ts_gpu_inflater_new,
+  absent_ts_gpu_inflater_free,
+  absent_ts_gpu_inflater_head_bytes,
+  absent_ts_gpu_inflater_run,
+  absent_ts_graph_begin,
+  absent_ts_graph_end,
+  absent_ts_graph_replay,
+  absent_ts_graph_node_count,
+  absent_ts_graph_get_nodes,
+  absent_ts_graph_keep_for_dump,
+  absent_ts_graph_dump,
+  absent_ts_graph_get_handles,
+  absent_ts_graph_destroy,
+  absent_ts_capture_wait,
+  absent_ts_capture_is_active,
+  absent_ts_group_new,
+  absent_ts_group_shutdown,
+  absent_ts_group_abort,
+  absent_ts_group_free,
+  absent_ts_group_get_fault,
+  absent_ts_group_broadcast,
+  absent_ts_group_all_reduce,
+  absent_ts_group_reduce_scatter,
+  absent_ts_group_all_gather,
+  absent_ts_group_all_to_all,
+  absent_ts_group_send,
+  absent_ts_group_receive,
+  absent_ts_work_wait,
+  absent_ts_work_abort,
+  absent_ts_work_free,
+  absent_ts_ipc_export,
+  absent_ts_ipc_open,
+  absent_ts_tensor_map,
+  absent_ts_memory_observer_new,
+  absent_ts_memory_observer_free,
+  absent_ts_memory_observer_fd,
+  absent_ts_memory_observer_take,
   absent_ts_memory_pool_new,
   absent_ts_memory_pool_destroy,
   absent_ts_memory_pool_enter,
@@ -488,10 +569,61 @@ static struct {
   absent_ts_memory_pool_get_bytes,
   absent_ts_allocator_get_pools,
   absent_ts_memory_pool_get_stats,
-  absent_ts_memory_observer_new,
-  absent_ts_memory_observer_free,
-  absent_ts_memory_observer_fd,
-  absent_ts_memory_observer_take,
+  absent_ts_notifier_new,
+  absent_ts_notifier_free,
+  absent_ts_notifier_fd,
+  absent_ts_notifier_take,
+  absent_ts_notifier_post,
+  absent_ts_stream_notify,
+  absent_ts_numerics_set,
+  absent_ts_numerics_get,
+  absent_ts_operator_find,
+  absent_ts_operator_schema,
+  absent_ts_operator_call,
+  absent_ts_operator_call_one,
+  absent_ts_operator_call_list,
+  absent_ts_tensor_list_take,
+  absent_ts_operator_call_results,
+  absent_ts_results_take,
+  absent_ts_pinned_new,
+  absent_ts_pinned_register,
+  absent_ts_pinned_destroy,
+  absent_ts_pinned_data,
+  absent_ts_pinned_size,
+  absent_ts_pinned_live_bytes,
+  absent_ts_random_seed,
+  absent_ts_random_get_state,
+  absent_ts_random_set_state,
+  absent_ts_generator_new,
+  absent_ts_generator_new_default,
+  absent_ts_generator_free,
+  absent_ts_generator_get_seed,
+  absent_ts_generator_set_seed,
+  absent_ts_generator_get_offset,
+  absent_ts_generator_set_offset,
+  absent_ts_generator_get_state,
+  absent_ts_generator_set_state,
+  absent_ts_range_listeners,
+  absent_ts_range_start,
+  absent_ts_range_end,
+  absent_ts_range_mark,
+  absent_ts_reducer_new,
+  absent_ts_reducer_free,
+  absent_ts_reducer_arrange,
+  absent_ts_reducer_begin,
+  absent_ts_reducer_join,
+  absent_ts_reducer_cancel,
+  absent_ts_reducer_abort,
+  absent_ts_reducer_get_order,
+  absent_ts_tensor_get_extents,
+  absent_ts_sanitizer_start,
+  absent_ts_sanitizer_stop,
+  absent_ts_sanitizer_take,
+  absent_ts_store_connect,
+  absent_ts_store_new_local,
+  absent_ts_store_free,
+  absent_ts_store_set,
+  absent_ts_store_get,
   absent_ts_stream_from_pool,
   absent_ts_stream_from_handle,
   absent_ts_stream_forget,
@@ -514,32 +646,6 @@ static struct {
   absent_ts_stream_join,
   absent_ts_stream_guard_enter,
   absent_ts_stream_guard_exit,
-  absent_ts_event_new,
-  absent_ts_event_free,
-  absent_ts_event_record,
-  absent_ts_stream_wait_event,
-  absent_ts_event_get_handle,
-  absent_ts_event_query,
-  absent_ts_event_synchronize,
-  absent_ts_event_get_elapsed,
-  absent_ts_event_export,
-  absent_ts_event_import,
-  absent_ts_notifier_new,
-  absent_ts_notifier_free,
-  absent_ts_notifier_fd,
-  absent_ts_notifier_take,
-  absent_ts_notifier_post,
-  absent_ts_stream_notify,
-  absent_ts_range_listeners,
-  absent_ts_range_start,
-  absent_ts_range_end,
-  absent_ts_range_mark,
-  absent_ts_pinned_new,
-  absent_ts_pinned_register,
-  absent_ts_pinned_destroy,
-  absent_ts_pinned_data,
-  absent_ts_pinned_size,
-  absent_ts_pinned_live_bytes,
   absent_ts_tensor_new,
   absent_ts_tensor_new_pinned,
   absent_ts_tensor_from_data,
@@ -558,7 +664,6 @@ static struct {
   absent_ts_tensor_is_lent,
   absent_ts_tensor_copy,
   absent_ts_tensor_to,
-  absent_ts_tensor_cast_all,
   absent_ts_tensor_read,
   absent_ts_tensor_get_item,
   absent_ts_tensor_get_item_int,
@@ -566,116 +671,11 @@ static struct {
   absent_ts_tensor_resize_storage,
   absent_ts_tensor_copy_batch,
   absent_ts_tensor_copy_peer,
-  absent_ts_tensor_normalize_images,
-  absent_ts_tensor_batch_norm_relu,
-  absent_ts_dlpack_export,
-  absent_ts_dlpack_export_versioned,
-  absent_ts_dlpack_import,
-  absent_ts_dlpack_import_versioned,
-  absent_ts_dlpack_free,
-  absent_ts_dlpack_free_versioned,
-  absent_ts_ipc_export,
-  absent_ts_ipc_open,
-  absent_ts_tensor_map,
-  absent_ts_tensor_get_extents,
-  absent_ts_operator_find,
-  absent_ts_operator_schema,
-  absent_ts_operator_call,
-  absent_ts_operator_call_one,
-  absent_ts_operator_call_list,
-  absent_ts_tensor_list_take,
-  absent_ts_operator_call_results,
-  absent_ts_results_take,
-  absent_ts_tensor_backward,
-  absent_ts_tensor_grads,
-  absent_ts_tensor_get_grad,
-  absent_ts_tensor_get_grads,
-  absent_ts_tensor_set_grad,
-  absent_ts_tensor_clear_grads,
-  absent_ts_tensor_set_requires_grad,
-  absent_ts_tensor_forget_accumulators,
-  absent_ts_tensor_check_leaves,
-  absent_ts_tensor_add_gradient_hook,
-  absent_ts_tensor_add_accumulation_hook,
-  absent_ts_hook_remove,
-  absent_ts_hook_free,
-  absent_ts_backward_add_callback,
-  absent_ts_function_attach,
-  absent_ts_callback_depth,
-  absent_ts_callbacks_take,
-  absent_ts_random_seed,
-  absent_ts_random_get_state,
-  absent_ts_random_set_state,
-  absent_ts_generator_new,
-  absent_ts_generator_new_default,
-  absent_ts_generator_free,
-  absent_ts_generator_get_seed,
-  absent_ts_generator_set_seed,
-  absent_ts_generator_get_offset,
-  absent_ts_generator_set_offset,
-  absent_ts_generator_get_state,
-  absent_ts_generator_set_state,
-  absent_ts_numerics_set,
-  absent_ts_numerics_get,
   absent_ts_parallelism_set,
   absent_ts_parallelism,
   absent_ts_thread_count,
   absent_ts_library_thread_count,
   absent_ts_thread_id,
-  absent_ts_graph_begin,
-  absent_ts_graph_end,
-  absent_ts_graph_replay,
-  absent_ts_graph_node_count,
-  absent_ts_graph_get_nodes,
-  absent_ts_graph_keep_for_dump,
-  absent_ts_graph_dump,
-  absent_ts_graph_get_handles,
-  absent_ts_graph_destroy,
-  absent_ts_capture_wait,
-  absent_ts_capture_is_active,
-  absent_ts_store_connect,
-  absent_ts_store_new_local,
-  absent_ts_store_free,
-  absent_ts_store_set,
-  absent_ts_store_get,
-  absent_ts_group_new,
-  absent_ts_group_shutdown,
-  absent_ts_group_abort,
-  absent_ts_group_free,
-  absent_ts_group_get_fault,
-  absent_ts_group_broadcast,
-  absent_ts_group_all_reduce,
-  absent_ts_group_reduce_scatter,
-  absent_ts_group_all_gather,
-  absent_ts_group_all_to_all,
-  absent_ts_group_send,
-  absent_ts_group_receive,
-  absent_ts_work_wait,
-  absent_ts_work_abort,
-  absent_ts_work_free,
-  absent_ts_reducer_new,
-  absent_ts_reducer_free,
-  absent_ts_reducer_arrange,
-  absent_ts_reducer_begin,
-  absent_ts_reducer_join,
-  absent_ts_reducer_cancel,
-  absent_ts_reducer_abort,
-  absent_ts_reducer_get_order,
-  absent_ts_sanitizer_start,
-  absent_ts_sanitizer_stop,
-  absent_ts_sanitizer_take,
-  absent_ts_gpu_decoder_new,
-  absent_ts_gpu_decoder_free,
-  absent_ts_gpu_decoder_head_bytes,
-  absent_ts_gpu_decoder_run,
-  absent_ts_gpu_decoder_copy_entries,
-  absent_ts_gpu_inflater_new,
-  absent_ts_gpu_inflater_free,
-  absent_ts_gpu_inflater_head_bytes,
-  absent_ts_gpu_inflater_run,
-  absent_ts_gpu_decoder_new_inflating,
-  absent_ts_gpu_decoder_inflating_head_bytes,
-  absent_ts_gpu_decoder_run_inflating,
   absent_ts_trace_start,
   absent_ts_trace_stop,
   absent_ts_trace_free,
@@ -691,14 +691,6 @@ static struct {
 static const char* const names[] = {
   "ts_libtorch_version",
   "ts_cuda_version",
-  "ts_device_count",
-  "ts_device_get_info",
-  "ts_device_get_identity",
-  "ts_readings_get",
-  "ts_device_get_memory",
-  "ts_device_reset_peak_memory",
-  "ts_device_can_access_peer",
-  "ts_device_synchronize",
   "ts_allocator_get_stats",
   "ts_allocator_get_limit",
   "ts_allocator_get_settings",
@@ -708,6 +700,95 @@ static const char* const names[] = {
   "ts_allocator_limit",
   "ts_host_allocator_get_stats",
   "ts_allocator_empty_cache",
+  "ts_tensor_backward",
+  "ts_tensor_grads",
+  "ts_tensor_get_grad",
+  "ts_tensor_get_grads",
+  "ts_tensor_set_grad",
+  "ts_tensor_clear_grads",
+  "ts_tensor_set_requires_grad",
+  "ts_tensor_forget_accumulators",
+  "ts_tensor_check_leaves",
+  "ts_tensor_add_gradient_hook",
+  "ts_tensor_add_accumulation_hook",
+  "ts_hook_remove",
+  "ts_hook_free",
+  "ts_backward_add_callback",
+  "ts_function_attach",
+  "ts_callback_depth",
+  "ts_callbacks_take",
+  "ts_device_count",
+  "ts_device_get_info",
+  "ts_device_get_identity",
+  "ts_readings_get",
+  "ts_device_get_memory",
+  "ts_device_reset_peak_memory",
+  "ts_device_can_access_peer",
+  "ts_device_synchronize",
+  "ts_dlpack_export",
+  "ts_dlpack_export_versioned",
+  "ts_dlpack_import",
+  "ts_dlpack_import_versioned",
+  "ts_dlpack_free",
+  "ts_dlpack_free_versioned",
+  "ts_event_new",
+  "ts_event_free",
+  "ts_event_record",
+  "ts_stream_wait_event",
+  "ts_event_get_handle",
+  "ts_event_query",
+  "ts_event_synchronize",
+  "ts_event_get_elapsed",
+  "ts_event_export",
+  "ts_event_import",
+  "ts_tensor_cast_all",
+  "ts_tensor_normalize_images",
+  "ts_tensor_batch_norm_relu",
+  "ts_gpu_decoder_new",
+  "ts_gpu_decoder_free",
+  "ts_gpu_decoder_head_bytes",
+  "ts_gpu_decoder_run",
+  "ts_gpu_decoder_copy_entries",
+  "ts_gpu_decoder_new_inflating",
+  "ts_gpu_decoder_inflating_head_bytes",
+  "ts_gpu_decoder_run_inflating",
+  "ts_gpu_inflater_new",
+  "ts_gpu_inflater_free",
+  "ts_gpu_inflater_head_bytes",
+  "ts_gpu_inflater_run",
+  "ts_graph_begin",
+  "ts_graph_end",
+  "ts_graph_replay",
+  "ts_graph_node_count",
+  "ts_graph_get_nodes",
+  "ts_graph_keep_for_dump",
+  "ts_graph_dump",
+  "ts_graph_get_handles",
+  "ts_graph_destroy",
+  "ts_capture_wait",
+  "ts_capture_is_active",
+  "ts_group_new",
+  "ts_group_shutdown",
+  "ts_group_abort",
+  "ts_group_free",
+  "ts_group_get_fault",
+  "ts_group_broadcast",
+  "ts_group_all_reduce",
+  "ts_group_reduce_scatter",
+  "ts_group_all_gather",
+  "ts_group_all_to_all",
+  "ts_group_send",
+  "ts_group_receive",
+  "ts_work_wait",
+  "ts_work_abort",
+  "ts_work_free",
+  "ts_ipc_export",
+  "ts_ipc_open",
+  "ts_tensor_map",
+  "ts_memory_observer_new",
+  "ts_memory_observer_free",
+  "ts_memory_observer_fd",
+  "ts_memory_observer_take",
   "ts_memory_pool_new",
   "ts_memory_pool_destroy",
   "ts_memory_pool_enter",
@@ -715,10 +796,61 @@ static const char* const names[] = {
   "ts_memory_pool_get_bytes",
   "ts_allocator_get_pools",
   "ts_memory_pool_get_stats",
-  "ts_memory_observer_new",
-  "ts_memory_observer_free",
-  "ts_memory_observer_fd",
-  "ts_memory_observer_take",
+  "ts_notifier_new",
+  "ts_notifier_free",
+  "ts_notifier_fd",
+  "ts_notifier_take",
+  "ts_notifier_post",
+  "ts_stream_notify",
+  "ts_numerics_set",
+  "ts_numerics_get",
+  "ts_operator_find",
+  "ts_operator_schema",
+  "ts_operator_call",
+  "ts_operator_call_one",
+  "ts_operator_call_list",
+  "ts_tensor_list_take",
+  "ts_operator_call_results",
+  "ts_results_take",
+  "ts_pinned_new",
+  "ts_pinned_register",
+  "ts_pinned_destroy",
+  "ts_pinned_data",
+  "ts_pinned_size",
+  "ts_pinned_live_bytes",
+  "ts_random_seed",
+  "ts_random_get_state",
+  "ts_random_set_state",
+  "ts_generator_new",
+  "ts_generator_new_default",
+  "ts_generator_free",
+  "ts_generator_get_seed",
+  "ts_generator_set_seed",
+  "ts_generator_get_offset",
+  "ts_generator_set_offset",
+  "ts_generator_get_state",
+  "ts_generator_set_state",
+  "ts_range_listeners",
+  "ts_range_start",
+  "ts_range_end",
+  "ts_range_mark",
+  "ts_reducer_new",
+  "ts_reducer_free",
+  "ts_reducer_arrange",
+  "ts_reducer_begin",
+  "ts_reducer_join",
+  "ts_reducer_cancel",
+  "ts_reducer_abort",
+  "ts_reducer_get_order",
+  "ts_tensor_get_extents",
+  "ts_sanitizer_start",
+  "ts_sanitizer_stop",
+  "ts_sanitizer_take",
+  "ts_store_connect",
+  "ts_store_new_local",
+  "ts_store_free",
+  "ts_store_set",
+  "ts_store_get",
   "ts_stream_from_pool",
   "ts_stream_from_handle",
   "ts_stream_forget",
@@ -741,32 +873,6 @@ static const char* const names[] = {
   "ts_stream_join",
   "ts_stream_guard_enter",
   "ts_stream_guard_exit",
-  "ts_event_new",
-  "ts_event_free",
-  "ts_event_record",
-  "ts_stream_wait_event",
-  "ts_event_get_handle",
-  "ts_event_query",
-  "ts_event_synchronize",
-  "ts_event_get_elapsed",
-  "ts_event_export",
-  "ts_event_import",
-  "ts_notifier_new",
-  "ts_notifier_free",
-  "ts_notifier_fd",
-  "ts_notifier_take",
-  "ts_notifier_post",
-  "ts_stream_notify",
-  "ts_range_listeners",
-  "ts_range_start",
-  "ts_range_end",
-  "ts_range_mark",
-  "ts_pinned_new",
-  "ts_pinned_register",
-  "ts_pinned_destroy",
-  "ts_pinned_data",
-  "ts_pinned_size",
-  "ts_pinned_live_bytes",
   "ts_tensor_new",
   "ts_tensor_new_pinned",
   "ts_tensor_from_data",
@@ -785,7 +891,6 @@ static const char* const names[] = {
   "ts_tensor_is_lent",
   "ts_tensor_copy",
   "ts_tensor_to",
-  "ts_tensor_cast_all",
   "ts_tensor_read",
   "ts_tensor_get_item",
   "ts_tensor_get_item_int",
@@ -793,116 +898,11 @@ static const char* const names[] = {
   "ts_tensor_resize_storage",
   "ts_tensor_copy_batch",
   "ts_tensor_copy_peer",
-  "ts_tensor_normalize_images",
-  "ts_tensor_batch_norm_relu",
-  "ts_dlpack_export",
-  "ts_dlpack_export_versioned",
-  "ts_dlpack_import",
-  "ts_dlpack_import_versioned",
-  "ts_dlpack_free",
-  "ts_dlpack_free_versioned",
-  "ts_ipc_export",
-  "ts_ipc_open",
-  "ts_tensor_map",
-  "ts_tensor_get_extents",
-  "ts_operator_find",
-  "ts_operator_schema",
-  "ts_operator_call",
-  "ts_operator_call_one",
-  "ts_operator_call_list",
-  "ts_tensor_list_take",
-  "ts_operator_call_results",
-  "ts_results_take",
-  "ts_tensor_backward",
-  "ts_tensor_grads",
-  "ts_tensor_get_grad",
-  "ts_tensor_get_grads",
-  "ts_tensor_set_grad",
-  "ts_tensor_clear_grads",
-  "ts_tensor_set_requires_grad",
-  "ts_tensor_forget_accumulators",
-  "ts_tensor_check_leaves",
-  "ts_tensor_add_gradient_hook",
-  "ts_tensor_add_accumulation_hook",
-  "ts_hook_remove",
-  "ts_hook_free",
-  "ts_backward_add_callback",
-  "ts_function_attach",
-  "ts_callback_depth",
-  "ts_callbacks_take",
-  "ts_random_seed",
-  "ts_random_get_state",
-  "ts_random_set_state",
-  "ts_generator_new",
-  "ts_generator_new_default",
-  "ts_generator_free",
-  "ts_generator_get_seed",
-  "ts_generator_set_seed",
-  "ts_generator_get_offset",
-  "ts_generator_set_offset",
-  "ts_generator_get_state",
-  "ts_generator_set_state",
-  "ts_numerics_set",
-  "ts_numerics_get",
   "ts_parallelism_set",
   "ts_parallelism",
   "ts_thread_count",
   "ts_library_thread_count",
   "ts_thread_id",
-  "ts_graph_begin",
-  "ts_graph_end",
-  "ts_graph_replay",
-  "ts_graph_node_count",
-  "ts_graph_get_nodes",
-  "ts_graph_keep_for_dump",
-  "ts_graph_dump",
-  "ts_graph_get_handles",
-  "ts_graph_destroy",
-  "ts_capture_wait",
-  "ts_capture_is_active",
-  "ts_store_connect",
-  "ts_store_new_local",
-  "ts_store_free",
-  "ts_store_set",
-  "ts_store_get",
-  "ts_group_new",
-  "ts_group_shutdown",
-  "ts_group_abort",
-  "ts_group_free",
-  "ts_group_get_fault",
-  "ts_group_broadcast",
-  "ts_group_all_reduce",
-  "ts_group_reduce_scatter",
-  "ts_group_all_gather",
-  "ts_group_all_to_all",
-  "ts_group_send",
-  "ts_group_receive",
-  "ts_work_wait",
-  "ts_work_abort",
-  "ts_work_free",
-  "ts_reducer_new",
-  "ts_reducer_free",
-  "ts_reducer_arrange",
-  "ts_reducer_begin",
-  "ts_reducer_join",
-  "ts_reducer_cancel",
-  "ts_reducer_abort",
-  "ts_reducer_get_order",
-  "ts_sanitizer_start",
-  "ts_sanitizer_stop",
-  "ts_sanitizer_take",
-  "ts_gpu_decoder_new",
-  "ts_gpu_decoder_free",
-  "ts_gpu_decoder_head_bytes",
-  "ts_gpu_decoder_run",
-  "ts_gpu_decoder_copy_entries",
-  "ts_gpu_inflater_new",
-  "ts_gpu_inflater_free",
-  "ts_gpu_inflater_head_bytes",
-  "ts_gpu_inflater_run",
-  "ts_gpu_decoder_new_inflating",
-  "ts_gpu_decoder_inflating_head_bytes",
-  "ts_gpu_decoder_run_inflating",
   "ts_trace_start",
   "ts_trace_stop",
   "ts_trace_free",
@@ -917,14 +917,6 @@ static const char* const names[] = {
 
 const char* ts_libtorch_version(void) { return table.ts_libtorch_version(); }
 const char* ts_cuda_version(void) { return table.ts_cuda_version(); }
-int32_t ts_device_count(void) { return table.ts_device_count(); }
-ts_error* ts_device_get_info(int32_t device, ts_device_info* info) { return table.ts_device_get_info(device, info); }
-ts_error* ts_device_get_identity(int32_t device, ts_device_identity* identity) { return table.ts_device_get_identity(device, identity); }
-ts_error* ts_readings_get(const char* pci_bus_id, ts_readings* readings) { return table.ts_readings_get(pci_bus_id, readings); }
-ts_error* ts_device_get_memory(int32_t device, ts_device_memory* memory) { return table.ts_device_get_memory(device, memory); }
-ts_error* ts_device_reset_peak_memory(int32_t device) { return table.ts_device_reset_peak_memory(device); }
-ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible) { return table.ts_device_can_access_peer(device, peer, accessible); }
-ts_error* ts_device_synchronize(int32_t device) { return table.ts_device_synchronize(device); }
 ts_error* ts_allocator_get_stats(int32_t device, ts_allocator_stats* stats) { return table.ts_allocator_get_stats(device, stats); }
 ts_error* ts_allocator_get_limit(int32_t device, double* fraction) { return table.ts_allocator_get_limit(device, fraction); }
 ts_error* ts_allocator_get_settings(char* settings, size_t capacity, size_t* length) { return table.ts_allocator_get_settings(settings, capacity, length); }
@@ -934,6 +926,95 @@ ts_error* ts_allocator_dump(const char* path) { return table.ts_allocator_dump(p
 ts_error* ts_allocator_limit(int32_t device, double fraction) { return table.ts_allocator_limit(device, fraction); }
 ts_error* ts_host_allocator_get_stats(ts_host_stats* stats) { return table.ts_host_allocator_get_stats(stats); }
 ts_error* ts_allocator_empty_cache(void) { return table.ts_allocator_empty_cache(); }
+ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags) { return table.ts_tensor_backward(tensor, gradient, flags); }
+ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return table.ts_tensor_grads(outputs, output_gradients, output_count, inputs, input_count, flags, gradients); }
+ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return table.ts_tensor_get_grad(tensor, gradient); }
+ts_error* ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) { return table.ts_tensor_get_grads(tensors, count, gradients); }
+ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { return table.ts_tensor_set_grad(tensor, gradient); }
+ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return table.ts_tensor_clear_grads(tensors, count); }
+ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return table.ts_tensor_set_requires_grad(tensor, requires_grad); }
+ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) { return table.ts_tensor_forget_accumulators(leaves, count); }
+ts_error* ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count) { return table.ts_tensor_check_leaves(outputs, output_count, leaves, leaf_count); }
+ts_error* ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return table.ts_tensor_add_gradient_hook(tensor, callback, context, hook); }
+ts_error* ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return table.ts_tensor_add_accumulation_hook(tensor, callback, context, hook); }
+void ts_hook_remove(ts_hook* hook) { table.ts_hook_remove(hook); }
+void ts_hook_free(ts_hook* hook) { table.ts_hook_free(hook); }
+ts_error* ts_backward_add_callback(ts_autograd_callback callback, int64_t context) { return table.ts_backward_add_callback(callback, context); }
+ts_error* ts_function_attach(ts_function function, ts_tensor** results) { return table.ts_function_attach(function, results); }
+int32_t ts_callback_depth(void) { return table.ts_callback_depth(); }
+int64_t ts_callbacks_take(int64_t* contexts, int64_t capacity) { return table.ts_callbacks_take(contexts, capacity); }
+int32_t ts_device_count(void) { return table.ts_device_count(); }
+ts_error* ts_device_get_info(int32_t device, ts_device_info* info) { return table.ts_device_get_info(device, info); }
+ts_error* ts_device_get_identity(int32_t device, ts_device_identity* identity) { return table.ts_device_get_identity(device, identity); }
+ts_error* ts_readings_get(const char* pci_bus_id, ts_readings* readings) { return table.ts_readings_get(pci_bus_id, readings); }
+ts_error* ts_device_get_memory(int32_t device, ts_device_memory* memory) { return table.ts_device_get_memory(device, memory); }
+ts_error* ts_device_reset_peak_memory(int32_t device) { return table.ts_device_reset_peak_memory(device); }
+ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible) { return table.ts_device_can_access_peer(device, peer, accessible); }
+ts_error* ts_device_synchronize(int32_t device) { return table.ts_device_synchronize(device); }
+ts_error* ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed) { return table.ts_dlpack_export(tensor, stream, flags, managed); }
+ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed) { return table.ts_dlpack_export_versioned(tensor, stream, flags, managed); }
+ts_error* ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return table.ts_dlpack_import(managed, stream, flags, tensor); }
+ts_error* ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return table.ts_dlpack_import_versioned(managed, stream, flags, tensor); }
+void ts_dlpack_free(struct DLManagedTensor* managed) { table.ts_dlpack_free(managed); }
+void ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed) { table.ts_dlpack_free_versioned(managed); }
+ts_error* ts_event_new(int32_t flags, ts_event** event) { return table.ts_event_new(flags, event); }
+void ts_event_free(ts_event* event) { table.ts_event_free(event); }
+ts_error* ts_event_record(ts_event* event, ts_stream stream) { return table.ts_event_record(event, stream); }
+ts_error* ts_stream_wait_event(ts_stream stream, const ts_event* event) { return table.ts_stream_wait_event(stream, event); }
+ts_error* ts_event_get_handle(const ts_event* event, int32_t* device, uintptr_t* cuda_event) { return table.ts_event_get_handle(event, device, cuda_event); }
+ts_error* ts_event_query(const ts_event* event, bool* done) { return table.ts_event_query(event, done); }
+ts_error* ts_event_synchronize(const ts_event* event) { return table.ts_event_synchronize(event); }
+ts_error* ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64_t* nanoseconds) { return table.ts_event_get_elapsed(start, end, nanoseconds); }
+ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handle) { return table.ts_event_export(event, device, handle); }
+ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** event) { return table.ts_event_import(device, handle, event); }
+ts_error* ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts) { return table.ts_tensor_cast_all(tensors, count, dtype, casts); }
+ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return table.ts_tensor_normalize_images(dst, src, mean, std, channels); }
+ts_error* ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result) { return table.ts_tensor_batch_norm_relu(tensors, momentum, eps, flags, result); }
+ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder) { return table.ts_gpu_decoder_new(device, max_images, staging_bytes, scratch_bytes, decoder); }
+void ts_gpu_decoder_free(ts_gpu_decoder* decoder) { table.ts_gpu_decoder_free(decoder); }
+size_t ts_gpu_decoder_head_bytes(int64_t images) { return table.ts_gpu_decoder_head_bytes(images); }
+ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return table.ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream); }
+ts_error* ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream) { return table.ts_gpu_decoder_copy_entries(decoder, staging, bytes, entries, count, memory, memory_bytes, stream); }
+ts_error* ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder) { return table.ts_gpu_decoder_new_inflating(device, max_images, staging_bytes, scratch_bytes, rooms_bytes, decoder); }
+size_t ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) { return table.ts_gpu_decoder_inflating_head_bytes(images, members); }
+ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return table.ts_gpu_decoder_run_inflating(decoder, staging, bytes, images, count, members, member_count, results, failed, inflated, stream); }
+ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return table.ts_gpu_inflater_new(device, max_ranges, staging_bytes, inflater); }
+void ts_gpu_inflater_free(ts_gpu_inflater* inflater) { table.ts_gpu_inflater_free(inflater); }
+size_t ts_gpu_inflater_head_bytes(int64_t ranges) { return table.ts_gpu_inflater_head_bytes(ranges); }
+ts_error* ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream) { return table.ts_gpu_inflater_run(inflater, staging, bytes, ranges, count, rooms, results, stream); }
+ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** graph) { return table.ts_graph_begin(stream, share, graph); }
+ts_error* ts_graph_end(ts_graph* graph) { return table.ts_graph_end(graph); }
+ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream) { return table.ts_graph_replay(graph, stream); }
+int64_t ts_graph_node_count(const ts_graph* graph) { return table.ts_graph_node_count(graph); }
+ts_error* ts_graph_get_nodes(const ts_graph* graph, ts_graph_nodes* nodes) { return table.ts_graph_get_nodes(graph, nodes); }
+ts_error* ts_graph_keep_for_dump(ts_graph* graph) { return table.ts_graph_keep_for_dump(graph); }
+ts_error* ts_graph_dump(const ts_graph* graph, const char* path, bool verbose) { return table.ts_graph_dump(graph, path, verbose); }
+ts_error* ts_graph_get_handles(const ts_graph* graph, uintptr_t* cuda_graph_exec, uintptr_t* cuda_graph) { return table.ts_graph_get_handles(graph, cuda_graph_exec, cuda_graph); }
+ts_error* ts_graph_destroy(ts_graph* graph) { return table.ts_graph_destroy(graph); }
+ts_error* ts_capture_wait(void) { return table.ts_capture_wait(); }
+ts_error* ts_capture_is_active(bool* active) { return table.ts_capture_is_active(active); }
+ts_error* ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group) { return table.ts_group_new(store, name, rank, size, ranks, device, timeout_nanoseconds, group); }
+ts_error* ts_group_shutdown(ts_group* group) { return table.ts_group_shutdown(group); }
+ts_error* ts_group_abort(ts_group* group) { return table.ts_group_abort(group); }
+void ts_group_free(ts_group* group) { table.ts_group_free(group); }
+ts_error* ts_group_get_fault(ts_group* group, int32_t* fault) { return table.ts_group_get_fault(group, fault); }
+ts_error* ts_group_broadcast(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work) { return table.ts_group_broadcast(group, stream, tensor, root, work); }
+ts_error* ts_group_all_reduce(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work) { return table.ts_group_all_reduce(group, stream, tensor, reduction, work); }
+ts_error* ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work) { return table.ts_group_reduce_scatter(group, stream, output, input, reduction, work); }
+ts_error* ts_group_all_gather(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work) { return table.ts_group_all_gather(group, stream, output, input, work); }
+ts_error* ts_group_all_to_all(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work) { return table.ts_group_all_to_all(group, stream, output, input, output_rows, input_rows, work); }
+ts_error* ts_group_send(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work) { return table.ts_group_send(group, stream, tensor, to, timeout_nanoseconds, work); }
+ts_error* ts_group_receive(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work) { return table.ts_group_receive(group, stream, tensor, from, timeout_nanoseconds, work); }
+ts_error* ts_work_wait(ts_work* work) { return table.ts_work_wait(work); }
+ts_error* ts_work_abort(ts_work* work) { return table.ts_work_abort(work); }
+void ts_work_free(ts_work* work) { table.ts_work_free(work); }
+ts_error* ts_ipc_export(const ts_tensor* tensor, uint8_t* handle, size_t* offset) { return table.ts_ipc_export(tensor, handle, offset); }
+ts_error* ts_ipc_open(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor) { return table.ts_ipc_open(device, handle, offset, sizes, strides, ndim, dtype, lock, tensor); }
+ts_error* ts_tensor_map(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor) { return table.ts_tensor_map(file, offset, sizes, ndim, dtype, tensor); }
+ts_error* ts_memory_observer_new(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer) { return table.ts_memory_observer_new(snapshot_prefix, max_snapshots, observer); }
+void ts_memory_observer_free(ts_memory_observer* observer) { table.ts_memory_observer_free(observer); }
+int32_t ts_memory_observer_fd(const ts_memory_observer* observer) { return table.ts_memory_observer_fd(observer); }
+ts_error* ts_memory_observer_take(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count) { return table.ts_memory_observer_take(observer, entries, capacity, count); }
 ts_error* ts_memory_pool_new(int32_t device, ts_memory_pool** pool) { return table.ts_memory_pool_new(device, pool); }
 ts_error* ts_memory_pool_destroy(ts_memory_pool* pool) { return table.ts_memory_pool_destroy(pool); }
 ts_error* ts_memory_pool_enter(ts_memory_pool* pool) { return table.ts_memory_pool_enter(pool); }
@@ -941,10 +1022,61 @@ ts_error* ts_memory_pool_exit(ts_memory_pool* pool) { return table.ts_memory_poo
 ts_error* ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved, size_t* allocated) { return table.ts_memory_pool_get_bytes(pool, reserved, allocated); }
 ts_error* ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count) { return table.ts_allocator_get_pools(device, pools, capacity, count); }
 ts_error* ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) { return table.ts_memory_pool_get_stats(pool, stats); }
-ts_error* ts_memory_observer_new(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer) { return table.ts_memory_observer_new(snapshot_prefix, max_snapshots, observer); }
-void ts_memory_observer_free(ts_memory_observer* observer) { table.ts_memory_observer_free(observer); }
-int32_t ts_memory_observer_fd(const ts_memory_observer* observer) { return table.ts_memory_observer_fd(observer); }
-ts_error* ts_memory_observer_take(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count) { return table.ts_memory_observer_take(observer, entries, capacity, count); }
+ts_error* ts_notifier_new(ts_notifier** notifier) { return table.ts_notifier_new(notifier); }
+void ts_notifier_free(ts_notifier* notifier) { table.ts_notifier_free(notifier); }
+int32_t ts_notifier_fd(const ts_notifier* notifier) { return table.ts_notifier_fd(notifier); }
+ts_error* ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int64_t capacity, int64_t* count) { return table.ts_notifier_take(notifier, tokens, capacity, count); }
+ts_error* ts_notifier_post(ts_notifier* notifier, uint64_t token) { return table.ts_notifier_post(notifier, token); }
+ts_error* ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t token) { return table.ts_stream_notify(stream, notifier, token); }
+ts_error* ts_numerics_set(int32_t flags) { return table.ts_numerics_set(flags); }
+ts_error* ts_numerics_get(int32_t* flags) { return table.ts_numerics_get(flags); }
+ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return table.ts_operator_find(name, overload, op); }
+const char* ts_operator_schema(const ts_operator* op) { return table.ts_operator_schema(op); }
+ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return table.ts_operator_call(op, arguments, tensors, tensor_count, flags, results, capacity, count); }
+ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result) { return table.ts_operator_call_one(op, args, tensors, ints, counts, result); }
+ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count) { return table.ts_operator_call_list(op, arguments, tensors, tensor_count, flags, results, capacity, list, count); }
+void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) { table.ts_tensor_list_take(list, tensors); }
+ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return table.ts_operator_call_results(op, arguments, tensors, tensor_count, flags, results, size); }
+void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) { table.ts_results_take(results, args, tensors, ints); }
+ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned) { return table.ts_pinned_new(bytes, pinned); }
+ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned) { return table.ts_pinned_register(data, bytes, pinned); }
+ts_error* ts_pinned_destroy(ts_pinned* pinned) { return table.ts_pinned_destroy(pinned); }
+uint8_t* ts_pinned_data(const ts_pinned* pinned) { return table.ts_pinned_data(pinned); }
+size_t ts_pinned_size(const ts_pinned* pinned) { return table.ts_pinned_size(pinned); }
+size_t ts_pinned_live_bytes(void) { return table.ts_pinned_live_bytes(); }
+ts_error* ts_random_seed(uint64_t seed) { return table.ts_random_seed(seed); }
+ts_error* ts_random_get_state(int32_t device, ts_tensor** state) { return table.ts_random_get_state(device, state); }
+ts_error* ts_random_set_state(int32_t device, const ts_tensor* state) { return table.ts_random_set_state(device, state); }
+ts_error* ts_generator_new(int32_t device, uint64_t seed, ts_generator** generator) { return table.ts_generator_new(device, seed, generator); }
+ts_error* ts_generator_new_default(int32_t device, ts_generator** generator) { return table.ts_generator_new_default(device, generator); }
+void ts_generator_free(ts_generator* generator) { table.ts_generator_free(generator); }
+ts_error* ts_generator_get_seed(const ts_generator* generator, uint64_t* seed) { return table.ts_generator_get_seed(generator, seed); }
+ts_error* ts_generator_set_seed(ts_generator* generator, uint64_t seed) { return table.ts_generator_set_seed(generator, seed); }
+ts_error* ts_generator_get_offset(const ts_generator* generator, uint64_t* offset) { return table.ts_generator_get_offset(generator, offset); }
+ts_error* ts_generator_set_offset(ts_generator* generator, uint64_t offset) { return table.ts_generator_set_offset(generator, offset); }
+ts_error* ts_generator_get_state(const ts_generator* generator, ts_tensor** state) { return table.ts_generator_get_state(generator, state); }
+ts_error* ts_generator_set_state(ts_generator* generator, const ts_tensor* state) { return table.ts_generator_set_state(generator, state); }
+const int32_t* ts_range_listeners(void) { return table.ts_range_listeners(); }
+ts_error* ts_range_start(const char* name, uint64_t* range) { return table.ts_range_start(name, range); }
+ts_error* ts_range_end(uint64_t range) { return table.ts_range_end(range); }
+ts_error* ts_range_mark(const char* name) { return table.ts_range_mark(name); }
+ts_error* ts_reducer_new(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer) { return table.ts_reducer_new(group, stream, parameters, count, dtype, reducer); }
+void ts_reducer_free(ts_reducer* reducer) { table.ts_reducer_free(reducer); }
+ts_error* ts_reducer_arrange(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count) { return table.ts_reducer_arrange(reducer, order, ends, bucket_count); }
+ts_error* ts_reducer_begin(ts_reducer* reducer) { return table.ts_reducer_begin(reducer); }
+ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused) { return table.ts_reducer_join(reducer, unused); }
+ts_error* ts_reducer_cancel(ts_reducer* reducer) { return table.ts_reducer_cancel(reducer); }
+ts_error* ts_reducer_abort(ts_reducer* reducer) { return table.ts_reducer_abort(reducer); }
+ts_error* ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count) { return table.ts_reducer_get_order(reducer, order, count); }
+ts_error* ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents) { return table.ts_tensor_get_extents(tensors, count, extents); }
+ts_error* ts_sanitizer_start(void) { return table.ts_sanitizer_start(); }
+void ts_sanitizer_stop(void) { table.ts_sanitizer_stop(); }
+int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { return table.ts_sanitizer_take(entries, capacity); }
+ts_error* ts_store_connect(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store) { return table.ts_store_connect(host, port, serve, prefix, timeout_nanoseconds, store); }
+ts_error* ts_store_new_local(int64_t timeout_nanoseconds, ts_store** store) { return table.ts_store_new_local(timeout_nanoseconds, store); }
+void ts_store_free(ts_store* store) { table.ts_store_free(store); }
+ts_error* ts_store_set(ts_store* store, const char* key, const uint8_t* data, size_t bytes) { return table.ts_store_set(store, key, data, bytes); }
+ts_error* ts_store_get(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes) { return table.ts_store_get(store, key, data, capacity, bytes); }
 ts_error* ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* stream) { return table.ts_stream_from_pool(device, priority, stream); }
 ts_error* ts_stream_from_handle(uintptr_t cuda_stream, int32_t device, ts_stream* stream) { return table.ts_stream_from_handle(cuda_stream, device, stream); }
 ts_error* ts_stream_forget(ts_stream stream) { return table.ts_stream_forget(stream); }
@@ -967,32 +1099,6 @@ ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int64_t count) { r
 ts_error* ts_stream_join(ts_stream into, const ts_stream* from, int64_t count) { return table.ts_stream_join(into, from, count); }
 ts_error* ts_stream_guard_enter(ts_stream stream, ts_stream_guard* guard) { return table.ts_stream_guard_enter(stream, guard); }
 ts_error* ts_stream_guard_exit(ts_stream_guard guard) { return table.ts_stream_guard_exit(guard); }
-ts_error* ts_event_new(int32_t flags, ts_event** event) { return table.ts_event_new(flags, event); }
-void ts_event_free(ts_event* event) { table.ts_event_free(event); }
-ts_error* ts_event_record(ts_event* event, ts_stream stream) { return table.ts_event_record(event, stream); }
-ts_error* ts_stream_wait_event(ts_stream stream, const ts_event* event) { return table.ts_stream_wait_event(stream, event); }
-ts_error* ts_event_get_handle(const ts_event* event, int32_t* device, uintptr_t* cuda_event) { return table.ts_event_get_handle(event, device, cuda_event); }
-ts_error* ts_event_query(const ts_event* event, bool* done) { return table.ts_event_query(event, done); }
-ts_error* ts_event_synchronize(const ts_event* event) { return table.ts_event_synchronize(event); }
-ts_error* ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64_t* nanoseconds) { return table.ts_event_get_elapsed(start, end, nanoseconds); }
-ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handle) { return table.ts_event_export(event, device, handle); }
-ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** event) { return table.ts_event_import(device, handle, event); }
-ts_error* ts_notifier_new(ts_notifier** notifier) { return table.ts_notifier_new(notifier); }
-void ts_notifier_free(ts_notifier* notifier) { table.ts_notifier_free(notifier); }
-int32_t ts_notifier_fd(const ts_notifier* notifier) { return table.ts_notifier_fd(notifier); }
-ts_error* ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int64_t capacity, int64_t* count) { return table.ts_notifier_take(notifier, tokens, capacity, count); }
-ts_error* ts_notifier_post(ts_notifier* notifier, uint64_t token) { return table.ts_notifier_post(notifier, token); }
-ts_error* ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t token) { return table.ts_stream_notify(stream, notifier, token); }
-const int32_t* ts_range_listeners(void) { return table.ts_range_listeners(); }
-ts_error* ts_range_start(const char* name, uint64_t* range) { return table.ts_range_start(name, range); }
-ts_error* ts_range_end(uint64_t range) { return table.ts_range_end(range); }
-ts_error* ts_range_mark(const char* name) { return table.ts_range_mark(name); }
-ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned) { return table.ts_pinned_new(bytes, pinned); }
-ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned) { return table.ts_pinned_register(data, bytes, pinned); }
-ts_error* ts_pinned_destroy(ts_pinned* pinned) { return table.ts_pinned_destroy(pinned); }
-uint8_t* ts_pinned_data(const ts_pinned* pinned) { return table.ts_pinned_data(pinned); }
-size_t ts_pinned_size(const ts_pinned* pinned) { return table.ts_pinned_size(pinned); }
-size_t ts_pinned_live_bytes(void) { return table.ts_pinned_live_bytes(); }
 ts_error* ts_tensor_new(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t device, int32_t memory_format, ts_tensor** tensor) { return table.ts_tensor_new(sizes, ndim, dtype, device, memory_format, tensor); }
 ts_error* ts_tensor_new_pinned(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t memory_format, ts_tensor** tensor) { return table.ts_tensor_new_pinned(sizes, ndim, dtype, memory_format, tensor); }
 ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor) { return table.ts_tensor_from_data(data, bytes, sizes, ndim, dtype, tensor); }
@@ -1011,7 +1117,6 @@ ts_error* ts_tensor_set_lent(const ts_tensor* tensor, bool lent) { return table.
 ts_error* ts_tensor_is_lent(const ts_tensor* tensor, bool* lent) { return table.ts_tensor_is_lent(tensor, lent); }
 ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking) { return table.ts_tensor_copy(dst, src, non_blocking); }
 ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking, ts_tensor** result) { return table.ts_tensor_to(tensor, device, dtype, non_blocking, result); }
-ts_error* ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts) { return table.ts_tensor_cast_all(tensors, count, dtype, casts); }
 ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) { return table.ts_tensor_read(tensor, data, bytes); }
 ts_error* ts_tensor_get_item(const ts_tensor* tensor, double* value) { return table.ts_tensor_get_item(tensor, value); }
 ts_error* ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value) { return table.ts_tensor_get_item_int(tensor, value); }
@@ -1019,116 +1124,11 @@ ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream) { r
 ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) { return table.ts_tensor_resize_storage(tensor, bytes); }
 ts_error* ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done) { return table.ts_tensor_copy_batch(stream, after, dst, src, count, done); }
 ts_error* ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count) { return table.ts_tensor_copy_peer(dst_stream, dst, src_stream, src, count); }
-ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return table.ts_tensor_normalize_images(dst, src, mean, std, channels); }
-ts_error* ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, double eps, int32_t flags, ts_tensor** result) { return table.ts_tensor_batch_norm_relu(tensors, momentum, eps, flags, result); }
-ts_error* ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed) { return table.ts_dlpack_export(tensor, stream, flags, managed); }
-ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed) { return table.ts_dlpack_export_versioned(tensor, stream, flags, managed); }
-ts_error* ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return table.ts_dlpack_import(managed, stream, flags, tensor); }
-ts_error* ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return table.ts_dlpack_import_versioned(managed, stream, flags, tensor); }
-void ts_dlpack_free(struct DLManagedTensor* managed) { table.ts_dlpack_free(managed); }
-void ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed) { table.ts_dlpack_free_versioned(managed); }
-ts_error* ts_ipc_export(const ts_tensor* tensor, uint8_t* handle, size_t* offset) { return table.ts_ipc_export(tensor, handle, offset); }
-ts_error* ts_ipc_open(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor) { return table.ts_ipc_open(device, handle, offset, sizes, strides, ndim, dtype, lock, tensor); }
-ts_error* ts_tensor_map(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor) { return table.ts_tensor_map(file, offset, sizes, ndim, dtype, tensor); }
-ts_error* ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents) { return table.ts_tensor_get_extents(tensors, count, extents); }
-ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return table.ts_operator_find(name, overload, op); }
-const char* ts_operator_schema(const ts_operator* op) { return table.ts_operator_schema(op); }
-ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return table.ts_operator_call(op, arguments, tensors, tensor_count, flags, results, capacity, count); }
-ts_error* ts_operator_call_one(const ts_operator* op, const ts_arg* args, ts_tensor* const* tensors, const int64_t* ints, ts_call_counts counts, ts_tensor** result) { return table.ts_operator_call_one(op, args, tensors, ints, counts, result); }
-ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, ts_tensor_list** list, int64_t* count) { return table.ts_operator_call_list(op, arguments, tensors, tensor_count, flags, results, capacity, list, count); }
-void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) { table.ts_tensor_list_take(list, tensors); }
-ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return table.ts_operator_call_results(op, arguments, tensors, tensor_count, flags, results, size); }
-void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) { table.ts_results_take(results, args, tensors, ints); }
-ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, int32_t flags) { return table.ts_tensor_backward(tensor, gradient, flags); }
-ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return table.ts_tensor_grads(outputs, output_gradients, output_count, inputs, input_count, flags, gradients); }
-ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return table.ts_tensor_get_grad(tensor, gradient); }
-ts_error* ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tensor** gradients) { return table.ts_tensor_get_grads(tensors, count, gradients); }
-ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { return table.ts_tensor_set_grad(tensor, gradient); }
-ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return table.ts_tensor_clear_grads(tensors, count); }
-ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return table.ts_tensor_set_requires_grad(tensor, requires_grad); }
-ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) { return table.ts_tensor_forget_accumulators(leaves, count); }
-ts_error* ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count) { return table.ts_tensor_check_leaves(outputs, output_count, leaves, leaf_count); }
-ts_error* ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return table.ts_tensor_add_gradient_hook(tensor, callback, context, hook); }
-ts_error* ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return table.ts_tensor_add_accumulation_hook(tensor, callback, context, hook); }
-void ts_hook_remove(ts_hook* hook) { table.ts_hook_remove(hook); }
-void ts_hook_free(ts_hook* hook) { table.ts_hook_free(hook); }
-ts_error* ts_backward_add_callback(ts_autograd_callback callback, int64_t context) { return table.ts_backward_add_callback(callback, context); }
-ts_error* ts_function_attach(ts_function function, ts_tensor** results) { return table.ts_function_attach(function, results); }
-int32_t ts_callback_depth(void) { return table.ts_callback_depth(); }
-int64_t ts_callbacks_take(int64_t* contexts, int64_t capacity) { return table.ts_callbacks_take(contexts, capacity); }
-ts_error* ts_random_seed(uint64_t seed) { return table.ts_random_seed(seed); }
-ts_error* ts_random_get_state(int32_t device, ts_tensor** state) { return table.ts_random_get_state(device, state); }
-ts_error* ts_random_set_state(int32_t device, const ts_tensor* state) { return table.ts_random_set_state(device, state); }
-ts_error* ts_generator_new(int32_t device, uint64_t seed, ts_generator** generator) { return table.ts_generator_new(device, seed, generator); }
-ts_error* ts_generator_new_default(int32_t device, ts_generator** generator) { return table.ts_generator_new_default(device, generator); }
-void ts_generator_free(ts_generator* generator) { table.ts_generator_free(generator); }
-ts_error* ts_generator_get_seed(const ts_generator* generator, uint64_t* seed) { return table.ts_generator_get_seed(generator, seed); }
-ts_error* ts_generator_set_seed(ts_generator* generator, uint64_t seed) { return table.ts_generator_set_seed(generator, seed); }
-ts_error* ts_generator_get_offset(const ts_generator* generator, uint64_t* offset) { return table.ts_generator_get_offset(generator, offset); }
-ts_error* ts_generator_set_offset(ts_generator* generator, uint64_t offset) { return table.ts_generator_set_offset(generator, offset); }
-ts_error* ts_generator_get_state(const ts_generator* generator, ts_tensor** state) { return table.ts_generator_get_state(generator, state); }
-ts_error* ts_generator_set_state(ts_generator* generator, const ts_tensor* state) { return table.ts_generator_set_state(generator, state); }
-ts_error* ts_numerics_set(int32_t flags) { return table.ts_numerics_set(flags); }
-ts_error* ts_numerics_get(int32_t* flags) { return table.ts_numerics_get(flags); }
 ts_error* ts_parallelism_set(int32_t threads) { return table.ts_parallelism_set(threads); }
 int32_t ts_parallelism(void) { return table.ts_parallelism(); }
 int64_t ts_thread_count(void) { return table.ts_thread_count(); }
 int64_t ts_library_thread_count(void) { return table.ts_library_thread_count(); }
 int64_t ts_thread_id(void) { return table.ts_thread_id(); }
-ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** graph) { return table.ts_graph_begin(stream, share, graph); }
-ts_error* ts_graph_end(ts_graph* graph) { return table.ts_graph_end(graph); }
-ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream) { return table.ts_graph_replay(graph, stream); }
-int64_t ts_graph_node_count(const ts_graph* graph) { return table.ts_graph_node_count(graph); }
-ts_error* ts_graph_get_nodes(const ts_graph* graph, ts_graph_nodes* nodes) { return table.ts_graph_get_nodes(graph, nodes); }
-ts_error* ts_graph_keep_for_dump(ts_graph* graph) { return table.ts_graph_keep_for_dump(graph); }
-ts_error* ts_graph_dump(const ts_graph* graph, const char* path, bool verbose) { return table.ts_graph_dump(graph, path, verbose); }
-ts_error* ts_graph_get_handles(const ts_graph* graph, uintptr_t* cuda_graph_exec, uintptr_t* cuda_graph) { return table.ts_graph_get_handles(graph, cuda_graph_exec, cuda_graph); }
-ts_error* ts_graph_destroy(ts_graph* graph) { return table.ts_graph_destroy(graph); }
-ts_error* ts_capture_wait(void) { return table.ts_capture_wait(); }
-ts_error* ts_capture_is_active(bool* active) { return table.ts_capture_is_active(active); }
-ts_error* ts_store_connect(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store) { return table.ts_store_connect(host, port, serve, prefix, timeout_nanoseconds, store); }
-ts_error* ts_store_new_local(int64_t timeout_nanoseconds, ts_store** store) { return table.ts_store_new_local(timeout_nanoseconds, store); }
-void ts_store_free(ts_store* store) { table.ts_store_free(store); }
-ts_error* ts_store_set(ts_store* store, const char* key, const uint8_t* data, size_t bytes) { return table.ts_store_set(store, key, data, bytes); }
-ts_error* ts_store_get(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes) { return table.ts_store_get(store, key, data, capacity, bytes); }
-ts_error* ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group) { return table.ts_group_new(store, name, rank, size, ranks, device, timeout_nanoseconds, group); }
-ts_error* ts_group_shutdown(ts_group* group) { return table.ts_group_shutdown(group); }
-ts_error* ts_group_abort(ts_group* group) { return table.ts_group_abort(group); }
-void ts_group_free(ts_group* group) { table.ts_group_free(group); }
-ts_error* ts_group_get_fault(ts_group* group, int32_t* fault) { return table.ts_group_get_fault(group, fault); }
-ts_error* ts_group_broadcast(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work) { return table.ts_group_broadcast(group, stream, tensor, root, work); }
-ts_error* ts_group_all_reduce(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work) { return table.ts_group_all_reduce(group, stream, tensor, reduction, work); }
-ts_error* ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work) { return table.ts_group_reduce_scatter(group, stream, output, input, reduction, work); }
-ts_error* ts_group_all_gather(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work) { return table.ts_group_all_gather(group, stream, output, input, work); }
-ts_error* ts_group_all_to_all(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work) { return table.ts_group_all_to_all(group, stream, output, input, output_rows, input_rows, work); }
-ts_error* ts_group_send(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work) { return table.ts_group_send(group, stream, tensor, to, timeout_nanoseconds, work); }
-ts_error* ts_group_receive(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work) { return table.ts_group_receive(group, stream, tensor, from, timeout_nanoseconds, work); }
-ts_error* ts_work_wait(ts_work* work) { return table.ts_work_wait(work); }
-ts_error* ts_work_abort(ts_work* work) { return table.ts_work_abort(work); }
-void ts_work_free(ts_work* work) { table.ts_work_free(work); }
-ts_error* ts_reducer_new(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer) { return table.ts_reducer_new(group, stream, parameters, count, dtype, reducer); }
-void ts_reducer_free(ts_reducer* reducer) { table.ts_reducer_free(reducer); }
-ts_error* ts_reducer_arrange(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count) { return table.ts_reducer_arrange(reducer, order, ends, bucket_count); }
-ts_error* ts_reducer_begin(ts_reducer* reducer) { return table.ts_reducer_begin(reducer); }
-ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused) { return table.ts_reducer_join(reducer, unused); }
-ts_error* ts_reducer_cancel(ts_reducer* reducer) { return table.ts_reducer_cancel(reducer); }
-ts_error* ts_reducer_abort(ts_reducer* reducer) { return table.ts_reducer_abort(reducer); }
-ts_error* ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count) { return table.ts_reducer_get_order(reducer, order, count); }
-ts_error* ts_sanitizer_start(void) { return table.ts_sanitizer_start(); }
-void ts_sanitizer_stop(void) { table.ts_sanitizer_stop(); }
-int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { return table.ts_sanitizer_take(entries, capacity); }
-ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder) { return table.ts_gpu_decoder_new(device, max_images, staging_bytes, scratch_bytes, decoder); }
-void ts_gpu_decoder_free(ts_gpu_decoder* decoder) { table.ts_gpu_decoder_free(decoder); }
-size_t ts_gpu_decoder_head_bytes(int64_t images) { return table.ts_gpu_decoder_head_bytes(images); }
-ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return table.ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream); }
-ts_error* ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* staging, size_t bytes, const ts_gpu_decode_entries* entries, int64_t count, uint8_t* memory, size_t memory_bytes, ts_stream stream) { return table.ts_gpu_decoder_copy_entries(decoder, staging, bytes, entries, count, memory, memory_bytes, stream); }
-ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return table.ts_gpu_inflater_new(device, max_ranges, staging_bytes, inflater); }
-void ts_gpu_inflater_free(ts_gpu_inflater* inflater) { table.ts_gpu_inflater_free(inflater); }
-size_t ts_gpu_inflater_head_bytes(int64_t ranges) { return table.ts_gpu_inflater_head_bytes(ranges); }
-ts_error* ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream) { return table.ts_gpu_inflater_run(inflater, staging, bytes, ranges, count, rooms, results, stream); }
-ts_error* ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder) { return table.ts_gpu_decoder_new_inflating(device, max_images, staging_bytes, scratch_bytes, rooms_bytes, decoder); }
-size_t ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) { return table.ts_gpu_decoder_inflating_head_bytes(images, members); }
-ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return table.ts_gpu_decoder_run_inflating(decoder, staging, bytes, images, count, members, member_count, results, failed, inflated, stream); }
 ts_error* ts_trace_start(int32_t flags) { return table.ts_trace_start(flags); }
 ts_error* ts_trace_stop(ts_trace** trace) { return table.ts_trace_stop(trace); }
 void ts_trace_free(ts_trace* trace) { table.ts_trace_free(trace); }

@@ -12,6 +12,9 @@
 TS_API char torchstream_imagecapi_absent;
 
 static const char* absent_ts_jpeg_version(void) { return ""; }
+static ts_error* absent_ts_augmenter_new(ts_augmenter** augmenter) { return (ts_error*)&torchstream_imagecapi_absent; }
+static void absent_ts_augmenter_free(ts_augmenter* augmenter) {}
+static ts_error* absent_ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count) { return (ts_error*)&torchstream_imagecapi_absent; }
 static int32_t absent_ts_error_code(const ts_error* error) { return 0; }
 static const char* absent_ts_error_message(const ts_error* error) { return ""; }
 static int64_t absent_ts_error_offset(const ts_error* error) { return 0; }
@@ -23,10 +26,12 @@ static void absent_ts_image_decoder_free(ts_image_decoder* decoder) {}
 static ts_error* absent_ts_image_decoder_set_damage(ts_image_decoder* decoder, int32_t damage) { return (ts_error*)&torchstream_imagecapi_absent; }
 static const char* absent_ts_image_decoder_tolerated(const ts_image_decoder* decoder) { return ""; }
 static ts_error* absent_ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return (ts_error*)&torchstream_imagecapi_absent; }
-static ts_error* absent_ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -34,11 +39,6 @@ static ts_error* absent_ts_image_pack_entries(const ts_image_search* search, con
 static ts_error* absent_ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests) { return (ts_error*)&torchstream_imagecapi_absent; }
-static ts_error* absent_ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return (ts_error*)&torchstream_imagecapi_absent; }
-static ts_error* absent_ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return (ts_error*)&torchstream_imagecapi_absent; }
-static ts_error* absent_ts_augmenter_new(ts_augmenter** augmenter) { return (ts_error*)&torchstream_imagecapi_absent; }
-static void absent_ts_augmenter_free(ts_augmenter* augmenter) {}
-static ts_error* absent_ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_inflater_new(size_t spacing, ts_inflater** inflater) { return (ts_error*)&torchstream_imagecapi_absent; }
 static void absent_ts_inflater_free(ts_inflater* inflater) {}
@@ -48,6 +48,9 @@ static ts_error* absent_ts_inflater_get_checkpoint(ts_inflater* inflater, ts_inf
 
 static struct {
   const char* (*ts_jpeg_version)(void);
+  ts_error* (*ts_augmenter_new)(ts_augmenter** augmenter);
+  void (*ts_augmenter_free)(ts_augmenter* augmenter);
+  ts_error* (*ts_augmenter_run)(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count);
   int32_t (*ts_error_code)(const ts_error* error);
   const char* (*ts_error_message)(const ts_error* error);
   int64_t (*ts_error_offset)(const ts_error* error);
@@ -59,10 +62,12 @@ static struct {
   ts_error* (*ts_image_decoder_set_damage)(ts_image_decoder* decoder, int32_t damage);
   const char* (*ts_image_decoder_tolerated)(const ts_image_decoder* decoder);
   ts_error* (*ts_image_decode)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride);
+  ts_error* (*ts_image_transcode)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written);
+  ts_error* (*ts_image_decoder_get_stats)(const ts_image_decoder* decoder, ts_image_decoder_stats* stats);
+  ts_error* (*ts_image_resize)(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride);
   ts_error* (*ts_image_make_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_decode_make_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_decode_with_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof);
-  ts_error* (*ts_image_transcode)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written);
   ts_error* (*ts_image_plan_segments)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_plan_append)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned);
   ts_error* (*ts_image_plan_scan)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned);
@@ -70,11 +75,6 @@ static struct {
   ts_error* (*ts_image_plan_head)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_plan_part)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part);
   ts_error* (*ts_image_digest_pieces)(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests);
-  ts_error* (*ts_image_decoder_get_stats)(const ts_image_decoder* decoder, ts_image_decoder_stats* stats);
-  ts_error* (*ts_image_resize)(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride);
-  ts_error* (*ts_augmenter_new)(ts_augmenter** augmenter);
-  void (*ts_augmenter_free)(ts_augmenter* augmenter);
-  ts_error* (*ts_augmenter_run)(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count);
   ts_error* (*ts_image_plan_augment)(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned);
   ts_error* (*ts_inflater_new)(size_t spacing, ts_inflater** inflater);
   void (*ts_inflater_free)(ts_inflater* inflater);
@@ -83,6 +83,9 @@ static struct {
   ts_error* (*ts_inflater_get_checkpoint)(ts_inflater* inflater, ts_inflate_checkpoint* checkpoint);
 } table = {
   absent_ts_jpeg_version,
+  absent_ts_augmenter_new,
+  absent_ts_augmenter_free,
+  absent_ts_augmenter_run,
   absent_ts_error_code,
   absent_ts_error_message,
   absent_ts_error_offset,
@@ -94,10 +97,12 @@ static struct {
   absent_ts_image_decoder_set_damage,
   absent_ts_image_decoder_tolerated,
   absent_ts_image_decode,
+  absent_ts_image_transcode,
+  absent_ts_image_decoder_get_stats,
+  absent_ts_image_resize,
   absent_ts_image_make_entries,
   absent_ts_image_decode_make_entries,
   absent_ts_image_decode_with_entries,
-  absent_ts_image_transcode,
   absent_ts_image_plan_segments,
   absent_ts_image_plan_append,
   absent_ts_image_plan_scan,
@@ -105,11 +110,6 @@ static struct {
   absent_ts_image_plan_head,
   absent_ts_image_plan_part,
   absent_ts_image_digest_pieces,
-  absent_ts_image_decoder_get_stats,
-  absent_ts_image_resize,
-  absent_ts_augmenter_new,
-  absent_ts_augmenter_free,
-  absent_ts_augmenter_run,
   absent_ts_image_plan_augment,
   absent_ts_inflater_new,
   absent_ts_inflater_free,
@@ -120,6 +120,9 @@ static struct {
 
 static const char* const names[] = {
   "ts_jpeg_version",
+  "ts_augmenter_new",
+  "ts_augmenter_free",
+  "ts_augmenter_run",
   "ts_error_code",
   "ts_error_message",
   "ts_error_offset",
@@ -131,10 +134,12 @@ static const char* const names[] = {
   "ts_image_decoder_set_damage",
   "ts_image_decoder_tolerated",
   "ts_image_decode",
+  "ts_image_transcode",
+  "ts_image_decoder_get_stats",
+  "ts_image_resize",
   "ts_image_make_entries",
   "ts_image_decode_make_entries",
   "ts_image_decode_with_entries",
-  "ts_image_transcode",
   "ts_image_plan_segments",
   "ts_image_plan_append",
   "ts_image_plan_scan",
@@ -142,11 +147,6 @@ static const char* const names[] = {
   "ts_image_plan_head",
   "ts_image_plan_part",
   "ts_image_digest_pieces",
-  "ts_image_decoder_get_stats",
-  "ts_image_resize",
-  "ts_augmenter_new",
-  "ts_augmenter_free",
-  "ts_augmenter_run",
   "ts_image_plan_augment",
   "ts_inflater_new",
   "ts_inflater_free",
@@ -156,6 +156,9 @@ static const char* const names[] = {
 };
 
 const char* ts_jpeg_version(void) { return table.ts_jpeg_version(); }
+ts_error* ts_augmenter_new(ts_augmenter** augmenter) { return table.ts_augmenter_new(augmenter); }
+void ts_augmenter_free(ts_augmenter* augmenter) { table.ts_augmenter_free(augmenter); }
+ts_error* ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count) { return table.ts_augmenter_run(augmenter, pixels, width, height, stride, ops, count); }
 int32_t ts_error_code(const ts_error* error) { return table.ts_error_code(error); }
 const char* ts_error_message(const ts_error* error) { return table.ts_error_message(error); }
 int64_t ts_error_offset(const ts_error* error) { return table.ts_error_offset(error); }
@@ -167,10 +170,12 @@ void ts_image_decoder_free(ts_image_decoder* decoder) { table.ts_image_decoder_f
 ts_error* ts_image_decoder_set_damage(ts_image_decoder* decoder, int32_t damage) { return table.ts_image_decoder_set_damage(decoder, damage); }
 const char* ts_image_decoder_tolerated(const ts_image_decoder* decoder) { return table.ts_image_decoder_tolerated(decoder); }
 ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride) { return table.ts_image_decode(decoder, data, bytes, geometry, dst, stride); }
+ts_error* ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return table.ts_image_transcode(decoder, data, bytes, buffer, capacity, written); }
+ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return table.ts_image_decoder_get_stats(decoder, stats); }
+ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return table.ts_image_resize(decoder, src, width, height, src_stride, geometry, dst, dst_stride); }
 ts_error* ts_image_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_make_entries(decoder, data, bytes, buffer, made); }
 ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_decode_make_entries(decoder, data, bytes, geometry, dst, stride, buffer, made); }
 ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return table.ts_image_decode_with_entries(decoder, data, bytes, geometry, entries, dst, stride, proof); }
-ts_error* ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return table.ts_image_transcode(decoder, data, bytes, buffer, capacity, written); }
 ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_segments(decoder, data, bytes, geometry, entries, proof, buffer, capacity, planned); }
 ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) { return table.ts_image_plan_append(decoder, data, bytes, geometry, entries, proof, plans, at, planned); }
 ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_plans plans, ts_image_search* search, size_t* at, size_t* planned) { return table.ts_image_plan_scan(decoder, data, bytes, geometry, plans, search, at, planned); }
@@ -178,11 +183,6 @@ ts_error* ts_image_pack_entries(const ts_image_search* search, const uint8_t* fo
 ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_head(decoder, head, geometry, entries, buffer, capacity, planned); }
 ts_error* ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part) { return table.ts_image_plan_part(decoder, head, geometry, entries, piece, plans, part); }
 ts_error* ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests) { return table.ts_image_digest_pieces(data, bytes, piece, digests); }
-ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return table.ts_image_decoder_get_stats(decoder, stats); }
-ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return table.ts_image_resize(decoder, src, width, height, src_stride, geometry, dst, dst_stride); }
-ts_error* ts_augmenter_new(ts_augmenter** augmenter) { return table.ts_augmenter_new(augmenter); }
-void ts_augmenter_free(ts_augmenter* augmenter) { table.ts_augmenter_free(augmenter); }
-ts_error* ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops, int64_t count) { return table.ts_augmenter_run(augmenter, pixels, width, height, stride, ops, count); }
 ts_error* ts_image_plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned) { return table.ts_image_plan_augment(buffer, capacity, ops, count, planned); }
 ts_error* ts_inflater_new(size_t spacing, ts_inflater** inflater) { return table.ts_inflater_new(spacing, inflater); }
 void ts_inflater_free(ts_inflater* inflater) { table.ts_inflater_free(inflater); }

@@ -3,6 +3,9 @@
 //
 //	go run ../trampoline FOLDER HEADER...
 //
+// A HEADER stands for itself and for the headers in the folder torchstream beside it that it
+// includes, one for each noun.
+//
 // For each function of the headers that the Go files of the package in FOLDER call, the file
 // FOLDER/table_gen.c has a definition with the same name, which jumps to an entry of a table. So
 // cgo and Go see functions that are linked as usual. A call costs one indirect jump, as it does
@@ -52,6 +55,27 @@ var (
 	lastName    = regexp.MustCompile(`(\w+)$`)
 	call        = regexp.MustCompile(`\b(?:C\.|return )(ts_\w+)\(`) // in Go, or in a C function in front of it
 )
+
+// part matches the include of a header of one noun.
+var part = regexp.MustCompile(`(?m)^#include "(torchstream/\w+\.h)"$`)
+
+// whole returns the text of a header and of the parts that it includes. Parts include others, also
+// of another header, which whole leaves out.
+func whole(header string) (string, error) {
+	text, err := os.ReadFile(header)
+	if err != nil {
+		return "", err
+	}
+	all := string(text)
+	for _, m := range part.FindAllStringSubmatch(all, -1) {
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(header), m[1]))
+		if err != nil {
+			return "", err
+		}
+		all += string(text)
+	}
+	return all, nil
+}
 
 // functions returns the functions that a header declares.
 func functions(header string) ([]function, error) {
@@ -107,11 +131,11 @@ func generate(folder string, headers []string) ([]byte, error) {
 	var all []function
 	var includes []string
 	for _, header := range headers {
-		text, err := os.ReadFile(header)
+		text, err := whole(header)
 		if err != nil {
 			return nil, err
 		}
-		found, err := functions(string(text))
+		found, err := functions(text)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", header, err)
 		}

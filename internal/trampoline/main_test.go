@@ -2,7 +2,11 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -57,5 +61,43 @@ TS_API ts_error* ts_c(ts_tensor* const* tensors,
 	}
 	if _, err := functions("TS_API int ts_a(void (*callback)(int));"); err == nil || !strings.Contains(err.Error(), "0 can be read") {
 		t.Errorf("a declaration that cannot be read: %v", err)
+	}
+}
+
+// A header stands for the parts that it includes, and not for what those include.
+func TestHeaderIsReadWithItsParts(t *testing.T) {
+	folder := t.TempDir()
+	for name, text := range map[string]string{
+		"all.h":           "#include \"torchstream/a.h\"\n#include \"other.h\"\nTS_API void ts_all(void);\n",
+		"torchstream/a.h": "#include \"torchstream/b.h\"\nTS_API void ts_a(void);\n",
+		"torchstream/b.h": "TS_API void ts_b(void);\n",
+		"other.h":         "TS_API void ts_other(void);\n",
+		"missing.h":       "#include \"torchstream/missing.h\"\n",
+	} {
+		path := filepath.Join(folder, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := whole(filepath.Join(folder, "all.h"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := functions(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range all {
+		names = append(names, f.name)
+	}
+	if want := []string{"ts_all", "ts_a"}; !slices.Equal(names, want) {
+		t.Errorf("got functions %q, want %q", names, want)
+	}
+	if _, err := whole(filepath.Join(folder, "missing.h")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a part that is missing: got error %v, want %v", err, fs.ErrNotExist)
 	}
 }

@@ -25,7 +25,8 @@ LAYERS = {
     "internal/normalform": [],
     "cshim": [],
     "internal/setup": ["cshim", "internal/library", "internal/printable"],
-    "cshim/include": [],
+    "cshim/include/torchstream": [],
+    "cshim/include": ["cshim/include/torchstream"],
     "internal/imagecapi": ["cshim/include", "internal/library"],
     "internal/capi": [
         "cshim/include",
