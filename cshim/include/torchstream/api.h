@@ -1,4 +1,5 @@
-/* What every header of torchstream needs: integer types, and the mark of exported functions. */
+/* Included by every header of torchstream: integer types, and TS_API, which marks exported
+ * functions. */
 #ifndef TS_API_H_
 #define TS_API_H_
 
@@ -6,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A program that defines the functions itself, as jumps into a library that it opens, may define
- * TS_API. */
+/* A program may define TS_API itself, for example if it defines the functions as jumps into a
+ * library that it opens at run time. */
 #if !defined(TS_API)
 #if defined(__GNUC__)
 #define TS_API __attribute__((visibility("default")))

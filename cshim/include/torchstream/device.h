@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* A device is an index: 0 to count - 1 for a GPU, TS_DEVICE_CPU for the host. TS_DEVICE_CURRENT
- * stands for the calling thread's current GPU where a comment says so. */
+ * means the calling thread's current GPU; functions that accept it say so. */
 #define TS_DEVICE_CPU (-1)
 #define TS_DEVICE_CURRENT (-2)
 
@@ -36,28 +36,28 @@ typedef struct ts_device_identity {
   char pci_bus_id[32]; /* "0000:1B:00.0"; ends with NUL */
 } ts_device_identity;
 
-/* Returns what names the GPU outside of the process, whatever its index is here. */
+/* Returns the GPU's identity, which is the same in every process, whatever its index. */
 TS_API ts_error* ts_device_get_identity(int32_t device, ts_device_identity* identity);
 
-/* What the driver measures of a GPU. A value that the GPU does not report is -1. */
+/* Sensor readings of a GPU. A value that the GPU does not report is -1. */
 typedef struct ts_readings {
   size_t size; /* sizeof(ts_readings), set by the caller */
   int64_t power_milliwatts;
   int64_t power_limit_milliwatts;
   int64_t energy_millijoules; /* since the driver was loaded */
-  int32_t temperature;        /* of the GPU's die, in degrees Celsius */
+  int32_t temperature;        /* of the die, in degrees Celsius */
   int32_t sm_clock;           /* MHz, as are all clocks */
   int32_t memory_clock;
   int32_t max_sm_clock;
   int32_t max_memory_clock;
-  int32_t busy_percent;        /* of the last sample period, in which a kernel ran */
-  int32_t memory_busy_percent; /* in which device memory was read or written */
-  int64_t throttle_reasons;    /* NVML's nvmlClocksEventReason values, added */
+  int32_t busy_percent;        /* share of the last sample period in which a kernel ran */
+  int32_t memory_busy_percent; /* share in which device memory was read or written */
+  int64_t throttle_reasons;    /* NVML's nvmlClocksEventReason values, combined with "or" */
 } ts_readings;
 
 /* Reads the GPU's sensors through the driver's library libnvidia-ml.so.1 (NVML), which the first
- * call loads. TS_ERROR_UNSUPPORTED if the library is missing, or too old: the message says what to
- * install. Needs no CUDA context, and does not wait for the device. */
+ * call loads. Returns TS_ERROR_UNSUPPORTED if that library is missing or too old, with a message
+ * that says what to install. Needs no CUDA context and does not wait for the device. */
 TS_API ts_error* ts_readings_get(const char* pci_bus_id, ts_readings* readings);
 
 typedef struct ts_device_memory {
@@ -66,20 +66,20 @@ typedef struct ts_device_memory {
   size_t peak_allocated_bytes; /* since the start or the last ts_device_reset_peak_memory */
   size_t reserved_bytes;       /* held from the driver by the caching allocator */
   size_t peak_reserved_bytes;
-  size_t free_bytes; /* what the driver can still give, to all processes */
+  size_t free_bytes; /* free for all processes */
   size_t total_bytes;
 } ts_device_memory;
 
 TS_API ts_error* ts_device_get_memory(int32_t device, ts_device_memory* memory);
 
-/* Sets the peaks of ts_device_memory to the present values. */
+/* Sets the peaks of ts_device_memory to the current values. */
 TS_API ts_error* ts_device_reset_peak_memory(int32_t device);
 
-/* Says whether `device` can read and write the memory of `peer` by itself (NVLink, or PCI Express
- * where the machine allows it). If not, copies between the two go through the host. */
+/* Reports whether `device` can read and write the memory of `peer` directly (NVLink, or PCI Express
+ * where the machine allows it). If not, copies between the two pass through the host. */
 TS_API ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible);
 
-/* Blocks until all work enqueued on the device is done. Waits for the end of a capture. */
+/* Blocks until all work enqueued on the device is done. Waits for a running capture to end. */
 TS_API ts_error* ts_device_synchronize(int32_t device);
 
 #ifdef __cplusplus

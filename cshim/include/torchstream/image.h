@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-/* libheif decodes AVIF and HEIC. It is loaded for the first such image, and need not be installed:
- * TS_ERROR_UNSUPPORTED then says how to install it. */
+/* libheif decodes AVIF and HEIC. The library loads it for the first such image. If it is not
+ * installed, the call returns TS_ERROR_UNSUPPORTED with instructions to install it. */
 enum {
   TS_IMAGE_FORMAT_JPEG = 1,
   TS_IMAGE_FORMAT_PNG = 2,
@@ -18,7 +18,8 @@ enum {
   TS_IMAGE_FORMAT_HEIC = 5
 };
 
-/* What an image's header says. width and height are as stored, before orientation is applied. */
+/* The contents of an image's header. width and height are as stored, before orientation is applied.
+ */
 typedef struct ts_image_info {
   size_t size;         /* sizeof(ts_image_info), set by the caller */
   int32_t format;      /* TS_IMAGE_FORMAT_ */
@@ -27,93 +28,96 @@ typedef struct ts_image_info {
   int32_t components;  /* as stored: 1 grey, 2 grey and alpha, 3 colour or palette, 4 CMYK or colour
                           and alpha */
   int32_t bit_depth;   /* as stored: 8; 1, 2, 4 or 16 in PNG; 10 or 12 in AVIF and HEIC */
-  int32_t orientation; /* EXIF's, 1 to 8; 1 if the image has none, and of AVIF and HEIC, which are
-                          decoded upright */
+  int32_t orientation; /* EXIF orientation, 1 to 8; 1 if the image has none, and for AVIF and HEIC,
+                          which are decoded upright */
   bool progressive;    /* progressive JPEG or interlaced PNG */
 } ts_image_info;
 
-/* Reads the header of an image of `bytes` bytes. TS_ERROR_UNSUPPORTED if the format is unknown,
- * TS_ERROR_DECODE if the header is damaged. Bytes between the segments of a JPEG are skipped:
- * ts_image_decode judges them. */
+/* Reads the header of an image of `bytes` bytes. Returns TS_ERROR_UNSUPPORTED if the format is
+ * unknown, TS_ERROR_DECODE if the header is damaged. It skips bytes between the segments of a JPEG,
+ * which only ts_image_decode checks. */
 TS_API ts_error* ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info);
 
-/* State, tables and buffers of decoding, reused from image to image. One decoder serves one thread
+/* The state, tables and buffers of decoding, reused from image to image. One thread uses a decoder
  * at a time. */
 typedef struct ts_image_decoder ts_image_decoder;
 
-/* Makes a decoder that accepts images of up to max_pixels pixels (0: 178,956,970, Pillow's limit);
- * larger ones, and those with a side over 1,000,000, are TS_ERROR_UNSUPPORTED. The limit bounds
- * memory too: decoding a progressive JPEG or an interlaced PNG takes up to 8 bytes a pixel. */
+/* Makes a decoder that accepts images of up to max_pixels pixels; 0 means 178,956,970, Pillow's
+ * limit. Larger images, and images with a side over 1,000,000, are TS_ERROR_UNSUPPORTED. The limit
+ * also bounds memory: decoding a progressive JPEG or an interlaced PNG needs up to 8 bytes a pixel.
+ */
 TS_API ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** decoder);
 TS_API void ts_image_decoder_free(ts_image_decoder* decoder);
 
-/* What a decoder does with a JPEG or PNG that is damaged. */
+/* How a decoder treats a damaged JPEG or PNG. */
 enum {
-  TS_IMAGE_DAMAGE_REFUSE = 0, /* TS_ERROR_DECODE; what a new decoder does */
-  /* Decodes what libjpeg-turbo repairs with a warning, to the pixels of its repair; and a PNG whose
-   * image data inflates to all of the image, whatever the checksums of it and of ancillary chunks,
-   * with a palette that a later one replaces, or without an end. An image that is cut off is still
-   * TS_ERROR_DECODE. */
+  TS_IMAGE_DAMAGE_REFUSE = 0, /* returns TS_ERROR_DECODE; the default */
+  /* Decodes a JPEG that libjpeg-turbo repairs with a warning, to the repaired pixels. Decodes a PNG
+   * whose image data inflates to the whole image, even if a checksum of the image data or of an
+   * ancillary chunk is wrong, if a later palette replaces the first, or if the end chunk is
+   * missing. A truncated image is still TS_ERROR_DECODE. */
   TS_IMAGE_DAMAGE_WARN = 1,
-  /* As TS_IMAGE_DAMAGE_WARN, and an image that is cut off is decoded up to there: the rest of a
-   * JPEG is what libjpeg-turbo makes up, grey in a baseline one; in a PNG, whose image data may
-   * also be damaged, it is black or the palette's first colour. */
+  /* Like TS_IMAGE_DAMAGE_WARN, and also decodes a truncated image up to the cut. libjpeg-turbo
+   * fills in the rest of a JPEG, with grey in a baseline one. The rest of a PNG, whose image data
+   * may also be damaged, is black or the palette's first colour. */
   TS_IMAGE_DAMAGE_PARTIAL = 2
 };
 
-/* Sets what the decoder does with damaged images from now on. */
+/* Sets how the decoder treats damaged images from now on. */
 TS_API ts_error* ts_image_decoder_set_damage(ts_image_decoder* decoder, int32_t damage);
 
-/* Returns the damage of the last image that was decoded, for people to read; "" if none was met.
- * Borrowed until the next call with the decoder. */
+/* Returns a description of the damage in the last decoded image, for people to read, or "" if there
+ * was none. Borrowed until the next call with the decoder. */
 TS_API const char* ts_image_decoder_tolerated(const ts_image_decoder* decoder);
 
-/* How pixels are computed from those around a place. */
+/* How a pixel is computed from its neighbours. */
 enum {
   TS_INTERPOLATION_DEFAULT = 0,
   TS_INTERPOLATION_NEAREST = 1,
   TS_INTERPOLATION_BILINEAR = 2,
-  TS_INTERPOLATION_BICUBIC = 3 /* of resizing alone */
+  TS_INTERPOLATION_BICUBIC = 3 /* for resizing only */
 };
 
 /* Which part of an image becomes which pixels. The crop box, in source pixels and inside the image,
- * is resized to resize_width x resize_height; the window of the resized image is kept, and mirrored
+ * is resized to resize_width x resize_height. The window of the resized image is kept, and mirrored
  * if flip is set. */
 typedef struct ts_image_geometry {
   size_t size; /* sizeof(ts_image_geometry), set by the caller */
   int32_t crop_x, crop_y, crop_width, crop_height;
   int32_t resize_width, resize_height;
   int32_t window_x, window_y, window_width, window_height; /* inside the resized image */
-  /* EXIF's number. 0 and 1 change nothing. 2 to 8 turn the image upright first; every other member
-   * then describes the upright image. */
+  /* EXIF's number. 0 and 1 change nothing. With 2 to 8 the image is turned upright first, and every
+   * other member describes the upright image. */
   int32_t orientation;
-  bool flip; /* exchange left and right after the window is taken */
-  /* TS_INTERPOLATION_ of resizing, with torchvision's uint8 results: antialiased bilinear (also the
-   * default) and bicubic, and nearest, which is torchvision's "nearest" and not "nearest-exact".
-   * The struct of earlier headers ends before it; that size is accepted, and means 0. */
+  bool flip; /* mirrors the window left to right */
+  /* The TS_INTERPOLATION_ used to resize, with torchvision's uint8 results: antialiased bilinear
+   * (also the default), antialiased bicubic, or nearest, which is torchvision's "nearest" and not
+   * "nearest-exact". The struct of earlier headers ends before this member. That size is accepted
+   * and means 0. */
   int32_t interpolation;
-  /* A JPEG whose crop box is at least four times as large as its result, in both directions, may be
-   * decoded at 1/2, 1/4 or 1/8 of its size: the smallest at which the box is still twice as large.
-   * That is faster, and other pixels than those of a whole decode. Nearest takes no part in it, nor
-   * do damaged images. */
+  /* Allows a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size if the crop box is at least four
+   * times as large as the result in both directions. The decoder picks the smallest size at which
+   * the box is still twice as large as the result. This is faster, and the pixels differ from a
+   * full-size decode. It does not apply to nearest or to damaged images. */
   bool dct_scaling;
 } ts_image_geometry;
 
-/* Decodes an image of `bytes` bytes to RGB and applies the geometry. Grey is tripled, alpha is
- * dropped, CMYK and YCCK are converted as Pillow does, and 16 bits are cut to 8.
+/* Decodes an image of `bytes` bytes to RGB and applies the geometry. Grey is copied to all three
+ * channels, alpha is dropped, CMYK and YCCK are converted as Pillow does, and 16-bit samples are
+ * truncated to 8 bits.
  *
  * dst: window_height rows of window_width * 3 bytes, `stride` bytes apart; undefined after an
- * error. Only the rows and columns that the geometry needs are decoded where the codec allows; the
- * pixels equal those of a whole decode.
+ * error. Where the codec allows it, only the rows and columns that the geometry needs are decoded;
+ * the pixels equal a whole decode's.
  *
- * TS_ERROR_DECODE for damaged or truncated bytes; a JPEG that libjpeg-turbo repairs with a warning
- * counts as damaged. Truncation, wrong checksums (PNG), and wrong segments or restart markers
- * (JPEG) are found with any geometry. Other damage is found only where decoding reaches it, so not
- * below the last row that the geometry needs.
+ * Returns TS_ERROR_DECODE for damaged or truncated bytes; a JPEG that libjpeg-turbo repairs with a
+ * warning counts as damaged. Truncation, wrong checksums (PNG), and wrong segments or restart
+ * markers (JPEG) are found with any geometry. Other damage is found only where decoding reaches it,
+ * so not below the last row that the geometry needs.
  *
- * ts_image_decoder_set_damage has damage tolerated. An image in which damage is found is then
- * decoded whole, whatever the geometry: neither its pixels nor the verdict depend on the part that
- * is wanted. No entry points are made for it. */
+ * ts_image_decoder_set_damage makes a decoder tolerate damage. It then decodes a damaged image
+ * whole, so that neither the pixels nor the verdict depend on the geometry. It makes no entry
+ * points for such an image. */
 TS_API ts_error* ts_image_decode(ts_image_decoder* decoder,
                                  const uint8_t* data,
                                  size_t bytes,
@@ -121,15 +125,15 @@ TS_API ts_error* ts_image_decode(ts_image_decoder* decoder,
                                  uint8_t* dst,
                                  size_t stride);
 
-/* Writes a progressive JPEG as a baseline one, losslessly: with the same coefficients, quantisers
- * and frame, so that it decodes to the same pixels, but without metadata. It has the standard's
- * Huffman tables; that of a photograph is about 15 % larger. It can have entry points, and plans.
+/* Rewrites a progressive JPEG as a baseline JPEG without loss. Coefficients, quantisers and frame
+ * stay, so the pixels are the same; metadata is dropped. The new file uses the standard's Huffman
+ * tables; for a photograph it is about 15 % larger. It can have entry points and plans.
  *
- * written: the new file's bytes. 0: the image is no progressive JPEG of one or three components, is
- * damaged (whatever ts_image_decoder_set_damage says) or lacks coefficients, has coefficients that
- * a baseline file cannot have, or the capacity is not over the new file's bytes. The buffer's
- * content is then undefined.
- * TS_ERROR_DECODE for a damaged header, wrong segments or markers, and a file that is cut off. */
+ * written: the new file's size in bytes. It is 0 if the image is not a progressive JPEG of one or
+ * three components, is damaged (whatever ts_image_decoder_set_damage says), lacks coefficients, or
+ * has coefficients that a baseline file cannot hold, or if the capacity is not larger than the new
+ * file. The buffer's content is then undefined. Returns TS_ERROR_DECODE for a damaged header, wrong
+ * segments or markers, and a truncated file. */
 TS_API ts_error* ts_image_transcode(ts_image_decoder* decoder,
                                     const uint8_t* data,
                                     size_t bytes,
@@ -137,23 +141,25 @@ TS_API ts_error* ts_image_transcode(ts_image_decoder* decoder,
                                     size_t capacity,
                                     size_t* written);
 
-/* How many JPEGs a decoder has decoded in which way. The pixels are the same in all of them. */
+/* How many JPEGs a decoder has decoded by each path. All paths give the same pixels. */
 typedef struct ts_image_decoder_stats {
-  size_t size;              /* sizeof(ts_image_decoder_stats), set by the caller */
-  int64_t jpeg_own;         /* this library's Huffman decoding, libjpeg-turbo for the rest */
-  int64_t jpeg_libjpeg;     /* all by libjpeg-turbo: progressive, arithmetic, CMYK, several scans */
-  int64_t jpeg_gave_up;     /* of jpeg_libjpeg: damaged, or not as the header says */
-  int64_t entries_used;     /* of jpeg_own: only the part that the crop needs was read */
+  size_t size;      /* sizeof(ts_image_decoder_stats), set by the caller */
+  int64_t jpeg_own; /* Huffman decoding by this library, the rest by libjpeg-turbo */
+  int64_t
+      jpeg_libjpeg; /* everything by libjpeg-turbo: progressive, arithmetic, CMYK, several scans */
+  int64_t jpeg_gave_up; /* of jpeg_libjpeg: damaged, or unlike its header */
+  int64_t
+      entries_used; /* of jpeg_own: decoded from only the part of the file that the crop needs */
   int64_t entries_verified; /* of jpeg_own: all entries were compared with the file */
-  int64_t entries_refused;  /* entries were given and not used: wrong, or another file's */
+  int64_t entries_refused;  /* images whose entries were not used: wrong, or of another file */
   int64_t entries_made;
 } ts_image_decoder_stats;
 
 TS_API ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder,
                                             ts_image_decoder_stats* stats);
 
-/* Resizes pixels by the rules and with the results of ts_image_decode. src: height rows of
- * width * 3 bytes, src_stride bytes apart; dst as there. */
+/* Resizes pixels as ts_image_decode does, with the same results. src: height rows of width * 3
+ * bytes, src_stride bytes apart. dst: as for ts_image_decode. */
 TS_API ts_error* ts_image_resize(ts_image_decoder* decoder,
                                  const uint8_t* src,
                                  int32_t width,

@@ -9,11 +9,11 @@
 extern "C" {
 #endif
 
-/* Entry points: a blob, about 1 % of a baseline JPEG's size, with the position of every n-th MCU in
- * the bit stream. With it a decode reads only the part of the file that its crop needs; the pixels
- * are the same. docs/entry-points.md has the layout and the guarantees.
+/* Entry points: a blob of about 1 % of a baseline JPEG's size, with the position of every n-th MCU
+ * in the bit stream. With it, decoding a crop reads only the part of the file that it needs, and
+ * gives the same pixels. docs/entry-points.md has the layout and the guarantees.
  *
- * A proof stands for "every entry was compared with the file, in this process". It is 0 at first. A
+ * A proof says that every entry was compared with the file in this process. It is 0 at first. A
  * call that makes or verifies entries sets it; the caller keeps it with the blob and passes it back
  * unchanged. */
 typedef struct ts_image_entries {
@@ -21,30 +21,30 @@ typedef struct ts_image_entries {
   size_t bytes;
 } ts_image_entries;
 
-/* Where a call writes entry points. Passed by value. */
+/* The buffer that a call writes entry points to. Passed by value. */
 typedef struct ts_image_entries_buffer {
   uint8_t* data;
   size_t capacity; /* bytes */
-  int64_t spacing; /* MCUs between two entries; 0 makes the blob about 1 % of the file, and never
-                      more than 1.5 % */
+  int64_t spacing; /* MCUs between two entries; 0 chooses a blob of about 1 % of the file, at
+                      most 1.5 % */
 } ts_image_entries_buffer;
 
-/* What a call made. */
+/* The result of making entry points. */
 typedef struct ts_image_entries_made {
-  size_t bytes;   /* the blob's size. More than the capacity: the blob did not fit and was not
-                     written. 0: the file has no entry points (small, not baseline, or damaged) */
+  size_t bytes; /* the blob's size. If it exceeds the capacity, nothing was written. 0: the file has
+                   no entry points (small, not baseline, or damaged) */
   uint64_t proof; /* see ts_image_entries */
 } ts_image_entries_made;
 
-/* Makes the entry points of an image of `bytes` bytes, without decoding pixels. */
+/* Makes the entry points of an image of `bytes` bytes without decoding pixels. */
 TS_API ts_error* ts_image_make_entries(ts_image_decoder* decoder,
                                        const uint8_t* data,
                                        size_t bytes,
                                        ts_image_entries_buffer buffer,
                                        ts_image_entries_made* made);
 
-/* Does ts_image_decode, and makes the entry points on the way. Costs the decoding of all that lies
- * below and right of the crop. */
+/* Does ts_image_decode, and makes the entry points at the same time. This decodes everything below
+ * and to the right of the crop too. */
 TS_API ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder,
                                               const uint8_t* data,
                                               size_t bytes,
@@ -54,16 +54,16 @@ TS_API ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder,
                                               ts_image_entries_buffer buffer,
                                               ts_image_entries_made* made);
 
-/* Does ts_image_decode with the help of entry points. Entries that are damaged, wrong or another
- * file's never change a pixel: the image is decoded without them, and ts_image_decoder_stats counts
- * it.
+/* Does ts_image_decode with the help of entry points. Entries that are damaged, wrong or of another
+ * file never change a pixel: the image is then decoded without them, and ts_image_decoder_stats
+ * counts it.
  *
- * proof: with 0 all entries are compared with the file first, which costs as much as decoding
- * without them; if they are right the proof is set. Any other value must be one that an earlier
- * call set for these bytes. With NULL the blob is trusted as far as its digests go: they detect
- * every accident, but no forgery.
+ * proof: 0 compares all entries with the file first, which costs as much as decoding without them,
+ * and sets the proof if they are right. Any other value must be one that an earlier call set for
+ * these bytes. With NULL the call trusts the blob as far as its digests go: they detect every
+ * accident, but no forgery.
  *
- * Damage is not looked for in parts of the file that are not read: the digest says that the file is
+ * Damage is not detected in parts of the file that are not read: the digest says that the file is
  * the one that was read whole when the blob was made. */
 TS_API ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder,
                                               const uint8_t* data,

@@ -1,4 +1,4 @@
-/* Notifiers: the host learns that a stream has reached a point. */
+/* Notifiers: tell the host that a stream has reached a point. */
 #ifndef TS_NOTIFIER_H_
 #define TS_NOTIFIER_H_
 
@@ -9,14 +9,14 @@
 extern "C" {
 #endif
 
-/* A queue of tokens with a file descriptor. A driver thread puts tokens into it and runs nothing
- * else; a waiter is woken through the descriptor, as for a socket. Any number of threads may use it
- * at once. Needs no GPU by itself. */
+/* A queue of tokens with a file descriptor. A driver thread adds tokens and runs no other code; the
+ * descriptor wakes a waiter, as for a socket. Any number of threads may use a notifier at once. It
+ * needs no GPU itself. */
 typedef struct ts_notifier ts_notifier;
 
 TS_API ts_error* ts_notifier_new(ts_notifier** notifier);
 
-/* Frees a notifier. Notices under way are dropped on arrival. */
+/* Frees a notifier. Tokens that arrive later are dropped. */
 TS_API void ts_notifier_free(ts_notifier* notifier);
 
 /* Returns an eventfd, non-blocking, borrowed until the notifier is freed. It is readable when
@@ -24,21 +24,20 @@ TS_API void ts_notifier_free(ts_notifier* notifier);
  * returns fewer tokens than its capacity. */
 TS_API int32_t ts_notifier_fd(const ts_notifier* notifier);
 
-/* Takes up to `capacity` tokens in order of arrival. count: how many, 0 if there are none. Does not
- * block. */
+/* Moves up to `capacity` tokens to `tokens`, in order of arrival. count: how many, 0 if there are
+ * none. Does not block. */
 TS_API ts_error* ts_notifier_take(ts_notifier* notifier,
                                   uint64_t* tokens,
                                   int64_t capacity,
                                   int64_t* count);
 
-/* Puts a token at once, as a stream's notice does. */
+/* Adds a token at once. */
 TS_API ts_error* ts_notifier_post(ts_notifier* notifier, uint64_t token);
 
-/* Puts the token once everything enqueued on the stream so far is done. Later work of the stream
- * waits about a microsecond for it. The host does not block. TS_ERROR_CAPTURE while the stream is
- * captured. After a failure of the device the token may never come: ts_stream_query
- * tells.
- */
+/* Adds the token once everything enqueued on the stream so far is done. Later work on the stream
+ * waits about a microsecond for it. The host does not block. Returns TS_ERROR_CAPTURE while the
+ * stream is captured. If the device fails, the token may never arrive; ts_stream_query then returns
+ * the error. */
 TS_API ts_error* ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t token);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Pinned host memory, outside of LibTorch's allocators. */
+/* Pinned host memory outside LibTorch's allocators. */
 #ifndef TS_PINNED_H_
 #define TS_PINNED_H_
 
@@ -11,24 +11,25 @@ extern "C" {
 /* Page-locked memory for asynchronous copies from and to any device. */
 typedef struct ts_pinned ts_pinned;
 
-/* Allocates exactly `bytes` bytes (rounded up to a page), zeroed. Blocks for milliseconds. */
+/* Allocates exactly `bytes` bytes (rounded up to a page), filled with zeros. Blocks for
+ * milliseconds. */
 TS_API ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned);
 
-/* Pins existing memory: `bytes` bytes from data on, borrowed until ts_pinned_destroy, which unpins
- * and does not free it. The memory must not move. TS_ERROR_INVALID_ARGUMENT if part of it is pinned
- * already. Blocks for milliseconds. */
+/* Pins existing memory: `bytes` bytes from `data` on, borrowed until ts_pinned_destroy, which
+ * unpins and does not free it. The memory must not move. Returns TS_ERROR_INVALID_ARGUMENT if part
+ * of it is already pinned. Blocks for milliseconds. */
 TS_API ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned);
 
-/* Frees or unpins the memory. Checks no event, and the driver may wait for the device. The caller
- * has made sure that no copy from or to the memory is in flight, and that no graph with such a copy
- * is replayed again. */
+/* Frees or unpins the memory. It checks no event, and the driver may wait for the device. The
+ * caller ensures that no copy from or to the memory is in flight, and that no graph with such a
+ * copy is replayed again. */
 TS_API ts_error* ts_pinned_destroy(ts_pinned* pinned);
 
 /* Returns the memory, borrowed until ts_pinned_destroy. */
 TS_API uint8_t* ts_pinned_data(const ts_pinned* pinned);
 TS_API size_t ts_pinned_size(const ts_pinned* pinned);
 
-/* Returns the bytes of all pinned memory that is not yet destroyed. */
+/* Returns the total bytes of pinned memory that has not been destroyed. */
 TS_API size_t ts_pinned_live_bytes(void);
 
 #ifdef __cplusplus
