@@ -1,5 +1,5 @@
 // Command 07-chargpt trains a small GPT on a text, byte by byte, and generates similar text. It
-// shows a prefetcher with a source of something other than images, and generation with a key-value
+// shows a prefetcher with a source of data other than images, and generation with a key-value
 // cache.
 //
 //	07-chargpt                       learn from docs/*.md, in the repository's root
@@ -158,7 +158,7 @@ func train(ctx context.Context, o options, net *gpt, source *text, device cuda.D
 	if err != nil {
 		return err
 	}
-	// The losses are summed on the device: total has no scope, so it outlives the batches.
+	// The losses are added on the device: total has no scope, so it outlives the batches.
 	total, err := torch.Zeros(device, torch.Float32)
 	if err != nil {
 		return err

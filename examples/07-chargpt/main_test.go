@@ -38,7 +38,7 @@ func TestTheNetworkLearnsTheText(t *testing.T) {
 	if len(r.samples) != 4 || !strings.HasPrefix(r.samples[0], "one ") || !strings.Contains(out.String(), r.samples[0]) {
 		t.Errorf("samples %q in %s", r.samples, &out)
 	}
-	if lines := strings.Count(out.String(), " bits a byte\n"); lines != 6 { // one per ten steps
+	if lines := strings.Count(out.String(), " bits a byte\n"); lines != 6 { // one for every ten steps
 		t.Errorf("%d lines of progress in %s", lines, &out)
 	}
 	if picture, err := os.ReadFile(o.picture); err != nil || !bytes.Contains(picture, []byte(r.samples[0])) {
@@ -52,7 +52,7 @@ func TestTheNetworkLearnsTheText(t *testing.T) {
 	}
 }
 
-// With the cache the most probable tokens equal those of full passes without a cache.
+// The most probable tokens with the cache equal the ones of full passes without a cache.
 func TestGenerationEqualsWholePasses(t *testing.T) {
 	net, err := newGPT(11, 16, 2, 2, 20)
 	if err != nil {

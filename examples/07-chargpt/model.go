@@ -46,7 +46,7 @@ func newGPT(symbols, width, heads, layers, context int) (*gpt, error) {
 	return g, nn.Err(g)
 }
 
-// Parts names the parts, for checkpoints and errors.
+// Parts names the modules, for checkpoints and errors.
 func (g *gpt) Parts() nn.Parts {
 	p := nn.Parts{Modules: []nn.Child{{Name: "tokens", Module: g.tokens}, {Name: "places", Module: g.places}}}
 	for i, b := range g.blocks {
