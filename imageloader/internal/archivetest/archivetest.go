@@ -1,5 +1,5 @@
-// Package archivetest makes the archives that tests read. It imports nothing of the loader, so that
-// the white-box tests of every package can use it.
+// Package archivetest makes archives for tests. It imports no package of the loader, so white-box
+// tests of every package can use it.
 package archivetest
 
 import (
@@ -17,15 +17,15 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Member is a member of a test's archive.
+// Member is a member of a test archive.
 type Member struct {
 	Name string
 	Data string
-	Kind byte // type flag of tar; 0: a regular file
+	Kind byte // tar's type flag; 0 for a regular file
 	Link string
 }
 
-// Tar returns a tar of members.
+// Tar returns a tar archive of the members.
 func Tar(t testing.TB, members ...Member) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -48,8 +48,8 @@ func Tar(t testing.TB, members ...Member) []byte {
 	return b.Bytes()
 }
 
-// Gzip compresses data into one gzip member, fast: under the race detector the default level takes
-// eight times as long for bytes like those of photographs.
+// Gzip compresses data into one gzip member at the fastest level. Under the race detector the
+// default level takes eight times as long for data like photographs.
 func Gzip(t testing.TB, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -66,7 +66,7 @@ func Gzip(t testing.TB, data []byte) []byte {
 	return b.Bytes()
 }
 
-// GzipSplit compresses data into several gzip members, of the given number of bytes each.
+// GzipSplit compresses data into several gzip members, one for every given number of bytes.
 func GzipSplit(t testing.TB, data []byte, every, level int) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -98,7 +98,7 @@ func Zstd(t testing.TB, data []byte) []byte {
 	return w.EncodeAll(data, nil)
 }
 
-// WriteFile writes a file into a folder of its own, and returns its path.
+// WriteFile writes a file into a new folder and returns its path.
 func WriteFile(t testing.TB, name string, data []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -108,7 +108,7 @@ func WriteFile(t testing.TB, name string, data []byte) string {
 	return path
 }
 
-// Rewrite writes a file again and gives it the time that it had.
+// Rewrite overwrites a file and restores its modification time.
 func Rewrite(t testing.TB, path string, data []byte) {
 	t.Helper()
 	before, err := os.Stat(path)
@@ -123,7 +123,7 @@ func Rewrite(t testing.TB, path string, data []byte) {
 	}
 }
 
-// Extract writes members, among them directories and symbolic links, into a directory, and returns
+// Extract writes members, including directories and symbolic links, to a new directory and returns
 // its path.
 func Extract(t testing.TB, members []Member) string {
 	t.Helper()
@@ -149,11 +149,11 @@ func Extract(t testing.TB, members []Member) string {
 	return root
 }
 
-// Image returns a member's content that begins like a PNG. Fake codecs accept it as an image.
+// Image returns the contents of a member that starts like a PNG. Fake codecs accept it as an image.
 func Image(content string) string { return "\x89PNG\r\n\x1a\n" + content }
 
-// Images returns a tar of n samples in 5 classes, of different sizes. isBad selects the damaged
-// samples. With nil none is damaged.
+// Images returns a tar archive of n samples in 5 classes, of different sizes. isBad selects the
+// damaged samples. If it is nil, none is damaged.
 func Images(t testing.TB, n int, isBad func(i int) bool) []byte {
 	t.Helper()
 	members := []Member{{Name: "train/", Kind: tar.TypeDir}, {Name: "README", Data: "no image"}}
@@ -167,7 +167,7 @@ func Images(t testing.TB, n int, isBad func(i int) bool) []byte {
 	return Tar(t, members...)
 }
 
-// Numbered returns a tar with a fake image for each number, all of one size.
+// Numbered returns a tar archive with a fake image for each number, all of the same size.
 func Numbered(t testing.TB, numbers ...int) []byte {
 	t.Helper()
 	var list []Member
@@ -177,8 +177,8 @@ func Numbered(t testing.TB, numbers ...int) []byte {
 	return Tar(t, list...)
 }
 
-// Photos returns n samples in 3 classes, and some other members. Their contents are like
-// photographs' (hardly compressible, some matches), text and zeros, of sizes from 1 byte to 200 KB.
+// Photos returns n samples in 3 classes and some other members. Their contents are like photographs
+// (hardly compressible, some matches), text or zeros, from 1 byte to 200 KB.
 func Photos(n int) []Member {
 	rng := rand.New(rand.NewPCG(3, uint64(n)))
 	var list []Member
@@ -215,7 +215,7 @@ func Contents(members []Member) map[string]string {
 	return m
 }
 
-// Chunked reads at most N bytes at a time.
+// Chunked reads at most N bytes in one call.
 type Chunked struct {
 	Reader io.Reader
 	N      int
@@ -223,8 +223,8 @@ type Chunked struct {
 
 func (c *Chunked) Read(p []byte) (int, error) { return c.Reader.Read(p[:min(len(p), c.N)]) }
 
-// Repetitive returns enough samples for some checkpoints, whose archives are small. They are the
-// same in every run, for fuzzers.
+// Repetitive returns samples that compress well but span several checkpoints, so their archives are
+// small. They are the same in every run, for fuzzers.
 func Repetitive() (list []Member) {
 	for i := range 6 {
 		data := bytes.Repeat([]byte{byte(i), 1, 2, byte(i * i)}, 2000+i*3000)

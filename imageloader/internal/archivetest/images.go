@@ -21,7 +21,7 @@ func Gradient(w, h int) *image.RGBA {
 	return m
 }
 
-// JPEG returns a JPEG file of a picture.
+// JPEG encodes a picture as a JPEG file.
 func JPEG(t testing.TB, m image.Image) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -31,7 +31,7 @@ func JPEG(t testing.TB, m image.Image) string {
 	return b.String()
 }
 
-// PNG returns a PNG file of a picture.
+// PNG encodes a picture as a PNG file.
 func PNG(t testing.TB, m image.Image) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -55,15 +55,15 @@ func withSegments(data string, n int) string {
 	return b.String()
 }
 
-// turned gives a JPEG an EXIF orientation.
+// turned inserts an EXIF orientation into a JPEG.
 func turned(data string, orientation byte) string {
 	exif := "\xff\xe1\x00\x22Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00" +
 		string(orientation) + "\x00\x00\x00\x00\x00\x00"
 	return data[:2] + exif + data[2:]
 }
 
-// Mixed returns images whose headers differ in everything that an index records, and members that
-// are not images. The header of "a/far behind.jpg" is further behind than an index searches.
+// Mixed returns images whose headers differ in every property that an index records, and members
+// that are not images. The header of "a/far behind.jpg" is beyond the range that an index searches.
 func Mixed(t testing.TB) []Member {
 	grey := image.NewGray(image.Rect(0, 0, 33, 21))
 	return []Member{

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Within ends the program if the test computes for longer than the 10 seconds that bad input may
-// take, or hangs. A test that waits for a core does not compute.
+// Within ends the program if the test uses more than 10 seconds of CPU time, the limit for bad
+// input, or hangs. Waiting for a core does not count.
 func Within(t *testing.T) {
 	t.Helper()
 	const limit, patience = 10 * time.Second, 10 * time.Minute
@@ -38,7 +38,7 @@ func Within(t *testing.T) {
 	})
 }
 
-// cpuTime returns the time of all cores that the process has used.
+// cpuTime returns the CPU time of the process on all cores.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -47,10 +47,10 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// NoLeaks checks at the end of the test that it has left no goroutine and no open file.
+// NoLeaks checks at the end of the test that no goroutine and no open file is left.
 func NoLeaks(t *testing.T) {
 	t.Helper()
-	time.AfterFunc(time.Hour, func() {}).Stop() // the first timer opens the files of Go's poller
+	time.AfterFunc(time.Hour, func() {}).Stop() // the first timer opens files for Go's poller
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
 		for range 30_000 { // goroutines end a moment after their last action

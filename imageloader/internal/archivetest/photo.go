@@ -29,10 +29,10 @@ func Photo(t testing.TB, seed uint64) []byte {
 	return b.Bytes()
 }
 
-// MaskClass is the mask that make_masks.py makes.
+// MaskClass returns the class of a pixel in the mask that make_masks.py draws.
 func MaskClass(x, y, classes int) int { return (x*7 + y*13 + x*y%11) % classes }
 
-// MaskPNG is that mask as a PNG.
+// MaskPNG returns the mask of MaskClass as a PNG.
 func MaskPNG(t testing.TB, width, height, classes int) []byte {
 	t.Helper()
 	picture := image.NewGray16(image.Rect(0, 0, width, height))
@@ -56,7 +56,7 @@ func MaskPNG(t testing.TB, width, height, classes int) []byte {
 	return b.Bytes()
 }
 
-// PNGBomb is a PNG with no pixels whose header claims a size.
+// PNGBomb returns a PNG without pixels whose header claims the given size.
 func PNGBomb(t *testing.T, width, height uint32) []byte {
 	t.Helper()
 	data := MaskPNG(t, 1, 1, 2)
