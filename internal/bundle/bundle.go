@@ -1,5 +1,5 @@
-// Package bundle copies a program, and the shared libraries that it loads, into a folder that can
-// be moved to another machine, which needs glibc and, for GPUs, the driver.
+// Package bundle copies a program and the shared libraries that it loads into a folder that works
+// on another machine. That machine needs glibc and, for GPUs, the driver.
 //
 // The folder is laid out as
 //
@@ -9,8 +9,8 @@
 //	share/licenses/PACKAGE/...                            of LibTorch's packages, and of the shim if
 //	                                                      it is of a release archive
 //
-// Libraries find each other by run paths that begin with $ORIGIN. Make checks this as the dynamic
-// loader would, before it says that a bundle is complete.
+// Libraries find each other by run paths that start with $ORIGIN. Make resolves them as the dynamic
+// loader would, and fails if the bundle is incomplete.
 package bundle
 
 import (
@@ -27,7 +27,7 @@ import (
 	"strings"
 )
 
-// The names of the shared libraries of this module.
+// The file names of this module's shared libraries.
 const (
 	shimName  = "libtorchstream.so"
 	imageName = "libtorchstream_image.so"
@@ -35,29 +35,28 @@ const (
 
 // Options are the options of Make.
 type Options struct {
-	Program string // a program for Linux on x86-64, which uses this module or its libraries
-	Out     string // a folder that does not exist, or is empty
-	// Find returns the path of libtorchstream.so or libtorchstream_image.so for a program that
-	// opens the library on first use, or "". Make does not call it for a library that the program
-	// is linked to.
+	Program string // a Linux x86-64 program that uses this module or its libraries
+	Out     string // a folder that does not exist or is empty
+	// Find returns the path of libtorchstream.so or libtorchstream_image.so, or "". Make calls it
+	// only for a library that the program opens on first use, not for a linked one.
 	Find func(name string) string
 }
 
 // File is a file of a bundle.
 type File struct {
-	Path  string `json:"path"` // in the bundle
+	Path  string `json:"path"` // path in the bundle
 	Bytes int64  `json:"bytes"`
 	For   string `json:"for"` // "needed by NAME" or "opened by NAME"
 
 	source string
-	dir    string // of the destination, in the bundle
+	dir    string // destination folder in the bundle
 }
 
 // Report lists the contents of a bundle, and the parts of LibTorch that it omits.
 type Report struct {
 	Out          string `json:"out"`
 	Files        []File `json:"files"` // in the order in which the dynamic loader finds them
-	Bytes        int64  `json:"bytes"` // of the whole bundle, with licences
+	Bytes        int64  `json:"bytes"` // size of the whole bundle, including licences
 	LeftOut      []File `json:"left_out"`
 	LeftOutBytes int64  `json:"left_out_bytes"`
 }
@@ -78,7 +77,8 @@ func Make(ctx context.Context, o Options) (*Report, error) {
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return nil, err
 	}
-	// The temporary folder is in the same parent folder, so that a rename finishes the bundle.
+	// The temporary folder has the same parent folder as the bundle, so a rename completes the
+	// bundle.
 	tmp, err := os.MkdirTemp(filepath.Dir(out), filepath.Base(out)+".tmp-")
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func Make(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	if err := os.Remove(out); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err // no longer empty
+		return nil, err // the folder is no longer empty
 	}
 	if err := os.Rename(tmp, out); err != nil {
 		return nil, err
@@ -119,11 +119,10 @@ func free(out string) error {
 	return nil
 }
 
-// uses says which libraries of this module a program uses.
+// uses says which libraries of this module a program uses, and whether it is linked to them.
 type uses struct{ shim, image, linked bool }
 
-// usesOf looks into a program. Go keeps the names of a program's functions also when it is
-// stripped.
+// usesOf inspects a program. Go keeps the names of functions even in a stripped program.
 func usesOf(program string, object *object) (uses, error) {
 	var u uses
 	for _, name := range object.needed {
@@ -150,10 +149,10 @@ func usesOf(program string, object *object) (uses, error) {
 type plan struct {
 	program *object
 	linked  bool
-	start   []string // the libraries of this module that are loaded first
+	start   []string // this module's libraries that are loaded first
 	files   []File   // libraries
 	objects map[string]*object
-	torch   string // the folder that LibTorch's packages are in, "" if it is not used
+	torch   string // the folder of LibTorch's packages; "" if LibTorch is not used
 }
 
 func newPlan(o Options) (*plan, error) {
@@ -220,8 +219,8 @@ func (p *plan) add(name, path, dir, why string) error {
 	return p.walk(object, dir, "needed by ")
 }
 
-// torchFolder returns the folder of LibTorch's packages. What libtorch_cpu.so itself needs may be
-// asked for before it is found, in the same folders.
+// torchFolder returns the folder of LibTorch's packages. Dependencies of libtorch_cpu.so may be
+// looked up before libtorch_cpu.so itself; they are in the same folders.
 func (p *plan) torchFolder(object *object) string {
 	if p.torch != "" {
 		return p.torch
@@ -258,9 +257,9 @@ func (p *plan) walk(of *object, dir, why string) error {
 	return nil
 }
 
-// opens lists the libraries that a library opens by name when it needs them. What is not in the
-// list is never opened on behalf of this module: other bootstraps and transports of nvshmem and
-// cufile, and what compiles or profiles.
+// opens lists the libraries that a library opens by name when it needs them. All others are never
+// opened on behalf of this module: other bootstraps and transports of nvshmem and cufile, compilers
+// and profilers.
 var opens = []struct{ by, pattern string }{
 	{"libtorch_cuda.so", "libtorch_cuda_linalg.so"},
 	{"libtorch_cuda.so", "libcaffe2_nvrtc.so"},
@@ -268,9 +267,9 @@ var opens = []struct{ by, pattern string }{
 	{"libnvrtc.so.*", "libnvrtc-builtins.so.*"},
 }
 
-// opened plans the libraries that others open.
+// opened plans the libraries that planned libraries open by name.
 func (p *plan) opened() error {
-	for i := 0; i < len(p.files); i++ { // grows
+	for i := 0; i < len(p.files); i++ { // p.files grows in the loop
 		f := p.files[i]
 		for _, o := range opens {
 			if ok, _ := filepath.Match(o.by, filepath.Base(f.Path)); !ok {
@@ -290,8 +289,8 @@ func (p *plan) opened() error {
 	return nil
 }
 
-// roots returns the start of the check: the program or the libraries that it opens, followed by the
-// libraries that others open.
+// roots returns the objects where the check starts: the program, or the libraries that it opens,
+// and then the libraries that other libraries open.
 func (p *plan) roots() []string {
 	var roots []string
 	if p.linked {
@@ -328,8 +327,8 @@ func (p *plan) write(ctx context.Context, out string) error {
 	return p.licences(ctx, out)
 }
 
-// licences copies the licences shipped with the shim, and the licences of LibTorch's packages that
-// have a file in the bundle.
+// licences copies the licences shipped with the shim, and the licences of all LibTorch packages
+// that have a file in the bundle.
 func (p *plan) licences(ctx context.Context, out string) error {
 	if image := p.objects[imageName]; image != nil {
 		own := filepath.Join(filepath.Dir(image.dir), "share", "licenses", "torchstream")
@@ -365,7 +364,7 @@ func (p *plan) licences(ctx context.Context, out string) error {
 	return nil
 }
 
-// has reports whether a package with this list of files has a file in the bundle.
+// has reports whether a package with this file list has a file in the bundle.
 func (p *plan) has(record string) bool {
 	for line := range strings.Lines(record) {
 		name, _, _ := strings.Cut(line, ",")
@@ -376,7 +375,7 @@ func (p *plan) has(record string) bool {
 	return false
 }
 
-// report measures the bundle, and lists LibTorch's libraries that are not in it.
+// report measures the bundle and lists LibTorch's libraries that are not in it.
 func (p *plan) report(out string) (*Report, error) {
 	r := &Report{Out: out, Files: append([]File{{Path: filepath.Join("bin", filepath.Base(p.program.path)), Bytes: p.program.size, For: "the program"}}, p.files...)}
 	err := filepath.WalkDir(out, func(_ string, entry fs.DirEntry, err error) error {
@@ -410,7 +409,7 @@ func (p *plan) report(out string) (*Report, error) {
 	return r, nil
 }
 
-// under returns the path of a file relative to a folder that it is in.
+// under returns the path of a file relative to a folder, and whether the file is in the folder.
 func under(folder, path string) (string, bool) {
 	if folder == "" {
 		return "", false
@@ -429,8 +428,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// copyFiles copies the files below a folder whose names are wanted, with their folders. A folder
-// that does not exist has none.
+// copyFiles copies the wanted files below a folder, with their folders. If the folder does not
+// exist, it copies nothing.
 func copyFiles(ctx context.Context, to, from string, wanted func(name string) bool) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) && path == from {
@@ -465,7 +464,7 @@ func copyFile(ctx context.Context, to, from string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	// In pieces, so that the end of ctx is noticed in a file of a gigabyte.
+	// Copy in pieces, so that the end of ctx is noticed during a file of a gigabyte.
 	for err == nil {
 		if ctx.Err() != nil {
 			return ctx.Err()

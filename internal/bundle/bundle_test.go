@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// world is a folder with a program, and libraries named like those of a shim and of LibTorch, which
-// the C compiler makes.
+// world is a folder with a program and with libraries named like a shim's and LibTorch's. The C
+// compiler makes them.
 type world struct {
 	*testing.T
 	root string
@@ -28,13 +28,13 @@ func newWorld(t *testing.T) world {
 
 func (w world) path(name string) string { return filepath.Join(w.root, name) }
 
-// library builds a library. Its function calls the functions of the libraries that it needs.
+// library builds a library whose function calls the functions of the libraries that it needs.
 func (w world) library(name, runPath string, needs ...string) {
 	w.Helper()
 	w.link(name, runPath, []string{"-shared", "-fPIC", "-Wl,-soname," + filepath.Base(name)}, "int "+function(name)+"(void)", needs)
 }
 
-// program makes a program that exits with the number of libraries that it reaches by calls.
+// program builds a program that exits with the number of libraries that its calls reach.
 func (w world) program(name, runPath string, needs ...string) {
 	w.Helper()
 	w.link(name, runPath, nil, "int main(void)", needs)
@@ -73,7 +73,7 @@ func function(name string) string {
 	return strings.NewReplacer(".", "_", "-", "_").Replace(filepath.Base(name))
 }
 
-// shim makes the libraries of a clone and of an installed LibTorch.
+// shim builds the libraries of a clone and of an installed LibTorch.
 func (w world) shim(runPath string) {
 	w.Helper()
 	const torch, cuda = "site/torch/lib/", "site/nvidia/cu13/lib/"
@@ -104,7 +104,7 @@ func (w world) runPath() string {
 	return "$ORIGIN:$ORIGIN/libtorch/torch/lib:$ORIGIN/libtorch/nvidia/cu13/lib:" + w.path("site/torch/lib") + ":" + w.path("site/nvidia/cu13/lib")
 }
 
-// status runs a program without LD_LIBRARY_PATH and returns its exit status, and its output.
+// status runs a program without LD_LIBRARY_PATH and returns its exit status and output.
 func status(t *testing.T, program string) (int, string) {
 	t.Helper()
 	c := exec.Command(program)
@@ -150,7 +150,7 @@ func TestBundleRunsElsewhere(t *testing.T) {
 			t.Errorf("licence %s: %q, %v", name, got, err)
 		}
 	}
-	// Without the clone and LibTorch, at another place.
+	// The bundle works at another place, without the clone and LibTorch.
 	for _, name := range []string{"clone", "site"} {
 		if err := os.RemoveAll(w.path(name)); err != nil {
 			t.Fatal(err)
@@ -173,14 +173,14 @@ func TestBundleRunsElsewhere(t *testing.T) {
 	}
 }
 
-// A program that opens the shim when it is first used is not linked to it. Its functions' names say
-// what it opens.
+// A program that opens the shim on first use is not linked to it. The names of the program's
+// functions show which libraries it opens.
 func TestProgramThatOpensTheShim(t *testing.T) {
 	w := newWorld(t)
 	w.shim(w.runPath())
 	for _, c := range []struct {
 		name, text string
-		want       []string // on lib
+		want       []string // files in lib
 	}{
 		{"tensors", "github.com/torchstream/torchstream/internal/capi.Check", []string{imageName, shimName}},
 		{"images", "github.com/torchstream/torchstream/internal/imagecapi.Check", []string{imageName}},

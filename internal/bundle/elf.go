@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// object holds the dynamic loader's view of a program or library.
+// object is a program or library as the dynamic loader sees it.
 type object struct {
-	path, dir   string // absolute, without links
+	path, dir   string // absolute, without symbolic links
 	size        int64
 	needed      []string
-	runPath     []string // as it is written, with $ORIGIN
-	inherited   bool     // the older DT_RPATH, which holds for what the object needs, too
+	runPath     []string // as written in the file, with $ORIGIN
+	inherited   bool     // DT_RPATH, the older form, which also applies to the object's dependencies
 	interpreter bool
 }
 
@@ -69,13 +69,13 @@ func (o *object) folders() []string {
 	return all
 }
 
-// The folders of the system, after those of the run path. Distributions have other ones in a cache
-// of the loader, in which there is nothing that LibTorch needs.
+// systemFolders are searched after the run path. Distributions list other folders in the loader's
+// cache, but those have no libraries that LibTorch needs.
 var systemFolders = []string{
 	"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib",
 }
 
-// find returns the file that the dynamic loader would load, or "".
+// find returns the file that the dynamic loader would load for name, or "".
 func find(name string, of *object) string {
 	folders := of.folders()
 	for folder := range strings.SplitSeq(os.Getenv("LD_LIBRARY_PATH"), ":") {
@@ -91,8 +91,8 @@ func find(name string, of *object) string {
 	return ""
 }
 
-// system reports whether a library belongs to the machine that a bundle runs on: to glibc, which
-// fits its own loader alone, or to the driver, which fits the kernel's part of it.
+// system reports whether a library must be the target machine's own: part of glibc, which works
+// only with its own loader, or of the driver, which must match the kernel module.
 func system(name string) bool {
 	base, _, _ := strings.Cut(name, ".so")
 	switch base {
@@ -103,9 +103,9 @@ func system(name string) bool {
 	return false
 }
 
-// check loads the objects of a bundle as the dynamic loader would, in order, and returns an error
-// if one needs a library that it would not find there. The objects are loaded into one process,
-// where a library that is loaded serves all others that need its name.
+// check resolves the objects of a bundle in order, as the dynamic loader would, and returns an
+// error if a library would not be found in the bundle. All objects are in one process, where each
+// loaded library serves all objects that need its name.
 func check(out string, roots []string) error {
 	loaded := map[string]bool{}
 	for _, root := range roots {
@@ -156,7 +156,7 @@ func check(out string, roots []string) error {
 	return nil
 }
 
-// relativeRunPath leaves out the folders of this machine in a library's run path.
+// relativeRunPath removes this machine's folders from a library's run path.
 func relativeRunPath(path string) error {
 	o, err := open(path)
 	if err != nil {
@@ -177,7 +177,7 @@ func relativeRunPath(path string) error {
 	return setRunPath(path, strings.Join(relative, ":"))
 }
 
-// setRunPath writes a shorter run path over the one of a program or library.
+// setRunPath overwrites the run path of a program or library with a shorter one.
 func setRunPath(path, value string) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -207,7 +207,8 @@ func setRunPath(path, value string) error {
 	if err := errors.Join(err, w.Close()); err != nil {
 		return err
 	}
-	// The linker lets one string be the end of another.
+	// The linker may let one string share the end of another, so check that no other name has
+	// changed.
 	changed, err := elf.Open(path)
 	if err != nil {
 		return err
@@ -224,8 +225,8 @@ func setRunPath(path, value string) error {
 	return nil
 }
 
-// runPathText returns the one run path of an object, and its place in the file. The empty text has
-// none.
+// runPathText returns the run path of an object and its offset in the file. Without a run path the
+// text is empty.
 func runPathText(f *elf.File) (text string, at int64, err error) {
 	for _, tag := range []elf.DynTag{elf.DT_RUNPATH, elf.DT_RPATH} {
 		values, err := f.DynString(tag)
