@@ -1,4 +1,4 @@
-// Package collectives measures the collectives of a job's ranks, as [distributed.Group] makes them.
+// Package collectives measures the collectives of [distributed.Group].
 package collectives
 
 import (
@@ -14,15 +14,16 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Bench measures on all ranks of a job: each rank calls the same methods in the same order.
+// Bench runs measurements on all ranks of a job. Each rank calls the same methods in the same
+// order.
 type Bench struct {
 	World    *distributed.Group
-	Device   cuda.Device // of this rank's tensors
-	Rounds   int         // of which the best counts
-	NoGraphs bool        // measure no calls in graphs
+	Device   cuda.Device // device of this rank's tensors
+	Rounds   int         // the best round counts
+	NoGraphs bool        // do not measure calls in graphs
 }
 
-// Wait returns when the device has done its work.
+// Wait blocks until the device has finished its work.
 func (b *Bench) Wait() error {
 	if b.Device == cuda.CPU {
 		return nil
@@ -32,17 +33,17 @@ func (b *Bench) Wait() error {
 
 // Collective is a collective operation of a group.
 type Collective struct {
-	Name string // in the report, in -collectives and in pytorch_train.py
-	// bus is the bus bandwidth of n ranks over the bytes of whole by the time, as in
-	// https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
+	Name string // name in the report, in -collectives and in pytorch_train.py
+	// bus is the factor from bytes per second of whole to the bus bandwidth of n ranks, as defined
+	// in https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 	bus  func(n float64) float64
 	call func(g *distributed.Group, t tensors) error
 }
 
-// tensors are zeros of float32: their sums stay finite.
+// tensors are float32 zeros, so that sums stay finite.
 type tensors struct {
-	whole, other *torch.Tensor // of the row's bytes
-	part         *torch.Tensor // of other: a rank's share of whole
+	whole, other *torch.Tensor // of the row's size
+	part         *torch.Tensor // a rank's part of other, with the size of its share of whole
 }
 
 // AllReduce is the collective that sums a tensor over all ranks.
@@ -66,10 +67,11 @@ func All() []Collective {
 	}
 }
 
-// partsOfOthers is the factor of collectives in which a rank's own part of whole stays on the rank.
+// partsOfOthers is the bus factor of collectives in which a rank's own part of whole stays on the
+// rank.
 func partsOfOthers(n float64) float64 { return (n - 1) / n }
 
-// Names returns the names of all collectives, with commas between them.
+// Names returns the names of all collectives, separated by commas.
 func Names() string {
 	var names []string
 	for _, c := range All() {
@@ -78,7 +80,7 @@ func Names() string {
 	return strings.Join(names, ",")
 }
 
-// Parse returns the collectives of names that commas separate.
+// Parse returns the collectives with the names, which are separated by commas.
 func Parse(names string) ([]Collective, error) {
 	var found []Collective
 	if names == "" {
@@ -95,22 +97,22 @@ func Parse(names string) ([]Collective, error) {
 	return found, nil
 }
 
-// Row holds the times of one collective of all ranks on float32.
+// Row holds the times of one collective over all ranks on float32.
 type Row struct {
 	Name  string `json:"collective"`
-	Bytes int64  `json:"bytes"` // of the tensor that is reduced, gathered, broadcast or exchanged
+	Bytes int64  `json:"bytes"` // size of the tensor that is reduced, gathered, broadcast or exchanged
 	Times
-	// GraphNodes is the number of nodes in the graph for each call, on a GPU.
+	// GraphNodes is the number of graph nodes for each call, on a GPU.
 	GraphNodes float64 `json:"graph_nodes,omitempty"`
 	PyTorch    *Times  `json:"pytorch,omitempty"`
 }
 
-// Times are milliseconds of a call. The graph has as many calls as an eager round, so its
+// Times are milliseconds for each call. A graph contains as many calls as an eager round, so its
 // time is NCCL's without the host's.
 type Times struct {
 	MS      float64 `json:"ms"`
-	BusGBps float64 `json:"bus_gb_s"`           // by MS
-	IssueMS float64 `json:"issue_ms,omitempty"` // of the host, on a GPU
+	BusGBps float64 `json:"bus_gb_s"`           // computed from MS
+	IssueMS float64 `json:"issue_ms,omitempty"` // host time, on a GPU
 	GraphMS float64 `json:"graph_ms,omitempty"` // on a GPU
 }
 
@@ -126,16 +128,16 @@ func (t *Times) String() string {
 	return fmt.Sprintf("%.1f\t%.3f\t%.3f\t%.3f", t.BusGBps, t.MS, t.IssueMS, t.GraphMS)
 }
 
-// Calls is the number of calls in a round: small ones need many, because a round also has
-// the time until the first one begins and until the host sees the end.
+// Calls returns the number of calls in a round. Small calls need many, because a round also
+// contains the time until the first call starts and until the host sees the end.
 func Calls(bytes int64) int { return int(min(200, max(20, (1<<30)/bytes))) }
 
-// Replays is the number of replays in a round: the launch of each but the first one is
-// hidden under the replay before it.
+// Replays is the number of replays in a round. The launch of each, except the first, overlaps the
+// previous replay.
 const Replays = 4
 
-// Measure measures a collective on bytes, rounded up to equal parts of 16 bytes or a
-// multiple: NCCL needs that for its widest loads and stores.
+// Measure measures a collective on the given number of bytes, rounded up so that all ranks have
+// equal parts of a multiple of 16 bytes: NCCL needs that for its widest loads and stores.
 func (b *Bench) Measure(c Collective, bytes int64) (_ *Row, err error) {
 	n := int64(b.World.Size())
 	part := (bytes + 16*n - 1) / (16 * n) * 4
@@ -172,7 +174,8 @@ func (b *Bench) Measure(c Collective, bytes int64) (_ *Row, err error) {
 	return row, err
 }
 
-// collectiveGraph returns the milliseconds and the nodes of a call in a graph of several.
+// collectiveGraph returns the time in milliseconds and the number of nodes for each call in a graph
+// of several.
 func (b *Bench) collectiveGraph(calls int, call func() error) (ms, nodes float64, err error) {
 	on := cuda.DefaultStream(b.Device)
 	graph, err := cuda.Capture(cuda.CaptureOptions{Stream: on}, func() error {
@@ -188,15 +191,15 @@ func (b *Bench) collectiveGraph(calls int, call func() error) (ms, nodes float64
 	}
 	nodes = float64(graph.Nodes()) / float64(calls)
 	replay := func() error { return graph.Replay(on) }
-	err = replay() // the first one uploads the graph
+	err = replay() // the first replay uploads the graph
 	if err == nil {
 		ms, err = b.Best(Replays, replay)
 	}
 	return ms * 1e3 / float64(calls), nodes, errors.Join(err, b.Wait(), graph.Close())
 }
 
-// Together returns on all ranks at the same time, as exactly as an all-reduce does. The ranks leave
-// the host's barrier one after the other, and the first call would wait for the last of them.
+// Together returns on all ranks at the same time, as exactly as an all-reduce can. Ranks leave a
+// barrier of the hosts one after the other, so the first call would wait for the last rank.
 func (b *Bench) Together() error {
 	x, err := torch.Zeros(b.Device, torch.Float32, 1)
 	if err != nil {
@@ -206,13 +209,13 @@ func (b *Bench) Together() error {
 	return errors.Join(b.Wait(), b.World.Barrier(), b.World.AllReduce(x, distributed.Sum), b.Wait())
 }
 
-// Best returns the seconds of a call: of the slowest rank, in the best round.
+// Best returns the seconds for each call, of the slowest rank in the best round.
 func (b *Bench) Best(calls int, call func() error) (float64, error) {
 	took, _, err := b.BestIssued(calls, call)
 	return took, err
 }
 
-// BestIssued is Best, and the seconds that the host took to issue a call.
+// BestIssued is Best, and also returns the host's seconds to issue a call.
 func (b *Bench) BestIssued(calls int, call func() error) (took, issue float64, err error) {
 	for range b.Rounds {
 		if err := b.Together(); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Each row makes the collective of its name.
+// Each row runs the collective that it names.
 func TestCollectivesAreThoseOfTheirNames(t *testing.T) {
 	world, err := distributed.Init(t.Context(), distributed.Options{CPU: true})
 	if err != nil {
@@ -20,7 +20,7 @@ func TestCollectivesAreThoseOfTheirNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.Close() // the collectives refuse closed tensors by their names
+	x.Close() // errors about closed tensors name the collective
 	all, err := Parse(Names())
 	if err != nil || len(all) != 5 {
 		t.Fatalf("%d, %v", len(all), err)

@@ -12,7 +12,7 @@ import (
 )
 
 // StartRanks runs n processes of the command on this machine, as the ranks of a job. The output of
-// rank 0 goes to stdout.
+// rank 0 is copied to stdout.
 func StartRanks(ctx context.Context, n int, command func(context.Context) *exec.Cmd, stdout, stderr io.Writer) error {
 	port, err := freeport.Find()
 	if err != nil {
@@ -35,7 +35,7 @@ func StartRanks(ctx context.Context, n int, command func(context.Context) *exec.
 		go func() {
 			err := c.Wait()
 			if err != nil {
-				stop() // the others have nobody to reduce with
+				stop() // the others would wait for this rank
 				err = fmt.Errorf("rank %d: %w", rank, err)
 			}
 			errs <- err
