@@ -102,11 +102,11 @@ func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *u
 	return int(planned), err
 }
 
-// PlanAppend is PlanSegments with entry points, for memory aligned to 16 bytes to which several
-// goroutines write plans. used is the number of bytes taken from the start of the memory, a
-// multiple of 16. PlanAppend reserves the plan's bytes with one atomic addition, and the plan
-// starts at offset at. If there is no room, n is 0 as well. If there is no room or an error,
-// PlanAppend reserves nothing.
+// PlanAppend is PlanSegments with entry points for shared memory: several goroutines append plans
+// to the memory, which is aligned to 16 bytes. used is the number of bytes taken from the start of
+// the memory, a multiple of 16. PlanAppend reserves the plan's bytes with one atomic addition, and
+// the plan starts at offset at. If there is no room, n is 0 as well. If there is no room or an
+// error, PlanAppend reserves nothing.
 func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
 	c := geometry(g)
 	var place, planned C.size_t
@@ -196,20 +196,20 @@ func DecoderStats(d *Decoder) (Stats, error) {
 		int64(s.entries_made)}, nil
 }
 
-// Part is a plan written by PlanPart, and the place of the required part of the file.
+// Part describes a plan written by PlanPart, and the required part of the file.
 type Part struct {
-	At, Bytes int // place of the plan; Bytes is 0 if there is no plan
+	At, Bytes int // range of the plan in the memory; Bytes is 0 if there is no plan
 	// From is the file offset of the part's first byte.
 	From int
-	// Begin and End delimit the part's place in the memory.
+	// Begin and End delimit the range for the part in the memory.
 	Begin, End int
 }
 
 // PlanPart is PlanAppend for an image whose file the caller reads after the call. head, fileBytes
 // and scan are as in PlanHead. The plan has room for the part of the file with the segments that
 // the geometry needs. The part consists of whole pieces of the given number of bytes; only the
-// file's last piece may be shorter. The caller writes the part's bytes there, and guarantees that
-// the entry points belong to the file.
+// file's last piece may be shorter. The caller writes the part's bytes to that room, and guarantees
+// that the entry points belong to the file.
 func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries []byte, piece int, memory []byte, used *atomic.Uint64) (Part, error) {
 	c := geometry(g)
 	var pin runtime.Pinner

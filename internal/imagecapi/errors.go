@@ -107,8 +107,8 @@ func NewFailure(code Code, message string) *Error {
 	return &Error{Code: code, Origin: callName(), Message: message}
 }
 
-// NotLoaded returns the error of a call made before the library was loaded. It is the error of
-// loading the library or, if loading succeeds, an error that the caller has not called Check.
+// NotLoaded returns the error for a call made before the library was loaded. This is err, the error
+// of loading the library. If err is nil, it is an error about the missing call of Check.
 func NotLoaded(err error) error {
 	if err == nil {
 		err = NewFailure(CodeInternal, "a function was called before its library was loaded: this is a defect of torchstream")

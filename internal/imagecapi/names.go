@@ -9,9 +9,9 @@ import (
 )
 
 // callName returns the exported function or method of this module that the program called, for
-// example "cuda.Event.Record": the innermost such call outside internal packages. In a goroutine
-// started by the module it is the exported function of an internal package without the package
-// name, for example "EventElapsed".
+// example "cuda.Event.Record". It is the innermost such call outside internal packages. In a
+// goroutine started by the module there is none, and callName returns the exported function of an
+// internal package without the package name, for example "EventElapsed".
 func callName() string {
 	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs[:])]) // includes callName itself
@@ -38,8 +38,8 @@ func callName() string {
 }
 
 // exported splits a function's name without its module into the package's folder and the name as a
-// program writes it: "Event.Elapsed" for "cuda.(*Event).Elapsed". The name is empty if a part is
-// not exported. A closure has no name: the enclosing function has one.
+// program writes it: "Event.Elapsed" for "cuda.(*Event).Elapsed". The name is empty if a part of it
+// is not exported. A closure has no name; its enclosing function has one.
 func exported(function string) (folder, name string) {
 	if at := strings.IndexByte(function, '['); at >= 0 { // the types of a generic function
 		function = function[:at] + function[strings.LastIndexByte(function, ']')+1:]

@@ -63,7 +63,7 @@ func TestNamesOfCBecomeThoseOfGo(t *testing.T) {
 	}
 }
 
-// literal matches a C++ string, and a comment, in which quotes have no meaning.
+// literal matches a C++ string. It also matches a comment, where quotes have no meaning.
 var literal = regexp.MustCompile(`//[^\n]*|(?s:/\*.*?\*/)|#include[^\n]*|guard\("\w+"|"(?:[^"\\\n]|\\.)*"`)
 
 // namesInMessages returns the C header names in the strings of the C++ sources, each with a file.

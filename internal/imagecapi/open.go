@@ -38,10 +38,10 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-// OpenLibrary finds and opens a shared library, which stays open, and returns its path. versionOf
-// names the function that returns the library's ABI version; want is the required version. bind
-// gets dlopen's handle, and returns the name of a function that the library lacks, or "". An error
-// is an [*Error] with [CodeNoLibrary]; bind has then changed nothing.
+// OpenLibrary finds and opens a shared library, and returns its path. The library stays open.
+// versionOf names the function that returns the library's ABI version; want is the required
+// version. bind gets dlopen's handle, and returns the name of a function that the library lacks, or
+// "". An error is an [*Error] with [CodeNoLibrary]; bind has then changed nothing.
 func OpenLibrary(search library.Search, name, versionOf string, want int, bind func(handle unsafe.Pointer) string) (path string, err error) {
 	fail := func(message string) (string, error) {
 		return "", &Error{Code: CodeNoLibrary, Origin: name, Message: message}
@@ -96,5 +96,5 @@ func bind(handle unsafe.Pointer) string {
 }
 
 // absent reports whether an error means that the library is not loaded. Functions return it until
-// the table is filled, when no library can give its message.
+// the table is filled: without a library there is no message.
 func absent(e unsafe.Pointer) bool { return e == unsafe.Pointer(&C.torchstream_imagecapi_absent) }
