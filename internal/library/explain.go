@@ -12,7 +12,7 @@ import (
 // The functions below return messages that state what was found, what is required, and the command
 // that fixes it.
 
-// Missing explains that no folder has the library. It has a line for each folder, and the last line
+// Missing explains that the library is in no folder. It has a line for each folder; the last line
 // says what to do.
 func (s Search) Missing(name string) string {
 	var searched []string
@@ -33,7 +33,7 @@ func (s Search) Missing(name string) string {
 	return fmt.Sprintf("there is no %s in any of\n  %s\n%s", name, strings.Join(searched, "\n  "), s.install(name))
 }
 
-// install returns the command to run if no folder has the library. The command for all of
+// install returns the command to run if the library is in no folder. The command for all of
 // torchstream is first, because a program with a loader opens the image library first.
 func (s Search) install(name string) string {
 	run := "run `" + s.Setup("libtorchstream.so") + "`"
@@ -60,8 +60,8 @@ func (s Search) Lacks(path, function string) string {
 }
 
 // OtherLibTorch explains that the process has another LibTorch than the library at path was built
-// for. It returns "" if their versions agree in the first two numbers, or if the version of what is
-// loaded is not known.
+// for. It returns "" if the first two numbers of their versions agree, or if the version of the
+// loaded LibTorch is unknown.
 func (s Search) OtherLibTorch(path, built string) string {
 	loaded := Mapped()["libtorch_cpu.so"]
 	have := LibTorchVersion(loaded)
@@ -90,7 +90,8 @@ var (
 	oldSystem  = regexp.MustCompile("version [`']((?:GLIBC|GLIBCXX|CXXABI)_[0-9.]+)' not found")
 )
 
-// Unusable explains why the dynamic loader refused the library at path. why is its message.
+// Unusable explains why the dynamic loader refused the library at path. why is the loader's
+// message.
 func (s Search) Unusable(path, why string) string {
 	setup := s.Setup(filepath.Base(path))
 	if m := cannotOpen.FindStringSubmatch(why); m != nil {
@@ -115,7 +116,7 @@ func (s Search) Unusable(path, why string) string {
 	return fmt.Sprintf("%s: run `%s`", why, setup)
 }
 
-// owner says which product a library belongs to.
+// owner returns a phrase for the product that a library belongs to.
 func owner(name string) string {
 	switch {
 	case strings.HasPrefix(name, "libtorchstream"):
@@ -161,27 +162,27 @@ func nonEmpty(list []string) []string {
 
 var wheelVersion = regexp.MustCompile(`(?m)^__version__ = '([0-9.]+)`)
 
-// LibTorchVersion returns the version of LibTorch whose libtorch_cpu.so is at path, for example
-// "2.11.0", from the files that come with it, or "" if they do not say it.
+// LibTorchVersion returns the version of the LibTorch whose libtorch_cpu.so is at path, for example
+// "2.11.0". It reads the version from files next to the library, and returns "" if there are none.
 func LibTorchVersion(path string) string {
 	root := filepath.Dir(filepath.Dir(path))
 	if path == "" || !exists(path) {
 		return ""
 	}
-	if text, err := os.ReadFile(filepath.Join(root, "version.py")); err == nil { // of a wheel
+	if text, err := os.ReadFile(filepath.Join(root, "version.py")); err == nil { // in a wheel
 		if m := wheelVersion.FindSubmatch(text); m != nil {
 			return string(m[1])
 		}
 	}
-	if text, err := os.ReadFile(filepath.Join(root, "build-version")); err == nil { // of an archive without Python
+	if text, err := os.ReadFile(filepath.Join(root, "build-version")); err == nil { // in an archive without Python
 		version, _, _ := strings.Cut(strings.TrimSpace(string(text)), "+")
 		return version
 	}
 	return ""
 }
 
-// Mapped returns the paths of the shared libraries that the process has loaded, by their names
-// without a version: "libcuda.so".
+// Mapped returns the paths of the process's shared libraries by name without version, such as
+// "libcuda.so".
 func Mapped() map[string]string {
 	out := map[string]string{}
 	maps, err := os.ReadFile("/proc/self/maps")

@@ -1,5 +1,5 @@
-// Package library finds the shared libraries of torchstream for a process, and explains why one
-// cannot be used. internal/imagecapi opens them.
+// Package library finds torchstream's shared libraries for a process, and explains why one cannot
+// be used. internal/imagecapi opens them.
 package library
 
 import (
@@ -14,14 +14,14 @@ import (
 // Module is the path of the Go module.
 const Module = "github.com/torchstream/torchstream"
 
-// Search has the folders in which a process looks for the libraries. An empty one is left out.
+// Search has the folders in which a process looks for the libraries. Empty fields are skipped.
 type Search struct {
-	Library    string // the variable TORCHSTREAM_LIBRARY: only this folder counts if it is set
+	Library    string // the variable TORCHSTREAM_LIBRARY; if set, the only folder
 	LoaderPath string // the variable LD_LIBRARY_PATH: folders separated by colons
-	Program    string // the folder of the program; ../lib counts too
+	Program    string // the folder of the program; ../lib is searched too
 	Clone      string // the folder of this module's source, if the program was built from a clone
-	Installed  string // where setup installs: see [Installed]
-	Version    string // of the module, for [Search.Setup]; "latest" if it is not known
+	Installed  string // the folder where setup installs: see [Installed]
+	Version    string // version of the module, for [Search.Setup]; "latest" if unknown
 }
 
 // Here returns the Search of this process. version is the version of the C headers.
@@ -38,7 +38,7 @@ func Here(version string) Search {
 	return s
 }
 
-// Cache returns the folder for everything that is installed once for a user: TORCHSTREAM_CACHE, or
+// Cache returns the folder for everything installed once for each user: TORCHSTREAM_CACHE, or
 // ~/.cache/torchstream.
 func Cache() (string, error) {
 	if folder := os.Getenv("TORCHSTREAM_CACHE"); folder != "" {
@@ -51,14 +51,13 @@ func Cache() (string, error) {
 	return filepath.Join(home, ".cache", "torchstream"), nil
 }
 
-// Installed returns the folder in the cache with the libraries of a version for this platform.
+// Installed returns the folder in the cache for the libraries of a version on this platform.
 func Installed(cache, version string) string {
 	return filepath.Join(cache, "shim-"+version+"-"+runtime.GOOS+"-"+runtime.GOARCH)
 }
 
-// clone returns the root of the source tree that this package was compiled in, or "" if that is
-// not a clone on this machine. The compiler keeps the path of this file, unless -trimpath removes
-// it.
+// clone returns the root of the source tree from which this package was compiled, or "" if it is
+// not a clone on this machine. The compiler records the path of this file, except with -trimpath.
 func clone() string {
 	_, file, _, _ := runtime.Caller(0)
 	root := filepath.Dir(filepath.Dir(filepath.Dir(file)))
@@ -68,7 +67,7 @@ func clone() string {
 	return root
 }
 
-// inModuleCache reports whether a folder is a downloaded module, which nobody builds in: the last
+// inModuleCache reports whether a folder is a downloaded module, where nobody builds. The last
 // element of its path then ends with the version.
 func inModuleCache(root string) bool { return strings.Contains(filepath.Base(root), "@v") }
 
@@ -77,7 +76,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// moduleVersion returns the version of this module in the program.
+// moduleVersion returns this module's version in the program.
 func moduleVersion() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range append(info.Deps, &info.Main) {
@@ -89,7 +88,7 @@ func moduleVersion() string {
 	return "latest"
 }
 
-// place is a folder, and why it is searched.
+// place is a folder and the reason for searching it.
 type place struct{ folder, why string }
 
 func (s Search) places() []place {
@@ -114,8 +113,8 @@ func (s Search) places() []place {
 	return all
 }
 
-// Find returns the path of a library, or "" if no folder has it. The dynamic loader may know other
-// folders, unless the variable TORCHSTREAM_LIBRARY says where the library must be.
+// Find returns the path of a library, or "" if it is in no folder. Then the dynamic loader may
+// still find it in another folder, unless TORCHSTREAM_LIBRARY is set.
 func (s Search) Find(name string) string {
 	for _, p := range s.places() {
 		if path := filepath.Join(p.folder, name); exists(path) {
@@ -127,7 +126,7 @@ func (s Search) Find(name string) string {
 	return ""
 }
 
-// Setup returns the command that installs a library where the process looks for it.
+// Setup returns the command that installs a library where the process finds it.
 func (s Search) Setup(name string) string {
 	if s.Clone == "" {
 		return "go run " + Module + "/cmd/torchstream@" + cmp.Or(s.Version, "latest") + " setup"
@@ -136,7 +135,7 @@ func (s Search) Setup(name string) string {
 	switch {
 	case strings.Contains(name, "_image"):
 		target = "image"
-	case strings.Contains(name, "_lab"): // only a clone has it
+	case strings.Contains(name, "_lab"): // exists only in a clone
 		target = "lab"
 	}
 	return "make -C " + s.Clone + " " + target

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// touch makes empty files below a new folder, and returns the folder.
+// touch creates empty files in a new folder and returns the folder.
 func touch(t *testing.T, files ...string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -27,7 +27,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// Each folder comes before those that follow it. The variable excludes all others.
+// Folders are searched in order. TORCHSTREAM_LIBRARY excludes all others.
 func TestFindSearchesInOrder(t *testing.T) {
 	root := touch(t, "variable/x.so", "loader/x.so", "program/bin/x.so", "program/lib/x.so", "clone/cshim/build/lib/x.so", "installed/lib/x.so", "installed/lib/y.so")
 	at := func(folder string) string { return filepath.Join(root, folder) }
@@ -61,7 +61,7 @@ func TestFindSearchesInOrder(t *testing.T) {
 	find("")
 }
 
-// This process looks beside its program, in this clone and in the cache.
+// This process searches the folder of its program, this clone and the cache.
 func TestHere(t *testing.T) {
 	t.Setenv("TORCHSTREAM_CACHE", t.TempDir())
 	t.Setenv("TORCHSTREAM_LIBRARY", "there")
@@ -116,7 +116,7 @@ func TestLibTorchVersion(t *testing.T) {
 	}
 }
 
-// Each message of the dynamic loader becomes one that says what to do.
+// Each message of the dynamic loader is turned into one that says what to do.
 func TestUnusable(t *testing.T) {
 	s := Search{Clone: "/no/clone", LoaderPath: "/other/torch/lib"}
 	const path = "/lib/libtorchstream.so"
@@ -142,9 +142,9 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// In a clone without the libraries the first message names the command for all of them. A folder in
-// TORCHSTREAM_LIBRARY without them is to be left out, and nothing is to be built that is there.
-// Each folder has a line, and what to do another.
+// In a clone without the libraries the message first names the command for all of them. If
+// TORCHSTREAM_LIBRARY names a folder without them, the message says to unset it, and does not say
+// to build existing libraries. Each folder has a line, and so has the advice.
 func TestMissingSaysWhatToDo(t *testing.T) {
 	const image = "libtorchstream_image.so"
 	clone := touch(t, "Makefile")
