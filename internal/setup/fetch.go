@@ -20,8 +20,8 @@ import (
 
 var hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// fetch returns the path of the release archive, after comparing its checksum. An archive at a
-// https URL is downloaded to the given path, for the caller to remove.
+// fetch returns the path of the release archive after verifying its checksum. An archive at an
+// https URL is downloaded to the given path; the caller removes it.
 func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	u, err := url.Parse(o.From)
 	remote := err == nil && u.Scheme != "" && u.Scheme != "file"
@@ -57,8 +57,8 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	return archive, verify(archive, strings.TrimSpace(want))
 }
 
-// checksumOf returns the URL of an archive's checksum. The query stays: it may hold what lets the
-// caller read both.
+// checksumOf returns the URL of an archive's checksum. It keeps the query, which may hold the
+// credentials for both files.
 func checksumOf(archive *url.URL) string {
 	u := *archive
 	u.Path += ".sha256"
@@ -68,7 +68,7 @@ func checksumOf(archive *url.URL) string {
 	return u.String()
 }
 
-// verify compares a file's SHA-256.
+// verify compares a file's SHA-256 with want.
 func verify(path, want string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -85,10 +85,10 @@ func verify(path, want string) error {
 	return nil
 }
 
-// invalid is the error for an invalid URL. The parser's error would quote the text.
+// invalid is the error for an invalid URL. The parser's own error would quote the text.
 func invalid(address string) error { return fmt.Errorf("%s is no valid URL", printable.URL(address)) }
 
-// request makes a request, and returns the response if its status is one of the accepted ones.
+// request sends a request and returns the response if its status is one of statuses.
 func request(ctx context.Context, client *http.Client, address, accept string, header http.Header, statuses ...int) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
@@ -126,7 +126,7 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("%s: %d %s", e.address, e.status, http.StatusText(e.status))
 }
 
-// get returns a small document.
+// get downloads a small document.
 func get(ctx context.Context, client *http.Client, address, accept string) ([]byte, error) {
 	answer, err := request(ctx, client, address, accept, nil, http.StatusOK)
 	if err != nil {
@@ -144,8 +144,8 @@ func get(ctx context.Context, client *http.Client, address, accept string) ([]by
 // attempts is the number of times that a download is continued after an error.
 const attempts = 5
 
-// download writes a URL's content to a file and verifies its SHA-256. It continues a partial file
-// from an earlier call, and a transfer that ends early.
+// download writes the contents of a URL to a file and verifies its SHA-256. It continues a partial
+// file from an earlier call and a transfer that ends early.
 func download(ctx context.Context, client *http.Client, address, path, want string, log io.Writer) error {
 	if verify(path, want) == nil {
 		return nil
@@ -179,7 +179,7 @@ func download(ctx context.Context, client *http.Client, address, path, want stri
 // silence is the maximum time without data from a server.
 const silence = time.Minute
 
-// awake reads from a server, and postpones the end of the request with every read.
+// awake is a reader that postpones the end of the request with every read.
 type awake struct {
 	io.Reader
 	end *time.Timer
@@ -219,7 +219,7 @@ func continued(ctx context.Context, client *http.Client, address, part string, l
 	defer answer.Body.Close()
 	switch answer.StatusCode {
 	case http.StatusRequestedRangeNotSatisfiable:
-		return nil // complete, or another file: the checksum tells
+		return nil // complete, or another file: the checksum decides
 	case http.StatusOK:
 		if err := f.Truncate(0); err != nil {
 			return err

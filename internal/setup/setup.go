@@ -1,4 +1,4 @@
-// Package setup installs the shim, the image library and LibTorch for the programs of a user, where
+// Package setup installs the shim, the image library and LibTorch for a user's programs, where
 // package library finds them. It needs neither Python nor a clone of the module.
 package setup
 
@@ -28,7 +28,7 @@ import (
 // Options are the options of Run.
 type Options struct {
 	From     string // release archive: a path, or an https or file URL; "" builds the libraries
-	SHA256   string // of the archive; "" reads it from the file or URL whose path has .sha256 at its end
+	SHA256   string // checksum of the archive; "" reads it from the file or URL at From's path plus .sha256
 	Image    bool   // only the image library, which needs no LibTorch
 	LibTorch string // an installed LibTorch: site-packages, its torch folder, or an unpacked archive; "" installs one
 	Release  string // the LibTorch to install for a build, such as "2.15" or "2.11-cpu"; "" is the default
@@ -40,14 +40,14 @@ type Options struct {
 }
 
 const (
-	// DefaultRelease is the LibTorch of a build that names none.
+	// DefaultRelease is the LibTorch for a build that names none.
 	DefaultRelease = "2.11"
-	// WithoutCUDA ends the names of releases that have no CUDA.
+	// WithoutCUDA is the suffix of releases without CUDA.
 	WithoutCUDA = "-cpu"
 )
 
-// Run installs, and returns the folder with the libraries. Whatever was installed there stays until
-// its successor is complete and passes Try.
+// Run installs the libraries and returns their folder. An earlier installation is kept until the
+// new one is complete and has passed Try.
 func Run(ctx context.Context, o Options) (folder string, err error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
 		return "", fmt.Errorf("torchstream runs on linux/amd64, and this is %s/%s", runtime.GOOS, runtime.GOARCH)
@@ -67,7 +67,7 @@ func Run(ctx context.Context, o Options) (folder string, err error) {
 	if err := recoverOld(target); err != nil {
 		return "", err
 	}
-	stage := target + ".new" // of a set-up that was killed, if it exists
+	stage := target + ".new" // left by a killed set-up, if it exists
 	if err := os.RemoveAll(stage); err != nil {
 		return "", err
 	}
@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options) (folder string, err error) {
 	return filepath.Join(target, "lib"), nil
 }
 
-// lock takes an exclusive lock that ends with the process.
+// lock takes an exclusive lock, which the kernel releases when the process ends.
 func lock(path string, log io.Writer) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
@@ -113,7 +113,7 @@ func lock(path string, log io.Writer) (unlock func(), err error) {
 // old is the temporary name of a folder while its successor replaces it.
 func old(target string) string { return target + ".old" }
 
-// recoverOld renames a folder back if a set-up was killed in replace.
+// recoverOld restores a folder if a set-up was killed in replace.
 func recoverOld(target string) error {
 	if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -124,8 +124,8 @@ func recoverOld(target string) error {
 	return nil
 }
 
-// replace replaces a folder with another. Programs that have opened the old folder's libraries keep
-// them.
+// replace replaces a folder with another. Programs that have opened libraries of the old folder can
+// still use them.
 func replace(stage, target string) error {
 	old := old(target)
 	if err := os.RemoveAll(old); err != nil {
@@ -140,8 +140,8 @@ func replace(stage, target string) error {
 	return os.RemoveAll(old)
 }
 
-// syncFiles writes the cached data of the folder's file system to the disk, so that the folder's
-// name and stamp are valid even after a crash of the machine.
+// syncFiles flushes the folder's file system to disk, so that the folder's name and stamp stay
+// valid after a crash of the machine.
 func syncFiles(folder string) error {
 	f, err := os.Open(folder)
 	if err != nil {
@@ -154,9 +154,9 @@ func syncFiles(folder string) error {
 	return nil
 }
 
-// release unpacks a release archive, and gives its shim the LibTorch that it was built for.
+// release unpacks a release archive and links its shim to the LibTorch that it was built for.
 func (o Options) release(ctx context.Context, stage string) error {
-	downloaded := stage + ".tar.gz" // its lock is that of stage
+	downloaded := stage + ".tar.gz" // protected by stage's lock
 	archive, err := o.fetch(ctx, downloaded)
 	if err != nil {
 		return err
@@ -197,7 +197,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 	return link(site, filepath.Join(stage, "lib", "libtorch"))
 }
 
-// libtorch returns the LibTorch folder: the one in the options, or the wheels of a lock.
+// libtorch returns the LibTorch folder: the one in the options, or the installed wheels of a lock.
 func (o Options) libtorch(ctx context.Context, lockText string) (string, error) {
 	if o.LibTorch == "" {
 		return installer{o.Cache, environmentIndex(), o.Log}.install(ctx, lockText)
@@ -224,8 +224,8 @@ func (o Options) libtorch(ctx context.Context, lockText string) (string, error) 
 		"or an unpacked libtorch zip (the folder with include/ and lib/), or unset LIBTORCH to have one installed", given)
 }
 
-// link makes the folder at path, in which the shim of a release looks for LibTorch and the CUDA
-// libraries beside it. torch is LibTorch's own folder.
+// link creates the folder at path with links to LibTorch and to the CUDA libraries installed with
+// it. The shim of a release looks for them there. torch is LibTorch's own folder.
 func link(torch, path string) error {
 	if err := os.MkdirAll(path, 0o777); err != nil {
 		return err
@@ -235,12 +235,12 @@ func link(torch, path string) error {
 	}
 	nvidia := filepath.Join(filepath.Dir(torch), "nvidia")
 	if _, err := os.Stat(nvidia); err != nil {
-		return nil // an unpacked archive has CUDA in its lib
+		return nil // an unpacked archive has CUDA in its lib folder
 	}
 	return os.Symlink(nvidia, filepath.Join(path, "nvidia"))
 }
 
-// build compiles the libraries from the sources in the program.
+// build compiles the libraries from the sources embedded in the program.
 func (o Options) build(ctx context.Context, stage string) error {
 	release := o.Release
 	if release == "" {
@@ -296,8 +296,8 @@ func (o Options) command(ctx context.Context, environment []string, name string,
 	return nil
 }
 
-// Releases returns the LibTorch releases that can be installed for a build, those without CUDA
-// last.
+// Releases returns the LibTorch releases that can be installed for a build. Releases without CUDA
+// are last.
 func Releases() []string {
 	names, _ := fs.Glob(cshim.Sources, "libtorch-*.lock") // the pattern is valid
 	for i, name := range names {

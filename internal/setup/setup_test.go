@@ -32,7 +32,7 @@ func digest(b []byte) string {
 	return hex.EncodeToString(h[:])
 }
 
-// entry is a file of an archive.
+// entry is a file in an archive.
 type entry struct {
 	name, text string
 	mode       fs.FileMode
@@ -88,7 +88,7 @@ func tarred(t *testing.T, files ...entry) []byte {
 	return b.Bytes()
 }
 
-// server is a package index, and a server of files that breaks off the first answer of each.
+// server is a package index and file server that interrupts the first response for each file.
 type server struct {
 	*httptest.Server
 	html     bool
@@ -173,8 +173,8 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// The wheels of the lock are found in an index of either form, downloaded through interruptions,
-// and unpacked as pip does. A second set-up asks for nothing.
+// The lock's wheels are found in an index of either form, downloaded despite interruptions, and
+// unpacked as pip does. A second set-up sends no request.
 func TestWheelsAreInstalled(t *testing.T) {
 	for _, html := range []bool{false, true} {
 		t.Run(map[bool]string{false: "JSON", true: "HTML"}[html], func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestWheelsAreInstalled(t *testing.T) {
 			s := serve(t, html, files)
 			i := installer{cache: t.TempDir(), from: index{urls: []string{s.URL + "/nowhere", s.URL + "/simple"}}, log: io.Discard}
 			site := wheels(lockText).folder(i.cache, "2.11.0")
-			if err := os.MkdirAll(filepath.Join(site+".tmp", "torch"), 0o777); err != nil { // of a set-up that was killed
+			if err := os.MkdirAll(filepath.Join(site+".tmp", "torch"), 0o777); err != nil { // left by a killed set-up
 				t.Fatal(err)
 			}
 			torch, err := i.install(t.Context(), lockText)
@@ -202,7 +202,7 @@ func TestWheelsAreInstalled(t *testing.T) {
 			if s.ranges.Load() < 2 {
 				t.Error("no interrupted download was continued")
 			}
-			if err := os.Mkdir(site+".wheels", 0o777); err != nil { // of a set-up that was killed at its end
+			if err := os.Mkdir(site+".wheels", 0o777); err != nil { // left by a set-up that was killed at its end
 				t.Fatal(err)
 			}
 			before := s.requests.Load()
@@ -233,7 +233,7 @@ func TestWheelsFromAFolder(t *testing.T) {
 	}
 }
 
-// A set-up that cannot succeed says why, and leaves nothing that looks complete.
+// A set-up that cannot succeed returns the reason, and leaves nothing that looks complete.
 func TestWheelsThatCannotBeInstalled(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	s := serve(t, false, files)
@@ -297,8 +297,8 @@ func TestFolderIsThatOfLibtorchPy(t *testing.T) {
 	}
 }
 
-// A LIBTORCH without LibTorch is an error that says which folder is wanted, and what unsetting it
-// does.
+// If LIBTORCH names a folder without LibTorch, the error names a suitable folder and the effect of
+// unsetting LIBTORCH.
 func TestWrongLIBTORCHSaysWhichFolderIsWanted(t *testing.T) {
 	const wanted = ": give the site-packages that contains torch/, the torch package folder, or an unpacked libtorch zip (the folder with include/ and lib/), or unset LIBTORCH to have one installed"
 	python, noPython := exec.LookPath("python3")
@@ -360,7 +360,7 @@ func TestChecksumIsBesideTheArchive(t *testing.T) {
 	}
 }
 
-// The proxy and the certificates are those of pip's options.
+// The proxy and the certificates are taken from pip's options.
 func TestIndexIsAskedByPipsProxyWithPipsCertificates(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	s := serve(t, true, files)
@@ -405,14 +405,14 @@ func TestIndexIsAskedByPipsProxyWithPipsCertificates(t *testing.T) {
 	}
 }
 
-// An index whose file is another one, or that has the page but not the file, does not end the
-// search. The lock's own index is asked last.
+// If an index has another file with the name, or a page without the file, the search continues. The
+// lock's own index is tried last.
 func TestNextIndexIsAsked(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	good := serve(t, false, files)
 	for name, handler := range map[string]http.HandlerFunc{
 		"another file": func(w http.ResponseWriter, r *http.Request) {
-			if strings.HasPrefix(r.URL.Path, "/simple/") { // without checksums
+			if strings.HasPrefix(r.URL.Path, "/simple/") { // links without checksums
 				fmt.Fprint(w, `<a href="/torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl">x</a><a href="/nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_x86_64.whl">x</a>`)
 				return
 			}
@@ -446,7 +446,7 @@ func TestNextIndexIsAsked(t *testing.T) {
 	}
 }
 
-// No message has the name, the password or the token in a URL.
+// No message contains a URL's user name, password or token.
 func TestErrorsKeepSecrets(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/links/") {
@@ -480,7 +480,7 @@ func TestErrorsKeepSecrets(t *testing.T) {
 	}
 }
 
-// options returns the options of a set-up from an archive, with a LibTorch that is installed.
+// options returns the options for a set-up from an archive, with an installed LibTorch.
 func options(t *testing.T, archive []byte) Options {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "torchstream.tar.gz")
@@ -504,8 +504,8 @@ func options(t *testing.T, archive []byte) Options {
 
 var lockEntry = entry{"t/share/torchstream/libtorch-2.11.lock", "torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64) + "\n", 0}
 
-// A release archive is unpacked where programs look, beside links to LibTorch, and replaces an
-// earlier one.
+// A release archive is unpacked in the folder that programs search, with links to LibTorch, and
+// replaces an earlier one.
 func TestReleaseIsInstalled(t *testing.T) {
 	for _, version := range []string{"first", "second"} {
 		o := options(t, tarred(t, entry{"t/lib/libtorchstream.so", version, 0o111}, entry{"t/lib/libtorchstream_image.so", version, 0o111}, entry{"t/lib/link.so", "libtorchstream.so", fs.ModeSymlink}, lockEntry))
@@ -524,7 +524,7 @@ func TestReleaseIsInstalled(t *testing.T) {
 		if left, _ := filepath.Glob(filepath.Join(o.Cache, "*")); len(left) != 2 {
 			t.Errorf("the cache has %v", left)
 		}
-		// The next one replaces it.
+		// The next set-up replaces it.
 		o2 := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "image", 0}))
 		o2.Cache, o2.Image = o.Cache, true
 		if lib, err = Run(t.Context(), o2); err != nil || read(t, filepath.Join(lib, "libtorchstream_image.so")) != "image" {
@@ -536,7 +536,8 @@ func TestReleaseIsInstalled(t *testing.T) {
 	}
 }
 
-// A whole download of another file is the last one. After a continued one it is tried once more.
+// After a complete download with the wrong checksum, download gives up. After a resumed download
+// with the wrong checksum, it tries once more.
 func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 	s := serve(t, false, map[string][]byte{"/x": []byte("another file")})
 	path := filepath.Join(t.TempDir(), "x")
@@ -548,13 +549,13 @@ func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 		if err := download(t.Context(), http.DefaultClient, s.URL+"/x", path, strings.Repeat("0", 64), io.Discard); err == nil {
 			t.Error("it is accepted")
 		}
-		if n := s.requests.Load() - before; n > 3 { // one breaks off, one goes on, one is whole
+		if n := s.requests.Load() - before; n > 3 { // one is interrupted, one is resumed, one is complete
 			t.Errorf("after the part %q: %d requests", part, n)
 		}
 	}
 }
 
-// A local archive stays, by whatever name it is given.
+// A local archive is not removed, whether From is a path or a file URL.
 func TestLocalReleaseStays(t *testing.T) {
 	o := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "", 0}))
 	path := o.From
@@ -567,8 +568,8 @@ func TestLocalReleaseStays(t *testing.T) {
 	}
 }
 
-// What is installed stays if its successor does not work, and survives a set-up that was killed
-// while it replaced it.
+// An installation is kept if its replacement does not work. It survives a set-up that was killed
+// while replacing it.
 func TestInstalledStays(t *testing.T) {
 	archive := tarred(t, entry{"t/lib/libtorchstream_image.so", "first", 0})
 	o := options(t, archive)
@@ -588,7 +589,7 @@ func TestInstalledStays(t *testing.T) {
 		t.Errorf("%v after trying %q", err, tried)
 	}
 	target := filepath.Dir(lib)
-	if err := os.Rename(target, old(target)); err != nil { // where replace was killed
+	if err := os.Rename(target, old(target)); err != nil { // the state if replace is killed
 		t.Fatal(err)
 	}
 	if _, err := Run(t.Context(), next); !errors.Is(err, fs.ErrInvalid) {
@@ -647,7 +648,7 @@ func TestReleasesThatAreRefused(t *testing.T) {
 	}
 }
 
-// The program has every file that a build needs, and scripts that can be run.
+// The program contains every file that a build needs, and its scripts are executable.
 func TestSourcesAreWhole(t *testing.T) {
 	folder := t.TempDir()
 	if err := writeSources(folder); err != nil {

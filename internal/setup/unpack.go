@@ -15,8 +15,8 @@ import (
 	"sync"
 )
 
-// unpack unpacks the contents of a .tar.gz's single top folder into folder. It writes nothing
-// outside folder.
+// unpack extracts a .tar.gz into folder, without the archive's single top folder. It writes nothing
+// outside of folder.
 func unpack(archive, folder string) error {
 	f, err := os.Open(archive)
 	if err != nil {
@@ -45,7 +45,7 @@ func unpack(archive, folder string) error {
 		}
 		_, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(h.Name, "./"), "/"), "/")
 		if name == "" {
-			continue // the folder at the top
+			continue // the top folder itself
 		}
 		switch h.Typeflag {
 		case tar.TypeDir:
@@ -53,7 +53,7 @@ func unpack(archive, folder string) error {
 		case tar.TypeReg:
 			err = write(root, name, r, h.FileInfo().Mode())
 		case tar.TypeSymlink:
-			err = root.Symlink(h.Linkname, name) // root never follows one that leads outside
+			err = root.Symlink(h.Linkname, name) // root never follows a link that leads outside
 		default:
 			err = fmt.Errorf("is of the kind %q, which no release archive has", h.Typeflag)
 		}
@@ -63,7 +63,7 @@ func unpack(archive, folder string) error {
 	}
 }
 
-// write writes a file and the folders above it. Of the mode only the right to execute counts.
+// write writes a file and creates the folders above it. It keeps only the executable bits of mode.
 func write(root *os.Root, name string, from io.Reader, mode fs.FileMode) error {
 	if err := root.MkdirAll(filepath.Dir(name), 0o777); err != nil {
 		return err
@@ -76,8 +76,8 @@ func write(root *os.Root, name string, from io.Reader, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// unzip unpacks a wheel into a folder, as pip does: the parts purelib and platlib of its .data
-// folder belong to the top, and the others are left out, since nothing runs.
+// unzip extracts a wheel into a folder, as pip does. Files in the purelib and platlib parts of its
+// .data folder belong to the top. Other parts are skipped, because nothing in the wheel is run.
 func unzip(wheel, folder string) error {
 	z, err := zip.OpenReader(wheel)
 	if err != nil {

@@ -69,14 +69,14 @@ func (l lockLines) release() string {
 	return strings.Join(numbers[:min(2, len(numbers))], ".")
 }
 
-// folder returns where the wheels of the lock are installed. cshim/setup/libtorch.py has the same
-// rule, so that both find what either has installed.
+// folder returns the folder where the lock's wheels are installed. cshim/setup/libtorch.py uses the
+// same rule, so each finds what the other has installed.
 func (l lockLines) folder(cache, version string) string {
 	digest := sha256.Sum256([]byte(strings.Join(l, "\n")))
 	return filepath.Join(cache, "libtorch-"+version+"-"+hex.EncodeToString(digest[:])[:12])
 }
 
-// cpu reports whether the lock is of a LibTorch without CUDA.
+// cpu reports whether the lock is for a LibTorch without CUDA.
 func (l lockLines) cpu() bool {
 	all, err := l.parse()
 	return err == nil && strings.HasSuffix(all[0].version, "+cpu")
@@ -93,9 +93,9 @@ func described(lockText, name string) string {
 }
 
 const (
-	stamp = ".torchstream-complete" // the file that says that a folder is complete
-	// During installation, the disk holds both the wheels and the unpacked files. The lock has the
-	// size of the unpacked files; the wheels have up to 0.65 of that size.
+	stamp = ".torchstream-complete" // file that marks a folder as complete
+	// During installation, the disk holds both the wheels and the unpacked files. The lock names
+	// the size of the unpacked files; the wheels have up to 0.65 of that size.
 	needFactor = 1.7
 )
 
@@ -106,8 +106,8 @@ type installer struct {
 	log   io.Writer
 }
 
-// install installs the wheels of a lock, unless they are installed, and returns their LibTorch
-// folder. It resumes an interrupted set-up.
+// install installs the wheels of a lock, unless they are installed already, and returns their
+// LibTorch folder. It resumes an interrupted set-up.
 func (i installer) install(ctx context.Context, lockText string) (torch string, err error) {
 	lines := wheels(lockText)
 	all, err := lines.parse()
@@ -123,9 +123,9 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 	torch = filepath.Join(target, "torch")
 	files, site := target+".wheels", target+".tmp"
 	if _, err := os.Stat(filepath.Join(target, stamp)); err == nil {
-		return torch, os.RemoveAll(files) // of a set-up that was killed at its end
+		return torch, os.RemoveAll(files) // left by a set-up that was killed at its end
 	}
-	for _, folder := range []string{target, site} { // of a set-up that was killed
+	for _, folder := range []string{target, site} { // left by a killed set-up
 		if err := os.RemoveAll(folder); err != nil {
 			return "", err
 		}
@@ -170,8 +170,8 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 	return torch, os.RemoveAll(files)
 }
 
-// room returns an error if the disk is too small for a LibTorch of the size that a lock names. The
-// bytes of the wheels that are there count as free.
+// room returns an error if the disk is too small for a LibTorch of the size that the lock names.
+// Space used by downloaded wheels counts as free.
 func (i installer) room(files, size string) error {
 	if size == "" {
 		return nil
@@ -202,12 +202,12 @@ func (i installer) room(files, size string) error {
 	return nil
 }
 
-// index has the places of Python packages, as pip's options name them.
+// index has the places to look for Python packages, as in pip's options.
 type index struct {
-	urls  []string // of simple indexes
+	urls  []string // simple indexes
 	files []string // folders with wheels
-	proxy string   // URL; "": what HTTPS_PROXY and HTTP_PROXY name
-	cert  string   // file of the certificates to trust; "": those of the system
+	proxy string   // URL; "": as HTTPS_PROXY and HTTP_PROXY say
+	cert  string   // file of trusted certificates; "": the system's certificates
 }
 
 // client returns an HTTP client with the index's proxy and certificates.
@@ -219,7 +219,7 @@ func (i index) client() (*http.Client, error) {
 	transport = transport.Clone()
 	if i.proxy != "" {
 		address := i.proxy
-		if !strings.Contains(address, "://") { // as pip takes it
+		if !strings.Contains(address, "://") { // pip accepts this too
 			address = "http://" + address
 		}
 		proxy, err := url.Parse(address)
@@ -242,8 +242,8 @@ func (i index) client() (*http.Client, error) {
 	return &http.Client{Transport: transport}, nil
 }
 
-// environmentIndex returns the index that the environment or pip's configuration files name, or
-// else the public index.
+// environmentIndex returns the index that the environment or pip's configuration files name, or the
+// public index.
 func environmentIndex() index {
 	var files []string
 	if home, err := os.UserHomeDir(); err == nil {
@@ -255,7 +255,7 @@ func environmentIndex() index {
 func readIndex(getenv func(string) string, files []string) index {
 	switch file := getenv("PIP_CONFIG_FILE"); file {
 	case "":
-	case os.DevNull: // pip then reads no file at all
+	case os.DevNull: // pip reads no file at all then
 		files = nil
 	default:
 		files = append([]string{file}, files...)
@@ -287,7 +287,7 @@ func readIndex(getenv func(string) string, files []string) index {
 	return i
 }
 
-// configured returns the values of an option in the section [global] of a file of pip.
+// configured returns the values of an option in the [global] section of a pip configuration file.
 func configured(file, name string) []string {
 	f, err := os.Open(file)
 	if err != nil {
@@ -309,7 +309,7 @@ func configured(file, name string) []string {
 	return nil
 }
 
-// wheel writes the file of a wheel to path.
+// wheel finds a wheel, by download or in a folder, and stores it at path.
 func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) error {
 	if verify(path, w.sha256) == nil {
 		return nil
@@ -347,7 +347,7 @@ func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) e
 	return fmt.Errorf("%w: check the network, and PIP_INDEX_URL if you use a mirror", failed)
 }
 
-// hardLink makes path a hard link to a file, or, on another disk, a symbolic one.
+// hardLink makes path a hard link to a file, or a symbolic link if the file is on another disk.
 func hardLink(file, path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -363,8 +363,8 @@ var (
 	separators = regexp.MustCompile(`[-_.]+`)
 )
 
-// find returns the URL of the wheel in a simple index (PEP 503 and PEP 691), "" if it has none: the
-// file with the lock's SHA-256.
+// find returns the URL of the file with the wheel's SHA-256 in a simple index (PEP 503 and PEP
+// 691), or "" if the index does not have it.
 func find(ctx context.Context, client *http.Client, indexURL string, w wheel) (string, error) {
 	page, err := url.Parse(strings.TrimSuffix(indexURL, "/") + "/" + separators.ReplaceAllString(strings.ToLower(w.name), "-") + "/")
 	if err != nil {
@@ -384,7 +384,7 @@ func find(ctx context.Context, client *http.Client, indexURL string, w wheel) (s
 			return "", fmt.Errorf("%s: a link: %w", printable.URL(page.String()), invalid(link))
 		}
 		if u.User == nil && u.Host == page.Host {
-			u.User = page.User // the index wants the same name and password for its files
+			u.User = page.User // the index requires the same name and password for its files
 		}
 		u.Fragment = ""
 		return u.String(), nil
