@@ -12,8 +12,8 @@ type signal struct {
 	record      bool
 }
 
-// external notes a record of an external event in a capture, or a wait for one. It returns false
-// for other operations.
+// external records in k.inside that the capture records an external event or waits for one. It
+// returns false for other operations.
 func (k *checked) external(o Op) bool {
 	if k.inside == nil || o.A >= k.externals {
 		return false
@@ -26,7 +26,8 @@ func (k *checked) external(o Op) bool {
 }
 
 // externalProgram returns a random program, correct or not, with graphs whose nodes record external
-// events and wait for them: the events below the given number. Its streams are of one device.
+// events and wait for them. Events below the given number are external. All streams are on one
+// device.
 func externalProgram(seed uint64, externals int) *Program {
 	rng := rand.New(rand.NewPCG(seed, 5))
 	p := &Program{Streams: 2 + rng.IntN(4), Devices: 1, Tensors: 2 + rng.IntN(6), HostBuffers: 1, Events: externals + 2, Graphs: 3}
@@ -34,7 +35,7 @@ func externalProgram(seed uint64, externals int) *Program {
 		p.Ops = append(p.Ops, Op{Kind: Upload, Dst: i, Stream: 0})
 	}
 	p.Ops = append(p.Ops, Op{Kind: Sync, Stream: 0})
-	edges := 1 + rng.IntN(9) // of ten operations
+	edges := 1 + rng.IntN(9) // share of edges, in tenths
 	step := func(events int) Op {
 		o := Op{Stream: rng.IntN(p.Streams), Other: rng.IntN(p.Streams), Dst: rng.IntN(p.Tensors), A: rng.IntN(events)}
 		switch n := rng.IntN(3); {

@@ -27,7 +27,7 @@ const (
 	Copy
 	Upload   // Dst = host buffer A, on Stream
 	Download // host buffer Dst = A, on Stream
-	HostFill // the host writes K into host buffer Dst
+	HostFill // the host writes K to host buffer Dst
 	Busy     // keeps Stream busy for a while
 	Check    // the host reads A through Stream, and waits
 	Free     // frees Dst
@@ -98,7 +98,7 @@ type Options struct {
 	Graphs                bool
 }
 
-// stamp is a time of an actor. The actors are the streams and, as the last one, the host.
+// stamp is a time on an actor's clock. The actors are the streams and, as the last one, the host.
 type stamp struct{ actor, time int }
 
 // tensor is the generator's state of a tensor or a host buffer.
@@ -244,7 +244,7 @@ func (g *generator) do(actor int, accesses ...access) {
 	}
 }
 
-// missing lists the accesses that the actor must be ordered after, and is not.
+// missing lists the accesses that the actor must be ordered after but is not.
 func (g *generator) missing(actor int, accesses []access) []stamp {
 	return unknown(g.clocks[actor], accesses)
 }
@@ -565,8 +565,8 @@ func (g *generator) firstEvent() int {
 	return 0
 }
 
-// free frees a tensor. Its memory returns to its owner's stream, so either that stream is ordered
-// after all users, or their streams are recorded.
+// free frees a tensor. Its memory returns to its owner's stream. Therefore either that stream is
+// ordered after all users, or their streams are recorded.
 func (g *generator) free(i int) {
 	if i < 0 || g.live() < 4 && g.body == nil {
 		return
@@ -593,8 +593,8 @@ func (g *generator) free(i int) {
 // ---- Graphs
 
 // graph captures a few operations on existing tensors. Only the capture's own edges order the
-// operations in its body: at the beginning the captured stream alone is ordered after the memory,
-// and all other streams join it at the end.
+// operations in its body: at the start only the captured stream is ordered after the memory's
+// users, and at the end it waits for all other streams.
 func (g *generator) graph(s int) {
 	if !g.o.Graphs || s < g.Devices || len(g.graphs) >= 4 || g.pick(g.device(s), false) < 0 {
 		return
@@ -618,8 +618,8 @@ func (g *generator) graph(s int) {
 	g.emit(Op{Kind: Graph, Stream: s, Dst: len(g.graphs) - 1, Body: *in.ops})
 }
 
-// capture returns the generator of a graph's body, with a copy of every tensor, and the originals
-// by copy.
+// capture returns the generator for a graph's body, with a copy of every tensor, and a map from the
+// copies to the originals.
 func (g *generator) capture(s int) (in *generator, originals map[*tensor]*tensor) {
 	in = &generator{
 		Program: g.Program, o: g.o, rng: g.rng, clocks: newClocks(g.Streams + 1),
@@ -726,7 +726,7 @@ func (g *generator) replay(s int) {
 
 // ---- The oracle, and programs without an edge
 
-// Values is the oracle: it returns the value that each Check reads when the operations run one at a
+// Values is the oracle: it returns the value that each Check reads if the operations run one at a
 // time.
 func (p *Program) Values() []int64 {
 	device, host, graphs := make([]int64, p.Tensors), make([]int64, p.HostBuffers), make([][]Op, p.Graphs)
@@ -779,7 +779,7 @@ func countNeeded(ops []Op) (n int) {
 	return n
 }
 
-// Without returns the program without its edge-th needed edge, and that edge.
+// Without returns the program without needed edge number edge, and that edge.
 func (p *Program) Without(edge int) (*Program, Op) {
 	less := *p
 	var gone Op

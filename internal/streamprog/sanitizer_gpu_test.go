@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// sanitize runs the program on GPUs under a sanitizer and returns its findings that are no notes.
+// sanitize runs the program on GPUs under a sanitizer and returns its findings, except notes.
 func (m *machine) sanitize(p *Program) (found []cuda.Finding) {
 	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
 	m.check(err)
@@ -22,8 +22,8 @@ func (m *machine) sanitize(p *Program) (found []cuda.Finding) {
 	return found
 }
 
-// freed replaces the drops of a program, since the garbage collector frees what a program drops at
-// a time of its own.
+// freed replaces the drops of a program by frees, since the garbage collector frees dropped tensors
+// at an unknown time.
 func freed(ops []Op) (all []Op) {
 	for _, o := range ops {
 		if o.Kind == Drop {

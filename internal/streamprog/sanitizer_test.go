@@ -43,15 +43,15 @@ type memory struct {
 }
 
 type replayed struct {
-	order          // inside of the graph
+	order          // order inside the graph
 	last  int      // node of the latest replay; -1: none
-	nodes []signal // of external events, in the graph's order
+	nodes []signal // records of and waits for external events, in the graph's order
 }
 
 // order is a graph of the program's operations: an operation is ordered after another if a path
 // leads to it.
 type order struct {
-	before [][]uint64    // by node: the set of nodes that it is ordered after
+	before [][]uint64    // by node: the nodes that it is ordered after
 	last   map[int]int   // by queue: its last node
 	events map[int]int   // by event: the node of its latest record
 	touch  []touch       // all accesses
@@ -125,7 +125,7 @@ func (m *memory) access(q racecheck.Queue, write bool) racecheck.Access {
 	}
 }
 
-// queue is the sanitizer's number of a stream.
+// queue returns the sanitizer's number for a stream.
 func queue(stream int) racecheck.Queue { return racecheck.Queue(stream + 1) }
 
 func queues(streams []int) (qs []racecheck.Queue) {
@@ -300,7 +300,7 @@ func (k *checked) compute(o Op) {
 	}
 }
 
-// release frees memory. Its owner's next allocation is a write, which comes at once.
+// release frees memory. Its owner's next allocation counts as a write that happens at once.
 func (k *checked) release(m *memory) {
 	o := k.order()
 	if len(m.uses) == 0 {
@@ -349,12 +349,12 @@ func (k *checked) capture(o Op) {
 	g.touch = slices.DeleteFunc(g.touch, own)
 	for i, m := range k.tensors {
 		if outside[i] == nil && m != nil {
-			k.tensors[i] = nil // the graph's own
+			k.tensors[i] = nil // it belongs to the graph
 		}
 	}
 }
 
-// replay adds the graph's operations to the program's, in their order inside of the graph.
+// replay adds the graph's operations to the program's, with their order inside the graph.
 func (k *checked) replay(o Op) {
 	g, w := k.graphs[o.Dst], &k.want
 	begin := w.node(o.Stream, g.last)
@@ -411,7 +411,7 @@ func (k *checked) compare(what string) {
 	}
 }
 
-// thin leaves edges out at random, at every level.
+// thin removes edges at random, at every level.
 func thin(rng *rand.Rand, ops []Op, share float64) (left []Op, gone int) {
 	for _, o := range ops {
 		if o.Kind >= Wait && rng.Float64() < share {

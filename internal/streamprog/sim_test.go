@@ -90,8 +90,8 @@ func (m *simulated) kernel(stream int, name string, reads, writes []*simulate.Ce
 	})
 }
 
-// cell returns an operand's memory. It exists even in a program that lacks an edge, since only
-// edges are left out.
+// cell returns an operand's memory. It exists even in a program without some edge, since only edges
+// are removed.
 func (m *simulated) cell(i int) *simulate.Cell { return &m.tensors[i].Cell }
 
 func cells(cs ...*simulate.Cell) []*simulate.Cell { return cs }
@@ -215,9 +215,9 @@ func (m *simulated) back(b *block) {
 
 // ---- Graphs
 
-// capture checks in a separate world that the graph's own edges order the operations in the graph:
-// an operation on the captured stream writes all memory before anything else, and another one
-// writes it at the end.
+// capture checks in a separate world that the graph's own edges order its operations. An operation
+// on the captured stream writes all memory before anything else, and another operation writes it at
+// the end.
 func (m *simulated) capture(o Op) *captured {
 	g := &captured{ops: o.Body}
 	g.itself.Name = fmt.Sprint("graph ", o.Dst)
@@ -349,7 +349,7 @@ func TestPrograms(t *testing.T) {
 	t.Logf("%d programs, %d needed edges; operations %v", *programs, edges, count)
 }
 
-// The simulation reports every program that leaves out an edge.
+// The simulation reports every program that lacks a needed edge.
 func TestMissingEdgeIsReported(t *testing.T) {
 	edges := 0
 	for seed := uint64(1); seed <= (*programs+9)/10; seed++ {
