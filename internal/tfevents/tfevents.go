@@ -1,9 +1,9 @@
-// Package tfevents writes TensorBoard's event files. They consist of records of TensorFlow's
-// protocol buffers; the package writes only scalars.
+// Package tfevents writes TensorBoard's event files, which consist of records that contain
+// TensorFlow's protocol buffers. The package writes only scalars.
 //
 // A record is the length of its data (8 bytes, little-endian), the masked CRC-32C of these 8 bytes,
 // the data, and the masked CRC-32C of the data (tensorflow/core/lib/io/record_writer.h). The data
-// is a message Event (tensorflow/core/util/event.proto).
+// is an Event message (tensorflow/core/util/event.proto).
 package tfevents
 
 import (
