@@ -1,16 +1,13 @@
-// Command trampoline writes the C file through which a Go package calls a shared library that it
-// opens when it is first used.
+// Command trampoline generates a C file through which a Go package calls a shared library that it
+// opens on first use.
 //
 //	go run ../trampoline FOLDER HEADER...
 //
-// A HEADER stands for itself and for the headers in the folder torchstream beside it that it
-// includes, one for each noun.
-//
-// For each function of the headers that the Go files of the package in FOLDER call, the file
-// FOLDER/table_gen.c has a definition with the same name, which jumps to an entry of a table. So
-// cgo and Go see functions that are linked as usual. A call costs one indirect jump, as it does
-// through the procedure linkage table of a program that links the library. torchstream_NAME_bind,
-// with the package's name, fills the table.
+// The output is FOLDER/table_gen.c. For each function of the headers that the package's Go files
+// call, it defines a function with the same name that jumps to an entry of a table. To cgo and Go
+// these look like linked functions. A call costs one indirect jump, as in a program that is linked
+// to the library, through the procedure linkage table. The function torchstream_NAME_bind, where
+// NAME is the package's name, fills the table.
 package main
 
 import (
@@ -41,19 +38,19 @@ func write(folder string, headers []string) error {
 	return os.WriteFile(filepath.Join(folder, "table_gen.c"), text, 0o666)
 }
 
-// function is a declaration of a header.
+// function is a function declared in a header.
 type function struct {
-	result     string // its type
+	result     string // result type
 	name       string
 	parameters string // as declared, "void" if there are none
-	arguments  string // the names of the parameters
+	arguments  string // parameter names
 }
 
 var (
 	comment     = regexp.MustCompile(`(?s)/\*.*?\*/`)
 	declaration = regexp.MustCompile(`TS_API\s+([^;()]*?)\b(ts_\w+)\(([^;()]*)\);`)
 	lastName    = regexp.MustCompile(`(\w+)$`)
-	call        = regexp.MustCompile(`\b(?:C\.|return )(ts_\w+)\(`) // in Go, or in a C function in front of it
+	call        = regexp.MustCompile(`\b(?:C\.|return )(ts_\w+)\(`) // in Go, or in a C wrapper function
 )
 
 // part matches the include of a header of one noun.
@@ -196,7 +193,7 @@ func generate(folder string, headers []string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// absent returns the body of a function that stands in the table until it is filled.
+// absent returns the body of the function that is in the table until it is filled.
 func absent(name, result string) string {
 	switch {
 	case result == "void":
