@@ -52,9 +52,9 @@ func synthetic(b *testing.B, seed uint64) []byte {
 	return encode(1 + sort.Search(99, func(q int) bool { return len(encode(1+q)) >= typicalBytes }))
 }
 
-// BenchmarkRequestOfEight is the latency of a request of eight photographs of about 109 KB, from
-// encoded bytes to a normalised batch on the device: the median and the 99th percentile, for each
-// way of decoding that the machine has.
+// BenchmarkRequestOfEight measures the latency of a request of eight photographs of about 109 KB,
+// from encoded bytes to a normalised batch on the device. It reports the median and the 99th
+// percentile for each way of decoding that the machine supports.
 func BenchmarkRequestOfEight(b *testing.B) {
 	var images [][]byte
 	for i := range uint64(8) {

@@ -60,10 +60,10 @@ func newClassifier(path string) (*classifier, error) {
 // classify returns the most probable class of an encoded photograph, and its probability.
 func (c *classifier) classify(ctx context.Context, upload []byte) (string, float32, error) {
 	scope := torch.NewScope("request")
-	defer scope.Close() // frees the batch, and all that is computed from it
+	defer scope.Close() // frees the batch and everything computed from it
 	x, err := c.decoder.Batch(ctx, scope, upload)
 	if err != nil {
-		return "", 0, err // decode.Errors, if the upload is at fault
+		return "", 0, err // decode.Errors if the upload is at fault
 	}
 	p, err := c.net.Forward(x.NoGrad()).Softmax(1).To(cuda.CPU).Float32s()
 	if err != nil {

@@ -23,7 +23,7 @@ const (
 	scratchBytes = 256 << 20 // coefficients, samples and columns of the largest plan (kMaxPlanScratch of cshim/src/jpeg/plan.h)
 )
 
-// units are the GPU's decoders. A call of Batch holds one of them until the GPU has decoded.
+// units are the GPU's decoders. A call of Batch holds one unit until the GPU has decoded.
 type units struct {
 	free   chan *unit
 	done   chan struct{} // closed by close
@@ -111,7 +111,8 @@ func (u *unit) open(head int) (err error) {
 	if u.arrived, err = cuda.NewEvent(cuda.EventOptions{}); err != nil {
 		return err
 	}
-	// The decoder's memory then belongs to the stream, and needs no order with other work.
+	// The decoder's memory then belongs to the stream, and needs no synchronisation with other
+	// work.
 	return cuda.WithStream(u.stream.Stream, func() (err error) {
 		u.decoder, err = capi.NewGPUDecoder(int32(u.device), maxPlanned, len(u.staging), scratchBytes)
 		return err
@@ -200,9 +201,9 @@ func (u *unit) request(n, bytes int) {
 	}
 }
 
-// decode enqueues the decoding of the requested images on the unit's stream and returns the pixels,
-// uint8 of the given shape. Rows that were not requested are undefined. The current stream waits
-// for the decoding.
+// decode enqueues the decoding of the requested images on the unit's stream, and makes the current
+// stream wait for it. It returns the pixels as uint8 of the given shape. Rows that were not
+// requested are undefined.
 func (u *unit) decode(shape []int64) (*torch.Tensor, error) {
 	if u.stream == nil {
 		pixels, err := torch.Empty(u.device, torch.Uint8, shape...)
@@ -278,7 +279,7 @@ func (d *Decoder) batchOnDevice(ctx context.Context, scope *torch.Scope, images 
 	if err != nil {
 		return nil, err
 	}
-	defer there.close() // in the streams' order
+	defer there.close() // the memory is reused in stream order
 	if len(there.good) == 0 {
 		return d.batchOnHost(ctx, scope, images)
 	}
@@ -367,7 +368,7 @@ func (d *Decoder) decodeRest(ctx context.Context, host *torch.Tensor, good []int
 		return nil, fmt.Errorf("serve: %w", err)
 	}
 	var rest []int
-	_ = decodeplan.Gaps(good, len(images), func(first, rows int) error { // fn's error
+	_ = decodeplan.Gaps(good, len(images), func(first, rows int) error { // the error is the callback's, always nil
 		for row := first; row < first+rows; row++ {
 			rest = append(rest, row)
 		}

@@ -88,8 +88,8 @@ func same(t *testing.T, what string, got, want *torch.Tensor, gotErr, wantErr er
 	}
 }
 
-// TestOnDeviceIsTheHosts: a batch has the same bits and the same errors whether the device or the
-// host decodes it.
+// TestOnDeviceIsTheHosts checks that a batch has the same bits and the same errors whether the
+// device or the host decodes it.
 func TestOnDeviceIsTheHosts(t *testing.T) {
 	images := append(photos(t), uploads(t)...)
 	half := transform.Train(48)
@@ -100,7 +100,7 @@ func TestOnDeviceIsTheHosts(t *testing.T) {
 	host.Ops = []transform.Op{transform.GaussianNoise{}}
 	for name, c := range map[string]struct {
 		transform transform.Transform
-		device    bool // decodes some
+		device    bool // whether the device decodes some
 	}{
 		"evaluation": {transform.Eval(80, 64), true},
 		"training":   {half, true},
@@ -138,7 +138,8 @@ func TestOnDeviceIsTheHosts(t *testing.T) {
 	}
 }
 
-// TestOnDeviceFaults: there is no batch if the device finds that the last image is faulty too.
+// TestOnDeviceFaults checks that there is no batch if the device finds that the last good image is
+// faulty too.
 func TestOnDeviceFaults(t *testing.T) {
 	whole, err := os.ReadFile("../cshim/test/data/444.jpg")
 	if err != nil {
@@ -182,7 +183,7 @@ func TestOnDeviceFaults(t *testing.T) {
 	}
 }
 
-// planned returns the images that the decoder leaves to its device.
+// planned returns the images that the decoder sends to its device.
 func planned(t testing.TB, d *serve.Decoder, images [][]byte) (list [][]byte) {
 	t.Helper()
 	for _, image := range images {
@@ -202,7 +203,8 @@ func planned(t testing.TB, d *serve.Decoder, images [][]byte) (list [][]byte) {
 	return list
 }
 
-// TestOnDeviceLimits: the host decodes images beyond the unit's limits of number and size.
+// TestOnDeviceLimits checks that the host decodes images beyond the unit's limits of number and
+// size.
 func TestOnDeviceLimits(t *testing.T) {
 	// Zeros after the last pixel belong to the scan.
 	padded := func(image []byte, zeros int) []byte {
@@ -222,7 +224,7 @@ func TestOnDeviceLimits(t *testing.T) {
 		for _, c := range []struct {
 			name   string
 			images [][]byte
-			want   int64 // images that the device gets
+			want   int64 // number of images sent to the device
 		}{
 			{"many", many, serve.MaxPlanned},
 			{"one too large", [][]byte{images[1], padded(images[0], serve.PlansBytes), images[2]}, 2},
@@ -238,8 +240,8 @@ func TestOnDeviceLimits(t *testing.T) {
 	}
 }
 
-// TestOnDeviceWaitsForATurn: while all units are taken, a call waits until its context ends or the
-// decoder is closed.
+// TestOnDeviceWaitsForATurn checks that, while all units are taken, a call waits until its context
+// ends or the decoder is closed.
 func TestOnDeviceWaitsForATurn(t *testing.T) {
 	images := photos(t)[:2]
 	for _, device := range devices() {
@@ -265,7 +267,7 @@ func TestOnDeviceWaitsForATurn(t *testing.T) {
 	}
 }
 
-// TestStatsAfterClose: the memory of a closed decoder is 0, and the counts stay.
+// TestStatsAfterClose checks that the memory of a closed decoder is 0, and that the counts stay.
 func TestStatsAfterClose(t *testing.T) {
 	for _, device := range devices() {
 		d := newUnitDecoder(t, serve.Options{Device: device, Concurrent: 2})
@@ -288,8 +290,8 @@ func TestStatsAfterClose(t *testing.T) {
 	}
 }
 
-// TestOnDeviceForManyGoroutines: concurrent calls take turns, and each gets its own images. Close
-// runs at the same time.
+// TestOnDeviceForManyGoroutines checks that concurrent calls take turns, and that each gets its own
+// images. Close runs at the same time.
 func TestOnDeviceForManyGoroutines(t *testing.T) {
 	images := photos(t)
 	o := serve.Options{Device: devices()[len(devices())-1], Concurrent: 2, Decode: decode.Options{Transform: transform.Eval(40, 32)}}
@@ -342,7 +344,7 @@ func TestOnDeviceIsRefused(t *testing.T) {
 	}
 }
 
-// TestOnDeviceOrder: several goroutines use separate streams that have a backlog. Each batch has
+// TestOnDeviceOrder runs several goroutines on separate streams that have a backlog. Each batch has
 // the values of its own images, although units and pixel memory are reused before the streams run.
 func TestOnDeviceOrder(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]

@@ -33,7 +33,7 @@ func ExampleDecoder_Batch() {
 	}
 
 	scope := torch.NewScope("request")
-	defer scope.Close() // frees the batch, and all that was computed from it
+	defer scope.Close() // frees the batch and everything computed from it
 	x, err := d.Batch(context.Background(), scope, upload)
 	if err != nil {
 		log.Fatal(err)
@@ -43,7 +43,7 @@ func ExampleDecoder_Batch() {
 	// Output: [1 3 224 224] [1 10] <nil>
 }
 
-// A request of several photographs, one of which is none. A GPU decodes them if there is one.
+// A request of several files, one of which is not a photograph. A GPU decodes them if there is one.
 func ExampleOptions() {
 	gpu := cuda.DeviceCount() > 0
 	d, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: transform.Eval(256, 224)}, OnDevice: gpu})
@@ -61,10 +61,10 @@ func ExampleOptions() {
 	x, err := d.Batch(context.Background(), scope, upload, []byte("not a photograph"), upload)
 	var faults decode.Errors
 	if err != nil && !errors.As(err, &faults) {
-		log.Fatal(err) // the machine's
+		log.Fatal(err) // an error of the machine, not of an image
 	}
 	for _, f := range faults {
-		fmt.Println(f.Image, f.Kind) // the answer of this client; the others have their rows
+		fmt.Println(f.Image, f.Kind) // the client's answer; the other images have their rows
 	}
 	fmt.Println(x.Shape(), gpu == (d.Stats().Decoded == 2))
 	// Output:

@@ -23,7 +23,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A jpegRoute says who decodes a kind of JPEG when the device is asked to.
+// A jpegRoute says where a kind of JPEG is decoded if the device is requested.
 type jpegRoute int
 
 const (
@@ -121,8 +121,8 @@ func TestHostReadsJPEGsAsPillow(t *testing.T) {
 }
 
 // TestJPEGsOnDeviceAreTheHosts decodes every kind of JPEG with serve.Options.OnDevice and with
-// prefetcher.Options.Decode. The pixels must equal the host's, and the table says who must decode.
-// On devices that compute nothing it checks only who decodes.
+// prefetcher.Options.Decode. The pixels must equal the host's, and jpegKinds says where each kind
+// must be decoded. On devices that compute nothing it checks only where.
 func TestJPEGsOnDeviceAreTheHosts(t *testing.T) {
 	for _, device := range devices() {
 		for _, side := range []int{128, 117} {
@@ -137,7 +137,7 @@ func TestJPEGsOnDeviceAreTheHosts(t *testing.T) {
 	})
 }
 
-// servesJPEGs compares a request for each file of the side with the host's answer.
+// servesJPEGs compares a request for each file with the given side to the host's result.
 func servesJPEGs(t *testing.T, device cuda.Device, side int) {
 	t.Helper()
 	o := serve.Options{Device: device, Decode: decode.Options{Transform: wholeJPEG(side)}}

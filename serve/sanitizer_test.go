@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// TestSanitizerOfRequests: the stream sanitizer finds nothing in concurrent calls on separate
-// streams. The images include some for the GPU, some for the host, and some that the GPU returns to
-// the host. The test also runs on devices that compute nothing.
+// TestSanitizerOfRequests checks that the stream sanitizer finds nothing in concurrent calls on
+// separate streams. The images include some for the GPU, some for the host, and some that the GPU
+// returns to the host. The test also runs on devices that compute nothing.
 func TestSanitizerOfRequests(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	cudatest.NoFindings(t)

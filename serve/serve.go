@@ -1,4 +1,4 @@
-// Package serve turns the encoded images of a request into a network's input on a device.
+// Package serve converts the encoded images of a request to a network's input on a device.
 //
 //	d, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: transform.Eval(256, 224)}})
 //	...
@@ -8,8 +8,8 @@
 //	...
 //	logits := net.Forward(x.NoGrad())
 //
-// Package decode does the work on the host, and documents limits and errors. The numbers are those
-// that the prefetcher makes of a loader's batches.
+// Package decode does the work on the host, and documents limits and errors. The values equal a
+// prefetcher's batches of the same images.
 //
 // With Options.OnDevice a GPU decodes the baseline JPEGs, and the host everything else, into the
 // same batch and with the same bits:
@@ -41,8 +41,8 @@ type Options struct {
 	// machine without GPUs; cuda.CPU always selects the CPU.
 	Device cuda.Device
 	// OnDevice decodes baseline JPEGs on the GPU, to the same pixels. The host still decodes
-	// progressive JPEGs, other formats and damaged images, and it runs operations that no GPU runs
-	// (listed in package transform). All of them share one batch. OnDevice needs a GPU.
+	// progressive JPEGs, other formats and damaged images, and it runs operations that no GPU
+	// supports (listed in package transform). All images share one batch. OnDevice needs a GPU.
 	OnDevice bool
 	// Concurrent is the maximum number of Batch calls whose images the GPU decodes at a time.
 	// Further calls wait. 0 means 2. Each call uses 32 MiB of pinned memory for compressed data and
@@ -62,7 +62,7 @@ type Decoder struct {
 	mean    []float32 // nil for bytes
 	std     []float32
 
-	planned, again atomic.Int64 // images sent to the GPU, and those of them that the host had to decode again
+	planned, again atomic.Int64 // images sent to the GPU, and the ones among them that the host decoded again
 }
 
 // NewDecoder makes a decoder. It fails if an option is invalid or the libraries are missing. If the
@@ -138,7 +138,7 @@ func (d *Decoder) Close() error {
 // Device returns the device of the batches: a GPU, or cuda.CPU.
 func (d *Decoder) Device() cuda.Device { return d.device }
 
-// Stats counts the work of the GPU for a [Decoder] and reports the memory for it. Without
+// Stats counts the GPU's work for a [Decoder], and the memory for that work. Without
 // Options.OnDevice all fields are 0.
 type Stats struct {
 	Decoded      int64 // images sent to the GPU
@@ -168,7 +168,7 @@ func (d *Decoder) Stats() Stats {
 //
 // With Options.OnDevice the GPU decodes on a stream of the Decoder, which does not wait for the
 // current stream. The current stream waits for the decoding. Batch waits for it too, because only
-// then are the images known that the GPU could not decode. Cancelling ctx does not end that wait.
+// then does it know which images the GPU could not decode. Cancelling ctx does not end that wait.
 //
 // If some but not all of several images are faulty, Batch returns the tensor and a [decode.Errors]
 // that names them. Their pixels are zero before the normalisation. After any other error, and if
@@ -236,7 +236,7 @@ func (d *Decoder) uploaded(scope *torch.Scope, host *torch.Tensor) (_ *torch.Ten
 	if err != nil {
 		return nil, err
 	}
-	defer src.Close() // in the stream's order
+	defer src.Close() // the memory is reused in stream order
 	if err := copyPixels(src, host); err != nil {
 		return nil, err
 	}

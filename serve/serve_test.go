@@ -86,8 +86,8 @@ func devices() []cuda.Device {
 	return list
 }
 
-// TestBatchIsThePrefetchers: a batch has the same bits, dtype and memory format as the prefetcher's
-// batch of the same images.
+// TestBatchIsThePrefetchers checks that a batch has the same bits, dtype and memory format as the
+// prefetcher's batch of the same images.
 func TestBatchIsThePrefetchers(t *testing.T) {
 	images := photos(t)
 	half := transform.Train(48)
@@ -131,8 +131,8 @@ func TestBatchIsThePrefetchers(t *testing.T) {
 	}
 }
 
-// TestFaultsLeaveTheOtherRows: good images keep their values. The error names the faulty images,
-// whose pixels are 0.
+// TestFaultsLeaveTheOtherRows checks that good images keep their values. The error names the faulty
+// images, whose pixels are 0.
 func TestFaultsLeaveTheOtherRows(t *testing.T) {
 	images := photos(t)[:3]
 	for _, device := range devices() {
@@ -160,7 +160,7 @@ func TestFaultsLeaveTheOtherRows(t *testing.T) {
 	}
 }
 
-// TestBatchLeavesNothing: neither results in a scope nor failures leave a tensor behind.
+// TestBatchLeavesNothing checks that neither results in a scope nor failures leave a tensor behind.
 func TestBatchLeavesNothing(t *testing.T) {
 	images := photos(t)[:2]
 	for _, device := range devices() {
@@ -177,7 +177,7 @@ func TestBatchLeavesNothing(t *testing.T) {
 				second(d.Batch(ended, scope, images...)),
 				second(d.Batch(t.Context(), scope)),
 			} {
-				_ = err // other tests look at it
+				_ = err // other tests check it
 			}
 			if n := scope.Len(); n != 2 {
 				t.Errorf("the scope has %d tensors, want 2", n)
@@ -210,9 +210,9 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 	}
 }
 
-// TestBatchesAreOrderedOnTheirStreams: several goroutines use separate streams that have a backlog.
-// Each gets the values of its own images, although all pinned memory is from one allocator and the
-// host runs ahead of the copies.
+// TestBatchesAreOrderedOnTheirStreams runs several goroutines on separate streams that have a
+// backlog. Each gets the values of its own images, although all pinned memory is from one allocator
+// and the host runs ahead of the copies.
 func TestBatchesAreOrderedOnTheirStreams(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	images := photos(t)
@@ -234,7 +234,7 @@ func valuesOf(t *testing.T, d *serve.Decoder, images [][]byte) (values [][]byte)
 	return values
 }
 
-// batchesAreOrdered makes 20 batches of an image on each of four delayed streams, and compares
+// batchesAreOrdered makes 20 batches of one image on each of four delayed streams, and compares
 // them.
 func batchesAreOrdered(t *testing.T, d *serve.Decoder, images, want [][]byte, delay time.Duration) {
 	t.Helper()
@@ -273,7 +273,7 @@ func batchesAreOrdered(t *testing.T, d *serve.Decoder, images, want [][]byte, de
 	all.Wait()
 }
 
-// TestBatchDoesNotWaitForItsStream: Batch returns while the stream is delayed.
+// TestBatchDoesNotWaitForItsStream checks that Batch returns while the stream is delayed.
 func TestBatchDoesNotWaitForItsStream(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	for name, onDevice := range map[string]bool{"host": false, "device": true} {
