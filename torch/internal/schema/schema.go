@@ -18,13 +18,13 @@ type Schema struct {
 // Arg is one argument.
 type Arg struct {
 	Name string
-	// Type has no alias annotation, and int in place of SymInt: "Tensor", "Tensor?", "Tensor[]",
-	// "int[2]", "Scalar".
+	// Type is the type without alias annotation, and with int instead of SymInt: "Tensor",
+	// "Tensor?", "Tensor[]", "int[2]", "Scalar".
 	Type       string
 	Default    string
 	HasDefault bool
 	Written    bool   // the operator writes to the argument
-	Alias      string // the annotation's name of the memory: "a" in "Tensor(a!)"; "" if there is none
+	Alias      string // the memory's name in the alias annotation: "a" in "Tensor(a!)"; "" without one
 }
 
 // Return is one result.
