@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/internal/picture"
 )
 
-// Ranks holds the recordings of a job, indexed by rank. Adjust each Begin to one clock first. They
-// are drawn as one picture, which names the ranks that delay the others.
+// Ranks holds the recordings of a job, indexed by rank. Adjust each Begin to one clock first. Ranks
+// draws them as one picture, which names the ranks that delay the others.
 //
 //	offset, _, err := distributed.ClockOffset(world)
 //	...
@@ -39,7 +39,7 @@ type Collective struct {
 // Waited returns how long a rank waited for the last one.
 func (c Collective) Waited(rank int) time.Duration { return c.Starts[c.Last] - c.Starts[rank] }
 
-// RankWaits sums up one rank's waiting.
+// RankWaits summarises one rank's waiting.
 type RankWaits struct {
 	Rank   int
 	Last   int           // collectives that the rank started last
@@ -89,10 +89,10 @@ func collective(e Event) string {
 }
 
 // Collectives returns the collectives that all ranks recorded, sorted by the start of the last
-// rank. Events of one name match if they overlap and their ends are closest: a collective ends on
-// no rank before it has started on all, and it ends on all at about the same time. A collective
-// that some ranks did not record is omitted. An example is a Gloo collective just before Stop,
-// whose record ends after its wait.
+// rank. Events with the same name match if they overlap and their ends are closest: a collective
+// ends on no rank before it has started on all, and it ends on all at about the same time. A
+// collective that some ranks did not record is omitted. An example is a Gloo collective just before
+// Stop: its record ends after its wait.
 func (r Ranks) Collectives() []Collective { return r.aligned().collectives() }
 
 func (r Ranks) collectives() []Collective {
@@ -228,7 +228,7 @@ func straggler(all []RankWaits, from, to time.Duration) (rank int, share float64
 func (r Ranks) WriteFile(name string, o PictureOptions) error { return writeFile(name, r, o) }
 
 // WriteChrome writes the trace-event format, like [Trace.WriteChrome], with the processes of all
-// ranks. One more row per rank shows when the rank waited for the last one.
+// ranks. Each rank has an additional row with its waits for the last rank.
 func (r Ranks) WriteChrome(w io.Writer) error {
 	a := r.aligned()
 	all := a.collectives()

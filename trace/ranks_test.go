@@ -25,7 +25,7 @@ func threeRanks(kind Kind, name string) Ranks {
 			t.Events = append(t.Events, Event{Kind: kind, Name: name, Start: start - begin, Duration: end - start, Device: device, Lane: lane})
 		}
 		if rank == 0 {
-			at(1*ms, 3*ms) // which the others have not recorded
+			at(1*ms, 3*ms) // not recorded by the others
 		}
 		for n := range 4 {
 			start := 20*ms + time.Duration(n)*20*ms

@@ -16,7 +16,7 @@ type CopyKind string
 const (
 	HostToDevice   CopyKind = "H2D"
 	DeviceToHost   CopyKind = "D2H"
-	DeviceToDevice CopyKind = "D2D" // within one device, in its memory rather than on a bus
+	DeviceToDevice CopyKind = "D2D" // within the memory of one device, not over a bus
 	PeerToPeer     CopyKind = "P2P" // from one device to another
 	OtherCopy      CopyKind = "copy"
 )
@@ -138,7 +138,7 @@ type Gap struct {
 	Host []HostShare
 }
 
-// HostShare is the time that a thread spent in events of one name.
+// HostShare is the time that a thread spent in events with the same name.
 type HostShare struct {
 	Kind Kind // Runtime, Operator or Range
 	Name string
@@ -226,8 +226,8 @@ func (t *Trace) calls() map[int64]Event {
 	return calls
 }
 
-// topLevel returns the events of the kind that no other event of the same kind and thread contains.
-// Events must be sorted.
+// topLevel returns the events of the kind that are not nested in another event of the same kind and
+// thread. Events must be sorted.
 func topLevel(events []Event, kind Kind) []Event {
 	var out []Event
 	end := map[int64]time.Duration{}

@@ -197,15 +197,15 @@ type Event struct {
 	Launch      Launch // of a Kernel
 }
 
-// Launch is how a kernel was launched. The zero value is unknown.
+// Launch describes the launch of a kernel. The zero value is unknown.
 type Launch struct {
-	Blocks      int64 // of the grid
-	Threads     int   // of a block
-	Registers   int   // of a thread
-	SharedBytes int   // of a block: static and dynamic shared memory
-	// Occupancy is the maximum share of a multiprocessor's threads that blocks of the kernel hold
-	// at once, as CUDA's occupancy calculator (cuda_occupancy.h) finds it from the other fields:
-	// the theoretical occupancy of NVIDIA's profilers.
+	Blocks      int64 // number in the grid
+	Threads     int   // number in a block
+	Registers   int   // number for each thread
+	SharedBytes int   // shared memory of a block, static and dynamic
+	// Occupancy is the theoretical occupancy, as in NVIDIA's profilers: the maximum share of a
+	// multiprocessor's threads that the kernel's blocks can occupy at once. CUDA's occupancy
+	// calculator (cuda_occupancy.h) computes it from the other fields.
 	Occupancy float64
 }
 

@@ -11,9 +11,9 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// Window selects batches of a training loop to record to a file. The prefetcher has a Window among
-// its options, so that a program that uses the prefetcher can be recorded without a change of its
-// loop. The zero value records nothing.
+// Window selects batches of a training loop to record to a file. It is one of the prefetcher's
+// options, so a program that uses the prefetcher can be recorded without a change of its loop. The
+// zero value records nothing.
 type Window struct {
 	File  string // .svg, .png or .json; "" records nothing
 	Epoch int    // in the program's own numbering
@@ -31,9 +31,10 @@ const Environment = "TORCHSTREAM_TRACE"
 // its file belong to the whole process.
 var taken atomic.Bool
 
-// FromEnvironment returns the window that the variable TORCHSTREAM_TRACE describes to the first
-// caller in the process. Later callers, and callers without the variable, get a zero Window. The
-// variable is the name of the file, optionally followed by fields of Window, separated by commas:
+// FromEnvironment returns the window that the variable TORCHSTREAM_TRACE describes. Only the first
+// caller in the process gets it. Later callers, and callers without the variable, get a zero
+// Window. The variable is the name of the file, optionally followed by fields of Window, separated
+// by commas:
 //
 //	TORCHSTREAM_TRACE=step.svg
 //	TORCHSTREAM_TRACE=step.json,epoch=1,first=100,batches=8
@@ -69,8 +70,8 @@ func parseWindow(text string) (Window, error) {
 	return w, w.Check()
 }
 
-// Check returns an error if the window is invalid. It also returns an error if the file exists and
-// has other contents than a recording of its format, so that the error comes before the recording.
+// Check returns an error if the window is invalid, or if the file exists and is not a recording in
+// the format that its name selects. The error thus comes before the recording.
 func (w Window) Check() error {
 	kind, known := kinds[strings.ToLower(filepath.Ext(w.File))]
 	switch {
