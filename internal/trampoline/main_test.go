@@ -64,7 +64,7 @@ TS_API ts_error* ts_c(ts_tensor* const* tensors,
 	}
 }
 
-// A header stands for the parts that it includes, and not for what those include.
+// whole reads the parts that a header includes, but not the headers that these parts include.
 func TestHeaderIsReadWithItsParts(t *testing.T) {
 	folder := t.TempDir()
 	for name, text := range map[string]string{
