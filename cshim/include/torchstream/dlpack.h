@@ -1,4 +1,4 @@
-/* DLPack: tensors shared with other libraries of the process. */
+/* DLPack: tensors shared with other libraries in the process. */
 #ifndef TS_DLPACK_H_
 #define TS_DLPACK_H_
 
@@ -11,26 +11,27 @@ extern "C" {
 #endif
 
 /* The structs of dlpack.h (github.com/dmlc/dlpack), which this header does not include. A struct is
- * the whole agreement between two libraries of one process: memory, shape, and a function that
- * gives the memory back. It says nothing of streams, which the calls below name.
+ * the whole agreement between two libraries in one process: memory, shape, and a deleter that
+ * returns the memory. It does not mention streams; the calls below take them.
  *
- * A default stream stands for that of the tensor's device. The other library's stream must exist
- * until the struct's deleter is called and the memory of an exported tensor has gone. flags:
- * TS_DLPACK_FLAG_ values, added. */
+ * A default stream means the default stream of the tensor's device. The other library's stream must
+ * exist until the struct's deleter is called and the memory of an exported tensor is freed. flags:
+ * TS_DLPACK_FLAG_ values, combined with "or". */
 struct DLManagedTensor;
 struct DLManagedTensorVersioned;
 
 enum {
-  TS_DLPACK_FLAG_NO_ORDER = 1, /* the other library has ordered its stream; `stream` is not used */
-  TS_DLPACK_FLAG_READ_ONLY = 2 /* import memory that is not to be written; the caller does not */
+  TS_DLPACK_FLAG_NO_ORDER =
+      1, /* the other library orders its stream itself; `stream` is not used */
+  TS_DLPACK_FLAG_READ_ONLY = 2 /* import memory that must not be written; the caller ensures it */
 };
 
-/* Makes a struct over the tensor's memory, which lives until the struct's deleter is called, by any
- * thread. The caller, or the library that it gives the struct to, calls the deleter once
- * (ts_dlpack_free). stream: where the other library uses the memory of a GPU. Work enqueued there
- * from now on starts after everything enqueued on the calling thread's current stream of the
- * device, and the memory is marked as used there. TS_ERROR_INVALID_ARGUMENT for a tensor that
- * requires a gradient, or without strided memory. TS_ERROR_CAPTURE in a capture. */
+/* Makes a struct over the tensor's memory, which stays alive until the struct's deleter is called,
+ * on any thread. The caller, or the library that it passes the struct to, calls the deleter once
+ * (ts_dlpack_free). stream: the stream on which the other library uses a GPU's memory. Work
+ * enqueued there from now on starts after everything enqueued on the calling thread's current
+ * stream of the device, and the memory is recorded as used there. Returns TS_ERROR_INVALID_ARGUMENT
+ * for a tensor that requires grad or has no strided memory, and TS_ERROR_CAPTURE in a capture. */
 TS_API ts_error* ts_dlpack_export(const ts_tensor* tensor,
                                   ts_stream stream,
                                   int32_t flags,
@@ -40,19 +41,21 @@ TS_API ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor,
                                             int32_t flags,
                                             struct DLManagedTensorVersioned** managed);
 
-/* Makes a tensor over the struct's memory. Takes ownership of the struct if it succeeds. stream:
- * where the other library made the values, and takes the memory back. Work enqueued on the calling
- * thread's current stream of the device from now on starts after everything enqueued there so far.
- * When the last tensor that shares the memory has gone, work enqueued on `stream` starts after the
- * work so far of that current stream and of those of ts_tensor_record_stream, and then a thread of
- * the library calls the struct's deleter: never a thread that is inside another call. It is one
- * thread for all foreign memory, so a deleter that blocks holds back those that follow. exit waits
- * for it for a second at most, and no deleter is called later.
+/* Makes a tensor over the struct's memory. Takes ownership of the struct if it succeeds.
  *
- * The struct is checked: dimensions, sizes, strides, dtype, alignment, device and, for a GPU,
- * whose memory the pointer is. TS_ERROR_INVALID_ARGUMENT says what is wrong. Whether the memory is
- * as large as it says cannot be known. TS_ERROR_UNSUPPORTED for another major version of DLPack:
- * the caller then calls the deleter. TS_ERROR_CAPTURE in a capture. */
+ * stream: the stream on which the other library computed the values and will reuse the memory. Work
+ * enqueued on the calling thread's current stream of the device from now on starts after everything
+ * enqueued on `stream` so far. When the last tensor that shares the memory is freed, `stream` waits
+ * for the work so far of that current stream and of all streams given to ts_tensor_record_stream. A
+ * thread of the library then calls the struct's deleter, never inside another call. One thread does
+ * this for all foreign memory, so a deleter that blocks delays the next ones. exit waits at most a
+ * second for this thread, and no deleter is called after that.
+ *
+ * The call checks the struct: dimensions, sizes, strides, dtype, alignment, device and, for a GPU,
+ * which device the pointer belongs to. TS_ERROR_INVALID_ARGUMENT says what is wrong. The call
+ * cannot check that the memory is as large as the struct says. Returns TS_ERROR_UNSUPPORTED for
+ * another major version of DLPack: the caller then calls the deleter. Returns TS_ERROR_CAPTURE in a
+ * capture. */
 TS_API ts_error* ts_dlpack_import(struct DLManagedTensor* managed,
                                   ts_stream stream,
                                   int32_t flags,
@@ -62,7 +65,7 @@ TS_API ts_error* ts_dlpack_import_versioned(struct DLManagedTensorVersioned* man
                                             int32_t flags,
                                             ts_tensor** tensor);
 
-/* Calls the deleter of a struct that no library has taken. */
+/* Calls the deleter of a struct that no library has imported. */
 TS_API void ts_dlpack_free(struct DLManagedTensor* managed);
 TS_API void ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed);
 

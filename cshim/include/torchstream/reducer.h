@@ -1,4 +1,4 @@
-/* Reducers: gradients averaged over a group while backward computes them. */
+/* Reducers: average gradients over a group while backward computes them. */
 #ifndef TS_REDUCER_H_
 #define TS_REDUCER_H_
 
@@ -9,17 +9,17 @@
 extern "C" {
 #endif
 
-/* Averages gradients over a group of ranks while backward computes them. Gradients are copied into
- * flat buckets; a bucket is reduced as soon as it and those before it are full, on the reducer's
- * stream or on Gloo's threads, beside the rest of backward. Afterwards the gradients are views of
- * the buckets, unless those have another dtype. All ranks have equal parameters and buckets. One
- * thread at a time calls the functions, but for ts_reducer_abort. */
+/* Averages gradients over a group of ranks while backward computes them. It copies gradients into
+ * flat buckets, and reduces a bucket as soon as it and all buckets before it are full, on the
+ * reducer's stream or on Gloo's threads, while backward continues. Afterwards the gradients are
+ * views of the buckets, unless the buckets have another dtype. All ranks have equal parameters and
+ * buckets. One thread at a time uses a reducer, except for ts_reducer_abort. */
 typedef struct ts_reducer ts_reducer;
 
-/* Makes a reducer without buckets, and adds a hook to each parameter until it is freed. group:
- * borrowed until then. stream: of a group of GPUs, on which buckets are reduced; used by nothing
- * else. parameters: leaves that require grad, on the group's device. dtype: of the buckets, or -1
- * for that of the parameters. */
+/* Makes a reducer without buckets, and adds a hook to each parameter until the reducer is freed.
+ * group: borrowed until then. stream: for a group of GPUs, the stream that reduces buckets; nothing
+ * else may use it. parameters: leaves that require grad, on the group's device. dtype: of the
+ * buckets, or -1 for the parameters' dtype. */
 TS_API ts_error* ts_reducer_new(ts_group* group,
                                 ts_stream stream,
                                 ts_tensor* const* parameters,
@@ -29,34 +29,36 @@ TS_API ts_error* ts_reducer_new(ts_group* group,
 TS_API void ts_reducer_free(ts_reducer* reducer);
 
 /* Makes the buckets, in the order in which they are reduced. order: the indices of all parameters.
- * Bucket b has those from ends[b - 1], or 0, to ends[b] - 1, which have one dtype. Gradients that
- * are views of earlier buckets stay what they are. TS_ERROR_CAPTURE in a capture. */
+ * Bucket b has the parameters order[ends[b - 1]] (order[0] for b = 0) to order[ends[b] - 1], which
+ * must have one dtype. Gradients that are views of earlier buckets do not change. Returns
+ * TS_ERROR_CAPTURE in a capture. */
 TS_API ts_error* ts_reducer_arrange(ts_reducer* reducer,
                                     const int64_t* order,
                                     const int64_t* ends,
                                     int64_t bucket_count);
 
-/* Begins to reduce the gradients of the backward that follows. A backward without it accumulates
- * gradients on this rank alone. */
+/* Makes the next backward reduce its gradients. Without this call, backward accumulates gradients
+ * on this rank only. */
 TS_API ts_error* ts_reducer_begin(ts_reducer* reducer);
 
-/* Reduces what backward has left, with zeros for parameters without a gradient, and waits for all:
- * the calling thread on the CPU, otherwise its current stream. unused: for each parameter whether
- * this rank had no gradient. After an error ts_reducer_cancel must follow. */
+/* Reduces the remaining buckets, with zeros for parameters without a gradient, and waits for all
+ * reductions: on the CPU the calling thread waits, on a GPU its current stream. unused: for each
+ * parameter, true if this rank had no gradient. After an error call ts_reducer_cancel. */
 TS_API ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused);
 
-/* Ends what ts_reducer_begin began, after an error. Reductions under way go on. On the CPU the
- * parameters of their buckets have no gradient afterwards, as it would change, and
- * ts_reducer_begin returns TS_ERROR_INVALID_ARGUMENT until they are done, at the latest after the
- * group's timeout. On a GPU they go on writing to gradients, on the reducer's stream: the caller
- * orders its own stream after that one before it uses or changes them, also by another backward. */
+/* Cancels the reduction that ts_reducer_begin started, after an error. Reductions that are already
+ * running continue. On the CPU the parameters in their buckets have no gradient afterwards, because
+ * it would still change. ts_reducer_begin returns TS_ERROR_INVALID_ARGUMENT until they are done, at
+ * the latest after the group's timeout. On a GPU they still write to gradients on the reducer's
+ * stream: order your stream after it before you use or change the gradients, also in another
+ * backward. */
 TS_API ts_error* ts_reducer_cancel(ts_reducer* reducer);
 
-/* Makes a ts_reducer_join that waits, or will wait, fail, from any thread. */
+/* Makes a running or later ts_reducer_join fail, from any thread. */
 TS_API ts_error* ts_reducer_abort(ts_reducer* reducer);
 
-/* Returns the parameters in the order in which the last backward made their gradients. order: room
- * for all. count: how many had one. */
+/* Returns the indices of the parameters in the order in which the last backward computed their
+ * gradients. order: room for all parameters. count: how many had a gradient. */
 TS_API ts_error* ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* What a stream sanitizer needs: where tensors are, and what LibTorch does by itself. */
+/* The inputs of a stream sanitizer: where tensors are, and LibTorch's own use of memory and
+ * streams. */
 #ifndef TS_SANITIZER_H_
 #define TS_SANITIZER_H_
 
@@ -10,9 +11,9 @@
 extern "C" {
 #endif
 
-/* Where the elements of a tensor lie, and the stream that an operator on it would run on: for a
- * stream sanitizer. The elements are in `rows` rows of row_bytes bytes; rows begin pitch bytes
- * apart. Elements that do not lie so are described as one row, from the first to the last. */
+/* The memory of a tensor's elements, and the stream that an operator on the tensor would run on.
+ * The elements are in `rows` rows of row_bytes bytes, whose starts are `pitch` bytes apart.
+ * Elements that do not fit this pattern are described as one row from the first to the last. */
 #define TS_EXTENT_SIZES 6
 typedef struct ts_tensor_extent {
   uintptr_t storage; /* first byte of the memory that views share; 0 if there is none */
@@ -28,7 +29,7 @@ typedef struct ts_tensor_extent {
   int64_t sizes[TS_EXTENT_SIZES]; /* the first of ndim */
 } ts_tensor_extent;
 
-/* Fills in `count` extents. A NULL among the tensors gets one without memory. */
+/* Fills in `count` extents. A NULL tensor gets an extent without memory. */
 TS_API ts_error* ts_tensor_get_extents(ts_tensor* const* tensors,
                                        int64_t count,
                                        ts_tensor_extent* extents);
@@ -44,7 +45,7 @@ TS_API ts_error* ts_tensor_get_extents(ts_tensor* const* tensors,
 #define TS_SANITIZER_DEVICE_SYNCHRONIZED 9
 #define TS_SANITIZER_READ 10    /* address, bytes, stream */
 #define TS_SANITIZER_WRITTEN 11 /* address, bytes, stream */
-#define TS_SANITIZER_USED 12    /* address, stream: as of ts_tensor_record_stream */
+#define TS_SANITIZER_USED 12    /* address, stream: ts_tensor_record_stream was called */
 
 typedef struct ts_sanitizer_entry {
   int32_t kind; /* TS_SANITIZER_ */
@@ -52,21 +53,21 @@ typedef struct ts_sanitizer_entry {
   uintptr_t address; /* of memory, or the cudaEvent_t */
   uintptr_t stream;  /* cudaStream_t; 0 is the device's default stream */
   size_t bytes;
-  bool of_call; /* made inside of a call of the thread that takes it */
+  bool of_call; /* made inside a call of the thread that takes it */
 } ts_sanitizer_entry;
 
-/* Begins to log. Before, LibTorch calls nothing of this library; afterwards it does for ever, which
- * costs an atomic load for each entry while nothing is logged. Without a GPU there is nothing to
- * log. */
+/* Starts logging. LibTorch calls this library only after the first start. From then on it does so
+ * until the process ends, which costs an atomic load for each entry while logging is off. Without a
+ * GPU there is nothing to log. */
 TS_API ts_error* ts_sanitizer_start(void);
 
-/* Stops logging and drops what is logged. */
+/* Stops logging and drops all entries. */
 TS_API void ts_sanitizer_stop(void);
 
-/* Moves up to `capacity` of the oldest entries into `entries` and returns their number. First come
- * those of all threads, in the order in which they happened: allocations, frees, and all that
- * backward passes do outside of their hooks, on whatever threads. Then come the events, waits and
- * synchronisations of the calling thread's calls (of_call). Cannot fail. */
+/* Moves up to `capacity` of the oldest entries to `entries` and returns their number. The entries
+ * of all threads are first, in the order in which they happened: allocations, frees, and everything
+ * that backward passes do outside their hooks, on any thread. The events, waits and
+ * synchronisations made inside calls of the calling thread (of_call) follow. Cannot fail. */
 TS_API int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity);
 
 #ifdef __cplusplus

@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* A reference to a LibTorch tensor. Any thread may free it, without blocking: device memory returns
- * to the allocator in the order of the stream on which it was allocated. */
+ * to the allocator in the order of the stream that it was allocated on. */
 typedef struct ts_tensor ts_tensor;
 
 /* LibTorch's c10::ScalarType. */
@@ -35,7 +35,7 @@ enum {
 /* LibTorch's c10::MemoryFormat. */
 enum { TS_MEMORY_FORMAT_CONTIGUOUS = 0, TS_MEMORY_FORMAT_CHANNELS_LAST = 2 };
 
-/* Makes an uninitialised tensor with the `ndim` sizes. */
+/* Makes an uninitialised tensor of `ndim` dimensions with the given sizes. */
 TS_API ts_error* ts_tensor_new(const int64_t* sizes,
                                int64_t ndim,
                                int32_t dtype,
@@ -44,15 +44,16 @@ TS_API ts_error* ts_tensor_new(const int64_t* sizes,
                                ts_tensor** tensor);
 
 /* Makes an uninitialised CPU tensor in pinned memory of LibTorch's caching allocator, which keeps
- * freed memory for the next tensor of its size (rounded up to a power of two). The memory is not
- * handed out again before copies that this library enqueued from or to it are done. */
+ * freed memory for the next tensor of the same size (rounded up to a power of two). The memory is
+ * not reused before all copies that this library enqueued from or to it are done. */
 TS_API ts_error* ts_tensor_new_pinned(const int64_t* sizes,
                                       int64_t ndim,
                                       int32_t dtype,
                                       int32_t memory_format,
                                       ts_tensor** tensor);
 
-/* Makes a CPU tensor with a copy of the data. bytes must be what sizes and dtype need. */
+/* Makes a CPU tensor with a copy of the data. `bytes` must equal the size that sizes and dtype
+ * imply. */
 TS_API ts_error* ts_tensor_from_data(const uint8_t* data,
                                      size_t bytes,
                                      const int64_t* sizes,
@@ -70,9 +71,9 @@ TS_API ts_error* ts_tensor_from_memory(uint8_t* data,
                                        int32_t dtype,
                                        ts_tensor** tensor);
 
-/* Makes a CPU tensor with these strides, in elements, over existing memory, without a copy. data:
- * `bytes` bytes that contain every element; borrowed until the tensor and everything that shares
- * its storage is freed, and then given back by ts_borrowed_take, with the token. */
+/* Makes a CPU tensor over existing memory, without a copy. strides: in elements. data: `bytes`
+ * bytes that contain every element; borrowed until the tensor and everything that shares its
+ * storage is freed. ts_borrowed_take then returns the token. */
 TS_API ts_error* ts_tensor_borrow(uint8_t* data,
                                   size_t bytes,
                                   const int64_t* sizes,
@@ -82,25 +83,25 @@ TS_API ts_error* ts_tensor_borrow(uint8_t* data,
                                   int64_t token,
                                   ts_tensor** tensor);
 
-/* Takes the tokens of memory that no tensor uses any more: at most `capacity`, each once. Returns
- * their number. Does not block. */
+/* Moves the tokens of memory that no tensor uses any more to `tokens`, at most `capacity`, each
+ * once. Returns their number. Does not block. */
 TS_API int64_t ts_borrowed_take(int64_t* tokens, int64_t capacity);
 
-/* Makes one more reference to the same tensor. */
+/* Makes another reference to the same tensor. */
 TS_API ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** reference);
 TS_API void ts_tensor_free(ts_tensor* tensor);
 
 /* Frees `count` tensors. Takes ownership of each; the array is borrowed for the call. */
 TS_API void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count);
 
-/* Returns the number of references in the process that are not yet freed. */
+/* Returns the number of references in the process that have not been freed. */
 TS_API int64_t ts_tensor_count(void);
 
 typedef struct ts_tensor_info {
   int64_t numel; /* number of elements */
-  size_t bytes;  /* numel * element_size; INT64_MAX if that is more */
+  size_t bytes;  /* numel * element_size, at most INT64_MAX */
   int32_t ndim;
-  int32_t dtype; /* TS_DTYPE_, or another of LibTorch's */
+  int32_t dtype; /* TS_DTYPE_, or another ScalarType of LibTorch */
   int32_t device;
   int32_t element_size; /* bytes */
   bool contiguous;
@@ -111,14 +112,14 @@ typedef struct ts_tensor_info {
 
 TS_API ts_error* ts_tensor_get_info(const ts_tensor* tensor, ts_tensor_info* info);
 
-/* Returns the device and the dtype of `count` tensors, in arrays of as many values. */
+/* Writes the device and the dtype of each of `count` tensors to the two arrays. */
 TS_API ts_error* ts_tensor_get_kinds(ts_tensor* const* tensors,
                                      int64_t count,
                                      int32_t* devices,
                                      int32_t* dtypes);
 
-/* Returns sizes and strides in elements, in arrays of `capacity` values each, filled up to ndim;
- * either may be NULL. TS_ERROR_INVALID_ARGUMENT if capacity < ndim. */
+/* Writes the ndim sizes, and the strides in elements, to arrays of `capacity` values each. Either
+ * array may be NULL. Returns TS_ERROR_INVALID_ARGUMENT if capacity < ndim. */
 TS_API ts_error* ts_tensor_get_shape(const ts_tensor* tensor,
                                      int64_t* sizes,
                                      int64_t* strides,
@@ -128,24 +129,25 @@ TS_API ts_error* ts_tensor_get_shape(const ts_tensor* tensor,
  * freed. */
 TS_API ts_error* ts_tensor_get_address(const ts_tensor* tensor, uintptr_t* address);
 
-/* Marks the tensor's memory, which its views share, as lent: its owner refills it, as a prefetcher
- * refills a slot. lent false takes the mark away. */
+/* Marks the tensor's memory, which its views share, as lent: its owner will refill it, as a
+ * prefetcher refills a slot. With lent false, removes the mark. */
 TS_API ts_error* ts_tensor_set_lent(const ts_tensor* tensor, bool lent);
 TS_API ts_error* ts_tensor_is_lent(const ts_tensor* tensor, bool* lent);
 
-/* Copies src into dst, of the same or a broadcastable shape and any dtype and device. Between host
- * and device it returns when the copy is done; with non_blocking the host does not wait where the
- * hardware allows it (pinned memory, same dtype, contiguous). Between GPUs, or within one, the copy
- * is only enqueued. It is not recorded for backward, so a parameter can be filled.
+/* Copies src into dst, which has the same or a broadcastable shape and any dtype and device.
+ * Between host and device the call returns when the copy is done; with non_blocking the host does
+ * not wait where the hardware allows it (pinned memory, same dtype, contiguous). Between GPUs, or
+ * within one, the copy is only enqueued. Autograd does not record the copy, so dst may be a
+ * parameter.
  *
- * A non_blocking copy into host memory, here, in ts_tensor_to and in operators, writes the memory
- * after the call. Calls of this header that read the tensor, or return its address, wait for the
- * copy; so does work that a later copy from the tensor enqueues on another stream. Memory that the
- * program reads through an address from before the copy is not protected. A captured copy needs
- * pinned memory: TS_ERROR_CAPTURE. */
+ * A non_blocking copy into host memory (here, in ts_tensor_to and in operators) writes the memory
+ * after the call has returned. Calls of this library that read the tensor or return its address
+ * wait for the copy. So does the work of a later copy from the tensor on another stream. Reads
+ * through an address taken before the copy are not protected. A captured copy needs pinned memory,
+ * otherwise TS_ERROR_CAPTURE. */
 TS_API ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking);
 
-/* Converts to a device and dtype (-1 keeps it). result: the same tensor if there is nothing to do.
+/* Converts to a device and dtype; -1 as dtype keeps it. result: the same tensor if nothing changes.
  */
 TS_API ts_error* ts_tensor_to(const ts_tensor* tensor,
                               int32_t device,
@@ -153,36 +155,39 @@ TS_API ts_error* ts_tensor_to(const ts_tensor* tensor,
                               bool non_blocking,
                               ts_tensor** result);
 
-/* Copies the elements, in logical order and contiguous, to `bytes` bytes of host memory, exactly as
- * many as they take. Blocks until they have arrived. */
+/* Copies the elements, in logical order and contiguous, to host memory. `bytes` must equal their
+ * size. Blocks until they have arrived. */
 TS_API ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes);
 
-/* Returns the only element, converted. Blocks until it is computed. TS_ERROR_INVALID_ARGUMENT
- * unless the tensor has one element. */
+/* Returns the value of a tensor with one element, converted. Blocks until it is computed. Returns
+ * TS_ERROR_INVALID_ARGUMENT for another number of elements. */
 TS_API ts_error* ts_tensor_get_item(const ts_tensor* tensor, double* value);
 
 /* Does ts_tensor_get_item for an integer. */
 TS_API ts_error* ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value);
 
-/* Marks the memory as used on the stream: after its last reference is freed it is not handed out
- * again before the stream's work so far is done. The tensor must not be resized until then. */
+/* Records that the stream uses the memory: after its last reference is freed, the memory is not
+ * reused before the stream's work up to then is done. The tensor must not be resized until then. */
 TS_API ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream);
 
-/* Frees the tensor's memory, with bytes 0, or allocates `bytes` bytes in its place, on the current
- * stream of its device, with undefined values. All tensors that share the memory, those that
- * backward saved included, then have the new one. Until it is allocated again, whoever reads or
- * writes one of them crashes. Freed memory belongs to the stream that was current when it was
- * allocated: order that after all other uses before. TS_ERROR_INVALID_ARGUMENT for memory that is
- * not LibTorch's, and if there is memory while `bytes` is not 0. Memory that is allocated in a
- * capture is the graph's: free it before the end of the capture, and replays have it meanwhile.
- * TS_ERROR_CAPTURE in a capture for memory from before. */
+/* With bytes 0, frees the tensor's memory. Otherwise allocates `bytes` bytes for a tensor whose
+ * memory was freed, on the current stream of its device, with undefined values. All tensors that
+ * share the memory, including those saved for backward, then have the new memory. In between,
+ * reading or writing any of them crashes.
+ *
+ * Freed memory belongs to the stream that was current when it was allocated: order that stream
+ * after all other uses before the call. Returns TS_ERROR_INVALID_ARGUMENT for memory that is not
+ * LibTorch's, and if the tensor has memory while `bytes` is not 0. Memory allocated in a capture
+ * belongs to the graph, whose replays use it: free it before the capture ends. Returns
+ * TS_ERROR_CAPTURE in a capture for memory allocated before it. */
 TS_API ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes);
 
-/* Does one step of a prefetcher on `stream`: waits for `after` (NULL: nothing), copies src[i] into
- * dst[i] without blocking for each of `count` pairs, and records `done` (NULL: nothing). Each pair
- * has equal shape and dtype; one or both are on the stream's device; between host and device the
- * strides are equal and dense and the host memory is pinned. Otherwise TS_ERROR_INVALID_ARGUMENT,
- * and nothing is enqueued. The memory must stay as it is until `done`. */
+/* Does one step of a prefetcher on `stream`: waits for `after` (NULL: no wait), copies src[i] into
+ * dst[i] without blocking for each of `count` pairs, and records `done` (NULL: no record). The
+ * tensors of a pair have equal shapes and dtypes, and at least one of them is on the stream's
+ * device. Between host and device the strides are equal and dense, and the host memory is pinned.
+ * Otherwise the call returns TS_ERROR_INVALID_ARGUMENT and enqueues nothing. The caller must not
+ * change the memory until `done`. */
 TS_API ts_error* ts_tensor_copy_batch(ts_stream stream,
                                       const ts_event* after,
                                       ts_tensor* const* dst,
@@ -190,13 +195,13 @@ TS_API ts_error* ts_tensor_copy_batch(ts_stream stream,
                                       int64_t count,
                                       ts_event* done);
 
-/* Copies between GPUs with both streams named: dst[i], on dst_stream's device, from src[i], on
- * src_stream's device, for each of `count` pairs of equal shape and dtype. Otherwise
- * TS_ERROR_INVALID_ARGUMENT, and nothing is enqueued. The copies run on src_stream, after
- * everything enqueued on either stream so far; work enqueued on either from now on starts after
- * them. The host does not block. Strides that differ, or are not dense, need temporary memory. src
- * must stay as it is until the copies are done. The devices may be the same. In a capture
- * dst_stream must take part, src_stream joins, and strides between GPUs must be equal: otherwise
+/* Copies between GPUs, on named streams: dst[i], on dst_stream's device, from src[i], on
+ * src_stream's device, for each of `count` pairs of equal shape and dtype. Otherwise it returns
+ * TS_ERROR_INVALID_ARGUMENT and enqueues nothing. The copies run on src_stream, after everything
+ * enqueued on either stream so far; work enqueued on either from now on starts after them. The host
+ * does not block. Strides that differ, or are not dense, need temporary memory. The caller must not
+ * change src until the copies are done. The devices may be the same. In a capture dst_stream must
+ * take part, src_stream joins, and the strides of a copy between GPUs must be equal; otherwise
  * TS_ERROR_CAPTURE. */
 TS_API ts_error* ts_tensor_copy_peer(ts_stream dst_stream,
                                      ts_tensor* const* dst,

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* Sets how many threads LibTorch uses inside one operator on the CPU, in the whole process. */
+/* Sets how many threads LibTorch uses inside one operator on the CPU, for the whole process. */
 TS_API ts_error* ts_parallelism_set(int32_t threads);
 
 /* Returns how many threads LibTorch uses inside one operator on the CPU. */
@@ -18,12 +18,12 @@ TS_API int32_t ts_parallelism(void);
  * stream or event call. */
 TS_API int64_t ts_thread_count(void);
 
-/* Returns the number of OS threads that hold handles of cuBLAS, cuDNN and cuSOLVER: at most 20, as
- * operators of other threads run on some of these. Threads of backward (one for each device) are
- * not counted. */
+/* Returns the number of OS threads that hold handles of cuBLAS, cuDNN and cuSOLVER. It is at most
+ * 20, because operators of other threads run on some of these. Threads of backward (one for each
+ * device) are not counted. */
 TS_API int64_t ts_library_thread_count(void);
 
-/* Returns the kernel's id of the calling OS thread, for tests of thread affinity. */
+/* Returns the operating system's id of the calling thread, for tests of thread affinity. */
 TS_API int64_t ts_thread_id(void);
 
 #ifdef __cplusplus
