@@ -77,6 +77,6 @@ func trainSharded() error {
 	if err != nil || world.Rank() > 0 {
 		return err
 	}
-	_ = state // rank 0 saves it: nn.SaveTensors("model.safetensors", state, nil)
+	_ = state // rank 0 saves it: checkpoint.Save("model.safetensors", state, nil)
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/nn"
@@ -1009,7 +1010,7 @@ func TestFullyShardedConvertsFloatingPointNumbers(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		file, err := nn.OpenCheckpoint(path)
+		file, err := checkpoint.Open(path)
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -117,7 +118,7 @@ func (o *FullyShardedOptimizer) Close() error {
 //
 //	state, err := sharded.State()
 //	if err == nil && world.Rank() == 0 {
-//		err = nn.SaveTensors("model.safetensors", state, nil)
+//		err = checkpoint.Save("model.safetensors", state, nil)
 //	}
 //
 // train.Checkpoint with World does all of this.
@@ -220,9 +221,9 @@ func (d *FullyShardedDataParallel) LoadState(state []torch.Named) error {
 func (d *FullyShardedDataParallel) Group() *Group { return d.g }
 
 // Divided describes how the ranks divide the parameters in nn.State(d). A checkpoint to which each
-// rank writes its shard needs it (see nn.Shards). It is not a collective.
-func (d *FullyShardedDataParallel) Divided() nn.Divided {
-	divided := nn.Divided{}
+// rank writes its shard needs it (see checkpoint.RankWriter). It is not a collective.
+func (d *FullyShardedDataParallel) Divided() checkpoint.Divided {
+	divided := checkpoint.Divided{}
 	for _, p := range d.params {
 		divided[p.piece] = p.division(d.g.Size())
 	}
@@ -231,7 +232,7 @@ func (d *FullyShardedDataParallel) Divided() nn.Divided {
 
 // LoadCheckpoint is [FullyShardedDataParallel.LoadState] from an open file. It reads only this
 // rank's shards and the buffers, one tensor at a time.
-func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
+func (d *FullyShardedDataParallel) LoadCheckpoint(c *checkpoint.File) error {
 	if err := d.ready("LoadCheckpoint"); err != nil {
 		return err
 	}
@@ -253,7 +254,7 @@ func (d *FullyShardedDataParallel) LoadCheckpoint(c *nn.Checkpoint) error {
 }
 
 // read reads this rank's shard of a parameter, or the whole tensor if p is nil.
-func (p *blockParameter) read(scope *torch.Scope, stored *nn.StoredTensor) (t *torch.Tensor, err error) {
+func (p *blockParameter) read(scope *torch.Scope, stored *checkpoint.StoredTensor) (t *torch.Tensor, err error) {
 	if p == nil {
 		t, err = stored.Read()
 	} else {
@@ -356,13 +357,13 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]torch.Named, error)
 }
 
 // DividedAverages describes how the ranks divide the averages in e.State(). A checkpoint to which
-// each rank writes its shard needs it (see nn.Shards). It is a collective: the ranks compare the
-// tensors that they average.
-func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (nn.Divided, error) {
+// each rank writes its shard needs it (see checkpoint.RankWriter). It is a collective: the ranks
+// compare the tensors that they average.
+func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (checkpoint.Divided, error) {
 	if err := d.ready("DividedAverages"); err != nil {
 		return nil, err
 	}
-	state, parts, divided := e.State(), d.byName(), nn.Divided{}
+	state, parts, divided := e.State(), d.byName(), checkpoint.Divided{}
 	if err := d.agreeOnAverages(state, parts); err != nil {
 		return nil, fmt.Errorf("distributed: FullyShardedDataParallel.DividedAverages: %w", err)
 	}
@@ -443,7 +444,7 @@ func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []torch.Name
 
 // LoadEMAFrom is [FullyShardedDataParallel.LoadEMAState] from averages in a file, by name. It reads
 // only this rank's shards and the buffers.
-func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*nn.StoredTensor) error {
+func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*checkpoint.StoredTensor) error {
 	if err := d.ready("LoadEMAFrom"); err != nil {
 		return err
 	}

@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -148,7 +148,7 @@ func splitState(name string) (index int, rest string, ok bool) {
 //
 //	state, err := opt.State()
 //	if err == nil && world.Rank() == 0 {
-//		err = nn.SaveTensors("adamw.safetensors", state.Tensors, state.Metadata)
+//		err = checkpoint.Save("adamw.safetensors", state.Tensors, state.Metadata)
 //	}
 //
 // For the same reason optim.Save must be called on all ranks, each with a different path.
@@ -334,11 +334,11 @@ func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []
 
 // DividedState returns this rank's shards of the state, under the names of all tensors of the whole
 // state, and describes how the ranks divide these tensors. A checkpoint to which each rank writes
-// its shard needs it (see nn.Shards). Scalars such as a step count, which are the same for all
-// elements, are whole. The caller does not own the tensors; those that are not the optimizer's are
-// freed as State's tensors are. DividedState is a collective and copies no tensor data. An error on
-// one rank is an error on all.
-func (z *dividedOptimizer) DividedState() (optim.State, nn.Divided, error) {
+// its shard needs it (see checkpoint.RankWriter). Scalars such as a step count, which are the same
+// for all elements, are whole. The caller does not own the tensors; those that are not the
+// optimizer's are freed as State's tensors are. DividedState is a collective and copies no tensor
+// data. An error on one rank is an error on all.
+func (z *dividedOptimizer) DividedState() (optim.State, checkpoint.Divided, error) {
 	if z.inner == nil {
 		return optim.State{}, nil, fmt.Errorf("distributed: %s.DividedState: %w", z.name, torch.ErrClosed)
 	}
@@ -352,7 +352,7 @@ func (z *dividedOptimizer) DividedState() (optim.State, nn.Divided, error) {
 	for _, n := range own.Tensors {
 		mine[n.Name] = n.Tensor
 	}
-	part, divided := optim.State{Metadata: own.Metadata}, nn.Divided{}
+	part, divided := optim.State{Metadata: own.Metadata}, checkpoint.Divided{}
 	for _, k := range kinds {
 		name := stateOf(k)
 		t := mine[name]
@@ -376,8 +376,8 @@ func (z *dividedOptimizer) DividedState() (optim.State, nn.Divided, error) {
 }
 
 // division describes which elements of the parameter each of n ranks has.
-func (p *shardedParameter) division(n int) nn.Division {
-	d := nn.Division{Shape: p.shape, Strides: p.strides, First: make([]int64, n+1)}
+func (p *shardedParameter) division(n int) checkpoint.Division {
+	d := checkpoint.Division{Shape: p.shape, Strides: p.strides, First: make([]int64, n+1)}
 	for r := range d.First {
 		d.First[r] = p.before(int64(r))
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -67,7 +68,7 @@ func smallGPT2Logits(t *testing.T, file string, partial bool) []float32 {
 
 // The hub's first files of GPT-2 have the causal masks as tensors. transformers drops them.
 func TestGPT2LeavesOutMasks(t *testing.T) {
-	file, err := nn.OpenCheckpoint(filepath.Join("testdata", "gpt2-base.safetensors"))
+	file, err := checkpoint.Open(filepath.Join("testdata", "gpt2-base.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func TestGPT2LeavesOutMasks(t *testing.T) {
 		tensors = append(tensors, torch.Named{Name: name, Tensor: scope.Own(mask)})
 	}
 	path := filepath.Join(t.TempDir(), "gpt2.safetensors")
-	if err := nn.SaveTensors(path, tensors, nil); err != nil {
+	if err := checkpoint.Save(path, tensors, nil); err != nil {
 		t.Fatal(err)
 	}
 	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 11, Positions: 8, Layers: 1, Heads: 2, Width: 4, Dropout: -1})

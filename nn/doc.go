@@ -1,4 +1,4 @@
-// Package nn provides the layers that networks are built from, and checkpoints.
+// Package nn provides the layers that networks are built from, and loads files into them.
 //
 // A [Module] computes an output and lists its parts. A network can be written as one expression: a
 // constructor that fails (a size that makes no sense, no memory) keeps its error in the module's
@@ -67,7 +67,7 @@
 // same seed gives the same numbers as PyTorch. Parameters belong to no scope, so they outlive the
 // batches that pass through. Tensors have PyTorch's state_dict names, and checkpoints are
 // safetensors files or, for paths that end in .pt or .pth, files of torch.save, so weights can be
-// exchanged with PyTorch in both directions. [Load] and [OpenCheckpoint] recognize a file by its
+// exchanged with PyTorch in both directions. [Load] and [checkpoint.Open] recognize a file by its
 // content. Reading a PyTorch file executes no code from it.
 //
 // Tests compare every module and every loss of package torch with PyTorch: results, gradients and

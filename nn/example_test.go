@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -79,7 +80,7 @@ func train() error {
 	if err := nn.Save(path, net, map[string]string{"task": "xor"}); err != nil {
 		return err
 	}
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if err != nil {
 		return err
 	}
@@ -187,14 +188,14 @@ func saveAndResume() error {
 	path := filepath.Join(dir, "checkpoint.pt")
 	net := nn.NewLinear(4, 2, nn.LinearOptions{})
 	defer nn.Close(net)
-	err = nn.SavePyTorch(path, map[string]any{"state_dict": nn.State(net), "epoch": 3, "classes": []any{"cat", "dog"}})
+	err = checkpoint.SavePyTorch(path, map[string]any{"state_dict": nn.State(net), "epoch": 3, "classes": []any{"cat", "dog"}})
 	if err != nil {
 		return err
 	}
 	if _, err := nn.Load(path, net); err != nil {
 		return err
 	}
-	c, err := nn.OpenCheckpoint(path)
+	c, err := checkpoint.Open(path)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
@@ -417,7 +418,7 @@ func layerCases() map[string]func() nn.Module {
 
 func openLayers(t *testing.T) peer {
 	t.Helper()
-	c, err := nn.OpenCheckpoint(filepath.Join("testdata", "layers.safetensors"))
+	c, err := checkpoint.Open(filepath.Join("testdata", "layers.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}

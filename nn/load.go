@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -46,7 +47,7 @@ type LoadOptions struct {
 	// skip the tensor. Load then neither removes nor adds prefixes.
 	Rename func(name string) string
 	// Dict names the dict of a PyTorch file that has the tensors, such as "state_dict_ema". Dots
-	// join the keys of nested dicts. "" selects the dict that [OpenCheckpoint] chooses.
+	// join the keys of nested dicts. "" selects the dict that [checkpoint.Open] chooses.
 	Dict string
 }
 
@@ -158,17 +159,17 @@ func (r *LoadReport) differences() []error {
 // LoadWith is [Load] with options, and returns a report. After an error the module is unchanged, as
 // with Load.
 func LoadWith(path string, m Module, o LoadOptions) (*LoadReport, error) {
-	c, err := OpenCheckpoint(path)
+	f, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	return c.LoadInto(m, o)
+	defer f.Close()
+	return LoadFrom(f, m, o)
 }
 
-// LoadInto is [LoadWith] for the open file.
-func (c *Checkpoint) LoadInto(m Module, o LoadOptions) (*LoadReport, error) {
-	l := loading{c: c, state: State(m), unused: unused(m), report: &LoadReport{Metadata: c.Metadata()}}
+// LoadFrom is [LoadWith] for an open file.
+func LoadFrom(f *checkpoint.File, m Module, o LoadOptions) (*LoadReport, error) {
+	l := loading{file: f, state: State(m), unused: unused(m), report: &LoadReport{Metadata: f.Metadata()}}
 	err := l.match(o)
 	if err == nil {
 		l.count(m)
@@ -185,15 +186,15 @@ func (c *Checkpoint) LoadInto(m Module, o LoadOptions) (*LoadReport, error) {
 	l.count(m)
 	for _, p := range l.pairs {
 		if err := p.to.Tensor.CopyFrom(p.values, torch.CopyOptions{}); err != nil {
-			return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, p.to.Name, err)
+			return nil, fmt.Errorf("nn: %s: tensor %s: %w", f.Path(), p.to.Name, err)
 		}
 	}
 	return l.report, nil
 }
 
-// loading is the state of one LoadInto.
+// loading is the state of one LoadFrom.
 type loading struct {
-	c      *Checkpoint
+	file   *checkpoint.File
 	from   source
 	state  []torch.Named   // the module's
 	unused map[string]bool // names of the module: see Parts.Unused
@@ -211,7 +212,7 @@ type loadPair struct {
 // match finds the common tensors and all differences, before anything changes.
 func (l *loading) match(o LoadOptions) error {
 	var err error
-	if l.from, err = l.c.source(o.Dict); err != nil {
+	if l.from, err = newSource(l.file, o.Dict); err != nil {
 		return err
 	}
 	var errs []error
@@ -225,7 +226,7 @@ func (l *loading) match(o LoadOptions) error {
 	}
 	names, err := l.from.namesFor(l.state, l.unused, o.Rename, l.report)
 	if err != nil {
-		return fmt.Errorf("nn: %s: %w", l.c.path, err)
+		return fmt.Errorf("nn: %s: %w", l.file.Path(), err)
 	}
 	used := map[string]bool{}
 	for _, n := range l.state {
@@ -237,8 +238,12 @@ func (l *loading) match(o LoadOptions) error {
 		}
 	}
 	l.sharedWithin()
+	var loaded []*checkpoint.StoredTensor
+	for name := range used {
+		loaded = append(loaded, l.from.tensors[name])
+	}
 	for _, name := range l.from.names {
-		if !used[name] && !names.left[name] && !l.from.isTwin(name, used) {
+		if !used[name] && !names.left[name] && !l.from.isTwin(name, loaded) {
 			l.report.Unexpected = append(l.report.Unexpected, name)
 		}
 	}
@@ -247,13 +252,12 @@ func (l *loading) match(o LoadOptions) error {
 
 // pair adds a common tensor to the tensors to load, or to the mismatches.
 func (l *loading) pair(n torch.Named, file string) {
-	e := l.from.entries[file]
-	m := Mismatch{n.Name, torch.Spec{Name: file, DType: e.dtype, Shape: e.shape}, torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}}
-	if !fits(e.shape, m.Module.Shape) || !convertible(e.dtype, m.Module.DType) {
+	m := Mismatch{n.Name, l.from.specs[file], torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}}
+	if !fits(m.File.Shape, m.Module.Shape) || !convertible(m.File.DType, m.Module.DType) {
 		l.report.Mismatched = append(l.report.Mismatched, m)
 		return
 	}
-	if e.dtype != m.Module.DType {
+	if m.File.DType != m.Module.DType {
 		l.report.Converted = append(l.report.Converted, m)
 	}
 	l.report.Loaded = append(l.report.Loaded, n.Name)
@@ -335,9 +339,9 @@ func (l *loading) accept(o LoadOptions) error {
 func (l *loading) read(scope *torch.Scope) error {
 	kept := l.pairs[:0]
 	for _, p := range l.pairs {
-		t, err := l.c.read(l.from.entries[p.file])
+		t, err := l.from.tensors[p.file].Read()
 		if err != nil {
-			return fmt.Errorf("nn: %s: tensor %s: %w", l.c.path, p.file, err)
+			return err
 		}
 		t = scope.Own(t)
 		p.values, err = withDType(t, p.to.Tensor.DType())
@@ -347,7 +351,7 @@ func (l *loading) read(scope *torch.Scope) error {
 			l.drop(p.to.Name)
 			continue
 		case err != nil:
-			return fmt.Errorf("nn: %s: tensor %s: %w", l.c.path, p.file, err)
+			return fmt.Errorf("nn: %s: tensor %s: %w", l.file.Path(), p.file, err)
 		}
 		if len(p.to.Tensor.Shape()) == 0 {
 			p.values = p.values.View()
@@ -382,7 +386,7 @@ func (l *loading) unfit(errs []error) error {
 	if len(l.report.Missing)+len(l.report.Unexpected) > 0 {
 		errs = append(errs, l.from.describe(l.state)...)
 	}
-	return fmt.Errorf("nn: %s does not fit the module: %w", l.c.path, errors.Join(errs...))
+	return fmt.Errorf("nn: %s does not fit the module: %w", l.file.Path(), errors.Join(errs...))
 }
 
 // atMost returns the first errors, and an error that counts the others.

@@ -1,6 +1,8 @@
 package nn_test
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"math"
 	"os"
@@ -10,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -124,7 +128,12 @@ func differentDTypes(t *testing.T, path string, m nn.Module) (n int) {
 	for _, s := range nn.State(m) {
 		own[s.Name] = s.Tensor.DType()
 	}
-	for _, s := range openCheckpoint(t, path).Tensors() {
+	f, err := checkpoint.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, s := range f.Tensors() {
 		if own[s.Name] != s.DType {
 			n++
 		}
@@ -211,7 +220,7 @@ func TestPartialLoadOfNoParameterIsAnError(t *testing.T) {
 	net := loadingNet(t)
 	path := filepath.Join(t.TempDir(), "counts.safetensors")
 	buffers := nn.NamedBuffers(net)
-	if err := nn.SaveTensors(path, buffers, nil); err != nil {
+	if err := checkpoint.Save(path, buffers, nil); err != nil {
 		t.Fatal(err)
 	}
 	_, err := nn.LoadWith(path, net, nn.LoadOptions{Partial: true})
@@ -219,5 +228,158 @@ func TestPartialLoadOfNoParameterIsAnError(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
+	}
+}
+
+func TestSaveAndLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "net.safetensors")
+	net, other := parityNet(t), parityNet(t)
+	for _, n := range nn.State(net) {
+		if n.Tensor.DType() == torch.Float32 {
+			n.Tensor.NoGrad().Normal_(0, 1)
+		} else {
+			n.Tensor.NoGrad().AddInt_(41)
+		}
+	}
+	meta := map[string]string{"classes": "cat\ndog \"é\"", "": "empty key"}
+	for range 2 { // the second pass replaces an existing file
+		if err := nn.Save(path, net, meta); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := nn.Load(path, other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, meta) {
+		t.Errorf("metadata %v", got)
+	}
+	want := nn.State(net)
+	for i, n := range nn.State(other) {
+		a, err := n.Tensor.Float64s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := want[i].Tensor.Float64s()
+		if err != nil || !reflect.DeepEqual(a, b) {
+			t.Errorf("%s: %v, want %v, %v", n.Name, a, b, err)
+		}
+	}
+	if !nn.Parameters(other)[0].RequiresGrad() {
+		t.Error("a loaded parameter requires no gradients")
+	}
+	// Saving the same state gives the same file, and its data is aligned.
+	first, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nn.Save(path, other, meta); err != nil {
+		t.Fatal(err)
+	}
+	second, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(first, second) {
+		t.Errorf("the same state gave another file, %v", err)
+	}
+	if binary.LittleEndian.Uint64(first)%8 != 0 {
+		t.Error("the data is not aligned")
+	}
+	left, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(left) != 1 {
+		t.Errorf("files left: %v, %v", left, err)
+	}
+}
+
+func TestLoadReportsEveryMismatch(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "net.safetensors")
+	saved := nn.NewSequential(nn.NewLinear(3, 2, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(2, 2, nn.LinearOptions{}))
+	defer nn.Close(saved)
+	if err := nn.Save(path, saved, nil); err != nil {
+		t.Fatal(err)
+	}
+	net := nn.NewSequential(nn.NewLinear(4, 2, nn.LinearOptions{}), nn.NewLinear(2, 2, nn.LinearOptions{}))
+	defer nn.Close(net)
+	before, err := nn.Parameters(net)[1].Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = nn.Load(path, net)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, text := range []string{path, "tensor 0.weight is float32[2 3] in the file and float32[2 4] in the module", "tensor 1.weight is not in the file", "tensor 2.bias is not in the module"} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%v does not say %q", err, text)
+		}
+	}
+	if after, err := nn.Parameters(net)[1].Float32s(); err != nil || !reflect.DeepEqual(before, after) {
+		t.Errorf("a refused file changed the module: %v to %v, %v", before, after, err)
+	}
+}
+
+// A file whose last tensor is damaged leaves the module unchanged.
+func TestLoadChangesNothingIfATensorIsDamaged(t *testing.T) {
+	weight, err := torch.Ones(cuda.CPU, torch.Float32, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer weight.Close()
+	mask, err := torch.Zeros(cuda.CPU, torch.Bool, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mask.Close()
+	net := masked{nn.Func(nil), nn.Parts{Parameters: []torch.Named{{Name: "a", Tensor: weight}}, Buffers: []torch.Named{{Name: "b", Tensor: mask}}}}
+	const header = `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"BOOL","shape":[3],"data_offsets":[4,7]}}`
+	file := slices.Concat(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), []byte(header), make([]byte, 7))
+	path := filepath.Join(t.TempDir(), "x.safetensors")
+	load := func() error {
+		if err := os.WriteFile(path, file, 0o644); err != nil {
+			return err
+		}
+		_, err := nn.Load(path, net)
+		return err
+	}
+	file[len(file)-1] = 2
+	if err := load(); err == nil || !strings.Contains(err.Error(), "element 2 is the byte 2") {
+		t.Errorf("got %v", err)
+	}
+	if v, err := weight.Float64(); err != nil || v != 1 {
+		t.Errorf("the first tensor became %v, %v", v, err)
+	}
+	file[len(file)-1] = 1
+	if err := load(); err != nil {
+		t.Error(err)
+	}
+	if v, err := weight.Float64(); err != nil || v != 0 {
+		t.Errorf("the first tensor is %v, %v after a load of zeros", v, err)
+	}
+}
+
+type masked struct {
+	nn.Func
+	parts nn.Parts
+}
+
+func (m masked) Parts() nn.Parts { return m.parts }
+
+// An open file loads even after another file has replaced it at its path, or none is there.
+func TestLoadFrom(t *testing.T) {
+	net := nn.NewLinear(3, 2, nn.LinearOptions{})
+	defer nn.Close(net)
+	path := filepath.Join(t.TempDir(), "m.pt")
+	if err := nn.Save(path, net, nil); err != nil {
+		t.Fatal(err)
+	}
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	report, err := nn.LoadFrom(c, net, nn.LoadOptions{})
+	if err != nil || len(report.Loaded) != 2 || c.Path() != path {
+		t.Errorf("%+v of %s, %v", report, c.Path(), err)
 	}
 }

@@ -7,57 +7,50 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/torchstream/torchstream/internal/ptfile"
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/torch"
 )
 
 // source is the set of tensors to load from: a file's, or those of one dict of a PyTorch file.
 type source struct {
-	dict    string // the path of the dict; "" for the file itself
-	names   []string
-	entries map[string]entry
-	twins   map[string]string         // for names that the file lacks, the name of the tied tensor
-	dicts   []tensorDict              // all dicts of the file
-	unread  map[string]*ptfile.Opaque // values that cannot be read as tensors
+	dict    checkpoint.Dict
+	names   []string // in the file's order
+	tensors map[string]*checkpoint.StoredTensor
+	specs   map[string]torch.Spec
+	twins   map[string]string // for names that the file lacks, the name of the tied tensor
+	dicts   []checkpoint.Dict // all dicts of the file
 }
 
-// source returns the tensors of the named dict or, if the name is empty, those of the dict that
-// OpenCheckpoint chose.
-func (c *Checkpoint) source(dict string) (source, error) {
-	s := source{dict: c.dict, names: c.names, entries: c.entries, unread: c.unread, twins: map[string]string{}, dicts: tensorDicts(c.root)}
-	if dict != "" {
-		i := slices.IndexFunc(s.dicts, func(d tensorDict) bool { return d.path == dict })
-		if i < 0 {
-			return s, fmt.Errorf("nn: %s: there is no dict of tensors %q%s", c.path, dict, listDicts(s.dicts, "; the file has "))
-		}
-		s.names, s.entries, s.unread = dictEntries(s.dicts[i].dict)
-		s.dict = dict
+// newSource returns the tensors of the named dict or, if the name is empty, the tensors that f
+// lists.
+func newSource(f *checkpoint.File, dict string) (source, error) {
+	d, err := f.Dict(dict)
+	if err != nil {
+		return source{}, err
+	}
+	s := source{dict: d, tensors: map[string]*checkpoint.StoredTensor{}, specs: map[string]torch.Spec{}, twins: map[string]string{}, dicts: f.Dicts()}
+	for _, t := range d.Tensors {
+		spec := t.Spec()
+		s.names = append(s.names, spec.Name)
+		s.tensors[spec.Name], s.specs[spec.Name] = t, spec
+	}
+	if f.IsPyTorch() {
+		return s, nil
 	}
 	// safetensors.torch.save_model writes one of several tied tensors, and maps the other names to
 	// its name.
-	for removed, kept := range c.metadata {
-		_, has := s.entries[removed]
-		if _, ok := s.entries[kept]; ok && !has && !c.pytorch {
+	for removed, kept := range f.Metadata() {
+		_, has := s.tensors[removed]
+		if _, ok := s.tensors[kept]; ok && !has {
 			s.twins[removed] = kept
 		}
 	}
 	return s, nil
 }
 
-// isTwin reports whether a tensor of a PyTorch file shares its memory with a used one.
-func (s *source) isTwin(name string, used map[string]bool) bool {
-	t := s.entries[name].stored
-	if t == nil {
-		return false
-	}
-	for other := range used {
-		o := s.entries[other].stored
-		if o != nil && o.Storage == t.Storage && o.DType() == t.DType() && o.Offset == t.Offset &&
-			slices.Equal(o.Shape, t.Shape) && slices.Equal(o.Strides, t.Strides) {
-			return true
-		}
-	}
-	return false
+// isTwin reports whether a tensor of a PyTorch file shares its memory with one of the used tensors.
+func (s *source) isTwin(name string, used []*checkpoint.StoredTensor) bool {
+	return slices.ContainsFunc(used, s.tensors[name].TiedTo)
 }
 
 // matched pairs a file's tensors with a module's.
@@ -218,17 +211,17 @@ func (s *source) wrappersOf() (found []string) {
 // Two tensors with one name count once.
 func (s *source) score(n *nameChange, shapes map[string][]int64) int {
 	matched := map[string]bool{}
-	count := func(name string, e entry) {
+	count := func(name string, spec torch.Spec) {
 		to := n.apply(name)
-		if shape, ok := shapes[to]; ok && fits(e.shape, shape) {
+		if shape, ok := shapes[to]; ok && fits(spec.Shape, shape) {
 			matched[to] = true
 		}
 	}
 	for _, name := range s.names {
-		count(name, s.entries[name])
+		count(name, s.specs[name])
 	}
 	for removed, kept := range s.twins {
-		count(removed, s.entries[kept])
+		count(removed, s.specs[kept])
 	}
 	return len(matched)
 }
@@ -256,127 +249,17 @@ func commonPrefixes(names []string) []string {
 	return prefixes
 }
 
-// tensorDict is a dict of a PyTorch file that maps names to floating-point tensors.
-type tensorDict struct {
-	path    string // keys joined by dots; "" for the file's root
-	tensors int
-	dict    *ptfile.Dict
-}
-
-// averages reports whether a name in the path indicates averaged weights.
-func (d tensorDict) averages() bool {
-	words := strings.FieldsFunc(strings.ToLower(d.path), func(r rune) bool { return r == '.' || r == '_' || r == '-' })
-	return slices.ContainsFunc(words, func(w string) bool {
-		return slices.Contains([]string{"ema", "swa", "average", "averages", "averaged", "shadow"}, w)
-	})
-}
-
-// tensorDicts returns the dicts of tensors of a PyTorch file, parents first.
-func tensorDicts(root any) []tensorDict {
-	const deepest = 4
-	var found []tensorDict
-	seen := map[*ptfile.Dict]bool{}
-	var visit func(path string, v any, depth int)
-	visit = func(path string, v any, depth int) {
-		d, ok := v.(*ptfile.Dict)
-		if !ok || seen[d] || depth > deepest {
-			return
-		}
-		seen[d] = true
-		if n := countTensors(d); n > 0 {
-			found = append(found, tensorDict{path, n, d})
-		}
-		for key, value := range d.All() {
-			name, ok := key.(string)
-			if !ok {
-				continue
-			}
-			if path != "" {
-				name = path + "." + name
-			}
-			visit(name, value, depth+1)
-		}
-	}
-	visit("", root, 0)
-	return found
-}
-
-// countTensors counts the named tensors of a dict. It returns 0 if none is floating-point: such a
-// dict holds the states of random generators and the like.
-func countTensors(d *ptfile.Dict) int {
-	n, numbers := 0, false
-	for key, value := range d.All() {
-		_, named := key.(string)
-		t, ok := value.(*ptfile.Tensor)
-		if named && ok {
-			n++
-			numbers = numbers || floating(t.DType()) || float8(t.DType())
-		}
-	}
-	if !numbers {
-		return 0
-	}
-	return n
-}
-
-// stateDict chooses the dict with the model's tensors: a dict under a key that training programs
-// use; else root itself; else the only other dict; else averages.
-func stateDict(root *ptfile.Dict) (path string, d *ptfile.Dict) {
-	// The first keys name a model's tensors, whatever the dtypes.
-	for _, key := range []string{stateDictKey, "model_state_dict", "model"} {
-		v, _ := root.Get(key)
-		if d, ok := v.(*ptfile.Dict); ok {
-			if names, _, _ := dictEntries(d); len(names) > 0 {
-				return key, d
-			}
-		}
-	}
-	dicts := tensorDicts(root)
-	for _, key := range []string{"", "net", "network", "module", "model_state", "params", "weights"} {
-		if i := slices.IndexFunc(dicts, func(d tensorDict) bool { return d.path == key }); i >= 0 {
-			return key, dicts[i].dict
-		}
-	}
-	plain := slices.DeleteFunc(slices.Clone(dicts), tensorDict.averages)
-	switch {
-	case len(plain) == 1:
-		return plain[0].path, plain[0].dict
-	case len(plain) == 0 && len(dicts) > 0:
-		return dicts[0].path, dicts[0].dict
-	}
-	return "", root
-}
-
-// dictEntries returns the tensors of a dict, and the values that cannot be read.
-func dictEntries(d *ptfile.Dict) (names []string, entries map[string]entry, unread map[string]*ptfile.Opaque) {
-	entries, unread = map[string]entry{}, map[string]*ptfile.Opaque{}
-	for key, value := range d.All() {
-		name, ok := key.(string)
-		if !ok {
-			continue
-		}
-		switch v := value.(type) {
-		case *ptfile.Tensor:
-			names = append(names, name)
-			entries[name] = entry{dtype: v.DType(), shape: v.Shape, stored: v}
-		case *ptfile.Opaque:
-			unread[name] = v
-		}
-	}
-	return names, entries, unread
-}
-
 // averagesNotTaken names the dicts of averages in the file that were not chosen. If averages were
 // chosen because the file has nothing else, it says so.
 func (s *source) averagesNotTaken() []string {
 	var notes, others []string
 	for _, d := range s.dicts {
 		switch {
-		case !d.averages():
-		case d.path == s.dict:
-			notes = append(notes, fmt.Sprintf("the weights are the averages %q of the file", d.path))
+		case !d.Averages():
+		case d.Path == s.dict.Path:
+			notes = append(notes, fmt.Sprintf("the weights are the averages %q of the file", d.Path))
 		default:
-			others = append(others, fmt.Sprintf("%q (%d tensors)", d.path, d.tensors))
+			others = append(others, d.String())
 		}
 	}
 	if len(others) > 0 {
@@ -392,11 +275,11 @@ func (s *source) describe(state []torch.Named) []error {
 	if prefix, n := s.partPrefix(state); n > 0 {
 		errs = append(errs, fmt.Errorf("%d of its names are the module's behind %q: remove it with LoadOptions.Rename", n, prefix))
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.unread))[:min(len(s.unread), mostListed)] {
-		errs = append(errs, &UnreadError{name, s.unread[name]})
+	for _, unread := range s.dict.Unread[:min(len(s.dict.Unread), mostListed)] {
+		errs = append(errs, unread)
 	}
 	if len(s.dicts) > 1 && len(s.names) > 0 {
-		errs = append(errs, errors.New(listDicts(s.dicts, "its dicts of tensors are ")+": LoadOptions.Dict names one"))
+		errs = append(errs, errors.New("its dicts of tensors are "+listDicts(s.dicts)+": LoadOptions.Dict names one"))
 	}
 	return errs
 }
@@ -406,15 +289,15 @@ func (s *source) describeNames() error {
 	case len(s.names) == 0 && len(s.dicts) == 0:
 		return errors.New("the file has no tensors by name")
 	case len(s.names) == 0:
-		return errors.New(listDicts(s.dicts, "the file has no tensors by name outside of dicts; its dicts of tensors are ") + ": LoadOptions.Dict names one")
+		return errors.New("the file has no tensors by name outside of dicts; its dicts of tensors are " + listDicts(s.dicts) + ": LoadOptions.Dict names one")
 	}
 	quoted := make([]string, len(s.names))
 	for i, name := range s.names {
 		quoted[i] = fmt.Sprintf("%q", name)
 	}
 	where := ""
-	if s.dict != "" {
-		where = fmt.Sprintf(" in its dict %q", s.dict)
+	if s.dict.Path != "" {
+		where = fmt.Sprintf(" in its dict %q", s.dict.Path)
 	}
 	return fmt.Errorf("the file has %d tensors%s: %s", len(quoted), where, listFirst(quoted))
 }
@@ -434,7 +317,7 @@ func (s *source) partPrefix(state []torch.Named) (best string, most int) {
 				break
 			}
 			at += n + 1
-			if shape, ok := shapes[name[at:]]; ok && fits(s.entries[name].shape, shape) {
+			if shape, ok := shapes[name[at:]]; ok && fits(s.specs[name].Shape, shape) {
 				counts[name[:at]]++
 			}
 		}
@@ -447,17 +330,13 @@ func (s *source) partPrefix(state []torch.Named) (best string, most int) {
 	return best, most
 }
 
-// listDicts lists dicts of tensors for an error, after the text before. It returns "" if there are
-// none.
-func listDicts(dicts []tensorDict, before string) string {
+// listDicts lists dicts of tensors for an error.
+func listDicts(dicts []checkpoint.Dict) string {
 	texts := make([]string, len(dicts))
 	for i, d := range dicts {
-		texts[i] = fmt.Sprintf("%q (%d tensors)", d.path, d.tensors)
+		texts[i] = d.String()
 	}
-	if len(texts) == 0 {
-		return ""
-	}
-	return before + listFirst(texts)
+	return listFirst(texts)
 }
 
 // mostListed is the number of the file's names in an error.

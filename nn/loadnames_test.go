@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -204,7 +205,7 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 	copied := value.Clone()
 	defer copied.Close()
 	path = filepath.Join(t.TempDir(), "copies.pt")
-	if err := nn.SaveTensors(path, []torch.Named{{Name: "a", Tensor: value}, {Name: "b", Tensor: copied}}, nil); err != nil {
+	if err := checkpoint.Save(path, []torch.Named{{Name: "a", Tensor: value}, {Name: "b", Tensor: copied}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	single := masked{parts: nn.Parts{Parameters: []torch.Named{{Name: "a", Tensor: value}}}}
@@ -263,7 +264,7 @@ func TestLoadPrefersKnownDicts(t *testing.T) {
 			number := map[bool]float32{true: 1, false: 2}[key == c.want]
 			value[key] = nn.State(vectors(t, number, "w"))
 		}
-		if err := nn.SavePyTorch(path, value); err != nil {
+		if err := checkpoint.SavePyTorch(path, value); err != nil {
 			t.Fatal(err)
 		}
 		net := vectors(t, 9, "w")
@@ -279,7 +280,7 @@ func TestLoadPrefersKnownDicts(t *testing.T) {
 
 // An error names a weight that cannot be read, with the reason.
 func TestErrorNamesWeightsThatAreNotRead(t *testing.T) {
-	_, err := nn.Load(filepath.Join(fixtures, "quantized.pt"), vectors(t, 9, "w"))
+	_, err := nn.Load("../checkpoint/internal/ptfile/testdata/quantized.pt", vectors(t, 9, "w"))
 	if err == nil || !strings.Contains(err.Error(), "is not read") {
 		t.Errorf("got %v, want what is not read", err)
 	}

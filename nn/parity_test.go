@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -50,12 +51,12 @@ func parityNet(t *testing.T) *nn.Sequential {
 
 type peer struct {
 	t *testing.T
-	c *nn.Checkpoint
+	c *checkpoint.File
 }
 
 func openPeer(t *testing.T) peer {
 	t.Helper()
-	c, err := nn.OpenCheckpoint(filepath.Join("testdata", "parity.safetensors"))
+	c, err := checkpoint.Open(filepath.Join("testdata", "parity.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -24,9 +25,9 @@ var parityDTypes = map[string]struct {
 	"16": {torch.BFloat16, 0x1p-7}, // a rounding is 2^-9 of the value
 }
 
-func openSteps(t *testing.T) *nn.Checkpoint {
+func openSteps(t *testing.T) *checkpoint.File {
 	t.Helper()
-	c, err := nn.OpenCheckpoint(filepath.Join("testdata", "steps.safetensors"))
+	c, err := checkpoint.Open(filepath.Join("testdata", "steps.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,7 @@ func openSteps(t *testing.T) *nn.Checkpoint {
 	return c
 }
 
-func hasTensor(c *nn.Checkpoint, name string) bool {
+func hasTensor(c *checkpoint.File, name string) bool {
 	for _, s := range c.Tensors() {
 		if s.Name == name {
 			return true

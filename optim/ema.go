@@ -200,7 +200,7 @@ func swap(a, b, spare []*torch.Tensor) error {
 }
 
 // State returns the averages by the tensors' names. They belong to the EMA, and the next Update,
-// Swap or Close changes them. nn.SaveTensors writes them to a file that nn.Load reads into the
+// Swap or Close changes them. checkpoint.Save writes them to a file that nn.Load reads into the
 // network, or LoadState into an EMA.
 func (e *EMA) State() []torch.Named {
 	state := make([]torch.Named, len(e.average))

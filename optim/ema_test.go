@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/resident"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -113,7 +113,7 @@ func TestEMA(t *testing.T) {
 	}
 
 	path := filepath.Join(t.TempDir(), "ema.safetensors")
-	if err := nn.SaveTensors(path, ema.State(), nil); err != nil {
+	if err := checkpoint.Save(path, ema.State(), nil); err != nil {
 		t.Fatal(err)
 	}
 	other, err := optim.NewEMA(named, optim.EMAOptions{})

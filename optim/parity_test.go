@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -97,11 +97,11 @@ var makers = map[string]func(p []*torch.Tensor, capturable bool) (optim.Optimize
 
 // file is an open file of testdata. newer has the values that another LibTorch release computes
 // differently; nil if there are none.
-type file struct{ c, newer *nn.Checkpoint }
+type file struct{ c, newer *checkpoint.File }
 
 func openFile(t *testing.T, name string) file {
 	t.Helper()
-	c, err := nn.OpenCheckpoint(filepath.Join("testdata", name))
+	c, err := checkpoint.Open(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func openFile(t *testing.T, name string) file {
 	// Values that a newer PyTorch computes differently, such as bfloat16 rounding.
 	version := capi.LibTorchVersion()
 	release := version[:max(strings.LastIndexByte(version, '.'), 0)]
-	newer, err := nn.OpenCheckpoint(filepath.Join("testdata", strings.TrimSuffix(name, ".safetensors")+"-"+release+".safetensors"))
+	newer, err := checkpoint.Open(filepath.Join("testdata", strings.TrimSuffix(name, ".safetensors")+"-"+release+".safetensors"))
 	switch {
 	case err == nil:
 		t.Cleanup(func() { newer.Close() })

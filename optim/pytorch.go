@@ -5,19 +5,19 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
 
-// PyTorch returns the state as the dict of PyTorch's Optimizer.state_dict, for [nn.SavePyTorch].
-// The dict shares the tensors of s.
+// PyTorch returns the state as the dict of PyTorch's Optimizer.state_dict, for
+// [checkpoint.SavePyTorch]. The dict shares the tensors of s.
 //
 //	s, err := opt.State()
 //	...
 //	dict, err := s.PyTorch()
 //	...
-//	err = nn.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "optimizer": dict})
+//	err = checkpoint.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "optimizer": dict})
 //
 // [Load] reads the optimizer from such a file.
 func (s State) PyTorch() (map[string]any, error) {
@@ -121,7 +121,7 @@ func (f *stateFile) scalar(v any) (float64, error) {
 		return v, nil
 	case int64:
 		return float64(v), nil
-	case *nn.StoredTensor:
+	case *checkpoint.StoredTensor:
 		if n := v.Spec().Elements(); n != 1 {
 			return 0, f.invalid(fmt.Errorf("a tensor of %d elements is no number: %w", n, cuda.ErrInvalidArgument))
 		}
@@ -176,7 +176,7 @@ func (f *stateFile) checkSize(state map[any]any) error {
 	for _, v := range state {
 		values, _ := v.(map[any]any)
 		for _, v := range values {
-			t, ok := v.(*nn.StoredTensor)
+			t, ok := v.(*checkpoint.StoredTensor)
 			if !ok {
 				continue
 			}

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -71,7 +71,7 @@ func TestResumeFromPyTorchFiles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := nn.SavePyTorch(filepath.Join(dir, "checkpoint.pt"), map[string]any{"optimizer": dict, "epoch": 3}); err != nil {
+			if err := checkpoint.SavePyTorch(filepath.Join(dir, "checkpoint.pt"), map[string]any{"optimizer": dict, "epoch": 3}); err != nil {
 				t.Fatal(err)
 			}
 			for _, file := range []string{"state.pt", "checkpoint.pt"} {
@@ -114,11 +114,11 @@ func TestLoadFromACheckpointOfPyTorch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer opt.Close()
-	const path = "../internal/ptfile/testdata/checkpoint.pt"
+	const path = "../checkpoint/internal/ptfile/testdata/checkpoint.pt"
 	if err := optim.Load(path, opt); err != nil {
 		t.Fatal(err)
 	}
-	c, err := nn.OpenCheckpoint(path)
+	c, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestLoadFromACheckpointOfPyTorch(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			x, err := v.(*nn.StoredTensor).Read()
+			x, err := v.(*checkpoint.StoredTensor).Read()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -154,7 +154,7 @@ func TestLoadOlderStates(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pt")
 	save := func(dict any) {
 		t.Helper()
-		if err := nn.SavePyTorch(path, dict); err != nil {
+		if err := checkpoint.SavePyTorch(path, dict); err != nil {
 			t.Fatal(err)
 		}
 	}

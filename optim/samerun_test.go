@@ -11,10 +11,10 @@ import (
 	"testing"
 	"text/tabwriter"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/internal/capi"
-	"github.com/torchstream/torchstream/nn"
 )
 
 // On a GPU, every optimizer's 20 steps match PyTorch's on the same GPU.
@@ -70,7 +70,7 @@ func stepsOfPyTorch(t *testing.T, device cuda.Device) file {
 	if err != nil {
 		t.Fatalf("%s testdata/make_parity.py: %v\n%s", program, err, out)
 	}
-	c, err := nn.OpenCheckpoint(path)
+	c, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -56,14 +56,14 @@ func Save(path string, o Optimizer) error {
 	if err != nil {
 		return err
 	}
-	if !nn.IsPyTorchPath(path) {
-		return nn.SaveTensors(path, s.Tensors, s.Metadata)
+	if !checkpoint.IsPyTorchPath(path) {
+		return checkpoint.Save(path, s.Tensors, s.Metadata)
 	}
 	dict, err := s.PyTorch()
 	if err != nil {
 		return err
 	}
-	return nn.SavePyTorch(path, dict)
+	return checkpoint.SavePyTorch(path, dict)
 }
 
 // Load reads a file that [Save] or PyTorch wrote into an optimizer of the same kind with the same
@@ -71,7 +71,7 @@ func Save(path string, o Optimizer) error {
 // other options stay as they are in the program. A file of torch.save may have more in it, with the
 // optimizer's state_dict under the key "optimizer", "optimizer_state_dict" or "optim".
 func Load(path string, o Optimizer) error {
-	c, err := nn.OpenCheckpoint(path)
+	c, err := checkpoint.Open(path)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func Load(path string, o Optimizer) error {
 
 // LoadFrom is [Load] for an open file. For a [Divided] optimizer it reads this rank's shard of the
 // state.
-func LoadFrom(c *nn.Checkpoint, o Optimizer) error {
+func LoadFrom(c *checkpoint.File, o Optimizer) error {
 	f := stateFile{path: c.Path(), c: c}
 	defer f.read.close()
 	load := o.LoadState
@@ -121,7 +121,7 @@ type Cut struct {
 // stateFile reads a state from a file of either format. Its errors name the file.
 type stateFile struct {
 	path string
-	c    *nn.Checkpoint
+	c    *checkpoint.File
 	read handles                                       // the tensors
 	cut  func(name string, shape []int64) (Cut, error) // nil for an optimizer of whole parameters
 }
@@ -129,10 +129,10 @@ type stateFile struct {
 // readState reads the optimizer's share of a tensor, or returns nil if it has none. It turns a
 // number into a tensor without dimensions.
 func (f *stateFile) readState(name string, value any) (t *torch.Tensor, err error) {
-	stored, number := (*nn.StoredTensor)(nil), float64(0)
+	stored, number := (*checkpoint.StoredTensor)(nil), float64(0)
 	var shape []int64
 	switch v := value.(type) {
-	case *nn.StoredTensor:
+	case *checkpoint.StoredTensor:
 		stored, shape = v, v.Spec().Shape
 	case int64:
 		number = float64(v)

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -107,7 +107,7 @@ func TestStateOfPyTorch(t *testing.T) {
 	var names [2][]string
 	var keys [2]map[string]any
 	for i, path := range []string{theirs, ours} {
-		c, err := nn.OpenCheckpoint(path)
+		c, err := checkpoint.Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}

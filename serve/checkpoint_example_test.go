@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/imageloader/transform"
@@ -27,7 +28,7 @@ type classifier struct {
 
 // newClassifier opens a checkpoint of torchstream train, "run1/best.pt" for example.
 func newClassifier(path string) (*classifier, error) {
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +46,7 @@ func newClassifier(path string) (*classifier, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := file.LoadInto(c.net, nn.LoadOptions{}); err != nil {
+	if _, err := nn.LoadFrom(file, c.net, nn.LoadOptions{}); err != nil {
 		return nil, err
 	}
 	nn.Train(c.net, false)

@@ -37,7 +37,7 @@ say "Go fuzzers"
 cp cshim/build/lib/libtorchstream_image.so "$out/lib/"
 strip --strip-unneeded "$out/lib/libtorchstream_image.so"
 # go-targets has the package of each fuzzer. Its test program is tree/PACKAGE/fuzz.test, beside its testdata.
-grep -rE '^func Fuzz[A-Za-z]+' --include='*_test.go' imageloader internal/ptfile | sed -E 's|^(.*)/[^/]*:func (Fuzz[A-Za-z]+).*|\2 \1|' | sort >"$out/go-targets"
+grep -rE '^func Fuzz[A-Za-z]+' --include='*_test.go' imageloader checkpoint/internal/ptfile | sed -E 's|^(.*)/[^/]*:func (Fuzz[A-Za-z]+).*|\2 \1|' | sort >"$out/go-targets"
 cut -d' ' -f2 "$out/go-targets" | sort -u | while read -r package; do
   mkdir -p "$out/tree/$package/testdata"
   go test -c -fuzz=Fuzz -trimpath -ldflags '-s -w' -o "$out/tree/$package/fuzz.test" "./$package"

@@ -61,8 +61,8 @@ while read -r package tests; do
   done
   if grep -q -- '--- SKIP' "$log"; then fail "$package: a test was skipped"; fi
 done <<'TESTS'
-./internal/ptfile TestPyTorchReadsWhatIsWritten
-./nn TestPyTorchLoadsCheckpoints TestPyTorchReadsDividedCheckpoints
+./checkpoint/internal/ptfile TestPyTorchReadsWhatIsWritten
+./checkpoint TestPyTorchLoadsCheckpoints TestPyTorchReadsDividedCheckpoints
 ./optim TestPyTorchLoadsOptimizers TestTwentyStepsMatchPyTorchInTheSameRun
 ./train TestGeneratorsInPyTorch
 ./distributed TestTorchrunLaunches

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
@@ -57,8 +58,8 @@ type Checkpoint struct {
 	// and loaders of all ranks. If a distributed.FullyShardedDataParallel or an optimizer of
 	// package distributed shards its state over World, each rank writes its shard to a separate
 	// file next to rank 0's. Each rank also reads its own shard only, so its host never holds more:
-	// see nn.Shards. State that another group shards is gathered first, and rank 0 writes the state
-	// of its group.
+	// see checkpoint.RankWriter. State that another group shards is gathered first, and rank 0
+	// writes the state of its group.
 	//
 	// A job of any number of ranks, or a single process, can read the file: see RestoreLoader. A
 	// rank that the file does not have seeds its generators from rank 0's state and its rank
@@ -101,26 +102,26 @@ func (c *Checkpoint) Save(path string) error {
 type writing struct {
 	path    string
 	world   *distributed.Group
-	file    map[string]any // the value of the file
-	divided nn.Divided     // the sharded tensors of file
-	shards  *nn.Shards     // set if ranks write shards, otherwise nil
-	named   []torch.Named  // the shards that this rank writes
-	made    []torch.Named  // tensors that free closes
-	barrier func() error   // waits until all ranks have written their shards
-	failed  error          // why this rank writes nothing
+	file    map[string]any         // the value of the file
+	divided checkpoint.Divided     // the sharded tensors of file
+	shards  *checkpoint.RankWriter // set if ranks write shards, otherwise nil
+	named   []torch.Named          // the shards that this rank writes
+	made    []torch.Named          // tensors that free closes
+	barrier func() error           // waits until all ranks have written their shards
+	failed  error                  // why this rank writes nothing
 }
 
 func (w *writing) free() { closeAll(w.made) }
 
 // parts returns this rank's shards of tensors.
-func (w *writing) parts() []torch.Named { return nn.DividedParts(w.file, w.divided) }
+func (w *writing) parts() []torch.Named { return w.divided.Parts(w.file) }
 
 // leads reports whether this process writes the file itself.
 func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
 
 // collect gathers everything to write. In a job an error of one rank is an error of all.
 func (c *Checkpoint) collect(path string) (*writing, error) {
-	w := &writing{path: path, world: c.World, divided: nn.Divided{}, file: map[string]any{metadataKey: metadata(c.Metadata)}}
+	w := &writing{path: path, world: c.World, divided: checkpoint.Divided{}, file: map[string]any{metadataKey: metadata(c.Metadata)}}
 	states, err := generators(c.Device)
 	w.made = states
 	named := map[string]any{}
@@ -204,7 +205,7 @@ func (c *Checkpoint) fillAverages(w *writing) (err error) {
 	case ok && !c.dividedBy(sharded.Group()):
 		w.file[emaKey], err = sharded.EMAState(c.EMA)
 	case ok:
-		var averages nn.Divided
+		var averages checkpoint.Divided
 		averages, err = sharded.DividedAverages(c.EMA)
 		maps.Copy(w.divided, averages)
 		fallthrough
@@ -240,7 +241,7 @@ func (c *Checkpoint) divides() bool {
 
 // dividedOptimizer is an optimizer of package distributed.
 type dividedOptimizer interface {
-	DividedState() (optim.State, nn.Divided, error)
+	DividedState() (optim.State, checkpoint.Divided, error)
 	Group() *distributed.Group
 }
 
@@ -250,7 +251,7 @@ func (w *writing) write() error {
 	err := w.failed
 	if w.shards == nil {
 		if err == nil && w.leads() {
-			err = nn.SavePyTorch(w.path, w.file)
+			err = checkpoint.SavePyTorch(w.path, w.file)
 		}
 		return err
 	}
@@ -312,7 +313,7 @@ func (c *Checkpoint) Load(path string) error {
 
 // loadFile reads a file on this rank. It returns the file's "id".
 func (c *Checkpoint) loadFile(path string) (id string, err error) {
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if err != nil {
 		return "", err
 	}
@@ -324,7 +325,7 @@ func (c *Checkpoint) loadFile(path string) (id string, err error) {
 	return id, nil
 }
 
-func (c *Checkpoint) load(file *nn.Checkpoint) error {
+func (c *Checkpoint) load(file *checkpoint.File) error {
 	if err := c.texts(file); err != nil {
 		return err
 	}
@@ -337,7 +338,7 @@ func (c *Checkpoint) load(file *nn.Checkpoint) error {
 			return err
 		}
 	} else if c.Model != nil {
-		if _, err := file.LoadInto(c.Model, nn.LoadOptions{}); err != nil {
+		if _, err := nn.LoadFrom(file, c.Model, nn.LoadOptions{}); err != nil {
 			return err
 		}
 	}
@@ -374,7 +375,7 @@ func (c *Checkpoint) load(file *nn.Checkpoint) error {
 }
 
 // texts reads everything except tensors.
-func (c *Checkpoint) texts(file *nn.Checkpoint) error {
+func (c *Checkpoint) texts(file *checkpoint.File) error {
 	c.Loader, c.loaders, c.Metadata = nil, nil, file.Metadata()
 	if text, ok := value[string](file, loaderKey); ok {
 		if err := json.Unmarshal([]byte(text), &c.Loader); err != nil {
@@ -396,12 +397,12 @@ func (c *Checkpoint) texts(file *nn.Checkpoint) error {
 
 // loadGenerators sets the generators. It runs last, after everything that may draw from them. own
 // is this rank's state in a file of several ranks, or nil.
-func (c *Checkpoint) loadGenerators(file *nn.Checkpoint, own map[any]any) error {
+func (c *Checkpoint) loadGenerators(file *checkpoint.File, own map[any]any) error {
 	states, _ := value[map[any]any](file, generatorsKey)
 	if own != nil {
 		states = own
 	}
-	cpu, ok := states[cuda.CPU.String()].(*nn.StoredTensor)
+	cpu, ok := states[cuda.CPU.String()].(*checkpoint.StoredTensor)
 	if !ok {
 		return errors.New("it has no state of the random generators")
 	}
@@ -411,9 +412,9 @@ func (c *Checkpoint) loadGenerators(file *nn.Checkpoint, own map[any]any) error 
 	if err := loadGenerator(cuda.CPU, cpu); err != nil || c.Device == cuda.CPU {
 		return err
 	}
-	gpu, ok := states[c.Device.String()].(*nn.StoredTensor)
+	gpu, ok := states[c.Device.String()].(*checkpoint.StoredTensor)
 	for n := 0; !ok && n < maxGPUs; n++ {
-		gpu, ok = states[cuda.Device(n).String()].(*nn.StoredTensor)
+		gpu, ok = states[cuda.Device(n).String()].(*checkpoint.StoredTensor)
 	}
 	if !ok {
 		return nil // saved on the CPU
@@ -423,7 +424,7 @@ func (c *Checkpoint) loadGenerators(file *nn.Checkpoint, own map[any]any) error 
 
 const maxGPUs = 64
 
-func loadGenerator(device cuda.Device, stored *nn.StoredTensor) error {
+func loadGenerator(device cuda.Device, stored *checkpoint.StoredTensor) error {
 	state, err := stored.Read()
 	if err != nil {
 		return err
@@ -433,21 +434,21 @@ func loadGenerator(device cuda.Device, stored *nn.StoredTensor) error {
 }
 
 // value returns the value at a path of keys, if it exists and has type T.
-func value[T any](file *nn.Checkpoint, path ...any) (T, bool) {
+func value[T any](file *checkpoint.File, path ...any) (T, bool) {
 	v, err := file.Value(path...)
 	t, ok := v.(T)
 	return t, ok && err == nil
 }
 
-func (c *Checkpoint) loadEMA(file *nn.Checkpoint) error {
+func (c *Checkpoint) loadEMA(file *checkpoint.File) error {
 	dict, ok := value[map[any]any](file, emaKey)
 	if !ok {
 		return errors.New("it has no averages: the interrupted run had no EMA")
 	}
-	stored := map[string]*nn.StoredTensor{}
+	stored := map[string]*checkpoint.StoredTensor{}
 	for name, value := range dict {
 		key, isName := name.(string)
-		t, isTensor := value.(*nn.StoredTensor)
+		t, isTensor := value.(*checkpoint.StoredTensor)
 		if !isName || !isTensor {
 			return fmt.Errorf("%q: %v is no tensor", emaKey, name)
 		}

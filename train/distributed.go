@@ -12,10 +12,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -66,7 +66,7 @@ func (c *Checkpoint) gather(w *writing, own []torch.Named, failed error) (err er
 		}
 	}
 	if failed == nil && c.divides() && w.leads() {
-		if w.shards, failed = nn.BeginShards(w.path, c.World.Size()); failed == nil {
+		if w.shards, failed = checkpoint.NewRankWriter(w.path, c.World.Size()); failed == nil {
 			mine.Shards = w.shards.ID()
 		}
 	}
@@ -94,7 +94,7 @@ func (c *Checkpoint) gather(w *writing, own []torch.Named, failed error) (err er
 		return nil
 	}
 	if !w.leads() {
-		w.shards, failed = nn.JoinShards(w.path, all[0].Shards, c.World.Size())
+		w.shards, failed = checkpoint.JoinRankWriter(w.path, all[0].Shards, c.World.Size())
 	}
 	if err := agree(c.World, failed); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (c *Checkpoint) gather(w *writing, own []torch.Named, failed error) (err er
 func (c *Checkpoint) checkFolder(path string) error {
 	id := ""
 	if c.World.Rank() == 0 {
-		if s, err := nn.BeginShards(path, c.World.Size()); err == nil {
+		if s, err := checkpoint.NewRankWriter(path, c.World.Size()); err == nil {
 			defer s.Abandon() // removes it when all ranks have looked
 			id = s.ID()
 		}
@@ -119,7 +119,7 @@ func (c *Checkpoint) checkFolder(path string) error {
 		return err
 	}
 	if c.World.Rank() != 0 {
-		_, err = nn.JoinShards(path, id, c.World.Size())
+		_, err = checkpoint.JoinRankWriter(path, id, c.World.Size())
 	}
 	return agree(c.World, err)
 }
@@ -230,7 +230,7 @@ func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 
 // copied returns a writing whose tensors are host copies, for the tensors that this rank writes.
 func (w *writing) copied(copies hostCopies) (*writing, error) {
-	own := &writing{path: w.path, world: w.world, shards: w.shards, barrier: w.barrier, failed: w.failed, divided: nn.Divided{}}
+	own := &writing{path: w.path, world: w.world, shards: w.shards, barrier: w.barrier, failed: w.failed, divided: checkpoint.Divided{}}
 	if w.leads() {
 		value, err := copies.of(w.file)
 		if err != nil {
@@ -258,7 +258,7 @@ func (h hostCopies) close() {
 	}
 }
 
-// of returns a value for nn.SavePyTorch in which copies replace the tensors.
+// of returns a value for checkpoint.SavePyTorch in which copies replace the tensors.
 func (h hostCopies) of(value any) (any, error) {
 	switch v := value.(type) {
 	case *torch.Tensor:
@@ -337,7 +337,7 @@ func (c *Checkpoint) RestoreLoader(ctx context.Context, loader *imageloader.Load
 
 // ranks reads the states of all ranks. It returns this rank's generators, or nil if the file has
 // none for it.
-func (c *Checkpoint) ranks(file *nn.Checkpoint) (generators map[any]any, err error) {
+func (c *Checkpoint) ranks(file *checkpoint.File) (generators map[any]any, err error) {
 	entries, _ := value[[]any](file, ranksKey)
 	rank, world := 0, 1
 	if c.World != nil {
@@ -367,7 +367,7 @@ func (c *Checkpoint) ranks(file *nn.Checkpoint) (generators map[any]any, err err
 
 // seedNewRank seeds the generators of a rank that the file does not have, from rank 0's state and
 // the rank number. So the ranks of a job draw different numbers.
-func seedNewRank(cpu *nn.StoredTensor, rank int) error {
+func seedNewRank(cpu *checkpoint.StoredTensor, rank int) error {
 	state, err := cpu.Read()
 	if err != nil {
 		return err

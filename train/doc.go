@@ -25,8 +25,8 @@
 //	confusion.csv  counts of true and predicted classes, from the best epoch's evaluation
 //	confusion.png  a picture of confusion.csv
 //
-// Where ranks shard the model or the optimizer, each rank adds a file to a checkpoint, whose name
-// package nn makes of the checkpoint's ([nn.Shards]).
+// Where ranks shard the model or the optimizer, each rank adds a file to a checkpoint. Package
+// checkpoint makes its name from the checkpoint's name (checkpoint/rankfiles.go).
 //
 // PyTorch reads both checkpoints: torch.load(path, weights_only=True)["state_dict"]. nn.Load reads
 // them too.

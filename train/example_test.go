@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -82,8 +83,8 @@ func ExampleCheckpoint() {
 
 // The classes of an archive's images, by a best.pt that torchstream train wrote.
 func Example_predict() {
-	predict := func(ctx context.Context, checkpoint, archive string) error {
-		file, err := nn.OpenCheckpoint(checkpoint)
+	predict := func(ctx context.Context, path, archive string) error {
+		file, err := checkpoint.Open(path)
 		if err != nil {
 			return err
 		}
@@ -97,7 +98,7 @@ func Example_predict() {
 			return err
 		}
 		defer nn.Close(net)
-		if _, err := file.LoadInto(net, nn.LoadOptions{}); err != nil {
+		if _, err := nn.LoadFrom(file, net, nn.LoadOptions{}); err != nil {
 			return err
 		}
 		loader, err := imageloader.OpenContext(ctx, archive, imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(256, 224)}) // -size 224

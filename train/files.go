@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/internal/tfevents"
 	"github.com/torchstream/torchstream/nn"
@@ -262,7 +263,7 @@ func (r *runner) saveBest(e Epoch) error {
 	if r.EMA != nil {
 		tensors = r.EMA.State()
 	}
-	if err := nn.SavePyTorch(r.path(bestFile), map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)}); err != nil {
+	if err := checkpoint.SavePyTorch(r.path(bestFile), map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)}); err != nil {
 		return err
 	}
 	return r.saveConfusion(e)

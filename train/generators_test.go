@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/train"
 )
@@ -31,7 +31,7 @@ func draw(t *testing.T, device cuda.Device, n int64) []float32 {
 // stored reads a tensor of a file.
 func stored(t *testing.T, path string, keys ...any) *torch.Tensor {
 	t.Helper()
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func stored(t *testing.T, path string, keys ...any) *torch.Tensor {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, err := value.(*nn.StoredTensor).Read()
+	x, err := value.(*checkpoint.StoredTensor).Read()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/imageloader/transform"
@@ -103,7 +104,7 @@ func checkpointFolder(option, path string) error {
 
 // trained is a checkpoint of torchstream train.
 type trained struct {
-	*nn.Checkpoint
+	*checkpoint.File
 	path, model string
 	size        int // pixels of an image's side
 	classes     []string
@@ -114,7 +115,7 @@ func openTrained(path string) (*trained, error) {
 	if err := checkpointFolder("-checkpoint", path); err != nil {
 		return nil, err
 	}
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		last := filepath.Join(filepath.Dir(path), "last.pt")
 		if _, err := os.Stat(last); err == nil {
@@ -125,7 +126,7 @@ func openTrained(path string) (*trained, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &trained{Checkpoint: file, path: path}
+	t := &trained{File: file, path: path}
 	if missing := t.describe(); len(missing) > 0 {
 		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its model, its classes and its size: its metadata has no valid %s; "+
 			"-checkpoint FILE names another, for instance trained/best.pt, and a program that trains sets train.Config.Metadata",
@@ -159,7 +160,7 @@ func (t *trained) net(device cuda.Device) (nn.Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = t.LoadInto(net, nn.LoadOptions{})
+	_, err = nn.LoadFrom(t.File, net, nn.LoadOptions{})
 	if err == nil {
 		nn.Train(net, false)
 		err = nn.To(net, device)

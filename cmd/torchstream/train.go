@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/cli"
@@ -411,7 +412,7 @@ func (o *trainOptions) checkPretrained() error {
 	if err := checkpointFolder("-pretrained", o.pretrained); err != nil {
 		return err
 	}
-	file, err := nn.OpenCheckpoint(o.pretrained)
+	file, err := checkpoint.Open(o.pretrained)
 	if err != nil {
 		return fmt.Errorf("-pretrained: %w", err)
 	}
@@ -453,7 +454,7 @@ func (o *trainOptions) checkFolder() error {
 // earlier returns the number of completed epochs of the run in the folder, and of all its epochs.
 // ok is false if there is no run, or if the file is of another kind, which train.Run refuses.
 func (o *trainOptions) earlier() (done, epochs int, ok bool) {
-	file, err := nn.OpenCheckpoint(filepath.Join(o.out, "last.pt"))
+	file, err := checkpoint.Open(filepath.Join(o.out, "last.pt"))
 	if err != nil {
 		return 0, 0, false
 	}
@@ -475,7 +476,7 @@ func (o *trainOptions) earlier() (done, epochs int, ok bool) {
 // compare refuses to resume with other settings or classes, and names all differences.
 func (o *trainOptions) compare(now map[string]string) error {
 	path := filepath.Join(o.out, "last.pt")
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
@@ -243,7 +244,7 @@ func TestFreezeKnowsTheHead(t *testing.T) {
 // tensorBits returns the float32 tensors of a checkpoint.
 func tensorBits(t *testing.T, path string) map[string][]float32 {
 	t.Helper()
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -956,7 +957,7 @@ func TestTrainConvertsPretrainedWeights(t *testing.T) {
 	if !strings.Contains(stdout, want) {
 		t.Errorf("got\n%s\nwant %q", stdout, want)
 	}
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1006,7 +1007,7 @@ func TestPretrainedDictChoosesAverages(t *testing.T) {
 	defer ones.Close()
 	averages["conv1.weight"] = ones
 	path := filepath.Join(t.TempDir(), "both.pt")
-	if err := nn.SavePyTorch(path, map[string]any{"state_dict": weights, "state_dict_ema": averages}); err != nil {
+	if err := checkpoint.SavePyTorch(path, map[string]any{"state_dict": weights, "state_dict_ema": averages}); err != nil {
 		t.Fatal(err)
 	}
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2})

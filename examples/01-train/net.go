@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"strconv"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/nn"
 )
@@ -63,7 +64,7 @@ func saveCheckpoint(path string, net nn.Module, s settings) error {
 // loadCheckpoint returns the network of a checkpoint, with its weights and settings.
 func loadCheckpoint(path string) (nn.Module, settings, error) {
 	var s settings
-	file, err := nn.OpenCheckpoint(path)
+	file, err := checkpoint.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, s, fmt.Errorf("%s: no such checkpoint: `01-train train` writes one", path)
 	}

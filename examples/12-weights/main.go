@@ -29,6 +29,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/examples/internal/lesson"
 	"github.com/torchstream/torchstream/examples/internal/study"
@@ -154,7 +155,7 @@ func (o *options) write(out io.Writer) error {
 	}
 	defer nn.Close(net)
 	const shard = 1 << 30
-	return nn.SaveSharded(o.weights, nn.State(net.Transformer()), nil, shard)
+	return checkpoint.SaveSharded(o.weights, nn.State(net.Transformer()), nil, shard)
 }
 
 // limit makes the allocator refuse more than the given number of GiB.
@@ -214,7 +215,7 @@ func (m *model) read(o options) error {
 	if err := nn.Freeze(m.net); err != nil {
 		return err
 	}
-	file, err := nn.OpenCheckpoint(o.weights)
+	file, err := checkpoint.Open(o.weights)
 	if err != nil {
 		return err
 	}
@@ -241,7 +242,7 @@ func (m *model) read(o options) error {
 }
 
 // stay loads a parameter and moves it to the device.
-func stay(file *nn.Checkpoint, p torch.Named, device cuda.Device) (bytes int64, err error) {
+func stay(file *checkpoint.File, p torch.Named, device cuda.Device) (bytes int64, err error) {
 	spec := torch.Spec{DType: p.Tensor.DType(), Shape: p.Tensor.Shape()}
 	t, err := mapTensor(file, p.Name, spec)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/models"
@@ -49,7 +50,7 @@ func write(t *testing.T, o options) *models.GPT2 {
 			p.MulScalar_(5)
 		}
 	}
-	if err := nn.SaveSharded(o.weights, nn.State(net.Transformer()), nil, 100_000); err != nil {
+	if err := checkpoint.SaveSharded(o.weights, nn.State(net.Transformer()), nil, 100_000); err != nil {
 		t.Fatal(err)
 	}
 	return net

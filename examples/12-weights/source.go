@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -22,7 +23,7 @@ type weights struct {
 
 // openWeights maps the parameters of the given number of blocks, named h.0 and so on in the file.
 // Each must have the shapes of block. Close the source after the prefetcher.
-func openWeights(file *nn.Checkpoint, block nn.Module, layers int) (*weights, error) {
+func openWeights(file *checkpoint.File, block nn.Module, layers int) (*weights, error) {
 	w := &weights{}
 	for _, p := range nn.State(block) {
 		w.specs = append(w.specs, torch.Spec{Name: p.Name, DType: p.Tensor.DType(), Shape: p.Tensor.Shape()})
@@ -49,7 +50,7 @@ func openWeights(file *nn.Checkpoint, block nn.Module, layers int) (*weights, er
 }
 
 // mapTensor returns a tensor of the file, which must have the dtype and shape of spec.
-func mapTensor(file *nn.Checkpoint, name string, spec torch.Spec) (*torch.Tensor, error) {
+func mapTensor(file *checkpoint.File, name string, spec torch.Spec) (*torch.Tensor, error) {
 	t, err := file.Map(name)
 	if err != nil {
 		return nil, err

@@ -44,8 +44,8 @@ LAYERS = {
     "internal/tfevents": [],
     "leaks": ["internal/origin"],
     "tensor": [],
-    "internal/blocksum": [],
-    "internal/ptfile": ["internal/blocksum", "tensor"],
+    "checkpoint/internal/blocksum": [],
+    "checkpoint/internal/ptfile": ["checkpoint/internal/blocksum", "tensor"],
     # The loader: no LibTorch (see FREE).
     "imageloader/internal/raster": [],
     "imageloader/internal/codec": ["imageloader/internal/raster", "internal/imagecapi"],
@@ -122,13 +122,13 @@ LAYERS = {
     "cuda": ["internal/capi", "internal/origin", "internal/racecheck"],
     "torch/internal/schema": [],
     "torch": ["cuda", "internal/capi", "internal/origin", "tensor", "torch/internal/schema"],
-    "nn": ["cuda", "internal/blocksum", "internal/ptfile", "internal/safefile", "tensor", "torch"],
-    # nn: names of tensors, and their files.
-    "optim": ["cuda", "nn", "torch"],
+    "checkpoint": ["checkpoint/internal/blocksum", "checkpoint/internal/ptfile", "cuda", "internal/safefile", "tensor", "torch"],
+    "nn": ["checkpoint", "cuda", "torch"],
+    "optim": ["checkpoint", "cuda", "nn", "torch"],
     "models": ["cuda", "nn", "torch"],
     # Processes that train together.
     "distributed/internal/control": [],
-    "distributed": ["cuda", "distributed/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
+    "distributed": ["checkpoint", "cuda", "distributed/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
     "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
     # internal/capi: the decoder.
@@ -142,7 +142,7 @@ LAYERS = {
         "torch",
         "trace",
     ],
-    "train": ["cuda", "distributed", "imageloader", "internal/resident", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
+    "train": ["checkpoint", "cuda", "distributed", "imageloader", "internal/resident", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
     # internal/capi: the decoder.
     "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "tensor", "torch"],
     # For other people's tests.
@@ -180,6 +180,7 @@ LAYERS = {
         "trace",
     ],
     "cmd/torchstream": [
+        "checkpoint",
         "cuda",
         "distributed",
         "imageloader",
@@ -234,6 +235,7 @@ LAYERS = {
     "examples/internal/lesson": ["cuda", "internal/interrupt", "trace"],
     "examples/internal/study": ["cuda", "internal/safefile", "torch"],
     "examples/01-train": [
+        "checkpoint",
         "cuda",
         "examples/internal/lesson",
         "imageloader",
@@ -311,6 +313,7 @@ LAYERS = {
         "train",
     ],
     "examples/12-weights": [
+        "checkpoint",
         "cuda",
         "examples/internal/lesson",
         "examples/internal/study",
@@ -332,8 +335,8 @@ FREE = {
     "imageloader/blob": LIBTORCH | {"prefetcher"},
     "imageloader/prometheus": LIBTORCH | {"prefetcher"},
     "tensor": LIBTORCH,
-    "internal/blocksum": LIBTORCH,
-    "internal/ptfile": LIBTORCH,
+    "checkpoint/internal/blocksum": LIBTORCH,
+    "checkpoint/internal/ptfile": LIBTORCH,
     "prefetcher": {"imageloader"},
 }
 

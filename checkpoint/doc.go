@@ -1,0 +1,38 @@
+// Package checkpoint reads and writes files of tensors: safetensors files, files of torch.save, and
+// checkpoints in several files.
+//
+// [Save] writes named tensors, and [Open] opens any of the files:
+//
+//	if err := checkpoint.Save("weights.safetensors", nn.State(net), nil); err != nil {
+//		return err
+//	}
+//	file, err := checkpoint.Open("weights.safetensors")
+//	if err != nil {
+//		return err
+//	}
+//	defer file.Close()
+//	weight, err := file.Read("conv1.weight")
+//
+// nn.Load reads a file into a module's parameters: it matches names and shapes, and converts
+// dtypes. train.Checkpoint saves and loads the full state of a training.
+//
+// # Formats
+//
+//   - A safetensors file has tensors and texts: [File.Tensors], [File.Metadata].
+//   - A PyTorch file (.pt, .pth) also has values, and dicts of tensors: [SavePyTorch],
+//     [File.Value], [File.Dict]. Reading executes no code from the file.
+//   - A sharded checkpoint is an index (.safetensors.index.json) and data files: [SaveSharded].
+//   - A checkpoint of ranks is a PyTorch file and one safetensors file per rank. A rank's file has
+//     the rank's parts of divided tensors: [RankWriter].
+//
+// # Guarantees
+//
+// Files are untrusted: no content makes a reader crash, or allocate more than a multiple of the
+// file's size.
+//
+// A file appears under its name only when it is complete and on the disk. It replaces only a file
+// of the same kind. A process that is killed leaves the old file, and unfinished files that the
+// next save to the path removes.
+//
+// Files that this package writes have checksums, which reading verifies and other programs ignore.
+package checkpoint

@@ -1,0 +1,90 @@
+package checkpoint
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/torchstream/torchstream/checkpoint/internal/ptfile"
+	"github.com/torchstream/torchstream/internal/safefile"
+)
+
+// A checkpoint that the ranks of a job write together consists of a PyTorch file and one
+// safetensors file per rank in the same directory. The PyTorch file holds everything that is not
+// divided. Its key "shards" describes the rank files. Each divided tensor is replaced by a dict
+// that says which rank has which elements. The rank files hold these elements as rows, under the
+// names in the dicts.
+
+// Keys of a joint checkpoint: in its dict, in the dicts that replace tensors, and in the metadata
+// of a rank's file.
+const (
+	shardsKey = "shards"
+	idKey     = "id"    // a number in the files' names
+	baseKey   = "base"  // the common prefix of the files' names
+	bytesKey  = "bytes" // the files' sizes, by rank
+	sealsKey  = "crc32" // CRC-32s of headers and checksums, by rank; absent in older files
+
+	dividedKey = "divided" // the tensor's name in the files
+	dtypeKey   = "dtype"   // safetensors' name
+	shapeKey   = "shape"
+	stridesKey = "strides"
+	partsKey   = "parts" // for each part the rank, its first element and the number of elements
+
+	checkpointKey = "checkpoint" // the id
+	rankKey       = "rank"
+)
+
+// rankFileName returns the name of a rank's file.
+func rankFileName(base, id string, rank, ranks int) string {
+	return fmt.Sprintf("%s-%s-rank%05d-of-%05d%s", base, id, rank, ranks, shardSuffix)
+}
+
+// unfinished returns the name of rank 0's file before Commit.
+func (w *RankWriter) unfinished() string { return w.path + unfinishedInfix + w.id }
+
+func (w *RankWriter) fileOf(rank int) string {
+	return filepath.Join(filepath.Dir(w.path), rankFileName(filepath.Base(w.path), w.id, rank, w.ranks))
+}
+
+// removeID removes the files of the checkpoint with this id at the path, both finished and
+// unfinished. A file that it cannot remove belongs to no checkpoint.
+func removeID(path, id string) {
+	if !unfinishedNumber.MatchString(id) {
+		return
+	}
+	dir, prefix := filepath.Dir(path), filepath.Base(path)+"-"+id+"-rank"
+	files, _ := os.ReadDir(dir)
+	for _, f := range files {
+		if strings.HasPrefix(f.Name(), prefix) && f.Type().IsRegular() {
+			os.Remove(filepath.Join(dir, f.Name()))
+		}
+	}
+}
+
+// idsAt returns the id of the checkpoint at a path, and the id of the checkpoint that it replaced.
+// An id is empty if there are no rank files, or if the file cannot be read.
+func idsAt(path string) (id, replaced string) {
+	f, err := safefile.Open(path)
+	if err != nil {
+		return "", ""
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", ""
+	}
+	file, err := ptfile.Open(f, info.Size())
+	if err != nil {
+		return "", ""
+	}
+	if root, ok := file.Root.(*ptfile.Dict); ok {
+		if s, err := parseRankFiles(root, filepath.Dir(path)); err == nil && s != nil && s.base == filepath.Base(path) {
+			id = s.id
+		}
+	}
+	if other, ok := strings.CutPrefix(file.Comment, replacesComment); ok && other != id {
+		replaced = other
+	}
+	return id, replaced
+}

@@ -1,0 +1,178 @@
+package checkpoint
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/torchstream/torchstream/internal/safefile"
+)
+
+// writeAtomically writes a temporary file in path's folder and renames it to path. It replaces only
+// a file of the given kind. The file gets the mode of the file at modeOf, as newUnfinished
+// documents.
+func writeAtomically(path, modeOf string, kind safefile.Kind, write func(io.Writer) error) error {
+	f, err := newUnfinished(path, modeOf, kind)
+	if err != nil {
+		return err
+	}
+	err = f.write(write)
+	if err == nil {
+		err = f.finish()
+	}
+	if err != nil {
+		f.abandon()
+	}
+	return err
+}
+
+// unfinished is a temporary file that will replace another file. Its name is the other file's name
+// with ".tmp-" and a number. The process holds a lock on it: an unlocked temporary file was left by
+// a killed process.
+type unfinished struct {
+	path string
+	kind safefile.Kind
+	file *os.File
+}
+
+// newUnfinished creates a temporary file that will replace the file at path, which must be of the
+// kind. It removes the leftovers of killed processes there. The new file has the mode of the file
+// at modeOf or, if that does not exist, the mode that the process's umask gives. modeOf is path
+// itself or, for a file of a multi-file checkpoint, the file that names the others: all files of a
+// checkpoint have the same mode.
+func newUnfinished(path, modeOf string, kind safefile.Kind) (*unfinished, error) {
+	if err := safefile.Check(path, kind); err != nil {
+		return nil, err
+	}
+	removeUnfinished(path)
+	file, err := createBeside(path)
+	if err != nil {
+		return nil, err
+	}
+	f := &unfinished{path, kind, file}
+	if like, err := os.Stat(modeOf); err == nil {
+		if err := file.Chmod(like.Mode().Perm()); err != nil {
+			f.abandon()
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// write writes the content and syncs it to the disk. patches change the content before the sync.
+func (f *unfinished) write(content func(io.Writer) error, patches ...func(io.WriterAt) error) error {
+	w := bufio.NewWriterSize(f.file, 1<<20)
+	if err := content(w); err != nil {
+		return err
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, patch := range patches {
+		if err := patch(f.file); err != nil {
+			return err
+		}
+	}
+	return f.file.Sync()
+}
+
+// finish renames the file to its final name.
+func (f *unfinished) finish() error {
+	// Check again: writing took time.
+	if err := safefile.Check(f.path, f.kind); err != nil {
+		return err
+	}
+	if err := os.Rename(f.file.Name(), f.path); err != nil {
+		return err
+	}
+	// Close releases the lock, so it must follow the rename. The content is on the disk already, so
+	// an error of Close has no meaning.
+	f.file.Close()
+	// A rename is durable only after the folder is synced. Some file systems cannot sync a folder;
+	// that is not an error of the file.
+	if dir, err := os.Open(filepath.Dir(f.path)); err == nil {
+		dir.Sync()
+		dir.Close()
+	}
+	return nil
+}
+
+// abandon removes the file unless finish has renamed it.
+func (f *unfinished) abandon() {
+	os.Remove(f.file.Name())
+	f.file.Close()
+}
+
+// createBeside creates a locked temporary file in path's folder.
+func createBeside(path string) (*os.File, error) {
+	for {
+		var r [6]byte
+		rand.Read(r[:]) // never fails
+		file, err := os.OpenFile(path+unfinishedInfix+hex.EncodeToString(r[:]), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		// Another process may remove the file as a leftover before it is locked. On a file system
+		// without locks, removeUnfinished cannot lock either, so an error here is harmless.
+		locked := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if _, err := os.Lstat(file.Name()); err == nil && !errors.Is(locked, syscall.EWOULDBLOCK) {
+			return file, nil
+		}
+		file.Close()
+	}
+}
+
+// unfinishedInfix separates the final name from the number in a temporary file's name.
+const unfinishedInfix = ".tmp-"
+
+// unfinishedNumber matches the number at the end of a temporary file's name.
+var unfinishedNumber = regexp.MustCompile(`^[0-9a-f]{12}$`)
+
+// removeUnfinished removes the temporary files that killed processes left in path's folder. It also
+// removes the files that an unfinished index names, and the rank files of an unfinished checkpoint.
+// Files that it cannot remove do no harm.
+func removeUnfinished(path string) {
+	files, _ := os.ReadDir(filepath.Dir(path))
+	for _, entry := range files {
+		number, ok := strings.CutPrefix(entry.Name(), filepath.Base(path)+unfinishedInfix)
+		if !ok || !unfinishedNumber.MatchString(number) || !entry.Type().IsRegular() {
+			continue
+		}
+		name := filepath.Join(filepath.Dir(path), entry.Name())
+		file, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			continue
+		}
+		if syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil && names(name, file) {
+			if isIndexPath(path) {
+				live := ownShards(path, path)
+				removeShards(path, slices.DeleteFunc(ownShards(path, name), func(shard string) bool { return slices.Contains(live, shard) }))
+			}
+			removeID(path, number) // on rank 0
+			os.Remove(name)
+		}
+		file.Close()
+	}
+}
+
+// names reports whether the path still names the open file: a finished file has been renamed.
+func names(path string, file *os.File) bool {
+	a, err := os.Lstat(path)
+	if err != nil {
+		return false
+	}
+	b, err := file.Stat()
+	return err == nil && os.SameFile(a, b)
+}
