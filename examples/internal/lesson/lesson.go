@@ -31,7 +31,7 @@ type Lesson struct {
 	Streams  map[cuda.Stream]string // names for the rows of the timeline; set before Record
 }
 
-// Usage makes -h print how to call an example and what it does, before the list of flags.
+// Usage makes -h print how to call an example, and a description, before the list of flags.
 func Usage(flags *flag.FlagSet, call, about string) {
 	flags.Usage = func() {
 		fmt.Fprintf(flags.Output(), "usage: %s\n%s\n", call, about)
@@ -39,7 +39,7 @@ func Usage(flags *flag.FlagSet, call, about string) {
 	}
 }
 
-// Main runs an example. It parses the flags (including those of more, if not nil) and calls run
+// Main runs an example. It parses the flags (also the flags of more, if not nil) and calls run
 // with a context that an interrupt cancels. If run fails, Main prints one line and exits with
 // status 1. about is the sentence for -h, and gpus is the number of GPUs that the example needs.
 func Main(name, about string, gpus int, more func(*flag.FlagSet), run func(context.Context, *Lesson) error) {
