@@ -10,9 +10,9 @@ import (
 )
 
 // A device does not decode progressive JPEGs, because their coefficients are spread over scans that
-// depend on each other. So the first goroutine that meets one writes it as a baseline JPEG with the
+// depend on each other. The first goroutine that meets one converts it to a baseline JPEG with the
 // same coefficients, and records entry points into the copy. Both stay in memory. Later plans of
-// the image use them and do not read the archive.
+// the image use the copy and do not read the archive.
 //
 // Copies and their entry points are never stored outside of the process, so no index can forge
 // them. The source bytes have passed the checks of every sample, and libjpeg-turbo decodes the
@@ -30,7 +30,7 @@ type Copy struct {
 	proof uint64
 }
 
-// copies holds the baseline copies of an index's progressive JPEGs. Several goroutines use it.
+// copies holds the baseline copies of an index's progressive JPEGs. It is safe for concurrent use.
 type copies struct {
 	kept    []atomic.Pointer[Copy]
 	refused sampleBits // images that have no copy
@@ -46,13 +46,14 @@ func newCopies(samples int, maxBytes int64) *copies {
 	return &copies{kept: make([]atomic.Pointer[Copy], samples), refused: newSampleBits(samples), max: maxBytes, memory: arena.New()}
 }
 
-// wants reports whether a copy of sample i, whose file has the given size, can be made and kept.
+// wants reports whether there may be room for a copy of sample i, whose file has the given size,
+// and no attempt has failed.
 func (t *copies) wants(i, bytes int) bool {
 	return bytes <= MaxFile && !t.refused.has(i) && t.used.Load()+int64(bytes) <= t.max
 }
 
-// keep stores the copy of sample i in its own memory, unless a copy exists. It returns the stored
-// copy. If there is no room, it returns nil, and wants is false for the sample from then on.
+// keep stores the copy of sample i, cloned, unless a copy exists. It returns the stored copy. If
+// there is no room it returns nil, and wants is false for the sample from then on.
 func (t *copies) keep(i int, made *Copy) *Copy {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -87,7 +88,7 @@ func (p *EntryPoints) CopyBytes() int64 {
 	return 0
 }
 
-// FreeCopies frees the memory of all baseline copies, which no epoch may be using.
+// FreeCopies frees the memory of all baseline copies. No epoch may be using them.
 func (p *EntryPoints) FreeCopies() {
 	t := p.copies.Load()
 	if t == nil {
@@ -115,8 +116,8 @@ func (p *Planner) Copy(i int) *Copy {
 	return t.kept[i].Load()
 }
 
-// makeCopy makes the baseline copy of a progressive JPEG. It returns nil if none can be made, if
-// there is no room, or if only the host can decode the image.
+// makeCopy makes the baseline copy of a progressive JPEG. It returns nil if the image cannot be
+// converted, if there is no room, or if only the host can decode the image.
 func (p *Planner) makeCopy(m *Image) *Copy {
 	e := p.Entries
 	if m.Geometry.DCTScaling || int64(len(m.Data)) > p.MaxCopyBytes {
@@ -131,7 +132,7 @@ func (p *Planner) makeCopy(m *Image) *Copy {
 		p.baseline = make([]byte, need)
 	}
 	n, err := p.d.Transcode(m.Data, p.baseline)
-	if err != nil || n == 0 { // the host says what is wrong with the image
+	if err != nil || n == 0 { // the host reports the image's error
 		all.refused.set(m.Index)
 		return nil
 	}
@@ -150,8 +151,8 @@ func (p *Planner) makeCopy(m *Image) *Copy {
 	return all.keep(m.Index, made)
 }
 
-// TakeCopies returns the number of baseline copies made since the last call. The decoder also
-// counts their entry points, which are not written to the index.
+// TakeCopies returns the number of baseline copies made since the last call. The decoder's
+// statistics also count the entry points of copies, which are not written to the index.
 func (p *Planner) TakeCopies() int64 {
 	n := p.copies
 	p.copies = 0
@@ -162,7 +163,7 @@ func (p *Planner) TakeCopies() int64 {
 // image.
 func (p *Planner) PlanCopy(c *Copy, m *Image, to *Staging) (Placed, bool) {
 	e := p.Entries
-	e.blob = nil                                    // a later pass needs no head of the file
+	e.blob = nil                                    // so that a later pass stores no head for the file
 	defer runtime.KeepAlive(e.points.copies.Load()) // keeps the copy's memory alive
 	e.proof = c.proof
 	row := p.append(c.data, m, c.blob, &e.proof, to)

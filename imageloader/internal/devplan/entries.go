@@ -8,11 +8,10 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Store keeps a blob of entry points for each sample, like an index in its file. Its methods are
+// Store keeps a blob of entry points for each sample, as an index does in its file. Its methods are
 // safe for concurrent use.
 type Store interface {
-	// EntryPoints returns a blob, written over buffer or into a larger buffer. It is empty if there
-	// is none.
+	// EntryPoints returns a blob, in buffer or in a larger one. It is empty if the sample has none.
 	EntryPoints(i int, buffer []byte) []byte
 	// KeepEntryPoints stores a copy of a blob. It replaces only blobs of earlier processes. It
 	// returns false if there is no room.
@@ -24,8 +23,8 @@ type Store interface {
 type EntryPoints struct {
 	store   Store
 	trusted bool // a blob's own digests are enough
-	// proofs holds, per sample, the image library's proof that all entry points of the blob were
-	// compared with the image. 0 means that this process has not compared them.
+	// proofs holds, for each sample, the image library's proof that all entry points of the blob
+	// were compared with the image. 0 means that this process has not compared them.
 	proofs []atomic.Uint64
 	// refused marks samples whose blob from an earlier process is wrong. The blob is not used
 	// again, and the next decode makes a new one.
@@ -33,10 +32,10 @@ type EntryPoints struct {
 
 	packings sync.Pool // of packing
 
-	heads     *heads // nil until a consumer inflates, or parts of files are read
+	heads     *heads // nil until a consumer inflates or parts of files are read
 	makeHeads sync.Once
 
-	copies atomic.Pointer[copies] // nil before the first progressive JPEG for a consumer that decodes
+	copies atomic.Pointer[copies] // nil before the first progressive JPEG for a device
 }
 
 // NewEntryPoints returns the entry points in a store. If trusted is set, blobs of earlier processes
@@ -58,8 +57,8 @@ func (p *EntryPoints) headsOf() *heads {
 // Otherwise the consumer would return the unusual stream in every epoch, and wait each time.
 func (p *EntryPoints) RefuseMember(i int) { p.headsOf().refuse(i) }
 
-// blob returns the blob of sample i, written over buffer or into a larger buffer. It is empty if
-// there is none, or if it was refused and not replaced yet.
+// blob returns the blob of sample i, in buffer or in a larger one. It is empty if there is none, or
+// if the blob was refused and is not replaced yet.
 func (p *EntryPoints) blob(i int, buffer []byte) []byte {
 	if p.refused.has(i) && p.proofs[i].Load() == 0 {
 		return nil
@@ -67,7 +66,7 @@ func (p *EntryPoints) blob(i int, buffer []byte) []byte {
 	return p.store.EntryPoints(i, buffer)
 }
 
-// sampleBits has a bit for each sample, clear at first. Several goroutines use it.
+// sampleBits has a bit for each sample, initially clear. It is safe for concurrent use.
 type sampleBits []atomic.Uint64
 
 func newSampleBits(samples int) sampleBits { return make(sampleBits, samples/64+1) }
@@ -87,14 +86,14 @@ type Decoder struct {
 	points *EntryPoints
 	d      entryPointDecoder
 	proof  uint64
-	buffer []byte // for a blob that is used or made
-	// blob has the entry points of the latest image, if a call has compared them with the image or
-	// planned with them.
+	buffer []byte // for reading or making a blob
+	// blob holds the entry points of the latest image, if a call has compared them with the image
+	// or has planned with them.
 	blob []byte
 }
 
-// NewDecoder returns a Decoder with these entry points for one goroutine. It returns nil if there
-// are no entry points, or if d does not support them.
+// NewDecoder returns a Decoder with these entry points for one goroutine. It returns nil if p is
+// nil or d does not support entry points.
 func NewDecoder(p *EntryPoints, d sample.Decoder) *Decoder {
 	e, ok := d.(entryPointDecoder)
 	if p == nil || !ok {
@@ -103,8 +102,8 @@ func NewDecoder(p *EntryPoints, d sample.Decoder) *Decoder {
 	return &Decoder{points: p, d: e}
 }
 
-// Plannable reports whether sample i may have a plan. Its entry points must have been compared with
-// the image, or exist and need no comparison.
+// Plannable reports whether sample i may have a plan. Its entry points must be proven by a
+// comparison with the image, or be trusted.
 func (b *Decoder) Plannable(i int) bool {
 	if b == nil {
 		return false
@@ -124,7 +123,7 @@ func (b *Decoder) stored(i int) []byte {
 	return blob
 }
 
-// Decode decodes sample i like the decoder's Decode. The first use of a blob in this process
+// Decode decodes sample i like the decoder's Decode. When this process first uses a blob, Decode
 // compares it with the image, which costs as much as decoding without it. So an index of any origin
 // gives the right pixels or an error. The next decode replaces a wrong blob.
 func (b *Decoder) Decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {

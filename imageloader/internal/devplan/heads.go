@@ -14,10 +14,10 @@ import (
 // Head holds the data for planning a JPEG whose bytes are not on the host.
 type Head struct {
 	Info     imagecapi.Info
-	tables   string   // segments that other images may also have; shared with them
+	tables   string   // segments shared with other images that have the same ones
 	frame    string   // segments of the frame and the scan
 	scan     int      // offset of the scan's data in the file
-	end      int64    // end of its compressed bytes: see index.Inflated; 0: see refuse
+	end      int64    // end of its compressed bytes in the shard: see index.Inflated; 0: see refuse
 	checksum uint32   // CRC-32 of the tar's headers and the file
 	pieces   []uint64 // digests of the file's pieces, if parts of it are read: see PlanPart
 	entries  uint64   // hash of the blob that the bytes were compared with
@@ -41,7 +41,7 @@ func newHeads(samples int) *heads {
 	return &heads{seed: maphash.MakeSeed(), heads: make([]atomic.Pointer[Head], samples), tables: map[string]string{}}
 }
 
-// Markers of JPEG segments.
+// markers of JPEG segments
 const (
 	markerFrame      = 0xC0 // baseline
 	markerExtended   = 0xC1
@@ -84,7 +84,7 @@ func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 		case marker == markerQuantisers, marker == markerHuffman, marker == markerRestart, marker == markerAdobe:
 			tables = append(tables, segment...)
 		case marker == markerJFIF:
-			if len(segment) > 64 { // with a thumbnail
+			if len(segment) > 64 { // it contains a thumbnail
 				return nil, nil, 0, false
 			}
 			tables = append(tables, segment...)
@@ -96,7 +96,7 @@ func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 	return nil, nil, 0, false
 }
 
-// keep stores the head of sample i. data is the file, which was compared with the blob.
+// keep stores the head of sample i. data is the file, which has been compared with the blob.
 func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflated, blob []byte) {
 	if before := h.heads[i].Load(); before != nil && before.entries == maphash.Bytes(h.seed, blob) {
 		return
@@ -104,7 +104,8 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflat
 	h.put(i, h.make(data, info, from), blob)
 }
 
-// put stores the head of sample i, unless head is nil. The blob's entry points belong to its file.
+// put stores the head of sample i if it is not nil. The blob's entry points belong to the head's
+// file.
 func (h *heads) put(i int, head *Head, blob []byte) {
 	if head != nil {
 		head.entries = maphash.Bytes(h.seed, blob)
@@ -113,7 +114,8 @@ func (h *heads) put(i int, head *Head, blob []byte) {
 }
 
 // replace stores a head with digests, like put, if before is still the stored head. If another
-// goroutine has replaced before, its digests stay and are not counted twice.
+// goroutine has replaced before, the other head stays, and this head's digests are no longer
+// counted.
 func (h *heads) replace(i int, before, head *Head, blob []byte) {
 	head.entries = maphash.Bytes(h.seed, blob)
 	if !h.heads[i].CompareAndSwap(before, head) {
@@ -121,7 +123,7 @@ func (h *heads) replace(i int, before, head *Head, blob []byte) {
 	}
 }
 
-// make returns the head of a file, or nil if it has none.
+// make returns the head of a file, or nil if the file has unusual segments or there is no room.
 func (h *heads) make(data []byte, info *imagecapi.Info, from index.Inflated) *Head {
 	tables, frame, scan, ok := splitHead(data)
 	if !ok {

@@ -11,15 +11,16 @@ import (
 // The image's bytes are then not on the host, so the plan uses a head that an earlier pass of this
 // process stored. That pass compared the image's bytes with the index's checksum. It also compared
 // the bytes with the entry points or, if these are trusted, planned the image by them. The consumer
-// computes the checksum of the inflated bytes, tar header included, and compares it with the
-// earlier checksum. It returns an image whose checksum differs.
+// computes the checksum of the inflated bytes, including the tar header, and compares it with the
+// earlier checksum. If the checksums differ, it returns the image to the host.
 
-// maxMember bounds the number of bytes that a device inflates for a member, and maxPacked the
-// compressed bytes. The host inflates larger members, which are far after their checkpoint.
+// maxMember is the maximum number of bytes that a device inflates for a member, and maxPacked the
+// maximum number of compressed bytes. The host inflates larger members and members far after their
+// checkpoint.
 const maxMember, maxPacked = 8 << 20, 4 << 20
 
-// packed describes the compressed range of sample i. end is where its compressed bytes end in the
-// file. ok is false if the host inflates it.
+// packed describes the compressed range of sample i, which ends at end in the file. ok is false if
+// the host has to inflate it.
 func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
 	at, ok = x.Packed(i)
 	at.EndAt(end)
@@ -39,8 +40,8 @@ func (p *Planner) memberHeads(to *Staging) *heads {
 	return p.Entries.points.headsOf()
 }
 
-// KeepMemberHead stores the head of an image for later passes, if the last used entry points belong
-// to the image.
+// KeepMemberHead stores the head of an image for later passes, if the decoder's latest entry points
+// belong to the image.
 func (p *Planner) KeepMemberHead(m *Image, to *Staging) {
 	if h := p.memberHeads(to); h != nil && m.Inflated.End > 0 && len(p.Entries.blob) > 0 {
 		h.keep(m.Index, m.Data, m.Info, m.Inflated, p.Entries.blob)

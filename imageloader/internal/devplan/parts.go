@@ -9,13 +9,13 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// A crop needs only a part of its file. The head of an earlier pass of this process and the entry
-// points give the positions of its segments before the file is read. So the part is read from a
-// local .tar straight into the slot, after its plan. The earlier pass compared the whole file with
-// its entry points and stored the digests of its pieces. If a piece now has another digest, the
-// whole file is read and checked.
+// A crop needs only a part of its file. An earlier pass of this process has stored the file's head.
+// With the entry points the head gives the positions of the crop's segments before the file is
+// read. The part can then be read from a local .tar straight into the slot, behind its plan. The
+// earlier pass also compared the whole file with its entry points and stored the digests of its
+// pieces. If a piece now has another digest, the whole file is read and checked.
 
-// pieceBytes is the number of bytes per digest. Parts are read in whole pieces.
+// pieceBytes is the number of bytes for each digest. Parts are read in whole pieces.
 const pieceBytes = 4 << 10
 
 // maxPieces bounds the digests of an index's samples: 256 MiB, for 128 GiB of images. Images
@@ -27,8 +27,8 @@ type PartReader interface {
 	ReadPart(i int, p []byte, from int) error
 }
 
-// partHeads returns the heads if parts of sample i's file may be read, or nil if the whole file is
-// read.
+// partHeads returns the heads if only a part of sample i's file may be read, or nil if the whole
+// file is read.
 func (p *Planner) partHeads(i int, to *Staging) *heads {
 	if to == nil || p.Augments || p.Entries == nil || !p.Known.Parts(i) {
 		return nil
@@ -37,7 +37,7 @@ func (p *Planner) partHeads(i int, to *Staging) *heads {
 }
 
 // KeepPartHead stores the head of an image and the digests of its file's pieces for later passes,
-// if the last used entry points belong to the image.
+// if the decoder's latest entry points belong to the image.
 func (p *Planner) KeepPartHead(m *Image, to *Staging) {
 	h := p.partHeads(m.Index, to)
 	if h == nil || len(p.Entries.blob) == 0 {

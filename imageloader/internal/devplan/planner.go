@@ -10,17 +10,17 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// MaxFile is the maximum size of a file that is planned where it is read, in bytes. It bounds a
-// goroutine's memory for its current file.
+// MaxFile is the maximum size in bytes of a file that is planned by the goroutine that reads it. It
+// limits the goroutine's memory for its current file.
 const MaxFile = 1 << 20
 
 // Image is an image to plan, with its random choices.
 type Image struct {
-	Index    int   // of its sample
-	Size     int64 // of the file, in bytes
+	Index    int   // index of the sample
+	Size     int64 // size of the file in bytes
 	Draw     Draw
 	Data     []byte         // the file; nil if it is not on the host
-	Inflated index.Inflated // Data
+	Inflated index.Inflated // compressed bytes of Data
 	Info     *imagecapi.Info
 	Geometry *imagecapi.Geometry
 	Ops      []imagecapi.AugmentOp // operations on the pixels
@@ -33,7 +33,7 @@ func (m *Image) redo() Redo { return Redo{Size: m.Size, Draw: m.Draw} }
 type Settings struct {
 	Points *EntryPoints // nil: entry points are not used
 	Known  *index.Index
-	// MaxCopyBytes bounds the memory for the baseline copies of all progressive JPEGs.
+	// MaxCopyBytes is the maximum size of the baseline copies of all progressive JPEGs.
 	MaxCopyBytes int64
 	// ReadsMembers is set if the goroutines that read samples also plan. Only they use the heads of
 	// members.
@@ -42,19 +42,19 @@ type Settings struct {
 	Augments bool
 }
 
-// Planner plans images for one goroutine, which also owns its decoder. It writes plans into the
-// staging of a slot. It does not judge samples: the host decodes images that it cannot plan, and
-// reports their errors.
+// Planner plans images for one goroutine, which also owns its decoder. It writes plans to the
+// staging of a slot. It does not judge samples: if it cannot plan an image, the host decodes the
+// image and reports the error.
 type Planner struct {
 	Settings
-	Entries *Decoder    // nil: entry points are not used
-	d       planDecoder // nil: the decoder plans nothing
-	head    []byte      // of an image that is not on the host; reused
-	plans   []byte      // for a plan that is not written to its final place, aligned; reused
-	// baseline is the buffer for the baseline copy of a progressive JPEG; reused.
+	Entries *Decoder    // nil if entry points are not used
+	d       planDecoder // nil if the decoder cannot plan
+	head    []byte      // head of an image that is not on the host; reused
+	plans   []byte      // aligned buffer for a plan that is copied to its final place; reused
+	// baseline is the buffer for making a baseline copy; reused.
 	baseline []byte
 	pieces   []uint64 // digests of a part that was read; reused
-	copies   int64    // made since TakeCopies
+	copies   int64    // copies made since TakeCopies
 }
 
 // planDecoder is a decoder that can plan for every image that DecodeByEntryPoints decodes.
@@ -70,15 +70,15 @@ type planDecoder interface {
 	PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
 }
 
-// NewPlanner returns a planner with a decoder, which the caller closes.
+// NewPlanner returns a planner that uses the decoder. The caller closes the decoder.
 func NewPlanner(s Settings, d sample.Decoder) *Planner {
 	plans, _ := d.(planDecoder)
 	return &Planner{Settings: s, Entries: NewDecoder(s.Points, d), d: plans}
 }
 
-// Plan plans a JPEG whose bytes are on the host. A baseline JPEG needs entry points that were
-// compared with it or need no comparison. For a progressive JPEG, Plan makes a baseline copy. Plan
-// returns false if the host has to decode the image.
+// Plan plans a JPEG whose bytes are on the host. A baseline JPEG needs entry points that are proven
+// or trusted. For a progressive JPEG, Plan makes a baseline copy. Plan returns false if the host
+// has to decode the image.
 func (p *Planner) Plan(m *Image, to *Staging) (Placed, bool) {
 	if p.d == nil || p.Entries == nil || !p.Known.Random() || m.Info.Format != imagecapi.JPEG {
 		return Placed{}, false
@@ -109,7 +109,7 @@ func (p *Planner) Plan(m *Image, to *Staging) (Placed, bool) {
 	return Placed{Row: row, Redo: m.redo()}, row.Bytes > 0
 }
 
-// append writes the plan of a file by the entry points in blob. The row has no bytes if there is no
+// append writes the plan of a file by the entry points in blob. The row is empty if there is no
 // room, or if only the host can decode the image or run an operation.
 func (p *Planner) append(file []byte, m *Image, blob []byte, proof *uint64, to *Staging) decodeplan.Row {
 	if len(m.Ops) > 0 {
@@ -125,7 +125,7 @@ func (p *Planner) append(file []byte, m *Image, blob []byte, proof *uint64, to *
 }
 
 // copied calls write with the planner's buffer, which grows as needed, and copies the plan to the
-// staging. The row has no bytes if there is no plan or no room.
+// staging. The row is empty if there is no plan or no room.
 func (p *Planner) copied(to *Staging, write func(buffer []byte) (n int, err error)) decodeplan.Row {
 	plan := p.written(write)
 	if len(plan) == 0 {
@@ -136,8 +136,8 @@ func (p *Planner) copied(to *Staging, write func(buffer []byte) (n int, err erro
 	return row
 }
 
-// written calls write with the planner's buffer, which grows as needed, and returns the plan. The
-// plan is valid until the next call. It is empty if there is none.
+// written calls write with the planner's buffer, which grows as needed, and returns the plan, valid
+// until the next call. Without a plan it returns nil.
 func (p *Planner) written(write func(buffer []byte) (n int, err error)) []byte {
 	for {
 		n, err := write(p.plans)

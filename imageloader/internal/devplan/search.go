@@ -9,16 +9,16 @@ import (
 )
 
 // A consumer that decodes from plans also accepts an image whose entry points are unknown or
-// unverified. The plan then has the whole scan, and the consumer finds the entry points in it. It
-// returns them (KeepFound), so that later epochs and processes plan from them. A batch is composed
-// before the consumer has decoded the image. So only images that are good samples whatever their
-// scan contains get such a plan (imagecapi.PlanScan). If the consumer flags an image as damaged or
-// unusual, the host decodes it, in this epoch and later ones.
+// unverified. The plan then contains the whole scan, and the consumer finds the entry points in it.
+// It returns them (KeepFound), so that later epochs and processes can plan with them. A batch is
+// composed before the consumer has decoded the image. Therefore only images that are good samples
+// whatever their scan contains get such a plan (imagecapi.PlanScan). If the consumer flags an image
+// as damaged or unusual, the host decodes it, in this epoch and later ones.
 
 // Search describes the entry points that a consumer finds in a file.
 type Search struct {
 	imagecapi.Search
-	head *Head // to store with the entry points; nil: none
+	head *Head // stored together with the entry points; nil: none
 }
 
 // Searches records the images of an index that the consumer does not search for entry points. It is
@@ -42,11 +42,11 @@ func (s *Searches) Refuse(i int) { s.refused.set(i) }
 // Allowed reports whether the consumer searches sample i.
 func (s *Searches) Allowed(i int) bool { return s != nil && !s.refused.has(i) }
 
-// packing is the memory in which entry points are packed.
+// packing holds buffers for KeepFound.
 type packing struct{ blob, before []byte }
 
-// KeepFound stores the entry points that were found in sample i. made reports whether they are new,
-// and others whether different ones are stored already.
+// KeepFound stores the entry points found in sample i. made reports whether they are new. others
+// reports whether the store already has different ones.
 func (p *EntryPoints) KeepFound(i int, search *Search, found []byte) (made, others bool) {
 	f, _ := p.packings.Get().(*packing)
 	if f == nil {
@@ -64,13 +64,13 @@ func (p *EntryPoints) KeepFound(i int, search *Search, found []byte) (made, othe
 	before := p.blob(i, f.before)
 	f.before = before[:cap(before)]
 	if len(before) == 0 {
-		if !p.store.KeepEntryPoints(i, f.blob[:n]) { // they are found again in a later epoch
+		if !p.store.KeepEntryPoints(i, f.blob[:n]) { // they are searched again in a later epoch
 			return false, false
 		}
 	} else if !bytes.Equal(before, f.blob[:n]) {
 		return false, true
 	}
-	// A batch may have a sample twice.
+	// A batch may contain a sample twice.
 	made = p.proofs[i].Swap(proof) == 0 && len(before) == 0
 	if search.head != nil {
 		p.headsOf().put(i, search.head, f.blob[:n])
@@ -78,7 +78,7 @@ func (p *EntryPoints) KeepFound(i int, search *Search, found []byte) (made, othe
 	return made, false
 }
 
-// PlanScan plans a baseline JPEG whose entry points are not known. It returns false if the host has
+// PlanScan plans a baseline JPEG whose entry points are unknown. It returns false if the host has
 // to decode the image.
 func (p *Planner) PlanScan(m *Image, to *Staging) (Placed, bool) {
 	if p.d == nil || m.Info.Format != imagecapi.JPEG || m.Info.Progressive {
@@ -99,7 +99,7 @@ func (p *Planner) PlanScan(m *Image, to *Staging) (Placed, bool) {
 	} else if at, n, err := p.d.AppendScan(m.Data, m.Geometry, to.plans.Memory, &to.used, wanted); err == nil {
 		row = decodeplan.Row{At: at, Bytes: n}
 	}
-	if row.Bytes == 0 { // the host reports the image's error, if it has one
+	if row.Bytes == 0 { // the host reports the error, if the image has one
 		return Placed{}, false
 	}
 	if wanted != nil && wanted.Wanted != 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// foundIn returns what a device finds in a file for a search, made from a blob of the same spacing:
-// cshim/src/image/entries.h describes its bytes.
+// foundIn returns the entry points that a device would find in a file for a search. It derives them
+// from a blob with the same spacing; cshim/src/image/entries.h describes the format.
 func foundIn(t *testing.T, d *imagecapi.Decoder, data []byte, s *imagecapi.Search) []byte {
 	t.Helper()
 	blob := make([]byte, len(data))
@@ -85,8 +85,8 @@ func TestFoundEntryPointsAreKept(t *testing.T) {
 	}
 }
 
-// TestNoRoomForEntryPoints: without room in the index an image stays without a proof. A device then
-// searches it again, and the workers need not decode it.
+// TestNoRoomForEntryPoints: without room in the index an image has no proof. A device then searches
+// it again, and the workers need not decode it.
 func TestNoRoomForEntryPoints(t *testing.T) {
 	d, err := imagecapi.NewDecoder(0)
 	if err != nil {

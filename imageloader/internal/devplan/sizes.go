@@ -7,17 +7,17 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// Sizes for PlanBytes and MemberBytes, in bytes. A plan holds the crop's share of the file, a few
-// kilobytes of tables, and the entry points.
+// Sizes for PlanBytes and MemberBytes, in bytes. A plan contains the crop's share of the file, a
+// few kilobytes of tables, and the entry points.
 const (
-	typicalBytes  = 128 << 10 // of a file, while the sizes are unknown
-	typicalWindow = 48 << 10  // of a window, and from a checkpoint to its member
+	typicalBytes  = 128 << 10 // assumed size of a file while the sizes are unknown
+	typicalWindow = 48 << 10  // assumed size of a window and the data from a checkpoint to its member
 	planTables    = 8 << 10
 	minPlanBytes  = 1 << 20
 	maxPlanBytes  = 256 << 20
 )
 
-// spread holds a sum of sizes in bytes and the sum of their squares.
+// spread is the number, the sum and the sum of squares of sizes in bytes.
 type spread struct {
 	n, sum  int64
 	squares float64
@@ -29,8 +29,8 @@ func (s *spread) add(bytes int64) {
 	s.squares += float64(bytes) * float64(bytes)
 }
 
-// ofBatch returns the memory for a batch of samples with this spread: the mean sum of a random
-// batch plus four standard deviations, within the bounds of a slot's memory.
+// ofBatch returns the memory for a batch of samples with this spread: the mean size of a random
+// batch plus four standard deviations, within the limits of a slot's memory.
 func (s *spread) ofBatch(size int) int {
 	batch, mean := float64(size), float64(s.sum)/float64(s.n)
 	deviation := math.Sqrt(batch * max(0, s.squares/float64(s.n)-mean*mean))
@@ -40,8 +40,8 @@ func (s *spread) ofBatch(size int) int {
 // PlanBytes returns the memory for the plans of a batch of an index's samples. The index may be
 // nil. If scans is set, images without entry points are planned too.
 func PlanBytes(x *index.Index, batch int, scans bool) int {
-	// A plan holds about a crop's share of the file, or the whole file with the entry points that a
-	// GPU finds.
+	// A plan contains about a crop's share of the file, or the whole file and room for the entry
+	// points that a GPU finds.
 	size := func(file int64) int64 {
 		if !scans {
 			return file + planTables
@@ -61,8 +61,8 @@ func PlanBytes(x *index.Index, batch int, scans bool) int {
 
 // MemberBytes returns two sizes for a batch whose members the device inflates: the memory for the
 // plans, and the device memory for the inflated members. Both are 0 if the host inflates all
-// members, because the archive is not a .tgz or is kept in memory. If x is nil, the index may later
-// be a .tgz's.
+// members, because the archive is not a .tgz or is kept in memory. If x is nil, the archive may
+// turn out to be a .tgz.
 func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 	if x == nil {
 		in, out := spread{}, spread{}
@@ -76,7 +76,7 @@ func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 		size := x.Size(i)
 		at, ok := packed(x, i, math.MaxInt64)
 		if !ok {
-			inputs.add(size + planTables) // the plan has its data
+			inputs.add(size + planTables) // the plan contains the data
 			outputs.add(0)
 			continue
 		}

@@ -8,42 +8,42 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// Draw identifies one occurrence of a sample in an epoch. With the sample's index it seeds the
-// sample's random choices.
+// Draw identifies one occurrence of a sample in an epoch. Together with the sample's index it seeds
+// the sample's random choices.
 type Draw struct {
-	Epoch int    // round of the archive: the epoch, unless Options.Repeat is set
-	Again uint64 // tells apart the occurrences of a sample in an epoch
+	Epoch int    // round over the archive: the epoch, unless Options.Repeat is set
+	Again uint64 // differs between the occurrences of a sample in an epoch
 }
 
-// Redo holds the data for decoding a row again, in addition to its Sample.
+// Redo holds the data needed to decode a row again, in addition to its Sample.
 type Redo struct {
-	Size     int64 // of the file, in bytes
+	Size     int64 // size of the file in bytes
 	Draw     Draw
 	Inflated bool    // the consumer has inflated the image
 	Searched bool    // the consumer has searched the image for entry points
-	Search   *Search // for KeepFound; nil: nothing is stored
+	Search   *Search // for KeepFound; nil if nothing is to be stored
 
-	Substitute bool // for a bad sample: another row is the sample's own
+	Substitute bool // the row replaces a bad sample and is a copy of another row
 }
 
 // Placed describes the source of a row's pixels.
 type Placed struct {
-	decodeplan.Row // without bytes: the host decodes the pixels
+	decodeplan.Row // empty if the host decodes the pixels
 	Redo           Redo
-	// Lost is set if the sample moved to a slot without room for its plan. The host has to decode
-	// the image again.
+	// Lost is set if the sample moved to a slot without room for its plan. The host then has to
+	// decode the image again.
 	Lost bool
 }
 
-// Staging is a slot's memory for plans. Workers put plans into it, each for a different row.
+// Staging is a slot's memory for plans. Workers write to it concurrently, each to a different row.
 type Staging struct {
 	Rows  []Placed
 	plans *decodeplan.Plans
 	used  atomic.Uint64
-	rooms atomic.Uint64 // bytes of the consumer's rooms
+	rooms atomic.Uint64 // device memory of the members' rooms, in bytes
 }
 
-// NewStaging returns the staging of a batch of size rows, in the memory that a consumer lends. It
+// NewStaging returns the staging for a batch of size rows, in the memory lent by a consumer. It
 // returns nil if the consumer lends none.
 func NewStaging(plans *decodeplan.Plans, size int) (*Staging, error) {
 	if plans == nil {
@@ -55,7 +55,7 @@ func NewStaging(plans *decodeplan.Plans, size int) (*Staging, error) {
 	return &Staging{plans: plans, Rows: make([]Placed, size)}, nil
 }
 
-// Of returns the staging for a row's plan, or nil if the consumer wants the row's pixels.
+// Of returns the staging for a row's plan, or nil if the host has to decode the row.
 func (s *Staging) Of(row int) *Staging {
 	if s == nil || row%decodeplan.Group < s.plans.HostRows {
 		return nil
@@ -66,8 +66,8 @@ func (s *Staging) Of(row int) *Staging {
 // Inflates reports whether the consumer inflates members.
 func (s *Staging) Inflates() bool { return s != nil && s.plans.Rooms > 0 }
 
-// reserve returns memory for a row's data, and the row with its position. It returns false if there
-// is no room.
+// reserve reserves memory for a row's data. It returns the memory, and the row with its position.
+// fits is false if there is no room.
 func (s *Staging) reserve(row decodeplan.Row) (to []byte, at decodeplan.Row, fits bool) {
 	begin, fits := reserve(&s.used, decodeplan.Aligned(row.Span()), len(s.plans.Memory))
 	if fits && row.Member.InputBytes > 0 {
@@ -80,8 +80,8 @@ func (s *Staging) reserve(row decodeplan.Row) (to []byte, at decodeplan.Row, fit
 	return s.plans.Memory[begin:][:row.Span()], row, true
 }
 
-// reserve adds bytes to used if the sum does not exceed the maximum. It returns the previous value
-// of used.
+// reserve adds bytes to used, unless the sum would exceed the maximum. It returns the previous
+// value of used.
 func reserve(used *atomic.Uint64, bytes, maximum int) (before int, fits bool) {
 	for {
 		at := used.Load()
@@ -94,7 +94,7 @@ func reserve(used *atomic.Uint64, bytes, maximum int) (before int, fits bool) {
 	}
 }
 
-// move copies the data of another slot's row into the memory. It returns false if there is no room.
+// move copies the data of another slot's row to s. It returns false if there is no room.
 func (s *Staging) move(from *Staging, row decodeplan.Row) (decodeplan.Row, bool) {
 	to, moved, fits := s.reserve(row)
 	copy(to, from.plans.Memory[row.At:][:row.Span()])
@@ -104,7 +104,8 @@ func (s *Staging) move(from *Staging, row decodeplan.Row) (decodeplan.Row, bool)
 // Take copies the plan of another slot's row to a row of s.
 func (s *Staging) Take(row int, from *Staging, fromRow int) {
 	r := from.Rows[fromRow]
-	// Rows may share a plan, but not a member, which is inflated for one image.
+	// Rows may share a plan. They cannot share a member, because each member is inflated for one
+	// image.
 	if r.Bytes > 0 && (from != s || r.Member.InputBytes > 0) {
 		var fits bool
 		r.Row, fits = s.move(from, r.Row)
@@ -113,8 +114,8 @@ func (s *Staging) Take(row int, from *Staging, fromRow int) {
 	s.Rows[row] = r
 }
 
-// Exchange moves a row's plan from one slot to another, and if both rows are wanted the other way
-// too. It does nothing without staging.
+// Exchange moves a row's plan to another slot. If both is set, it also moves the other row's plan
+// back. It does nothing without staging.
 func Exchange(to *Staging, row int, from *Staging, fromRow int, both bool) {
 	if to == nil {
 		return
@@ -128,7 +129,7 @@ func Exchange(to *Staging, row int, from *Staging, fromRow int, both bool) {
 	if !both {
 		return
 	}
-	if before.Bytes > 0 { // its memory in to is still as it was
+	if before.Bytes > 0 { // its memory in to is unchanged
 		var fits bool
 		before.Row, fits = from.move(to, before.Row)
 		before.Lost = !fits
@@ -136,8 +137,8 @@ func Exchange(to *Staging, row int, from *Staging, fromRow int, both bool) {
 	from.Rows[fromRow] = before
 }
 
-// Publish writes the places of the plans of the first n rows for the consumer, and returns what
-// decoding the rows again needs.
+// Publish writes the first n rows to the consumer's plans. It returns the data needed to decode the
+// rows again.
 func (s *Staging) Publish(n int) []Redo {
 	clear(s.plans.Rows)
 	redos := make([]Redo, n)

@@ -7,7 +7,8 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// TestPlansAreMoved: exchanged rows keep their plans; without room the rows are lost to the host.
+// TestPlansAreMoved: exchanged rows keep their plans. Without room the plans are lost, and the host
+// decodes the rows.
 func TestPlansAreMoved(t *testing.T) {
 	plan := func(b byte, n int) []byte { return bytes.Repeat([]byte{b}, n) }
 	slots := func(capacity int) (a, b *Staging) {
@@ -42,7 +43,7 @@ func TestPlansAreMoved(t *testing.T) {
 	if got := planIn(a, 1); !bytes.Equal(got, plan('b', 30)) || a.Rows[0].Bytes != 0 {
 		t.Errorf("%q", got)
 	}
-	Exchange(b, 0, a, 1, false) // 32 bytes behind 64
+	Exchange(b, 0, a, 1, false) // 32 bytes after 64
 	if !b.Rows[0].Lost && b.Rows[0].Bytes != 30 {
 		t.Errorf("%+v", b.Rows[0])
 	}
@@ -57,7 +58,7 @@ func TestPlansAreMoved(t *testing.T) {
 	}
 }
 
-// TestMembersAreMoved: a member's row takes its compressed bytes and a room of the slot along, and
+// TestMembersAreMoved: a member's row moves together with its compressed bytes and its room, and
 // shares them with no other row.
 func TestMembersAreMoved(t *testing.T) {
 	row := decodeplan.Row{Bytes: 16, Member: decodeplan.Member{Input: 16, InputBytes: 5, Window: 21, WindowBytes: 3, Skip: 7, Bytes: 100}}
