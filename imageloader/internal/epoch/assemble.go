@@ -12,26 +12,26 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// assembly turns samples that are decoded in any order into batches in sequence order. The samples
-// of an epoch have positions 0, 1, 2, ... in its sequence. The contents of a batch depend on the
-// sequence and on which samples are bad, never on timing:
+// assembly makes batches, in sequence order, from samples that are decoded in any order. The
+// samples of an epoch have positions 0, 1, 2, ... in its sequence. The contents of a batch depend
+// on the sequence and on which samples are bad, never on timing:
 //
-//   - Fail: batch b holds positions b*size to (b+1)*size-1. The first bad one ends the epoch.
+//   - Fail: batch b contains positions b*size to (b+1)*size-1. The first bad sample ends the epoch.
 //   - Substitute: the same positions; a bad sample's row is a copy of another row of the batch.
 //   - Skip: the good samples, in order, size at a time.
 //
 // A sample is decoded straight into a row of a lent slot, usually the right one. Under Skip the row
-// of a bad sample is given to the next sample, whichever batch that sample belongs to. When a batch
-// is complete, rows in the wrong places are exchanged. So a bad sample costs a few copies of rows,
-// about one for each sample in progress at that moment. An epoch without bad samples costs none,
-// and a ring of one slot is enough.
+// of a bad sample is reused for the next sample, even if that sample belongs to another batch. When
+// a batch is complete, rows in the wrong places are exchanged. A bad sample thus costs a few copies
+// of rows, about one for each sample in progress at that moment. An epoch without bad samples costs
+// none, and a ring of one slot is enough.
 type assembly struct {
-	size       int // samples a batch
-	imageBytes int // of a row
+	size       int // samples in a batch
+	imageBytes int // size of a row
 	labels     Labels
 	policy     sample.BadSamplePolicy
 	// dropLast reports whether a short last batch is dropped. Nothing is substituted in that batch,
-	// and its samples may all be bad.
+	// and all its samples may be bad.
 	dropLast bool
 
 	// wanted is the number of samples to deliver; 0 means all. Under Skip a later sample replaces a
@@ -39,33 +39,33 @@ type assembly struct {
 	wanted int
 
 	mu       sync.Mutex
-	progress sync.Cond // next waits for the sample at awaited, a sample that is not good, a row of closing, or the end
-	space    sync.Cond // place waits for a hole or a slot, or to learn whether more samples are wanted
+	progress sync.Cond // next waits for: the sample at awaited, a sample that is not good, a row of closing, or the end
+	space    sync.Cond // place waits for: a hole, a slot, or the decision whether more samples are wanted
 	ask      chan struct{}
-	asked    bool // a slot is requested
+	asked    bool // a slot has been requested
 	stopped  bool // no more samples are placed
 
-	flights []flight // of the positions from base
+	flights []flight // samples from position base on
 	base    int
-	members []int    // positions of the samples of the next batch, as far as judged
+	members []int    // positions of the next batch's samples found so far
 	kept    []flight // of the members before base
-	slots   []*slot  // lent and not delivered, in order
+	slots   []*slot  // lent slots that are not delivered yet, in order
 	lent    int
-	holes   []hole // rows of bad samples, for other samples; Skip only
+	holes   []hole // rows of bad samples, to be reused; Skip only
 	closing *slot
 
-	pending int  // samples that are placed and not resolved
+	pending int  // placed samples that are not resolved
 	lost    int  // bad samples; Skip only
-	ended   bool // no positions follow the flights
+	ended   bool // there are no positions after the flights
 	failure error
 
-	awaited int // the position that next waits for, placed or not
+	awaited int // the position that next waits for; it may not be placed yet
 
 	// Only next uses these.
-	cursor  int // the position that judge looks at
+	cursor  int // the next position for judge
 	scratch []byte
 
-	waited time.Duration // how long place waited for slots
+	waited time.Duration // time that place waited for slots
 }
 
 // flight is a sample between place and delivery.
@@ -74,7 +74,7 @@ type flight struct {
 	slot   *slot
 	row    int
 	state  Outcome
-	err    error // the tolerated damage of a good sample
+	err    error // the tolerated damage, for a good sample
 }
 
 // Outcome is the result of decoding a sample.
@@ -85,16 +85,16 @@ const (
 	Pending Outcome = iota
 	Good
 	Bad   // the error is a *sample.Error
-	Fatal // the archive can't be read here, or no image can be decoded
+	Fatal // the archive cannot be read, or no image can be decoded
 )
 
-// slot is one lent batch of memory.
+// slot is the lent memory for one batch.
 type slot struct {
 	seq    int
 	images []byte
 	labels []byte // or masks
 	owner  []int  // the position of each row's sample, or noOwner
-	fresh  int    // rows that were given to samples at least once
+	fresh  int    // number of rows that have been assigned at least once
 
 	staging *devplan.Staging // nil without plans
 }
@@ -111,14 +111,14 @@ type hole struct {
 type ready struct {
 	slot    *slot
 	samples []sample.Sample
-	bad     []*sample.Error // since the last call of next, in order
-	warned  []*sample.Error // good samples with damage, since the last call of next, in order
-	judged  int             // positions from the first to the batch's end
-	partial bool            // there is no batch yet, only bad samples
+	bad     []*sample.Error // bad samples since the last call of next, in order
+	warned  []*sample.Error // damage of good samples since the last call of next, in order
+	judged  int             // number of positions up to the batch's end
+	partial bool            // only bad samples; the batch is not complete yet
 }
 
-// maxBad is the maximum number of bad samples that wait for a complete batch. Skip may find any
-// number of them.
+// maxBad is the maximum number of bad samples that are held back for a complete batch. Under Skip
+// there may be any number of them.
 const maxBad = 1024
 
 func newAssembly(c *Config) *assembly {
@@ -139,8 +139,8 @@ func (s *slot) label(row, bytes int) []byte {
 	return s.labels[row*bytes : (row+1)*bytes : (row+1)*bytes]
 }
 
-// workerLabelBytes is the size of a label that the sample's worker writes. 0 means that the labels
-// are written when the batch is complete.
+// workerLabelBytes is the size of a label that the sample's worker writes. It is 0 if labels are
+// written when the batch is complete.
 func (a *assembly) workerLabelBytes() int {
 	if a.labels.byWorkers() {
 		return a.labels.Bytes()
@@ -148,7 +148,7 @@ func (a *assembly) workerLabelBytes() int {
 	return 0
 }
 
-// add adds the requested slot.
+// add adds a slot that was requested.
 func (a *assembly) add(lent decodeplan.Slot) error {
 	images, labels, what := a.size*a.imageBytes, a.size*a.labels.Bytes(), "labels"
 	if a.labels.byWorkers() {
@@ -176,9 +176,9 @@ func (a *assembly) add(lent decodeplan.Slot) error {
 	return nil
 }
 
-// place gives a row to the next sample of the sequence, and waits until a row is free. ok is false
-// after stop, and when no more samples are wanted: the sequence has then ended. If wait is false,
-// ok is also false instead of waiting.
+// place assigns a row to the next sample of the sequence. It waits until a row is free. ok is false
+// after stop, and at the end of the sequence, when no more samples are wanted. If wait is false,
+// place returns ok = false instead of waiting.
 func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, row int, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -198,7 +198,7 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 		if a.stopped {
 			return 0, nil, 0, false
 		}
-		if len(a.flights) >= len(a.slots)*a.size+2*maxBad { // as many as have rows, and bad ones
+		if len(a.flights) >= len(a.slots)*a.size+2*maxBad { // one for each row, and the bad ones
 			if !wait {
 				return 0, nil, 0, false
 			}
@@ -210,7 +210,7 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 		}
 		if !a.asked {
 			a.asked = true
-			a.ask <- struct{}{} // never blocks: there is one request at a time
+			a.ask <- struct{}{} // never blocks: there is at most one request
 		}
 		if !wait {
 			return 0, nil, 0, false
@@ -232,7 +232,7 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 
 // freeRow returns a row for the next sample, or nil if no row is free.
 func (a *assembly) freeRow() (*slot, int) {
-	if len(a.holes) > 0 { // the hole that is delivered first
+	if len(a.holes) > 0 { // choose the hole that is delivered first
 		first := 0
 		for i, h := range a.holes {
 			if f := a.holes[first]; h.slot.seq < f.slot.seq || h.slot == f.slot && h.row < f.row {
@@ -291,7 +291,7 @@ func (a *assembly) note(position int, state Outcome, err error) {
 	}
 }
 
-// end ends the sequence after the placed samples. If it ends too early, failure says why.
+// end ends the sequence after the placed samples. If that is too early, failure is the reason.
 func (a *assembly) end(failure error) {
 	a.mu.Lock()
 	a.ended, a.failure = true, failure
@@ -299,7 +299,7 @@ func (a *assembly) end(failure error) {
 	a.mu.Unlock()
 }
 
-// stop ends all waiting.
+// stop wakes all waiting goroutines.
 func (a *assembly) stop() {
 	a.mu.Lock()
 	a.stopped = true
@@ -308,7 +308,7 @@ func (a *assembly) stop() {
 	a.mu.Unlock()
 }
 
-// flight returns the flight of an undelivered position.
+// flight returns the flight at a position that is not delivered yet.
 func (a *assembly) flight(position int) *flight {
 	if position >= a.base {
 		return &a.flights[position-a.base]
@@ -317,7 +317,7 @@ func (a *assembly) flight(position int) *flight {
 	return &a.kept[i]
 }
 
-// forget drops the flights before the cursor, except those of members.
+// forget drops the flights before the cursor, except the members' flights.
 func (a *assembly) forget() {
 	for _, p := range a.members[len(a.kept):] {
 		a.kept = append(a.kept, a.flights[p-a.base])
@@ -327,10 +327,10 @@ func (a *assembly) forget() {
 	a.space.Signal()
 }
 
-// next waits for the next batch, or for maxBad bad samples; r then holds only these. At the end of
-// the sequence samples is shorter than a batch or empty, and err may say why the sequence ended.
-// The caller then does not call next again. The caller owns the returned slot's memory. After stop,
-// next returns archive.ErrStopped.
+// next waits for the next batch, or for maxBad bad samples; r then contains only these. At the end
+// of the sequence samples is shorter than a batch or empty, and err may be the reason for the end.
+// The caller must not call next again. The caller owns the returned slot's memory. After stop, next
+// returns archive.ErrStopped.
 func (a *assembly) next() (r ready, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -367,8 +367,8 @@ func (a *assembly) next() (r ready, err error) {
 	return r, err
 }
 
-// judge waits for the samples of the next batch, in order, and collects the batch's samples as
-// members. err says why the sequence ends before the batch is full. ok is false after stop.
+// judge waits for the samples of the next batch, in order, and adds the batch's samples to members.
+// If the sequence ends before the batch is full, err is the reason. ok is false after stop.
 func (a *assembly) judge(r *ready) (ok bool, err error) {
 	for len(a.members) < a.size {
 		if a.stopped {
@@ -411,9 +411,9 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 	return true, nil
 }
 
-// await waits for the samples of the next batch that are pending or not yet placed. Waking for each
-// sample would cost more than the rest of the assembly. So it waits for the last of them, for one
-// that is not good, or for the end.
+// await waits for the samples of the next batch that are pending or not yet placed. Waking up for
+// each sample would cost more than the rest of the assembly. Therefore it waits for the last of
+// them, for a sample that is not good, or for the end.
 func (a *assembly) await() {
 	last, end := a.cursor+a.size-len(a.members)-1, a.base+len(a.flights)
 	if a.ended || last < end {
@@ -441,7 +441,7 @@ func (a *assembly) settle(s *slot) bool {
 	return true
 }
 
-// quiet waits until no worker writes to a slot. Samples of later batches may have rows there.
+// quiet waits until no worker writes to a slot. Samples of later batches may have rows in it.
 func (a *assembly) quiet(s *slot) bool {
 	for row := 0; row < a.size; {
 		if p := s.owner[row]; p != noOwner && a.flight(p).state == Pending {
@@ -522,11 +522,11 @@ func (a *assembly) substitute(s *slot, samples []sample.Sample) error {
 	return nil
 }
 
-// putLabel writes an int64.
+// putLabel writes label as an int64.
 func putLabel(p []byte, label int) {
 	v := uint64(label)
 	_ = p[7]
-	for i := range 8 { // little endian, as x86-64
+	for i := range 8 { // little endian, the byte order of x86-64
 		p[i] = byte(v >> (8 * i))
 	}
 }

@@ -37,18 +37,18 @@ type Order struct {
 	Kind     order.Kind
 	Seed     uint64
 	Repeat   int            // rounds over the archive
-	PerRound int            // positions per round; unused before the index is known
+	PerRound int            // positions in each round; unused before the index is known
 	Weights  *order.Weights // for Kind Drawn
 	Buffer   Buffer
 }
 
-// Buffer bounds the shuffle buffer of a stream.
+// Buffer limits the shuffle buffer of a stream.
 type Buffer struct {
 	Samples int
-	Bytes   int64 // compressed
+	Bytes   int64 // compressed bytes
 }
 
-// positions is the number of positions in the sequence of an epoch.
+// positions returns the number of positions in the sequence of an epoch.
 func (o *Order) positions(known bool) int {
 	if !known {
 		return order.Unknown
@@ -61,20 +61,20 @@ type LabelKind int
 
 // The kinds.
 const (
-	Index  LabelKind = iota // the sample's label, an int64
-	Soft                    // the probability of each class, which the mixer writes
-	Target                  // numbers that the decoding worker writes
+	Index  LabelKind = iota // the sample's label as an int64
+	Soft                    // the probability of each class; the mixer writes them
+	Target                  // numbers written by the decoding worker
 	Mask                    // the class of each pixel
 )
 
-// Labels describe the second field of a batch.
+// Labels describes the second field of a batch.
 type Labels struct {
 	Kind  LabelKind
-	Width int // numbers per sample
+	Width int // numbers for each sample
 	DType tensor.DType
 	// Target writes the numbers of a sample, for the kind Target. They are 0 before the call.
 	Target func(s sample.Sample, numbers []float32) error
-	Fill   int // class of pixels outside of a mask, for the kind Mask
+	Fill   int // class of pixels outside the mask, for the kind Mask
 }
 
 // Bytes is the size of a sample's label.

@@ -19,31 +19,32 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Decoder decodes items into rows, or plans them for the consumer's device. One goroutine uses it.
+// Decoder decodes items into rows, or plans them for the consumer's device. One goroutine at a time
+// uses it.
 type Decoder struct {
 	config    *Config
 	env       *Env
 	images    sample.Decoder
 	plans     *devplan.Planner
-	augmenter *transform.Augmenter // nil without operations on pixels
+	augmenter *transform.Augmenter // nil if there are no operations on pixels
 	source    rand.PCG
 	rng       *rand.Rand
 	current   current
 	mask      mask.Decoder
-	numbers   []float32       // of a target; reused
-	counted   imagecapi.Stats // of the decoder, at the last count
+	numbers   []float32       // numbers of a target; reused
+	counted   imagecapi.Stats // the decoder's statistics at the last count
 }
 
 // current describes the image that is being decoded. It is reused, so that images cause no
-// allocation.
+// allocations.
 type current struct {
 	info     imagecapi.Info
 	geometry imagecapi.Geometry
 	plan     devplan.Image
 }
 
-// NewDecoder returns a decoder of the images of an index, which may be nil. members is set if the
-// goroutines that read samples also plan them.
+// NewDecoder returns a decoder for the images of an index. The index may be nil. members is set if
+// the goroutines that read samples also plan them.
 func NewDecoder(c *Config, e *Env, known *index.Index, plans Plans, members bool) (*Decoder, error) {
 	images, err := sample.NewDecoder(e.Codecs, e.Rules.MaxPixels, c.Policy.Damaged)
 	if err != nil {
@@ -60,7 +61,7 @@ func NewDecoder(c *Config, e *Env, known *index.Index, plans Plans, members bool
 	return d, nil
 }
 
-// Close frees the decoder's memory outside of Go.
+// Close frees the decoder's C memory.
 func (d *Decoder) Close() {
 	d.augmenter.Close()
 	d.images.Close()
@@ -107,7 +108,7 @@ func (d *Decoder) Decode(it *Item, from index.Inflated, to Row) (Outcome, error)
 	return d.judge(&it.Sample, err)
 }
 
-// judge judges an error of decoding or transforming an image.
+// judge classifies an error of decoding or transforming an image.
 func (d *Decoder) judge(s *sample.Sample, err error) (Outcome, error) {
 	rules := d.env.Rules
 	var rejected transform.FuncError
@@ -135,7 +136,7 @@ func (d *Decoder) draw(it *Item, info *imagecapi.Info) error {
 }
 
 // image describes an item's image to the planner, until the next call. ok is false if a drawn
-// operation is Go code, which runs on the host.
+// operation is a Go function, which only the host can run.
 func (d *Decoder) image(it *Item, info *imagecapi.Info, from index.Inflated) (m *devplan.Image, ok bool) {
 	m = &d.current.plan
 	*m = devplan.Image{Index: it.Sample.Index, Size: it.Size, Draw: it.Draw, Data: it.Data, Inflated: from, Info: info, Geometry: &d.current.geometry}
@@ -146,7 +147,7 @@ func (d *Decoder) image(it *Item, info *imagecapi.Info, from index.Inflated) (m 
 	return m, ok
 }
 
-// pixels writes an image's plan, or decodes the image into its row. damage is the tolerated damage.
+// pixels plans an image, or decodes it into its row. damage is the tolerated damage.
 func (d *Decoder) pixels(it *Item, from index.Inflated, to Row) (damage string, err error) {
 	info := &d.current.info
 	image, ok := d.image(it, info, from)
@@ -182,8 +183,8 @@ func (d *Decoder) pixels(it *Item, from index.Inflated, to Row) (damage string, 
 	return damage, err
 }
 
-// decodeMask decodes the mask of an item after its image, or returns the reason why the mask makes
-// the sample bad.
+// decodeMask decodes the mask of an item after its image. If the mask makes the sample bad, it
+// returns the reason.
 func (d *Decoder) decodeMask(it *Item, to Row) (Outcome, error) {
 	s := sample.Sample{Name: it.mask.name, Index: it.Sample.Index}
 	if codec.Sniff(it.mask.data) == "" {
@@ -214,7 +215,7 @@ func (d *Decoder) writeTarget(s sample.Sample, to []byte) error {
 	return nil
 }
 
-// callTarget calls a target. It returns a panic as an error, because the caller of an epoch could
+// callTarget calls a target. It converts a panic to an error, because the caller of an epoch could
 // not recover it.
 func callTarget(target func(sample.Sample, []float32) error, s sample.Sample, numbers []float32) (err error) {
 	defer func() {
@@ -225,25 +226,25 @@ func callTarget(target func(sample.Sample, []float32) error, s sample.Sample, nu
 	return target(s, numbers)
 }
 
-// crops reports whether only a crop of the image is wanted.
+// crops reports whether only a crop of the image is needed.
 func (d *Decoder) crops(info *imagecapi.Info) bool {
 	g := &d.current.geometry
 	return int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height)
 }
 
-// countCrop counts an image of which a crop is wanted.
+// countCrop counts an image if only a crop is needed.
 func (d *Decoder) countCrop(info *imagecapi.Info) {
 	if d.crops(info) {
 		d.env.Counters.Decoded.Cropped.Add(1)
 	}
 }
 
-// statsDecoder is a decoder that counts the outcomes of its images.
+// statsDecoder is a decoder with statistics.
 type statsDecoder interface {
 	Stats() (imagecapi.Stats, error)
 }
 
-// count counts the image that was decoded last.
+// count counts the latest decoded image.
 func (d *Decoder) count(info *imagecapi.Info) {
 	c := &d.env.Counters.Decoded
 	d.countCrop(info)
@@ -263,10 +264,10 @@ func (d *Decoder) count(info *imagecapi.Info) {
 		}
 		now, err := images.Stats()
 		if err != nil {
-			return // an open decoder always has them
+			return // an open decoder always has statistics
 		}
 		before := d.counted
-		before.EntriesMade += d.plans.TakeCopies() // entry points that do not go into the index
+		before.EntriesMade += d.plans.TakeCopies() // not entry points for the index
 		d.counted = now
 		used := now.EntriesUsed - before.EntriesUsed
 		c.By(count.ByEntryPoints, used)
@@ -308,7 +309,7 @@ func (p *pass) work() {
 		began := time.Now()
 		state, err := d.Decode(&j.Item, j.inflated, j.row)
 		now := time.Now()
-		if !planned { // otherwise few samples come here: their wait says nothing
+		if !planned { // otherwise most samples are planned elsewhere, and a worker's wait says nothing
 			c.Times.WaitData.Add(int64(began.Sub(idle)))
 		}
 		c.Times.Decode.Add(int64(now.Sub(began)))

@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// deliver delivers the batches and returns the reason for the end of the pass.
+// deliver delivers the batches and returns the reason why the pass ended.
 func (p *pass) deliver() error {
 	policy, size := p.config.Policy, p.config.Batch.Size()
 	d := delivering{p: p, place: Delivery{Batches: p.start.Batches, Turns: p.start.Turn}, batches: p.start.Before + p.start.Batches,
@@ -51,15 +51,15 @@ func (p *pass) deliver() error {
 type delivering struct {
 	p       *pass
 	mixer   mixer
-	place   Delivery // the place after the last batch
-	batches int      // of the epoch, including those before the pass
-	samples int      // of the pass
-	bad     int      // samples of the pass
+	place   Delivery // position after the last batch
+	batches int      // batches of the epoch, including batches before this pass
+	samples int      // samples of this pass
+	bad     int      // bad samples of this pass
 	lastBad *sample.Error
 }
 
-// hand delivers a batch. whole says that no error cut it short: otherwise its place is the last
-// batch's that the epoch has without the error.
+// hand delivers a batch. whole says that no error cut the batch short. If an error did, the batch's
+// position is the position of the last whole batch.
 func (d *delivering) hand(r *ready, whole bool) error {
 	p, n := d.p, len(r.samples)
 	if p.ctx.Err() != nil {
@@ -87,8 +87,8 @@ func (d *delivering) hand(r *ready, whole bool) error {
 	return nil
 }
 
-// end says how a pass ended whose last batch is short or empty: nil if the epoch delivered
-// anything, otherwise why it has no samples.
+// end returns the result of a pass whose last batch is short or empty. It is nil if the epoch
+// delivered anything. Otherwise it explains why there are no samples.
 func (d *delivering) end(last *ready) error {
 	p, share, file := d.p, &d.p.config.Batch.Share, d.p.env.Rules.File
 	none := func(format string, args ...any) error {

@@ -12,7 +12,7 @@ import (
 
 // mixer mixes the batches of an epoch and writes their labels, for one goroutine.
 type mixer struct {
-	mixer  *transform.Mixer // nil: batches are not mixed
+	mixer  *transform.Mixer // nil if batches are not mixed
 	labels Labels
 	seed   uint64
 	epoch  int
@@ -22,7 +22,7 @@ type mixer struct {
 }
 
 // run mixes a batch in place and writes its labels: float32 [classes] for each sample, little
-// endian. Targets, which the workers have written, are mixed like pixels.
+// endian. Targets are already written by the workers and are mixed like pixels.
 func (m *mixer) run(images, labels []byte, samples []sample.Sample) {
 	if m.mixer == nil || len(samples) == 0 {
 		return
@@ -66,7 +66,7 @@ func (m *mixer) mixTargets(rows []byte, n int, share float64) {
 			before = row(i - 1)
 		}
 		for to := row(i); len(to) > 0; to, before = to[4:], before[4:] {
-			// Without conversions the compiler may fuse a product with the sum.
+			// The conversions prevent the compiler from fusing a product with the sum.
 			binary.LittleEndian.PutUint32(to, math.Float32bits(float32(own*number(to))+float32(other*number(before))))
 		}
 	}

@@ -6,25 +6,26 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// Item is an occurrence of a sample in an epoch.
+// Item is one occurrence of a sample in an epoch.
 type Item struct {
 	Sample sample.Sample
-	Size   int64 // of the file, in bytes
+	Size   int64 // size of the file in bytes
 	Data   []byte
 	Draw   devplan.Draw
-	bad    *sample.Error // why the sample is bad, judged by its header in the archive
+	bad    *sample.Error // the reason if the sample is bad according to its header in the archive
 	mask   maskItem
 }
 
-// maskItem is the mask of an item; the zero value without masks. Its content is fetched.
+// maskItem is the mask of an item. It is the zero value if there are no masks. fetch reads its
+// content.
 type maskItem struct {
-	name     string // of the member
+	name     string // name of the member
 	size     int64
 	data     []byte
-	borrowed bool // data is the index's: read only, and not to be recycled
+	borrowed bool // data belongs to the index: it is read-only and must not be recycled
 }
 
-// weight is the number of bytes of the content, also while it is not fetched yet.
+// weight returns the number of bytes of the content, even before the content is fetched.
 func (it *Item) weight() int64 {
 	if it.Data == nil && it.bad == nil {
 		return it.Size
@@ -35,21 +36,21 @@ func (it *Item) weight() int64 {
 // Row is the place of an item in a batch.
 type Row struct {
 	Pixels  []byte           // [Side, Side, 3]
-	Label   []byte           // the decoder writes it, unless it is empty
-	Staging *devplan.Staging // for the plan of the row; nil: the image is decoded here
-	Number  int              // of the row in the staging
+	Label   []byte           // written by the decoder unless it is empty
+	Staging *devplan.Staging // for the row's plan; nil: the image is decoded on the host
+	Number  int              // number of the row in the batch
 }
 
-// job is an item between its placement and the assembly.
+// job is an item that has a row and is not decoded yet.
 type job struct {
 	Item
 	row      Row
 	position int
-	borrowed bool           // Data is the index's: read only, and not to be recycled
-	inflated index.Inflated // Data
+	borrowed bool           // Data belongs to the index: it is read-only and must not be recycled
+	inflated index.Inflated // compressed bytes of Data
 }
 
-// item makes an item of sample i of the index.
+// item returns an item for sample i of the index.
 func (p *pass) item(i int) Item {
 	known := p.source.Known
 	s := known.Sample(i)
@@ -66,8 +67,8 @@ func (p *pass) item(i int) Item {
 	return it
 }
 
-// lend asks the consumer for a slot when place needs one. It is a separate goroutine because place
-// may get a row in another way in the meantime.
+// lend asks the consumer for a slot when place needs one. It runs in a separate goroutine because
+// place may find a row in another way in the meantime.
 func (p *pass) lend() {
 	for {
 		select {
@@ -86,7 +87,7 @@ func (p *pass) lend() {
 	}
 }
 
-// place gives every sample of a stream a row, and sends it to be decoded.
+// place assigns a row to every sample of a stream and sends the sample to be decoded.
 func (p *pass) place() {
 	defer close(p.flow.jobs)
 	for {
@@ -113,7 +114,7 @@ func (p *pass) place() {
 	}
 }
 
-// rowFor gives an item its row. ok is the result of assembly.place.
+// rowFor assigns a row to an item. ok is the result of assembly.place.
 func (p *pass) rowFor(it *Item, wait bool) (j job, ok bool) {
 	waited := p.asm.waited
 	position, slot, number, ok := p.asm.place(it.Sample, wait)
@@ -127,7 +128,7 @@ func (p *pass) rowFor(it *Item, wait bool) (j job, ok bool) {
 	}}, true
 }
 
-// recycle gives back the memory of a job's contents.
+// recycle releases the memory of a job's contents.
 func (p *pass) recycle(j *job) {
 	if j.bad != nil {
 		return

@@ -10,23 +10,23 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// fetchPlanner reads samples and plans their images in the goroutine that fetches. So a file stays
-// in one core's cache from reading its bytes to copying the crop's segments, and no other goroutine
-// is woken. It leaves images that it cannot plan to the workers, who judge images. It is not safe
-// for concurrent use.
+// fetchPlanner reads samples and plans their images in the goroutine that fetches. A file thus
+// stays in one core's cache from reading its bytes to copying the crop's segments, and no other
+// goroutine is woken. It leaves images that it cannot plan to the workers, which also report
+// errors. It is not safe for concurrent use.
 type fetchPlanner struct {
 	p       *pass
 	d       *Decoder
 	r       timedReader
-	good    []int         // positions of the samples that are planned since startGroup
-	bytes   int64         // of these samples
-	cropped int64         // of these images
-	waited  time.Duration // for the reader's file, before the current group
+	good    []int         // positions of the samples planned since startGroup or the last resolve
+	bytes   int64         // size of these samples
+	cropped int64         // number of these samples that are cropped
+	waited  time.Duration // r.FileTime() at the start of the current group
 	idle    time.Time     // when the last group ended
 	began   time.Time     // when the current group started
 }
 
-// timedReader measures the time of reading.
+// timedReader measures the time spent reading.
 type timedReader struct {
 	*index.Reader
 	spent time.Duration // in the current group
@@ -55,8 +55,7 @@ func (r *timedReader) ReadPart(i int, p []byte, from int) error {
 	return r.Reader.ReadPart(i, p, from)
 }
 
-// fetchPlans reports whether fetch plans images. Workers write targets and masks, so it then does
-// not.
+// fetchPlans reports whether fetch plans images. It does not if workers write targets or masks.
 func (p *pass) fetchPlans() bool { return p.to.Plans() && p.random() && !p.config.Labels.byWorkers() }
 
 // newFetchPlanner returns nil if fetch does not plan.
@@ -75,7 +74,7 @@ func (p *pass) newFetchPlanner(r *index.Reader) (*fetchPlanner, error) {
 	return &fetchPlanner{p: p, d: d, r: timedReader{Reader: r}, good: make([]int, 0, maxGroup), idle: time.Now()}, nil
 }
 
-// close frees the planner's memory outside of Go.
+// close frees the planner's C memory.
 func (q *fetchPlanner) close() {
 	if q != nil {
 		q.d.Close()
@@ -101,7 +100,7 @@ func (q *fetchPlanner) try(j *job) bool {
 		q.bytes += j.Size
 		return true
 	}
-	// Handing the job on may wait for a worker.
+	// Passing the job on may wait for a worker.
 	q.resolve()
 	return false
 }
@@ -131,7 +130,8 @@ func (q *fetchPlanner) plan(j *job) bool {
 	return q.planFile(j, false)
 }
 
-// planFile reads a job's file and plans its image: by entry points, or for a search.
+// planFile reads a job's file and plans its image, by entry points or, if search is set, for a
+// search.
 func (q *fetchPlanner) planFile(j *job, search bool) bool {
 	data, err := q.r.Content(j.Sample.Index)
 	if err != nil || codec.Sniff(data) == "" { // the workers report the error
@@ -178,7 +178,7 @@ func (q *fetchPlanner) planFrom(j *job, info *imagecapi.Info, plan func(m *devpl
 	return true
 }
 
-// endGroup resolves the samples of a group, and counts its times.
+// endGroup resolves the samples of a group and counts its times.
 func (q *fetchPlanner) endGroup() {
 	if q == nil {
 		return
@@ -191,7 +191,7 @@ func (q *fetchPlanner) endGroup() {
 	q.r.spent = 0
 }
 
-// resolve counts the samples that are planned since it was last called, and resolves them.
+// resolve counts and resolves the samples planned since its last call.
 func (q *fetchPlanner) resolve() {
 	n := int64(len(q.good))
 	if n == 0 {

@@ -10,9 +10,9 @@ import (
 // maxGroup is the maximum number of samples that list sends at once.
 const maxGroup = 16
 
-// groupSize is the number of samples that list hands on at once. Planning an image takes little
-// longer than waking the goroutine that does it. Decoding takes far longer, so samples that are to
-// be decoded here go to any goroutine that is free.
+// groupSize returns the number of samples that list sends at once. Planning an image takes little
+// longer than waking the goroutine that plans it, so samples to be planned are sent in groups.
+// Decoding takes far longer, so samples to be decoded are sent one by one, to any free goroutine.
 func (p *pass) groupSize() int {
 	if !p.fetchPlans() {
 		return 1
@@ -20,7 +20,8 @@ func (p *pass) groupSize() int {
 	return max(1, min(maxGroup, p.config.Batch.Size()/p.config.Threads.Workers))
 }
 
-// list gives rows to the samples of an archive with random access, and sends them to be read.
+// list assigns rows to the samples of an archive with random access, and sends the samples to
+// fetch.
 func (p *pass) list() {
 	defer close(p.flow.fetches)
 	n, o := p.source.Known.Len(), &p.config.Order
@@ -53,7 +54,7 @@ func (p *pass) list() {
 		it := p.item(i)
 		it.Draw.Epoch, it.Draw.Again = epoch, again+uint64(before)*repeated
 		j, ok := p.rowFor(&it, len(group) == 0)
-		if !ok && len(group) > 0 { // a row may become free only after those of the group
+		if !ok && len(group) > 0 { // the group's own rows may have to become free first
 			if !hand() {
 				return
 			}
@@ -71,7 +72,7 @@ func (p *pass) list() {
 	}
 }
 
-// fetch reads samples from an archive with random access, and plans the images that it can plan.
+// fetch reads samples from an archive with random access, and plans the images that it can.
 func (p *pass) fetch() {
 	r := index.NewReader(p.source.Known, p.archive)
 	defer r.Close()
@@ -106,7 +107,7 @@ func (p *pass) fetch() {
 	}
 }
 
-// fetchJob reads the contents of a job, and hands it to work. It returns false if the pass has
+// fetchJob reads the contents of a job and sends the job to work. It returns false if the pass has
 // ended.
 func (p *pass) fetchJob(j *job, r *index.Reader) bool {
 	if info, known := p.source.Known.Oversize(j.Sample.Index); known && j.bad == nil {
@@ -131,9 +132,9 @@ func (p *pass) fetchJob(j *job, r *index.Reader) bool {
 	}
 }
 
-// readContents reads the content of a job and of its mask. It acquires the memory for both at once:
-// a fetch that holds one part while it waits for the other could wait forever. ok is false if the
-// pass has ended. The caller recycles the job after an error too.
+// readContents reads the contents of a job and of its mask. It acquires the memory for both at
+// once: two fetches that each hold a part and wait for the rest could wait forever. ok is false if
+// the pass has ended. The caller recycles the job even after an error.
 func (p *pass) readContents(j *job, r *index.Reader) (ok bool, err error) {
 	known := p.source.Known
 	i, mask := j.Sample.Index, known.Mask(j.Sample.Index)

@@ -18,7 +18,7 @@ func DecodeAgain(c *Config, e *Env, known *index.Index, r *index.Reader, s sampl
 			return err
 		}
 	}
-	defer runtime.KeepAlive(known) // data may be the index's
+	defer runtime.KeepAlive(known) // data may belong to the index
 	d, err := NewDecoder(c, e, known, Plans{}, false)
 	if err != nil {
 		return err

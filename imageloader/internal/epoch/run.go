@@ -17,9 +17,9 @@ import (
 
 // Source is the archive that an epoch reads.
 type Source struct {
-	// Open opens the archive, whose reads end with ctx. Run closes it.
+	// Open opens the archive. Reads end when ctx ends. Run closes the archive.
 	Open     func(ctx context.Context) (*archive.Archive, error)
-	Requests *archive.Requests // of the archive that Open opens
+	Requests *archive.Requests // requests of the archive that Open opens
 	Known    *index.Index      // nil in the first pass over a compressed archive with given classes
 	First    First             // for a pass without Known
 	Plans    Plans
@@ -35,8 +35,8 @@ type First struct {
 // Plans holds the loader's knowledge of an archive's images, for a consumer that decodes from
 // plans.
 type Plans struct {
-	Points       *devplan.EntryPoints // nil: entry points are not used
-	Searches     *devplan.Searches    // nil: the consumer searches nothing
+	Points       *devplan.EntryPoints // nil if entry points are not used
+	Searches     *devplan.Searches    // nil if the consumer searches nothing
 	MaxCopyBytes int64                // see devplan.Settings
 }
 
@@ -44,33 +44,34 @@ type Plans struct {
 // start of the epoch.
 type Start struct {
 	Epoch   int
-	Done    order.Positions // taken before the deal
-	Turn    int             // of the deal
-	Batches int             // of the deal that were delivered before
+	Done    order.Positions // positions taken before the deal
+	Turn    int             // turn of the deal
+	Batches int             // batches of the deal that are already delivered
 	Before  int             // batches of the epoch that were delivered before the deal
 }
 
-// Consumer takes the batches of an epoch.
+// Consumer receives the batches of an epoch.
 type Consumer interface {
-	// Plans reports whether the consumer decodes images from plans. It lends memory for plans then.
+	// Plans reports whether the consumer decodes images from plans. It then also lends memory for
+	// plans.
 	Plans() bool
-	// Lend returns the memory of the next batch. One goroutine at a time calls it. It may block
-	// until memory is free, but not longer than ctx.
+	// Lend returns the memory for the next batch. One goroutine at a time calls it. It may block
+	// until memory is free or ctx ends.
 	Lend(ctx context.Context) (decodeplan.Slot, error)
-	// Deliver takes the batch in the oldest slot that was lent. The slot is the consumer's again.
+	// Deliver passes the batch in the oldest lent slot to the consumer, which owns the slot again.
 	Deliver(d Delivery) error
 }
 
 // Delivery is a complete batch.
 type Delivery struct {
 	Samples []sample.Sample // one for each row; may be kept
-	Batches int             // of the deal that were delivered, this one included
-	Turns   int             // of the deal that were taken
+	Batches int             // batches of the deal that are delivered, including this one
+	Turns   int             // turns of the deal that are taken
 	Redos   []devplan.Redo  // one for each row, if the slot has plans
 }
 
 // minFetchers is the minimum number of goroutines that read samples in any order, so that a disk
-// has several requests at a time. Each costs next to nothing.
+// has several requests at a time. Each goroutine costs next to nothing.
 const minFetchers = 4
 
 // pass is one run over an epoch. Its goroutines share it.
@@ -87,29 +88,29 @@ type pass struct {
 	deal    order.Deal
 	flow    flow
 	asm     *assembly
-	buffers *arena.Buffers // of compressed samples
+	buffers *arena.Buffers // buffers for compressed samples
 	budget  *arena.Budget
-	queued  atomic.Int64 // samples that are read and that no worker has taken
+	queued  atomic.Int64 // samples that are read but not taken by a worker
 }
 
 // flow has the channels between the goroutines of a pass, and the results of reading a stream.
 type flow struct {
 	items   chan Item
-	fetches chan []job // of samples whose content is read out of the archive's order
-	groups  chan []job // that fetch has emptied, for list
+	fetches chan []job // samples to be read out of the archive's order
+	groups  chan []job // slices that fetch has emptied, for reuse by list
 	jobs    chan job
-	readErr error // why items ended early; written before items is closed
+	readErr error // the reason why items ended early; written before items is closed
 
-	build *index.Builder // of a first pass
-	next  int            // the turn that readStream sends next
+	build *index.Builder // the index of a first pass
+	next  int            // the next turn for readStream to send
 	// stray is the first turn whose sample is out of order. If the archive cannot be read to its
 	// end, the samples left in the shuffle buffer are still delivered.
 	stray atomic.Int64
 }
 
-// Run runs an epoch from a position to its end. It returns nil when every batch was delivered, and
-// otherwise the reason for the end. Before it returns it stops its goroutines and waits for them.
-// When ctx ends or the consumer fails, it returns the cause.
+// Run runs an epoch from a position to its end. It returns nil if every batch was delivered, and
+// otherwise the reason for the end. If ctx ends or the consumer fails, it returns the cause. It
+// stops its goroutines and waits for them before it returns.
 func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Consumer) error {
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -118,7 +119,7 @@ func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Con
 	p.flow.stray.Store(math.MaxInt64)
 	p.deal = order.NewDeal(c.Batch.Share, c.Order.positions(source.Known != nil), at.Done)
 	p.buffers = arena.NewBuffers(c.Threads.QueueBytes + c.Order.Buffer.Bytes/4)
-	defer p.buffers.Close() // when no goroutine of the pass is left
+	defer p.buffers.Close() // when all goroutines of the pass have ended
 	a, err := source.Open(inner)
 	if err != nil {
 		return archive.StopCause(ctx, err)
@@ -142,14 +143,14 @@ func (p *pass) run() error {
 	workers, c := p.config.Threads.Workers, p.env.Counters
 	p.flow.jobs = make(chan job, workers)
 	defer c.StartEpoch()()
-	defer func() { // samples that were queued when the pass ended early
+	defer func() { // samples that were still queued when the pass ended early
 		c.Queue.Samples.Add(-p.queued.Load())
 		p.budget.Abandon()
 	}()
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer p.stop(nil)
-	all.Go(func() { // wakes the goroutines that wait in no channel, at any end of the pass
+	all.Go(func() { // at any end of the pass, wake the goroutines that do not wait in a channel
 		<-p.ctx.Done()
 		p.asm.stop()
 		p.budget.Stop()
@@ -175,7 +176,7 @@ func (p *pass) random() bool { return p.source.Known != nil && p.source.Known.Ra
 func (p *pass) startFetching(all *sync.WaitGroup) {
 	workers, f := p.config.Threads.Workers, &p.flow
 	f.fetches = make(chan []job, workers)
-	fetchers := max(minFetchers, workers) // those of a gzip file inflate, which takes more than half as long as decoding
+	fetchers := max(minFetchers, workers) // fetchers of a gzip file inflate, which takes more than half as long as decoding
 	f.groups = make(chan []job, cap(f.fetches)+fetchers+1)
 	all.Go(p.list)
 	var fetching sync.WaitGroup
@@ -188,12 +189,12 @@ func (p *pass) startFetching(all *sync.WaitGroup) {
 	})
 }
 
-// wanted is the number of samples still to deliver, if that is fixed.
+// wanted returns the number of samples still to deliver, if that number is fixed.
 func (p *pass) wanted() int {
 	return max(0, p.deal.Turns-p.start.Batches*p.config.Batch.Size())
 }
 
-// end is the turn before which the pass ends. Under Skip, if the number of batches is fixed,
+// end returns the turn at which the pass ends. Under Skip, if the number of batches is fixed,
 // assembly ends the pass earlier, when it has enough samples.
 func (p *pass) end() int {
 	switch {
@@ -205,7 +206,7 @@ func (p *pass) end() int {
 	return p.deal.Turns
 }
 
-// queue adds n samples to the count of the workers' queue. n is negative for removed samples.
+// queue adds n samples to the length of the workers' queue. n is negative for removed samples.
 func (p *pass) queue(n int64) {
 	p.queued.Add(n)
 	p.env.Counters.Queue.Samples.Add(n)

@@ -13,16 +13,17 @@ import (
 // repeated is added to Draw.Again for a sample that is repeated to fill up the epoch.
 const repeated = 1 << 40
 
-// newShuffler makes the shuffle buffer of a stream.
+// newShuffler returns the shuffle buffer of a stream.
 func newShuffler[T any](p *pass, epoch int) *order.Shuffler[T] {
 	o := &p.config.Order
 	b := order.NewShuffler[T](o.Buffer.Samples, o.Buffer.Bytes, o.Seed, epoch)
-	// By the file's size, because the order must not depend on whether the archive was read before.
+	// Use the file's size, because the order must not depend on whether the archive was read
+	// before.
 	b.Ramp = p.archive.Info().Size() > o.Buffer.Bytes
 	return b
 }
 
-// send sends a sample to place.
+// send sends a sample to place. It waits for memory first.
 func (p *pass) send(it Item) error {
 	if it.bad == nil && it.Data != nil && !p.budget.Acquire(len(it.Data)) {
 		return archive.ErrStopped
@@ -42,7 +43,7 @@ func (p *pass) readStream() {
 	defer close(f.items)
 	end := p.end()
 	f.next = p.start.Turn
-	for before := 0; ; before++ { // more than once only if samples come again to fill up
+	for before := 0; ; before++ { // more than once only if samples are repeated to fill up
 		position := 0
 		take := func(it Item) error {
 			turn, mine := p.deal.Turn(position, before)
@@ -74,7 +75,7 @@ func (p *pass) readStream() {
 	}
 }
 
-// rewind goes back to the first byte of the archive.
+// rewind restarts reading at the first byte of the archive.
 func (p *pass) rewind() error {
 	a, err := p.archive.Reopen()
 	if err != nil {
@@ -85,7 +86,7 @@ func (p *pass) rewind() error {
 	return nil
 }
 
-// readRound reads the archive once, and hands its samples to take in the order of the epoch.
+// readRound reads the archive once and passes its samples to take in the order of the epoch.
 func (p *pass) readRound(epoch int, take func(Item) error) error {
 	emit, flush := take, func() error { return nil }
 	if p.config.Order.Kind == order.Buffered {
@@ -122,7 +123,7 @@ func (p *pass) readRound(epoch int, take func(Item) error) error {
 	if err != nil {
 		p.flow.stray.Store(int64(p.flow.next))
 	}
-	if stopped := flush(); stopped != nil { // also before an error, so that no sample that was read is lost
+	if stopped := flush(); stopped != nil { // also after an error, so that no sample that was read is lost
 		return stopped
 	}
 	return err
@@ -166,17 +167,18 @@ func (p *pass) readFirst(emit func(Item) error) error {
 	return p.source.First.Keep(func() (*index.Index, error) { return b.Finish(p.archive) })
 }
 
-// firstVisitor emits the samples of an archive's first pass, while its index is made.
+// firstVisitor emits the samples of an archive's first pass while the index is made.
 type firstVisitor struct {
 	p    *pass
 	emit func(Item) error
-	bad  *sample.Error // of the sample that is being visited
+	bad  *sample.Error // reason why the current sample is bad, or nil
 
 	began time.Time     // when the previous sample was emitted
 	spent time.Duration // the archive's ReadTime at that moment
 }
 
-// Buffer returns memory for a sample that can be read. It is a method of index.Visitor.
+// Buffer returns memory for a sample's contents, or nil if the sample is bad. It is a method of
+// index.Visitor.
 func (v *firstVisitor) Buffer(f *index.Found) ([]byte, error) {
 	s := sample.Sample{Name: f.Name, Index: f.Index, Label: f.Label}
 	if v.bad = v.p.env.Rules.Member(&s, f.Kind, f.Size); v.bad != nil {

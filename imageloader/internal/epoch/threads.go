@@ -7,17 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxNice = 19 // of nice(2)
+const maxNice = 19 // the maximum of nice(2)
 
 // Threads are the workers of an epoch.
 type Threads struct {
 	Workers    int
-	Nice       int   // steps of nice(2) by which workers have a lower priority
-	CPUs       []int // on which alone workers run; empty: all
-	QueueBytes int64 // maximum of the compressed bytes between reading and decoding
+	Nice       int   // increment of the workers' niceness (nice(2))
+	CPUs       []int // CPUs on which workers may run; empty: all
+	QueueBytes int64 // maximum number of compressed bytes between reading and decoding
 }
 
-// Check returns an error if workers can't have the niceness and the CPUs.
+// Check returns an error if workers cannot get the niceness and the CPUs.
 func (t *Threads) Check() error {
 	if t.Nice < 0 || t.Nice > maxNice {
 		return fmt.Errorf("imageloader: Options.WorkerNice is %d, not in 0 to %d", t.Nice, maxNice)
@@ -37,8 +37,8 @@ func (t *Threads) Check() error {
 	return nil
 }
 
-// lock gives the calling goroutine its own thread, with the niceness and the CPUs. unlock undoes
-// it. Lowering the niceness again takes a privilege: without it, the thread ends with its
+// lock locks the calling goroutine to a thread with the niceness and the CPUs. unlock restores the
+// thread. Lowering the niceness again needs a privilege; without it the thread ends with its
 // goroutine.
 func (t *Threads) lock() (unlock func(), err error) {
 	if t.Nice == 0 && len(t.CPUs) == 0 {
@@ -49,7 +49,8 @@ func (t *Threads) lock() (unlock func(), err error) {
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
 		return nil, fmt.Errorf("imageloader: asking for a worker's CPUs: %w", err)
 	}
-	// The system call returns 20 - niceness. On Linux niceness and CPUs are the calling thread's.
+	// The system call returns 20 - niceness. On Linux, niceness and CPUs belong to the calling
+	// thread.
 	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: asking for a worker's niceness: %w", err)
