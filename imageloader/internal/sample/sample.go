@@ -52,7 +52,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // advice is added to an error that ends an epoch.
 const advice = "(remove the member from the archive, or set Options.BadSamples to Skip or Substitute)"
 
-// Fatal is an Error that ends an epoch under the policy Fail. Its text also says what to do.
+// Fatal is an Error that ends an epoch under the policy Fail. Its text also gives advice.
 type Fatal struct{ Bad *Error }
 
 func (e Fatal) Error() string { return e.Bad.Error() + " " + advice }
