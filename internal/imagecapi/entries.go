@@ -201,7 +201,7 @@ type Part struct {
 	At, Bytes int // range of the plan in the memory; Bytes is 0 if there is no plan
 	// From is the file offset of the part's first byte.
 	From int
-	// Begin and End delimit the range for the part in the memory.
+	// The range for the part in the memory.
 	Begin, End int
 }
 

@@ -28,7 +28,7 @@ func compile(t *testing.T, folder, name, source string, options ...string) strin
 	return folder
 }
 
-// An unusable library is an error that says what was found, what is required and what to do. The
+// An unusable library is an error that names the library found, the requirement and the remedy. The
 // loaded library's functions stay bound.
 func TestOpenLibraryExplainsFailures(t *testing.T) {
 	bound := func(unsafe.Pointer) string { t.Error("the library was used"); return "" }
@@ -122,7 +122,7 @@ func TestNotLoaded(t *testing.T) {
 	}
 }
 
-// A build without cgo fails with a message that says what to install, before any other.
+// A build without cgo fails with a message about the missing compiler, before any other message.
 func TestBuildWithoutCgoSaysWhatIsMissing(t *testing.T) {
 	goTool, err := exec.LookPath("go")
 	if err != nil {
