@@ -12,8 +12,8 @@ import (
 // The functions below return messages that state what was found, what is required, and the command
 // that fixes it.
 
-// Missing explains that the library is in no folder. It has a line for each folder; the last line
-// says what to do.
+// Missing explains that the library is in no folder. It has a line for each folder, and a last
+// line with advice.
 func (s Search) Missing(name string) string {
 	var searched []string
 	for _, p := range s.places() {

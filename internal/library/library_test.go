@@ -116,7 +116,7 @@ func TestLibTorchVersion(t *testing.T) {
 	}
 }
 
-// Each message of the dynamic loader is turned into one that says what to do.
+// Each message of the dynamic loader is turned into one with advice.
 func TestUnusable(t *testing.T) {
 	s := Search{Clone: "/no/clone", LoaderPath: "/other/torch/lib"}
 	const path = "/lib/libtorchstream.so"
