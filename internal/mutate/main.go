@@ -10,7 +10,7 @@
 //	                                       the unpacked output of make gpu-bundle
 //
 // Mutate does not change the repository: it replaces Go files by an overlay, and links the shim
-// again beside its build.
+// again next to its build.
 package main
 
 import (
