@@ -33,7 +33,7 @@ func Twin(name string, forms map[string]string) (twin string, found bool) {
 }
 
 // Hint returns text to append to an error about unknown names. It names the first of names that
-// differs from a known name only in its Unicode normal form, and says what to do. It returns "" if
+// differs from a known name only in its Unicode normal form, and gives advice. It returns "" if
 // there is no such name.
 func Hint(names, known []string) string {
 	forms := Forms(slices.Values(known))
