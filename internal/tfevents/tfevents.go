@@ -51,8 +51,8 @@ func Create(dir string, first int64) (*Writer, error) {
 	return w, nil
 }
 
-// begin writes the version, the first record of every file, and the start of the session.
 func (w *Writer) begin(first int64) error {
+	// Every file starts with the version and the start of the session.
 	if err := w.record(bytesField(w.event(0), 3, []byte("brain.Event:2"))); err != nil {
 		return err
 	}
