@@ -165,7 +165,7 @@ func ExampleTensor_RegisterHook() {
 	// float32[2] cpu: [2., 5.]
 }
 
-// An operator with a gradient of its own: it rounds, and its gradient is that of the identity.
+// An operator with a custom gradient: it rounds, and has the gradient of the identity.
 func ExampleFunction() {
 	round := torch.Function{
 		Name: "round",
