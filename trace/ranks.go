@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/internal/picture"
 )
 
-// Ranks holds the recordings of a job, indexed by rank. Adjust each Begin to one clock first. Ranks
-// draws them as one picture, which names the ranks that delay the others.
+// Ranks holds the recordings of a job, indexed by rank. Adjust their start times to one clock
+// first. Ranks draws them as one picture, which names the ranks that delay the others.
 //
 //	offset, _, err := distributed.ClockOffset(world)
 //	...
@@ -31,7 +31,7 @@ type Ranks []*Trace
 // Collective is a collective operation in the recordings of all ranks: NCCL kernels or Gloo ranges.
 type Collective struct {
 	Name string
-	// Starts holds each rank's start time, relative to the earliest Begin.
+	// Starts holds each rank's start time, relative to the start of the first recording.
 	Starts []time.Duration
 	Last   int // the rank that started last
 }
@@ -55,7 +55,7 @@ func (r Ranks) begin() time.Time {
 	return slices.MinFunc(r, func(a, b *Trace) int { return a.Begin.Round(0).Compare(b.Begin.Round(0)) }).Begin.Round(0)
 }
 
-// aligned returns copies of the recordings with event times relative to the earliest Begin.
+// aligned returns copies of the recordings with event times relative to the start of the first one.
 func (r Ranks) aligned() Ranks {
 	if len(r) == 0 {
 		return nil
