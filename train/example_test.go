@@ -17,7 +17,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// A loop of the program's own that saves its state after every step, and goes on from there when
+// A custom loop that saves its state after every step, and resumes from the saved state when
 // the program is started again.
 func ExampleCheckpoint() {
 	run := func(ctx context.Context) error {
