@@ -178,8 +178,8 @@ func (p *pytorchConverter) tensor(t *torch.Tensor) (any, error) {
 	return stored, nil
 }
 
-// replacesComment starts the zip comment of a PyTorch file that replaced a joint checkpoint. The id
-// of that checkpoint follows.
+// replacesComment starts the zip comment of a PyTorch file that replaced a checkpoint of ranks. The
+// id of that checkpoint follows.
 const replacesComment = "replaces "
 
 // newPyTorch starts a PyTorch file that will replace the file at the path. It also removes rank

@@ -15,9 +15,23 @@ type TransformerEncoderLayer struct {
 	Linear1, Linear2 *Linear
 	Norm1, Norm2     *LayerNorm
 
-	dropout, dropout1, dropout2 *Dropout
-	activation                  Module
-	normFirst                   bool
+	drop       dropouts
+	activation Module
+	normFirst  bool
+}
+
+// dropouts are the dropouts of a transformer layer. A layer uses one per part.
+type dropouts struct {
+	hidden               *Dropout // PyTorch's dropout, inside the feed-forward network
+	first, second, third *Dropout // PyTorch's dropout1 to dropout3, of each part's output
+}
+
+func newDropouts(p float64) dropouts {
+	return dropouts{NewDropout(p), NewDropout(p), NewDropout(p), NewDropout(p)}
+}
+
+func (d dropouts) copy() dropouts {
+	return dropouts{d.hidden.copy(), d.first.copy(), d.second.copy(), d.third.copy()}
 }
 
 // TransformerLayerOptions are the options of NewTransformerEncoderLayer and
@@ -82,16 +96,15 @@ func NewTransformerEncoderLayer(size, heads int, o TransformerEncoderLayerOption
 	t.SelfAttn = o.attention(size, heads, o.Causal)
 	t.Linear1, t.Linear2, t.activation = o.feed(size)
 	t.Norm1, t.Norm2 = o.norm(size), o.norm(size)
-	p := o.probability()
-	t.dropout, t.dropout1, t.dropout2 = NewDropout(p), NewDropout(p), NewDropout(p)
+	t.drop = newDropouts(o.probability())
 	return t
 }
 
 // Parts returns the parts under PyTorch's names.
 func (t *TransformerEncoderLayer) Parts() Parts {
 	return Parts{Modules: []Child{
-		{"self_attn", t.SelfAttn}, {"linear1", t.Linear1}, {"dropout", t.dropout}, {"linear2", t.Linear2},
-		{"norm1", t.Norm1}, {"norm2", t.Norm2}, {"dropout1", t.dropout1}, {"dropout2", t.dropout2},
+		{"self_attn", t.SelfAttn}, {"linear1", t.Linear1}, {"dropout", t.drop.hidden}, {"linear2", t.Linear2},
+		{"norm1", t.Norm1}, {"norm2", t.Norm2}, {"dropout1", t.drop.first}, {"dropout2", t.drop.second},
 	}}
 }
 
@@ -114,12 +127,12 @@ func (t *TransformerEncoderLayer) encode(x, mask *torch.Tensor) *torch.Tensor {
 }
 
 func (t *TransformerEncoderLayer) attend(x, mask *torch.Tensor) *torch.Tensor {
-	return t.dropout1.Forward(t.SelfAttn.Attend(x, x, x, AttentionOptions{Mask: mask, Causal: t.SelfAttn.o.Causal}))
+	return t.drop.first.Forward(t.SelfAttn.Attend(x, x, x, AttentionOptions{Mask: mask, Causal: t.SelfAttn.o.Causal}))
 }
 
 func (t *TransformerEncoderLayer) feed(x *torch.Tensor) *torch.Tensor {
-	hidden := t.dropout.Forward(t.activation.Forward(t.Linear1.Forward(x)))
-	return t.dropout2.Forward(t.Linear2.Forward(hidden))
+	hidden := t.drop.hidden.Forward(t.activation.Forward(t.Linear1.Forward(x)))
+	return t.drop.second.Forward(t.Linear2.Forward(hidden))
 }
 
 // copy returns a layer with copies of the parameters.
@@ -127,8 +140,7 @@ func (t *TransformerEncoderLayer) copy() *TransformerEncoderLayer {
 	c := &TransformerEncoderLayer{
 		SelfAttn: t.SelfAttn.copy(), Linear1: t.Linear1.copy(), Linear2: t.Linear2.copy(),
 		Norm1: t.Norm1.copy(), Norm2: t.Norm2.copy(),
-		dropout: t.dropout.copy(), dropout1: t.dropout1.copy(), dropout2: t.dropout2.copy(),
-		activation: t.activation, normFirst: t.normFirst,
+		drop: t.drop.copy(), activation: t.activation, normFirst: t.normFirst,
 	}
 	c.like(&t.layer)
 	return c
@@ -143,9 +155,9 @@ type TransformerDecoderLayer struct {
 	Linear1, Linear2        *Linear
 	Norm1, Norm2, Norm3     *LayerNorm
 
-	dropout, dropout1, dropout2, dropout3 *Dropout
-	activation                            Module
-	normFirst                             bool
+	drop       dropouts
+	activation Module
+	normFirst  bool
 }
 
 // NewTransformerDecoderLayer returns a layer for vectors of the given size. The size must be a
@@ -157,8 +169,7 @@ func NewTransformerDecoderLayer(size, heads int, o TransformerDecoderLayerOption
 	t.MultiheadAttn = o.attention(size, heads, false)
 	t.Linear1, t.Linear2, t.activation = o.feed(size)
 	t.Norm1, t.Norm2, t.Norm3 = o.norm(size), o.norm(size), o.norm(size)
-	p := o.probability()
-	t.dropout, t.dropout1, t.dropout2, t.dropout3 = NewDropout(p), NewDropout(p), NewDropout(p), NewDropout(p)
+	t.drop = newDropouts(o.probability())
 	return t
 }
 
@@ -166,9 +177,9 @@ func NewTransformerDecoderLayer(size, heads int, o TransformerDecoderLayerOption
 func (t *TransformerDecoderLayer) Parts() Parts {
 	return Parts{Modules: []Child{
 		{"self_attn", t.SelfAttn}, {"multihead_attn", t.MultiheadAttn},
-		{"linear1", t.Linear1}, {"dropout", t.dropout}, {"linear2", t.Linear2},
+		{"linear1", t.Linear1}, {"dropout", t.drop.hidden}, {"linear2", t.Linear2},
 		{"norm1", t.Norm1}, {"norm2", t.Norm2}, {"norm3", t.Norm3},
-		{"dropout1", t.dropout1}, {"dropout2", t.dropout2}, {"dropout3", t.dropout3},
+		{"dropout1", t.drop.first}, {"dropout2", t.drop.second}, {"dropout3", t.drop.third},
 	}}
 }
 
@@ -192,14 +203,14 @@ func (t *TransformerDecoderLayer) Decode(x, memory *torch.Tensor, masks DecodeMa
 
 func (t *TransformerDecoderLayer) decode(x, memory *torch.Tensor, masks DecodeMasks) *torch.Tensor {
 	attend := func(x *torch.Tensor) *torch.Tensor {
-		return t.dropout1.Forward(t.SelfAttn.Attend(x, x, x, AttentionOptions{Mask: masks.Mask, Causal: t.SelfAttn.o.Causal}))
+		return t.drop.first.Forward(t.SelfAttn.Attend(x, x, x, AttentionOptions{Mask: masks.Mask, Causal: t.SelfAttn.o.Causal}))
 	}
 	look := func(x *torch.Tensor) *torch.Tensor {
-		return t.dropout2.Forward(t.MultiheadAttn.Attend(x, memory, memory, AttentionOptions{Mask: masks.MemoryMask}))
+		return t.drop.second.Forward(t.MultiheadAttn.Attend(x, memory, memory, AttentionOptions{Mask: masks.MemoryMask}))
 	}
 	feed := func(x *torch.Tensor) *torch.Tensor {
-		hidden := t.dropout.Forward(t.activation.Forward(t.Linear1.Forward(x)))
-		return t.dropout3.Forward(t.Linear2.Forward(hidden))
+		hidden := t.drop.hidden.Forward(t.activation.Forward(t.Linear1.Forward(x)))
+		return t.drop.third.Forward(t.Linear2.Forward(hidden))
 	}
 	if t.normFirst {
 		x = x.Add(attend(t.Norm1.Forward(x)))
@@ -216,8 +227,7 @@ func (t *TransformerDecoderLayer) copy() *TransformerDecoderLayer {
 	c := &TransformerDecoderLayer{
 		SelfAttn: t.SelfAttn.copy(), MultiheadAttn: t.MultiheadAttn.copy(), Linear1: t.Linear1.copy(), Linear2: t.Linear2.copy(),
 		Norm1: t.Norm1.copy(), Norm2: t.Norm2.copy(), Norm3: t.Norm3.copy(),
-		dropout: t.dropout.copy(), dropout1: t.dropout1.copy(), dropout2: t.dropout2.copy(), dropout3: t.dropout3.copy(),
-		activation: t.activation, normFirst: t.normFirst,
+		drop: t.drop.copy(), activation: t.activation, normFirst: t.normFirst,
 	}
 	c.like(&t.layer)
 	return c
