@@ -27,45 +27,65 @@ type Batch struct {
 	Slot  int // index of the batch's device slot: the same slot has the same addresses
 	Info  any // the info that the source passed to deliver
 
-	made    origin.Origin
-	holds   origin.Holds
-	p       *Prefetcher
-	lease   *lease
-	scope   *torch.Scope
+	tenure  tenure
 	tensors []*torch.Tensor
 }
 
+// tenure is the time that a batch has its slot. It ends with the last reference.
+type tenure struct {
+	made  origin.Origin
+	holds origin.Holds
+	p     *Prefetcher // stays reachable
+	lease *lease
+	scope *torch.Scope
+}
+
+// end is called once, with the last reference.
+func (t *tenure) end() {
+	t.holds.DropAll()
+	t.made.Closed()
+	t.scope.Close()
+}
+
+func (t *tenure) retain() error {
+	t.holds.Add("retained batch")
+	err := t.lease.Retain()
+	if err != nil {
+		t.holds.Drop()
+	}
+	return err
+}
+
+func (t *tenure) release() error {
+	t.holds.Drop() // first: with the last release the batch may end
+	return t.lease.Release()
+}
+
 func (p *Prefetcher) newBatch(l *lease, epoch int) (*Batch, error) {
-	b := &Batch{made: origin.New("batch"), N: l.N, Epoch: epoch, Index: l.Index, Slot: l.Slot, Info: l.Info, p: p, lease: l}
-	b.scope = torch.NewScope(fmt.Sprintf("batch %d of epoch %d", l.Index, epoch))
-	l.OnEnd = b.end
+	b := &Batch{N: l.N, Epoch: epoch, Index: l.Index, Slot: l.Slot, Info: l.Info}
+	scope := torch.NewScope(fmt.Sprintf("batch %d of epoch %d", l.Index, epoch))
+	b.tenure = tenure{made: origin.New("batch"), p: p, lease: l, scope: scope}
+	l.OnEnd = b.tenure.end
 	whole := p.slots.result(l.Slot, l.Host)
 	b.tensors = make([]*torch.Tensor, len(whole))
 	for i, t := range whole {
 		if l.N == int(p.slots.batch) {
-			t = t.In(b.scope)
+			t = t.In(scope)
 		} else {
-			t = b.scope.Own(t.Narrow(0, 0, int64(l.N)))
+			t = scope.Own(t.Narrow(0, 0, int64(l.N)))
 		}
 		if err := t.Err(); err != nil {
 			return nil, fmt.Errorf("prefetcher: batch %d of epoch %d: %w", l.Index, epoch, err)
 		}
 		b.tensors[i] = t
 	}
-	if p.images >= 0 {
-		b.Images = b.tensors[p.images]
+	if i := p.slots.images; i >= 0 {
+		b.Images = b.tensors[i]
 	}
-	if p.labels >= 0 {
-		b.Labels = b.tensors[p.labels]
+	if i := p.slots.labels; i >= 0 {
+		b.Labels = b.tensors[i]
 	}
 	return b, nil
-}
-
-// end is called once, with the batch's last reference.
-func (b *Batch) end() {
-	b.holds.DropAll()
-	b.made.Closed()
-	b.scope.Close()
 }
 
 // Tensors returns the batch's fields in the source's order.
@@ -82,14 +102,14 @@ func (b *Batch) String() string {
 
 // Scope returns the scope that all tensors computed from the batch join. It ends with the turn, or
 // with the last Release.
-func (b *Batch) Scope() *torch.Scope { return b.scope }
+func (b *Batch) Scope() *torch.Scope { return b.tenure.scope }
 
 // Use makes the stream wait until the batch is ready, and makes the slot's next copy wait for all
 // work that is queued on the stream by the end of the turn (or the last Release). Call it for every
 // stream except the one that was current when the batch was handed over. The host does not wait. On
 // the CPU Use does nothing.
 func (b *Batch) Use(stream cuda.Stream) error {
-	return b.error("use", b.lease.Use(stream))
+	return b.error("use", b.tenure.lease.Use(stream))
 }
 
 // Retain keeps the batch, its tensors and its slot beyond the turn, until Release has been called
@@ -98,12 +118,7 @@ func (b *Batch) Use(stream cuda.Stream) error {
 // that passes batches to other goroutines must therefore keep fewer than Options.Depth of them
 // retained. Close does not wait for a Release: it takes the slots back.
 func (b *Batch) Retain() error {
-	b.holds.Add("retained batch")
-	err := b.lease.Retain()
-	if err != nil {
-		b.holds.Drop()
-	}
-	return b.error("retain", err)
+	return b.error("retain", b.tenure.retain())
 }
 
 // Release undoes one Retain. Any goroutine may call it: its current stream counts as a stream that
@@ -111,8 +126,7 @@ func (b *Batch) Retain() error {
 // computed from the batch. If another goroutine may call Close, a stream that only Release names
 // must be idle, or Use must name it before.
 func (b *Batch) Release() error {
-	b.holds.Drop() // first: with the last release the batch may end
-	return b.error("release", b.lease.Release())
+	return b.error("release", b.tenure.release())
 }
 
 func (b *Batch) error(what string, err error) error {

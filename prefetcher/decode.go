@@ -92,47 +92,83 @@ func plannerOf(source Source) decodeplan.Planner {
 }
 
 // decoding is the device-independent state of decoding on a device. Only the ring's goroutine uses
-// it, except for plans, which belong to the lent slots.
+// it, except for plans, which belong to the lent slots, and count.
 type decoding struct {
-	source decodeplan.Planner
-	images int           // the field
-	finish tensor.Finish // of the field
-	row    int           // bytes of a row's pixels
-	bytes  int           // of a slot's memory for plans
-	head   int           // bytes that a run of a decoder writes in front of the plans
-	// rooms is the device memory that a batch's members are inflated into, in bytes. 0: the source
-	// inflates.
+	source  decodeplan.Planner
+	images  imageField
+	sizes   decodeSizes
+	mix     *mixture           // nil if the device decodes all that it can
+	plans   []decodeplan.Plans // by host slot
+	slots   []decodedSlot      // by device slot
+	request decodeRequest      // for the batch that is decoded next; reused
+	kept    entryPoints        // of the batch whose entry points are kept; reused
+	count   decodeCounters
+}
+
+// imageField is the field whose rows are decoded images.
+type imageField struct {
+	index  int
+	finish tensor.Finish
+	row    int // bytes of a row's pixels
+}
+
+// decodeSizes are the sizes in bytes of the memory that decoding needs.
+type decodeSizes struct {
+	plans int // of a slot's memory for plans
+	head  int // that a run of a decoder writes in front of the plans
+	// rooms is the device memory that a batch's members are inflated into. 0: the source inflates.
 	rooms int
-	// entries is the memory of a slot for entry points that the device finds, in bytes.
+	// entries is the memory of a slot for entry points that the device finds.
 	entries int
-	// multiprocessors that decode; 0: all. Open sets it.
-	multiprocessors int
+}
 
-	plans []decodeplan.Plans // by host slot
-	rows  [][]int            // by device slot: the row of each image that the device was to decode
-	flags [][]int32          // by device slot, for each of them: not 0 if the host must decode it
+// newDecodeSizes returns the sizes for batches of a planner's images.
+func newDecodeSizes(p decodeplan.Planner, batch int) (decodeSizes, error) {
+	bytes, err := p.PlanBytes()
+	s := decodeSizes{plans: bytes, head: capi.GPUDecoderHeadBytes(batch), entries: p.EntryBytes()}
+	if staging, rooms := p.MemberBytes(); rooms > 0 {
+		s.plans, s.rooms, s.head = max(bytes, staging), rooms, capi.GPUDecoderInflatingHeadBytes(batch, batch)
+	}
+	return s, err
+}
 
-	// Per device slot: the expected and the actual results of the inflated members.
-	members  [][]member
-	inflated [][]capi.GPUInflateResult
+// staging returns the size of a host slot's memory for plans, with the head.
+func (s decodeSizes) staging() int { return s.head + s.plans }
 
-	// Per device slot: the images in which the device finds entry points, and these entry points.
-	finds [][]find
-	found [][]byte
+// newDecoder makes a decoder for batches on a device.
+func (s decodeSizes) newDecoder(device int32, batch, scratch int) (*capi.GPUDecoder, error) {
+	if s.rooms > 0 {
+		return capi.NewInflatingGPUDecoder(device, batch, s.staging(), scratch, s.rooms)
+	}
+	return capi.NewGPUDecoder(device, batch, s.staging(), scratch)
+}
 
-	// For the batch that is decoded next; reused.
-	request []capi.GPUDecodeImage
-	ranges  []capi.GPUDecodeMember
-	wanted  []capi.GPUDecodeEntries
+// decodeCounters are the decoder's part of Stats. Any goroutine may read them.
+type decodeCounters struct {
+	decoded, again, inflated atomic.Int64
+	memory                   atomic.Int64 // DecoderBytes
+	multiprocessors          int          // that decode; 0: all. Open sets it.
+}
 
-	// For the batch whose entry points are kept; reused.
-	keptRows []int
-	kept     [][]byte
+// addTo sets the decoder's part of the statistics.
+func (c *decodeCounters) addTo(s *Stats) {
+	s.Decoded, s.DecodedAgain, s.DecoderBytes = c.decoded.Load(), c.again.Load(), c.memory.Load()
+	s.Inflated = c.inflated.Load()
+	s.DecodeMultiprocessors = c.multiprocessors
+}
 
-	mix *mixture // nil if the device decodes all that it can
+// decodedSlot is the part of a device slot that the device decodes.
+type decodedSlot struct {
+	rows  []int   // the row of each image that the device was to decode
+	flags []int32 // for each of them: not 0 if the host must decode it
 
-	decoded, again, memory atomic.Int64 // see Stats
-	inflates               atomic.Int64 // of the decoded images: the device was given to inflate them
+	// The expected and the actual results of the inflated members.
+	members  []member
+	inflated []capi.GPUInflateResult
+
+	// The images in which the device finds entry points, and these entry points.
+	finds []find
+	found []byte
 }
 
 // member is an image whose compressed data the device inflates.
@@ -147,6 +183,59 @@ type find struct {
 	at, bytes int // of the slot's memory for entry points
 }
 
+// judge flags the images whose inflated bytes are wrong. The results must already be on the host.
+func (s *decodedSlot) judge() {
+	for i, m := range s.members {
+		if r := s.inflated[i]; r.Failed != 0 || r.Checksum != m.checksum {
+			s.flags[m.image] = 1
+		}
+	}
+	s.members = s.members[:0] // once is enough
+}
+
+// takeEntryPoints sets e to the entry points that the device has found in intact images. They must
+// already be on the host.
+func (s *decodedSlot) takeEntryPoints(e *entryPoints) {
+	e.rows, e.bytes = e.rows[:0], e.bytes[:0]
+	for _, f := range s.finds {
+		if s.flags[f.image] == 0 {
+			e.rows = append(e.rows, s.rows[f.image])
+			e.bytes = append(e.bytes, s.found[f.at:][:f.bytes])
+		}
+	}
+	s.finds = s.finds[:0]
+}
+
+// hostRuns calls use with each run of rows whose pixels the source has written.
+func (s *decodedSlot) hostRuns(n int, use func(first, rows int) error) error {
+	return decodeplan.Gaps(s.rows, n, use)
+}
+
+// entryPoints are found entry points, and the rows of their images.
+type entryPoints struct {
+	rows  []int
+	bytes [][]byte
+}
+
+// decodeRequest lists the work of one run of a decoder.
+type decodeRequest struct {
+	images  []capi.GPUDecodeImage
+	members []capi.GPUDecodeMember  // the images among them to inflate first
+	entries []capi.GPUDecodeEntries // to find
+}
+
+func (r *decodeRequest) clear() {
+	r.images, r.members, r.entries = r.images[:0], r.members[:0], r.entries[:0]
+}
+
+// addMember adds the range to inflate for the next image, whose plan is at the given position. The
+// inflated bytes go to room.
+func (r *decodeRequest) addMember(m *decodeplan.Member, at, room int) {
+	r.members = append(r.members, capi.GPUDecodeMember{Image: uintptr(len(r.images)), Scan: uintptr(m.Scan), Range: capi.GPUInflateRange{
+		Input: uintptr(at + m.Input), InputBytes: uintptr(m.InputBytes), Window: uintptr(at + m.Window), WindowBytes: uintptr(m.WindowBytes),
+		Skip: uintptr(m.Skip), Bytes: uintptr(m.Bytes), Room: uintptr(room), SkipBits: int32(m.SkipBits)}})
+}
+
 // maxDecoded is the maximum of the argument max_images of ts_gpu_decoder_new.
 const maxDecoded = 65535
 
@@ -156,24 +245,20 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 	if p == nil {
 		return nil, errors.New("the source does not plan images: imageloader does")
 	}
-	bytes, err := p.PlanBytes()
+	sizes, err := newDecodeSizes(p, int(s.batch))
 	if err != nil {
 		return nil, err
 	}
 	if s.batch > maxDecoded {
 		return nil, fmt.Errorf("a batch has %d images, and a GPU decodes at most %d at once", s.batch, maxDecoded)
 	}
-	images := s.field("images")
+	images := s.images
 	describer, ok := source.(Describer)
 	if !ok || images < 0 || len(s.fields) != 2 || !s.work[images] {
 		return nil, errors.New("the source has not two fields, of which \"images\" needs a finish")
 	}
-	d := &decoding{source: p, images: images, finish: describer.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
-		head: capi.GPUDecoderHeadBytes(int(s.batch)), entries: p.EntryBytes()}
-	if staging, rooms := p.MemberBytes(); rooms > 0 {
-		d.bytes, d.rooms, d.head = max(bytes, staging), rooms, capi.GPUDecoderInflatingHeadBytes(int(s.batch), int(s.batch))
-	}
-	return d, nil
+	field := imageField{index: images, finish: describer.Finishes()[images], row: int(s.fields[images].Bytes())}
+	return &decoding{source: p, images: field, sizes: sizes}, nil
 }
 
 // fill runs an epoch of the source.
@@ -199,7 +284,7 @@ func (c planConsumer) Lend(ctx context.Context) (decodeplan.Slot, error) {
 	}
 	d, fields := c.d, c.slots.host[k].bytes
 	d.plans[k].HostRows = d.mix.lends(asked, time.Now())
-	return decodeplan.Slot{Images: fields[d.images], Labels: fields[1-d.images], Plans: &d.plans[k]}, nil
+	return decodeplan.Slot{Images: fields[d.images.index], Labels: fields[1-d.images.index], Plans: &d.plans[k]}, nil
 }
 
 // Deliver is a method of decodeplan.Consumer.
@@ -211,110 +296,73 @@ func (c planConsumer) Deliver(n int, info any) error {
 // planned finds the images of the first n rows of a host slot that the device decodes into a device
 // slot. It calls use for each of them in order.
 func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
-	d.rows[slot] = d.rows[slot][:0]
+	s := &d.slots[slot]
+	s.rows = s.rows[:0]
 	for row, r := range d.plans[host].Rows[:n] {
 		if r.Bytes > 0 {
-			d.rows[slot] = append(d.rows[slot], row)
+			s.rows = append(s.rows, row)
 			use(row, r.At)
 		}
 	}
-	d.decoded.Add(int64(len(d.rows[slot])))
+	d.count.decoded.Add(int64(len(s.rows)))
 }
 
-// requests sets request and ranges to the images of the first n rows of a host slot that the device
-// decodes into a device slot. The results of a run are rows of pixels, one for each row of the
-// batch.
+// requests sets request to the images of the first n rows of a host slot that the device decodes
+// into a device slot. The results of a run are rows of pixels, one for each row of the batch.
 func (d *decoding) requests(slot, host, n int) {
-	d.request, d.ranges, d.members[slot] = d.request[:0], d.ranges[:0], d.members[slot][:0]
-	d.finds[slot], d.wanted = d.finds[slot][:0], d.wanted[:0]
+	s, r := &d.slots[slot], &d.request
+	r.clear()
+	s.members, s.finds = s.members[:0], s.finds[:0]
 	room, found := 0, 0
 	d.planned(slot, host, n, func(row, plan int) {
-		at := d.head + plan
+		at := d.sizes.head + plan
 		if m := &d.plans[host].Rows[row].Member; m.InputBytes > 0 {
-			d.ranges = append(d.ranges, capi.GPUDecodeMember{Image: uintptr(len(d.request)), Scan: uintptr(m.Scan), Range: capi.GPUInflateRange{
-				Input: uintptr(at + m.Input), InputBytes: uintptr(m.InputBytes), Window: uintptr(at + m.Window), WindowBytes: uintptr(m.WindowBytes),
-				Skip: uintptr(m.Skip), Bytes: uintptr(m.Bytes), Room: uintptr(room), SkipBits: int32(m.SkipBits)}})
-			d.members[slot] = append(d.members[slot], member{len(d.request), m.Checksum})
+			r.addMember(m, at, room)
+			s.members = append(s.members, member{len(r.images), m.Checksum})
 			room += m.Room()
 		}
 		// Entry points without room are found again in a later epoch.
-		if bytes := d.plans[host].Rows[row].Found; bytes > 0 && bytes <= d.entries-found {
-			d.wanted = append(d.wanted, capi.GPUDecodeEntries{Plan: uintptr(at), To: uintptr(found), Bytes: uintptr(bytes)})
-			d.finds[slot] = append(d.finds[slot], find{len(d.request), found, bytes})
+		if bytes := d.plans[host].Rows[row].Found; bytes > 0 && bytes <= d.sizes.entries-found {
+			r.entries = append(r.entries, capi.GPUDecodeEntries{Plan: uintptr(at), To: uintptr(found), Bytes: uintptr(bytes)})
+			s.finds = append(s.finds, find{len(r.images), found, bytes})
 			found += bytes
 		}
-		d.request = append(d.request, capi.GPUDecodeImage{Plan: uintptr(at), Result: uintptr(row * d.row)})
+		r.images = append(r.images, capi.GPUDecodeImage{Plan: uintptr(at), Result: uintptr(row * d.images.row)})
 	})
-	d.inflates.Add(int64(len(d.ranges)))
-}
-
-// newDecoder makes a decoder for batches on a device.
-func (d *decoding) newDecoder(device int32, batch, scratch int) (*capi.GPUDecoder, error) {
-	if d.rooms > 0 {
-		return capi.NewInflatingGPUDecoder(device, batch, d.head+d.bytes, scratch, d.rooms)
-	}
-	return capi.NewGPUDecoder(device, batch, d.head+d.bytes, scratch)
+	d.count.inflated.Add(int64(len(r.members)))
 }
 
 // run decodes the images that requests has set, writes the results to images, and copies the entry
 // points that the decoder has found to the host.
 func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, images *torch.Tensor, on capi.Stream) error {
+	s, r := &d.slots[slot], &d.request
 	err := torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
-		if len(d.ranges) > 0 {
-			return capi.RunInflatingGPUDecoder(decoder, staging, d.request, d.ranges, results[0], d.flags[slot], d.inflated[slot], on)
+		if len(r.members) > 0 {
+			return capi.RunInflatingGPUDecoder(decoder, staging, r.images, r.members, results[0], s.flags, s.inflated, on)
 		}
-		return capi.RunGPUDecoder(decoder, staging, d.request, results[0], d.flags[slot], on)
+		return capi.RunGPUDecoder(decoder, staging, r.images, results[0], s.flags, on)
 	})
-	if err != nil || len(d.wanted) == 0 {
+	if err != nil || len(r.entries) == 0 {
 		return err
 	}
-	last := d.finds[slot][len(d.finds[slot])-1]
-	return capi.CopyGPUDecoderEntries(decoder, staging, d.wanted, d.found[slot][:last.at+last.bytes], on)
-}
-
-// keep hands the entry points that the device has found for a slot to the source. They must already
-// be on the host.
-func (d *decoding) keep(slot int, info any) {
-	d.keptRows, d.kept = d.keptRows[:0], d.kept[:0]
-	for _, f := range d.finds[slot] {
-		if d.flags[slot][f.image] == 0 {
-			d.keptRows = append(d.keptRows, d.rows[slot][f.image])
-			d.kept = append(d.kept, d.found[slot][f.at:][:f.bytes])
-		}
-	}
-	d.finds[slot] = d.finds[slot][:0]
-	if len(d.kept) > 0 {
-		d.source.KeepEntryPoints(info, d.keptRows, d.kept)
-	}
-}
-
-// judge flags the images of a slot whose inflated bytes are wrong. The results must already be on
-// the host.
-func (d *decoding) judge(slot int) {
-	for i, m := range d.members[slot] {
-		if r := d.inflated[slot][i]; r.Failed != 0 || r.Checksum != m.checksum {
-			d.flags[slot][m.image] = 1
-		}
-	}
-	d.members[slot] = d.members[slot][:0] // once is enough
-}
-
-// hostRuns calls use with each run of rows whose pixels the source has written.
-func (d *decoding) hostRuns(slot, n int, use func(first, rows int) error) error {
-	return decodeplan.Gaps(d.rows[slot], n, use)
+	last := s.finds[len(s.finds)-1]
+	return capi.CopyGPUDecoderEntries(decoder, staging, r.entries, s.found[:last.at+last.bytes], on)
 }
 
 // mend decodes the flagged images of a slot on the host. It passes their pixels to put, which may
 // not keep them. The flags must already be on the host. mend reports whether there were any. bad is
 // an error of the source, err an error of put.
 func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, put func(row int) error) (mended bool, bad, err error) {
-	d.judge(slot)
-	d.keep(slot, info)
-	for i, row := range d.rows[slot] {
-		if d.flags[slot][i] == 0 {
+	s := &d.slots[slot]
+	s.judge()
+	if s.takeEntryPoints(&d.kept); len(d.kept.rows) > 0 {
+		d.source.KeepEntryPoints(info, d.kept.rows, d.kept.bytes)
+	}
+	for i, row := range s.rows {
+		if s.flags[i] == 0 {
 			continue
 		}
-		d.again.Add(1)
+		d.count.again.Add(1)
 		if err := d.source.DecodeRow(ctx, info, row, pixels); err != nil {
 			return mended, fmt.Errorf("prefetcher: image %d of a batch, which the device could not decode: %w", row, err), nil
 		}
@@ -327,11 +375,11 @@ func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, 
 }
 
 // finishRow enqueues the finish of one image, src, into a row of a batch.
-func (d *decoding) finishRow(batch *torch.Tensor, row int, src *torch.Tensor) error {
+func (f *imageField) finishRow(batch *torch.Tensor, row int, src *torch.Tensor) error {
 	dst := batch.Narrow(0, int64(row), 1)
 	defer dst.Close()
 	if err := dst.Err(); err != nil {
 		return err
 	}
-	return finishField(dst, src, d.finish)
+	return finishField(dst, src, f.finish)
 }

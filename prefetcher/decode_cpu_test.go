@@ -56,28 +56,24 @@ func (d *cpuDecoding) Open() (err error) {
 		return err
 	}
 	g := d.decode
-	bytes := torch.Spec{DType: torch.Uint8, Shape: []int64{int64(g.head + g.bytes)}}
+	bytes := torch.Spec{DType: torch.Uint8, Shape: []int64{int64(g.sizes.staging())}}
 	for range d.hosts {
 		_, memory, err := d.ownMemory(bytes, 1)
 		if err != nil {
 			return err
 		}
 		d.staging = append(d.staging, memory)
-		g.plans = append(g.plans, decodeplan.Plans{Memory: memory[g.head:], Rows: make([]decodeplan.Row, d.batch), Rooms: g.rooms})
+		g.plans = append(g.plans, decodeplan.Plans{Memory: memory[g.sizes.head:], Rows: make([]decodeplan.Row, d.batch), Rooms: g.sizes.rooms})
 	}
 	for range d.depth {
-		g.rows = append(g.rows, nil)
-		g.flags = append(g.flags, make([]int32, d.batch))
-		g.members = append(g.members, nil)
-		g.finds, g.found = append(g.finds, nil), append(g.found, make([]byte, g.entries))
-		g.inflated = append(g.inflated, make([]capi.GPUInflateResult, d.batch))
+		g.slots = append(g.slots, decodedSlot{flags: make([]int32, d.batch), found: make([]byte, g.sizes.entries), inflated: make([]capi.GPUInflateResult, d.batch)})
 	}
-	if d.pixels, d.memory, err = d.ownMemory(d.fields[g.images], 1); err != nil {
+	if d.pixels, d.memory, err = d.ownMemory(d.fields[g.images.index], 1); err != nil {
 		return err
 	}
 	const scratch = 8 << 20 // less than a batch needs, so that it is decoded in parts
-	d.decoder, err = g.newDecoder(capi.DeviceCPU, int(d.batch), scratch)
-	g.memory.Add(int64(g.head + g.bytes + g.rooms + scratch))
+	d.decoder, err = g.sizes.newDecoder(capi.DeviceCPU, int(d.batch), scratch)
+	g.count.memory.Add(int64(g.sizes.staging() + g.sizes.rooms + scratch))
 	return err
 }
 
@@ -89,9 +85,9 @@ func (d *cpuDecoding) Close(released []*cuda.Event) error {
 func (d *cpuDecoding) Copy(slot, host, n int, released []*cuda.Event, copied *cuda.Event) error {
 	g := d.decode
 	g.requests(slot, host, n)
-	if len(g.request) > 0 {
-		staging := d.staging[host][:g.head+g.plans[host].Used]
-		if err := g.run(d.decoder, slot, staging, d.host[host].tensors[g.images], capi.Stream{Device: capi.DeviceCPU}); err != nil {
+	if len(g.request.images) > 0 {
+		staging := d.staging[host][:g.sizes.head+g.plans[host].Used]
+		if err := g.run(d.decoder, slot, staging, d.host[host].tensors[g.images.index], capi.Stream{Device: capi.DeviceCPU}); err != nil {
 			return err
 		}
 	}
@@ -100,7 +96,7 @@ func (d *cpuDecoding) Copy(slot, host, n int, released []*cuda.Event, copied *cu
 
 func (d *cpuDecoding) Check(ctx context.Context, slot, _ int, info any, _ func() bool) (ring.Checked, error, error) {
 	mended, bad, err := d.decode.mend(ctx, slot, info, d.memory, func(row int) error {
-		return d.decode.finishRow(d.out[slot][d.decode.images], row, d.pixels)
+		return d.decode.images.finishRow(d.out[slot][d.decode.images.index], row, d.pixels)
 	})
 	if mended {
 		return ring.Mended, bad, err

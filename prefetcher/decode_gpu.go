@@ -33,16 +33,36 @@ const (
 // enqueues the finish. The decoder's stream waits for that finish before the decoder's next batch.
 type gpuDecoding struct {
 	*decoding
-	units     [decoders]gpuDecoder
-	turn      int // of the unit that has the batch between Copy and Finish
-	staging   []*cuda.Pinned
-	flagged   *cuda.Pinned
-	inflating *cuda.Pinned   // results of inflating; nil if the source inflates
-	entered   []*cuda.Pinned // found; by device slot
-	arrived   []*cuda.Event  // by device slot: its images are decoded, and their flags are on the host
+	units   [decoders]gpuDecoder
+	turn    int           // of the unit that has the batch between Copy and Finish
+	staging [][]byte      // by host slot: pinned memory of the plans, with the head
+	arrived []*cuda.Event // by device slot: its images are decoded, and their flags are on the host
+	mended  imageUpload   // for the images that the host decodes again
+}
 
-	pinned           *cuda.Pinned  // pixels of an image that the host has decoded
-	pixels, uploaded *torch.Tensor // pinned, as a tensor; its copy on the device
+// imageUpload copies one image at a time from pinned memory to the device.
+type imageUpload struct {
+	pixels       []byte // of host
+	host, device *torch.Tensor
+}
+
+// open allocates the memory of an image with the given spec. The slots own the memory.
+func (u *imageUpload) open(s *slots, device cuda.Device, spec torch.Spec) error {
+	pinned, err := s.pin(int(spec.Bytes()))
+	if err != nil {
+		return err
+	}
+	u.pixels = pinned.Bytes()
+	if u.host, err = s.own(torch.FromMemory(u.pixels, spec.DType, append([]int64{1}, spec.Shape...)...)); err != nil {
+		return err
+	}
+	u.device, err = s.own(torch.EmptySpec(device, spec, 1))
+	return err
+}
+
+// copy enqueues the copy of pixels on the stream. pixels must stay unchanged until it has ended.
+func (u *imageUpload) copy(on cuda.Stream) error {
+	return torch.CopyBatch(on, nil, []*torch.Tensor{u.device}, []*torch.Tensor{u.host}, nil)
 }
 
 // gpuDecoder is one of the decoders, with its results.
@@ -58,59 +78,20 @@ type gpuDecoder struct {
 func (d *gpuDevice) openDecoding() error {
 	g := &gpuDecoding{decoding: d.decode}
 	d.gpu = g
-	batch, field := int(d.batch), d.fields[g.images]
+	batch, field := int(d.batch), d.fields[g.images.index]
 	for range d.hosts {
-		p, err := cuda.NewPinned(g.head + g.bytes)
+		p, err := d.pin(g.sizes.staging())
 		if err != nil {
 			return err
 		}
-		g.staging = append(g.staging, p)
-		g.plans = append(g.plans, decodeplan.Plans{Memory: p.Bytes()[g.head:], Rows: make([]decodeplan.Row, batch), Rooms: g.rooms})
+		g.staging = append(g.staging, p.Bytes())
+		g.plans = append(g.plans, decodeplan.Plans{Memory: p.Bytes()[g.sizes.head:], Rows: make([]decodeplan.Row, batch), Rooms: g.sizes.rooms})
 	}
-	var err error
-	if g.flagged, err = cuda.NewPinned(4 * batch * d.depth); err != nil {
+	if err := d.openDecodedSlots(g); err != nil {
 		return err
 	}
-	flags := unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(g.flagged.Bytes()))), batch*d.depth)
-	var results []capi.GPUInflateResult
-	if g.rooms > 0 {
-		if g.inflating, err = cuda.NewPinned(int(unsafe.Sizeof(results[0])) * batch * d.depth); err != nil {
-			return err
-		}
-		results = unsafe.Slice((*capi.GPUInflateResult)(unsafe.Pointer(unsafe.SliceData(g.inflating.Bytes()))), batch*d.depth)
-	}
-	for j := range d.depth {
-		e, err := cuda.NewEvent(cuda.EventOptions{})
-		if err != nil {
-			return err
-		}
-		g.arrived = append(g.arrived, e)
-		if err := e.Record(d.p); err != nil {
-			return err
-		}
-		g.rows = append(g.rows, make([]int, 0, batch))
-		g.flags = append(g.flags, flags[j*batch:][:batch:batch])
-		g.members = append(g.members, nil)
-		g.finds, g.found = append(g.finds, nil), append(g.found, nil)
-		if g.entries > 0 {
-			p, err := cuda.NewPinned(g.entries)
-			if err != nil {
-				return err
-			}
-			g.entered = append(g.entered, p)
-			g.found[j] = p.Bytes()
-		}
-		if g.rooms > 0 {
-			g.inflated = append(g.inflated, results[j*batch:][:batch:batch])
-		}
-	}
-	if g.pinned, err = cuda.NewPinned(g.row); err != nil {
-		return err
-	}
-	if g.pixels, err = d.own(torch.FromMemory(g.pinned.Bytes(), field.DType, append([]int64{1}, field.Shape...)...)); err != nil {
-		return err
-	}
-	if g.uploaded, err = d.own(torch.EmptySpec(d.device, field, 1)); err != nil {
+	err := g.mended.open(d.slots, d.options.Device, field)
+	if err != nil {
 		return err
 	}
 	scratch := min(max(scratchPerImage*batch, minScratch), maxScratch)
@@ -118,20 +99,20 @@ func (d *gpuDevice) openDecoding() error {
 		u := &g.units[i]
 		// Priority 0 is the lowest: work on a stream of higher priority runs first. The streams
 		// share the same bounded set of multiprocessors.
-		if u.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{MaxMultiprocessors: d.multiprocessors}); err != nil {
+		if u.stream, err = cuda.NewOwnedStream(d.options.Device, cuda.StreamOptions{MaxMultiprocessors: d.options.DecodeMultiprocessors}); err != nil {
 			return fmt.Errorf("a stream to decode on: %w", err)
 		}
-		g.multiprocessors = u.stream.Multiprocessors()
-		if u.decoder, err = g.newDecoder(int32(d.device), batch, scratch); err != nil {
+		g.count.multiprocessors = u.stream.Multiprocessors()
+		if u.decoder, err = g.sizes.newDecoder(int32(d.options.Device), batch, scratch); err != nil {
 			return err
 		}
-		if u.staged, err = d.own(torch.EmptySpec(d.device, field, d.batch)); err != nil {
+		if u.staged, err = d.own(torch.EmptySpec(d.options.Device, field, d.batch)); err != nil {
 			return err
 		}
-		g.memory.Add(int64(g.head+g.bytes+g.rooms+scratch+4*batch) + d.batch*field.Bytes())
+		g.count.memory.Add(int64(g.sizes.staging()+g.sizes.rooms+scratch+4*batch) + d.batch*field.Bytes())
 		for _, to := range d.copyTo {
 			to = slices.Clone(to)
-			to[g.images] = u.staged
+			to[g.images.index] = u.staged
 			u.to = append(u.to, to)
 		}
 		if u.finished, err = cuda.NewEvent(cuda.EventOptions{}); err != nil {
@@ -142,8 +123,57 @@ func (d *gpuDevice) openDecoding() error {
 			return err
 		}
 	}
-	g.memory.Add(int64(g.row))
+	g.count.memory.Add(int64(g.images.row))
 	return nil
+}
+
+// openDecodedSlots allocates the state of the device slots. They share the pinned buffers of flags
+// and of results of inflating.
+func (d *gpuDevice) openDecodedSlots(g *gpuDecoding) error {
+	batch := int(d.batch)
+	flags, err := pinSlice[int32](d.slots, batch*d.depth)
+	if err != nil {
+		return err
+	}
+	var inflated []capi.GPUInflateResult
+	if g.sizes.rooms > 0 {
+		if inflated, err = pinSlice[capi.GPUInflateResult](d.slots, batch*d.depth); err != nil {
+			return err
+		}
+	}
+	for j := range d.depth {
+		e, err := cuda.NewEvent(cuda.EventOptions{})
+		if err != nil {
+			return err
+		}
+		g.arrived = append(g.arrived, e)
+		if err := e.Record(d.p); err != nil {
+			return err
+		}
+		slot := decodedSlot{rows: make([]int, 0, batch), flags: flags[j*batch:][:batch:batch]}
+		if g.sizes.entries > 0 {
+			p, err := d.pin(g.sizes.entries)
+			if err != nil {
+				return err
+			}
+			slot.found = p.Bytes()
+		}
+		if g.sizes.rooms > 0 {
+			slot.inflated = inflated[j*batch:][:batch:batch]
+		}
+		g.slots = append(g.slots, slot)
+	}
+	return nil
+}
+
+// pinSlice returns n elements in pinned memory, which the slots own.
+func pinSlice[T any](s *slots, n int) ([]T, error) {
+	var element T
+	p, err := s.pin(n * int(unsafe.Sizeof(element)))
+	if err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p.Bytes()))), n), nil
 }
 
 // close frees everything that slots does not own, after all work on P is done.
@@ -162,9 +192,6 @@ func (g *gpuDecoding) close() error {
 	for _, e := range g.arrived {
 		errs = append(errs, e.Close())
 	}
-	for _, p := range slices.Concat(g.staging, g.entered, []*cuda.Pinned{g.flagged, g.inflating, g.pinned}) {
-		errs = append(errs, p.Close())
-	}
 	return errors.Join(errs...)
 }
 
@@ -174,7 +201,7 @@ func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) 
 	g.turn = (g.turn + 1) % decoders
 	u := &g.units[g.turn]
 	g.requests(slot, host, n)
-	if len(g.request) > 0 {
+	if len(g.request.images) > 0 {
 		// An epoch that was left early may still have a batch on the other decoder. That batch
 		// writes the flags of the same slot.
 		for _, e := range []*cuda.Event{u.finished, g.arrived[slot]} {
@@ -182,11 +209,11 @@ func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) 
 				return err
 			}
 		}
-		staging := g.staging[host].Bytes()[:g.head+g.plans[host].Used]
+		staging := g.staging[host][:g.sizes.head+g.plans[host].Used]
 		if err := g.run(u.decoder, slot, staging, u.staged, u.stream.CAPI()); err != nil {
 			return err
 		}
-		d.slots.bytes.Add(int64(len(staging)))
+		d.count.bytes.Add(int64(len(staging)))
 		if err := g.arrived[slot].Record(u.stream.Stream); err != nil {
 			return err
 		}
@@ -208,15 +235,15 @@ func (g *gpuDecoding) copyRest(d *gpuDevice, slot, n int, dst, src []*torch.Tens
 			v.Close()
 		}
 	}()
-	at := g.images
+	at := g.images.index
 	for i := range dst {
 		if i != at {
 			to, from = append(to, dst[i]), append(from, src[i])
-			d.slots.bytes.Add(int64(n) * d.fields[i].Bytes())
+			d.count.bytes.Add(int64(n) * d.fields[i].Bytes())
 		}
 	}
-	err := g.hostRuns(slot, n, func(first, rows int) error {
-		d.slots.bytes.Add(int64(rows * g.row))
+	err := g.slots[slot].hostRuns(n, func(first, rows int) error {
+		d.count.bytes.Add(int64(rows * g.images.row))
 		if rows == n {
 			to, from = append(to, dst[at]), append(from, src[at])
 			return nil
@@ -243,7 +270,7 @@ func (g *gpuDecoding) copyRest(d *gpuDevice, slot, n int, dst, src []*torch.Tens
 // check implements gpuDevice.Check.
 func (g *gpuDecoding) check(ctx context.Context, d *gpuDevice, slot int, info any, busy func() bool) (ring.Checked, error, error) {
 	const shortest, longest = 10 * time.Microsecond, 50 * time.Microsecond
-	for pause := shortest; len(g.rows[slot]) > 0; pause = min(2*pause, longest) {
+	for pause := shortest; len(g.slots[slot].rows) > 0; pause = min(2*pause, longest) {
 		done, err := g.arrived[slot].Query()
 		if err != nil {
 			return ring.Unchecked, nil, err
@@ -256,11 +283,11 @@ func (g *gpuDecoding) check(ctx context.Context, d *gpuDevice, slot int, info an
 		}
 		time.Sleep(pause)
 	}
-	mended, bad, err := g.mend(ctx, slot, info, g.pinned.Bytes(), func(row int) error {
-		if err := torch.CopyBatch(d.p, nil, []*torch.Tensor{g.uploaded}, []*torch.Tensor{g.pixels}, nil); err != nil {
+	mended, bad, err := g.mend(ctx, slot, info, g.mended.pixels, func(row int) error {
+		if err := g.mended.copy(d.p); err != nil {
 			return err
 		}
-		if err := g.finishRow(d.out[slot][g.images], row, g.uploaded); err != nil {
+		if err := g.images.finishRow(d.out[slot][g.images.index], row, g.mended.device); err != nil {
 			return err
 		}
 		return d.p.Synchronize() // the next image uses the same memory; this is no steady state

@@ -465,7 +465,7 @@ func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.depth, s.hosts = 1, 2
-	d := &gpuDevice{slots: s, device: 0, starved: &starved{device: 0}}
+	d := &gpuDevice{slots: s, starved: &starved{device: 0}}
 	driven := make(chan error)
 	go func() { // Open locks its thread
 		driven <- func() error {
@@ -501,7 +501,7 @@ func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 				if err := errors.Join(d.Copy(0, host, n, nil, copied), d.Finish(0, host, n)); err != nil {
 					return err
 				}
-				if len(s.decode.rows[0]) == 0 {
+				if len(s.decode.slots[0].rows) == 0 {
 					return fmt.Errorf("batch %d has no plans", host)
 				}
 			}

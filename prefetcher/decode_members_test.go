@@ -221,8 +221,8 @@ func TestDecoderBytesCountRooms(t *testing.T) {
 			t.Fatal(err)
 		}
 		staging, rooms := plannerOf(l).MemberBytes()
-		if (rooms > 0) != inflates || d.rooms != rooms || d.bytes != max(plans, staging) || p.Stats().DecoderBytes < int64(d.head+d.bytes+d.rooms) {
-			t.Errorf("%s: %d bytes of plans, %d of rooms: %d are reported", name, d.bytes, d.rooms, p.Stats().DecoderBytes)
+		if (rooms > 0) != inflates || d.sizes.rooms != rooms || d.sizes.plans != max(plans, staging) || p.Stats().DecoderBytes < int64(d.sizes.staging()+d.sizes.rooms) {
+			t.Errorf("%s: %d bytes of plans, %d of rooms: %d are reported", name, d.sizes.plans, d.sizes.rooms, p.Stats().DecoderBytes)
 		}
 		closeFeed(t, p)
 	}

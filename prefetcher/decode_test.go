@@ -126,15 +126,12 @@ func (d *fakeDecoding) Open() (err error) {
 	}
 	g := d.decode
 	for range d.hosts {
-		g.plans = append(g.plans, decodeplan.Plans{Memory: make([]byte, g.bytes), Rows: make([]decodeplan.Row, d.batch)})
+		g.plans = append(g.plans, decodeplan.Plans{Memory: make([]byte, g.sizes.plans), Rows: make([]decodeplan.Row, d.batch)})
 	}
 	for range d.depth {
-		g.rows = append(g.rows, nil)
-		g.flags = append(g.flags, make([]int32, d.batch))
-		g.members = append(g.members, nil)
-		g.finds, g.found = append(g.finds, nil), append(g.found, make([]byte, g.entries))
+		g.slots = append(g.slots, decodedSlot{flags: make([]int32, d.batch), found: make([]byte, g.sizes.entries)})
 	}
-	if d.pixels, err = d.own(torch.EmptySpec(cuda.CPU, d.fields[g.images], 1)); err != nil {
+	if d.pixels, err = d.own(torch.EmptySpec(cuda.CPU, d.fields[g.images.index], 1)); err != nil {
 		return err
 	}
 	d.memory, err = d.pixels.Bytes()
@@ -143,19 +140,19 @@ func (d *fakeDecoding) Open() (err error) {
 
 func (d *fakeDecoding) Copy(slot, host, n int, released []*cuda.Event, copied *cuda.Event) error {
 	g := d.decode
-	images := d.host[host].bytes[g.images]
+	images := d.host[host].bytes[g.images.index]
 	i := 0
 	g.planned(slot, host, n, func(row, at int) {
 		plan := g.plans[host].Memory[at:]
-		pixels := images[row*g.row:][:g.row]
-		g.flags[slot][i] = int32(plan[1])
+		pixels := images[row*g.images.row:][:g.images.row]
+		g.slots[slot].flags[i] = int32(plan[1])
 		i++
 		for p := range pixels {
 			pixels[p] = plan[0] ^ plan[1]*255
 		}
 	})
 	var runs int
-	if err := g.hostRuns(slot, n, func(first, rows int) error {
+	if err := g.slots[slot].hostRuns(n, func(first, rows int) error {
 		for row := first; row < first+rows; row++ {
 			if g.plans[host].Rows[row].Bytes > 0 {
 				return fmt.Errorf("row %d has a plan", row)
@@ -177,7 +174,7 @@ func (d *fakeDecoding) Check(ctx context.Context, slot, _ int, info any, busy fu
 		}
 	}
 	mended, bad, err := d.decode.mend(ctx, slot, info, d.memory, func(row int) error {
-		return d.decode.finishRow(d.out[slot][d.decode.images], row, d.pixels)
+		return d.decode.images.finishRow(d.out[slot][d.decode.images.index], row, d.pixels)
 	})
 	if mended {
 		return ring.Mended, bad, err

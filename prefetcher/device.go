@@ -22,25 +22,15 @@ const align = 256
 // slots holds the ring's memory and the operations on it that both kinds of device share. Open
 // fills it; it is constant until Close.
 type slots struct {
-	fields, outputs []torch.Spec
-	// enqueue executes the finish; nil if no field ever needs work.
-	enqueue      func(dst, src []*torch.Tensor) error
-	work         []bool // field i needs the finish
-	anyWork      bool
-	batch        int64 // samples per slot
+	layout
 	depth, hosts int
 	decode       *decoding // nil: the source decodes
 
+	allocations
 	host []hostSlot
-	// GPU: the copies' destinations for fields with work; one set, since only P uses it.
-	staged []*torch.Tensor
-	out    [][]*torch.Tensor // the tensors that the consumer sees, by device slot
-	owned  []*torch.Tensor   // all tensors, each once, for close
-	pinned []*cuda.Pinned    // GPU: one per host slot
+	out  [][]*torch.Tensor // the tensors that the consumer sees, by device slot
 
-	bytes    atomic.Int64 // copied to the device
-	copyTime atomic.Int64 // nanoseconds
-	finishes atomic.Int64 // host time of the finish, nanoseconds
+	count copyCounters
 }
 
 type hostSlot struct {
@@ -48,43 +38,121 @@ type hostSlot struct {
 	bytes   [][]byte
 }
 
-func newSlots(source Source) (*slots, error) {
-	s := &slots{fields: cloneSpecs(source.Fields()), batch: int64(source.BatchSize())}
-	if s.batch < 1 {
-		return nil, fmt.Errorf("the source's BatchSize is %d", s.batch)
+// layout describes a slot: the fields that the source fills, and the outputs that the finish makes
+// of them.
+type layout struct {
+	fields, outputs []torch.Spec
+	batch           int64  // samples per slot
+	images, labels  int    // index of the field of that name; -1 if there is none
+	work            []bool // field i needs the finish
+	// enqueue executes the finish; nil if no field ever needs work.
+	enqueue func(dst, src []*torch.Tensor) error
+}
+
+// copyCounters are the copies' part of Stats. Any goroutine may read them.
+type copyCounters struct {
+	bytes    atomic.Int64 // copied to the device
+	copyTime atomic.Int64 // nanoseconds
+	finishes atomic.Int64 // host time of the finish, nanoseconds
+}
+
+// addTo sets the copies' part of the statistics.
+func (c *copyCounters) addTo(s *Stats) {
+	s.Bytes, s.CopyTime = c.bytes.Load(), time.Duration(c.copyTime.Load())
+	s.FinishTime = time.Duration(c.finishes.Load())
+}
+
+// allocations are the tensors and buffers of a device, which close frees.
+type allocations struct {
+	owned  []*torch.Tensor // each once
+	pinned []*cuda.Pinned
+}
+
+// own records the tensor, so that close frees it.
+func (a *allocations) own(t *torch.Tensor, err error) (*torch.Tensor, error) {
+	if err == nil {
+		err = t.Err()
 	}
-	s.outputs = s.fields
+	if err == nil {
+		a.owned = append(a.owned, t)
+	}
+	return t, err
+}
+
+// pin allocates pinned host memory, which close frees.
+func (a *allocations) pin(bytes int) (*cuda.Pinned, error) {
+	p, err := cuda.NewPinned(bytes)
+	if err == nil {
+		a.pinned = append(a.pinned, p)
+	}
+	return p, err
+}
+
+// close frees everything, the tensors first, because they may use pinned memory.
+func (a *allocations) close() error {
+	var errs []error
+	for _, t := range a.owned {
+		errs = append(errs, t.Close())
+	}
+	for _, p := range a.pinned {
+		errs = append(errs, p.Close())
+	}
+	a.owned, a.pinned = nil, nil
+	return errors.Join(errs...)
+}
+
+func newSlots(source Source) (*slots, error) {
+	l, err := newLayout(source)
+	if err != nil {
+		return nil, err
+	}
+	return &slots{layout: l}, nil
+}
+
+func newLayout(source Source) (layout, error) {
+	l := layout{fields: cloneSpecs(source.Fields()), batch: int64(source.BatchSize())}
+	if l.batch < 1 {
+		return l, fmt.Errorf("the source's BatchSize is %d", l.batch)
+	}
+	l.outputs = l.fields
 	switch f := source.(type) {
 	case Finisher:
-		s.enqueue, s.outputs = f.Finish, cloneSpecs(f.Outputs())
+		l.enqueue, l.outputs = f.Finish, cloneSpecs(f.Outputs())
 	case Describer:
-		s.outputs = cloneSpecs(f.Outputs())
+		l.outputs = cloneSpecs(f.Outputs())
 	}
-	if len(s.fields) == 0 || len(s.fields) != len(s.outputs) {
-		return nil, fmt.Errorf("the source has %d fields and %d outputs: there must be one output for each field", len(s.fields), len(s.outputs))
+	if len(l.fields) == 0 || len(l.fields) != len(l.outputs) {
+		return l, fmt.Errorf("the source has %d fields and %d outputs: there must be one output for each field", len(l.fields), len(l.outputs))
 	}
-	for i := range s.fields {
-		for _, spec := range []torch.Spec{s.fields[i], s.outputs[i]} {
+	for i := range l.fields {
+		for _, spec := range []torch.Spec{l.fields[i], l.outputs[i]} {
 			if spec.Bytes() < 1 || slices.ContainsFunc(spec.Shape, func(d int64) bool { return d < 1 }) {
-				return nil, fmt.Errorf("the source's field %q: a sample of type %v and shape %v has no elements", spec.Name, spec.DType, spec.Shape)
+				return l, fmt.Errorf("the source's field %q: a sample of type %v and shape %v has no elements", spec.Name, spec.DType, spec.Shape)
 			}
 			if spec.MemoryFormat == torch.ChannelsLast && len(spec.Shape) != 3 {
-				return nil, fmt.Errorf("the source's field %q: channels_last needs the shape C H W, not %v", spec.Name, spec.Shape)
+				return l, fmt.Errorf("the source's field %q: channels_last needs the shape C H W, not %v", spec.Name, spec.Shape)
 			}
 		}
-		f, o := s.fields[i], s.outputs[i]
-		work := f.DType != o.DType || f.MemoryFormat != o.MemoryFormat || !slices.Equal(f.Shape, o.Shape)
-		s.work = append(s.work, work)
-		s.anyWork = s.anyWork || work
+		f, o := l.fields[i], l.outputs[i]
+		l.work = append(l.work, f.DType != o.DType || f.MemoryFormat != o.MemoryFormat || !slices.Equal(f.Shape, o.Shape))
 	}
-	if f, ok := source.(Describer); ok && s.enqueue == nil {
+	if f, ok := source.(Describer); ok && l.enqueue == nil {
 		var err error
-		if s.enqueue, err = finishes(s.fields, s.outputs, f.Finishes(), s.work); err != nil {
-			return nil, err
+		if l.enqueue, err = finishes(l.fields, l.outputs, f.Finishes(), l.work); err != nil {
+			return l, err
 		}
 	}
-	return s, nil
+	l.images, l.labels = l.field("images"), l.field("labels")
+	return l, nil
 }
+
+// field returns the index of the output of the given name, or -1.
+func (l *layout) field(name string) int {
+	return slices.IndexFunc(l.outputs, func(o torch.Spec) bool { return o.Name == name })
+}
+
+// anyWork reports whether a field needs the finish.
+func (l *layout) anyWork() bool { return slices.Contains(l.work, true) }
 
 func cloneSpecs(specs []torch.Spec) []torch.Spec {
 	specs = slices.Clone(specs)
@@ -92,21 +160,6 @@ func cloneSpecs(specs []torch.Spec) []torch.Spec {
 		specs[i].Shape = slices.Clone(specs[i].Shape)
 	}
 	return specs
-}
-
-func (s *slots) field(name string) int {
-	return slices.IndexFunc(s.outputs, func(o torch.Spec) bool { return o.Name == name })
-}
-
-// own records the tensor, so that close frees it.
-func (s *slots) own(t *torch.Tensor, err error) (*torch.Tensor, error) {
-	if err == nil {
-		err = t.Err()
-	}
-	if err == nil {
-		s.owned = append(s.owned, t)
-	}
-	return t, err
 }
 
 // overMemory returns a tensor for a batch of the spec that uses the given C memory.
@@ -184,37 +237,56 @@ func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]
 
 func (s *slots) finish(dst, src []*torch.Tensor, n int) error {
 	began := time.Now()
-	defer func() { s.finishes.Add(int64(time.Since(began))) }()
+	defer func() { s.count.finishes.Add(int64(time.Since(began))) }()
 	return s.rows(n, func(lists ...[]*torch.Tensor) error { return s.enqueue(lists[0], lists[1]) }, dst, src)
-}
-
-func (s *slots) close() error {
-	var errs []error
-	for _, t := range s.owned {
-		errs = append(errs, t.Close())
-	}
-	for _, p := range s.pinned {
-		errs = append(errs, p.Close())
-	}
-	s.owned, s.pinned = nil, nil
-	return errors.Join(errs...)
 }
 
 // gpuDevice is the ring's device on a GPU. ring.Device says which goroutine calls which method.
 type gpuDevice struct {
 	*slots
-	device   cuda.Device
-	priority int
-	// multiprocessors is Options.DecodeMultiprocessors.
-	multiprocessors int
+	options Options // New's, with the GPU as Device
 
-	p       cuda.Stream       // the stream's value
-	stream  *cuda.OwnedStream // exclusive, so that no other work delays a batch
+	copyStream
 	starved *starved
-	restore func() error
 	begun   []*cuda.Event     // the beginning of the copies, by host slot, for CopyTime
 	copyTo  [][]*torch.Tensor // the copies' destinations, by device slot
 	gpu     *gpuDecoding      // nil: the source decodes
+}
+
+// copyStream is P, the current stream of the ring's goroutine between open and close.
+type copyStream struct {
+	p       cuda.Stream       // the stream's value
+	stream  *cuda.OwnedStream // exclusive, so that no other work delays a batch
+	restore func() error      // nil unless P is current
+}
+
+func (s *copyStream) open(device cuda.Device, priority int) (err error) {
+	if s.stream, err = cuda.NewOwnedStream(device, cuda.StreamOptions{Priority: priority}); err != nil {
+		return err
+	}
+	s.p = s.stream.Stream
+	s.restore, err = cuda.SetCUDAStream(s.p)
+	return err
+}
+
+// drain makes P wait for the events, and waits until P is idle.
+func (s *copyStream) drain(events []*cuda.Event) error {
+	if s.restore == nil {
+		return nil
+	}
+	var errs []error
+	for _, e := range events {
+		errs = append(errs, s.p.WaitEvent(e))
+	}
+	return errors.Join(append(errs, s.p.Synchronize())...)
+}
+
+func (s *copyStream) close() error {
+	var err error
+	if s.restore != nil {
+		err = s.restore()
+	}
+	return errors.Join(err, s.stream.Close())
 }
 
 // streams returns the streams of the open device by their names in recordings.
@@ -233,11 +305,7 @@ func (d *gpuDevice) Open() (err error) {
 	// caches are freed with the thread.
 	runtime.LockOSThread()
 	nameThread()
-	if d.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{Priority: d.priority}); err != nil {
-		return err
-	}
-	d.p = d.stream.Stream
-	if d.restore, err = cuda.SetCUDAStream(d.p); err != nil {
+	if err = d.copyStream.open(d.options.Device, d.options.Priority); err != nil {
 		return err
 	}
 	for range d.hosts {
@@ -246,25 +314,25 @@ func (d *gpuDevice) Open() (err error) {
 			return err
 		}
 		d.begun = append(d.begun, begun)
-		if err := d.pin(); err != nil {
+		if err := d.openHostSlot(); err != nil {
 			return err
 		}
 	}
 	// P is current here, so the allocator also orders the memory by P.
-	if err := d.results(d.device); err != nil {
+	if err := d.results(d.options.Device); err != nil {
 		return err
 	}
-	d.staged = make([]*torch.Tensor, len(d.fields))
+	staged := make([]*torch.Tensor, len(d.fields)) // one set, since only P uses it
 	for i, spec := range d.fields {
-		if d.work[i] && (d.decode == nil || i != d.decode.images) {
-			if d.staged[i], err = d.own(torch.EmptySpec(d.device, spec, d.batch)); err != nil {
+		if d.work[i] && (d.decode == nil || i != d.decode.images.index) {
+			if staged[i], err = d.own(torch.EmptySpec(d.options.Device, spec, d.batch)); err != nil {
 				return err
 			}
 		}
 	}
 	for _, out := range d.out {
 		to := slices.Clone(out)
-		for i, t := range d.staged {
+		for i, t := range staged {
 			if t != nil {
 				to[i] = t
 			}
@@ -281,19 +349,18 @@ func (d *gpuDevice) Open() (err error) {
 // thread. A failure has no other effect.
 func nameThread() { _ = os.WriteFile("/proc/thread-self/comm", []byte("prefetcher"), 0) }
 
-// pin allocates one host slot: a single buffer that holds all fields.
-func (d *gpuDevice) pin() error {
+// openHostSlot allocates one host slot: a single buffer that holds all fields.
+func (d *gpuDevice) openHostSlot() error {
 	size := 0
 	var at []int
 	for _, spec := range d.fields {
 		at = append(at, size)
 		size += (int(d.batch*spec.Bytes()) + align - 1) / align * align
 	}
-	pinned, err := cuda.NewPinned(size)
+	pinned, err := d.pin(size)
 	if err != nil {
 		return err
 	}
-	d.pinned = append(d.pinned, pinned)
 	var h hostSlot
 	for i, spec := range d.fields {
 		end := at[i] + int(d.batch*spec.Bytes())
@@ -309,35 +376,27 @@ func (d *gpuDevice) pin() error {
 }
 
 func (d *gpuDevice) Close(released []*cuda.Event) error {
-	var errs []error
-	if d.restore != nil {
-		for _, e := range released {
-			errs = append(errs, d.p.WaitEvent(e))
-		}
-		errs = append(errs, d.p.Synchronize())
-	}
+	errs := []error{d.drain(released)}
 	if d.gpu != nil {
 		errs = append(errs, d.gpu.close())
 	}
-	errs = append(errs, d.close())
+	errs = append(errs, d.allocations.close())
 	for _, e := range d.begun {
 		errs = append(errs, e.Close())
 	}
 	d.starved.close()
-	if d.restore != nil {
-		errs = append(errs, d.restore())
-	}
-	errs = append(errs, d.stream.Close())
-	return errors.Join(errs...)
+	return errors.Join(append(errs, d.copyStream.close())...)
 }
 
 func (d *gpuDevice) NewEvent(timed bool) (*cuda.Event, error) {
 	return cuda.NewEvent(cuda.EventOptions{Timing: timed})
 }
 
-func (d *gpuDevice) FreeEvent(e *cuda.Event)                   { e.Close() }
-func (d *gpuDevice) P() cuda.Stream                            { return d.p }
-func (d *gpuDevice) Current() (cuda.Stream, error)             { return cuda.GetCurrentCUDAStream(d.device) }
+func (d *gpuDevice) FreeEvent(e *cuda.Event) { e.Close() }
+func (d *gpuDevice) P() cuda.Stream          { return d.p }
+func (d *gpuDevice) Current() (cuda.Stream, error) {
+	return cuda.GetCurrentCUDAStream(d.options.Device)
+}
 func (d *gpuDevice) Record(e *cuda.Event, s cuda.Stream) error { return e.Record(s) }
 func (d *gpuDevice) Wait(s cuda.Stream, e *cuda.Event) error   { return s.WaitEvent(e) }
 
@@ -362,7 +421,7 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 		return err
 	}
 	for _, spec := range d.fields {
-		d.bytes.Add(int64(n) * spec.Bytes())
+		d.count.bytes.Add(int64(n) * spec.Bytes())
 	}
 	return nil
 }
@@ -400,7 +459,7 @@ func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) er
 		}
 		if done {
 			took, err := cuda.Elapsed(d.begun[host], copied)
-			d.copyTime.Add(int64(took))
+			d.count.copyTime.Add(int64(took))
 			return err
 		}
 		if err := stop(); err != nil {
@@ -437,7 +496,7 @@ func (d *cpuDevice) Open() error {
 		}
 		d.host = append(d.host, h)
 	}
-	if !d.anyWork {
+	if !d.anyWork() {
 		return nil // the consumer gets the host slots
 	}
 	if err := d.results(cuda.CPU); err != nil {

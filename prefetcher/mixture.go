@@ -12,19 +12,79 @@ import (
 // slots, its workers were idle and could have decoded more. If it gets a slot without waiting, the
 // consumer needs its batches sooner. On a nil mixture the methods leave all images to the device.
 type mixture struct {
-	mu   sync.Mutex
-	most int       // rows of a group at most
-	rows int       // of each decodeplan.Group
+	mu    sync.Mutex
+	most  int // rows of a group at most
+	rows  int // of each decodeplan.Group
+	loans loans
+	tally tally // since the last decision
+}
+
+// loans are the slots that the source has and has not delivered.
+type loans struct {
 	free int       // slots that the source gets at the beginning of an epoch without waiting
-	lent int       // slots that the source has and has not delivered
+	lent int       // slots that the source has
 	last time.Time // when the source delivered a slot
 	got  time.Time // when the source got a slot
+}
 
-	// Counts since the last decision, which may span several short epochs. Batches take different
-	// times, and the slots between the source and the loop even that out. So the sums decide, not a
-	// single slot.
+// deliver records that the source delivers a slot.
+func (l *loans) deliver(now time.Time) {
+	l.lent--
+	l.last = now
+}
+
+// lend records that the source gets a slot that it asked for. It returns the time since the source
+// got the last slot, and the part of it without anything to do. waits is false for the slots that
+// the source gets without waiting.
+func (l *loans) lend(asked, now time.Time) (passed, nothing time.Duration, waits bool) {
+	passed = now.Sub(l.got)
+	if l.lent == 0 {
+		nothing = min(now.Sub(asked), now.Sub(l.last))
+	}
+	l.got = now
+	l.lent++
+	if l.free > 0 {
+		l.free--
+		return passed, nothing, false
+	}
+	return passed, nothing, true
+}
+
+// tally counts the slots since the last decision, which may span several short epochs. Batches take
+// different times, and the slots between the source and the loop even that out. So the sums decide,
+// not a single slot.
+type tally struct {
 	slots, late   int // late: the source had next to nothing to do before the slot
 	nothing, both time.Duration
+}
+
+// add counts a slot.
+func (t *tally) add(passed, nothing time.Duration) {
+	t.slots++
+	t.nothing += nothing
+	t.both += passed
+	if nothing*busyShare < passed {
+		t.late++
+	}
+}
+
+// full reports whether a decision is due.
+func (t *tally) full() bool {
+	return t.slots >= decisionSlots && t.both != 0 // a coarse clock may stand still
+}
+
+// rows returns the number of rows, at most most, that follows the given one.
+func (t *tally) rows(rows, most int) int {
+	switch {
+	case t.late == t.slots:
+		return max(rows-1-rows/4, 0)
+	case t.nothing*busyShare < t.both:
+		return max(rows-1, 0)
+	case t.nothing*idleShare >= t.both:
+		more := int(t.nothing * time.Duration(most) / 8 / t.both)
+		return min(rows+1+more, most)
+	}
+	return rows
 }
 
 // mixture decides after every decisionSlots slots. If the source was idle for at least 1/idleShare
@@ -46,7 +106,7 @@ func (m *mixture) begin(free int) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.free, m.lent = free, 0
+	m.loans.free, m.loans.lent = free, 0
 }
 
 // delivers records that the source delivers a slot.
@@ -56,8 +116,7 @@ func (m *mixture) delivers(now time.Time) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.lent--
-	m.last = now
+	m.loans.deliver(now)
 }
 
 // lends returns Plans.HostRows for a slot that the source asked for and now gets.
@@ -67,35 +126,14 @@ func (m *mixture) lends(asked, now time.Time) int {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	passed := now.Sub(m.got)
-	var nothing time.Duration // time without anything to do
-	if m.lent == 0 {
-		nothing = min(now.Sub(asked), now.Sub(m.last))
-	}
-	m.got = now
-	m.lent++
-	if m.free > 0 {
-		m.free--
+	passed, nothing, waits := m.loans.lend(asked, now)
+	if !waits {
 		return m.rows
 	}
-	m.slots++
-	m.nothing += nothing
-	m.both += passed
-	if nothing*busyShare < passed {
-		m.late++
+	m.tally.add(passed, nothing)
+	if m.tally.full() {
+		m.rows = m.tally.rows(m.rows, m.most)
+		m.tally = tally{}
 	}
-	if m.slots < decisionSlots || m.both == 0 { // a coarse clock may stand still
-		return m.rows
-	}
-	switch {
-	case m.late == m.slots:
-		m.rows = max(m.rows-1-m.rows/4, 0)
-	case m.nothing*busyShare < m.both:
-		m.rows = max(m.rows-1, 0)
-	case m.nothing*idleShare >= m.both:
-		more := int(m.nothing * time.Duration(m.most) / 8 / m.both)
-		m.rows = min(m.rows+1+more, m.most)
-	}
-	m.slots, m.late, m.nothing, m.both = 0, 0, 0, 0
 	return m.rows
 }

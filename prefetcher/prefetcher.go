@@ -129,17 +129,26 @@ var (
 // A Prefetcher must be closed. If it becomes unreachable without Close, the garbage collector
 // closes it at some later time, and logs a warning to Options.Logger.
 type Prefetcher struct {
-	made    origin.Origin
+	handle  handle
 	source  Source
 	device  cuda.Device
 	slots   *slots
 	starved *starved // nil on the CPU
 	tracer  *tracer  // nil if nothing is to be recorded
 	ring    *ring.Ring[cuda.Stream, *cuda.Event]
-	images  int // index of the field; -1 if there is none
-	labels  int
+}
+
+// handle records that a Prefetcher is open, and holds the cleanup of one that is never closed.
+type handle struct {
+	made    origin.Origin
 	cleanup runtime.Cleanup
 	closed  sync.Once
+}
+
+// close records the end. Any number of calls count as one.
+func (h *handle) close() {
+	h.cleanup.Stop()
+	h.closed.Do(h.made.Closed)
 }
 
 // New allocates the slots and starts the goroutine that drives the copies. It blocks while it pins
@@ -183,7 +192,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	if o.Depth < 1 || o.HostSlots < 2 {
 		return nil, fmt.Errorf("Options.Depth is %d and Options.HostSlots %d: they must be at least 1 and 2", o.Depth, o.HostSlots)
 	}
-	cfg := ring.Config{Slots: o.Depth, Hosts: o.HostSlots, Batch: int(s.batch), Direct: o.Device == cuda.CPU && !s.anyWork}
+	cfg := ring.Config{Slots: o.Depth, Hosts: o.HostSlots, Batch: int(s.batch), Direct: o.Device == cuda.CPU && !s.anyWork()}
 	s.depth, s.hosts = cfg.Slots, cfg.HostSlots()
 	logger := o.Logger
 	if logger == nil {
@@ -199,7 +208,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 		device = &cpuDevice{slots: s}
 	} else {
 		idle = &starved{device: o.Device}
-		gpu := &gpuDevice{slots: s, device: o.Device, priority: o.Priority, multiprocessors: o.DecodeMultiprocessors, starved: idle}
+		gpu := &gpuDevice{slots: s, options: o, starved: idle}
 		device = gpu
 		tracer.name(gpu.streams)
 	}
@@ -209,10 +218,10 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	if err != nil {
 		return nil, err
 	}
-	p := &Prefetcher{made: origin.New("prefetcher"), source: source, device: o.Device, slots: s, starved: idle, tracer: tracer, ring: r, images: s.field("images"), labels: s.field("labels")}
+	p := &Prefetcher{handle: handle{made: origin.New("prefetcher")}, source: source, device: o.Device, slots: s, starved: idle, tracer: tracer, ring: r}
 	logger.Debug("prefetcher: open", "device", o.Device, "device_slots", s.depth, "host_slots", s.hosts, "batch", s.batch)
-	made := p.made
-	p.cleanup = runtime.AddCleanup(p, func(r *ring.Ring[cuda.Stream, *cuda.Event]) {
+	made := p.handle.made
+	p.handle.cleanup = runtime.AddCleanup(p, func(r *ring.Ring[cuda.Stream, *cuda.Event]) {
 		made.Leaked()
 		made.Closed()
 		logger.Warn("prefetcher: a Prefetcher became unreachable before Close; closed", "error", r.Close())
@@ -354,8 +363,7 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 func (p *Prefetcher) Close() error {
 	err := p.ring.Close()
 	if !errors.Is(err, ring.ErrRunning) {
-		p.cleanup.Stop()
-		p.closed.Do(p.made.Closed)
+		p.handle.close()
 		err = errors.Join(err, p.tracer.close())
 	}
 	runtime.KeepAlive(p)
@@ -422,14 +430,12 @@ func (s Stats) String() string {
 func (p *Prefetcher) Stats() Stats {
 	r := p.ring.Stats()
 	s := Stats{
-		Batches: r.Batches, Images: r.Samples, Bytes: p.slots.bytes.Load(), CopyTime: time.Duration(p.slots.copyTime.Load()),
-		FinishTime: time.Duration(p.slots.finishes.Load()),
-		Elapsed:    r.Elapsed, ConsumerWait: r.ConsumerWait, FirstWait: r.FirstWait, HostWait: r.ConsumerWait, SourceWait: r.SourceWait,
+		Batches: r.Batches, Images: r.Samples, Elapsed: r.Elapsed,
+		ConsumerWait: r.ConsumerWait, FirstWait: r.FirstWait, HostWait: r.ConsumerWait, SourceWait: r.SourceWait,
 	}
+	p.slots.count.addTo(&s)
 	if d := p.slots.decode; d != nil {
-		s.Decoded, s.DecodedAgain, s.DecoderBytes = d.decoded.Load(), d.again.Load(), d.memory.Load()
-		s.Inflated = d.inflates.Load()
-		s.DecodeMultiprocessors = d.multiprocessors
+		d.count.addTo(&s)
 	}
 	if p.starved != nil {
 		s.ConsumerWait = r.FirstWait + p.starved.time()

@@ -285,7 +285,7 @@ func TestRefusedEpochLeavesTheMeasurement(t *testing.T) {
 		s := p.starved
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return len(s.all) - len(s.free) - len(s.arrivals) - 2*len(s.pairs)
+		return s.events.used() - len(s.arrivals) - 2*len(s.pairs)
 	}
 	source := &floatSource{rawSource: rawSource{batch: 4, samples: 8, before: func(ctx context.Context, batch int) error {
 		if batch == 0 {
@@ -341,8 +341,8 @@ func TestGPUPull(t *testing.T) {
 				if err != nil || !ok {
 					t.Fatal(err, ok)
 				}
-				if !slices.Contains(b.lease.Streams(), stream) {
-					t.Fatalf("the batch is ready on %v", b.lease.Streams())
+				if !slices.Contains(b.tenure.lease.Streams(), stream) {
+					t.Fatalf("the batch is ready on %v", b.tenure.lease.Streams())
 				}
 				s.read(b)
 				s.compute(b)

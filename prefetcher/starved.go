@@ -20,9 +20,37 @@ type starved struct {
 	mu       sync.Mutex
 	arrivals map[int]*cuda.Event // by device slot: recorded after the finish, not yet paired
 	pairs    []starvedPair       // oldest first
-	free     []*cuda.Event
-	all      []*cuda.Event
+	events   timedEvents
 	total    time.Duration
+}
+
+// timedEvents are events that are used again and again, so their number stays small.
+type timedEvents struct{ all, free []*cuda.Event }
+
+// take returns a free or new event.
+func (t *timedEvents) take() (*cuda.Event, error) {
+	if n := len(t.free); n > 0 {
+		e := t.free[n-1]
+		t.free = t.free[:n-1]
+		return e, nil
+	}
+	e, err := cuda.NewEvent(cuda.EventOptions{Timing: true})
+	if err == nil {
+		t.all = append(t.all, e)
+	}
+	return e, err
+}
+
+// put frees events for later calls of take.
+func (t *timedEvents) put(events ...*cuda.Event) { t.free = append(t.free, events...) }
+
+// used returns the number of events that are not free.
+func (t *timedEvents) used() int { return len(t.all) - len(t.free) }
+
+func (t *timedEvents) close() {
+	for _, e := range t.all {
+		e.Close()
+	}
 }
 
 // starvedEpoch is the state of one epoch. A second epoch, which is refused while one runs, has a
@@ -34,21 +62,6 @@ type starvedEpoch struct {
 
 type starvedPair struct{ idle, arrival *cuda.Event }
 
-// event returns a free or new event. The caller holds mu. Events return to the free list, so their
-// number stays small.
-func (s *starved) event() (*cuda.Event, error) {
-	if n := len(s.free); n > 0 {
-		e := s.free[n-1]
-		s.free = s.free[:n-1]
-		return e, nil
-	}
-	e, err := cuda.NewEvent(cuda.EventOptions{Timing: true})
-	if err == nil {
-		s.all = append(s.all, e)
-	}
-	return e, err
-}
-
 // arrive records a batch's arrival. The ring calls it after the batch's finish is queued.
 func (s *starved) arrive(slot int, p cuda.Stream) error {
 	s.mu.Lock()
@@ -56,7 +69,7 @@ func (s *starved) arrive(slot int, p cuda.Stream) error {
 	e := s.arrivals[slot] // belongs to a batch that the consumer never got
 	if e == nil {
 		var err error
-		if e, err = s.event(); err != nil {
+		if e, err = s.events.take(); err != nil {
 			return err
 		}
 		if s.arrivals == nil {
@@ -77,7 +90,7 @@ func (s *starvedEpoch) begin(slot int) error {
 	switch {
 	case arrival == nil:
 	case s.last == nil:
-		s.free = append(s.free, arrival)
+		s.events.put(arrival)
 	default:
 		s.pairs = append(s.pairs, starvedPair{s.last, arrival})
 		s.last = nil
@@ -99,7 +112,7 @@ func (s *starved) collect() error {
 			return err
 		}
 		s.total += max(0, gap)
-		s.free = append(s.free, p.idle, p.arrival)
+		s.events.put(p.idle, p.arrival)
 		s.pairs = s.pairs[:copy(s.pairs, s.pairs[1:])]
 	}
 	return nil
@@ -114,7 +127,7 @@ func (s *starvedEpoch) end() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.drop()
-	if s.last, err = s.event(); err != nil {
+	if s.last, err = s.events.take(); err != nil {
 		return err
 	}
 	return s.last.Record(stream)
@@ -129,7 +142,7 @@ func (s *starvedEpoch) leave() {
 
 func (s *starvedEpoch) drop() {
 	if s.last != nil {
-		s.free = append(s.free, s.last)
+		s.events.put(s.last)
 		s.last = nil
 	}
 }
@@ -148,7 +161,5 @@ func (s *starved) close() {
 	defer s.mu.Unlock()
 	_ = s.collect() // the device has completed all of them
 	s.pairs = nil
-	for _, e := range s.all {
-		e.Close()
-	}
+	s.events.close()
 }

@@ -107,7 +107,7 @@ func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 			if opening["cudaHostAlloc prefetcher"] == 0 {
 				t.Fatalf("the prefetcher's thread has allocated no pinned memory, by %v: nothing counts", opening)
 			}
-			before, events := p.Stats(), len(p.starved.all)
+			before, events := p.Stats(), len(p.starved.events.all)
 			for i := range 3 {
 				epoch(2 + i)
 			}
@@ -117,11 +117,11 @@ func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 			// ready at the same time, and one for the turn. The number of ready batches depends on
 			// timing.
 			const measures = "cudaEventCreateWithFlags prefetcher"
-			if calls[measures] -= len(p.starved.all) - events; calls[measures] == 0 {
+			if calls[measures] -= len(p.starved.events.all) - events; calls[measures] == 0 {
 				delete(calls, measures)
 			}
-			if most := p.slots.depth + 2; len(p.starved.all) > most {
-				t.Errorf("%d events measure the consumer's idle time, want at most %d", len(p.starved.all), most)
+			if most := p.slots.depth + 2; len(p.starved.events.all) > most {
+				t.Errorf("%d events measure the consumer's idle time, want at most %d", len(p.starved.events.all), most)
 			}
 			if n := after.Decoded - before.Decoded; n < 3*40 {
 				t.Errorf("the device decoded %d images: the epochs show nothing", n)

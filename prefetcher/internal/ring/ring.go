@@ -127,17 +127,55 @@ type Ring[S comparable, E any] struct {
 	freeHosts []int // oldest first, so that the source waits for the copy that ends first
 	freeSlots []int
 	epoch     *epoch
-	moving    bool // the driver is copying a batch
-	held      int  // device slots whose lease has references
-	releasing int  // leases that are being released now
-	broken    error
-	reported  bool // a call has returned broken
-	opened    bool
-	closing   bool // no new epoch may start
-	stopping  bool // the driver must stop
-	gone      bool // the driver has stopped
-	err       error
+	driver    driver
+	leases    leaseCounts
+	failure   failure
 	stats     Stats
+}
+
+// driver is the state of the ring's goroutine, from opened to gone.
+type driver struct {
+	opened   bool
+	moving   bool // it is copying or checking a batch
+	closing  bool // no new epoch may start
+	stopping bool // it must stop
+	gone     bool // it has stopped
+	err      error
+}
+
+// leaseCounts counts the leases that have not ended. Each is held first, then releasing.
+type leaseCounts struct {
+	held      int // device slots whose lease has references
+	releasing int // leases that are being released now
+}
+
+func (l *leaseCounts) begin() { l.held++ }
+
+// release is called when a lease has lost its last reference.
+func (l *leaseCounts) release() {
+	l.held--
+	l.releasing++
+}
+
+func (l *leaseCounts) end() { l.releasing-- }
+
+// failure is the error that left the device in an unknown state, if any.
+type failure struct {
+	err      error
+	reported bool // a call has returned err
+}
+
+// set records the first error.
+func (f *failure) set(err error) {
+	if f.err == nil {
+		f.err = err
+	}
+}
+
+// report returns the error to a caller of the ring.
+func (f *failure) report() error {
+	f.reported = f.reported || f.err != nil
+	return f.err
 }
 
 type hostSlot[E any] struct {
@@ -208,12 +246,12 @@ func New[S comparable, E any](dev Device[S, E], cfg Config) (*Ring[S, E], error)
 	}
 	r.sched.Go("driver", r.drive)
 	r.sched.Lock()
-	r.sched.Wait(func() bool { return r.opened || r.gone })
-	if r.opened {
+	r.sched.Wait(func() bool { return r.driver.opened || r.driver.gone })
+	if r.driver.opened {
 		r.sched.Unlock()
 		return r, nil
 	}
-	err := errors.Join(r.broken, r.err)
+	err := errors.Join(r.failure.err, r.driver.err)
 	r.sched.Unlock()
 	return nil, err
 }
@@ -235,13 +273,13 @@ func (r *Ring[S, E]) drive() {
 		var events []E
 		r.sched.Lock()
 		if !normal {
-			r.broken = errors.New("the source's Finish ended the prefetcher's goroutine (runtime.Goexit)")
+			r.failure.err = errors.New("the source's Finish ended the prefetcher's goroutine (runtime.Goexit)")
 			if v != nil {
-				r.broken = fmt.Errorf("the prefetcher's goroutine panicked: %v\n%s", v, debug.Stack())
+				r.failure.err = fmt.Errorf("the prefetcher's goroutine panicked: %v\n%s", v, debug.Stack())
 			}
-			r.moving = false
+			r.driver.moving = false
 			r.sched.Wake()
-			r.sched.Wait(func() bool { return r.stopping || !r.opened })
+			r.sched.Wait(func() bool { return r.driver.stopping || !r.driver.opened })
 		}
 		for j := range r.slots {
 			events = append(events, r.slots[j].waits...)
@@ -258,19 +296,19 @@ func (r *Ring[S, E]) drive() {
 			}
 		}
 		r.sched.Lock()
-		r.gone, r.err = true, err
+		r.driver.gone, r.driver.err = true, err
 		r.sched.Wake()
 		r.sched.Unlock()
 	}()
 	if err := r.open(); err != nil {
 		r.sched.Lock()
-		r.broken = err
+		r.failure.err = err
 		r.sched.Unlock()
 		normal = true
 		return
 	}
 	r.sched.Lock()
-	r.opened = true
+	r.driver.opened = true
 	r.sched.Wake()
 	for r.step() {
 	}
@@ -304,9 +342,9 @@ func (r *Ring[S, E]) open() error {
 // step waits for a batch to copy or to check, and processes it. It returns false when the driver
 // must stop. The lock is held on entry and on return.
 func (r *Ring[S, E]) step() bool {
-	r.sched.Wait(func() bool { return r.stopping || r.canCopy() || r.canCheck() })
+	r.sched.Wait(func() bool { return r.driver.stopping || r.canCopy() || r.canCheck() })
 	switch {
-	case r.stopping:
+	case r.driver.stopping:
 		return false
 	case r.canCopy():
 		r.copy(r.epoch)
@@ -325,7 +363,7 @@ func (r *Ring[S, E]) canCopy() bool {
 // canCheck reports whether a batch is to be checked. The lock is held.
 func (r *Ring[S, E]) canCheck() bool {
 	ep := r.epoch
-	return ep != nil && !ep.left && ep.ctx.Err() == nil && r.broken == nil && len(ep.copied) > 0
+	return ep != nil && !ep.left && ep.ctx.Err() == nil && r.failure.err == nil && len(ep.copied) > 0
 }
 
 // copy enqueues the copy from the oldest filled host slot to a free device slot. The lock is held
@@ -334,7 +372,7 @@ func (r *Ring[S, E]) copy(ep *epoch) {
 	b := popFront(&ep.filled)
 	b.slot = popFront(&r.freeSlots)
 	slot := &r.slots[b.slot]
-	r.moving = true
+	r.driver.moving = true
 	r.sched.Unlock()
 
 	fatal := r.dev.Copy(b.slot, b.host, b.n, slot.waits, r.hosts[b.host].copied)
@@ -346,7 +384,7 @@ func (r *Ring[S, E]) copy(ep *epoch) {
 	}
 
 	r.sched.Lock()
-	r.moving = false
+	r.driver.moving = false
 	switch {
 	case fatal != nil:
 		// The device may still have work in flight: the slots stay out of the free lists, and the
@@ -379,7 +417,7 @@ func (r *Ring[S, E]) copy(ep *epoch) {
 func (r *Ring[S, E]) check(ep *epoch) {
 	b := ep.copied[0]
 	slot := &r.slots[b.slot]
-	r.moving = true
+	r.driver.moving = true
 	r.sched.Unlock()
 
 	checked, bad, fatal := r.checkBatch(ep, b)
@@ -388,7 +426,7 @@ func (r *Ring[S, E]) check(ep *epoch) {
 	}
 
 	r.sched.Lock()
-	r.moving = false
+	r.driver.moving = false
 	switch {
 	case fatal != nil:
 		r.fail(fatal)
@@ -431,11 +469,9 @@ func (r *Ring[S, E]) finish(b batch) (err error) {
 
 // fail records an error that leaves the device in an unknown state. The lock is held.
 func (r *Ring[S, E]) fail(err error) {
-	if r.broken == nil {
-		r.broken = err
-	}
+	r.failure.set(err)
 	if r.epoch != nil && r.epoch.err == nil {
-		r.epoch.err = r.broken
+		r.epoch.err = r.failure.err
 	}
 	r.sched.Wake()
 }
@@ -484,13 +520,10 @@ func (r *Ring[S, E]) Run(ctx context.Context, fill func(context.Context, Lend, D
 }
 
 func (r *Ring[S, E]) state() error {
-	if r.closing {
+	if r.driver.closing {
 		return ErrClosed
 	}
-	if r.broken != nil {
-		r.reported = true
-	}
-	return r.broken
+	return r.failure.report()
 }
 
 // source runs fill and records its result.
@@ -590,8 +623,8 @@ func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 		return nil, err
 	}
 	start := time.Now()
-	drained := func() bool { return ep.ended && len(ep.filled) == 0 && len(ep.copied) == 0 && !r.moving }
-	stuck := func() bool { return len(ep.filled) > 0 && r.held == r.cfg.Slots }
+	drained := func() bool { return ep.ended && len(ep.filled) == 0 && len(ep.copied) == 0 && !r.driver.moving }
+	stuck := func() bool { return len(ep.filled) > 0 && r.leases.held == r.cfg.Slots }
 	r.sched.Wait(func() bool { return len(ep.ready) > 0 || r.over(ep) != nil || drained() || stuck() })
 	waited := time.Since(start)
 	r.stats.ConsumerWait += waited
@@ -614,7 +647,7 @@ func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 	lease := &Lease[S, E]{N: b.n, Index: b.index, Slot: b.slot, Host: b.host, Info: b.info, ring: r, refs: 1}
 	slot := &r.slots[b.slot]
 	slot.lease = lease
-	r.held++
+	r.leases.begin()
 	r.stats.Batches++
 	r.stats.Samples += int64(b.n)
 	r.sched.Unlock()
@@ -633,9 +666,8 @@ func (r *Ring[S, E]) over(ep *epoch) error {
 		return context.Cause(ep.ctx)
 	case len(ep.ready) > 0:
 		return nil
-	case r.broken != nil:
-		r.reported = true
-		return r.broken
+	case r.failure.err != nil:
+		return r.failure.report()
 	case len(ep.copied) > 0:
 		return nil
 	}
@@ -660,7 +692,7 @@ func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	defer r.sched.Unlock()
 	ep.left = true
 	r.sched.Wake()
-	r.sched.Wait(func() bool { return ep.ended && !r.moving })
+	r.sched.Wait(func() bool { return ep.ended && !r.driver.moving })
 	for _, b := range append(ep.ready, ep.copied...) {
 		r.freeSlots = append(r.freeSlots, b.slot)
 		if r.cfg.Direct {
@@ -793,8 +825,7 @@ func (l *Lease[S, E]) drop() error {
 // returns with the lock released.
 func (l *Lease[S, E]) end(err error) error {
 	r := l.ring
-	r.held--
-	r.releasing++
+	r.leases.release()
 	slot := &r.slots[l.Slot]
 	slot.lease = nil
 	// A Release that runs while Close ends the lease may still add its own stream.
@@ -816,7 +847,7 @@ func (l *Lease[S, E]) end(err error) error {
 	}
 	r.sched.Lock()
 	defer r.sched.Unlock()
-	r.releasing--
+	r.leases.end()
 	if err != nil {
 		r.fail(err)
 		return err
@@ -863,28 +894,28 @@ func (r *Ring[S, E]) Close() error {
 		r.sched.Unlock()
 		return ErrRunning
 	}
-	if r.stopping {
-		r.sched.Wait(func() bool { return r.gone })
+	if r.driver.stopping {
+		r.sched.Wait(func() bool { return r.driver.gone })
 		r.sched.Unlock()
 		return nil
 	}
-	r.closing = true
+	r.driver.closing = true
 	for j := range r.slots {
 		if l := r.slots[j].lease; l != nil {
 			l.refs = 0
-			_ = l.end(nil) // broken keeps an error
+			_ = l.end(nil) // failure keeps an error
 			r.sched.Lock()
 		}
 	}
-	r.sched.Wait(func() bool { return r.releasing == 0 })
-	r.stopping = true
+	r.sched.Wait(func() bool { return r.leases.releasing == 0 })
+	r.driver.stopping = true
 	r.sched.Wake()
-	r.sched.Wait(func() bool { return r.gone })
+	r.sched.Wait(func() bool { return r.driver.gone })
 	defer r.sched.Unlock()
-	if r.broken != nil && !r.reported {
-		return errors.Join(r.broken, r.err)
+	if r.failure.err != nil && !r.failure.reported {
+		return errors.Join(r.failure.err, r.driver.err)
 	}
-	return r.err
+	return r.driver.err
 }
 
 // Stats returns the counts so far.
