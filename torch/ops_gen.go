@@ -776,610 +776,3196 @@ const (
 )
 
 var operators = [...]operatorInfo{
-	opAdd:                       {"Add", "aten::add", "Tensor", "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", false, false},
-	opAddScalar:                 {"AddScalar", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", false, false},
-	opAddInt:                    {"AddInt", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", false, false},
-	opSub:                       {"Sub", "aten::sub", "Tensor", "sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", false, false},
-	opSubScalar:                 {"SubScalar", "aten::sub", "Scalar", "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", false, false},
-	opMul:                       {"Mul", "aten::mul", "Tensor", "mul.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opMulScalar:                 {"MulScalar", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opMulInt:                    {"MulInt", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opDiv:                       {"Div", "aten::div", "Tensor", "div.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opDivScalar:                 {"DivScalar", "aten::div", "Scalar", "div.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opDivMode:                   {"DivMode", "aten::div", "Tensor_mode", "div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor", false, false},
-	opNeg:                       {"Neg", "aten::neg", "", "neg(Tensor self) -> Tensor", false, false},
-	opAbs:                       {"Abs", "aten::abs", "", "abs(Tensor self) -> Tensor", false, false},
-	opSign:                      {"Sign", "aten::sign", "", "sign(Tensor self) -> Tensor", false, false},
-	opSquare:                    {"Square", "aten::square", "", "square(Tensor self) -> Tensor", false, false},
-	opSqrt:                      {"Sqrt", "aten::sqrt", "", "sqrt(Tensor self) -> Tensor", false, false},
-	opReciprocal:                {"Reciprocal", "aten::reciprocal", "", "reciprocal(Tensor self) -> Tensor", false, false},
-	opRsqrt:                     {"Rsqrt", "aten::rsqrt", "", "rsqrt(Tensor self) -> Tensor", false, false},
-	opExp:                       {"Exp", "aten::exp", "", "exp(Tensor self) -> Tensor", false, false},
-	opLog:                       {"Log", "aten::log", "", "log(Tensor self) -> Tensor", false, false},
-	opSin:                       {"Sin", "aten::sin", "", "sin(Tensor self) -> Tensor", false, false},
-	opCos:                       {"Cos", "aten::cos", "", "cos(Tensor self) -> Tensor", false, false},
-	opPowScalar:                 {"PowScalar", "aten::pow", "Tensor_Scalar", "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor", false, false},
-	opPow:                       {"Pow", "aten::pow", "Tensor_Tensor", "pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor", false, false},
-	opMaximum:                   {"Maximum", "aten::maximum", "", "maximum(Tensor self, Tensor other) -> Tensor", false, false},
-	opMinimum:                   {"Minimum", "aten::minimum", "", "minimum(Tensor self, Tensor other) -> Tensor", false, false},
-	opClamp:                     {"Clamp", "aten::clamp", "", "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor", false, false},
-	opClampMin:                  {"ClampMin", "aten::clamp_min", "", "clamp_min(Tensor self, Scalar min) -> Tensor", false, false},
-	opClampMax:                  {"ClampMax", "aten::clamp_max", "", "clamp_max(Tensor self, Scalar max) -> Tensor", false, false},
-	opAddScaled:                 {"AddScaled", "aten::add", "Tensor", "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", false, false},
-	opRSubScalar:                {"RSubScalar", "aten::rsub", "Scalar", "rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", false, false},
-	opSubInt:                    {"SubInt", "aten::sub", "Scalar", "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", false, false},
-	opDivScalarMode:             {"DivScalarMode", "aten::div", "Scalar_mode", "div.Scalar_mode(Tensor self, Scalar other, *, str? rounding_mode) -> Tensor", false, false},
-	opFloorDivide:               {"FloorDivide", "aten::floor_divide", "", "floor_divide(Tensor self, Tensor other) -> Tensor", false, false},
-	opRemainder:                 {"Remainder", "aten::remainder", "Tensor", "remainder.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opRemainderScalar:           {"RemainderScalar", "aten::remainder", "Scalar", "remainder.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opFMod:                      {"FMod", "aten::fmod", "Tensor", "fmod.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opFModScalar:                {"FModScalar", "aten::fmod", "Scalar", "fmod.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opAddcmul:                   {"Addcmul", "aten::addcmul", "", "addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor", false, false},
-	opAddcdiv:                   {"Addcdiv", "aten::addcdiv", "", "addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor", false, false},
-	opLerpScalar:                {"LerpScalar", "aten::lerp", "Scalar", "lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor", false, false},
-	opLerp:                      {"Lerp", "aten::lerp", "Tensor", "lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor", false, false},
-	opPowOf:                     {"PowOf", "aten::pow", "Scalar", "pow.Scalar(Scalar self, Tensor exponent) -> Tensor", false, false},
-	opFloatPowerScalar:          {"FloatPowerScalar", "aten::float_power", "Tensor_Scalar", "float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor", false, false},
-	opHypot:                     {"Hypot", "aten::hypot", "", "hypot(Tensor self, Tensor other) -> Tensor", false, false},
-	opAtan2:                     {"Atan2", "aten::atan2", "", "atan2(Tensor self, Tensor other) -> Tensor", false, false},
-	opCopySign:                  {"CopySign", "aten::copysign", "Tensor", "copysign.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opNextAfter:                 {"NextAfter", "aten::nextafter", "", "nextafter(Tensor self, Tensor other) -> Tensor", false, false},
-	opLdexp:                     {"Ldexp", "aten::ldexp", "Tensor", "ldexp.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opFrexp:                     {"Frexp", "aten::frexp", "Tensor", "frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)", false, false},
-	opXLogY:                     {"XLogY", "aten::xlogy", "Tensor", "xlogy.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opLogAddExp:                 {"LogAddExp", "aten::logaddexp", "", "logaddexp(Tensor self, Tensor other) -> Tensor", false, false},
-	opLogAddExp2:                {"LogAddExp2", "aten::logaddexp2", "", "logaddexp2(Tensor self, Tensor other) -> Tensor", false, false},
-	opFMax:                      {"FMax", "aten::fmax", "", "fmax(Tensor self, Tensor other) -> Tensor", false, false},
-	opFMin:                      {"FMin", "aten::fmin", "", "fmin(Tensor self, Tensor other) -> Tensor", false, false},
-	opClampTensor:               {"ClampTensor", "aten::clamp", "Tensor", "clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor", false, false},
-	opClampMinTensor:            {"ClampMinTensor", "aten::clamp_min", "Tensor", "clamp_min.Tensor(Tensor self, Tensor min) -> Tensor", false, false},
-	opClampMaxTensor:            {"ClampMaxTensor", "aten::clamp_max", "Tensor", "clamp_max.Tensor(Tensor self, Tensor max) -> Tensor", false, false},
-	opGCD:                       {"GCD", "aten::gcd", "", "gcd(Tensor self, Tensor other) -> Tensor", false, false},
-	opLCM:                       {"LCM", "aten::lcm", "", "lcm(Tensor self, Tensor other) -> Tensor", false, false},
-	opHeaviside:                 {"Heaviside", "aten::heaviside", "", "heaviside(Tensor self, Tensor values) -> Tensor", false, false},
-	opDist:                      {"Dist", "aten::dist", "", "dist(Tensor self, Tensor other, Scalar p=2) -> Tensor", false, false},
-	opNaNToNum:                  {"NaNToNum", "aten::nan_to_num", "", "nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor", false, false},
-	opExp2:                      {"Exp2", "aten::exp2", "", "exp2(Tensor self) -> Tensor", false, false},
-	opExpm1:                     {"Expm1", "aten::expm1", "", "expm1(Tensor self) -> Tensor", false, false},
-	opLog1p:                     {"Log1p", "aten::log1p", "", "log1p(Tensor self) -> Tensor", false, false},
-	opLog2:                      {"Log2", "aten::log2", "", "log2(Tensor self) -> Tensor", false, false},
-	opLog10:                     {"Log10", "aten::log10", "", "log10(Tensor self) -> Tensor", false, false},
-	opTan:                       {"Tan", "aten::tan", "", "tan(Tensor self) -> Tensor", false, false},
-	opAsin:                      {"Asin", "aten::asin", "", "asin(Tensor self) -> Tensor", false, false},
-	opAcos:                      {"Acos", "aten::acos", "", "acos(Tensor self) -> Tensor", false, false},
-	opAtan:                      {"Atan", "aten::atan", "", "atan(Tensor self) -> Tensor", false, false},
-	opSinh:                      {"Sinh", "aten::sinh", "", "sinh(Tensor self) -> Tensor", false, false},
-	opCosh:                      {"Cosh", "aten::cosh", "", "cosh(Tensor self) -> Tensor", false, false},
-	opAsinh:                     {"Asinh", "aten::asinh", "", "asinh(Tensor self) -> Tensor", false, false},
-	opAcosh:                     {"Acosh", "aten::acosh", "", "acosh(Tensor self) -> Tensor", false, false},
-	opAtanh:                     {"Atanh", "aten::atanh", "", "atanh(Tensor self) -> Tensor", false, false},
-	opSinc:                      {"Sinc", "aten::sinc", "", "sinc(Tensor self) -> Tensor", false, false},
-	opDeg2Rad:                   {"Deg2Rad", "aten::deg2rad", "", "deg2rad(Tensor self) -> Tensor", false, false},
-	opRad2Deg:                   {"Rad2Deg", "aten::rad2deg", "", "rad2deg(Tensor self) -> Tensor", false, false},
-	opFloor:                     {"Floor", "aten::floor", "", "floor(Tensor self) -> Tensor", false, false},
-	opCeil:                      {"Ceil", "aten::ceil", "", "ceil(Tensor self) -> Tensor", false, false},
-	opRound:                     {"Round", "aten::round", "", "round(Tensor self) -> Tensor", false, false},
-	opRoundTo:                   {"RoundTo", "aten::round", "decimals", "round.decimals(Tensor self, *, int decimals) -> Tensor", false, false},
-	opTrunc:                     {"Trunc", "aten::trunc", "", "trunc(Tensor self) -> Tensor", false, false},
-	opFrac:                      {"Frac", "aten::frac", "", "frac(Tensor self) -> Tensor", false, false},
-	opErf:                       {"Erf", "aten::erf", "", "erf(Tensor self) -> Tensor", false, false},
-	opErfc:                      {"Erfc", "aten::erfc", "", "erfc(Tensor self) -> Tensor", false, false},
-	opErfinv:                    {"Erfinv", "aten::erfinv", "", "erfinv(Tensor self) -> Tensor", false, false},
-	opLgamma:                    {"Lgamma", "aten::lgamma", "", "lgamma(Tensor self) -> Tensor", false, false},
-	opDigamma:                   {"Digamma", "aten::digamma", "", "digamma(Tensor self) -> Tensor", false, false},
-	opPolygamma:                 {"Polygamma", "aten::polygamma", "", "polygamma(int n, Tensor self) -> Tensor", false, false},
-	opMVLgamma:                  {"MVLgamma", "aten::mvlgamma", "", "mvlgamma(Tensor self, int p) -> Tensor", false, false},
-	opIgamma:                    {"Igamma", "aten::igamma", "", "igamma(Tensor self, Tensor other) -> Tensor", false, false},
-	opIgammac:                   {"Igammac", "aten::igammac", "", "igammac(Tensor self, Tensor other) -> Tensor", false, false},
-	opLogit:                     {"Logit", "aten::logit", "", "logit(Tensor self, float? eps=None) -> Tensor", false, false},
-	opBesselI0:                  {"BesselI0", "aten::i0", "", "i0(Tensor self) -> Tensor", false, false},
-	opBesselI0e:                 {"BesselI0e", "aten::special_i0e", "", "special_i0e(Tensor self) -> Tensor", false, false},
-	opBesselI1:                  {"BesselI1", "aten::special_i1", "", "special_i1(Tensor self) -> Tensor", false, false},
-	opBesselI1e:                 {"BesselI1e", "aten::special_i1e", "", "special_i1e(Tensor self) -> Tensor", false, false},
-	opBesselJ0:                  {"BesselJ0", "aten::special_bessel_j0", "", "special_bessel_j0(Tensor self) -> Tensor", false, false},
-	opBesselJ1:                  {"BesselJ1", "aten::special_bessel_j1", "", "special_bessel_j1(Tensor self) -> Tensor", false, false},
-	opEntr:                      {"Entr", "aten::special_entr", "", "special_entr(Tensor self) -> Tensor", false, false},
-	opErfcx:                     {"Erfcx", "aten::special_erfcx", "", "special_erfcx(Tensor self) -> Tensor", false, false},
-	opNdtr:                      {"Ndtr", "aten::special_ndtr", "", "special_ndtr(Tensor self) -> Tensor", false, false},
-	opNdtri:                     {"Ndtri", "aten::special_ndtri", "", "special_ndtri(Tensor self) -> Tensor", false, false},
-	opLogNdtr:                   {"LogNdtr", "aten::special_log_ndtr", "", "special_log_ndtr(Tensor self) -> Tensor", false, false},
-	opXLog1pY:                   {"XLog1pY", "aten::special_xlog1py", "", "special_xlog1py(Tensor self, Tensor other) -> Tensor", false, false},
-	opZeta:                      {"Zeta", "aten::special_zeta", "", "special_zeta(Tensor self, Tensor other) -> Tensor", false, false},
-	opSgn:                       {"Sgn", "aten::sgn", "", "sgn(Tensor self) -> Tensor", false, false},
-	opSignBit:                   {"SignBit", "aten::signbit", "", "signbit(Tensor self) -> Tensor", false, false},
-	opAdd_:                      {"Add_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)", false, false},
-	opAddScaled_:                {"AddScaled_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)", false, false},
-	opAddScalar_:                {"AddScalar_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)", false, false},
-	opAddInt_:                   {"AddInt_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)", false, false},
-	opSub_:                      {"Sub_", "aten::sub_", "Tensor", "sub_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)", false, false},
-	opMul_:                      {"Mul_", "aten::mul_", "Tensor", "mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)", false, false},
-	opMulScalar_:                {"MulScalar_", "aten::mul_", "Scalar", "mul_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)", false, false},
-	opDiv_:                      {"Div_", "aten::div_", "Tensor", "div_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)", false, false},
-	opDivScalar_:                {"DivScalar_", "aten::div_", "Scalar", "div_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)", false, false},
-	opAddcmul_:                  {"Addcmul_", "aten::addcmul_", "", "addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)", false, false},
-	opAddcdiv_:                  {"Addcdiv_", "aten::addcdiv_", "", "addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)", false, false},
-	opSqrt_:                     {"Sqrt_", "aten::sqrt_", "", "sqrt_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opReLU_:                     {"ReLU_", "aten::relu_", "", "relu_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opZero_:                     {"Zero_", "aten::zero_", "", "zero_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opFill_:                     {"Fill_", "aten::fill_", "Scalar", "fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)", false, false},
-	opCopy_:                     {"Copy_", "aten::copy_", "", "copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)", false, false},
-	opUniform_:                  {"Uniform_", "aten::uniform_", "", "uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)", false, false},
-	opNormal_:                   {"Normal_", "aten::normal_", "", "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)", false, false},
-	opBernoulli_:                {"Bernoulli_", "aten::bernoulli_", "float", "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)", false, false},
-	opSetData:                   {"SetData", "aten::set_data", "", "set_data(Tensor(a!) self, Tensor new_data) -> ()", false, false},
-	opExp_:                      {"Exp_", "aten::exp_", "", "exp_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opLog_:                      {"Log_", "aten::log_", "", "log_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opNeg_:                      {"Neg_", "aten::neg_", "", "neg_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opAbs_:                      {"Abs_", "aten::abs_", "", "abs_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opSquare_:                   {"Square_", "aten::square_", "", "square_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opRsqrt_:                    {"Rsqrt_", "aten::rsqrt_", "", "rsqrt_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opReciprocal_:               {"Reciprocal_", "aten::reciprocal_", "", "reciprocal_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opPowScalar_:                {"PowScalar_", "aten::pow_", "Scalar", "pow_.Scalar(Tensor(a!) self, Scalar exponent) -> Tensor(a!)", false, false},
-	opFloor_:                    {"Floor_", "aten::floor_", "", "floor_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opCeil_:                     {"Ceil_", "aten::ceil_", "", "ceil_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opRound_:                    {"Round_", "aten::round_", "", "round_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opTrunc_:                    {"Trunc_", "aten::trunc_", "", "trunc_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opClamp_:                    {"Clamp_", "aten::clamp_", "", "clamp_(Tensor(a!) self, Scalar? min=None, Scalar? max=None) -> Tensor(a!)", false, false},
-	opClampMin_:                 {"ClampMin_", "aten::clamp_min_", "", "clamp_min_(Tensor(a!) self, Scalar min) -> Tensor(a!)", false, false},
-	opClampMax_:                 {"ClampMax_", "aten::clamp_max_", "", "clamp_max_(Tensor(a!) self, Scalar max) -> Tensor(a!)", false, false},
-	opSubScalar_:                {"SubScalar_", "aten::sub_", "Scalar", "sub_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)", false, false},
-	opLerpScalar_:               {"LerpScalar_", "aten::lerp_", "Scalar", "lerp_.Scalar(Tensor(a!) self, Tensor end, Scalar weight) -> Tensor(a!)", false, false},
-	opLerp_:                     {"Lerp_", "aten::lerp_", "Tensor", "lerp_.Tensor(Tensor(a!) self, Tensor end, Tensor weight) -> Tensor(a!)", false, false},
-	opAddMM_:                    {"AddMM_", "aten::addmm_", "", "addmm_(Tensor(a!) self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor(a!)", false, false},
-	opSigmoid_:                  {"Sigmoid_", "aten::sigmoid_", "", "sigmoid_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opTanh_:                     {"Tanh_", "aten::tanh_", "", "tanh_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opSin_:                      {"Sin_", "aten::sin_", "", "sin_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opCos_:                      {"Cos_", "aten::cos_", "", "cos_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opErfinv_:                   {"Erfinv_", "aten::erfinv_", "", "erfinv_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opLeakyReLU_:                {"LeakyReLU_", "aten::leaky_relu_", "", "leaky_relu_(Tensor(a!) self, Scalar negative_slope=0.01) -> Tensor(a!)", false, false},
-	opELU_:                      {"ELU_", "aten::elu_", "", "elu_(Tensor(a!) self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor(a!)", false, false},
-	opSiLU_:                     {"SiLU_", "aten::silu_", "", "silu_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opHardTanh_:                 {"HardTanh_", "aten::hardtanh_", "", "hardtanh_(Tensor(a!) self, Scalar min_val=-1, Scalar max_val=1) -> Tensor(a!)", false, false},
-	opHardswish_:                {"Hardswish_", "aten::hardswish_", "", "hardswish_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opHardsigmoid_:              {"Hardsigmoid_", "aten::hardsigmoid_", "", "hardsigmoid_(Tensor(a!) self) -> Tensor(a!)", false, false},
-	opMaskedFill_:               {"MaskedFill_", "aten::masked_fill_", "Scalar", "masked_fill_.Scalar(Tensor(a!) self, Tensor mask, Scalar value) -> Tensor(a!)", false, false},
-	opMaskedScatter_:            {"MaskedScatter_", "aten::masked_scatter_", "", "masked_scatter_(Tensor(a!) self, Tensor mask, Tensor source) -> Tensor(a!)", false, false},
-	opFillTensor_:               {"FillTensor_", "aten::fill_", "Tensor", "fill_.Tensor(Tensor(a!) self, Tensor value) -> Tensor(a!)", false, false},
-	opFillDiagonal_:             {"FillDiagonal_", "aten::fill_diagonal_", "", "fill_diagonal_(Tensor(a!) self, Scalar fill_value, bool wrap=False) -> Tensor(a!)", false, false},
-	opIndexAdd_:                 {"IndexAdd_", "aten::index_add_", "", "index_add_(Tensor(a!) self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor(a!)", false, false},
-	opIndexFill_:                {"IndexFill_", "aten::index_fill_", "int_Scalar", "index_fill_.int_Scalar(Tensor(a!) self, int dim, Tensor index, Scalar value) -> Tensor(a!)", false, false},
-	opScatter_:                  {"Scatter_", "aten::scatter_", "src", "scatter_.src(Tensor(a!) self, int dim, Tensor index, Tensor src) -> Tensor(a!)", false, false},
-	opScatterScalar_:            {"ScatterScalar_", "aten::scatter_", "value", "scatter_.value(Tensor(a!) self, int dim, Tensor index, Scalar value) -> Tensor(a!)", false, false},
-	opScatterAdd_:               {"ScatterAdd_", "aten::scatter_add_", "", "scatter_add_(Tensor(a!) self, int dim, Tensor index, Tensor src) -> Tensor(a!)", false, false},
-	opTril_:                     {"Tril_", "aten::tril_", "", "tril_(Tensor(a!) self, SymInt diagonal=0) -> Tensor(a!)", false, false},
-	opTriu_:                     {"Triu_", "aten::triu_", "", "triu_(Tensor(a!) self, SymInt diagonal=0) -> Tensor(a!)", false, false},
-	opRandom_:                   {"Random_", "aten::random_", "from", "random_.from(Tensor(a!) self, int from, int? to, *, Generator? generator=None) -> Tensor(a!)", false, false},
-	opExponential_:              {"Exponential_", "aten::exponential_", "", "exponential_(Tensor(a!) self, float lambd=1, *, Generator? generator=None) -> Tensor(a!)", false, false},
-	opGeometric_:                {"Geometric_", "aten::geometric_", "", "geometric_(Tensor(a!) self, float p, *, Generator? generator=None) -> Tensor(a!)", false, false},
-	opLogNormal_:                {"LogNormal_", "aten::log_normal_", "", "log_normal_(Tensor(a!) self, float mean=1, float std=2, *, Generator? generator=None) -> Tensor(a!)", false, false},
-	opCauchy_:                   {"Cauchy_", "aten::cauchy_", "", "cauchy_(Tensor(a!) self, float median=0, float sigma=1, *, Generator? generator=None) -> Tensor(a!)", false, false},
-	opEq:                        {"Eq", "aten::eq", "Tensor", "eq.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opEqScalar:                  {"EqScalar", "aten::eq", "Scalar", "eq.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opNe:                        {"Ne", "aten::ne", "Tensor", "ne.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opNeScalar:                  {"NeScalar", "aten::ne", "Scalar", "ne.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opLt:                        {"Lt", "aten::lt", "Tensor", "lt.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opLtScalar:                  {"LtScalar", "aten::lt", "Scalar", "lt.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opLe:                        {"Le", "aten::le", "Tensor", "le.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opLeScalar:                  {"LeScalar", "aten::le", "Scalar", "le.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opGt:                        {"Gt", "aten::gt", "Tensor", "gt.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opGtScalar:                  {"GtScalar", "aten::gt", "Scalar", "gt.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opGe:                        {"Ge", "aten::ge", "Tensor", "ge.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opGeScalar:                  {"GeScalar", "aten::ge", "Scalar", "ge.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opLogicalNot:                {"LogicalNot", "aten::logical_not", "", "logical_not(Tensor self) -> Tensor", false, false},
-	opIsNaN:                     {"IsNaN", "aten::isnan", "", "isnan(Tensor self) -> Tensor", false, false},
-	opIsFinite:                  {"IsFinite", "aten::isfinite", "", "isfinite(Tensor self) -> Tensor", false, false},
-	opWhere:                     {"Where", "aten::where", "self", "where.self(Tensor condition, Tensor self, Tensor other) -> Tensor", false, false},
-	opMaskedFill:                {"MaskedFill", "aten::masked_fill", "Scalar", "masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor", false, false},
-	opIsInf:                     {"IsInf", "aten::isinf", "", "isinf(Tensor self) -> Tensor", false, false},
-	opIsPosInf:                  {"IsPosInf", "aten::isposinf", "", "isposinf(Tensor self) -> Tensor", false, false},
-	opIsNegInf:                  {"IsNegInf", "aten::isneginf", "", "isneginf(Tensor self) -> Tensor", false, false},
-	opIsReal:                    {"IsReal", "aten::isreal", "", "isreal(Tensor self) -> Tensor", false, false},
-	opIsClose:                   {"IsClose", "aten::isclose", "", "isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor", false, false},
-	opIsIn:                      {"IsIn", "aten::isin", "Tensor_Tensor", "isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor", false, false},
-	opLogicalAnd:                {"LogicalAnd", "aten::logical_and", "", "logical_and(Tensor self, Tensor other) -> Tensor", false, false},
-	opLogicalOr:                 {"LogicalOr", "aten::logical_or", "", "logical_or(Tensor self, Tensor other) -> Tensor", false, false},
-	opLogicalXor:                {"LogicalXor", "aten::logical_xor", "", "logical_xor(Tensor self, Tensor other) -> Tensor", false, false},
-	opWhereScalar:               {"WhereScalar", "aten::where", "ScalarOther", "where.ScalarOther(Tensor condition, Tensor self, Scalar other) -> Tensor", false, false},
-	opWhereScalars:              {"WhereScalars", "aten::where", "Scalar", "where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor", false, false},
-	opMaskedFillTensor:          {"MaskedFillTensor", "aten::masked_fill", "Tensor", "masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor", false, false},
-	opBitwiseNot:                {"BitwiseNot", "aten::bitwise_not", "", "bitwise_not(Tensor self) -> Tensor", false, false},
-	opBitwiseAnd:                {"BitwiseAnd", "aten::bitwise_and", "Tensor", "bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opBitwiseOr:                 {"BitwiseOr", "aten::bitwise_or", "Tensor", "bitwise_or.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opBitwiseXor:                {"BitwiseXor", "aten::bitwise_xor", "Tensor", "bitwise_xor.Tensor(Tensor self, Tensor other) -> Tensor", false, false},
-	opBitwiseAndInt:             {"BitwiseAndInt", "aten::bitwise_and", "Scalar", "bitwise_and.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opBitwiseOrInt:              {"BitwiseOrInt", "aten::bitwise_or", "Scalar", "bitwise_or.Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opShiftLeft:                 {"ShiftLeft", "aten::bitwise_left_shift", "Tensor_Scalar", "bitwise_left_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opShiftRight:                {"ShiftRight", "aten::bitwise_right_shift", "Tensor_Scalar", "bitwise_right_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor", false, false},
-	opComplex:                   {"Complex", "aten::complex", "", "complex(Tensor real, Tensor imag) -> Tensor", false, false},
-	opPolar:                     {"Polar", "aten::polar", "", "polar(Tensor abs, Tensor angle) -> Tensor", false, false},
-	opReal:                      {"Real", "aten::real", "", "real(Tensor(a) self) -> Tensor(a)", false, false},
-	opImag:                      {"Imag", "aten::imag", "", "imag(Tensor(a) self) -> Tensor(a)", false, false},
-	opConj:                      {"Conj", "aten::conj", "", "conj(Tensor(a) self) -> Tensor(a)", false, false},
-	opResolveConj:               {"ResolveConj", "aten::resolve_conj", "", "resolve_conj(Tensor(a) self) -> Tensor(a)", false, false},
-	opAngle:                     {"Angle", "aten::angle", "", "angle(Tensor self) -> Tensor", false, false},
-	opViewAsReal:                {"ViewAsReal", "aten::view_as_real", "", "view_as_real(Tensor(a) self) -> Tensor(a)", false, false},
-	opViewAsComplex:             {"ViewAsComplex", "aten::view_as_complex", "", "view_as_complex(Tensor(a) self) -> Tensor(a)", false, false},
-	opMatMul:                    {"MatMul", "aten::matmul", "", "matmul(Tensor self, Tensor other) -> Tensor", false, false},
-	opMM:                        {"MM", "aten::mm", "", "mm(Tensor self, Tensor mat2) -> Tensor", false, false},
-	opBMM:                       {"BMM", "aten::bmm", "", "bmm(Tensor self, Tensor mat2) -> Tensor", false, false},
-	opBAddBMM:                   {"BAddBMM", "aten::baddbmm", "", "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor", false, false},
-	opLinear:                    {"Linear", "aten::linear", "", "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", false, false},
-	opT:                         {"T", "aten::t", "", "t(Tensor(a) self) -> Tensor(a)", false, false},
-	opLinalgLstSq:               {"LinalgLstSq", "aten::linalg_lstsq", "", "linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor solution, Tensor residuals, Tensor rank, Tensor singular_values)", false, true},
-	opDot:                       {"Dot", "aten::dot", "", "dot(Tensor self, Tensor tensor) -> Tensor", false, false},
-	opVDot:                      {"VDot", "aten::vdot", "", "vdot(Tensor self, Tensor other) -> Tensor", false, false},
-	opMV:                        {"MV", "aten::mv", "", "mv(Tensor self, Tensor vec) -> Tensor", false, false},
-	opInner:                     {"Inner", "aten::inner", "", "inner(Tensor self, Tensor other) -> Tensor", false, false},
-	opOuter:                     {"Outer", "aten::outer", "", "outer(Tensor self, Tensor vec2) -> Tensor", false, false},
-	opKron:                      {"Kron", "aten::kron", "", "kron(Tensor self, Tensor other) -> Tensor", false, false},
-	opAddMM:                     {"AddMM", "aten::addmm", "", "addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor", false, false},
-	opAddMV:                     {"AddMV", "aten::addmv", "", "addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor", false, false},
-	opAddR:                      {"AddR", "aten::addr", "", "addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor", false, false},
-	opAddBMM:                    {"AddBMM", "aten::addbmm", "", "addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor", false, false},
-	opEinsum:                    {"Einsum", "aten::einsum", "", "einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor", false, false},
-	opTensorDot:                 {"TensorDot", "aten::tensordot", "", "tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor", false, false},
-	opBilinear:                  {"Bilinear", "aten::bilinear", "", "bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor", false, false},
-	opMultiDot:                  {"MultiDot", "aten::linalg_multi_dot", "", "linalg_multi_dot(Tensor[] tensors) -> Tensor", false, true},
-	opMatrixPower:               {"MatrixPower", "aten::matrix_power", "", "matrix_power(Tensor self, int n) -> Tensor", false, false},
-	opMatrixExp:                 {"MatrixExp", "aten::matrix_exp", "", "matrix_exp(Tensor self) -> Tensor", false, false},
-	opTrace:                     {"Trace", "aten::trace", "", "trace(Tensor self) -> Tensor", false, false},
-	opDiagonal:                  {"Diagonal", "aten::diagonal", "", "diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)", false, false},
-	opDiag:                      {"Diag", "aten::diag", "", "diag(Tensor self, int diagonal=0) -> Tensor", false, false},
-	opDiagEmbed:                 {"DiagEmbed", "aten::diag_embed", "", "diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor", false, false},
-	opAdjoint:                   {"Adjoint", "aten::adjoint", "", "adjoint(Tensor(a) self) -> Tensor(a)", false, false},
-	opMT:                        {"MT", "aten::mT", "", "mT(Tensor(a) self) -> Tensor(a)", false, false},
-	opCross:                     {"Cross", "aten::cross", "", "cross(Tensor self, Tensor other, int? dim=None) -> Tensor", false, false},
-	opCDist:                     {"CDist", "aten::cdist", "", "cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor", false, false},
-	opPDist:                     {"PDist", "aten::pdist", "", "pdist(Tensor self, float p=2) -> Tensor", false, false},
-	opPairwiseDistance:          {"PairwiseDistance", "aten::pairwise_distance", "", "pairwise_distance(Tensor x1, Tensor x2, float p=2, float eps=1e-06, bool keepdim=False) -> Tensor", false, false},
-	opCosineSimilarity:          {"CosineSimilarity", "aten::cosine_similarity", "", "cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor", false, false},
-	opCov:                       {"Cov", "aten::cov", "", "cov(Tensor self, *, int correction=1, Tensor? fweights=None, Tensor? aweights=None) -> Tensor", false, false},
-	opCorrCoef:                  {"CorrCoef", "aten::corrcoef", "", "corrcoef(Tensor self) -> Tensor", false, false},
-	opLinalgDet:                 {"LinalgDet", "aten::linalg_det", "", "linalg_det(Tensor A) -> Tensor", false, true},
-	opLinalgSLogDet:             {"LinalgSLogDet", "aten::linalg_slogdet", "", "linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet)", false, true},
-	opLinalgInv:                 {"LinalgInv", "aten::linalg_inv", "", "linalg_inv(Tensor A) -> Tensor", false, true},
-	opLinalgPInv:                {"LinalgPInv", "aten::linalg_pinv", "", "linalg_pinv(Tensor self, float rcond, bool hermitian=False) -> Tensor", false, true},
-	opLinalgSolve:               {"LinalgSolve", "aten::linalg_solve", "", "linalg_solve(Tensor A, Tensor B, *, bool left=True) -> Tensor", false, true},
-	opLinalgSolveTriangular:     {"LinalgSolveTriangular", "aten::linalg_solve_triangular", "", "linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor", false, true},
-	opLinalgCholesky:            {"LinalgCholesky", "aten::linalg_cholesky", "", "linalg_cholesky(Tensor self, *, bool upper=False) -> Tensor", false, true},
-	opCholeskySolve:             {"CholeskySolve", "aten::cholesky_solve", "", "cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor", false, false},
-	opCholeskyInverse:           {"CholeskyInverse", "aten::cholesky_inverse", "", "cholesky_inverse(Tensor self, bool upper=False) -> Tensor", false, false},
-	opLinalgQR:                  {"LinalgQR", "aten::linalg_qr", "", "linalg_qr(Tensor A, str mode='reduced') -> (Tensor Q, Tensor R)", false, true},
-	opLinalgSVD:                 {"LinalgSVD", "aten::linalg_svd", "", "linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)", false, true},
-	opLinalgSVDVals:             {"LinalgSVDVals", "aten::linalg_svdvals", "", "linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor", false, true},
-	opLinalgEig:                 {"LinalgEig", "aten::linalg_eig", "", "linalg_eig(Tensor self) -> (Tensor eigenvalues, Tensor eigenvectors)", false, true},
-	opLinalgEigVals:             {"LinalgEigVals", "aten::linalg_eigvals", "", "linalg_eigvals(Tensor self) -> Tensor", false, true},
-	opLinalgEigH:                {"LinalgEigH", "aten::linalg_eigh", "", "linalg_eigh(Tensor self, str UPLO=\"L\") -> (Tensor eigenvalues, Tensor eigenvectors)", false, true},
-	opLinalgEigValsH:            {"LinalgEigValsH", "aten::linalg_eigvalsh", "", "linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor", false, true},
-	opLinalgLU:                  {"LinalgLU", "aten::linalg_lu", "", "linalg_lu(Tensor A, *, bool pivot=True) -> (Tensor P, Tensor L, Tensor U)", false, true},
-	opLinalgLUFactor:            {"LinalgLUFactor", "aten::linalg_lu_factor", "", "linalg_lu_factor(Tensor A, *, bool pivot=True) -> (Tensor LU, Tensor pivots)", false, true},
-	opLinalgLUSolve:             {"LinalgLUSolve", "aten::linalg_lu_solve", "", "linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool adjoint=False) -> Tensor", false, true},
-	opLinalgMatrixNorm:          {"LinalgMatrixNorm", "aten::linalg_matrix_norm", "str_ord", "linalg_matrix_norm.str_ord(Tensor self, str ord='fro', int[] dim=[-2,-1], bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, true},
-	opLinalgMatrixRank:          {"LinalgMatrixRank", "aten::linalg_matrix_rank", "", "linalg_matrix_rank(Tensor self, float tol, bool hermitian=False) -> Tensor", false, true},
-	opLinalgCond:                {"LinalgCond", "aten::linalg_cond", "", "linalg_cond(Tensor self, Scalar? p=None) -> Tensor", false, true},
-	opLinalgVecDot:              {"LinalgVecDot", "aten::linalg_vecdot", "", "linalg_vecdot(Tensor x, Tensor y, *, int dim=-1) -> Tensor", false, true},
-	opLinalgTensorInv:           {"LinalgTensorInv", "aten::linalg_tensorinv", "", "linalg_tensorinv(Tensor self, int ind=2) -> Tensor", false, true},
-	opLinalgTensorSolve:         {"LinalgTensorSolve", "aten::linalg_tensorsolve", "", "linalg_tensorsolve(Tensor self, Tensor other, int[]? dims=None) -> Tensor", false, true},
-	opFFT:                       {"FFT", "aten::fft_fft", "", "fft_fft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor", false, false},
-	opIFFT:                      {"IFFT", "aten::fft_ifft", "", "fft_ifft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor", false, false},
-	opRFFT:                      {"RFFT", "aten::fft_rfft", "", "fft_rfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor", false, false},
-	opIRFFT:                     {"IRFFT", "aten::fft_irfft", "", "fft_irfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor", false, false},
-	opHFFT:                      {"HFFT", "aten::fft_hfft", "", "fft_hfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor", false, false},
-	opIHFFT:                     {"IHFFT", "aten::fft_ihfft", "", "fft_ihfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor", false, false},
-	opFFT2:                      {"FFT2", "aten::fft_fft2", "", "fft_fft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor", false, false},
-	opIFFT2:                     {"IFFT2", "aten::fft_ifft2", "", "fft_ifft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor", false, false},
-	opRFFT2:                     {"RFFT2", "aten::fft_rfft2", "", "fft_rfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor", false, false},
-	opIRFFT2:                    {"IRFFT2", "aten::fft_irfft2", "", "fft_irfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor", false, false},
-	opFFTN:                      {"FFTN", "aten::fft_fftn", "", "fft_fftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor", false, false},
-	opIFFTN:                     {"IFFTN", "aten::fft_ifftn", "", "fft_ifftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor", false, false},
-	opRFFTN:                     {"RFFTN", "aten::fft_rfftn", "", "fft_rfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor", false, false},
-	opIRFFTN:                    {"IRFFTN", "aten::fft_irfftn", "", "fft_irfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor", false, false},
-	opFFTShift:                  {"FFTShift", "aten::fft_fftshift", "", "fft_fftshift(Tensor self, int[1]? dim=None) -> Tensor", false, false},
-	opIFFTShift:                 {"IFFTShift", "aten::fft_ifftshift", "", "fft_ifftshift(Tensor self, int[1]? dim=None) -> Tensor", false, false},
-	opSTFT:                      {"STFT", "aten::stft", "center", "stft.center(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True, str pad_mode=\"reflect\", bool normalized=False, bool? onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor", false, false},
-	opISTFT:                     {"ISTFT", "aten::istft", "", "istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True, bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor", false, false},
-	opConv2d:                    {"Conv2d", "aten::conv2d", "", "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor", false, false},
-	opConv1d:                    {"Conv1d", "aten::conv1d", "", "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor", false, false},
-	opConv3d:                    {"Conv3d", "aten::conv3d", "", "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor", false, false},
-	opConvTranspose1d:           {"ConvTranspose1d", "aten::conv_transpose1d", "", "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) -> Tensor", false, false},
-	opConvTranspose2d:           {"ConvTranspose2d", "aten::conv_transpose2d", "input", "conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor", false, false},
-	opConvTranspose3d:           {"ConvTranspose3d", "aten::conv_transpose3d", "input", "conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1) -> Tensor", false, false},
-	opBatchNorm:                 {"BatchNorm", "aten::batch_norm", "", "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor", false, false},
-	opLayerNorm:                 {"LayerNorm", "aten::layer_norm", "", "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor", false, false},
-	opGroupNorm:                 {"GroupNorm", "aten::group_norm", "", "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor", false, false},
-	opInstanceNorm:              {"InstanceNorm", "aten::instance_norm", "", "instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor", false, false},
-	opRMSNorm:                   {"RMSNorm", "aten::rms_norm", "", "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor", false, false},
-	opReLU:                      {"ReLU", "aten::relu", "", "relu(Tensor self) -> Tensor", false, false},
-	opLeakyReLU:                 {"LeakyReLU", "aten::leaky_relu", "", "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor", false, false},
-	opGELU:                      {"GELU", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor", false, false},
-	opGELUWith:                  {"GELUWith", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor", false, false},
-	opSiLU:                      {"SiLU", "aten::silu", "", "silu(Tensor self) -> Tensor", false, false},
-	opMish:                      {"Mish", "aten::mish", "", "mish(Tensor self) -> Tensor", false, false},
-	opReLU6:                     {"ReLU6", "aten::relu6", "", "relu6(Tensor self) -> Tensor", false, false},
-	opHardTanh:                  {"HardTanh", "aten::hardtanh", "", "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor", false, false},
-	opHardswish:                 {"Hardswish", "aten::hardswish", "", "hardswish(Tensor self) -> Tensor", false, false},
-	opHardsigmoid:               {"Hardsigmoid", "aten::hardsigmoid", "", "hardsigmoid(Tensor self) -> Tensor", false, false},
-	opELU:                       {"ELU", "aten::elu", "", "elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor", false, false},
-	opSELU:                      {"SELU", "aten::selu", "", "selu(Tensor self) -> Tensor", false, false},
-	opCELU:                      {"CELU", "aten::celu", "", "celu(Tensor self, Scalar alpha=1.0) -> Tensor", false, false},
-	opGLU:                       {"GLU", "aten::glu", "", "glu(Tensor self, int dim=-1) -> Tensor", false, false},
-	opPReLU:                     {"PReLU", "aten::prelu", "", "prelu(Tensor self, Tensor weight) -> Tensor", false, false},
-	opSoftplus:                  {"Softplus", "aten::softplus", "", "softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor", false, false},
-	opLogSigmoid:                {"LogSigmoid", "aten::log_sigmoid", "", "log_sigmoid(Tensor self) -> Tensor", false, false},
-	opSigmoid:                   {"Sigmoid", "aten::sigmoid", "", "sigmoid(Tensor self) -> Tensor", false, false},
-	opTanh:                      {"Tanh", "aten::tanh", "", "tanh(Tensor self) -> Tensor", false, false},
-	opSoftmax:                   {"Softmax", "aten::softmax", "int", "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor", false, false},
-	opLogSoftmax:                {"LogSoftmax", "aten::log_softmax", "int", "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor", false, false},
-	opMaxPool2d:                 {"MaxPool2d", "aten::max_pool2d", "", "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor", false, false},
-	opMaxPool1d:                 {"MaxPool1d", "aten::max_pool1d", "", "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor", false, false},
-	opMaxPool3d:                 {"MaxPool3d", "aten::max_pool3d", "", "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor", false, false},
-	opAvgPool2d:                 {"AvgPool2d", "aten::avg_pool2d", "", "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor", false, false},
-	opAvgPool1d:                 {"AvgPool1d", "aten::avg_pool1d", "", "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor", false, false},
-	opAvgPool3d:                 {"AvgPool3d", "aten::avg_pool3d", "", "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor", false, false},
-	opAdaptiveAvgPool1d:         {"AdaptiveAvgPool1d", "aten::adaptive_avg_pool1d", "", "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor", false, false},
-	opAdaptiveAvgPool2d:         {"AdaptiveAvgPool2d", "aten::adaptive_avg_pool2d", "", "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor", false, false},
-	opAdaptiveAvgPool3d:         {"AdaptiveAvgPool3d", "aten::adaptive_avg_pool3d", "", "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor", false, false},
-	opAdaptiveMaxPool1d:         {"AdaptiveMaxPool1d", "aten::adaptive_max_pool1d", "", "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)", false, false},
-	opAdaptiveMaxPool2d:         {"AdaptiveMaxPool2d", "aten::adaptive_max_pool2d", "", "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)", false, false},
-	opAdaptiveMaxPool3d:         {"AdaptiveMaxPool3d", "aten::adaptive_max_pool3d", "", "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)", false, false},
-	opUpsampleNearest1d:         {"UpsampleNearest1d", "aten::upsample_nearest1d", "", "upsample_nearest1d(Tensor self, SymInt[1] output_size, float? scales=None) -> Tensor", false, false},
-	opUpsampleNearest2d:         {"UpsampleNearest2d", "aten::upsample_nearest2d", "", "upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor", false, false},
-	opUpsampleNearest3d:         {"UpsampleNearest3d", "aten::upsample_nearest3d", "", "upsample_nearest3d(Tensor self, SymInt[3] output_size, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor", false, false},
-	opUpsampleLinear1d:          {"UpsampleLinear1d", "aten::upsample_linear1d", "", "upsample_linear1d(Tensor self, SymInt[1] output_size, bool align_corners, float? scales=None) -> Tensor", false, false},
-	opUpsampleBilinear2d:        {"UpsampleBilinear2d", "aten::upsample_bilinear2d", "", "upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor", false, false},
-	opUpsampleBilinear2dScale:   {"UpsampleBilinear2dScale", "aten::upsample_bilinear2d", "vec", "upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor", false, false},
-	opUpsampleBicubic2d:         {"UpsampleBicubic2d", "aten::upsample_bicubic2d", "", "upsample_bicubic2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor", false, false},
-	opUpsampleTrilinear3d:       {"UpsampleTrilinear3d", "aten::upsample_trilinear3d", "", "upsample_trilinear3d(Tensor self, SymInt[3] output_size, bool align_corners, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor", false, false},
-	opPixelShuffle:              {"PixelShuffle", "aten::pixel_shuffle", "", "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor", false, false},
-	opDropout:                   {"Dropout", "aten::dropout", "", "dropout(Tensor input, float p, bool train) -> Tensor", false, false},
-	opFeatureDropout:            {"FeatureDropout", "aten::feature_dropout", "", "feature_dropout(Tensor input, float p, bool train) -> Tensor", false, false},
-	opEmbedding:                 {"Embedding", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor", false, false},
-	opEmbeddingWith:             {"EmbeddingWith", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor", false, false},
-	opScaledDotProductAttention: {"ScaledDotProductAttention", "aten::scaled_dot_product_attention", "", "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor", false, false},
-	opLSTM:                      {"LSTM", "aten::lstm", "input", "lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)", false, false},
-	opGRU:                       {"GRU", "aten::gru", "input", "gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)", false, false},
-	opConv2dSame:                {"Conv2dSame", "aten::conv2d", "padding", "conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding=\"valid\", SymInt[2] dilation=1, SymInt groups=1) -> Tensor", false, false},
-	opPixelUnshuffle:            {"PixelUnshuffle", "aten::pixel_unshuffle", "", "pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor", false, false},
-	opChannelShuffle:            {"ChannelShuffle", "aten::channel_shuffle", "", "channel_shuffle(Tensor self, SymInt groups) -> Tensor", false, false},
-	opAlphaDropout:              {"AlphaDropout", "aten::alpha_dropout", "", "alpha_dropout(Tensor input, float p, bool train) -> Tensor", false, false},
-	opSoftShrink:                {"SoftShrink", "aten::softshrink", "", "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor", false, false},
-	opHardShrink:                {"HardShrink", "aten::hardshrink", "", "hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor", false, false},
-	opThreshold:                 {"Threshold", "aten::threshold", "", "threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor", false, false},
-	opRReLU:                     {"RReLU", "aten::rrelu", "", "rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor", false, false},
-	opNativeLayerNorm:           {"NativeLayerNorm", "aten::native_layer_norm", "", "native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)", false, false},
-	opNativeGroupNorm:           {"NativeGroupNorm", "aten::native_group_norm", "", "native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)", false, false},
-	opMaxPool2dIndices:          {"MaxPool2dIndices", "aten::max_pool2d_with_indices", "", "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)", false, false},
-	opMaxUnpool2d:               {"MaxUnpool2d", "aten::max_unpool2d", "", "max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor", false, false},
-	opFractionalMaxPool2d:       {"FractionalMaxPool2d", "aten::fractional_max_pool2d", "", "fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)", false, false},
-	opIm2Col:                    {"Im2Col", "aten::im2col", "", "im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor", false, false},
-	opCol2Im:                    {"Col2Im", "aten::col2im", "", "col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor", false, false},
-	opPad:                       {"Pad", "aten::pad", "", "pad(Tensor self, SymInt[] pad, str mode=\"constant\", float? value=None) -> Tensor", false, false},
-	opAffineGrid:                {"AffineGrid", "aten::affine_grid_generator", "", "affine_grid_generator(Tensor theta, SymInt[] size, bool align_corners) -> Tensor", false, false},
-	opGridSampler:               {"GridSampler", "aten::grid_sampler", "", "grid_sampler(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor", false, false},
-	opUpsampleNearest2dScale:    {"UpsampleNearest2dScale", "aten::upsample_nearest2d", "vec", "upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor", false, false},
-	opUpsampleBicubic2dScale:    {"UpsampleBicubic2dScale", "aten::upsample_bicubic2d", "vec", "upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor", false, false},
-	opUpsampleLinear1dScale:     {"UpsampleLinear1dScale", "aten::upsample_linear1d", "vec", "upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor", false, false},
-	opUpsampleTrilinear3dScale:  {"UpsampleTrilinear3dScale", "aten::upsample_trilinear3d", "vec", "upsample_trilinear3d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor", false, false},
-	opOneHot:                    {"OneHot", "aten::one_hot", "", "one_hot(Tensor self, int num_classes=-1) -> Tensor", false, true},
-	opEmbeddingBag:              {"EmbeddingBag", "aten::embedding_bag", "", "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)", false, false},
-	opEmbeddingRenorm_:          {"EmbeddingRenorm_", "aten::embedding_renorm_", "", "embedding_renorm_(Tensor(a!) self, Tensor indices, float max_norm, float norm_type) -> Tensor(a!)", false, false},
-	opRNNTanh:                   {"RNNTanh", "aten::rnn_tanh", "input", "rnn_tanh.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)", false, false},
-	opRNNReLU:                   {"RNNReLU", "aten::rnn_relu", "input", "rnn_relu.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)", false, false},
-	opLSTMCell:                  {"LSTMCell", "aten::lstm_cell", "", "lstm_cell(Tensor input, Tensor[] hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? b_hh=None) -> (Tensor, Tensor)", false, false},
-	opGRUCell:                   {"GRUCell", "aten::gru_cell", "", "gru_cell(Tensor input, Tensor hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? b_hh=None) -> Tensor", false, false},
-	opCrossEntropy:              {"CrossEntropy", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor", false, false},
-	opCrossEntropyWith:          {"CrossEntropyWith", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor", false, false},
-	opNLLLoss:                   {"NLLLoss", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor", false, false},
-	opNLLLossWith:               {"NLLLossWith", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor", false, false},
-	opMSELoss:                   {"MSELoss", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false, false},
-	opMSELossWith:               {"MSELossWith", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false, false},
-	opL1Loss:                    {"L1Loss", "aten::l1_loss", "", "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false, false},
-	opL1LossWith:                {"L1LossWith", "aten::l1_loss", "", "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false, false},
-	opSmoothL1Loss:              {"SmoothL1Loss", "aten::smooth_l1_loss", "", "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor", false, false},
-	opSmoothL1LossWith:          {"SmoothL1LossWith", "aten::smooth_l1_loss", "", "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor", false, false},
-	opHuberLoss:                 {"HuberLoss", "aten::huber_loss", "", "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor", false, false},
-	opHuberLossWith:             {"HuberLossWith", "aten::huber_loss", "", "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor", false, false},
-	opKLDivLoss:                 {"KLDivLoss", "aten::kl_div", "", "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor", false, false},
-	opKLDivLossWith:             {"KLDivLossWith", "aten::kl_div", "", "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor", false, false},
-	opBCELoss:                   {"BCELoss", "aten::binary_cross_entropy", "", "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor", false, false},
-	opBCELossWith:               {"BCELossWith", "aten::binary_cross_entropy", "", "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor", false, false},
-	opBCEWithLogitsLoss:         {"BCEWithLogitsLoss", "aten::binary_cross_entropy_with_logits", "", "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor", false, false},
-	opBCEWithLogitsLossWith:     {"BCEWithLogitsLossWith", "aten::binary_cross_entropy_with_logits", "", "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor", false, false},
-	opMarginRankingLoss:         {"MarginRankingLoss", "aten::margin_ranking_loss", "", "margin_ranking_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor", false, false},
-	opCosineEmbeddingLoss:       {"CosineEmbeddingLoss", "aten::cosine_embedding_loss", "", "cosine_embedding_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor", false, false},
-	opHingeEmbeddingLoss:        {"HingeEmbeddingLoss", "aten::hinge_embedding_loss", "", "hinge_embedding_loss(Tensor self, Tensor target, float margin=1.0, int reduction=Mean) -> Tensor", false, false},
-	opTripletMarginLoss:         {"TripletMarginLoss", "aten::triplet_margin_loss", "", "triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0, float p=2, float eps=1e-06, bool swap=False, int reduction=Mean) -> Tensor", false, false},
-	opMultiMarginLoss:           {"MultiMarginLoss", "aten::multi_margin_loss", "", "multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=Mean) -> Tensor", false, false},
-	opMultilabelMarginLoss:      {"MultilabelMarginLoss", "aten::multilabel_margin_loss", "", "multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false, false},
-	opSoftMarginLoss:            {"SoftMarginLoss", "aten::soft_margin_loss", "", "soft_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false, false},
-	opPoissonNLLLoss:            {"PoissonNLLLoss", "aten::poisson_nll_loss", "", "poisson_nll_loss(Tensor input, Tensor target, bool log_input, bool full, float eps, int reduction) -> Tensor", false, false},
-	opCTCLoss:                   {"CTCLoss", "aten::ctc_loss", "Tensor", "ctc_loss.Tensor(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor", false, false},
-	opNLLLoss2d:                 {"NLLLoss2d", "aten::nll_loss2d", "", "nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor", false, false},
-	opReshape:                   {"Reshape", "aten::reshape", "", "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)", false, false},
-	opView:                      {"View", "aten::view", "", "view(Tensor(a) self, SymInt[] size) -> Tensor(a)", false, false},
-	opFlatten:                   {"Flatten", "aten::flatten", "using_ints", "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)", false, false},
-	opPermute:                   {"Permute", "aten::permute", "", "permute(Tensor(a) self, int[] dims) -> Tensor(a)", false, false},
-	opTranspose:                 {"Transpose", "aten::transpose", "int", "transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)", false, false},
-	opSqueeze:                   {"Squeeze", "aten::squeeze", "", "squeeze(Tensor(a) self) -> Tensor(a)", false, false},
-	opSqueezeDim:                {"SqueezeDim", "aten::squeeze", "dim", "squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)", false, false},
-	opUnsqueeze:                 {"Unsqueeze", "aten::unsqueeze", "", "unsqueeze(Tensor(a) self, int dim) -> Tensor(a)", false, false},
-	opExpand:                    {"Expand", "aten::expand", "", "expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)", false, false},
-	opNarrow:                    {"Narrow", "aten::narrow", "", "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)", false, false},
-	opSelect:                    {"Select", "aten::select", "int", "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)", false, false},
-	opSlice:                     {"Slice", "aten::slice", "Tensor", "slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)", false, false},
-	opIndexTensors:              {"IndexTensors", "aten::index", "Tensor", "index.Tensor(Tensor self, Tensor?[] indices) -> Tensor", true, true},
-	opIndexPut_:                 {"IndexPut_", "aten::index_put_", "", "index_put_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor(a!)", true, false},
-	opIndexPut:                  {"IndexPut", "aten::index_put", "", "index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor", true, false},
-	opIndexSelect:               {"IndexSelect", "aten::index_select", "", "index_select(Tensor self, int dim, Tensor index) -> Tensor", false, false},
-	opGather:                    {"Gather", "aten::gather", "", "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor", false, false},
-	opSplit:                     {"Split", "aten::split", "Tensor", "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]", false, false},
-	opChunk:                     {"Chunk", "aten::chunk", "", "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]", false, false},
-	opUnbind:                    {"Unbind", "aten::unbind", "int", "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]", false, false},
-	opCat:                       {"Cat", "aten::cat", "", "cat(Tensor[] tensors, int dim=0) -> Tensor", false, false},
-	opStack:                     {"Stack", "aten::stack", "", "stack(Tensor[] tensors, int dim=0) -> Tensor", false, false},
-	opTril:                      {"Tril", "aten::tril", "", "tril(Tensor self, SymInt diagonal=0) -> Tensor", false, false},
-	opTriu:                      {"Triu", "aten::triu", "", "triu(Tensor self, SymInt diagonal=0) -> Tensor", false, false},
-	opAlias:                     {"Alias", "aten::alias", "", "alias(Tensor(a) self) -> Tensor(a)", false, false},
-	opContiguous:                {"Contiguous", "aten::contiguous", "", "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)", false, false},
-	opZerosLike:                 {"ZerosLike", "aten::zeros_like", "", "zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor", false, false},
-	opClone:                     {"Clone", "aten::clone", "", "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor", false, false},
-	opDetach:                    {"Detach", "aten::detach", "", "detach(Tensor(a) self) -> Tensor(a)", false, false},
-	opUnflatten:                 {"Unflatten", "aten::unflatten", "int", "unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)", false, false},
-	opMoveDim:                   {"MoveDim", "aten::movedim", "int", "movedim.int(Tensor(a) self, int source, int destination) -> Tensor(a)", false, false},
-	opSwapAxes:                  {"SwapAxes", "aten::swapaxes", "", "swapaxes(Tensor(a) self, int axis0, int axis1) -> Tensor(a)", false, false},
-	opRavel:                     {"Ravel", "aten::ravel", "", "ravel(Tensor(a) self) -> Tensor(a)", false, false},
-	opViewDType:                 {"ViewDType", "aten::view", "dtype", "view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)", false, false},
-	opBroadcastTo:               {"BroadcastTo", "aten::broadcast_to", "", "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)", false, false},
-	opBroadcastTensors:          {"BroadcastTensors", "aten::broadcast_tensors", "", "broadcast_tensors(Tensor[] tensors) -> Tensor[]", false, false},
-	opExpandAs:                  {"ExpandAs", "aten::expand_as", "", "expand_as(Tensor(a) self, Tensor other) -> Tensor(a)", false, false},
-	opRepeat:                    {"Repeat", "aten::repeat", "", "repeat(Tensor self, SymInt[] repeats) -> Tensor", false, false},
-	opTile:                      {"Tile", "aten::tile", "", "tile(Tensor self, SymInt[] dims) -> Tensor", false, false},
-	opRepeatInterleave:          {"RepeatInterleave", "aten::repeat_interleave", "self_int", "repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor", false, false},
-	opRepeatInterleaveTensor:    {"RepeatInterleaveTensor", "aten::repeat_interleave", "self_Tensor", "repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor", false, false},
-	opFlip:                      {"Flip", "aten::flip", "", "flip(Tensor self, int[] dims) -> Tensor", false, false},
-	opRoll:                      {"Roll", "aten::roll", "", "roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor", false, false},
-	opRot90:                     {"Rot90", "aten::rot90", "", "rot90(Tensor self, int k=1, int[] dims=[0,1]) -> Tensor", false, false},
-	opSqueezeDims:               {"SqueezeDims", "aten::squeeze", "dims", "squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)", false, false},
-	opAtLeast2d:                 {"AtLeast2d", "aten::atleast_2d", "", "atleast_2d(Tensor self) -> Tensor", false, false},
-	opUnfold:                    {"Unfold", "aten::unfold", "", "unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)", false, false},
-	opAsStrided:                 {"AsStrided", "aten::as_strided", "", "as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)", false, false},
-	opSplitSizes:                {"SplitSizes", "aten::split_with_sizes", "", "split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]", false, false},
-	opTensorSplit:               {"TensorSplit", "aten::tensor_split", "sections", "tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]", false, false},
-	opHStack:                    {"HStack", "aten::hstack", "", "hstack(Tensor[] tensors) -> Tensor", false, false},
-	opVStack:                    {"VStack", "aten::vstack", "", "vstack(Tensor[] tensors) -> Tensor", false, false},
-	opDStack:                    {"DStack", "aten::dstack", "", "dstack(Tensor[] tensors) -> Tensor", false, false},
-	opColumnStack:               {"ColumnStack", "aten::column_stack", "", "column_stack(Tensor[] tensors) -> Tensor", false, false},
-	opBlockDiag:                 {"BlockDiag", "aten::block_diag", "", "block_diag(Tensor[] tensors) -> Tensor", false, false},
-	opMeshGrid:                  {"MeshGrid", "aten::meshgrid", "indexing", "meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]", false, false},
-	opCartesianProd:             {"CartesianProd", "aten::cartesian_prod", "", "cartesian_prod(Tensor[] tensors) -> Tensor", false, false},
-	opCombinations:              {"Combinations", "aten::combinations", "", "combinations(Tensor self, int r=2, bool with_replacement=False) -> Tensor", false, false},
-	opPadSequence:               {"PadSequence", "aten::pad_sequence", "", "pad_sequence(Tensor[] sequences, bool batch_first=False, float padding_value=0.0, str padding_side=\"right\") -> Tensor", false, false},
-	opSliceScatter:              {"SliceScatter", "aten::slice_scatter", "", "slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor", false, false},
-	opSelectScatter:             {"SelectScatter", "aten::select_scatter", "", "select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor", false, false},
-	opVander:                    {"Vander", "aten::vander", "", "vander(Tensor x, int? N=None, bool increasing=False) -> Tensor", false, false},
-	opTake:                      {"Take", "aten::take", "", "take(Tensor self, Tensor index) -> Tensor", false, false},
-	opTakeAlongDim:              {"TakeAlongDim", "aten::take_along_dim", "", "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor", false, false},
-	opMaskedSelect:              {"MaskedSelect", "aten::masked_select", "", "masked_select(Tensor self, Tensor mask) -> Tensor", false, true},
-	opMaskedScatter:             {"MaskedScatter", "aten::masked_scatter", "", "masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor", false, false},
-	opNonZero:                   {"NonZero", "aten::nonzero", "", "nonzero(Tensor self) -> Tensor", false, true},
-	opArgWhere:                  {"ArgWhere", "aten::argwhere", "", "argwhere(Tensor self) -> Tensor", false, true},
-	opIndexAdd:                  {"IndexAdd", "aten::index_add", "", "index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor", false, false},
-	opIndexFill:                 {"IndexFill", "aten::index_fill", "int_Scalar", "index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor", false, false},
-	opScatter:                   {"Scatter", "aten::scatter", "src", "scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor", false, false},
-	opScatterScalar:             {"ScatterScalar", "aten::scatter", "value", "scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor", false, false},
-	opScatterAdd:                {"ScatterAdd", "aten::scatter_add", "", "scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor", false, false},
-	opScatterReduce:             {"ScatterReduce", "aten::scatter_reduce", "two", "scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor", false, false},
-	opSearchSorted:              {"SearchSorted", "aten::searchsorted", "Tensor", "searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor", false, false},
-	opBucketize:                 {"Bucketize", "aten::bucketize", "Tensor", "bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor", false, false},
-	opSum:                       {"Sum", "aten::sum", "", "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opSumDim:                    {"SumDim", "aten::sum", "dim_IntList", "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opMean:                      {"Mean", "aten::mean", "", "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opMeanDim:                   {"MeanDim", "aten::mean", "dim", "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opVar:                       {"Var", "aten::var", "correction", "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor", false, false},
-	opStd:                       {"Std", "aten::std", "correction", "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor", false, false},
-	opMax:                       {"Max", "aten::max", "", "max(Tensor self) -> Tensor", false, false},
-	opMaxDim:                    {"MaxDim", "aten::max", "dim", "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)", false, false},
-	opMin:                       {"Min", "aten::min", "", "min(Tensor self) -> Tensor", false, false},
-	opMinDim:                    {"MinDim", "aten::min", "dim", "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)", false, false},
-	opArgMax:                    {"ArgMax", "aten::argmax", "", "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor", false, false},
-	opArgMin:                    {"ArgMin", "aten::argmin", "", "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor", false, false},
-	opEqual:                     {"Equal", "aten::equal", "", "equal(Tensor self, Tensor other) -> bool", false, true},
-	opAllClose:                  {"AllClose", "aten::allclose", "", "allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool", false, true},
-	opTopK:                      {"TopK", "aten::topk", "", "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)", false, false},
-	opAll:                       {"All", "aten::all", "", "all(Tensor self) -> Tensor", false, false},
-	opAny:                       {"Any", "aten::any", "", "any(Tensor self) -> Tensor", false, false},
-	opCumSum:                    {"CumSum", "aten::cumsum", "", "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opNorm:                      {"Norm", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, true},
-	opNormOrd:                   {"NormOrd", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, true},
-	opNormDim:                   {"NormDim", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, true},
-	opSumTo:                     {"SumTo", "aten::sum", "dim_IntList", "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opProd:                      {"Prod", "aten::prod", "", "prod(Tensor self, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opProdDim:                   {"ProdDim", "aten::prod", "dim_int", "prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opAMax:                      {"AMax", "aten::amax", "", "amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", false, false},
-	opAMin:                      {"AMin", "aten::amin", "", "amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", false, false},
-	opAMinMax:                   {"AMinMax", "aten::aminmax", "", "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)", false, false},
-	opLogSumExp:                 {"LogSumExp", "aten::logsumexp", "", "logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor", false, false},
-	opMedian:                    {"Median", "aten::median", "", "median(Tensor self) -> Tensor", false, false},
-	opMedianDim:                 {"MedianDim", "aten::median", "dim", "median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)", false, false},
-	opNaNMedian:                 {"NaNMedian", "aten::nanmedian", "", "nanmedian(Tensor self) -> Tensor", false, false},
-	opNaNMean:                   {"NaNMean", "aten::nanmean", "", "nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opNaNSum:                    {"NaNSum", "aten::nansum", "", "nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opMode:                      {"Mode", "aten::mode", "", "mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)", false, false},
-	opKthValue:                  {"KthValue", "aten::kthvalue", "", "kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)", false, false},
-	opQuantile:                  {"Quantile", "aten::quantile", "scalar", "quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor", false, false},
-	opQuantileTensor:            {"QuantileTensor", "aten::quantile", "", "quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor", false, false},
-	opNaNQuantile:               {"NaNQuantile", "aten::nanquantile", "scalar", "nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor", false, false},
-	opVarMean:                   {"VarMean", "aten::var_mean", "correction", "var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)", false, false},
-	opStdMean:                   {"StdMean", "aten::std_mean", "correction", "std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)", false, false},
-	opCountNonZero:              {"CountNonZero", "aten::count_nonzero", "", "count_nonzero(Tensor self, int? dim=None) -> Tensor", false, false},
-	opAllDim:                    {"AllDim", "aten::all", "dim", "all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor", false, false},
-	opAnyDim:                    {"AnyDim", "aten::any", "dim", "any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor", false, false},
-	opCumProd:                   {"CumProd", "aten::cumprod", "", "cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor", false, false},
-	opCumMax:                    {"CumMax", "aten::cummax", "", "cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)", false, false},
-	opCumMin:                    {"CumMin", "aten::cummin", "", "cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)", false, false},
-	opLogCumSumExp:              {"LogCumSumExp", "aten::logcumsumexp", "", "logcumsumexp(Tensor self, int dim) -> Tensor", false, false},
-	opDiff:                      {"Diff", "aten::diff", "", "diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> Tensor", false, false},
-	opTrapezoid:                 {"Trapezoid", "aten::trapezoid", "dx", "trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor", false, false},
-	opCumulativeTrapezoid:       {"CumulativeTrapezoid", "aten::cumulative_trapezoid", "dx", "cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor", false, false},
-	opHistC:                     {"HistC", "aten::histc", "", "histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor", false, false},
-	opHistogram:                 {"Histogram", "aten::histogram", "bin_ct", "histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)", false, false},
-	opBinCount:                  {"BinCount", "aten::bincount", "", "bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor", false, true},
-	opRenorm:                    {"Renorm", "aten::renorm", "", "renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor", false, false},
-	opSegmentReduce:             {"SegmentReduce", "aten::segment_reduce", "", "segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor", false, false},
-	opSort:                      {"Sort", "aten::sort", "", "sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)", false, false},
-	opSortStable:                {"SortStable", "aten::sort", "stable", "sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)", false, false},
-	opArgSort:                   {"ArgSort", "aten::argsort", "", "argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor", false, false},
-	opMSort:                     {"MSort", "aten::msort", "", "msort(Tensor self) -> Tensor", false, false},
-	opTopKWith:                  {"TopKWith", "aten::topk", "", "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)", false, false},
-	opUniqueConsecutive:         {"UniqueConsecutive", "aten::unique_consecutive", "", "unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)", false, true},
-	opUnique:                    {"Unique", "aten::_unique2", "", "_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)", false, true},
-	opUniqueDim:                 {"UniqueDim", "aten::unique_dim", "", "unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)", false, true},
-	opBernoulli:                 {"Bernoulli", "aten::bernoulli", "", "bernoulli(Tensor self, *, Generator? generator=None) -> Tensor", false, false},
-	opMultinomial:               {"Multinomial", "aten::multinomial", "", "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor", false, false},
-	opPoisson:                   {"Poisson", "aten::poisson", "", "poisson(Tensor self, Generator? generator=None) -> Tensor", false, false},
-	opBinomial:                  {"Binomial", "aten::binomial", "", "binomial(Tensor count, Tensor prob, Generator? generator=None) -> Tensor", false, false},
-	opNormalOf:                  {"NormalOf", "aten::normal", "Tensor_Tensor", "normal.Tensor_Tensor(Tensor mean, Tensor std, *, Generator? generator=None) -> Tensor", false, false},
-	opRandLike:                  {"RandLike", "aten::rand_like", "", "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor", false, false},
-	opRandnLike:                 {"RandnLike", "aten::randn_like", "", "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor", false, false},
-	opRandIntLike:               {"RandIntLike", "aten::randint_like", "low_dtype", "randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor", false, false},
-	opOnesLike:                  {"OnesLike", "aten::ones_like", "", "ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor", false, false},
-	opFullLike:                  {"FullLike", "aten::full_like", "", "full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor", false, false},
-	opEmptyLike:                 {"EmptyLike", "aten::empty_like", "", "empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor", false, false},
-	opNewZeros:                  {"NewZeros", "aten::new_zeros", "", "new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor", false, false},
-	opNewOnes:                   {"NewOnes", "aten::new_ones", "", "new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor", false, false},
-	opNewFull:                   {"NewFull", "aten::new_full", "", "new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor", false, false},
-	opNewEmpty:                  {"NewEmpty", "aten::new_empty", "", "new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor", false, false},
-	opToDType:                   {"ToDType", "aten::to", "dtype", "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)", false, false},
-	opTo:                        {"To", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)", false, false},
-	opToWith:                    {"ToWith", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)", false, false},
-	opTypeAs:                    {"TypeAs", "aten::type_as", "", "type_as(Tensor self, Tensor other) -> Tensor", false, false},
-	opForeachAdd_:               {"ForeachAdd_", "aten::_foreach_add_", "List", "_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()", false, false},
-	opForeachMul_:               {"ForeachMul_", "aten::_foreach_mul_", "Scalar", "_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()", false, false},
-	opForeachMulTensor_:         {"ForeachMulTensor_", "aten::_foreach_mul_", "Tensor", "_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()", false, false},
-	opForeachZero_:              {"ForeachZero_", "aten::_foreach_zero_", "", "_foreach_zero_(Tensor(a!)[] self) -> ()", false, false},
-	opForeachCopy_:              {"ForeachCopy_", "aten::_foreach_copy_", "", "_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()", false, false},
-	opForeachAdd:                {"ForeachAdd", "aten::_foreach_add", "List", "_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]", false, false},
-	opForeachMul:                {"ForeachMul", "aten::_foreach_mul", "Scalar", "_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]", false, false},
-	opForeachMulTensor:          {"ForeachMulTensor", "aten::_foreach_mul", "Tensor", "_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]", false, false},
-	opForeachNorm:               {"ForeachNorm", "aten::_foreach_norm", "Scalar", "_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]", false, false},
-	opForeachAddScalar_:         {"ForeachAddScalar_", "aten::_foreach_add_", "Scalar", "_foreach_add_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()", false, false},
-	opForeachDiv:                {"ForeachDiv", "aten::_foreach_div", "List", "_foreach_div.List(Tensor[] self, Tensor[] other) -> Tensor[]", false, false},
-	opForeachLerp_:              {"ForeachLerp_", "aten::_foreach_lerp_", "Scalar", "_foreach_lerp_.Scalar(Tensor(a!)[] self, Tensor[] tensors1, Scalar weight) -> ()", false, false},
-	opForeachLerp:               {"ForeachLerp", "aten::_foreach_lerp", "Scalar", "_foreach_lerp.Scalar(Tensor[] self, Tensor[] tensors1, Scalar weight) -> Tensor[]", false, false},
-	opForeachAddcmul_:           {"ForeachAddcmul_", "aten::_foreach_addcmul_", "Scalar", "_foreach_addcmul_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()", false, false},
-	opForeachAddcmul:            {"ForeachAddcmul", "aten::_foreach_addcmul", "Scalar", "_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> Tensor[]", false, false},
-	opForeachAddcdiv_:           {"ForeachAddcdiv_", "aten::_foreach_addcdiv_", "Scalar", "_foreach_addcdiv_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()", false, false},
-	opForeachSqrt:               {"ForeachSqrt", "aten::_foreach_sqrt", "", "_foreach_sqrt(Tensor[] self) -> Tensor[]", false, false},
-	opForeachSqrt_:              {"ForeachSqrt_", "aten::_foreach_sqrt_", "", "_foreach_sqrt_(Tensor(a!)[] self) -> ()", false, false},
-	opForeachClampMin_:          {"ForeachClampMin_", "aten::_foreach_clamp_min_", "Scalar", "_foreach_clamp_min_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()", false, false},
-	opForeachClampMax_:          {"ForeachClampMax_", "aten::_foreach_clamp_max_", "Scalar", "_foreach_clamp_max_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()", false, false},
-	opFusedSGD_:                 {"FusedSGD_", "aten::_fused_sgd_", "tensor_lr", "_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false, false},
-	opFusedAdam_:                {"FusedAdam_", "aten::_fused_adam_", "", "_fused_adam_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false, false},
-	opFusedAdamLR_:              {"FusedAdamLR_", "aten::_fused_adam_", "tensor_lr", "_fused_adam_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false, false},
-	opFusedAdamW_:               {"FusedAdamW_", "aten::_fused_adamw_", "", "_fused_adamw_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false, false},
-	opFusedAdamWLR_:             {"FusedAdamWLR_", "aten::_fused_adamw_", "tensor_lr", "_fused_adamw_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false, false},
-	opFusedAdagrad_:             {"FusedAdagrad_", "aten::_fused_adagrad_", "", "_fused_adagrad_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor(d!)[] state_steps, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false, false},
-	opFusedAdagradLR_:           {"FusedAdagradLR_", "aten::_fused_adagrad_", "tensor_lr", "_fused_adagrad_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor[] state_steps, *, Tensor lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false, false},
+	opAdd: {
+		"Add", "aten::add", "Tensor",
+		"add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opAddScalar: {
+		"AddScalar", "aten::add", "Scalar",
+		"add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opAddInt: {
+		"AddInt", "aten::add", "Scalar",
+		"add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opSub: {
+		"Sub", "aten::sub", "Tensor",
+		"sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opSubScalar: {
+		"SubScalar", "aten::sub", "Scalar",
+		"sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opMul: {
+		"Mul", "aten::mul", "Tensor",
+		"mul.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opMulScalar: {
+		"MulScalar", "aten::mul", "Scalar",
+		"mul.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opMulInt: {
+		"MulInt", "aten::mul", "Scalar",
+		"mul.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opDiv: {
+		"Div", "aten::div", "Tensor",
+		"div.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opDivScalar: {
+		"DivScalar", "aten::div", "Scalar",
+		"div.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opDivMode: {
+		"DivMode", "aten::div", "Tensor_mode",
+		"div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor",
+		false, false,
+	},
+	opNeg: {
+		"Neg", "aten::neg", "",
+		"neg(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAbs: {
+		"Abs", "aten::abs", "",
+		"abs(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSign: {
+		"Sign", "aten::sign", "",
+		"sign(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSquare: {
+		"Square", "aten::square", "",
+		"square(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSqrt: {
+		"Sqrt", "aten::sqrt", "",
+		"sqrt(Tensor self) -> Tensor",
+		false, false,
+	},
+	opReciprocal: {
+		"Reciprocal", "aten::reciprocal", "",
+		"reciprocal(Tensor self) -> Tensor",
+		false, false,
+	},
+	opRsqrt: {
+		"Rsqrt", "aten::rsqrt", "",
+		"rsqrt(Tensor self) -> Tensor",
+		false, false,
+	},
+	opExp: {
+		"Exp", "aten::exp", "",
+		"exp(Tensor self) -> Tensor",
+		false, false,
+	},
+	opLog: {
+		"Log", "aten::log", "",
+		"log(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSin: {
+		"Sin", "aten::sin", "",
+		"sin(Tensor self) -> Tensor",
+		false, false,
+	},
+	opCos: {
+		"Cos", "aten::cos", "",
+		"cos(Tensor self) -> Tensor",
+		false, false,
+	},
+	opPowScalar: {
+		"PowScalar", "aten::pow", "Tensor_Scalar",
+		"pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor",
+		false, false,
+	},
+	opPow: {
+		"Pow", "aten::pow", "Tensor_Tensor",
+		"pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor",
+		false, false,
+	},
+	opMaximum: {
+		"Maximum", "aten::maximum", "",
+		"maximum(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opMinimum: {
+		"Minimum", "aten::minimum", "",
+		"minimum(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opClamp: {
+		"Clamp", "aten::clamp", "",
+		"clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor",
+		false, false,
+	},
+	opClampMin: {
+		"ClampMin", "aten::clamp_min", "",
+		"clamp_min(Tensor self, Scalar min) -> Tensor",
+		false, false,
+	},
+	opClampMax: {
+		"ClampMax", "aten::clamp_max", "",
+		"clamp_max(Tensor self, Scalar max) -> Tensor",
+		false, false,
+	},
+	opAddScaled: {
+		"AddScaled", "aten::add", "Tensor",
+		"add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opRSubScalar: {
+		"RSubScalar", "aten::rsub", "Scalar",
+		"rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opSubInt: {
+		"SubInt", "aten::sub", "Scalar",
+		"sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opDivScalarMode: {
+		"DivScalarMode", "aten::div", "Scalar_mode",
+		"div.Scalar_mode(Tensor self, Scalar other, *, str? rounding_mode) -> Tensor",
+		false, false,
+	},
+	opFloorDivide: {
+		"FloorDivide", "aten::floor_divide", "",
+		"floor_divide(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opRemainder: {
+		"Remainder", "aten::remainder", "Tensor",
+		"remainder.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opRemainderScalar: {
+		"RemainderScalar", "aten::remainder", "Scalar",
+		"remainder.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opFMod: {
+		"FMod", "aten::fmod", "Tensor",
+		"fmod.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opFModScalar: {
+		"FModScalar", "aten::fmod", "Scalar",
+		"fmod.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opAddcmul: {
+		"Addcmul", "aten::addcmul", "",
+		"addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor",
+		false, false,
+	},
+	opAddcdiv: {
+		"Addcdiv", "aten::addcdiv", "",
+		"addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor",
+		false, false,
+	},
+	opLerpScalar: {
+		"LerpScalar", "aten::lerp", "Scalar",
+		"lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor",
+		false, false,
+	},
+	opLerp: {
+		"Lerp", "aten::lerp", "Tensor",
+		"lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor",
+		false, false,
+	},
+	opPowOf: {
+		"PowOf", "aten::pow", "Scalar",
+		"pow.Scalar(Scalar self, Tensor exponent) -> Tensor",
+		false, false,
+	},
+	opFloatPowerScalar: {
+		"FloatPowerScalar", "aten::float_power", "Tensor_Scalar",
+		"float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor",
+		false, false,
+	},
+	opHypot: {
+		"Hypot", "aten::hypot", "",
+		"hypot(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opAtan2: {
+		"Atan2", "aten::atan2", "",
+		"atan2(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opCopySign: {
+		"CopySign", "aten::copysign", "Tensor",
+		"copysign.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opNextAfter: {
+		"NextAfter", "aten::nextafter", "",
+		"nextafter(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLdexp: {
+		"Ldexp", "aten::ldexp", "Tensor",
+		"ldexp.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opFrexp: {
+		"Frexp", "aten::frexp", "Tensor",
+		"frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)",
+		false, false,
+	},
+	opXLogY: {
+		"XLogY", "aten::xlogy", "Tensor",
+		"xlogy.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLogAddExp: {
+		"LogAddExp", "aten::logaddexp", "",
+		"logaddexp(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLogAddExp2: {
+		"LogAddExp2", "aten::logaddexp2", "",
+		"logaddexp2(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opFMax: {
+		"FMax", "aten::fmax", "",
+		"fmax(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opFMin: {
+		"FMin", "aten::fmin", "",
+		"fmin(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opClampTensor: {
+		"ClampTensor", "aten::clamp", "Tensor",
+		"clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor",
+		false, false,
+	},
+	opClampMinTensor: {
+		"ClampMinTensor", "aten::clamp_min", "Tensor",
+		"clamp_min.Tensor(Tensor self, Tensor min) -> Tensor",
+		false, false,
+	},
+	opClampMaxTensor: {
+		"ClampMaxTensor", "aten::clamp_max", "Tensor",
+		"clamp_max.Tensor(Tensor self, Tensor max) -> Tensor",
+		false, false,
+	},
+	opGCD: {
+		"GCD", "aten::gcd", "",
+		"gcd(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLCM: {
+		"LCM", "aten::lcm", "",
+		"lcm(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opHeaviside: {
+		"Heaviside", "aten::heaviside", "",
+		"heaviside(Tensor self, Tensor values) -> Tensor",
+		false, false,
+	},
+	opDist: {
+		"Dist", "aten::dist", "",
+		"dist(Tensor self, Tensor other, Scalar p=2) -> Tensor",
+		false, false,
+	},
+	opNaNToNum: {
+		"NaNToNum", "aten::nan_to_num", "",
+		"nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor",
+		false, false,
+	},
+	opExp2: {
+		"Exp2", "aten::exp2", "",
+		"exp2(Tensor self) -> Tensor",
+		false, false,
+	},
+	opExpm1: {
+		"Expm1", "aten::expm1", "",
+		"expm1(Tensor self) -> Tensor",
+		false, false,
+	},
+	opLog1p: {
+		"Log1p", "aten::log1p", "",
+		"log1p(Tensor self) -> Tensor",
+		false, false,
+	},
+	opLog2: {
+		"Log2", "aten::log2", "",
+		"log2(Tensor self) -> Tensor",
+		false, false,
+	},
+	opLog10: {
+		"Log10", "aten::log10", "",
+		"log10(Tensor self) -> Tensor",
+		false, false,
+	},
+	opTan: {
+		"Tan", "aten::tan", "",
+		"tan(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAsin: {
+		"Asin", "aten::asin", "",
+		"asin(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAcos: {
+		"Acos", "aten::acos", "",
+		"acos(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAtan: {
+		"Atan", "aten::atan", "",
+		"atan(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSinh: {
+		"Sinh", "aten::sinh", "",
+		"sinh(Tensor self) -> Tensor",
+		false, false,
+	},
+	opCosh: {
+		"Cosh", "aten::cosh", "",
+		"cosh(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAsinh: {
+		"Asinh", "aten::asinh", "",
+		"asinh(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAcosh: {
+		"Acosh", "aten::acosh", "",
+		"acosh(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAtanh: {
+		"Atanh", "aten::atanh", "",
+		"atanh(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSinc: {
+		"Sinc", "aten::sinc", "",
+		"sinc(Tensor self) -> Tensor",
+		false, false,
+	},
+	opDeg2Rad: {
+		"Deg2Rad", "aten::deg2rad", "",
+		"deg2rad(Tensor self) -> Tensor",
+		false, false,
+	},
+	opRad2Deg: {
+		"Rad2Deg", "aten::rad2deg", "",
+		"rad2deg(Tensor self) -> Tensor",
+		false, false,
+	},
+	opFloor: {
+		"Floor", "aten::floor", "",
+		"floor(Tensor self) -> Tensor",
+		false, false,
+	},
+	opCeil: {
+		"Ceil", "aten::ceil", "",
+		"ceil(Tensor self) -> Tensor",
+		false, false,
+	},
+	opRound: {
+		"Round", "aten::round", "",
+		"round(Tensor self) -> Tensor",
+		false, false,
+	},
+	opRoundTo: {
+		"RoundTo", "aten::round", "decimals",
+		"round.decimals(Tensor self, *, int decimals) -> Tensor",
+		false, false,
+	},
+	opTrunc: {
+		"Trunc", "aten::trunc", "",
+		"trunc(Tensor self) -> Tensor",
+		false, false,
+	},
+	opFrac: {
+		"Frac", "aten::frac", "",
+		"frac(Tensor self) -> Tensor",
+		false, false,
+	},
+	opErf: {
+		"Erf", "aten::erf", "",
+		"erf(Tensor self) -> Tensor",
+		false, false,
+	},
+	opErfc: {
+		"Erfc", "aten::erfc", "",
+		"erfc(Tensor self) -> Tensor",
+		false, false,
+	},
+	opErfinv: {
+		"Erfinv", "aten::erfinv", "",
+		"erfinv(Tensor self) -> Tensor",
+		false, false,
+	},
+	opLgamma: {
+		"Lgamma", "aten::lgamma", "",
+		"lgamma(Tensor self) -> Tensor",
+		false, false,
+	},
+	opDigamma: {
+		"Digamma", "aten::digamma", "",
+		"digamma(Tensor self) -> Tensor",
+		false, false,
+	},
+	opPolygamma: {
+		"Polygamma", "aten::polygamma", "",
+		"polygamma(int n, Tensor self) -> Tensor",
+		false, false,
+	},
+	opMVLgamma: {
+		"MVLgamma", "aten::mvlgamma", "",
+		"mvlgamma(Tensor self, int p) -> Tensor",
+		false, false,
+	},
+	opIgamma: {
+		"Igamma", "aten::igamma", "",
+		"igamma(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opIgammac: {
+		"Igammac", "aten::igammac", "",
+		"igammac(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLogit: {
+		"Logit", "aten::logit", "",
+		"logit(Tensor self, float? eps=None) -> Tensor",
+		false, false,
+	},
+	opBesselI0: {
+		"BesselI0", "aten::i0", "",
+		"i0(Tensor self) -> Tensor",
+		false, false,
+	},
+	opBesselI0e: {
+		"BesselI0e", "aten::special_i0e", "",
+		"special_i0e(Tensor self) -> Tensor",
+		false, false,
+	},
+	opBesselI1: {
+		"BesselI1", "aten::special_i1", "",
+		"special_i1(Tensor self) -> Tensor",
+		false, false,
+	},
+	opBesselI1e: {
+		"BesselI1e", "aten::special_i1e", "",
+		"special_i1e(Tensor self) -> Tensor",
+		false, false,
+	},
+	opBesselJ0: {
+		"BesselJ0", "aten::special_bessel_j0", "",
+		"special_bessel_j0(Tensor self) -> Tensor",
+		false, false,
+	},
+	opBesselJ1: {
+		"BesselJ1", "aten::special_bessel_j1", "",
+		"special_bessel_j1(Tensor self) -> Tensor",
+		false, false,
+	},
+	opEntr: {
+		"Entr", "aten::special_entr", "",
+		"special_entr(Tensor self) -> Tensor",
+		false, false,
+	},
+	opErfcx: {
+		"Erfcx", "aten::special_erfcx", "",
+		"special_erfcx(Tensor self) -> Tensor",
+		false, false,
+	},
+	opNdtr: {
+		"Ndtr", "aten::special_ndtr", "",
+		"special_ndtr(Tensor self) -> Tensor",
+		false, false,
+	},
+	opNdtri: {
+		"Ndtri", "aten::special_ndtri", "",
+		"special_ndtri(Tensor self) -> Tensor",
+		false, false,
+	},
+	opLogNdtr: {
+		"LogNdtr", "aten::special_log_ndtr", "",
+		"special_log_ndtr(Tensor self) -> Tensor",
+		false, false,
+	},
+	opXLog1pY: {
+		"XLog1pY", "aten::special_xlog1py", "",
+		"special_xlog1py(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opZeta: {
+		"Zeta", "aten::special_zeta", "",
+		"special_zeta(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opSgn: {
+		"Sgn", "aten::sgn", "",
+		"sgn(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSignBit: {
+		"SignBit", "aten::signbit", "",
+		"signbit(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAdd_: {
+		"Add_", "aten::add_", "Tensor",
+		"add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)",
+		false, false,
+	},
+	opAddScaled_: {
+		"AddScaled_", "aten::add_", "Tensor",
+		"add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)",
+		false, false,
+	},
+	opAddScalar_: {
+		"AddScalar_", "aten::add_", "Scalar",
+		"add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)",
+		false, false,
+	},
+	opAddInt_: {
+		"AddInt_", "aten::add_", "Scalar",
+		"add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)",
+		false, false,
+	},
+	opSub_: {
+		"Sub_", "aten::sub_", "Tensor",
+		"sub_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)",
+		false, false,
+	},
+	opMul_: {
+		"Mul_", "aten::mul_", "Tensor",
+		"mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)",
+		false, false,
+	},
+	opMulScalar_: {
+		"MulScalar_", "aten::mul_", "Scalar",
+		"mul_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)",
+		false, false,
+	},
+	opDiv_: {
+		"Div_", "aten::div_", "Tensor",
+		"div_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)",
+		false, false,
+	},
+	opDivScalar_: {
+		"DivScalar_", "aten::div_", "Scalar",
+		"div_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)",
+		false, false,
+	},
+	opAddcmul_: {
+		"Addcmul_", "aten::addcmul_", "",
+		"addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)",
+		false, false,
+	},
+	opAddcdiv_: {
+		"Addcdiv_", "aten::addcdiv_", "",
+		"addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)",
+		false, false,
+	},
+	opSqrt_: {
+		"Sqrt_", "aten::sqrt_", "",
+		"sqrt_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opReLU_: {
+		"ReLU_", "aten::relu_", "",
+		"relu_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opZero_: {
+		"Zero_", "aten::zero_", "",
+		"zero_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opFill_: {
+		"Fill_", "aten::fill_", "Scalar",
+		"fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)",
+		false, false,
+	},
+	opCopy_: {
+		"Copy_", "aten::copy_", "",
+		"copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)",
+		false, false,
+	},
+	opUniform_: {
+		"Uniform_", "aten::uniform_", "",
+		"uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> " +
+			"Tensor(a!)",
+		false, false,
+	},
+	opNormal_: {
+		"Normal_", "aten::normal_", "",
+		"normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> " +
+			"Tensor(a!)",
+		false, false,
+	},
+	opBernoulli_: {
+		"Bernoulli_", "aten::bernoulli_", "float",
+		"bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)",
+		false, false,
+	},
+	opSetData: {
+		"SetData", "aten::set_data", "",
+		"set_data(Tensor(a!) self, Tensor new_data) -> ()",
+		false, false,
+	},
+	opExp_: {
+		"Exp_", "aten::exp_", "",
+		"exp_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opLog_: {
+		"Log_", "aten::log_", "",
+		"log_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opNeg_: {
+		"Neg_", "aten::neg_", "",
+		"neg_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opAbs_: {
+		"Abs_", "aten::abs_", "",
+		"abs_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opSquare_: {
+		"Square_", "aten::square_", "",
+		"square_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opRsqrt_: {
+		"Rsqrt_", "aten::rsqrt_", "",
+		"rsqrt_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opReciprocal_: {
+		"Reciprocal_", "aten::reciprocal_", "",
+		"reciprocal_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opPowScalar_: {
+		"PowScalar_", "aten::pow_", "Scalar",
+		"pow_.Scalar(Tensor(a!) self, Scalar exponent) -> Tensor(a!)",
+		false, false,
+	},
+	opFloor_: {
+		"Floor_", "aten::floor_", "",
+		"floor_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opCeil_: {
+		"Ceil_", "aten::ceil_", "",
+		"ceil_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opRound_: {
+		"Round_", "aten::round_", "",
+		"round_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opTrunc_: {
+		"Trunc_", "aten::trunc_", "",
+		"trunc_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opClamp_: {
+		"Clamp_", "aten::clamp_", "",
+		"clamp_(Tensor(a!) self, Scalar? min=None, Scalar? max=None) -> Tensor(a!)",
+		false, false,
+	},
+	opClampMin_: {
+		"ClampMin_", "aten::clamp_min_", "",
+		"clamp_min_(Tensor(a!) self, Scalar min) -> Tensor(a!)",
+		false, false,
+	},
+	opClampMax_: {
+		"ClampMax_", "aten::clamp_max_", "",
+		"clamp_max_(Tensor(a!) self, Scalar max) -> Tensor(a!)",
+		false, false,
+	},
+	opSubScalar_: {
+		"SubScalar_", "aten::sub_", "Scalar",
+		"sub_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)",
+		false, false,
+	},
+	opLerpScalar_: {
+		"LerpScalar_", "aten::lerp_", "Scalar",
+		"lerp_.Scalar(Tensor(a!) self, Tensor end, Scalar weight) -> Tensor(a!)",
+		false, false,
+	},
+	opLerp_: {
+		"Lerp_", "aten::lerp_", "Tensor",
+		"lerp_.Tensor(Tensor(a!) self, Tensor end, Tensor weight) -> Tensor(a!)",
+		false, false,
+	},
+	opAddMM_: {
+		"AddMM_", "aten::addmm_", "",
+		"addmm_(Tensor(a!) self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> " +
+			"Tensor(a!)",
+		false, false,
+	},
+	opSigmoid_: {
+		"Sigmoid_", "aten::sigmoid_", "",
+		"sigmoid_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opTanh_: {
+		"Tanh_", "aten::tanh_", "",
+		"tanh_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opSin_: {
+		"Sin_", "aten::sin_", "",
+		"sin_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opCos_: {
+		"Cos_", "aten::cos_", "",
+		"cos_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opErfinv_: {
+		"Erfinv_", "aten::erfinv_", "",
+		"erfinv_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opLeakyReLU_: {
+		"LeakyReLU_", "aten::leaky_relu_", "",
+		"leaky_relu_(Tensor(a!) self, Scalar negative_slope=0.01) -> Tensor(a!)",
+		false, false,
+	},
+	opELU_: {
+		"ELU_", "aten::elu_", "",
+		"elu_(Tensor(a!) self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor(a!)",
+		false, false,
+	},
+	opSiLU_: {
+		"SiLU_", "aten::silu_", "",
+		"silu_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opHardTanh_: {
+		"HardTanh_", "aten::hardtanh_", "",
+		"hardtanh_(Tensor(a!) self, Scalar min_val=-1, Scalar max_val=1) -> Tensor(a!)",
+		false, false,
+	},
+	opHardswish_: {
+		"Hardswish_", "aten::hardswish_", "",
+		"hardswish_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opHardsigmoid_: {
+		"Hardsigmoid_", "aten::hardsigmoid_", "",
+		"hardsigmoid_(Tensor(a!) self) -> Tensor(a!)",
+		false, false,
+	},
+	opMaskedFill_: {
+		"MaskedFill_", "aten::masked_fill_", "Scalar",
+		"masked_fill_.Scalar(Tensor(a!) self, Tensor mask, Scalar value) -> Tensor(a!)",
+		false, false,
+	},
+	opMaskedScatter_: {
+		"MaskedScatter_", "aten::masked_scatter_", "",
+		"masked_scatter_(Tensor(a!) self, Tensor mask, Tensor source) -> Tensor(a!)",
+		false, false,
+	},
+	opFillTensor_: {
+		"FillTensor_", "aten::fill_", "Tensor",
+		"fill_.Tensor(Tensor(a!) self, Tensor value) -> Tensor(a!)",
+		false, false,
+	},
+	opFillDiagonal_: {
+		"FillDiagonal_", "aten::fill_diagonal_", "",
+		"fill_diagonal_(Tensor(a!) self, Scalar fill_value, bool wrap=False) -> Tensor(a!)",
+		false, false,
+	},
+	opIndexAdd_: {
+		"IndexAdd_", "aten::index_add_", "",
+		"index_add_(Tensor(a!) self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> " +
+			"Tensor(a!)",
+		false, false,
+	},
+	opIndexFill_: {
+		"IndexFill_", "aten::index_fill_", "int_Scalar",
+		"index_fill_.int_Scalar(Tensor(a!) self, int dim, Tensor index, Scalar value) -> Tensor(a!)",
+		false, false,
+	},
+	opScatter_: {
+		"Scatter_", "aten::scatter_", "src",
+		"scatter_.src(Tensor(a!) self, int dim, Tensor index, Tensor src) -> Tensor(a!)",
+		false, false,
+	},
+	opScatterScalar_: {
+		"ScatterScalar_", "aten::scatter_", "value",
+		"scatter_.value(Tensor(a!) self, int dim, Tensor index, Scalar value) -> Tensor(a!)",
+		false, false,
+	},
+	opScatterAdd_: {
+		"ScatterAdd_", "aten::scatter_add_", "",
+		"scatter_add_(Tensor(a!) self, int dim, Tensor index, Tensor src) -> Tensor(a!)",
+		false, false,
+	},
+	opTril_: {
+		"Tril_", "aten::tril_", "",
+		"tril_(Tensor(a!) self, SymInt diagonal=0) -> Tensor(a!)",
+		false, false,
+	},
+	opTriu_: {
+		"Triu_", "aten::triu_", "",
+		"triu_(Tensor(a!) self, SymInt diagonal=0) -> Tensor(a!)",
+		false, false,
+	},
+	opRandom_: {
+		"Random_", "aten::random_", "from",
+		"random_.from(Tensor(a!) self, int from, int? to, *, Generator? generator=None) -> " +
+			"Tensor(a!)",
+		false, false,
+	},
+	opExponential_: {
+		"Exponential_", "aten::exponential_", "",
+		"exponential_(Tensor(a!) self, float lambd=1, *, Generator? generator=None) -> Tensor(a!)",
+		false, false,
+	},
+	opGeometric_: {
+		"Geometric_", "aten::geometric_", "",
+		"geometric_(Tensor(a!) self, float p, *, Generator? generator=None) -> Tensor(a!)",
+		false, false,
+	},
+	opLogNormal_: {
+		"LogNormal_", "aten::log_normal_", "",
+		"log_normal_(Tensor(a!) self, float mean=1, float std=2, *, Generator? generator=None) -> " +
+			"Tensor(a!)",
+		false, false,
+	},
+	opCauchy_: {
+		"Cauchy_", "aten::cauchy_", "",
+		"cauchy_(Tensor(a!) self, float median=0, float sigma=1, *, Generator? generator=None) -> " +
+			"Tensor(a!)",
+		false, false,
+	},
+	opEq: {
+		"Eq", "aten::eq", "Tensor",
+		"eq.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opEqScalar: {
+		"EqScalar", "aten::eq", "Scalar",
+		"eq.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opNe: {
+		"Ne", "aten::ne", "Tensor",
+		"ne.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opNeScalar: {
+		"NeScalar", "aten::ne", "Scalar",
+		"ne.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opLt: {
+		"Lt", "aten::lt", "Tensor",
+		"lt.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLtScalar: {
+		"LtScalar", "aten::lt", "Scalar",
+		"lt.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opLe: {
+		"Le", "aten::le", "Tensor",
+		"le.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLeScalar: {
+		"LeScalar", "aten::le", "Scalar",
+		"le.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opGt: {
+		"Gt", "aten::gt", "Tensor",
+		"gt.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opGtScalar: {
+		"GtScalar", "aten::gt", "Scalar",
+		"gt.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opGe: {
+		"Ge", "aten::ge", "Tensor",
+		"ge.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opGeScalar: {
+		"GeScalar", "aten::ge", "Scalar",
+		"ge.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opLogicalNot: {
+		"LogicalNot", "aten::logical_not", "",
+		"logical_not(Tensor self) -> Tensor",
+		false, false,
+	},
+	opIsNaN: {
+		"IsNaN", "aten::isnan", "",
+		"isnan(Tensor self) -> Tensor",
+		false, false,
+	},
+	opIsFinite: {
+		"IsFinite", "aten::isfinite", "",
+		"isfinite(Tensor self) -> Tensor",
+		false, false,
+	},
+	opWhere: {
+		"Where", "aten::where", "self",
+		"where.self(Tensor condition, Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opMaskedFill: {
+		"MaskedFill", "aten::masked_fill", "Scalar",
+		"masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor",
+		false, false,
+	},
+	opIsInf: {
+		"IsInf", "aten::isinf", "",
+		"isinf(Tensor self) -> Tensor",
+		false, false,
+	},
+	opIsPosInf: {
+		"IsPosInf", "aten::isposinf", "",
+		"isposinf(Tensor self) -> Tensor",
+		false, false,
+	},
+	opIsNegInf: {
+		"IsNegInf", "aten::isneginf", "",
+		"isneginf(Tensor self) -> Tensor",
+		false, false,
+	},
+	opIsReal: {
+		"IsReal", "aten::isreal", "",
+		"isreal(Tensor self) -> Tensor",
+		false, false,
+	},
+	opIsClose: {
+		"IsClose", "aten::isclose", "",
+		"isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool " +
+			"equal_nan=False) -> Tensor",
+		false, false,
+	},
+	opIsIn: {
+		"IsIn", "aten::isin", "Tensor_Tensor",
+		"isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, " +
+			"bool invert=False) -> Tensor",
+		false, false,
+	},
+	opLogicalAnd: {
+		"LogicalAnd", "aten::logical_and", "",
+		"logical_and(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLogicalOr: {
+		"LogicalOr", "aten::logical_or", "",
+		"logical_or(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opLogicalXor: {
+		"LogicalXor", "aten::logical_xor", "",
+		"logical_xor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opWhereScalar: {
+		"WhereScalar", "aten::where", "ScalarOther",
+		"where.ScalarOther(Tensor condition, Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opWhereScalars: {
+		"WhereScalars", "aten::where", "Scalar",
+		"where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opMaskedFillTensor: {
+		"MaskedFillTensor", "aten::masked_fill", "Tensor",
+		"masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor",
+		false, false,
+	},
+	opBitwiseNot: {
+		"BitwiseNot", "aten::bitwise_not", "",
+		"bitwise_not(Tensor self) -> Tensor",
+		false, false,
+	},
+	opBitwiseAnd: {
+		"BitwiseAnd", "aten::bitwise_and", "Tensor",
+		"bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opBitwiseOr: {
+		"BitwiseOr", "aten::bitwise_or", "Tensor",
+		"bitwise_or.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opBitwiseXor: {
+		"BitwiseXor", "aten::bitwise_xor", "Tensor",
+		"bitwise_xor.Tensor(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opBitwiseAndInt: {
+		"BitwiseAndInt", "aten::bitwise_and", "Scalar",
+		"bitwise_and.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opBitwiseOrInt: {
+		"BitwiseOrInt", "aten::bitwise_or", "Scalar",
+		"bitwise_or.Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opShiftLeft: {
+		"ShiftLeft", "aten::bitwise_left_shift", "Tensor_Scalar",
+		"bitwise_left_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opShiftRight: {
+		"ShiftRight", "aten::bitwise_right_shift", "Tensor_Scalar",
+		"bitwise_right_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor",
+		false, false,
+	},
+	opComplex: {
+		"Complex", "aten::complex", "",
+		"complex(Tensor real, Tensor imag) -> Tensor",
+		false, false,
+	},
+	opPolar: {
+		"Polar", "aten::polar", "",
+		"polar(Tensor abs, Tensor angle) -> Tensor",
+		false, false,
+	},
+	opReal: {
+		"Real", "aten::real", "",
+		"real(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opImag: {
+		"Imag", "aten::imag", "",
+		"imag(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opConj: {
+		"Conj", "aten::conj", "",
+		"conj(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opResolveConj: {
+		"ResolveConj", "aten::resolve_conj", "",
+		"resolve_conj(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opAngle: {
+		"Angle", "aten::angle", "",
+		"angle(Tensor self) -> Tensor",
+		false, false,
+	},
+	opViewAsReal: {
+		"ViewAsReal", "aten::view_as_real", "",
+		"view_as_real(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opViewAsComplex: {
+		"ViewAsComplex", "aten::view_as_complex", "",
+		"view_as_complex(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opMatMul: {
+		"MatMul", "aten::matmul", "",
+		"matmul(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opMM: {
+		"MM", "aten::mm", "",
+		"mm(Tensor self, Tensor mat2) -> Tensor",
+		false, false,
+	},
+	opBMM: {
+		"BMM", "aten::bmm", "",
+		"bmm(Tensor self, Tensor mat2) -> Tensor",
+		false, false,
+	},
+	opBAddBMM: {
+		"BAddBMM", "aten::baddbmm", "",
+		"baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> " +
+			"Tensor",
+		false, false,
+	},
+	opLinear: {
+		"Linear", "aten::linear", "",
+		"linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor",
+		false, false,
+	},
+	opT: {
+		"T", "aten::t", "",
+		"t(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opLinalgLstSq: {
+		"LinalgLstSq", "aten::linalg_lstsq", "",
+		"linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor " +
+			"solution, Tensor residuals, Tensor rank, Tensor singular_values)",
+		false, true,
+	},
+	opDot: {
+		"Dot", "aten::dot", "",
+		"dot(Tensor self, Tensor tensor) -> Tensor",
+		false, false,
+	},
+	opVDot: {
+		"VDot", "aten::vdot", "",
+		"vdot(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opMV: {
+		"MV", "aten::mv", "",
+		"mv(Tensor self, Tensor vec) -> Tensor",
+		false, false,
+	},
+	opInner: {
+		"Inner", "aten::inner", "",
+		"inner(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opOuter: {
+		"Outer", "aten::outer", "",
+		"outer(Tensor self, Tensor vec2) -> Tensor",
+		false, false,
+	},
+	opKron: {
+		"Kron", "aten::kron", "",
+		"kron(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opAddMM: {
+		"AddMM", "aten::addmm", "",
+		"addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opAddMV: {
+		"AddMV", "aten::addmv", "",
+		"addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opAddR: {
+		"AddR", "aten::addr", "",
+		"addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opAddBMM: {
+		"AddBMM", "aten::addbmm", "",
+		"addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> " +
+			"Tensor",
+		false, false,
+	},
+	opEinsum: {
+		"Einsum", "aten::einsum", "",
+		"einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor",
+		false, false,
+	},
+	opTensorDot: {
+		"TensorDot", "aten::tensordot", "",
+		"tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor",
+		false, false,
+	},
+	opBilinear: {
+		"Bilinear", "aten::bilinear", "",
+		"bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor",
+		false, false,
+	},
+	opMultiDot: {
+		"MultiDot", "aten::linalg_multi_dot", "",
+		"linalg_multi_dot(Tensor[] tensors) -> Tensor",
+		false, true,
+	},
+	opMatrixPower: {
+		"MatrixPower", "aten::matrix_power", "",
+		"matrix_power(Tensor self, int n) -> Tensor",
+		false, false,
+	},
+	opMatrixExp: {
+		"MatrixExp", "aten::matrix_exp", "",
+		"matrix_exp(Tensor self) -> Tensor",
+		false, false,
+	},
+	opTrace: {
+		"Trace", "aten::trace", "",
+		"trace(Tensor self) -> Tensor",
+		false, false,
+	},
+	opDiagonal: {
+		"Diagonal", "aten::diagonal", "",
+		"diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)",
+		false, false,
+	},
+	opDiag: {
+		"Diag", "aten::diag", "",
+		"diag(Tensor self, int diagonal=0) -> Tensor",
+		false, false,
+	},
+	opDiagEmbed: {
+		"DiagEmbed", "aten::diag_embed", "",
+		"diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor",
+		false, false,
+	},
+	opAdjoint: {
+		"Adjoint", "aten::adjoint", "",
+		"adjoint(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opMT: {
+		"MT", "aten::mT", "",
+		"mT(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opCross: {
+		"Cross", "aten::cross", "",
+		"cross(Tensor self, Tensor other, int? dim=None) -> Tensor",
+		false, false,
+	},
+	opCDist: {
+		"CDist", "aten::cdist", "",
+		"cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor",
+		false, false,
+	},
+	opPDist: {
+		"PDist", "aten::pdist", "",
+		"pdist(Tensor self, float p=2) -> Tensor",
+		false, false,
+	},
+	opPairwiseDistance: {
+		"PairwiseDistance", "aten::pairwise_distance", "",
+		"pairwise_distance(Tensor x1, Tensor x2, float p=2, float eps=1e-06, bool keepdim=False) " +
+			"-> Tensor",
+		false, false,
+	},
+	opCosineSimilarity: {
+		"CosineSimilarity", "aten::cosine_similarity", "",
+		"cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor",
+		false, false,
+	},
+	opCov: {
+		"Cov", "aten::cov", "",
+		"cov(Tensor self, *, int correction=1, Tensor? fweights=None, Tensor? aweights=None) -> " +
+			"Tensor",
+		false, false,
+	},
+	opCorrCoef: {
+		"CorrCoef", "aten::corrcoef", "",
+		"corrcoef(Tensor self) -> Tensor",
+		false, false,
+	},
+	opLinalgDet: {
+		"LinalgDet", "aten::linalg_det", "",
+		"linalg_det(Tensor A) -> Tensor",
+		false, true,
+	},
+	opLinalgSLogDet: {
+		"LinalgSLogDet", "aten::linalg_slogdet", "",
+		"linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet)",
+		false, true,
+	},
+	opLinalgInv: {
+		"LinalgInv", "aten::linalg_inv", "",
+		"linalg_inv(Tensor A) -> Tensor",
+		false, true,
+	},
+	opLinalgPInv: {
+		"LinalgPInv", "aten::linalg_pinv", "",
+		"linalg_pinv(Tensor self, float rcond, bool hermitian=False) -> Tensor",
+		false, true,
+	},
+	opLinalgSolve: {
+		"LinalgSolve", "aten::linalg_solve", "",
+		"linalg_solve(Tensor A, Tensor B, *, bool left=True) -> Tensor",
+		false, true,
+	},
+	opLinalgSolveTriangular: {
+		"LinalgSolveTriangular", "aten::linalg_solve_triangular", "",
+		"linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool " +
+			"unitriangular=False) -> Tensor",
+		false, true,
+	},
+	opLinalgCholesky: {
+		"LinalgCholesky", "aten::linalg_cholesky", "",
+		"linalg_cholesky(Tensor self, *, bool upper=False) -> Tensor",
+		false, true,
+	},
+	opCholeskySolve: {
+		"CholeskySolve", "aten::cholesky_solve", "",
+		"cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor",
+		false, false,
+	},
+	opCholeskyInverse: {
+		"CholeskyInverse", "aten::cholesky_inverse", "",
+		"cholesky_inverse(Tensor self, bool upper=False) -> Tensor",
+		false, false,
+	},
+	opLinalgQR: {
+		"LinalgQR", "aten::linalg_qr", "",
+		"linalg_qr(Tensor A, str mode='reduced') -> (Tensor Q, Tensor R)",
+		false, true,
+	},
+	opLinalgSVD: {
+		"LinalgSVD", "aten::linalg_svd", "",
+		"linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor " +
+			"S, Tensor Vh)",
+		false, true,
+	},
+	opLinalgSVDVals: {
+		"LinalgSVDVals", "aten::linalg_svdvals", "",
+		"linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor",
+		false, true,
+	},
+	opLinalgEig: {
+		"LinalgEig", "aten::linalg_eig", "",
+		"linalg_eig(Tensor self) -> (Tensor eigenvalues, Tensor eigenvectors)",
+		false, true,
+	},
+	opLinalgEigVals: {
+		"LinalgEigVals", "aten::linalg_eigvals", "",
+		"linalg_eigvals(Tensor self) -> Tensor",
+		false, true,
+	},
+	opLinalgEigH: {
+		"LinalgEigH", "aten::linalg_eigh", "",
+		"linalg_eigh(Tensor self, str UPLO=\"L\") -> (Tensor eigenvalues, Tensor eigenvectors)",
+		false, true,
+	},
+	opLinalgEigValsH: {
+		"LinalgEigValsH", "aten::linalg_eigvalsh", "",
+		"linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor",
+		false, true,
+	},
+	opLinalgLU: {
+		"LinalgLU", "aten::linalg_lu", "",
+		"linalg_lu(Tensor A, *, bool pivot=True) -> (Tensor P, Tensor L, Tensor U)",
+		false, true,
+	},
+	opLinalgLUFactor: {
+		"LinalgLUFactor", "aten::linalg_lu_factor", "",
+		"linalg_lu_factor(Tensor A, *, bool pivot=True) -> (Tensor LU, Tensor pivots)",
+		false, true,
+	},
+	opLinalgLUSolve: {
+		"LinalgLUSolve", "aten::linalg_lu_solve", "",
+		"linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool " +
+			"adjoint=False) -> Tensor",
+		false, true,
+	},
+	opLinalgMatrixNorm: {
+		"LinalgMatrixNorm", "aten::linalg_matrix_norm", "str_ord",
+		"linalg_matrix_norm.str_ord(Tensor self, str ord='fro', int[] dim=[-2,-1], bool " +
+			"keepdim=False, *, ScalarType? dtype=None) -> Tensor",
+		false, true,
+	},
+	opLinalgMatrixRank: {
+		"LinalgMatrixRank", "aten::linalg_matrix_rank", "",
+		"linalg_matrix_rank(Tensor self, float tol, bool hermitian=False) -> Tensor",
+		false, true,
+	},
+	opLinalgCond: {
+		"LinalgCond", "aten::linalg_cond", "",
+		"linalg_cond(Tensor self, Scalar? p=None) -> Tensor",
+		false, true,
+	},
+	opLinalgVecDot: {
+		"LinalgVecDot", "aten::linalg_vecdot", "",
+		"linalg_vecdot(Tensor x, Tensor y, *, int dim=-1) -> Tensor",
+		false, true,
+	},
+	opLinalgTensorInv: {
+		"LinalgTensorInv", "aten::linalg_tensorinv", "",
+		"linalg_tensorinv(Tensor self, int ind=2) -> Tensor",
+		false, true,
+	},
+	opLinalgTensorSolve: {
+		"LinalgTensorSolve", "aten::linalg_tensorsolve", "",
+		"linalg_tensorsolve(Tensor self, Tensor other, int[]? dims=None) -> Tensor",
+		false, true,
+	},
+	opFFT: {
+		"FFT", "aten::fft_fft", "",
+		"fft_fft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opIFFT: {
+		"IFFT", "aten::fft_ifft", "",
+		"fft_ifft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opRFFT: {
+		"RFFT", "aten::fft_rfft", "",
+		"fft_rfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opIRFFT: {
+		"IRFFT", "aten::fft_irfft", "",
+		"fft_irfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opHFFT: {
+		"HFFT", "aten::fft_hfft", "",
+		"fft_hfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opIHFFT: {
+		"IHFFT", "aten::fft_ihfft", "",
+		"fft_ihfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opFFT2: {
+		"FFT2", "aten::fft_fft2", "",
+		"fft_fft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor",
+		false, false,
+	},
+	opIFFT2: {
+		"IFFT2", "aten::fft_ifft2", "",
+		"fft_ifft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor",
+		false, false,
+	},
+	opRFFT2: {
+		"RFFT2", "aten::fft_rfft2", "",
+		"fft_rfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor",
+		false, false,
+	},
+	opIRFFT2: {
+		"IRFFT2", "aten::fft_irfft2", "",
+		"fft_irfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor",
+		false, false,
+	},
+	opFFTN: {
+		"FFTN", "aten::fft_fftn", "",
+		"fft_fftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opIFFTN: {
+		"IFFTN", "aten::fft_ifftn", "",
+		"fft_ifftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opRFFTN: {
+		"RFFTN", "aten::fft_rfftn", "",
+		"fft_rfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opIRFFTN: {
+		"IRFFTN", "aten::fft_irfftn", "",
+		"fft_irfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor",
+		false, false,
+	},
+	opFFTShift: {
+		"FFTShift", "aten::fft_fftshift", "",
+		"fft_fftshift(Tensor self, int[1]? dim=None) -> Tensor",
+		false, false,
+	},
+	opIFFTShift: {
+		"IFFTShift", "aten::fft_ifftshift", "",
+		"fft_ifftshift(Tensor self, int[1]? dim=None) -> Tensor",
+		false, false,
+	},
+	opSTFT: {
+		"STFT", "aten::stft", "center",
+		"stft.center(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? " +
+			"window=None, bool center=True, str pad_mode=\"reflect\", bool normalized=False, bool? " +
+			"onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor",
+		false, false,
+	},
+	opISTFT: {
+		"ISTFT", "aten::istft", "",
+		"istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? " +
+			"window=None, bool center=True, bool normalized=False, bool? onesided=None, int? " +
+			"length=None, bool return_complex=False) -> Tensor",
+		false, false,
+	},
+	opConv2d: {
+		"Conv2d", "aten::conv2d", "",
+		"conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] " +
+			"padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor",
+		false, false,
+	},
+	opConv1d: {
+		"Conv1d", "aten::conv1d", "",
+		"conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] " +
+			"padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor",
+		false, false,
+	},
+	opConv3d: {
+		"Conv3d", "aten::conv3d", "",
+		"conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] " +
+			"padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor",
+		false, false,
+	},
+	opConvTranspose1d: {
+		"ConvTranspose1d", "aten::conv_transpose1d", "",
+		"conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, " +
+			"SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) " +
+			"-> Tensor",
+		false, false,
+	},
+	opConvTranspose2d: {
+		"ConvTranspose2d", "aten::conv_transpose2d", "input",
+		"conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] " +
+			"stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] " +
+			"dilation=1) -> Tensor",
+		false, false,
+	},
+	opConvTranspose3d: {
+		"ConvTranspose3d", "aten::conv_transpose3d", "input",
+		"conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] " +
+			"stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] " +
+			"dilation=1) -> Tensor",
+		false, false,
+	},
+	opBatchNorm: {
+		"BatchNorm", "aten::batch_norm", "",
+		"batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? " +
+			"running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor",
+		false, false,
+	},
+	opLayerNorm: {
+		"LayerNorm", "aten::layer_norm", "",
+		"layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? " +
+			"bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor",
+		false, false,
+	},
+	opGroupNorm: {
+		"GroupNorm", "aten::group_norm", "",
+		"group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float " +
+			"eps=1e-05, bool cudnn_enabled=True) -> Tensor",
+		false, false,
+	},
+	opInstanceNorm: {
+		"InstanceNorm", "aten::instance_norm", "",
+		"instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? " +
+			"running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> " +
+			"Tensor",
+		false, false,
+	},
+	opRMSNorm: {
+		"RMSNorm", "aten::rms_norm", "",
+		"rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) " +
+			"-> Tensor",
+		false, false,
+	},
+	opReLU: {
+		"ReLU", "aten::relu", "",
+		"relu(Tensor self) -> Tensor",
+		false, false,
+	},
+	opLeakyReLU: {
+		"LeakyReLU", "aten::leaky_relu", "",
+		"leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor",
+		false, false,
+	},
+	opGELU: {
+		"GELU", "aten::gelu", "",
+		"gelu(Tensor self, *, str approximate='none') -> Tensor",
+		false, false,
+	},
+	opGELUWith: {
+		"GELUWith", "aten::gelu", "",
+		"gelu(Tensor self, *, str approximate='none') -> Tensor",
+		false, false,
+	},
+	opSiLU: {
+		"SiLU", "aten::silu", "",
+		"silu(Tensor self) -> Tensor",
+		false, false,
+	},
+	opMish: {
+		"Mish", "aten::mish", "",
+		"mish(Tensor self) -> Tensor",
+		false, false,
+	},
+	opReLU6: {
+		"ReLU6", "aten::relu6", "",
+		"relu6(Tensor self) -> Tensor",
+		false, false,
+	},
+	opHardTanh: {
+		"HardTanh", "aten::hardtanh", "",
+		"hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor",
+		false, false,
+	},
+	opHardswish: {
+		"Hardswish", "aten::hardswish", "",
+		"hardswish(Tensor self) -> Tensor",
+		false, false,
+	},
+	opHardsigmoid: {
+		"Hardsigmoid", "aten::hardsigmoid", "",
+		"hardsigmoid(Tensor self) -> Tensor",
+		false, false,
+	},
+	opELU: {
+		"ELU", "aten::elu", "",
+		"elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor",
+		false, false,
+	},
+	opSELU: {
+		"SELU", "aten::selu", "",
+		"selu(Tensor self) -> Tensor",
+		false, false,
+	},
+	opCELU: {
+		"CELU", "aten::celu", "",
+		"celu(Tensor self, Scalar alpha=1.0) -> Tensor",
+		false, false,
+	},
+	opGLU: {
+		"GLU", "aten::glu", "",
+		"glu(Tensor self, int dim=-1) -> Tensor",
+		false, false,
+	},
+	opPReLU: {
+		"PReLU", "aten::prelu", "",
+		"prelu(Tensor self, Tensor weight) -> Tensor",
+		false, false,
+	},
+	opSoftplus: {
+		"Softplus", "aten::softplus", "",
+		"softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor",
+		false, false,
+	},
+	opLogSigmoid: {
+		"LogSigmoid", "aten::log_sigmoid", "",
+		"log_sigmoid(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSigmoid: {
+		"Sigmoid", "aten::sigmoid", "",
+		"sigmoid(Tensor self) -> Tensor",
+		false, false,
+	},
+	opTanh: {
+		"Tanh", "aten::tanh", "",
+		"tanh(Tensor self) -> Tensor",
+		false, false,
+	},
+	opSoftmax: {
+		"Softmax", "aten::softmax", "int",
+		"softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor",
+		false, false,
+	},
+	opLogSoftmax: {
+		"LogSoftmax", "aten::log_softmax", "int",
+		"log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor",
+		false, false,
+	},
+	opMaxPool2d: {
+		"MaxPool2d", "aten::max_pool2d", "",
+		"max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] " +
+			"dilation=1, bool ceil_mode=False) -> Tensor",
+		false, false,
+	},
+	opMaxPool1d: {
+		"MaxPool1d", "aten::max_pool1d", "",
+		"max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] " +
+			"dilation=1, bool ceil_mode=False) -> Tensor",
+		false, false,
+	},
+	opMaxPool3d: {
+		"MaxPool3d", "aten::max_pool3d", "",
+		"max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] " +
+			"dilation=1, bool ceil_mode=False) -> Tensor",
+		false, false,
+	},
+	opAvgPool2d: {
+		"AvgPool2d", "aten::avg_pool2d", "",
+		"avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool " +
+			"ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor",
+		false, false,
+	},
+	opAvgPool1d: {
+		"AvgPool1d", "aten::avg_pool1d", "",
+		"avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool " +
+			"ceil_mode=False, bool count_include_pad=True) -> Tensor",
+		false, false,
+	},
+	opAvgPool3d: {
+		"AvgPool3d", "aten::avg_pool3d", "",
+		"avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool " +
+			"ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor",
+		false, false,
+	},
+	opAdaptiveAvgPool1d: {
+		"AdaptiveAvgPool1d", "aten::adaptive_avg_pool1d", "",
+		"adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor",
+		false, false,
+	},
+	opAdaptiveAvgPool2d: {
+		"AdaptiveAvgPool2d", "aten::adaptive_avg_pool2d", "",
+		"adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor",
+		false, false,
+	},
+	opAdaptiveAvgPool3d: {
+		"AdaptiveAvgPool3d", "aten::adaptive_avg_pool3d", "",
+		"adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor",
+		false, false,
+	},
+	opAdaptiveMaxPool1d: {
+		"AdaptiveMaxPool1d", "aten::adaptive_max_pool1d", "",
+		"adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opAdaptiveMaxPool2d: {
+		"AdaptiveMaxPool2d", "aten::adaptive_max_pool2d", "",
+		"adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opAdaptiveMaxPool3d: {
+		"AdaptiveMaxPool3d", "aten::adaptive_max_pool3d", "",
+		"adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opUpsampleNearest1d: {
+		"UpsampleNearest1d", "aten::upsample_nearest1d", "",
+		"upsample_nearest1d(Tensor self, SymInt[1] output_size, float? scales=None) -> Tensor",
+		false, false,
+	},
+	opUpsampleNearest2d: {
+		"UpsampleNearest2d", "aten::upsample_nearest2d", "",
+		"upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? " +
+			"scales_w=None) -> Tensor",
+		false, false,
+	},
+	opUpsampleNearest3d: {
+		"UpsampleNearest3d", "aten::upsample_nearest3d", "",
+		"upsample_nearest3d(Tensor self, SymInt[3] output_size, float? scales_d=None, float? " +
+			"scales_h=None, float? scales_w=None) -> Tensor",
+		false, false,
+	},
+	opUpsampleLinear1d: {
+		"UpsampleLinear1d", "aten::upsample_linear1d", "",
+		"upsample_linear1d(Tensor self, SymInt[1] output_size, bool align_corners, float? " +
+			"scales=None) -> Tensor",
+		false, false,
+	},
+	opUpsampleBilinear2d: {
+		"UpsampleBilinear2d", "aten::upsample_bilinear2d", "",
+		"upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? " +
+			"scales_h=None, float? scales_w=None) -> Tensor",
+		false, false,
+	},
+	opUpsampleBilinear2dScale: {
+		"UpsampleBilinear2dScale", "aten::upsample_bilinear2d", "vec",
+		"upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? " +
+			"scale_factors) -> Tensor",
+		false, false,
+	},
+	opUpsampleBicubic2d: {
+		"UpsampleBicubic2d", "aten::upsample_bicubic2d", "",
+		"upsample_bicubic2d(Tensor self, SymInt[2] output_size, bool align_corners, float? " +
+			"scales_h=None, float? scales_w=None) -> Tensor",
+		false, false,
+	},
+	opUpsampleTrilinear3d: {
+		"UpsampleTrilinear3d", "aten::upsample_trilinear3d", "",
+		"upsample_trilinear3d(Tensor self, SymInt[3] output_size, bool align_corners, float? " +
+			"scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor",
+		false, false,
+	},
+	opPixelShuffle: {
+		"PixelShuffle", "aten::pixel_shuffle", "",
+		"pixel_shuffle(Tensor self, int upscale_factor) -> Tensor",
+		false, false,
+	},
+	opDropout: {
+		"Dropout", "aten::dropout", "",
+		"dropout(Tensor input, float p, bool train) -> Tensor",
+		false, false,
+	},
+	opFeatureDropout: {
+		"FeatureDropout", "aten::feature_dropout", "",
+		"feature_dropout(Tensor input, float p, bool train) -> Tensor",
+		false, false,
+	},
+	opEmbedding: {
+		"Embedding", "aten::embedding", "",
+		"embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool " +
+			"scale_grad_by_freq=False, bool sparse=False) -> Tensor",
+		false, false,
+	},
+	opEmbeddingWith: {
+		"EmbeddingWith", "aten::embedding", "",
+		"embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool " +
+			"scale_grad_by_freq=False, bool sparse=False) -> Tensor",
+		false, false,
+	},
+	opScaledDotProductAttention: {
+		"ScaledDotProductAttention", "aten::scaled_dot_product_attention", "",
+		"scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? " +
+			"attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool " +
+			"enable_gqa=False) -> Tensor",
+		false, false,
+	},
+	opLSTM: {
+		"LSTM", "aten::lstm", "input",
+		"lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, " +
+			"float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, " +
+			"Tensor)",
+		false, false,
+	},
+	opGRU: {
+		"GRU", "aten::gru", "input",
+		"gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, " +
+			"float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opConv2dSame: {
+		"Conv2dSame", "aten::conv2d", "padding",
+		"conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str " +
+			"padding=\"valid\", SymInt[2] dilation=1, SymInt groups=1) -> Tensor",
+		false, false,
+	},
+	opPixelUnshuffle: {
+		"PixelUnshuffle", "aten::pixel_unshuffle", "",
+		"pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor",
+		false, false,
+	},
+	opChannelShuffle: {
+		"ChannelShuffle", "aten::channel_shuffle", "",
+		"channel_shuffle(Tensor self, SymInt groups) -> Tensor",
+		false, false,
+	},
+	opAlphaDropout: {
+		"AlphaDropout", "aten::alpha_dropout", "",
+		"alpha_dropout(Tensor input, float p, bool train) -> Tensor",
+		false, false,
+	},
+	opSoftShrink: {
+		"SoftShrink", "aten::softshrink", "",
+		"softshrink(Tensor self, Scalar lambd=0.5) -> Tensor",
+		false, false,
+	},
+	opHardShrink: {
+		"HardShrink", "aten::hardshrink", "",
+		"hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor",
+		false, false,
+	},
+	opThreshold: {
+		"Threshold", "aten::threshold", "",
+		"threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor",
+		false, false,
+	},
+	opRReLU: {
+		"RReLU", "aten::rrelu", "",
+		"rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool " +
+			"training=False, Generator? generator=None) -> Tensor",
+		false, false,
+	},
+	opNativeLayerNorm: {
+		"NativeLayerNorm", "aten::native_layer_norm", "",
+		"native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, " +
+			"float eps) -> (Tensor, Tensor, Tensor)",
+		false, false,
+	},
+	opNativeGroupNorm: {
+		"NativeGroupNorm", "aten::native_group_norm", "",
+		"native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt " +
+			"HxW, int group, float eps) -> (Tensor, Tensor, Tensor)",
+		false, false,
+	},
+	opMaxPool2dIndices: {
+		"MaxPool2dIndices", "aten::max_pool2d_with_indices", "",
+		"max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] " +
+			"padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opMaxUnpool2d: {
+		"MaxUnpool2d", "aten::max_unpool2d", "",
+		"max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor",
+		false, false,
+	},
+	opFractionalMaxPool2d: {
+		"FractionalMaxPool2d", "aten::fractional_max_pool2d", "",
+		"fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor " +
+			"random_samples) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opIm2Col: {
+		"Im2Col", "aten::im2col", "",
+		"im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) " +
+			"-> Tensor",
+		false, false,
+	},
+	opCol2Im: {
+		"Col2Im", "aten::col2im", "",
+		"col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] " +
+			"padding, int[2] stride) -> Tensor",
+		false, false,
+	},
+	opPad: {
+		"Pad", "aten::pad", "",
+		"pad(Tensor self, SymInt[] pad, str mode=\"constant\", float? value=None) -> Tensor",
+		false, false,
+	},
+	opAffineGrid: {
+		"AffineGrid", "aten::affine_grid_generator", "",
+		"affine_grid_generator(Tensor theta, SymInt[] size, bool align_corners) -> Tensor",
+		false, false,
+	},
+	opGridSampler: {
+		"GridSampler", "aten::grid_sampler", "",
+		"grid_sampler(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool " +
+			"align_corners) -> Tensor",
+		false, false,
+	},
+	opUpsampleNearest2dScale: {
+		"UpsampleNearest2dScale", "aten::upsample_nearest2d", "vec",
+		"upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> " +
+			"Tensor",
+		false, false,
+	},
+	opUpsampleBicubic2dScale: {
+		"UpsampleBicubic2dScale", "aten::upsample_bicubic2d", "vec",
+		"upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? " +
+			"scale_factors) -> Tensor",
+		false, false,
+	},
+	opUpsampleLinear1dScale: {
+		"UpsampleLinear1dScale", "aten::upsample_linear1d", "vec",
+		"upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? " +
+			"scale_factors) -> Tensor",
+		false, false,
+	},
+	opUpsampleTrilinear3dScale: {
+		"UpsampleTrilinear3dScale", "aten::upsample_trilinear3d", "vec",
+		"upsample_trilinear3d.vec(Tensor input, SymInt[]? output_size, bool align_corners, " +
+			"float[]? scale_factors) -> Tensor",
+		false, false,
+	},
+	opOneHot: {
+		"OneHot", "aten::one_hot", "",
+		"one_hot(Tensor self, int num_classes=-1) -> Tensor",
+		false, true,
+	},
+	opEmbeddingBag: {
+		"EmbeddingBag", "aten::embedding_bag", "",
+		"embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool " +
+			"scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, " +
+			"bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)",
+		false, false,
+	},
+	opEmbeddingRenorm_: {
+		"EmbeddingRenorm_", "aten::embedding_renorm_", "",
+		"embedding_renorm_(Tensor(a!) self, Tensor indices, float max_norm, float norm_type) -> " +
+			"Tensor(a!)",
+		false, false,
+	},
+	opRNNTanh: {
+		"RNNTanh", "aten::rnn_tanh", "input",
+		"rnn_tanh.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, " +
+			"float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opRNNReLU: {
+		"RNNReLU", "aten::rnn_relu", "input",
+		"rnn_relu.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, " +
+			"float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opLSTMCell: {
+		"LSTMCell", "aten::lstm_cell", "",
+		"lstm_cell(Tensor input, Tensor[] hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? " +
+			"b_hh=None) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opGRUCell: {
+		"GRUCell", "aten::gru_cell", "",
+		"gru_cell(Tensor input, Tensor hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? " +
+			"b_hh=None) -> Tensor",
+		false, false,
+	},
+	opCrossEntropy: {
+		"CrossEntropy", "aten::cross_entropy_loss", "",
+		"cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, " +
+			"SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor",
+		false, false,
+	},
+	opCrossEntropyWith: {
+		"CrossEntropyWith", "aten::cross_entropy_loss", "",
+		"cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, " +
+			"SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor",
+		false, false,
+	},
+	opNLLLoss: {
+		"NLLLoss", "aten::nll_loss", "",
+		"nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt " +
+			"ignore_index=-100) -> Tensor",
+		false, false,
+	},
+	opNLLLossWith: {
+		"NLLLossWith", "aten::nll_loss", "",
+		"nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt " +
+			"ignore_index=-100) -> Tensor",
+		false, false,
+	},
+	opMSELoss: {
+		"MSELoss", "aten::mse_loss", "",
+		"mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opMSELossWith: {
+		"MSELossWith", "aten::mse_loss", "",
+		"mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opL1Loss: {
+		"L1Loss", "aten::l1_loss", "",
+		"l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opL1LossWith: {
+		"L1LossWith", "aten::l1_loss", "",
+		"l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opSmoothL1Loss: {
+		"SmoothL1Loss", "aten::smooth_l1_loss", "",
+		"smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor",
+		false, false,
+	},
+	opSmoothL1LossWith: {
+		"SmoothL1LossWith", "aten::smooth_l1_loss", "",
+		"smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor",
+		false, false,
+	},
+	opHuberLoss: {
+		"HuberLoss", "aten::huber_loss", "",
+		"huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor",
+		false, false,
+	},
+	opHuberLossWith: {
+		"HuberLossWith", "aten::huber_loss", "",
+		"huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor",
+		false, false,
+	},
+	opKLDivLoss: {
+		"KLDivLoss", "aten::kl_div", "",
+		"kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor",
+		false, false,
+	},
+	opKLDivLossWith: {
+		"KLDivLossWith", "aten::kl_div", "",
+		"kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor",
+		false, false,
+	},
+	opBCELoss: {
+		"BCELoss", "aten::binary_cross_entropy", "",
+		"binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) " +
+			"-> Tensor",
+		false, false,
+	},
+	opBCELossWith: {
+		"BCELossWith", "aten::binary_cross_entropy", "",
+		"binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) " +
+			"-> Tensor",
+		false, false,
+	},
+	opBCEWithLogitsLoss: {
+		"BCEWithLogitsLoss", "aten::binary_cross_entropy_with_logits", "",
+		"binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? " +
+			"pos_weight=None, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opBCEWithLogitsLossWith: {
+		"BCEWithLogitsLossWith", "aten::binary_cross_entropy_with_logits", "",
+		"binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? " +
+			"pos_weight=None, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opMarginRankingLoss: {
+		"MarginRankingLoss", "aten::margin_ranking_loss", "",
+		"margin_ranking_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int " +
+			"reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opCosineEmbeddingLoss: {
+		"CosineEmbeddingLoss", "aten::cosine_embedding_loss", "",
+		"cosine_embedding_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int " +
+			"reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opHingeEmbeddingLoss: {
+		"HingeEmbeddingLoss", "aten::hinge_embedding_loss", "",
+		"hinge_embedding_loss(Tensor self, Tensor target, float margin=1.0, int reduction=Mean) -> " +
+			"Tensor",
+		false, false,
+	},
+	opTripletMarginLoss: {
+		"TripletMarginLoss", "aten::triplet_margin_loss", "",
+		"triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0, " +
+			"float p=2, float eps=1e-06, bool swap=False, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opMultiMarginLoss: {
+		"MultiMarginLoss", "aten::multi_margin_loss", "",
+		"multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? " +
+			"weight=None, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opMultilabelMarginLoss: {
+		"MultilabelMarginLoss", "aten::multilabel_margin_loss", "",
+		"multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opSoftMarginLoss: {
+		"SoftMarginLoss", "aten::soft_margin_loss", "",
+		"soft_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor",
+		false, false,
+	},
+	opPoissonNLLLoss: {
+		"PoissonNLLLoss", "aten::poisson_nll_loss", "",
+		"poisson_nll_loss(Tensor input, Tensor target, bool log_input, bool full, float eps, int " +
+			"reduction) -> Tensor",
+		false, false,
+	},
+	opCTCLoss: {
+		"CTCLoss", "aten::ctc_loss", "Tensor",
+		"ctc_loss.Tensor(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor " +
+			"target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor",
+		false, false,
+	},
+	opNLLLoss2d: {
+		"NLLLoss2d", "aten::nll_loss2d", "",
+		"nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt " +
+			"ignore_index=-100) -> Tensor",
+		false, false,
+	},
+	opReshape: {
+		"Reshape", "aten::reshape", "",
+		"reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)",
+		false, false,
+	},
+	opView: {
+		"View", "aten::view", "",
+		"view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
+		false, false,
+	},
+	opFlatten: {
+		"Flatten", "aten::flatten", "using_ints",
+		"flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)",
+		false, false,
+	},
+	opPermute: {
+		"Permute", "aten::permute", "",
+		"permute(Tensor(a) self, int[] dims) -> Tensor(a)",
+		false, false,
+	},
+	opTranspose: {
+		"Transpose", "aten::transpose", "int",
+		"transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)",
+		false, false,
+	},
+	opSqueeze: {
+		"Squeeze", "aten::squeeze", "",
+		"squeeze(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opSqueezeDim: {
+		"SqueezeDim", "aten::squeeze", "dim",
+		"squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)",
+		false, false,
+	},
+	opUnsqueeze: {
+		"Unsqueeze", "aten::unsqueeze", "",
+		"unsqueeze(Tensor(a) self, int dim) -> Tensor(a)",
+		false, false,
+	},
+	opExpand: {
+		"Expand", "aten::expand", "",
+		"expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)",
+		false, false,
+	},
+	opNarrow: {
+		"Narrow", "aten::narrow", "",
+		"narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)",
+		false, false,
+	},
+	opSelect: {
+		"Select", "aten::select", "int",
+		"select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)",
+		false, false,
+	},
+	opSlice: {
+		"Slice", "aten::slice", "Tensor",
+		"slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt " +
+			"step=1) -> Tensor(a)",
+		false, false,
+	},
+	opIndexTensors: {
+		"IndexTensors", "aten::index", "Tensor",
+		"index.Tensor(Tensor self, Tensor?[] indices) -> Tensor",
+		true, true,
+	},
+	opIndexPut_: {
+		"IndexPut_", "aten::index_put_", "",
+		"index_put_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False) -> " +
+			"Tensor(a!)",
+		true, false,
+	},
+	opIndexPut: {
+		"IndexPut", "aten::index_put", "",
+		"index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor",
+		true, false,
+	},
+	opIndexSelect: {
+		"IndexSelect", "aten::index_select", "",
+		"index_select(Tensor self, int dim, Tensor index) -> Tensor",
+		false, false,
+	},
+	opGather: {
+		"Gather", "aten::gather", "",
+		"gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor",
+		false, false,
+	},
+	opSplit: {
+		"Split", "aten::split", "Tensor",
+		"split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]",
+		false, false,
+	},
+	opChunk: {
+		"Chunk", "aten::chunk", "",
+		"chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]",
+		false, false,
+	},
+	opUnbind: {
+		"Unbind", "aten::unbind", "int",
+		"unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]",
+		false, false,
+	},
+	opCat: {
+		"Cat", "aten::cat", "",
+		"cat(Tensor[] tensors, int dim=0) -> Tensor",
+		false, false,
+	},
+	opStack: {
+		"Stack", "aten::stack", "",
+		"stack(Tensor[] tensors, int dim=0) -> Tensor",
+		false, false,
+	},
+	opTril: {
+		"Tril", "aten::tril", "",
+		"tril(Tensor self, SymInt diagonal=0) -> Tensor",
+		false, false,
+	},
+	opTriu: {
+		"Triu", "aten::triu", "",
+		"triu(Tensor self, SymInt diagonal=0) -> Tensor",
+		false, false,
+	},
+	opAlias: {
+		"Alias", "aten::alias", "",
+		"alias(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opContiguous: {
+		"Contiguous", "aten::contiguous", "",
+		"contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)",
+		false, false,
+	},
+	opZerosLike: {
+		"ZerosLike", "aten::zeros_like", "",
+		"zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? " +
+			"device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor",
+		false, false,
+	},
+	opClone: {
+		"Clone", "aten::clone", "",
+		"clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor",
+		false, false,
+	},
+	opDetach: {
+		"Detach", "aten::detach", "",
+		"detach(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opUnflatten: {
+		"Unflatten", "aten::unflatten", "int",
+		"unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)",
+		false, false,
+	},
+	opMoveDim: {
+		"MoveDim", "aten::movedim", "int",
+		"movedim.int(Tensor(a) self, int source, int destination) -> Tensor(a)",
+		false, false,
+	},
+	opSwapAxes: {
+		"SwapAxes", "aten::swapaxes", "",
+		"swapaxes(Tensor(a) self, int axis0, int axis1) -> Tensor(a)",
+		false, false,
+	},
+	opRavel: {
+		"Ravel", "aten::ravel", "",
+		"ravel(Tensor(a) self) -> Tensor(a)",
+		false, false,
+	},
+	opViewDType: {
+		"ViewDType", "aten::view", "dtype",
+		"view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)",
+		false, false,
+	},
+	opBroadcastTo: {
+		"BroadcastTo", "aten::broadcast_to", "",
+		"broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)",
+		false, false,
+	},
+	opBroadcastTensors: {
+		"BroadcastTensors", "aten::broadcast_tensors", "",
+		"broadcast_tensors(Tensor[] tensors) -> Tensor[]",
+		false, false,
+	},
+	opExpandAs: {
+		"ExpandAs", "aten::expand_as", "",
+		"expand_as(Tensor(a) self, Tensor other) -> Tensor(a)",
+		false, false,
+	},
+	opRepeat: {
+		"Repeat", "aten::repeat", "",
+		"repeat(Tensor self, SymInt[] repeats) -> Tensor",
+		false, false,
+	},
+	opTile: {
+		"Tile", "aten::tile", "",
+		"tile(Tensor self, SymInt[] dims) -> Tensor",
+		false, false,
+	},
+	opRepeatInterleave: {
+		"RepeatInterleave", "aten::repeat_interleave", "self_int",
+		"repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim=None, *, SymInt? " +
+			"output_size=None) -> Tensor",
+		false, false,
+	},
+	opRepeatInterleaveTensor: {
+		"RepeatInterleaveTensor", "aten::repeat_interleave", "self_Tensor",
+		"repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? " +
+			"output_size=None) -> Tensor",
+		false, false,
+	},
+	opFlip: {
+		"Flip", "aten::flip", "",
+		"flip(Tensor self, int[] dims) -> Tensor",
+		false, false,
+	},
+	opRoll: {
+		"Roll", "aten::roll", "",
+		"roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor",
+		false, false,
+	},
+	opRot90: {
+		"Rot90", "aten::rot90", "",
+		"rot90(Tensor self, int k=1, int[] dims=[0,1]) -> Tensor",
+		false, false,
+	},
+	opSqueezeDims: {
+		"SqueezeDims", "aten::squeeze", "dims",
+		"squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)",
+		false, false,
+	},
+	opAtLeast2d: {
+		"AtLeast2d", "aten::atleast_2d", "",
+		"atleast_2d(Tensor self) -> Tensor",
+		false, false,
+	},
+	opUnfold: {
+		"Unfold", "aten::unfold", "",
+		"unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)",
+		false, false,
+	},
+	opAsStrided: {
+		"AsStrided", "aten::as_strided", "",
+		"as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) " +
+			"-> Tensor(a)",
+		false, false,
+	},
+	opSplitSizes: {
+		"SplitSizes", "aten::split_with_sizes", "",
+		"split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]",
+		false, false,
+	},
+	opTensorSplit: {
+		"TensorSplit", "aten::tensor_split", "sections",
+		"tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]",
+		false, false,
+	},
+	opHStack: {
+		"HStack", "aten::hstack", "",
+		"hstack(Tensor[] tensors) -> Tensor",
+		false, false,
+	},
+	opVStack: {
+		"VStack", "aten::vstack", "",
+		"vstack(Tensor[] tensors) -> Tensor",
+		false, false,
+	},
+	opDStack: {
+		"DStack", "aten::dstack", "",
+		"dstack(Tensor[] tensors) -> Tensor",
+		false, false,
+	},
+	opColumnStack: {
+		"ColumnStack", "aten::column_stack", "",
+		"column_stack(Tensor[] tensors) -> Tensor",
+		false, false,
+	},
+	opBlockDiag: {
+		"BlockDiag", "aten::block_diag", "",
+		"block_diag(Tensor[] tensors) -> Tensor",
+		false, false,
+	},
+	opMeshGrid: {
+		"MeshGrid", "aten::meshgrid", "indexing",
+		"meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]",
+		false, false,
+	},
+	opCartesianProd: {
+		"CartesianProd", "aten::cartesian_prod", "",
+		"cartesian_prod(Tensor[] tensors) -> Tensor",
+		false, false,
+	},
+	opCombinations: {
+		"Combinations", "aten::combinations", "",
+		"combinations(Tensor self, int r=2, bool with_replacement=False) -> Tensor",
+		false, false,
+	},
+	opPadSequence: {
+		"PadSequence", "aten::pad_sequence", "",
+		"pad_sequence(Tensor[] sequences, bool batch_first=False, float padding_value=0.0, str " +
+			"padding_side=\"right\") -> Tensor",
+		false, false,
+	},
+	opSliceScatter: {
+		"SliceScatter", "aten::slice_scatter", "",
+		"slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, " +
+			"SymInt step=1) -> Tensor",
+		false, false,
+	},
+	opSelectScatter: {
+		"SelectScatter", "aten::select_scatter", "",
+		"select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor",
+		false, false,
+	},
+	opVander: {
+		"Vander", "aten::vander", "",
+		"vander(Tensor x, int? N=None, bool increasing=False) -> Tensor",
+		false, false,
+	},
+	opTake: {
+		"Take", "aten::take", "",
+		"take(Tensor self, Tensor index) -> Tensor",
+		false, false,
+	},
+	opTakeAlongDim: {
+		"TakeAlongDim", "aten::take_along_dim", "",
+		"take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor",
+		false, false,
+	},
+	opMaskedSelect: {
+		"MaskedSelect", "aten::masked_select", "",
+		"masked_select(Tensor self, Tensor mask) -> Tensor",
+		false, true,
+	},
+	opMaskedScatter: {
+		"MaskedScatter", "aten::masked_scatter", "",
+		"masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor",
+		false, false,
+	},
+	opNonZero: {
+		"NonZero", "aten::nonzero", "",
+		"nonzero(Tensor self) -> Tensor",
+		false, true,
+	},
+	opArgWhere: {
+		"ArgWhere", "aten::argwhere", "",
+		"argwhere(Tensor self) -> Tensor",
+		false, true,
+	},
+	opIndexAdd: {
+		"IndexAdd", "aten::index_add", "",
+		"index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor",
+		false, false,
+	},
+	opIndexFill: {
+		"IndexFill", "aten::index_fill", "int_Scalar",
+		"index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor",
+		false, false,
+	},
+	opScatter: {
+		"Scatter", "aten::scatter", "src",
+		"scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor",
+		false, false,
+	},
+	opScatterScalar: {
+		"ScatterScalar", "aten::scatter", "value",
+		"scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor",
+		false, false,
+	},
+	opScatterAdd: {
+		"ScatterAdd", "aten::scatter_add", "",
+		"scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor",
+		false, false,
+	},
+	opScatterReduce: {
+		"ScatterReduce", "aten::scatter_reduce", "two",
+		"scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool " +
+			"include_self=True) -> Tensor",
+		false, false,
+	},
+	opSearchSorted: {
+		"SearchSorted", "aten::searchsorted", "Tensor",
+		"searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool " +
+			"right=False, str? side=None, Tensor? sorter=None) -> Tensor",
+		false, false,
+	},
+	opBucketize: {
+		"Bucketize", "aten::bucketize", "Tensor",
+		"bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool " +
+			"right=False) -> Tensor",
+		false, false,
+	},
+	opSum: {
+		"Sum", "aten::sum", "",
+		"sum(Tensor self, *, ScalarType? dtype=None) -> Tensor",
+		false, false,
+	},
+	opSumDim: {
+		"SumDim", "aten::sum", "dim_IntList",
+		"sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) " +
+			"-> Tensor",
+		false, false,
+	},
+	opMean: {
+		"Mean", "aten::mean", "",
+		"mean(Tensor self, *, ScalarType? dtype=None) -> Tensor",
+		false, false,
+	},
+	opMeanDim: {
+		"MeanDim", "aten::mean", "dim",
+		"mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> " +
+			"Tensor",
+		false, false,
+	},
+	opVar: {
+		"Var", "aten::var", "correction",
+		"var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool " +
+			"keepdim=False) -> Tensor",
+		false, false,
+	},
+	opStd: {
+		"Std", "aten::std", "correction",
+		"std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool " +
+			"keepdim=False) -> Tensor",
+		false, false,
+	},
+	opMax: {
+		"Max", "aten::max", "",
+		"max(Tensor self) -> Tensor",
+		false, false,
+	},
+	opMaxDim: {
+		"MaxDim", "aten::max", "dim",
+		"max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)",
+		false, false,
+	},
+	opMin: {
+		"Min", "aten::min", "",
+		"min(Tensor self) -> Tensor",
+		false, false,
+	},
+	opMinDim: {
+		"MinDim", "aten::min", "dim",
+		"min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)",
+		false, false,
+	},
+	opArgMax: {
+		"ArgMax", "aten::argmax", "",
+		"argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor",
+		false, false,
+	},
+	opArgMin: {
+		"ArgMin", "aten::argmin", "",
+		"argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor",
+		false, false,
+	},
+	opEqual: {
+		"Equal", "aten::equal", "",
+		"equal(Tensor self, Tensor other) -> bool",
+		false, true,
+	},
+	opAllClose: {
+		"AllClose", "aten::allclose", "",
+		"allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool " +
+			"equal_nan=False) -> bool",
+		false, true,
+	},
+	opTopK: {
+		"TopK", "aten::topk", "",
+		"topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor " +
+			"values, Tensor indices)",
+		false, false,
+	},
+	opAll: {
+		"All", "aten::all", "",
+		"all(Tensor self) -> Tensor",
+		false, false,
+	},
+	opAny: {
+		"Any", "aten::any", "",
+		"any(Tensor self) -> Tensor",
+		false, false,
+	},
+	opCumSum: {
+		"CumSum", "aten::cumsum", "",
+		"cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor",
+		false, false,
+	},
+	opNorm: {
+		"Norm", "aten::linalg_vector_norm", "",
+		"linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, " +
+			"ScalarType? dtype=None) -> Tensor",
+		false, true,
+	},
+	opNormOrd: {
+		"NormOrd", "aten::linalg_vector_norm", "",
+		"linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, " +
+			"ScalarType? dtype=None) -> Tensor",
+		false, true,
+	},
+	opNormDim: {
+		"NormDim", "aten::linalg_vector_norm", "",
+		"linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, " +
+			"ScalarType? dtype=None) -> Tensor",
+		false, true,
+	},
+	opSumTo: {
+		"SumTo", "aten::sum", "dim_IntList",
+		"sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) " +
+			"-> Tensor",
+		false, false,
+	},
+	opProd: {
+		"Prod", "aten::prod", "",
+		"prod(Tensor self, *, ScalarType? dtype=None) -> Tensor",
+		false, false,
+	},
+	opProdDim: {
+		"ProdDim", "aten::prod", "dim_int",
+		"prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> " +
+			"Tensor",
+		false, false,
+	},
+	opAMax: {
+		"AMax", "aten::amax", "",
+		"amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor",
+		false, false,
+	},
+	opAMin: {
+		"AMin", "aten::amin", "",
+		"amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor",
+		false, false,
+	},
+	opAMinMax: {
+		"AMinMax", "aten::aminmax", "",
+		"aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)",
+		false, false,
+	},
+	opLogSumExp: {
+		"LogSumExp", "aten::logsumexp", "",
+		"logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor",
+		false, false,
+	},
+	opMedian: {
+		"Median", "aten::median", "",
+		"median(Tensor self) -> Tensor",
+		false, false,
+	},
+	opMedianDim: {
+		"MedianDim", "aten::median", "dim",
+		"median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)",
+		false, false,
+	},
+	opNaNMedian: {
+		"NaNMedian", "aten::nanmedian", "",
+		"nanmedian(Tensor self) -> Tensor",
+		false, false,
+	},
+	opNaNMean: {
+		"NaNMean", "aten::nanmean", "",
+		"nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> " +
+			"Tensor",
+		false, false,
+	},
+	opNaNSum: {
+		"NaNSum", "aten::nansum", "",
+		"nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> " +
+			"Tensor",
+		false, false,
+	},
+	opMode: {
+		"Mode", "aten::mode", "",
+		"mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)",
+		false, false,
+	},
+	opKthValue: {
+		"KthValue", "aten::kthvalue", "",
+		"kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor " +
+			"indices)",
+		false, false,
+	},
+	opQuantile: {
+		"Quantile", "aten::quantile", "scalar",
+		"quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str " +
+			"interpolation='linear') -> Tensor",
+		false, false,
+	},
+	opQuantileTensor: {
+		"QuantileTensor", "aten::quantile", "",
+		"quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str " +
+			"interpolation='linear') -> Tensor",
+		false, false,
+	},
+	opNaNQuantile: {
+		"NaNQuantile", "aten::nanquantile", "scalar",
+		"nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str " +
+			"interpolation='linear') -> Tensor",
+		false, false,
+	},
+	opVarMean: {
+		"VarMean", "aten::var_mean", "correction",
+		"var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool " +
+			"keepdim=False) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opStdMean: {
+		"StdMean", "aten::std_mean", "correction",
+		"std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool " +
+			"keepdim=False) -> (Tensor, Tensor)",
+		false, false,
+	},
+	opCountNonZero: {
+		"CountNonZero", "aten::count_nonzero", "",
+		"count_nonzero(Tensor self, int? dim=None) -> Tensor",
+		false, false,
+	},
+	opAllDim: {
+		"AllDim", "aten::all", "dim",
+		"all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor",
+		false, false,
+	},
+	opAnyDim: {
+		"AnyDim", "aten::any", "dim",
+		"any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor",
+		false, false,
+	},
+	opCumProd: {
+		"CumProd", "aten::cumprod", "",
+		"cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor",
+		false, false,
+	},
+	opCumMax: {
+		"CumMax", "aten::cummax", "",
+		"cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)",
+		false, false,
+	},
+	opCumMin: {
+		"CumMin", "aten::cummin", "",
+		"cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)",
+		false, false,
+	},
+	opLogCumSumExp: {
+		"LogCumSumExp", "aten::logcumsumexp", "",
+		"logcumsumexp(Tensor self, int dim) -> Tensor",
+		false, false,
+	},
+	opDiff: {
+		"Diff", "aten::diff", "",
+		"diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> " +
+			"Tensor",
+		false, false,
+	},
+	opTrapezoid: {
+		"Trapezoid", "aten::trapezoid", "dx",
+		"trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor",
+		false, false,
+	},
+	opCumulativeTrapezoid: {
+		"CumulativeTrapezoid", "aten::cumulative_trapezoid", "dx",
+		"cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor",
+		false, false,
+	},
+	opHistC: {
+		"HistC", "aten::histc", "",
+		"histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor",
+		false, false,
+	},
+	opHistogram: {
+		"Histogram", "aten::histogram", "bin_ct",
+		"histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, " +
+			"bool density=False) -> (Tensor hist, Tensor bin_edges)",
+		false, false,
+	},
+	opBinCount: {
+		"BinCount", "aten::bincount", "",
+		"bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor",
+		false, true,
+	},
+	opRenorm: {
+		"Renorm", "aten::renorm", "",
+		"renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor",
+		false, false,
+	},
+	opSegmentReduce: {
+		"SegmentReduce", "aten::segment_reduce", "",
+		"segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, " +
+			"Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor",
+		false, false,
+	},
+	opSort: {
+		"Sort", "aten::sort", "",
+		"sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)",
+		false, false,
+	},
+	opSortStable: {
+		"SortStable", "aten::sort", "stable",
+		"sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor " +
+			"values, Tensor indices)",
+		false, false,
+	},
+	opArgSort: {
+		"ArgSort", "aten::argsort", "",
+		"argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor",
+		false, false,
+	},
+	opMSort: {
+		"MSort", "aten::msort", "",
+		"msort(Tensor self) -> Tensor",
+		false, false,
+	},
+	opTopKWith: {
+		"TopKWith", "aten::topk", "",
+		"topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor " +
+			"values, Tensor indices)",
+		false, false,
+	},
+	opUniqueConsecutive: {
+		"UniqueConsecutive", "aten::unique_consecutive", "",
+		"unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? " +
+			"dim=None) -> (Tensor, Tensor, Tensor)",
+		false, true,
+	},
+	opUnique: {
+		"Unique", "aten::_unique2", "",
+		"_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool " +
+			"return_counts=False) -> (Tensor, Tensor, Tensor)",
+		false, true,
+	},
+	opUniqueDim: {
+		"UniqueDim", "aten::unique_dim", "",
+		"unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool " +
+			"return_counts=False) -> (Tensor, Tensor, Tensor)",
+		false, true,
+	},
+	opBernoulli: {
+		"Bernoulli", "aten::bernoulli", "",
+		"bernoulli(Tensor self, *, Generator? generator=None) -> Tensor",
+		false, false,
+	},
+	opMultinomial: {
+		"Multinomial", "aten::multinomial", "",
+		"multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? " +
+			"generator=None) -> Tensor",
+		false, false,
+	},
+	opPoisson: {
+		"Poisson", "aten::poisson", "",
+		"poisson(Tensor self, Generator? generator=None) -> Tensor",
+		false, false,
+	},
+	opBinomial: {
+		"Binomial", "aten::binomial", "",
+		"binomial(Tensor count, Tensor prob, Generator? generator=None) -> Tensor",
+		false, false,
+	},
+	opNormalOf: {
+		"NormalOf", "aten::normal", "Tensor_Tensor",
+		"normal.Tensor_Tensor(Tensor mean, Tensor std, *, Generator? generator=None) -> Tensor",
+		false, false,
+	},
+	opRandLike: {
+		"RandLike", "aten::rand_like", "",
+		"rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? " +
+			"device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor",
+		false, false,
+	},
+	opRandnLike: {
+		"RandnLike", "aten::randn_like", "",
+		"randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? " +
+			"device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor",
+		false, false,
+	},
+	opRandIntLike: {
+		"RandIntLike", "aten::randint_like", "low_dtype",
+		"randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, " +
+			"Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? " +
+			"memory_format=None) -> Tensor",
+		false, false,
+	},
+	opOnesLike: {
+		"OnesLike", "aten::ones_like", "",
+		"ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? " +
+			"device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor",
+		false, false,
+	},
+	opFullLike: {
+		"FullLike", "aten::full_like", "",
+		"full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, " +
+			"Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor",
+		false, false,
+	},
+	opEmptyLike: {
+		"EmptyLike", "aten::empty_like", "",
+		"empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? " +
+			"device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor",
+		false, false,
+	},
+	opNewZeros: {
+		"NewZeros", "aten::new_zeros", "",
+		"new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, " +
+			"Device? device=None, bool? pin_memory=None) -> Tensor",
+		false, false,
+	},
+	opNewOnes: {
+		"NewOnes", "aten::new_ones", "",
+		"new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, " +
+			"Device? device=None, bool? pin_memory=None) -> Tensor",
+		false, false,
+	},
+	opNewFull: {
+		"NewFull", "aten::new_full", "",
+		"new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, " +
+			"Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor",
+		false, false,
+	},
+	opNewEmpty: {
+		"NewEmpty", "aten::new_empty", "",
+		"new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, " +
+			"Device? device=None, bool? pin_memory=None) -> Tensor",
+		false, false,
+	},
+	opToDType: {
+		"ToDType", "aten::to", "dtype",
+		"to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, " +
+			"MemoryFormat? memory_format=None) -> Tensor(a)",
+		false, false,
+	},
+	opTo: {
+		"To", "aten::to", "dtype_layout",
+		"to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? " +
+			"device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, " +
+			"MemoryFormat? memory_format=None) -> Tensor(a)",
+		false, false,
+	},
+	opToWith: {
+		"ToWith", "aten::to", "dtype_layout",
+		"to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? " +
+			"device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, " +
+			"MemoryFormat? memory_format=None) -> Tensor(a)",
+		false, false,
+	},
+	opTypeAs: {
+		"TypeAs", "aten::type_as", "",
+		"type_as(Tensor self, Tensor other) -> Tensor",
+		false, false,
+	},
+	opForeachAdd_: {
+		"ForeachAdd_", "aten::_foreach_add_", "List",
+		"_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()",
+		false, false,
+	},
+	opForeachMul_: {
+		"ForeachMul_", "aten::_foreach_mul_", "Scalar",
+		"_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()",
+		false, false,
+	},
+	opForeachMulTensor_: {
+		"ForeachMulTensor_", "aten::_foreach_mul_", "Tensor",
+		"_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()",
+		false, false,
+	},
+	opForeachZero_: {
+		"ForeachZero_", "aten::_foreach_zero_", "",
+		"_foreach_zero_(Tensor(a!)[] self) -> ()",
+		false, false,
+	},
+	opForeachCopy_: {
+		"ForeachCopy_", "aten::_foreach_copy_", "",
+		"_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()",
+		false, false,
+	},
+	opForeachAdd: {
+		"ForeachAdd", "aten::_foreach_add", "List",
+		"_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]",
+		false, false,
+	},
+	opForeachMul: {
+		"ForeachMul", "aten::_foreach_mul", "Scalar",
+		"_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]",
+		false, false,
+	},
+	opForeachMulTensor: {
+		"ForeachMulTensor", "aten::_foreach_mul", "Tensor",
+		"_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]",
+		false, false,
+	},
+	opForeachNorm: {
+		"ForeachNorm", "aten::_foreach_norm", "Scalar",
+		"_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]",
+		false, false,
+	},
+	opForeachAddScalar_: {
+		"ForeachAddScalar_", "aten::_foreach_add_", "Scalar",
+		"_foreach_add_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()",
+		false, false,
+	},
+	opForeachDiv: {
+		"ForeachDiv", "aten::_foreach_div", "List",
+		"_foreach_div.List(Tensor[] self, Tensor[] other) -> Tensor[]",
+		false, false,
+	},
+	opForeachLerp_: {
+		"ForeachLerp_", "aten::_foreach_lerp_", "Scalar",
+		"_foreach_lerp_.Scalar(Tensor(a!)[] self, Tensor[] tensors1, Scalar weight) -> ()",
+		false, false,
+	},
+	opForeachLerp: {
+		"ForeachLerp", "aten::_foreach_lerp", "Scalar",
+		"_foreach_lerp.Scalar(Tensor[] self, Tensor[] tensors1, Scalar weight) -> Tensor[]",
+		false, false,
+	},
+	opForeachAddcmul_: {
+		"ForeachAddcmul_", "aten::_foreach_addcmul_", "Scalar",
+		"_foreach_addcmul_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar " +
+			"value=1) -> ()",
+		false, false,
+	},
+	opForeachAddcmul: {
+		"ForeachAddcmul", "aten::_foreach_addcmul", "Scalar",
+		"_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar " +
+			"value=1) -> Tensor[]",
+		false, false,
+	},
+	opForeachAddcdiv_: {
+		"ForeachAddcdiv_", "aten::_foreach_addcdiv_", "Scalar",
+		"_foreach_addcdiv_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar " +
+			"value=1) -> ()",
+		false, false,
+	},
+	opForeachSqrt: {
+		"ForeachSqrt", "aten::_foreach_sqrt", "",
+		"_foreach_sqrt(Tensor[] self) -> Tensor[]",
+		false, false,
+	},
+	opForeachSqrt_: {
+		"ForeachSqrt_", "aten::_foreach_sqrt_", "",
+		"_foreach_sqrt_(Tensor(a!)[] self) -> ()",
+		false, false,
+	},
+	opForeachClampMin_: {
+		"ForeachClampMin_", "aten::_foreach_clamp_min_", "Scalar",
+		"_foreach_clamp_min_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()",
+		false, false,
+	},
+	opForeachClampMax_: {
+		"ForeachClampMax_", "aten::_foreach_clamp_max_", "Scalar",
+		"_foreach_clamp_max_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()",
+		false, false,
+	},
+	opFusedSGD_: {
+		"FusedSGD_", "aten::_fused_sgd_", "tensor_lr",
+		"_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] " +
+			"momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, " +
+			"bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? " +
+			"found_inf=None) -> ()",
+		false, false,
+	},
+	opFusedAdam_: {
+		"FusedAdam_", "aten::_fused_adam_", "",
+		"_fused_adam_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] " +
+			"exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float " +
+			"beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? " +
+			"grad_scale=None, Tensor? found_inf=None) -> ()",
+		false, false,
+	},
+	opFusedAdamLR_: {
+		"FusedAdamLR_", "aten::_fused_adam_", "tensor_lr",
+		"_fused_adam_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, " +
+			"Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor " +
+			"lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, " +
+			"Tensor? grad_scale=None, Tensor? found_inf=None) -> ()",
+		false, false,
+	},
+	opFusedAdamW_: {
+		"FusedAdamW_", "aten::_fused_adamw_", "",
+		"_fused_adamw_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] " +
+			"exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float " +
+			"beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? " +
+			"grad_scale=None, Tensor? found_inf=None) -> ()",
+		false, false,
+	},
+	opFusedAdamWLR_: {
+		"FusedAdamWLR_", "aten::_fused_adamw_", "tensor_lr",
+		"_fused_adamw_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, " +
+			"Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor " +
+			"lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, " +
+			"Tensor? grad_scale=None, Tensor? found_inf=None) -> ()",
+		false, false,
+	},
+	opFusedAdagrad_: {
+		"FusedAdagrad_", "aten::_fused_adagrad_", "",
+		"_fused_adagrad_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, " +
+			"Tensor(d!)[] state_steps, *, float lr, float lr_decay, float weight_decay, float eps, " +
+			"bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()",
+		false, false,
+	},
+	opFusedAdagradLR_: {
+		"FusedAdagradLR_", "aten::_fused_adagrad_", "tensor_lr",
+		"_fused_adagrad_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, " +
+			"Tensor[] state_steps, *, Tensor lr, float lr_decay, float weight_decay, float eps, bool " +
+			"maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()",
+		false, false,
+	},
 }
 
 // Add returns t + other.
@@ -1592,7 +4178,8 @@ func (t *Tensor) ClampMax(max float64) *Tensor {
 //
 //	aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 func (t *Tensor) AddScaled(other *Tensor, alpha float64) *Tensor {
-	return opAddScaled.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}
+	return opAddScaled.one([]*Tensor{t, other}, args, nil)
 }
 
 // RSubScalar returns other - t.
@@ -1658,28 +4245,32 @@ func (t *Tensor) FModScalar(other float64) *Tensor {
 //
 //	aten::addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
 func (t *Tensor) Addcmul(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tensor {
-	return opAddcmul.one([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}
+	return opAddcmul.one([]*Tensor{t, tensor1, tensor2}, args, nil)
 }
 
 // Addcdiv returns t + value * tensor1 / tensor2.
 //
 //	aten::addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
 func (t *Tensor) Addcdiv(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tensor {
-	return opAddcdiv.one([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}
+	return opAddcdiv.one([]*Tensor{t, tensor1, tensor2}, args, nil)
 }
 
 // LerpScalar returns t + weight * (end - t).
 //
 //	aten::lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor
 func (t *Tensor) LerpScalar(end *Tensor, weight float64) *Tensor {
-	return opLerpScalar.one([]*Tensor{t, end}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(weight)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(weight)}
+	return opLerpScalar.one([]*Tensor{t, end}, args, nil)
 }
 
 // Lerp returns t + weight * (end - t), elementwise.
 //
 //	aten::lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor
 func (t *Tensor) Lerp(end *Tensor, weight *Tensor) *Tensor {
-	return opLerp.one([]*Tensor{t, end, weight}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}
+	return opLerp.one([]*Tensor{t, end, weight}, args, nil)
 }
 
 // PowOf returns self to the power of each exponent.
@@ -1778,7 +4369,8 @@ func (t *Tensor) FMin(other *Tensor) *Tensor {
 //
 //	aten::clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor
 func (t *Tensor) ClampTensor(min *Tensor, max *Tensor) *Tensor {
-	return opClampTensor.one([]*Tensor{t, min, max}, []capi.Arg{tensorArg(0), optionalArg(1, min), optionalArg(2, max)}, nil)
+	args := []capi.Arg{tensorArg(0), optionalArg(1, min), optionalArg(2, max)}
+	return opClampTensor.one([]*Tensor{t, min, max}, args, nil)
 }
 
 // ClampMinTensor returns the maximum of t and min, elementwise.
@@ -1833,7 +4425,8 @@ type NaNToNumOptions struct {
 // NaNToNum returns t with NaN and infinities replaced: by 0 and the largest and smallest numbers of
 // the dtype, unless options say otherwise.
 //
-//	aten::nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor
+//	aten::nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) ->
+//	    Tensor
 func (t *Tensor) NaNToNum(o NaNToNumOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg()}
 	if !(o.Nan == nil) {
@@ -2204,7 +4797,8 @@ func (t *Tensor) Add_(other *Tensor) *Tensor {
 //
 //	aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)
 func (t *Tensor) AddScaled_(other *Tensor, alpha float64) *Tensor {
-	return opAddScaled_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}
+	return opAddScaled_.self([]*Tensor{t, other}, args, nil)
 }
 
 // AddScalar_ works in place: t += other, for a floating-point t.
@@ -2258,16 +4852,20 @@ func (t *Tensor) DivScalar_(other float64) *Tensor {
 
 // Addcmul_ works in place: t += value * tensor1 * tensor2.
 //
-//	aten::addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)
+//	aten::addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) ->
+//	    Tensor(a!)
 func (t *Tensor) Addcmul_(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tensor {
-	return opAddcmul_.self([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}
+	return opAddcmul_.self([]*Tensor{t, tensor1, tensor2}, args, nil)
 }
 
 // Addcdiv_ works in place: t += value * tensor1 / tensor2.
 //
-//	aten::addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)
+//	aten::addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) ->
+//	    Tensor(a!)
 func (t *Tensor) Addcdiv_(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tensor {
-	return opAddcdiv_.self([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}
+	return opAddcdiv_.self([]*Tensor{t, tensor1, tensor2}, args, nil)
 }
 
 // Sqrt_ works in place: t = the square root of t.
@@ -2308,21 +4906,24 @@ func (t *Tensor) Copy_(src *Tensor) *Tensor {
 
 // Uniform_ works in place: random numbers from the uniform distribution on [from, to).
 //
-//	aten::uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)
+//	aten::uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) ->
+//	    Tensor(a!)
 func (t *Tensor) Uniform_(from float64, to float64) *Tensor {
 	return opUniform_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(from), floatArg(to)}, nil)
 }
 
 // Normal_ works in place: random numbers from the normal distribution.
 //
-//	aten::normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)
+//	aten::normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) ->
+//	    Tensor(a!)
 func (t *Tensor) Normal_(mean float64, std float64) *Tensor {
 	return opNormal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(mean), floatArg(std)}, nil)
 }
 
 // Bernoulli_ works in place: each element becomes 1 with probability p, else 0.
 //
-//	aten::bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)
+//	aten::bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) ->
+//	    Tensor(a!)
 func (t *Tensor) Bernoulli_(p float64) *Tensor {
 	return opBernoulli_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p)}, nil)
 }
@@ -2451,14 +5052,16 @@ func (t *Tensor) SubScalar_(other float64) *Tensor {
 //
 //	aten::lerp_.Scalar(Tensor(a!) self, Tensor end, Scalar weight) -> Tensor(a!)
 func (t *Tensor) LerpScalar_(end *Tensor, weight float64) *Tensor {
-	return opLerpScalar_.self([]*Tensor{t, end}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(weight)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(weight)}
+	return opLerpScalar_.self([]*Tensor{t, end}, args, nil)
 }
 
 // Lerp_ works in place: t += weight * (end - t), elementwise.
 //
 //	aten::lerp_.Tensor(Tensor(a!) self, Tensor end, Tensor weight) -> Tensor(a!)
 func (t *Tensor) Lerp_(end *Tensor, weight *Tensor) *Tensor {
-	return opLerp_.self([]*Tensor{t, end, weight}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}
+	return opLerp_.self([]*Tensor{t, end, weight}, args, nil)
 }
 
 // AddMMOptions are the options of AddMM. The zero value of a field selects its default.
@@ -2469,7 +5072,8 @@ type AddMMOptions struct {
 
 // AddMM_ works in place: t = Beta * t + Alpha * (mat1 times mat2).
 //
-//	aten::addmm_(Tensor(a!) self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor(a!)
+//	aten::addmm_(Tensor(a!) self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) ->
+//	    Tensor(a!)
 func (t *Tensor) AddMM_(mat1 *Tensor, mat2 *Tensor, o AddMMOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), defaultArg(), defaultArg()}
 	if !(o.Beta == nil) {
@@ -2525,7 +5129,8 @@ func (t *Tensor) LeakyReLU_(negativeSlope float64) *Tensor {
 
 // ELU_ works in place: t = ELU(t).
 //
-//	aten::elu_(Tensor(a!) self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor(a!)
+//	aten::elu_(Tensor(a!) self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) ->
+//	    Tensor(a!)
 func (t *Tensor) ELU_(alpha float64) *Tensor {
 	return opELU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil)
 }
@@ -2541,7 +5146,8 @@ func (t *Tensor) SiLU_() *Tensor {
 //
 //	aten::hardtanh_(Tensor(a!) self, Scalar min_val=-1, Scalar max_val=1) -> Tensor(a!)
 func (t *Tensor) HardTanh_(minVal float64, maxVal float64) *Tensor {
-	return opHardTanh_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}
+	return opHardTanh_.self([]*Tensor{t}, args, nil)
 }
 
 // Hardswish_ works in place: t = hardswish(t).
@@ -2562,14 +5168,16 @@ func (t *Tensor) Hardsigmoid_() *Tensor {
 //
 //	aten::masked_fill_.Scalar(Tensor(a!) self, Tensor mask, Scalar value) -> Tensor(a!)
 func (t *Tensor) MaskedFill_(mask *Tensor, value float64) *Tensor {
-	return opMaskedFill_.self([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}
+	return opMaskedFill_.self([]*Tensor{t, mask}, args, nil)
 }
 
 // MaskedScatter_ works in place: the elements where mask is true become those of source in order.
 //
 //	aten::masked_scatter_(Tensor(a!) self, Tensor mask, Tensor source) -> Tensor(a!)
 func (t *Tensor) MaskedScatter_(mask *Tensor, source *Tensor) *Tensor {
-	return opMaskedScatter_.self([]*Tensor{t, mask, source}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}
+	return opMaskedScatter_.self([]*Tensor{t, mask, source}, args, nil)
 }
 
 // FillTensor_ works in place: all elements become that of value, a scalar tensor.
@@ -2588,7 +5196,8 @@ type FillDiagonalOptions struct {
 //
 //	aten::fill_diagonal_(Tensor(a!) self, Scalar fill_value, bool wrap=False) -> Tensor(a!)
 func (t *Tensor) FillDiagonal_(fillValue float64, o FillDiagonalOptions) *Tensor {
-	return opFillDiagonal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(fillValue), boolArg(o.Wrap)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(fillValue), boolArg(o.Wrap)}
+	return opFillDiagonal_.self([]*Tensor{t}, args, nil)
 }
 
 // IndexAddOptions are the options of IndexAdd. The zero value of a field selects its default.
@@ -2598,7 +5207,8 @@ type IndexAddOptions struct {
 
 // IndexAdd_ works in place: the elements of the dimension at the indices grow by Alpha * source's.
 //
-//	aten::index_add_(Tensor(a!) self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor(a!)
+//	aten::index_add_(Tensor(a!) self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) ->
+//	    Tensor(a!)
 func (t *Tensor) IndexAdd_(dim int64, index *Tensor, source *Tensor, o IndexAddOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2), defaultArg()}
 	if !(o.Alpha == nil) {
@@ -2609,30 +5219,35 @@ func (t *Tensor) IndexAdd_(dim int64, index *Tensor, source *Tensor, o IndexAddO
 
 // IndexFill_ works in place: the elements of the dimension at the indices become value.
 //
-//	aten::index_fill_.int_Scalar(Tensor(a!) self, int dim, Tensor index, Scalar value) -> Tensor(a!)
+//	aten::index_fill_.int_Scalar(Tensor(a!) self, int dim, Tensor index, Scalar value) ->
+//	    Tensor(a!)
 func (t *Tensor) IndexFill_(dim int64, index *Tensor, value float64) *Tensor {
-	return opIndexFill_.self([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}
+	return opIndexFill_.self([]*Tensor{t, index}, args, nil)
 }
 
 // Scatter_ works in place: the element at index, along dim, becomes src's.
 //
 //	aten::scatter_.src(Tensor(a!) self, int dim, Tensor index, Tensor src) -> Tensor(a!)
 func (t *Tensor) Scatter_(dim int64, index *Tensor, src *Tensor) *Tensor {
-	return opScatter_.self([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}
+	return opScatter_.self([]*Tensor{t, index, src}, args, nil)
 }
 
 // ScatterScalar_ works in place: the element at index, along dim, becomes value.
 //
 //	aten::scatter_.value(Tensor(a!) self, int dim, Tensor index, Scalar value) -> Tensor(a!)
 func (t *Tensor) ScatterScalar_(dim int64, index *Tensor, value float64) *Tensor {
-	return opScatterScalar_.self([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}
+	return opScatterScalar_.self([]*Tensor{t, index}, args, nil)
 }
 
 // ScatterAdd_ works in place: the element at index, along dim, grows by src's.
 //
 //	aten::scatter_add_(Tensor(a!) self, int dim, Tensor index, Tensor src) -> Tensor(a!)
 func (t *Tensor) ScatterAdd_(dim int64, index *Tensor, src *Tensor) *Tensor {
-	return opScatterAdd_.self([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}
+	return opScatterAdd_.self([]*Tensor{t, index, src}, args, nil)
 }
 
 // Tril_ works in place: the elements [i j] with j > i + diagonal become 0.
@@ -2656,7 +5271,8 @@ type RandomOptions struct {
 
 // Random_ works in place: random integers from from to before to.
 //
-//	aten::random_.from(Tensor(a!) self, int from, int? to, *, Generator? generator=None) -> Tensor(a!)
+//	aten::random_.from(Tensor(a!) self, int from, int? to, *, Generator? generator=None) ->
+//	    Tensor(a!)
 func (t *Tensor) Random_(from int64, to int64, o RandomOptions) *Tensor {
 	use, err := o.Generator.arg()
 	if err != nil {
@@ -2707,14 +5323,16 @@ type LogNormalOptions struct {
 
 // LogNormal_ works in place: numbers whose logarithms are normally distributed.
 //
-//	aten::log_normal_(Tensor(a!) self, float mean=1, float std=2, *, Generator? generator=None) -> Tensor(a!)
+//	aten::log_normal_(Tensor(a!) self, float mean=1, float std=2, *, Generator? generator=None) ->
+//	    Tensor(a!)
 func (t *Tensor) LogNormal_(mean float64, std float64, o LogNormalOptions) *Tensor {
 	use, err := o.Generator.arg()
 	if err != nil {
 		return failed(opError("LogNormal_", nil, err))
 	}
 	defer o.Generator.release()
-	return opLogNormal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(mean), floatArg(std), use}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(mean), floatArg(std), use}
+	return opLogNormal_.self([]*Tensor{t}, args, nil)
 }
 
 // CauchyOptions are the options of Cauchy. The zero value of a field selects its default.
@@ -2724,14 +5342,16 @@ type CauchyOptions struct {
 
 // Cauchy_ works in place: random numbers from the Cauchy distribution.
 //
-//	aten::cauchy_(Tensor(a!) self, float median=0, float sigma=1, *, Generator? generator=None) -> Tensor(a!)
+//	aten::cauchy_(Tensor(a!) self, float median=0, float sigma=1, *, Generator? generator=None) ->
+//	    Tensor(a!)
 func (t *Tensor) Cauchy_(median float64, sigma float64, o CauchyOptions) *Tensor {
 	use, err := o.Generator.arg()
 	if err != nil {
 		return failed(opError("Cauchy_", nil, err))
 	}
 	defer o.Generator.release()
-	return opCauchy_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(median), floatArg(sigma), use}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(median), floatArg(sigma), use}
+	return opCauchy_.self([]*Tensor{t}, args, nil)
 }
 
 // Eq returns t == other.
@@ -2843,14 +5463,16 @@ func (t *Tensor) IsFinite() *Tensor {
 //
 //	aten::where.self(Tensor condition, Tensor self, Tensor other) -> Tensor
 func Where(condition *Tensor, self *Tensor, other *Tensor) *Tensor {
-	return opWhere.one([]*Tensor{condition, self, other}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}
+	return opWhere.one([]*Tensor{condition, self, other}, args, nil)
 }
 
 // MaskedFill returns value where mask, else t.
 //
 //	aten::masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor
 func (t *Tensor) MaskedFill(mask *Tensor, value float64) *Tensor {
-	return opMaskedFill.one([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}
+	return opMaskedFill.one([]*Tensor{t, mask}, args, nil)
 }
 
 // IsInf returns true where t is infinite.
@@ -2890,7 +5512,8 @@ type IsCloseOptions struct {
 
 // IsClose returns true where abs(t - other) <= Atol + Rtol * abs(other).
 //
-//	aten::isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor
+//	aten::isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool
+//	    equal_nan=False) -> Tensor
 func (t *Tensor) IsClose(other *Tensor, o IsCloseOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), defaultArg(), boolArg(o.EqualNan)}
 	if !(o.Rtol == 0) {
@@ -2910,9 +5533,11 @@ type IsInOptions struct {
 
 // IsIn returns true where an element is one of testElements.
 //
-//	aten::isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor
+//	aten::isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False,
+//	    bool invert=False) -> Tensor
 func IsIn(elements *Tensor, testElements *Tensor, o IsInOptions) *Tensor {
-	return opIsIn.one([]*Tensor{elements, testElements}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.AssumeUnique), boolArg(o.Invert)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.AssumeUnique), boolArg(o.Invert)}
+	return opIsIn.one([]*Tensor{elements, testElements}, args, nil)
 }
 
 // LogicalAnd returns true where t and other are not zero.
@@ -2940,21 +5565,24 @@ func (t *Tensor) LogicalXor(other *Tensor) *Tensor {
 //
 //	aten::where.ScalarOther(Tensor condition, Tensor self, Scalar other) -> Tensor
 func WhereScalar(condition *Tensor, self *Tensor, other float64) *Tensor {
-	return opWhereScalar.one([]*Tensor{condition, self}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(other)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(other)}
+	return opWhereScalar.one([]*Tensor{condition, self}, args, nil)
 }
 
 // WhereScalars returns the number self where condition, else other.
 //
 //	aten::where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor
 func WhereScalars(condition *Tensor, self float64, other float64) *Tensor {
-	return opWhereScalars.one([]*Tensor{condition}, []capi.Arg{tensorArg(0), floatArg(self), floatArg(other)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(self), floatArg(other)}
+	return opWhereScalars.one([]*Tensor{condition}, args, nil)
 }
 
 // MaskedFillTensor returns the scalar tensor value where mask, else t.
 //
 //	aten::masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor
 func (t *Tensor) MaskedFillTensor(mask *Tensor, value *Tensor) *Tensor {
-	return opMaskedFillTensor.one([]*Tensor{t, mask, value}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}
+	return opMaskedFillTensor.one([]*Tensor{t, mask, value}, args, nil)
 }
 
 // BitwiseNot returns the bits of t, inverted.
@@ -3100,16 +5728,19 @@ func (t *Tensor) BMM(mat2 *Tensor) *Tensor {
 // BAddBMM returns beta * t + alpha * (batch1 times batch2), for batches of matrices [B N M] and [B
 // M P].
 //
-//	aten::baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor
+//	aten::baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) ->
+//	    Tensor
 func (t *Tensor) BAddBMM(batch1 *Tensor, batch2 *Tensor, beta float64, alpha float64) *Tensor {
-	return opBAddBMM.one([]*Tensor{t, batch1, batch2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(beta), floatArg(alpha)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(beta), floatArg(alpha)}
+	return opBAddBMM.one([]*Tensor{t, batch1, batch2}, args, nil)
 }
 
 // Linear returns t * weight^T + bias: t [... in], weight [out in], bias [out] or nil.
 //
 //	aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor
 func (t *Tensor) Linear(weight *Tensor, bias *Tensor) *Tensor {
-	return opLinear.one([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias)}
+	return opLinear.one([]*Tensor{t, weight, bias}, args, nil)
 }
 
 // T returns the transposed matrix; a view.
@@ -3128,7 +5759,8 @@ type LinalgLstSqOptions struct {
 // LinalgLstSq returns the solution x of least squares of t x - b, the squared residuals, the rank
 // of t and its singular values, of which the latter depend on the driver.
 //
-//	aten::linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor solution, Tensor residuals, Tensor rank, Tensor singular_values)
+//	aten::linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor
+//	    solution, Tensor residuals, Tensor rank, Tensor singular_values)
 func (t *Tensor) LinalgLstSq(b *Tensor, o LinalgLstSqOptions) (*Tensor, *Tensor, *Tensor, *Tensor) {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), defaultArg()}
@@ -3245,7 +5877,8 @@ type AddBMMOptions struct {
 
 // AddBMM returns Beta * t + Alpha * the sum of the products of the matrices of two batches.
 //
-//	aten::addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor
+//	aten::addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) ->
+//	    Tensor
 func (t *Tensor) AddBMM(batch1 *Tensor, batch2 *Tensor, o AddBMMOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), defaultArg(), defaultArg()}
 	if !(o.Beta == nil) {
@@ -3285,7 +5918,8 @@ func (t *Tensor) TensorDot(other *Tensor, dimsSelf []int64, dimsOther []int64) *
 //
 //	aten::bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor
 func Bilinear(input1 *Tensor, input2 *Tensor, weight *Tensor, bias *Tensor) *Tensor {
-	return opBilinear.one([]*Tensor{input1, input2, weight, bias}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), optionalArg(3, bias)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), optionalArg(3, bias)}
+	return opBilinear.one([]*Tensor{input1, input2, weight, bias}, args, nil)
 }
 
 // MultiDot returns the product of matrices in the cheapest order.
@@ -3323,7 +5957,8 @@ func (t *Tensor) Trace() *Tensor {
 //
 //	aten::diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)
 func (t *Tensor) Diagonal(offset int64, dim1 int64, dim2 int64) *Tensor {
-	return opDiagonal.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(offset), intArg(dim1), intArg(dim2)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(offset), intArg(dim1), intArg(dim2)}
+	return opDiagonal.one([]*Tensor{t}, args, nil)
 }
 
 // Diag returns the diagonal of a matrix, or a matrix with the vector as its diagonal.
@@ -3337,7 +5972,8 @@ func (t *Tensor) Diag(diagonal int64) *Tensor {
 //
 //	aten::diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor
 func (t *Tensor) DiagEmbed(offset int64, dim1 int64, dim2 int64) *Tensor {
-	return opDiagEmbed.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(offset), intArg(dim1), intArg(dim2)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(offset), intArg(dim1), intArg(dim2)}
+	return opDiagEmbed.one([]*Tensor{t}, args, nil)
 }
 
 // Adjoint returns the conjugated, transposed matrices; a view.
@@ -3377,16 +6013,19 @@ func (t *Tensor) PDist(p float64) *Tensor {
 
 // PairwiseDistance returns the p-norms of the rows of t - x2 + eps.
 //
-//	aten::pairwise_distance(Tensor x1, Tensor x2, float p=2, float eps=1e-06, bool keepdim=False) -> Tensor
+//	aten::pairwise_distance(Tensor x1, Tensor x2, float p=2, float eps=1e-06, bool keepdim=False)
+//	    -> Tensor
 func (t *Tensor) PairwiseDistance(x2 *Tensor, p float64, eps float64, keepDim bool) *Tensor {
-	return opPairwiseDistance.one([]*Tensor{t, x2}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(p), floatArg(eps), boolArg(keepDim)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(p), floatArg(eps), boolArg(keepDim)}
+	return opPairwiseDistance.one([]*Tensor{t, x2}, args, nil)
 }
 
 // CosineSimilarity returns the cosine of the angles between t and x2 along dim.
 //
 //	aten::cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor
 func (t *Tensor) CosineSimilarity(x2 *Tensor, dim int64, eps float64) *Tensor {
-	return opCosineSimilarity.one([]*Tensor{t, x2}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), floatArg(eps)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), floatArg(eps)}
+	return opCosineSimilarity.one([]*Tensor{t, x2}, args, nil)
 }
 
 // CovOptions are the options of Cov. The zero value of a field selects its default.
@@ -3398,9 +6037,15 @@ type CovOptions struct {
 
 // Cov returns the covariances of a matrix's rows.
 //
-//	aten::cov(Tensor self, *, int correction=1, Tensor? fweights=None, Tensor? aweights=None) -> Tensor
+//	aten::cov(Tensor self, *, int correction=1, Tensor? fweights=None, Tensor? aweights=None) ->
+//	    Tensor
 func (t *Tensor) Cov(o CovOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, o.Fweights), optionalArg(2, o.Aweights)}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		optionalArg(1, o.Fweights),
+		optionalArg(2, o.Aweights),
+	}
 	if !(o.Correction == nil) {
 		args[1] = intArg(*o.Correction)
 	}
@@ -3445,7 +6090,8 @@ type LinalgPInvOptions struct {
 //
 //	aten::linalg_pinv(Tensor self, float rcond, bool hermitian=False) -> Tensor
 func (t *Tensor) LinalgPInv(rcond float64, o LinalgPInvOptions) *Tensor {
-	return opLinalgPInv.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(rcond), boolArg(o.Hermitian)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(rcond), boolArg(o.Hermitian)}
+	return opLinalgPInv.one([]*Tensor{t}, args, nil)
 }
 
 // LinalgSolveOptions are the options of LinalgSolve. The zero value of a field selects its default.
@@ -3472,9 +6118,16 @@ type LinalgSolveTriangularOptions struct {
 
 // LinalgSolveTriangular returns the x with t x = b, for triangular t.
 //
-//	aten::linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor
+//	aten::linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool
+//	    unitriangular=False) -> Tensor
 func (t *Tensor) LinalgSolveTriangular(b *Tensor, upper bool, o LinalgSolveTriangularOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), boolArg(upper), defaultArg(), boolArg(o.Unitriangular)}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		boolArg(upper),
+		defaultArg(),
+		boolArg(o.Unitriangular),
+	}
 	if !(o.Left == nil) {
 		args[3] = boolArg(*o.Left)
 	}
@@ -3502,7 +6155,8 @@ type CholeskySolveOptions struct {
 //
 //	aten::cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor
 func (t *Tensor) CholeskySolve(input2 *Tensor, o CholeskySolveOptions) *Tensor {
-	return opCholeskySolve.one([]*Tensor{t, input2}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.Upper)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.Upper)}
+	return opCholeskySolve.one([]*Tensor{t, input2}, args, nil)
 }
 
 // CholeskyInverseOptions are the options of CholeskyInverse. The zero value of a field selects its default.
@@ -3542,7 +6196,8 @@ type LinalgSVDOptions struct {
 
 // LinalgSVD returns the U, S and Vh with U diag(S) Vh = t.
 //
-//	aten::linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)
+//	aten::linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor
+//	    S, Tensor Vh)
 func (t *Tensor) LinalgSVD(o LinalgSVDOptions) (*Tensor, *Tensor, *Tensor) {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg()}
@@ -3661,7 +6316,8 @@ type LinalgLUSolveOptions struct {
 
 // LinalgLUSolve returns the x with A x = b, where t and pivots are A's factors of LinalgLUFactor.
 //
-//	aten::linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool adjoint=False) -> Tensor
+//	aten::linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool
+//	    adjoint=False) -> Tensor
 func (t *Tensor) LinalgLUSolve(pivots *Tensor, b *Tensor, o LinalgLUSolveOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), defaultArg(), boolArg(o.Adjoint)}
 	if !(o.Left == nil) {
@@ -3679,7 +6335,8 @@ type LinalgMatrixNormOptions struct {
 // LinalgMatrixNorm returns norms of matrices: "fro" the Frobenius norm, "nuc" the sum of the
 // singular values.
 //
-//	aten::linalg_matrix_norm.str_ord(Tensor self, str ord='fro', int[] dim=[-2,-1], bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::linalg_matrix_norm.str_ord(Tensor self, str ord='fro', int[] dim=[-2,-1], bool
+//	    keepdim=False, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) LinalgMatrixNorm(ord string, o LinalgMatrixNormOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	text := make([]byte, 0, 32)
@@ -3700,7 +6357,8 @@ type LinalgMatrixRankOptions struct {
 //
 //	aten::linalg_matrix_rank(Tensor self, float tol, bool hermitian=False) -> Tensor
 func (t *Tensor) LinalgMatrixRank(tol float64, o LinalgMatrixRankOptions) *Tensor {
-	return opLinalgMatrixRank.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(tol), boolArg(o.Hermitian)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(tol), boolArg(o.Hermitian)}
+	return opLinalgMatrixRank.one([]*Tensor{t}, args, nil)
 }
 
 // LinalgCondOptions are the options of LinalgCond. The zero value of a field selects its default.
@@ -4166,10 +6824,23 @@ type STFTOptions struct {
 // STFT returns the short-time Fourier transform of signals [L] or [B L]; ReturnComplex must be true
 // for real ones.
 //
-//	aten::stft.center(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True, str pad_mode="reflect", bool normalized=False, bool? onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor
+//	aten::stft.center(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor?
+//	    window=None, bool center=True, str pad_mode="reflect", bool normalized=False, bool?
+//	    onesided=None, bool? return_complex=None, bool? align_to_window=None) -> Tensor
 func (t *Tensor) STFT(nFft int64, o STFTOptions) *Tensor {
 	text := make([]byte, 0, 32)
-	args := []capi.Arg{tensorArg(0), intArg(nFft), defaultArg(), defaultArg(), optionalArg(1, o.Window), defaultArg(), defaultArg(), boolArg(o.Normalized), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		intArg(nFft),
+		defaultArg(),
+		defaultArg(),
+		optionalArg(1, o.Window),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.Normalized),
+		defaultArg(),
+		defaultArg(),
+	}
 	if !(o.HopLength == nil) {
 		args[2] = intArg(*o.HopLength)
 	}
@@ -4205,9 +6876,22 @@ type ISTFTOptions struct {
 
 // ISTFT returns the inverse of STFT.
 //
-//	aten::istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True, bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor
+//	aten::istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor?
+//	    window=None, bool center=True, bool normalized=False, bool? onesided=None, int?
+//	    length=None, bool return_complex=False) -> Tensor
 func (t *Tensor) ISTFT(nFft int64, o ISTFTOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), intArg(nFft), defaultArg(), defaultArg(), optionalArg(1, o.Window), defaultArg(), boolArg(o.Normalized), defaultArg(), defaultArg(), boolArg(o.ReturnComplex)}
+	args := []capi.Arg{
+		tensorArg(0),
+		intArg(nFft),
+		defaultArg(),
+		defaultArg(),
+		optionalArg(1, o.Window),
+		defaultArg(),
+		boolArg(o.Normalized),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.ReturnComplex),
+	}
 	if !(o.HopLength == nil) {
 		args[2] = intArg(*o.HopLength)
 	}
@@ -4237,10 +6921,19 @@ type Conv2dOptions struct {
 // Conv2d returns the convolution with weight [out in/groups kH kW] and bias [out] or nil. Lists
 // have one value, or height and width.
 //
-//	aten::conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor
+//	aten::conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2]
+//	    padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor
 func (t *Tensor) Conv2d(weight *Tensor, bias *Tensor, o Conv2dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, bias),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	if o.Stride != nil {
 		args[3], ints = intsArg(ints, o.Stride)
 	}
@@ -4267,10 +6960,19 @@ type Conv1dOptions struct {
 // Conv1d returns the convolution of sequences [N C L] with weight [out in/groups k] and bias [out]
 // or nil.
 //
-//	aten::conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor
+//	aten::conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1]
+//	    padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor
 func (t *Tensor) Conv1d(weight *Tensor, bias *Tensor, o Conv1dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, bias),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	if o.Stride != nil {
 		args[3], ints = intsArg(ints, o.Stride)
 	}
@@ -4297,10 +6999,19 @@ type Conv3dOptions struct {
 // Conv3d returns the convolution of volumes [N C D H W] with weight [out in/groups kD kH kW] and
 // bias [out] or nil. Lists have one value, or depth, height and width.
 //
-//	aten::conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor
+//	aten::conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3]
+//	    padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor
 func (t *Tensor) Conv3d(weight *Tensor, bias *Tensor, o Conv3dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, bias),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	if o.Stride != nil {
 		args[3], ints = intsArg(ints, o.Stride)
 	}
@@ -4328,10 +7039,21 @@ type ConvTranspose1dOptions struct {
 // ConvTranspose1d returns the transposed convolution (the gradient of Conv1d) of sequences [N C L]
 // with weight [in out/groups k] and bias [out] or nil.
 //
-//	aten::conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) -> Tensor
+//	aten::conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1,
+//	    SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) ->
+//	    Tensor
 func (t *Tensor) ConvTranspose1d(weight *Tensor, bias *Tensor, o ConvTranspose1dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, bias),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	if o.Stride != nil {
 		args[3], ints = intsArg(ints, o.Stride)
 	}
@@ -4362,10 +7084,21 @@ type ConvTranspose2dOptions struct {
 // ConvTranspose2d returns the transposed convolution (the gradient of Conv2d) with weight [in
 // out/groups kH kW] and bias [out] or nil. Lists have one value, or height and width.
 //
-//	aten::conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor
+//	aten::conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2]
+//	    stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2]
+//	    dilation=1) -> Tensor
 func (t *Tensor) ConvTranspose2d(weight *Tensor, bias *Tensor, o ConvTranspose2dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, bias),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	if o.Stride != nil {
 		args[3], ints = intsArg(ints, o.Stride)
 	}
@@ -4396,10 +7129,21 @@ type ConvTranspose3dOptions struct {
 // ConvTranspose3d returns the transposed convolution (the gradient of Conv3d) of volumes [N C D H
 // W] with weight [in out/groups kD kH kW] and bias [out] or nil.
 //
-//	aten::conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1) -> Tensor
+//	aten::conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3]
+//	    stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3]
+//	    dilation=1) -> Tensor
 func (t *Tensor) ConvTranspose3d(weight *Tensor, bias *Tensor, o ConvTranspose3dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, bias),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	if o.Stride != nil {
 		args[3], ints = intsArg(ints, o.Stride)
 	}
@@ -4422,17 +7166,37 @@ func (t *Tensor) ConvTranspose3d(weight *Tensor, bias *Tensor, o ConvTranspose3d
 // in training, by runningMean and runningVar otherwise; training updates these two in place with
 // momentum.
 //
-//	aten::batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor
-func (t *Tensor) BatchNorm(weight *Tensor, bias *Tensor, runningMean *Tensor, runningVar *Tensor, training bool, momentum float64, eps float64) *Tensor {
-	return opBatchNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), optionalArg(3, runningMean), optionalArg(4, runningVar), boolArg(training), floatArg(momentum), floatArg(eps), boolArg(true)}, nil)
+//	aten::batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor?
+//	    running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor
+func (t *Tensor) BatchNorm(weight *Tensor, bias *Tensor, runningMean *Tensor, runningVar *Tensor,
+	training bool, momentum float64, eps float64) *Tensor {
+	args := []capi.Arg{
+		tensorArg(0),
+		optionalArg(1, weight),
+		optionalArg(2, bias),
+		optionalArg(3, runningMean),
+		optionalArg(4, runningVar),
+		boolArg(training),
+		floatArg(momentum),
+		floatArg(eps),
+		boolArg(true),
+	}
+	return opBatchNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, args, nil)
 }
 
 // LayerNorm returns t normalised over the last dimensions, whose shape is normalizedShape.
 //
-//	aten::layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor
+//	aten::layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor?
+//	    bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor
 func (t *Tensor) LayerNorm(normalizedShape []int64, weight *Tensor, bias *Tensor, eps float64) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		optionalArg(1, weight),
+		optionalArg(2, bias),
+		floatArg(eps),
+	}
 	args[1], ints = intsArg(ints, normalizedShape)
 	return opLayerNorm.one([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
@@ -4441,18 +7205,40 @@ func (t *Tensor) LayerNorm(normalizedShape []int64, weight *Tensor, bias *Tensor
 // further dimensions, then scaled by weight [C] and shifted by bias [C], either of which may be
 // nil.
 //
-//	aten::group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor
+//	aten::group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float
+//	    eps=1e-05, bool cudnn_enabled=True) -> Tensor
 func (t *Tensor) GroupNorm(numGroups int64, weight *Tensor, bias *Tensor, eps float64) *Tensor {
-	return opGroupNorm.one([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), intArg(numGroups), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}, nil)
+	args := []capi.Arg{
+		tensorArg(0),
+		intArg(numGroups),
+		optionalArg(1, weight),
+		optionalArg(2, bias),
+		floatArg(eps),
+	}
+	return opGroupNorm.one([]*Tensor{t, weight, bias}, args, nil)
 }
 
 // InstanceNorm returns t [N C ...] with each channel of each sample normalised by its own mean and
 // variance if useInputStats, and by runningMean and runningVar (else nil) otherwise; useInputStats
 // updates these two in place with momentum.
 //
-//	aten::instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor
-func (t *Tensor) InstanceNorm(weight *Tensor, bias *Tensor, runningMean *Tensor, runningVar *Tensor, useInputStats bool, momentum float64, eps float64) *Tensor {
-	return opInstanceNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), optionalArg(3, runningMean), optionalArg(4, runningVar), boolArg(useInputStats), floatArg(momentum), floatArg(eps), boolArg(true)}, nil)
+//	aten::instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor?
+//	    running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) ->
+//	    Tensor
+func (t *Tensor) InstanceNorm(weight *Tensor, bias *Tensor, runningMean *Tensor, runningVar *Tensor,
+	useInputStats bool, momentum float64, eps float64) *Tensor {
+	args := []capi.Arg{
+		tensorArg(0),
+		optionalArg(1, weight),
+		optionalArg(2, bias),
+		optionalArg(3, runningMean),
+		optionalArg(4, runningVar),
+		boolArg(useInputStats),
+		floatArg(momentum),
+		floatArg(eps),
+		boolArg(true),
+	}
+	return opInstanceNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, args, nil)
 }
 
 // RMSNormOptions are the options of RMSNorm. The zero value of a field selects its default.
@@ -4464,7 +7250,8 @@ type RMSNormOptions struct {
 // normalizedShape, and multiplied by weight (of this shape, or nil). Eps 0 stands for the machine
 // epsilon of the dtype.
 //
-//	aten::rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor
+//	aten::rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None)
+//	    -> Tensor
 func (t *Tensor) RMSNorm(normalizedShape []int64, weight *Tensor, o RMSNormOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, weight), defaultArg()}
@@ -4538,7 +7325,8 @@ func (t *Tensor) ReLU6() *Tensor {
 //
 //	aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
 func (t *Tensor) HardTanh(minVal float64, maxVal float64) *Tensor {
-	return opHardTanh.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}
+	return opHardTanh.one([]*Tensor{t}, args, nil)
 }
 
 // Hardswish returns t * relu6(t + 3) / 6.
@@ -4595,7 +7383,8 @@ func (t *Tensor) PReLU(weight *Tensor) *Tensor {
 //
 //	aten::softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor
 func (t *Tensor) Softplus(beta float64, threshold float64) *Tensor {
-	return opSoftplus.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(beta), floatArg(threshold)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(beta), floatArg(threshold)}
+	return opSoftplus.one([]*Tensor{t}, args, nil)
 }
 
 // LogSigmoid returns the logarithm of Sigmoid, computed stably.
@@ -4643,10 +7432,18 @@ type MaxPool2dOptions struct {
 
 // MaxPool2d returns the maximum of each window; a nil stride means the window's size.
 //
-//	aten::max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor
+//	aten::max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2]
+//	    dilation=1, bool ceil_mode=False) -> Tensor
 func (t *Tensor) MaxPool2d(kernelSize []int64, o MaxPool2dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode)}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.CeilMode),
+	}
 	args[1], ints = intsArg(ints, kernelSize)
 	if o.Stride != nil {
 		args[2], ints = intsArg(ints, o.Stride)
@@ -4671,10 +7468,18 @@ type MaxPool1dOptions struct {
 // MaxPool1d returns the maximum of each window of sequences [N C L]; a nil stride means the
 // window's size.
 //
-//	aten::max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor
+//	aten::max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1]
+//	    dilation=1, bool ceil_mode=False) -> Tensor
 func (t *Tensor) MaxPool1d(kernelSize []int64, o MaxPool1dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode)}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.CeilMode),
+	}
 	args[1], ints = intsArg(ints, kernelSize)
 	if o.Stride != nil {
 		args[2], ints = intsArg(ints, o.Stride)
@@ -4699,10 +7504,18 @@ type MaxPool3dOptions struct {
 // MaxPool3d returns the maximum of each window of volumes [N C D H W]; a nil stride means the
 // window's size.
 //
-//	aten::max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor
+//	aten::max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3]
+//	    dilation=1, bool ceil_mode=False) -> Tensor
 func (t *Tensor) MaxPool3d(kernelSize []int64, o MaxPool3dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode)}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.CeilMode),
+	}
 	args[1], ints = intsArg(ints, kernelSize)
 	if o.Stride != nil {
 		args[2], ints = intsArg(ints, o.Stride)
@@ -4727,10 +7540,18 @@ type AvgPool2dOptions struct {
 // AvgPool2d returns the mean of each window, including the padding unless CountIncludePad is false;
 // a nil stride means the window's size.
 //
-//	aten::avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
+//	aten::avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool
+//	    ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
 func (t *Tensor) AvgPool2d(kernelSize []int64, o AvgPool2dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.CeilMode),
+		defaultArg(),
+	}
 	args[1], ints = intsArg(ints, kernelSize)
 	if o.Stride != nil {
 		args[2], ints = intsArg(ints, o.Stride)
@@ -4754,10 +7575,18 @@ type AvgPool1dOptions struct {
 
 // AvgPool1d returns the mean of each window of sequences [N C L], as AvgPool2d.
 //
-//	aten::avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor
+//	aten::avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool
+//	    ceil_mode=False, bool count_include_pad=True) -> Tensor
 func (t *Tensor) AvgPool1d(kernelSize []int64, o AvgPool1dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.CeilMode),
+		defaultArg(),
+	}
 	args[1], ints = intsArg(ints, kernelSize)
 	if o.Stride != nil {
 		args[2], ints = intsArg(ints, o.Stride)
@@ -4781,10 +7610,18 @@ type AvgPool3dOptions struct {
 
 // AvgPool3d returns the mean of each window of volumes [N C D H W], as AvgPool2d.
 //
-//	aten::avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
+//	aten::avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool
+//	    ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
 func (t *Tensor) AvgPool3d(kernelSize []int64, o AvgPool3dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.CeilMode),
+		defaultArg(),
+	}
 	args[1], ints = intsArg(ints, kernelSize)
 	if o.Stride != nil {
 		args[2], ints = intsArg(ints, o.Stride)
@@ -4892,7 +7729,8 @@ type UpsampleNearest2dOptions struct {
 // UpsampleNearest2d returns images of another height and width, each pixel the nearest of t's.
 // Scales that are not 0 replace the ratios of the sizes.
 //
-//	aten::upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor
+//	aten::upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float?
+//	    scales_w=None) -> Tensor
 func (t *Tensor) UpsampleNearest2d(outputSize []int64, o UpsampleNearest2dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg()}
@@ -4916,7 +7754,8 @@ type UpsampleNearest3dOptions struct {
 // UpsampleNearest3d returns volumes of another depth, height and width, each element the nearest of
 // t's. Scales that are not 0 replace the ratios of the sizes.
 //
-//	aten::upsample_nearest3d(Tensor self, SymInt[3] output_size, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor
+//	aten::upsample_nearest3d(Tensor self, SymInt[3] output_size, float? scales_d=None, float?
+//	    scales_h=None, float? scales_w=None) -> Tensor
 func (t *Tensor) UpsampleNearest3d(outputSize []int64, o UpsampleNearest3dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
@@ -4941,7 +7780,8 @@ type UpsampleLinear1dOptions struct {
 // UpsampleLinear1d returns sequences [N C L] of another length, interpolated linearly. alignCorners
 // maps the first and last elements onto each other.
 //
-//	aten::upsample_linear1d(Tensor self, SymInt[1] output_size, bool align_corners, float? scales=None) -> Tensor
+//	aten::upsample_linear1d(Tensor self, SymInt[1] output_size, bool align_corners, float?
+//	    scales=None) -> Tensor
 func (t *Tensor) UpsampleLinear1d(outputSize []int64, alignCorners bool, o UpsampleLinear1dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners), defaultArg()}
@@ -4961,8 +7801,10 @@ type UpsampleBilinear2dOptions struct {
 // UpsampleBilinear2d returns images of another height and width, interpolated linearly in both
 // directions. alignCorners maps the corner pixels onto each other.
 //
-//	aten::upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor
-func (t *Tensor) UpsampleBilinear2d(outputSize []int64, alignCorners bool, o UpsampleBilinear2dOptions) *Tensor {
+//	aten::upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float?
+//	    scales_h=None, float? scales_w=None) -> Tensor
+func (t *Tensor) UpsampleBilinear2d(outputSize []int64, alignCorners bool,
+	o UpsampleBilinear2dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners), defaultArg(), defaultArg()}
 	args[1], ints = intsArg(ints, outputSize)
@@ -4978,7 +7820,8 @@ func (t *Tensor) UpsampleBilinear2d(outputSize []int64, alignCorners bool, o Ups
 // UpsampleBilinear2dScale returns UpsampleBilinear2d to the size times the factors of height and
 // width.
 //
-//	aten::upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor
+//	aten::upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners,
+//	    float[]? scale_factors) -> Tensor
 func (t *Tensor) UpsampleBilinear2dScale(alignCorners bool, scaleFactors []float64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(alignCorners), noneArg()}
@@ -4997,7 +7840,8 @@ type UpsampleBicubic2dOptions struct {
 // UpsampleBicubic2d returns images of another height and width, interpolated by cubic convolution
 // with a = -0.75.
 //
-//	aten::upsample_bicubic2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor
+//	aten::upsample_bicubic2d(Tensor self, SymInt[2] output_size, bool align_corners, float?
+//	    scales_h=None, float? scales_w=None) -> Tensor
 func (t *Tensor) UpsampleBicubic2d(outputSize []int64, alignCorners bool, o UpsampleBicubic2dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners), defaultArg(), defaultArg()}
@@ -5021,10 +7865,19 @@ type UpsampleTrilinear3dOptions struct {
 // UpsampleTrilinear3d returns volumes of another depth, height and width, interpolated linearly in
 // each direction.
 //
-//	aten::upsample_trilinear3d(Tensor self, SymInt[3] output_size, bool align_corners, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor
-func (t *Tensor) UpsampleTrilinear3d(outputSize []int64, alignCorners bool, o UpsampleTrilinear3dOptions) *Tensor {
+//	aten::upsample_trilinear3d(Tensor self, SymInt[3] output_size, bool align_corners, float?
+//	    scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor
+func (t *Tensor) UpsampleTrilinear3d(outputSize []int64, alignCorners bool,
+	o UpsampleTrilinear3dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		boolArg(alignCorners),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	args[1], ints = intsArg(ints, outputSize)
 	if !(o.ScalesD == 0) {
 		args[3] = floatArg(o.ScalesD)
@@ -5058,12 +7911,14 @@ func (t *Tensor) Dropout(p float64, train bool) *Tensor {
 //
 //	aten::feature_dropout(Tensor input, float p, bool train) -> Tensor
 func (t *Tensor) FeatureDropout(p float64, train bool) *Tensor {
-	return opFeatureDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}
+	return opFeatureDropout.one([]*Tensor{t}, args, nil)
 }
 
 // Embedding returns the rows of weight [rows columns] at the indices.
 //
-//	aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor
+//	aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool
+//	    scale_grad_by_freq=False, bool sparse=False) -> Tensor
 func Embedding(weight *Tensor, indices *Tensor) *Tensor {
 	return opEmbedding.one([]*Tensor{weight, indices}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
@@ -5078,9 +7933,16 @@ type EmbeddingOptions struct {
 // EmbeddingWith returns the rows of weight [rows columns] at the indices. The row PaddingIdx gets
 // no gradient.
 //
-//	aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor
+//	aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool
+//	    scale_grad_by_freq=False, bool sparse=False) -> Tensor
 func EmbeddingWith(weight *Tensor, indices *Tensor, o EmbeddingOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), boolArg(o.ScaleGradByFreq), boolArg(o.Sparse)}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		defaultArg(),
+		boolArg(o.ScaleGradByFreq),
+		boolArg(o.Sparse),
+	}
 	if !(o.PaddingIdx == nil) {
 		args[2] = intArg(*o.PaddingIdx)
 	}
@@ -5101,9 +7963,21 @@ type ScaledDotProductAttentionOptions struct {
 // query takes part. IsCausal lets query i see the keys 0 to i. Scale 0 stands for 1/sqrt(E).
 // EnableGqa shares key and value heads (dimension -3) among the query heads.
 //
-//	aten::scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
-func (t *Tensor) ScaledDotProductAttention(key *Tensor, value *Tensor, o ScaledDotProductAttentionOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), optionalArg(3, o.AttnMask), defaultArg(), boolArg(o.IsCausal), defaultArg(), boolArg(o.EnableGqa)}
+//	aten::scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor?
+//	    attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool
+//	    enable_gqa=False) -> Tensor
+func (t *Tensor) ScaledDotProductAttention(key *Tensor, value *Tensor,
+	o ScaledDotProductAttentionOptions) *Tensor {
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		tensorArg(2),
+		optionalArg(3, o.AttnMask),
+		defaultArg(),
+		boolArg(o.IsCausal),
+		defaultArg(),
+		boolArg(o.EnableGqa),
+	}
 	if !(o.DropoutP == 0) {
 		args[4] = floatArg(o.DropoutP)
 	}
@@ -5118,8 +7992,11 @@ func (t *Tensor) ScaledDotProductAttention(key *Tensor, value *Tensor, o ScaledD
 // each [layers*directions N hidden]. params is, for each layer and direction, weights [4*hidden in]
 // and [4*hidden hidden], and with hasBiases biases [4*hidden] and [4*hidden].
 //
-//	aten::lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)
-func (t *Tensor) LSTM(hx []*Tensor, params []*Tensor, hasBiases bool, numLayers int64, dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor, *Tensor) {
+//	aten::lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers,
+//	    float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor,
+//	    Tensor)
+func (t *Tensor) LSTM(hx []*Tensor, params []*Tensor, hasBiases bool, numLayers int64,
+	dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor, *Tensor) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, t)
@@ -5127,14 +8004,27 @@ func (t *Tensor) LSTM(hx []*Tensor, params []*Tensor, hasBiases bool, numLayers 
 	in = append(in, hx...)
 	at2 := len(in)
 	in = append(in, params...)
-	return opLSTM.three(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil)
+	args := []capi.Arg{
+		tensorArg(at0),
+		tensorsArg(at1, len(hx)),
+		tensorsArg(at2, len(params)),
+		boolArg(hasBiases),
+		intArg(numLayers),
+		floatArg(dropout),
+		boolArg(train),
+		boolArg(bidirectional),
+		boolArg(batchFirst),
+	}
+	return opLSTM.three(in, args, nil)
 }
 
 // GRU returns the outputs of gated recurrent units, and the last hidden state. Arguments as for
 // LSTM, with 3*hidden rows; hx is the initial hidden state.
 //
-//	aten::gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)
-func (t *Tensor) GRU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int64, dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor) {
+//	aten::gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers,
+//	    float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)
+func (t *Tensor) GRU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int64, dropout float64,
+	train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, t)
@@ -5142,7 +8032,18 @@ func (t *Tensor) GRU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int
 	in = append(in, hx)
 	at2 := len(in)
 	in = append(in, params...)
-	return opGRU.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil)
+	args := []capi.Arg{
+		tensorArg(at0),
+		tensorArg(at1),
+		tensorsArg(at2, len(params)),
+		boolArg(hasBiases),
+		intArg(numLayers),
+		floatArg(dropout),
+		boolArg(train),
+		boolArg(bidirectional),
+		boolArg(batchFirst),
+	}
+	return opGRU.two(in, args, nil)
 }
 
 // Conv2dSameOptions are the options of Conv2dSame. The zero value of a field selects its default.
@@ -5156,11 +8057,20 @@ type Conv2dSameOptions struct {
 // Conv2dSame returns Conv2d with Padding "same", which keeps height and width, or "valid" (the
 // default), which pads nothing.
 //
-//	aten::conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding="valid", SymInt[2] dilation=1, SymInt groups=1) -> Tensor
+//	aten::conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str
+//	    padding="valid", SymInt[2] dilation=1, SymInt groups=1) -> Tensor
 func (t *Tensor) Conv2dSame(weight *Tensor, bias *Tensor, o Conv2dSameOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	text := make([]byte, 0, 32)
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, bias),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	if o.Stride != nil {
 		args[3], ints = intsArg(ints, o.Stride)
 	}
@@ -5215,7 +8125,8 @@ func (t *Tensor) HardShrink(lambd float64) *Tensor {
 //
 //	aten::threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor
 func (t *Tensor) Threshold(threshold float64, value float64) *Tensor {
-	return opThreshold.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(threshold), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(threshold), floatArg(value)}
+	return opThreshold.one([]*Tensor{t}, args, nil)
 }
 
 // RReLUOptions are the options of RReLU. The zero value of a field selects its default.
@@ -5229,7 +8140,8 @@ type RReLUOptions struct {
 // RReLU returns LeakyReLU with a random slope from [Lower, Upper] for each element in training,
 // else with their mean.
 //
-//	aten::rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor
+//	aten::rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool
+//	    training=False, Generator? generator=None) -> Tensor
 func (t *Tensor) RReLU(o RReLUOptions) *Tensor {
 	use, err := o.Generator.arg()
 	if err != nil {
@@ -5248,10 +8160,17 @@ func (t *Tensor) RReLU(o RReLUOptions) *Tensor {
 
 // NativeLayerNorm returns LayerNorm, and the means and reciprocal standard deviations that it used.
 //
-//	aten::native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)
+//	aten::native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias,
+//	    float eps) -> (Tensor, Tensor, Tensor)
 func (t *Tensor) NativeLayerNorm(normalizedShape []int64, weight *Tensor, bias *Tensor, eps float64) (*Tensor, *Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		optionalArg(1, weight),
+		optionalArg(2, bias),
+		floatArg(eps),
+	}
 	args[1], ints = intsArg(ints, normalizedShape)
 	return opNativeLayerNorm.three([]*Tensor{t, weight, bias}, args, &capi.Lists{Ints: ints})
 }
@@ -5259,9 +8178,21 @@ func (t *Tensor) NativeLayerNorm(normalizedShape []int64, weight *Tensor, bias *
 // NativeGroupNorm returns GroupNorm for t of N samples, C channels and hxW elements of each, and
 // the means and reciprocal standard deviations that it used.
 //
-//	aten::native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)
-func (t *Tensor) NativeGroupNorm(weight *Tensor, bias *Tensor, n int64, c int64, hxW int64, group int64, eps float64) (*Tensor, *Tensor, *Tensor) {
-	return opNativeGroupNorm.three([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), intArg(n), intArg(c), intArg(hxW), intArg(group), floatArg(eps)}, nil)
+//	aten::native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt
+//	    HxW, int group, float eps) -> (Tensor, Tensor, Tensor)
+func (t *Tensor) NativeGroupNorm(weight *Tensor, bias *Tensor, n int64, c int64, hxW int64,
+	group int64, eps float64) (*Tensor, *Tensor, *Tensor) {
+	args := []capi.Arg{
+		tensorArg(0),
+		optionalArg(1, weight),
+		optionalArg(2, bias),
+		intArg(n),
+		intArg(c),
+		intArg(hxW),
+		intArg(group),
+		floatArg(eps),
+	}
+	return opNativeGroupNorm.three([]*Tensor{t, weight, bias}, args, nil)
 }
 
 // MaxPool2dIndicesOptions are the options of MaxPool2dIndices. The zero value of a field selects its default.
@@ -5274,10 +8205,18 @@ type MaxPool2dIndicesOptions struct {
 
 // MaxPool2dIndices returns MaxPool2d, and the indices of the maxima in the image (int64).
 //
-//	aten::max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)
+//	aten::max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2]
+//	    padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)
 func (t *Tensor) MaxPool2dIndices(kernelSize []int64, o MaxPool2dIndicesOptions) (*Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode)}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.CeilMode),
+	}
 	args[1], ints = intsArg(ints, kernelSize)
 	if o.Stride != nil {
 		args[2], ints = intsArg(ints, o.Stride)
@@ -5304,7 +8243,8 @@ func (t *Tensor) MaxUnpool2d(indices *Tensor, outputSize []int64) *Tensor {
 // FractionalMaxPool2d returns the maxima of windows at random places of [0, 1) [N C 2], and their
 // indices.
 //
-//	aten::fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
+//	aten::fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor
+//	    random_samples) -> (Tensor, Tensor)
 func (t *Tensor) FractionalMaxPool2d(kernelSize []int64, outputSize []int64, randomSamples *Tensor) (*Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), tensorArg(1)}
@@ -5315,7 +8255,8 @@ func (t *Tensor) FractionalMaxPool2d(kernelSize []int64, outputSize []int64, ran
 
 // Im2Col returns the windows of images [N C H W] as columns [N C*kH*kW L].
 //
-//	aten::im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
+//	aten::im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride)
+//	    -> Tensor
 func (t *Tensor) Im2Col(kernelSize []int64, dilation []int64, padding []int64, stride []int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
@@ -5328,10 +8269,19 @@ func (t *Tensor) Im2Col(kernelSize []int64, dilation []int64, padding []int64, s
 
 // Col2Im returns the inverse of Im2Col, where windows that overlap are added.
 //
-//	aten::col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
-func (t *Tensor) Col2Im(outputSize []int64, kernelSize []int64, dilation []int64, padding []int64, stride []int64) *Tensor {
+//	aten::col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2]
+//	    padding, int[2] stride) -> Tensor
+func (t *Tensor) Col2Im(outputSize []int64, kernelSize []int64, dilation []int64, padding []int64,
+	stride []int64) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+	}
 	args[1], ints = intsArg(ints, outputSize)
 	args[2], ints = intsArg(ints, kernelSize)
 	args[3], ints = intsArg(ints, dilation)
@@ -5380,15 +8330,25 @@ func (t *Tensor) AffineGrid(size []int64, alignCorners bool) *Tensor {
 // interpolationMode: 0 bilinear, 1 nearest, 2 bicubic. paddingMode: 0 zeros, 1 border, 2
 // reflection.
 //
-//	aten::grid_sampler(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor
-func (t *Tensor) GridSampler(grid *Tensor, interpolationMode int64, paddingMode int64, alignCorners bool) *Tensor {
-	return opGridSampler.one([]*Tensor{t, grid}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(interpolationMode), intArg(paddingMode), boolArg(alignCorners)}, nil)
+//	aten::grid_sampler(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool
+//	    align_corners) -> Tensor
+func (t *Tensor) GridSampler(grid *Tensor, interpolationMode int64, paddingMode int64,
+	alignCorners bool) *Tensor {
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		intArg(interpolationMode),
+		intArg(paddingMode),
+		boolArg(alignCorners),
+	}
+	return opGridSampler.one([]*Tensor{t, grid}, args, nil)
 }
 
 // UpsampleNearest2dScale returns UpsampleNearest2d to the size times the factors of height and
 // width.
 //
-//	aten::upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor
+//	aten::upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) ->
+//	    Tensor
 func (t *Tensor) UpsampleNearest2dScale(scaleFactors []float64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), noneArg(), noneArg()}
@@ -5401,7 +8361,8 @@ func (t *Tensor) UpsampleNearest2dScale(scaleFactors []float64) *Tensor {
 // UpsampleBicubic2dScale returns UpsampleBicubic2d to the size times the factors of height and
 // width.
 //
-//	aten::upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor
+//	aten::upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]?
+//	    scale_factors) -> Tensor
 func (t *Tensor) UpsampleBicubic2dScale(alignCorners bool, scaleFactors []float64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(alignCorners), noneArg()}
@@ -5413,7 +8374,8 @@ func (t *Tensor) UpsampleBicubic2dScale(alignCorners bool, scaleFactors []float6
 
 // UpsampleLinear1dScale returns UpsampleLinear1d to the length times the factor.
 //
-//	aten::upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor
+//	aten::upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]?
+//	    scale_factors) -> Tensor
 func (t *Tensor) UpsampleLinear1dScale(alignCorners bool, scaleFactors []float64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(alignCorners), noneArg()}
@@ -5425,7 +8387,8 @@ func (t *Tensor) UpsampleLinear1dScale(alignCorners bool, scaleFactors []float64
 
 // UpsampleTrilinear3dScale returns UpsampleTrilinear3d to the size times the factors.
 //
-//	aten::upsample_trilinear3d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor
+//	aten::upsample_trilinear3d.vec(Tensor input, SymInt[]? output_size, bool align_corners,
+//	    float[]? scale_factors) -> Tensor
 func (t *Tensor) UpsampleTrilinear3dScale(alignCorners bool, scaleFactors []float64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(alignCorners), noneArg()}
@@ -5455,9 +8418,20 @@ type EmbeddingBagOptions struct {
 // EmbeddingBag returns the sums (Mode 0), means (1) or maxima (2) of the rows of weight at the
 // indices of each bag, which begins at its offset; and three results for the gradient.
 //
-//	aten::embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)
+//	aten::embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool
+//	    scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None,
+//	    bool include_last_offset=False) -> (Tensor, Tensor, Tensor, Tensor)
 func EmbeddingBag(weight *Tensor, indices *Tensor, offsets *Tensor, o EmbeddingBagOptions) (*Tensor, *Tensor, *Tensor, *Tensor) {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), boolArg(o.ScaleGradByFreq), defaultArg(), boolArg(o.Sparse), optionalArg(3, o.PerSampleWeights), boolArg(o.IncludeLastOffset)}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		tensorArg(2),
+		boolArg(o.ScaleGradByFreq),
+		defaultArg(),
+		boolArg(o.Sparse),
+		optionalArg(3, o.PerSampleWeights),
+		boolArg(o.IncludeLastOffset),
+	}
 	if !(o.Mode == 0) {
 		args[4] = intArg(o.Mode)
 	}
@@ -5467,16 +8441,21 @@ func EmbeddingBag(weight *Tensor, indices *Tensor, offsets *Tensor, o EmbeddingB
 // EmbeddingRenorm_ works in place: the rows at the indices whose norm is above maxNorm are scaled
 // to it.
 //
-//	aten::embedding_renorm_(Tensor(a!) self, Tensor indices, float max_norm, float norm_type) -> Tensor(a!)
+//	aten::embedding_renorm_(Tensor(a!) self, Tensor indices, float max_norm, float norm_type) ->
+//	    Tensor(a!)
 func (t *Tensor) EmbeddingRenorm_(indices *Tensor, maxNorm float64, normType float64) *Tensor {
-	return opEmbeddingRenorm_.self([]*Tensor{t, indices}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(maxNorm), floatArg(normType)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), floatArg(maxNorm), floatArg(normType)}
+	return opEmbeddingRenorm_.self([]*Tensor{t, indices}, args, nil)
 }
 
 // RNNTanh returns the outputs of a recurrent network with tanh, and the last hidden state.
 // Arguments as for GRU, with hidden rows.
 //
-//	aten::rnn_tanh.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)
-func (t *Tensor) RNNTanh(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int64, dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor) {
+//	aten::rnn_tanh.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int
+//	    num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor,
+//	    Tensor)
+func (t *Tensor) RNNTanh(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int64,
+	dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, t)
@@ -5484,14 +8463,28 @@ func (t *Tensor) RNNTanh(hx *Tensor, params []*Tensor, hasBiases bool, numLayers
 	in = append(in, hx)
 	at2 := len(in)
 	in = append(in, params...)
-	return opRNNTanh.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil)
+	args := []capi.Arg{
+		tensorArg(at0),
+		tensorArg(at1),
+		tensorsArg(at2, len(params)),
+		boolArg(hasBiases),
+		intArg(numLayers),
+		floatArg(dropout),
+		boolArg(train),
+		boolArg(bidirectional),
+		boolArg(batchFirst),
+	}
+	return opRNNTanh.two(in, args, nil)
 }
 
 // RNNReLU returns the outputs of a recurrent network with ReLU, and the last hidden state.
 // Arguments as for GRU, with hidden rows.
 //
-//	aten::rnn_relu.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)
-func (t *Tensor) RNNReLU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int64, dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor) {
+//	aten::rnn_relu.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int
+//	    num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor,
+//	    Tensor)
+func (t *Tensor) RNNReLU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int64,
+	dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, t)
@@ -5499,13 +8492,25 @@ func (t *Tensor) RNNReLU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers
 	in = append(in, hx)
 	at2 := len(in)
 	in = append(in, params...)
-	return opRNNReLU.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil)
+	args := []capi.Arg{
+		tensorArg(at0),
+		tensorArg(at1),
+		tensorsArg(at2, len(params)),
+		boolArg(hasBiases),
+		intArg(numLayers),
+		floatArg(dropout),
+		boolArg(train),
+		boolArg(bidirectional),
+		boolArg(batchFirst),
+	}
+	return opRNNReLU.two(in, args, nil)
 }
 
 // LSTMCell returns the hidden and cell states after one step of an LSTM, from hx, the two before.
 // The biases may be nil.
 //
-//	aten::lstm_cell(Tensor input, Tensor[] hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? b_hh=None) -> (Tensor, Tensor)
+//	aten::lstm_cell(Tensor input, Tensor[] hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None,
+//	    Tensor? b_hh=None) -> (Tensor, Tensor)
 func (t *Tensor) LSTMCell(hx []*Tensor, wIh *Tensor, wHh *Tensor, bIh *Tensor, bHh *Tensor) (*Tensor, *Tensor) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
@@ -5520,20 +8525,38 @@ func (t *Tensor) LSTMCell(hx []*Tensor, wIh *Tensor, wHh *Tensor, bIh *Tensor, b
 	in = append(in, bIh)
 	at5 := len(in)
 	in = append(in, bHh)
-	return opLSTMCell.two(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorArg(at2), tensorArg(at3), optionalArg(at4, bIh), optionalArg(at5, bHh)}, nil)
+	args := []capi.Arg{
+		tensorArg(at0),
+		tensorsArg(at1, len(hx)),
+		tensorArg(at2),
+		tensorArg(at3),
+		optionalArg(at4, bIh),
+		optionalArg(at5, bHh),
+	}
+	return opLSTMCell.two(in, args, nil)
 }
 
 // GRUCell returns the hidden state after one step of a GRU. The biases may be nil.
 //
-//	aten::gru_cell(Tensor input, Tensor hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? b_hh=None) -> Tensor
+//	aten::gru_cell(Tensor input, Tensor hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor?
+//	    b_hh=None) -> Tensor
 func (t *Tensor) GRUCell(hx *Tensor, wIh *Tensor, wHh *Tensor, bIh *Tensor, bHh *Tensor) *Tensor {
-	return opGRUCell.one([]*Tensor{t, hx, wIh, wHh, bIh, bHh}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), tensorArg(3), optionalArg(4, bIh), optionalArg(5, bHh)}, nil)
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		tensorArg(2),
+		tensorArg(3),
+		optionalArg(4, bIh),
+		optionalArg(5, bHh),
+	}
+	return opGRUCell.one([]*Tensor{t, hx, wIh, wHh, bIh, bHh}, args, nil)
 }
 
 // CrossEntropy returns the mean loss of logits [N classes ...] against class indices (int64 [N
 // ...]) or probabilities [N classes ...].
 //
-//	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
+//	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean,
+//	    SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
 func (t *Tensor) CrossEntropy(target *Tensor) *Tensor {
 	return opCrossEntropy.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
@@ -5548,9 +8571,17 @@ type CrossEntropyOptions struct {
 
 // CrossEntropyWith returns the loss of CrossEntropy with options.
 //
-//	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
+//	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean,
+//	    SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
 func (t *Tensor) CrossEntropyWith(target *Tensor, o CrossEntropyOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch()), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, o.Weight),
+		intArg(o.Reduction.libtorch()),
+		defaultArg(),
+		defaultArg(),
+	}
 	if !(o.IgnoreIndex == nil) {
 		args[4] = intArg(*o.IgnoreIndex)
 	}
@@ -5562,7 +8593,8 @@ func (t *Tensor) CrossEntropyWith(target *Tensor, o CrossEntropyOptions) *Tensor
 
 // NLLLoss returns the mean loss of log-probabilities [N classes] against class indices (int64 [N]).
 //
-//	aten::nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor
+//	aten::nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt
+//	    ignore_index=-100) -> Tensor
 func (t *Tensor) NLLLoss(target *Tensor) *Tensor {
 	return opNLLLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
@@ -5576,9 +8608,16 @@ type NLLLossOptions struct {
 
 // NLLLossWith returns the loss of NLLLoss with options.
 //
-//	aten::nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor
+//	aten::nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt
+//	    ignore_index=-100) -> Tensor
 func (t *Tensor) NLLLossWith(target *Tensor, o NLLLossOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch()), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, o.Weight),
+		intArg(o.Reduction.libtorch()),
+		defaultArg(),
+	}
 	if !(o.IgnoreIndex == nil) {
 		args[4] = intArg(*o.IgnoreIndex)
 	}
@@ -5601,7 +8640,8 @@ type MSELossOptions struct {
 //
 //	aten::mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) MSELossWith(target *Tensor, o MSELossOptions) *Tensor {
-	return opMSELossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}
+	return opMSELossWith.one([]*Tensor{t, target}, args, nil)
 }
 
 // L1Loss returns the mean absolute difference.
@@ -5620,7 +8660,8 @@ type L1LossOptions struct {
 //
 //	aten::l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) L1LossWith(target *Tensor, o L1LossOptions) *Tensor {
-	return opL1LossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}
+	return opL1LossWith.one([]*Tensor{t, target}, args, nil)
 }
 
 // SmoothL1Loss returns the mean of d*d/2 where the absolute difference d is below 1, else d - 1/2.
@@ -5677,7 +8718,8 @@ func (t *Tensor) HuberLossWith(target *Tensor, o HuberLossOptions) *Tensor {
 // probabilities target. The Kullback-Leibler divergence of a batch is KLDivLossWith's ReduceSum
 // divided by the batch size.
 //
-//	aten::kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor
+//	aten::kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) ->
+//	    Tensor
 func (t *Tensor) KLDivLoss(target *Tensor) *Tensor {
 	return opKLDivLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
@@ -5691,15 +8733,23 @@ type KLDivLossOptions struct {
 // KLDivLossWith returns the loss of KLDivLoss with options: LogTarget says that target holds
 // logarithms too.
 //
-//	aten::kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor
+//	aten::kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) ->
+//	    Tensor
 func (t *Tensor) KLDivLossWith(target *Tensor, o KLDivLossOptions) *Tensor {
-	return opKLDivLossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch()), boolArg(o.LogTarget)}, nil)
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		intArg(o.Reduction.libtorch()),
+		boolArg(o.LogTarget),
+	}
+	return opKLDivLossWith.one([]*Tensor{t, target}, args, nil)
 }
 
 // BCELoss returns the mean of -target*log(t) - (1-target)*log(1-t), for probabilities t; a
 // logarithm is at least -100.
 //
-//	aten::binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor
+//	aten::binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int
+//	    reduction=Mean) -> Tensor
 func (t *Tensor) BCELoss(target *Tensor) *Tensor {
 	return opBCELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
@@ -5712,14 +8762,22 @@ type BCELossOptions struct {
 
 // BCELossWith returns the loss of BCELoss with options.
 //
-//	aten::binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor
+//	aten::binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int
+//	    reduction=Mean) -> Tensor
 func (t *Tensor) BCELossWith(target *Tensor, o BCELossOptions) *Tensor {
-	return opBCELossWith.one([]*Tensor{t, target, o.Weight}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch())}, nil)
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, o.Weight),
+		intArg(o.Reduction.libtorch()),
+	}
+	return opBCELossWith.one([]*Tensor{t, target, o.Weight}, args, nil)
 }
 
 // BCEWithLogitsLoss returns the BCELoss of sigmoid(t), computed stably.
 //
-//	aten::binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor
+//	aten::binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None,
+//	    Tensor? pos_weight=None, int reduction=Mean) -> Tensor
 func (t *Tensor) BCEWithLogitsLoss(target *Tensor) *Tensor {
 	return opBCEWithLogitsLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)
 }
@@ -5734,9 +8792,17 @@ type BCEWithLogitsLossOptions struct {
 // BCEWithLogitsLossWith returns the loss of BCEWithLogitsLoss with options: PosWeight multiplies
 // the part of positive targets.
 //
-//	aten::binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor
+//	aten::binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None,
+//	    Tensor? pos_weight=None, int reduction=Mean) -> Tensor
 func (t *Tensor) BCEWithLogitsLossWith(target *Tensor, o BCEWithLogitsLossOptions) *Tensor {
-	return opBCEWithLogitsLossWith.one([]*Tensor{t, target, o.Weight, o.PosWeight}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), optionalArg(3, o.PosWeight), intArg(o.Reduction.libtorch())}, nil)
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, o.Weight),
+		optionalArg(3, o.PosWeight),
+		intArg(o.Reduction.libtorch()),
+	}
+	return opBCEWithLogitsLossWith.one([]*Tensor{t, target, o.Weight, o.PosWeight}, args, nil)
 }
 
 // MarginRankingLossOptions are the options of MarginRankingLoss. The zero value of a field selects its default.
@@ -5747,9 +8813,16 @@ type MarginRankingLossOptions struct {
 
 // MarginRankingLoss returns the loss max(0, -target * (t - input2) + Margin), for targets 1 and -1.
 //
-//	aten::margin_ranking_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor
+//	aten::margin_ranking_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int
+//	    reduction=Mean) -> Tensor
 func (t *Tensor) MarginRankingLoss(input2 *Tensor, target *Tensor, o MarginRankingLossOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), defaultArg(), intArg(o.Reduction.libtorch())}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		tensorArg(2),
+		defaultArg(),
+		intArg(o.Reduction.libtorch()),
+	}
 	if !(o.Margin == 0) {
 		args[3] = floatArg(o.Margin)
 	}
@@ -5765,9 +8838,16 @@ type CosineEmbeddingLossOptions struct {
 // CosineEmbeddingLoss returns the loss 1 - cos(t, input2) for targets 1, and max(0, cos - Margin)
 // for targets -1.
 //
-//	aten::cosine_embedding_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor
+//	aten::cosine_embedding_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int
+//	    reduction=Mean) -> Tensor
 func (t *Tensor) CosineEmbeddingLoss(input2 *Tensor, target *Tensor, o CosineEmbeddingLossOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), defaultArg(), intArg(o.Reduction.libtorch())}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		tensorArg(2),
+		defaultArg(),
+		intArg(o.Reduction.libtorch()),
+	}
 	if !(o.Margin == 0) {
 		args[3] = floatArg(o.Margin)
 	}
@@ -5782,7 +8862,8 @@ type HingeEmbeddingLossOptions struct {
 
 // HingeEmbeddingLoss returns the loss t for targets 1, and max(0, Margin - t) for targets -1.
 //
-//	aten::hinge_embedding_loss(Tensor self, Tensor target, float margin=1.0, int reduction=Mean) -> Tensor
+//	aten::hinge_embedding_loss(Tensor self, Tensor target, float margin=1.0, int reduction=Mean)
+//	    -> Tensor
 func (t *Tensor) HingeEmbeddingLoss(target *Tensor, o HingeEmbeddingLossOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), intArg(o.Reduction.libtorch())}
 	if !(o.Margin == nil) {
@@ -5803,9 +8884,19 @@ type TripletMarginLossOptions struct {
 // TripletMarginLoss returns the loss max(0, d(t, positive) - d(t, negative) + Margin), with the
 // P-norm d.
 //
-//	aten::triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0, float p=2, float eps=1e-06, bool swap=False, int reduction=Mean) -> Tensor
+//	aten::triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0,
+//	    float p=2, float eps=1e-06, bool swap=False, int reduction=Mean) -> Tensor
 func (t *Tensor) TripletMarginLoss(positive *Tensor, negative *Tensor, o TripletMarginLossOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), defaultArg(), defaultArg(), defaultArg(), boolArg(o.Swap), intArg(o.Reduction.libtorch())}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		tensorArg(2),
+		defaultArg(),
+		defaultArg(),
+		defaultArg(),
+		boolArg(o.Swap),
+		intArg(o.Reduction.libtorch()),
+	}
 	if !(o.Margin == nil) {
 		args[3] = floatArg(*o.Margin)
 	}
@@ -5829,9 +8920,17 @@ type MultiMarginLossOptions struct {
 // MultiMarginLoss returns the mean over the other classes of max(0, Margin - t[target] + t[class])
 // to the power of P.
 //
-//	aten::multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor? weight=None, int reduction=Mean) -> Tensor
+//	aten::multi_margin_loss(Tensor self, Tensor target, Scalar p=1, Scalar margin=1, Tensor?
+//	    weight=None, int reduction=Mean) -> Tensor
 func (t *Tensor) MultiMarginLoss(target *Tensor, o MultiMarginLossOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), defaultArg(), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch())}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		defaultArg(),
+		defaultArg(),
+		optionalArg(2, o.Weight),
+		intArg(o.Reduction.libtorch()),
+	}
 	if !(o.P == nil) {
 		args[2] = floatArg(*o.P)
 	}
@@ -5850,7 +8949,8 @@ type MultilabelMarginLossOptions struct {
 //
 //	aten::multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) MultilabelMarginLoss(target *Tensor, o MultilabelMarginLossOptions) *Tensor {
-	return opMultilabelMarginLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}
+	return opMultilabelMarginLoss.one([]*Tensor{t, target}, args, nil)
 }
 
 // SoftMarginLossOptions are the options of SoftMarginLoss. The zero value of a field selects its default.
@@ -5862,15 +8962,26 @@ type SoftMarginLossOptions struct {
 //
 //	aten::soft_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) SoftMarginLoss(target *Tensor, o SoftMarginLossOptions) *Tensor {
-	return opSoftMarginLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}
+	return opSoftMarginLoss.one([]*Tensor{t, target}, args, nil)
 }
 
 // PoissonNLLLoss returns the loss exp(t) - target * t with logInput, else t - target * log(t +
 // eps); full adds Stirling's term.
 //
-//	aten::poisson_nll_loss(Tensor input, Tensor target, bool log_input, bool full, float eps, int reduction) -> Tensor
-func (t *Tensor) PoissonNLLLoss(target *Tensor, logInput bool, full bool, eps float64, reduction Reduction) *Tensor {
-	return opPoissonNLLLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(logInput), boolArg(full), floatArg(eps), intArg(reduction.libtorch())}, nil)
+//	aten::poisson_nll_loss(Tensor input, Tensor target, bool log_input, bool full, float eps, int
+//	    reduction) -> Tensor
+func (t *Tensor) PoissonNLLLoss(target *Tensor, logInput bool, full bool, eps float64,
+	reduction Reduction) *Tensor {
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		boolArg(logInput),
+		boolArg(full),
+		floatArg(eps),
+		intArg(reduction.libtorch()),
+	}
+	return opPoissonNLLLoss.one([]*Tensor{t, target}, args, nil)
 }
 
 // CTCLossOptions are the options of CTCLoss. The zero value of a field selects its default.
@@ -5883,9 +8994,19 @@ type CTCLossOptions struct {
 // CTCLoss returns the connectionist temporal classification loss of log-probabilities [T N C]; the
 // lengths are int64 [N] on the CPU.
 //
-//	aten::ctc_loss.Tensor(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor
-func (t *Tensor) CTCLoss(targets *Tensor, inputLengths *Tensor, targetLengths *Tensor, o CTCLossOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), tensorArg(3), defaultArg(), intArg(o.Reduction.libtorch()), boolArg(o.ZeroInfinity)}
+//	aten::ctc_loss.Tensor(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor
+//	    target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor
+func (t *Tensor) CTCLoss(targets *Tensor, inputLengths *Tensor, targetLengths *Tensor,
+	o CTCLossOptions) *Tensor {
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		tensorArg(2),
+		tensorArg(3),
+		defaultArg(),
+		intArg(o.Reduction.libtorch()),
+		boolArg(o.ZeroInfinity),
+	}
 	if !(o.Blank == 0) {
 		args[4] = intArg(o.Blank)
 	}
@@ -5901,9 +9022,16 @@ type NLLLoss2dOptions struct {
 
 // NLLLoss2d returns the NLLLoss of log-probabilities [N C H W] against classes [N H W].
 //
-//	aten::nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor
+//	aten::nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt
+//	    ignore_index=-100) -> Tensor
 func (t *Tensor) NLLLoss2d(target *Tensor, o NLLLoss2dOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch()), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		optionalArg(2, o.Weight),
+		intArg(o.Reduction.libtorch()),
+		defaultArg(),
+	}
 	if !(o.IgnoreIndex == nil) {
 		args[4] = intArg(*o.IgnoreIndex)
 	}
@@ -5989,7 +9117,8 @@ func (t *Tensor) Expand(size ...int64) *Tensor {
 //
 //	aten::narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)
 func (t *Tensor) Narrow(dim int64, start int64, length int64) *Tensor {
-	return opNarrow.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(length)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(length)}
+	return opNarrow.one([]*Tensor{t}, args, nil)
 }
 
 // Select returns one element of the dimension; the result lacks this dimension.
@@ -6002,9 +9131,11 @@ func (t *Tensor) Select(dim int64, index int64) *Tensor {
 // Slice returns the elements start, start+step, ... before end of the dimension; negative positions
 // count from its end; a view.
 //
-//	aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
+//	aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt
+//	    step=1) -> Tensor(a)
 func (t *Tensor) Slice(dim int64, start int64, end int64, step int64) *Tensor {
-	return opSlice.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(end), intArg(step)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(end), intArg(step)}
+	return opSlice.one([]*Tensor{t}, args, nil)
 }
 
 // IndexTensors returns a copy of the elements at the positions of the indices, one for each
@@ -6029,7 +9160,8 @@ type IndexPutOptions struct {
 // IndexPut_ works in place: the elements at the indices of IndexTensors become values, whose shape
 // is broadcast; Accumulate adds instead.
 //
-//	aten::index_put_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor(a!)
+//	aten::index_put_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False) ->
+//	    Tensor(a!)
 func (t *Tensor) IndexPut_(indices []*Tensor, values *Tensor, o IndexPutOptions) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
@@ -6038,12 +9170,19 @@ func (t *Tensor) IndexPut_(indices []*Tensor, values *Tensor, o IndexPutOptions)
 	in = append(in, indices...)
 	at2 := len(in)
 	in = append(in, values)
-	return opIndexPut_.self(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices)), tensorArg(at2), boolArg(o.Accumulate)}, nil)
+	args := []capi.Arg{
+		tensorArg(at0),
+		tensorsArg(at1, len(indices)),
+		tensorArg(at2),
+		boolArg(o.Accumulate),
+	}
+	return opIndexPut_.self(in, args, nil)
 }
 
 // IndexPut returns a copy of t after IndexPut_.
 //
-//	aten::index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor
+//	aten::index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) ->
+//	    Tensor
 func (t *Tensor) IndexPut(indices []*Tensor, values *Tensor, o IndexPutOptions) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
@@ -6052,14 +9191,21 @@ func (t *Tensor) IndexPut(indices []*Tensor, values *Tensor, o IndexPutOptions) 
 	in = append(in, indices...)
 	at2 := len(in)
 	in = append(in, values)
-	return opIndexPut.one(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices)), tensorArg(at2), boolArg(o.Accumulate)}, nil)
+	args := []capi.Arg{
+		tensorArg(at0),
+		tensorsArg(at1, len(indices)),
+		tensorArg(at2),
+		boolArg(o.Accumulate),
+	}
+	return opIndexPut.one(in, args, nil)
 }
 
 // IndexSelect returns the elements of the dimension at the indices of an int64 tensor.
 //
 //	aten::index_select(Tensor self, int dim, Tensor index) -> Tensor
 func (t *Tensor) IndexSelect(dim int64, index *Tensor) *Tensor {
-	return opIndexSelect.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}
+	return opIndexSelect.one([]*Tensor{t, index}, args, nil)
 }
 
 // Gather returns one element per index, along dim.
@@ -6143,7 +9289,8 @@ func (t *Tensor) Contiguous(memoryFormat MemoryFormat) *Tensor {
 
 // ZerosLike returns a tensor of zeros with t's shape, dtype, device and strides.
 //
-//	aten::zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+//	aten::zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device?
+//	    device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) ZerosLike() *Tensor {
 	return opZerosLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
@@ -6176,7 +9323,8 @@ func (t *Tensor) Unflatten(dim int64, sizes []int64) *Tensor {
 //
 //	aten::movedim.int(Tensor(a) self, int source, int destination) -> Tensor(a)
 func (t *Tensor) MoveDim(source int64, destination int64) *Tensor {
-	return opMoveDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(source), intArg(destination)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(source), intArg(destination)}
+	return opMoveDim.one([]*Tensor{t}, args, nil)
 }
 
 // SwapAxes returns t with two dimensions exchanged, as Transpose.
@@ -6254,7 +9402,8 @@ type RepeatInterleaveOptions struct {
 
 // RepeatInterleave returns each element of the dimension, or of the flattened t, repeated.
 //
-//	aten::repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor
+//	aten::repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim=None, *, SymInt?
+//	    output_size=None) -> Tensor
 func (t *Tensor) RepeatInterleave(repeats int64, o RepeatInterleaveOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), intArg(repeats), defaultArg()}
 	if !(o.Dim == nil) {
@@ -6271,7 +9420,8 @@ type RepeatInterleaveTensorOptions struct {
 // RepeatInterleaveTensor returns each element of the dimension repeated as often as repeats says,
 // for which a GPU is waited for.
 //
-//	aten::repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor
+//	aten::repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt?
+//	    output_size=None) -> Tensor
 func (t *Tensor) RepeatInterleaveTensor(repeats *Tensor, o RepeatInterleaveTensorOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg()}
 	if !(o.Dim == nil) {
@@ -6332,7 +9482,8 @@ func (t *Tensor) AtLeast2d() *Tensor {
 //
 //	aten::unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)
 func (t *Tensor) Unfold(dimension int64, size int64, step int64) *Tensor {
-	return opUnfold.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dimension), intArg(size), intArg(step)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dimension), intArg(size), intArg(step)}
+	return opUnfold.one([]*Tensor{t}, args, nil)
 }
 
 // AsStridedOptions are the options of AsStrided. The zero value of a field selects its default.
@@ -6342,7 +9493,8 @@ type AsStridedOptions struct {
 
 // AsStrided returns a view with any sizes and strides of t's storage.
 //
-//	aten::as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
+//	aten::as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None)
+//	    -> Tensor(a)
 func (t *Tensor) AsStrided(size []int64, stride []int64, o AsStridedOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg()}
@@ -6368,7 +9520,8 @@ func (t *Tensor) SplitSizes(splitSizes []int64, dim int64) ([]*Tensor, error) {
 //
 //	aten::tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]
 func (t *Tensor) TensorSplit(sections int64, dim int64) ([]*Tensor, error) {
-	return opTensorSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(sections), intArg(dim)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(sections), intArg(dim)}
+	return opTensorSplit.list([]*Tensor{t}, args, nil)
 }
 
 // HStack returns the tensors joined along the second dimension, or the first for vectors.
@@ -6453,7 +9606,8 @@ type CombinationsOptions struct {
 //
 //	aten::combinations(Tensor self, int r=2, bool with_replacement=False) -> Tensor
 func (t *Tensor) Combinations(r int64, o CombinationsOptions) *Tensor {
-	return opCombinations.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(r), boolArg(o.WithReplacement)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(r), boolArg(o.WithReplacement)}
+	return opCombinations.one([]*Tensor{t}, args, nil)
 }
 
 // PadSequenceOptions are the options of PadSequence. The zero value of a field selects its default.
@@ -6466,13 +9620,19 @@ type PadSequenceOptions struct {
 // PadSequence returns sequences [L ...] of different lengths, padded and stacked: [Lmax N ...], or
 // [N Lmax ...] with BatchFirst.
 //
-//	aten::pad_sequence(Tensor[] sequences, bool batch_first=False, float padding_value=0.0, str padding_side="right") -> Tensor
+//	aten::pad_sequence(Tensor[] sequences, bool batch_first=False, float padding_value=0.0, str
+//	    padding_side="right") -> Tensor
 func PadSequence(sequences []*Tensor, o PadSequenceOptions) *Tensor {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, sequences...)
 	text := make([]byte, 0, 32)
-	args := []capi.Arg{tensorsArg(at0, len(sequences)), boolArg(o.BatchFirst), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorsArg(at0, len(sequences)),
+		boolArg(o.BatchFirst),
+		defaultArg(),
+		defaultArg(),
+	}
 	if !(o.PaddingValue == 0) {
 		args[2] = floatArg(o.PaddingValue)
 	}
@@ -6484,16 +9644,26 @@ func PadSequence(sequences []*Tensor, o PadSequenceOptions) *Tensor {
 
 // SliceScatter returns a copy of t with the elements of Slice replaced by src's.
 //
-//	aten::slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor
+//	aten::slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None,
+//	    SymInt step=1) -> Tensor
 func (t *Tensor) SliceScatter(src *Tensor, dim int64, start int64, end int64, step int64) *Tensor {
-	return opSliceScatter.one([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), intArg(start), intArg(end), intArg(step)}, nil)
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		intArg(dim),
+		intArg(start),
+		intArg(end),
+		intArg(step),
+	}
+	return opSliceScatter.one([]*Tensor{t, src}, args, nil)
 }
 
 // SelectScatter returns a copy of t with the elements of Select replaced by src's.
 //
 //	aten::select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor
 func (t *Tensor) SelectScatter(src *Tensor, dim int64, index int64) *Tensor {
-	return opSelectScatter.one([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), intArg(index)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), intArg(dim), intArg(index)}
+	return opSelectScatter.one([]*Tensor{t, src}, args, nil)
 }
 
 // VanderOptions are the options of Vander. The zero value of a field selects its default.
@@ -6549,7 +9719,8 @@ func (t *Tensor) MaskedSelect(mask *Tensor) *Tensor {
 //
 //	aten::masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor
 func (t *Tensor) MaskedScatter(mask *Tensor, source *Tensor) *Tensor {
-	return opMaskedScatter.one([]*Tensor{t, mask, source}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2)}
+	return opMaskedScatter.one([]*Tensor{t, mask, source}, args, nil)
 }
 
 // NonZero returns the indices of elements that are not zero, as rows (int64), for whose number a
@@ -6570,7 +9741,8 @@ func (t *Tensor) ArgWhere() *Tensor {
 // IndexAdd returns a copy of t where the elements of the dimension at the indices have grown by
 // Alpha * source's.
 //
-//	aten::index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor
+//	aten::index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) ->
+//	    Tensor
 func (t *Tensor) IndexAdd(dim int64, index *Tensor, source *Tensor, o IndexAddOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2), defaultArg()}
 	if !(o.Alpha == nil) {
@@ -6583,28 +9755,32 @@ func (t *Tensor) IndexAdd(dim int64, index *Tensor, source *Tensor, o IndexAddOp
 //
 //	aten::index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor
 func (t *Tensor) IndexFill(dim int64, index *Tensor, value float64) *Tensor {
-	return opIndexFill.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}
+	return opIndexFill.one([]*Tensor{t, index}, args, nil)
 }
 
 // Scatter returns a copy of t where the element at index, along dim, is src's.
 //
 //	aten::scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor
 func (t *Tensor) Scatter(dim int64, index *Tensor, src *Tensor) *Tensor {
-	return opScatter.one([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}
+	return opScatter.one([]*Tensor{t, index, src}, args, nil)
 }
 
 // ScatterScalar returns a copy of t where the element at index, along dim, is value.
 //
 //	aten::scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor
 func (t *Tensor) ScatterScalar(dim int64, index *Tensor, value float64) *Tensor {
-	return opScatterScalar.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), floatArg(value)}
+	return opScatterScalar.one([]*Tensor{t, index}, args, nil)
 }
 
 // ScatterAdd returns a copy of t where the element at index, along dim, has grown by src's.
 //
 //	aten::scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor
 func (t *Tensor) ScatterAdd(dim int64, index *Tensor, src *Tensor) *Tensor {
-	return opScatterAdd.one([]*Tensor{t, index, src}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2)}
+	return opScatterAdd.one([]*Tensor{t, index, src}, args, nil)
 }
 
 // ScatterReduceOptions are the options of ScatterReduce. The zero value of a field selects its default.
@@ -6615,10 +9791,19 @@ type ScatterReduceOptions struct {
 // ScatterReduce returns a copy of t where src's elements are combined with those at index: reduce
 // is "sum", "prod", "mean", "amax" or "amin".
 //
-//	aten::scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor
-func (t *Tensor) ScatterReduce(dim int64, index *Tensor, src *Tensor, reduce string, o ScatterReduceOptions) *Tensor {
+//	aten::scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool
+//	    include_self=True) -> Tensor
+func (t *Tensor) ScatterReduce(dim int64, index *Tensor, src *Tensor, reduce string,
+	o ScatterReduceOptions) *Tensor {
 	text := make([]byte, 0, 32)
-	args := []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1), tensorArg(2), defaultArg(), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		intArg(dim),
+		tensorArg(1),
+		tensorArg(2),
+		defaultArg(),
+		defaultArg(),
+	}
 	args[4], text = stringArg(text, reduce)
 	if !(o.IncludeSelf == nil) {
 		args[5] = boolArg(*o.IncludeSelf)
@@ -6637,10 +9822,18 @@ type SearchSortedOptions struct {
 // SearchSorted returns the positions (int64) in the sorted t at which self's elements keep it
 // sorted.
 //
-//	aten::searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor
+//	aten::searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool
+//	    right=False, str? side=None, Tensor? sorter=None) -> Tensor
 func (t *Tensor) SearchSorted(self *Tensor, o SearchSortedOptions) *Tensor {
 	text := make([]byte, 0, 32)
-	args := []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.OutInt32), boolArg(o.Right), defaultArg(), optionalArg(2, o.Sorter)}
+	args := []capi.Arg{
+		tensorArg(0),
+		tensorArg(1),
+		boolArg(o.OutInt32),
+		boolArg(o.Right),
+		defaultArg(),
+		optionalArg(2, o.Sorter),
+	}
 	if o.Side != "" {
 		args[4], text = stringArg(text, o.Side)
 	}
@@ -6655,9 +9848,11 @@ type BucketizeOptions struct {
 
 // Bucketize returns the intervals between boundaries in which the elements lie (int64).
 //
-//	aten::bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor
+//	aten::bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool
+//	    right=False) -> Tensor
 func (t *Tensor) Bucketize(boundaries *Tensor, o BucketizeOptions) *Tensor {
-	return opBucketize.one([]*Tensor{t, boundaries}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.OutInt32), boolArg(o.Right)}, nil)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.OutInt32), boolArg(o.Right)}
+	return opBucketize.one([]*Tensor{t, boundaries}, args, nil)
 }
 
 // Sum returns the sum of all elements.
@@ -6669,7 +9864,8 @@ func (t *Tensor) Sum() *Tensor {
 
 // SumDim returns the sums over the dimensions, which are removed, or with keepDim become size 1.
 //
-//	aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None)
+//	    -> Tensor
 func (t *Tensor) SumDim(dim []int64, keepDim bool) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(keepDim)}
@@ -6688,7 +9884,8 @@ func (t *Tensor) Mean() *Tensor {
 
 // MeanDim returns the means over the dimensions.
 //
-//	aten::mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) ->
+//	    Tensor
 func (t *Tensor) MeanDim(dim []int64, keepDim bool) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(keepDim)}
@@ -6708,7 +9905,8 @@ type VarOptions struct {
 // Var returns the variance over the dimensions; nil means all. The divisor is n-correction; the
 // default correction is 1.
 //
-//	aten::var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor
+//	aten::var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool
+//	    keepdim=False) -> Tensor
 func (t *Tensor) Var(o VarOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), boolArg(o.KeepDim)}
@@ -6730,7 +9928,8 @@ type StdOptions struct {
 
 // Std returns the square root of Var.
 //
-//	aten::std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor
+//	aten::std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool
+//	    keepdim=False) -> Tensor
 func (t *Tensor) Std(o StdOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), boolArg(o.KeepDim)}
@@ -6802,7 +10001,8 @@ type AllCloseOptions struct {
 // AllClose reports whether |t - other| <= Atol + Rtol * |other| everywhere. It waits for the
 // result.
 //
-//	aten::allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool
+//	aten::allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool
+//	    equal_nan=False) -> bool
 func (t *Tensor) AllClose(other *Tensor, o AllCloseOptions) (bool, error) {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), defaultArg(), boolArg(o.EqualNan)}
 	if !(o.Rtol == 0) {
@@ -6817,7 +10017,8 @@ func (t *Tensor) AllClose(other *Tensor, o AllCloseOptions) (bool, error) {
 // TopK returns the k largest values along a dimension in descending order, and their indices
 // (int64).
 //
-//	aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
+//	aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor
+//	    values, Tensor indices)
 func (t *Tensor) TopK(k int64, dim int64) (*Tensor, *Tensor) {
 	return opTopK.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(k), intArg(dim)}, nil)
 }
@@ -6845,7 +10046,8 @@ func (t *Tensor) CumSum(dim int64) *Tensor {
 
 // Norm returns the square root of the sum of squares of all elements.
 //
-//	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *,
+//	    ScalarType? dtype=None) -> Tensor
 func (t *Tensor) Norm() *Tensor {
 	return opNorm.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
@@ -6853,14 +10055,16 @@ func (t *Tensor) Norm() *Tensor {
 // NormOrd returns the ord-norm of all elements: 2 gives Norm, 1 the sum of absolute values, +Inf
 // their maximum.
 //
-//	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *,
+//	    ScalarType? dtype=None) -> Tensor
 func (t *Tensor) NormOrd(ord float64) *Tensor {
 	return opNormOrd.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(ord)}, nil)
 }
 
 // NormDim returns the ord-norm over the dimensions, which are removed or stay with size 1.
 //
-//	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *,
+//	    ScalarType? dtype=None) -> Tensor
 func (t *Tensor) NormDim(ord float64, dim []int64, keepDim bool) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), floatArg(ord), noneArg(), boolArg(keepDim)}
@@ -6872,7 +10076,8 @@ func (t *Tensor) NormDim(ord float64, dim []int64, keepDim bool) *Tensor {
 
 // SumTo returns SumDim, computed in the dtype.
 //
-//	aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None)
+//	    -> Tensor
 func (t *Tensor) SumTo(dim []int64, keepDim bool, dtype DType) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(keepDim), intArg(int64(dtype))}
@@ -6891,7 +10096,8 @@ func (t *Tensor) Prod() *Tensor {
 
 // ProdDim returns the products over a dimension.
 //
-//	aten::prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) ->
+//	    Tensor
 func (t *Tensor) ProdDim(dim int64, keepDim bool) *Tensor {
 	return opProdDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil)
 }
@@ -6972,7 +10178,8 @@ type NaNMeanOptions struct {
 
 // NaNMean returns the mean of the elements that are not NaN.
 //
-//	aten::nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) ->
+//	    Tensor
 func (t *Tensor) NaNMean(o NaNMeanOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(o.KeepDim)}
@@ -6990,7 +10197,8 @@ type NaNSumOptions struct {
 
 // NaNSum returns the sum of the elements that are not NaN.
 //
-//	aten::nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+//	aten::nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) ->
+//	    Tensor
 func (t *Tensor) NaNSum(o NaNSumOptions) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(o.KeepDim)}
@@ -7009,9 +10217,11 @@ func (t *Tensor) Mode(dim int64, keepDim bool) (*Tensor, *Tensor) {
 
 // KthValue returns the k-th smallest values of a dimension, from 1, and their indices (int64).
 //
-//	aten::kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
+//	aten::kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values,
+//	    Tensor indices)
 func (t *Tensor) KthValue(k int64, dim int64, keepDim bool) (*Tensor, *Tensor) {
-	return opKthValue.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(k), intArg(dim), boolArg(keepDim)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(k), intArg(dim), boolArg(keepDim)}
+	return opKthValue.two([]*Tensor{t}, args, nil)
 }
 
 // QuantileOptions are the options of Quantile. The zero value of a field selects its default.
@@ -7023,7 +10233,8 @@ type QuantileOptions struct {
 
 // Quantile returns the q-quantile, of all elements or along a dimension.
 //
-//	aten::quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor
+//	aten::quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str
+//	    interpolation='linear') -> Tensor
 func (t *Tensor) Quantile(q float64, o QuantileOptions) *Tensor {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{tensorArg(0), floatArg(q), defaultArg(), boolArg(o.KeepDim), defaultArg()}
@@ -7045,7 +10256,8 @@ type QuantileTensorOptions struct {
 
 // QuantileTensor returns the quantiles of a vector of probabilities, as a new first dimension.
 //
-//	aten::quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor
+//	aten::quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str
+//	    interpolation='linear') -> Tensor
 func (t *Tensor) QuantileTensor(q *Tensor, o QuantileTensorOptions) *Tensor {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), boolArg(o.KeepDim), defaultArg()}
@@ -7067,7 +10279,8 @@ type NaNQuantileOptions struct {
 
 // NaNQuantile returns the q-quantile of the elements that are not NaN.
 //
-//	aten::nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor
+//	aten::nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str
+//	    interpolation='linear') -> Tensor
 func (t *Tensor) NaNQuantile(q float64, o NaNQuantileOptions) *Tensor {
 	text := make([]byte, 0, 32)
 	args := []capi.Arg{tensorArg(0), floatArg(q), defaultArg(), boolArg(o.KeepDim), defaultArg()}
@@ -7089,7 +10302,8 @@ type VarMeanOptions struct {
 
 // VarMean returns the variance of Var, and the mean.
 //
-//	aten::var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)
+//	aten::var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool
+//	    keepdim=False) -> (Tensor, Tensor)
 func (t *Tensor) VarMean(o VarMeanOptions) (*Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), boolArg(o.KeepDim)}
@@ -7111,7 +10325,8 @@ type StdMeanOptions struct {
 
 // StdMean returns the standard deviation of Std, and the mean.
 //
-//	aten::std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)
+//	aten::std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool
+//	    keepdim=False) -> (Tensor, Tensor)
 func (t *Tensor) StdMean(o StdMeanOptions) (*Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), boolArg(o.KeepDim)}
@@ -7192,9 +10407,16 @@ type DiffOptions struct {
 
 // Diff returns the differences between neighbours along a dimension, N times.
 //
-//	aten::diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> Tensor
+//	aten::diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) ->
+//	    Tensor
 func (t *Tensor) Diff(o DiffOptions) *Tensor {
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), optionalArg(1, o.Prepend), optionalArg(2, o.Append)}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		optionalArg(1, o.Prepend),
+		optionalArg(2, o.Append),
+	}
 	if !(o.N == nil) {
 		args[1] = intArg(*o.N)
 	}
@@ -7215,7 +10437,8 @@ func (t *Tensor) Trapezoid(dx float64, dim int64) *Tensor {
 //
 //	aten::cumulative_trapezoid.dx(Tensor y, *, Scalar dx=1, int dim=-1) -> Tensor
 func (t *Tensor) CumulativeTrapezoid(dx float64, dim int64) *Tensor {
-	return opCumulativeTrapezoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(dx), intArg(dim)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(dx), intArg(dim)}
+	return opCumulativeTrapezoid.one([]*Tensor{t}, args, nil)
 }
 
 // HistC returns the number of elements in each of bins intervals of [min, max]; with min = max, of
@@ -7223,7 +10446,8 @@ func (t *Tensor) CumulativeTrapezoid(dx float64, dim int64) *Tensor {
 //
 //	aten::histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor
 func (t *Tensor) HistC(bins int64, min float64, max float64) *Tensor {
-	return opHistC.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(bins), floatArg(min), floatArg(max)}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(bins), floatArg(min), floatArg(max)}
+	return opHistC.one([]*Tensor{t}, args, nil)
 }
 
 // HistogramOptions are the options of Histogram. The zero value of a field selects its default.
@@ -7236,10 +10460,17 @@ type HistogramOptions struct {
 // Histogram returns the number of elements in each of bins intervals, and the intervals' edges; CPU
 // only.
 //
-//	aten::histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)
+//	aten::histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None,
+//	    bool density=False) -> (Tensor hist, Tensor bin_edges)
 func (t *Tensor) Histogram(bins int64, o HistogramOptions) (*Tensor, *Tensor) {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), intArg(bins), defaultArg(), optionalArg(1, o.Weight), boolArg(o.Density)}
+	args := []capi.Arg{
+		tensorArg(0),
+		intArg(bins),
+		defaultArg(),
+		optionalArg(1, o.Weight),
+		boolArg(o.Density),
+	}
 	if o.Range != nil {
 		args[2], ints = floatsArg(ints, o.Range)
 	}
@@ -7268,7 +10499,8 @@ func (t *Tensor) BinCount(o BinCountOptions) *Tensor {
 //
 //	aten::renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor
 func (t *Tensor) Renorm(p float64, dim int64, maxnorm float64) *Tensor {
-	return opRenorm.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), intArg(dim), floatArg(maxnorm)}, nil)
+	args := []capi.Arg{tensorArg(0), floatArg(p), intArg(dim), floatArg(maxnorm)}
+	return opRenorm.one([]*Tensor{t}, args, nil)
 }
 
 // SegmentReduceOptions are the options of SegmentReduce. The zero value of a field selects its default.
@@ -7283,10 +10515,20 @@ type SegmentReduceOptions struct {
 
 // SegmentReduce returns the "sum", "mean", "max", "min" or "prod" of segments of the given lengths.
 //
-//	aten::segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor
+//	aten::segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None,
+//	    Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor
 func (t *Tensor) SegmentReduce(reduce string, o SegmentReduceOptions) *Tensor {
 	text := make([]byte, 0, 32)
-	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, o.Lengths), optionalArg(2, o.Indices), optionalArg(3, o.Offsets), defaultArg(), boolArg(o.Unsafe), defaultArg()}
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		optionalArg(1, o.Lengths),
+		optionalArg(2, o.Indices),
+		optionalArg(3, o.Offsets),
+		defaultArg(),
+		boolArg(o.Unsafe),
+		defaultArg(),
+	}
 	args[1], text = stringArg(text, reduce)
 	if !(o.Axis == 0) {
 		args[5] = intArg(o.Axis)
@@ -7307,9 +10549,11 @@ func (t *Tensor) Sort(dim int64, descending bool) (*Tensor, *Tensor) {
 // SortStable returns the sorted elements of a dimension, where equal ones keep their order, and
 // their indices (int64).
 //
-//	aten::sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
+//	aten::sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor
+//	    values, Tensor indices)
 func (t *Tensor) SortStable(dim int64, descending bool) (*Tensor, *Tensor) {
-	return opSortStable.two([]*Tensor{t}, []capi.Arg{tensorArg(0), boolArg(true), intArg(dim), boolArg(descending)}, nil)
+	args := []capi.Arg{tensorArg(0), boolArg(true), intArg(dim), boolArg(descending)}
+	return opSortStable.two([]*Tensor{t}, args, nil)
 }
 
 // ArgSort returns the indices that sort a dimension (int64).
@@ -7335,7 +10579,8 @@ type TopKOptions struct {
 
 // TopKWith returns TopK with options: the smallest with Largest false.
 //
-//	aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
+//	aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor
+//	    values, Tensor indices)
 func (t *Tensor) TopKWith(k int64, o TopKOptions) (*Tensor, *Tensor) {
 	args := []capi.Arg{tensorArg(0), intArg(k), defaultArg(), defaultArg(), defaultArg()}
 	if !(o.Dim == nil) {
@@ -7361,7 +10606,8 @@ type UniqueConsecutiveOptions struct {
 // in them and the number of each; the latter two are empty unless options ask for them. A GPU is
 // waited for.
 //
-//	aten::unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)
+//	aten::unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False,
+//	    int? dim=None) -> (Tensor, Tensor, Tensor)
 func (t *Tensor) UniqueConsecutive(o UniqueConsecutiveOptions) (*Tensor, *Tensor, *Tensor) {
 	args := []capi.Arg{tensorArg(0), boolArg(o.ReturnInverse), boolArg(o.ReturnCounts), defaultArg()}
 	if !(o.Dim == nil) {
@@ -7380,7 +10626,8 @@ type UniqueOptions struct {
 // Unique returns the different elements, the index of each in them and the number of each; the
 // latter two are empty unless options ask for them. A GPU is waited for.
 //
-//	aten::_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)
+//	aten::_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool
+//	    return_counts=False) -> (Tensor, Tensor, Tensor)
 func (t *Tensor) Unique(o UniqueOptions) (*Tensor, *Tensor, *Tensor) {
 	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(o.ReturnInverse), boolArg(o.ReturnCounts)}
 	if !(o.Sorted == nil) {
@@ -7398,9 +10645,16 @@ type UniqueDimOptions struct {
 
 // UniqueDim returns the different slices of a dimension, as Unique.
 //
-//	aten::unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)
+//	aten::unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool
+//	    return_counts=False) -> (Tensor, Tensor, Tensor)
 func (t *Tensor) UniqueDim(dim int64, o UniqueDimOptions) (*Tensor, *Tensor, *Tensor) {
-	args := []capi.Arg{tensorArg(0), intArg(dim), defaultArg(), boolArg(o.ReturnInverse), boolArg(o.ReturnCounts)}
+	args := []capi.Arg{
+		tensorArg(0),
+		intArg(dim),
+		defaultArg(),
+		boolArg(o.ReturnInverse),
+		boolArg(o.ReturnCounts),
+	}
 	if !(o.Sorted == nil) {
 		args[2] = boolArg(*o.Sorted)
 	}
@@ -7432,14 +10686,16 @@ type MultinomialOptions struct {
 
 // Multinomial returns indices (int64) drawn with the probabilities that each row has as weights.
 //
-//	aten::multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor
+//	aten::multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator?
+//	    generator=None) -> Tensor
 func (t *Tensor) Multinomial(numSamples int64, o MultinomialOptions) *Tensor {
 	use, err := o.Generator.arg()
 	if err != nil {
 		return failed(opError("Multinomial", nil, err))
 	}
 	defer o.Generator.release()
-	return opMultinomial.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(numSamples), boolArg(o.Replacement), use}, nil)
+	args := []capi.Arg{tensorArg(0), intArg(numSamples), boolArg(o.Replacement), use}
+	return opMultinomial.one([]*Tensor{t}, args, nil)
 }
 
 // PoissonOptions are the options of Poisson. The zero value of a field selects its default.
@@ -7495,7 +10751,8 @@ func NormalOf(mean *Tensor, std *Tensor, o NormalOfOptions) *Tensor {
 
 // RandLike returns random numbers from [0, 1) with t's shape, dtype and device.
 //
-//	aten::rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+//	aten::rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device?
+//	    device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) RandLike() *Tensor {
 	return opRandLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
@@ -7503,42 +10760,50 @@ func (t *Tensor) RandLike() *Tensor {
 // RandnLike returns random numbers from the standard normal distribution with t's shape, dtype and
 // device.
 //
-//	aten::randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+//	aten::randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device?
+//	    device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) RandnLike() *Tensor {
 	return opRandnLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // RandIntLike returns random integers from low to before high with t's shape, dtype and device.
 //
-//	aten::randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+//	aten::randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None,
+//	    Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat?
+//	    memory_format=None) -> Tensor
 func (t *Tensor) RandIntLike(low int64, high int64) *Tensor {
 	return opRandIntLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(low), intArg(high)}, nil)
 }
 
 // OnesLike returns a tensor of ones with t's shape, dtype, device and strides.
 //
-//	aten::ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+//	aten::ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device?
+//	    device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) OnesLike() *Tensor {
 	return opOnesLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // FullLike returns a tensor of the value with t's shape, dtype, device and strides.
 //
-//	aten::full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+//	aten::full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout?
+//	    layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None)
+//	    -> Tensor
 func (t *Tensor) FullLike(fillValue float64) *Tensor {
 	return opFullLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(fillValue)}, nil)
 }
 
 // EmptyLike returns a tensor of undefined values with t's shape, dtype, device and strides.
 //
-//	aten::empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+//	aten::empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device?
+//	    device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
 func (t *Tensor) EmptyLike() *Tensor {
 	return opEmptyLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
 // NewZeros returns a tensor of zeros with t's dtype and device.
 //
-//	aten::new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
+//	aten::new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None,
+//	    Device? device=None, bool? pin_memory=None) -> Tensor
 func (t *Tensor) NewZeros(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
@@ -7548,7 +10813,8 @@ func (t *Tensor) NewZeros(size ...int64) *Tensor {
 
 // NewOnes returns a tensor of ones with t's dtype and device.
 //
-//	aten::new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
+//	aten::new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None,
+//	    Device? device=None, bool? pin_memory=None) -> Tensor
 func (t *Tensor) NewOnes(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
@@ -7558,7 +10824,8 @@ func (t *Tensor) NewOnes(size ...int64) *Tensor {
 
 // NewFull returns a tensor of the value with t's dtype and device.
 //
-//	aten::new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
+//	aten::new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None,
+//	    Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
 func (t *Tensor) NewFull(size []int64, fillValue float64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg(), floatArg(fillValue)}
@@ -7568,7 +10835,8 @@ func (t *Tensor) NewFull(size []int64, fillValue float64) *Tensor {
 
 // NewEmpty returns a tensor of undefined values with t's dtype and device.
 //
-//	aten::new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor
+//	aten::new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None,
+//	    Device? device=None, bool? pin_memory=None) -> Tensor
 func (t *Tensor) NewEmpty(size ...int64) *Tensor {
 	ints := make([]int64, 0, 16)
 	args := []capi.Arg{tensorArg(0), defaultArg()}
@@ -7578,7 +10846,8 @@ func (t *Tensor) NewEmpty(size ...int64) *Tensor {
 
 // ToDType returns t itself if it has the dtype, else a converted copy.
 //
-//	aten::to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
+//	aten::to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False,
+//	    MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) ToDType(dtype DType) *Tensor {
 	return opToDType.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(dtype))}, nil)
 }
@@ -7586,9 +10855,12 @@ func (t *Tensor) ToDType(dtype DType) *Tensor {
 // To returns t on the device: t itself if it is there, else a copy through which gradients flow.
 // Between host and GPU it waits for the copy.
 //
-//	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
+//	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device?
+//	    device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False,
+//	    MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) To(device cuda.Device) *Tensor {
-	return opTo.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device))}, nil)
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device))}
+	return opTo.one([]*Tensor{t}, args, nil)
 }
 
 // ToOptions are the options of ToWith. The zero value of a field selects its default.
@@ -7601,9 +10873,19 @@ type ToOptions struct {
 // to the host, whose result is in pinned memory, and whatever reads the result (Float32s, Bytes, an
 // operator) waits for the copy.
 //
-//	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
+//	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device?
+//	    device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False,
+//	    MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) ToWith(device cuda.Device, o ToOptions) *Tensor {
-	return opToWith.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device)), defaultArg(), boolArg(o.NonBlocking)}, nil)
+	args := []capi.Arg{
+		tensorArg(0),
+		defaultArg(),
+		defaultArg(),
+		deviceArg(int32(device)),
+		defaultArg(),
+		boolArg(o.NonBlocking),
+	}
+	return opToWith.one([]*Tensor{t}, args, nil)
 }
 
 // TypeAs returns t with other's dtype and device.
@@ -7622,7 +10904,8 @@ func ForeachAdd_(self []*Tensor, other []*Tensor, alpha float64) error {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, other...)
-	return opForeachAdd_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}, nil)
+	args := []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}
+	return opForeachAdd_.none(in, args, nil)
 }
 
 // ForeachMul_ works in place: self[i] *= scalar.
@@ -7667,7 +10950,8 @@ func ForeachCopy_(self []*Tensor, src []*Tensor) error {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, src...)
-	return opForeachCopy_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(src))}, nil)
+	args := []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(src))}
+	return opForeachCopy_.none(in, args, nil)
 }
 
 // ForeachAdd returns self[i] + alpha * other[i].
@@ -7679,7 +10963,8 @@ func ForeachAdd(self []*Tensor, other []*Tensor, alpha float64) ([]*Tensor, erro
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, other...)
-	return opForeachAdd.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}, nil)
+	args := []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}
+	return opForeachAdd.list(in, args, nil)
 }
 
 // ForeachMul returns self[i] * scalar.
@@ -7734,7 +11019,8 @@ func ForeachDiv(self []*Tensor, other []*Tensor) ([]*Tensor, error) {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, other...)
-	return opForeachDiv.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other))}, nil)
+	args := []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other))}
+	return opForeachDiv.list(in, args, nil)
 }
 
 // ForeachLerp_ works in place: self[i] += weight * (tensors1[i] - self[i]).
@@ -7746,7 +11032,8 @@ func ForeachLerp_(self []*Tensor, tensors1 []*Tensor, weight float64) error {
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, tensors1...)
-	return opForeachLerp_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}, nil)
+	args := []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}
+	return opForeachLerp_.none(in, args, nil)
 }
 
 // ForeachLerp returns self[i] + weight * (tensors1[i] - self[i]).
@@ -7758,12 +11045,14 @@ func ForeachLerp(self []*Tensor, tensors1 []*Tensor, weight float64) ([]*Tensor,
 	in = append(in, self...)
 	at1 := len(in)
 	in = append(in, tensors1...)
-	return opForeachLerp.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}, nil)
+	args := []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}
+	return opForeachLerp.list(in, args, nil)
 }
 
 // ForeachAddcmul_ works in place: self[i] += value * tensor1[i] * tensor2[i].
 //
-//	aten::_foreach_addcmul_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()
+//	aten::_foreach_addcmul_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar
+//	    value=1) -> ()
 func ForeachAddcmul_(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value float64) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
@@ -7772,12 +11061,19 @@ func ForeachAddcmul_(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value
 	in = append(in, tensor1...)
 	at2 := len(in)
 	in = append(in, tensor2...)
-	return opForeachAddcmul_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(tensor1)),
+		tensorsArg(at2, len(tensor2)),
+		floatArg(value),
+	}
+	return opForeachAddcmul_.none(in, args, nil)
 }
 
 // ForeachAddcmul returns self[i] + value * tensor1[i] * tensor2[i].
 //
-//	aten::_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> Tensor[]
+//	aten::_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar
+//	    value=1) -> Tensor[]
 func ForeachAddcmul(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value float64) ([]*Tensor, error) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
@@ -7786,12 +11082,19 @@ func ForeachAddcmul(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value 
 	in = append(in, tensor1...)
 	at2 := len(in)
 	in = append(in, tensor2...)
-	return opForeachAddcmul.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(tensor1)),
+		tensorsArg(at2, len(tensor2)),
+		floatArg(value),
+	}
+	return opForeachAddcmul.list(in, args, nil)
 }
 
 // ForeachAddcdiv_ works in place: self[i] += value * tensor1[i] / tensor2[i].
 //
-//	aten::_foreach_addcdiv_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()
+//	aten::_foreach_addcdiv_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar
+//	    value=1) -> ()
 func ForeachAddcdiv_(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value float64) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
@@ -7800,7 +11103,13 @@ func ForeachAddcdiv_(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value
 	in = append(in, tensor1...)
 	at2 := len(in)
 	in = append(in, tensor2...)
-	return opForeachAddcdiv_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(tensor1)),
+		tensorsArg(at2, len(tensor2)),
+		floatArg(value),
+	}
+	return opForeachAddcdiv_.none(in, args, nil)
 }
 
 // ForeachSqrt returns the square root of each element of self[i].
@@ -7847,8 +11156,12 @@ func ForeachClampMax_(self []*Tensor, scalar float64) error {
 // package optim, with the learning rate from a float32 scalar tensor; without momentum the list of
 // momentum buffers is empty.
 //
-//	aten::_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
-func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, weightDecay float64, momentum float64, lr *Tensor, dampening float64, nesterov bool, maximize bool, isFirstStep bool) error {
+//	aten::_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[]
+//	    momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening,
+//	    bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor?
+//	    found_inf=None) -> ()
+func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, weightDecay float64,
+	momentum float64, lr *Tensor, dampening float64, nesterov bool, maximize bool, isFirstStep bool) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
@@ -7858,14 +11171,31 @@ func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, we
 	in = append(in, momentumBufferList...)
 	at5 := len(in)
 	in = append(in, lr)
-	return opFusedSGD_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(momentumBufferList)), floatArg(weightDecay), floatArg(momentum), tensorArg(at5), floatArg(dampening), boolArg(nesterov), boolArg(maximize), boolArg(isFirstStep)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(grads)),
+		tensorsArg(at2, len(momentumBufferList)),
+		floatArg(weightDecay),
+		floatArg(momentum),
+		tensorArg(at5),
+		floatArg(dampening),
+		boolArg(nesterov),
+		boolArg(maximize),
+		boolArg(isFirstStep),
+	}
+	return opFusedSGD_.none(in, args, nil)
 }
 
 // FusedAdam_ works in place: one step of Adam of all self by grads, as in package optim; without
 // amsgrad the list of maxima is empty.
 //
-//	aten::_fused_adam_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
-func FusedAdam_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor, maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr float64, beta1 float64, beta2 float64, weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
+//	aten::_fused_adam_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[]
+//	    exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1,
+//	    float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor?
+//	    grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdam_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor,
+	maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr float64, beta1 float64, beta2 float64,
+	weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
@@ -7879,13 +11209,33 @@ func FusedAdam_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []
 	in = append(in, maxExpAvgSqs...)
 	at5 := len(in)
 	in = append(in, stateSteps...)
-	return opFusedAdam_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), floatArg(lr), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(grads)),
+		tensorsArg(at2, len(expAvgs)),
+		tensorsArg(at3, len(expAvgSqs)),
+		tensorsArg(at4, len(maxExpAvgSqs)),
+		tensorsArg(at5, len(stateSteps)),
+		floatArg(lr),
+		floatArg(beta1),
+		floatArg(beta2),
+		floatArg(weightDecay),
+		floatArg(eps),
+		boolArg(amsgrad),
+		boolArg(maximize),
+	}
+	return opFusedAdam_.none(in, args, nil)
 }
 
 // FusedAdamLR_ works in place: FusedAdam_ with the learning rate from a float32 scalar tensor.
 //
-//	aten::_fused_adam_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
-func FusedAdamLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor, maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr *Tensor, beta1 float64, beta2 float64, weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
+//	aten::_fused_adam_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs,
+//	    Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor
+//	    lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize,
+//	    Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdamLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor,
+	maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr *Tensor, beta1 float64, beta2 float64,
+	weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
@@ -7901,14 +11251,34 @@ func FusedAdamLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs 
 	in = append(in, stateSteps...)
 	at6 := len(in)
 	in = append(in, lr)
-	return opFusedAdamLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), tensorArg(at6), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(grads)),
+		tensorsArg(at2, len(expAvgs)),
+		tensorsArg(at3, len(expAvgSqs)),
+		tensorsArg(at4, len(maxExpAvgSqs)),
+		tensorsArg(at5, len(stateSteps)),
+		tensorArg(at6),
+		floatArg(beta1),
+		floatArg(beta2),
+		floatArg(weightDecay),
+		floatArg(eps),
+		boolArg(amsgrad),
+		boolArg(maximize),
+	}
+	return opFusedAdamLR_.none(in, args, nil)
 }
 
 // FusedAdamW_ works in place: one step of AdamW of all self by grads, as in package optim; without
 // amsgrad the list of maxima is empty.
 //
-//	aten::_fused_adamw_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
-func FusedAdamW_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor, maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr float64, beta1 float64, beta2 float64, weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
+//	aten::_fused_adamw_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[]
+//	    exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1,
+//	    float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor?
+//	    grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdamW_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor,
+	maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr float64, beta1 float64, beta2 float64,
+	weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
@@ -7922,13 +11292,33 @@ func FusedAdamW_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs [
 	in = append(in, maxExpAvgSqs...)
 	at5 := len(in)
 	in = append(in, stateSteps...)
-	return opFusedAdamW_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), floatArg(lr), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(grads)),
+		tensorsArg(at2, len(expAvgs)),
+		tensorsArg(at3, len(expAvgSqs)),
+		tensorsArg(at4, len(maxExpAvgSqs)),
+		tensorsArg(at5, len(stateSteps)),
+		floatArg(lr),
+		floatArg(beta1),
+		floatArg(beta2),
+		floatArg(weightDecay),
+		floatArg(eps),
+		boolArg(amsgrad),
+		boolArg(maximize),
+	}
+	return opFusedAdamW_.none(in, args, nil)
 }
 
 // FusedAdamWLR_ works in place: FusedAdamW_ with the learning rate from a float32 scalar tensor.
 //
-//	aten::_fused_adamw_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
-func FusedAdamWLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor, maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr *Tensor, beta1 float64, beta2 float64, weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
+//	aten::_fused_adamw_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs,
+//	    Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor
+//	    lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize,
+//	    Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdamWLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor,
+	maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr *Tensor, beta1 float64, beta2 float64,
+	weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
@@ -7944,13 +11334,31 @@ func FusedAdamWLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs
 	in = append(in, stateSteps...)
 	at6 := len(in)
 	in = append(in, lr)
-	return opFusedAdamWLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), tensorArg(at6), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(grads)),
+		tensorsArg(at2, len(expAvgs)),
+		tensorsArg(at3, len(expAvgSqs)),
+		tensorsArg(at4, len(maxExpAvgSqs)),
+		tensorsArg(at5, len(stateSteps)),
+		tensorArg(at6),
+		floatArg(beta1),
+		floatArg(beta2),
+		floatArg(weightDecay),
+		floatArg(eps),
+		boolArg(amsgrad),
+		boolArg(maximize),
+	}
+	return opFusedAdamWLR_.none(in, args, nil)
 }
 
 // FusedAdagrad_ works in place: one step of Adagrad of all self by grads, as in package optim.
 //
-//	aten::_fused_adagrad_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor(d!)[] state_steps, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
-func FusedAdagrad_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, stateSteps []*Tensor, lr float64, lrDecay float64, weightDecay float64, eps float64, maximize bool) error {
+//	aten::_fused_adagrad_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums,
+//	    Tensor(d!)[] state_steps, *, float lr, float lr_decay, float weight_decay, float eps, bool
+//	    maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdagrad_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, stateSteps []*Tensor,
+	lr float64, lrDecay float64, weightDecay float64, eps float64, maximize bool) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
@@ -7960,14 +11368,28 @@ func FusedAdagrad_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, stateSt
 	in = append(in, stateSums...)
 	at3 := len(in)
 	in = append(in, stateSteps...)
-	return opFusedAdagrad_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(stateSums)), tensorsArg(at3, len(stateSteps)), floatArg(lr), floatArg(lrDecay), floatArg(weightDecay), floatArg(eps), boolArg(maximize)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(grads)),
+		tensorsArg(at2, len(stateSums)),
+		tensorsArg(at3, len(stateSteps)),
+		floatArg(lr),
+		floatArg(lrDecay),
+		floatArg(weightDecay),
+		floatArg(eps),
+		boolArg(maximize),
+	}
+	return opFusedAdagrad_.none(in, args, nil)
 }
 
 // FusedAdagradLR_ works in place: FusedAdagrad_ with the learning rate from a float32 scalar
 // tensor.
 //
-//	aten::_fused_adagrad_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor[] state_steps, *, Tensor lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
-func FusedAdagradLR_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, stateSteps []*Tensor, lr *Tensor, lrDecay float64, weightDecay float64, eps float64, maximize bool) error {
+//	aten::_fused_adagrad_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[]
+//	    state_sums, Tensor[] state_steps, *, Tensor lr, float lr_decay, float weight_decay, float
+//	    eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdagradLR_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, stateSteps []*Tensor,
+	lr *Tensor, lrDecay float64, weightDecay float64, eps float64, maximize bool) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
@@ -7979,5 +11401,16 @@ func FusedAdagradLR_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, state
 	in = append(in, stateSteps...)
 	at4 := len(in)
 	in = append(in, lr)
-	return opFusedAdagradLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(stateSums)), tensorsArg(at3, len(stateSteps)), tensorArg(at4), floatArg(lrDecay), floatArg(weightDecay), floatArg(eps), boolArg(maximize)}, nil)
+	args := []capi.Arg{
+		tensorsArg(at0, len(self)),
+		tensorsArg(at1, len(grads)),
+		tensorsArg(at2, len(stateSums)),
+		tensorsArg(at3, len(stateSteps)),
+		tensorArg(at4),
+		floatArg(lrDecay),
+		floatArg(weightDecay),
+		floatArg(eps),
+		boolArg(maximize),
+	}
+	return opFusedAdagradLR_.none(in, args, nil)
 }

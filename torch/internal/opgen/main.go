@@ -292,8 +292,8 @@ func generate(ops []op) ([]byte, error) {
 	}
 	b.WriteString(")\n\nvar operators = [...]operatorInfo{\n")
 	for _, o := range ops {
-		fmt.Fprintf(&b, "op%s: {%q, %q, %q, %q, %v, %v},\n", exported(o.method), o.method, "aten::"+o.schema.Name, o.schema.Overload, o.text,
-			strings.Contains(o.text, "Tensor?[]"), o.waits)
+		fmt.Fprintf(&b, "op%s: {\n%q, %q, %q,\n%s,\n%v, %v,\n},\n", exported(o.method), o.method, "aten::"+o.schema.Name, o.schema.Overload,
+			literal(o.text), strings.Contains(o.text, "Tensor?[]"), o.waits)
 	}
 	b.WriteString("}\n")
 	options := map[string]string{}
@@ -362,7 +362,29 @@ func (o op) write(b *bytes.Buffer, known map[string]string) error {
 		}
 		params = append(params, "o "+o.optionsName())
 	}
-	var results, how string
+	results, how, err := o.results()
+	if err != nil {
+		return err
+	}
+	verb := "returns"
+	switch how {
+	case "truth":
+		verb = "reports"
+	case "self", "none":
+		verb = "works in place:"
+	}
+	b.WriteString("\n" + comment(fmt.Sprintf("%s %s %s.", o.method, verb, o.doc)) + "//\n" + preformatted("aten::"+o.text))
+	function := "func " + o.method
+	if receiver != "" {
+		function = "func (t *Tensor) " + o.method
+	}
+	b.WriteString(signature(function, params, results))
+	return o.writeBody(b, receiver, how)
+}
+
+// results returns the Go types of the operator's results, and the function of the body that returns
+// them.
+func (o op) results() (types, how string, err error) {
 	tensors, list, truth := 0, false, false
 	for _, r := range o.schema.Returns {
 		switch {
@@ -373,56 +395,90 @@ func (o op) write(b *bytes.Buffer, known map[string]string) error {
 		case r.Type == "Tensor[]" && len(o.schema.Returns) == 1:
 			list = true
 		default:
-			return fmt.Errorf("results (%s) are not supported", o.text[strings.LastIndex(o.text, " -> ")+len(" -> "):])
+			return "", "", fmt.Errorf("results (%s) are not supported", o.text[strings.LastIndex(o.text, " -> ")+len(" -> "):])
 		}
 	}
 	switch {
 	case list:
-		results, how = "([]*Tensor, error)", "list"
+		return "([]*Tensor, error)", "list", nil
 	case truth:
-		results, how = "(bool, error)", "truth"
+		return "(bool, error)", "truth", nil
 	case tensors == 0:
-		results, how = "error", "none"
+		return "error", "none", nil
 	case tensors == 1 && o.schema.Returns[0].Written:
-		results, how = "*Tensor", "self"
+		return "*Tensor", "self", nil
 	case tensors == 1:
-		results, how = "*Tensor", "one"
+		return "*Tensor", "one", nil
 	case tensors == 2:
-		results, how = "(*Tensor, *Tensor)", "two"
+		return "(*Tensor, *Tensor)", "two", nil
 	case tensors == 3:
-		results, how = "(*Tensor, *Tensor, *Tensor)", "three"
+		return "(*Tensor, *Tensor, *Tensor)", "three", nil
 	case tensors == 4:
-		results, how = "(*Tensor, *Tensor, *Tensor, *Tensor)", "four"
+		return "(*Tensor, *Tensor, *Tensor, *Tensor)", "four", nil
 	default:
-		return fmt.Errorf("%d results are not supported", tensors)
+		return "", "", fmt.Errorf("%d results are not supported", tensors)
 	}
-	verb := "returns"
-	switch how {
-	case "truth":
-		verb = "reports"
-	case "self", "none":
-		verb = "works in place:"
+}
+
+// signature returns the first line of a function, or as many lines as its parameters need in 100
+// columns.
+func signature(function string, params []string, results string) string {
+	const columns = 100
+	var b strings.Builder
+	line := function + "("
+	for i, p := range params {
+		switch {
+		case i == 0:
+		case utf8.RuneCountInString(line)+len(", ")+utf8.RuneCountInString(p) > columns:
+			b.WriteString(line + ",\n")
+			line = "\t"
+		default:
+			line += ", "
+		}
+		line += p
 	}
-	fmt.Fprintf(b, "\n%s//\n//\taten::%s\n", comment(fmt.Sprintf("%s %s %s.", o.method, verb, o.doc)), o.text)
-	if receiver != "" {
-		fmt.Fprintf(b, "func (t *Tensor) %s(%s) %s {\n", o.method, strings.Join(params, ", "), results)
-	} else {
-		fmt.Fprintf(b, "func %s(%s) %s {\n", o.method, strings.Join(params, ", "), results)
+	return b.String() + line + ") " + results + " {\n"
+}
+
+// literal returns the text as a string literal, or as a sum of literals of at most 90 bytes.
+func literal(text string) string {
+	const most = 90
+	var parts []string
+	for len(text) > most {
+		cut := strings.LastIndex(text[:most], " ") + 1
+		if cut == 0 {
+			break
+		}
+		parts = append(parts, strconv.Quote(text[:cut]))
+		text = text[cut:]
 	}
-	return o.writeBody(b, receiver, how)
+	return strings.Join(append(parts, strconv.Quote(text)), " +\n")
 }
 
 // comment returns the text as a comment of at most 100 columns.
-func comment(text string) string {
-	const columns = 100
+func comment(text string) string { return wrap(text, "// ", "// ", 100) }
+
+// preformatted returns the text as preformatted lines of a comment.
+func preformatted(text string) string {
+	// gofmt keeps a tab, of four columns here, in front of preformatted text.
+	return wrap(text, "//\t", "//\t    ", 97)
+}
+
+// wrap breaks the text at spaces into lines of at most so many characters, which start with first
+// or next.
+func wrap(text, first, next string, columns int) string {
 	var b strings.Builder
-	line := "//"
+	line, words := first, 0
 	for word := range strings.FieldsSeq(text) {
-		if utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns {
+		if words > 0 && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns {
 			b.WriteString(line + "\n")
-			line = "//"
+			line, words = next, 0
 		}
-		line += " " + word
+		if words > 0 {
+			line += " "
+		}
+		line += word
+		words++
 	}
 	return b.String() + line + "\n"
 }
@@ -689,7 +745,12 @@ func (c *body) write(b *bytes.Buffer, how string) {
 	if fields != nil {
 		lists = fmt.Sprintf("&capi.Lists{%s}", strings.Join(fields, ", "))
 	}
-	if len(c.after) > 0 {
+	call := fmt.Sprintf("op%s.%s(%s, %s, %s)", exported(c.o.method), how, in, args, lists)
+	const columns = 100
+	if len(c.after) > 0 || len("\treturn ")+len(call) > columns {
+		if len("\targs := ")+len(args) > columns {
+			args = fmt.Sprintf("[]capi.Arg{\n%s,\n}", strings.Join(c.literal, ",\n"))
+		}
 		fmt.Fprintf(b, "args := %s\n", args)
 		args = "args"
 		b.WriteString(strings.Join(c.after, ""))

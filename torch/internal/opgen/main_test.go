@@ -34,7 +34,7 @@ func TestGenerateWritesMethods(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
 		{"add.Tensor Add(other) -- a sum", "// Add returns a sum.\n//\n//\taten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor\n" +
 			"func (t *Tensor) Add(other *Tensor) *Tensor {\n\treturn opAdd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil)\n}\n"},
-		{"add.Tensor AddInt(other, alpha int) -- x", "func (t *Tensor) AddInt(other *Tensor, alpha int64) *Tensor {\n\treturn opAddInt.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(alpha)}, nil)"},
+		{"add.Tensor AddInt(other, alpha int) -- x", "func (t *Tensor) AddInt(other *Tensor, alpha int64) *Tensor {\n\targs := []capi.Arg{tensorArg(0), tensorArg(1), intArg(alpha)}\n\treturn opAddInt.one([]*Tensor{t, other}, args, nil)"},
 		{"add_.Tensor Add_(other, alpha=2) -- x", "return opAdd_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(2)}, nil)"},
 		{"cat func Cat(tensors, dim) -- x", "func Cat(tensors []*Tensor, dim int64) *Tensor {\n\tin := make([]*Tensor, 0, 16)\n\tat0 := len(in)\n\tin = append(in, tensors...)\n\treturn opCat.one(in,"},
 		{"sum.dim SumDim(dim...) -- x", "func (t *Tensor) SumDim(dim ...int64) *Tensor {\n\tints := make([]int64, 0, 16)\n\targs := []capi.Arg{tensorArg(0), noneArg()}\n\tif dim != nil {"},
@@ -48,8 +48,8 @@ func TestGenerateWritesMethods(t *testing.T) {
 		{"same Same(other, scale) -- whether", "args := []capi.Arg{tensorArg(0), tensorArg(1), noneArg()}\n\tif scale != nil {\n\t\targs[2], ints = floatsArg(ints, scale)\n\t}\n\treturn opSame.truth("},
 		{"draw Draw({generator}) -- x", "use, err := o.Generator.arg()\n\tif err != nil {\n\t\treturn failed(opError(\"Draw\", nil, err))\n\t}\n\tdefer o.Generator.release()\n\treturn opDraw.one([]*Tensor{t}, []capi.Arg{tensorArg(0), use}, nil)"},
 		{"put_ Put_(indices, values, {accumulate}) -- x\nput Put(indices, values, {accumulate}) -- x", "func (t *Tensor) Put(indices []*Tensor, values *Tensor, o PutOptions) *Tensor {"},
-		{"put Put(indices, values) -- x", "put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor\", true, false}"},
-		{"# ---- parts; of t\nsplit Split(n) -- x\ncat func Cat(tensors, dim) -- x", "false, true},\n"},
+		{"put Put(indices, values) -- x", "put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor\",\n\t\ttrue, false,\n\t}"},
+		{"# ---- parts; of t\nsplit Split(n) -- x\ncat func Cat(tensors, dim) -- x", "false, true,\n\t},\n"},
 		{"# ---- parts; of t\nsplit Split(n) -- x\ncat func Cat(tensors, dim) -- x", "//\n// Parts: [Tensor.Split], [Cat].\npackage torch\n"},
 		{"fit Fit() -- x", "func (t *Tensor) Fit() (*Tensor, *Tensor, *Tensor, *Tensor) {\n\treturn opFit.four("},
 		{"pool Pool(size) -- x", "func (t *Tensor) Pool(size []int64) (*Tensor, *Tensor) {"},
