@@ -4,7 +4,7 @@
 //
 //	go run ./internal/mutate               try the edges whose tests need no GPU
 //	go run ./internal/mutate -run REGEXP   only those whose names match
-//	go run ./internal/mutate -list         print the table of docs/streams.md
+//	go run ./internal/mutate -list         print the list of edges in docs/streams.md
 //	go run ./internal/mutate -bundle DIR   build the other edges' mutants into DIR, for a GPU
 //	                                       machine without Go: DIR/run.sh BUNDLE, where BUNDLE is
 //	                                       the unpacked output of make gpu-bundle
@@ -30,7 +30,7 @@ import (
 func main() {
 	bundle := flag.String("bundle", "", "build the mutants that need a GPU into this `folder`")
 	only := flag.String("run", "", "only the edges whose names match the `regexp`")
-	list := flag.Bool("list", false, "print the table of docs/streams.md")
+	list := flag.Bool("list", false, "print the list of edges in docs/streams.md")
 	flag.Parse()
 	if *list {
 		fmt.Print(table())
@@ -90,15 +90,54 @@ func run(out io.Writer, match *regexp.Regexp, bundle string) error {
 	return nil
 }
 
-// table returns the edges as the table in docs/streams.md.
+// table returns the edges as docs/streams.md lists them: by package and GPUs, a line for each test.
 func table() string {
-	b := &strings.Builder{}
-	fmt.Fprint(b, "| edge | where | held by | needs |\n|---|---|---|---|\n")
+	type group struct {
+		folder string
+		gpus   int
+	}
+	var groups []group
+	tests := map[group][]string{}           // in the order of the edges
+	held := map[group]map[string][]string{} // names of edges
 	for _, e := range edges {
-		needs := [...]string{"", "a GPU", "two GPUs"}[e.gpus]
-		fmt.Fprintf(b, "| %s | `%s` | `%s` in `%s` | %s |\n", e.name, e.file, e.test, e.folder, needs)
+		g := group{e.folder, e.gpus}
+		if held[g] == nil {
+			groups, held[g] = append(groups, g), map[string][]string{}
+		}
+		if held[g][e.test] == nil {
+			tests[g] = append(tests[g], e.test)
+		}
+		held[g][e.test] = append(held[g][e.test], e.name)
+	}
+	b := &strings.Builder{}
+	for _, g := range groups {
+		fmt.Fprintf(b, "`%s`%s:\n\n", g.folder, [...]string{"", ", a GPU", ", two GPUs"}[g.gpus])
+		for _, t := range tests[g] {
+			b.WriteString(wrap("- `" + t + "`: " + strings.Join(held[g][t], "; ")))
+		}
+		b.WriteString("\n")
 	}
 	return b.String()
+}
+
+// wrap breaks an item of a list into lines of at most 120 bytes, the second and later ones indented.
+func wrap(item string) string {
+	b, column := &strings.Builder{}, 0
+	for i, word := range strings.Fields(item) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > 120:
+			b.WriteString("\n ")
+			column = 1
+			fallthrough
+		default:
+			b.WriteString(" ")
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String() + "\n"
 }
 
 type mutator struct {
