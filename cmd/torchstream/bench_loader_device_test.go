@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestBenchLoaderOnDevice runs the same with a prefetcher, whose device finishes the images.
+// TestBenchLoaderOnDevice measures contracts whose batches a prefetcher copies to a device and
+// finishes there.
 func TestBenchLoaderOnDevice(t *testing.T) {
 	checkContracts(t, []contractCase{
 		{"-contract train-float -epochs 2", "RandomResizedCrop(16) antialiased + flip, normalised float32 NCHW", "cpu"},

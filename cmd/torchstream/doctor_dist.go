@@ -60,11 +60,11 @@ type linkRow struct {
 const (
 	maxAllPairs  = 8 // ranks; above this only neighbours are measured
 	latencyCalls = 50
-	// A link is slow below this share of its capacity. A single rank's sends need not reach the
-	// rate of an all-reduce.
+	// A link is slow below this share of its capacity. The limit is low because a single rank's
+	// sends need not reach the rate of an all-reduce.
 	slowLink  = 0.3
-	slowLinks = 0.5 // of the median of other ranks' links; a rank is slow if all of its links are
-	slowRank  = 1.3 // times the median of the other ranks' times
+	slowLinks = 0.5 // relative to the median of the other ranks' links; a rank is slow if all of its links are
+	slowRank  = 1.3 // relative to the median of the other ranks' times
 )
 
 // doctorDist tests the links of a job's ranks. Outside of a job it starts the ranks itself.
@@ -438,10 +438,10 @@ func loopbackGBps() float64 {
 	return float64(n) / time.Since(begun).Seconds() / 1e9
 }
 
-// judge fills in the findings: links and ranks that are slower than the hardware allows, or than
-// others.
+// judge fills in the findings: links and ranks that are slower than the hardware allows, or slower
+// than the others.
 func (r *linkReport) judge() {
-	busy := map[int]bool{} // their links are measured during other work
+	busy := map[int]bool{} // ranks whose links are measured during other work
 	for _, row := range r.Ranks {
 		var others []float64
 		for _, other := range r.Ranks {

@@ -21,7 +21,7 @@ type indexResult struct {
 	Classes     int     `json:"classes"`
 	Checkpoints int     `json:"checkpoints"`
 	Random      bool    `json:"random_access"`
-	Work        float64 `json:"work"` // bytes read or inflated per byte of samples, in random order
+	Work        float64 `json:"work"` // bytes read or inflated for each byte of samples, in random order
 	Seconds     float64 `json:"seconds"`
 }
 

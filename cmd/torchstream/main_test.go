@@ -372,7 +372,7 @@ func TestInspectDamagedArchive(t *testing.T) {
 		!strings.HasSuffix(stdout, "the file is cut off: unexpected EOF: fetch it again\n") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
-	// Only other commands refer to the command that lists the readable part.
+	// inspect itself lists the readable part, so only other commands refer to it.
 	advice := "fetch it again (`torchstream inspect " + path + "` lists what is readable)\n"
 	for _, c := range []struct {
 		args []string

@@ -154,7 +154,7 @@ func (t *trained) describe() (missing []string) {
 }
 
 // net makes the network on a device, with the checkpoint's parameters. The caller has checked the
-// image size: a ViT allocates memory for its square.
+// image size: a ViT's memory grows with its square.
 func (t *trained) net(device cuda.Device) (nn.Module, error) {
 	net, err := newModel(t.model, len(t.classes), t.size)
 	if err != nil {

@@ -252,7 +252,7 @@ const oneClass = "one class: nothing to tell apart; the directory of a file is i
 // noClass is the error for an archive without samples.
 const noClass = "no samples: a sample's class is the name of the directory that it is in"
 
-// printUnused names the options that have no effect, or only part of it.
+// printUnused names the options that have no effect, or only a partial one.
 func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Writer) {
 	if o.batch > images {
 		fmt.Fprintf(stdout, "-batch %d is more than the archive has: a step has all of the %s\n", o.batch, printable.Counted(images, "image", "images"))
@@ -296,9 +296,9 @@ func (o *trainOptions) checkRoom(c *train.Config) error {
 	return nil
 }
 
-// peakBytes returns by how many bytes the checkpoints in a folder grow at the peak. A new
-// checkpoint replaces the old one only when it is complete. So at the peak there are two copies of
-// last.pt, and best.pt. The files of a resumed run already exist.
+// peakBytes returns the maximum number of bytes by which the checkpoints in a folder grow. A new
+// checkpoint replaces the old one only when it is complete, so at the peak there are two copies of
+// last.pt besides best.pt. The files of a resumed run already exist.
 func peakBytes(folder string, last, best int64) int64 {
 	need := 2*last + best
 	for _, name := range []string{"last.pt", "best.pt"} {
@@ -451,8 +451,8 @@ func (o *trainOptions) checkFolder() error {
 	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out), done, epochs, next, printable.Name(o.out))
 }
 
-// earlier returns the number of completed epochs of the run in the folder, and of all its epochs.
-// ok is false if there is no run, or if the file is of another kind, which train.Run refuses.
+// earlier returns the completed and the total number of epochs of the run in the folder. ok is
+// false if there is no run, or if the file is of another kind, which train.Run refuses.
 func (o *trainOptions) earlier() (done, epochs int, ok bool) {
 	file, err := checkpoint.Open(filepath.Join(o.out, "last.pt"))
 	if err != nil {
@@ -828,8 +828,8 @@ func article(model string) string {
 	return "a " + model
 }
 
-// belowHead lists mismatched tensors outside the head. num_batches_tracked may be missing: old
-// PyTorch files lack it.
+// belowHead lists mismatched tensors outside the head. num_batches_tracked may be missing, because
+// old PyTorch files lack it.
 func belowHead(model nn.Module, report *nn.LoadReport) []string {
 	head := headOf(model)
 	names := slices.Clone(report.Missing)

@@ -499,8 +499,8 @@ func TestTrainBadImage(t *testing.T) {
 	}
 }
 
-// At the peak two copies of last.pt exist, and best.pt. Files that already exist need no further
-// space.
+// At the peak there are two copies of last.pt besides best.pt. Files that already exist need no
+// additional space.
 func TestPeakHasTwoOfTheLastCheckpoint(t *testing.T) {
 	folder := t.TempDir()
 	for _, c := range []struct {
@@ -1052,8 +1052,8 @@ func flipTensor(t *testing.T, path string) {
 	}
 }
 
-// predict, evaluate, -resume and -pretrained name file and tensor of a checkpoint in which a bit is
-// wrong.
+// If a bit of a checkpoint is wrong, predict, evaluate, -resume and -pretrained name the file and
+// the tensor.
 func TestCommandsNameTheDamagedTensor(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 4, "dog": 4}), filepath.Join(t.TempDir(), "out")
 	trainSmall(t, archive, out, "-epochs", "1")
