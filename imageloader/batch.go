@@ -13,23 +13,23 @@ import (
 //	Label int    // 0 with Options.Masks
 type Sample = sample.Sample
 
-// Batch is a batch of Epoch, with pixels in ordinary memory. It is valid until the next turn of the
-// loop, or the loop's end. After that another batch may use its memory. If the loop ends by break,
+// Batch is a batch of Epoch, with pixels in ordinary memory. It is valid until the next iteration
+// or the end of the loop. After that another batch may use its memory. If the loop ends by break,
 // return or a panic, its last batch stays valid.
 type Batch struct {
-	N       int       // samples: BatchSize, or fewer in the last batch
+	N       int       // number of samples: BatchSize, or fewer in the last batch
 	Images  []byte    // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
-	Labels  []int64   // [N]; of the samples before mixing; 0 with Options.Masks
+	Labels  []int64   // [N]: labels of the samples before mixing; 0 with Options.Masks
 	Masks   []byte    // [N, Size, Size] of Options.Masks.DType, little endian; nil without masks
 	Soft    []float32 // [N, classes]: the labels of mixed images; with Options.Target [N, TargetWidth], with Options.MultiLabel [N, classes]; otherwise nil
-	Samples []Sample  // [N]; may be kept
-	State   State     // the position after this batch: see Loader.Restore; may be kept
+	Samples []Sample  // [N]; the program may keep them
+	State   State     // position after this batch, for Loader.Restore; the program may keep it
 }
 
 // Info travels with a batch through a prefetcher, as its Batch.Info.
 type Info struct {
 	Samples []Sample // one for each row
-	State   State    // the position after this batch: see Loader.Restore
+	State   State    // position after this batch, for Loader.Restore
 
 	known *index.Index
 	redos []devplan.Redo // one for each row, for DecodeRow

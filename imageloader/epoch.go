@@ -14,11 +14,11 @@ import (
 )
 
 // hostSlots is the number of batches that Epoch keeps in memory: the consumer has one while the
-// others are filled. They are in Go's heap, so the last batch of a loop that was left stays valid
-// for as long as the program refers to it.
+// others are filled. They are in Go's heap, so after the loop its last batch stays valid for as
+// long as the program refers to it.
 const hostSlots = 3
 
-// Epoch yields the batches of one epoch without a prefetcher or LibTorch: for previews, tests and
+// Epoch yields the batches of one epoch without a prefetcher or LibTorch, for previews, tests and
 // measurements. If an epoch ends early, its last pair has the error and no batch. Leaving the loop
 // stops the epoch's goroutines and waits for them. The sequence can be ranged over several times,
 // each time from the start.
@@ -77,7 +77,7 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 			full  = make(chan filled, slots)
 			ended = make(chan error, 1)
 		)
-		unused := make([][][]byte, 0, slots) // all but the slot that the consumer keeps
+		unused := make([][][]byte, 0, slots) // all except the slot that the consumer keeps
 		for range slots {
 			fields := l.spare.take()
 			if fields == nil {
@@ -167,9 +167,9 @@ func (l *Loader) target() tensor.Spec {
 	return tensor.Spec{Name: "labels", DType: labels.DType, Shape: []int64{int64(labels.Width)}}
 }
 
-// Outputs describes the fields as they are on the device after the finish, for one sample: "images"
-// is [3, Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in
-// channels-last memory unless Transform.Contiguous is set; the second field stays as it is.
+// Outputs describes the fields for one sample on the device, after the finish. "images" is [3,
+// Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in channels-last
+// memory unless Transform.Contiguous is set. The second field does not change.
 func (l *Loader) Outputs() []tensor.Spec {
 	t := &l.o.Transform
 	size := int64(t.Size)

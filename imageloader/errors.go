@@ -23,7 +23,7 @@ var (
 )
 
 // BadSamplePolicy decides what happens to a sample that can't be decoded. Under every policy the
-// sample is counted and named in Stats and in the log, and all batches but the last have
+// sample is counted and named in Stats and in the log, and all batches except the last have
 // Options.BatchSize samples.
 type BadSamplePolicy = sample.BadSamplePolicy
 
@@ -40,9 +40,9 @@ const (
 )
 
 // DamagePolicy decides which damaged images are bad samples. It applies to JPEG and PNG. Under
-// every policy, damaged images of other formats are bad, and so are images of which no pixel can be
-// decoded. A damaged image that is decoded is counted and named separately: in Stats.Warned, the
-// log, and Report.Warned.
+// every policy, damaged images of other formats are bad, and so are images without any decodable
+// pixel. A damaged image that is decoded is counted and named separately: in Stats.Warned, the log,
+// and Report.Warned.
 type DamagePolicy = codec.DamagePolicy
 
 // The policies.
@@ -55,8 +55,8 @@ const (
 	// LOAD_TRUNCATED_IMAGES. The missing part is grey in a baseline JPEG. In a PNG it is black or
 	// the palette's first colour.
 	Partial = codec.Partial
-	// Refuse makes every damaged image a bad sample. Below the part of a JPEG or PNG that a crop
-	// needs, only damage to the structure of the file is found, as under the other policies.
+	// Refuse makes every damaged image a bad sample. In the part of a JPEG or PNG below the crop,
+	// only damage to the structure of the file is found, as under the other policies.
 	Refuse = codec.Refuse
 )
 
@@ -66,14 +66,14 @@ type Reason = sample.Reason
 // The reasons. Stats counts by them.
 const (
 	Damaged     = sample.Damaged     // the image's bytes are cut off or corrupt
-	Unsupported = sample.Unsupported // an image, but of a kind that is not handled
-	NotImage    = sample.NotImage    // none of the formats by its first bytes
-	Empty       = sample.Empty       // no bytes at all
+	Unsupported = sample.Unsupported // an image of a kind that is not supported
+	NotImage    = sample.NotImage    // its first bytes match none of the formats
+	Empty       = sample.Empty       // it has no bytes
 	TooLarge    = sample.TooLarge    // over Options.MaxSampleBytes or Options.MaxPixels
 	NotRegular  = sample.NotRegular  // a link, device or pipe instead of an image
 	Sparse      = sample.Sparse      // stored by tar as a sparse file
 	Rejected    = sample.Rejected    // a Func of Transform.Ops, or Options.Target, returned an error
-	MaskSize    = sample.MaskSize    // a mask has not the size of its image
+	MaskSize    = sample.MaskSize    // the mask's size differs from the image's
 )
 
 // SampleError is a bad sample: a member of the archive, in the directory of a class, or the mask of

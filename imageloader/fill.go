@@ -18,21 +18,20 @@ import (
 
 // Fill produces the batches of one epoch, in order. A prefetcher calls it.
 //
-// Fill calls lend from one goroutine at a time. lend returns the memory of the next batch's fields:
-// BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for labels
-// (int64). The second field has BatchSize * classes * 4 bytes (float32) with Transform.Mix, and
-// another size with Options.Masks or Target: see Loader.Fields. lend may block until memory is
-// free, but not longer than its context. At the end of an epoch one slot more than needed may have
-// been lent.
+// Fill calls lend from one goroutine at a time. lend returns the memory for the next batch's
+// fields: BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for
+// labels (int64). The second field has BatchSize * classes * 4 bytes (float32) with Transform.Mix,
+// and another size with Options.Masks or Target: see Loader.Fields. lend may block until memory is
+// free or its context ends. At the end of an epoch, one slot more than needed may have been lent.
 //
 // Fill calls deliver from the goroutine that called Fill, with the number of samples n in the
 // oldest lent slot and an [Info]. n is BatchSize, or less in the last batch, whose other rows are
 // undefined. After that Fill does not use the slot's memory.
 //
-// If the archive is damaged, the epoch ends with an error, after all samples before the damage were
-// delivered. The last batch may be short, and the samples of a shuffle buffer may be out of their
-// order. A batch that is only delivered because of the damage has the State of the previous batch,
-// so that the epoch can be continued when the archive is repaired.
+// If the archive is damaged, the epoch ends with an error after all samples before the damage have
+// been delivered. The last batch may be short, and the samples of a shuffle buffer may be out of
+// order. Such a batch, which is delivered only because of the damage, has the State of the previous
+// batch, so that the epoch can be continued when the archive is repaired.
 //
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
 // for them, and returns the cause, within the time of decoding one image.
@@ -129,7 +128,7 @@ func (l *Loader) startOf(number int) (epoch.Start, order.Kind) {
 	return epoch.Start{Epoch: number}, l.order
 }
 
-// runOf returns the part that all states of an epoch share.
+// runOf returns the data that all states of an epoch share.
 func (l *Loader) runOf(at epoch.Start, kind order.Kind, known *index.Index) *run {
 	return &run{epoch: at.Epoch, order: kind, rank: l.o.Rank, world: l.o.World, done: at.Done, before: at.Before,
 		classes: l.classesDigest(), options: l.fingerprint(kind), identify: func() archiveIdentity { return l.identity(known) }}
@@ -177,7 +176,7 @@ func (l *Loader) epochConfig(x *index.Index, kind order.Kind) (*epoch.Config, er
 	return c, nil
 }
 
-// labels describes the training target of a sample of an index, which may be nil.
+// labels describes the second field for samples of an index. The index may be nil.
 func (l *Loader) labels(x *index.Index) epoch.Labels {
 	o, size := &l.o, l.o.Transform.Size
 	switch {
@@ -226,11 +225,11 @@ func (l *Loader) report(ctx context.Context, number int) (wait func()) {
 }
 
 // Planner returns the interface through which a prefetcher decodes images on a GPU
-// (prefetcher.Options.Decode). The result has no use outside of this module.
+// (prefetcher.Options.Decode). It has no use outside of this module.
 //
-// A type that embeds a Loader has this method too, and a prefetcher that decodes on a GPU then does
-// not call the type's own Fill. To have its Fill called, such a type overrides Planner and returns
-// nil. The loader's workers then decode.
+// A type that embeds a Loader also has this method. A prefetcher that decodes on a GPU then does
+// not call the type's own Fill. Such a type can override Planner and return nil: the prefetcher
+// then calls its Fill, and the loader's workers decode.
 func (l *Loader) Planner() decodeplan.Planner { return l.devicePlanner() }
 
 // devicePlanner implements decodeplan.Planner for a Loader.
@@ -280,19 +279,19 @@ func (p *devicePlanner) StepsOnDevice() bool { return p.plan.StepsOnDevice() }
 type planFiller struct{ decodeplan.Consumer }
 
 // FillPlans is Fill for a consumer that decodes images itself. lend also returns the memory for the
-// plans of a slot, or nil. A row with a plan has undefined pixels in the slot. All other rows, and
-// the second field, are as Fill writes them. The plans describe exactly the pixels that Fill would
-// write. Which samples are bad does not depend on the decoding side.
+// plans of a slot, or nil. The pixels of a row with a plan are undefined in the slot. All other
+// rows, and the second field, are the same as with Fill. The plans describe exactly the pixels that
+// Fill would write. Which samples are bad does not depend on where images are decoded.
 //
-// Only JPEGs of an archive with random access get a plan. A baseline JPEG gets one from entry
-// points that were compared with their image, or that Options.TrustIndex trusts. Otherwise its plan
-// covers the whole scan, and the consumer finds the entry points. Such a plan is for images that
-// are good with any content of the scan, and is not made under Options.Damaged Refuse. A
+// Only JPEGs of an archive with random access get a plan. The plan of a baseline JPEG uses entry
+// points, if they were compared with the image or Options.TrustIndex trusts them. Otherwise the
+// plan covers the whole scan, and the consumer finds the entry points. Such a plan is only for
+// images that are good whatever the scan contains, and is not made under Options.Damaged Refuse. A
 // progressive JPEG gets the plan of a baseline copy with the same pixels, as long as
 // Options.MaxTranscodedBytes has room for the copy. The loader also decodes the rows that
 // Plans.HostRows leaves to it.
 //
-// The info of deliver is the argument info of DecodeRow and KeepEntryPoints.
+// The info passed to deliver is the argument info of DecodeRow and KeepEntryPoints.
 func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.Consumer) error {
 	if _, err := p.PlanBytes(); err != nil {
 		return err
@@ -307,8 +306,8 @@ func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.
 // It reads the image from the archive again. The archive stays open for further calls with the same
 // ctx, until Close, an error, or a call with another ctx. Calls run one at a time. DecodeRow fails
 // if the archive has changed, if reading fails, if ctx ends, or if the loader is closed. It also
-// fails for an image that proves to be bad, which happens only if Options.TrustIndex trusts entry
-// points that were forged on purpose.
+// fails for an image that proves to be bad, which happens only if Options.TrustIndex trusts
+// deliberately forged entry points.
 func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)
@@ -334,8 +333,8 @@ func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []
 	return archive.StopCause(ctx, err)
 }
 
-// decodeRow decodes a row from the archive that is open for it. It leaves the row's image to the
-// host from now on, in the way in which the device has failed.
+// decodeRow decodes a row from the open archive. From now on the host does for the row's image
+// whatever the device has failed to do.
 func (l *Loader) decodeRow(batch *Info, row int, dst []byte) error {
 	s, redo := batch.Samples[row], batch.redos[row]
 	if redo.Inflated {
@@ -351,10 +350,10 @@ func (l *Loader) decodeRow(batch *Info, row int, dst []byte) error {
 	return epoch.DecodeAgain(config, l.env(), batch.known, l.repeated.reader, s, redo, dst)
 }
 
-// rereader is the archive that DecodeRow reads. It stays open for the rows of an epoch.
+// rereader keeps the archive open that DecodeRow reads, for the rows of an epoch.
 type rereader struct {
 	mu     sync.Mutex      // held while a row is decoded
-	ends   <-chan struct{} // Done of the epoch's context, with which the archive's reads end
+	ends   <-chan struct{} // Done channel of the epoch's context, which also ends the archive's reads
 	known  *index.Index
 	a      *archive.Archive // nil if none is open
 	reader *index.Reader
@@ -393,11 +392,12 @@ func (r *rereader) close() {
 	r.ends, r.known, r.a, r.reader = nil, nil, nil, nil
 }
 
-// KeepEntryPoints keeps the entry points that a consumer of FillPlans has found in the images of
+// KeepEntryPoints stores the entry points that a consumer of FillPlans has found in the images of
 // some rows of a batch. info is the batch's, and the consumer must not have flagged the rows. found
 // has Found bytes (decodeplan.Row) for each row. From then on the images are planned by their entry
 // points. The entry points equal those that Fill would have made. They are written to the index,
-// unless it already has others. Several goroutines may call it. A closed loader ignores it.
+// unless it already has others. KeepEntryPoints is safe for concurrent use. A closed loader ignores
+// it.
 func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)
@@ -412,7 +412,7 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	if points == nil {
 		return
 	}
-	// The consumer waits and has other work. At 7 us an image, a batch takes 2 ms.
+	// The consumer waits for this and has other work. At 7 us an image, a batch takes 2 ms.
 	var all sync.WaitGroup
 	for first := 0; first < len(rows); first += keptAtOnce {
 		end := min(first+keptAtOnce, len(rows))
@@ -428,7 +428,7 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 // keptAtOnce is the number of rows whose entry points one goroutine keeps.
 const keptAtOnce = 32
 
-// keepRow keeps the entry points that a consumer has found in the image of a row.
+// keepRow stores the entry points that a consumer has found in the image of a row.
 func (l *Loader) keepRow(points *devplan.EntryPoints, batch *Info, row int, found []byte) {
 	if row < 0 || row >= len(batch.redos) || batch.redos[row].Search == nil {
 		return

@@ -19,13 +19,13 @@ import (
 // identities differ only in Path and Rank are ranks of one training run: every epoch deals them the
 // same sequence.
 type Identity struct {
-	Path    string            `json:"path"`    // of the archive, as given to Open; of a URL without what may be secret
-	Bytes   int64             `json:"bytes"`   // of the archive
+	Path    string            `json:"path"`    // path of the archive, as given to Open; a URL without the parts that may be secret
+	Bytes   int64             `json:"bytes"`   // size of the archive
 	Samples int               `json:"samples"` // 0 for an archive that was opened without reading it
-	Digest  string            `json:"digest"`  // of the samples' names, sizes and labels; "" as Samples is 0
+	Digest  string            `json:"digest"`  // digest of the samples' names, sizes and labels; "" if Samples is 0
 	Classes string            `json:"classes"` // the number of classes and a digest of their names
-	Options map[string]string `json:"options"` // those that change a batch, by the names of their fields
-	Batches int               `json:"batches"` // of an epoch on this rank; -1 as Samples is 0
+	Options map[string]string `json:"options"` // options that change a batch, by field name
+	Batches int               `json:"batches"` // batches of an epoch on this rank; -1 if Samples is 0
 	Rank    int               `json:"rank"`
 	World   int               `json:"world"`
 }
@@ -75,7 +75,7 @@ func sortedKeys(maps ...map[string]string) (keys []string) {
 	return slices.Compact(keys)
 }
 
-// identity identifies the archive. The first call takes a while for a large one.
+// identity identifies the archive. The first call takes a while for a large archive.
 func (l *Loader) identity(x *index.Index) archiveIdentity {
 	id := archiveIdentity{Bytes: l.bytes}
 	if x == nil {
@@ -118,17 +118,17 @@ func (l *Loader) classesDigest() string {
 	return strconv.Itoa(len(classes)) + " " + hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// harmless are the fields of Options that do not change a batch, or that fingerprint handles
+// harmless lists the fields of Options that do not change a batch, or that fingerprint handles
 // separately. The digest of the archive covers the samples and labels of a List.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes", "List"}
 
-// laterOptions are fields that were added after the first states, with their defaults. States omit
-// defaults, so that they can be exchanged with earlier versions. For example, a version without
-// Damaged refused the images that Warned decodes. Its states count as states of Warned, and the
-// rest of the epoch follows Warned.
+// laterOptions lists fields that were added after the first version of states, with their defaults.
+// States omit defaults, so that they can be exchanged with earlier versions. For example, a version
+// without Damaged refused the images that Warned decodes. Its states count as states of Warned, and
+// the rest of the epoch follows Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0", "MultiLabel": "false"}
 
-// fingerprint records the options that decide the content of a batch, by the names of their fields.
+// fingerprint returns the options that determine the content of a batch, by field name.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	print := map[string]string{}
 	v := reflect.ValueOf(l.o)
@@ -155,8 +155,8 @@ func typeName(t reflect.Type) string {
 	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.", "sample.", "imageloader.").Replace(t.String())
 }
 
-// canonical writes a value down so that equal values look equal in every process. Functions, which
-// can't be compared, are written as their types.
+// canonical formats a value so that equal values have equal texts in every process. Functions can't
+// be compared, and are represented by their types.
 func canonical(v reflect.Value) string {
 	switch v.Kind() {
 	case reflect.Struct:

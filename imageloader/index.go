@@ -42,14 +42,14 @@ func (l *Loader) indexConfig() index.Config {
 	}
 }
 
-// MakeIndex reads an archive through and writes its index, even if one exists. The first epoch over
-// an archive also makes the index.
+// MakeIndex reads a whole archive and writes its index, even if one exists. The first epoch over an
+// archive also makes the index.
 //
 // MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List, OpenSource and Logger.
 // WebDataset, and whether there are Masks or a List, must equal the loaders' options. Otherwise the
 // loaders do not use the index. If progress is not nil, MakeIndex calls it now and then from the
-// caller's goroutine. A directory needs no index and is an error. MakeIndex waits for no other
-// process. OpenContext, in any process, waits for MakeIndex.
+// caller's goroutine. A directory needs no index and is an error. MakeIndex does not wait for other
+// processes. OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()
@@ -80,24 +80,24 @@ func (l *Loader) archiveConfig() archive.Config {
 		Requests: &archive.Requests{Logger: l.o.Logger}}
 }
 
-// openAgain opens the archive after it has been open before.
+// openAgain opens an archive that the loader has opened before.
 func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
 	c := l.archiveConfig()
 	c.Again = true
 	return archive.Open(ctx, l.path, c)
 }
 
-// keepsEntryPoints reports whether the options want entry points, and an index that keeps them.
+// keepsEntryPoints reports whether the options allow entry points and an index to store them.
 func (l *Loader) keepsEntryPoints() bool { return !l.o.NoEntryPoints && !l.o.NoIndex }
 
-// plansOf returns the loader's knowledge about the images of an index, for a consumer that decodes
+// plansOf returns the loader's knowledge of the images of an index, for a consumer that decodes
 // from plans.
 func (l *Loader) plansOf(x *index.Index) epoch.Plans {
 	return epoch.Plans{Points: l.entryPoints(x), Searches: l.searches(x), MaxCopyBytes: l.o.MaxTranscodedBytes}
 }
 
-// entryPoints returns the entry points of an index, or nil if it keeps none, or the options don't
-// want them.
+// entryPoints returns the entry points of an index. It returns nil if the index stores none or the
+// options disable them.
 func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {
 	if x == nil || !x.HasFile() || !l.keepsEntryPoints() {
 		return nil
@@ -131,7 +131,7 @@ func (l *Loader) searches(x *index.Index) *devplan.Searches {
 	}
 }
 
-// maxListBytes bounds the file of Options.List, which is read into memory.
+// maxListBytes is the maximum size of the file of Options.List, which is read into memory.
 const maxListBytes = 1 << 30
 
 // ListError is an error in a line of Options.List.

@@ -23,10 +23,10 @@ import (
 type Report struct {
 	File      string
 	Format    string // "tar", "tar.gz", "tar.zst" or "directory"; of the first shard
-	FileBytes int64  // of all shards; of a directory, the files in it
-	Samples   int    // images in the directories of classes, bad ones included
+	FileBytes int64  // size of all shards, or of the files in a directory
+	Samples   int    // images in the directories of classes, including bad ones
 	Ignored   int    // other members, not counting directories
-	Orphans   int    // images among the ignored members that are in no directory
+	Orphans   int    // images among the ignored members that are outside of any directory
 	// OrphansNamed are the first 10 images without a label, with WebDataset.
 	OrphansNamed []Orphan
 	// LeftOut are folders and links that are not classes, but may have been meant as classes. It is
@@ -34,33 +34,33 @@ type Report struct {
 	LeftOut []LeftOut
 	Classes []ClassReport
 	Formats map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
-	Width   Range          // pixels, of good images
+	Width   Range          // in pixels, of good images
 	Height  Range
-	Bytes   Range          // compressed, of good images
+	Bytes   Range          // compressed size, of good images
 	Bad     []*SampleError // the first 1,000 bad samples
 	BadBy   map[Reason]int // all bad samples
 	// Warned are the first 1,000 damaged images that are good samples (see Options.Damaged).
 	// WarnedCount counts all of them.
 	Warned      []*SampleError
 	WarnedCount int
-	// Findings count the samples that are tolerated, refused or rare, by kind. A format is rare if
-	// no more than a twentieth of the good images have it.
+	// Findings counts the samples that are tolerated, refused or rare, by kind. A format is rare if
+	// at most a twentieth of the good images have it.
 	Findings []Finding
 }
 
 // LeftOut is a kind of folder or link that is not a class: folders without an image, hidden
-// folders, links in a tar, broken links, links to a folder that contains them, and archives in the
-// archive. First has at most 10 names.
+// folders, links in a tar, broken links, links to a folder that contains them, and archives inside
+// the archive. First has at most 10 names.
 type LeftOut = index.LeftOut
 
 // ClassReport is one class of a Report, in the order of labels.
 type ClassReport struct {
 	Name    string
-	Samples int // bad ones included
+	Samples int // including bad ones
 	Bad     int
 	Bytes   int64
-	// Directories are the paths of the directories that hold its samples, the first 5 in the
-	// archive's order. An archive with train/cat and test/cat has two directories for one class. It
+	// Directories lists the directories that contain the class's samples, the first 5 in the
+	// archive's order. In an archive with train/cat and test/cat, class cat has two directories. It
 	// is nil with WebDataset and List, whose classes are not directories.
 	Directories []string
 }
@@ -68,10 +68,10 @@ type ClassReport struct {
 // Range summarises a set of numbers. The median of an even count is the lower middle one.
 type Range struct{ Min, Median, Max int64 }
 
-// Inspect reads an archive through and decodes every sample in full, on all cores. If progress is
-// not nil, Inspect calls it now and then from the caller's goroutine. It uses the options
-// WebDataset, List, Damaged, MaxSampleBytes, MaxPixels and OpenSource. If the archive itself is
-// damaged, Inspect returns the *ArchiveError and the report on the part before the damage.
+// Inspect reads a whole archive and decodes every sample in full, on all cores. If progress is not
+// nil, Inspect calls it now and then from the caller's goroutine. It uses the options WebDataset,
+// List, Damaged, MaxSampleBytes, MaxPixels and OpenSource. If the archive itself is damaged,
+// Inspect returns the *ArchiveError and the report on the part before the damage.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	l, err := inspectedBy(path, o, nil, sample.Library{})
 	if err != nil {
@@ -91,9 +91,9 @@ func inspectedBy(path string, o Options, file func(string) (archive.File, error)
 	return &Loader{path: path, o: o, openFile: file, codec: c, rules: newRules(path, &o)}, nil
 }
 
-// inspect inspects the archive. If there was no error, it finally calls take for each bad sample
-// and each sample whose damage was tolerated, in no order. A nil take is not called. names makes
-// the digests of their names. With take, a WebDataset key of samples in several shards is an error.
+// inspect inspects the archive. If there was no error, it finally calls take, if not nil, for each
+// bad sample and each sample with tolerated damage, in no particular order. names makes the digests
+// of their names. With take, a WebDataset key of samples in several shards is an error.
 func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *audit.Names, take func(verdict)) (*Report, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -124,7 +124,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 		judging: take != nil,
 		census:  newCensus(&l.o),
 	}
-	defer in.buffers.Close() // no worker is left
+	defer in.buffers.Close() // no worker is running
 	defer context.AfterFunc(ctx, in.budget.Stop)()
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
@@ -154,7 +154,8 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 	return in.census.report(a, labels), err
 }
 
-// inspection is a running Inspect. It visits the walk over the archive, and has the workers.
+// inspection is a running Inspect. It is the visitor of the walk over the archive, and runs the
+// workers.
 type inspection struct {
 	l       *Loader
 	ctx     context.Context
@@ -163,10 +164,10 @@ type inspection struct {
 	budget  *arena.Budget
 	items   chan inspectItem
 
-	// The walk uses the fields below.
-	bad        *SampleError // of the sample whose buffer was asked for
+	// Only the walk uses the fields up to mu.
+	bad        *SampleError // reason why the current sample is bad, or nil
 	names      *audit.Names
-	firstNames []string // with WebDataset: of the first image of each label
+	firstNames []string // with WebDataset: name of the first image of each label
 
 	mu       sync.Mutex
 	census   *census
@@ -174,18 +175,18 @@ type inspection struct {
 	verdicts []verdict
 }
 
-// inspectItem is a sample on its way to a worker.
+// inspectItem is a sample that is sent to a worker.
 type inspectItem struct {
 	found index.Found
 	data  []byte
 	bad   *SampleError
-	again bool // an earlier sample has its name
+	again bool // an earlier sample has the same name
 }
 
-// verdict is the result of an inspection for a sample that is bad, or whose damage was tolerated.
+// verdict is the result of an inspection for a sample that is bad or has tolerated damage.
 type verdict struct {
 	position, group, dir int32  // see index.Found
-	name                 uint64 // a digest
+	name                 uint64 // digest of the name
 	bad                  bool
 }
 
@@ -258,7 +259,7 @@ func (in *inspection) work() {
 	}
 }
 
-// inspect decodes all of a sample to an image of 8 x 8 pixels.
+// inspect decodes a whole sample to an image of 8 x 8 pixels.
 func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) (r inspected, fatal error) {
 	f, rules := &it.found, &in.l.rules
 	r = inspected{index: f.Index, dir: f.Dir, name: f.Name, bytes: int64(len(it.data)), bad: it.bad}
@@ -298,13 +299,13 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 }
 
 // InspectIndex makes the report of Inspect from the archive's index alone. If there is no index, it
-// makes one first. It reads and decodes no image, so it only finds damage that an image's header
-// shows. If an image's header is too far from the start of its file, the image has the format
-// "unknown", and is not counted in the range of pixels.
+// makes one first. It reads and decodes no image, so it finds only damage that is visible in an
+// image's header. If an image's header is too far from the start of its file, the image has the
+// format "unknown" and does not count in the range of pixels.
 //
-// InspectIndex uses the options IndexFile, Classes, WebDataset, List (an index that was made
-// otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger. A directory has no
-// index and is an error.
+// InspectIndex uses the options IndexFile, Classes, WebDataset, List (an index made with other
+// values is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger. A directory has no index
+// and is an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes, o.Masks, o.MultiLabel = false, 1, Masks{}, false // no contents are held in memory
 	o, err := o.withDefaults()
@@ -337,7 +338,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		return nil, err
 	}
 	config := l.indexConfig()
-	config.RefuseOtherLabels = true // loaders use that index: it is not replaced
+	config.RefuseOtherLabels = true // loaders use that index, so it must not be replaced
 	x, err := index.Load(a, config)
 	if x == nil || err != nil {
 		return nil, err
@@ -387,37 +388,36 @@ func inspectHeader(rules *sample.Rules, m index.Sample, i int, h *index.Header) 
 }
 
 const (
-	// maxNamed is the maximum number of members that Report.Bad and Report.Warned name.
+	// maxNamed is the maximum number of members in Report.Bad and Report.Warned.
 	maxNamed = 1000
-	// maxFirst is the maximum number of members that a Finding names, and of directories that a
-	// ClassReport names.
+	// maxFirst is the maximum number of members in a Finding, and of directories in a ClassReport.
 	maxFirst = 5
 	// maxRows is the maximum number of findings of one verdict that are listed as separate rows.
 	maxRows = 100
-	// rareShare defines the rare kinds: at most 1 in rareShare of the good images are of a rare
+	// rareShare defines the rare kinds: at most 1 in rareShare of the good images is of a rare
 	// kind.
 	rareShare = 20
 )
 
-// Verdict tells how a loader treats the images of a Finding.
+// Verdict is a loader's treatment of the images of a Finding.
 type Verdict string
 
 // The verdicts.
 const (
-	FindingTolerated Verdict = "tolerated" // damaged, and good samples all the same: see Options.Damaged
+	FindingTolerated Verdict = "tolerated" // damaged, but good samples: see Options.Damaged
 	FindingRefused   Verdict = "refused"   // bad samples
-	FindingRare      Verdict = "rare"      // good samples, of a kind that is easily overlooked
+	FindingRare      Verdict = "rare"      // good samples of a kind that is easily overlooked
 )
 
 // Finding is one row of a Report: a kind of sample that is tolerated, refused or rare.
 type Finding struct {
 	Verdict Verdict
-	What    string // "damaged: truncated JPEG", "16 bits a channel"; it may hold text from the archive
+	What    string // "damaged: truncated JPEG", "16 bits a channel"; it may contain text from the archive
 	Count   int
-	First   []string // the names of its first samples, at most 5
+	First   []string // names of the first samples, at most 5
 }
 
-// inspected holds the known facts about a sample.
+// inspected is the result of inspecting one sample.
 type inspected struct {
 	index         int
 	dir           int // the number of its directory
@@ -426,15 +426,15 @@ type inspected struct {
 	width, height int32
 	bytes         int64
 	bad           *SampleError
-	warned        *SampleError // damage that was tolerated
-	rare          []string     // what is rare of it
+	warned        *SampleError // tolerated damage
+	rare          []string     // rare properties
 }
 
-// census makes a Report from samples, which may come in any order. It keeps names of the first
-// samples of each kind only.
+// census makes a Report from samples, which may arrive in any order. It keeps names only for the
+// first samples of each kind.
 type census struct {
 	byDirectory          bool       // the directories are the classes
-	dirs                 []dirCount // by number of directory
+	dirs                 []dirCount // by directory number
 	formats              map[string]int
 	width, height, bytes []int64 // of good images
 	bad, warned          namedSamples
@@ -449,11 +449,11 @@ type dirCount struct {
 	paths        firsts // of the directories with its name
 }
 
-// row is the identity of a Finding.
+// row identifies a Finding.
 type row struct {
 	verdict Verdict
 	what    string
-	format  bool // of a format: a finding only if few images have it
+	format  bool // the row is a format: a finding only if few images have it
 }
 
 func newCensus(o *Options) *census {
@@ -532,7 +532,7 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		r.Classes = append(r.Classes, ClassReport{Name: class})
 	}
 	for dir, d := range c.dirs {
-		if d.samples == 0 { // not of a class
+		if d.samples == 0 { // not in a class
 			continue
 		}
 		class := &r.Classes[labels.OfDirectory[dir]]
@@ -550,7 +550,7 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 	return r
 }
 
-// findings lists the rows: by verdict, the most frequent first.
+// findings lists the rows by verdict, most frequent first.
 func (c *census) findings() (list []Finding) {
 	for row, f := range c.rows {
 		if row.format && (f.count*rareShare > len(c.bytes) || len(c.formats) == 1) {
@@ -572,9 +572,9 @@ func (c *census) findings() (list []Finding) {
 // detailed reports whether the bad samples of a reason have a row for each detail.
 func detailed(r Reason) bool { return r == Damaged || r == Unsupported || r == Rejected }
 
-// kindOfError returns the common part of the errors of a row: the reason, and for some reasons the
-// decoder's message. For Damaged it removes the message's numbers, which are offsets and sizes in
-// one file.
+// kindOfError returns the text that all errors of a row share: the reason, and for some reasons the
+// decoder's message. For Damaged it removes the numbers from the message, because they are offsets
+// and sizes in one file.
 func kindOfError(e *SampleError) string {
 	if !detailed(e.Reason) || e.Err == nil {
 		return string(e.Reason)
@@ -637,8 +637,8 @@ func (f *firsts) add(index int, name string) {
 	}
 }
 
-// addOnce is add for names that several samples share. A name is in the list once, at the index of
-// its first sample.
+// addOnce is add for names that several samples share. Each name is in the list once, at the index
+// of its first sample.
 func (f *firsts) addOnce(index int, name string) {
 	if at := slices.IndexFunc(f.list, func(n firstName) bool { return n.name == name }); at >= 0 {
 		if f.list[at].index <= index {

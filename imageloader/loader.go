@@ -17,22 +17,22 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// queueBytes bounds the compressed bytes between reading and decoding. The bytes in the shuffle
-// buffer do not count. One sample alone may be larger.
+// queueBytes is the maximum number of compressed bytes between reading and decoding. The shuffle
+// buffer does not count. A single sample may be larger.
 const queueBytes = 64 << 20
 
-// Loader is an open archive. Several goroutines may call its methods; several epochs may run at the
-// same time.
+// Loader is an open archive. It is safe for concurrent use; several epochs may run at the same
+// time.
 type Loader struct {
 	path     string
 	o        Options
 	plan     *transform.Plan                         // of o.Transform
-	openFile func(path string) (archive.File, error) // nil: the file system's; tests have others
+	openFile func(path string) (archive.File, error) // nil: the file system's; set in tests
 	codec    sample.Codecs
 	rules    sample.Rules
 	index    atomic.Pointer[index.Index]         // nil until the archive has been read through
-	points   atomic.Pointer[devplan.EntryPoints] // of the index; nil until an epoch needs them
-	searched atomic.Pointer[devplan.Searches]    // likewise
+	points   atomic.Pointer[devplan.EntryPoints] // entry points of the index; nil until an epoch needs them
+	searched atomic.Pointer[devplan.Searches]    // searches of the index; nil until an epoch needs them
 	weights  *order.Weights                      // nil: every sample once
 	list     *index.List                         // nil: there is none
 	counters count.Counters
@@ -41,13 +41,13 @@ type Loader struct {
 
 	queueBytes int64 // the constant, or less in a test
 
-	bytes  int64      // of the archive when it was opened
-	opened order.Kind // the order that Open chose
+	bytes  int64      // size of the archive when it was opened
+	opened order.Kind // order chosen by Open
 
 	mu      sync.Mutex
-	order   order.Kind   // of epochs from now on: opened, or the order of a restored state
+	order   order.Kind   // order of epochs from now on: opened, or the order of a restored state
 	resume  *epoch.Start // nil: every epoch is whole
-	digest  string       // of the index, computed when it is first needed
+	digest  string       // digest of the index, computed at its first use
 	closed  chan struct{}
 	running sync.WaitGroup
 }
@@ -55,9 +55,9 @@ type Loader struct {
 // Open is OpenContext without a context.
 func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
 
-// OpenContext opens an archive of image files. The first bytes, not the name, tell its format
+// OpenContext opens an archive of image files. The first bytes, not the name, determine its format
 // (.tar, .tar.gz, .tar.zst). Unless the archive is compressed and o.Classes is given, OpenContext
-// reads it through once: the headers of a .tar, all of a .tar.gz. If it meets damage, it returns an
+// reads it once: the headers of a .tar, or a whole .tar.gz. If it finds damage, it returns an
 // *ArchiveError.
 //
 // If another process is already making the index, OpenContext waits for it and logs this to
@@ -123,8 +123,8 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	return l, nil
 }
 
-// chooseOrder chooses the order of epochs by the index that the loader was opened with. x is nil if
-// there was none. An index that is made later does not change the order.
+// chooseOrder chooses the order of epochs by the index with which the loader was opened. x is nil
+// if there was none. An index that is made later does not change the order.
 func (l *Loader) chooseOrder(x *index.Index) order.Kind {
 	switch {
 	case l.o.Weights != nil || l.o.Balanced:
@@ -187,8 +187,8 @@ func (l *Loader) Len() int {
 	return -1
 }
 
-// Batches returns the number of batches of an epoch on this rank, without regard to samples that
-// the policy Skip leaves out. It returns -1 if Len does.
+// Batches returns the number of batches of an epoch on this rank. It does not account for samples
+// that the policy Skip leaves out. It returns -1 if Len does.
 func (l *Loader) Batches() int {
 	total := l.positions(l.index.Load())
 	if total == order.Unknown {

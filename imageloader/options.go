@@ -22,38 +22,37 @@ import (
 )
 
 // Options of a Loader. The zero value loads every image in archive order, resized and
-// centre-cropped to 224, 32 a batch.
+// centre-cropped to 224, in batches of 32.
 type Options struct {
 	BatchSize int       // samples; 0: 32
 	Transform Transform // zero value: Eval(256, 224)
 
 	Shuffle bool
-	// ShuffleBuffer and ShuffleBytes bound the buffer that a .tar.gz is shuffled through: samples
-	// (0: 4096) and compressed bytes (0: 256 MiB), whichever is reached first. An archive with
-	// random access needs no buffer. A .tar.gz whose samples fit in ShuffleBytes, shuffled or not,
-	// stays in memory after the first epoch has read it, and is not read again.
+	// ShuffleBuffer and ShuffleBytes limit the buffer through which a .tar.gz is shuffled: the
+	// number of samples (0: 4096) and of compressed bytes (0: 256 MiB), whichever is reached first.
+	// An archive with random access needs no buffer. A .tar.gz whose samples fit in ShuffleBytes,
+	// shuffled or not, stays in memory after the first epoch has read it, and is not read again.
 	ShuffleBuffer int
 	ShuffleBytes  int64
 	Seed          uint64
 
-	// Repeat is the number of passes of an epoch over the samples, each time in another order and
-	// with other crops; 0: once. Round j of epoch e equals epoch e*Repeat+j of a loader without
-	// Repeat.
+	// Repeat is the number of passes over the samples in an epoch, each in another order and with
+	// other crops; 0: once. Round j of epoch e equals epoch e*Repeat+j of a loader without Repeat.
 	Repeat int
 	// Weights, if not nil, makes an epoch of draws with replacement: each draw takes a sample with
 	// a probability proportional to its weight (0 or more). Open calls it once for each sample.
-	// Balanced draws each class equally often instead. Draws is the number of draws of a round; 0:
-	// as many as there are samples. Weights and Balanced need random access.
+	// Balanced draws each class equally often instead. Draws is the number of draws in a round; 0:
+	// the number of samples. Weights and Balanced need random access.
 	Weights  func(Sample) float64
 	Balanced bool
 	Draws    int
 
-	// Rank and World are for several processes that train together: this one is rank Rank (from 0)
-	// of World; 0: 1. All have the same archive and options. The sequence of an epoch is the same
-	// on each, and its samples are dealt in turn. Every rank gets the same number of batches of the
-	// same sizes, even with damaged samples. If the samples don't divide evenly, or if a rank skips
-	// more bad samples than the others, the first samples of the epoch are repeated. With DropLast,
-	// samples are left out instead, so that all batches are full.
+	// Rank and World are for several processes that train together: this process is rank Rank (from
+	// 0) of World; 0: 1. All ranks have the same archive and options. The sequence of an epoch is
+	// the same on each, and its samples are dealt in turn. Every rank gets the same number of
+	// batches of the same sizes, even with damaged samples. If the samples don't divide evenly, or
+	// if a rank skips more bad samples than the others, the first samples of the epoch are
+	// repeated. With DropLast, samples are left out instead, so that all batches are full.
 	Rank, World int
 
 	// Workers is the number of goroutines that decode, each using up to one core; 0: GOMAXPROCS,
@@ -61,7 +60,7 @@ type Options struct {
 	// goroutine.
 	Workers int
 	// WorkerNice lowers the priority of the workers' threads by this many steps of nice(2), 0 to
-	// 19. WorkerCPUs, if not empty, names the only CPUs that they run on. Workers is then at most
+	// 19. WorkerCPUs, if not empty, lists the only CPUs on which they run. Workers is then at most
 	// len(WorkerCPUs) by default. Both keep decoding away from the thread that launches kernels.
 	// The workers then have separate threads. When the epoch ends, the threads get their old
 	// priority and CPUs back.
@@ -71,14 +70,14 @@ type Options struct {
 	// the epoch instead.
 	DropLast bool
 	PadLast  bool
-	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training
-	// archive's classes to the loader of a test archive. Without Classes, Open reads the archive
-	// through once. With Classes, Open does not read a .tar.gz. The first epoch then delivers
+	// Classes, if not empty, lists the directory names whose labels are 0, 1, ... Give the training
+	// archive's classes to the loader of a test archive. Without Classes, Open reads the whole
+	// archive once. With Classes, Open does not read a .tar.gz. The first epoch then delivers
 	// samples while it reads a .tar.gz or .tar.zst, before the archive's own checksum is known. If
-	// bytes are damaged and images still decode, their batches come before the *ArchiveError that
-	// ends the epoch.
+	// bytes are damaged and images still decode, their batches are delivered before the
+	// *ArchiveError that ends the epoch.
 	Classes []string
-	// WebDataset takes labels from WebDataset's members, not from directories. A group is the
+	// WebDataset takes labels from WebDataset's members, not from directories. A group consists of
 	// consecutive members of a shard whose paths are equal up to the first dot of the last part.
 	// The group's sample is the image whose extension has no further dot ("0.jpg", not
 	// "0.depth.png"). Its label is in its .cls member, or else in the field label, cls or class of
@@ -89,77 +88,78 @@ type Options struct {
 	//
 	// If every label is a decimal number, the numbers are the labels: "7" and "007" are 7. A label
 	// that is not a whole number from 0 to 1,048,575 is then an error that names its image. If any
-	// label is not a number, all are names of classes, in the order of their bytes: "10" comes
-	// before "9". Classes makes any labels names, in its own order.
+	// label is not a number, all labels are names of classes, sorted by bytes: "10" is before "9".
+	// With Classes all labels are names, in the order of Classes.
 	WebDataset bool
 	// MultiLabel gives each sample of WebDataset any number of labels. They are the words of its
-	// .cls, between white space or commas, or an array of strings and whole numbers in the field
-	// labels, label, cls or class of its .json. The field "labels" of a batch is then float32
-	// [classes], with a 1 for each label and 0 otherwise, and Sample.Label is 0. Labels of all
-	// lists together become numbers by the rule of WebDataset. A sample with an empty list has no
-	// 1.
+	// .cls, separated by white space or commas, or an array of strings and whole numbers in the
+	// field labels, label, cls or class of its .json. The field "labels" of a batch is then float32
+	// [classes], with a 1 for each label and 0 otherwise, and Sample.Label is 0. WebDataset's rule
+	// for numbers and names applies to the labels of all lists together. A sample with an empty
+	// list has only zeros.
 	MultiLabel bool
-	// List is the path or URL of a CSV file that names the samples and their labels. It is a TSV
-	// with tabs if its name ends in .tsv or .tab. Labels do not come from directories, and members
-	// that the list does not name are not samples. The first two columns are a member's path, as in
-	// the archive or below the directory, and its label. A first line that names the columns
-	// ("path" and "label", in any order) is a header. Further columns are ignored. Samples stay in
-	// the archive's order. Labels become numbers by the rule of WebDataset. A path that the archive
-	// does not have, or that is listed twice, is a *ListError with file and line. A label that is
-	// not among Classes is an *UnknownClassError. Open reads an archive without an index through.
+	// List is the path or URL of a CSV file that lists the samples and their labels. A name that
+	// ends in .tsv or .tab is a TSV file. Labels do not come from directories, and members that are
+	// not listed are not samples. The first two columns are a member's path, as in the archive or
+	// below the directory, and its label. If the first line names the columns ("path" and "label",
+	// in any order), it is a header. Further columns are ignored. Samples stay in the archive's
+	// order. WebDataset's rule for numbers and names applies to the labels. A path that is not in
+	// the archive, or that is listed twice, is a *ListError with file and line. A label that is not
+	// among Classes is an *UnknownClassError. Open reads a whole archive if it has no index.
 	List string
-	// Target, if it is not nil, writes the training target of a sample, which replaces its label:
+	// Target, if not nil, writes the training target of a sample, which replaces its label:
 	// TargetWidth numbers, which are 0 before the call. For multi-label classification, write a 1
 	// for each class of the image. For regression, write the values. The field "labels" is then
 	// float32 [TargetWidth], and MixUp and CutMix mix these numbers. Several goroutines call
-	// Target, once for each sample that was decoded. It must return the same numbers for the same
-	// sample every time. An error or a panic makes the sample a bad one, with the reason Rejected.
+	// Target, once for each decoded sample. It must return the same numbers for the same sample
+	// every time. An error or a panic makes the sample bad, with the reason Rejected.
 	Target      func(s Sample, target []float32) error
 	TargetWidth int
-	// Masks, if it is not zero, makes samples of images and their masks, which have no labels: the
-	// field "masks" replaces "labels". Crop, resize, flip, and the steps of Transform.Ops that move
+	// Masks, if not zero, makes samples of images and their masks, which have no labels: the field
+	// "masks" replaces "labels". Crop, resize, flip, and the steps of Transform.Ops that move
 	// pixels apply equally to both. Every pixel of a transformed mask is a copy of the nearest one.
-	// Masks need random access, so Open reads a .tar.gz through if it has no index.
+	// Masks need random access, so Open reads a whole .tar.gz if it has no index.
 	Masks      Masks
 	BadSamples BadSamplePolicy
 	// Damaged decides which damaged images are bad samples; 0: Warned, which refuses the images
 	// that Pillow and torchvision refuse.
 	Damaged DamagePolicy
-	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height
-	// (0: 178,956,970, as in Pillow). A HEIC may have half as many pixels, and an AVIF a quarter,
-	// because libheif uses more memory a pixel. A sample that exceeds a bound is bad.
+	// MaxSampleBytes limits a member's size (0: 256 MiB) and MaxPixels an image's width * height
+	// (0: 178,956,970, as in Pillow). The limit on pixels is half for a HEIC, and a quarter for an
+	// AVIF, because libheif uses more memory for each pixel. A sample that exceeds a limit is bad.
 	MaxSampleBytes int64
 	MaxPixels      int64
-	// MaxTranscodedBytes bounds this loader's memory for baseline copies of progressive JPEGs,
+	// MaxTranscodedBytes limits this loader's memory for baseline copies of progressive JPEGs,
 	// which a GPU decodes instead of the originals (prefetcher.Options.Decode); 0: 1 GiB. Ranks on
-	// one host do not share copies. The workers decode progressive JPEGs without room for a copy,
-	// at several milliseconds each. 1 keeps none.
+	// one host do not share copies. Without room for a copy, the workers decode the progressive
+	// JPEG, which takes several milliseconds. 1 keeps no copies.
 	MaxTranscodedBytes int64
 	// IndexFile is the path of the archive's index, which is kept from one run to the next. ""
-	// selects the archive's folder (train.tgz.tsidx), or the user's cache folder if that can't be
-	// written. The cache folder is searched first. A file that is neither empty nor an index is
-	// never replaced. As IndexFile it is an error. With NoIndex the index is neither read nor
-	// written.
+	// selects the archive's folder (train.tgz.tsidx), or the user's cache folder if the archive's
+	// folder can't be written. The cache folder is searched first. A file that is neither empty nor
+	// an index is never replaced, and is an error if IndexFile names it. With NoIndex the index is
+	// neither read nor written.
 	IndexFile string
 	NoIndex   bool
-	// The index also keeps entry points into JPEG files, about 1 % of their size. The loader makes
+	// The index also stores entry points into JPEG files, about 1 % of their size. The loader makes
 	// them when it first decodes an image, which costs about a tenth more time, or a GPU finds them
 	// while it decodes (prefetcher.Options.Decode). After that only the part that the crop needs is
 	// decoded. The pixels are the same. Entry points of an earlier process are compared with the
 	// image when they are first used, so that no entry point changes a pixel. TrustIndex skips this
 	// comparison. With NoEntryPoints they are neither made nor used.
 	//
-	// The index's checksums detect damage and other archives, but not forgery, with and without
-	// TrustIndex. A sample must follow a tar header of its name and size, and its label must be its
-	// directory. The list of samples, WebDataset's labels, and the windows from which a .tar.gz is
-	// inflated are trusted, so anyone who can write the index can change them. Set NoIndex, or an
-	// IndexFile in a private folder, if others can write to the archive's folder.
-	// docs/index-format.md has the details.
+	// With and without TrustIndex, the index's checksums detect damage and other archives, but not
+	// forgery. A sample must follow a tar header with its name and size, and its label must be its
+	// directory. The list of samples, WebDataset's labels, and the windows for inflating a .tar.gz
+	// are trusted, so anyone who can write the index can change them. Set NoIndex, or an IndexFile
+	// in a private folder, if others can write to the archive's folder. docs/index-format.md has
+	// the details.
 	TrustIndex    bool
 	NoEntryPoints bool
-	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and
-	// https. Several goroutines may call it. Its ctx is for opening alone and ends right after the
-	// call. A Source must read with the context that ReadRange gets: reads with ctx fail at once.
+	// OpenSource opens a path with a scheme, such as "s3://bucket/train.tgz". nil: OpenHTTP, for
+	// http and https. Several goroutines may call it. Its ctx is only for opening and ends right
+	// after the call. A Source must read with the context that ReadRange gets: reads with the
+	// earlier ctx would fail at once.
 	OpenSource func(ctx context.Context, url string) (Source, error)
 	Logger     *slog.Logger // nil: silent
 	// StatsEvery is the interval at which a running epoch logs its Stats since the last time; 0:
@@ -196,7 +196,7 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// setNumbers replaces numbers that are 0 by their defaults, and checks their bounds.
+// setNumbers replaces numbers that are 0 by their defaults, and checks their limits.
 func (o *Options) setNumbers() error {
 	workers := runtime.GOMAXPROCS(0) // follows the cgroup's quota of CPU time
 	if n := len(o.WorkerCPUs); n > 0 {
@@ -226,7 +226,7 @@ func setNumber[T int | int64](name string, value *T, fallback, limit T) error {
 	return nil
 }
 
-// check refuses fields that exclude each other.
+// check returns an error for fields that exclude each other.
 func (o *Options) check() error {
 	switch {
 	case o.StatsEvery < 0:
@@ -248,7 +248,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// share returns this process's share of an epoch, by the options.
+// share returns this process's share of an epoch.
 func (o *Options) share() order.Share {
 	return order.Share{Rank: o.Rank, World: o.World, Batch: o.BatchSize, DropLast: o.DropLast, PadLast: o.PadLast}
 }
@@ -263,8 +263,8 @@ func (o *Options) needsIndex() bool {
 	return o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
 }
 
-// checkIndexFile refuses an Options.IndexFile that is neither empty nor an index, before any work
-// is done.
+// checkIndexFile returns an error if Options.IndexFile is neither empty nor an index. It runs
+// before any other work.
 func (o *Options) checkIndexFile() error {
 	if o.NoIndex || o.IndexFile == "" {
 		return nil
@@ -275,10 +275,11 @@ func (o *Options) checkIndexFile() error {
 	return nil
 }
 
-// maxTargetWidth bounds Options.TargetWidth.
+// maxTargetWidth is the maximum of Options.TargetWidth.
 const maxTargetWidth = 1 << 20
 
-// checkTarget refuses a target without a width, and options that can't be used with a target.
+// checkTarget returns an error for a target without a width, and for options that can't be used
+// with a target.
 func (o *Options) checkTarget() error {
 	switch {
 	case o.MultiLabel && !o.WebDataset:
@@ -300,29 +301,29 @@ func (o *Options) checkTarget() error {
 // Masks gives each image a mask, for segmentation: a PNG of the image's size whose pixels are class
 // numbers. An image and its mask are two members of the archive, whose names follow two patterns.
 type Masks struct {
-	// Image and Mask are the patterns: names in which one "*" stands for any text, slashes
-	// included, and a ".*" at the end for any extension. An image and a mask belong together if the
-	// "*" stands for the same text in both names: "images/*.jpg" and "masks/*.png", or in
-	// WebDataset's groups "*.jpg" and "*.seg.png". A name that matches both is a mask. Images
-	// without a mask and masks without an image are ignored and logged. A second mask of an image
-	// is a *PairError. Shards may have the same names.
+	// Image and Mask are patterns for names. One "*" matches any text, including slashes, and a
+	// ".*" at the end matches any extension. An image and a mask belong together if the "*" matches
+	// the same text in both names: "images/*.jpg" and "masks/*.png", or in WebDataset's groups
+	// "*.jpg" and "*.seg.png". A name that matches both patterns is a mask. Images without a mask
+	// and masks without an image are ignored and logged. A second mask of an image is a *PairError.
+	// Shards may have the same names.
 	Image, Mask string
 	// DType is the dtype of the field "masks": tensor.Uint8 (also the zero value), or tensor.Int64,
 	// which masks of 16 bits need.
 	DType tensor.DType
-	// Fill is the class of pixels that a step of Transform.Ops, such as RandomRotation, takes from
+	// Fill is the class of pixels that a step of Transform.Ops, such as RandomRotation, reads from
 	// outside of the mask. The default 0 is torchvision's. 255 is common for pixels that a loss
 	// ignores.
 	Fill int
 }
 
-// PairError is an image with two masks, or a mask with two images, by Options.Masks.
+// PairError is an image with two masks, or a mask with two images, according to Options.Masks.
 type PairError = index.PairError
 
 // masked reports whether there are masks.
 func (m *Masks) masked() bool { return *m != Masks{} }
 
-// pairs returns the patterns; nil if there are no masks.
+// pairs returns the patterns, or nil if there are no masks.
 func (m *Masks) pairs() (*index.Pairs, error) {
 	if !m.masked() {
 		return nil, nil
@@ -341,7 +342,7 @@ func (m *Masks) pairs() (*index.Pairs, error) {
 	return &index.Pairs{Image: image, Mask: mask}, nil
 }
 
-// checkMasks refuses wrong masks, and options that can't be used with masks.
+// checkMasks returns an error for wrong masks, and for options that can't be used with masks.
 func (o *Options) checkMasks(plan *transform.Plan) error {
 	m := &o.Masks
 	if _, err := m.pairs(); err != nil || !m.masked() {
@@ -369,8 +370,8 @@ func (o *Options) checkMasks(plan *transform.Plan) error {
 	return nil
 }
 
-// Transform describes how an image of a file becomes part of a batch. Package transform documents
-// it and has the operations for its fields Ops and Mix.
+// Transform describes how an image file becomes a part of a batch. Package transform documents it
+// and has the operations for its fields Ops and Mix.
 type Transform = transform.Transform
 
 // Train returns the usual transform for training: RandomResizedCrop(size) and a horizontal flip
@@ -381,7 +382,7 @@ func Train(size int) Transform { return transform.Train(size) }
 // with ImageNet's mean and standard deviation.
 func Eval(resize, size int) Transform { return transform.Eval(resize, size) }
 
-// checkList refuses options that can't be used with a list.
+// checkList returns an error for options that can't be used with a list.
 func (o *Options) checkList() error {
 	switch {
 	case o.List == "":
@@ -393,7 +394,7 @@ func (o *Options) checkList() error {
 	return nil
 }
 
-// batchSize is the field that may differ in another World.
+// batchSize is the name of the field that may differ if World differs.
 const (
 	batchSize    = "BatchSize"
 	maxBatchSize = 1 << 24

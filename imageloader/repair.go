@@ -35,25 +35,25 @@ type FixOptions struct {
 type FixReport struct {
 	File      string
 	Bytes     int64
-	Members   int      // written
-	LeftOut   int      // members that were left out
-	Rewritten int      // images among Members that were written again as PNG
-	Dropped   []string // the classes that have no sample any more
+	Members   int      // number of members written
+	LeftOut   int      // number of members that were left out
+	Rewritten int      // number of images among Members that were rewritten as PNG
+	Dropped   []string // classes that no longer have a sample
 }
 
 // Fix inspects an archive and writes a new one without the bad samples. The name of the new file
 // selects its format: .tar, .tar.gz or .tgz, .tar.zst. The other members keep their names, bytes
 // and order, and samples their labels. Only names and sizes of headers are kept, so that the same
-// input makes the same file again. Members that are not regular files are left out. Options are as
-// for Inspect, without a List.
+// input always gives the same file. Members that are not regular files are left out. Options are as
+// for Inspect, except that List is not allowed.
 //
-// Damaged images that o.Damaged tolerates are kept unchanged, except under Partial. Then Fix
-// replaces an image that Warned refuses by a PNG, under the same name, with the pixels (and the
-// EXIF orientation) that Partial gives. So loaders with the default options accept all samples.
+// Damaged images that o.Damaged tolerates are kept unchanged, except under Partial. Under Partial,
+// Fix replaces each image that Warned refuses by a PNG with the same name, the pixels that Partial
+// gives, and the EXIF orientation. Loaders with the default options thus accept all samples.
 //
 // With Options.WebDataset, the other members of a bad sample's group are left out too, since
-// otherwise another image of the group would become the sample. A key that samples of several
-// shards have is an error, since the new archive is one shard.
+// otherwise another image of the group would become the sample. It is an error if samples in
+// several shards have the same key, since the new archive is one shard.
 //
 // Fix fails before it writes if the archive itself is damaged, if no sample is good, if a class
 // would lose all samples (see FixOptions), or if the new file already exists and is not empty. The
@@ -106,7 +106,7 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 	return report, &x.report, nil
 }
 
-// fixError returns an error of writing.
+// fixError returns an error of writing the new archive.
 func fixError(out string, err error) error {
 	var damage *ArchiveError
 	if errors.As(err, &damage) || errors.Is(err, archive.ErrStopped) {
@@ -137,17 +137,17 @@ func fixFormat(out string) (compression, error) {
 		"ends in .tar, .tgz, .tar.gz or .tar.zst", out)
 }
 
-// unpacked is a writer without compression.
+// unpacked is a compression that does not compress.
 type unpacked struct{ io.Writer }
 
 func (unpacked) Close() error { return nil }
 
-// checkFixed refuses a path that belongs to the input, or to any file with content, which may be
-// the only archive with its images.
+// checkFixed returns an error for a path that belongs to the input, or to any file with content,
+// which may be the only archive with its images.
 func checkFixed(a *archive.Archive, out string) error {
 	existing, err := os.Stat(out)
 	if err != nil {
-		existing = nil // Check says why
+		existing = nil // Check returns the reason
 	}
 	folder, err := os.Stat(filepath.Dir(out))
 	if err != nil {
@@ -190,8 +190,8 @@ func inside(folder string, info, dir fs.FileInfo) bool {
 	return err == nil
 }
 
-// droppedClasses lists the classes without a good sample. They are an error unless
-// FixOptions.DropClasses is set.
+// droppedClasses lists the classes without a good sample. Without FixOptions.DropClasses they are
+// an error.
 func droppedClasses(r *Report, f FixOptions) (dropped []string, err error) {
 	good := 0
 	for _, c := range r.Classes {
@@ -215,8 +215,8 @@ func droppedClasses(r *Report, f FixOptions) (dropped []string, err error) {
 type fixing struct {
 	l *Loader
 	a *archive.Archive
-	// left has the positions of bad samples, and damaged the positions of samples whose damage was
-	// tolerated. groups has the WebDataset groups of the bad samples.
+	// left holds the positions of bad samples, and damaged the positions of samples with tolerated
+	// damage. groups holds the WebDataset groups of the bad samples.
 	left, damaged, groups bits
 	// expected and met are sums of the digests of the names at these positions: in the inspected
 	// archive, and in the copied one.
@@ -250,7 +250,7 @@ func (x *fixing) take(v verdict) {
 	x.expected += v.name
 }
 
-// unchanged checks that the archive to be copied is the inspected one.
+// unchanged checks that the archive to be copied is still the inspected one.
 func (x *fixing) unchanged() error {
 	now, err := x.a.Reopen()
 	if err != nil {
@@ -260,7 +260,7 @@ func (x *fixing) unchanged() error {
 	return now.Changed(x.a.Info())
 }
 
-// write writes the remaining archive.
+// write writes the new archive.
 func (x *fixing) write(ctx context.Context, file io.Writer, compress compression) error {
 	buffered := bufio.NewWriterSize(file, 1<<20)
 	packed, err := compress(buffered)
@@ -351,7 +351,7 @@ func writeHeader(w *tar.Writer, name string, size int64) error {
 	return nil
 }
 
-// decoders rewrite images. They are made for the first image.
+// decoders rewrites images. The decoders are made for the first image.
 type decoders struct {
 	l               *Loader
 	warned, partial sample.Decoder

@@ -14,15 +14,15 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// Restore continues an interrupted epoch: it makes the epoch of a state start right after the
-// state's batch, every time that it is run. Other epochs are complete. The rest of the epoch is the
+// Restore continues an interrupted epoch: from now on, the epoch of the state starts right after
+// the state's batch whenever it is run. Other epochs are complete. The rest of the epoch is the
 // same as without the interruption: the same bytes in the same batches, with any number of workers,
-// also if the archive has gained or lost random access since. Restore() without a state undoes
-// this. Running epochs are not disturbed. A closed loader returns ErrClosed.
+// even if the archive has gained or lost random access since. Restore() without a state undoes
+// this. Running epochs are not affected. A closed loader returns ErrClosed.
 //
-// With the Rank and World of the state, this rank's state is enough. The other ranks' states may be
+// If Rank and World are the state's, this rank's state is enough. The other ranks' states may be
 // given too. With another World, the rest of the epoch is dealt again: every sample that was in no
-// batch comes once, and no other sample comes, except as padding. This needs the states of all
+// batch is delivered once, and no other sample is, except as padding. This needs the states of all
 // ranks after the same number of batches. One state is enough if there was one rank, or if the
 // policy is not Skip (under Skip one rank may have used up more bad samples than another).
 // BatchSize may then differ too. If World*BatchSize is unchanged, the ranks' batches together have
@@ -30,7 +30,7 @@ import (
 //
 // Restore refuses a state of another archive, other classes, or other options, with an error that
 // names the difference. Options that don't change a batch (Workers, Logger and the like) may
-// differ. If the loader was opened without reading the archive, Restore reads it through.
+// differ. If the loader was opened without reading the archive, Restore reads it completely.
 func (l *Loader) Restore(ctx context.Context, states ...State) error {
 	if !l.startCall() {
 		return ErrClosed
@@ -95,8 +95,8 @@ func (l *Loader) restore(ctx context.Context, states []State) (*epoch.Start, ord
 	return &epoch.Start{Epoch: r.epoch, Done: done, Before: states[0].Batches()}, r.order, nil
 }
 
-// fits returns an error if a state does not fit this loader, or was not made at the same time as
-// first. It returns nil if the state fits.
+// fits returns an error if a state does not fit this loader, or was not made after the same batch
+// as first.
 func (l *Loader) fits(s, first State, total int) error {
 	if s.run == nil {
 		return errors.New("it is the zero State")
@@ -122,7 +122,7 @@ func (l *Loader) fits(s, first State, total int) error {
 	return nil
 }
 
-// dealOf returns the deal that a rank of the run had.
+// dealOf returns the deal of a rank of the run.
 func (l *Loader) dealOf(r *run, rank, total int) (order.Deal, error) {
 	share := l.o.share()
 	share.Rank, share.World = rank, r.world
@@ -134,8 +134,9 @@ func (l *Loader) dealOf(r *run, rank, total int) (order.Deal, error) {
 	return order.NewDeal(share, total, r.done), nil
 }
 
-// takenBy returns the positions that all ranks of a run have taken. A rank without a state has
-// taken as many turns as the first state's rank. This is true for every policy except Skip.
+// takenBy returns the positions that all ranks of a run have taken. It assumes that a rank without
+// a state has taken as many turns as the first state's rank, which is true for every policy except
+// Skip.
 func (l *Loader) takenBy(byRank map[int]State, first State, total int) (order.Positions, error) {
 	turns := make([]int, first.run.world)
 	for rank := range turns {
@@ -189,8 +190,8 @@ func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 	return l.index.Load(), nil
 }
 
-// accepts returns an error that names the difference between a state and this loader, in the
-// archive or the options. It returns nil if there is none.
+// accepts returns an error that names the difference in the archive or the options between a state
+// and this loader. It returns nil if there is none.
 func (l *Loader) accepts(r *run) error {
 	have, was := l.identity(l.index.Load()), r.archive
 	if r.identify != nil {

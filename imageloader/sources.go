@@ -8,7 +8,7 @@ import (
 )
 
 // Source is an archive that is not a local file, such as an object of a store or a file of an HTTP
-// server. [Options.OpenSource] opens it. Package imageloader/blob has one for S3, Google Cloud
+// server. [Options.OpenSource] opens it. Package imageloader/blob has a Source for S3, Google Cloud
 // Storage and Azure.
 //
 // It has three methods, each of which makes a request once. The loader adds retries, reading ahead
@@ -18,13 +18,13 @@ import (
 //	ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error)
 //	Close() error
 //
-// Info describes the opened version. ReadRange reads n bytes (at least 1) of that version from
-// offset on. All of them are in the archive. If there is another version by now, ReadRange returns
-// [ErrSourceChanged]. Several goroutines may call it at once. When ctx ends, which may be after the
-// call, reading fails. The loader always closes the reader.
+// Info describes the opened version. ReadRange reads n bytes (at least 1) of that version, starting
+// at offset. The whole range is in the archive. If the archive has been replaced by another
+// version, ReadRange returns [ErrSourceChanged]. It must be safe for concurrent use. When ctx ends,
+// which may be after the call, reading fails. The loader always closes the reader.
 //
 // A reader that returns io.EOF after at least one byte has sent a shorter range, and the loader
-// requests the rest at once. For a broken connection it returns another error, such as
+// requests the rest at once. For a broken connection the reader returns another error, such as
 // io.ErrUnexpectedEOF. After an error the loader requests the range again, at least 6 times and for
 // at least 2 minutes, with growing pauses, unless the error is (errors.Is) ErrSourceChanged,
 // fs.ErrNotExist, fs.ErrPermission or errors.ErrUnsupported.

@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// State is a position in an epoch: right after a batch. Each batch has its State (Info.State,
+// State is a position in an epoch, right after a batch. Each batch has its State (Info.State,
 // Batch.State), because a prefetcher and the loader itself are batches ahead of the consumer. Save
 // the state of the last batch that the program has used. Restore continues after it.
 //
@@ -19,17 +19,17 @@ import (
 // may be copied and kept without limit.
 type State struct {
 	run     *run
-	batches int // batches of run's deal that were delivered up to here
+	batches int // batches of run's deal that are delivered at this position
 	turns   int // turns of run's deal that its rank has taken
 }
 
-// run is the part that the states of one pass share. It is immutable.
+// run is the data that the states of one pass share. It is immutable.
 type run struct {
 	epoch  int
 	order  order.Kind
 	rank   int
 	world  int
-	done   order.Positions // taken before the deal
+	done   order.Positions // positions taken before the deal
 	before int             // batches of the epoch that were delivered before the deal
 
 	archive archiveIdentity
@@ -43,8 +43,8 @@ type run struct {
 // archiveIdentity identifies an archive.
 type archiveIdentity struct {
 	Bytes   int64  `json:"bytes"`
-	Samples int    `json:"samples"` // 0: not known when the state was made
-	Digest  string `json:"digest"`  // of the samples' names, sizes and labels; "": not known
+	Samples int    `json:"samples"` // 0 if unknown when the state was made
+	Digest  string `json:"digest"`  // digest of the samples' names, sizes and labels; "" if unknown
 }
 
 // Epoch returns the epoch of the state. After Restore, continue with this epoch.
@@ -66,7 +66,7 @@ func (s State) Batches() int {
 const (
 	stateVersion  = 1
 	maxStateBytes = 64 << 20
-	maxCount      = 1 << 48 // of every count in a state: the sum of two does not overflow
+	maxCount      = 1 << 48 // maximum of every count in a state: the sum of two does not overflow
 )
 
 // wireState is a State as JSON.
@@ -100,8 +100,8 @@ func (s State) MarshalJSON() ([]byte, error) {
 		id, r.classes, r.options})
 }
 
-// UnmarshalJSON reads the output of MarshalJSON, and refuses anything else. Restore checks whether
-// the state fits a loader.
+// UnmarshalJSON reads the output of MarshalJSON, and returns an error for anything else. Restore
+// checks whether the state fits a loader.
 func (s *State) UnmarshalJSON(data []byte) error {
 	if len(data) > maxStateBytes {
 		return fmt.Errorf("imageloader: a state of %d bytes: more than %d", len(data), maxStateBytes)
@@ -133,7 +133,7 @@ func (s *State) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// check refuses values that no state has.
+// check returns an error for values that no state has.
 func (w *wireState) check() error {
 	for _, c := range []struct {
 		name  string

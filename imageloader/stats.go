@@ -18,41 +18,41 @@ import (
 // busy for Decode / (Workers * Elapsed) of the time. Stats is a slog.LogValuer, and marshals to
 // JSON with times in seconds.
 type Stats struct {
-	Samples  int64            // delivered
-	Batches  int64            // delivered
+	Samples  int64            // delivered samples
+	Batches  int64            // delivered batches
 	Bytes    int64            // compressed bytes of decoded images
 	Bad      int64            // bad samples, each counted in every epoch that met it
 	BadBy    map[Reason]int64 // bad samples by reason
-	BadNamed []*SampleError   // the first 100 different bad samples, in the order met; the log names all
+	BadNamed []*SampleError   // the first 100 different bad samples, in order of occurrence; the log names all
 	// Warned counts damaged images that were decoded, once for each epoch that met the damage: see
 	// Options.Damaged. They are good samples, and not in Bad.
 	Warned      int64
-	WarnedNamed []*SampleError // the first 100 different ones, in the order met; the log names all
-	Ignored     int            // members of the archive that are no samples: no image, or not in a class's directory
-	// Orphans is the number of images among Ignored: images outside of any directory, with
-	// WebDataset images without a label, with a List images that it does not name.
+	WarnedNamed []*SampleError // the first 100 different ones, in order of occurrence; the log names all
+	Ignored     int            // members of the archive that are not samples: not images, or not in a class's directory
+	// Orphans is the number of images among Ignored: images outside of any directory; with
+	// WebDataset, images without a label; with a List, images that are not listed.
 	Orphans int
 
 	Workers    int
-	Queue      int   // samples that are read and not yet taken by a worker, now
-	QueueBytes int64 // compressed bytes that are read and not decoded, now; not those in a shuffle buffer
+	Queue      int   // samples that are currently read but not taken by a worker
+	QueueBytes int64 // compressed bytes that are currently read but not decoded, except in a shuffle buffer
 
-	Decoded        map[DecodePath]int64 // images by how they were decoded, damaged images included
-	Cropped        int64                // images of which a crop was wanted, not all
-	GaveUp         int64                // JPEGs that our Huffman decoder left to libjpeg-turbo: damaged or unusual
-	EntriesMade    int64                // JPEGs whose entry points were noted
-	EntriesRefused int64                // JPEGs whose entry points did not match their bytes: decoded without
+	Decoded        map[DecodePath]int64 // images by decode path, including damaged images
+	Cropped        int64                // images of which only a crop was needed
+	GaveUp         int64                // JPEGs that our Huffman decoder passed to libjpeg-turbo: damaged or unusual
+	EntriesMade    int64                // JPEGs whose entry points were recorded
+	EntriesRefused int64                // JPEGs whose entry points did not match their bytes, and were not used
 	// TranscodedBytes is the current memory of baseline copies of progressive JPEGs: see
 	// Options.MaxTranscodedBytes.
 	TranscodedBytes int64
 
-	Elapsed time.Duration // in epochs; epochs that run at the same time count each
-	Read    time.Duration // waiting for the disk, or the network
-	Inflate time.Duration // inflating, with the checksums and headers of a compressed archive
+	Elapsed time.Duration // time in epochs; concurrent epochs count separately
+	Read    time.Duration // waiting for the disk or the network
+	Inflate time.Duration // inflating, including the checksums and headers of a compressed archive
 	Decode  time.Duration // header, decode, crop, resize, and the operations of the transform; or planning
 
-	WaitData     time.Duration // workers, or those who plan, waiting for samples: high if reading or the consumer is the bottleneck
-	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as is good
+	WaitData     time.Duration // workers, or planning goroutines, waiting for samples: high if reading or the consumer is the bottleneck
+	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
 	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has its own count
 }
 
@@ -62,16 +62,16 @@ type DecodePath = count.DecodePath
 // The paths. Formats other than JPEG have one each.
 const (
 	ByEntryPoints = count.ByEntryPoints // JPEG: only the part that the crop needs
-	ByPlan        = count.ByPlan        // JPEG: left to the prefetcher's device
-	ByHuffman     = count.ByHuffman     // JPEG: our Huffman decoder, the rest by libjpeg-turbo
-	ByLibJPEG     = count.ByLibJPEG     // JPEG: all by libjpeg-turbo: progressive, CMYK, ...
+	ByPlan        = count.ByPlan        // JPEG: decoded by the prefetcher's device
+	ByHuffman     = count.ByHuffman     // JPEG: our Huffman decoder, then libjpeg-turbo
+	ByLibJPEG     = count.ByLibJPEG     // JPEG: libjpeg-turbo only: progressive, CMYK, ...
 	ByPNG         = count.ByPNG
 	ByWebP        = count.ByWebP
 	ByLibHEIF     = count.ByLibHEIF // AVIF or HEIC
 	ByGo          = count.ByGo      // GIF, BMP or TIFF, by Go code
 )
 
-// Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers,
+// Since returns the counts and times since an earlier Stats of the same loader. Gauges (Workers,
 // Queue, QueueBytes, Ignored, Orphans, TranscodedBytes), BadNamed and WarnedNamed keep their
 // present values.
 func (s Stats) Since(before Stats) Stats {
@@ -106,7 +106,7 @@ func (s Stats) Since(before Stats) Stats {
 	return s
 }
 
-// Stage is a part of the way from the archive to the consumer.
+// Stage is a stage between the archive and the consumer.
 type Stage string
 
 // The stages. Stats.Bottleneck returns the stage that the other stages wait for.
@@ -118,8 +118,8 @@ const (
 )
 
 // Bottleneck returns the stage that the other stages wait for, and a sentence with advice about it.
-// The stage is "" while there are too few batches to tell. Over the whole life of a loader the
-// answer is an average: use Since for the last minute alone.
+// The stage is "" while there are too few batches to tell. Over a loader's whole life the answer is
+// an average: use Since to measure, for example, only the last minute.
 func (s Stats) Bottleneck() (Stage, string) {
 	workers := float64(s.Workers) * s.Elapsed.Seconds()
 	if s.Batches < 2 || workers <= 0 {
@@ -142,8 +142,8 @@ func (s Stats) Bottleneck() (Stage, string) {
 		"or raise Options.ShuffleBytes so that it stays in memory", s.Workers, 100*idle)
 }
 
-// LogValue returns one group of all fields, for slog. It omits BadNamed and WarnedNamed: each of
-// their samples has a separate log line.
+// LogValue returns one group of all fields, for slog. It omits BadNamed and WarnedNamed, because
+// each of their samples has a separate log line.
 func (s Stats) LogValue() slog.Value {
 	stage, advice := s.Bottleneck()
 	attrs := []slog.Attr{
@@ -231,8 +231,8 @@ func (l *Loader) Stats() Stats {
 	return s
 }
 
-// Var returns the loader's Stats as an expvar.Var, for the program to publish under a name of its
-// choice: expvar.Publish("train", loader.Var()).
+// Var returns the loader's Stats as an expvar.Var. The program publishes it under any name:
+// expvar.Publish("train", loader.Var()).
 func (l *Loader) Var() fmt.Stringer { return statsVar{l} }
 
 type statsVar struct{ l *Loader }
