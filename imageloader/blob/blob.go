@@ -87,7 +87,7 @@ func parse(name string) (*url.URL, error) {
 	return u, nil
 }
 
-// split splits the URL of an object into the URL of its bucket and its key.
+// split splits the URL of an object into its bucket's URL and its key.
 func split(name string) (bucket *url.URL, key string, err error) {
 	u, err := parse(name)
 	if err != nil {
@@ -169,7 +169,7 @@ func (s *source) ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser,
 	if err != nil {
 		return nil, failed(err)
 	}
-	// A store that cannot match versions reports the version that it sent.
+	// A store that cannot match versions reports which version it has sent.
 	if r.Size() != s.info.Size || !matches && !r.ModTime().Equal(s.info.ModTime) {
 		_ = r.Close() // only read
 		return nil, imageloader.ErrSourceChanged
