@@ -1,17 +1,17 @@
 // Package decode decodes single images to pixels on the host, for example the photographs in a
 // server's requests, or any image that is in memory and not in an archive. It decodes the formats
 // of package imageloader, applies the same transforms, and gives the same pixels. It needs the
-// image library and no LibTorch.
+// image library but not LibTorch.
 //
 //	d, err := decode.New(decode.Options{Transform: transform.Eval(256, 224)})
 //	...
 //	pixels := make([]byte, d.Bytes())
 //	err = d.Decode(ctx, pixels, upload)
 //
-// A Decoder may serve all requests of a program at once. Its options bound the bytes, the pixels
-// and the memory of requests with any content. Faults of images are [Errors]. Each has a kind, so
-// that a server can choose its answer. All other errors are faults of the machine or of the
-// program.
+// A Decoder may serve all requests of a program at once. Its options limit the bytes, the pixels
+// and the memory of requests, whatever the requests contain. Faults of images are [Errors]. Each
+// has a kind, so that a server can choose its answer. All other errors are faults of the machine or
+// of the program.
 package decode
 
 import (
@@ -34,8 +34,8 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// Options of a [Decoder]. The zero value resizes and centre-crops images to 224, and sets the
-// limits that the fields name.
+// Options of a [Decoder]. The zero value resizes and centre-crops images to 224. Each limit has a
+// default.
 type Options struct {
 	// Transform defines the pixels of an image; zero value: Eval(256, 224). Mix, which mixes the
 	// samples of a batch, must be empty. Mean, Std, DType and Contiguous describe work on a device
@@ -50,17 +50,18 @@ type Options struct {
 	// Damaged selects the damaged JPEGs and PNGs that are decoded; zero value: Warned.
 	Damaged DamagePolicy
 
-	// MaxBytes bounds the compressed size of an image; 0: 64 MiB.
+	// MaxBytes is the maximum compressed size of an image; 0: 64 MiB.
 	MaxBytes int64
-	// MaxPixels bounds width * height of an image; 0: 178,956,970, as in Pillow. A HEIC may have
-	// half as many, and an AVIF a quarter.
+	// MaxPixels is the maximum width * height of an image; 0: 178,956,970, as in Pillow. The limit
+	// is half of it for a HEIC, and a quarter for an AVIF.
 	MaxPixels int64
-	// MaxMemory bounds the bytes of memory that all calls together use for decoding at a time, as
-	// estimated from the images' headers; 0: 1 GiB. An image that needs more than this alone is
-	// [ErrTooLarge]. Other images wait for each other. The bound excludes the compressed bytes, the
-	// caller's pixels, and up to 16 MiB that each of Workers keeps for its next image.
+	// MaxMemory is the maximum memory in bytes that all calls together use for decoding at a time,
+	// as estimated from the images' headers; 0: 1 GiB. An image that alone needs more is
+	// [ErrTooLarge]. Other images wait for each other. The limit does not include the compressed
+	// bytes, the caller's pixels, and up to 16 MiB that each worker keeps for its next image.
 	MaxMemory int64
-	// Workers bounds the images that are decoded at a time, over all calls; 0: GOMAXPROCS.
+	// Workers is the maximum number of images that are decoded at a time, over all calls; 0:
+	// GOMAXPROCS.
 	Workers int
 }
 
@@ -74,7 +75,7 @@ const (
 	Refuse  = codec.Refuse  // none
 )
 
-// Decoder decodes images. Several goroutines may use it at once, and share its limits. Close it
+// Decoder decodes images. It is safe for concurrent use; all callers share its limits. Close it
 // after use.
 type Decoder struct {
 	*pool
@@ -104,8 +105,8 @@ type worker struct {
 	rng       *rand.Rand
 	info      imagecapi.Info
 	geometry  imagecapi.Geometry
-	scratch   []byte // of Options.Planar
-	planned   []byte // for the plan of an image, aligned
+	scratch   []byte // buffer for Options.Planar
+	planned   []byte // buffer for the plan of an image, aligned
 }
 
 // New makes a decoder. It fails if an option is wrong, and with [ErrNoLibrary] without the image
@@ -362,8 +363,9 @@ func grown(b []byte, n int) []byte {
 	return b[:n]
 }
 
-// with checks an image against the limits and calls fn with a worker that has read its header. The
-// caller has room bytes for pixels. If the whole image needs more, its pixels count as memory.
+// with checks an image against the limits and calls fn with a worker that has read the image's
+// header. The caller has room bytes for pixels. If the whole image needs more, its pixels count as
+// memory.
 func (p *pool) with(ctx context.Context, data []byte, room int, fn func(*worker) error) error {
 	return p.open(ctx, data, func(w *worker) (int64, error) {
 		need, err := p.need(&w.info, room)
@@ -379,7 +381,7 @@ func (p *pool) with(ctx context.Context, data []byte, room int, fn func(*worker)
 }
 
 // open calls fn with a worker that has read an image's header. fn returns the memory in bytes that
-// the worker may have needed.
+// the worker has needed at most.
 func (p *pool) open(ctx context.Context, data []byte, fn func(*worker) (int64, error)) error {
 	switch {
 	case len(data) == 0:
@@ -410,7 +412,8 @@ func (p *pool) open(ctx context.Context, data []byte, fn func(*worker) (int64, e
 	return err
 }
 
-// need returns the memory in bytes that an image takes, unless it is over a limit.
+// need returns the memory in bytes that decoding an image needs, or an error if the image exceeds a
+// limit.
 func (p *pool) need(info *imagecapi.Info, room int) (int64, error) {
 	n := int64(info.Width) * int64(info.Height)
 	if n > p.o.MaxPixels {
@@ -426,7 +429,7 @@ func (p *pool) need(info *imagecapi.Info, room int) (int64, error) {
 	return need, nil
 }
 
-// acquire waits for n units of a limit. If ctx has ended, or ends first, the error is its cause.
+// acquire waits for n units of a limit. If ctx ends first, the error is its cause.
 func acquire(ctx context.Context, s *semaphore.Weighted, n int64) error {
 	if ctx.Err() != nil || s.Acquire(ctx, n) != nil {
 		return context.Cause(ctx)
@@ -462,11 +465,11 @@ func (p *pool) take() (*worker, error) {
 	return w, nil
 }
 
-// keptMemory is the maximum number of bytes that a worker's last image may have needed for the
-// worker to be kept. Decoders keep their memory for the next image.
+// keptMemory is the maximum memory in bytes of a worker that is kept, estimated from its last
+// image. Decoders keep their memory for the next image.
 const keptMemory = 16 << 20
 
-// put gives a worker back. need is the memory that its last image needed.
+// put returns a worker to the pool. need is the memory that its last image needed.
 func (p *pool) put(w *worker, need int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,10 +10,10 @@ import (
 
 // The kinds of an image's faults, for errors.Is.
 var (
-	ErrNotImage    = errors.New("not an image") // none of the formats by its first bytes, or no bytes
-	ErrUnsupported = errors.New("unsupported")  // an image, but of a kind that is not handled
+	ErrNotImage    = errors.New("not an image") // its first bytes match none of the formats, or it is empty
+	ErrUnsupported = errors.New("unsupported")  // an image of a kind that is not supported
 	ErrDamaged     = errors.New("damaged")      // the bytes are cut off or corrupt
-	ErrTooLarge    = errors.New("too large")    // over a limit, which a [LimitError] names
+	ErrTooLarge    = errors.New("too large")    // over a limit, named by a [LimitError]
 	ErrRejected    = errors.New("rejected")     // a Func of Transform.Ops returned an error, or panicked
 )
 
@@ -54,8 +54,8 @@ type Error struct {
 	// Offset is the decoder's position in the image when it met the damage of ErrDamaged, in bytes
 	// from the start of the image. It is at most the image's size. The damage is at or near this
 	// byte, since decoders read ahead and count whole blocks. The error's text ends with this
-	// offset. It is -1 for another kind, and if the format's decoder does not report it: for AVIF
-	// and HEIC, for the bit streams of WebP, and for the strips of a TIFF.
+	// offset. Offset is -1 for another kind, and if the format's decoder does not report it: for
+	// AVIF and HEIC, for the bit streams of WebP, and for the strips of a TIFF.
 	Offset int64
 }
 
@@ -69,7 +69,7 @@ func (e *Error) Unwrap() []error { return []error{e.Kind, e.Err} }
 // LimitError is a limit that an image exceeds.
 type LimitError struct {
 	Limit string // the field of Options: "MaxBytes", "MaxPixels" or "MaxMemory"; or "side"
-	Value int64  // what the image has or needs
+	Value int64  // the image's value
 	Max   int64
 	unit  string
 }
@@ -94,8 +94,8 @@ func tooLarge(limit string, value, most int64, unit string) error {
 	return fault(ErrTooLarge, &LimitError{limit, value, most, unit})
 }
 
-// imageFault returns the error of an image that was not decoded. It returns an error that is not
-// the image's fault unchanged.
+// imageFault converts the error of an image that was not decoded to an *Error. It returns an error
+// that is not the image's fault unchanged.
 func imageFault(err error) error {
 	var e *imagecapi.Error
 	if !errors.As(err, &e) {
@@ -127,7 +127,7 @@ func together(failed []error) error {
 	return faults
 }
 
-// counter gives goroutines the numbers from 0 on.
+// counter hands out the numbers 0, 1, 2, ... to goroutines.
 type counter struct{ n atomic.Int64 }
 
 func (c *counter) take() int { return int(c.n.Add(1)) - 1 }

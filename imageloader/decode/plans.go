@@ -59,9 +59,9 @@ func (p *pool) planImage(ctx context.Context, i int, data []byte, to *planning) 
 	})
 }
 
-// DecodeRows decodes images[row] for each of rows, as Decode does with all images: to the same part
-// of dst, with the same random numbers, and with the same errors. It leaves the other parts of dst
-// unchanged. It fails before it decodes anything if a row is repeated or is not an image's number.
+// DecodeRows decodes images[row] for each of rows. It uses the same part of dst, the same random
+// numbers and the same errors as Decode of all images. It leaves the other parts of dst unchanged.
+// It fails before it decodes anything if a row is repeated or is not an image's number.
 func (d *Decoder) DecodeRows(ctx context.Context, dst []byte, rows []int, images [][]byte) error {
 	defer runtime.KeepAlive(d)
 	if err := d.room(dst, len(images)); err != nil {
@@ -82,10 +82,10 @@ func (d *Decoder) DecodeRows(ctx context.Context, dst []byte, rows []int, images
 // planning hands out the memory for the plans of a call.
 type planning struct {
 	plans *decodeplan.Plans
-	mu    sync.Mutex // held while plans.Used changes
+	mu    sync.Mutex // guards plans.Used
 }
 
-// put copies the plan of image i into the memory, if there is room.
+// put copies the plan of image i to the memory, if there is room.
 func (t *planning) put(i int, plan []byte) {
 	t.mu.Lock()
 	at := t.plans.Used
@@ -104,7 +104,7 @@ func (t *planning) put(i int, plan []byte) {
 const keptPlan = 4 << 20
 
 // plan makes the plan of image i of a call from the worker's geometry and the drawn operations. An
-// image without a plan is left to the host, which also checks it for faults.
+// image that gets no plan is left to the host, which also checks it for faults.
 func (w *worker) plan(i int, data []byte, to *planning) {
 	if w.info.Format != imagecapi.JPEG || w.info.Progressive {
 		return
