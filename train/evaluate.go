@@ -16,8 +16,8 @@ import (
 // of their parameters.
 type EvaluateOptions struct {
 	// Loader is the source of the feed, if that is an image loader. A model with fewer outputs than
-	// the loader has classes is then an error. Without Loader the device reports a label without an
-	// output, and on a GPU that makes CUDA unusable in this process.
+	// the loader has classes is then an error. Without Loader, only the device detects a label
+	// without an output. On a GPU such a label makes CUDA unusable in this process.
 	Loader *imageloader.Loader
 	// Loss computes the mean loss of a batch, a scalar. nil means the cross-entropy of output and
 	// batch.Labels.

@@ -8,8 +8,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// stepOrRefuse trains on a batch. refused is set if the batch is a single sample, not the first of
-// its epoch, for which a normalisation cannot compute statistics. The model is then unchanged.
+// stepOrRefuse trains on a batch. refused is set if the batch is a single sample for which a
+// normalisation cannot compute statistics, and is not the first of its epoch. The model is then
+// unchanged.
 func (r *runner) stepOrRefuse(batch *prefetcher.Batch) (refused, err error) {
 	if batch.N != 1 || r.at.Batches == 0 {
 		return nil, r.step(batch)

@@ -7,9 +7,9 @@ import (
 )
 
 // WithPrecedence calls fn with a new high-priority stream as the device's current stream. The GPU
-// starts queued work of fn before work of the prefetcher's streams and of those that decode images.
-// Otherwise a step waits for kernels that prepare later batches. Graphs that a Graphed captures
-// within fn have the same priority.
+// starts queued work of fn before queued work of the prefetcher's streams and of the streams that
+// decode images. Without WithPrecedence, a step waits for kernels that prepare later batches.
+// Graphs that a Graphed captures within fn have the same priority.
 //
 //	err := train.WithPrecedence(feed.Device(), func() error {
 //		net, opt := build() // on the same stream as the steps

@@ -114,9 +114,9 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	return s, nil
 }
 
-// isNil reports whether an optimizer is a nil pointer, such as optim.NewSGD returns with an error.
-// Its methods cannot tell: a nil *optim.SGD panics in every method call, because it embeds its
-// engine.
+// isNil reports whether an optimizer is a nil pointer, which optim.NewSGD, for example, returns
+// together with an error. The optimizer's methods cannot tell: a nil *optim.SGD panics in every
+// method call, because it embeds its engine.
 func isNil(o optim.Optimizer) bool {
 	v := reflect.ValueOf(o)
 	return v.Kind() == reflect.Pointer && v.IsNil()
@@ -162,7 +162,8 @@ func (s *Stepper) abandon() error {
 	return err
 }
 
-// run makes the step without the schedule, since the host writes the next rate.
+// run runs the step, except the schedule. Graphs contain run but not the schedule, because the host
+// writes the next rate.
 func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 	if s.casts != nil {
 		if err := s.casts.Begin(in[0].Scope()); err != nil {

@@ -48,8 +48,8 @@ type Config struct {
 	Schedule optim.Schedule
 	// ClipNorm, if over 0, is the maximum norm of all gradients together.
 	ClipNorm float64
-	// EMA, if not nil, holds averages of nn.State(Model). Run updates them after each step. It
-	// evaluates them and saves them as the best model.
+	// EMA, if not nil, holds averages of nn.State(Model). Run updates them after each step,
+	// evaluates them, and saves them as the best model.
 	EMA *optim.EMA
 	// Autocast runs the forward passes, including evaluation, under autocast to BFloat16 or
 	// Float16. 0 means none.
@@ -504,8 +504,8 @@ func (r *runner) averaged(f func() error) error {
 	return err
 }
 
-// trainMode sets the training mode, except in modules whose parameters are all frozen. So the
-// running statistics of a frozen BatchNorm do not change.
+// trainMode sets the training mode, except in modules whose parameters are all frozen. Therefore
+// the running statistics of a frozen BatchNorm do not change.
 func (r *runner) trainMode() {
 	nn.Train(r.Model, true)
 	freeze(r.Model)
