@@ -162,7 +162,7 @@ var edges = []edge{
 	{"a replay waits for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.before(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
 	{"a replay is recorded for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.after(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
 	{"a random replay waits for the previous one", "cshim/src/cuda/randomness.cc",
-		"  order_.before(stream);  // the replay before this one reads what is written here\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
+		"  order_.before(stream);  // the previous replay reads the memory that is written here\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
 	{"a random replay is recorded for the next", "cshim/src/cuda/randomness.cc", "  order_.after(stream);\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
 
 	{"random numbers wait for the end of a capture", "cshim/src/torch/operator.cc",

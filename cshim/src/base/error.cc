@@ -7,14 +7,14 @@
 struct ts_error {
   int32_t code;
   int64_t offset;
-  std::unique_ptr<char[]> message;  // NULL without memory for the text
-  const char* origin;               // a function name: static storage
+  std::unique_ptr<char[]> message;  // NULL if there was no memory for the text
+  const char* origin;               // a function name in static storage
 };
 
 namespace ts {
 namespace {
 
-// The error without memory for an error. ts_error_free does not free it.
+// The error for a lack of memory for an error. ts_error_free does not free it.
 ts_error& no_memory_for_error() noexcept {
   static ts_error error{TS_ERROR_OUT_OF_MEMORY, -1, nullptr, "ts_error_new"};
   return error;
@@ -46,7 +46,7 @@ const char* ts_error_origin(const ts_error* error) { return error == nullptr ? "
 int64_t ts_error_offset(const ts_error* error) { return error == nullptr ? -1 : error->offset; }
 
 void ts_error_set_offset(ts_error* error, int64_t offset) {
-  // Threads share the error of no memory.
+  // All threads share the error for a lack of memory.
   if (error != nullptr && error != &ts::no_memory_for_error()) error->offset = offset;
 }
 

@@ -1,4 +1,4 @@
-// Errors: the exception that the library throws inside, and guard, the one place that turns
+// Errors: the exception that the library throws internally, and guard, the only place that turns
 // exceptions into the errors that functions return.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace ts {
 
-// The exception of the library's own code.
+// The exception thrown by the library's own code.
 class Failure : public std::exception {
  public:
   Failure(int32_t code, std::string message, int64_t offset = -1)
@@ -30,28 +30,29 @@ class Failure : public std::exception {
   int64_t offset_;
 };
 
-// The error of an exception that is not a Failure. Each library has its own: the one with LibTorch
-// knows LibTorch's exceptions (base/exception.cc), the image library does not (image/exception.cc).
+// Returns the error for an exception that is not a Failure. Each library has its own version: the
+// one with LibTorch knows LibTorch's exceptions (base/exception.cc), the image library does not
+// (image/exception.cc).
 ts_error* classify(const char* origin, const std::exception& exception) noexcept;
 
 inline void require(bool condition, const char* message) {
   if (!condition) throw Failure(TS_ERROR_INVALID_ARGUMENT, message);
 }
 
-// Throws what an error says, which it takes ownership of.
+// Throws a Failure with the error's contents. Takes ownership of the error.
 [[noreturn]] inline void throw_error(ts_error* error) {
   const std::unique_ptr<ts_error, decltype(&ts_error_free)> owned(error, &ts_error_free);
   throw Failure(ts_error_code(error), ts_error_message(error), ts_error_offset(error));
 }
 
-// The size of a struct of the header before it grew.
+// The size of a header's struct before it grew.
 template <typename Sized>
 inline constexpr size_t kSizeBefore = sizeof(Sized);
 template <>
 inline constexpr size_t kSizeBefore<ts_image_geometry> = offsetof(ts_image_geometry, interpolation);
 
-// Checks a struct of the header that may grow. Its size is what the caller knows of it: all of it,
-// more than this library knows, or all of it before it grew.
+// Checks the size of a header's struct that may grow. The caller knows all of it, more than this
+// library does, or the struct before it grew.
 template <typename Sized>
 void require_size(const Sized* sized, const char* name) {
   if (sized == nullptr) throw Failure(TS_ERROR_INVALID_ARGUMENT, std::string(name) + " is NULL");
@@ -61,7 +62,7 @@ void require_size(const Sized* sized, const char* name) {
   }
 }
 
-// Returns such a struct, after require_size. Members that the caller does not know are 0.
+// Returns a copy of such a struct, after require_size. Members unknown to the caller are 0.
 template <typename Sized>
 Sized known(const Sized* sized) {
   Sized copy = {};
@@ -77,7 +78,7 @@ void fill(Sized* sized, Sized value) {
   *sized = value;
 }
 
-// The boundary between C++ and C. Every exported function that can fail is one call of it:
+// The boundary between C++ and C. Every exported function that can fail is one call of guard:
 // ts::guard(__func__, [&] { ... }).
 template <typename Body>
 ts_error* guard(const char* origin, Body&& body) noexcept {

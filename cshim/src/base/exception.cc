@@ -1,4 +1,4 @@
-// LibTorch's exceptions as the codes of the header.
+// Maps LibTorch's exceptions to the header's error codes.
 #include <c10/cuda/CUDAException.h>
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
@@ -31,7 +31,7 @@ int32_t code_of(const c10::Error& error) noexcept {
     return cuda_code(cuda->get_error_code());
   }
   if (dynamic_cast<const c10::CUDAError*>(&error)) return TS_ERROR_CUDA;
-  // LibTorch has no type for the host's allocator giving up, only this prefix.
+  // LibTorch has no type for a failed allocation on the host, only this prefix.
   if (std::strstr(error.what_without_backtrace(), "DefaultCPUAllocator: ")) {
     return TS_ERROR_OUT_OF_MEMORY;
   }
@@ -44,8 +44,8 @@ ts_error* classify(const char* origin, const std::exception& exception) noexcept
   if (const auto* error = dynamic_cast<const c10::Error*>(&exception)) {
     return ts_error_new(code_of(*error), origin, error->what_without_backtrace());
   }
-  // Gloo and some operators have no type of their own. Of the standard library's, system_error is
-  // one too: no thread could be started.
+  // Gloo and some operators throw standard exceptions. system_error is one of these too: a thread
+  // could not be started.
   if (dynamic_cast<const std::runtime_error*>(&exception) &&
       !dynamic_cast<const std::system_error*>(&exception)) {
     return ts_error_new(TS_ERROR_OPERATOR, origin, exception.what());

@@ -1,6 +1,6 @@
-// How freed memory of the host goes back to the kernel. A training step on the CPU frees its
-// activations and gradients, and the next one allocates as much again. With malloc's defaults most
-// of that memory goes back to the kernel in between, which then has to clear its pages once more.
+// Keeps freed host memory in the process. A training step on the CPU frees its activations and
+// gradients, and the next step allocates as much again. With malloc's defaults most of that memory
+// returns to the kernel in between, which must clear its pages again.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -20,18 +20,18 @@
 
 namespace {
 
-// The most that malloc's threshold may be. It maps larger blocks one by one.
+// The maximum of malloc's mmap threshold. malloc maps larger blocks one by one.
 constexpr size_t kThreshold = 32 << 20;
-// The largest tensors in malloc's heap. malloc adds a header and the alignment, of a page at most,
-// before it compares.
+// The largest tensor in malloc's heap. Before malloc compares, it adds a header and the alignment,
+// at most a page.
 constexpr size_t kLargestOfHeap = kThreshold - (128 << 10);
-// What malloc and the tensors' large blocks keep at most, each.
+// The maximum that malloc, and the tensors' large blocks, each keep.
 constexpr size_t kKeptAtMost = 1 << 30;
 
-// Blocks of tensors that malloc would map and unmap each time. Freed ones are kept for the next
-// tensor of their size. A block of another size takes the place of kept ones as large together, the
-// oldest first: used and kept blocks have no more bytes than used ones alone once had. A recording
-// of memory sees the tensors.
+// Blocks of tensors that malloc would map and unmap each time. A freed block is kept for the next
+// tensor of its size. A block of another size evicts kept blocks of the same total size, the oldest
+// first, so that used and kept blocks together never exceed the peak of the used ones. Memory
+// recordings see the tensors.
 class LargeBlocks {
  public:
   static LargeBlocks& instance() {
@@ -39,8 +39,7 @@ class LargeBlocks {
     return *all;
   }
 
-  // Returns what LibTorch's allocator does. If that has no memory, it is asked again without kept
-  // blocks.
+  // Calls LibTorch's allocator. If it has no memory, drops the kept blocks and calls it again.
   template <typename Allocate>
   auto allocate(const Allocate& ask) {
     try {
@@ -71,8 +70,8 @@ class LargeBlocks {
     return data.release();
   }
 
-  // Returns whether the memory was one of these blocks. It needs no memory, since tensors end where
-  // no exception may leave.
+  // Returns whether the memory was one of these blocks. It allocates nothing, since it runs where
+  // tensors end and no exception may escape.
   bool give_back(void* data) noexcept {
     Blocks dropped;
     {
@@ -94,7 +93,8 @@ class LargeBlocks {
     return true;
   }
 
-  // A child process has the calling thread alone, and what another one has locked stays locked.
+  // A child process has only the calling thread, so a mutex that another thread had locked would
+  // stay locked.
   static void before_fork() { instance().mutex_.lock(); }
   static void after_fork() { instance().mutex_.unlock(); }
 
@@ -103,10 +103,10 @@ class LargeBlocks {
     void* data;
     size_t bytes;
   };
-  using Blocks = std::list<Block>;  // moves a block from one list to another without memory
+  using Blocks = std::list<Block>;  // a block moves from one list to another without an allocation
 
-  // Returns the memory of a kept block, or nullptr if there is none of that size. Then others, as
-  // large together, have gone back to the kernel.
+  // Returns the memory of a kept block, or nullptr if there is none of that size. Then kept blocks
+  // of the same total size have been returned to the kernel.
   void* take_kept(size_t bytes) {
     Blocks dropped;
     {
@@ -126,7 +126,8 @@ class LargeBlocks {
     return nullptr;
   }
 
-  // Takes blocks with so many bytes, or all, from the kept ones, the oldest first.
+  // Removes blocks of at least this many bytes together, or all, from the kept ones, the oldest
+  // first.
   Blocks drop(size_t bytes) noexcept {
     auto end = kept_.begin();
     for (size_t sum = 0; end != kept_.end() && sum < bytes; ++end) {
@@ -148,7 +149,7 @@ class LargeBlocks {
   std::unordered_map<void*, Blocks> used_;  // one block each
 };
 
-// LibTorch's allocator, but for large blocks.
+// LibTorch's allocator, except for large blocks.
 class KeepingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -174,7 +175,7 @@ class KeepingAllocator final : public c10::Allocator {
   }
 };
 
-// Whether the environment has settings of malloc, which come first.
+// Whether the environment configures malloc; such settings have priority.
 bool is_configured() {
   const char* tunables = std::getenv("GLIBC_TUNABLES");
   return (tunables != nullptr && std::strstr(tunables, "glibc.malloc.") != nullptr) ||

@@ -1,4 +1,4 @@
-// Which instructions a decoder may use. Tests choose a set; the library takes the best one.
+// The instruction sets that a decoder may use. Tests choose a set; the library takes the best one.
 #pragma once
 
 namespace ts::image {

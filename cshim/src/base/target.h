@@ -3,10 +3,10 @@
 
 #if defined(__CUDACC__)
 #define TS_HOST_DEVICE __host__ __device__ __forceinline__
-// nvcc compiles these for the device alone, because they call functions of the device. g++ compiles
-// them with the host's counterparts of those, for tests.
+// nvcc compiles these for the device only, because they call device functions. g++ compiles them
+// for tests, with host counterparts of those functions.
 #define TS_DEVICE __device__ __forceinline__
-// Of both, for what is rare: a call, so that a kernel's loop stays small.
+// For rare code on both sides: compiled as a call, so that a kernel's loop stays small.
 #define TS_HOST_DEVICE_RARE __host__ __device__ __noinline__ inline
 #else
 #define TS_HOST_DEVICE inline
@@ -14,8 +14,8 @@
 #define TS_HOST_DEVICE_RARE inline
 #endif
 
-// Before a loop of a fixed number of turns: the device's code has each turn by itself. And
-// before one of few turns: it has them once.
+// The first is for a loop with a fixed number of iterations: device code unrolls it. The second is
+// for a loop of few iterations: device code does not unroll it.
 #if defined(__CUDA_ARCH__)
 #define TS_UNROLL _Pragma("unroll")
 #define TS_NO_UNROLL _Pragma("unroll 1")

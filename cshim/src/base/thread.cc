@@ -38,9 +38,9 @@ Silence& silence() {
   return *handler;
 }
 
-// The threads that entered: from the lower half of a pthread_t to the kernel's id of the latest
-// thread that had it, and back. The table of pthread_t grows to the maximum number of threads at a
-// time; of ended threads it keeps the latest kEnded.
+// The threads that entered. Maps the lower half of a pthread_t to the kernel's id of the latest
+// thread that had it, and back. The table of pthread_t grows to the maximum number of simultaneous
+// threads; of ended threads it keeps the latest kEnded.
 struct ThreadIds {
   struct Known {
     int32_t pthread;
@@ -64,7 +64,7 @@ struct ThreadIds {
     if (ended.size() <= kEnded) return;
     const auto [oldest, its_number] = ended.front();
     ended.pop_front();
-    const auto found = pthread_of.find(oldest);  // the kernel may have given its id to another
+    const auto found = pthread_of.find(oldest);  // the kernel may have reused its id
     if (found != pthread_of.end() && found->second.number == its_number) pthread_of.erase(found);
   }
 };
@@ -93,7 +93,7 @@ struct Presence {
     threads_alive.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Without memory a thread only loses its name in recordings.
+  // Out of memory costs a thread only its name in recordings.
   template <typename Body>
   static void try_quietly(Body&& body) noexcept {
     ts_error_free(guard("thread", std::forward<Body>(body)));
@@ -103,7 +103,7 @@ struct Presence {
 }  // namespace
 
 void first_entry() noexcept {
-  // A call from a later thread-local destructor, after this object's end, is not counted.
+  // A call from a later thread-local destructor, after this object is destroyed, is not counted.
   thread_local Presence presence;
 }
 

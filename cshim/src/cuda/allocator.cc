@@ -37,13 +37,14 @@ struct Use {
 using UseKey = std::tuple<const c10::StorageImpl*, c10::DeviceIndex, c10::StreamId>;
 
 struct Pools {
-  // Held across calls of the allocator, which has locks of its own: never taken under those.
+  // Held across calls of the allocator, which has its own locks. Never taken while one of these is
+  // held.
   std::mutex mutex;
-  int in_use = 0;                              // begun and not ended
-  std::map<UseKey, Use> uses;                  // to be recorded when that is 0
-  std::list<c10::MempoolId_t> ended;           // whose memory the allocator may still hold, unused
-  std::map<c10::MempoolId_t, PoolKind> kinds;  // of those that have not ended
-  int ended_host = 0;  // of which the allocator of pinned memory keeps a record
+  int in_use = 0;                     // started and not ended
+  std::map<UseKey, Use> uses;         // recorded once in_use is 0
+  std::list<c10::MempoolId_t> ended;  // pools whose memory the allocator may still hold, unused
+  std::map<c10::MempoolId_t, PoolKind> kinds;  // of pools that have not ended
+  int ended_host = 0;  // ended pools that the allocator of pinned memory still has records of
 };
 
 Pools& pools() {
@@ -53,7 +54,7 @@ Pools& pools() {
 
 thread_local int entered_here = 0;
 
-// Memory allocated on a captured stream is the graph's, even if the thread is inside a pool.
+// Memory allocated on a captured stream belongs to the graph, even if the thread is inside a pool.
 bool is_captured(cudaStream_t stream) {
   if (!somebody_captures() || stream == nullptr) return false;
   auto status = cudaStreamCaptureStatusNone;
@@ -93,7 +94,8 @@ void PrivatePool::begin(std::function<bool(cudaStream_t)> filter) {
 
 void PrivatePool::end() {
   Pools& all = pools();
-  std::map<UseKey, Use> uses;  // dropped after the lock, since the last reference frees memory
+  // Destroyed after the lock, since dropping the last reference frees memory.
+  std::map<UseKey, Use> uses;
   const std::lock_guard<std::mutex> lock(all.mutex);
   allocator::endAllocateToPool(device_, id());
   allocator::releasePool(device_, id());  // begin counted one more user
@@ -108,13 +110,13 @@ void release_ended_pools() {
   Pools& all = pools();
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.in_use > 0) return;
-  // Those with live tensors stay on the list.
+  // Pools with live tensors stay on the list.
   all.ended.remove_if([](const c10::MempoolId_t& id) {
     allocator::emptyCache(id);
     return allocator::snapshot(id, /*include_traces=*/false).segments.empty();
   });
-  // Every lookup of pinned memory walks through these records. Emptying the cache also loses its
-  // free pinned memory, so it waits until there are many records. Those with live memory stay.
+  // Every lookup of pinned memory walks through these records. Emptying the cache removes them, but
+  // also loses free pinned memory, so it waits for many records. Records with live memory stay.
   if (all.ended_host < 64) return;
   at::getHostAllocator(at::kCUDA)->empty_cache();
   all.ended_host = 0;
@@ -185,7 +187,7 @@ void add_segment(ts_pool_stats& stats, const allocator::SegmentInfo& segment) {
   }
 }
 
-// The kinds are those of before the walk: a pool that ends meanwhile may still have its kind.
+// The kinds are read before the walk: a pool that ends during the walk may still have its kind.
 PoolStats pool_stats(c10::DeviceIndex device, c10::MempoolId_t only) {
   PoolStats found;
   std::map<c10::MempoolId_t, PoolKind> kinds;
@@ -200,7 +202,7 @@ PoolStats pool_stats(c10::DeviceIndex device, c10::MempoolId_t only) {
   for (auto& [id, stats] : found) {
     const auto kind = kinds.find(id);
     stats.device = device;
-    // Ids of the library's pools differ in the second number, and LibTorch's own in the first.
+    // Ids of the library's pools differ in the second number, LibTorch's own in the first.
     stats.id = static_cast<int64_t>(id.second != 0 ? id.second : id.first);
     stats.kind = kind != kinds.end()            ? static_cast<int32_t>(kind->second)
                  : id == c10::MempoolId_t{0, 0} ? TS_POOL_KIND_DEFAULT
@@ -241,7 +243,7 @@ ts_error* ts_memory_pool_destroy(ts_memory_pool* pool) {
       ts::require(pool->entered == 0, "a thread is inside the memory pool: leave it first");
     }
     { const std::unique_ptr<ts_memory_pool> owned(pool); }
-    // The pool is gone: memory that the driver does not take back now is left to a later call.
+    // The pool is gone. A later call frees memory that the driver does not take back now.
     ts_error_free(ts::guard("ts_memory_pool_destroy", [] { ts::release_ended_pools(); }));
   });
 }
@@ -321,7 +323,7 @@ ts_error* ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t c
     ts::require_device(device);
     ts::ensure_cuda();
     auto found = ts::pool_stats(static_cast<c10::DeviceIndex>(device), {0, 0});
-    found[{0, 0}].device = device;  // also if it has no segment
+    found[{0, 0}].device = device;  // also if the default pool has no segment
     int64_t at = 0;
     for (const auto& [id, stats] : found) {
       if (at < capacity) pools[at] = stats;
@@ -449,7 +451,7 @@ ts_error* ts_allocator_record_history(int64_t max_entries) {
     ts::require(max_entries >= 0, "max_entries is negative");
     ts::require_device(0);
     ts::ensure_cuda();
-    // Without stacks: those of C++ name no line of the program.
+    // Without stacks: C++ stacks name no line of the program.
     torch::cuda::_record_memory_history(max_entries > 0, /*record_context=*/false, max_entries,
                                         /*trace_alloc_record_context=*/false,
                                         /*record_cpp_context=*/false, /*clearHistory=*/true);

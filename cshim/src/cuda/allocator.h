@@ -1,9 +1,9 @@
-// The caching allocator's private pools: those of graphs and of ts_memory_pool.
+// The caching allocator's private pools: pools of graphs and of ts_memory_pool.
 //
-// While anything is allocated in one, the allocator gives no memory back to the driver (it ends the
-// call with an internal error, and the process if that is a destructor), and it forgets which
-// streams memory was used on if that is recorded and the memory freed in that time. So both wait
-// here until no thread allocates in a private pool.
+// While anything is allocated in a private pool, the allocator returns no memory to the driver: it
+// ends the call with an internal error, and the process if the call is a destructor. It also
+// forgets on which streams memory was used, if both the use and the free happen in that time. So
+// both kinds of call wait here until no thread allocates in a private pool.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -21,14 +21,14 @@
 
 namespace ts {
 
-// What a private pool is for.
+// What a private pool is used for.
 enum class PoolKind : int32_t {
   kMemoryPool = TS_POOL_KIND_MEMORY_POOL,
   kGraph = TS_POOL_KIND_GRAPH,
 };
 
-// A private pool on one device. Its tensors outlive it; after its end, release_ended_pools gives
-// its free memory back to the driver.
+// A private pool on one device. Its tensors may outlive it. After its end, release_ended_pools
+// returns its free memory to the driver.
 class PrivatePool {
  public:
   PrivatePool(c10::DeviceIndex device, PoolKind kind);
@@ -36,9 +36,9 @@ class PrivatePool {
   PrivatePool(const PrivatePool&) = delete;
   PrivatePool& operator=(const PrivatePool&) = delete;
 
-  // From begin to end, which may be called on different threads, allocations on the device come
-  // from the pool if the filter accepts their stream, on any thread. The filter runs under the
-  // allocator's lock.
+  // Between begin and end, allocations on the device use the pool, on any thread, if the filter
+  // accepts their stream. begin and end may be called on different threads. The filter runs under
+  // the allocator's lock.
   void begin(std::function<bool(cudaStream_t)> filter);
   void end();
 
@@ -47,26 +47,26 @@ class PrivatePool {
 
  private:
   c10::DeviceIndex device_;
-  // A list node made in advance for the list of ended pools, so that the end cannot fail.
+  // A list node for the list of ended pools, made in advance so that ending cannot fail.
   std::list<c10::MempoolId_t> id_;
 };
 
-// Gives free memory of ended pools back to the driver. While any thread allocates in a private pool
-// this is left to a later call.
+// Returns free memory of ended pools to the driver. While any thread allocates in a private pool, a
+// later call does it.
 void release_ended_pools();
 
-// Notes that a graph's pool of pinned memory has ended.
+// Records that a graph's pool of pinned memory has ended.
 void note_ended_host_pool() noexcept;
 
-// Gives all free memory back to the driver, LibTorch's pinned memory included. BUSY while a thread
-// allocates in a private pool.
+// Returns all free memory to the driver, including LibTorch's pinned memory. Throws BUSY while a
+// thread allocates in a private pool.
 void empty_cache();
 
-// Marks memory as used on the stream: once its last reference is dropped it is not handed out again
-// before the stream's work until then is done.
+// Records that the stream uses the memory: once its last reference is dropped, it is not reused
+// before the stream's work up to then is done.
 void record_use(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::cuda::CUDAStream stream);
 
-// Writes the allocators' state, and their history, for PyTorch's memory viewer.
+// Writes the allocators' state and history for PyTorch's memory viewer.
 void dump_allocator(const std::string& path, bool replace);
 
 // Whether the calling thread has entered a ts_memory_pool.

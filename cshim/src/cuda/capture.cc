@@ -30,7 +30,7 @@ thread_local bool captures_here = false;
 
 // The registry.
 struct UnderWay {
-  std::shared_mutex turn;  // held by the capture from begin to end, shared by random operators
+  std::shared_mutex turn;  // the capture holds it exclusively, random operators share it
   std::mutex mutex;        // guards the rest
   CaptureRecord* capture = nullptr;
 };
@@ -52,8 +52,8 @@ bool is_of(const CaptureRecord& capture, CUDAStream stream) {
          capture.has(stream.stream());
 }
 
-// Runs fn on the capture that the stream, or else the thread's current stream on the capture's
-// device or on its current one, takes part in.
+// Runs fn on the capture of the given stream. Without a stream, of the thread's current stream on
+// the capture's device or on the current device.
 template <typename Fn>
 void with_capture(std::optional<CUDAStream> stream, Fn&& fn) {
   if (!somebody_captures()) return;
@@ -177,14 +177,15 @@ void hold_in_capture(const at::Tensor& tensor) {
 
 namespace {
 
-// Notes that the storage's memory was made in the capture.
+// Records that the storage's memory was made in the capture.
 void add_made(CaptureRecord& capture, const at::Tensor& tensor) {
   if (tensor.get_device() != capture.stream.device_index()) {
-    capture.made_elsewhere = true;  // the work is in the capture, which cannot become a graph now
+    // The work is captured, so the capture cannot become a graph any more.
+    capture.made_elsewhere = true;
     throw_made_elsewhere();
   }
   auto* storage = tensor.storage().unsafeGetStorageImpl();
-  // The weak reference keeps the address from coming to mean another storage.
+  // The weak reference prevents another storage from getting the same address.
   capture.made.emplace(storage, Weak(Storage::reclaim_copy(storage)));
 }
 
@@ -197,7 +198,7 @@ void made_in_capture(const at::Tensor& tensor) {
   with_capture(stream, [&](CaptureRecord& capture, CUDAStream) {
     auto* storage = tensor.storage().unsafeGetStorageImpl();
     for (const Held& held : capture.held) {
-      if (held.storage.get() == storage) return;  // a view of what was there
+      if (held.storage.get() == storage) return;  // a view of existing memory
     }
     add_made(capture, tensor);
   });

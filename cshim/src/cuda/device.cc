@@ -16,7 +16,7 @@
 namespace ts {
 
 int32_t device_count() noexcept {
-  // enter_thread first: a missing driver makes c10 warn.
+  // enter_thread must run first: a missing driver makes c10 warn.
   static const int32_t count = [] {
     enter_thread();
     return static_cast<int32_t>(c10::cuda::device_count());
@@ -99,7 +99,7 @@ ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessib
     ts::require(accessible != nullptr, "accessible is NULL");
     ts::require_device(device);
     ts::require_device(peer);
-    int access = 1;  // a device has access to its own memory; CUDA says no
+    int access = 1;  // a device can access its own memory, although CUDA says no
     if (device != peer) C10_CUDA_CHECK(cudaDeviceCanAccessPeer(&access, device, peer));
     *accessible = access != 0;
   });
@@ -111,7 +111,7 @@ ts_error* ts_device_synchronize(int32_t device) {
     ts::require_device(device);
     ts::refuse_in_capture("waiting for a device");
     const auto turn = ts::wait_for_no_capture();
-    // A device without a context has no work, and waiting for it would make one.
+    // A device without a context has no work, and waiting for it would create a context.
     if (!c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(device))) return;
     const ts::DeviceScope scope(device);
     c10::cuda::device_synchronize();

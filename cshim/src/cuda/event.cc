@@ -16,8 +16,8 @@
 ts_event::~ts_event() {
   cudaEvent_t created = event.load(std::memory_order_acquire);
   if (created == nullptr) return;
-  // On its device, so that no context is made on the one that is current. A destructor cannot
-  // report errors, and after a failure of the driver the process is lost anyway.
+  // Runs on the event's device, so that no context is created on the current device. A destructor
+  // cannot report errors, and after a failure of the driver the process is lost anyway.
   c10::DeviceIndex previous = 0;
   C10_CUDA_IGNORE_ERROR(c10::cuda::GetDevice(&previous));
   C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(static_cast<c10::DeviceIndex>(device.load())));
@@ -38,7 +38,7 @@ void ts_event::check_record(c10::cuda::CUDAStream stream) const {
   check_device(stream.device_index());
 }
 
-// The device is the current one.
+// The device must be current.
 void ts_event::create(int32_t on_device) {
   const std::lock_guard<std::mutex> lock(creation_);
   if (event.load(std::memory_order_relaxed) != nullptr) {
@@ -85,7 +85,8 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
   check_record(stream);
   ts::DeviceScope scope(stream.device_index());
   if (event.load(std::memory_order_acquire) == nullptr) create(stream.device_index());
-  check_record(stream);  // another thread's first record, on another device, may have come between
+  // Another thread may have made the first record meanwhile, on another device.
+  check_record(stream);
   const bool in_graph = ts::somebody_captures() && ts::in_capture(stream);
   if (in_graph && external()) {  // a node of the graph: replays record the event
     C10_CUDA_CHECK(cudaEventRecordWithFlags(event.load(std::memory_order_acquire), stream.stream(),
@@ -94,8 +95,8 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
     ts::event_in_capture(shared_from_this(), stream);
     return;
   }
-  // No other thread may query an event that is captured. So the mark is set before a captured
-  // record, and cleared after a record that is not.
+  // No other thread may query a captured event. So the mark is set before a captured record, and
+  // cleared after a record that is not captured.
   const uint64_t before = captured.load(std::memory_order_acquire);
   if (in_graph) captured.store(ts::latest_capture(), std::memory_order_release);
   const cudaError_t status =
@@ -300,7 +301,7 @@ ts_error* ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64
                 "an event is not complete yet: synchronize the later one first");
     float elapsed = 0;
     C10_CUDA_CHECK(cudaEventElapsedTime(&elapsed, start->event.load(), end->event.load()));
-    // CUDA returns milliseconds; the double keeps every bit of them.
+    // CUDA returns milliseconds as a float; the double keeps all its bits.
     *nanoseconds = static_cast<int64_t>(static_cast<double>(elapsed) * 1e6);
   });
 }

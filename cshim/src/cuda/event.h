@@ -18,43 +18,44 @@ struct ts_event : std::enable_shared_from_this<ts_event> {
   ts_event(const ts_event&) = delete;
   ts_event& operator=(const ts_event&) = delete;
 
-  // INVALID_ARGUMENT if the event belongs to another device than the stream.
+  // Throws INVALID_ARGUMENT if the event belongs to another device than the stream.
   void check_record(c10::cuda::CUDAStream stream) const;
   void record(c10::cuda::CUDAStream stream);
   // Called after a replay of a graph that records the event, which is external.
   void replayed() noexcept;
-  // For the holder of the handle.
+  // Called by the handle's owner.
   static ts_event* make(int32_t event_flags);
   static void free(ts_event* event) noexcept;
 
-  // NOT_RECORDED if it never was.
+  // Throws NOT_RECORDED if the event was never recorded.
   void check_recorded() const;
-  // Also CAPTURE if the latest record is a graph's: it never completes, and querying it would break
-  // the capture.
+  // Throws CAPTURE too if the latest record belongs to a graph: it never completes, and querying it
+  // would invalidate the capture.
   void check_reachable() const;
-  // Returns a handle for other processes, and makes the CUDA event if there is none. From then on
-  // the event counts as recorded, since records of other processes cannot be seen.
+  // Returns a handle for other processes, and creates the CUDA event if there is none. From then on
+  // the event counts as recorded, since this process cannot see records of others.
   cudaIpcEventHandle_t share(int32_t on_device);
-  // Takes an event that another process shared.
+  // Opens an event that another process shared.
   void open(int32_t on_device, const cudaIpcEventHandle_t& handle);
-  // Whether block would work: it does not after a record outside of the capture that the stream is
-  // in, nor after a record in a capture that has ended.
+  // Throws if block would fail. It fails in a capture if the record is outside that capture, and if
+  // the record was made in a capture that has ended.
   void check_block(c10::cuda::CUDAStream stream) const;
   void block(c10::cuda::CUDAStream stream) const;  // makes the stream wait
   bool query() const;
   void synchronize() const;
 
   const int32_t flags;
-  // Set once, by the first record: device, then event, then recorded. A thread that sees recorded
-  // sees all three.
+  // Set once, by the first record, in this order: device, event, recorded. A thread that sees
+  // recorded sees all three.
   std::atomic<int32_t> device{-1};
   std::atomic<cudaEvent_t> event{nullptr};
   std::atomic<bool> recorded{false};
-  std::atomic<uint64_t> captured{0};  // in which capture the latest record is; 0: in none
+  // The number of the capture with the latest record; 0: not captured.
+  std::atomic<uint64_t> captured{0};
 
  private:
   std::shared_ptr<ts_event> handle_;   // while the caller has the handle
-  std::atomic<bool> in_graph_{false};  // a graph's replays record it
+  std::atomic<bool> in_graph_{false};  // replays of a graph record it
 
   bool external() const noexcept { return (flags & TS_EVENT_FLAG_EXTERNAL) != 0; }
   void check_device(int32_t on_device) const;

@@ -22,7 +22,8 @@
 
 namespace ts {
 
-// The thread that gives memory back. It is started with the first foreign memory, and never ends.
+// The thread that returns foreign memory. It is started with the first foreign memory and never
+// ends.
 class Reaper {
  public:
   static Reaper& get() {
@@ -30,20 +31,20 @@ class Reaper {
     return *reaper;
   }
 
-  // Gives back what there is before the process ends, and nothing later. An owner's code may wait
-  // for the thread that ends the process, so this one does not wait for it for long.
+  // Returns the waiting memory before the process ends, and nothing later. An owner's code may
+  // itself wait for the thread that ends the process, so this thread waits for it only briefly.
   static void end() {
     constexpr auto kLongest = std::chrono::seconds(1);
     Reaper& all = get();
-    if (getpid() != all.process_) return;  // a child has no such thread
+    if (getpid() != all.process_) return;  // a child process has no such thread
     std::unique_lock<std::mutex> lock(all.mutex_);
-    if (std::this_thread::get_id() == all.thread_) return;  // an owner's code ends the process
+    if (std::this_thread::get_id() == all.thread_) return;  // an owner's code is ending the process
     all.idle_.wait_for(lock, kLongest,
                        [&] { return all.ended_ || (all.first_ == nullptr && !all.busy_); });
     all.ended_ = true;
   }
 
-  // Needs no memory, since it is called where tensors end.
+  // Allocates nothing, since it is called where tensors end.
   void take(std::unique_ptr<Foreign> memory) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     Foreign* added = memory.release();
@@ -60,7 +61,7 @@ class Reaper {
   }
 
   [[noreturn]] void work() noexcept {
-    const LoggedFor library(LoggedFor::Doer::kLibrary);  // also after a deleter's calls
+    const LoggedFor library(LoggedFor::Doer::kLibrary);  // after a deleter's calls too
     for (;;) {
       next()->run();
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -92,20 +93,22 @@ class Reaper {
 
 namespace {
 
-// Makes Reaper::end a part of the process's end, before the parts that are registered already.
+// Registers Reaper::end as an exit handler. It runs before the handlers that are already
+// registered.
 bool end_with_process() {
   if (std::atexit(&Reaper::end) == 0) return true;
   throw Failure(TS_ERROR_OUT_OF_MEMORY, "no memory to register the end of foreign memory");
 }
 
-// What gives memory back must end before what it needs: CUDA registers its own end as it begins.
+// Returning memory must end before the libraries that it needs: CUDA registers its own exit handler
+// when it is initialised.
 void end_before_needs(c10::Device device) {
   [[maybe_unused]] static const bool host = end_with_process();
   if (!device.is_cuda()) return;
   [[maybe_unused]] static const bool gpu = end_with_process();
 }
 
-// Makes a device current, without errors: for code that must not throw.
+// Makes a device current, without errors. For code that must not throw.
 class OnDevice {
  public:
   explicit OnDevice(c10::DeviceIndex device) {
@@ -138,7 +141,7 @@ Foreign* Foreign::of(const c10::StorageImpl& storage) noexcept {
 at::Tensor Foreign::tensor(std::unique_ptr<Foreign> memory, void* data, size_t bytes,
                            at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
                            c10::Device device) {
-  Reaper::get();  // fails here, if it does, and not where a tensor ends
+  Reaper::get();  // if starting the thread fails, it fails here and not where a tensor ends
   end_before_needs(device);
   Foreign* const kept = memory.get();
   at::DataPtr pointer(data, memory.release(), &Foreign::release, device);
@@ -165,7 +168,7 @@ void Foreign::use(c10::cuda::CUDAStream stream) {
   uses_.push_back({stream, event, false});
 }
 
-// A record on a stream that is captured would become a part of the graph.
+// A record on a captured stream would become part of the graph.
 void Foreign::record(Use& use) noexcept {
   const OnDevice device(use.stream.device_index());
   auto status = cudaStreamCaptureStatusNone;
@@ -189,12 +192,12 @@ void Foreign::run() noexcept {
   ts_error_free(guard("Foreign::run", [this] {
     for (Use& use : uses_) {
       if (use.recorded) continue;
-      // The stream took part in a capture, and must not take part in another one before the record,
-      // or the memory would go back without one.
+      // The stream took part in a capture. It must not take part in another one before the record,
+      // or the memory would be returned without a record.
       const auto turn = wait_for_no_capture();
       record(use);
     }
-    // The owner's code may do what a capture elsewhere forbids to other threads.
+    // The owner's code may make calls that a capture elsewhere forbids to other threads.
     std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed;
     if (device_count() > 0) relaxed.emplace(cudaStreamCaptureModeRelaxed);
     give_back(uses_);

@@ -1,7 +1,7 @@
-// Memory that another library or process owns, and that tensors use.
+// Memory that another library or process owns and tensors use.
 //
-// Tensors end on any thread, inside of any call, under locks of LibTorch. Giving foreign memory
-// back may block, may call code of the program, and must not break a capture. So a tensor's end
+// Tensors end on any thread, inside any call, under locks of LibTorch. Returning foreign memory may
+// block, may call code of the program, and must not invalidate a capture. So the end of a tensor
 // only notes the work so far of the streams that used the memory, and one thread of the library
 // does the rest.
 #pragma once
@@ -26,14 +26,15 @@ class Foreign {
   Foreign& operator=(const Foreign&) = delete;
 
   // Makes a tensor over `bytes` bytes at data, which contain all elements. If it throws, the memory
-  // is not given back.
+  // is not returned to its owner.
   static at::Tensor tensor(std::unique_ptr<Foreign> memory, void* data, size_t bytes,
                            at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
                            c10::Device device);
   // Returns the foreign memory of a storage, or null.
   static Foreign* of(const c10::StorageImpl& storage) noexcept;
 
-  // Marks the memory as used on the stream: it is given back after the stream's work until then.
+  // Records that the stream uses the memory: the memory is returned after the stream's work up to
+  // then.
   void use(c10::cuda::CUDAStream stream);
 
  protected:
@@ -43,8 +44,8 @@ class Foreign {
     bool recorded;
   };
 
-  // Gives the memory back, on the library's thread, after the uses are recorded. It may throw:
-  // nobody hears of it.
+  // Returns the memory to its owner, on the library's thread, after the uses are recorded. It may
+  // throw, but nobody sees the exception.
   virtual void give_back(const std::vector<Use>& uses) = 0;
 
  private:

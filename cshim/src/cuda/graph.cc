@@ -1,9 +1,9 @@
 // CUDA graphs: capture, memory, random numbers, replay.
 //
-// The capture is our own, over cudaStreamBeginCapture and the caching allocators' private pools.
-// at::cuda::CUDAGraph leaves the allocator and the generator in the capture when the capture fails,
-// writes the generator's device state on the capturing stream (beside replays that read it), and
-// fills that state at every replay, random numbers or not.
+// The capture is implemented here, over cudaStreamBeginCapture and the caching allocators' private
+// pools. at::cuda::CUDAGraph has three faults. When a capture fails, it leaves the allocator and
+// the generator in it. It writes the generator's device state on the capturing stream, concurrently
+// with replays that read it. It fills that state at every replay, even without random numbers.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/AllocatorConfig.h>
@@ -57,8 +57,9 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Pinned memory on streams that the filter accepts comes from the pool. Each begin counts as one
-  // more user of it until the pool's end, since copies in the graph may read it at every replay.
+  // From now on, pinned memory on streams that the filter accepts is allocated from the pool. Each
+  // begin adds a user of the pool until the pool ends, since copies in the graph may read the
+  // memory at every replay.
   template <typename Filter>
   void begin_host(Filter&& of_capture) {
     at::getHostAllocator(at::kCUDA)->begin_allocate_to_pool(memory.id(), of_capture);
@@ -67,7 +68,7 @@ class Pool {
   void end_host() { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(memory.id()); }
 
   PrivatePool memory;
-  // Replays of the pool's graphs use the same memory: they run one after the other.
+  // Replays of the pool's graphs use the same memory, so they run one after the other.
   std::mutex mutex;
   ReplayOrder order;  // guarded by mutex
 
@@ -85,7 +86,7 @@ GraphPointer own(cudaGraph_t graph) {
 
 }  // namespace
 
-// What a replay draws from one generator.
+// The numbers that a replay draws from one generator.
 struct Draw {
   std::shared_ptr<Randomness> generator;
   uint64_t increment;
@@ -110,23 +111,23 @@ struct ts_graph {
 
   std::shared_ptr<ts::Pool> pool;  // first, since gradients in the record may be in its memory
   ts::CaptureRecord record;
-  const uint64_t thread = ts::thread_number;  // the thread that captures, or captured
-  std::unique_ptr<ts::Capture> capture;       // while it lasts
+  const uint64_t thread = ts::thread_number;  // the capturing thread, also after the capture
+  std::unique_ptr<ts::Capture> capture;       // set during the capture
   cudaGraphExec_t exec = nullptr;
   ts::GraphPointer kept = ts::own(nullptr);  // for a debug dump
   bool debug = false;
   ts_graph_nodes kinds{};
   int64_t nodes = 0;
   std::vector<ts::Draw> random;           // in the order of locking
-  std::vector<ts::Workspace> workspaces;  // of captured products: no other work uses them
+  std::vector<ts::Workspace> workspaces;  // of captured products; no other work uses them
 };
 
 namespace ts {
 namespace {
 
-// From cudaStreamBeginCapture to cudaStreamEndCapture, with everything that LibTorch has to know.
-// Made, started, ended and destroyed on one thread; destroying it without an end discards the
-// captured work.
+// The time from cudaStreamBeginCapture to cudaStreamEndCapture, with everything that LibTorch must
+// be told. Created, started, ended and destroyed on one thread. Destroying it without ending it
+// discards the captured work.
 class Capture {
  public:
   Capture(ts_graph& graph, std::unique_lock<std::shared_mutex> turn)
@@ -139,7 +140,7 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  // Called after graph.capture is this object.
+  // Called once graph.capture is this object.
   void start() {
     cudaStream_t stream = graph_.record.stream.stream();
     C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -160,13 +161,14 @@ class Capture {
     return status;
   }
 
-  // The turn, which otherwise ends with this object: until it is given up no other capture begins.
+  // Moves the turn out, which otherwise ends with this object. No other capture starts until it is
+  // released.
   std::unique_lock<std::shared_mutex> take_turn() noexcept { return std::move(turn_); }
 
  private:
   struct Memory {
     explicit Memory(Capture& c) : pool(c.graph_.pool->memory) {
-      release_ended_pools();  // from now on the allocator gives nothing back to make room
+      release_ended_pools();  // from now on the allocator returns nothing to make room
       pool.begin([&c](cudaStream_t stream) { return c.graph_.record.has(stream); });
     }
     ~Memory() { pool.end(); }
@@ -192,7 +194,7 @@ class Capture {
         const uint64_t increment = each->end();
         if (increment != 0) graph.random.push_back({each, increment});
       }
-      // Replays lock the generators in one order.
+      // Replays lock the generators in this order.
       std::sort(graph.random.begin(), graph.random.end(),
                 [](const Draw& a, const Draw& b) { return a.generator < b.generator; });
     }
@@ -207,7 +209,7 @@ class Capture {
   Numbers numbers_;
 };
 
-// Describes what ended a capture.
+// Describes why a capture was invalidated.
 std::string broken_text(const ts_graph& graph, cudaError_t status) {
   switch (status) {
     case cudaErrorStreamCaptureUnjoined:
@@ -273,10 +275,10 @@ std::string text_of(const at::Tensor& tensor) {
 }  // namespace ts
 
 void ts_graph::begin(std::unique_lock<std::shared_mutex> turn) {
-  // The first use of cuBLAS on this thread would break the capture.
+  // The first use of cuBLAS on this thread would invalidate the capture.
   ts::prepare_libraries(record.stream.device_index());
   record.add_stream(record.stream.stream());
-  ts::Randomness::of(record.stream.device_index());  // allocates, the first time
+  ts::Randomness::of(record.stream.device_index());  // allocates at the first call
   capture = std::make_unique<ts::Capture>(*this, std::move(turn));
   capture->start();
 }
@@ -286,7 +288,7 @@ void ts_graph::end() {
   workspaces = ts::take_workspaces(record.streams);
   cudaGraph_t captured = nullptr;
   const cudaError_t status = capture->end(&captured);
-  const auto turn = capture->take_turn();  // no other capture begins before this graph is complete
+  const auto turn = capture->take_turn();  // no other capture starts before this graph is complete
   capture.reset();
   record.made.clear();
   record.known.clear();
@@ -307,8 +309,9 @@ void ts_graph::end() {
   C10_CUDA_CHECK(cudaGraphInstantiateWithFlags(
       &exec, captured,
       cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority));
-  // The first launch uploads the graph, on its own stream. CUDA orders no launch on another stream
-  // after an upload here, behind whatever the stream of the capture has still to do.
+  // The first launch uploads the graph, on its own stream. An upload here would run after the
+  // remaining work of the capture's stream, and CUDA would not order a launch on another stream
+  // after it.
   if (debug) kept = std::move(owned);
   if (!record.gradients) return;
   for (ts::Held& each : record.held) each.gradient = each.tensor.unsafeGetTensorImpl()->grad();
@@ -364,14 +367,14 @@ void ts_graph::launch(c10::cuda::CUDAStream on, size_t next_draw) {
 }
 
 // CUDA keeps an executable graph until its replays are done. The graph's own memory must live until
-// then. Its pool's memory needs nothing: it goes back to the driver by cudaFree, which waits for
-// the device.
+// then. The pool's memory needs no such care: cudaFree returns it to the driver and waits for the
+// device.
 void ts_graph::keep_for_replays() {
   std::optional<c10::cuda::CUDAStream> last;
   {
     const std::lock_guard<std::mutex> lock(pool->mutex);
     last = pool->order.unfinished();
-    // Expandable segments are unmapped after a wait for the stream of the capture alone.
+    // Expandable segments are unmapped after a wait for the capture's stream only.
     if (last.has_value() &&
         c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) {
       pool->order.wait();
@@ -379,7 +382,8 @@ void ts_graph::keep_for_replays() {
     }
   }
   if (!last.has_value()) return;
-  // Reference counts do not say who else holds the memory, since views and gradients share them.
+  // Reference counts do not tell whether anyone else holds the memory, since views and gradients
+  // share it.
   for (const ts::Held& each : record.held) {
     ts::record_use(each.storage, *last);
     if (each.gradient.defined() && each.gradient.is_cuda() && each.gradient.has_storage()) {
@@ -431,7 +435,8 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** gra
     auto made = std::make_unique<ts_graph>(
         on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
     std::unique_lock<std::shared_mutex> turn = ts::take_capture_turn();
-    ts::require_no_capture(on);  // not of this library: that would have the turn
+    // A capture by other code: a capture of this library would hold the turn.
+    ts::require_no_capture(on);
     unsigned flags = 0;
     C10_CUDA_CHECK(cudaStreamGetFlags(on.stream(), &flags));
     ts::require((flags & cudaStreamNonBlocking) != 0,

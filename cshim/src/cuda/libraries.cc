@@ -27,10 +27,10 @@ namespace {
 
 using c10::DeviceIndex;
 
-// The threads of a program that may have handles: the first ones that ask. Each takes 64 MiB of an
-// H200 for its handle of cuBLAS.
+// The number of a program's threads that may have handles: the first ones that ask. A thread's
+// cuBLAS handle needs 64 MiB on an H200.
 constexpr int kSeats = 16;
-// The threads that stand in for all others.
+// The number of stand-in threads.
 constexpr int kStandIns = 4;
 
 std::atomic<int> seats_taken{0};
@@ -38,11 +38,11 @@ std::atomic<int> stand_ins{0};
 
 class Seat;
 
-// The calling thread's, if it has taken one: most calls read this alone.
+// The calling thread's seat, if it has one. Most calls read only this.
 __thread Seat* taken_seat __attribute__((tls_model("initial-exec"))) = nullptr;
 
-// A thread's right to have handles. It ends with the thread, as the handles do: LibTorch gives them
-// to the next thread that asks.
+// A thread's right to have handles. It ends with the thread, as the handles do: LibTorch passes
+// them to the next thread that asks.
 class Seat {
  public:
   Seat() = default;
@@ -53,8 +53,8 @@ class Seat {
   Seat(const Seat&) = delete;
   Seat& operator=(const Seat&) = delete;
 
-  // A thread of backward takes none: LibTorch's own products on it use its handle too, with a
-  // workspace of the thread's own and without the turn of bind_workspace.
+  // A backward thread takes no seat. LibTorch's own products on it use its handle too, with the
+  // thread's workspace and without the turn of bind_workspace.
   bool take() noexcept {
     if (taken_) return true;
     if (library_thread) return false;
@@ -91,12 +91,12 @@ Seat* take_seat() {
   return taken_seat;
 }
 
-// A call on its way to a thread that stands in for the caller, with the caller's state.
+// A call passed to a stand-in thread, with the caller's state.
 struct Call {
   Libraries used;
   DeviceIndex device;
   c10::function_ref<void()> body;
-  uint64_t thread;  // memory pools know their thread by its number
+  uint64_t thread;  // memory pools identify their thread by this number
   DeviceIndex current;
   std::vector<c10::cuda::CUDAStream> streams;
   ts_error* error = nullptr;
@@ -133,7 +133,8 @@ class StandIns {
       perform(call);
       lock.lock();
       call.done = true;
-      call.finished.notify_one();  // under the lock, since the caller's Call ends with its wait
+      // Under the lock, since the caller's Call is destroyed when its wait ends.
+      call.finished.notify_one();
     }
   }
 
@@ -164,8 +165,8 @@ struct Name {
   Libraries used;
 };
 
-// Names without "aten::" and underscores at the ends. An operator that is missing here works, on
-// any thread, and that thread keeps handles.
+// Names without "aten::" and underscores at either end. An operator that is missing here still
+// works, on any thread, but that thread keeps handles.
 constexpr Name kNames[] = {
     {"addbmm", false, Libraries::kBlas},
     {"addmm", true, Libraries::kBlas},
@@ -178,7 +179,7 @@ constexpr Name kNames[] = {
     {"cdist", true, Libraries::kBlas},
     {"chain_matmul", false, Libraries::kBlas},
     {"cholesky", true, Libraries::kBlas},
-    {"conv", true, Libraries::kBlas},  // where cuDNN does not support it, LibTorch uses products
+    {"conv", true, Libraries::kBlas},  // without cuDNN's support LibTorch uses matrix products
     {"corrcoef", false, Libraries::kBlas},
     {"cov", false, Libraries::kBlas},
     {"ctc_loss", true, Libraries::kHandles},

@@ -1,4 +1,4 @@
-// All that differs between the versions of LibTorch that this library can be built with.
+// All differences between the versions of LibTorch that this library can be built with.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -19,7 +19,7 @@ namespace ts {
 static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11 && TORCH_VERSION_MINOR <= 15,
               "this library is written for LibTorch 2.11 to 2.15");
 
-// LibTorch's tables of the workspaces of cuBLAS have an entry for each handle and stream.
+// LibTorch's tables of cuBLAS workspaces have an entry for each handle and stream.
 using WorkspaceEntry = decltype(at::cuda::WorkspaceMapWithMutex::map)::mapped_type;
 
 #if TORCH_VERSION_MINOR < 13
@@ -32,8 +32,8 @@ inline WorkspaceEntry workspace_entry(at::DataPtr memory, size_t bytes) {
 inline at::DataPtr take_memory(WorkspaceEntry& entry) { return std::move(entry.first); }
 #endif
 
-// Whether LibTorch keeps workspaces in its tables. Otherwise each product allocates its own, in the
-// order of its stream, and while a graph is captured in the graph's memory.
+// Whether LibTorch keeps workspaces in its tables. Otherwise each product allocates its own, in its
+// stream's order, and during a capture in the graph's memory.
 #if TORCH_VERSION_MINOR < 15
 inline bool keeps_workspaces() { return true; }
 #else
@@ -42,13 +42,13 @@ inline bool keeps_workspaces() { return at::cuda::isCUDABlasWorkspaceCachingEnab
 
 #if TORCH_VERSION_MINOR == 11
 
-// The state of a CUDA generator. Kernels that are captured read seed and offset from memory that is
-// given here; what each of them adds to the offset is a constant in the graph. The caller locks the
-// generator for every call. No capture draws from the generator when this object is made.
+// The state of a CUDA generator. Captured kernels read seed and offset from memory given here. Each
+// kernel's own addition to the offset is a constant in the graph. The caller locks the generator
+// for every call. No capture draws from the generator when this object is made.
 class GeneratorState {
  public:
   GeneratorState(const at::Generator& generator, at::Tensor seed, at::Tensor offset) {
-    // A registration that stays as long as this object, so that the state's memory does.
+    // A registration that lives as long as this object and keeps the state's memory alive.
     generator.get<at::CUDAGeneratorImpl>()->register_graph(&anchor_);
     state_ = anchor_.state();
     state_->seed_extragraph_ = std::move(seed);
@@ -61,12 +61,12 @@ class GeneratorState {
   uint64_t offset() const { return state_->philox_offset_per_thread_; }
   void advance(uint64_t increment) { state_->philox_offset_per_thread_ += increment; }
 
-  // From here on kernels of the capture with CUDA's number id draw.
+  // From now on kernels draw that belong to the capture with CUDA's number id.
   void begin_capture(unsigned long long /*id*/) {
     state_->capturing_ = true;
     state_->offset_intragraph_ = 0;
   }
-  // Returns how far the captured kernels move the offset; 0 if there was no begin.
+  // Returns how far the captured kernels advance the offset; 0 if begin_capture was not called.
   uint64_t end_capture() {
     if (!state_->capturing_) return 0;
     state_->capturing_ = false;
@@ -86,12 +86,13 @@ class GeneratorState {
 
 #else
 
-// As above. The state has memory for each capture, which LibTorch would allocate for a capture of
-// its own class of graphs, and looks up by the capture's number.
+// As above. The state has memory for each capture and finds it by the capture's number. LibTorch
+// would allocate that memory only for a capture by its own class of graphs.
 class GeneratorState {
  public:
-  // Gives the generator a copy of its state: LibTorch hands out a state to nobody. A graph of
-  // LibTorch's own class that draws from the generator, and was captured before, moves the old one.
+  // Gives the generator a copy of its state, because LibTorch does not hand out the state itself.
+  // An earlier graph of LibTorch's own class that draws from the generator still advances the old
+  // state.
   GeneratorState(const at::Generator& generator, at::Tensor seed, at::Tensor offset)
       : seed_(std::move(seed)), offset_(std::move(offset)) {
     auto* impl = generator.get<at::CUDAGeneratorImpl>();
@@ -129,7 +130,7 @@ class GeneratorState {
   at::Tensor seed_;
   at::Tensor offset_;
   c10::intrusive_ptr<at::CUDAGeneratorState> state_;
-  c10::intrusive_ptr<at::CUDAGeneratorCaptureState> capture_;  // while one lasts
+  c10::intrusive_ptr<at::CUDAGeneratorCaptureState> capture_;  // set during a capture
   unsigned long long capture_id_ = 0;
 };
 

@@ -23,7 +23,7 @@
 namespace ts {
 namespace {
 
-// The state that a notifier shares with notices under way, which may outlive it.
+// The state that a notifier shares with notices in progress, which may outlive it.
 class Mailbox {
  public:
   Mailbox() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -37,7 +37,7 @@ class Mailbox {
 
   int fd() const noexcept { return fd_; }
 
-  // Reserves room for a token in advance, so that putting it needs no memory.
+  // Reserves room for a token in advance, so that put allocates nothing.
   void expect() {
     const std::lock_guard<std::mutex> lock(mutex_);
     tokens_.reserve(tokens_.size() + expected_ + 1);
@@ -48,7 +48,7 @@ class Mailbox {
     --expected_;
   }
 
-  // On a driver thread: no CUDA call, no allocation, nothing that blocks for long.
+  // Runs on a driver thread: no CUDA call, no allocation, nothing that blocks for long.
   void put(uint64_t token) noexcept {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -56,7 +56,7 @@ class Mailbox {
       tokens_.push_back(token);
     }
     const uint64_t one = 1;
-    // Fails only if the counter is full: then the descriptor is readable already.
+    // Fails only if the counter is full, and then the descriptor is already readable.
     [[maybe_unused]] const ssize_t written = write(fd_, &one, sizeof one);
   }
 
@@ -131,13 +131,13 @@ ts_error* ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t tok
     ts::require(notifier != nullptr, "notifier is NULL");
     const auto on = ts::checked_stream(stream);
     const ts::DeviceScope scope(on.device_index());
-    // In a graph the notice would come with every replay, and its memory only once.
+    // In a graph every replay would send the notice, but its memory exists only once.
     ts::require_no_capture(on);
     auto notice = std::make_unique<ts::Notice>(ts::Notice{notifier->mailbox, token});
     notifier->mailbox->expect();
     const cudaError_t status = cudaLaunchHostFunc(on.stream(), &ts::deliver, notice.get());
     if (status == cudaSuccess) {
-      static_cast<void>(notice.release());  // deliver's
+      static_cast<void>(notice.release());  // deliver owns it now
       return;
     }
     notifier->mailbox->give_up();

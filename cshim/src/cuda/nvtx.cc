@@ -18,7 +18,7 @@ namespace {
 constexpr int32_t kTool = 1;
 constexpr int32_t kLog = 2;
 
-// NVTX looks once a process for a tool, by the environment in which the process was started.
+// NVTX looks for a tool once a process, in the environment in which the process was started.
 int32_t attached_tool() noexcept {
   nvtxInitialize(nullptr);
   return NVTX_VERSIONED_IDENTIFIER(nvtxGlobals).nvtxRangeStartEx_impl_fnptr != nullptr ? kTool : 0;
@@ -43,11 +43,10 @@ nvtxEventAttributes_t attributes(const char* name) noexcept {
 struct Open {
   LoggedRange range;
   nvtxRangeId_t tool;
-  uint64_t log;  // which log it began in; 0: in none
+  uint64_t log;  // the log that was on when it started; 0: none
 };
 
-// The ranges that have begun, and the log. One lock serves both; it is taken only while there are
-// listeners.
+// The open ranges, and the log. One lock guards both; it is taken only while there are listeners.
 class Ranges {
  public:
   uint64_t start(const char* name, int32_t bits) {

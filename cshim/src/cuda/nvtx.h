@@ -1,4 +1,4 @@
-// Ranges: names for what the program does, for NVTX tools and for the log of a trace.
+// Ranges: names for parts of the program, for NVTX tools and for the log of a trace.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace ts {
 
-// A range that ended, or a mark (end equal to start), while the log was on. Times are nanoseconds
-// of the system clock since 1970, as c10::getTime gives them; threads are the kernel's ids.
+// A range that ended, or a mark (end equals start), while the log was on. Times are nanoseconds of
+// the system clock since 1970, from c10::getTime; threads are the kernel's ids.
 struct LoggedRange {
   std::string name;
   int64_t start_ns;
@@ -17,8 +17,8 @@ struct LoggedRange {
   int64_t end_thread;
 };
 
-// From start_range_log to stop_range_log ranges are logged, process-wide. The log is of those that
-// began and ended in that time, in the order of their ends.
+// Between start_range_log and stop_range_log ranges are logged, for the whole process. The log has
+// the ranges that started and ended in that time, in the order of their ends.
 void start_range_log();
 std::vector<LoggedRange> stop_range_log();
 

@@ -24,9 +24,9 @@ using c10::DeviceIndex;
 using c10::cuda::CUDAStream;
 using Streams = c10::SmallVector<CUDAStream, 8>;
 
-// The events that ts_wait_cuda_stream records and waits for at once. An event can be recorded
-// again as soon as the wait is enqueued, so one a thread and device is enough, without a lock. At
-// the thread's end it goes to the next thread.
+// The events that ts_wait_cuda_stream records and immediately waits for. An event can be recorded
+// again as soon as the wait is enqueued, so one event for each thread and device is enough, without
+// a lock. When a thread ends, its events pass to the next thread.
 class WaitEvents {
  public:
   WaitEvents() = default;
@@ -38,7 +38,7 @@ class WaitEvents {
     }
   }
 
-  // An event of the device, which is the current one.
+  // Returns an event of the device, which must be current.
   cudaEvent_t get(DeviceIndex device) {
     const auto index = static_cast<size_t>(device);
     if (index >= events_.size()) events_.resize(index + 1, nullptr);
@@ -49,7 +49,7 @@ class WaitEvents {
  private:
   struct Spare {
     std::mutex mutex;
-    // Capacity for every event ever made is kept reserved, so that giving back cannot fail.
+    // Capacity for every event ever made stays reserved, so that returning an event cannot fail.
     std::array<std::vector<cudaEvent_t>, C10_COMPILE_TIME_MAX_GPUS> events;
     std::array<size_t, C10_COMPILE_TIME_MAX_GPUS> made{};
   };
@@ -84,14 +84,15 @@ class WaitEvents {
   std::vector<cudaEvent_t> events_;
 };
 
-// An event of the device, which is the current one, for a record that is waited for at once: the
-// same for every call on a thread, which may record it again as soon as the waits are enqueued.
+// Returns an event of the device, which must be current, for a record with an immediate wait. All
+// calls on a thread get the same event, which can be recorded again as soon as the waits are
+// enqueued.
 cudaEvent_t wait_event(DeviceIndex device) {
   thread_local WaitEvents here;
   return here.get(device);
 }
 
-// All of them, checked before anything is enqueued, without those that are `side` itself: a stream
+// Returns the streams, checked before anything is enqueued, without those equal to `side`: a stream
 // is always in its own order.
 Streams others(CUDAStream side, const ts_stream* streams, int64_t count) {
   require(count >= 0, "count is negative");

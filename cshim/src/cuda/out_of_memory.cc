@@ -1,6 +1,6 @@
-// Observers of device allocations that fail. LibTorch calls its observers on the thread that
-// allocates, which may be one of its own, and inside of any call: so nothing of the program runs
-// there. An entry goes into a queue, and wakes whoever waits for the queue's descriptor.
+// Observers of failed device allocations. LibTorch calls its observers on the allocating thread,
+// which may be one of its own, and inside any call, so no code of the program runs there. An entry
+// is added to a queue, and the queue's descriptor wakes waiters.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -23,9 +23,10 @@
 namespace ts {
 namespace {
 
-constexpr size_t kMaxEntries = 64;  // of a queue that nobody takes from; later ones are dropped
+// The length of a queue from which nobody takes; later entries are dropped.
+constexpr size_t kMaxEntries = 64;
 
-// What an observer shares with failures under way, which may outlive it.
+// State that an observer shares with failures in progress, which may outlive it.
 class Failures {
  public:
   Failures(std::string prefix, int64_t max_snapshots)
@@ -54,7 +55,7 @@ class Failures {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (entries_.size() < kMaxEntries) entries_.push_back(entry);
     const uint64_t one = 1;
-    // Fails only if the counter is full: then the descriptor is readable already.
+    // Fails only if the counter is full, and then the descriptor is already readable.
     [[maybe_unused]] const ssize_t written = write(fd_, &one, sizeof one);
   }
 
@@ -79,7 +80,7 @@ class Failures {
 
   const std::string prefix_;
   std::mutex mutex_;
-  std::deque<ts_out_of_memory> entries_;  // guarded by mutex_, as are the following
+  std::deque<ts_out_of_memory> entries_;  // guarded by mutex_, as are the next members
   int64_t count_ = 0;
   int64_t snapshots_left_;
   const int fd_;
@@ -139,7 +140,7 @@ ts_error* ts_memory_observer_new(const char* snapshot_prefix, int64_t max_snapsh
     made->failures =
         std::make_shared<ts::Failures>(wanted ? snapshot_prefix : "", wanted ? max_snapshots : 0);
     ts::Observers& all = ts::observers();
-    // LibTorch cannot detach an observer again: it calls this one for ever.
+    // LibTorch cannot detach an observer: it calls this one until the process ends.
     std::call_once(all.attached, [] {
       c10::cuda::CUDACachingAllocator::attachOutOfMemoryObserver(&ts::observe);
     });

@@ -15,11 +15,12 @@
 namespace ts {
 namespace {
 
-// Finds a function of the driver, which is not linked with this library: it is missing on machines
-// without a GPU.
+// Finds a function of the driver, which this library does not link because machines without a GPU
+// lack it.
 template <typename Function>
 Function* driver_function(const char* name) {
-  constexpr unsigned kGreenContexts = 12050;  // the first version of CUDA with streams of them
+  // The first version of CUDA with streams of green contexts.
+  constexpr unsigned kGreenContexts = 12050;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t status =
@@ -61,7 +62,7 @@ CUgreenCtx make_part(int32_t device, int32_t multiprocessors) {
   check(driver_function<decltype(cuDevSmResourceSplitByCount)>("cuDevSmResourceSplitByCount")(
             &part, &parts, &all, nullptr, 0, static_cast<unsigned>(multiprocessors)),
         "cuDevSmResourceSplitByCount");
-  // The driver rounds up what it does not take as it is.
+  // The driver rounds up a size that it does not support.
   if (parts != 1 || part.sm.smCount != static_cast<unsigned>(multiprocessors)) {
     throw Failure(TS_ERROR_CUDA, "the driver cut a part of " + std::to_string(part.sm.smCount) +
                                      " multiprocessors, not of " + std::to_string(multiprocessors));
@@ -70,7 +71,7 @@ CUgreenCtx make_part(int32_t device, int32_t multiprocessors) {
   check(driver_function<decltype(cuDevResourceGenerateDesc)>("cuDevResourceGenerateDesc")(
             &description, &part, 1),
         "cuDevResourceGenerateDesc");
-  C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's context, if there is none yet
+  C10_CUDA_CHECK(cudaFree(nullptr));  // creates the device's context if there is none yet
   CUgreenCtx made = nullptr;
   check(driver_function<decltype(cuGreenCtxCreate)>("cuGreenCtxCreate")(
             &made, description, driver_device(device), CU_GREEN_CTX_DEFAULT_STREAM),
@@ -98,7 +99,7 @@ int32_t multiprocessors_within(int32_t device, int32_t maximum) {
   }
   const auto count = static_cast<unsigned>(std::max(0, maximum));
   if (count >= all.smCount) return 0;
-  // Older drivers leave the two numbers out.
+  // Older drivers do not report the two numbers.
   constexpr unsigned kOfHopper = 8;
   const unsigned smallest = all.minSmPartitionSize != 0 ? all.minSmPartitionSize : kOfHopper;
   const unsigned step = all.smCoscheduledAlignment != 0 ? all.smCoscheduledAlignment : kOfHopper;

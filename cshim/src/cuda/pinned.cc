@@ -1,4 +1,4 @@
-// Pinned host memory straight from the driver: LibTorch's own allocator rounds up to a power of two
+// Pinned host memory directly from the driver. LibTorch's own allocator rounds up to a power of two
 // and polls CUDA events when it allocates.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -25,8 +25,8 @@ namespace {
 
 std::atomic<size_t> bytes_live{0};
 
-// A device whose context is there already: pinning on any other would make one, which takes
-// hundreds of megabytes of that device. Portable memory serves all devices anyway.
+// Returns a device that already has a context. Pinning on another device would create a context
+// there, which takes hundreds of megabytes. Portable memory serves all devices anyway.
 int32_t device_for_pinning() {
   return c10::cuda::getDeviceIndexWithPrimaryContext().value_or(c10::cuda::current_device());
 }
@@ -98,7 +98,7 @@ ts_error* ts_pinned_destroy(ts_pinned* pinned) {
     if (pinned == nullptr) return;
     ts::enter_thread();
     const ts::DeviceScope scope(device_for_pinning());
-    // A thread that captures may free: that is no part of the capture.
+    // A thread that captures may free pinned memory: the call is not part of the capture.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
     C10_CUDA_CHECK(pinned->registered ? cudaHostUnregister(pinned->data)
                                       : cudaFreeHost(pinned->data));

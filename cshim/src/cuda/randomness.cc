@@ -28,7 +28,7 @@ const std::shared_ptr<Randomness>& Randomness::of(c10::DeviceIndex device) {
 Randomness::Randomness(at::Generator generator) : generator_(std::move(generator)) {
   const c10::cuda::CUDAStreamGuard guard(c10::cuda::getDefaultCUDAStream(device()));
   const std::lock_guard<std::mutex> lock(generator_.mutex());
-  // Side by side, for one copy a replay.
+  // Next to each other, so that a replay needs one copy.
   inputs_ = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(at::kCUDA, device()));
   state_.emplace(generator_, inputs_.narrow(0, 0, 1), inputs_.narrow(0, 1, 1));
 }
@@ -47,8 +47,8 @@ void Randomness::draw(c10::cuda::CUDAStream stream, uint64_t increment,
                       c10::function_ref<void()> launch) {
   const std::lock_guard<std::mutex> lock(generator_.mutex());
   const uint64_t inputs[2] = {state_->seed(), state_->offset()};
-  order_.before(stream);  // the replay before this one reads what is written here
-  // From pageable memory: the driver has taken the 16 bytes when this returns.
+  order_.before(stream);  // the previous replay reads the memory that is written here
+  // From pageable memory: the driver has copied the 16 bytes when this returns.
   C10_CUDA_CHECK(cudaMemcpyAsync(inputs_.mutable_data_ptr(), inputs, sizeof inputs,
                                  cudaMemcpyHostToDevice, stream.stream()));
   launch();

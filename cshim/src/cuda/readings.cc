@@ -1,5 +1,5 @@
-// Readings of a GPU's sensors, by NVML, which belongs to the driver. It is loaded when it is first
-// needed: programs run without it, and CUDA's wheels have no header of it.
+// Sensor readings of a GPU, through NVML, a part of the driver. NVML is loaded when it is first
+// needed: programs run without it, and CUDA's wheels do not contain its header.
 #include <dlfcn.h>
 
 #include <memory>
@@ -15,8 +15,7 @@ namespace {
 
 constexpr const char* kLibrary = "libnvidia-ml.so.1";
 
-// The part of NVML's interface that is used here, which is stable since 2012. Newer functions are
-// optional.
+// The part of NVML's interface used here, stable since 2012. Newer functions are optional.
 using Result = int;
 using Handle = struct nvmlDevice_st*;
 constexpr Result kSuccess = 0;
@@ -71,7 +70,7 @@ class Nvml {
     find("nvmlDeviceGetCurrentClocksEventReasons", throttle_);
     if (throttle_ == nullptr) find("nvmlDeviceGetCurrentClocksThrottleReasons", throttle_);
   }
-  // It is never unloaded, since it has threads of its own.
+  // Never unloaded, since NVML has its own threads.
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
@@ -129,7 +128,7 @@ class Nvml {
     throw Failure(TS_ERROR_CUDA, message);
   }
 
-  // Whether the GPU reports the value, which is then in `value`.
+  // Returns whether the GPU reports the value, and writes it to `value`.
   template <typename Function, typename... Arguments>
   bool has(Function* function, const char* name, Arguments... arguments) const {
     if (function == nullptr) return false;
@@ -163,7 +162,7 @@ class Nvml {
   Result (*throttle_)(Handle, unsigned long long*) = nullptr;
 };
 
-// A failed load is tried again at the next call.
+// If loading fails, the next call tries again.
 const Nvml& nvml() {
   static std::mutex mutex;
   static const Nvml* loaded = nullptr;  // never destroyed: threads may outlive main

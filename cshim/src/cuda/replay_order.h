@@ -33,10 +33,10 @@ class ReplayOrder {
     last_ = stream;
     number_ = number(stream);
   }
-  // Returns the stream of the latest work, or nothing if that is done or the device is lost.
+  // Returns the stream of the latest work, or nothing if the work is done or the device is lost.
   std::optional<c10::cuda::CUDAStream> unfinished() const {
     if (!last_.has_value()) return std::nullopt;
-    // A query of an event from before the capture does the capture no harm on any thread.
+    // Querying an event from before the capture does not harm the capture, on any thread.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaSuccess) return std::nullopt;
@@ -49,8 +49,8 @@ class ReplayOrder {
   }
 
  private:
-  // CUDA gives a stream that it makes the address of one that is destroyed, whose work may not be
-  // done yet, and never its number.
+  // CUDA may give a new stream the address of a destroyed one whose work is not done yet, but never
+  // its number.
   static unsigned long long number(c10::cuda::CUDAStream stream) {
     unsigned long long id = 0;
     C10_CUDA_CHECK(cudaStreamGetId(stream.stream(), &id));

@@ -1,5 +1,5 @@
-// The log of a stream sanitizer: what LibTorch does by itself about memory and order. The program's
-// own calls are the caller's to log.
+// The log of a stream sanitizer: LibTorch's own use of memory and streams. The caller logs the
+// program's own calls.
 #include "cuda/sanitizer.h"
 
 #include <c10/core/impl/GPUTrace.h>
@@ -27,17 +27,19 @@ namespace {
 using Entry = ts_sanitizer_entry;
 using TraceEntry = c10::CachingDeviceAllocator::TraceEntry;
 
-// Bounds the log of a program that logs and never takes.
+// Limits the log of a program that starts logging and never takes entries.
 constexpr size_t kMaxEntries = size_t{1} << 20;
 constexpr size_t kMaxOwn = 4096;
 
 struct Log {
-  // Whoever appends tests running again under it: ts_sanitizer_stop leaves an empty log.
+  // Code that appends checks `running` again under the mutex: ts_sanitizer_stop leaves an empty
+  // log.
   std::mutex mutex;
-  // Memory of all threads, and the order that the library's own work makes, as it happened.
+  // Memory events of all threads, and order made by the library's own work, in the order in which
+  // they happened.
   std::deque<Entry> entries;
-  // Events and waits of calls, by the number of their thread. The thread that takes them knows
-  // which call they belong to. A thread that stands in for another one has its number.
+  // Events and waits of calls, by thread number. The thread that takes them knows which call they
+  // belong to. A stand-in thread has the number of the thread that it stands in for.
   std::unordered_map<uint64_t, std::vector<Entry>> own;
   std::atomic<bool> running{false};
   std::once_flag attached;
@@ -68,9 +70,8 @@ void append(Entry entry) noexcept {
   }
 }
 
-// Appends an event, a wait, a synchronisation or an access. A hook that runs inside of a backward
-// pass needs the order that the pass has made so far, on whatever threads: so it goes to the log of
-// all.
+// Appends an event, a wait, a synchronisation or an access. A hook inside a backward pass needs the
+// order that the pass has made so far on any thread, so that order is in the log of all threads.
 void append_order(int32_t kind, int32_t device, uintptr_t address, uintptr_t stream,
                   size_t bytes = 0) noexcept {
   const bool of_call = !works_for_library();
@@ -86,7 +87,7 @@ void append_order(int32_t kind, int32_t device, uintptr_t address, uintptr_t str
   }
 }
 
-// Called under the allocator's lock, and therefore calls nothing of LibTorch.
+// Called under the allocator's lock, so it calls nothing of LibTorch.
 void trace_memory(const TraceEntry& entry) {
   if (!running()) return;
   int32_t kind = 0;
@@ -109,7 +110,7 @@ void trace_memory(const TraceEntry& entry) {
 }
 
 // LibTorch reports its events and waits to one tracer, which in Python is the interpreter. Only the
-// trace_ methods are ever called, because no tensor has an object of an interpreter.
+// trace_ methods are ever called, because no tensor has an interpreter's object.
 struct Tracer final : c10::impl::PyInterpreterVTable {
   [[noreturn]] static void refuse() {
     throw Failure(TS_ERROR_INTERNAL, "the sanitizer's tracer is not an interpreter");
@@ -192,17 +193,17 @@ struct Tracer final : c10::impl::PyInterpreterVTable {
   void reset_backward_hooks(const c10::TensorImpl* /*self*/) const override {}
 
  private:
-  // The device of a default stream, whose handle is 0: LibTorch makes it current first.
+  // Returns the device of a default stream, whose handle is 0: LibTorch makes it current first.
   static int32_t current() noexcept {
     c10::DeviceIndex device = -1;
     return c10::cuda::GetDevice(&device) == cudaSuccess ? device : -1;
   }
 };
 
-// The number of an event that exists only in the log.
+// The number of events that exist only in the log.
 std::atomic<uintptr_t> invented_events{0};
 
-// Neither can be detached again: both look at Log::running.
+// Neither can be detached: both check Log::running.
 void attach() {
   c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(trace_memory);
   static const auto* tracer = new Tracer;

@@ -36,16 +36,16 @@ using c10::DeviceIndex;
 using c10::StreamId;
 using c10::cuda::CUDAStream;
 
-// c10's stream ids (c10/cuda/CUDAStream.cpp, "StreamId assignment"): 0 is the default stream; an
-// odd id is a pool stream, index << 5 | (priorities above normal + 1) << 1 | 1; any other is the
+// c10's stream ids (c10/cuda/CUDAStream.cpp, "StreamId assignment"). 0 is the default stream. An
+// odd id is a pool stream: index << 5 | (priorities above normal + 1) << 1 | 1. Any other id is the
 // cudaStream_t of an external stream.
 constexpr int kTypeBits = 4;
 constexpr uint64_t kStreamsPerPool = 32;
 
 bool is_external(StreamId id) noexcept { return id != 0 && (id & 1) == 0; }
 
-// How many priorities the pools of a device have; 0 until they are made, and until then a pool id
-// names nothing.
+// The number of priorities of a device's pools. It is 0 until the pools are made, and a pool id is
+// invalid until then.
 std::array<std::atomic<uint8_t>, C10_COMPILE_TIME_MAX_GPUS> pool_priorities{};
 
 bool names_pool_stream(StreamId id, unsigned priorities) noexcept {
@@ -54,7 +54,8 @@ bool names_pool_stream(StreamId id, unsigned priorities) noexcept {
   return (bits & 1) != 0 && type - 1 < priorities && bits >> (kTypeBits + 1) < kStreamsPerPool;
 }
 
-// c10's most urgent priority, for example -3; 0 is the normal one. The same for all devices.
+// Returns c10's most urgent priority, for example -3, the same for all devices. 0 is the normal
+// priority.
 int greatest_priority() {
   static const int greatest = std::get<1>(CUDAStream::priority_range());
   return greatest;
@@ -79,13 +80,14 @@ CUDAStream take_from_pool(int32_t priority, int32_t device) {
   return stream;
 }
 
-// The streams whose id is their address: wrapped ones of other code, and this library's own, which
-// are spare while they are not lent.
+// The streams whose id is their address: wrapped streams of other code, and this library's own
+// streams, which are spare while they are not lent.
 class AddressedStreams {
  public:
   enum class Kind { kExternal, kOwned, kSpare };
 
-  // Wraps a stream of other code; a known stream stays as it is. False for a spare one.
+  // Wraps a stream of other code; a stream that is already known does not change. Returns false for
+  // a spare stream.
   bool wrap(int32_t device, StreamId id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return known_.try_emplace({device, id}, Kind::kExternal).first->second != Kind::kSpare;
@@ -97,7 +99,7 @@ class AddressedStreams {
     return found != known_.end() && found->second != Kind::kSpare;
   }
 
-  // False if the stream is not an external one.
+  // Returns false if the stream is not external.
   bool forget(int32_t device, StreamId id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = known_.find({device, id});
@@ -108,11 +110,12 @@ class AddressedStreams {
   }
 
   // Lends an exclusive stream: the one that has been spare for longest if its work is done,
-  // otherwise a new one. Never one with work left, which its next owner would wait for. Its kernels
-  // run on a part of the multiprocessors, or with 0 on all.
+  // otherwise a new one. It never lends a stream with unfinished work, which the next owner would
+  // wait for. The stream's kernels run on a part of the multiprocessors, or on all if
+  // `multiprocessors` is 0.
   StreamId take(int32_t device, int32_t priority, int32_t multiprocessors) {
     const DeviceScope scope(device);
-    // Neither making nor querying a stream may break another thread's capture.
+    // Neither creating nor querying a stream may invalidate another thread's capture.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& spare = spare_[{device, priority, multiprocessors}];
@@ -145,7 +148,7 @@ class AddressedStreams {
     return found != known_.end() && found->second == Kind::kOwned;
   }
 
-  // The stream has passed owned(). False if another thread gave it back since.
+  // The stream has passed owned(). Returns false if another thread has returned it since.
   bool give_back(int32_t device, StreamId id, int32_t priority) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Kind& kind = known_[{device, id}];
@@ -157,14 +160,15 @@ class AddressedStreams {
     return true;
   }
 
-  // Grows whenever a stream ceases to be usable.
+  // Increases whenever a stream becomes unusable.
   uint64_t changes() const noexcept { return changes_.load(std::memory_order_acquire); }
 
  private:
   std::mutex mutex_;
   std::map<std::pair<int32_t, StreamId>, Kind> known_;
-  std::map<std::pair<int32_t, StreamId>, int32_t> part_;  // multiprocessors of a part; else none
-  // By device, priority and multiprocessors.
+  // Multiprocessors of a bounded stream; unbounded streams have no entry.
+  std::map<std::pair<int32_t, StreamId>, int32_t> part_;
+  // Keyed by device, priority and multiprocessors.
   std::map<std::tuple<int32_t, int32_t, int32_t>, std::deque<StreamId>> spare_;
   std::atomic<uint64_t> changes_{1};
 };
@@ -174,11 +178,11 @@ AddressedStreams& addressed_streams() {
   return *streams;
 }
 
-// A cache of streams that this thread found usable, so that streams in use cost no lock.
+// A cache of streams that this thread has found usable, so that streams in use need no lock.
 struct Lately {
   StreamId id;
   int32_t device;
-  uint64_t changes;  // the registry's at that time; 0: nothing
+  uint64_t changes;  // the registry's `changes` at that time; 0: empty
 };
 thread_local std::array<Lately, 8> lately{};
 
@@ -205,7 +209,7 @@ CUDAStream unchecked(int32_t device, StreamId id) noexcept {
                   c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(device)), id));
 }
 
-// The part of check that streams in normal use do not reach.
+// The part of the check that streams in normal use do not reach.
 void check_rare(ts_stream stream) {
   if (is_external(stream.id)) {
     if (!usable(stream.device, stream.id)) throw_no_stream(stream);
@@ -214,8 +218,8 @@ void check_rare(ts_stream stream) {
   if (!names_pool_stream(stream.id, static_cast<unsigned>(1 - greatest_priority()))) {
     throw_no_stream(stream);
   }
-  // A well-formed id on a device whose pools are not there yet, from elsewhere in the process or
-  // made up: make them, so that it names a stream.
+  // A well-formed id on a device without pools, from elsewhere in the process or invented: make the
+  // pools, so that it names a stream.
   take_from_pool(0, stream.device);
 }
 
@@ -228,11 +232,11 @@ void check(ts_stream stream) {
   }
 }
 
-// The state that a guard's exit restores.
+// The state that exiting a guard restores.
 struct Entered {
   uint64_t serial;
-  CUDAStream stream;   // the one that was current on the guard's device
-  DeviceIndex device;  // the one that was current
+  CUDAStream stream;   // the previous current stream of the guard's device
+  DeviceIndex device;  // the previous current device
 };
 
 struct Guards {
@@ -349,7 +353,7 @@ ts_error* ts_stream_release(ts_stream stream) {
     ts::require(streams.owned(stream.device, stream.id), not_owned);
     const auto own = ts::unchecked(stream.device, stream.id);
     ts::require(!ts::is_capturing(own), "the stream is being captured: end the capture first");
-    // While the stream has no owner its memory is free, and can go back to the driver.
+    // While the stream has no owner its memory is free, and may return to the driver.
     ts::drop_workspaces(own.stream());
     ts::require(streams.give_back(stream.device, stream.id, own.priority()), not_owned);
   });
@@ -427,7 +431,7 @@ ts_error* ts_stream_delay(ts_stream stream, int64_t nanoseconds) {
     const auto on = ts::checked_stream(stream);
     const ts::CaptureWatch watch("delaying a stream");
     const c10::cuda::CUDAStreamGuard guard(on);
-    // The kernel counts the cycles of a multiprocessor, whose clock is at most this fast.
+    // The kernel counts cycles of a multiprocessor, whose clock is at most this fast.
     int kilohertz = 0;
     C10_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, on.device_index()));
     const auto cycles = static_cast<int64_t>(static_cast<double>(nanoseconds) * kilohertz / 1e6);
@@ -441,13 +445,13 @@ ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* stream) {
     ts::require(stream != nullptr, "stream is NULL");
     if (device == TS_DEVICE_CURRENT) {
       ts::require_device(0);
-      // Not getCurrentCUDAStream(-1): that also makes a context on the device.
+      // getCurrentCUDAStream(-1) would also create a context on the device.
       device = c10::cuda::current_device();
     }
     ts::require_device(device);
     const auto current = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
-    // Other code of the process made it current. Every stream that the library returns must be
-    // valid as an argument.
+    // Other code in the process made the stream current. Every stream that the library returns must
+    // be valid as an argument.
     if (ts::is_external(current.id()) && !ts::usable(device, current.id())) {
       ts::addressed_streams().wrap(device, current.id());
     }

@@ -1,4 +1,4 @@
-// Streams: the header's values and c10's, checked on the way in.
+// Streams: conversion of the header's values to c10's, with checks.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -8,8 +8,8 @@
 
 namespace ts {
 
-// The stream of the value, after checking that it names one that exists: NO_DEVICE or
-// INVALID_ARGUMENT otherwise. c10 checks nothing and would write past its tables.
+// Returns the stream of the value. Throws NO_DEVICE or INVALID_ARGUMENT unless the value names an
+// existing stream. c10 checks nothing and would write past its tables.
 c10::cuda::CUDAStream checked_stream(ts_stream stream);
 
 ts_stream to_value(c10::cuda::CUDAStream stream) noexcept;

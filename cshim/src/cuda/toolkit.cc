@@ -50,7 +50,7 @@ double occupancy(int32_t device, int32_t threads, int32_t registers, int32_t sha
   kernel.numRegs = registers;
   kernel.sharedSizeBytes = static_cast<size_t>(shared_bytes);
   kernel.numBlockBarriers = 1;
-  // A kernel that was launched may use what it used.
+  // A kernel that was launched may use as much shared memory as it did.
   kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
   kernel.maxDynamicSharedSizeBytes = properties.sharedMemPerBlockOptin;
   const cudaOccDeviceState state;

@@ -1,5 +1,5 @@
-// Recording what ran when, with LibTorch's profiler: operators by its observers, the GPU's work and
-// the CUDA calls through Kineto and CUPTI.
+// Recordings made with LibTorch's profiler: its observers report operators, Kineto and CUPTI report
+// the GPU's work and CUDA calls.
 #include "cuda/trace.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -45,9 +45,10 @@ struct ts_trace {
 namespace ts {
 namespace {
 
-// There is one recording at a time, since CUPTI and LibTorch's global observers are the process's.
+// There is one recording at a time, since CUPTI and LibTorch's global observers are shared by the
+// process.
 struct Recorder {
-  std::mutex mutex;  // start and stop, one after the other
+  std::mutex mutex;  // serialises start and stop
   bool running = false;
 };
 
@@ -77,7 +78,7 @@ std::optional<int32_t> kind_of(uint8_t activity) {
   }
 }
 
-// Whether an event is that of the node around those of a pass: its evaluation, or its run.
+// Whether an event belongs to the node around a pass's nodes: its evaluation or its run.
 bool is_whole_pass(const std::string& name) {
   constexpr size_t length = sizeof(kPassNode) - 1;
   return name.size() >= length && name.compare(name.size() - length, length, kPassNode) == 0;
@@ -88,8 +89,8 @@ bool on_device(int32_t kind) {
          kind == TS_TRACE_KIND_MEMSET;
 }
 
-// Finds a key in Kineto's text about an event, `"bytes": 67108864, "grid": [256, 1, 1]`, and
-// returns the numbers behind it: up to three of a list. A number that is not there is -1.
+// Finds a key in Kineto's text about an event, for example `"bytes": 67108864, "grid": [256, 1,
+// 1]`, and returns the numbers after it, at most three of a list. A missing number is -1.
 std::array<int64_t, 3> numbers_in(const std::string& metadata, const char* key) {
   std::array<int64_t, 3> numbers = {-1, -1, -1};
   const std::string quoted = std::string("\"") + key + "\":";
@@ -112,7 +113,7 @@ int64_t number_in(const std::string& metadata, const char* key) {
   return numbers_in(metadata, key)[0];
 }
 
-// Reads launches from Kineto's text, and asks the occupancy calculator once for launches alike.
+// Reads launches from Kineto's text, and asks the occupancy calculator once for equal launches.
 class Launches {
  public:
   ts_trace_launch operator()(int32_t device, const std::string& metadata) {
@@ -163,16 +164,16 @@ impl::ProfilerConfig config(bool shapes) {
                               more);
 }
 
-// Makes the profiler at the first call, and keeps its messages off stderr where they are no errors.
+// Creates the profiler at the first call, and keeps its messages off stderr unless they are errors.
 void prepare(const impl::ProfilerConfig& config, const std::set<impl::ActivityType>& activities) {
-  // LibTorch has registered itself with Kineto on the thread that loaded it, and Kineto wants the
-  // profiler to be made on the same one. It is the last to register that counts.
+  // LibTorch has registered itself with Kineto on the thread that loaded it, and Kineto requires
+  // the profiler to be created on the same thread. Only the last registration counts.
   auto& api = libkineto::api();
   if (!api.isProfilerRegistered() && api.client() != nullptr) api.registerClient(api.client());
   profiler::prepareProfiler(config, activities);
-  // Without a GPU it says that it found none. (Its own call for the level of its messages, in
-  // kineto/LoggingAPI.h, is not exported.) With one it stays as it is: what it has to say then,
-  // that CUPTI may not be used for example, explains why nothing is recorded.
+  // Without a GPU Kineto would report that it found none. (Its own call to set the level of
+  // messages, in kineto/LoggingAPI.h, is not exported.) With a GPU the level does not change: a
+  // message such as a refusal of CUPTI then explains why nothing is recorded.
   if (device_count() > 0 || std::getenv("KINETO_LOG_LEVEL") != nullptr) return;
   constexpr int none = 99;
   auto* level =
@@ -190,8 +191,8 @@ ts_error* ts_trace_get_lane(ts_stream stream, int64_t* lane) {
     ts::require(lane != nullptr, "lane is NULL");
     const auto on = ts::checked_stream(stream);
     const ts::DeviceScope scope(stream.device);
-    // CUPTI is in the process, since LibTorch is linked with it; its headers are not needed for one
-    // function. It knows the default stream, NULL, only together with its context.
+    // CUPTI is in the process, since LibTorch links it; one function does not need its headers.
+    // CUPTI knows the default stream, NULL, only together with its context.
     using GetContext = int(void** context);
     using GetStreamId = int(void* context, cudaStream_t stream, uint8_t per_thread, uint32_t* id);
     void* get_context = nullptr;
@@ -203,7 +204,7 @@ ts_error* ts_trace_get_lane(ts_stream stream, int64_t* lane) {
       throw ts::Failure(TS_ERROR_INTERNAL, "the driver or CUPTI lacks a function");
     }
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
-    C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's context, if there is none yet
+    C10_CUDA_CHECK(cudaFree(nullptr));  // creates the device's context if there is none yet
     void* context = nullptr;
     uint32_t id = 0;
     const int no_context = reinterpret_cast<GetContext*>(get_context)(&context);
@@ -281,7 +282,7 @@ ts_error* ts_trace_stop(ts_trace** trace) {
     }
     for (const auto& range : ranges) {
       ts_trace_event event{};
-      event.start = range.start_ns;  // the clock that Kineto turns its own times into
+      event.start = range.start_ns;  // the clock that Kineto converts its own times to
       event.duration = range.end_ns - range.start_ns;
       event.bytes = -1;
       event.lane = range.start_thread;

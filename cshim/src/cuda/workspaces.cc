@@ -24,19 +24,19 @@ using Table = at::cuda::WorkspaceMapWithMutex;
 struct Kind {
   Table& table;
   size_t (*bytes)();
-  // That of each stream, as long as the table or a graph holds it. A default stream has the handle
-  // NULL on every device.
+  // The workspace of each stream, as long as the table or a graph holds it. A default stream has
+  // the handle NULL on every device.
   std::map<std::pair<c10::DeviceIndex, void*>, std::weak_ptr<c10::DataPtr>> of;
 };
 
 struct Shared {
   std::mutex mutex;
-  // Whose turn it is to use the workspaces of a stream. No entry is ever removed, since threads
-  // wait for it without the mutex above.
+  // The turn to use a stream's workspaces. Entries are never removed, since threads wait for a turn
+  // without the mutex above.
   std::map<std::pair<c10::DeviceIndex, void*>, std::mutex> turns;
   std::array<Kind, 2> kinds{
       Kind{at::cuda::cublas_handle_stream_to_workspace(), &at::cuda::getChosenWorkspaceSize, {}},
-      // 1 MiB. LibTorch uses the handle of cuBLAS for cuBLASLt.
+      // 1 MiB. LibTorch uses cuBLAS's handle for cuBLASLt.
       Kind{at::cuda::cublaslt_handle_stream_to_workspace(),
            &at::cuda::getCUDABlasLtWorkspaceSize,
            {}}};
@@ -47,16 +47,17 @@ Shared& shared() {
   return *all;
 }
 
-// How often workspaces left the tables. It changes behind the tables, under Shared's mutex.
+// How often workspaces were moved out of the tables. Changed after the tables, under Shared's
+// mutex.
 std::atomic<uint64_t> takings{0};
 
-// What the calling thread found at its latest product. Most are on the stream of the one before,
-// and find the same without a lock of all threads.
+// The result of the calling thread's latest product. Most products are on the same stream as the
+// previous one, and find the same result without a lock that all threads share.
 struct Latest {
   c10::DeviceIndex device;
-  c10::StreamId stream;  // whose handle is a call of LibTorch away
+  c10::StreamId stream;  // getting its handle needs a call of LibTorch
   std::mutex* turn;      // NULL before the first product
-  // The handle whose workspace the tables had, and takings before they were looked at.
+  // The handle whose workspace was in the tables, and `takings` before they were read.
   cublasHandle_t handle;
   uint64_t takings;
 };
@@ -127,7 +128,7 @@ void bind(Kind& kind, const std::tuple<void*, void*>& key, CUDAStream stream) {
   kind.table.map.try_emplace(key, std::move(entry));
 }
 
-// Whether both tables have the key, which is so in all calls but the first ones of a stream.
+// Whether both tables have the key. All calls on a stream except the first ones find it.
 bool bound(const std::tuple<void*, void*>& key) {
   const auto has = [&](Table& table) {
     const std::shared_lock<std::shared_mutex> lock(table.mutex);
@@ -172,8 +173,8 @@ std::vector<Workspace> take_workspaces(const std::set<void*>& streams) {
 void drop_workspaces(cudaStream_t stream) { take_workspaces({stream}); }
 
 cublasHandle_t make_blas_handle(c10::DeviceIndex device) {
-  // LibTorch gives the handle a workspace of the current stream at once. On the default stream,
-  // whose free memory everybody uses, it is soon something else.
+  // LibTorch at once gives the handle a workspace of the current stream. On the default stream,
+  // whose free memory everyone uses, the memory is soon reused.
   const c10::cuda::CUDAStreamGuard current(c10::cuda::getDefaultCUDAStream(device));
   cublasHandle_t handle = at::cuda::getCurrentCUDABlasHandle();
   Table& table = at::cuda::cublas_handle_stream_to_workspace();

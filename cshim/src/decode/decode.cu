@@ -7,8 +7,8 @@
 
 namespace ts::decode {
 
-// Named, because nvcc gives an anonymous namespace a name with the path of its file, and two builds
-// of a release would differ.
+// Named, because nvcc derives the name of an anonymous namespace from the path of its file, and two
+// builds of a release would differ.
 namespace kernels {
 
 using jpeg::Axis;
@@ -16,17 +16,17 @@ using jpeg::Memory;
 using jpeg::Plan;
 
 // Every kernel has a grid of (work of the largest image, images), so that a block works on one
-// image. Blocks behind the end of a smaller image return at once. Where images differ much, most
-// blocks do, so a block has the work of several turns.
+// image. Blocks after the end of a smaller image return at once. Where images differ much, most
+// blocks do, so a block does the work of several iterations.
 constexpr uint32_t kTableThreads = 256;
 constexpr uint32_t kSegmentThreads = 128;
-constexpr uint32_t kBlockThreads = 256;  // of the transform: eight a block of 8 x 8
+constexpr uint32_t kBlockThreads = 256;  // of the transform: eight for each block of 8 x 8
 constexpr uint32_t kPixelThreads = 256;
-constexpr uint32_t kResultsEach = 8;  // of a thread of the resize
+constexpr uint32_t kResultsEach = 8;  // results of each thread of the resize
 constexpr uint32_t kWeightThreads = 128;
 constexpr int32_t kStepThreads = 512;
 
-// What a block of threads does in turns. With few images there are threads to spare.
+// The iterations of a block of threads. With few images each thread does fewer.
 struct Each {
   uint32_t blocks, strips;
 };
@@ -39,7 +39,7 @@ __device__ Memory memory_of_block(const Work& work) {
   return jpeg::memory_of(work.places[blockIdx.y], work.staging, work.scratch, work.results);
 }
 
-// One block an image: its Huffman tables, for the kernels that decode it.
+// One block for each image: its Huffman tables, for the kernels that decode it.
 __global__ void __launch_bounds__(kTableThreads) build(Work work) {
   __shared__ __align__(16) jpeg::SearchTables tables;
   const uint8_t* const base = memory_of_block(work).base;
@@ -56,15 +56,15 @@ __global__ void __launch_bounds__(kTableThreads) build(Work work) {
   }
 }
 
-constexpr uint32_t kAll = 0xFFFFFFFF;  // threads of a warp
+constexpr uint32_t kAll = 0xFFFFFFFF;  // all threads of a warp
 
-// The words of a block's coefficients in shared memory: one more than there are, so that a warp's
-// threads do not use one bank at a time.
+// The words of a block's coefficients in shared memory, padded by one, so that a warp's threads use
+// different banks at a time.
 constexpr uint32_t kBlockWords = 33;
 
-// Writes the blocks that threads of the warp have ended, each to its place, and zeroes them.
-// `blocks` are those of the warp's threads. All threads write one block together: memory takes
-// whole sectors several times as fast as their parts, one by one.
+// Writes the blocks that the warp's threads have completed, each to its place, and zeroes them.
+// `blocks` has the warp's blocks. All threads write one block together: memory accepts whole
+// sectors several times as fast as their parts one by one.
 __device__ void store_blocks(uint32_t place, uint32_t* blocks, uint32_t* coefficients) {
   const uint32_t lane = threadIdx.x % 32;
   __syncwarp();
@@ -78,7 +78,7 @@ __device__ void store_blocks(uint32_t place, uint32_t* blocks, uint32_t* coeffic
   __syncwarp();
 }
 
-// One thread a segment.
+// One thread for each segment.
 __global__ void __launch_bounds__(kSegmentThreads) entropy(Work work) {
   __shared__ Plan plan;
   __shared__ __align__(16) jpeg::HuffmanTables tables;
@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(kSegmentThreads) entropy(Work work) {
   }
 }
 
-// Eight threads a block of 8 x 8: thread i transforms column i, then row i. Between the two the
-// columns lie in shared memory. Four words behind each block keep the threads of a warp from using
-// one bank at a time.
+// Eight threads for each block of 8 x 8: thread i transforms column i, then row i. In between, the
+// columns are in shared memory. Four words after each block make the warp's threads use different
+// banks at a time.
 __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
   constexpr uint32_t kBlocks = kBlockThreads / 8;
   constexpr uint32_t kPitch = 9;  // columns
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
   const uint32_t end = min(begin + blocks, plan.total_blocks);
   for (uint32_t first = begin; first < end; first += kBlocks) {
     const uint32_t mine = first + threadIdx.x / 8;
-    const uint32_t block = min(mine, end - 1);  // a whole warp works
+    const uint32_t block = min(mine, end - 1);  // the whole warp works
     const jpeg::BlockPlace place = jpeg::place_of_block(plan, block);
     const uint4 read = reinterpret_cast<const uint4*>(memory.coefficients)[block * 8 + lane];
     const uint4 by =
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
     }
     uint32_t column[4];
     jpeg::transform_column(v, column);
-    __syncwarp();  // the turn before has read its rows
+    __syncwarp();  // the previous iteration has read its rows
     block_columns[lane] = make_uint4(column[0], column[1], column[2], column[3]);
     __syncwarp();
 #pragma unroll
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
   }
 }
 
-// One block an axis.
+// One block for each axis.
 __global__ void __launch_bounds__(kWeightThreads) weights(Work work) {
   __shared__ double largest[kWeightThreads];
   const Memory memory = memory_of_block(work);
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kWeightThreads) weights(Work work) {
   }
 }
 
-// The pixels of a strip come together in shared memory, and are never written to global memory.
+// The pixels of a strip are assembled in shared memory and never written to global memory.
 __global__ void __launch_bounds__(kPixelThreads, 4) columns(Work work) {
   __shared__ __align__(16) uint32_t strip[jpeg::kStripWords];
   const Memory memory = memory_of_block(work);
@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(kPixelThreads, 4) columns(Work work) {
   });
 }
 
-// The pixels of a block lie behind one another. They come together in shared memory and are
-// written by words of 16 bytes: memory takes whole sectors several times as fast as single bytes.
+// The pixels of a block are consecutive. They are assembled in shared memory and written in words
+// of 16 bytes: memory accepts whole sectors several times as fast as single bytes.
 __global__ void __launch_bounds__(kPixelThreads) results(Work work) {
   constexpr int32_t kPixels = kPixelThreads * kResultsEach;
   __shared__ __align__(16) uint8_t bytes[kPixels * 3];
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kPixelThreads) results(Work work) {
                       first + count, bytes);
   __syncthreads();
   uint8_t* const to = memory.result + int64_t{first} * 3;
-  // A result begins at any byte, of a batch that begins at any byte.
+  // A result starts at any byte of a batch, which starts at any byte.
   const int32_t words = reinterpret_cast<uintptr_t>(to) % sizeof(uint4) == 0
                             ? count * 3 / static_cast<int32_t>(sizeof(uint4))
                             : 0;
@@ -237,7 +237,8 @@ struct StepTeam {
   __device__ void add(int32_t* at) { atomicAdd(at, 1); }
 };
 
-// One block an image. Two fit on a multiprocessor: the blur's loops would take all registers.
+// One block for each image. Two fit on a multiprocessor: otherwise the blur's loops would use all
+// registers.
 __global__ void __launch_bounds__(kStepThreads, 2) augment(Work work) {
   __shared__ jpeg::StepState state;
   const Memory memory = memory_of_block(work);

@@ -33,8 +33,8 @@ size_t head_of(const ts_gpu_decoder::Batch& batch) {
   return ts_gpu_decoder_inflating_head_bytes(batch.count, batch.member_count);
 }
 
-// Returns a plan, after checking that it is one and lies within the staging memory. Its inside is
-// the planner's.
+// Returns a plan, after checking that it is one and is inside the staging memory. The planner is
+// responsible for its contents.
 const Plan& checked_plan(int64_t index, const ts_gpu_decoder::Batch& batch) {
   const ts_gpu_decode_image& image = batch.images[index];
   if (image.plan < head_of(batch) || image.plan % jpeg::kPlanAlign != 0 ||
@@ -52,8 +52,8 @@ const Plan& checked_plan(int64_t index, const ts_gpu_decoder::Batch& batch) {
   return plan;
 }
 
-// Checks the plans. Writes the members' ranges behind the places, and into the plan of each member
-// where its scan will be.
+// Checks the plans. Writes the members' ranges after the places, and the position of its scan into
+// each member's plan.
 void check_plans(const ts_gpu_decoder& decoder, const ts_gpu_decoder::Batch& batch) {
   auto* const ranges = reinterpret_cast<deflate::Range*>(batch.staging + head_bytes(batch.count));
   for (int64_t i = 0; i < batch.member_count; ++i) {
@@ -76,7 +76,7 @@ void check_plans(const ts_gpu_decoder& decoder, const ts_gpu_decoder::Batch& bat
     uint8_t* const to = batch.staging + batch.images[index].plan + offsetof(Plan, scan_at);
     std::memcpy(to, &at, sizeof at);
   }
-  // Any other plan has its scan within it: a plan that was a member's in another run has not.
+  // Any other plan contains its scan. A plan that was a member's in another run does not.
   int64_t others = batch.count - batch.member_count;
   for (int64_t i = 0; i < batch.count; ++i) {
     const Plan& plan = checked_plan(i, batch);
@@ -88,7 +88,7 @@ void check_plans(const ts_gpu_decoder& decoder, const ts_gpu_decoder::Batch& bat
   require(others == 0, "an image without compressed data in its plan has no member");
 }
 
-// Adds an image's needs to those of the images that are decoded with it.
+// Adds an image's needs to the needs of the images that are decoded with it.
 void widen(const Plan& plan, Work* work) {
   const auto count = [](const jpeg::Axis& a, int32_t b) {
     return static_cast<uint32_t>(a.size) * static_cast<uint32_t>(b);
@@ -124,7 +124,7 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
   const ts_gpu_decode_image* const images = batch.images;
   uint8_t* const from = batch.staging;
   const auto capacity = static_cast<uint64_t>(scratch.nbytes());
-  // Every check, and all places, come before anything is enqueued.
+  // All checks, and all places, precede the first enqueued work.
   check_plans(*this, batch);
   auto* const places = reinterpret_cast<Place*>(from);
   for (int64_t first = 0; first < count;) {
@@ -176,7 +176,7 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
   for (int64_t first = 0; first < count;) {
     Work work = {};
     int64_t end = first;
-    // Places that begin at the front again are those of the next images.
+    // A place at the start of the memory again belongs to the next images.
     for (; end < count && (end == first || places[end].coefficients != 0); ++end) {
       widen(*reinterpret_cast<const Plan*>(from + images[end].plan), &work);
     }
@@ -207,7 +207,7 @@ void make(int32_t device, int64_t max_images, size_t staging_bytes, size_t scrat
   require(max_images >= 1 && max_images <= 65535, "max_images must be from 1 to 65535");
   require(staging_bytes > 0 && scratch_bytes > 0, "memory of 0 bytes");
   require(staging_bytes <= INT64_MAX - jpeg::kPlanAlign, "staging_bytes is over all memory");
-  // A plan reaches the rooms by an offset of 32 bits.
+  // A plan refers to the rooms by an offset of 32 bits.
   require(rooms_bytes == 0 || (staging_bytes <= UINT32_MAX - jpeg::kPlanAlign &&
                                rooms_bytes <= UINT32_MAX - aligned(staging_bytes)),
           "the staging memory and the rooms have 4 GiB or more");
@@ -217,7 +217,7 @@ void make(int32_t device, int64_t max_images, size_t staging_bytes, size_t scrat
                  .release();
 }
 
-// Runs a batch whose results are the tensor's memory.
+// Runs a batch whose results are written to the tensor's memory.
 void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* results,
          ts_stream stream) {
   enter_thread();
@@ -249,8 +249,8 @@ void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* result
 static_assert(jpeg::kScanEntryBytes % 2 == 0 && jpeg::kPlanAlign % 2 == 0,
               "the kernel gathers two bytes at once");
 
-// Gathers pieces of the staging memory behind one another in the scratch memory, which the stages
-// of a run leave to the work behind them, and copies them to the host from there.
+// Gathers pieces of the staging memory one after another in the scratch memory, which is free after
+// the stages of a run, and copies them from there to the host.
 class Gathering {
  public:
   Gathering(const ts_gpu_decoder& decoder, const Queue& queue, uint8_t* memory)
@@ -258,18 +258,18 @@ class Gathering {
     work_.staging = static_cast<const uint8_t*>(decoder.staging.const_data_ptr());
     work_.gathered = static_cast<uint8_t*>(decoder.scratch.mutable_data_ptr());
   }
-  // `bytes` are at most those of the scratch memory.
+  // `bytes` must not exceed the scratch memory.
   void add(size_t from, size_t bytes, size_t to) {
     if (bytes > capacity_ - used_) flush();
     if (work_.count == GatherWork::kMaxPieces) launch();
-    // Bytes that follow the ones before on both sides are one copy.
+    // Bytes that follow the previous ones on both sides are part of the same copy.
     if (copy_bytes_ != 0 && to != copy_to_ + copy_bytes_) copy();
     if (copy_bytes_ == 0) copy_to_ = to;
     work_.pieces[work_.count++] = {from, used_, static_cast<uint32_t>(bytes)};
     used_ += bytes;
     copy_bytes_ += bytes;
   }
-  // Copies what is not copied yet.
+  // Copies everything that has not been copied yet.
   void flush() {
     copy();
     used_ = copied_ = 0;

@@ -11,12 +11,12 @@
 #include "decode/queue.h"
 #include "torchstream.h"
 
-// No run allocates, or waits for the device.
+// No run allocates memory or waits for the device.
 struct ts_gpu_decoder {
   ts_gpu_decoder(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes,
                  size_t rooms_bytes);
 
-  // Of a run: see ts_gpu_decoder_run_inflating.
+  // The arguments of a run: see ts_gpu_decoder_run_inflating.
   struct Batch {
     uint8_t* staging;
     size_t bytes;
@@ -30,9 +30,9 @@ struct ts_gpu_decoder {
     ts_gpu_inflate_result* inflated;
   };
 
-  // Is called before the first piece of work, which copies and inflates, and after each: the copy,
-  // and the stages in their order. Several times in a run if a batch needs more scratch memory than
-  // there is.
+  // Called before the first piece of work, which copies and inflates, and after each piece: the
+  // copy, and the stages in their order. If a batch needs more than the scratch memory, a run does
+  // this several times.
   using Mark = std::function<void(int piece)>;
   static constexpr int kPieces = 1 + ts::decode::kStages;
 
@@ -41,6 +41,6 @@ struct ts_gpu_decoder {
   int32_t device;
   int64_t max_images;
   size_t staging_bytes, rooms_at, rooms_bytes;
-  at::Tensor staging;  // and the rooms behind it, so that plans reach them
+  at::Tensor staging;  // followed by the rooms, so that plans can refer to them
   at::Tensor scratch, flags, outcomes;
 };

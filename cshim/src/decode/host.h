@@ -1,4 +1,4 @@
-// The work of the kernels, done on the host.
+// The kernels' work, done on the host.
 #pragma once
 
 #include "decode/inflate.h"
@@ -6,7 +6,7 @@
 
 namespace ts::decode {
 
-// Does a stage's work, inflates or gathers before it returns. All memory is the host's.
+// Runs a stage, inflates or gathers before it returns. All memory is the host's.
 void run_on_host(Stage stage, const Work& work);
 void run_on_host(const InflateWork& work);
 void run_on_host(const GatherWork& work);

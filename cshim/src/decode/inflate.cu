@@ -35,7 +35,7 @@ class BlockTeam {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t mine = value(threadIdx.x);
-    uint32_t sum = mine;  // of the warp's threads up to this one
+    uint32_t sum = mine;  // sum over the warp's threads up to this one
     for (uint32_t distance = 1; distance < 32; distance *= 2) {
       const uint32_t before = __shfl_up_sync(~0u, sum, distance);
       if (lane >= distance) sum += before;
@@ -58,7 +58,7 @@ class BlockTeam {
   uint32_t* warps_;  // kWarps numbers in shared memory
 };
 
-// One block a range.
+// One block for each range.
 __global__ void __launch_bounds__(deflate::kThreads) inflate(InflateWork work) {
   __shared__ deflate::State state;
   __shared__ uint32_t warps[kWarps];

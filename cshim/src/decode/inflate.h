@@ -9,12 +9,12 @@
 
 namespace ts::decode {
 
-// Ranges that are inflated at once. Pointers are to the device's memory.
+// The ranges of one launch. Pointers are to device memory.
 struct InflateWork {
   const deflate::Range* ranges;
   const uint8_t* staging;
   uint8_t* rooms;
-  deflate::Result* results;  // one a range
+  deflate::Result* results;  // one for each range
   uint32_t count;
 };
 

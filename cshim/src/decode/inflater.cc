@@ -82,7 +82,7 @@ void ts_gpu_inflater::run(uint8_t* from, size_t bytes, const ts_gpu_inflate_rang
   using namespace ts::decode;
   const size_t head = range_head_bytes(count);
   auto* const heads = reinterpret_cast<ts::deflate::Range*>(from);
-  // Every check comes before anything is enqueued.
+  // All checks precede the first enqueued work.
   for (int64_t i = 0; i < count; ++i) {
     heads[i] = checked_range(i, ranges[i], head, bytes, rooms_bytes);
   }

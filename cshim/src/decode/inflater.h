@@ -12,22 +12,23 @@
 
 namespace ts::decode {
 
-// Returns the bytes of the ranges' descriptions for the kernel.
+// Returns the size in bytes of the ranges' descriptions for the kernel.
 size_t range_head_bytes(int64_t ranges);
 
-// Returns the description of a range, after checking that its memory is there: its input and window
-// among `bytes` bytes of staging memory, behind the first `head` ones, and its room with `behind`
-// bytes behind it, which become zeros. INVALID_ARGUMENT names the range by its index.
+// Returns the description of a range, after checking its memory. Its input and window must be
+// inside the `bytes` bytes of staging memory, after the first `head` bytes. Its room, followed by
+// `behind` bytes, which become zeros, must be inside the rooms. Throws INVALID_ARGUMENT, which
+// names the range by its index.
 deflate::Range checked_range(int64_t index, const ts_gpu_inflate_range& range, size_t head,
                              size_t bytes, size_t rooms_bytes, size_t behind = 0);
 
 }  // namespace ts::decode
 
-// No run allocates, or waits for the device.
+// No run allocates memory or waits for the device.
 struct ts_gpu_inflater {
   ts_gpu_inflater(int32_t device, int64_t max_ranges, size_t staging_bytes);
 
-  // Is called before the first piece of work, with -1, and after the copy (0) and the kernel (1).
+  // Called before the first piece of work, with -1, and after the copy (0) and the kernel (1).
   using Mark = std::function<void(int piece)>;
   static constexpr int kPieces = 2;
 

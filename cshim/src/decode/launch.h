@@ -9,8 +9,8 @@
 
 namespace ts::decode {
 
-// The stages of a batch, in their order. kSync, kSums and kEntries are the search for the entries
-// of whole scans (decode/sync.cu), and nothing without any.
+// The stages of a batch, in their order. kSync, kSums and kEntries search for the entries of whole
+// scans (decode/sync.cu), and do nothing if there are none.
 enum class Stage {
   kTables,
   kSync,
@@ -25,23 +25,24 @@ enum class Stage {
 };
 constexpr int kStages = 10;
 
-// Images that are decoded at once. Pointers are to the device's memory.
+// The images that are decoded at once. Pointers are to device memory.
 struct Work {
-  const jpeg::Place* places;  // one an image
-  uint8_t* staging;           // the plans; kEntries writes entries into those of whole scans
+  const jpeg::Place* places;  // one for each image
+  uint8_t* staging;           // the plans; kEntries writes entries into plans of whole scans
   uint8_t* scratch;
   uint8_t* results;
-  int32_t* failed;  // one an image: set to 1 if the host must decode it
+  int32_t* failed;  // one for each image: set to 1 if the host must decode it
   uint32_t images;
-  // The maximum of all images. Paths are those of the search.
+  // The maximum over all images. Paths belong to the search.
   uint32_t subsequences, paths, segments, blocks, strips, outputs, steps;
 };
 
-// The maximum number of paths of an image that the search follows: a thread walks along them.
+// The maximum number of an image's paths that the search follows: one thread walks along all of
+// them.
 constexpr uint32_t kMaxImagePaths = 1 << 14;
 
-// Reports whether the search follows paths (jpeg/sync.h): for a few images, since it decodes
-// several times as much. A GPU has about so many threads at once.
+// Reports whether the search follows paths (jpeg/sync.h). It does so for a few images only, since
+// it then decodes several times as much. A GPU runs about this many threads at once.
 inline bool follows_paths(const Work& work) {
   constexpr uint64_t kMaxPaths = 1 << 16;
   return work.paths <= kMaxImagePaths && uint64_t{work.images} * work.paths <= kMaxPaths;
@@ -53,11 +54,11 @@ cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream);
 // Enqueues a stage of the search.
 cudaError_t launch_search(Stage stage, const Work& work, cudaStream_t stream);
 
-// Bytes of the staging memory that are put behind one another. All numbers are even.
+// Pieces of the staging memory that are written one after another. All numbers are even.
 struct GatherWork {
-  static constexpr uint32_t kMaxPieces = 128;  // they travel as the kernel's parameters
+  static constexpr uint32_t kMaxPieces = 128;  // they are passed as the kernel's parameters
   struct Piece {
-    uint64_t from, to;  // byte of the staging memory, and of where they are put
+    uint64_t from, to;  // byte of the staging memory, and the byte to write to
     uint32_t bytes;
   };
   const uint8_t* staging;

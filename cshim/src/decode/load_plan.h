@@ -1,4 +1,4 @@
-// What the kernels that decode Huffman codes have in shared memory. For nvcc alone.
+// The shared memory of the kernels that decode Huffman codes. For nvcc only.
 #pragma once
 
 #include "decode/launch.h"
@@ -6,8 +6,8 @@
 
 namespace ts::decode::kernels {
 
-// Copies the plan and the tables of the block's image, those for the search too if they are
-// SearchTables. All kThreads threads of the block call it.
+// Copies the plan and the tables of the block's image, including the tables for the search if they
+// are SearchTables. All kThreads threads of the block call it.
 template <uint32_t kThreads, typename Tables>
 __device__ __forceinline__ void load_plan(const Work& work, jpeg::Plan* plan, Tables* tables) {
   static_assert(sizeof(jpeg::Plan) % sizeof(uint32_t) == 0, "a plan is copied by words");

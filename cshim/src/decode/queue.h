@@ -1,4 +1,4 @@
-// Where the work of a decoder or an inflater goes.
+// The destination of a decoder's or inflater's work.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,18 +15,19 @@
 
 namespace ts::decode {
 
-// A stream of a GPU, whose device is current while the queue lives, or the host, where each piece
-// of work is done when its call returns.
+// A GPU's stream, whose device is current while the queue exists, or the host, which does each
+// piece of work before the call returns.
 class Queue {
  public:
-  // A stream whose device is TS_DEVICE_CPU stands for the host. CAPTURE if the stream is captured.
+  // A stream whose device is TS_DEVICE_CPU means the host. Throws CAPTURE if the stream is
+  // captured.
   explicit Queue(ts_stream stream);
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
   int32_t device() const { return device_; }
-  // Keeps a tensor's memory, which may be freed after the call, until the work that is enqueued
-  // before is done.
+  // Keeps a tensor's memory, which may be freed after the call, until the work enqueued so far is
+  // done.
   void keep(const at::Tensor& memory) const;
   void copy_in(void* device_memory, const void* host_memory, size_t bytes) const;
   void copy_out(void* host_memory, const void* device_memory, size_t bytes) const;
@@ -41,8 +42,8 @@ class Queue {
   std::optional<DeviceScope> scope_;
 };
 
-// Readies LibTorch for allocations on the device: a GPU, or TS_DEVICE_CPU. NO_DEVICE if there is no
-// such GPU. CAPTURE, with `what` in the message, if the thread captures a graph.
+// Initialises LibTorch for allocations on the device: a GPU, or TS_DEVICE_CPU. Throws NO_DEVICE if
+// there is no such GPU, and CAPTURE, with `what` in the message, if the thread captures a graph.
 void ready_device(int32_t device, const char* what);
 
 // Allocates memory on a device that is ready.

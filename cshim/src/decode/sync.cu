@@ -6,7 +6,7 @@
 
 namespace ts::decode {
 
-// Named, as the kernels of decode.cu.
+// Named, as in decode.cu.
 namespace kernels {
 
 using jpeg::Plan;
@@ -14,7 +14,7 @@ using jpeg::SyncMemory;
 using jpeg::SyncState;
 using jpeg::SyncSum;
 
-// Every kernel has a grid of (blocks of the largest image, images), as those of decode.cu.
+// Every kernel has a grid of (blocks of the largest image, images), as in decode.cu.
 constexpr uint32_t kThreads = jpeg::kSyncThreads;
 constexpr uint32_t kWalkThreads = 256;
 constexpr uint32_t kSumThreads = 256;
@@ -41,7 +41,7 @@ __device__ jpeg::PathMemory paths_of_block(const Work& work, const Plan& plan) {
   return jpeg::path_memory(plan, work.scratch + work.places[blockIdx.y].sync);
 }
 
-// One thread a path.
+// One thread for each path.
 template <bool kBegins>
 __global__ void __launch_bounds__(kThreads) paths(Work work) {
   __shared__ Plan plan;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) paths(Work work) {
   }
 }
 
-// One block an image: the states that the paths lead to, as the starts of `synchronise`.
+// One block for each image: the states that the paths lead to, as the starts of `synchronise`.
 __global__ void __launch_bounds__(kWalkThreads) walk_paths(Work work) {
   __shared__ uint8_t links[kMaxImagePaths];
   const uint8_t* const base = plan_of_block(work);
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kWalkThreads) walk_paths(Work work) {
   }
 }
 
-// A block of threads synchronises kThreads subsequences, and leaves the last state in the borders.
-// The starts are in the memory if `guessed` is set, or it is not the first launch.
+// A block of threads synchronises kThreads subsequences, and writes the last state to the borders.
+// The starts are in memory if `guessed` is set or this is not the first launch.
 __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t launch, bool guessed) {
   __shared__ Plan plan;
   __shared__ __align__(16) jpeg::SearchTables tables;
@@ -122,8 +122,9 @@ __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t laun
   if (threadIdx.x == 0) after[blockIdx.x] = ends[size - 1];
 }
 
-// One block an image: the sums of all subsequences before each. The image fails if a state is not
-// the one in which the subsequence before ends, or if blocks are missing.
+// One block for each image: for each subsequence, the sums over all subsequences before it. The
+// image fails if a state differs from the state in which the previous subsequence ends, or if
+// blocks are missing.
 __global__ void __launch_bounds__(kSumThreads) sums(Work work) {
   __shared__ SyncSum parts[kSumThreads];
   const Plan& plan = jpeg::plan_at(plan_of_block(work));
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kSumThreads) sums(Work work) {
   if (!good) work.failed[blockIdx.y] = 1;
 }
 
-// One thread a subsequence, as in synchronise.
+// One thread for each subsequence, as in synchronise.
 __global__ void __launch_bounds__(kThreads) entries(Work work) {
   __shared__ Plan plan;
   __shared__ __align__(16) jpeg::SearchTables tables;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kThreads) entries(Work work) {
   }
 }
 
-// One block a piece.
+// One block for each piece.
 __global__ void __launch_bounds__(kThreads) gather(GatherWork work) {
   const GatherWork::Piece& piece = work.pieces[blockIdx.x];
   const auto* const from = reinterpret_cast<const uint16_t*>(work.staging + piece.from);

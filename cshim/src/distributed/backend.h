@@ -1,4 +1,4 @@
-// The engines of collectives: LibTorch's Gloo for the CPU and NCCL for GPUs.
+// The backends of collectives: LibTorch's Gloo for the CPU and NCCL for GPUs.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -14,18 +14,18 @@ namespace ts::distributed {
 
 // A group of ranks.
 struct Members {
-  c10::intrusive_ptr<c10d::Store> store;  // of this group alone
+  c10::intrusive_ptr<c10d::Store> store;  // used by this group only
   std::string name;
   int rank;
   int size;
-  std::vector<uint64_t> ranks;  // of the members in the whole job
+  std::vector<uint64_t> ranks;  // the members' ranks in the whole job
   std::chrono::milliseconds timeout;
 };
 
-// Connect the calling rank with the others. Both block until all ranks have called, no longer than
-// the store's timeout for what goes through the store.
+// These functions connect the calling rank to the others, and block until all ranks have called.
+// Waits for the store are limited by the store's timeout.
 c10::intrusive_ptr<c10d::Backend> new_gloo(const Members& members);
-// device: the index of a GPU that exists. UNSUPPORTED in a build without NCCL.
+// device: the index of an existing GPU. Throws UNSUPPORTED in a build without NCCL.
 c10::intrusive_ptr<c10d::Backend> new_nccl(const Members& members, int32_t device);
 
 }  // namespace ts::distributed

@@ -1,4 +1,4 @@
-// Keeps a lost connection from ending the process.
+// Prevents a lost connection from ending the process.
 #pragma once
 
 #include <csignal>
@@ -6,12 +6,12 @@
 
 namespace ts::distributed {
 
-// While it lives, the threads that the calling thread starts are born with SIGPIPE blocked, and
-// stay so. Gloo and TCPStore write to sockets on threads of their own, without MSG_NOSIGNAL: if the
+// While this object exists, threads started by the calling thread have SIGPIPE blocked for their
+// whole life. Gloo and TCPStore write to sockets on their own threads, without MSG_NOSIGNAL: if the
 // rank at the other end dies, the kernel signals the writing thread. Go's handler ignores SIGPIPE
-// on the threads of Go, but restores the default action, the end of the process, for a signal on
-// another thread. With the signal blocked the write fails with EPIPE, which is the collective's
-// error.
+// on Go's threads. For a signal on another thread it restores the default action, which ends the
+// process. With the signal blocked the write fails with EPIPE instead, which becomes the
+// collective's error.
 class BrokenPipeBlocked {
  public:
   BrokenPipeBlocked() noexcept {
@@ -24,7 +24,7 @@ class BrokenPipeBlocked {
   ~BrokenPipeBlocked() {
     if (sigismember(&before_, SIGPIPE) == 1) return;
     const timespec now{};
-    sigtimedwait(&signal_, nullptr, &now);  // takes the signal of a write of this thread
+    sigtimedwait(&signal_, nullptr, &now);  // removes the signal of a write on this thread
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
 

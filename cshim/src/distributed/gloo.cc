@@ -15,7 +15,7 @@ class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
 
-  // LibTorch's does nothing. Closed connections end what other ranks wait for.
+  // LibTorch's abort does nothing. Closing the connections ends the waits of other ranks.
   void abort() override {
     for (const auto& context : contexts_) context->closeConnections();
   }
@@ -25,7 +25,7 @@ class Gloo final : public c10d::ProcessGroupGloo {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> new_gloo(const Members& members) {
-  // Takes the interfaces that GLOO_SOCKET_IFNAME names, or the one of this host's name.
+  // Uses the interfaces named by GLOO_SOCKET_IFNAME, or the interface of this host's name.
   auto options = c10d::ProcessGroupGloo::Options::create_default(members.timeout);
   options->group_name = members.name;
   options->global_ranks_in_group = members.ranks;

@@ -35,12 +35,12 @@ using Launch = std::function<Work(c10d::Backend&)>;
 }  // namespace ts::distributed
 
 struct ts_work {
-  c10::intrusive_ptr<c10d::Backend> backend;  // outlives the work
+  c10::intrusive_ptr<c10d::Backend> backend;  // must outlive the work
   ts::distributed::Work work;
-  std::optional<ts::distributed::Outcome> outcome;  // none of a send or receive
+  std::optional<ts::distributed::Outcome> outcome;  // empty for a send or receive
   std::chrono::milliseconds timeout;                // of a send or receive
-  std::function<void()> finish;                     // what is left to do when the work is done
-  std::mutex finishing;                             // held while finished is false and becomes true
+  std::function<void()> finish;                     // remaining steps once the work is done
+  std::mutex finishing;  // held while `finished` changes from false to true
   bool finished = false;
 };
 
@@ -64,7 +64,7 @@ at::Tensor checked_operand(const ts_group& group, const ts_tensor* tensor, const
   return value;
 }
 
-// The elements of a tensor without gaps, in any order of dimensions, as one row.
+// Returns the elements of a tensor without gaps, in any order of dimensions, as one row.
 at::Tensor checked_dense(const ts_group& group, const ts_tensor* tensor) {
   const at::Tensor value = checked_place(group, tensor, "tensor");
   require(value.is_non_overlapping_and_dense() && is_resolved(value), "tensor is not dense");
@@ -86,7 +86,7 @@ const ts_group& checked(const ts_group* group) {
   return *group;
 }
 
-// Runs the launch for the tensors: of a group of GPUs on the stream, otherwise on Gloo's threads.
+// Runs the launch for the tensors: for a group of GPUs on the stream, otherwise on Gloo's threads.
 // work: NULL for a group of GPUs.
 void run(const ts_group& group, ts_stream stream, const char* name,
          const std::vector<at::Tensor>& writes, const std::vector<at::Tensor>& reads,
@@ -104,7 +104,7 @@ void run(const ts_group& group, ts_stream stream, const char* name,
     }
     const CaptureWatch watch(name);
     const Work launched = launch(*group.backend);
-    // A send or receive runs on a stream of NCCL's own.
+    // A send or receive runs on NCCL's own stream.
     if (peer) launched->wait();
     for (const at::Tensor& each : writes) mark_written(each);
     return;
@@ -152,9 +152,9 @@ std::vector<int64_t> checked_parts(const ts_group& group, const at::Tensor& tens
   return {parts, parts + size};
 }
 
-// LibTorch's flight recorder enters a group's first collective into a map without a lock, so
-// concurrent collectives of several groups could end the process. Nothing here reads what it
-// records. It stays on if the program's environment sets its size.
+// LibTorch's flight recorder adds a group's first collective to a map without a lock, so concurrent
+// collectives of several groups could end the process. This library does not use its records. It
+// stays on if the program's environment sets its size.
 void switch_off_flight_recorder() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -362,7 +362,7 @@ ts_error* ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* 
           work);
       return;
     }
-    // Gloo reduces all of it everywhere too, and does it in wait, which cannot be given up.
+    // Gloo reduces everything on every rank too, and does it in wait, which cannot be abandoned.
     ts::await_pending(whole);
     const at::Tensor sum = whole.detach().clone().view({size, part.numel()});
     auto finish = [part, sum, rank = of.backend->getRank(), size,

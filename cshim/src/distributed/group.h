@@ -23,16 +23,16 @@ struct ts_group {
 
 namespace ts::distributed {
 
-// Work of Gloo, whose end one of Gloo's threads reports.
+// Gloo's work. One of Gloo's threads reports its end.
 class Outcome {
  public:
-  // Watches the work, which is one with a future: not a send or receive.
+  // Watches the work, which must have a future: not a send or receive.
   explicit Outcome(c10d::Work& work);
-  // Blocks until the work is done or abort is called. Throws if it was aborted or has failed.
+  // Blocks until the work is done or abort is called. Throws if the work was aborted or has failed.
   void wait() const;
-  // Whether the work has ended, with an error or without.
+  // Whether the work has ended, with or without an error.
   bool done() const;
-  // Ends all waits. The work goes on.
+  // Ends all waits. The work continues.
   void abort() const;
 
  private:
@@ -46,9 +46,9 @@ class Outcome {
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
-// The reduction of the header for LibTorch. Gloo has no average: it sums, and divide follows.
+// Returns LibTorch's reduction for the header's. Gloo has no average: it sums, and divide follows.
 c10d::ReduceOp checked_reduction(const ts_group& group, int32_t reduction);
-// Whether the sums that Gloo returns are to be divided by the number of ranks.
+// Whether Gloo's sums must be divided by the number of ranks.
 bool divides(const ts_group& group, int32_t reduction);
 
 }  // namespace ts::distributed

@@ -1,4 +1,4 @@
-// NCCL, if the LibTorch of the build has it.
+// NCCL, if the build's LibTorch has it.
 #include <utility>
 
 #include "base/error.h"
@@ -18,8 +18,8 @@ namespace ts::distributed {
 #ifdef TS_NCCL
 namespace {
 
-// LibTorch ends the process after a timeout or an error of NCCL, unless it is told to clean up
-// only: its watchdog then aborts the communicators, so that kernels which wait for a dead rank end,
+// By default LibTorch ends the process after a timeout or an error of NCCL. This class makes it
+// clean up only: its watchdog then aborts the communicators. Kernels that wait for a dead rank end,
 // and every later collective fails.
 class Nccl final : public c10d::ProcessGroupNCCL {
  public:
@@ -28,13 +28,13 @@ class Nccl final : public c10d::ProcessGroupNCCL {
     asyncErrorHandling_ = c10d::CleanUpOnly;
   }
   ~Nccl() override {
-    // The threads of the base must not call this class when it is gone.
+    // The base's threads must not call this class after its destruction.
     if (terminateProcessGroup_.load()) return;
     try {
       abort();
     } catch (...) {
-      // NCCL failed, or has not ended within the timeout. abort has logged it, and told the threads
-      // to end.
+      // NCCL failed, or did not end within the timeout. abort has logged it and told the threads to
+      // end.
     }
   }
 
@@ -44,7 +44,7 @@ class Nccl final : public c10d::ProcessGroupNCCL {
   }
 
  protected:
-  // The heartbeat monitor calls it when the watchdog is stuck in a call of CUDA or NCCL.
+  // Called by the heartbeat monitor when the watchdog is stuck in a call of CUDA or NCCL.
   void terminateProcess(const std::string&) override { stuck_.store(true); }
 
  private:
@@ -63,7 +63,8 @@ c10::intrusive_ptr<c10d::Backend> new_nccl(const Members& members, int32_t devic
   options->global_ranks_in_group = members.ranks;
   auto made = c10::make_intrusive<Nccl>(members, std::move(options));
   made->setGroupUid(members.name);
-  // Connects now: NCCL's first connection allocates memory and waits, which a capture forbids.
+  // Connects now: NCCL's first connection allocates memory and waits, which is impossible in a
+  // capture.
   const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
   made->setBoundDeviceId(gpu);
   made->eagerConnectSingleDevice(gpu);

@@ -1,4 +1,4 @@
-// The reduction of gradients under backward: flat buckets, filled by hooks of the parameters and
+// Reduction of gradients during backward: hooks of the parameters fill flat buckets, which are
 // reduced one after the other, in the same order on all ranks.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -33,16 +33,16 @@ namespace {
 
 using c10::cuda::CUDAStream;
 
-// Fused optimizers read gradients 16 bytes at a time, if all begin at such a boundary.
+// Fused optimizers read gradients 16 bytes at a time if all of them start at such a boundary.
 constexpr int64_t kAlignment = 16;
 
 struct Parameter {
   at::Tensor tensor;
-  // On the tensor, and not on the node that accumulates its gradient: keeping that node would keep
-  // the stream of its first use too, which a capture on another stream must not meet.
+  // The hook is on the tensor, not on the node that accumulates its gradient. Keeping that node
+  // would also keep the stream of its first use, which a capture on another stream must not use.
   std::shared_ptr<HookEntry> hook;
   size_t bucket = 0;
-  at::Tensor view;  // its part of the bucket
+  at::Tensor view;  // the parameter's part of the bucket
   bool ready = false;
 };
 
@@ -50,8 +50,8 @@ struct Bucket {
   at::Tensor flat;
   std::vector<size_t> parameters;
   size_t missing = 0;                       // parameters whose gradients are not ready
-  c10::SmallVector<CUDAStream, 2> streams;  // on which gradients were made
-  std::optional<Outcome> outcome;           // on the CPU, while it is reduced
+  c10::SmallVector<CUDAStream, 2> streams;  // streams on which gradients were computed
+  std::optional<Outcome> outcome;           // on the CPU, during its reduction
 };
 
 class Reducer {
@@ -68,7 +68,7 @@ class Reducer {
 
   size_t size() const { return parameters_.size(); }
 
-  // Installs the hooks, which do not keep the reducer.
+  // Installs the hooks, which do not keep the reducer alive.
   static void attach(const std::shared_ptr<Reducer>& reducer) {
     for (size_t i = 0; i < reducer->parameters_.size(); ++i) {
       auto hook = [weak = std::weak_ptr<Reducer>(reducer), i](const at::Tensor&) {
@@ -76,7 +76,7 @@ class Reducer {
         return at::Tensor();
       };
       Parameter& parameter = reducer->parameters_[i];
-      // Hooks of the program may change the gradient, which is reduced from here on.
+      // This hook is the last: hooks of the program may change the gradient before it is reduced.
       parameter.hook = add_accumulation_hook(parameter.tensor, std::move(hook), /*last=*/true);
     }
   }
@@ -89,7 +89,7 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Makes the buckets: each has the parameters from `order` up to its end.
+  // Makes the buckets: each has the parameters in `order` up to its end.
   void arrange(const std::vector<size_t>& order, const std::vector<int64_t>& ends) {
     const std::lock_guard<std::mutex> lock(mutex_);
     require(!armed_, "a backward is under way");
@@ -129,10 +129,10 @@ class Reducer {
     aborted_ = false;
   }
 
-  // Called by the hook of a parameter, on a thread of backward.
+  // Called by a parameter's hook, on a backward thread.
   void ready(size_t i) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!armed_) return;  // gradients accumulate
+    if (!armed_) return;  // gradients only accumulate
     Parameter& parameter = parameters_[i];
     if (parameter.ready) {
       throw Failure(TS_ERROR_INVALID_ARGUMENT,
@@ -146,8 +146,8 @@ class Reducer {
     while (next_ < buckets_.size() && buckets_[next_].missing == 0) launch(buckets_[next_++]);
   }
 
-  // Reduces the buckets that are not full, and waits for all. Writes which parameters have no
-  // gradient on this rank.
+  // Reduces the buckets that are not full, and waits for all of them. Writes which parameters have
+  // no gradient on this rank.
   void join(bool* unused) {
     std::vector<bool> without;
     {
@@ -180,7 +180,7 @@ class Reducer {
   }
 
   // Ends a backward that failed. Gloo keeps the memory of the buckets that it still reduces, and
-  // writes to it: so no gradient may lie there.
+  // writes to it, so no gradient may use that memory.
   void cancel() {
     const std::lock_guard<std::mutex> lock(mutex_);
     armed_ = false;
@@ -195,7 +195,7 @@ class Reducer {
     }
   }
 
-  // Makes join fail, on whatever thread it waits.
+  // Makes join fail, on any thread that waits in it.
   void abort() {
     const std::lock_guard<std::mutex> lock(mutex_);
     aborted_ = true;
@@ -232,7 +232,7 @@ class Reducer {
     bucket.flat = at::zeros({elements}, options.requires_grad(false));
     for (size_t n = 0; n < bucket.parameters.size(); ++n) {
       const at::Tensor& tensor = parameters_[bucket.parameters[n]].tensor;
-      // A gradient has its parameter's strides, which fused optimizers compare.
+      // A gradient has its parameter's strides; fused optimizers compare them.
       views[bucket.parameters[n]] =
           tensor.is_non_overlapping_and_dense()
               ? bucket.flat.as_strided(tensor.sizes(), tensor.strides(), begins[n])
@@ -247,7 +247,7 @@ class Reducer {
     bucket.streams.push_back(stream);
   }
 
-  // Copies the gradients of a bucket into it and starts its reduction. The lock is held.
+  // Copies a bucket's gradients into it and starts its reduction. The caller holds the lock.
   void launch(Bucket& bucket) {
     require(!aborted_, "aborted");
     const c10::NoGradGuard no_grad;
@@ -268,8 +268,8 @@ class Reducer {
       bucket.outcome.emplace(*work);
       return;
     }
-    // After a backward that fails nothing waits for the reductions that are under way, and the
-    // bucket may end before them.
+    // After a failed backward nothing waits for running reductions, and the bucket may be destroyed
+    // before they end.
     use(bucket.flat, c10::cuda::getCurrentCUDAStream(group_.device));
     use(bucket.flat, *stream_);
     order(*stream_, c10::cuda::getCurrentCUDAStream(group_.device));
@@ -293,7 +293,7 @@ class Reducer {
       } else if (!grad.is_same(parameter.view) && grad.data_ptr() != parameter.view.data_ptr()) {
         views.push_back(parameter.view);
         grads.push_back(grad);
-        // The bucket takes the gradient's place, whose memory may be another stream's.
+        // The bucket replaces the gradient, whose memory may belong to another stream.
         if (stream_) use(grad, c10::cuda::getCurrentCUDAStream(group_.device));
       }
     }
@@ -306,7 +306,7 @@ class Reducer {
     }
   }
 
-  // Gives gradients of another dtype than the bucket's their reduced values.
+  // Writes the reduced values to gradients of another dtype than the bucket's.
   void hand_back(Bucket& bucket) {
     if (!dtype_) return;
     std::vector<at::Tensor> views;
@@ -345,13 +345,13 @@ class Reducer {
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const ts_group group_;
-  const std::optional<CUDAStream> stream_;     // on which buckets are reduced
-  const std::optional<at::ScalarType> dtype_;  // of the buckets, if not the parameters'
+  const std::optional<CUDAStream> stream_;     // the stream that reduces buckets
+  const std::optional<at::ScalarType> dtype_;  // the buckets' dtype, if not the parameters'
   std::mutex mutex_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::vector<int64_t> order_;  // in which gradients became ready
-  size_t next_ = 0;             // the first bucket that is not launched
+  std::vector<int64_t> order_;  // the order in which gradients became ready
+  size_t next_ = 0;             // the first bucket that has not been launched
   bool armed_ = false;
   bool aborted_ = false;
 };
@@ -439,7 +439,8 @@ ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused) {
     ts::enter_thread();
     ts::require(reducer != nullptr && unused != nullptr, "reducer or unused is NULL");
     if (ts::somebody_captures()) ts::gradients_in_capture();
-    const ts::LoggedFor backward(ts::LoggedFor::Doer::kLibrary);  // which this call completes
+    // This call completes the backward.
+    const ts::LoggedFor backward(ts::LoggedFor::Doer::kLibrary);
     reducer->reducer->join(unused);
   });
 }

@@ -23,7 +23,7 @@ ts_error* ts_store_connect(const char* host, int32_t port, bool serve, const cha
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(port);
     options.isServer = serve;
-    // The members of a group wait for each other later, where their names are known.
+    // The members of a group wait for each other later, when their names are known.
     options.waitWorkers = false;
     options.timeout = ts::distributed::checked_timeout(timeout_nanoseconds);
     auto made = std::make_unique<ts_store>();

@@ -15,7 +15,8 @@ struct ts_store {
 
 namespace ts::distributed {
 
-// A time of the header for LibTorch, which counts milliseconds and takes 0 for none.
+// Converts a timeout of the header for LibTorch, which counts milliseconds and takes 0 as no
+// timeout.
 inline std::chrono::milliseconds checked_timeout(int64_t nanoseconds) {
   require(nanoseconds > 0, "the timeout must be over 0");
   const auto whole =

@@ -1,7 +1,7 @@
 // The functions of CUDA and of LibTorch's CUDA libraries that this library calls, for a build with
-// a LibTorch that has none of them. Everything here behaves as on a machine without a GPU. The
-// linker finds what a version of LibTorch wants and this file lacks; what only other versions want
-// is not used.
+// a LibTorch without them. Everything here behaves as on a machine without a GPU. The linker
+// reports a function that a version of LibTorch needs and this file lacks; a function that only
+// other versions need is unused.
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -98,7 +98,7 @@ void c10_cuda_check_implementation(int32_t error, const char*, const char*, uint
 }
 
 namespace CUDACachingAllocator {
-// Nothing asks for an allocator without a device.
+// Nothing requests an allocator without a device.
 std::atomic<CUDAAllocator*> allocator{nullptr};
 }  // namespace CUDACachingAllocator
 
@@ -126,7 +126,7 @@ const Generator& getDefaultCUDAGenerator(c10::DeviceIndex) { absent(); }
 
 }  // namespace cuda
 
-#if TORCH_VERSION_MINOR == 11  // cuda/libtorch_version.h has what later versions have instead
+#if TORCH_VERSION_MINOR == 11  // cuda/libtorch_version.h has the replacement in later versions
 void CUDAGeneratorImpl::register_graph(cuda::CUDAGraph*) { absent(); }
 #endif
 

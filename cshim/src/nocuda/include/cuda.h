@@ -1,5 +1,5 @@
-// What this library and LibTorch's headers name of CUDA's driver interface, for a build without
-// CUDA.
+// The part of CUDA's driver interface that this library and LibTorch's headers name, for a build
+// without CUDA.
 #pragma once
 
 #include <cstddef>

@@ -1,2 +1,2 @@
-// Empty: LibTorch's headers for the host include it and name nothing of it.
+// Empty: LibTorch's headers for the host include it but use no name from it.
 #pragma once

@@ -1,11 +1,11 @@
-// What this library and LibTorch's headers name of CUDA's runtime, for a build without CUDA: types,
-// and functions that return cudaErrorNoDevice, as on a machine without a GPU. A build with CUDA has
-// NVIDIA's header instead, which checks the arguments. Enumerators have NVIDIA's numbers.
+// The part of CUDA's runtime that this library and LibTorch's headers name, for a build without
+// CUDA: types, and functions that return cudaErrorNoDevice, as on a machine without a GPU. A build
+// with CUDA uses NVIDIA's header, which checks the arguments. Enumerators have NVIDIA's numbers.
 #pragma once
 
 #include <cstddef>
 
-#define CUDART_VERSION 13000  // the CUDA whose names these are
+#define CUDART_VERSION 13000  // the version of CUDA that these names are from
 #define CUDART_CB
 
 enum cudaError_t {
@@ -118,7 +118,8 @@ struct cudaPointerAttributes {
 inline const char* cudaGetErrorString(cudaError_t) { return "built without CUDA"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-// Returns cudaErrorNoDevice. Not inline: the compiler would warn about what follows a success.
+// Returns cudaErrorNoDevice. Not inline: the compiler would warn about the code that follows a
+// success.
 cudaError_t ts_no_cuda() noexcept;
 
 #define TS_ABSENT(name)                   \
