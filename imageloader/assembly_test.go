@@ -28,7 +28,7 @@ func expected(list []expectedSample, size int, policy BadSamplePolicy, dropLast 
 	var batch []string
 	var isBad []bool
 	flush := func() {
-		for i := range batch { // Substitute
+		for i := range batch { // the policy Substitute
 			if isBad[i] {
 				from := i - 1
 				for from >= 0 && isBad[from] {
@@ -166,7 +166,7 @@ func checkRows(t *testing.T, l *Loader, number int, content map[string][]byte, b
 	}
 }
 
-// TestSkipPassesManyBadSamples: Skip meets any number of bad samples within one batch.
+// TestSkipPassesManyBadSamples: Skip passes over any number of bad samples within one batch.
 func TestSkipPassesManyBadSamples(t *testing.T) {
 	const n, size, rounds = 1000, 8, 10
 	isGood := func(i int) bool { return i == 0 || i == 500 || i == n-1 }

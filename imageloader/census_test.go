@@ -143,8 +143,8 @@ func TestReportIsBounded(t *testing.T) {
 	}
 }
 
-// TestFindingRowsAreBounded: decoders' messages make a bounded number of rows, without the numbers
-// of a single file.
+// TestFindingRowsAreBounded: the number of rows is bounded, whatever the decoders' messages, and
+// rows contain no numbers of a single file.
 func TestFindingRowsAreBounded(t *testing.T) {
 	c := newCensus(&Options{})
 	for i := range 3 * maxRows {
@@ -168,7 +168,7 @@ func TestFindingRowsAreBounded(t *testing.T) {
 	}
 }
 
-// TestInspectWebDataset: samples, classes and labels equal those of a loader with the option.
+// TestInspectWebDataset: samples, classes and labels equal a loader's with the option.
 func TestInspectWebDataset(t *testing.T) {
 	member := func(name, data string) archivetest.Member { return archivetest.Member{Name: name, Data: data} }
 	good, bad := archivetest.Image("good"), archivetest.Image("BAD")
@@ -288,7 +288,8 @@ func TestInspectNamesTheDirectoriesOfAClass(t *testing.T) {
 	}
 }
 
-// TestFirstDirectoriesInAnyOrder: the first distinct names are kept, in any order of the samples.
+// TestFirstDirectoriesInAnyOrder: the first distinct names are kept, whatever the order of the
+// samples.
 func TestFirstDirectoriesInAnyOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 200 {

@@ -18,13 +18,13 @@ import (
 
 var errChaos = errors.New("input/output error")
 
-// chaos is the fault of a file, drawn once for all its readers.
+// chaos is a file's fault. It is drawn once and applies to all readers of the file.
 type chaos struct {
 	mu     sync.Mutex
 	rng    *rand.Rand
 	calm   bool
 	kind   string // "fails", "stalls", "is cut off", "reads short"
-	after  int64  // bytes of the file that are read without a fault
+	after  int64  // number of bytes of the file that are read before the fault
 	resume chan struct{}
 }
 
@@ -34,7 +34,7 @@ type chaoticFile struct {
 	c *chaos
 }
 
-// read fills p from an offset, with a fault of the chaos's kind.
+// read fills p from an offset, with the fault.
 func (f *chaoticFile) read(p []byte, at int64, read func(p []byte) (int, error), whole bool) (int, error) {
 	c := f.c
 	c.mu.Lock()
@@ -83,8 +83,8 @@ func (f *chaoticFile) ReadAt(p []byte, at int64) (int, error) {
 
 // TestReaderFaultsEndEpochsCleanly: the reader fails, stalls, is cut off or reads short, at random.
 // An epoch ends with all samples, or with an error that names the archive and a member, after the
-// samples before that member. Bad samples are counted as without faults. Nothing hangs, and nothing
-// leaks.
+// samples before that member. Bad samples are counted as in an epoch without faults. Nothing hangs,
+// and nothing leaks.
 func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 150, func(i int) bool { return i%19 == 7 })
@@ -100,7 +100,7 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 		if format == "tgz" {
 			size = int64(len(zipped))
 		}
-		c.after = rng.Int64N(size + size/8) // sometimes behind the end, without a fault
+		c.after = rng.Int64N(size + size/8) // sometimes after the end of the file: no fault
 		if c.kind == "reads short" {
 			c.after = size + 1
 		}
@@ -138,7 +138,7 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 					if seed%8 < 4 {
 						cancel(patience)
 					}
-					close(c.resume) // no program can stop a read that never returns
+					close(c.resume) // a program cannot stop a read that never returns
 				}()
 			}
 			var got []copied
@@ -182,7 +182,7 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 				}
 			}
 			// The epoch can be resumed when the reader works again. After an error the rest of a
-			// shuffle buffer is delivered out of order, and again after the resume.
+			// shuffle buffer is delivered out of order. The resumed epoch delivers it again.
 			if inOrder < len(got) && failed == nil {
 				t.Errorf("%d of %d batches are in order", inOrder, len(got))
 			}

@@ -2,20 +2,20 @@ package imageloader_test
 
 // TestDigests pins the bytes of every batch of two epochs, for many configurations, against
 // testdata/digests.txt. It uses only the public API, so that it survives any internal change. A
-// change that is meant to change bytes writes the file anew:
+// change that is meant to change bytes rewrites the file:
 //
 //	go test ./imageloader -run TestDigests -update
 //
 // With -run TestDigests/NAME this replaces only the lines of those configurations.
 //
-// A digest rests on the files in testdata, cshim/test/data and examples/data, on the versions of
+// A digest depends on the files in testdata, cshim/test/data and examples/data, on the versions of
 // the gzip and zstd compressors in go.mod (the blocks of an archive decide whether it has random
-// access), and on math/rand/v2. It does not depend on which instructions an amd64 CPU has: the
-// shim's tests hold its vectorised kernels equal to the scalar ones, and libjpeg-turbo gives the
-// same bytes with SSE2 and AVX2. Without SIMD (JSIMD_FORCENONE=1) libjpeg-turbo decodes some
-// damaged files to other pixels, so configurations over the damaged archive need the SIMD that
-// every amd64 build has. On other architectures Go may fuse a multiplication with an addition,
-// which can move a crop: the test skips itself there.
+// access), and on math/rand/v2. It does not depend on the instructions of an amd64 CPU: the shim's
+// tests hold its vectorised kernels equal to the scalar ones, and libjpeg-turbo gives the same
+// bytes with SSE2 and AVX2. Without SIMD (JSIMD_FORCENONE=1) libjpeg-turbo decodes some damaged
+// files to other pixels, so configurations over the damaged archive need the SIMD that every amd64
+// build has. On other architectures Go may fuse a multiplication with an addition, which can move a
+// crop: the test skips itself there.
 
 import (
 	"archive/tar"
@@ -57,8 +57,7 @@ var update = flag.Bool("update", false, "write testdata/digests.txt anew")
 
 const digestFile = "testdata/digests.txt"
 
-// The code between here and the archives has every reference to a policy, a decode path or a
-// transform.
+// Only the code from here to the archives refers to policies, decode paths and transforms.
 
 const (
 	digestSkip       = imageloader.Skip
@@ -375,7 +374,7 @@ func tarOf(t *testing.T, members []digestMember) (archive []byte, begins []int) 
 	return b.Bytes(), begins
 }
 
-// gzipOf compresses data. A block starts at each place, so that random access can start there.
+// gzipOf compresses data. A block starts at each of places, so that random access can start there.
 func gzipOf(t *testing.T, data []byte, places []int) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -396,7 +395,7 @@ func gzipOf(t *testing.T, data []byte, places []int) []byte {
 	return b.Bytes()
 }
 
-// zstdOf compresses data into a frame from each place to the next one.
+// zstdOf compresses data into frames that start at places.
 func zstdOf(t *testing.T, data []byte, places []int) (out []byte) {
 	t.Helper()
 	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
@@ -835,9 +834,9 @@ func writeError(t *testing.T, h hash.Hash, err error) {
 	}
 }
 
-// writeStats hashes a loader's counts of samples. It hashes Bytes only after whole epochs, because
-// the lead of the workers over an error depends on time. It sorts bad samples, because workers meet
-// them in any order.
+// writeStats hashes a loader's counts of samples. It hashes Bytes only after whole epochs: before
+// an error, the number of images that the workers decode ahead depends on time. It sorts bad
+// samples, because workers meet them in any order.
 func writeStats(h hash.Hash, s imageloader.Stats, whole bool) {
 	fmt.Fprintf(h, "%d samples, %d batches, %d bad, %d ignored\n", s.Samples, s.Batches, s.Bad, s.Ignored)
 	if whole {
@@ -913,7 +912,7 @@ func runFill(t *testing.T, c digestConfig, h hash.Hash) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for len(lent) > 0 { // the loader may have borrowed one more slot than it needs
+		for len(lent) > 0 { // the loader may have borrowed one more slot than it needed
 			free <- <-lent
 		}
 	}

@@ -21,7 +21,7 @@ var features = []string{
 	"cache of decoded/resized data", "throughput / queue stats", "length / progress", "clean cancel, no leak",
 }
 
-// testNames returns the names of all tests of the repository. Those of cshim/test have the form
+// testNames returns the names of all tests of the repository. Tests of cshim/test have the form
 // Suite.Name.
 func testNames(t *testing.T) map[string]bool {
 	t.Helper()

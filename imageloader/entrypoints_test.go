@@ -47,7 +47,7 @@ func (d countingDecoder) Close() {
 
 // TestEntryPointsChangeNoBatch: the first epoch makes entry points, and the second uses them. The
 // next loader finds them in the sidecar, and compares them before it uses them. The batches equal
-// those of a loader without entry points.
+// the batches of a loader without entry points.
 func TestEntryPointsChangeNoBatch(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 24 {

@@ -38,7 +38,7 @@ func ExampleLoader_Epoch() {
 
 // Several labels for each image: 1 for each class that the image has.
 func ExampleOptions_target() {
-	classes := map[string][]int{"train/0001.jpg": {3, 17}, "train/0002.jpg": {5}} // of a table
+	classes := map[string][]int{"train/0001.jpg": {3, 17}, "train/0002.jpg": {5}} // from a table, for example
 	loader, err := imageloader.Open("coco.tar", imageloader.Options{
 		BatchSize: 64,
 		Transform: imageloader.Train(224),
@@ -70,7 +70,7 @@ func ExampleOptions_target() {
 // Images and their masks, for segmentation.
 func ExampleMasks() {
 	train := imageloader.Train(512)
-	train.Ops = []transform.Op{transform.RandomAffine{Degrees: [2]float64{-10, 10}}} // of both
+	train.Ops = []transform.Op{transform.RandomAffine{Degrees: [2]float64{-10, 10}}} // applied to images and masks
 	loader, err := imageloader.Open("ade20k.tar", imageloader.Options{
 		BatchSize: 16,
 		Transform: train,

@@ -45,7 +45,7 @@ func labelledNames(t *testing.T, path string, o Options) (list []string, l *Load
 }
 
 // TestLinkedFoldersAreClasses: a class folder, an image and an archive's path may be symbolic
-// links. They are read, with the classes of ImageFolder.
+// links. They are followed, and the classes are ImageFolder's.
 func TestLinkedFoldersAreClasses(t *testing.T) {
 	image := archivetest.Image("x")
 	store := archivetest.Extract(t, []archivetest.Member{{Name: "cats/1.png", Data: image}, {Name: "md5/ab/cdef", Data: image}, {Name: "1.JPG", Data: image}})
@@ -68,8 +68,8 @@ func TestLinkedFoldersAreClasses(t *testing.T) {
 	}
 }
 
-// TestBrokenLinksAreNamed: a broken link with an image's name is a bad sample with this reason. A
-// broken link without one is named in the log, as is a link to a folder that contains it.
+// TestBrokenLinksAreNamed: a broken link with an image's name is a bad sample with this reason.
+// Other broken links, and links to a folder that contains them, are named in the log.
 func TestBrokenLinksAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	link := func(name, to string) archivetest.Member {

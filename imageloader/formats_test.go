@@ -122,7 +122,7 @@ func TestRefusedFormatsAreNamed(t *testing.T) {
 	}
 }
 
-// upright turns rows of RGB by the definition of EXIF's orientations.
+// upright rotates rows of RGB according to the definition of EXIF's orientations.
 func upright(pixels []byte, w, h int, orientation int32) (out []byte, ow, oh int) {
 	ow, oh = w, h
 	if orientation >= 5 {
@@ -233,7 +233,7 @@ func TestGeometryIsDrawnUpright(t *testing.T) {
 	}
 	stored := load(Transform{Size: 23, Resize: 23})
 	turned := load(Transform{Size: 23, Resize: 23, ApplyEXIFOrientation: true})
-	want, _, _ := upright(stored, 23, 23, 6) // the middle of 37 x 23, turned and not resized
+	want, _, _ := upright(stored, 23, 23, 6) // the middle of 37 x 23, rotated and not resized
 	if !slices.Equal(turned, want) {
 		t.Error("the image is not upright")
 	}
@@ -257,7 +257,7 @@ func TestDamagedFormatsAreTheFilesFault(t *testing.T) {
 	}
 	rounds := 300
 	if underRace {
-		rounds = 30 // one goroutine has no race, and the detector makes it slow
+		rounds = 30 // a single goroutine has no race, and the detector makes it slow
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, name := range slices.Sorted(maps.Keys(files)) {

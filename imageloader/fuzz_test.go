@@ -67,9 +67,9 @@ func storedZstd(data []byte) []byte {
 	}
 }
 
-// FuzzArchive: with any bytes in an archive, packed or not, epochs end. Two epochs, the second with
-// the index of the first, deliver the same samples and the same error. The argument how selects the
-// packing and the options.
+// FuzzArchive: whatever the bytes of an archive, packed or not, epochs end. Two epochs, the second
+// with the index of the first, deliver the same samples and the same error. The argument how
+// selects the packing and the options.
 func FuzzArchive(f *testing.F) {
 	whole := archivetest.Images(f, 12, func(i int) bool { return i == 5 })
 	web := archivetest.Tar(f, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("1")}, archivetest.Member{Name: "a/1.cls", Data: "3\n"}, archivetest.Member{Name: "a/2.json", Data: `{"label": "x"}`},

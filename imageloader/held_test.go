@@ -110,7 +110,7 @@ func TestHeldArchiveTakesItsSize(t *testing.T) {
 	path := heldArchive(t, n, size)
 	for _, c := range []struct {
 		how  string
-		peak float64 // in sizes of the archive
+		peak float64 // in multiples of the archive's size
 	}{
 		{"no index", 1.25},   // Open reads it
 		{"made index", 1.25}, // Open reads it, and writes an index

@@ -70,7 +70,8 @@ func (d fakeDecoder) Decode(data []byte, g *imagecapi.Geometry, dst []byte, stri
 func fakePixels(data []byte, g *imagecapi.Geometry, dst []byte) {
 	h := fnv.New64a()
 	h.Write(data)
-	// The digests in testdata/states.json are of geometries whose last field was Orientation.
+	// The digests in testdata/states.json were made when Orientation was the last field of a
+	// geometry.
 	fmt.Fprint(h, strings.Replace(fmt.Sprintf("%+v", *g), " Interpolation:0 DCTScaling:false}", "}", 1))
 	s := h.Sum64()
 	for i := range dst {
@@ -105,7 +106,7 @@ func inspect(ctx context.Context, path string, o Options, file func(string) (arc
 	return l.inspect(ctx, nil, audit.NewNames(), nil)
 }
 
-// copied is a batch that outlives its turn of the loop.
+// copied is a copy of a batch that outlives its iteration.
 type copied struct {
 	images  []byte
 	labels  []int64

@@ -10,8 +10,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// globalBatches runs the epoch from the states on in a world, for a number of batches, and returns
-// the sorted names in the batches of all ranks together and the states after the last one.
+// globalBatches runs the rest of an epoch from the states in a world, for a number of batches. It
+// returns the sorted names in the batches of all ranks together, and the states after the last
+// batch.
 func globalBatches(t *testing.T, path string, o Options, world, global, count int, from []State) (batches [][]string, after []State) {
 	t.Helper()
 	for o.Rank = range world {
@@ -40,7 +41,7 @@ func globalBatches(t *testing.T, path string, o Options, world, global, count in
 	return batches, after
 }
 
-// If the total batch size of all ranks stays the same, their batches together are the same, with
+// If the total batch size of all ranks stays the same, their combined batches are the same, with
 // any number of ranks in each part of the epoch.
 func TestAnotherWorldKeepsTheGlobalBatches(t *testing.T) {
 	const global, count = 12, 20

@@ -14,7 +14,7 @@ import (
 )
 
 // TestInspectIndex: the report from an index equals the report from decoding, except for headers
-// far behind the start of a file. The index is made by MakeIndex, by the first epoch or by
+// that are far from the start of a file. The index is made by MakeIndex, by the first epoch or by
 // InspectIndex.
 func TestInspectIndex(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Mixed(t)...)

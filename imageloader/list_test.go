@@ -110,7 +110,7 @@ func TestListInAnotherNormalFormIsNamed(t *testing.T) {
 	const nfc, nfd = "B\u00e4r/1.png", "Ba\u0308r/1.png"
 	image := archivetest.Image("x")
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: image}, archivetest.Member{Name: nfd, Data: image}))
-	for _, index := range []bool{false, true} { // there is one
+	for _, index := range []bool{false, true} { // whether there is an index
 		_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), List: writeList(t, nfc+",bear\n")}, openFile, fakeCodec{})
 		if want := `"B\u00e4r/1.png" and "Ba\u0308r/1.png" differ only in their Unicode normal form (NFC, NFD)`; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("index %v: error %v, want it with %s", index, err, want)
@@ -131,7 +131,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 	}
 	good := writeList(t, "1.png,cat\na/2.png,dog\n")
 	o := Options{Transform: Eval(4, 4), List: good}
-	for _, index := range []bool{false, true} { // there is one
+	for _, index := range []bool{false, true} { // whether there is an index
 		for text, want := range map[string]string{
 			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path + ` (2 lines in all name none); an image there that the list does not name is "a/2.png"`,
 			"image_id,target\n1.png,cat\n":        "labels.csv:1: \"image_id\" is no member of",
@@ -230,8 +230,8 @@ func TestIndexServesAnyList(t *testing.T) {
 	}
 }
 
-// TestStateNamesAnotherList: a state fits the same samples and labels, in a list at any path, and
-// no others.
+// TestStateNamesAnotherList: a state fits a list with the same samples and labels at any path, and
+// no other list.
 func TestStateNamesAnotherList(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, listedMembers()...))
 	o := Options{Transform: Eval(4, 4), BatchSize: 1, List: writeList(t, "1.png,0\na/2.png,3\nc/4.png,1\n")}

@@ -38,7 +38,8 @@ func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path stri
 	return path, index
 }
 
-// FuzzLoaderIndex: with any index file, with right or wrong checksums, loaders open and epochs end.
+// FuzzLoaderIndex: whatever the index file, with right or wrong checksums, loaders open and epochs
+// end.
 func FuzzLoaderIndex(f *testing.F) {
 	packed, packedIndex := fuzzArchive(f, "a.tgz", func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
 	plain, plainIndex := fuzzArchive(f, "a.tar", func(data []byte) []byte { return data })

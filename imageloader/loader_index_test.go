@@ -118,8 +118,8 @@ func TestIndexIsReusedWhileItFits(t *testing.T) {
 }
 
 // TestStreamsDetectAnotherArchivesIndex: an index may be of another archive with the same size and
-// time. The checksums show it where a stream is read in its own order. A plain tar, whose index has
-// no checksums, is scanned again when its time differs.
+// time. A stream that is read in its own order detects this by its checksums. A plain tar, whose
+// index has no checksums, is scanned again if its time differs.
 func TestStreamsDetectAnotherArchivesIndex(t *testing.T) {
 	members := archivetest.Photos(40)
 	for i := range members { // too small for useful checkpoints
@@ -173,7 +173,7 @@ func TestStreamsDetectAnotherArchivesIndex(t *testing.T) {
 	}
 }
 
-// TestUnknownClassIsAnErrorByIndex: an image of an unexpected class is an error also with an index.
+// TestUnknownClassIsAnErrorByIndex: with an index too, an image of an unexpected class is an error.
 func TestUnknownClassIsAnErrorByIndex(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(9)...)))
 	for range 2 {
@@ -317,14 +317,14 @@ func indexed(t *testing.T, name string, data []byte, o Options) (path, want stri
 	return path, digest(batches)
 }
 
-// TestCutArchiveIsAnError: an archive that was cut after it was indexed is an error that names the
-// archive, at Open or in the epoch, with the old or a new time. The rest never delivers the samples
-// of the index.
+// TestCutArchiveIsAnError: if an archive was cut after it was indexed, Open or the epoch returns an
+// error that names the archive, whether its time is old or new. Samples of the index are never
+// delivered from the remaining part.
 func TestCutArchiveIsAnError(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
-		for _, part := range []int{1, 4, 7} { // of 8
+		for _, part := range []int{1, 4, 7} { // eighths
 			for _, given := range [][]string{nil, classes} {
 				archivetest.Within(t)
 				archivetest.NoLeaks(t)
@@ -413,8 +413,8 @@ func TestChangedTarIsAnError(t *testing.T) {
 	}
 }
 
-// TestForgedPlacesInATarAreAnError: an index of a tar that places a sample at another sample of its
-// size, or in the middle of a sample, is an error that names the sample.
+// TestForgedPlacesInATarAreAnError: if an index of a tar gives a sample the position of another
+// sample of the same size, or a position within a sample, the error names the sample.
 func TestForgedPlacesInATarAreAnError(t *testing.T) {
 	var list []archivetest.Member
 	for i := range 4 {
@@ -450,8 +450,8 @@ func TestForgedPlacesInATarAreAnError(t *testing.T) {
 }
 
 // TestForgedIndexExchangesNoSamples: an index with right checksums can't exchange the names, the
-// labels or the contents of samples, because the archive's own headers have their names, sizes and
-// places.
+// labels or the contents of samples, because the archive's own headers contain their names, sizes
+// and positions.
 func TestForgedIndexExchangesNoSamples(t *testing.T) {
 	long := strings.Repeat("long ", 30)
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
@@ -460,14 +460,14 @@ func TestForgedIndexExchangesNoSamples(t *testing.T) {
 	data := archivetest.Tar(t, list...)
 	member := func(b []byte, i int) []byte { return b[i*indextest.MemberBytes:][:indextest.MemberBytes] }
 	exchange := func(b []byte, i, j int) {
-		for _, at := range []int{0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27} { // place and checksum
+		for _, at := range []int{0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27} { // position and checksum
 			member(b, i)[at], member(b, j)[at] = member(b, j)[at], member(b, i)[at]
 		}
 	}
 	for what, c := range map[string]struct {
 		section uint32
 		change  func(b []byte)
-		want    string // the member of the error; "": the index is replaced
+		want    string // the member in the error; "": the index is replaced
 	}{
 		"places": {indextest.Members, func(b []byte) { exchange(b, 0, 2) }, "a/0.png"},
 		"places without checksums": {indextest.Members, func(b []byte) {
@@ -488,7 +488,7 @@ func TestForgedIndexExchangesNoSamples(t *testing.T) {
 		for _, kind := range []struct {
 			name string
 			data []byte
-			held int64 // Options.ShuffleBytes; 1: nothing is held in memory
+			held int64 // Options.ShuffleBytes; 1: hold nothing in memory
 		}{
 			{"a.tar", data, 0},
 			{"a.tgz", archivetest.Gzip(t, data), 1},
@@ -509,7 +509,7 @@ func TestForgedIndexExchangesNoSamples(t *testing.T) {
 	}
 }
 
-// TestLongExtendedHeadersAreFound: a sample is found behind extended headers of any size, from an
+// TestLongExtendedHeadersAreFound: a sample is found after extended headers of any size, from an
 // index and from memory.
 func TestLongExtendedHeadersAreFound(t *testing.T) {
 	var b bytes.Buffer
@@ -549,9 +549,9 @@ func TestLongExtendedHeadersAreFound(t *testing.T) {
 	}
 }
 
-// TestExchangedContentsAreAnError: contents of a tar are exchanged under the same names, sizes and
-// times after an epoch has read them. A later process returns an error that names the sample. The
-// exchange is not detected for samples that no epoch has read, nor without an index.
+// TestExchangedContentsAreAnError: after an epoch has read a tar, contents are exchanged under the
+// same names, sizes and times. A later process returns an error that names the sample. The exchange
+// is not detected for samples that no epoch has read, nor without an index.
 func TestExchangedContentsAreAnError(t *testing.T) {
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
 	tarOf := func(numbers ...int) []byte {
@@ -577,7 +577,7 @@ func TestExchangedContentsAreAnError(t *testing.T) {
 			}
 			return batches, err
 		}
-		for range 2 { // the second one has nothing to add to the index
+		for range 2 { // the second epoch has nothing to add to the index
 			if batches, err := read(o); err != nil || digest(batches) != want {
 				t.Errorf("the same archive: %v", err)
 			}
@@ -593,7 +593,7 @@ func TestExchangedContentsAreAnError(t *testing.T) {
 		if batches, err := read(without); err != nil || len(batches) != 4 {
 			t.Errorf("without an index: %d batches, error %v", len(batches), err)
 		}
-		if _, err := MakeIndex(t.Context(), path, o, nil); err != nil { // as the error says
+		if _, err := MakeIndex(t.Context(), path, o, nil); err != nil { // the error's advice
 			t.Fatal(err)
 		}
 		archivetest.Rewrite(t, path, before) // before an epoch
@@ -614,7 +614,7 @@ func TestExchangedContentsAreAnError(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		index[len(index)-1] ^= 1 // in the section of checksums, which is the last
+		index[len(index)-1] ^= 1 // in the last section, the checksums
 		if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -641,7 +641,7 @@ func checkForged(t *testing.T, path string, o Options, want string, list []archi
 	t.Helper()
 	var batches []copied
 	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
-	if err == nil { // a stream that is held is read by then
+	if err == nil { // a stream that is held in memory has been read by Open
 		defer l.Close()
 		batches, err = collect(t, l, 0, 2)
 	}
@@ -657,9 +657,9 @@ func checkForged(t *testing.T, path string, o Options, want string, list []archi
 	}
 }
 
-// TestChangedTarBehindURLIsAnError: a tar behind a URL with the size and the time of the tar that
-// another run has indexed, but another order of samples, is an error that names the sample.
-// Detecting it takes no second request.
+// TestChangedTarBehindURLIsAnError: a tar at a URL has the size and the time of the tar that
+// another run has indexed, but another order of samples. The error names the sample. Detecting the
+// change needs no second request.
 func TestChangedTarBehindURLIsAnError(t *testing.T) {
 	const url = "store://b/a.tar"
 	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(archivetest.Numbered(t, 0, 1, 2, 3)), Version: "1"}})
@@ -703,7 +703,7 @@ func TestChangedTarBehindURLIsAnError(t *testing.T) {
 }
 
 // TestIndexOfURLHasNoSecret: an index names the URL of its archive without user, password and
-// query. So it is used with another query too, for example with another signature.
+// query. It is therefore also used with another query, for example with another signature.
 func TestIndexOfURLHasNoSecret(t *testing.T) {
 	data := string(archivetest.Gzip(t, archivetest.Numbered(t, 0, 1, 2, 3)))
 	file := filepath.Join(t.TempDir(), "index")
@@ -744,8 +744,8 @@ func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
 	return r.File.ReadAt(p, at)
 }
 
-// TestTooLargeImageByIndexIsNotRead: an image with too many pixels, by the index's header, is the
-// same bad sample as without an index, and is not read.
+// TestTooLargeImageByIndexIsNotRead: if an image has too many pixels according to the index's
+// header, it is the same bad sample as without an index, and is not read.
 func TestTooLargeImageByIndexIsNotRead(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 6 {
@@ -881,8 +881,8 @@ func (s countedSource) ReadAt(p []byte, at int64) (int, error) {
 
 // TestSegmentsReadTheFileOnce: an epoch in any order, over a stream of small samples that is held
 // in memory, with many samples between two checkpoints, reads the file about once. Its batches
-// equal those of an epoch that reads the file from start to end. A damaged sample is named, and no
-// other sample is affected.
+// equal the batches of an epoch that reads the file from start to end. A damaged sample is named,
+// and no other sample is affected.
 func TestSegmentsReadTheFileOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	var members []archivetest.Member
@@ -932,7 +932,7 @@ func TestSegmentsReadTheFileOnce(t *testing.T) {
 			}
 		}
 		if round == 2 {
-			if !x.Random() || x.Work() < 10 { // random access must rest on the samples in memory
+			if !x.Random() || x.Work() < 10 { // random access must depend on the samples held in memory
 				t.Fatalf("random access %v, work %v", x.Random(), x.Work())
 			}
 			if size := l.bytes; read.Load() > 3*size {
@@ -989,8 +989,8 @@ func TestSegmentsReadTheFileOnce(t *testing.T) {
 	}
 }
 
-// TestForgedSizesAreRefused: an index whose samples are larger than the archive can inflate to, one
-// or all together, is not used.
+// TestForgedSizesAreRefused: an index is not used if one of its samples, or all together, are
+// larger than the archive can inflate to.
 func TestForgedSizesAreRefused(t *testing.T) {
 	data := archivetest.Images(t, 6, nil)
 	for name, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data), "a.tar": data} {
@@ -1064,8 +1064,8 @@ func TestFlippedBitDamagesTheIndex(t *testing.T) {
 	}
 }
 
-// TestEveryOpenHasTheSameOrder: the loader that makes an index and the loaders that find it put
-// epochs into the same order, with any other members in the archive. Of two ranks, one may make the
+// TestEveryOpenHasTheSameOrder: the loader that makes an index and the loaders that find it have
+// the same order of epochs, with any other members in the archive. Of two ranks, one may make the
 // index and the other find it.
 func TestEveryOpenHasTheSameOrder(t *testing.T) {
 	samples := archivetest.Images(t, 40, nil)
@@ -1117,7 +1117,8 @@ func (f onLog) WithAttrs([]slog.Attr) slog.Handler { return f }
 func (f onLog) WithGroup(string) slog.Handler { return f }
 
 // TestOpenWaitsForTheIndexOfAnother: if several loaders open an archive without an index at the
-// same time, one reads it, over the network too. The others stop waiting when their contexts end.
+// same time, one reads it, over the network too. The other loaders stop waiting when their contexts
+// end.
 func TestOpenWaitsForTheIndexOfAnother(t *testing.T) {
 	data := archivetest.Gzip(t, archivetest.Images(t, 40, nil))
 	s := sourcetest.New(1, map[string]sourcetest.Object{"store://b/a.tgz": {Data: string(data), Version: "1"}})

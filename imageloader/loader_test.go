@@ -61,7 +61,7 @@ func TestEpochsAreDeterministic(t *testing.T) {
 						for _, slots := range []int{1, 2, 8} {
 							o.Workers = workers
 							o.Classes = nil
-							if workers == 5 && !(archive.held && shuffle) { // without a scan, the first epoch of a .tar.gz reads it in another way than the second
+							if workers == 5 && !(archive.held && shuffle) { // without a scan, the first epoch of a .tar.gz reads it differently from the second
 								o.Classes = classes
 							}
 							l := openFake(t, path, o)
@@ -89,7 +89,7 @@ func TestEpochsAreDeterministic(t *testing.T) {
 	}
 }
 
-// TestShufflePermutesEachEpoch: every sample comes once. Another seed or another epoch gives
+// TestShufflePermutesEachEpoch: every sample is delivered once. Another seed or another epoch gives
 // another order. Without Shuffle the order is the archive's.
 func TestShufflePermutesEachEpoch(t *testing.T) {
 	const n = 300
@@ -165,7 +165,7 @@ func TestFittingArchiveIsHeldInMemory(t *testing.T) {
 	}
 }
 
-// loads returns nil if the next loader would use the index of a loader's archive.
+// loads returns nil if another loader would use the index of a loader's archive.
 func loads(l *Loader) error {
 	a, err := archive.Open(context.Background(), l.path, l.archiveConfig())
 	if err != nil {
@@ -193,7 +193,7 @@ func TestClassesAreSortedDirectories(t *testing.T) {
 		{Name: "./._zebra", Data: "\x00\x05\x16\x07"},
 		{Name: "./docs/LICENSE", Data: "text"},
 		{Name: "./orphan.png", Data: image},
-		{Name: "train/ant/1", Data: image}, // by its first bytes
+		{Name: "train/ant/1", Data: image}, // an image by its first bytes
 		{Name: "/abs/Bee/1.png", Data: image},
 		{Name: "../up/bee/1.png", Data: image},
 		{Name: "../dots.png", Data: image},
@@ -387,7 +387,7 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 		data     []byte
 		path     string
 		want     string   // in the error
-		is       error    // in its chain
+		is       error    // in the error's chain
 		classes  []string // also tried with these, without a scan
 		readable int      // minimum number of samples before the error
 		scanOnly bool
@@ -683,7 +683,8 @@ func TestTooManyPixelsAreRefusedByTheHeader(t *testing.T) {
 	}
 }
 
-// TestDropLastAllBad: all samples of a short last batch that DropLast leaves out may be bad.
+// TestDropLastAllBad: all samples of a short last batch may be bad if DropLast leaves the batch
+// out.
 func TestDropLastAllBad(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i >= 8 }))
 	for dropLast, want := range map[bool]bool{true: false, false: true} {
@@ -764,7 +765,7 @@ func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 	}
 }
 
-// TestCancelEndsTheEpochSoon: an epoch ends with its context, at any time, without decoding more
+// TestCancelEndsTheEpochSoon: an epoch ends when its context ends, at any time. It decodes no more
 // than its workers have started, and releases everything.
 func TestCancelEndsTheEpochSoon(t *testing.T) {
 	archivetest.NoLeaks(t)
@@ -781,7 +782,7 @@ func TestCancelEndsTheEpochSoon(t *testing.T) {
 				o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
 			}
 			if o.BadSamples == Substitute {
-				o.BatchSize += 20 // not all of them bad
+				o.BatchSize += 20 // so that not all of them are bad
 			}
 			l, err := open(t.Context(), path, o, openFile, fakeCodec{open: &decoders, begun: &begun})
 			if err != nil {
@@ -790,7 +791,7 @@ func TestCancelEndsTheEpochSoon(t *testing.T) {
 			cause := errors.New("enough")
 			ctx, cancel := context.WithCancelCause(t.Context())
 			const never = -1
-			var cancelled atomic.Int64 // the number of decodes then
+			var cancelled atomic.Int64 // number of decodes at that time
 			cancelled.Store(never)
 			stop := func() {
 				if round%4 == 3 {
@@ -921,8 +922,8 @@ func TestConcurrentEpochsAreIndependent(t *testing.T) {
 	}
 }
 
-// TestRealImagesKeepTheirLabels: the real decoder loads kinds of JPEG and PNG. Damaged images are
-// counted, and all others keep their labels.
+// TestRealImagesKeepTheirLabels: the real decoder loads several kinds of JPEG and PNG. Damaged
+// images are counted, and all others keep their labels.
 func TestRealImagesKeepTheirLabels(t *testing.T) {
 	archivetest.Within(t)
 	photo := archivetest.Gradient(90, 70)
@@ -1111,8 +1112,8 @@ func TestOpenContextLeavesASilentServer(t *testing.T) {
 	}
 }
 
-// TestConcurrentCloseIsAllowed: several goroutines may close a loader at the same time, also one
-// whose index is in no file.
+// TestConcurrentCloseIsAllowed: several goroutines may close a loader at the same time, even if its
+// index is in no file.
 func TestConcurrentCloseIsAllowed(t *testing.T) {
 	for _, noIndex := range []bool{false, true} {
 		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 30, nil)))

@@ -108,7 +108,7 @@ func TestMasksFollowTheirImages(t *testing.T) {
 	}
 	same := transform.Color{7, 7, 7}
 	for name, tr := range map[string]Transform{
-		"crop":    {Size: 32, Resize: 40, RandomCrop: true, FlipP: 0.5}, // the images' short side: nothing is resized
+		"crop":    {Size: 32, Resize: 40, RandomCrop: true, FlipP: 0.5}, // the images' short side, so nothing is resized
 		"resized": {Size: 40, Resize: 40},
 		"moved": {Size: 32, Resize: 40, RandomCrop: true, FlipP: 0.5, Ops: []transform.Op{
 			transform.RandomRotation{Degrees: [2]float64{-40, 40}, Fill: same},
@@ -134,7 +134,7 @@ func TestMasksFollowTheirImages(t *testing.T) {
 					}
 					got := collectMasks(t, l, 2, len(tr.Ops) > 0)
 					if kind == "directory" {
-						continue // its order is another one
+						continue // its order differs
 					}
 					if want == nil {
 						want = got

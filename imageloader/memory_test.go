@@ -169,8 +169,8 @@ func peakBytes(t testing.TB) int64 {
 
 const memoryVariable = "TORCHSTREAM_TEST_MEMORY"
 
-// TestDecodingMemory: no format takes more than 8 bytes a pixel, and a file that only promises an
-// image takes almost nothing. Each file is measured in a separate process.
+// TestDecodingMemory: no format needs more than 8 bytes for each pixel, and a file that contains
+// only an image's header needs almost nothing. Each file is measured in a separate process.
 func TestDecodingMemory(t *testing.T) {
 	if underRace {
 		t.Skip("the race detector needs memory of its own")
@@ -183,7 +183,7 @@ func TestDecodingMemory(t *testing.T) {
 		d := realDecoder(t)
 		var pixels [8 * 8 * 3]byte
 		before := peakBytes(t)
-		for range 3 { // memory that is kept from one image counts during the next image
+		for range 3 { // memory kept from one image counts during the next image
 			info, err := d.Header(data)
 			if err == nil {
 				g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}

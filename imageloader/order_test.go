@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestRanksGetEqualBatches: with any damage, all ranks get equally many batches of the same sizes.
-// Every good sample comes, and none twice except as padding. The order is the order of one rank,
-// dealt.
+// TestRanksGetEqualBatches: with any damage, all ranks get the same number of batches of the same
+// sizes. Every good sample is delivered, and none twice except as padding. The order is the order
+// of one rank, dealt to the ranks.
 func TestRanksGetEqualBatches(t *testing.T) {
 	const n, size = 103, 8
 	for _, format := range []string{"tar", "tgz", "stream"} {
@@ -108,7 +108,7 @@ func TestTooManyRanksAreAnError(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i%2 == 1 }))
 	for _, o := range []Options{
 		{BatchSize: 8, World: 2, DropLast: true},
-		{BatchSize: 8, World: 2, Rank: 1, BadSamples: Skip}, // all of its samples are bad, until the third round
+		{BatchSize: 8, World: 2, Rank: 1, BadSamples: Skip}, // all of its samples are bad until the third round
 	} {
 		o.Transform = Eval(4, 4)
 		l := openFake(t, path, o)
@@ -144,8 +144,8 @@ func TestRepeatJoinsEpochs(t *testing.T) {
 }
 
 // TestDrawsFollowTheWeights: draws follow the weights, within five standard deviations. A sample of
-// weight 0 never comes. A sample that comes twice has two crops. An epoch is a function of its seed
-// and number.
+// weight 0 is never drawn. A sample that is drawn twice has two crops. An epoch is a function of
+// its seed and number.
 func TestDrawsFollowTheWeights(t *testing.T) {
 	const n, draws = 40, 20_000
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, nil))
@@ -195,7 +195,7 @@ func TestDrawsFollowTheWeights(t *testing.T) {
 	}
 }
 
-// TestBalancedClassesComeEquallyOften: classes of 1, 10 and 100 samples come equally often.
+// TestBalancedClassesComeEquallyOften: classes of 1, 10 and 100 samples are drawn equally often.
 func TestBalancedClassesComeEquallyOften(t *testing.T) {
 	var members []archivetest.Member
 	for class, samples := range []int{1, 10, 100} {

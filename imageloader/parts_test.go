@@ -13,9 +13,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// TestPartsOfATar: from the second pass with plans by entry points on, parts of the files are read.
-// A file that has changed is not planned, because its bytes do not match its digests. Here the
-// first epoch finds no entry points, and the second one makes them.
+// TestPartsOfATar: from the second pass with plans by entry points on, only parts of the files are
+// read. A file that has changed is not planned, because its bytes do not match its digests. Here
+// the first epoch finds no entry points, and the second one makes them.
 func TestPartsOfATar(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
@@ -24,7 +24,7 @@ func TestPartsOfATar(t *testing.T) {
 	}
 	const photos = 20
 	path := planArchive(t, "parts.tar", photos, 0)
-	var read atomic.Int64 // bytes of the archive
+	var read atomic.Int64 // bytes read from the archive
 	counting := func(path string) (archive.File, error) {
 		f, err := os.Open(path)
 		return countingFile{f, &read}, err
@@ -40,7 +40,7 @@ func TestPartsOfATar(t *testing.T) {
 	}
 	defer plain.Close()
 	c := &planned{capacity: 4 << 20, slots: 2}
-	var files int64 // bytes of all images
+	var files int64 // total size of all images
 	for i := range photos {
 		files += l.index.Load().Size(i)
 	}
@@ -73,7 +73,8 @@ func TestPartsOfATar(t *testing.T) {
 		t.Errorf("%d rows have plans, want %d; planning reads %d bytes of files of %d", c.rows, photos, read.Load(), files)
 	}
 	c.plansOnly = false
-	// In place: the loader has the file open. The size and the time stay.
+	// The file is overwritten in place, because the loader has it open. Size and time stay the
+	// same.
 	before, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +114,7 @@ func TestPartsOfATar(t *testing.T) {
 	}
 }
 
-// countingFile counts the bytes that are read at any place.
+// countingFile counts the bytes that are read at any offset.
 type countingFile struct {
 	*os.File
 	bytes *atomic.Int64

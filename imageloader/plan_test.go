@@ -24,15 +24,15 @@ import (
 
 // planned is a consumer of FillPlans. It decodes every row that has a plan with DecodeRow.
 type planned struct {
-	capacity int // of a slot's memory for plans
+	capacity int // size of a slot's memory for plans
 	slots    int
 	hostRows int // Plans.HostRows
-	rows     int // that had a plan, of all epochs
+	rows     int // number of rows with a plan, over all epochs
 	// plansOnly leaves the pixels of rows with plans undefined.
 	plansOnly bool
 
-	// seen has the digest of the plan of each sample in each epoch: a sample has one plan, in
-	// whichever slot and row.
+	// seen has the digest of each sample's plan in each epoch: a sample has one plan, whichever
+	// slot and row it gets.
 	seen map[[2]int][32]byte
 }
 
@@ -54,7 +54,7 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 	err = l.devicePlanner().FillPlans(t.Context(), epoch, consumerFuncs{func(ctx context.Context) (decodeplan.Slot, error) {
 		select {
 		case s := <-free:
-			for i := range s.fields[0] { // what nobody writes must not be seen
+			for i := range s.fields[0] { // bytes that nobody writes must not be seen
 				s.fields[0][i] = 0xEE
 			}
 			for i := range s.plans.Rows {
@@ -152,7 +152,7 @@ func planArchive(t *testing.T, name string, photos, damaged int) string {
 }
 
 // TestRowsOfTheHost: rows that the consumer leaves to the loader have no plans. Their pixels equal
-// those that the other rows' plans describe.
+// the pixels of the plans in other rows.
 func TestRowsOfTheHost(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
@@ -184,7 +184,7 @@ func TestRowsOfTheHost(t *testing.T) {
 		if digest(got) != digest(want) {
 			t.Errorf("with %d rows of the host there are other batches: %v, want %v", rows, names(got), names(want))
 		}
-		// Three groups, the last of one row; one of the samples is no photograph.
+		// There are three groups; the last one has one row. One of the samples is not a photograph.
 		min, max := 2*(decodeplan.Group-rows)-1, 2*(decodeplan.Group-rows)+1
 		if rows == decodeplan.Group {
 			min, max = 0, 0
@@ -196,8 +196,8 @@ func TestRowsOfTheHost(t *testing.T) {
 }
 
 // TestPlansChangeNoBatch: if another decoder decodes the images from plans, the batches equal
-// Fill's. They have the same samples in the same order, and bad ones are treated alike. This is
-// tested after a resume, with any number of workers, and where plans have no room.
+// Fill's. They have the same samples in the same order, and bad samples are treated the same way.
+// The test also resumes, varies the number of workers, and leaves no room for plans.
 func TestPlansChangeNoBatch(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
@@ -252,8 +252,8 @@ func TestPlansChangeNoBatch(t *testing.T) {
 									t.Errorf("%d rows have plans again that the consumer has handed back", c.rows)
 								case epoch > 1 && capacity == 1<<20 && c.rows < photos:
 									t.Errorf("epoch %d: %d rows of %d photographs have plans", epoch, c.rows, photos)
-								// One plan fits the small memory. It is lost if its row moves
-								// to a slot that has one, so that an epoch may have none.
+								// One plan fits the small memory. It is lost if its row moves to a
+								// slot that already has one, so an epoch may have none.
 								case capacity != 1<<20 && c.rows == photos:
 									t.Error("every plan had room")
 								}
@@ -297,7 +297,7 @@ func TestTrustedEntryPointsMakePlansAtOnce(t *testing.T) {
 	}
 }
 
-// An epoch of plans that is resumed has the remaining batches of the whole epoch.
+// A resumed epoch with plans has the remaining batches of the whole epoch.
 func TestPlansResume(t *testing.T) {
 	path := planArchive(t, "t.tar", 24, 2)
 	o := Options{BatchSize: 4, Transform: Train(32), Shuffle: true, Workers: 2, BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index")}

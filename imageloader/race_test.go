@@ -2,6 +2,6 @@
 
 package imageloader
 
-// underRace reports whether the race detector is on. Its own memory is many times the memory that
-// it watches.
+// underRace reports whether the race detector is on. The detector's memory is many times the memory
+// that it watches.
 const underRace = true

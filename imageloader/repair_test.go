@@ -57,7 +57,7 @@ func unpackedMembers(t *testing.T, path string) (list []archivetest.Member) {
 	}
 }
 
-// folderIsClean checks that a folder has only the files named.
+// folderIsClean checks that a folder has only the named files.
 func folderIsClean(t *testing.T, folder string, names ...string) {
 	t.Helper()
 	list, err := os.ReadDir(folder)
@@ -266,8 +266,8 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 	}
 }
 
-// TestInterruptedFixLeavesNothing: a context that ends while the archive is written leaves nothing
-// behind, and an archive that appears meanwhile stays.
+// TestInterruptedFixLeavesNothing: if the context ends while the archive is written, nothing is
+// left behind, and an archive that another program creates meanwhile stays.
 func TestInterruptedFixLeavesNothing(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(400, 400))
 	var list []archivetest.Member

@@ -21,7 +21,7 @@ type outage struct {
 	*sourcetest.Store
 	mu    sync.Mutex
 	until time.Time
-	url   string // that is away; "": all
+	url   string // URL that is unreachable; "": all
 }
 
 func (o *outage) away(url string, until time.Time) {
@@ -67,7 +67,7 @@ func samplesOf(ctx context.Context, l *Loader, epoch int) (n int, err error) {
 }
 
 // If a server is unreachable for less than two minutes between epochs, or when the next shard is
-// opened, no epoch ends.
+// opened, no epoch fails.
 func TestServerThatIsAwayBetweenEpochsEndsNoEpoch(t *testing.T) {
 	for _, url := range []string{"", "store://user:SECRET@b/1.tar"} {
 		synctest.Test(t, func(t *testing.T) {

@@ -155,8 +155,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestWebDatasetLabelsAreRead: members of one base name are a group. Its label, a number or a name,
-// comes from .cls or .json at any place in the group.
+// TestWebDatasetLabelsAreRead: members with the same base name form a group. Its label, a number or
+// a name, comes from a .cls or .json anywhere in the group.
 func TestWebDatasetLabelsAreRead(t *testing.T) {
 	image := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
@@ -229,7 +229,7 @@ func TestWebDatasetLabelsAreRead(t *testing.T) {
 	}
 }
 
-// TestWebDatasetWarnings: the log counts images that are ignored, and says why.
+// TestWebDatasetWarnings: the log counts the images that are ignored, with the reason.
 func TestWebDatasetWarnings(t *testing.T) {
 	image := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}

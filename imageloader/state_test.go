@@ -154,7 +154,7 @@ func TestResumeInAnotherWorldLosesNoSample(t *testing.T) {
 	const n = 240
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, policy := range []BadSamplePolicy{Skip, Substitute} {
-		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 } // a batch of bad samples has no substitutes
+		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 } // a batch with only bad samples has no substitutes
 		for format, archive := range archives(t, archivetest.Images(t, n, isBad)) {
 			t.Run(fmt.Sprint(format, "/", policy), func(t *testing.T) {
 				archivetest.Within(t)
@@ -348,8 +348,8 @@ func TestDamagedStatesAreRefused(t *testing.T) {
 	}
 }
 
-// FuzzState: no bytes hang or crash. Restore accepts or refuses a state that was read, and an epoch
-// ends after either.
+// FuzzState: no bytes cause a hang or a crash. Restore accepts or refuses a state that was read,
+// and an epoch ends after either.
 func FuzzState(f *testing.F) {
 	data := archivetest.Images(f, 30, func(i int) bool { return i == 7 })
 	path := archivetest.WriteFile(f, "a.tar", data)
@@ -417,7 +417,7 @@ func TestStateOfEarlierVersionIsRestored(t *testing.T) {
 	}
 	var earlier map[string]struct {
 		State  json.RawMessage
-		Digest string // of the batches that followed
+		Digest string // digest of the batches that followed
 	}
 	if err := json.Unmarshal(data, &earlier); err != nil {
 		t.Fatal(err)
@@ -478,8 +478,8 @@ func TestRestoreOfAClosedLoaderReadsNothing(t *testing.T) {
 	}
 }
 
-// TestForgedOrderIsRefused: a state with an order that the loader's options can't have is refused.
-// No such state makes an epoch fail in another way.
+// TestForgedOrderIsRefused: a state with an order that is impossible with the loader's options is
+// refused. No such state makes an epoch fail in another way.
 func TestForgedOrderIsRefused(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	for name, o := range map[string]Options{

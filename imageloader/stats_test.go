@@ -207,7 +207,7 @@ func TestDecodedCountsTheDecodePaths(t *testing.T) {
 	}
 }
 
-// lines is a log handler that sends the lines with statistics to a channel, and drops those for
+// lines is a log handler that sends the lines with statistics to a channel. It drops lines for
 // which the channel has no room.
 type lines struct {
 	slog.Handler
@@ -264,8 +264,8 @@ func TestRefusedBatchIsNotCounted(t *testing.T) {
 	}
 }
 
-// TestWorkersDefaultToTheCPUs: there are as many workers as CPUs for the process. Since Go 1.25,
-// GOMAXPROCS follows the CPU quota of the cgroup.
+// TestWorkersDefaultToTheCPUs: the default number of workers is the number of CPUs for the process.
+// Since Go 1.25, GOMAXPROCS follows the CPU quota of the cgroup.
 func TestWorkersDefaultToTheCPUs(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 4, nil))
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))

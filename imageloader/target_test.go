@@ -22,7 +22,7 @@ func targetOf(s Sample) [3]float32 {
 	return [3]float32{i, -i / 3, float32(s.Name[len(s.Name)-5])}
 }
 
-// multiHot writes targetOf, and leaves the numbers of index 7 as they are.
+// multiHot writes targetOf, but writes nothing for index 7.
 func multiHot(s Sample, target []float32) error {
 	if len(target) != 3 || slices.ContainsFunc(target, func(v float32) bool { return v != 0 }) {
 		return errors.New("the target is not three zeros")
@@ -71,7 +71,7 @@ func TestTargetsBelongToTheirSamples(t *testing.T) {
 				}
 				for i, target := range got {
 					want := targetOf(Sample{Name: "0000.png", Index: i})
-					want[2] = target[2] // by the name's last digit
+					want[2] = target[2] // the last digit of the name
 					if i == 7 {
 						want = [3]float32{}
 					}

@@ -222,7 +222,7 @@ func libraryRGB(data []byte) ([]byte, error) {
 func TestTIFFEqualsTheLibrary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(57, 8))
 	var files, damaged, decoded int
-	used := func(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) } // left by an earlier image
+	used := func(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) } // memory left by an earlier image
 	check := func(what any, data []byte) {
 		want, wantErr := libraryRGB(data)
 		if wantErr != nil {

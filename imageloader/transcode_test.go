@@ -23,8 +23,8 @@ func progressivePhoto(t *testing.T) []byte {
 	return data
 }
 
-// TestTranscodeWritesABaselineFile: Transcode makes a baseline JPEG of a progressive one, with the
-// same pixels, and nothing of other files or without room.
+// TestTranscodeWritesABaselineFile: Transcode converts a progressive JPEG to a baseline JPEG with
+// the same pixels. It writes nothing for other files or without room.
 func TestTranscodeWritesABaselineFile(t *testing.T) {
 	d, err := codec.New(1 << 24)
 	if err != nil {
@@ -65,9 +65,9 @@ func TestTranscodeWritesABaselineFile(t *testing.T) {
 	}
 }
 
-// TestProgressivePlansNeedNoArchive: once its baseline copy is kept, a progressive JPEG is planned
-// without a read of its file. The pixels of the plan are the file's (package prefetcher's tests),
-// here only the plans are made. Close frees the copies.
+// TestProgressivePlansNeedNoArchive: once its baseline copy is stored, a progressive JPEG is
+// planned without reading its file. Here only the plans are made; package prefetcher's tests
+// compare their pixels. Close frees the copies.
 func TestProgressivePlansNeedNoArchive(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)

@@ -16,10 +16,10 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// webFile is a member of a random shard, with its author's knowledge of it.
+// webFile is a member of a random shard, and the properties with which it was made.
 type webFile struct {
 	archivetest.Member
-	key, extension string // key "": of no sample
+	key, extension string // key "" if it belongs to no sample
 	image          bool
 	label          string // of a .cls or .json; "": none
 	odd            bool   // its label is an error
@@ -49,7 +49,7 @@ func webModel(shards [][]webFile) (samples [][2]string, orphans []string, faults
 		for _, run := range runs {
 			has, label, from := map[string]bool{}, "", ""
 			best := -1
-			worth := func(f *webFile) int { // the least is the sample
+			worth := func(f *webFile) int { // the lowest is the sample
 				return 2*strings.Count(f.extension, ".") + map[bool]int{true: 0, false: 1}[f.extension == "jpg" || f.extension == "png"]
 			}
 			for i := range run {
@@ -159,7 +159,7 @@ func randomShards(r *rand.Rand) (shards [][]webFile) {
 			if chance(3) {
 				group = append(group, text(key, "txt", "a caption", ""))
 			}
-			if chance(4) { // of macOS, within the group
+			if chance(4) { // a file that macOS adds, within the group
 				group = append(group, webFile{Member: archivetest.Member{Name: "s.d/._" + key[4:] + ".jpg", Data: "\x00\x05\x16\x07"}},
 					webFile{Member: archivetest.Member{Name: "s.d/._" + key[4:] + ".cls", Data: "\x00\x05\x16\x07"}})
 			}
@@ -298,7 +298,7 @@ func checkReport(t *testing.T, seed uint64, r *Report, samples [][2]string, orph
 	for _, c := range r.Classes {
 		gotClasses, gotCounts = append(gotClasses, c.Name), append(gotCounts, c.Samples)
 	}
-	// The group of an image without a key ends later than the member comes, so their order differs.
+	// The group of an image without a key ends after the member is read, so the orders differ.
 	slices.Sort(names)
 	want := slices.Sorted(slices.Values(orphans))
 	if r.Samples != len(samples) || !slices.Equal(gotClasses, classes) || !slices.Equal(gotCounts, counts) || r.Orphans != len(orphans) ||
@@ -309,7 +309,7 @@ func checkReport(t *testing.T, seed uint64, r *Report, samples [][2]string, orph
 }
 
 // TestRandomShardsEqualAModel: names, labels, counts and errors of random WebDataset shards equal
-// those of an independent model.
+// an independent model's.
 func TestRandomShardsEqualAModel(t *testing.T) {
 	for seed := range uint64(150) {
 		checkRandomShards(t, seed)
@@ -410,7 +410,7 @@ func TestWebDatasetRules(t *testing.T) {
 	}
 }
 
-// TestLabelLinksAreErrors: the content of a link is elsewhere, so the label is not known.
+// TestLabelLinksAreErrors: a label file that is a link has no text, so the label is unknown.
 func TestLabelLinksAreErrors(t *testing.T) {
 	for kind, want := range map[byte]string{tar.TypeLink: "this is a hard link: pack the archive with tar --hard-dereference", tar.TypeSymlink: "--dereference"} {
 		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.jpg", Data: archivetest.Image("a")},
@@ -422,7 +422,7 @@ func TestLabelLinksAreErrors(t *testing.T) {
 	}
 }
 
-// TestGroupEndsWithItsShard: a key may come again in the next shard, right at its start.
+// TestGroupEndsWithItsShard: the next shard may start with the key that ended this one.
 func TestGroupEndsWithItsShard(t *testing.T) {
 	folder := t.TempDir()
 	for i := range 3 {
@@ -449,8 +449,8 @@ func TestGroupEndsWithItsShard(t *testing.T) {
 	}
 }
 
-// TestImagesWithoutLabelsAreNamed: the first ten, with the reason, by a scan, by the index and by
-// Inspect; the log also says which label is a name.
+// TestImagesWithoutLabelsAreNamed: the first ten are named with the reason, by a scan, by the index
+// and by Inspect. The log also names a label that is not a number.
 func TestImagesWithoutLabelsAreNamed(t *testing.T) {
 	files := []string{"a.jpg", "image", "a.cls", "7", "b.jpg", "image", "c.jpg", "image", "c.json", `{"caption":"x"}`, "d.jpg", "image", "d.json", "[1]",
 		"22.05.jpg", "image", "22.05.cls", "1", "alone", "image"}
