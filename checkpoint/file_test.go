@@ -178,7 +178,7 @@ func checkMemory(t *testing.T, name, base string, file []byte, perByte uint64) {
 	}
 }
 
-func TestOpenCheckpointNeedsARegularFile(t *testing.T) {
+func TestOpenNeedsARegularFile(t *testing.T) {
 	if _, err := checkpoint.Open(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing file: %v", err)
 	}

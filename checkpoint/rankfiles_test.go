@@ -651,7 +651,7 @@ func TestMemoryOfDividedFilesIsBounded(t *testing.T) {
 }
 
 // Rank 0 and the other ranks have different folders.
-func TestJoinShardsNeedsASharedFolder(t *testing.T) {
+func TestJoinRankWriterNeedsASharedFolder(t *testing.T) {
 	s, err := checkpoint.NewRankWriter(filepath.Join(t.TempDir(), "last.pt"), 2)
 	if err != nil {
 		t.Fatal(err)
