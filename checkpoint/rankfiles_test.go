@@ -955,8 +955,7 @@ func killedAfter(t *testing.T, command *exec.Cmd, line string, after time.Durati
 	return said.String()
 }
 
-// TestPyTorchReadsDividedCheckpoints runs the function in docs/distributed.md, a copy of which is
-// in testdata.
+// TestPyTorchReadsDividedCheckpoints runs the function that docs/distributed.md refers to.
 func TestPyTorchReadsDividedCheckpoints(t *testing.T) {
 	program := os.Getenv("TORCHSTREAM_PYTHON")
 	if program == "" {
@@ -968,12 +967,6 @@ func TestPyTorchReadsDividedCheckpoints(t *testing.T) {
 	code, err := os.ReadFile("testdata/load_divided.py")
 	if err != nil {
 		t.Fatal(err)
-	}
-	page, err := os.ReadFile("../docs/distributed.md")
-	if err == nil && !strings.Contains(string(page), "```python\n"+string(code)+"```") {
-		t.Error("docs/distributed.md has another function than testdata/load_divided.py")
-	} else if err != nil && !errors.Is(err, fs.ErrNotExist) { // a bundle has no documents
-		t.Error(err)
 	}
 	// Stands in for the safetensors reader if Python has none.
 	const script = `
