@@ -26,46 +26,143 @@ import (
 // of rows, about one for each sample in progress at that moment. An epoch without bad samples costs
 // none, and a ring of one slot is enough.
 type assembly struct {
-	size       int // samples in a batch
-	imageBytes int // size of a row
-	labels     Labels
-	policy     sample.BadSamplePolicy
-	// dropLast reports whether a short last batch is dropped. Nothing is substituted in that batch,
-	// and all its samples may be bad.
-	dropLast bool
-
-	// wanted is the number of samples to deliver; 0 means all. Under Skip a later sample replaces a
-	// bad one.
-	wanted int
+	config *Config
+	quota  quota
 
 	mu       sync.Mutex
 	progress sync.Cond // next waits for: the sample at awaited, a sample that is not good, a row of closing, or the end
 	space    sync.Cond // place waits for: a hole, a slot, or the decision whether more samples are wanted
-	ask      chan struct{}
-	asked    bool // a slot has been requested
-	stopped  bool // no more samples are placed
+	stopped  bool      // no more samples are placed
 
+	sequence sequence
+	rows     rows
+	awaited  int // the position that next waits for; it may not be placed yet
+
+	scratch []byte        // only next uses it
+	waited  time.Duration // time that place waited for slots
+}
+
+// quota bounds the samples of an epoch. Under Skip a later sample replaces a bad one.
+type quota struct {
+	wanted int // number of samples to deliver; 0 means all
+	lost   int // bad samples; Skip only
+}
+
+// bounded reports whether the number of samples is bounded.
+func (q *quota) bounded() bool { return q.wanted > 0 }
+
+// reached reports whether so many placed samples are enough, unless more of them turn out bad.
+func (q *quota) reached(placed int) bool { return q.bounded() && placed-q.lost >= q.wanted }
+
+// sequence holds the samples from place to delivery. A position before base that is not delivered
+// is a member.
+type sequence struct {
 	flights []flight // samples from position base on
 	base    int
+	cursor  int      // the next position for judge
 	members []int    // positions of the next batch's samples found so far
 	kept    []flight // of the members before base
-	slots   []*slot  // lent slots that are not delivered yet, in order
-	lent    int
-	holes   []hole // rows of bad samples, to be reused; Skip only
-	closing *slot
+	pending int      // placed samples that are not resolved
 
-	pending int  // placed samples that are not resolved
-	lost    int  // bad samples; Skip only
 	ended   bool // there are no positions after the flights
 	failure error
+}
 
-	awaited int // the position that next waits for; it may not be placed yet
+// end is the position of the next sample to place.
+func (q *sequence) end() int { return q.base + len(q.flights) }
 
-	// Only next uses these.
-	cursor  int // the next position for judge
-	scratch []byte
+// add places a sample in a row, and returns its position.
+func (q *sequence) add(f flight) int {
+	q.pending++
+	q.flights = append(q.flights, f)
+	return q.end() - 1
+}
 
-	waited time.Duration // time that place waited for slots
+// resolve records the Outcome of the sample at a position.
+func (q *sequence) resolve(position int, state Outcome, err error) *flight {
+	f := &q.flights[position-q.base]
+	f.state, f.err = state, err
+	q.pending--
+	return f
+}
+
+// flight returns the flight at a position that is not delivered yet.
+func (q *sequence) flight(position int) *flight {
+	if position >= q.base {
+		return &q.flights[position-q.base]
+	}
+	i, _ := slices.BinarySearch(q.members, position)
+	return &q.kept[i]
+}
+
+// forget drops the flights before the cursor, except the members' flights.
+func (q *sequence) forget() {
+	for _, p := range q.members[len(q.kept):] {
+		q.kept = append(q.kept, q.flights[p-q.base])
+	}
+	q.flights = append(q.flights[:0], q.flights[q.cursor-q.base:]...)
+	q.base = q.cursor
+}
+
+// rows are the rows of the lent slots. Each slot gives its rows to samples once, in order. Under
+// Skip the rows of bad samples are then holes for other samples.
+type rows struct {
+	slots   []*slot // lent slots that are not delivered yet, in order
+	lent    int
+	ask     chan struct{}
+	asked   bool   // a slot has been requested
+	holes   []hole // rows of bad samples, to be reused; Skip only
+	closing *slot  // the oldest slot, once next waits for its rows
+}
+
+// request asks for another slot, unless one is requested.
+func (r *rows) request() {
+	if !r.asked {
+		r.asked = true
+		r.ask <- struct{}{} // never blocks: there is at most one request
+	}
+}
+
+// add adds a slot that was requested.
+func (r *rows) add(s *slot) {
+	s.seq = r.lent
+	r.lent++
+	r.slots = append(r.slots, s)
+	r.asked = false
+}
+
+// free returns a row for the next sample, or nil if no row is free.
+func (r *rows) free() (*slot, int) {
+	if len(r.holes) > 0 { // choose the hole that is delivered first
+		first := 0
+		for i, h := range r.holes {
+			if f := r.holes[first]; h.slot.seq < f.slot.seq || h.slot == f.slot && h.row < f.row {
+				first = i
+			}
+		}
+		h := r.holes[first]
+		r.holes[first] = r.holes[len(r.holes)-1]
+		r.holes = r.holes[:len(r.holes)-1]
+		return h.slot, h.row
+	}
+	if n := len(r.slots); n > 0 && r.slots[n-1].fresh < len(r.slots[n-1].owner) {
+		s := r.slots[n-1]
+		s.fresh++
+		return s, s.fresh - 1
+	}
+	return nil, 0
+}
+
+// close makes the oldest slot the closing one, and forgets its holes.
+func (r *rows) close(s *slot) {
+	r.closing = s
+	r.holes = slices.DeleteFunc(r.holes, func(h hole) bool { return h.slot == s })
+}
+
+// deliver removes the closing slot.
+func (r *rows) deliver() {
+	r.slots = append(r.slots[:0], r.slots[1:]...)
+	r.closing = nil
 }
 
 // flight is a sample between place and delivery.
@@ -122,12 +219,15 @@ type ready struct {
 const maxBad = 1024
 
 func newAssembly(c *Config) *assembly {
-	a := &assembly{size: c.Batch.Size(), imageBytes: c.Batch.imageBytes(), labels: c.Labels,
-		policy: c.Policy.BadSamples, dropLast: c.Batch.Share.DropLast, ask: make(chan struct{}, 1)}
+	a := &assembly{config: c, rows: rows{ask: make(chan struct{}, 1)}}
 	a.progress.L = &a.mu
 	a.space.L = &a.mu
 	return a
 }
+
+func (a *assembly) size() int                      { return a.config.Batch.Size() }
+func (a *assembly) imageBytes() int                { return a.config.Batch.imageBytes() }
+func (a *assembly) policy() sample.BadSamplePolicy { return a.config.Policy.BadSamples }
 
 // image returns the memory of a row.
 func (s *slot) image(row, bytes int) []byte {
@@ -142,35 +242,33 @@ func (s *slot) label(row, bytes int) []byte {
 // workerLabelBytes is the size of a label that the sample's worker writes. It is 0 if labels are
 // written when the batch is complete.
 func (a *assembly) workerLabelBytes() int {
-	if a.labels.byWorkers() {
-		return a.labels.Bytes()
+	if a.config.Labels.byWorkers() {
+		return a.config.Labels.Bytes()
 	}
 	return 0
 }
 
 // add adds a slot that was requested.
 func (a *assembly) add(lent decodeplan.Slot) error {
-	images, labels, what := a.size*a.imageBytes, a.size*a.labels.Bytes(), "labels"
-	if a.labels.byWorkers() {
+	size := a.size()
+	images, labels, what := size*a.imageBytes(), size*a.config.Labels.Bytes(), "labels"
+	if a.config.Labels.byWorkers() {
 		what = "masks or targets"
 	}
 	if len(lent.Images) < images || len(lent.Labels) < labels {
 		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for %s",
 			len(lent.Images), len(lent.Labels), images, labels, what)
 	}
-	staging, err := devplan.NewStaging(lent.Plans, a.size)
+	staging, err := devplan.NewStaging(lent.Plans, size)
 	if err != nil {
 		return err
 	}
-	s := &slot{images: lent.Images[:images], labels: lent.Labels[:labels], owner: make([]int, a.size), staging: staging}
+	s := &slot{images: lent.Images[:images], labels: lent.Labels[:labels], owner: make([]int, size), staging: staging}
 	for i := range s.owner {
 		s.owner[i] = noOwner
 	}
 	a.mu.Lock()
-	s.seq = a.lent
-	a.lent++
-	a.slots = append(a.slots, s)
-	a.asked = false
+	a.rows.add(s)
 	a.space.Broadcast()
 	a.mu.Unlock()
 	return nil
@@ -183,9 +281,9 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var since time.Time
-	for a.wanted > 0 && a.base+len(a.flights)-a.lost >= a.wanted && !a.stopped {
-		if a.pending == 0 {
-			a.ended = true
+	for a.quota.reached(a.sequence.end()) && !a.stopped {
+		if a.sequence.pending == 0 {
+			a.sequence.ended = true
 			a.progress.Signal()
 			return 0, nil, 0, false
 		}
@@ -198,20 +296,17 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 		if a.stopped {
 			return 0, nil, 0, false
 		}
-		if len(a.flights) >= len(a.slots)*a.size+2*maxBad { // one for each row, and the bad ones
+		if len(a.sequence.flights) >= len(a.rows.slots)*a.size()+2*maxBad { // one for each row, and the bad ones
 			if !wait {
 				return 0, nil, 0, false
 			}
 			a.space.Wait()
 			continue
 		}
-		if at, row = a.freeRow(); at != nil {
+		if at, row = a.rows.free(); at != nil {
 			break
 		}
-		if !a.asked {
-			a.asked = true
-			a.ask <- struct{}{} // never blocks: there is at most one request
-		}
+		a.rows.request()
 		if !wait {
 			return 0, nil, 0, false
 		}
@@ -223,33 +318,9 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 	if !since.IsZero() {
 		a.waited += time.Since(since)
 	}
-	a.pending++
-	position = a.base + len(a.flights)
+	position = a.sequence.add(flight{sample: s, slot: at, row: row})
 	at.owner[row] = position
-	a.flights = append(a.flights, flight{sample: s, slot: at, row: row})
 	return position, at, row, true
-}
-
-// freeRow returns a row for the next sample, or nil if no row is free.
-func (a *assembly) freeRow() (*slot, int) {
-	if len(a.holes) > 0 { // choose the hole that is delivered first
-		first := 0
-		for i, h := range a.holes {
-			if f := a.holes[first]; h.slot.seq < f.slot.seq || h.slot == f.slot && h.row < f.row {
-				first = i
-			}
-		}
-		h := a.holes[first]
-		a.holes[first] = a.holes[len(a.holes)-1]
-		a.holes = a.holes[:len(a.holes)-1]
-		return h.slot, h.row
-	}
-	if n := len(a.slots); n > 0 && a.slots[n-1].fresh < a.size {
-		s := a.slots[n-1]
-		s.fresh++
-		return s, s.fresh - 1
-	}
-	return nil, 0
 }
 
 // resolve records the Outcome of the sample at a position.
@@ -270,22 +341,21 @@ func (a *assembly) resolveGood(positions []int) {
 
 // note is resolve for a caller that holds mu.
 func (a *assembly) note(position int, state Outcome, err error) {
-	f := &a.flights[position-a.base]
-	f.state, f.err = state, err
-	a.pending--
-	if a.wanted > 0 {
-		if state == Bad && a.policy == sample.Skip {
-			a.lost++
+	f := a.sequence.resolve(position, state, err)
+	skip := state == Bad && a.policy() == sample.Skip
+	if a.quota.bounded() {
+		if skip {
+			a.quota.lost++
 		}
 		a.space.Signal()
 	}
-	if position == a.awaited || state != Good || f.slot == a.closing {
+	if position == a.awaited || state != Good || f.slot == a.rows.closing {
 		a.progress.Signal()
 	}
-	if state == Bad && a.policy == sample.Skip {
+	if skip {
 		f.slot.owner[f.row] = noOwner
-		if f.slot != a.closing {
-			a.holes = append(a.holes, hole{f.slot, f.row})
+		if f.slot != a.rows.closing {
+			a.rows.holes = append(a.rows.holes, hole{f.slot, f.row})
 			a.space.Signal()
 		}
 	}
@@ -294,7 +364,7 @@ func (a *assembly) note(position int, state Outcome, err error) {
 // end ends the sequence after the placed samples. If that is too early, failure is the reason.
 func (a *assembly) end(failure error) {
 	a.mu.Lock()
-	a.ended, a.failure = true, failure
+	a.sequence.ended, a.sequence.failure = true, failure
 	a.progress.Signal()
 	a.mu.Unlock()
 }
@@ -308,22 +378,9 @@ func (a *assembly) stop() {
 	a.mu.Unlock()
 }
 
-// flight returns the flight at a position that is not delivered yet.
-func (a *assembly) flight(position int) *flight {
-	if position >= a.base {
-		return &a.flights[position-a.base]
-	}
-	i, _ := slices.BinarySearch(a.members, position)
-	return &a.kept[i]
-}
-
-// forget drops the flights before the cursor, except the members' flights.
+// forget drops the flights of delivered and bad samples.
 func (a *assembly) forget() {
-	for _, p := range a.members[len(a.kept):] {
-		a.kept = append(a.kept, a.flights[p-a.base])
-	}
-	a.flights = append(a.flights[:0], a.flights[a.cursor-a.base:]...)
-	a.base = a.cursor
+	a.sequence.forget()
 	a.space.Signal()
 }
 
@@ -339,30 +396,30 @@ func (a *assembly) next() (r ready, err error) {
 		a.forget()
 		return r, nil
 	}
-	if !ok || len(a.members) == 0 {
+	members := a.sequence.members
+	if !ok || len(members) == 0 {
 		return r, err
 	}
-	s := a.slots[0]
+	s := a.rows.slots[0]
 	if !a.settle(s) {
 		return r, archive.ErrStopped
 	}
-	r.slot, r.judged = s, a.cursor
-	r.samples = make([]sample.Sample, len(a.members))
-	for row, p := range a.members {
-		r.samples[row] = a.flight(p).sample
+	r.slot, r.judged = s, a.sequence.cursor
+	r.samples = make([]sample.Sample, len(members))
+	for row, p := range members {
+		r.samples[row] = a.sequence.flight(p).sample
 	}
-	if a.policy == sample.Substitute && (len(a.members) == a.size || !a.dropLast) {
+	if a.policy() == sample.Substitute && (len(members) == a.size() || !a.config.Batch.Share.DropLast) {
 		if e := a.substitute(s, r.samples); e != nil {
 			r.samples = nil
 			return r, e
 		}
 	}
-	for row := 0; a.labels.Kind == Index && row < len(r.samples); row++ {
+	for row := 0; a.config.Labels.Kind == Index && row < len(r.samples); row++ {
 		putLabel(s.labels[8*row:], r.samples[row].Label)
 	}
-	a.slots = append(a.slots[:0], a.slots[1:]...)
-	a.closing = nil
-	a.members, a.kept = a.members[:0], a.kept[:0]
+	a.rows.deliver()
+	a.sequence.members, a.sequence.kept = members[:0], a.sequence.kept[:0]
 	a.forget()
 	return r, err
 }
@@ -370,32 +427,33 @@ func (a *assembly) next() (r ready, err error) {
 // judge waits for the samples of the next batch, in order, and adds the batch's samples to members.
 // If the sequence ends before the batch is full, err is the reason. ok is false after stop.
 func (a *assembly) judge(r *ready) (ok bool, err error) {
-	for len(a.members) < a.size {
+	q, size, policy := &a.sequence, a.size(), a.policy()
+	for len(q.members) < size {
 		if a.stopped {
 			return false, archive.ErrStopped
 		}
-		if a.cursor == a.base+len(a.flights) {
-			if a.ended {
-				return true, a.failure
+		if q.cursor == q.end() {
+			if q.ended {
+				return true, q.failure
 			}
 			a.await()
 			continue
 		}
-		switch f := &a.flights[a.cursor-a.base]; f.state {
+		switch f := &q.flights[q.cursor-q.base]; f.state {
 		case Pending:
 			a.await()
 			continue
 		case Bad:
 			e := f.err.(*sample.Error)
 			r.bad = append(r.bad, e)
-			if a.policy == sample.Fail {
+			if policy == sample.Fail {
 				return true, sample.Fatal{Bad: e}
 			}
-			if a.policy == sample.Substitute {
-				a.members = append(a.members, a.cursor)
+			if policy == sample.Substitute {
+				q.members = append(q.members, q.cursor)
 			} else if len(r.bad) == maxBad {
 				r.partial = true
-				a.cursor++
+				q.cursor++
 				return true, nil
 			}
 		case Fatal:
@@ -404,9 +462,9 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 			if e, ok := f.err.(*sample.Error); ok {
 				r.warned = append(r.warned, e)
 			}
-			a.members = append(a.members, a.cursor)
+			q.members = append(q.members, q.cursor)
 		}
-		a.cursor++
+		q.cursor++
 	}
 	return true, nil
 }
@@ -415,9 +473,10 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 // each sample would cost more than the rest of the assembly. Therefore it waits for the last of
 // them, for a sample that is not good, or for the end.
 func (a *assembly) await() {
-	last, end := a.cursor+a.size-len(a.members)-1, a.base+len(a.flights)
-	if a.ended || last < end {
-		for last = min(last, end-1); a.flights[last-a.base].state != Pending; {
+	q := &a.sequence
+	last, end := q.cursor+a.size()-len(q.members)-1, q.end()
+	if q.ended || last < end {
+		for last = min(last, end-1); q.flights[last-q.base].state != Pending; {
 			last--
 		}
 	}
@@ -428,14 +487,11 @@ func (a *assembly) await() {
 // settle moves the members of the next batch to their rows of s, the oldest slot, and waits until
 // no worker writes to s. It returns false after stop.
 func (a *assembly) settle(s *slot) bool {
-	a.closing = s
-	if a.policy == sample.Skip {
-		a.holes = slices.DeleteFunc(a.holes, func(h hole) bool { return h.slot == s })
-	}
+	a.rows.close(s)
 	if !a.quiet(s) {
 		return false
 	}
-	if a.policy == sample.Skip {
+	if a.policy() == sample.Skip {
 		a.arrange(s)
 	}
 	return true
@@ -443,8 +499,8 @@ func (a *assembly) settle(s *slot) bool {
 
 // quiet waits until no worker writes to a slot. Samples of later batches may have rows in it.
 func (a *assembly) quiet(s *slot) bool {
-	for row := 0; row < a.size; {
-		if p := s.owner[row]; p != noOwner && a.flight(p).state == Pending {
+	for row := 0; row < len(s.owner); {
+		if p := s.owner[row]; p != noOwner && a.sequence.flight(p).state == Pending {
 			if a.stopped {
 				return false
 			}
@@ -459,24 +515,24 @@ func (a *assembly) quiet(s *slot) bool {
 // arrange moves every member to its row of s. If another batch's sample occupies the row, the two
 // are exchanged.
 func (a *assembly) arrange(s *slot) {
-	label := a.workerLabelBytes()
-	for row, p := range a.members {
-		f := a.flight(p)
+	image, label := a.imageBytes(), a.workerLabelBytes()
+	for row, p := range a.sequence.members {
+		f := a.sequence.flight(p)
 		if f.slot == s && f.row == row {
 			continue
 		}
 		from, fromRow := f.slot, f.row
 		other := s.owner[row]
-		a.exchange(s.image(row, a.imageBytes), from.image(fromRow, a.imageBytes), other != noOwner)
+		a.exchange(s.image(row, image), from.image(fromRow, image), other != noOwner)
 		a.exchange(s.label(row, label), from.label(fromRow, label), other != noOwner)
 		devplan.Exchange(s.staging, row, from.staging, fromRow, other != noOwner)
 		s.owner[row], f.slot, f.row = p, s, row
 		from.owner[fromRow] = other
 		if other != noOwner {
-			o := a.flight(other)
+			o := a.sequence.flight(other)
 			o.slot, o.row = from, fromRow
 		} else if from != s {
-			a.holes = append(a.holes, hole{from, fromRow})
+			a.rows.holes = append(a.rows.holes, hole{from, fromRow})
 			a.space.Signal()
 		}
 	}
@@ -495,15 +551,16 @@ func (a *assembly) exchange(to, from []byte, both bool) {
 
 // substitute fills the rows of bad samples with copies of good ones.
 func (a *assembly) substitute(s *slot, samples []sample.Sample) error {
-	label := a.workerLabelBytes()
-	isBad := func(row int) bool { return a.flight(a.members[row]).state == Bad }
+	image, label := a.imageBytes(), a.workerLabelBytes()
+	at := func(row int) *flight { return a.sequence.flight(a.sequence.members[row]) }
+	isBad := func(row int) bool { return at(row).state == Bad }
 	first := 0
 	for first < len(samples) && isBad(first) {
 		first++
 	}
 	if first == len(samples) {
 		return fmt.Errorf("imageloader: all %d samples of a batch are bad, so none can be substituted; the last one: %w",
-			len(samples), a.flight(a.members[first-1]).err)
+			len(samples), at(first-1).err)
 	}
 	from := first
 	for row := range samples {
@@ -511,7 +568,7 @@ func (a *assembly) substitute(s *slot, samples []sample.Sample) error {
 			from = row
 			continue
 		}
-		copy(s.image(row, a.imageBytes), s.image(from, a.imageBytes))
+		copy(s.image(row, image), s.image(from, image))
 		copy(s.label(row, label), s.label(from, label))
 		if s.staging != nil {
 			s.staging.Take(row, s.staging, from)

@@ -305,7 +305,7 @@ func (p *pass) work() {
 		if !more || p.ctx.Err() != nil {
 			return
 		}
-		p.queue(-1)
+		p.queue.add(-1)
 		began := time.Now()
 		state, err := d.Decode(&j.Item, j.inflated, j.row)
 		now := time.Now()

@@ -95,7 +95,7 @@ func (d *delivering) end(last *ready) error {
 		return fmt.Errorf("%w in epoch %d of %s: "+format, append([]any{index.ErrNoSamples, p.start.Epoch, file}, args...)...)
 	}
 	switch n := len(last.samples); {
-	case d.samples < p.asm.wanted:
+	case d.samples < p.asm.quota.wanted:
 		return none("%d samples are bad, so that rank %d of %d can't fill its batches; see torchstream inspect", d.bad, share.Rank, share.World)
 	case d.batches > 0:
 		return nil

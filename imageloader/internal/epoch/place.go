@@ -74,7 +74,7 @@ func (p *pass) lend() {
 		select {
 		case <-p.ctx.Done():
 			return
-		case <-p.asm.ask:
+		case <-p.asm.rows.ask:
 		}
 		slot, err := p.to.Lend(p.ctx)
 		if err == nil {
@@ -123,7 +123,7 @@ func (p *pass) rowFor(it *Item, wait bool) (j job, ok bool) {
 		return job{}, false
 	}
 	return job{Item: *it, position: position, row: Row{
-		Pixels: slot.image(number, p.asm.imageBytes), Label: slot.label(number, p.asm.workerLabelBytes()),
+		Pixels: slot.image(number, p.asm.imageBytes()), Label: slot.label(number, p.asm.workerLabelBytes()),
 		Staging: slot.staging.Of(number), Number: number,
 	}}, true
 }
@@ -134,11 +134,9 @@ func (p *pass) recycle(j *job) {
 		return
 	}
 	if !j.borrowed {
-		p.budget.Release(len(j.Data))
-		p.buffers.Put(j.Data)
+		p.queue.release(j.Data)
 	}
 	if j.mask.size > 0 && !j.mask.borrowed {
-		p.budget.Release(len(j.mask.data))
-		p.buffers.Put(j.mask.data)
+		p.queue.release(j.mask.data)
 	}
 }

@@ -198,7 +198,7 @@ func (q *fetchPlanner) resolve() {
 		return
 	}
 	c := &q.p.env.Counters.Decoded
-	q.p.queue(-n)
+	q.p.queue.add(-n)
 	c.Bytes.Add(q.bytes)
 	c.Cropped.Add(q.cropped)
 	c.By(count.ByPlan, n)

@@ -35,7 +35,7 @@ func (p *pass) list() {
 	size := p.groupSize()
 	group := make([]job, 0, size)
 	hand := func() bool {
-		p.queue(int64(len(group)))
+		p.queue.add(int64(len(group)))
 		select {
 		case p.flow.fetches <- group:
 		case <-p.ctx.Done():
@@ -153,15 +153,15 @@ func (p *pass) readContents(j *job, r *index.Reader) (ok bool, err error) {
 	if need == 0 {
 		return true, nil
 	}
-	if !p.budget.Acquire(int(need)) {
+	if !p.queue.budget.Acquire(int(need)) {
 		return false, nil
 	}
 	began, spent := time.Now(), r.FileTime()
 	if !j.borrowed {
-		j.Data = p.buffers.Get(int(j.Size))
+		j.Data = p.queue.buffers.Get(int(j.Size))
 	}
 	if j.mask.size > 0 && !j.mask.borrowed {
-		j.mask.data = p.buffers.Get(int(j.mask.size))
+		j.mask.data = p.queue.buffers.Get(int(j.mask.size))
 	}
 	if !j.borrowed {
 		err = r.Read(i, j.Data)

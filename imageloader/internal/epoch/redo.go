@@ -50,7 +50,7 @@ func (p *pass) decodeLost(r *ready) error {
 			reader = index.NewReader(p.source.Known, p.archive)
 			defer reader.Close()
 		}
-		dst := r.slot.image(row, p.asm.imageBytes)
+		dst := r.slot.image(row, p.asm.imageBytes())
 		if err := DecodeAgain(p.config, p.env, p.source.Known, reader, r.samples[row], placed.Redo, dst); err != nil {
 			return err
 		}

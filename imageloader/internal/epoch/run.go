@@ -8,6 +8,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
+	"github.com/torchstream/torchstream/imageloader/internal/count"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
@@ -88,9 +89,39 @@ type pass struct {
 	deal    order.Deal
 	flow    flow
 	asm     *assembly
-	buffers *arena.Buffers // buffers for compressed samples
+	queue   queue
+}
+
+// queue bounds and counts the compressed samples between reading and decoding. The loader's
+// counters include them.
+type queue struct {
+	buffers *arena.Buffers
 	budget  *arena.Budget
-	queued  atomic.Int64 // samples that are read but not taken by a worker
+	samples atomic.Int64 // samples that are read but not taken by a worker
+	total   *count.Queue
+}
+
+func (q *queue) init(c *Config, total *count.Queue) {
+	q.buffers = arena.NewBuffers(c.Threads.QueueBytes + c.Order.Buffer.Bytes/4)
+	q.budget, q.total = arena.NewBudget(c.Threads.QueueBytes, &total.Bytes), total
+}
+
+// add adds n samples. n is negative for removed samples.
+func (q *queue) add(n int64) {
+	q.samples.Add(n)
+	q.total.Samples.Add(n)
+}
+
+// release frees the content of a sample.
+func (q *queue) release(data []byte) {
+	q.budget.Release(len(data))
+	q.buffers.Put(data)
+}
+
+// abandon removes the samples that were still queued when the pass ended early.
+func (q *queue) abandon() {
+	q.total.Samples.Add(-q.samples.Load())
+	q.budget.Abandon()
 }
 
 // flow has the channels between the goroutines of a pass, and the results of reading a stream.
@@ -114,12 +145,11 @@ type flow struct {
 func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Consumer) error {
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	p := &pass{config: c, env: e, source: source, start: at, to: to, ctx: inner, stop: stop,
-		budget: arena.NewBudget(c.Threads.QueueBytes, &e.Counters.Queue.Bytes)}
+	p := &pass{config: c, env: e, source: source, start: at, to: to, ctx: inner, stop: stop}
+	p.queue.init(c, &e.Counters.Queue)
 	p.flow.stray.Store(math.MaxInt64)
 	p.deal = order.NewDeal(c.Batch.Share, c.Order.positions(source.Known != nil), at.Done)
-	p.buffers = arena.NewBuffers(c.Threads.QueueBytes + c.Order.Buffer.Bytes/4)
-	defer p.buffers.Close() // when all goroutines of the pass have ended
+	defer p.queue.buffers.Close() // when all goroutines of the pass have ended
 	a, err := source.Open(inner)
 	if err != nil {
 		return archive.StopCause(ctx, err)
@@ -138,22 +168,19 @@ func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Con
 func (p *pass) run() error {
 	p.asm = newAssembly(p.config)
 	if p.config.Policy.BadSamples == sample.Skip && p.deal.Fixed {
-		p.asm.wanted = p.wanted()
+		p.asm.quota.wanted = p.wanted()
 	}
 	workers, c := p.config.Threads.Workers, p.env.Counters
 	p.flow.jobs = make(chan job, workers)
 	defer c.StartEpoch()()
-	defer func() { // samples that were still queued when the pass ended early
-		c.Queue.Samples.Add(-p.queued.Load())
-		p.budget.Abandon()
-	}()
+	defer p.queue.abandon()
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer p.stop(nil)
 	all.Go(func() { // at any end of the pass, wake the goroutines that do not wait in a channel
 		<-p.ctx.Done()
 		p.asm.stop()
-		p.budget.Stop()
+		p.queue.budget.Stop()
 	})
 	all.Go(p.lend)
 	if p.random() {
@@ -200,14 +227,8 @@ func (p *pass) end() int {
 	switch {
 	case p.deal.Fixed && p.wanted() == 0:
 		return p.start.Turn
-	case p.asm.wanted > 0:
+	case p.asm.quota.wanted > 0:
 		return p.deal.MaxTurns()
 	}
 	return p.deal.Turns
-}
-
-// queue adds n samples to the length of the workers' queue. n is negative for removed samples.
-func (p *pass) queue(n int64) {
-	p.queued.Add(n)
-	p.env.Counters.Queue.Samples.Add(n)
 }

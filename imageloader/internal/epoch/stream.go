@@ -25,12 +25,12 @@ func newShuffler[T any](p *pass, epoch int) *order.Shuffler[T] {
 
 // send sends a sample to place. It waits for memory first.
 func (p *pass) send(it Item) error {
-	if it.bad == nil && it.Data != nil && !p.budget.Acquire(len(it.Data)) {
+	if it.bad == nil && it.Data != nil && !p.queue.budget.Acquire(len(it.Data)) {
 		return archive.ErrStopped
 	}
 	select {
 	case p.flow.items <- it:
-		p.queue(1)
+		p.queue.add(1)
 		return nil
 	case <-p.ctx.Done():
 		return archive.ErrStopped
@@ -49,7 +49,7 @@ func (p *pass) readStream() {
 			turn, mine := p.deal.Turn(position, before)
 			position++
 			if !mine || turn < p.start.Turn || turn >= end {
-				p.buffers.Put(it.Data)
+				p.queue.buffers.Put(it.Data)
 				return nil
 			}
 			f.next = turn + 1
@@ -137,7 +137,7 @@ func (p *pass) readKnown(emit func(Item) error) error {
 		it := p.item(i)
 		if it.bad == nil {
 			began, spent := time.Now(), p.archive.ReadTime()
-			it.Data = p.buffers.Get(int(it.Size))
+			it.Data = p.queue.buffers.Get(int(it.Size))
 			if err := known.ReadForward(p.archive, i, it.Data); err != nil {
 				return err
 			}
@@ -184,7 +184,7 @@ func (v *firstVisitor) Buffer(f *index.Found) ([]byte, error) {
 	if v.bad = v.p.env.Rules.Member(&s, f.Kind, f.Size); v.bad != nil {
 		return nil, nil
 	}
-	return v.p.buffers.Get(int(f.Size)), nil
+	return v.p.queue.buffers.Get(int(f.Size)), nil
 }
 
 // Visit emits a sample. It is a method of index.Visitor.
