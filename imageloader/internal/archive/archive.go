@@ -90,15 +90,32 @@ type Config struct {
 // Archive is an open archive. Like tar -i, it accepts several tar archives one after another, as
 // `cat a.tgz b.tgz` makes. It verifies every gzip checksum up to the end of the file.
 type Archive struct {
-	path   string
+	files
 	ctx    context.Context
 	config Config
 	open   func(path string, again bool) (File, error)
-	shards []Shard
-	info   fs.FileInfo // of all shards together
 
-	// The shard that is being read.
-	shard      int
+	at      openShard
+	member  currentMember
+	folders emptyFolders
+	scratch []byte // of room
+
+	keep     func(shard int, c Checkpoint) // takes checkpoints; nil: none are made
+	readTime time.Duration                 // spent on reading files in order, without inflating
+	shared   sharedFiles
+}
+
+// files are the shards of an archive.
+type files struct {
+	path    string
+	shards  []Shard
+	info    fs.FileInfo // of all shards together
+	inTrees int64       // sizes of the files of directories that the walk has reached
+}
+
+// openShard is the shard that a walk reads.
+type openShard struct {
+	index      int // -1 before the first shard
 	format     string
 	file       File
 	packed     *contextReader // counts the bytes read from file
@@ -108,24 +125,45 @@ type Archive struct {
 	tree       *tree
 	release    func() // frees the memory that the shard's decompressor holds outside of Go
 	checkpoint *checkpointer
+}
 
-	keep func(shard int, c Checkpoint) // takes checkpoints; nil: none are made
+// clear removes the readers of the previous shard.
+func (s *openShard) clear() {
+	s.in, s.tar, s.gzip, s.tree, s.checkpoint = nil, nil, nil, nil, nil
+}
 
-	// The last member that was read, also for errors.
-	position int // its ordinal, from 1
-	name     string
-	size     int64
-	sparse   bool
-	peeked   []byte // the first bytes of its content, if already read
-	magic    [magicBytes]byte
-	scratch  []byte
+// streamed reports whether the shard is compressed, so that a walk reads all of it.
+func (s *openShard) streamed() bool { return s.format == TarGzip || s.format == TarZstd }
 
-	empty   map[string]struct{} // directories without an entry so far
-	entered string              // the directory of the last entry
+// bytes returns the number of bytes of the file that were read.
+func (s *openShard) bytes() int64 {
+	if s.streamed() {
+		return s.packed.count
+	}
+	return s.in.offset
+}
 
-	inTrees  int64         // sizes of the files of directories that the walk has reached
-	readTime time.Duration // spent on reading files in order, without inflating
-	shared   sharedFiles
+// read fills p from the current member.
+func (s *openShard) read(p []byte) error {
+	if s.tree != nil {
+		return s.tree.read(p)
+	}
+	_, err := io.ReadFull(s.tar, p)
+	return err
+}
+
+// close frees the readers and closes the file.
+func (s *openShard) close() error {
+	if s.release != nil {
+		s.release()
+		s.release = nil
+	}
+	if s.file == nil {
+		return nil
+	}
+	file := s.file
+	s.file = nil
+	return file.Close()
 }
 
 // Shard is one file of an archive.
@@ -143,7 +181,7 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Archive{path: path, ctx: ctx, config: c, open: c.opener(ctx), shards: make([]Shard, len(paths)), shard: -1}
+	a := &Archive{ctx: ctx, config: c, open: c.opener(ctx), files: files{path: path, shards: make([]Shard, len(paths))}, at: openShard{index: -1}}
 	defer func() {
 		if err != nil {
 			_ = a.Close() // err says more
@@ -160,7 +198,7 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 		}
 		info, err := file.Stat()
 		if i == 0 && err == nil {
-			a.file = file
+			a.at.file = file
 		} else {
 			_ = file.Close() // nothing was written
 		}
@@ -195,9 +233,11 @@ func (a *Archive) Info() fs.FileInfo { return a.info }
 
 // FileBytes returns the sum of the sizes of all shards. A directory has the sizes of the files in
 // it that the walk has reached.
-func (a *Archive) FileBytes() int64 {
-	bytes := a.inTrees
-	for _, s := range a.shards {
+func (a *Archive) FileBytes() int64 { return a.files.bytes() }
+
+func (f *files) bytes() int64 {
+	bytes := f.inTrees
+	for _, s := range f.shards {
 		if !s.Info.IsDir() {
 			bytes += s.Info.Size()
 		}
@@ -221,16 +261,16 @@ func MaxStreamBytes(format string, size int64) int64 {
 func (a *Archive) Shards() []Shard { return a.shards }
 
 // Format returns the format of the first shard.
-func (a *Archive) Format() string { return cmp.Or(a.shards[0].Format, a.format) }
+func (a *Archive) Format() string { return cmp.Or(a.shards[0].Format, a.at.format) }
 
 // Streamed reports whether the current shard is compressed, so that a walk reads all of it.
-func (a *Archive) Streamed() bool { return a.format == TarGzip || a.format == TarZstd }
+func (a *Archive) Streamed() bool { return a.at.streamed() }
 
 // PlainTar reports whether the current shard is a .tar without compression.
-func (a *Archive) PlainTar() bool { return a.format == Tar }
+func (a *Archive) PlainTar() bool { return a.at.format == Tar }
 
 // Position returns the number of members that the walk has reached, with the current member.
-func (a *Archive) Position() int { return a.position }
+func (a *Archive) Position() int { return a.member.position }
 
 // ReadTime returns the time that sequential reading has waited for files, without the time of
 // inflating.
@@ -244,27 +284,23 @@ type Progress struct {
 
 // Progress returns the part of the archive that has been read.
 func (a *Archive) Progress() Progress {
-	p := Progress{Members: a.position, TotalBytes: a.info.Size()}
-	for i := range a.shard {
+	p := Progress{Members: a.member.position, TotalBytes: a.info.Size()}
+	for i := range a.at.index {
 		p.Bytes += a.shards[i].Info.Size()
 	}
-	if a.Streamed() {
-		p.Bytes += a.packed.count
-	} else {
-		p.Bytes += a.in.offset
-	}
+	p.Bytes += a.at.bytes()
 	return p
 }
 
-// begin moves to a shard. Its file may already be open as a.file.
+// begin moves to a shard. Its file may already be open as a.at.file.
 func (a *Archive) begin(i int) error {
-	a.shard = i
-	if a.file == nil {
+	a.at.index = i
+	if a.at.file == nil {
 		file, err := a.openAgain(i)
 		if err != nil {
 			return fmt.Errorf("imageloader: %w", err)
 		}
-		a.file = file
+		a.at.file = file
 	}
 	return a.start(&a.shards[i])
 }
@@ -290,26 +326,27 @@ func (a *Archive) openAgain(i int) (File, error) {
 	return file, nil
 }
 
-// start detects the format of the shard in a.file and makes its readers.
+// start detects the format of the shard in a.at.file and makes its readers.
 func (a *Archive) start(s *Shard) error {
-	a.in, a.tar, a.gzip, a.tree, a.checkpoint, a.sparse = nil, nil, nil, nil, nil, false
+	a.at.clear()
+	a.member.sparse = false
 	switch mode := s.Info.Mode(); {
 	case mode.IsDir():
-		a.format, a.in = Tree, &stream{}
-		a.tree = &tree{ctx: a.ctx, root: s.Path}
-		a.release = a.tree.close
+		a.at.format, a.at.in = Tree, &stream{}
+		a.at.tree = &tree{ctx: a.ctx, root: s.Path}
+		a.at.release = a.at.tree.close
 		return nil
 	case !mode.IsRegular():
 		return a.Fail(errors.New("it is not a regular file: " +
 			"every epoch reads the archive again, so it can't be a pipe or a device"))
 	}
 	head := make([]byte, 512)
-	n, err := a.file.ReadAt(head, 0)
+	n, err := a.at.file.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
 		return a.Fail(err)
 	}
 	head = head[:n]
-	a.packed = &contextReader{ctx: a.ctx, reader: a.file, spent: &a.readTime}
+	a.at.packed = &contextReader{ctx: a.ctx, reader: a.at.file, spent: &a.readTime}
 	switch {
 	case n == 0:
 		return a.Fail(errors.New("the file is empty"))
@@ -324,16 +361,16 @@ func (a *Archive) start(s *Shard) error {
 	if !bytes.Contains(head, []byte{0}) { // a header pads its fields with zeros
 		return a.Fail(fmt.Errorf("it is no archive (it begins with %.20q): want a .tar, .tar.gz or .tar.zst, or a folder", head))
 	}
-	a.format = Tar
-	seekable := &seekableStream{stream{reader: a.packed}, a.file}
-	a.in = &seekable.stream
-	a.tar = tar.NewReader(seekable)
+	a.at.format = Tar
+	seekable := &seekableStream{stream{reader: a.at.packed}, a.at.file}
+	a.at.in = &seekable.stream
+	a.at.tar = tar.NewReader(seekable)
 	return nil
 }
 
 func (a *Archive) startGzip() error {
-	a.format = TarGzip
-	gz, err := newGzipReader(a.packed)
+	a.at.format = TarGzip
+	gz, err := newGzipReader(a.at.packed)
 	var library *imagecapi.Error
 	if errors.As(err, &library) { // not the archive's fault: the library is missing, or memory
 		return fmt.Errorf("imageloader: %w", err)
@@ -341,27 +378,27 @@ func (a *Archive) startGzip() error {
 	if err != nil {
 		return a.Fail(fmt.Errorf("gzip header: %w", Explain(err)))
 	}
-	a.gzip, a.release = gz, gz.close
+	a.at.gzip, a.at.release = gz, gz.close
 	if a.keep != nil {
 		if err := a.noteCheckpoints(); err != nil {
 			return a.Fail(err)
 		}
 	}
-	a.in = &stream{reader: &ratioReader{gz, a.packed, 0}}
-	a.tar = tar.NewReader(a.in)
+	a.at.in = &stream{reader: &ratioReader{gz, a.at.packed, 0}}
+	a.at.tar = tar.NewReader(a.at.in)
 	return nil
 }
 
 func (a *Archive) startZstd() error {
-	a.format = TarZstd
-	packed := bufio.NewReaderSize(a.packed, gzipReadBytes)
+	a.at.format = TarZstd
+	packed := bufio.NewReaderSize(a.at.packed, gzipReadBytes)
 	z, err := zstd.NewReader(packed, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxZstdWindow))
 	if err != nil {
 		return a.Fail(fmt.Errorf("zstd: %w", err))
 	}
-	a.release = z.Close
-	a.in = &stream{reader: &ratioReader{z, a.packed, 0}}
-	a.tar = tar.NewReader(a.in)
+	a.at.release = z.Close
+	a.at.in = &stream{reader: &ratioReader{z, a.at.packed, 0}}
+	a.at.tar = tar.NewReader(a.at.in)
 	return nil
 }
 
@@ -414,36 +451,36 @@ func innerError(block []byte) error {
 // [Archive.WantCheckpoint] chooses. It must be called before the first read.
 func (a *Archive) Checkpoints(keep func(shard int, c Checkpoint)) error {
 	a.keep = keep
-	if a.gzip != nil {
+	if a.at.gzip != nil {
 		return a.noteCheckpoints()
 	}
 	return nil
 }
 
 func (a *Archive) noteCheckpoints() error {
-	shard := a.shard
-	a.checkpoint = newCheckpointer(func(c Checkpoint) { a.keep(shard, c) }, func() int64 {
-		if a.in == nil { // the first checkpoint
+	shard := a.at.index
+	a.at.checkpoint = newCheckpointer(func(c Checkpoint) { a.keep(shard, c) }, func() int64 {
+		if a.at.in == nil { // the first checkpoint
 			return 0
 		}
-		return max(0, a.in.offset-HeaderBytes) // the headers of the next member may be read already
+		return max(0, a.at.in.offset-HeaderBytes) // the headers of the next member may be read already
 	})
-	return a.gzip.mark(a.checkpoint.note)
+	return a.at.gzip.mark(a.at.checkpoint.note)
 }
 
 // advance moves to the next shard. It returns io.EOF after the last shard.
 func (a *Archive) advance() error {
-	a.shards[a.shard].Format = a.format
-	if a.checkpoint != nil {
-		a.checkpoint.finish()
+	a.shards[a.at.index].Format = a.at.format
+	if a.at.checkpoint != nil {
+		a.at.checkpoint.finish()
 	}
-	if a.shard+1 == len(a.shards) {
+	if a.at.index+1 == len(a.shards) {
 		return io.EOF
 	}
-	if err := a.closeShard(); err != nil {
+	if err := a.at.close(); err != nil {
 		return a.Fail(err)
 	}
-	return a.begin(a.shard + 1)
+	return a.begin(a.at.index + 1)
 }
 
 // Fail returns an [*Error] that wraps err and names its place in the archive. It returns ErrStopped
@@ -453,37 +490,24 @@ func (a *Archive) Fail(err error) error {
 		return err
 	}
 	file := a.path
-	if a.shard >= 0 {
-		file = a.shards[a.shard].Path
-		err = explainTrailing(err, a.shards[a.shard].Info.Size())
+	if a.at.index >= 0 {
+		file = a.shards[a.at.index].Path
+		err = explainTrailing(err, a.shards[a.at.index].Info.Size())
 	}
-	e := &Error{File: Shown(file), Member: a.name, Position: a.position, Err: Explain(err)}
-	if a.in != nil {
-		e.Offset = a.in.offset
+	e := &Error{File: Shown(file), Member: a.member.name, Position: a.member.position, Err: Explain(err)}
+	if a.at.in != nil {
+		e.Offset = a.at.in.offset
 	}
 	return e
 }
 
 // Close closes every file of the archive. All readers must already be closed.
 func (a *Archive) Close() error {
-	err := a.closeShard()
+	err := a.at.close()
 	if e := a.shared.close(); err == nil {
 		err = e
 	}
 	return err
-}
-
-func (a *Archive) closeShard() error {
-	if a.release != nil {
-		a.release()
-		a.release = nil
-	}
-	if a.file == nil {
-		return nil
-	}
-	file := a.file
-	a.file = nil
-	return file.Close()
 }
 
 // openFile opens a regular file or a directory, and never waits for a pipe.

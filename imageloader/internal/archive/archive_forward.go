@@ -10,17 +10,17 @@ import "io"
 // heads are the skipped bytes right before the content, for [Heads]: all of them, or HeaderBytes or
 // more. They are valid until the next read, and nil for a directory, whose files have no headers.
 func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, err error) {
-	a.position, a.name = position, m.Name
-	for a.shard < m.Shard {
+	a.member.position, a.member.name = position, m.Name
+	for a.at.index < m.Shard {
 		if err := a.finishShard(); err != nil {
 			return nil, err
 		}
 	}
-	if a.tree != nil {
+	if a.at.tree != nil {
 		if a.ctx.Err() != nil {
 			return nil, ErrStopped
 		}
-		if err := readFile(a.tree.root, m.Name, p); err != nil {
+		if err := readFile(a.at.tree.root, m.Name, p); err != nil {
 			return nil, a.Fail(err)
 		}
 		return nil, nil
@@ -28,7 +28,7 @@ func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, 
 	if heads, err = a.skipTo(m.Offset); err != nil {
 		return nil, err
 	}
-	if _, err := io.ReadFull(a.in, p); err != nil {
+	if _, err := io.ReadFull(a.at.in, p); err != nil {
 		return nil, a.Fail(err)
 	}
 	return heads, nil
@@ -36,7 +36,7 @@ func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, 
 
 // ReadToEnd reads to the end of the last shard, to verify all remaining checksums.
 func (a *Archive) ReadToEnd() error {
-	for a.shard+1 < len(a.shards) {
+	for a.at.index+1 < len(a.shards) {
 		if err := a.finishShard(); err != nil {
 			return err
 		}
@@ -47,13 +47,13 @@ func (a *Archive) ReadToEnd() error {
 // skipTo skips to an offset of the shard's tar stream, without parsing headers. It returns the last
 // skipped bytes.
 func (a *Archive) skipTo(offset int64) (last []byte, err error) {
-	for a.in.offset < offset {
-		n := offset - a.in.offset
+	for a.at.in.offset < offset {
+		n := offset - a.at.in.offset
 		if n > skipBytes { // leaves HeaderBytes or more for the last piece
 			n = min(skipBytes, n-HeaderBytes)
 		}
 		last = a.room()[:n]
-		if _, err := io.ReadFull(a.in, last); err != nil {
+		if _, err := io.ReadFull(a.at.in, last); err != nil {
 			return nil, a.Fail(err)
 		}
 	}
@@ -62,8 +62,8 @@ func (a *Archive) skipTo(offset int64) (last []byte, err error) {
 
 // finishShard reads to the end of the shard, for its checksum, and moves to the next shard, if any.
 func (a *Archive) finishShard() error {
-	for a.tree == nil {
-		if _, err := a.in.Read(a.room()); err == io.EOF {
+	for a.at.tree == nil {
+		if _, err := a.at.in.Read(a.room()); err == io.EOF {
 			break
 		} else if err != nil {
 			return a.Fail(err)

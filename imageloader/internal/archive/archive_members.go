@@ -25,6 +25,16 @@ type Member struct {
 	Block uint32
 }
 
+// currentMember is the last member that was read, also for errors.
+type currentMember struct {
+	position int // its ordinal, from 1
+	name     string
+	size     int64 // of the content that is to be read
+	sparse   bool
+	peeked   []byte // the first bytes of its content, if already read
+	magic    [magicBytes]byte
+}
+
 // Kind is the kind of a member. Indexes store these numbers.
 type Kind uint8
 
@@ -68,13 +78,13 @@ func (a *Archive) Members() iter.Seq2[Member, error] {
 
 // next moves to the next member. It returns io.EOF at the end of the archive.
 func (a *Archive) next() (m Member, err error) {
-	a.peeked, a.size = nil, 0
+	a.member.peeked, a.member.size = nil, 0
 	for {
-		if a.position >= MaxMembers {
+		if a.member.position >= MaxMembers {
 			return m, a.Fail(fmt.Errorf("more than %d members", MaxMembers))
 		}
 		var found bool
-		if a.tree != nil {
+		if a.at.tree != nil {
 			m, found, err = a.nextOfTree()
 		} else {
 			m, found, err = a.nextOfTar()
@@ -87,54 +97,60 @@ func (a *Archive) next() (m Member, err error) {
 
 // nextOfTree moves to the next file of a directory, or to the next shard.
 func (a *Archive) nextOfTree() (m Member, found bool, err error) {
-	m, err = a.tree.next()
+	m, err = a.at.tree.next()
 	if err == io.EOF {
-		for _, name := range a.tree.empty {
-			a.noteFolder(name)
+		for _, name := range a.at.tree.empty {
+			a.folders.folder(name)
 		}
 		return m, false, a.advance()
 	}
 	if err != nil {
 		return m, false, a.Fail(err)
 	}
-	a.position++
-	a.name = m.Name
-	m.Shard = a.shard
+	a.member.position++
+	a.member.name = m.Name
+	m.Shard = a.at.index
 	if m.Kind == Regular {
 		a.inTrees += m.Size
 	}
-	a.current(&m)
+	a.member.begin(&m)
 	return m, true, nil
 }
 
 // EmptyFolders returns the paths of directories without an entry, sorted. Call it after a walk to
 // the end of the archive. In a tar, at most 65,536 directories whose entries have not come yet are
 // remembered.
-func (a *Archive) EmptyFolders() []string { return slices.Sorted(maps.Keys(a.empty)) }
+func (a *Archive) EmptyFolders() []string { return slices.Sorted(maps.Keys(a.folders.empty)) }
 
 // maxEmpty is the maximum number of directories that are remembered.
 const maxEmpty = 1 << 16
 
-// noteFolder remembers a directory until it has an entry. name is clean.
-func (a *Archive) noteFolder(name string) {
-	if a.empty == nil {
-		a.empty = map[string]struct{}{}
+// emptyFolders are the directories without an entry so far. Their names are clean.
+type emptyFolders struct {
+	empty   map[string]struct{}
+	entered string // the directory of the last entry
+}
+
+// folder remembers a directory until it has an entry.
+func (f *emptyFolders) folder(name string) {
+	if f.empty == nil {
+		f.empty = map[string]struct{}{}
 	}
-	if len(a.empty) < maxEmpty && name != "." {
-		a.empty[name] = struct{}{}
-		a.entered = ""
+	if len(f.empty) < maxEmpty && name != "." {
+		f.empty[name] = struct{}{}
+		f.entered = ""
 	}
 }
 
-// noteEntry records that the directories of name have an entry. name is clean.
-func (a *Archive) noteEntry(name string) {
+// entry records that the directories of name have an entry.
+func (f *emptyFolders) entry(name string) {
 	slash := strings.LastIndexByte(name, '/')
-	if slash <= 0 || len(a.empty) == 0 || name[:slash] == a.entered {
+	if slash <= 0 || len(f.empty) == 0 || name[:slash] == f.entered {
 		return
 	}
-	a.entered = name[:slash]
-	for dir := a.entered; ; dir = dir[:slash] {
-		delete(a.empty, dir)
+	f.entered = name[:slash]
+	for dir := f.entered; ; dir = dir[:slash] {
+		delete(f.empty, dir)
 		if slash = strings.LastIndexByte(dir, '/'); slash <= 0 {
 			return
 		}
@@ -147,17 +163,17 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	if err := a.skipContent(); err != nil {
 		return m, false, a.Fail(err)
 	}
-	h, err := a.tar.Next()
+	h, err := a.at.tar.Next()
 	if err == io.EOF {
 		return m, false, a.endOfTar()
 	}
 	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // harmless, because no file is extracted
 		return m, false, a.Fail(a.headerError(err))
 	}
-	a.position++
-	a.name = h.Name
+	a.member.position++
+	a.member.name = h.Name
 	if len(h.Name) > MaxNameBytes {
-		a.name = h.Name[:MaxNameBytes]
+		a.member.name = h.Name[:MaxNameBytes]
 		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.Name), MaxNameBytes))
 	}
 	if h.Typeflag == typeContinued {
@@ -165,30 +181,30 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	}
 	kind, ok := kindOf(h)
 	name := path.Clean(h.Name)
-	a.noteEntry(name)
+	a.folders.entry(name)
 	if !ok {
 		if h.Typeflag == tar.TypeDir {
-			a.noteFolder(name)
+			a.folders.folder(name)
 		}
 		return m, false, nil
 	}
 	m = Member{
 		Name:   name,
-		Shard:  a.shard,
-		Offset: a.in.offset,
+		Shard:  a.at.index,
+		Offset: a.at.in.offset,
 		Size:   h.Size,
 		Kind:   kind,
-		Block:  crc32.ChecksumIEEE(a.in.block[:]),
+		Block:  crc32.ChecksumIEEE(a.at.in.block[:]),
 	}
-	a.sparse = kind == Sparse
-	a.current(&m)
+	a.member.sparse = kind == Sparse
+	a.member.begin(&m)
 	return m, true, nil
 }
 
-// current makes m the member that Peek, Content and Checksum read.
-func (a *Archive) current(m *Member) {
+// begin makes m the member that Peek, Content and Checksum read.
+func (c *currentMember) begin(m *Member) {
 	if m.Kind == Regular {
-		a.size = m.Size
+		c.size = m.Size
 	}
 }
 
@@ -196,11 +212,11 @@ func (a *Archive) current(m *Member) {
 // steps. skipContent skips no sparse file, because archive/tar would return its holes as zeros, and
 // a header of 512 bytes may claim holes of any size.
 func (a *Archive) skipContent() error {
-	if !a.Streamed() || a.position == 0 || a.sparse {
+	if !a.Streamed() || a.member.position == 0 || a.member.sparse {
 		return nil
 	}
 	for {
-		_, err := a.tar.Read(a.room())
+		_, err := a.at.tar.Read(a.room())
 		if err == io.EOF {
 			return nil
 		}
@@ -228,8 +244,8 @@ var errVolume = errors.New("it is a volume of a multi-volume tar, and has a part
 // headerError explains the error of a header. The first block of a compressed stream may be the
 // start of another format.
 func (a *Archive) headerError(err error) error {
-	if n := a.in.offset; a.Streamed() && n <= BlockBytes {
-		if inner := innerError(a.in.block[BlockBytes-n:]); inner != nil {
+	if n := a.at.in.offset; a.Streamed() && n <= BlockBytes {
+		if inner := innerError(a.at.in.block[BlockBytes-n:]); inner != nil {
 			return inner
 		}
 	}
@@ -262,7 +278,7 @@ func kindOf(h *tar.Header) (Kind, bool) {
 // endOfTar continues after the end of a tar archive: with another tar archive in the same shard, or
 // with the next shard. It returns io.EOF after the last shard.
 func (a *Archive) endOfTar() error {
-	if a.in.clean && a.in.offset%BlockBytes != 0 { // in the padding, where archive/tar accepts the end
+	if a.at.in.clean && a.at.in.offset%BlockBytes != 0 { // in the padding, where archive/tar accepts the end
 		return a.Fail(io.ErrUnexpectedEOF)
 	}
 	more, err := a.another()
@@ -280,16 +296,16 @@ func (a *Archive) endOfTar() error {
 func (a *Archive) another() (bool, error) {
 	block := make([]byte, BlockBytes)
 	for {
-		n, err := io.ReadFull(a.in, block)
+		n, err := io.ReadFull(a.at.in, block)
 		zero := len(bytes.Trim(block[:n], "\x00")) == 0
 		switch {
-		case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF) && a.in.clean && zero:
+		case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF) && a.at.in.clean && zero:
 			return false, nil
 		case err != nil:
 			return false, err
 		case !zero:
-			a.in.unread(block)
-			a.tar = tar.NewReader(a.in)
+			a.at.in.unread(block)
+			a.at.tar = tar.NewReader(a.at.in)
 			return true, nil
 		}
 	}
@@ -297,7 +313,7 @@ func (a *Archive) another() (bool, error) {
 
 // Magic returns the first 16 bytes of the current member, or all bytes if it has fewer. They are
 // valid until the member's content is read, Peek is called, or the walk continues.
-func (a *Archive) Magic() ([]byte, error) { return a.peek(a.magic[:], magicBytes) }
+func (a *Archive) Magic() ([]byte, error) { return a.peek(a.member.magic[:], magicBytes) }
 
 // Peek returns the first n bytes of the current member, at most PeekBytes, or all bytes if it has
 // fewer. It returns none if the member is not Regular. They are valid until the next read of the
@@ -306,20 +322,20 @@ func (a *Archive) Peek(n int) ([]byte, error) { return a.peek(a.room(), n) }
 
 // peek is Peek into room.
 func (a *Archive) peek(room []byte, n int) ([]byte, error) {
-	n = int(min(int64(n), a.size))
-	if have := len(a.peeked); have < n {
-		copy(room, a.peeked)
+	n = int(min(int64(n), a.member.size))
+	if have := len(a.member.peeked); have < n {
+		copy(room, a.member.peeked)
 		if err := a.read(room[have:n]); err != nil {
 			return nil, err
 		}
-		a.peeked = room[:n]
+		a.member.peeked = room[:n]
 	}
-	return a.peeked, nil
+	return a.member.peeked, nil
 }
 
 // Content fills p, whose length is the current member's size, with the member's content. Each
 // member is read once: by Content, Checksum or Pieces.
-func (a *Archive) Content(p []byte) error { return a.read(p[copy(p, a.peeked):]) }
+func (a *Archive) Content(p []byte) error { return a.read(p[copy(p, a.member.peeked):]) }
 
 // Checksum reads the current member's content and returns its CRC-32 (IEEE).
 func (a *Archive) Checksum() (crc uint32, err error) {
@@ -333,8 +349,8 @@ func (a *Archive) Checksum() (crc uint32, err error) {
 // Pieces reads the current member's content, of any size, and hands it to take piece by piece. It
 // returns an error of take as it is.
 func (a *Archive) Pieces(take func(piece []byte) error) error {
-	left := a.size - int64(len(a.peeked))
-	if err := take(a.peeked); err != nil {
+	left := a.member.size - int64(len(a.member.peeked))
+	if err := take(a.member.peeked); err != nil {
 		return err
 	}
 	for left > 0 {
@@ -352,20 +368,14 @@ func (a *Archive) Pieces(take func(piece []byte) error) error {
 
 // WantCheckpoint makes the archive keep the last checkpoint before the current member's content.
 func (a *Archive) WantCheckpoint(m *Member) {
-	if a.checkpoint != nil && m.Size > 0 {
-		a.checkpoint.member(max(0, m.Offset-Lead(m.Name)))
+	if a.at.checkpoint != nil && m.Size > 0 {
+		a.at.checkpoint.member(max(0, m.Offset-Lead(m.Name)))
 	}
 }
 
 // read fills p from the current member.
 func (a *Archive) read(p []byte) error {
-	var err error
-	if a.tree != nil {
-		err = a.tree.read(p)
-	} else {
-		_, err = io.ReadFull(a.tar, p)
-	}
-	if err != nil {
+	if err := a.at.read(p); err != nil {
 		return a.Fail(err)
 	}
 	return nil

@@ -19,23 +19,33 @@ const (
 // gzipReader inflates a gzip file, member after member, and verifies the checksum and the length of
 // each. Like gzip, it accepts zeros after the last member as padding.
 type gzipReader struct {
-	in       io.Reader
+	in       gzipInput
 	inflater *imagecapi.Inflater
 	note     func(Checkpoint) // takes the checkpoints, in order; nil: none are made
 
-	packed   []byte // compressed bytes; packed[lo:hi] is not consumed yet
-	lo, hi   int
-	offset   int64 // of packed[lo] in the file
-	end      bool  // the file ends with packed[:hi]
 	out      []byte
 	rd, wr   int   // out[rd:wr] is not read yet
 	produced int64 // bytes of output, all members
-	inMember bool
-	crc      uint32
-	first    int64 // output offset of the member
-	start    int64 // offset of its deflate stream in the file
+	member   gzipMember
 	members  int
 	err      error
+}
+
+// gzipInput buffers the compressed file.
+type gzipInput struct {
+	file   io.Reader
+	packed []byte // compressed bytes; packed[lo:hi] is not consumed yet
+	lo, hi int
+	offset int64 // of packed[lo] in the file
+	end    bool  // the file ends with packed[:hi]
+}
+
+// gzipMember is the member that is inflated.
+type gzipMember struct {
+	open  bool // its end was not reached
+	crc   uint32
+	first int64 // output offset of the member
+	start int64 // offset of its deflate stream in the file
 }
 
 // newGzipReader reads the first header. The reader holds memory outside of Go until close.
@@ -45,7 +55,7 @@ func newGzipReader(in io.Reader) (*gzipReader, error) {
 		return nil, err
 	}
 	packed, out := make([]byte, gzipReadBytes), make([]byte, windowBytes+inflateRoom)
-	r := &gzipReader{in: in, inflater: inflater, packed: packed, out: out}
+	r := &gzipReader{in: gzipInput{file: in, packed: packed}, inflater: inflater, out: out}
 	if err := r.header(); err != nil {
 		r.close()
 		return nil, err
@@ -62,7 +72,7 @@ func (r *gzipReader) mark(note func(Checkpoint)) error {
 	}
 	r.close()
 	r.inflater, r.note = inflater, note
-	note(Checkpoint{Bit: 8 * r.start})
+	note(Checkpoint{Bit: 8 * r.member.start})
 	return imagecapi.ResetInflater(r.inflater, 0, 0)
 }
 
@@ -86,18 +96,18 @@ func (r *gzipReader) Read(p []byte) (int, error) {
 }
 
 // more reads until packed[lo:hi] has at least n bytes, or fewer at the end of the file.
-func (r *gzipReader) more(n int) error {
-	for r.hi-r.lo < n && !r.end {
-		if r.lo > 0 {
-			copy(r.packed, r.packed[r.lo:r.hi])
-			r.hi -= r.lo
-			r.lo = 0
+func (in *gzipInput) more(n int) error {
+	for in.hi-in.lo < n && !in.end {
+		if in.lo > 0 {
+			copy(in.packed, in.packed[in.lo:in.hi])
+			in.hi -= in.lo
+			in.lo = 0
 		}
-		got, err := r.in.Read(r.packed[r.hi:])
-		r.hi += got
+		got, err := in.file.Read(in.packed[in.hi:])
+		in.hi += got
 		switch {
 		case err == io.EOF:
-			r.end = true
+			in.end = true
 		case err != nil:
 			return err
 		}
@@ -105,27 +115,30 @@ func (r *gzipReader) more(n int) error {
 	return nil
 }
 
-func (r *gzipReader) consume(n int) {
-	r.lo += n
-	r.offset += int64(n)
+// waiting returns the bytes that are read and not consumed.
+func (in *gzipInput) waiting() []byte { return in.packed[in.lo:in.hi] }
+
+func (in *gzipInput) consume(n int) {
+	in.lo += n
+	in.offset += int64(n)
 }
 
 // next returns the next n bytes of the file.
-func (r *gzipReader) next(n int) ([]byte, error) {
-	if err := r.more(n); err != nil {
+func (in *gzipInput) next(n int) ([]byte, error) {
+	if err := in.more(n); err != nil {
 		return nil, err
 	}
-	if r.hi-r.lo < n {
+	if in.hi-in.lo < n {
 		return nil, io.ErrUnexpectedEOF
 	}
-	b := r.packed[r.lo : r.lo+n]
-	r.consume(n)
+	b := in.packed[in.lo : in.lo+n]
+	in.consume(n)
 	return b, nil
 }
 
 // header reads the header of a gzip member (RFC 1952).
 func (r *gzipReader) header() error {
-	fixed, err := r.next(10)
+	fixed, err := r.in.next(10)
 	if err != nil {
 		return err
 	}
@@ -135,19 +148,19 @@ func (r *gzipReader) header() error {
 	flags := fixed[3]
 	sum := crc32.ChecksumIEEE(fixed)
 	if flags&4 != 0 { // extra field
-		b, err := r.next(2)
+		b, err := r.in.next(2)
 		if err != nil {
 			return err
 		}
 		sum = crc32.Update(sum, crc32.IEEETable, b)
-		if b, err = r.next(int(b[0]) | int(b[1])<<8); err != nil {
+		if b, err = r.in.next(int(b[0]) | int(b[1])<<8); err != nil {
 			return err
 		}
 		sum = crc32.Update(sum, crc32.IEEETable, b)
 	}
 	for range bits.OnesCount8(flags & (8 | 16)) { // name, comment
 		for {
-			b, err := r.next(1)
+			b, err := r.in.next(1)
 			if err != nil {
 				return err
 			}
@@ -158,7 +171,7 @@ func (r *gzipReader) header() error {
 		}
 	}
 	if flags&2 != 0 {
-		b, err := r.next(2)
+		b, err := r.in.next(2)
 		if err != nil {
 			return err
 		}
@@ -169,28 +182,28 @@ func (r *gzipReader) header() error {
 	if err := imagecapi.ResetInflater(r.inflater, 0, 0); err != nil {
 		return err
 	}
-	r.inMember, r.crc, r.first, r.start = true, 0, r.produced, r.offset
+	r.member = gzipMember{open: true, first: r.produced, start: r.in.offset}
 	r.members++
 	if r.note != nil {
-		r.note(Checkpoint{Bit: 8 * r.offset, Output: r.produced})
+		r.note(Checkpoint{Bit: 8 * r.in.offset, Output: r.produced})
 	}
 	return nil
 }
 
 // fill inflates the next bytes into out, and may inflate none.
 func (r *gzipReader) fill() error {
-	if !r.inMember {
-		if err := r.more(1); err != nil {
+	if !r.member.open {
+		if err := r.in.more(1); err != nil {
 			return err
 		}
-		if r.end && r.lo == r.hi {
+		if r.in.end && r.in.lo == r.in.hi {
 			return io.EOF
 		}
-		if r.packed[r.lo] == 0 {
+		if r.in.packed[r.in.lo] == 0 {
 			return r.padding()
 		}
-		if r.members > 0 && r.packed[r.lo] != 0x1f {
-			return trailing{r.offset}
+		if r.members > 0 && r.in.packed[r.in.lo] != 0x1f {
+			return trailing{r.in.offset}
 		}
 		if err := r.header(); err != nil {
 			return err
@@ -200,18 +213,18 @@ func (r *gzipReader) fill() error {
 		r.rd = copy(r.out, r.out[r.wr-windowBytes:])
 		r.wr = r.rd
 	}
-	if err := r.more(1 << 10); err != nil {
+	if err := r.in.more(1 << 10); err != nil {
 		return err
 	}
-	consumed, produced, done, err := imagecapi.Inflate(r.inflater, r.packed[r.lo:r.hi], r.end, r.out, r.wr)
+	consumed, produced, done, err := imagecapi.Inflate(r.inflater, r.in.waiting(), r.in.end, r.out, r.wr)
 	if err != nil {
 		if imagecapi.CutOff(err) {
 			return io.ErrUnexpectedEOF
 		}
 		return err
 	}
-	r.consume(consumed)
-	r.crc = crc32.Update(r.crc, crc32.IEEETable, r.out[r.wr:r.wr+produced])
+	r.in.consume(consumed)
+	r.member.crc = crc32.Update(r.member.crc, crc32.IEEETable, r.out[r.wr:r.wr+produced])
 	r.wr += produced
 	r.produced += int64(produced)
 	if r.note != nil {
@@ -220,14 +233,14 @@ func (r *gzipReader) fill() error {
 		}
 	}
 	if done {
-		b, err := r.next(8)
+		b, err := r.in.next(8)
 		if err != nil {
 			return err
 		}
-		if le32(b) != r.crc || le32(b[4:]) != uint32(r.produced-r.first) {
+		if le32(b) != r.member.crc || le32(b[4:]) != uint32(r.produced-r.member.first) {
 			return gzip.ErrChecksum
 		}
-		r.inMember = false
+		r.member.open = false
 	}
 	return nil
 }
@@ -235,14 +248,14 @@ func (r *gzipReader) fill() error {
 // padding reads zeros to the end of the file, and returns io.EOF there.
 func (r *gzipReader) padding() error {
 	for {
-		if err := r.more(1); err != nil {
+		if err := r.in.more(1); err != nil {
 			return err
 		}
-		if r.lo == r.hi {
+		if r.in.lo == r.in.hi {
 			return io.EOF
 		}
-		if r.consume(len(r.packed[r.lo:r.hi]) - len(bytes.TrimLeft(r.packed[r.lo:r.hi], "\x00"))); r.lo < r.hi {
-			return trailing{r.offset}
+		if r.in.consume(len(r.in.waiting()) - len(bytes.TrimLeft(r.in.waiting(), "\x00"))); r.in.lo < r.in.hi {
+			return trailing{r.in.offset}
 		}
 	}
 }
@@ -259,8 +272,8 @@ func (r *gzipReader) checkpoints() error {
 			return err
 		}
 		r.note(Checkpoint{
-			Bit:    8*r.start + int64(c.Bit),
-			Output: r.first + int64(c.Output),
+			Bit:    8*r.member.start + int64(c.Bit),
+			Output: r.member.first + int64(c.Output),
 			Window: packWindow(c.Window, c.Used),
 		})
 	}

@@ -108,7 +108,7 @@ func FuzzGzip(f *testing.F) {
 			t.Fatal(err)
 		}
 		got, err := io.ReadAll(io.LimitReader(r, most))
-		if err == gzip.ErrHeader && reserved(r.offset-10) {
+		if err == gzip.ErrHeader && reserved(r.in.offset-10) {
 			return
 		}
 		if wantErr == nil && (err != nil || !bytes.Equal(got, want)) {
