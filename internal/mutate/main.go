@@ -120,7 +120,8 @@ func table() string {
 	return b.String()
 }
 
-// wrap breaks an item of a list into lines of at most 120 bytes, the second and later ones indented.
+// wrap breaks an item of a list into lines of at most 120 bytes. It indents the second and later
+// lines.
 func wrap(item string) string {
 	b, column := &strings.Builder{}, 0
 	for i, word := range strings.Fields(item) {
