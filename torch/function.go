@@ -114,34 +114,22 @@ func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
 	var p provenance
 	c := &FunctionContext{needs: make([]bool, len(inputs))}
 	in := make([]*Tensor, len(inputs))
-	recorded := false
 	for i, t := range inputs {
 		if in[i] = t.within(scope); in[i].failure() != nil {
 			return nil, opErrorOnce(op, inputs, in[i].failure())
 		}
 		c.needs[i] = t.RequiresGrad()
-		recorded = recorded || c.needs[i]
 		in[i].marks |= noGrad
 		p.scope = youngest(p.scope, t.scope)
 		p.marks |= t.marks
 	}
-	recorded = recorded && p.marks&noGrad == 0
+	recorded := slices.Contains(c.needs, true) && p.marks&noGrad == 0
 	if !recorded {
 		clear(c.needs)
 	}
-	out, err := f.Forward(c, in)
-	if err == nil && len(out) == 0 {
-		err = invalid("Forward returned no outputs")
-	}
+	out, constant, err := f.forward(c, in)
 	if err != nil {
 		return nil, opErrorOnce(op, inputs, err)
-	}
-	constant := make([]bool, len(out))
-	for i, t := range out {
-		constant[i] = slices.ContainsFunc(c.constant, func(o *Tensor) bool { return o != nil && t != nil && o.h == t.h })
-		if history, _ := t.info(); history.RequiresGrad && !slices.ContainsFunc(in, func(o *Tensor) bool { return o.h == t.h }) {
-			out[i] = t.Detach()
-		}
 	}
 	var found []*capi.Tensor
 	all := slices.Concat(inputs, out, c.saved)
@@ -175,6 +163,26 @@ func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
 		err = errors.Join(err, results[i].failure())
 	}
 	return results, err
+}
+
+// forward runs Forward. It reports which outputs are constant, and detaches the others that have a
+// history, except inputs.
+func (f Function) forward(c *FunctionContext, in []*Tensor) (out []*Tensor, constant []bool, err error) {
+	out, err = f.Forward(c, in)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(out) == 0 {
+		return nil, nil, invalid("Forward returned no outputs")
+	}
+	constant = make([]bool, len(out))
+	for i, t := range out {
+		constant[i] = slices.ContainsFunc(c.constant, func(o *Tensor) bool { return o != nil && t != nil && o.h == t.h })
+		if history, _ := t.info(); history.RequiresGrad && !slices.ContainsFunc(in, func(o *Tensor) bool { return o.h == t.h }) {
+			out[i] = t.Detach()
+		}
+	}
+	return out, constant, nil
 }
 
 // retainAll returns a new reference to each tensor.

@@ -102,6 +102,17 @@ const fixHelp = `write an archive without the bad members to ` + "`OUT`" + ` (.t
 all other members stay. With -damaged partial, images that are cut off are written again as PNG, under their names`
 
 // inspect prints the contents of an archive, after decoding every image in full.
+// checkFix checks that the options of inspect go together.
+func checkFix(fix, list string, byIndex, drop bool) error {
+	switch {
+	case fix != "" && list != "":
+		return cli.UsageError{Message: "-fix takes no -list: it would name members that are left out"}
+	case fix != "" && byIndex, drop && fix == "":
+		return cli.UsageError{Message: "-fix decodes every image, without -index, and -drop-classes is for -fix"}
+	}
+	return nil
+}
+
 func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream inspect FILE", inspectHelp, stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
@@ -115,17 +126,14 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
-	if *list != "" && *fix != "" {
-		return cli.UsageError{Message: "-fix takes no -list: it would name members that are left out"}
-	}
-	if *fix != "" && *byIndex || *drop && *fix == "" {
-		return cli.UsageError{Message: "-fix decodes every image, without -index, and -drop-classes is for -fix"}
+	if err := checkFix(*fix, *list, *byIndex, *drop); err != nil {
+		return err
 	}
 	o := imageloader.Options{WebDataset: *web, List: *list, Damaged: *damaged}
-	progress, done := cli.ReadingProgress(stderr)
 	var report *imageloader.Report
 	var written *imageloader.FixReport
 	var err error
+	progress, done := cli.ReadingProgress(stderr)
 	switch {
 	case *fix != "":
 		report, written, err = imageloader.Fix(ctx, set.Arg(0), *fix, o, imageloader.FixOptions{DropClasses: *drop}, progress)

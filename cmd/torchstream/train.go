@@ -172,6 +172,26 @@ func (o *trainOptions) check() error {
 	case o.freeze && o.pretrained == "":
 		return cli.UsageError{Message: "-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
 	}
+	if err := o.checkNumbers(); err != nil {
+		return err
+	}
+	if err := o.checkBatch(); err != nil {
+		return err
+	}
+	if err := o.feeding.check(); err != nil {
+		return err
+	}
+	if _, err := parseAMP(o.amp); err != nil {
+		return err
+	}
+	if err := o.window().Check(); err != nil {
+		return cli.UsageError{Message: "-profile: " + err.Error()}
+	}
+	return nil
+}
+
+// checkNumbers checks the options whose values are numbers with a minimum, and -size.
+func (o *trainOptions) checkNumbers() error {
 	for _, option := range []struct {
 		name       string
 		value, min float64
@@ -188,18 +208,6 @@ func (o *trainOptions) check() error {
 	}
 	if isViT(o.model) && o.size%vitPatch != 0 {
 		return cli.Usagef("-size %d: %s divides images into squares of %d pixels: want a multiple of %[3]d", o.size, o.model, vitPatch)
-	}
-	if err := o.checkBatch(); err != nil {
-		return err
-	}
-	if err := o.feeding.check(); err != nil {
-		return err
-	}
-	if _, err := parseAMP(o.amp); err != nil {
-		return err
-	}
-	if err := o.window().Check(); err != nil {
-		return cli.UsageError{Message: "-profile: " + err.Error()}
 	}
 	return nil
 }

@@ -168,6 +168,26 @@ func (u *unet) Parts() nn.Parts {
 	}}
 }
 
+// trainEpoch takes a step for each batch of the epoch.
+func trainEpoch(ctx context.Context, net *unet, feed *prefetcher.Prefetcher, epoch int, opt optim.Optimizer, rates *optim.Scheduler) error {
+	nn.Train(net, true)
+	for batch, err := range feed.Epoch(ctx, epoch) {
+		if err != nil {
+			return err
+		}
+		if err := net.Forward(batch.Images).CrossEntropy(masks(batch)).Backward(); err != nil {
+			return err
+		}
+		if err := opt.Step(); err != nil {
+			return err
+		}
+		if err := rates.Step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func run(ctx context.Context, o options, out io.Writer) (overlaps []float64, err error) {
 	device, err := study.Device(o.device)
 	if err == nil {
@@ -232,20 +252,8 @@ func run(ctx context.Context, o options, out io.Writer) (overlaps []float64, err
 		return nil, err
 	}
 	for epoch := range o.epochs {
-		nn.Train(net, true)
-		for batch, err := range feed.Epoch(ctx, epoch) {
-			if err != nil {
-				return nil, err
-			}
-			if err := net.Forward(batch.Images).CrossEntropy(masks(batch)).Backward(); err != nil {
-				return nil, err
-			}
-			if err := opt.Step(); err != nil {
-				return nil, err
-			}
-			if err := rates.Step(); err != nil {
-				return nil, err
-			}
+		if err := trainEpoch(ctx, net, feed, epoch, opt, rates); err != nil {
+			return nil, err
 		}
 		overlap, err := evaluate(ctx, net, test, device, "")
 		if err != nil {

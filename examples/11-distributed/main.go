@@ -235,18 +235,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 		defer context.AfterFunc(terminated, t.stop.Raise)()
 	}
 	r = &result{}
-	for epoch := t.first; epoch < o.epochs; epoch++ {
-		begun := time.Now()
-		loss, images, err := t.epoch(ctx, epoch)
-		if err != nil {
-			return nil, err
-		}
-		if images > 0 { // the checkpoint may be at the end of an epoch
-			r.losses = append(r.losses, loss)
-			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch+1, loss, float64(images)/time.Since(begun).Seconds())
-		}
-	}
-	if err := t.finish(out); err != nil {
+	if r.losses, err = t.epochs(ctx, out); err != nil {
 		return nil, err
 	}
 	return r, r.compare(world, net)
@@ -335,6 +324,23 @@ func (t *trainer) written() error {
 	s := t.saving
 	t.saving = nil
 	return s.Wait()
+}
+
+// epochs trains until the last epoch, prints a line for each, finishes the training, and returns
+// the losses.
+func (t *trainer) epochs(ctx context.Context, out io.Writer) (losses []float64, err error) {
+	for epoch := t.first; epoch < t.options.epochs; epoch++ {
+		start := time.Now()
+		loss, images, err := t.epoch(ctx, epoch)
+		if err != nil {
+			return nil, err
+		}
+		if images > 0 { // the checkpoint may be at the end of an epoch
+			losses = append(losses, loss)
+			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch+1, loss, float64(images)/time.Since(start).Seconds())
+		}
+	}
+	return losses, t.finish(out)
 }
 
 // epoch trains on all batches. It returns the mean loss and the number of images, over all ranks.

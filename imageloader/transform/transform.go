@@ -114,13 +114,10 @@ const maxSide = 1 << 15
 
 // check returns an error that names the wrong field. t has its defaults.
 func (t Transform) check() error {
+	if err := t.checkSize(); err != nil {
+		return err
+	}
 	switch {
-	case t.Size < 1 || t.Size > maxSide:
-		return fmt.Errorf("field Size is %d, not in 1 to %d", t.Size, maxSide)
-	case !t.RandomResizedCrop && (t.Resize < t.Size || t.Resize > maxSide):
-		return fmt.Errorf("field Resize is %d, not in Size (%d) to %d", t.Resize, t.Size, maxSide)
-	case t.RandomResizedCrop && (t.Resize != 0 || t.RandomCrop):
-		return errors.New("field RandomResizedCrop excludes Resize and RandomCrop")
 	case !(t.Scale[0] > 0 && t.Scale[0] <= t.Scale[1] && t.Scale[1] <= 1):
 		return fmt.Errorf("field Scale is %v, not an interval in (0, 1]", t.Scale)
 	case !(t.Ratio[0] > 0 && t.Ratio[0] <= t.Ratio[1]) || math.IsInf(t.Ratio[1], 0):
@@ -137,6 +134,19 @@ func (t Transform) check() error {
 		return err
 	}
 	return checkOps(t.Ops, t.Size, t.Size)
+}
+
+// checkSize checks the fields that choose how the image gets its size.
+func (t Transform) checkSize() error {
+	switch {
+	case t.Size < 1 || t.Size > maxSide:
+		return fmt.Errorf("field Size is %d, not in 1 to %d", t.Size, maxSide)
+	case !t.RandomResizedCrop && (t.Resize < t.Size || t.Resize > maxSide):
+		return fmt.Errorf("field Resize is %d, not in Size (%d) to %d", t.Resize, t.Size, maxSide)
+	case t.RandomResizedCrop && (t.Resize != 0 || t.RandomCrop):
+		return errors.New("field RandomResizedCrop excludes Resize and RandomCrop")
+	}
+	return nil
 }
 
 func (t Transform) checkFinish() error {

@@ -330,6 +330,24 @@ func (s *Sanitizer) effects(op *Operator) *racecheck.Operator {
 	return kept.(*racecheck.Operator)
 }
 
+// effectsOnOperands appends what the operator does to each operand.
+func effectsOnOperands(does []racecheck.Effect, operands int, e *racecheck.Operator, args []Arg) []racecheck.Effect {
+	for range operands {
+		does = append(does, racecheck.Reads) // an argument that the schema does not name
+	}
+	for i, a := range args[:min(len(args), len(e.Args))] {
+		switch a.Kind {
+		case ArgTensor:
+			does[a.Value] = e.Args[i]
+		case ArgTensors:
+			for j := a.Value; j < a.Value+int64(a.Count); j++ {
+				does[j] = e.Args[i]
+			}
+		}
+	}
+	return does
+}
+
 // operator reports an operator call's reads and writes to the checker.
 func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tensor) {
 	var room [16]C.ts_tensor_extent
@@ -343,23 +361,7 @@ func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tenso
 	own := s.take(e.Name, at)
 	operands, made := all[:len(tensors)], all[len(tensors):]
 	var effects [16]racecheck.Effect
-	does := effects[:0]
-	for range operands {
-		does = append(does, racecheck.Reads) // an argument that the schema does not name
-	}
-	for i, a := range args {
-		if i >= len(e.Args) {
-			break
-		}
-		switch a.Kind {
-		case ArgTensor:
-			does[a.Value] = e.Args[i]
-		case ArgTensors:
-			for j := a.Value; j < a.Value+int64(a.Count); j++ {
-				does[j] = e.Args[i]
-			}
-		}
-	}
+	does := effectsOnOperands(effects[:0], len(operands), e, args)
 	base, _, _ := strings.Cut(strings.TrimPrefix(e.Name, "aten::"), ".")
 	if base == "copy_" || base == "to" || base == "_to_copy" {
 		s.copied(at, base, operands, made, args, tensors)

@@ -243,16 +243,31 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	if err := collectives.StartRanks(ctx, ranks, theirs, &out, &complaint); err != nil {
 		return pythonFailure(python, err, complaint.Bytes())
 	}
-	var peer struct {
-		Torch       string                        `json:"torch"`
-		Collectives []*collectives.Times          `json:"collectives"`
-		Rates       map[string]float64            `json:"rates"`
-		Sharded     map[string]*distShardedFigure `json:"sharded"`
-		Errors      []string                      `json:"errors"`
-	}
+	var peer distPeer
 	if err := json.Unmarshal(out.Bytes(), &peer); err != nil {
 		return fmt.Errorf("%s: cannot read what it printed: %w", python, err)
 	}
+	peer.fill(report)
+	if len(peer.Errors) > 0 {
+		return fmt.Errorf("%s: %s", python, strings.Join(peer.Errors, "; "))
+	}
+	if !strings.HasPrefix(peer.Torch, report.LibTorch) {
+		report.PythonNote = "another LibTorch: torch " + peer.Torch
+	}
+	return nil
+}
+
+// distPeer is the output of PyTorch's ranks.
+type distPeer struct {
+	Torch       string                        `json:"torch"`
+	Collectives []*collectives.Times          `json:"collectives"`
+	Rates       map[string]float64            `json:"rates"`
+	Sharded     map[string]*distShardedFigure `json:"sharded"`
+	Errors      []string                      `json:"errors"`
+}
+
+// fill adds PyTorch's figures to the rows of the report.
+func (peer *distPeer) fill(report *distReport) {
 	for i, row := range report.Collectives[:min(len(report.Collectives), len(peer.Collectives))] {
 		if row.PyTorch = peer.Collectives[i]; row.PyTorch != nil {
 			row.PyTorch.BusGBps = row.BusGBps * row.MS / row.PyTorch.MS
@@ -271,13 +286,6 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 		}
 		row.PyTorch = peer.Sharded[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, row.Way)]
 	}
-	if len(peer.Errors) > 0 {
-		return fmt.Errorf("%s: %s", python, strings.Join(peer.Errors, "; "))
-	}
-	if !strings.HasPrefix(peer.Torch, report.LibTorch) {
-		report.PythonNote = "another LibTorch: torch " + peer.Torch
-	}
-	return nil
 }
 
 // lockedBuffer collects the output of several processes. It does not embed the buffer, because

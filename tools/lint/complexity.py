@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that no Go function has a cyclomatic complexity over 25. Tests and generated code are exempt.
+"""Check that no Go function has a cyclomatic complexity over 20. Tests and generated code are exempt.
 
   complexity.py
 
@@ -12,10 +12,13 @@ import re
 import subprocess
 import sys
 
-LIMIT = 25
+LIMIT = 20
 
 # Maps "package function" to the reason why it is not split, with the measurement.
-HOT = {}
+HOT = {
+    "torch (operator).run": "every operator call runs it; parts in other functions cost more than the call's share, as its comment says",
+    "torch (*namedOperator).collect": "converts the arguments of most calls of torch.Call, with few comparisons and no further calls",
+}
 
 
 def main():

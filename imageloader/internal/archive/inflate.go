@@ -29,11 +29,8 @@ func newRangeInflater() (*rangeInflater, error) {
 
 func (r *rangeInflater) close() { imagecapi.FreeInflater(r.inflater) }
 
-// read fills head and then dst with the output from offset on. c is a mark at or before offset,
-// with its window in windows. until is an upper bound of the end of the compressed bytes in the
-// file.
-func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, head, dst []byte) error {
-	r.end = 0
+// restart puts the inflater at a mark, whose window is in windows.
+func (r *rangeInflater) restart(windows io.ReaderAt, c *Mark) error {
 	r.packed = slices.Grow(r.packed[:0], int(c.Size))
 	window := r.packed[:c.Size] // free until the first compressed bytes
 	r.packed = r.packed[:cap(r.packed)]
@@ -43,7 +40,15 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 	if err := unpackWindow(window, r.out[:windowBytes]); err != nil {
 		return err
 	}
-	if err := imagecapi.ResetInflater(r.inflater, int(c.Bit&7), windowBytes); err != nil {
+	return imagecapi.ResetInflater(r.inflater, int(c.Bit&7), windowBytes)
+}
+
+// read fills head and then dst with the output from offset on. c is a mark at or before offset,
+// with its window in windows. until is an upper bound of the end of the compressed bytes in the
+// file.
+func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, head, dst []byte) error {
+	r.end = 0
+	if err := r.restart(windows, c); err != nil {
 		return err
 	}
 	single := true   // gzip member

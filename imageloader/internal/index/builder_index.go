@@ -89,19 +89,13 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 			break
 		}
 		l := label[m.label]
-		if wrong == nil && int(m.label) == odd {
-			wrong = &LabelError{b.file, string(name), strings.ReplaceAll(strings.TrimPrefix(b.dirs.names[odd], "\n"), "\n", " ")}
+		if wrong == nil {
+			wrong = b.wrongLabel(m, string(name), l, odd)
 		}
 		if dir := b.dirs.names[m.label]; b.web == nil && classOf(unsafe.String(unsafe.SliceData(name), len(name))) != dir {
 			return errIndexDamaged
 		}
-		if label, unknown := b.dirs.unknownIn(b.dirs.names[m.label]); unknown && wrong == nil {
-			wrong = b.dirs.unknown(string(name), label)
-		}
 		if b.dirs.given != nil && m.flags&recordImage != 0 && l < 0 {
-			if wrong == nil {
-				wrong = b.dirs.unknown(string(name), b.dirs.names[m.label])
-			}
 			continue
 		}
 		if l < 0 {
@@ -126,6 +120,23 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	x.left = b.leftOut()
 	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept no longer changes
 	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
+	return nil
+}
+
+// wrongLabel returns an error if the member has a label that is no number, or a class that was not
+// given. l is the sample's label. odd is the directory of the first WebDataset label that is an
+// error, or -1.
+func (b *Builder) wrongLabel(m *record, name string, l int32, odd int) error {
+	dir := b.dirs.names[m.label]
+	if int(m.label) == odd {
+		return &LabelError{b.file, name, strings.ReplaceAll(strings.TrimPrefix(dir, "\n"), "\n", " ")}
+	}
+	if label, unknown := b.dirs.unknownIn(dir); unknown {
+		return b.dirs.unknown(name, label)
+	}
+	if b.dirs.given != nil && m.flags&recordImage != 0 && l < 0 {
+		return b.dirs.unknown(name, dir)
+	}
 	return nil
 }
 

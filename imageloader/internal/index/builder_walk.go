@@ -179,21 +179,7 @@ func (w *walk) visit() error {
 	if w.record && regular {
 		a.WantCheckpoint(&f.Member)
 	}
-	var data []byte
-	var err error
-	switch {
-	case w.visitor != nil && sample:
-		if data, err = w.visitor.Buffer(f); err != nil {
-			return err
-		}
-	case w.visitor == nil && !a.Streamed():
-		b.keeping = false // no contents need to be held
-	case w.visitor == nil && sample && f.Size <= b.config.MaxSampleBytes && b.wants(f.Size):
-		data = b.room(f.Size)
-	}
-	if data != nil {
-		err = a.Content(data)
-	}
+	data, err := w.content()
 	if err == nil && w.record && regular {
 		err = w.summarise(data)
 	}
@@ -205,6 +191,28 @@ func (w *walk) visit() error {
 		err = w.visitor.Visit(f, data)
 	}
 	return err
+}
+
+// content returns the newest member's content if the visitor or the index wants it.
+func (w *walk) content() ([]byte, error) {
+	b, a, f := w.b, w.a, &w.found
+	sample := f.Index >= 0
+	var data []byte
+	switch {
+	case w.visitor != nil && sample:
+		var err error
+		if data, err = w.visitor.Buffer(f); err != nil {
+			return nil, err
+		}
+	case w.visitor == nil && !a.Streamed():
+		b.keeping = false // no contents need to be held
+	case w.visitor == nil && sample && f.Size <= b.config.MaxSampleBytes && b.wants(f.Size):
+		data = b.room(f.Size)
+	}
+	if data == nil {
+		return nil, nil
+	}
+	return data, a.Content(data)
 }
 
 // summarise completes the record of the newest member from its content. If data is nil, it reads as

@@ -58,7 +58,12 @@ func (t *tiff) checkCompression() error {
 	case t.compression == tiffJPEG && (t.depth != 8 || t.samples != t.colours || t.photometric == tiffPalette || t.colours == 4):
 		return unsupported("TIFF: JPEG compression of other than 8-bit grey, RGB and YCbCr")
 	}
-	// With the other compressions the predictor is ignored, as in libtiff.
+	return t.checkPredictor()
+}
+
+// checkPredictor reads the predictor of LZW and deflate. With the other compressions it is ignored,
+// as in libtiff.
+func (t *tiff) checkPredictor() error {
 	if t.compression != tiffLZW && !t.deflated() {
 		return nil
 	}
