@@ -5,12 +5,18 @@
 
 The rows of the table go from the lowest package up. A package imports only packages of earlier rows, so no import can
 point upwards or in a circle. Every package has a row. Tests are exempt: they may import any package.
+
+The table under "Layout" in CONTRIBUTING.md says what the folders are for. It must name each package of the table, or a
+folder/ above it, and each folder of C++ sources, once, and nothing that does not exist.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
+
+import cxx_layers
 
 ROOT = "github.com/torchstream/torchstream"
 
@@ -401,9 +407,26 @@ def graph_errors(graph, free):
             yield "%s must not depend on %s: %s" % (package, path[-1], " -> ".join(path))
 
 
+def layout_errors(page):
+    """Compare the table under "Layout" in CONTRIBUTING.md with the table above, and with the folders of C++ sources."""
+    table = page.partition("\n## Layout\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.M)
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    for name in sorted(set(named)):
+        if named.count(name) + named.count(name + "/") > 1:
+            yield "CONTRIBUTING.md names %s twice under Layout" % name
+        if not os.path.isdir(name):
+            yield "CONTRIBUTING.md names %s under Layout, which is no folder" % name
+    for folder in [*LAYERS, *("cshim/src/" + name for name in cxx_layers.FOLDERS)]:
+        if folder not in named and not any(name.endswith("/") and (folder + "/").startswith(name) for name in named):
+            yield "%s has no row in CONTRIBUTING.md under Layout: add the folder to a row" % folder
+
+
 def main():
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
     bad = list(table_errors())
+    with open("CONTRIBUTING.md", encoding="utf-8") as page:
+        bad += layout_errors(page.read())
     for module in MODULES:
         for tags in TAGS if module == "." else [""]:
             bad += [e for e in graph_errors(packages(module, tags), FREE) if e not in bad]
