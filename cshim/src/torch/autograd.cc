@@ -121,7 +121,7 @@ ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gr
     if (ts::somebody_captures()) {
       for (const at::Tensor& each : results) ts::made_in_capture(each);
     }
-    // Nothing below fails: a failed call has made no handle.
+    // Nothing below may fail: a failed call must not make handles.
     for (const at::Tensor& each : results) {
       *gradients++ = each.defined() ? ts::to_handle(each) : nullptr;
     }
@@ -154,7 +154,7 @@ ts_error* ts_tensor_get_grads(ts_tensor* const* tensors, int64_t count, ts_tenso
       for (int64_t i = 0; i < count; ++i) ts::hold_in_capture(ts::value_of(tensors[i]));
       ts::gradients_in_capture();
     }
-    // Nothing below fails: a failed call has made no handle.
+    // Nothing below may fail: a failed call must not make handles.
     for (int64_t i = 0; i < count; ++i) {
       const at::Tensor& known = ts::impl_of(tensors[i])->grad();
       gradients[i] = known.defined() ? ts::to_handle(known) : nullptr;

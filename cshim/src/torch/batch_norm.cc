@@ -1,4 +1,4 @@
-// ts_tensor_batch_norm_relu: the tensors that the kernels of batch_norm.cu take, and backward.
+// ts_tensor_batch_norm_relu: the tensors that the kernels of batch_norm.cu support, and backward.
 #include "torch/batch_norm.h"
 
 #include <ATen/EmptyTensor.h>
@@ -40,7 +40,7 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 constexpr auto kFormat = c10::MemoryFormat::ChannelsLast;
-constexpr uintptr_t kVectorBytes = 16;  // that the kernels load at a time
+constexpr uintptr_t kVectorBytes = 16;  // the kernels load this much at a time
 
 struct Operands {
   explicit Operands(ts_tensor* const* tensors)
@@ -54,7 +54,7 @@ struct Operands {
   const at::Tensor x, weight, bias, running_mean, running_var, residual;
 };
 
-// What a step computes with, and frees when it ends.
+// Allocates memory that a step computes with and frees when it ends.
 c10::DataPtr allocate(size_t floats) {
   return c10::cuda::CUDACachingAllocator::get()->allocate(floats * sizeof(float));
 }
@@ -83,13 +83,13 @@ std::optional<norm::Element> element_of(at::ScalarType type) {
   }
 }
 
-// Whether the memory is rows of channels, as the kernels load them.
+// Whether the memory is rows of channels, the layout that the kernels load.
 bool is_rows(const at::Tensor& tensor) {
   return tensor.is_contiguous(kFormat) &&
          reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kVectorBytes == 0;
 }
 
-// Whether the tensor is a GPU's and nothing but memory.
+// Whether the tensor is on a GPU and is plain memory.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cuda() && tensor.layout() == at::kStrided && !at::isTensorSubclassLike(tensor) &&
          !tensor._is_zerotensor() && !tensor._fw_grad(/*level=*/0).defined();
@@ -104,7 +104,7 @@ bool is_vector_or_absent(const at::Tensor& tensor, const at::Tensor& of) {
   return !tensor.defined() || is_vector(tensor, of);
 }
 
-// Whether the kernels compute with these tensors.
+// Whether the kernels support these tensors.
 bool are_taken(const Operands& of) {
   const at::Tensor& x = of.x;
   if (!is_plain(x) || x.dim() != 4 || !element_of(x.scalar_type()) || x.numel() == 0) return false;
@@ -124,7 +124,7 @@ bool are_taken(const Operands& of) {
           residual.device() == x.device() && residual.sizes() == x.sizes() && is_rows(residual));
 }
 
-// Whether nothing else refers to the gradient or its memory, so that a node can overwrite it.
+// Whether nothing else refers to the gradient or its memory, so that a node may overwrite it.
 bool is_own(const at::Tensor& gradient) {
   return gradient.use_count() == 1 && gradient.storage().use_count() == 1;
 }
@@ -181,7 +181,8 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
   variable_list compute(at::Tensor dy, const at::Tensor& x, const at::Tensor& y) const {
     if (!is_rows(dy)) dy = dy.clone(kFormat);
     const int64_t channels = x.size(1);
-    // Each element of the residual's gradient, or else of x's, may lie where that of y's does.
+    // The residual's gradient, or without a residual the gradient of x, may overwrite the gradient
+    // of y element by element.
     at::Tensor first = is_own(dy) ? dy : empty(x.sizes(), x.scalar_type(), kFormat);
     at::Tensor dx = has_residual_ ? empty(x.sizes(), x.scalar_type(), kFormat) : std::move(first);
     at::Tensor dresidual = std::move(first);
@@ -205,8 +206,8 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
     return {std::move(dx), std::move(dweight), std::move(dbias), std::move(dresidual)};
   }
 
-  // compute with LibTorch's operators, for gradients of the gradients. They depend on the weight
-  // itself, which must still have its values of the forward pass.
+  // Does compute with LibTorch's operators, for double backward. Those gradients depend on the
+  // weight itself, which must still have the values of the forward pass.
   variable_list compute_recorded(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& y) const {
     const at::Tensor weight = weight_.unpack();
@@ -226,14 +227,14 @@ class BatchNormReLUBackward final : public torch::autograd::Node {
     auto [dx, dweight, dbias] = at::native_batch_norm_backward(
         cut, x, weight, {}, {}, saved[norm::kMean], saved[norm::kInverse], /*train=*/true, eps_,
         {true, weight.defined(), weight.defined()});
-    // The operator has none for a bias without a weight.
+    // The operator returns no gradient for a bias without a weight.
     if (!weight.defined()) dbias = at::sum(cut, {0, 2, 3}, /*keepdim=*/false, at::kFloat);
     return {std::move(dx), std::move(dweight), std::move(dbias), cut};
   }
 
   // Guarded by mutex_ after save.
   SavedVariable x_;
-  SavedVariable y_;       // with a residual: without one, x tells where y is 0
+  SavedVariable y_;       // with a residual; without one, x tells where y is 0
   SavedVariable weight_;  // for compute_recorded
   c10::DataPtr saved_;    // norm::Saved
   double eps_ = 0;
@@ -247,7 +248,7 @@ bool requires_grad(const Operands& of) {
 }
 
 at::Tensor batch_norm_relu(const Operands& of, double momentum, double eps) {
-  // A recording of operators has an event for the call, as for LibTorch's.
+  // A recording of operators has an event for this call, as for LibTorch's operators.
   std::optional<at::RecordFunction> event;
   if (auto recorders = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) {
     event.emplace(std::move(*recorders));
@@ -306,7 +307,7 @@ ts_error* ts_tensor_batch_norm_relu(ts_tensor* const* tensors, double momentum, 
     const ts::Operands operands(tensors);
     std::optional<c10::NoGradGuard> no_grad;
     if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad.emplace();
-    // LibTorch's operators have the error of a tensor that backward cannot save.
+    // For a tensor that backward cannot save, LibTorch's operators report the error.
     const auto is_inference = [](const at::Tensor& t) { return t.defined() && t.is_inference(); };
     const bool unsaved =
         (is_inference(operands.x) || is_inference(operands.weight)) && ts::requires_grad(operands);

@@ -5,8 +5,8 @@
 #include "torch/batch_norm_blocks.h"
 
 namespace ts {
-// Named, because nvcc gives an anonymous namespace a name with the path of its file, and two builds
-// of a release would differ.
+// Named, because nvcc derives the name of an anonymous namespace from the path of its file, and two
+// builds of a release would differ.
 namespace norm {
 
 struct Float16 {

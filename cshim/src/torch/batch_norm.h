@@ -7,7 +7,7 @@
 
 namespace ts::norm {
 
-// Enqueue both kernels of a pass on the stream of the current device.
+// These functions enqueue both kernels of a pass on the stream of the current device.
 cudaError_t launch(Element element, const Forward& pass, cudaStream_t stream);
 cudaError_t launch(Element element, const Backward& pass, cudaStream_t stream);
 

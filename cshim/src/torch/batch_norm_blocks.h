@@ -1,6 +1,6 @@
-// What the blocks of batch_norm.cu compute. A block's threads take turns: team.each(f) calls f with
-// the number of each thread and then waits for all of them. The device has a team of its threads,
-// and the tests have one that is a loop.
+// The work of the blocks of batch_norm.cu. team.each(f) calls f with the number of each of the
+// block's threads and then waits for all of them. The device has a team of its threads; the tests
+// have a team that is a loop.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace ts::norm {
 
-// The types of elements. widen and narrow are exact, and rounding to the nearest, ties to even.
+// The element types. widen is exact; narrow rounds to nearest, ties to even.
 struct Float32 {
   using Type = float;
   static constexpr int kVector = 4;  // elements in 16 bytes
@@ -71,8 +71,8 @@ TS_HOST_DEVICE Rows rows_of(const Parts& parts, int64_t rows, int part) {
   return {begin, end < rows ? end : rows};
 }
 
-// Where a thread of a block works: a vector of channels from `channel` on, which may be behind the
-// last one, and every kStep-th row.
+// The position of a thread in a block: a vector of channels that starts at `channel`, which may be
+// after the last channel, and every kStep-th row.
 template <typename E, int kThreads>
 struct Place {
   static constexpr int kLanes = kWidth / E::kVector;
@@ -95,7 +95,7 @@ struct Pairs {
   float second[kSources][kWidth];
 };
 
-// The sums of the threads' rows, and of what each of `kSlots` rows of threads has merged of them.
+// The sums over the threads' rows, and their merged sums for each of `kSlots` rows of threads.
 template <typename E>
 struct SumMemory {
   static constexpr int kSlots = kSumThreads / kWidth;
@@ -109,15 +109,16 @@ struct OutputMemory {
   float parameters[7][kWidth];
 };
 
-// How many of n rows has the thread that begins with row `first` and goes on in steps.
+// Returns how many of n rows belong to the thread that starts at row `first` and advances by
+// `step`.
 TS_HOST_DEVICE float count_of(int64_t n, int first, int step) {
   return n > first ? static_cast<float>((n - first - 1) / step + 1) : 0.0F;
 }
 
-// The mean of n values and the sum of the squares of their distances from it, from the sums of
-// their distances from `shift`, and of the squares of those. The shift is one of the values or a
-// mean of some: then the square of its own distance from the mean is a part of the result, so what
-// cancels is no larger than n times the result, whatever the mean.
+// The mean of n values and the sum of squared distances from it. Computed from the sums of the
+// distances from `shift` and of their squares. The shift is one of the values, or the mean of some.
+// The square of the shift's own distance from the mean is then part of the result, so cancellation
+// loses at most n times the result, whatever the mean.
 struct Moments {
   float mean;
   float squares;
@@ -125,10 +126,10 @@ struct Moments {
 TS_HOST_DEVICE Moments moments_of(float shift, float first, float second, float n) {
   const float distance = first / n;
   const float squares = second - first * distance;
-  return {shift + distance, squares < 0 ? 0 : squares};  // NaN stays
+  return {shift + distance, squares < 0 ? 0 : squares};  // NaN is preserved
 }
 
-// Adds moments of n values to the sums that moments_of takes.
+// Adds the moments of n values to the sums that moments_of reads.
 TS_HOST_DEVICE void add_moments(const Moments& of, float n, float shift, float* first,
                                 float* second) {
   const float distance = of.mean - shift;
@@ -138,7 +139,7 @@ TS_HOST_DEVICE void add_moments(const Moments& of, float n, float shift, float* 
 
 // ---- Forward
 
-constexpr int kBatch = 4;  // rows whose loads a thread has under way at a time
+constexpr int kBatch = 4;  // rows whose loads a thread issues at a time
 
 // Writes the moments of a part of the rows to the partials.
 template <typename E, typename Team>
@@ -219,17 +220,17 @@ TS_DEVICE void sum_moments(Team team, const Forward& pass, int group, int part,
   });
 }
 
-// The normalised value: the arithmetic of LibTorch's kernel for channels_last, so that equal
-// moments give equal bits.
+// Returns the normalised value, with the arithmetic of LibTorch's kernel for channels_last, so that
+// equal moments give equal bits.
 TS_HOST_DEVICE float normalised(float x, float mean, float inverse, float weight, float bias) {
   return multiply_add(weight * (x - mean), inverse, bias);
 }
 
-// Keeps NaN, as LibTorch's ReLU does.
+// Preserves NaN, as LibTorch's ReLU does.
 TS_HOST_DEVICE bool is_cut(float value) { return value <= 0; }
 
 // Merges the moments of all parts, and computes a part of the output. The blocks of the first part
-// write what there is for each channel.
+// also write the values of each channel.
 template <typename E, bool kResidual, typename Team>
 TS_DEVICE void normalise(Team team, const Forward& pass, int group, int part,
                          OutputMemory& memory) {
@@ -323,9 +324,9 @@ TS_DEVICE void normalise(Team team, const Forward& pass, int group, int part,
 
 // ---- Backward
 
-constexpr int kGradientBatch = 2;  // kBatch, where a row is two or three loads
+constexpr int kGradientBatch = 2;  // kBatch for a row of two or three loads
 
-// The channels' values of the forward pass in a thread.
+// A thread's values of its channels from the forward pass.
 template <typename E>
 struct SavedValues {
   static constexpr int V = E::kVector;
@@ -339,7 +340,7 @@ struct SavedValues {
     }
   }
 
-  // Whether ReLU has cut the normalised value of x, computed as the forward pass did.
+  // Whether ReLU zeroed the normalised value of x, computed as in the forward pass.
   TS_HOST_DEVICE bool cuts(float x, int v) const {
     const float y =
         normalised(x, values[kMean][v], values[kInverse][v], values[kWeight][v], values[kBias][v]);
@@ -347,9 +348,9 @@ struct SavedValues {
   }
 };
 
-// Writes the sums of a part of the rows to the partials: of the gradient where ReLU has cut
-// nothing, and of its products with x - mean. With a residual that gradient is the residual's too,
-// which is written.
+// Writes two sums over a part of the rows to the partials: of the gradient where ReLU is not zero,
+// and of its products with x - mean. With a residual, that gradient is also the residual's, and is
+// written.
 template <typename E, bool kResidual, typename Team>
 TS_DEVICE void sum_gradients(Team team, const Backward& pass, int group, int part,
                              SumMemory<E>& memory) {
@@ -427,7 +428,7 @@ TS_DEVICE void sum_gradients(Team team, const Backward& pass, int group, int par
 }
 
 // Merges the sums of all parts, and computes a part of the gradient of x. The blocks of the first
-// part write the gradients of weight and bias.
+// part also write the gradients of weight and bias.
 template <typename E, bool kResidual, typename Team>
 TS_DEVICE void differentiate(Team team, const Backward& pass, int group, int part,
                              OutputMemory& memory) {

@@ -1,10 +1,9 @@
-// A pass of the batch normalisation with ReLU, and how it is divided among blocks. No CUDA here.
-//
-// A tensor is seen as rows of channels, which is what channels_last memory is. A block has kWidth
-// neighbouring channels of a part of the rows. The forward pass is two kernels: the first one
-// computes the moments of each part, the second one merges those of all parts, each of its blocks
-// for itself, and normalises. Backward is two kernels in the same way. So a pass needs neither
-// atomics nor zeroed memory, and its sums have one order: its results are the same in every run.
+// A pass of batch normalisation with ReLU, and its division among blocks. No CUDA here.
+// A tensor is treated as rows of channels, the layout of channels_last memory. A block has kWidth
+// neighbouring channels of a part of the rows. The forward pass is two kernels. The first computes
+// the moments of each part. In the second, each block merges the moments of all parts and
+// normalises. Backward is two kernels of the same form. So a pass needs neither atomics nor zeroed
+// memory, and its sums have a fixed order: the results are the same in every run.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +13,18 @@
 namespace ts::norm {
 
 constexpr int kWidth = 32;
-constexpr int kSumThreads = 512;     // of a block that sums
-constexpr int kOutputThreads = 256;  // of a block that computes a tensor
+constexpr int kSumThreads = 512;     // in a block that sums
+constexpr int kOutputThreads = 256;  // in a block that computes a tensor
 
-// Blocks of a kernel, where there are rows enough: a few for each multiprocessor of the GPUs that
-// there are. It is no number of the device's, so that GPUs of several kinds have the same sums.
+// The number of blocks of a kernel, if there are enough rows: a few for each multiprocessor of
+// current GPUs. It does not depend on the device, so that all kinds of GPUs compute the same sums.
 constexpr int64_t kSumBlocks = 264;
 constexpr int64_t kOutputBlocks = 528;
-// What a part has at least, so that its threads have a few rows each.
+// The minimum rows of a part, so that each of its threads has a few rows.
 constexpr int64_t kMinSumRows = 512;
 constexpr int64_t kMinOutputRows = 256;
 
-// The division of rows: `count` parts of `rows` rows, of which the last one may be shorter. None is
-// empty.
+// The division of rows: `count` parts of `rows` rows; the last may be shorter. No part is empty.
 struct Parts {
   int64_t rows;
   int32_t count;
@@ -46,7 +44,7 @@ struct Plan {
   Parts sums;
   Parts outputs;
 
-  // The floats that the sums of all parts take.
+  // Returns the number of floats in the sums of all parts.
   size_t partials() const {
     return 2 * static_cast<size_t>(sums.count) * static_cast<size_t>(channels);
   }
@@ -60,7 +58,7 @@ inline Plan plan(int64_t rows, int32_t channels) {
 
 enum class Element { kFloat32, kFloat16, kBFloat16 };
 
-// What backward needs of the forward pass, an array of each for every channel.
+// The values of the forward pass that backward needs, an array for each with one value a channel.
 enum Saved { kMean, kInverse /* 1 / standard deviation */, kWeight, kBias, kSavedCount };
 
 // y = relu((x - mean) / deviation * weight + bias + residual). Tensors are [rows, channels].

@@ -28,11 +28,11 @@ struct ts_hook {
 namespace ts {
 namespace {
 
-// How many callbacks the calling thread is in, and whether one is an accumulation hook.
+// The number of nested callbacks on the calling thread, and whether one is an accumulation hook.
 thread_local int32_t callback_depth = 0;
 thread_local bool accumulating = false;
 
-// The threads of a pass are not those of the capture.
+// Atomic, since a pass uses other threads than the capture.
 std::atomic<bool> no_leaf_hooks{false};
 
 // The contexts of callbacks that nothing calls any more.
@@ -60,8 +60,8 @@ class Accumulating {
   const bool before_;
 };
 
-// Restores the current device and its stream on a device's thread of backward, for the nodes that
-// run after code that leaves others behind. A caller's own thread keeps what the code leaves.
+// Restores the current device and its stream on a device's backward thread, for the nodes that run
+// after code that changes them. On the caller's own thread the code's changes stay.
 class StreamRestored {
  public:
   StreamRestored() {
@@ -83,8 +83,8 @@ class HookList {
     return entry;
   }
 
-  // The hooks in the order of adding. A hook that is added or removed meanwhile counts for the next
-  // call.
+  // Returns the hooks in the order in which they were added. A hook that is added or removed
+  // meanwhile takes effect at the next call.
   std::vector<std::shared_ptr<const Hook>> hooks() {
     std::vector<std::shared_ptr<const Hook>> found;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -152,16 +152,16 @@ class AccumulationHooks final : public torch::autograd::PostAccumulateGradHook {
   }
 
   HookList list;
-  HookList last;  // called after the others, whenever those are registered
+  HookList last;  // called after the others, whenever the others are added
 };
 
-// Held while hooks are registered: LibTorch's lists of them have no lock.
+// Held while hooks are registered: LibTorch's lists of hooks have no lock.
 std::mutex& registering() {
   static auto* all = new std::mutex;  // never destroyed: threads may outlive main
   return *all;
 }
 
-// The hooks among others of a tensor or an operator, or null.
+// Returns the hooks among the other hooks of a tensor or an operator, or null.
 GradientHooks* find_hooks(
     const std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>& hooks, size_t output) {
   for (const auto& each : hooks) {
@@ -171,7 +171,7 @@ GradientHooks* find_hooks(
   return nullptr;
 }
 
-// Registers a callback as a hook that returns what the callback does.
+// Registers a callback as a hook that returns the callback's result.
 template <typename Add>
 void add_callback(ts_autograd_callback function, int64_t context, size_t results, ts_hook** hook,
                   Add&& add) {
@@ -212,8 +212,8 @@ std::vector<at::Tensor> Callback::operator()(const std::vector<at::Tensor>& tens
   std::vector<ts_tensor*> made(results, nullptr);
   std::vector<at::Tensor> taken;
   taken.reserve(results);
-  // LibTorch's mode is whether the gradients themselves are recorded. It is a flag here, because
-  // the mode of a thread would be lost where the caller goes on on another one.
+  // LibTorch's gradient mode says whether the gradients themselves are recorded. It becomes a flag
+  // here, because a thread's mode would be lost if the caller continues on another thread.
   const int32_t flags =
       (at::GradMode::is_enabled() ? TS_CALLBACK_FLAG_CREATE_GRAPH : 0) | numerics_of_pass();
   ts_error* error = nullptr;
@@ -237,7 +237,7 @@ std::shared_ptr<const Hook> HookEntry::hook() const {
 }
 
 void HookEntry::remove() noexcept {
-  std::shared_ptr<const Hook> removed;  // ends after the lock
+  std::shared_ptr<const Hook> removed;  // destroyed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
   removed.swap(hook_);
 }

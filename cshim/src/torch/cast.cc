@@ -25,13 +25,13 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// LibTorch's CUDA allocator places memory at multiples of this, in bytes. Libraries choose kernels
-// by the alignment of their operands.
+// LibTorch's CUDA allocator aligns memory to this many bytes. Libraries choose kernels by the
+// alignment of their operands.
 constexpr int64_t kAlignment = 512;
 
 // Returns uninitialised tensors with the sizes and strides of the given ones, which are dense and
-// of one device, in one allocation: that spares the host an allocation and a release for each. The
-// memory is free when none of them is left.
+// on one device, in one allocation. That saves the host an allocation and a release for each. The
+// memory is freed with the last of them.
 std::vector<at::Tensor> allocate_together(const std::vector<at::Tensor>& like,
                                           at::ScalarType dtype) {
   const auto step = kAlignment / static_cast<int64_t>(c10::elementSize(dtype));
@@ -43,7 +43,7 @@ std::vector<at::Tensor> allocate_together(const std::vector<at::Tensor>& like,
   parts.reserve(like.size());
   int64_t offset = 0;
   for (const at::Tensor& each : like) {
-    // No view for autograd: each part has a version of its own.
+    // Not a view for autograd: each part has its own version counter.
     parts.push_back(at::detail::make_tensor<c10::TensorImpl>(
         c10::TensorImpl::VIEW, c10::Storage(memory.storage()), memory.key_set(), memory.dtype()));
     c10::TensorImpl& part = *parts.back().unsafeGetTensorImpl();
@@ -54,8 +54,8 @@ std::vector<at::Tensor> allocate_together(const std::vector<at::Tensor>& like,
   return parts;
 }
 
-// Copies of the tensors with another dtype and the same memory layout, by as few kernels as their
-// devices allow. Records nothing.
+// Copies the tensors to another dtype with the same memory layout, in as few kernels as their
+// devices allow. Autograd records nothing.
 std::vector<at::Tensor> cast(const std::vector<at::Tensor>& from, at::ScalarType dtype) {
   if (from.empty()) return {};
   const c10::NoGradGuard no_grad;
@@ -76,8 +76,8 @@ std::vector<at::Tensor> cast(const std::vector<at::Tensor>& from, at::ScalarType
 }
 
 // Casts the gradients of the casts back. Like the nodes that add to the leaves' gradients, the node
-// runs as soon as it can, not in the reverse order of the forward pass: an optimizer or a reduction
-// of gradients may wait for it, and it frees the gradients that it gets.
+// runs as soon as it can, not in the reverse order of the forward pass. An optimizer or a reduction
+// of gradients may wait for it, and it frees the gradients that it receives.
 class CastsBackward final : public torch::autograd::Node {
  public:
   CastsBackward() : Node(/*sequence_nr=*/std::numeric_limits<uint64_t>::max()) {}
@@ -86,7 +86,7 @@ class CastsBackward final : public torch::autograd::Node {
 
   variable_list apply(variable_list&& gradients) override {
     variable_list results = std::move(gradients);
-    if (at::GradMode::is_enabled()) {  // for gradients of gradients
+    if (at::GradMode::is_enabled()) {  // for double backward
       for (at::Tensor& each : results) {
         if (each.defined()) each = each.to(at::kFloat);
       }
@@ -105,7 +105,7 @@ class CastsBackward final : public torch::autograd::Node {
   }
 };
 
-// Makes the casts of those tensors that require grad differentiable.
+// Makes the casts of tensors that require grad differentiable.
 void record(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
   if (!at::GradMode::is_enabled()) return;
   variable_list inputs;
@@ -148,7 +148,7 @@ ts_error* ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t d
     if (ts::somebody_captures()) {
       for (const at::Tensor& each : to) ts::made_in_capture(each);
     }
-    // Nothing below fails: a failed call has made no handle.
+    // Nothing below may fail: a failed call must not make handles.
     for (int64_t i = 0; i < count; ++i) casts[i] = nullptr;
     for (size_t i = 0; i < to.size(); ++i) casts[index[i]] = ts::to_handle(std::move(to[i]));
   });

@@ -1,4 +1,4 @@
-// Moving elements: between tensors, to the host, and a whole batch at once.
+// Copies of elements: between tensors, to the host, and of a whole batch at once.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/PeerToPeerAccess.h>
 #include <ATen/ops/from_blob.h>
@@ -32,7 +32,7 @@ struct Transfer {
   at::Tensor dst;
   at::Tensor src;
   cudaMemcpyKind kind;
-  bool bytewise;  // equal dense layouts: one memcpy; otherwise a kernel on the device
+  bool bytewise;  // equal dense layouts use one memcpy, others a kernel on the device
 };
 
 [[noreturn]] void throw_pair(int32_t index, const std::string& what) {
@@ -66,7 +66,8 @@ void check_place(int32_t index, const char* name, const at::Tensor& tensor,
   }
 }
 
-// The tensors of a pair: equal shapes and dtypes, and memory that holds the elements.
+// Checks that the tensors of a pair have equal shapes and dtypes, and memory that holds the
+// elements.
 Transfer alike(int32_t index, const ts_tensor* to, const ts_tensor* from) {
   if (to == nullptr || from == nullptr) throw_pair(index, "a tensor is NULL");
   at::Tensor dst = value_of(to);
@@ -114,13 +115,13 @@ Transfer checked_peers(int32_t index, const ts_tensor* to, const ts_tensor* from
   return pair;
 }
 
-// The first query also enables access from one device to the other's memory.
+// The first query also enables one device to access the other's memory.
 bool can_write(c10::DeviceIndex device, c10::DeviceIndex peer) {
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
   return at::cuda::get_p2p_access(device, peer);
 }
 
-// On the source's stream, which the destination's is ordered against on both sides of it.
+// Enqueues on the source's stream, which is ordered against the destination's before and after.
 void enqueue_peers(const Transfer& transfer, c10::cuda::CUDAStream to, c10::cuda::CUDAStream from,
                    bool direct) {
   const at::Tensor& dst = transfer.dst;
@@ -129,7 +130,7 @@ void enqueue_peers(const Transfer& transfer, c10::cuda::CUDAStream to, c10::cuda
   if (!transfer.bytewise) {
     const c10::NoGradGuard no_grad;
     if (to.device_index() == from.device_index()) {
-      // A multi-stream guard given two streams of one device would leave the first one current.
+      // A multi-stream guard with two streams of one device would leave the first one current.
       const c10::cuda::CUDAStreamGuard current(from.unwrap());
       dst.copy_(src, /*non_blocking=*/true);
       return;
@@ -149,8 +150,8 @@ void enqueue_peers(const Transfer& transfer, c10::cuda::CUDAStream to, c10::cuda
   mark_written(dst);
 }
 
-// Keeps LibTorch's allocator from handing pinned memory out again before the stream's work so far
-// is done. It passes over memory of others.
+// Prevents LibTorch's allocator from reusing pinned memory before the stream's work so far is done.
+// Ignores memory of other allocators.
 void note_pinned_use(const at::Tensor& host, c10::cuda::CUDAStream stream) {
   const at::DataPtr& memory = host.storage().data_ptr();
   at::getHostAllocator(at::kCUDA)->record_event(memory.get(), memory.get_context(),
@@ -196,8 +197,8 @@ c10::cuda::CUDAStream stream_of(const at::Tensor& on_gpu) {
   return c10::cuda::getCurrentCUDAStream(on_gpu.get_device());
 }
 
-// Makes a copy between host and device find what earlier copies put into host memory. A source
-// that the stream reads needs only the stream to wait.
+// Waits until a copy between host and device reads the results of earlier copies into host memory.
+// If the stream reads the source, it is enough that the stream waits.
 void await_source(const at::Tensor& from, const at::Tensor* to_gpu) {
   if (!any_pending()) return;
   if (to_gpu != nullptr) {
@@ -207,7 +208,7 @@ void await_source(const at::Tensor& from, const at::Tensor* to_gpu) {
   }
 }
 
-// Notes a copy from a device to the host that is only enqueued. A captured one runs in replays.
+// Records a copy from a device to the host that is only enqueued. A captured copy runs in replays.
 void note_copy(const at::Tensor& host, const at::Tensor& from) {
   if (!host.is_cpu() || !from.is_cuda()) return;
   const auto stream = stream_of(from);
@@ -322,7 +323,7 @@ ts_error* ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tenso
         ts::hold_in_capture(transfer.src, on);
       }
     }
-    // Default streams have the handle NULL, which means the one of the current device.
+    // Default streams have the handle NULL, which means the current device's default stream.
     const ts::DeviceScope scope(on.device_index());
     const ts::CaptureWatch watch("a copy");
     if (after != nullptr) after->block(on);
@@ -364,7 +365,7 @@ ts_error* ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_st
     const bool direct = one_device || ts::can_write(from.device_index(), to.device_index());
     const ts::DeviceScope scope(from.device_index());
     ts::order_after(from, to);
-    if (captured) {  // now both streams are
+    if (captured) {  // now both streams are captured
       for (const ts::Transfer& transfer : transfers) {
         ts::hold_in_capture(transfer.dst, from);
         ts::hold_in_capture(transfer.src, from);

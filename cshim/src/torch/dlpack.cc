@@ -1,4 +1,4 @@
-// DLPack: tensors of other libraries of the process, both ways.
+// DLPack: tensors shared with other libraries in the process, in both directions.
 #include <ATen/dlpack.h>
 #include <c10/core/ScalarType.h>
 #include <c10/cuda/CUDAException.h>
@@ -75,7 +75,8 @@ at::ScalarType torch_type(DLDataType dtype) {
                     " lanes: tensors have no such type");
 }
 
-// The other library's stream. A default stream stands for that of the tensor's device.
+// Returns the other library's stream. A default stream means the default stream of the tensor's
+// device.
 CUDAStream other_stream(ts_stream stream, c10::Device device) {
   if (stream.id == 0) return c10::cuda::getDefaultCUDAStream(device.index());
   const CUDAStream checked = checked_stream(stream);
@@ -112,8 +113,8 @@ void require_exportable(const at::Tensor& tensor) {
   require(tensor.is_cpu() || tensor.is_cuda(), "the tensor is on neither the CPU nor a GPU");
 }
 
-// The other library's work on `stream` comes after this one's, and the memory is not reused before
-// it.
+// Orders the other library's work on `stream` after this library's, and keeps the memory from being
+// reused before it.
 void hand_to(const at::Tensor& tensor, ts_stream stream, int32_t flags) {
   if (!tensor.is_cuda()) return await_pending(tensor);
   if ((flags & TS_DLPACK_FLAG_NO_ORDER) != 0) return;
@@ -132,7 +133,7 @@ Managed* export_tensor(const ts_tensor* handle, ts_stream stream, int32_t flags)
   auto exported = std::make_unique<Exported<Managed>>();
   exported->sizes = tensor.sizes().vec();
   exported->strides = tensor.strides().vec();
-  // Strides of dimensions of one element mean nothing. Consumers take 1 for contiguous.
+  // Strides of dimensions of size one are meaningless. Consumers expect 1 in a contiguous tensor.
   for (size_t i = 0; i < exported->sizes.size(); ++i) {
     if (exported->sizes[i] < 2) exported->strides[i] = 1;
   }
@@ -156,8 +157,8 @@ Managed* export_tensor(const ts_tensor* handle, ts_stream stream, int32_t flags)
 
 // ---- in
 
-// Memory of another library. Its deleter runs on the library's own thread: cgo calls that free
-// tensors must not call back, and a deleter may be Go's.
+// Another library's memory. Its deleter runs on this library's own thread: cgo calls that free
+// tensors must not call back, and a deleter may be Go code.
 template <typename Managed>
 class Imported final : public Foreign {
  public:
@@ -177,7 +178,7 @@ class Imported final : public Foreign {
   }
 
   Managed* const managed_;
-  // Without one the owner cannot know until when the struct is read: so it is read now.
+  // Without a deleter the owner cannot know how long the struct is read, so it is read now.
   void (*const deleter_)(Managed*);
   const std::optional<CUDAStream> producer_;
 };

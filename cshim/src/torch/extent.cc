@@ -1,4 +1,5 @@
-// The bytes of tensors, and the streams that an operator would run on, for the stream sanitizer.
+// The memory ranges of tensors, and the streams that an operator would run on, for the stream
+// sanitizer.
 #include <c10/core/TensorImpl.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -15,12 +16,12 @@
 namespace ts {
 namespace {
 
-// Dimensions of (stride, size), from the largest stride to the smallest, with neighbours that lie
-// behind each other without a gap joined.
+// Dimensions as (stride, size), from the largest stride to the smallest. Neighbours without a gap
+// between them are joined.
 using Dimension = std::pair<int64_t, int64_t>;
 
-// Fills in the bytes of the elements as rows of equal distance. What no two levels describe gets
-// one row from the first byte to the last.
+// Fills in the bytes of the elements as rows at equal distances. A tensor that needs more than two
+// levels gets one row from the first byte to the last.
 void describe_bytes(const at::Tensor& value, ts_tensor_extent& extent) {
   const auto element = static_cast<int64_t>(value.element_size());
   const auto data = reinterpret_cast<uintptr_t>(value.storage().data());
@@ -50,7 +51,7 @@ void describe_bytes(const at::Tensor& value, ts_tensor_extent& extent) {
       --count;
     }
   }
-  if (count > 0) {  // more levels than two
+  if (count > 0) {  // more than two levels
     run = last + 1;
     rows = 1;
     pitch = 0;

@@ -26,7 +26,7 @@ class FunctionNode final : public torch::autograd::Node {
 
   std::string name() const override { return name_; }
 
-  // Called when the outputs have this node as their history: one that is saved must not own it.
+  // Called once the outputs have this node as their history: a saved output must not own the node.
   void save(const variable_list& tensors) {
     for (const at::Tensor& each : tensors) {
       saved_.emplace_back(each, /*is_output=*/each.grad_fn().get() == this);
@@ -55,7 +55,7 @@ class FunctionNode final : public torch::autograd::Node {
   }
 
  private:
-  // The gradient of an output that nothing used. An output that has none stays without.
+  // Returns the gradient of an output that nothing used. An output without a gradient gets none.
   at::Tensor zeros(size_t output) const {
     const auto& metadata = input_metadata(output);
     return metadata.was_default_constructed() ? at::Tensor() : metadata.zeros_like();

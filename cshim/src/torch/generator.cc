@@ -17,7 +17,8 @@
 namespace ts {
 namespace {
 
-// What a call that reads or sets generators holds: a capture owns those of its GPU.
+// Returns what a call that reads or sets generators must hold: a capture owns the generators of its
+// GPU.
 std::optional<RandomTurn> turn_for(c10::Device device) {
   std::optional<RandomTurn> turn;
   if (!device.is_cuda()) return turn;
@@ -27,7 +28,7 @@ std::optional<RandomTurn> turn_for(c10::Device device) {
   return turn;
 }
 
-// Calls use with the generator, locked.
+// Calls `use` with the locked generator.
 template <typename Use>
 void with(const at::Generator& generator, Use&& use) {
   const auto turn = turn_for(generator.device());

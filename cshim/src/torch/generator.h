@@ -10,5 +10,5 @@
 
 struct ts_generator {
   at::Generator generator;
-  std::shared_ptr<ts::Randomness> randomness;  // of one on a GPU, for captures
+  std::shared_ptr<ts::Randomness> randomness;  // of a generator on a GPU, for captures
 };

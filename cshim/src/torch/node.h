@@ -27,7 +27,7 @@ template <typename Node>
 struct NodeMaker<std::shared_ptr<Node>> {
   template <typename Made, typename... Args>
   static auto make(Args&&... args) {
-    // LibTorch's deleter bounds the stack that the end of a long graph takes.
+    // LibTorch's deleter limits the stack depth of destroying a long graph.
     return std::shared_ptr<Made>(std::make_unique<Made>(std::forward<Args>(args)...).release(),
                                  [](Node* node) { deleteNode(node); });
   }

@@ -23,7 +23,8 @@
 namespace ts {
 namespace {
 
-// A byte has 256 values: what each becomes is computed once a channel, and the loop only looks up.
+// A byte has 256 values: their results are computed once for each channel, and the loop only looks
+// them up.
 template <typename T>
 using Table = std::array<std::array<T, 256>, kMaxChannels>;
 
@@ -32,7 +33,7 @@ Table<T> make_table(const Affine& affine, int channels) {
   Table<T> table{};
   for (int c = 0; c < channels; ++c) {
     for (int byte = 0; byte < 256; ++byte) {
-      // volatile: rounded to float32 before the sum, whatever contraction the compiler is allowed.
+      // volatile: rounded to float32 before the sum, even if the compiler may contract the two.
       const volatile float product =
           static_cast<float>(byte) * affine.scale[static_cast<size_t>(c)];
       const float value = product + affine.offset[static_cast<size_t>(c)];

@@ -7,12 +7,12 @@
 
 namespace ts {
 
-// Named, because nvcc gives an anonymous namespace a name with the path of its file, and two builds
-// of a release would differ.
+// Named, because nvcc derives the name of an anonymous namespace from the path of its file, and two
+// builds of a release would differ.
 namespace normalize {
 
 constexpr int kThreads = 256;
-constexpr int kPixels = 4;  // a thread's pixels in the vector kernel: C words in, C vectors out
+constexpr int kPixels = 4;  // pixels of each thread in the vector kernel: C words in, C vectors out
 
 template <typename T>
 __device__ T rounded(float value);
@@ -31,7 +31,7 @@ __device__ __nv_bfloat16 rounded<__nv_bfloat16>(float value) {
 
 template <typename T>
 __device__ T apply(uint32_t byte, const Affine& affine, int channel) {
-  // The intrinsics keep the compiler from fusing the two.
+  // The intrinsics prevent the compiler from fusing the two.
   const float product = __fmul_rn(static_cast<float>(byte), affine.scale[channel]);
   return rounded<T>(__fadd_rn(product, affine.offset[channel]));
 }
@@ -41,7 +41,7 @@ struct alignas(sizeof(T) * kPixels) Vector {
   T values[kPixels];
 };
 
-// Four pixels a thread. pixels is a multiple of 4; src and dst are aligned for the vectors.
+// Each thread has four pixels. pixels is a multiple of 4; src and dst are aligned for the vectors.
 template <int C, typename T, bool kChannelsLast>
 __global__ void __launch_bounds__(kThreads)
     normalize_vector(T* dst, const uint8_t* src, int64_t images, int64_t pixels, Affine affine) {
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One pixel a thread, any size and alignment.
+// Each thread has one pixel, for any size and alignment.
 template <int C, typename T, bool kChannelsLast>
 __global__ void __launch_bounds__(kThreads)
     normalize_pixel(T* dst, const uint8_t* src, int64_t images, int64_t pixels, Affine affine) {

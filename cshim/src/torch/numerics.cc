@@ -30,7 +30,8 @@ int32_t read_switches() {
          (context.deterministicAlgorithms() ? TS_NUMERICS_FLAG_DETERMINISTIC : 0);
 }
 
-// Sets the switches that differ, so that the others keep what LibTorch has beside them.
+// Sets only the switches that differ, so that values that LibTorch holds besides these switches are
+// kept.
 void write_switches(int32_t from, int32_t to) {
   at::Context& context = at::globalContext();
   const int32_t changed = from ^ to;
@@ -49,9 +50,9 @@ void write_switches(int32_t from, int32_t to) {
   }
 }
 
-// The turns of all threads. Those that wait form a queue with one place for each value of the
-// switches, so threads that want equal ones enter together. Once somebody waits, a thread that
-// comes waits too: no value of the switches keeps the others out.
+// The turns of all threads. Waiting threads form a queue with one place for each value of the
+// switches, so threads that want equal switches enter together. Once a thread waits, newcomers wait
+// too: no value of the switches locks out the others.
 class Turns {
  public:
   Turns() : current_(read_switches()) {
@@ -76,14 +77,15 @@ class Turns {
   }
 
   void wake() {
-    const std::lock_guard<std::mutex> lock(mutex_);  // the one that waits has looked, or waits
+    // The waiting thread has already looked, or is waiting.
+    const std::lock_guard<std::mutex> lock(mutex_);
     changed_.notify_all();
   }
 
   void enter(NumericsSeat& seat, int32_t switches) {
     std::unique_lock<std::mutex> lock(mutex_);
     const int32_t now = numerics_state.open.load(std::memory_order_relaxed);
-    if (now == switches) {  // the mutex keeps it so
+    if (now == switches) {  // the mutex keeps this true
       seat.held.store(switches, std::memory_order_relaxed);
       return;
     }
@@ -107,12 +109,13 @@ class Turns {
     numerics_state.open.store(NumericsSeat::kNone, std::memory_order_relaxed);
     if (numerics_state.need_fences) {
       std::atomic_thread_fence(std::memory_order_seq_cst);
-    } else {  // which cannot fail after the registration
+    } else {  // cannot fail after the registration
       syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
     }
   }
 
-  // Waits for those inside, and lets those in who want the switches at the front of the queue.
+  // Waits for the threads inside, and admits those that want the switches at the front of the
+  // queue.
   void open(std::unique_lock<std::mutex>& lock) {
     opening_ = true;
     for (NumericsSeat& seat : seats_) {  // a seat that is added meanwhile finds the turns closed
@@ -136,11 +139,11 @@ class Turns {
 
   std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;
-  std::list<NumericsSeat> seats_;  // which may grow while open waits
+  std::list<NumericsSeat> seats_;  // may grow while open waits
   std::array<int32_t, kSwitches + 1> queue_{};
   size_t queued_ = 0;
   bool opening_ = false;
-  int32_t current_;  // LibTorch's
+  int32_t current_;  // LibTorch's switches
 };
 
 Turns& turns() {
@@ -148,7 +151,7 @@ Turns& turns() {
   return *all;
 }
 
-// Gives the thread's seat back at its end.
+// Returns the thread's seat when the thread ends.
 struct SeatOfThread {
   ~SeatOfThread() {
     if (numerics_seat != nullptr) turns().give_back(*std::exchange(numerics_seat, nullptr));
@@ -181,9 +184,9 @@ ts_error* ts_numerics_set(int32_t flags) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require((flags & ~ts::kSwitches) == 0, "unknown flag");
-    ts::turns();  // which begin with LibTorch's
+    ts::turns();  // starts with LibTorch's switches
     ts::numerics_state.of_process.store(flags, std::memory_order_relaxed);
-    const ts::NumericsTurn applied(0);  // code without turns finds them too
+    const ts::NumericsTurn applied(0);  // code without turns then has these switches too
   });
 }
 
@@ -191,7 +194,7 @@ ts_error* ts_numerics_get(int32_t* flags) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(flags != nullptr, "flags is NULL");
-    ts::turns();  // which begin with LibTorch's
+    ts::turns();  // starts with LibTorch's switches
     *flags = ts::numerics_state.of_process.load(std::memory_order_relaxed);
   });
 }

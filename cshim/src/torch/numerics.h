@@ -1,16 +1,14 @@
 // LibTorch's switches between speed, precision and reproducibility (TF32, cuDNN's benchmark,
-// deterministic kernels), per call. LibTorch keeps one value of each for the process, which
+// deterministic kernels), for each call. LibTorch keeps one value of each for the process, which
 // operators read while they run. So calls under different switches take turns: a turn sets the
-// switches when every call under others has left. Calls under equal switches run at the same time.
-//
-// A turn belongs to a thread, and is the innermost lock of the library: a thread takes it after a
-// seat or a stand-in of libraries.h, the workspace of a stream and the turn of random operators,
-// and waits for no other lock of the library inside. Code of the library's caller (hooks, the
-// backward of functions), and hooks that communicate, run outside of a turn (NumericsPause), so
-// they may wait for any other thread. A call that will wait for a GPU waits before its turn where
-// it can.
-//
-// What does not take a turn (copies, allocation, sums of gradients) finds the switches of any turn,
+// switches once every call under other switches has left. Calls under equal switches run at the
+// same time.
+// A turn belongs to a thread, and is the library's innermost lock. A thread takes it after a seat
+// or a stand-in of libraries.h, a stream's workspace and the turn of random operators, and waits
+// for no other lock of the library inside it. Code of the library's caller (hooks, backward
+// functions), and hooks that communicate, run outside turns (NumericsPause), so they may wait for
+// any other thread. A call that must wait for a GPU waits before its turn where it can.
+// Work without a turn (copies, allocation, sums of gradients) runs under the switches of any turn,
 // and must not depend on them.
 #pragma once
 
@@ -23,10 +21,10 @@ namespace ts {
 
 constexpr int32_t kSwitches = TS_NUMERICS_FLAG_MATMUL_TF32 | TS_NUMERICS_FLAG_CONVOLUTION_TF32 |
                               TS_NUMERICS_FLAG_BENCHMARK | TS_NUMERICS_FLAG_DETERMINISTIC;
-// The flags of a call that say which switches are its own.
+// The flags of a call that set its own switches.
 constexpr int32_t kNumericsFlags = kSwitches * TS_NUMERICS_ON | kSwitches * TS_NUMERICS_OFF;
 
-// Whether the flags have all switches or none, and each either on or off.
+// Whether the flags set all switches or none, each either on or off.
 constexpr bool are_numerics(int32_t flags) {
   const int32_t on = flags / TS_NUMERICS_ON & kSwitches;
   const int32_t off = flags / TS_NUMERICS_OFF & kSwitches;
@@ -36,38 +34,38 @@ constexpr bool are_numerics(int32_t flags) {
 // Throws INVALID_ARGUMENT unless are_numerics.
 void check_numerics(int32_t flags);
 
-// A thread's place in the turns.
+// A thread's entry in the turns.
 struct alignas(64) NumericsSeat {
   static constexpr int32_t kNone = -1;
 
-  // The switches that the thread is under, or asks for; kNone if it is outside.
+  // The switches that the thread uses or requests; kNone outside a turn.
   std::atomic<int32_t> held{kNone};
-  // The following are guarded by the mutex of all seats.
+  // The mutex of all seats guards the next members.
   int32_t wanted = kNone;  // the switches that the thread waits for
-  bool used = false;       // by a thread
+  bool used = false;       // a thread has this seat
 };
 
-// The calling thread's, or null before its first turn.
+// The calling thread's seat, or null before its first turn.
 extern __thread NumericsSeat* numerics_seat __attribute__((tls_model("initial-exec")));
 NumericsSeat& take_numerics_seat();
 
-// What every turn reads, in one line of the cache.
+// The data that every turn reads, in one cache line.
 struct alignas(64) NumericsState {
-  // The switches that turns may begin under without waiting, or NumericsSeat::kNone.
+  // The switches under which a turn may start without waiting, or NumericsSeat::kNone.
   std::atomic<int32_t> open{NumericsSeat::kNone};
-  // The switches of calls without their own.
+  // The switches for calls without their own.
   std::atomic<int32_t> of_process{0};
-  // Whether turns under different switches have been asked for. It stays true.
+  // Whether turns under different switches have been requested. It stays true.
   std::atomic<bool> differ{false};
   // Whether this kernel lacks membarrier.
   bool need_fences = false;
 };
 extern NumericsState numerics_state;
 
-// Between a store of this thread and its next load. Where turns close, the other thread has all
-// threads pass a barrier (membarrier) between its store and its loads, so that one of the two finds
-// what the other stored. This side, which every operator passes twice, then only has to keep the
-// compiler from swapping the two.
+// Orders a store of this thread before its next load. A thread that closes turns makes all threads
+// pass a barrier (membarrier) between its store and its loads, so one of the two threads sees the
+// other's store. On this side, which every operator passes twice, it is then enough that the
+// compiler does not swap the two.
 inline void order_numerics() {
   if (__builtin_expect(numerics_state.need_fences, 0)) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -76,10 +74,10 @@ inline void order_numerics() {
   }
 }
 
-// Wakes the threads that wait for the end of turns.
+// Wakes the threads that wait for turns to end.
 void wake_numerics() noexcept;
 
-// Ends the thread's turn, or what it has asked for.
+// Ends the thread's turn, or withdraws its request.
 inline void leave_numerics(NumericsSeat& seat) noexcept {
   seat.held.store(NumericsSeat::kNone, std::memory_order_release);
   order_numerics();
@@ -89,11 +87,12 @@ inline void leave_numerics(NumericsSeat& seat) noexcept {
   }
 }
 
-// Ends the thread's turn, if it has one, and begins one under the switches, unless they are kNone.
+// Ends the thread's turn, if it has one, and starts a turn under the switches, unless they are
+// kNone.
 void change_numerics(NumericsSeat& seat, int32_t switches) noexcept;
 
-// Between these, the thread's turn: LibTorch has the switches of the call's flags, or those of the
-// process. A turn inside of another one takes its place until it ends.
+// A turn of the thread, from construction to destruction: LibTorch has the switches of the call's
+// flags, or the process's. A turn inside another one replaces it until it ends.
 class NumericsTurn {
  public:
   explicit NumericsTurn(int32_t flags)
@@ -128,7 +127,7 @@ class NumericsTurn {
   const int32_t before_;
 };
 
-// Between these, the thread has no turn. What is called may wait for other threads.
+// While it exists, the thread has no turn. The called code may wait for other threads.
 class NumericsPause {
  public:
   NumericsPause()

@@ -1,5 +1,5 @@
-// Any operator of LibTorch by its name: ts_operator_find reads the schema once, so that a call only
-// compares small numbers and fills the stack.
+// Calls of any LibTorch operator by name. ts_operator_find reads the schema once, so that a call
+// only compares small numbers and fills the stack.
 #include "torch/operator.h"
 
 #include <ATen/autocast_mode.h>
@@ -41,7 +41,7 @@
 namespace ts {
 namespace {
 
-// The type of a parameter, without its optionality.
+// The type of a parameter, without optionality.
 enum class Type : uint8_t {
   kTensor,
   kTensors,
@@ -60,12 +60,12 @@ enum class Type : uint8_t {
   kDevice,
   kString,
   kGenerator,
-  kOther  // Storage, Dimname, ...: only its default or none
+  kOther  // Storage, Dimname and others: only the default or none
 };
 
 constexpr uint32_t bit(int32_t kind) { return 1U << kind; }
 
-// The argument kinds of the header that a type takes.
+// Returns the header's argument kinds that a type accepts.
 uint32_t kinds_of(Type type) {
   switch (type) {
     case Type::kTensor:
@@ -164,14 +164,14 @@ Type type_of(const c10::TypePtr& type) {
 
 struct Parameter {
   Type type;
-  uint32_t kinds;  // bits of what it takes, TS_ARG_KIND_DEFAULT and TS_ARG_KIND_NONE included
+  uint32_t kinds;  // bits of accepted kinds, TS_ARG_KIND_DEFAULT and TS_ARG_KIND_NONE included
   c10::IValue default_value;
   std::string name;
   std::string type_name;  // as the schema writes it, for messages
 };
 
 // The defaults of an operator's parameters for unboxed calls. A parameter without a default, or
-// with one that only the boxed call has, is TS_ARG_KIND_DEFAULT.
+// with a default that only the boxed call supports, is TS_ARG_KIND_DEFAULT.
 struct Defaults {
   std::vector<ts_arg> args;
   std::vector<int64_t> ints;
@@ -232,8 +232,8 @@ const char* kind_name(int32_t kind) {
   }
 }
 
-// Whether an int is a value of the type. Enumerations travel as ints, and LibTorch does not look
-// before it uses one as an index.
+// Whether an int is a value of the type. Enumerations are passed as ints, and LibTorch does not
+// check them before it uses them as indices.
 bool is_enumerator(Type type, int64_t value) {
   switch (type) {
     case Type::kDtype:
@@ -263,19 +263,20 @@ Operands operands_of(const ts_arguments& given, ts_tensor* const* tensors, int64
 }  // namespace ts
 
 struct ts_operator : ts::UnboxedOperator {
-  ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
-  bool random = false;                             // it draws random numbers
-  int32_t non_blocking = -1;                       // which parameter is this; -1: none
+  ts::Libraries libraries = ts::Libraries::kNone;  // libraries that it may use on a GPU
+  bool random = false;                             // draws random numbers
+  int32_t non_blocking = -1;                       // the index of this parameter; -1: none
   bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
-  bool takes_masks = false;   // it reads the values of indices that are masks
-  bool has_numerics = true;   // it takes a turn of numerics.h
+  bool takes_masks = false;   // reads the values of indices that are masks
+  bool has_numerics = true;   // takes a turn of numerics.h
   ts::Defaults default_arrays;
   c10::OperatorHandle handle;
   std::string name;    // aten::add.Tensor
   std::string schema;  // as text
   std::vector<ts::Parameter> parameters;
   size_t returns = 0;
-  std::string unknown_return = "";  // a result's type that has no form in C; "" if all have one
+  // A result's type that has no form in C; "" if all types have one.
+  std::string unknown_return = "";
 
   ts_operator(c10::OperatorHandle of, std::string full_name)
       : handle(std::move(of)), name(std::move(full_name)) {}
@@ -298,7 +299,7 @@ const ts_generator& generator_of(const ts_arg& arg) {
   return *reinterpret_cast<const ts_generator*>(static_cast<uintptr_t>(arg.value));
 }
 
-// Turns one argument into a value on the stack, or fails with a message about it.
+// Turns one argument into a value on the stack, or throws an error about it.
 class Filler {
  public:
   Filler(const ts_operator& op, const Operands& operands, torch::jit::Stack& stack)
@@ -369,7 +370,7 @@ class Filler {
     fail(parameter, "it takes " + parameter.type_name + ", not " + kind_name(kind));
   }
 
-  // The range [arg.value, arg.value + arg.count) inside an array of `available` elements.
+  // Checks the range [arg.value, arg.value + arg.count) of an array of `available` elements.
   void check_range(const Parameter& parameter, const ts_arg& arg, int64_t available,
                    const char* what) const {
     if (arg.count < 0 || arg.value < 0 || arg.value > available ||
@@ -423,7 +424,7 @@ class Filler {
       c10::List<std::optional<at::Tensor>> list;
       list.reserve(static_cast<size_t>(arg.count));
       for (int64_t i = arg.value; i < arg.value + arg.count; ++i) {
-        // A NULL among them is an element that is absent.
+        // NULL means an absent element.
         if (operands_.tensors[i] == nullptr) {
           list.push_back(std::nullopt);
         } else {
@@ -471,8 +472,8 @@ class Filler {
   torch::jit::Stack& stack_;
 };
 
-// The stack of one call. Its memory is kept for the thread's next call; a call inside a call finds
-// none and allocates.
+// The stack of one call. Its memory is kept for the thread's next call; a nested call finds none
+// and allocates.
 class CallStack {
  public:
   CallStack() noexcept { std::swap(stack_, kept()); }
@@ -510,7 +511,7 @@ void fill_stack(const ts_operator& op, const Operands& operands, torch::jit::Sta
   }
 }
 
-// The tensors on the stack, the elements of lists among them, in order.
+// Visits the tensors on the stack in order, including elements of lists.
 template <typename Take>
 void each_result(torch::jit::Stack& stack, Take&& take) {
   for (c10::IValue& value : stack) {
@@ -542,7 +543,7 @@ int64_t bits_of(double value) {
   return bits;
 }
 
-// Adds results to the arrays in the notation of arguments.
+// Adds results to the arrays, encoded like arguments.
 class Collector {
  public:
   explicit Collector(ts_results& results) : to_(results) {}
@@ -601,7 +602,7 @@ void check_capacity(const ts_operator& op, int64_t capacity) {
   }
 }
 
-// Whether all arrays are there that have elements.
+// Whether all arrays that have elements are not NULL.
 inline bool are_there(const Operands& operands) {
   const auto there = [](int64_t count, const void* array) {
     return count == 0 || (count > 0 && array != nullptr);
@@ -625,7 +626,7 @@ void check_arrays(const Operands& operands) {
   check(operands.text_bytes, operands.text, "text");
 }
 
-// The tensors of a value: it may be one, or a list, in which some may be absent.
+// Visits the tensors of a value: a tensor, or a list in which some may be absent.
 template <typename Take>
 void each_tensor(const c10::IValue& value, Take&& take) {
   if (value.isTensor()) {
@@ -635,7 +636,7 @@ void each_tensor(const c10::IValue& value, Take&& take) {
   }
 }
 
-// Whether an argument lies on such a device, or names it.
+// Whether an argument is on such a device, or names it.
 template <typename Match>
 bool is_there(const torch::jit::Stack& stack, Match&& match) {
   return std::any_of(stack.begin(), stack.end(), [&](const c10::IValue& value) {
@@ -645,12 +646,12 @@ bool is_there(const torch::jit::Stack& stack, Match&& match) {
   });
 }
 
-// For an operator that makes its result from nothing, the device is an argument.
+// For an operator without tensor arguments, the device is an argument.
 bool works_on_gpu(const torch::jit::Stack& stack) {
   return is_there(stack, [](c10::Device device) { return device.is_cuda(); });
 }
 
-// The GPU of the first argument that lies on one, or -1.
+// Returns the GPU of the first argument on a GPU, or -1.
 c10::DeviceIndex gpu_of(const torch::jit::Stack& stack) {
   c10::DeviceIndex gpu = -1;
   is_there(stack, [&](c10::Device device) {
@@ -660,7 +661,7 @@ c10::DeviceIndex gpu_of(const torch::jit::Stack& stack) {
   return gpu;
 }
 
-// Whether a copy between host and device would wait until it is done.
+// Whether a copy between host and device would block until it is done.
 bool is_blocking_copy(const ts_operator& op, const torch::jit::Stack& stack) {
   if (op.non_blocking < 0) return false;
   const c10::IValue& non_blocking = stack[static_cast<size_t>(op.non_blocking)];
@@ -686,8 +687,8 @@ bool is_pageable_copy(const ts_operator& op, const torch::jit::Stack& stack) {
   return pageable;
 }
 
-// Makes the call find what earlier copies put into its operands on the host. The destination of a
-// copy is no operand, and what only a stream reads needs only the stream to wait.
+// Makes the call wait for earlier copies into its operands on the host. The destination of a copy
+// is not an operand. If only a stream reads an operand, it is enough that the stream waits.
 void await_operands(const ts_operator& op, const torch::jit::Stack& stack) {
   if (!any_pending()) return;
   const bool enqueued = is_non_blocking(op, stack);
@@ -705,9 +706,9 @@ void await_operands(const ts_operator& op, const torch::jit::Stack& stack) {
   }
 }
 
-// Waits for the device before a turn (NumericsTurn) of an operator that would wait in it: what the
-// device still has to do may depend on a call that waits for the turn's end. Masks are indices
-// whose values the host reads.
+// If an operator would wait for the device inside its turn (NumericsTurn), waits before the turn:
+// the device's remaining work may depend on a call that waits for the turn to end. Masks are
+// indices whose values the host reads.
 void await_values(const ts_operator& op, const torch::jit::Stack& stack) {
   if (!numerics_state.differ.load(std::memory_order_relaxed)) return;
   const c10::DeviceIndex gpu = gpu_of(stack);
@@ -721,7 +722,7 @@ void await_values(const ts_operator& op, const torch::jit::Stack& stack) {
   if (waits) c10::cuda::getCurrentCUDAStream(gpu).synchronize();
 }
 
-// Notes results on the host that a copy on the device's stream has yet to write.
+// Records results on the host that a copy on the device's stream has not written yet.
 void note_copies(const torch::jit::Stack& stack, c10::DeviceIndex gpu) {
   for (const c10::IValue& value : stack) {
     each_tensor(value, [&](const at::Tensor& tensor) {
@@ -764,9 +765,10 @@ void note_results(const torch::jit::Stack& stack) {
 constexpr int32_t kAutocastFlags =
     TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16 | TS_OPERATOR_FLAG_AUTOCAST_FLOAT16;
 
-// Autocast to one dtype on the CPU and on GPUs, until the end of the block. LibTorch keeps casts of
-// weights for the process, until a forward pass ends. No call knows that end, and an optimizer that
-// changes the weight before it would leave old values there, so the casts are not kept.
+// Autocast to one dtype on the CPU and on GPUs, until the end of the block. LibTorch caches casts
+// of weights for the process until a forward pass ends. No call knows when it ends, and an
+// optimizer that changes the weight before would leave old values in the cache. So the cache is
+// off.
 class Autocast {
  public:
   explicit Autocast(at::ScalarType dtype)
@@ -807,7 +809,7 @@ class Autocast {
   On cuda_;
 };
 
-// The modes of one call, by its flags, until the end of the block.
+// The modes of one call, set by its flags until the end of the block.
 class Modes {
  public:
   explicit Modes(int32_t flags) {
@@ -827,7 +829,7 @@ class Modes {
   std::optional<Autocast> autocast_;
 };
 
-// Leaves the results on the stack.
+// Runs the operator, and leaves the results on the stack.
 void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::jit::Stack& stack) {
   fill_stack(op, operands, stack);
   const bool captured = somebody_captures() && in_capture();
@@ -855,7 +857,7 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   if (copied_from >= 0) note_copies(stack, copied_from);
 }
 
-// The GPU of the first tensor that lies on one, or -1.
+// Returns the GPU of the first tensor on a GPU, or -1.
 c10::DeviceIndex gpu_of(ts_tensor* const* tensors, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (tensors[i] == nullptr) continue;
@@ -865,13 +867,13 @@ c10::DeviceIndex gpu_of(ts_tensor* const* tensors, int64_t count) {
   return -1;
 }
 
-// The GPU of an operator that random numbers or libraries of a GPU concern, or -1.
+// Returns the GPU of an operator that uses a GPU's random numbers or libraries, or -1.
 inline c10::DeviceIndex gpu_of_call(const ts_operator& op, ts_tensor* const* tensors,
                                     int64_t count) {
   return op.is_plain ? -1 : gpu_of(tensors, count);
 }
 
-// Makes an unboxed call (`body`) in modes, or one with a gpu_of_call.
+// Makes an unboxed call (`body`) that needs modes, or random numbers or libraries of a GPU.
 template <typename Body>
 inline void run_within(const ts_operator& op, c10::DeviceIndex gpu, int32_t flags, Body&& body) {
   std::optional<RandomTurn> turn;
@@ -900,9 +902,9 @@ inline bool call_unboxed(const ts_operator& op, const Operands& operands,
   return op.call.list(op, operands, *results);
 }
 
-// Does an unboxed call of the operator, if its arguments can be unboxed, and neither a capture nor
-// a copy to the host that is under way has to be told of its operands. Otherwise returns false, and
-// has done nothing.
+// Makes an unboxed call of the operator, if its arguments can be unboxed, and if neither a capture
+// nor a pending copy to the host must know its operands. Otherwise returns false, without any
+// effect.
 template <typename Results>
 inline bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
                         Results results) {
@@ -915,12 +917,12 @@ inline bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t
   return done;
 }
 
-// Adds the default of a parameter for unboxed calls.
+// Adds a parameter's default for unboxed calls.
 void add_default(const Parameter& parameter, Defaults& to) {
   ts_arg arg{TS_ARG_KIND_DEFAULT, 0, 0};
   const c10::IValue& value = parameter.default_value;
   if ((parameter.kinds & bit(TS_ARG_KIND_DEFAULT)) == 0) {
-    // It stays without one.
+    // It has no default.
   } else if (value.isNone()) {
     arg.kind = TS_ARG_KIND_NONE;
   } else if (value.isInt()) {
@@ -948,7 +950,7 @@ inline bool are_flags(int32_t flags) {
          (flags & kAutocastFlags) != kAutocastFlags && are_numerics(flags);
 }
 
-// Checks a call for a number of tensors that the schema has. What is wrong has its own function, so
+// Checks a call for a number of tensors given by the schema. Errors have a separate function, so
 // that the code of every call is short.
 [[gnu::noinline]] void refuse_call(const ts_operator* op, const Operands& operands, int32_t flags,
                                    ts_tensor** results, int64_t capacity, const int64_t* count) {
@@ -979,7 +981,7 @@ inline void check_call(const ts_operator* op, const Operands& operands, int32_t 
   *count = returned;
 }
 
-// Calls an operator for a number of tensors that the schema has.
+// Calls an operator for a number of tensors given by the schema.
 void call(const ts_operator* op, const Operands& operands, int32_t flags, ts_tensor** results,
           int64_t capacity, int64_t* count) {
   enter_thread();
@@ -1009,8 +1011,8 @@ std::string full_name(const std::string& name, const std::string& overload) {
                                    : "; the overloads of " + name + " are " + known));
 }
 
-// Whether a result of this type has a form in C. No operator of LibTorch returns the others that an
-// argument can have.
+// Whether a result of this type has a form in C. No operator of LibTorch returns the other types
+// that an argument can have.
 bool has_form(const c10::TypePtr& type) {
   switch (type_of(type->kind() == c10::TypeKind::OptionalType
                       ? type->expectRef<c10::OptionalType>().getElementType()
@@ -1036,8 +1038,8 @@ bool varies(const c10::Type& type) {
   return element->kind() == c10::TypeKind::TensorType || varies(*element);
 }
 
-// Whether the operator hands the host the values, or the places, of its operand, without
-// arithmetic. It waits for a device, and must not in a turn.
+// Whether the operator returns the values, or the positions, of its operand to the host without
+// arithmetic. It waits for a device, and must not do so in a turn.
 bool only_reads(const std::string& name) {
   constexpr std::string_view kNames[] = {"aten::_local_scalar_dense", "aten::item", "aten::equal",
                                          "aten::is_nonzero", "aten::nonzero"};
@@ -1060,7 +1062,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
     op->parameters.push_back(parameter_of(argument));
   }
   op->random = handle->hasTag(at::Tag::nondeterministic_seeded);
-  // An index by numbers has the shape of its indices; only one by booleans waits.
+  // Indexing by numbers gives the shape of the indices; only indexing by booleans waits.
   op->reads_values =
       handle->hasTag(at::Tag::data_dependent_output) ||
       (handle->hasTag(at::Tag::dynamic_output_shape) && name.rfind("aten::index", 0) != 0);
@@ -1094,7 +1096,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   return op;
 }
 
-// All operators ever found.
+// All operators that were ever found.
 class Operators {
  public:
   const ts_operator* find(const std::string& name, const std::string& overload) {
@@ -1116,11 +1118,12 @@ class Operators {
 };
 
 Operators& operators() {
-  static auto* all = new Operators;  // never destroyed: the handles are valid for good
+  static auto* all = new Operators;  // never destroyed: handles stay valid until the process ends
   return *all;
 }
 
-// ts_operator_call_one without flags of an operator whose `one` leaves the boxed call.
+// Does ts_operator_call_one without flags, for an operator whose `one` leaves the boxed call to its
+// caller.
 [[gnu::noinline]] ts_error* call_one_with_libraries(const ts_operator& op, const ts_arg* args,
                                                     ts_tensor* const* tensors, const int64_t* ints,
                                                     ts_call_counts counts,
@@ -1139,7 +1142,7 @@ Operators& operators() {
   return error == needs_boxed_call() ? call_one(&op, args, tensors, ints, counts, result) : error;
 }
 
-// ts_operator_call_one of an operator that libraries or random numbers concern, or in modes.
+// Does ts_operator_call_one for an operator that uses libraries or random numbers, or in modes.
 [[gnu::noinline]] ts_error* call_one_within(const ts_operator& op, const ts_arg* args,
                                             ts_tensor* const* tensors, const int64_t* ints,
                                             ts_call_counts counts, ts_tensor** result) noexcept {

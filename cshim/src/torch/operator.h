@@ -1,4 +1,4 @@
-// The flags of calls of operators.
+// The flags of operator calls.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace ts {
 
 // Throws INVALID_ARGUMENT unless these are flags of a call: TS_OPERATOR_FLAG_ values and own
-// switches, as ts_operator_call takes them.
+// switches, as for ts_operator_call.
 void check_flags(int32_t flags);
 
 }  // namespace ts

@@ -1,10 +1,9 @@
 // LibTorch's engine treats each node of a graph as if the next one could belong to another device,
-// stream or pass. Around each it sets the thread's state twice, passes the locked queue of a
-// thread and sets streams: about 20,000 instructions, more than most nodes take themselves. Where
-// all nodes have one device and one stream, one node stands for the graph here. The engine runs it
-// as it runs any node, with the thread, the state, the stream, the errors and the end of the pass
-// that are the engine's. It runs the nodes of the graph in the engine's order, so that sums have
-// the same bits.
+// stream or pass. Around each node it sets the thread's state twice, goes through the locked queue
+// of a thread and sets streams. That is about 20,000 instructions, more than most nodes need. If
+// all nodes have one device and one stream, one node represents the whole graph here. The engine
+// runs that node like any node, so thread, state, stream, errors and the end of the pass are the
+// engine's. The node runs the graph's nodes in the engine's order, so that sums have the same bits.
 #include "torch/pass.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -41,11 +40,11 @@ using torch::autograd::variable_list;
 
 // A node that has not run.
 struct Waiting {
-  int64_t edges = 0;        // how many edges have yet to bring it a gradient, or none
-  variable_list gradients;  // by input, or empty before the first
+  int64_t edges = 0;        // how many edges have not yet brought it a gradient, or none
+  variable_list gradients;  // by input; empty before the first gradient
 };
 
-// The nodes that a root leads to, and the root.
+// The root, and all nodes that can be reached from it.
 using Graph = std::unordered_map<Node*, Waiting>;
 
 // Whether the engine would run the node on the device's thread and stream.
@@ -53,7 +52,7 @@ bool belongs_to(const Node& node, c10::Device device, c10::Stream stream) {
   bool found = device.is_cpu();
   for (uint32_t i = 0; i < node.num_inputs(); ++i) {
     const torch::autograd::InputMetadata& input = node.input_metadata(i);
-    if (input.was_default_constructed()) continue;  // an output that has no gradient
+    if (input.was_default_constructed()) continue;  // an output without a gradient
     if (input.device() != device) return false;
     if (!device.is_cpu() && input.stream() != stream) return false;
     found = true;
@@ -81,8 +80,8 @@ std::optional<Graph> find_graph(Node* root, c10::Device device, c10::Stream stre
   return graph;
 }
 
-// Whether LibTorch adds to the gradient in place: nothing else refers to its memory. InputBuffer
-// has the same conditions.
+// Whether LibTorch adds to the gradient in place: nothing else refers to its memory. The conditions
+// are those in InputBuffer.
 bool is_reusable(const at::Tensor& gradient) {
   return gradient.layout() == at::kStrided && !at::isTensorSubclassLike(gradient) &&
          !gradient._is_zerotensor() && !gradient.is_neg() && !gradient.is_conj() &&
@@ -90,19 +89,19 @@ bool is_reusable(const at::Tensor& gradient) {
          gradient.has_storage() && gradient.storage().use_count() == 1;
 }
 
-// Whether the sum of two gradients has the memory layout of either, so that it can lie in either.
+// Whether the sum of two gradients has the memory layout of both, so that it can overwrite either.
 bool are_alike(const at::Tensor& a, const at::Tensor& b) {
   return a.layout() == b.layout() && a.scalar_type() == b.scalar_type() &&
          a.device() == b.device() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-// A node whose gradients are all there.
+// A node that has all its gradients.
 struct Ready {
   Node* node;
   variable_list gradients;
 };
 
-// The order of the engine's queue, as a heap: nodes made later come first.
+// The order of the engine's queue, as a heap: nodes made later run first.
 bool comes_later(const Ready& a, const Ready& b) {
   return a.node->sequence_nr() < b.node->sequence_nr();
 }
@@ -147,10 +146,10 @@ class PassNode final : public Node {
   }
 
  private:
-  // Adds with LibTorch's InputBuffer, which most inputs do not need: they have one gradient.
-  // LibTorch adds to the first gradient in place if it can. If it can only add to the second one,
-  // the two change places, which spares memory as large as they are: a weight that is tied to an
-  // embedding has a gradient that is a view, and another one.
+  // Adds gradients with LibTorch's InputBuffer. Most inputs do not need it, because they have one
+  // gradient. LibTorch adds to the first gradient in place if it can. If it can add only to the
+  // second one, the two are swapped, which saves memory of their size. An example is a weight tied
+  // to an embedding: one of its gradients is a view, the other is not.
   void add(variable_list& to, const Edge& edge, at::Tensor&& gradient) const {
     at::Tensor& sum = to[edge.input_nr];
     if (!gradient.defined()) return;
@@ -216,7 +215,7 @@ class PassNode final : public Node {
     return node(std::move(gradients));
   }
 
-  // Brings a node's results to the nodes that they are the gradients for.
+  // Passes a node's results to the nodes whose gradients they are.
   void send(const Node& node, variable_list&& results) {
     for (size_t i = 0; i < results.size(); ++i) {
       const Edge& edge = node.next_edge(i);
@@ -245,8 +244,8 @@ struct RecordedTurn final : at::ObserverContext {
   const NumericsTurn turn;
 };
 
-// LibTorch takes functions without state, so there is one for each value of the flags: 0, and own
-// switches.
+// LibTorch accepts only functions without state, so there is one for each value of the flags: 0,
+// and own switches.
 constexpr int32_t own(size_t switches) {
   const auto on = static_cast<int32_t>(switches);
   return on * TS_NUMERICS_ON + (kSwitches - on) * TS_NUMERICS_OFF;
@@ -266,7 +265,7 @@ constexpr std::array<BeginTurn, sizeof...(I)> own_turns(std::index_sequence<I...
 
 constexpr auto kOwnTurns = own_turns(std::make_index_sequence<kSwitches + 1>());
 
-// The flags of turns that begin so, if it is one of these functions.
+// Returns the flags of the turns that this function starts, if it is one of these functions.
 std::optional<int32_t> flags_of(BeginTurn begin) {
   if (begin == &begin_turn<0>) return 0;
   const auto found = std::find(kOwnTurns.begin(), kOwnTurns.end(), begin);

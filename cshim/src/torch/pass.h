@@ -9,19 +9,19 @@
 
 namespace ts {
 
-// Adds the gradients of all leaves that the value depends on, as LibTorch's Tensor::backward does,
-// to the same bits. gradient: that of the value, or undefined for a scalar's, which is 1. Each node
-// has a turn under the numerics of the flags.
+// Adds to the gradients of all leaves that the value depends on, as LibTorch's Tensor::backward
+// does, with the same bits. gradient: the value's gradient; undefined for a scalar means 1. Each
+// node has a turn under the numerics of the flags.
 void run_backward(const at::Tensor& value, const at::Tensor& gradient, bool retain_graph,
                   int32_t flags);
 
-// The flags of the numerics of the pass that the calling thread runs, for what the pass calls back.
+// Returns the numerics flags of the pass that the calling thread runs, for callbacks of the pass.
 int32_t numerics_of_pass();
 
-// While it exists, each node that LibTorch's engine runs for a pass of the calling thread, on
-// whatever thread, has a turn under the numerics of the flags; without flags no node has one from
-// this or from the pass around it. LibTorch hands a thread's recorders on to the threads of its
-// passes, and calls them around each node.
+// While it exists, each node that LibTorch's engine runs for a pass of the calling thread, on any
+// thread, has a turn under the numerics of the flags. Without flags, nodes have no turn, neither
+// from this object nor from the enclosing pass. LibTorch passes a thread's recorders to the threads
+// of its passes, and calls them around each node.
 class NodeTurns {
  public:
   explicit NodeTurns(std::optional<int32_t> flags);
@@ -30,7 +30,7 @@ class NodeTurns {
   NodeTurns& operator=(const NodeTurns&) = delete;
 
  private:
-  std::optional<at::RecordFunctionTLS> before_;  // if it had turns of the pass around this one
+  std::optional<at::RecordFunctionTLS> before_;  // if it contained the turns of the enclosing pass
   std::optional<at::CallbackHandle> added_;
 };
 

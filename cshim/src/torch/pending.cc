@@ -27,7 +27,7 @@ using Event = std::shared_ptr<at::cuda::CUDAEvent>;
 struct Copy {
   Event event;  // recorded after the copy
   CUDAStream stream;
-  Weak storage;  // keeps the address from coming to mean another storage
+  Weak storage;  // prevents another storage from getting the same address
 };
 
 struct Copies {
@@ -40,10 +40,10 @@ Copies& copies() {
   return *all;
 }
 
-// A query or wait for an event from outside of a capture does no capture harm.
+// Querying an event from outside a capture, or waiting for it, does not harm the capture.
 using Relaxed = c10::cuda::CUDAStreamCaptureModeGuard;
 
-// Forgets copies that are done, or whose memory is gone. The caller holds the mutex.
+// Removes copies that are done, or whose memory is freed. The caller holds the mutex.
 void sweep(Copies& all) {
   const Relaxed relaxed{cudaStreamCaptureModeRelaxed};
   for (auto it = all.of.begin(); it != all.of.end();) {
@@ -100,7 +100,7 @@ void await_pending(const at::Tensor& host) {
 
 void order_after_pending(CUDAStream stream, const at::Tensor& host) {
   if (!any_pending()) return;
-  // A captured stream cannot wait for an event from outside of its capture.
+  // A captured stream cannot wait for an event from outside its capture.
   if (somebody_captures() && in_capture(stream)) return await_pending(host);
   for (const Copy& copy : pending_of(host)) {
     if (!same_stream(copy.stream, stream)) copy.event->block(stream);

@@ -1,5 +1,6 @@
-// Copies from a device into host memory that are enqueued and that nobody has waited for. Whatever
-// reads the memory through this library waits for them: the host on an event, a stream in order.
+// Copies from a device into host memory that are enqueued and that nobody has waited for. Reads of
+// the memory through this library wait for them: the host waits for an event, a stream waits in
+// order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,19 +11,20 @@
 
 namespace ts {
 
-// The number of such copies. While it is 0, the functions below cost one load of it.
+// The number of such copies. While it is 0, each function below costs one load.
 extern std::atomic<int64_t> pending_copies;
 inline bool any_pending() noexcept {
   return __builtin_expect(pending_copies.load(std::memory_order_acquire) != 0, 0);
 }
 
-// Notes that work enqueued on the stream so far writes the host tensor's memory.
+// Records that work enqueued on the stream so far writes the host tensor's memory.
 void note_pending(const at::Tensor& host, c10::cuda::CUDAStream stream);
 
-// Blocks until the memory of a host tensor has what was copied to it.
+// Blocks until all copies into the host tensor's memory are done.
 void await_pending(const at::Tensor& host);
 
-// Starts work enqueued on the stream from now on after the copies into the host tensor's memory.
+// Makes work enqueued on the stream from now on start after the copies into the host tensor's
+// memory.
 void order_after_pending(c10::cuda::CUDAStream stream, const at::Tensor& host);
 
 }  // namespace ts

@@ -1,5 +1,5 @@
-// Numbers that the caller gave with something for LibTorch to keep, and gets back when LibTorch has
-// let go of it. LibTorch does so on any thread, where no code of the caller may run.
+// Numbers that the caller passed with an object that LibTorch keeps, to be returned when LibTorch
+// releases the object. LibTorch releases it on any thread, where no code of the caller may run.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@ namespace ts {
 
 class Returned {
  public:
-  // Makes room for one more, so that put needs no memory.
+  // Makes room for one more number, so that put allocates nothing.
   void expect() {
     const std::lock_guard<std::mutex> lock(mutex_);
     tokens_.reserve(tokens_.size() + kept_ + 1);
     ++kept_;
   }
-  // Takes back an expect of which no put will follow.
+  // Undoes an expect that no put will follow.
   void unexpect() noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     --kept_;

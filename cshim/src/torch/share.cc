@@ -1,4 +1,4 @@
-// Memory that processes share: of GPUs by CUDA's handles, of the host by files that are mapped.
+// Memory that processes share: GPU memory through CUDA's handles, host memory through mapped files.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -35,8 +35,8 @@ namespace {
 
 using Handle = std::array<uint8_t, TS_IPC_HANDLE_BYTES>;
 
-// An allocation of another process, which CUDA maps once for a device of a process. LibTorch has
-// such a table too, whose entries end the process if CUDA cannot unmap one.
+// Another process's allocation. CUDA maps it once for each device of a process. LibTorch has such a
+// table too, but its entries end the process if CUDA cannot unmap one.
 class Mapping {
  public:
   Mapping(c10::DeviceIndex device, const Handle& handle) : device_(device) {
@@ -73,18 +73,18 @@ class Mapping {
 };
 
 struct Mappings {
-  std::mutex mutex;  // also held while a mapping ends
-  // An address is one device's: CUDA may map an allocation once for each device.
+  std::mutex mutex;  // also held while a mapping is closed
+  // An address belongs to one device: CUDA may map an allocation once for each device.
   std::map<std::pair<c10::DeviceIndex, Handle>, std::weak_ptr<Mapping>> all;
 };
 
 Mappings& mappings() {
-  static auto* all = new Mappings;  // never destroyed: memory may go back after main
+  static auto* all = new Mappings;  // never destroyed: memory may be returned after main
   return *all;
 }
 
-// A use of a mapping, which ends with this object, under the lock of the table: CUDA refuses to
-// open memory again before it is closed.
+// A use of a mapping, until this object is destroyed. It is destroyed under the table's lock: CUDA
+// refuses to open memory again before it is closed.
 class MappingUse {
  public:
   explicit MappingUse(std::shared_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {}
@@ -119,7 +119,7 @@ MappingUse open_mapping(c10::DeviceIndex device, const uint8_t* bytes) {
   return MappingUse(std::move(found));
 }
 
-// Memory of a GPU that another process owns.
+// GPU memory that another process owns.
 class DeviceMemory final : public Foreign {
  public:
   DeviceMemory(MappingUse mapping, c10::DeviceIndex device, const uint8_t* data, size_t bytes)
@@ -127,7 +127,8 @@ class DeviceMemory final : public Foreign {
   void own(int lock) noexcept { lock_ = lock; }
 
  private:
-  // First the mapping, then the lock: the owner may free the memory when it gets the lock.
+  // First closes the mapping, then releases the lock: the owner may free the memory once it gets
+  // the lock.
   void give_back(const std::vector<Use>& uses) override {
     for (const Use& use : uses) C10_CUDA_IGNORE_ERROR(cudaEventSynchronize(use.event));
     log_unmapped(device_, data_, bytes_);
@@ -145,7 +146,7 @@ class DeviceMemory final : public Foreign {
   int lock_ = -1;
 };
 
-// A file that is mapped.
+// A mapped file.
 class Mapped final : public Foreign {
  public:
   Mapped(void* begin, size_t bytes) : begin_(begin), bytes_(bytes) {}
@@ -163,7 +164,7 @@ class Mapped final : public Foreign {
   int file_ = -1;
 };
 
-// The number of bytes of a mapping, or SIZE_MAX if the driver does not tell.
+// Returns the size of a mapping in bytes, or SIZE_MAX if the driver does not report it.
 size_t bytes_of_mapping(const Mapping& mapping) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -54,11 +54,11 @@ bool is_pageable_pair(const at::Tensor& a, const at::Tensor& b) {
 
 namespace {
 
-// The memory that is lent.
+// The memory marked as lent.
 struct Lent {
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
   std::mutex mutex;
-  // The weak reference keeps the address from coming to mean another storage.
+  // The weak reference prevents another storage from getting the same address.
   std::unordered_map<const c10::StorageImpl*, Weak> storages;
 };
 
@@ -82,7 +82,7 @@ std::string shape_text(at::IntArrayRef sizes) {
   return text + "]";
 }
 
-// The bytes of a contiguous tensor.
+// Returns the size of a contiguous tensor in bytes.
 size_t checked_bytes(at::IntArrayRef sizes, at::ScalarType dtype) {
   bool empty = false;
   for (const int64_t size : sizes) {
@@ -93,7 +93,7 @@ size_t checked_bytes(at::IntArrayRef sizes, at::ScalarType dtype) {
   }
   auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (const int64_t size : sizes) {
-    // The product without zeros has to fit too: LibTorch computes strides from it.
+    // The product without zeros must fit too: LibTorch computes strides from it.
     if (__builtin_mul_overflow(bytes, size == 0 ? 1 : size, &bytes)) {
       throw Failure(TS_ERROR_INVALID_ARGUMENT,
                     "sizes " + shape_text(sizes) + " are more than memory can address");
@@ -274,8 +274,8 @@ ts_error* ts_tensor_borrow(uint8_t* data, size_t bytes, const int64_t* sizes,
     ts::require(needed == 0 || data != nullptr, "data is NULL");
     ts::require(reinterpret_cast<uintptr_t>(data) % c10::elementSize(type) == 0,
                 "data is not aligned to the element size");
-    // from_blob may fail before or after it has taken the deleter. Then the deleter does nothing,
-    // and the caller still has the memory.
+    // from_blob may fail before or after it has taken the deleter. The deleter then does nothing,
+    // and the caller still owns the memory.
     const auto armed = std::make_shared<bool>(false);
     auto made = at::from_blob(
         data, shape, at::IntArrayRef(strides, static_cast<size_t>(ndim)),

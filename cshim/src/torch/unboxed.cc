@@ -29,7 +29,7 @@ double double_of(int64_t bits) {
   return value;
 }
 
-// A value that is never destroyed. Its destructor would have nothing to do, or must not run.
+// A value that is never destroyed, because its destructor would do nothing or must not run.
 template <typename T>
 class Kept {
  public:
@@ -50,13 +50,13 @@ class Kept {
   };
 };
 
-// A tensor that shares the caller's reference, which outlives the call, and so changes no count.
+// A tensor that shares the caller's reference, which outlives the call, so no count changes.
 [[gnu::always_inline]] inline at::Tensor borrowed(const ts_tensor* handle) noexcept {
   return at::Tensor(
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl_of(handle)));
 }
 
-// An argument with the arrays that it refers to: the caller's, or the default's.
+// An argument with the arrays that it refers to, the caller's or the default's.
 struct Argument {
   Argument(const Operands& given, const Operands& defaults, size_t i)
       : from(static_cast<int64_t>(i) < given.arg_count && given.args[i].kind != TS_ARG_KIND_DEFAULT
@@ -68,8 +68,8 @@ struct Argument {
   const ts_arg& arg;
 };
 
-// The value of an argument as a parameter of the C++ type T, which lives until the call returns.
-// take returns false for an argument that needs the boxed call.
+// An argument's value as a parameter of the C++ type T, valid until the call returns. take returns
+// false for an argument that needs the boxed call.
 template <typename T>
 class Value;
 
@@ -134,7 +134,7 @@ class Value<at::TensorList> {
     ts_tensor* const* const first = a.from.tensors + a.arg.value;
     ts_tensor* const* const last = first + a.arg.count;
     if (std::find(first, last, nullptr) != last) return false;
-    tensors_.reserve(static_cast<size_t>(a.arg.count));  // so that what follows cannot throw
+    tensors_.reserve(static_cast<size_t>(a.arg.count));  // so that the following code cannot throw
     for (auto each = first; each != last; ++each) tensors_.push_back(borrowed(*each));
     return true;
   }
@@ -150,7 +150,7 @@ class Value<const at::ITensorListRef&> : public Value<at::TensorList> {
   at::ITensorListRef get() const noexcept { return {Value<at::TensorList>::get()}; }
 };
 
-// How an argument becomes a value that is made anew from it.
+// Conversion of an argument to a new value.
 template <typename T>
 struct Convert;
 
@@ -191,7 +191,7 @@ struct Convert<at::Scalar> {
     return a.arg.value;
   }
 };
-// Enumerations travel as ints, and LibTorch does not look before it uses one as an index.
+// Enumerations are passed as ints, and LibTorch does not check them before it uses them as indices.
 template <>
 struct Convert<at::ScalarType> {
   static bool takes(const Argument& a) {
@@ -245,7 +245,7 @@ class Value {
     value_.emplace(Convert<T>::of(a));
     return true;
   }
-  // No value of the types above owns memory: a Scalar of a number does not.
+  // No value of the types above owns memory: a Scalar that is a number does not.
   const T& get() noexcept { return *value_; }
 
  private:
@@ -255,7 +255,7 @@ class Value {
 template <>
 class Value<const at::Scalar&> : public Value<at::Scalar> {};
 
-// An optional parameter: Optional is made of nothing, or of a T.
+// An optional parameter: Optional is constructed empty, or from a T.
 template <typename Optional, typename T>
 class OptionalValue {
  public:
@@ -310,7 +310,7 @@ void hand_out(at::Tensor&& result, ts_tensor** results) {
   if (results != nullptr) *results = result.defined() ? to_handle(std::move(result)) : nullptr;
 }
 
-// The result of an operator in place is its first operand.
+// The result of an in-place operator is its first operand.
 void hand_out(at::Tensor& operand, ts_tensor** results) {
   if (results != nullptr) *results = to_handle(operand);
 }
@@ -321,7 +321,7 @@ void hand_out(std::tuple<Tensors...>&& all, ts_tensor** results) {
   std::apply([&](auto&... each) { (hand_out(std::move(each), results++), ...); }, all);
 }
 
-// The call of an operator of LibTorch's C++ interface, whose struct has its schema as a C++ type.
+// The call of an operator in LibTorch's C++ interface, whose struct has the schema as a C++ type.
 template <typename Operator, bool leaves_boxed, typename Schema = typename Operator::schema>
 struct Caller;
 
@@ -408,7 +408,7 @@ struct Table {
 
 namespace op = at::_ops;
 
-// Those that use libraries on a GPU.
+// Operators that use libraries on a GPU.
 using Products = Table<true, op::addmm, op::batch_norm, op::bmm, op::conv1d, op::conv2d, op::linear,
                        op::matmul, op::mm, op::scaled_dot_product_attention>;
 
