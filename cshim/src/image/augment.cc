@@ -35,8 +35,8 @@ using jpeg::plus;
 constexpr int32_t kMaxSide = 65535;
 constexpr double kMinSigma = 1e-6;
 
-// A kernel is a type with a static function run. It is compiled twice, and the version is chosen by
-// the processor at run time. With AVX2 the loops are vectorised and a fused multiply-add is one
+// A kernel is a type with a static function run. It is compiled twice, and the version is chosen at
+// run time by the processor. With AVX2 the loops are vectorised, and a fused multiply-add is one
 // instruction. Both versions give the same results.
 template <typename Kernel, typename... Args>
 TS_HASWELL void run_haswell(Args... args) {
@@ -315,7 +315,7 @@ void put_color(const int32_t* from, uint8_t* to) {
 
 struct Size {
   int32_t width, height;
-  // Inside a mixture: the size at its beginning.
+  // Inside a mixture: the size at its start.
   bool mixing = false;
   int32_t mixed_width = 0, mixed_height = 0;
 };
@@ -557,7 +557,7 @@ void sharpness(Workspace* work, const ts_augment_op& op) {
   std::swap(work->image, work->other);
 }
 
-// Computes the weights of a blur's rows, then those of its columns.
+// Computes the weights of a blur's rows, then the weights of its columns.
 void blur_weights(const ts_augment_op& op, float* out) {
   gaussian(op.integers[0], op.values[0], out);
   gaussian(op.integers[1], op.values[1], out + op.integers[0]);
@@ -668,7 +668,7 @@ struct Operation {
   void (*run)(Workspace* work, const ts_augment_op& op);
 };
 
-// In the order of their numbers, which begin at 1.
+// In the order of their numbers, which start at 1.
 constexpr Operation kOperations[] = {
     {TS_AUGMENT_FLIP_HORIZONTAL, check_nothing, flip_horizontal},
     {TS_AUGMENT_FLIP_VERTICAL, check_nothing, flip_vertical},
@@ -717,8 +717,8 @@ void check(const ts_augment_op& op, Size* size) {
   operation_of(op).check(op, size);
 }
 
-// Checks operations on an image of the size, which together keep it. Calls use(op, size) after each
-// with the size of its result.
+// Checks operations on an image of the given size, which they must keep together. After each
+// operation, calls use(op, size) with the size of its result.
 template <typename Use>
 void check_all(const ts_augment_op* ops, int64_t count, int32_t width, int32_t height, Use&& use) {
   Size size = {};
@@ -732,7 +732,7 @@ void check_all(const ts_augment_op* ops, int64_t count, int32_t width, int32_t h
   require(!size.mixing, "a mixture is begun and not ended");
 }
 
-// Returns the bytes of what an operation has in a plan besides its parameters.
+// Returns the size in bytes of an operation's data in a plan, besides its parameters.
 size_t weight_bytes(const ts_augment_op& op) {
   return op.kind == TS_AUGMENT_BLUR ? jpeg::blur_bytes(op.integers[0], op.integers[1]) : 0;
 }
@@ -755,7 +755,7 @@ size_t plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, 
   if (count == 0) return plan.bytes;
   static_assert(alignof(ts_augment_op) <= jpeg::kPlanAlign, "a plan's part is aligned");
   const size_t bytes = static_cast<size_t>(count) * sizeof(ts_augment_op);
-  size_t weights = plan.bytes + bytes;  // the place of those of the next blur
+  size_t weights = plan.bytes + bytes;  // the position of the next blur's weights
   size_t end = weights;
   for (int64_t i = 0; i < count; ++i) end += weight_bytes(ops[i]);
   const size_t padding = (jpeg::kPlanAlign - end % jpeg::kPlanAlign) % jpeg::kPlanAlign;
@@ -781,7 +781,7 @@ size_t plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, 
 void Augmenter::run(uint8_t* pixels, int32_t width, int32_t height, size_t stride,
                     const ts_augment_op* ops, int64_t count) {
   check_all(ops, count, width, height, [](const ts_augment_op&, const Size&) {});
-  Pixels& image = work_.image;  // also the result: operations swap the contents with work_.other
+  Pixels& image = work_.image;  // the result too: operations swap its contents with work_.other
   image.resize(width, height);
   for (int32_t y = 0; y < height; ++y) {
     std::memcpy(image.row(y), pixels + static_cast<size_t>(y) * stride, image.row_bytes());

@@ -1,8 +1,7 @@
 // Runs torchvision's transforms on 8-bit RGB pixels, after the crop.
-//
-// Results equal those of torchvision.transforms.v2 on uint8 tensors. They are equal bit for bit
-// where torchvision's arithmetic defines its results: in all operations but the blur, whose order
-// of summation the convolution library chooses. torchvision computes in float32 with fused
+// Results equal torchvision.transforms.v2 on uint8 tensors, bit for bit where torchvision's
+// arithmetic defines its results. That is so for all operations except the blur, whose order of
+// summation is up to the convolution library. torchvision computes in float32 with fused
 // multiply-adds, and so does this code.
 #pragma once
 
@@ -39,24 +38,24 @@ struct Pixels {
 // The buffers of the operations, reused from image to image.
 struct Workspace {
   Pixels image;
-  Pixels other;             // result of an operation, swapped with image when it is complete
+  Pixels other;             // the result of an operation, swapped with `image` when it is complete
   std::vector<float> x, y;  // coordinates of a row, or sums of the blur
   std::vector<float> weights;
   std::vector<int32_t> columns;
-  Pixels kept;             // the image at the beginning of a mixture
-  std::vector<float> sum;  // of the mixture so far
+  Pixels kept;             // the original image of a mixture
+  std::vector<float> sum;  // the mixture's sum so far
 };
 
 // Appends operations to a plan of plan_jpeg (image/jpeg_plan.h), which is aligned as there. Returns
-// the plan's bytes. Returns 0, with the plan unchanged, if only the host runs one of the
-// operations, and more than the capacity, with the plan unchanged, if there is no room. Throws
-// Failure (INVALID_ARGUMENT) for what Augmenter::run refuses, and for a plan that is none or has
-// operations.
+// the plan's size in bytes. Returns 0, with the plan unchanged, if only the host can run one of the
+// operations. Returns more than the capacity, with the plan unchanged, if there is no room. Throws
+// Failure (INVALID_ARGUMENT) for operations that Augmenter::run refuses, and for a plan that is
+// invalid or already has operations.
 size_t plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count);
 
 class Augmenter {
  public:
-  // Runs the operations in order on rows that are stride bytes apart. Together they must keep the
+  // Runs the operations in order on rows that are `stride` bytes apart. Together they must keep the
   // image's size. Throws Failure (INVALID_ARGUMENT) before any pixel changes.
   void run(uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops,
            int64_t count);

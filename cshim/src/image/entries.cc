@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kMagic = 0x31455354;  // "TSE1"
 constexpr size_t kHeader = 64;
-constexpr size_t kTail = 8;  // a field is read by a load of eight bytes
+constexpr size_t kTail = 8;  // a field is read by loading eight bytes
 constexpr uint64_t kMaxEntries = uint64_t{1} << 26;
 
 template <typename T>
@@ -224,7 +224,7 @@ size_t pack_fitting(EntriesOf of, std::vector<EntryPoint>* points, uint8_t* buff
 
 uint32_t choose_spacing(uint64_t bytes, uint64_t mcus) {
   // A lower estimate of the bits of an entry: positions deviate from a straight line by some part
-  // of the scan, and predictors differ. The caller notices where an entry takes more.
+  // of the scan, and predictors differ. The caller notices an entry that needs more.
   constexpr uint64_t kUsual = 32;
   const uint64_t budget = bytes * kUsualPermille / 1000;
   if (budget < kHeader + kTail + 2 * 8) return 0;

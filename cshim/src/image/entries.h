@@ -8,7 +8,7 @@
 //    4  u32  bytes of the blob, a multiple of 8
 //    8  u64  digest of the file (XXH64, seed 0)
 //   16  u32  bytes of the file
-//   20  u32  byte of the file where the scan's entropy-coded data begins
+//   20  u32  byte of the file where the scan's entropy-coded data starts
 //   24  u32  MCUs in the scan
 //   28  u32  spacing: entry i is before MCU i * spacing, in raster order over all rows
 //   32  u32  entries: MCUs / spacing, rounded up
@@ -18,7 +18,7 @@
 //   50  u8   widths[4]    bits of an entry's fields: position, then the predictor of each component
 //   54  u16  0
 //   56  u64  digest of the blob: XXH64 of bytes 64 to the end, seeded with XXH64 of bytes 0 to 55
-//   64       the packed entries: entry i begins at bit i * (sum of the widths), and its fields
+//   64       the packed entries: entry i starts at bit i * (sum of the widths), and its fields
 //            follow one another, each from its lowest bit up; then at least 8 bytes of zeros
 #pragma once
 
@@ -43,11 +43,11 @@ inline bool operator==(const EntryPoint& a, const EntryPoint& b) {
 
 uint64_t xxh64(const uint8_t* data, size_t bytes, uint64_t seed);
 
-// The fields of a blob other than its points.
+// The fields of a blob except its points.
 struct EntriesOf {
   uint64_t digest;  // of the file
   uint64_t bytes;   // of the file
-  uint64_t scan;    // byte where the entropy-coded data begins
+  uint64_t scan;    // byte where the entropy-coded data starts
   uint64_t mcus;
   uint32_t spacing;
 };
@@ -55,7 +55,7 @@ struct EntriesOf {
 // The packed entries of a blob, and the numbers that unpack them.
 struct PackedEntries {
   const uint8_t* data;
-  size_t bytes;  // with the zeros behind them
+  size_t bytes;  // including the zeros at the end
   uint32_t slope, stride;
   int32_t origin;
   int16_t lowest[kMaxComponents];
@@ -91,18 +91,17 @@ class Entries {
 size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, uint8_t* buffer,
                     size_t capacity);
 
-// The usual and the maximum size of a blob in permille of its file, where the caller gives no
-// spacing.
+// The usual and the maximum size of a blob in permille of its file, if the caller gives no spacing.
 constexpr uint32_t kUsualPermille = 10;
 constexpr uint32_t kMaxPermille = 15;
 
-// Returns the smallest spacing with which the blob takes about kUsualPermille of the file. Returns
-// 0 if the file is too small for entries to be worth their header.
+// Returns the smallest spacing that gives a blob of about kUsualPermille of the file. Returns 0 if
+// the file is too small for entries to be worth their header.
 uint32_t choose_spacing(uint64_t bytes, uint64_t mcus);
 
-// Packs points as pack_entries does, those of of.spacing, or of twice as much as often as it takes
-// to have a blob of no more than kMaxPermille of the file. Removes the others from `points`.
-// Returns 0 also if no spacing does.
+// Packs points as pack_entries does. Starts with the points of of.spacing, and doubles the spacing
+// until the blob is at most kMaxPermille of the file. Removes the other points from `points`.
+// Returns 0 also if no spacing is enough.
 size_t pack_fitting(EntriesOf of, std::vector<EntryPoint>* points, uint8_t* buffer,
                     size_t capacity);
 

@@ -1,5 +1,5 @@
-// Classifies exceptions of the image library. Only the standard library's exceptions arrive here,
-// and each is a defect.
+// Classifies exceptions of the image library. Only the standard library's exceptions get here, and
+// each is a bug.
 #include "base/error.h"
 
 namespace ts {

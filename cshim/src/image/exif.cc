@@ -14,9 +14,9 @@ namespace ts::image {
 namespace {
 
 constexpr int32_t kUpright = 1;
-constexpr int32_t kMissing = 0;  // no orientation, so that another kind of metadata counts
+constexpr int32_t kMissing = 0;  // no orientation: other metadata is then read
 
-// The maximum size of a text of a PNG that is inflated or converted, in bytes. Pillow has the same
+// The maximum size in bytes of a PNG's text that is inflated or converted. Pillow has the same
 // limit for compressed text.
 constexpr size_t kMaxText = 1 << 20;
 
@@ -52,7 +52,7 @@ int32_t from_tiff(const uint8_t* data, size_t bytes) {
   return kMissing;
 }
 
-// Reads the digit behind tiff:Orientation in an XMP packet, as an attribute or an element.
+// Reads the digit after tiff:Orientation in an XMP packet, as an attribute or an element.
 int32_t from_xmp(std::string_view packet) {
   constexpr std::string_view kName = "tiff:Orientation";
   for (size_t at = packet.find(kName); at != packet.npos; at = packet.find(kName, at + 1)) {
@@ -106,8 +106,8 @@ int32_t of_jpeg(const uint8_t* data, size_t bytes) {
   return from_xmp(xmp);
 }
 
-// A chunk of a PNG (size, name, data, checksum) or of a RIFF (name, size, data, a byte to make the
-// size even).
+// A chunk of a PNG (size, name, data, checksum) or of a RIFF (name, size, data, padding to an even
+// size).
 struct Chunk {
   std::string_view name;
   const uint8_t* data;
@@ -136,13 +136,13 @@ std::vector<uint8_t> inflated(std::string_view packed) {
   return text;
 }
 
-// A text of a PNG: tEXt, zTXt or iTXt.
+// A PNG's text: tEXt, zTXt or iTXt.
 struct Text {
   std::string_view content;
   bool compressed = false;
 };
 
-// Removes a string that ends with a zero byte from the beginning of `rest`.
+// Removes a string that ends with a zero byte from the start of `rest`.
 std::string_view next_string(std::string_view* rest) {
   const size_t end = std::min(rest->find('\0'), rest->size());
   const std::string_view text = rest->substr(0, end);
@@ -267,7 +267,7 @@ void stored_place(int32_t orientation, int32_t upright_width, int32_t upright_he
     case 5:
       std::swap(*x, *y);
       return;
-    case 6: {  // stored lying on its left side
+    case 6: {  // stored on its left side
       const int32_t from = *x;
       *x = *y;
       *y = right - from;

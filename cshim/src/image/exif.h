@@ -1,4 +1,4 @@
-// Reads the orientation of the camera from metadata.
+// Reads the camera's orientation from metadata.
 #pragma once
 
 #include <cstddef>
@@ -6,11 +6,11 @@
 
 namespace ts::image {
 
-// Returns EXIF's orientation, 1 to 8, from EXIF data (in a PNG also EXIF data as text, "Raw profile
-// type exif"), or else from an XMP packet, in the order of Pillow's exif_transpose. Returns 1 if
-// there is none, or if it cannot be read, because damaged metadata does not make the picture
-// damaged. Allocates at most 3 MiB, for compressed text of a PNG. format is a TS_IMAGE_FORMAT_
-// value, and data begins with the signature of that format.
+// Returns the EXIF orientation, 1 to 8, from EXIF data (in a PNG also EXIF data as text, "Raw
+// profile type exif"), or else from an XMP packet, in the order of Pillow's exif_transpose. Returns
+// 1 if there is none, or if it cannot be read, because damaged metadata does not make the picture
+// damaged. Allocates at most 3 MiB, for compressed text in a PNG. format is a TS_IMAGE_FORMAT_
+// value, and data starts with that format's signature.
 int32_t exif_orientation(int32_t format, const uint8_t* data, size_t bytes);
 
 // Converts the position (*x, *y) of a pixel in the upright image, of upright_width x upright_height

@@ -15,8 +15,8 @@
 namespace ts::image {
 namespace {
 
-// What is used of libheif's C API (1.10 and newer). The types are opaque, but for the error and the
-// beginning of the colour profile, which have not changed.
+// The part of libheif's C API (1.10 and newer) used here. The types are opaque, except for the
+// error and the start of the colour profile, which have not changed.
 extern "C" {
 struct heif_context;
 struct heif_image_handle;
@@ -40,7 +40,7 @@ constexpr int kUnsupportedFiletype = 3;
 constexpr int kUnsupportedFeature = 4;
 constexpr int kOutOfMemory = 6;
 constexpr int kPluginLoading = 11;
-constexpr int kSecurityLimit = 1000;  // a kind of kOutOfMemory, without any memory asked for
+constexpr int kSecurityLimit = 1000;  // a kind of kOutOfMemory without an attempted allocation
 constexpr int kColourspaceYCbCr = 0;
 constexpr int kColourspaceRgb = 1;
 constexpr int kChroma420 = 1;
@@ -50,7 +50,7 @@ constexpr int kChannelCb = 1;
 constexpr int kChannelCr = 2;
 constexpr int kChannelInterleaved = 10;
 
-// libheif, loaded once for the process, when the first image needs it.
+// libheif, loaded once for the process, for the first image that needs it.
 struct Library {
   Library() {
     void* const library = dlopen("libheif.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -125,7 +125,7 @@ void check(const heif_error& error) {
   throw Failure(error.code == kOutOfMemory ? TS_ERROR_UNSUPPORTED : TS_ERROR_DECODE, message);
 }
 
-// A file that libheif has read up to its pixels.
+// A file that libheif has read, except for its pixels.
 class File {
  public:
   File(const uint8_t* data, size_t bytes, int64_t max_pixels)
@@ -176,8 +176,8 @@ struct Plane {
   const uint8_t* row(int32_t y) const { return data + static_cast<ptrdiff_t>(y) * stride; }
 };
 
-// Returns a plane that has the columns and rows before right and bottom. Throws Failure if it is
-// smaller. bytes are those of a pixel.
+// Returns a plane with all columns and rows before right and bottom. Throws Failure if it is
+// smaller. bytes: of a pixel.
 Plane plane_of(const File& file, const heif_image* image, int channel, int32_t right,
                int32_t bottom, int bytes) {
   Plane plane = {};
@@ -191,7 +191,7 @@ Plane plane_of(const File& file, const heif_image* image, int channel, int32_t r
   return plane;
 }
 
-// Converts YCbCr of 8 bits to RGB, by BT.601 with full range.
+// Converts 8-bit YCbCr to RGB, by BT.601 with full range.
 void convert(int32_t y, int32_t cb, int32_t cr, uint8_t* rgb) {
   const auto clamped = [](int32_t value) {
     return static_cast<uint8_t>(std::clamp(value >> 16, 0, 255));
@@ -202,8 +202,8 @@ void convert(int32_t y, int32_t cb, int32_t cr, uint8_t* rgb) {
   rgb[2] = clamped(grey + (cb - 128) * 116130);                      // 1.772
 }
 
-// Reports whether libheif's YCbCr is that of the file: BT.601 of 8 bits with full range, as
-// AVIF mostly is. Versions of libheif differ in what they convert other YCbCr to.
+// Reports whether libheif's YCbCr is the file's: 8-bit BT.601 with full range, as in most AVIF
+// files. Versions of libheif differ in their conversion of other YCbCr.
 bool is_plain(const File& file) {
   heif_color_profile_nclx* profile = nullptr;
   if (file.lib.handle_get_profile(file.handle(), &profile).code != kOk || profile == nullptr) {
@@ -215,8 +215,8 @@ bool is_plain(const File& file) {
   return bt601 && full_range && file.lib.handle_get_luma_bits(file.handle()) == 8;
 }
 
-// Converts an image whose colour has half the columns and rows. The colour of a pixel is
-// interpolated between its four neighbours (9, 3, 3 and 1 sixteenths), as libavif does.
+// Converts an image whose colour has half the columns and rows. A pixel's colour is interpolated
+// between its four neighbours (9, 3, 3 and 1 sixteenths), as in libavif.
 void push_420(const File& file, const heif_image* image, const Box& box, Resizer* sink) {
   const int32_t half_right = (box.x1 + 1) / 2;
   const int32_t half_bottom = (box.y1 + 1) / 2;

@@ -41,7 +41,7 @@ struct Span {
   }
 };
 
-// The number of a type that is written as four characters.
+// Returns the number of a type written as four characters.
 constexpr uint32_t code(std::string_view name) {
   uint32_t value = 0;
   for (const char c : name) value = value << 8 | static_cast<uint8_t>(c);
@@ -68,7 +68,7 @@ BoxSpan next_box(Span* from) {
   return {type, from->take(static_cast<size_t>(size) - header)};
 }
 
-// Reads bits from the highest on. Bits behind the end are zeros.
+// Reads bits from the highest on. Bits after the end are zeros.
 class Bits {
  public:
   explicit Bits(std::vector<uint8_t> bytes) : bytes_(std::move(bytes)) {}
@@ -97,21 +97,21 @@ class Bits {
   size_t at_ = 0;
 };
 
-// The shares of the pixels of other images that a picture may have: decoding takes up to 16 bytes a
-// pixel for HEVC, and 32 for AV1, of 10 bits and with alpha, where the others take up to 8.
+// The share of the limit on pixels that a picture may have: decoding needs up to 16 bytes a pixel
+// for HEVC, and 32 for AV1, of 10 bits and with alpha, while other formats need up to 8.
 constexpr int64_t kHevcShare = 2;
 constexpr int64_t kAv1Share = 4;
 
-// Limits of libheif 1.19 and older, which newer versions lower. A count takes no bytes of the file,
+// Limits of libheif 1.19 and older, which newer versions lower. A count takes no bytes in the file,
 // so without a limit a few bytes could demand much memory and time.
 constexpr uint64_t kMaxItems = 20000;
 constexpr uint64_t kMaxExtents = 32;  // of an item
 
-// Pictures may share bytes, and each is read by itself: the maximum of all their bytes together, in
-// sizes of the file.
+// Pictures may share bytes, and each is read separately. This is the maximum of all their bytes
+// together, in multiples of the file's size.
 constexpr uint64_t kMaxShared = 16;
 
-// HEVC codes whole blocks, so a picture may be larger than what is visible by less than a block.
+// HEVC codes whole blocks, so a picture may exceed its visible part by less than a block.
 constexpr uint64_t kBlock = 64;
 constexpr uint64_t kMaxCodedSide = 1000000 + kBlock;  // the visible sides are limited in image.cc
 
@@ -137,7 +137,7 @@ class Checker {
  private:
   struct Item {
     uint64_t id;
-    int method;  // of finding its bytes: 0 in the file, 1 in the box of item data
+    int method;  // how its bytes are found: 0 in the file, 1 in the box of item data
     std::vector<std::array<uint64_t, 2>> extents;  // offset, length
   };
 
@@ -200,9 +200,9 @@ class Checker {
     }
   }
 
-  // Refuses pictures that are made of each other, which libheif 1.15 follows until its stack is
-  // full. What is left ends after three steps: a derived picture, its parts, and the auxiliary
-  // pictures (alpha) of either.
+  // Refuses pictures that refer to each other in a cycle, which libheif 1.15 follows until its
+  // stack overflows. Without cycles the references end after three steps: a derived picture, its
+  // parts, and the auxiliary pictures (alpha) of either.
   void read_references(Span list) {
     const int bytes = list.number(1) == 0 ? 2 : 4;
     list.take(3);
@@ -290,7 +290,7 @@ class Checker {
     }
   }
 
-  // Returns the bytes of an item that must lie in one piece.
+  // Returns the bytes of an item that must be in one piece.
   Span bytes_of(const Item& item) const {
     if (item.extents.size() != 1 || item.method > 1) unsupported("an item in several pieces");
     Span from = item.method == 0 ? file_ : item_data_;
@@ -317,7 +317,7 @@ class Checker {
     while (rest.size > 0) check_nal_unit(rest.take(static_cast<size_t>(rest.number(4))));
   }
 
-  // Checks the size of a grid, and bounds the time of decoding by it: all tiles may be the same
+  // Checks the size of a grid. This also limits the time of decoding: all tiles may be the same
   // large picture.
   void check_grid(const Item& item) const {
     if (!is_a(item.id, "grid")) return;
@@ -396,7 +396,7 @@ class Checker {
   }
 
   // Checks the size in a sequence header of AV1 (5.5.1). A frame may have any size that its bits
-  // can express, unless the header is that of a still picture.
+  // can express, unless the header belongs to a still picture.
   void check_sequence(Span header) {
     const size_t size = std::min<size_t>(header.size, 512);
     Bits bits(std::vector<uint8_t>(header.data, header.data + size));

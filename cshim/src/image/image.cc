@@ -24,9 +24,9 @@ struct ts_image_decoder {
   ts::image::PngDecoder png;
   ts::image::WebpDecoder webp;
   ts::image::Resizer resizer;
-  std::vector<uint8_t> row;  // a copy of a source row that has too little memory behind it
+  std::vector<uint8_t> row;  // a copy of a source row that has too little memory after it
   int32_t damage = TS_IMAGE_DAMAGE_REFUSE;
-  std::string tolerated;  // the damage of the last image, if it was decoded
+  std::string tolerated;  // the damage of the last image, if it was tolerated
 };
 
 namespace ts::image {
@@ -73,7 +73,7 @@ bool inside(int32_t begin, int32_t size, int32_t whole) {
   return begin >= 0 && size >= 1 && begin <= whole && size <= whole - begin;
 }
 
-// Returns the geometry, after it has checked everything that does not depend on the image's size.
+// Returns the geometry, after checking everything that does not depend on the image's size.
 ts_image_geometry checked(const ts_image_geometry* geometry) {
   require_size(geometry, "geometry");
   const ts_image_geometry g = known(geometry);
@@ -128,7 +128,7 @@ ts_image_geometry stored_crop(const ts_image_geometry& g, int32_t width, int32_t
 // Returns the reduction at which a JPEG is decoded.
 int32_t reduction_of(const ts_image_geometry& g) {
   if (!g.dct_scaling || g.interpolation == TS_INTERPOLATION_NEAREST) return 1;
-  constexpr int64_t kGap = 2;  // how much larger than the result the reduced box is at least
+  constexpr int64_t kGap = 2;  // the reduced box is at least this many times as large as the result
   int32_t reduction = 8;
   while (reduction > 1 && (g.crop_width < kGap * reduction * g.resize_width ||
                            g.crop_height < kGap * reduction * g.resize_height)) {
@@ -137,7 +137,7 @@ int32_t reduction_of(const ts_image_geometry& g) {
   return reduction;
 }
 
-// Decodes into dst. The geometry's crop_x and crop_y are those of the stored image.
+// Decodes into dst. The geometry's crop_x and crop_y apply to the stored image.
 void decode_stored(ts_image_decoder* decoder, int32_t format, const uint8_t* data, size_t bytes,
                    const ts_image_geometry& geometry, uint8_t* dst, size_t stride,
                    const EntriesIn* in, EntriesOut* out) {
@@ -221,7 +221,7 @@ size_t plan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
   return decoder->jpeg.plan(data, bytes, info, geometry, in, to);
 }
 
-// Does ts_image_plan_head, or ts_image_plan_part with `part`.
+// Does ts_image_plan_head or, with `part`, ts_image_plan_part.
 size_t plan_head(ts_image_decoder* decoder, const ts_image_head* head,
                  const ts_image_geometry* geometry, const ts_image_entries& entries, PlanMemory* to,
                  FilePart* part) {
@@ -253,8 +253,7 @@ void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_
   require(static_cast<size_t>(height) <= PTRDIFF_MAX / src_stride, "src_stride * height overflows");
   check_crop(geometry, width, height);
   const Box box = decoder->resizer.start(stored_crop(geometry, width, height), dst, dst_stride);
-  // The last rows may have too little memory behind them for the resizer, so they go through a
-  // copy.
+  // The last rows may have too little memory after them for the resizer, so they are copied first.
   const size_t end = static_cast<size_t>(height - 1) * src_stride + row_bytes;
   const size_t left = static_cast<size_t>(box.x0) * 3;
   const size_t needed = static_cast<size_t>(box.width()) * 3;

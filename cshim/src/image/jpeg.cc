@@ -37,12 +37,12 @@ struct JpegState {
   size_t bytes;
   char text[JMSG_LENGTH_MAX];
   int skipped;   // columns from the first decoded column to the first wanted column
-  int unwanted;  // rows above the first wanted row that are still to be decoded
+  int unwanted;  // rows above the first wanted row that still must be decoded
   EntropyDecoder entropy;
   bool own;                                      // this image's coefficients come from `entropy`
-  bool tolerant;                                 // warnings are no failures
-  bool ended;                                    // libjpeg asked for bytes behind the file's end
-  bool cut;                                      // libjpeg missed those bytes
+  bool tolerant;                                 // warnings are not failures
+  bool ended;                                    // libjpeg asked for bytes after the file's end
+  bool cut;                                      // libjpeg needed those bytes
   void* (*allocate)(j_common_ptr, int, size_t);  // libjpeg's own allocator
 };
 
@@ -79,7 +79,7 @@ int32_t failure_code(int message) {
     case JERR_OUT_OF_MEMORY:
     case JERR_NO_BACKING_STORE:
       return TS_ERROR_OUT_OF_MEMORY;
-#if JPEG_LIB_VERSION < 70  // Ubuntu's has libjpeg 8's interface, in which this is no error
+#if JPEG_LIB_VERSION < 70  // Ubuntu's has libjpeg 8's interface, in which this is not an error
     case JERR_ARITH_NOTIMPL:
 #endif
     case JERR_BAD_PRECISION:
@@ -110,12 +110,12 @@ void message(j_common_ptr codec, int level) {
   if (level >= 0) return;
   auto* state = static_cast<JpegState*>(codec->client_data);
   if (!state->tolerant) fail(codec);
-  // The scan needed bits and met a marker. If the file has ended, the marker is the one that
+  // The scan needed bits and found a marker. If the file has ended, it is the marker that
   // fill_behind_end supplied.
   if (codec->err->msg_code == JWRN_HIT_MARKER && state->ended) state->cut = true;
 }
 
-// Supplies an end marker behind the file's end, like libjpeg's own memory source.
+// Supplies an end marker after the file's end, like libjpeg's own memory source.
 boolean fill_behind_end(j_decompress_ptr codec) {
   static const JOCTET kEnd[] = {0xFF, JPEG_EOI};
   auto* state = static_cast<JpegState*>(codec->client_data);
@@ -126,7 +126,7 @@ boolean fill_behind_end(j_decompress_ptr codec) {
   return TRUE;
 }
 
-// Handles a restart marker that is missing or wrong. Behind the file's end there is none.
+// Handles a restart marker that is missing or wrong. After the file's end there is none.
 boolean resync(j_decompress_ptr codec, int desired) {
   auto* state = static_cast<JpegState*>(codec->client_data);
   if (state->ended) state->cut = true;
@@ -146,7 +146,7 @@ void progress(j_common_ptr codec) {
 }
 
 // libjpeg keeps tables for later images, where they replace missing tables, so the pixels of a
-// damaged file would depend on the file before. Here tables belong to their image, and so does
+// damaged file would depend on the previous file. Here tables belong to their image, and so does
 // their memory.
 void* allocate(j_common_ptr codec, int pool, size_t bytes) {
   auto* state = static_cast<JpegState*>(codec->client_data);
@@ -192,8 +192,8 @@ boolean decode_mcu(j_decompress_ptr codec, JBLOCKROW* blocks) {
 
 // Reports whether the file is large enough for the image of its header, or sets the failure.
 // libjpeg allocates the coefficients of a progressive image before it reads them, so a short file
-// could demand much memory. Every block of the finest component takes at least one bit, unless
-// arithmetic coding is used. The pixels that libjpeg invents for a damaged single scan take no
+// could demand much memory. Every block of the finest component needs at least one bit, unless
+// arithmetic coding is used. The pixels that libjpeg invents for a damaged single scan need no
 // memory.
 bool large_enough(JpegState* state) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
@@ -216,7 +216,7 @@ bool large_enough(JpegState* state) {  // confined
   return false;
 }
 
-// Begins to read a file. After a failure jumps to state->jump, which the caller has set.
+// Starts to read a file. After a failure jumps to state->jump, which the caller has set.
 void read_header(JpegState* state, const uint8_t* data, size_t bytes) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
   state->data = data;
@@ -253,9 +253,9 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
   return true;
 }
 
-// Reports whether jpeg_crop_scanline is right about every component. It takes the width of a
-// component for that of an image that is not reduced, but libjpeg may reduce subsampled components
-// less than others. A width that is wrong does no harm if the component is not interpolated.
+// Reports whether jpeg_crop_scanline is right about every component. It assumes a component's width
+// in an unreduced image, but libjpeg may reduce subsampled components less than others. A wrong
+// width is harmless if the component is not interpolated.
 bool croppable(const jpeg_decompress_struct* codec) {
 #if JPEG_LIB_VERSION >= 70
   const int block = codec->min_DCT_h_scaled_size;
@@ -281,8 +281,8 @@ bool croppable(const jpeg_decompress_struct* codec) {
 bool start(JpegState* state, const Box* box) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
   if (setjmp(state->jump) != 0) return false;
-  // A tolerant decode needs the verdict on all rows. Smoothing of missing coefficients reads blocks
-  // beside and above, which a crop leaves out. In both cases the whole image is decoded.
+  // A tolerant decode needs the verdict on all rows. Smoothing of missing coefficients reads
+  // neighbouring blocks, which a crop leaves out. In both cases the whole image is decoded.
   if (state->tolerant || smooths(codec)) {
     state->skipped = box->x0;
     state->unwanted = box->y0;
@@ -290,7 +290,7 @@ bool start(JpegState* state, const Box* box) {  // confined
   }
 
   // libjpeg interpolates chroma between neighbours, and treats a crop's edge as the image's edge. A
-  // margin of two pixels keeps the wrong edge outside of the box. libjpeg does not interpolate very
+  // margin of two pixels keeps the wrong edge outside the box. libjpeg does not interpolate very
   // narrow components at all, so a crop has a minimum width.
   const auto width = static_cast<int>(codec->output_width);
   const int margin = codec->max_h_samp_factor > 1 ? 2 : 0;
@@ -336,14 +336,14 @@ bool read(JpegState* state, uint8_t* band, size_t stride, int rows) {  // confin
   return true;
 }
 
-// Reads from behind the last row to the end marker.
+// Reads from the end of the last row to the end marker.
 bool finish(JpegState* state) {  // confined
   if (setjmp(state->jump) != 0) return false;
   jpeg_finish_decompress(&state->codec);
   return true;
 }
 
-// Where libjpeg writes a file: memory that does not grow.
+// The memory, of fixed size, that libjpeg writes a file to.
 struct Writing {
   jpeg_compress_struct codec;
   jpeg_destination_mgr to;
@@ -356,7 +356,8 @@ boolean out_of_room(j_compress_ptr codec) {
   return FALSE;
 }
 
-// Reports whether libjpeg can upsample all components, which it only finds out when it decodes.
+// Reports whether libjpeg can upsample all components. libjpeg itself only finds out when it
+// decodes.
 bool upsamples(const jpeg_decompress_struct* codec) {
   for (int c = 0; c < codec->num_components; ++c) {
     const jpeg_component_info* component = &codec->comp_info[c];
@@ -425,7 +426,7 @@ void end(JpegState* state) {
 [[noreturn]] void throw_failure(const JpegState& state) {
   const std::string text = std::string("JPEG: ") + state.text;
   if (state.failure != TS_ERROR_DECODE) throw Failure(state.failure, text);
-  // Behind the file's end libjpeg reads an end marker that is no part of the file.
+  // After the file's end libjpeg reads an end marker that is not in the file.
   const uint8_t* next = state.codec.src->next_input_byte;
   throw_damage(text, state.ended ? state.bytes : static_cast<size_t>(next - state.data));
 }
@@ -635,8 +636,7 @@ bool JpegDecoder::decode_own(size_t bytes, const Box& box, Resizer* sink, Trust 
   return rows(box, sink);
 }
 
-// Finishes with the entries after a decode of our own: packs them, proves them, or counts their
-// use.
+// Finishes the entries after a decode of our own: packs them, proves them, or counts their use.
 void JpegDecoder::settle(const uint8_t* data, size_t bytes, Trust trust, const EntriesIn* in,
                          EntriesOut* out) {
   switch (trust) {
@@ -696,8 +696,9 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
 
 namespace {
 
-// Reports whether the frame is of the image that the geometry was checked with. The header comes
-// from another parser, and a plan's accesses are inside of its image only if both read the same.
+// Reports whether the frame belongs to the image that the geometry was checked with. The header
+// comes from another parser, and a plan's accesses stay inside its image only if both read the
+// same.
 bool is_frame_of(const ts_image_info& header, const Frame& frame) {
   return frame.width == header.width && frame.height == header.height &&
          frame.components == header.components;
@@ -708,7 +709,7 @@ bool is_frame_of(const ts_image_info& header, const Frame& frame) {
 size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
                          const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to) {
   Entries entries;
-  // Entries that no decode has verified yet are verified by one.
+  // Entries that are not verified yet are verified by a decode, not here.
   if (judge(in, data, bytes, &entries) != Trust::kJump) return 0;
   Frame frame;
   Scan scan;
@@ -769,13 +770,13 @@ size_t JpegDecoder::plan_scan(const uint8_t* data, size_t bytes, const ts_image_
 
 namespace {
 
-// Reports, after a whole decode, whether the file's end is missing together with pixels.
+// Reports, after a whole decode, whether the file's end is missing and pixels with it.
 bool cut_off(const JpegState& state) {
   if (!state.ended) return false;
   const jpeg_decompress_struct& codec = state.codec;
-  // A single scan lacks pixels only if it lacked bits. Of several scans, whole ones may be missing,
-  // which only a progressive image shows: its coefficients lack bits. Any other image counts as cut
-  // off.
+  // A single scan lacks pixels only if it lacked bits. Of several scans, whole ones may be missing.
+  // Only a progressive image shows that: its coefficients lack bits. Any other image counts as
+  // truncated.
   return state.cut || (jpeg_has_multiple_scans(const_cast<j_decompress_ptr>(&codec)) != 0 &&
                        (!codec.progressive_mode || smooths(&codec)));
 }

@@ -15,8 +15,8 @@
 namespace ts::image {
 namespace {
 
-// The widths of the look-ups, in bits. A wider table holds more symbols an entry, but takes longer
-// to build (usually once an image) and falls out of the first-level cache.
+// The widths of the look-ups, in bits. A wider table has more symbols in an entry, but takes longer
+// to build (usually once an image) and does not fit into the first-level cache.
 constexpr int kDcBits = 10;
 constexpr int kAcBits = 11;
 // The number of AC look-ups between two refills. They fit in the rest of 56 bits after a DC
@@ -24,15 +24,15 @@ constexpr int kAcBits = 11;
 constexpr int kLookups = 4;
 static_assert(kDcBits + kLookups * kAcBits <= 56);
 
-// Each of 64 coefficients takes at most a code of 16 bits and a value of 15 bits.
+// Each of 64 coefficients needs at most a code of 16 bits and a value of 15 bits.
 constexpr size_t kMaxBlockBytes = 64 * 4;
-constexpr size_t kLoad = 16;  // bytes that may be read behind a block's last bit
+constexpr size_t kLoad = 16;  // bytes that may be read after a block's last bit
 constexpr size_t kWindow = size_t{32} << 10;
 constexpr size_t kTablesKept = 6;  // of each kind
 
-// The natural order of the zigzag positions. A look-up may run past the block's end by two runs.
-// Their coefficients go to the last place, which is written again or never used. The order repeats
-// for the sums that include AcTable's flags.
+// The natural order of the zigzag positions. A look-up may exceed the block's end by two runs.
+// Their coefficients are written to the last position, which is written again or never used. The
+// order repeats for the sums that include AcTable's flags.
 constexpr int kZigzagSize = 256;
 constexpr uint32_t kFlagged = 64 + 32;
 constexpr uint32_t kFlaggedSlow = 2 * kFlagged;
@@ -55,7 +55,7 @@ TS_INLINE uint64_t load_big_endian(const uint8_t* from) {
   return __builtin_bswap64(word);
 }
 
-// Counts the bytes 0xFF.
+// Counts the 0xFF bytes.
 size_t count_ff(const uint8_t* from, size_t bytes) {
   size_t count = 0;
 #if defined(__x86_64__)
@@ -85,7 +85,8 @@ struct LongCodes {
   int32_t offset[17];  // for a code of this length: its symbol's index minus the code
   HuffmanCode code;
 
-  // Returns false if this is no prefix code, or has a code of all ones, which the standard forbids.
+  // Returns false if this is not a prefix code, or has a code of all ones, which the standard
+  // forbids.
   bool build(const HuffmanCode& from) {
     code = from;
     uint32_t next = 0;
@@ -166,10 +167,10 @@ struct DcTable {
 };
 
 // Holds one or two symbols: a coefficient after `run` zeros, and a second coefficient at the last
-// of the `places` that both take in the block. A run of 16 zeros is a run of 15 and a coefficient
+// of the `places` that both occupy in the block. A run of 16 zeros is a run of 15 and a coefficient
 // 0. An end of block alone is a coefficient 0. Without a second coefficient, `second` repeats the
-// first, so that storing both is always right. Each field is read from memory by itself, which
-// takes fewer instructions than taking a loaded entry apart.
+// first, so that storing both is always right. Each field is loaded separately, which needs fewer
+// instructions than splitting a loaded entry.
 struct AcEntry {
   uint8_t length;  // bits that the entry uses
   uint8_t run;
@@ -223,8 +224,8 @@ struct AcTable {
         }
       }
     });
-    // Adds the second symbols. The entry looked up for a second symbol may itself hold two by now,
-    // but the fields of its first symbol have not changed, and an end of block alone is known by
+    // Adds the second symbols. The entry found for a second symbol may itself have two by now. But
+    // the fields of its first symbol have not changed, and an end of block alone is recognised by
     // its length.
     for (uint32_t i = 0; i < 1u << kAcBits; ++i) {
       AcEntry& one = entry[i];
@@ -255,8 +256,8 @@ bool same(const HuffmanCode& a, const HuffmanCode& b) {
   return symbols <= 256 && std::memcmp(a.symbols, b.symbols, symbols) == 0;
 }
 
-// Returns the code's table: one that is kept, or a new one in the place of the least recently used.
-// Returns NULL if the code is impossible.
+// Returns the code's table: a kept one, or a new one that replaces the least recently used. Returns
+// NULL if the code is impossible.
 template <typename Table>
 const Table* find_table(std::vector<std::unique_ptr<Table>>* kept, const HuffmanCode& code,
                         uint64_t now) {
@@ -290,7 +291,8 @@ bool EntropyDecoder::start(const Scan& scan) {
       scan.mcu_rows == 0) {
     return false;
   }
-  // An image has at most four tables of a kind, so none of them replaces another of the same image.
+  // An image has at most four tables of a kind, so none of them replaces another one of the same
+  // image.
   const DcTable* dc[4] = {};
   const AcTable* ac[4] = {};
   ++clock_;
@@ -428,8 +430,8 @@ uint64_t EntropyDecoder::position() {
   return static_cast<uint64_t>(counted_file_ - scan_.begin) * 8 + (used & 7);
 }
 
-// Moves the unused bytes to the window's front and loads more behind them, up to a marker or the
-// limit. Refills the bit buffer, because it may hold zeros from behind the old end.
+// Moves the unused bytes to the window's front and loads more after them, up to a marker or the
+// limit. Refills the bit buffer, because it may hold zeros from beyond the old end.
 void EntropyDecoder::refill_window() {
   uint8_t* window = window_.get();
   const uint64_t used = std::min<uint64_t>(bits_used(), uint64_t{filled_} * 8);
@@ -452,8 +454,7 @@ void EntropyDecoder::refill_window() {
     }
     if (to >= kWindow) break;
 #if defined(__x86_64__)
-    // Copies sixteen bytes at a time. The last ones may go behind kWindow, where the buffer has
-    // room.
+    // Copies sixteen bytes at a time. The last copy may exceed kWindow, where the buffer has room.
     while (limit_ - from >= 16 && to < kWindow) {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + from));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(window + to), bytes);
@@ -480,13 +481,13 @@ void EntropyDecoder::refill_window() {
   filled_ = to;
   if (ended_) std::memset(window + to, 0, reserve_ + kLoad);
 
-  // At the end there may be fewer bits. The zeros behind them count as bits, and decode() notices
+  // At the end there may be fewer bits. The zeros after them count as bits, and decode() notices
   // their use.
   const auto skip = static_cast<int32_t>(used & 7);
   bits_ = {window + 7, load_big_endian(window) << skip, 56 - skip};
 }
 
-// Passes from one restart interval to the next: less than a byte of padding, then the expected
+// Moves from one restart interval to the next: less than a byte of padding, then the expected
 // marker.
 bool EntropyDecoder::restart() {
   if (!marker_) refill_window();
@@ -579,8 +580,9 @@ TS_INLINE bool EntropyDecoder::decode_blocks(EntropyDecoder* self, int16_t (*con
     while (true) {
 #pragma GCC unroll 4
       for (int i = 0; i < kLookups; ++i) {
-        // The next look-up waits for `word` alone. The asm keeps the compiler from deriving the
-        // address of `word` from that of the other fields, which costs a cycle a look-up.
+        // The next look-up waits only for `word`. The asm prevents the compiler from deriving the
+        // address of `word` from the address of the other fields, which costs a cycle for each
+        // look-up.
         const uint64_t index = bits >> (64 - kAcBits);
         uint64_t word;
         std::memcpy(&word, &ac.entry[index], sizeof word);

@@ -1,7 +1,6 @@
 // Decodes the Huffman codes of a baseline JPEG scan, faster than libjpeg, and from any entry point.
-//
-// The decoder returns exactly libjpeg-turbo's coefficients, or gives up. On the first anomaly (a
-// bad code, a scan that ends early, a marker out of turn) next() returns false. The coefficients
+// The decoder returns exactly libjpeg-turbo's coefficients, or gives up: on the first anomaly (a
+// bad code, a scan that ends early, an unexpected marker) next() returns false. The coefficients
 // are then undefined, and the caller decodes the image again with libjpeg-turbo, whose verdict is
 // final.
 #pragma once
@@ -18,7 +17,7 @@ namespace ts::image {
 
 constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
 
-// A code as the file states it: the number of codes of each length from 1 to 16, and their symbols
+// A code as stored in the file: the number of codes of each length from 1 to 16, and their symbols
 // in order.
 struct HuffmanCode {
   uint8_t counts[17];  // [0] is not used
@@ -54,7 +53,7 @@ class EntropyDecoder {
   // decode the scan.
   bool start(const Scan& scan);
 
-  // Sets the columns of MCUs, both included, whose coefficients are wanted. Without this call all
+  // Sets the first and last column of MCUs whose coefficients are wanted. Without this call all
   // are.
   void want(uint32_t first_column, uint32_t last_column);
 
@@ -69,19 +68,19 @@ class EntropyDecoder {
   // Compares every entry with the scan, without jumps.
   void verify(const Entries* entries);
 
-  // Decodes the next MCU in raster order. `blocks` has one pointer a block, to zeroed memory for
-  // its coefficients in natural order. With NULL the coefficients are not wanted. Leaves blocks
-  // outside the wanted columns alone. Returns false if the decoder gave up.
+  // Decodes the next MCU in raster order. `blocks` has a pointer for each block, to zeroed memory
+  // for its coefficients in natural order. With NULL the coefficients are not wanted. Does not
+  // write blocks outside the wanted columns. Returns false if the decoder gave up.
   bool next(int16_t (*const* blocks)[64]);
 
-  // Decodes the MCUs that next() has left out, because damage there counts too. Returns false if
-  // the decoder gave up.
+  // Decodes the MCUs that next() skipped, because damage there counts too. Returns false if the
+  // decoder gave up.
   bool finish();
 
   // Decodes up to the scan's end. Returns false if the decoder gave up.
   bool finish_scan();
 
-  uint64_t decoded() const { return at_ == kNowhere ? 0 : at_; }  // MCUs, with skipped ones
+  uint64_t decoded() const { return at_ == kNowhere ? 0 : at_; }  // MCUs, including skipped ones
   std::vector<EntryPoint>& recorded() { return recorded_; }       // after finish_scan: all or none
 
  private:
@@ -119,8 +118,8 @@ class EntropyDecoder {
 
   static constexpr uint64_t kNowhere = UINT64_MAX;
 
-  // The MCUs of the image, the number that next() was called for, and the next MCU to decode: at_
-  // is behind called_ when MCUs were left out.
+  // The MCUs of the image, the number of calls of next(), and the next MCU to decode. at_ is less
+  // than called_ if MCUs were skipped.
   uint64_t mcus_ = 0, called_ = 0, at_ = 0;
   uint32_t column_ = 0, first_column_ = 0, last_column_ = 0;
   int32_t predictor_[kMaxComponents] = {};
@@ -136,7 +135,7 @@ class EntropyDecoder {
   size_t limit_ = 0;      // in the file: the end of loading
   bool ended_ = false;    // a marker or the limit ended the data: zeros follow in the window
   bool marker_ = false;   // a marker ended the data, and is at next_byte_
-  // Every 0xFF in the window stands for two bytes in the file.
+  // Every 0xFF in the window represents two bytes in the file.
   size_t counted_ = 0;       // a position in the window
   size_t counted_file_ = 0;  // the same position in the file
 

@@ -31,7 +31,8 @@ int32_t round_up(int64_t value, int64_t unit) {
 
 uint16_t word(const uint8_t* from) { return static_cast<uint16_t>(from[0] << 8 | from[1]); }
 
-// Reads the segments of one file. Every function returns false for what libjpeg-turbo has to read.
+// Reads the segments of one file. Every function returns false if libjpeg-turbo has to read the
+// file.
 class Reader {
  public:
   Reader(const uint8_t* data, size_t bytes, size_t file_bytes, Tables* tables, Frame* frame,
@@ -178,7 +179,7 @@ class Reader {
     return true;
   }
 
-  // Computes what follows from the segments, as libjpeg-turbo's jdapimin.c and jdinput.c do.
+  // Derives the layout from the segments, as libjpeg-turbo's jdapimin.c and jdinput.c do.
   bool layout() {
     const bool alone = frame_->components == 1;
     if (alone) {

@@ -1,4 +1,4 @@
-// The headers of a JPEG, as far as a plan needs them.
+// The headers of a JPEG that a plan needs.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace ts::image {
 
 struct Frame {
   struct Component {
-    int32_t width, height;       // samples, without those that fill up the last blocks
+    int32_t width, height;       // samples, without padding of the last blocks
     int across, down;            // blocks in an MCU
     int h, v;                    // sampling factors
     const uint16_t* quantisers;  // 64, in natural order
@@ -27,20 +27,20 @@ struct Frame {
   Component component[kMaxComponents];
 };
 
-// Takes the frame from libjpeg, which has begun to decompress an image of at most three components
-// and borrows the quantisers. Returns false for an image that no plan can have.
+// Reads the frame from libjpeg, which has started to decompress an image of at most three
+// components. The frame borrows the quantisers. Returns false for an image that cannot have a plan.
 bool frame_of(const jpeg_decompress_struct& codec, Frame* frame);
 
 // The tables of an image.
 struct Tables {
-  HuffmanCode codes[2][4];  // of differences, and of the other coefficients
+  HuffmanCode codes[2][4];  // of DC differences, and of the other coefficients
   uint16_t quantisers[4][64];
 };
 
 // Reads the headers of a baseline JPEG as libjpeg-turbo does, about eight times as fast. Returns
-// false for a file whose headers are damaged, or have anything that is not usual: libjpeg-turbo
-// then reads them. The frame and the scan borrow the tables. file_bytes: of the file, of which the
-// first bytes are enough that hold its headers.
+// false for a file whose headers are damaged or unusual: libjpeg-turbo then reads them. The frame
+// and the scan borrow the tables. file_bytes: the file's size; data needs only the first bytes,
+// with the headers.
 bool read_frame(const uint8_t* data, size_t bytes, size_t file_bytes, Tables* tables, Frame* frame,
                 Scan* scan);
 

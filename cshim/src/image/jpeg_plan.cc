@@ -16,11 +16,11 @@ namespace {
 
 using jpeg::Plan;
 
-// The maximum number of blocks in a segment. One thread decodes a segment, so that entries that are
-// too far apart would hold up a whole batch.
+// The maximum number of blocks in a segment. One thread decodes a segment, so entries that are too
+// far apart would delay a whole batch.
 constexpr uint64_t kMaxSegmentBlocks = 1024;
 
-// Hands out places for the parts of a plan.
+// Assigns positions to the parts of a plan.
 class PartPlaces {
  public:
   uint32_t take(size_t bytes) {
@@ -88,7 +88,7 @@ bool plan_scan(const Scan& scan, Plan* plan, Codes* codes) {
   return true;
 }
 
-// Fills in the components but for their planes, and how jdsample.c upsamples them.
+// Fills in the components except their planes, and how jdsample.c upsamples them.
 bool plan_components(const Frame& frame, Plan* plan) {
   plan->color = frame.color;
   for (int c = 0; c < frame.components; ++c) {
@@ -203,7 +203,7 @@ bool plan_mcus(const Frame& frame, const Box& box, Plan* plan) {
   const bool alone = frame.components == 1;
   const int32_t mcu_width = DCTSIZE * (alone ? 1 : frame.max_h);
   const int32_t mcu_height = DCTSIZE * (alone ? 1 : frame.max_v);
-  // An interpolated pixel needs the samples beside it, which are two pixels wide.
+  // An interpolated pixel needs its neighbouring samples, which are two pixels wide.
   int32_t margin_x = 0;
   int32_t margin_y = 0;
   for (int c = 0; c < plan->components; ++c) {
@@ -233,7 +233,7 @@ bool plan_mcus(const Frame& frame, const Box& box, Plan* plan) {
   return true;
 }
 
-// Returns the byte of the file behind the scan's data: of the marker that ends it.
+// Returns the byte of the file after the scan's data: the byte of the marker that ends it.
 size_t scan_end(const Scan& scan, size_t from) {
   size_t at = from;
   while (at < scan.end) {
@@ -250,8 +250,8 @@ size_t scan_end(const Scan& scan, size_t from) {
   return scan.end;
 }
 
-// Calls use(first, last) for the entries that the crop needs, in runs of entries that follow one
-// another. Returns false if `use` does.
+// Calls use(first, last) for the entries that the crop needs, in runs of consecutive entries.
+// Returns false if `use` does.
 template <typename Use>
 bool each_entries(const Plan& plan, Use&& use) {
   const uint64_t spacing = plan.spacing;
@@ -263,7 +263,7 @@ bool each_entries(const Plan& plan, Use&& use) {
     };
     const int64_t first = std::max(done + 1, static_cast<int64_t>(first_mcu(row) / spacing));
     int64_t last = last_entry(row);
-    // Joins rows whose entries follow one another.
+    // Joins rows whose entries are consecutive.
     for (++row; row < plan.mcu_y + plan.mcu_rows &&
                 static_cast<int64_t>(first_mcu(row) / spacing) <= last + 1;
          ++row) {
@@ -276,7 +276,7 @@ bool each_entries(const Plan& plan, Use&& use) {
   return true;
 }
 
-// Entries whose bytes lie together: those from `first` to `last`, and bytes of the file.
+// Entries whose bytes are consecutive: those from `first` to `last`, and bytes of the file.
 struct Run {
   uint32_t first, last;
   size_t begin, end;
@@ -290,7 +290,7 @@ bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& 
     Run run = {first, last, 0, 0};
     run.begin = scan.begin + (entries.bit_at(run.first) >> 3);
     if (run.last + 1 < entries.count()) {
-      // The byte behind the last one may be a stuffed one.
+      // The byte after the last one may be a stuffed one.
       run.end = scan.begin + ((size_t{entries.bit_at(run.last + 1)} + 7) >> 3) + 1;
     } else if (scan.data != nullptr) {
       run.end = scan_end(scan, std::min(scan.end, scan.begin + (entries.bit_at(run.last) >> 3)));
@@ -302,8 +302,8 @@ bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& 
   });
 }
 
-// Fills in all but the entries and the parts. Returns false for an image or geometry that only the
-// host decodes.
+// Fills in everything except the entries and the parts. Returns false for an image or geometry that
+// only the host can decode.
 bool plan_image(const Frame& frame, const Scan& scan, const ts_image_geometry& geometry, Plan* plan,
                 Codes* codes) {
   if (!plan_components(frame, plan) || !plan_scan(scan, plan, codes)) return false;
@@ -318,8 +318,8 @@ struct Parts {
   uint8_t *header, *codes, *quantisers, *entries, *segments, *scan;
 };
 
-// Places the parts. Returns the plan's bytes, 0 if they or the scratch memory are too many. Without
-// room for them parts->header is NULL.
+// Places the parts. Returns the plan's size in bytes, or 0 if it or the scratch memory is too
+// large. Without room for the parts, parts->header is NULL.
 size_t place_parts(size_t entries_bytes, bool has_scan, PlanMemory* to, Plan* plan, Parts* parts) {
   if (jpeg::scratch_of(*plan).total() > jpeg::kMaxPlanScratch) return 0;
   PartPlaces layout;
@@ -369,7 +369,8 @@ uint8_t* write_segment(uint32_t entry, uint32_t shift, uint8_t* to) {
 }
 
 // The maximum number of blocks in a segment of a plan without entries, unless an MCU has more. The
-// longest segment bounds the time of a small batch from below; a short one costs 18 bytes of plan.
+// longest segment is a lower bound for the time of a small batch; a short one costs 18 bytes of
+// plan.
 constexpr uint32_t kScanBlocks = 8;
 
 // Returns the number of MCUs between two entries of a plan without entries. It divides `wanted`, if
@@ -390,7 +391,7 @@ uint8_t* PlanMemory::take(size_t wanted) {
   uint64_t before = __atomic_load_n(used, __ATOMIC_RELAXED);
   do {
     if (before > bytes || wanted > bytes - before) return nullptr;
-    // Nothing is read that another thread has written: the memory of plans is disjoint.
+    // No thread reads another thread's writes: the memory of plans is disjoint.
   } while (!__atomic_compare_exchange_n(used, &before, before + wanted, true, __ATOMIC_RELAXED,
                                         __ATOMIC_RELAXED));
   at = static_cast<size_t>(before);
@@ -412,7 +413,7 @@ size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
   std::copy(std::begin(packed.widths), std::end(packed.widths), plan.widths);
   if (uint64_t{plan.spacing} * plan.blocks > kMaxSegmentBlocks) return 0;
 
-  // Damaged entries could name the same bytes again and again.
+  // Damaged entries could name the same bytes repeatedly.
   const uint64_t max_bytes = uint64_t{scan.end - scan.begin} + plan.entries;
   uint64_t scan_bytes = 0;
   uint64_t segments = 0;
@@ -446,7 +447,7 @@ size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
   std::memcpy(parts.entries, packed.data, packed.bytes);
   uint32_t copied = 0;
   uint8_t* segment_to = parts.segments;
-  // A part may begin in front of the scan.
+  // A part may start before the scan.
   const auto of_part =
       part != nullptr ? static_cast<uint32_t>(scan.begin) - static_cast<uint32_t>(part->begin) : 0;
   each_run(plan, scan, entries, [&](const Run& run) {
@@ -475,8 +476,8 @@ size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geom
   const size_t bytes = end - scan.begin;
   const bool ends = end + 1 < scan.end && scan.data[end + 1] == JPEG_EOI;
   if (options.good_only && !ends) return 0;
-  // Bits and blocks are counted by uint32_t. A block has two codes of a bit or more: a scan of
-  // fewer bits is damaged, and the entries of its frame would take the memory of other plans.
+  // Bits and blocks are counted by uint32_t. A block has two codes of at least a bit. So a scan
+  // with fewer bits is damaged, and the entries of its frame would use the memory of other plans.
   const uint64_t blocks = uint64_t{plan.mcus} * plan.blocks;
   if (bytes > INT32_MAX / 8 || blocks > INT32_MAX || blocks > uint64_t{bytes} * 4) return 0;
   plan.scan_bytes = static_cast<uint32_t>(bytes);
@@ -495,7 +496,7 @@ size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geom
     plan.segments += last - first + 1;
     return true;
   });
-  // An entry is read by eight bytes at a time.
+  // An entry is read by loading eight bytes.
   const size_t entries_bytes = size_t{plan.entries} * jpeg::kScanEntryBytes + 8;
 
   Parts parts = {};

@@ -1,6 +1,6 @@
 // Defines stderr for libpng. libpng's static library refers to stderr by a relocation that works
 // only in an executable, because it is not position-independent enough for a shared library. Our
-// shared library is linked with --wrap=stderr, which redirects that reference to the variable here.
+// shared library is linked with --wrap=stderr, which redirects the reference to the variable here.
 // Only libpng's default message functions read it, and the decoder replaces them.
 #include <cstdio>
 

@@ -66,10 +66,10 @@ int samples(int color_type) {
   }
 }
 
-// A chunk of a copy that essentials has made.
+// A chunk of a copy made by essentials.
 struct Copied {
-  size_t to;    // its byte of the copy
-  size_t from;  // its byte of the file
+  size_t to;    // its byte in the copy
+  size_t from;  // its byte in the file
 };
 
 }  // namespace
@@ -94,7 +94,8 @@ struct PngState {
   size_t place() const {
     const auto next = std::upper_bound(copied.begin(), copied.end(), at,
                                        [](size_t byte, const Copied& c) { return byte < c.to; });
-    if (next == copied.begin()) return at;  // no copy, or the header, which is where it was
+    // No copy, or in the header, which has the same position.
+    if (next == copied.begin()) return at;
     return std::min((next - 1)->from + (at - (next - 1)->to), file_bytes);
   }
 
@@ -119,8 +120,8 @@ void read_bytes(png_structp png, png_bytep to, size_t size) {
   state->at += size;
 }
 
-// Counts a row. libpng calls this function before it reads the data behind the row, so a later
-// error at the end of the image data does not concern the row.
+// Counts a row. libpng calls this function before it reads the data after the row, so a later error
+// at the end of the image data does not concern the row.
 void note_row(png_structp png, png_row_infop, png_bytep) {
   ++static_cast<PngState*>(png_get_io_ptr(png))->rows;
 }
@@ -136,7 +137,7 @@ bool start(PngState* state, int* passes) {  // confined
   state->info = png_create_info_struct(png);
   if (state->info == nullptr) png_error(png, "out of memory");
   png_set_read_fn(png, state, read_bytes);
-  // png_check has verified the checksums, and the caller the number of pixels.
+  // png_check has verified the checksums, and the caller has checked the number of pixels.
   png_set_crc_action(png, PNG_CRC_QUIET_USE, PNG_CRC_QUIET_USE);
   png_set_user_limits(png, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
   png_set_chunk_cache_max(png, 100);
@@ -177,7 +178,7 @@ int64_t stored_rows(int64_t width, int64_t height, int passes) {
   return rows;
 }
 
-// Reports whether a chunk's name consists of letters. Bytes without such a name are no chunk.
+// Reports whether a chunk's name consists of letters. Otherwise the bytes are not a chunk.
 bool named(const uint8_t* type) {
   return std::all_of(type, type + 4,
                      [](uint8_t c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); });
@@ -192,7 +193,7 @@ void append_chunk(std::vector<uint8_t>* to, const uint8_t* type, const uint8_t* 
 
 // Returns a copy of the file with only its header, the last palette before the image data, the
 // image data up to the first other chunk, and an end chunk. Sets *image_data to the number of bytes
-// of image data, and *copied to the places of the chunks. Throws Failure for damage to another
+// of image data, and *copied to the positions of the chunks. Throws Failure for damage to another
 // critical chunk.
 std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image_data,
                                 std::vector<Copied>* copied) {
@@ -234,7 +235,7 @@ std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image
   return out;
 }
 
-// Throws Failure if image_data bytes are too few to hold the image. bytes: of the file.
+// Throws Failure if image_data bytes are too few for the image. bytes: the file's size.
 void check_enough(const ts_image_info& info, int color_type, double image_data, size_t bytes) {
   // Deflate expands a byte to at most 1032 bytes, so a short file cannot demand the memory of a
   // large image.
@@ -324,8 +325,8 @@ void PngDecoder::decode_damaged(const uint8_t* data, size_t bytes, const Box& bo
   read_rows(&state, box, partial, sink);
 }
 
-// Reads the rows of the box, or all rows if state->whole. In a whole image, errors behind the last
-// row are ignored. With `partial`, all errors behind the headers are ignored, and missing samples
+// Reads the rows of the box, or all rows if state->whole. In a whole image, errors after the last
+// row are ignored. With `partial`, all errors after the headers are ignored, and missing samples
 // are zero.
 void PngDecoder::read_rows(PngState* state, const Box& box, bool partial, Resizer* sink) {
   const bool whole = state->whole;

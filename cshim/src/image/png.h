@@ -20,7 +20,7 @@ ts_image_info png_header(const uint8_t* data, size_t bytes);
 // image, and there is an end chunk. Ignores bytes after the end chunk.
 void png_check(const uint8_t* data, size_t bytes);
 
-struct PngState;  // libpng's state of one image
+struct PngState;  // libpng's state for one image
 
 class PngDecoder {
  public:
@@ -30,9 +30,9 @@ class PngDecoder {
 
   // Decodes an image that png_check or decode has refused as damaged, if its image data inflates to
   // all rows. Tolerates wrong checksums of ancillary chunks and of image data, a palette that a
-  // later palette replaces, and a missing end. Decodes the whole image, so that the verdict does
-  // not depend on the box. With partial, pixels that the file lacks are zero, as in Pillow: black,
-  // or the palette's first colour. Throws Failure.
+  // later palette replaces, and a missing end chunk. Decodes the whole image, so that the verdict
+  // does not depend on the box. With partial, missing pixels are zero, as in Pillow: black, or the
+  // palette's first colour. Throws Failure.
   void decode_damaged(const uint8_t* data, size_t bytes, const Box& box, bool partial,
                       Resizer* sink);
 

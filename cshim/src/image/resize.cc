@@ -5,7 +5,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-// GCC 12 warns of its own _mm512_undefined_epi32.
+// GCC 12 warns about its own _mm512_undefined_epi32.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -136,7 +136,7 @@ TS_AVX2 inline __m256i load32(const uint8_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
 
-// Works on 32 bytes at a time. The last step of a row overlaps the one before.
+// Processes 32 bytes at a time. The last step of a row overlaps the previous one.
 TS_AVX2 void rows_avx2(const uint8_t* const* in, const int16_t* weights, int32_t taps,
                        int32_t precision, size_t size, uint8_t* out) {
   if (size < 32) {
@@ -172,7 +172,7 @@ TS_AVX2 void rows_avx2(const uint8_t* const* in, const int16_t* weights, int32_t
   }
 }
 
-// ---- AVX-512 kernels, with its multiply-add that adds to a sum
+// ---- AVX-512 kernels, with the multiply-add that adds to a sum
 
 TS_AVX512 inline __m512i weight_pair_wide(const int16_t* weights) {
   int32_t pair;
@@ -309,8 +309,8 @@ Kernel best_kernel() {
 
 namespace {
 
-// The filters of LibTorch's antialiased kernels at a distance from their centre, which is not
-// negative. The bicubic one has the constant of Pillow.
+// The filters of LibTorch's antialiased kernels at a non-negative distance from their centre. The
+// bicubic filter has Pillow's constant.
 double bilinear(double x) { return x < 1.0 ? 1.0 - x : 0.0; }
 
 double bicubic(double x) {
@@ -320,7 +320,7 @@ double bicubic(double x) {
   return 0.0;
 }
 
-// The sample of output i in LibTorch's "nearest", in its float32 arithmetic.
+// Returns the sample of output i in LibTorch's "nearest", in its float32 arithmetic.
 int32_t nearest(int32_t i, int32_t in, int32_t out) {
   if (out == 2 * int64_t{in}) return i / 2;
   const float scale = static_cast<float>(in) / static_cast<float>(out);
@@ -356,8 +356,8 @@ void Axis::plan(Span in, int32_t out, int32_t begin, int32_t size, bool reversed
 
   // Computes the weights like LibTorch, operation by operation, because its rounding is part of the
   // result. The largest weight of all outputs decides the precision, so the weights of outputs
-  // outside the window are computed too. A span of whole samples begins at 0, which changes no bit;
-  // others are weighted like the box of Pillow's resize.
+  // outside the window are computed too. A span of whole samples starts at 0, which changes no bit;
+  // other spans are weighted like the box of Pillow's resize.
   if (mirrored) in = {in.count, in.count - in.end, in.count - in.begin};
   const bool cubic = interpolation == TS_INTERPOLATION_BICUBIC;
   const double reach = cubic ? 2.0 : 1.0;
@@ -428,7 +428,7 @@ void Axis::round(size_t pitch, double largest) {
   }
 }
 
-// Changes the positions only: each output keeps its samples and their weights.
+// Changes only the positions: each output keeps its samples and their weights.
 void Axis::mirror(int32_t count) {
   const int32_t available = source_end_ - source_begin_;
   for (size_t i = 0; i < first_.size(); ++i) {
@@ -447,7 +447,7 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride, int3
   const bool mirrored_x = o == 2 || o == 3 || o == 6 || o == 7;
   const bool mirrored_y = o == 3 || o == 4 || o == 7 || o == 8;
   turned_ = o >= 5;
-  // The samples of a side of the crop box in the stored, reduced image. A power of two divides
+  // The samples of one side of the crop box in the stored, reduced image. A power of two divides
   // without rounding.
   const auto span = [&](int32_t at, int32_t size, int32_t* first) {
     *first = at / reduction;
@@ -491,8 +491,8 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride, int3
     turning_.resize(4 * (line_bytes_ + kRowSlack) + 5 * out_bytes);
     return box;
   }
-  // A row has room for the bytes that a kernel stores after its last pixel. One spare row takes the
-  // outputs that belong to no row.
+  // A row has room for the bytes that a kernel stores after its last pixel. One spare row receives
+  // the outputs that belong to no row.
   ring_stride_ = (static_cast<size_t>(g.window_width) * kChannels + kStoreSlack + 63) / 64 * 64;
   ring_.resize((static_cast<size_t>(ring) + 1) * ring_stride_);
   return box;
@@ -552,7 +552,8 @@ void Resizer::push(const uint8_t* rows, size_t stride, int32_t count) {
     const uint8_t* in[4];
     uint8_t* out[4];
     for (int32_t i = 0; i < 4; ++i) {
-      // The kernels work on four rows. Missing rows repeat the first, and go to the spare row.
+      // The kernels process four rows. Missing rows repeat the first, and are written to the spare
+      // row.
       const bool real = i < group;
       in[i] = rows + static_cast<size_t>(real ? done + i : done) * stride;
       out[i] = real ? ring_row(rows_in_ + i)
@@ -605,7 +606,7 @@ void Resizer::emit() {
   }
 }
 
-// Keeps a row of an image that lies on its side.
+// Keeps a row of an image that is stored on its side.
 void Resizer::keep(const uint8_t* row) {
   std::vector<uint8_t>& line = lines_[static_cast<size_t>(rows_in_ & ring_mask_)];
   if (line.size() < line_bytes_ + kRowSlack) {

@@ -1,11 +1,9 @@
 // Resize of 8-bit RGB rows, equal to torchvision's result on uint8 tensors: antialiased bilinear,
 // antialiased bicubic, and nearest.
-//
-// The arithmetic is that of LibTorch's uint8 kernel (and of Pillow). The resize is separable,
-// columns first. Nearest has one weight of 1 for each output. Weights are computed in double and
-// rounded to int16 at the largest precision that holds them. Sums are int32, rounded to uint8 after
-// each pass. Everything after the weights is integer arithmetic, so every kernel gives the same
-// bytes.
+// The arithmetic is LibTorch's uint8 kernel's (and Pillow's). The resize is separable, columns
+// first. Nearest has one weight of 1 for each output. Weights are computed in double and rounded to
+// int16 at the largest precision that holds them. Sums are int32, rounded to uint8 after each pass.
+// Everything after the weights is integer arithmetic, so every kernel gives the same bytes.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +15,8 @@
 
 namespace ts::image {
 
-// Half-open: columns x0 to x1 - 1, rows y0 to y1 - 1, of an image that is decoded at 1/reduction of
-// its size.
+// Half-open: columns x0 to x1 - 1, rows y0 to y1 - 1, of an image decoded at 1/reduction of its
+// size.
 struct Box {
   int32_t x0, y0, x1, y1;
   int32_t reduction = 1;
@@ -35,13 +33,13 @@ constexpr size_t kMaxKept = 32 << 20;
 
 enum class Kernel { kScalar, kAvx2, kAvx512 };  // from the slowest to the fastest
 
-// Returns the fastest kernel that this processor runs. The processor runs all slower kernels too.
+// Returns the fastest kernel that this processor supports. It supports all slower kernels too.
 Kernel best_kernel();
 
 // The samples of the crop box, and their weights, for each output along one axis of the window.
 class Axis {
  public:
-  // A part of an axis: from begin to end, within samples 0 to count - 1. Sample i reaches from i to
+  // A part of an axis: from begin to end, within samples 0 to count - 1. Sample i extends from i to
   // i + 1.
   struct Span {
     int32_t count;
@@ -49,8 +47,8 @@ class Axis {
   };
 
   // Plans the window [begin, begin + size) of a span that is resized to `out`. With reversed, the
-  // window's last output comes first. With mirrored, the samples come from the last to the first.
-  // interpolation is a TS_INTERPOLATION_; nearest takes a span of whole samples.
+  // window's outputs are in reverse order. With mirrored, the samples are read from the last to the
+  // first. interpolation is a TS_INTERPOLATION_ value; nearest needs a span of whole samples.
   void plan(Span in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored,
             int32_t interpolation);
 
@@ -68,7 +66,8 @@ class Axis {
   }
 
  private:
-  // Sets weights_ and the like from the outputs' samples and exact weights, `pitch` for each.
+  // Sets weights_ and related members from the outputs' samples and exact weights, `pitch` for
+  // each.
   void round(size_t pitch, double largest);
   void mirror(int32_t count);
 
@@ -81,7 +80,7 @@ class Axis {
 };
 
 // Resizes an image whose source rows arrive from the top down as they are decoded. It writes each
-// row of the window (each column, if the image lies on its side) as soon as the sources of that row
+// row of the window (each column, if the image is stored on its side) as soon as the row's sources
 // have arrived. It holds only the source rows that one row of the window needs.
 class Resizer {
  public:
@@ -90,7 +89,7 @@ class Resizer {
   // Starts an image and returns the part of the source that it needs. The geometry must be valid,
   // except that crop_x and crop_y are the position of the crop box in the stored image. dst has
   // window_height rows, stride bytes apart, and is borrowed until the last row is pushed. The
-  // source's rows are those of the image at 1/reduction of its size.
+  // source's rows belong to the image at 1/reduction of its size.
   Box start(const ts_image_geometry& geometry, uint8_t* dst, size_t stride, int32_t reduction = 1);
 
   // Starts the same image again from its first row.
@@ -131,7 +130,7 @@ class Resizer {
   std::vector<const uint8_t*> taps_;  // scratch of emit
 
   // The latest rows of a turned image, as they arrived. A row's memory is allocated when the row
-  // arrives, so that a header alone takes none.
+  // arrives, so that a header alone allocates none.
   std::vector<std::vector<uint8_t>> lines_;
   size_t lines_bytes_ = 0;
   size_t line_bytes_ = 0;

@@ -68,15 +68,15 @@ Chunk find_chunk(const uint8_t* data, size_t bytes, const Wanted& wanted) {
   throw Failure(TS_ERROR_DECODE, "damaged WebP: an animation without a first frame");
 }
 
-// The bit stream of an image, and its place on the canvas.
+// The bit stream of an image, and its position on the canvas.
 struct Frame {
   const uint8_t* data;
   size_t bytes;
   Box box;
 };
 
-// Finds the first frame of an animation on a canvas of the given size. Its alpha is left out: the
-// first frame is not blended, and alpha is dropped.
+// Finds the first frame of an animation on a canvas of the given size. The frame's alpha is
+// skipped: the first frame is not blended, and alpha is dropped.
 Frame first_frame(const uint8_t* data, size_t bytes, int32_t width, int32_t height) {
   constexpr size_t kFrameHeader = 16;
   const Chunk animated = find_chunk(data + kRiffHeader, bytes - kRiffHeader,
@@ -128,7 +128,7 @@ ts_image_info webp_header(const uint8_t* data, size_t bytes) {
 }
 
 void webp_check(const uint8_t* data, size_t bytes) {
-  // The container's size counts the bytes behind the size field, rounded up to even.
+  // The container's size counts the bytes after the size field, rounded up to even.
   const uint64_t promised = uint64_t{little_endian(data + 4)} + 8;
   if (promised > bytes) {
     throw_damage("truncated WebP: of " + std::to_string(promised) + " bytes, the file ends", bytes);
@@ -150,7 +150,7 @@ void WebpDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   }
   const Box part = {std::max(box.x0, frame.box.x0), std::max(box.y0, frame.box.y0),
                     std::min(box.x1, frame.box.x1), std::min(box.y1, frame.box.y1)};
-  // Frees the memory of an earlier large image, which is still here if that image failed.
+  // Frees the memory of an earlier large image that failed.
   if (pixels_.capacity() > kMaxKept) pixels_ = std::vector<uint8_t>();
   const uint8_t* rows = nullptr;
   size_t stride = 0;
@@ -186,7 +186,7 @@ const uint8_t* WebpDecoder::decode_part(const uint8_t* data, size_t bytes, const
     throw Failure(TS_ERROR_INTERNAL, "libwebp's ABI differs from its header's");
   }
   // libwebp interpolates colour between neighbours, and treats a crop's edge as the image's edge. A
-  // margin of two pixels, from an even position on, keeps the wrong edge outside of the box.
+  // margin of two pixels, starting at an even position, keeps the wrong edge outside the box.
   const int32_t left = std::max(0, box.x0 - 2) & ~1;
   const int32_t top = std::max(0, box.y0 - 2) & ~1;
   const int32_t right = std::min(width, box.x1 + 2);

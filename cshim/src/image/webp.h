@@ -16,8 +16,8 @@ bool is_webp(const uint8_t* data, size_t bytes);
 // Reads the headers. Throws Failure: DECODE or UNSUPPORTED.
 ts_image_info webp_header(const uint8_t* data, size_t bytes);
 
-// Throws Failure (DECODE) unless the data has all bytes that the container promises. libwebp does
-// not notice missing bytes behind the last row that is needed.
+// Throws Failure (DECODE) unless the data has all bytes that the container announces. libwebp does
+// not notice missing bytes after the last row that is needed.
 void webp_check(const uint8_t* data, size_t bytes);
 
 class WebpDecoder {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-// GCC 12 warns of its own _mm512_undefined_epi32.
+// GCC 12 warns about its own _mm512_undefined_epi32.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -67,8 +67,8 @@ void scramble(uint64_t* lanes, const uint8_t* secret) {
   }
 }
 
-// Each of the following takes whole blocks, each with a scramble behind it, and then stripes. The
-// secret of a stripe is 8 bytes behind that of the stripe before it in its block.
+// Each of these functions processes whole blocks, each followed by a scramble, and then stripes.
+// The secret of a stripe is 8 bytes after the secret of the previous stripe in its block.
 using Accumulate = void(uint64_t* lanes, const uint8_t* data, size_t blocks, size_t stripes,
                         const uint8_t* secret);
 
@@ -115,7 +115,7 @@ TS_AVX512 inline __m512i avx512_stripe(__m512i sum, const uint8_t* data, __m512i
   return _mm512_add_epi64(_mm512_add_epi64(sum, swapped), product);
 }
 
-// The product of lanes and a number of 32 bits, by their halves.
+// Multiplies lanes by a 32-bit number, in halves.
 TS_AVX512 inline __m512i avx512_scramble(__m512i sum, __m512i secret) {
   const __m512i prime = _mm512_set1_epi64(kPrime32_1);
   const __m512i mixed = _mm512_xor_si512(_mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47)), secret);

@@ -1,5 +1,5 @@
-// XXH3, from its specification, for inputs of more than 240 bytes: three times as fast as XXH64.
-// Nothing that is stored depends on it.
+// XXH3, from its specification, for inputs of more than 240 bytes: three times as fast as XXH64. No
+// stored data depends on it.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@ namespace ts::image {
 
 constexpr size_t kMinXxh3 = 241;
 
-// Returns the digest of 64 bits. There are at least kMinXxh3 bytes.
+// Returns the 64-bit digest of at least kMinXxh3 bytes.
 uint64_t xxh3(const uint8_t* data, size_t bytes, uint64_t seed);
 
-// What a processor computes it with. Each has those before it too.
+// The vector instructions that a processor uses for it. Each level includes the lower ones.
 enum class Vectors { kNone, kAvx2, kAvx512 };
 Vectors vectors_of_processor();
 
-// The same, with vectors that the processor has, for tests.
+// The same with the given instructions, which the processor must have. For tests.
 uint64_t xxh3(const uint8_t* data, size_t bytes, uint64_t seed, Vectors vectors);
 
 }  // namespace ts::image
