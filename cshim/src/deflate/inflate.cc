@@ -30,10 +30,12 @@ constexpr uint32_t kMaxCodeBits = 15;
 constexpr size_t kMaxLitlens = 286;
 constexpr size_t kMaxDists = 30;
 
-constexpr size_t kHeaderBytes = 640;  // maximum length of a block header
-constexpr uint32_t kSymbolBits = 48;  // maximum length of a symbol: a length and its distance
-constexpr ptrdiff_t kFastInput = 32;  // maximum input bytes that a turn of the fast loop reads
-// Maximum output bytes that a turn writes: literals, a match of 258, and the overshoot of copying.
+constexpr size_t kHeaderBytes = 640;  // maximum size of a block header
+constexpr uint32_t kSymbolBits = 48;  // maximum size of a symbol: a length and its distance
+// Maximum input bytes that an iteration of the fast loop reads.
+constexpr ptrdiff_t kFastInput = 32;
+// Maximum output bytes that an iteration writes: literals, a match of 258, and the excess of
+// copying.
 constexpr ptrdiff_t kFastOutput = 320;
 constexpr size_t kMaxFinished = 64;  // maximum number of finished checkpoints
 
@@ -72,8 +74,8 @@ uint32_t precode_entry(size_t symbol) { return static_cast<uint32_t>(symbol) << 
 // Which codes may leave code words unused: none, or a code with a single symbol.
 enum class Incomplete { kNever, kSingle };
 
-// Builds the table of a code from the lengths of its code words. Returns false if the lengths are
-// not those of a prefix code.
+// Builds the table of a code from the lengths of its code words. Returns false if the lengths do
+// not form a prefix code.
 template <typename Entry>
 bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplete allowed,
            Entry entry, uint32_t* table) {
@@ -108,8 +110,8 @@ bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplet
     if (lengths[i] != 0) sorted[offsets[lengths[i]]++] = static_cast<uint16_t>(i);
   }
 
-  // Visits the code words in order, with their bits reversed as they come from the stream. Fills
-  // the first part of the root table, and doubles it for each longer length.
+  // Visits the code words in order, with their bits reversed as in the stream. Fills the first part
+  // of the root table, and doubles it for each longer length.
   const uint16_t* symbol = sorted.data();
   uint32_t code = 0;
   uint32_t length = 1;
@@ -165,7 +167,7 @@ bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplet
   }
 }
 
-// Returns the length or distance of an entry whose code begins at the lowest bit of `bits`.
+// Returns the length or distance of an entry whose code starts at the lowest bit of `bits`.
 TS_INLINE uint32_t value(uint32_t entry, uint64_t bits) {
   return (entry >> 16) + (low(bits, entry & 0xff) >> (entry >> 8 & 15));
 }

@@ -1,5 +1,5 @@
 // Inflates raw deflate (RFC 1951). Inflating can pause at any byte of input and output. It can also
-// start in the middle of a stream: at the beginning of a block, given the bytes of output before it
+// start in the middle of a stream: at the start of a block, given the bytes of output before it
 // that later matches copy from.
 #pragma once
 
@@ -18,7 +18,7 @@ constexpr size_t kWindow = 32768;
 
 class Inflater {
  public:
-  // The beginning of a block, where inflating can start again.
+  // The start of a block, where inflating can resume.
   struct Checkpoint {
     uint64_t bit = 0;     // of the stream, from its first bit
     uint64_t output = 0;  // bytes of output before it
@@ -33,16 +33,16 @@ class Inflater {
     bool done = false;  // the stream has ended
   };
 
-  // With spacing > 0, the beginnings of blocks that are at least `spacing` bytes of output apart
-  // become checkpoints.
+  // With spacing > 0, the starts of blocks that are at least `spacing` bytes of output apart become
+  // checkpoints.
   explicit Inflater(uint64_t spacing, Instructions instructions = best_instructions());
 
-  // Begins a stream, or starts at a checkpoint: `history` bytes of earlier output precede `begin`
-  // in the buffer of the next run, and the first `skip_bits` bits (0 to 7) of the first byte of
-  // input belong to the block before.
+  // Starts a stream, or resumes at a checkpoint: `history` bytes of earlier output precede the
+  // range of the next run in its buffer, and the first `skip_bits` bits (0 to 7) of the first byte
+  // of input belong to the previous block.
   void reset(uint32_t skip_bits, size_t history);
 
-  // Inflates into buffer[begin, end). Before `begin` the buffer holds the output so far, at least
+  // Inflates into buffer[begin, end). Below that range the buffer holds the output so far, at least
   // its last kWindow bytes. The caller passes input that was not consumed again, together with the
   // bytes after it. A run makes progress if it gets a byte of room and 1 KB of input, or with
   // `last` the rest of the input. With `last`, input that ends within the stream is an error.
@@ -57,7 +57,7 @@ class Inflater {
  private:
   enum class State : uint8_t { kHeader, kStored, kCoded, kDone };
 
-  // Bits that were read and not consumed, and the bytes after them.
+  // Bits that were read but not consumed, and the bytes after them.
   struct Input {
     const uint8_t* next;
     const uint8_t* end;
@@ -73,8 +73,8 @@ class Inflater {
     uint8_t* next;
     uint8_t* begin;
     uint8_t* end;
-    uint64_t offset;  // offset of `begin` in the stream's output
-    size_t history;   // number of bytes before `begin` that matches may copy
+    uint64_t offset;  // position of the range in the stream's output
+    size_t history;   // number of bytes below the range that matches may copy
 
     uint64_t at() const { return offset + static_cast<uint64_t>(next - begin); }
     size_t reach() const { return history + static_cast<size_t>(next - begin); }
@@ -97,7 +97,7 @@ class Inflater {
   bool fixed_ready_ = false;  // the tables hold the fixed codes
   uint32_t skip_ = 0;         // bits of the first byte to skip
   bool first_ = true;         // no input was read yet
-  uint64_t bits_ = 0;         // bits read and not consumed, fewer than 8
+  uint64_t bits_ = 0;         // bits read but not consumed, fewer than 8
   uint32_t count_ = 0;
   uint32_t left_ = 0;      // bytes left of a stored block, or of a match
   uint32_t distance_ = 0;  // distance of that match

@@ -9,7 +9,7 @@
 
 namespace ts::deflate {
 
-// Runs the threads one after the other, from a barrier to the next.
+// Runs the threads one after the other, from one barrier to the next.
 struct Loop {
   template <typename F>
   void each(F f) {

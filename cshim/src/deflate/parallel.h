@@ -1,17 +1,15 @@
 // Inflates a range of a raw deflate stream (RFC 1951) with the threads of a team, which is a block
 // of threads on a GPU and a loop in the tests.
-//
-// A range is entered at a checkpoint before it: at the beginning of a deflate block, with the
-// window of the output before that. The threads decode the codes of a block side by side: thread k
-// decodes from the guess that a code begins at bit k * kSubsequence, until it comes to the
-// beginning of thread k + 1, which then decodes again if its guess was another. Wrong guesses meet
-// the right codes after some time, because prefix codes synchronise (Weissenberger and Schmidt,
-// ICPP 2018), and in the worst case the threads decode one after the other. Then the number of
-// bytes that each thread makes gives its place in the output, and it decodes a last time, to write.
-//
-// No bytes of a stream make a team read outside of its input and its room, write outside of its
-// room, or run for ever. A damaged stream fails as it does in deflate/inflate.h, unless the damage
-// lies behind the range. So does one of a great many tiny blocks, which no compressor makes.
+// Inflating starts at a checkpoint before the range: at the start of a deflate block, with the
+// window of the output before it. The threads decode the codes of a block in parallel: thread k
+// decodes from the guess that a code starts at bit k * kSubsequence, until it reaches the start of
+// thread k + 1. That thread decodes again if its guess was different. Wrong guesses reach the right
+// codes after some time, because prefix codes synchronise (Weissenberger and Schmidt, ICPP 2018);
+// in the worst case the threads decode one after the other. The number of bytes that each thread
+// produces then gives its position in the output, and it decodes a last time to write them.
+// Whatever the bytes of a stream, a team reads only its input and its room, writes only its room,
+// and ends. A damaged stream fails as in deflate/inflate.h, unless the damage is after the range.
+// So does a stream of a great many tiny blocks, which no compressor makes.
 #pragma once
 
 #include <cstdint>
@@ -20,40 +18,40 @@
 
 namespace ts::deflate {
 
-constexpr uint32_t kThreads = 256;  // of a team
-// Bits of a thread in one step. A block of zlib's has up to 16,383 symbols, those of a JPEG 8 to 9
-// bits each: so it takes one step, and not a second one for its last few symbols.
+constexpr uint32_t kThreads = 256;  // in a team
+// The bits that a thread decodes in one step. A block of zlib has up to 16,383 symbols, which for
+// JPEGs have 8 to 9 bits each. So it needs one step, without a second one for its last few symbols.
 constexpr uint32_t kSubsequence = 576;
 constexpr uint32_t kWindow = 32768;  // bytes before the output
-// Maximum numbers of bytes of an input, and of the output from the checkpoint to the end of a
-// range. A place in bits has 32 bits.
+// The maximum number of bytes of an input, and of the output from the checkpoint to the end of a
+// range. A position in bits has 32 bits.
 constexpr uint32_t kMaxInput = 1u << 28;
 constexpr uint32_t kMaxOutput = 1u << 30;
-// The maximum number of bytes of a packed window, twice what the index's writer can make of the
-// worst one. A forged window of empty runs would keep a team busy for seconds.
+// The maximum number of bytes of a packed window, twice the index writer's worst case. A forged
+// window of empty runs would keep a team busy for seconds.
 constexpr uint32_t kMaxPackedWindow = 4 * kWindow;
-// Inputs and rooms begin at multiples of this number of bytes.
+// Inputs and rooms start at multiples of this number of bytes.
 constexpr uint32_t kAlign = 16;
-// Maximum number of blocks of a range: kBlocks, and one more for each kBlockInput bytes of input,
-// up to kMaxBlocks. A block costs a team tens of microseconds, if it has ten bits or a thousand, so
-// that no range keeps a team busy for more than a second by its blocks.
+// The maximum number of blocks of a range: kBlocks, plus one for each kBlockInput bytes of input,
+// up to kMaxBlocks. A block takes a team tens of microseconds, whether it has ten bits or a
+// thousand. So blocks keep a team busy for at most a second a range.
 constexpr uint32_t kBlocks = 1024;
 constexpr uint32_t kBlockInput = 64;
 constexpr uint32_t kMaxBlocks = 16384;
 
-// What to inflate. Places are bytes of the staging memory, that of the room of the rooms.
+// What to inflate. Positions are bytes of the staging memory; the room's is a byte of the rooms.
 struct Range {
   uint64_t input, window, room;
   uint32_t input_bytes;
-  uint32_t skip_bits;     // of the first byte: they belong to the block before
-  uint32_t window_bytes;  // of the packed window, as docs/index-format.md describes it
+  uint32_t skip_bits;     // of the first byte: they belong to the previous block
+  uint32_t window_bytes;  // size of the packed window (docs/index-format.md has its format)
   uint32_t skip;          // bytes of output before the range
   uint32_t bytes;         // of the range
-  uint32_t behind;        // zeros to write behind the range, at most kThreads
+  uint32_t behind;        // zeros to write after the range, at most kThreads
 };
 
 struct Result {
-  int32_t failed;     // 1 if the range must be inflated on the host, which finds out why
+  int32_t failed;     // 1 if the host must inflate the range; it then reports the reason
   uint32_t checksum;  // CRC-32 of the range
 };
 
@@ -91,21 +89,21 @@ constexpr uint32_t kMaxCodeBits = 15;
 // A Huffman code whose code words of up to kBits bits are looked up at once.
 template <uint32_t kBits, uint32_t kSymbols>
 struct Code {
-  uint16_t look[1u << kBits];  // by the next bits: symbol << 4 | length; 0: a longer code word
+  uint16_t look[1u << kBits];  // by the next bits: symbol << 4 | length; 0 for a longer code word
   uint16_t symbols[kSymbols];  // in the order of their code words
   uint32_t count[kMaxCodeBits + 1];  // code words of each length
-  // Of each length: the first prefix of 15 bits, the first bit the highest, behind the code words
-  // of up to this length; and the place in `symbols` of the first one, minus its code word.
+  // For each length: the first prefix of 15 bits, highest bit first, after the code words of up to
+  // this length; and the position in `symbols` of the first symbol, minus its code word.
   uint32_t limit[kMaxCodeBits + 1];
   int32_t offset[kMaxCodeBits + 1];
 };
 
-// Returns the number of the first n symbols whose code words have this length. The lengths, up to
-// 15, are at a multiple of four bytes, and so many that whole words can be loaded.
+// Returns how many of the first n symbols have code words of this length. The lengths, up to 15,
+// are at a multiple of four bytes, and padded so that whole words can be loaded.
 TS_HOST_DEVICE uint32_t count_of(const uint8_t* lengths, uint32_t n, uint32_t length) {
   const auto* const words = reinterpret_cast<const uint32_t*>(lengths);
   const uint32_t pattern = length * 0x01010101;
-  // A byte that differs sets its highest bit, which no byte had.
+  // A byte that differs sets its highest bit, which was clear in every byte.
   const auto same = [&](uint32_t i) { return ~((words[i] ^ pattern) + 0x7f7f7f7f) & 0x80808080; };
   uint32_t count = 0;
   for (uint32_t i = 0; i < n / 4; ++i) count += ones(same(i));
@@ -113,9 +111,9 @@ TS_HOST_DEVICE uint32_t count_of(const uint8_t* lengths, uint32_t n, uint32_t le
   return count;
 }
 
-// Computes `limit` and `offset` from `count`. Returns false if the lengths are not those of a
-// prefix code. Code words may stay unused if `single` is set and the only code word has one bit, or
-// if there is none: then they are invalid.
+// Computes `limit` and `offset` from `count`. Returns false if the lengths do not form a prefix
+// code. Code words may stay unused if `single` is set and the only code word has one bit, or if
+// there is none: then they are invalid.
 template <typename C>
 TS_HOST_DEVICE bool set_limits(C* code, bool single) {
   uint32_t next = 0;
@@ -136,18 +134,18 @@ TS_HOST_DEVICE bool set_limits(C* code, bool single) {
   return fits && (next == 1u << kMaxCodeBits || (single && longest <= 1));
 }
 
-// Places symbol i among the symbols, after set_limits. `rank` is the number of symbols before it
+// Inserts symbol i into the symbols, after set_limits. `rank` is the number of symbols before it
 // with code words of the same length.
 template <typename C>
 TS_HOST_DEVICE void place_symbol(C* code, uint32_t length, uint32_t i, uint32_t rank) {
-  // The first code word of the length begins where those of up to the length before end.
+  // The first code word of the length starts where the code words of shorter lengths end.
   const uint32_t first = code->limit[length - 1] >> (kMaxCodeBits - length);
   code->symbols[static_cast<uint32_t>(static_cast<int32_t>(first) + code->offset[length]) + rank] =
       static_cast<uint16_t>(i);
 }
 
-// Finds the code word of from kFirst to kLast bits at the beginning of `bits`. Returns its symbol
-// << 4 | length, or 0 if there is none.
+// Finds the code word of kFirst to kLast bits at the start of `bits`. Returns its symbol << 4 |
+// length, or 0 if there is none.
 template <uint32_t kFirst, uint32_t kLast, typename C>
 TS_HOST_DEVICE uint32_t search(const C& code, uint32_t bits) {
   const uint32_t prefix = reversed(bits) >> (32 - kMaxCodeBits);
@@ -161,7 +159,7 @@ TS_HOST_DEVICE uint32_t search(const C& code, uint32_t bits) {
   return 0;
 }
 
-// Fills in entry `bits` of the look-up table, after all symbols are placed.
+// Fills in entry `bits` of the look-up table, after all symbols are inserted.
 template <uint32_t kBits, uint32_t kSymbols>
 TS_HOST_DEVICE void fill_entry(Code<kBits, kSymbols>* code, uint32_t bits) {
   code->look[bits] = static_cast<uint16_t>(search<1, kBits>(*code, bits));
@@ -179,7 +177,7 @@ constexpr uint32_t kLitlens = 288;  // symbols for literals and lengths, two of 
 constexpr uint32_t kDists = 32;     // symbols for distances, two of them invalid
 constexpr uint32_t kPrecodes = 19;
 
-constexpr uint32_t kLitlenBits = 10;  // that are looked up at once
+constexpr uint32_t kLitlenBits = 10;  // bits that are looked up at once
 using LitlenCode = Code<kLitlenBits, kLitlens>;
 using DistCode = Code<8, kDists>;
 using Precode = Code<7, kPrecodes>;  // no code word is longer
@@ -191,17 +189,17 @@ struct Input {
   uint32_t bytes;
 
   TS_HOST_DEVICE uint32_t bits() const { return 8 * bytes; }
-  // Returns 32 bits. Those behind the end are 0.
+  // Returns 32 bits. Bits after the end are 0.
   TS_HOST_DEVICE uint32_t word(uint32_t i) const {
     if (i < bytes / 4) return reinterpret_cast<const uint32_t*>(data)[i];
-    // At most three bytes are left. No loop, because nvcc would unroll one at every call.
+    // At most three bytes are left. Not a loop, because nvcc would unroll it at every call.
     const uint32_t at = 4 * i;
     uint32_t word = at < bytes ? data[at] : 0;
     if (at + 1 < bytes) word |= uint32_t{data[at + 1]} << 8;
     if (at + 2 < bytes) word |= uint32_t{data[at + 2]} << 16;
     return word;
   }
-  // Returns the 32 bits from any bit on.
+  // Returns 32 bits, starting at any bit.
   TS_HOST_DEVICE uint32_t bits_at(uint32_t bit) const {
     const uint32_t low = word(bit / 32);
     const uint32_t shift = bit % 32;
@@ -216,7 +214,8 @@ class Bits {
     count_ = 32 - bit % 32;
     ahead_ = input.word(next_);
   }
-  // Makes at least 33 bits ready. Loads a word that the next call needs, so that none waits.
+  // Loads until at least 33 bits are ready. Loads a word that only the next call needs, so that no
+  // call waits.
   TS_HOST_DEVICE void fill() {
     if (count_ > 32) return;
     bits_ |= uint64_t{ahead_} << count_;
@@ -237,7 +236,7 @@ class Bits {
 
  private:
   const Input input_;
-  uint32_t next_;   // the word behind those that are taken
+  uint32_t next_;   // the word after those that were taken
   uint32_t ahead_;  // that word
   uint32_t count_;
   uint64_t bits_;
@@ -253,12 +252,12 @@ struct Symbol {
   uint32_t value;   // the literal, or the distance
 };
 
-// Short literals that are read between two fills, without a branch: nearly all symbols of a JPEG
-// are such.
+// The number of short literals that are read between two fills, without a branch: nearly all
+// symbols of a JPEG are short literals.
 constexpr uint32_t kLiteralsAtOnce = 3;
 static_assert(kLiteralsAtOnce * kLitlenBits <= 33, "fill makes as many bits ready");
 
-// Returns the entry of the next symbol in a table of literals, or 0 if it is none.
+// Returns the entry of the next symbol in a table of literals, or 0 if it is not a short literal.
 TS_HOST_DEVICE uint32_t short_literal(const uint16_t* literals, const Bits& bits) {
   return literals[bits.peek() & ((1u << kLitlenBits) - 1)];
 }
@@ -306,9 +305,9 @@ TS_HOST_DEVICE uint32_t checksum_entry(uint32_t byte) {
   return byte;
 }
 
-constexpr uint32_t kSlices = 4;  // tables: a word is added to a checksum at once
+constexpr uint32_t kSlices = 4;  // number of tables: a word is added to a checksum at once
 
-// What a thread loads at once to add it.
+// The data that a thread loads at once to add it.
 struct alignas(16) Piece {
   uint32_t words[4];
 };
@@ -323,9 +322,9 @@ TS_HOST_DEVICE uint32_t product(uint32_t a, uint32_t b) {
   return sum;
 }
 
-// Returns what a checksum of some bytes adds to that of those bytes and n more, at most kMaxOutput.
+// Returns the contribution of a checksum when n more bytes follow, at most kMaxOutput.
 TS_HOST_DEVICE uint32_t shifted(uint32_t checksum, uint32_t n) {
-  // x^8, and the square of each modulo the polynomial.
+  // x^8, and repeated squares of it modulo the polynomial.
   constexpr uint32_t kPowers[] = {
       0x00800000, 0x00008000, 0xedb88320, 0xb1e6b092, 0xa06a2517, 0xed627dae,
       0x88d14467, 0xd7bbfe6a, 0xec447f11, 0x8e7ea170, 0x6427800e, 0x4d47bae0,
@@ -348,7 +347,7 @@ struct Run {
   uint32_t place, from, length;
 };
 
-// How far the packed window is read.
+// The progress of reading the packed window.
 struct Unpacking {
   uint32_t at, place, runs;
   bool bad;
@@ -359,12 +358,12 @@ enum BlockKind : uint32_t { kStored, kFixed, kDynamic, kDamaged };
 struct Header {
   BlockKind kind;
   bool last;
-  uint32_t bit;     // where the block's content begins
+  uint32_t bit;     // where the block's content starts
   uint32_t length;  // of a stored block
   uint32_t litlens, dists;
 };
 
-// How far the lengths of a dynamic block are read.
+// The progress of reading a dynamic block's lengths.
 struct Lengths {
   uint32_t bit;
   uint32_t count;  // of the lengths
@@ -372,7 +371,7 @@ struct Lengths {
   bool bad;
 };
 
-// Bits of a header whose code words are decoded at once: of most headers all.
+// The bits of a header whose code words are decoded at once: for most headers, all of them.
 constexpr uint32_t kSteps = 1024;
 
 // The shared memory of a team.
@@ -380,7 +379,8 @@ struct State {
   LitlenCode litlen;
   DistCode dist;
   Precode precode;
-  uint16_t literals[1 << kLitlenBits];  // those of litlen.look, and 0 for all else
+  // The short literals of litlen.look, and 0 for everything else.
+  uint16_t literals[1 << kLitlenBits];
   // At multiples of four bytes, with whole words.
   alignas(4) uint8_t lengths[kLitlens + kDists];
   alignas(4) uint8_t precode_lengths[(kPrecodes + 3) / 4 * 4];
@@ -391,15 +391,16 @@ struct State {
   Run runs[kRuns];
   uint8_t packed[kPackedBytes];
   union {
-    // Of a byte: what it adds to a checksum with up to kSlices - 1 bytes behind it.
+    // For a byte: its contribution to a checksum with up to kSlices - 1 bytes after it.
     uint32_t checksums[kSlices][256];
     uint32_t steps[kSteps];  // of a header's bits: see length_step
   };
-  // The code words of the lengths: the number of lengths before each << 16 | its place in `steps`.
+  // The code words of the lengths: the number of lengths before each << 16 | its position in
+  // `steps`.
   uint32_t words[kLitlens + kDists];
-  // Of each thread: its place in the input; where the next one's codes begin; how it got there; the
-  // bytes that it makes; their place in the output; and how many of them are written, which its own
-  // thread knows first and the others after a barrier.
+  // For each thread: its position in the input; where the next thread's codes start; how it got
+  // there; the bytes that it produces; their position in the output; and how many of them are
+  // written, which its own thread knows first and the others after a barrier.
   uint32_t bit[kThreads];
   uint32_t end[kThreads];
   uint32_t state[kThreads];  // Kind: kLiteral, or how the block ended
@@ -411,7 +412,7 @@ struct State {
   uint32_t total;
 };
 
-// Reads a number of up to 5 bytes. Returns the place behind it, or 0 if it does not end.
+// Reads a number of up to 5 bytes. Returns the position after it, or 0 if it does not end.
 TS_HOST_DEVICE uint32_t read_varint(const uint8_t* data, uint32_t at, uint32_t end, uint64_t* v) {
   *v = 0;
   for (uint32_t i = 0; i < 5 && at < end; ++i, ++at) {
@@ -421,7 +422,7 @@ TS_HOST_DEVICE uint32_t read_varint(const uint8_t* data, uint32_t at, uint32_t e
   return 0;
 }
 
-// Reads the runs whose headers lie in State::packed, the packed bytes from `begin` on.
+// Reads the runs whose headers are in State::packed, the packed bytes from `begin` on.
 TS_HOST_DEVICE void read_runs(uint32_t begin, uint32_t bytes, State* s) {
   constexpr uint32_t kHeaderBytes = 10;
   Unpacking u = s->unpacking;
@@ -481,7 +482,7 @@ TS_DEVICE bool unpack_window(Team& team, const uint8_t* packed, uint32_t bytes, 
   return true;
 }
 
-// Reads the beginning of a block, and of a dynamic one the lengths of the precode.
+// Reads the start of a block, and for a dynamic block the lengths of the precode.
 TS_HOST_DEVICE Header read_header(const Input& input, uint32_t bit, State* s) {
   constexpr uint8_t kOrder[] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
   Header header = {kDamaged, false, 0, 0, 0, 0};
@@ -519,9 +520,9 @@ TS_HOST_DEVICE Header read_header(const Input& input, uint32_t bit, State* s) {
   return header;
 }
 
-// What a code word of the precode says, wherever it is: the bits to its end << kPassedAt, the
-// number of lengths << kTimesAt, and their value, or kRepeat for that of the length before. If
-// there is no code word, there are more lengths than any block has.
+// The decoded form of a code word of the precode: the bits to its end << kPassedAt, the number of
+// lengths << kTimesAt, and their value, or kRepeat for the previous length. If there is no code
+// word, the number of lengths is larger than in any block.
 constexpr uint32_t kPassedAt = 20;
 constexpr uint32_t kTimesAt = 8;
 constexpr uint32_t kMaxTimes = (1u << (kPassedAt - kTimesAt)) - 1;
@@ -543,8 +544,8 @@ TS_HOST_DEVICE uint32_t length_step(const Precode& code, uint32_t bits) {
   return (passed + 7) << kPassedAt | (11 + (bits & 127)) << kTimesAt;
 }
 
-// Goes from code word to code word of State::steps, which hold those at kSteps bits from
-// State::reading on, up to the last one that begins there. Lists them, and where their lengths are.
+// Follows the code words of State::steps, which has those at kSteps bits from State::reading on, up
+// to the last one that starts there. Lists them, and the positions of their lengths.
 TS_HOST_DEVICE void walk_steps(uint32_t all, State* s) {
   Lengths now = s->reading;
   now.words = 0;
@@ -561,8 +562,8 @@ TS_HOST_DEVICE void walk_steps(uint32_t all, State* s) {
   s->reading = now;
 }
 
-// Returns the value of the last length of the first n code words of the list, or `before`, that of
-// the length before the list.
+// Returns the value of the last length of the first n code words in the list, or `before`, the
+// value before the list.
 TS_HOST_DEVICE uint32_t last_value(const State& s, uint32_t n, uint32_t before) {
   while (n-- > 0) {
     const uint32_t value = value_of_step(s.steps[s.words[n] & 0xffff]);
@@ -584,8 +585,8 @@ TS_HOST_DEVICE void set_lengths(uint32_t word, uint32_t before, uint32_t litlens
 }
 
 // Reads the lengths of the code words of a dynamic block, whose precode has its lengths. Returns
-// the bit behind them, or 0 if they are damaged. All threads decode the code words at all bits, so
-// that the one that goes from each to the next does little else.
+// the bit after them, or 0 if they are damaged. All threads decode the code words at all bits, so
+// that the thread that follows them from one to the next has little else to do.
 template <typename Team>
 TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& header, State* s) {
   team.each([&](uint32_t t) {
@@ -693,11 +694,12 @@ TS_DEVICE Header begin_block(Team& team, const Input& input, uint32_t bit, State
   return header;
 }
 
-// Decodes the codes of thread t from its place to `stop`, and counts the bytes that they make.
+// Decodes the codes of thread t from its position to `stop`, and counts the bytes that they
+// produce.
 TS_HOST_DEVICE void follow(const Input& input, uint32_t t, uint32_t stop, State* s) {
   Bits bits(input, s->bit[t]);
-  // A short literal that begins before this bit ends in the input, and as many as are decoded at
-  // once before the other.
+  // A short literal that starts before this bit ends inside the input; if it starts before the
+  // other bit, so do all literals that are decoded at once.
   const uint32_t inside = smaller(stop, input.bits() - smaller(input.bits(), kLitlenBits));
   const uint32_t all = inside - smaller(inside, (kLiteralsAtOnce - 1) * kLitlenBits);
   uint32_t bytes = 0;
@@ -730,9 +732,9 @@ TS_HOST_DEVICE void follow(const Input& input, uint32_t t, uint32_t stop, State*
   s->state[t] = state;
 }
 
-// Reports whether the output in [from, to), which lies before that of thread t, is written.
+// Reports whether the output in [from, to), which is before the output of thread t, is written.
 TS_HOST_DEVICE bool written(const State& s, uint32_t t, uint32_t from, uint32_t to) {
-  // The last thread that begins at or before `from`.
+  // The last thread that starts at or before `from`.
   uint32_t low = 0;
   uint32_t high = t;
   while (high - low > 1) {
@@ -766,9 +768,9 @@ TS_HOST_DEVICE void copy_match(uint8_t* to, uint32_t distance, uint32_t length) 
   for (; i < length; ++i) to[i] = from[i];
 }
 
-// Writes the bytes of thread t to `output`, from its cursor on, up to a match of bytes that other
-// threads have not written yet. `first` bytes were written before this step of the team; no byte
-// from `wanted` on is written. Returns whether some are left.
+// Writes the bytes of thread t to `output`, from its cursor up to a match of bytes that other
+// threads have not written yet. `first` bytes were written before this step of the team; bytes from
+// `wanted` on are not written. Returns whether any are left.
 TS_HOST_DEVICE bool write(const Input& input, uint32_t t, uint32_t first, uint32_t wanted,
                           uint8_t* output, State* s) {
   const uint32_t begin = s->begin[t];
@@ -798,7 +800,7 @@ TS_HOST_DEVICE bool write(const Input& input, uint32_t t, uint32_t first, uint32
     if (symbol.kind == kLiteral) {
       output[at++] = static_cast<uint8_t>(symbol.value);
     } else {
-      // Positions count from the beginning of the window here.
+      // Here positions count from the start of the window.
       const uint32_t from = kWindow + at - symbol.value;
       const uint32_t to = from + smaller(symbol.length, symbol.value);
       if (to > kWindow + first && from < kWindow + begin &&
@@ -818,7 +820,7 @@ TS_HOST_DEVICE bool write(const Input& input, uint32_t t, uint32_t first, uint32
 }
 
 // Inflates the codes of a block from `bit` on, and returns where they end. Sets *produced to the
-// bytes of output, which may be more than `wanted`. Returns 0 if the block is damaged.
+// bytes of output, which may exceed `wanted`. Returns 0 if the block is damaged.
 template <typename Team>
 TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, uint32_t wanted,
                                  uint8_t* output, uint32_t* produced, State* s) {
@@ -828,7 +830,7 @@ TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, u
       s->bit[t] = bit + t * kSubsequence;
       follow(input, t, bit + (t + 1) * kSubsequence, s);
     });
-    // A round settles at least one thread more. Threads behind the end of the block keep their
+    // A round settles at least one more thread. Threads after the end of the block keep their
     // guess.
     while (team.any([&](uint32_t t) {
       s->again[t] = t > 0 && s->state[t - 1] == kLiteral && s->bit[t] != s->end[t - 1];
@@ -858,7 +860,8 @@ TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, u
   }
 }
 
-// Copies thread t's share of `length` bytes of the input, which lie in it from byte `from` on.
+// Copies thread t's share of `length` bytes of the input, from byte `from` on; all are inside the
+// input.
 TS_HOST_DEVICE void copy_stored(const Input& input, uint32_t from, uint32_t length, uint32_t t,
                                 uint8_t* to) {
   constexpr uint32_t kAtOnce = 8;  // words that a thread loads before it stores them
@@ -896,7 +899,7 @@ TS_HOST_DEVICE uint32_t add_bytes(const State& s, uint32_t sum, const uint8_t* d
   return sum;
 }
 
-// Returns the CRC-32 of bytes. A thread takes pieces of 16 bytes that follow each other.
+// Returns the CRC-32 of bytes. A thread processes consecutive pieces of 16 bytes.
 template <typename Team>
 TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, State* s) {
   const uint32_t head = smaller(to_multiple_of(sizeof(Piece), data), bytes);
@@ -933,12 +936,12 @@ TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, Sta
   return team.read(s->total);
 }
 
-// Fills a room but for the zeros behind the range. A range that fails leaves a part as it was.
-//
-// A team has kThreads threads. each(f) calls f(thread) in each of them, any(f) also returns whether
-// one f returned true, and min(f) the minimum; scan(value, use) calls use(thread, sum of the values
-// of the threads before it); read(v) returns a copy of v. After each of these calls all threads see
-// what all have written, and may write what others have read.
+// Fills a room, except for the zeros after the range. For a range that fails, a part of the room is
+// unchanged.
+// A team has kThreads threads. each(f) calls f(thread) in each of them. any(f) also returns whether
+// one f returned true, and min(f) returns the minimum. scan(value, use) calls use(thread, sum of
+// the values of the threads before it). read(v) returns a copy of v. After each of these calls all
+// threads see all writes, and may overwrite data that others have read.
 template <typename Team>
 TS_DEVICE Result fill_room(Team& team, const Range& range, const uint8_t* staging, uint8_t* room,
                            State* s) {
@@ -972,8 +975,8 @@ TS_DEVICE Result fill_room(Team& team, const Range& range, const uint8_t* stagin
 }
 
 // Inflates a range to its room: kWindow bytes of window, then `skip` bytes of output, then the
-// range, then `behind` zeros. The output of a range that fails is zeros: an image is decoded from
-// it before the host knows of the failure.
+// range, then `behind` zeros. The output of a failed range is zeros: an image is decoded from it
+// before the host learns of the failure.
 template <typename Team>
 TS_DEVICE Result inflate(Team& team, const Range& range, const uint8_t* staging, uint8_t* rooms,
                          State* s) {

@@ -1,6 +1,6 @@
 // The arithmetic of torchvision's transforms, as functions of one pixel or byte each. The host's
-// operations (image/augment.h) and a device's (jpeg/steps.h) call them, so that both have the same
-// bits: every rounding is written out here.
+// operations (image/augment.h) and the device's (jpeg/steps.h) call them, so that both give the
+// same bits: every rounding is written out here.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ TS_PIXEL float plus(float a, float alpha, float b) {
 #endif
 }
 
-// Computes a product that is never fused with a sum. On the host the compiler must not fuse either:
-// -ffp-contract=off.
+// Computes a product that is never fused with a sum. On the host the compiler must not fuse either,
+// hence -ffp-contract=off.
 TS_PIXEL float times(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -39,7 +39,7 @@ TS_PIXEL float times(float a, float b) {
 #endif
 }
 
-// Rounds to the nearest integer, from the middle to the even one.
+// Rounds to the nearest integer, ties to even.
 TS_PIXEL float nearest(float value) {
 #if defined(__CUDA_ARCH__)
   return rintf(value);
@@ -88,7 +88,7 @@ TS_PIXEL uint8_t posterized(int32_t byte, int32_t bits) {
   return static_cast<uint8_t>(byte & 0xFF << (8 - bits) & 0xFF);
 }
 
-// How autocontrast stretches a channel whose values are from `low` to `high`.
+// How autocontrast stretches a channel with values from `low` to `high`.
 struct Stretch {
   float minimum, scale;
 };
@@ -103,8 +103,8 @@ TS_PIXEL uint8_t stretched(int32_t byte, const Stretch& stretch) {
   return cut(clamp255((static_cast<float>(byte) - stretch.minimum) / stretch.scale));
 }
 
-// Returns the equalised byte. `below` is the number of pixels with smaller values; `step` the
-// number of pixels with another value than the largest, divided by 255.
+// Returns the equalised byte. `below` is the number of pixels with smaller values. `step` is the
+// number of pixels whose value is not the largest, divided by 255.
 TS_PIXEL uint8_t equalized(int32_t byte, int32_t below, int32_t step) {
   if (step == 0) return static_cast<uint8_t>(byte);
   const int32_t level = byte == 0 ? 0 : (below + step / 2) / step;
@@ -135,8 +135,8 @@ TS_PIXEL float unit(float value) {
 
 constexpr auto kPerByte = static_cast<float>(1.0 / 255.0);
 
-// Converts a colour (0 to 1) to HSV, turns the hue, and converts back to bytes before they are cut.
-// It has no branches, so that the host's compiler vectorises loops over it.
+// Converts a colour (0 to 1) to HSV, turns the hue, and converts back to bytes that are not
+// truncated yet. It has no branches, so that the host's compiler vectorises loops over it.
 TS_PIXEL void turn_hue(float* red, float* green, float* blue, float turn) {
   constexpr auto k6 = static_cast<float>(1.0 / 6.0);
   const float r = *red;
@@ -195,9 +195,9 @@ TS_PIXEL void turn_hue(float* red, float* green, float* blue, float turn) {
 
 constexpr int32_t kMaxBlur = 1001;  // maximum width and height of a blur's kernel
 
-// Sharpens a byte inside of an image, from its channel's values above, beside and below it: pixels
-// are three bytes apart. The blurred value is (8 neighbours + 5 times the byte) / 13, rounded. It
-// cannot lie half-way between two integers, so integer arithmetic gives torch's result.
+// Sharpens a byte inside an image from its channel's values above, next to and below it: pixels are
+// three bytes apart. The blurred value is (8 neighbours + 5 times the byte) / 13, rounded. It is
+// never half-way between two integers, so integer arithmetic gives torch's result.
 TS_PIXEL uint8_t sharpened(const uint8_t* above, const uint8_t* here, const uint8_t* below,
                            float rest) {
   const int32_t sum = above[-3] + above[0] + above[3] + here[-3] + 5 * here[0] + here[3] +
@@ -226,14 +226,14 @@ TS_PIXEL int32_t padded(int32_t i, int32_t side, int32_t mode) {
 // -----------------------------------
 
 // Converts a grid value to a coordinate like torch's grid_sample with align_corners=False. Far
-// values and NaN become coordinates near the image that are outside of it too.
+// values and NaN become coordinates that are near the image, but still outside it.
 TS_PIXEL float coordinate(float grid, float half, float side) {
   const float at = plus(-0.5F, half, grid + 1.0F);
   const float low = at > -2.0F ? at : -2.0F;
   return low < side + 1.0F ? low : side + 1.0F;
 }
 
-// The numbers of a grid transform of an image.
+// The parameters of an image's grid transform.
 struct Grid {
   float theta[8];
   float width, height;  // of the image
@@ -249,12 +249,12 @@ TS_PIXEL Grid grid_of(const double* values, int32_t count, int32_t width, int32_
   return grid;
 }
 
-// Returns a row or a column of theta at (x, y), without its last summand.
+// Returns the product of theta's row or column with (x, y), without its last summand.
 TS_PIXEL float along(float theta_x, float theta_y, float x, float y) {
   return plus(times(x, theta_x), theta_y, y);
 }
 
-// Returns the place of the first of so many outputs, in pixels from their middle.
+// Returns the position of the first of this many outputs, in pixels from their middle.
 TS_PIXEL float first_place(int32_t outputs) {
   return times(1.0F - static_cast<float>(outputs), 0.5F);
 }
@@ -281,7 +281,7 @@ struct Sampled {
   const uint8_t* image;
   int32_t width, height;
   uint8_t fill[3];
-  // Whether there is a fill. torchvision's arithmetic without a fill is not that of black.
+  // Whether there is a fill. torchvision's arithmetic without a fill differs from a black fill.
   bool filled;
 };
 
@@ -289,7 +289,7 @@ TS_PIXEL const uint8_t* pixel_of(const Sampled& from, int32_t x, int32_t y) {
   return from.image + (static_cast<int64_t>(y) * from.width + x) * 3;
 }
 
-// The coordinates are those of affine_source or perspective_source, so their integers fit.
+// The coordinates come from affine_source or perspective_source, so their integers fit.
 TS_PIXEL void sample_nearest(const Sampled& from, float source_x, float source_y, uint8_t* out) {
   const auto x = static_cast<int32_t>(nearest(source_x));
   const auto y = static_cast<int32_t>(nearest(source_y));

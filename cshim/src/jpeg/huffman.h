@@ -1,9 +1,8 @@
 // Decodes the Huffman codes of a segment, some symbols at a time, so that the threads of a warp
 // need not wait for each other at the ends of blocks.
-//
 // The decoder returns exactly the coefficients of image/jpeg_entropy.h, or reports a failure: a bad
-// code, data that end early, a marker out of turn, or an end that is not where the next entry
-// begins. It loads no byte outside of the plan, whatever the bytes and the entries.
+// code, data that ends early, an unexpected marker, or an end that is not at the next entry. It
+// loads no byte outside the plan, whatever the bytes and the entries are.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +13,8 @@ namespace ts::jpeg {
 
 constexpr int kLookBits = 11;
 
-// What a symbol does, packed into 16 bits: the bits of its code and of the value behind it, those
-// of the value, and the coefficients that it passes, of which kBlockEnd ends a block.
+// The effect of a symbol, packed into 16 bits: the bits of its code and the following value, the
+// bits of the value, and the number of coefficients to advance. kBlockEnd ends a block.
 constexpr uint32_t kBlockEnd = 127;  // more than a block from any coefficient, unlike a long run
 
 TS_HOST_DEVICE uint32_t packed_step(uint32_t length, uint32_t symbol) {
@@ -29,17 +28,17 @@ TS_HOST_DEVICE uint32_t step_bits(uint32_t step) { return step & 31; }
 TS_HOST_DEVICE uint32_t value_bits(uint32_t step) { return step >> 5 & 15; }
 TS_HOST_DEVICE uint32_t passed_by(uint32_t step) { return step >> 9; }
 
-// A look-up table by the next kLookBits bits: the packed step; 0 for longer codes.
+// A look-up table indexed by the next kLookBits bits: the packed step; 0 for longer codes.
 struct HuffmanTable {
   uint16_t look[1 << kLookBits];
-  // Of each length: the first 16-bit prefix without a code of this length or shorter, and for a
+  // For each length: the first 16-bit prefix without a code of this length or shorter, and for a
   // code of this length its symbol's index minus the code.
   uint32_t limit[17];
   int32_t offset[17];
   uint8_t symbols[256];
 };
 
-// A block of the MCU: its coefficients are those of block `first` + per_row * row of MCUs +
+// A block of the MCU. In the component's plane it is block `first` + per_row * row of MCUs +
 // per_column * column of MCUs, counted from the first MCU that the crop needs.
 struct BlockOfMcu {
   uint32_t first, per_row, per_column;
@@ -48,14 +47,14 @@ struct BlockOfMcu {
 
 struct HuffmanTables {
   HuffmanTable table[kMaxTables];
-  uint8_t places[64];  // in a block, of the zigzag positions
+  uint8_t places[64];  // positions of the zigzag order in a block
   BlockOfMcu block[kMaxBlocks];
 };
 
-// Look-ups of two symbols at once, for the search for entries (jpeg/sync.h), which needs no values:
-// by the next kLookBits bits, the bits of the first symbol, and of the second one if its code is
-// among them too and the first one does not end the block, and the coefficients that they pass
-// << 8. 0 for longer codes.
+// Look-ups of two symbols at once, for the search for entries (jpeg/sync.h), which needs no values.
+// Indexed by the next kLookBits bits. An entry has the bits of the first symbol, the bits of the
+// second one, and the number of coefficients of both << 8. There is a second symbol if its code is
+// among the bits and the first one does not end the block. The entry is 0 for longer codes.
 struct SearchTables : HuffmanTables {
   uint16_t pairs[kMaxTables][1 << kLookBits];
 };
@@ -72,8 +71,8 @@ TS_HOST_DEVICE uint8_t zigzag_place(uint32_t i) {
   return static_cast<uint8_t>(column_place(kOrder[i]));
 }
 
-// Reports whether this is a prefix code without a code of all ones, whose DC symbols, if it is for
-// DC differences, are sizes of at most 15 bits. The planner asks it for every code.
+// Reports whether this is a prefix code without a code of all ones. A code for DC differences must
+// also have sizes of at most 15 bits as symbols. The planner checks every code.
 inline bool valid_code(const HuffmanCode& code, bool dc) {
   uint32_t next = 0;
   uint32_t symbols = 0;
@@ -129,8 +128,8 @@ TS_HOST_DEVICE BlockOfMcu block_of_mcu(const Plan& plan, uint32_t i) {
   return block;
 }
 
-// Builds what thread `thread` of `threads` has to build of the tables, in steps with a barrier
-// between them.
+// Builds the share of thread `thread` of `threads` of the tables, in steps with a barrier between
+// them.
 TS_HOST_DEVICE void build_tables_1(const Plan& plan, const uint8_t* base, HuffmanTables* tables,
                                    uint32_t thread, uint32_t threads) {
   const auto* codes = reinterpret_cast<const HuffmanCode*>(base + plan.codes_at);
@@ -154,7 +153,7 @@ TS_HOST_DEVICE void build_tables_2(const Plan& plan, const uint8_t* base, Huffma
   }
 }
 
-// The first coefficients of a block that a pair does not lead out of with its first symbol.
+// The last coefficient of a block from which the first symbol of a pair cannot leave the block.
 constexpr uint32_t kMaxPairPlace = 47;
 
 TS_HOST_DEVICE uint16_t pair_entry(const HuffmanTable& table, uint32_t prefix) {
@@ -218,10 +217,10 @@ struct BitReader {
   const uint8_t* data;  // the plan's bytes
   uint32_t next;        // the next byte to load
   uint32_t limit;       // loading ends before this byte
-  uint32_t end;         // the end of the bytes, behind the limit
-  uint64_t bits;        // the next bits, from the top down; zeros behind them
-  int32_t count;        // valid bits and zeros that count as such
-  int32_t zeros;        // of count: zeros from behind the end
+  uint32_t end;         // the end of the bytes, after the limit
+  uint64_t bits;        // the next bits, from the top down; followed by zeros
+  int32_t count;        // valid bits, and zeros that count as valid
+  int32_t zeros;        // part of count: zeros from after the end
 };
 
 TS_HOST_DEVICE uint32_t load_big_endian(const uint8_t* from) {
@@ -265,16 +264,16 @@ TS_HOST_DEVICE void refill_slowly(BitReader* reader) {
   }
 }
 
-// Loads until more than 32 bits are there: a code of 16 bits and a value of 15 bits fit.
+// Loads until there are more than 32 bits, enough for a code of 16 bits and a value of 15 bits.
 TS_HOST_DEVICE void refill(BitReader* reader) {
   while (reader->count <= 32) {
-    // A word, and the byte behind it, which may be a stuffed one.
+    // A word, and the next byte, which may be a stuffed one.
     if (reader->next + 5 > reader->limit) return refill_slowly(reader);
     uint32_t word = load_big_endian(reader->data + reader->next);
     const uint32_t ones = ((word & 0x7F7F7F7F) + 0x01010101) & word & 0x80808080;
     uint32_t bytes = 4;
     uint32_t step = 4;
-    if (ones != 0) {  // a byte 0xFF: loads up to it, and steps over the stuffed byte
+    if (ones != 0) {  // a 0xFF byte: loads up to it, and skips the stuffed byte
       bytes = (leading_zeros(ones) >> 3) + 1;
       step = bytes + 1;
       if (reader->data[reader->next + bytes] != 0) return refill_slowly(reader);
@@ -286,9 +285,9 @@ TS_HOST_DEVICE void refill(BitReader* reader) {
   }
 }
 
-// Returns the byte that holds the next bit, if the reader has at least one bit that is no zero from
-// behind the end, or the byte behind the last one. Sets *part to the number of bits left of it, 1
-// to 8; 0 if all bytes that were loaded are used up.
+// Returns the byte with the next bit, if the reader has at least one bit from before the end;
+// otherwise the byte after the last one. Sets *part to the number of its bits that are left, 1 to
+// 8; 0 if all loaded bytes are used up.
 TS_HOST_DEVICE uint32_t current_byte(const BitReader& reader, int32_t* part) {
   const int32_t left = reader.count - reader.zeros;
   uint32_t byte = reader.next;
@@ -300,7 +299,7 @@ TS_HOST_DEVICE uint32_t current_byte(const BitReader& reader, int32_t* part) {
   return byte;
 }
 
-// Passes to the next restart interval: less than a byte of padding, then the expected marker.
+// Moves to the next restart interval: less than a byte of padding, then the expected marker.
 TS_HOST_DEVICE bool restart(BitReader* reader, uint32_t expected) {
   int32_t part;
   uint32_t byte = current_byte(*reader, &part);
@@ -312,7 +311,7 @@ TS_HOST_DEVICE bool restart(BitReader* reader, uint32_t expected) {
   while (byte < reader->end && reader->data[byte] == 0xFF) ++byte;
   if (byte == first || byte >= reader->end || reader->data[byte] != 0xD0 + expected) return false;
   reader->next = byte + 1;
-  // The limit is behind the marker, unless an entry is forged.
+  // The limit is after the marker, unless an entry is forged.
   if (reader->next > reader->limit) return false;
   reader->bits = 0;
   reader->count = reader->zeros = 0;
@@ -321,16 +320,16 @@ TS_HOST_DEVICE bool restart(BitReader* reader, uint32_t expected) {
 
 // ---- segments ----------------------------------------------------------------------------------
 
-// Where the search's decoder is: a block of an MCU and a coefficient.
+// The position of the search's decoder: a block of an MCU and a coefficient.
 struct Cursor {
   uint32_t block, coefficient;
   int32_t dc[kMaxComponents];
   uint32_t component, dc_table, ac_table;  // of the block
 };
 
-// Finds a code that the look-up does not hold. Returns the packed step, or 0. `prefix` is the next
-// 16 bits. The limits do not fall, so the number of those that are reached tells the length without
-// a branch.
+// Finds a code that is not in the look-up table. Returns the packed step, or 0. `prefix` is the
+// next 16 bits. The limits do not decrease, so the number of limits reached gives the length
+// without a branch.
 TS_HOST_DEVICE uint32_t find_long_code(const HuffmanTable& table, uint32_t prefix) {
   if (prefix >= table.limit[16]) return 0;
   uint32_t length = kLookBits + 1;
@@ -352,14 +351,14 @@ TS_HOST_DEVICE int32_t extend_top(uint32_t word, uint32_t size) {
          static_cast<int32_t>(static_cast<uint32_t>(negative) << size) - negative;
 }
 
-// The number of symbols between two refills of a thread's bits. The threads of a warp do both at
-// the same time, as they pass to the next block, instead of waiting for whichever thread has to.
+// The number of symbols between two refills of a thread's bits. All threads of a warp refill and
+// move to the next block together, instead of waiting for single threads that must do so.
 constexpr int kSymbolsAtOnce = 4;
 
 enum class Step { kDecoded, kNeedsBits, kBad };
 
-// Decodes the next symbol, if its bits are there: 31 bits are enough for any. kBad is a bad code or
-// a run out of the block. At the block's end the coefficient is 64.
+// Decodes the next symbol, if its bits are there: 31 bits are enough for any. kBad is a bad code,
+// or a run beyond the block's end. At the block's end the coefficient is 64.
 TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader, Cursor* at) {
   const HuffmanTable& table = tables.table[at->coefficient == 0 ? at->dc_table : at->ac_table];
   uint32_t found = table.look[reader->bits >> (64 - kLookBits)];
@@ -375,8 +374,8 @@ TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader
   reader->count -= static_cast<int32_t>(step_bits(found));
 
   if (at->coefficient == 0) {
-    // Wraps like libjpeg's predictor. No array is indexed by a variable, which would put it into
-    // slow memory on the device.
+    // Wraps like libjpeg's predictor. No array is indexed by a variable, because the device would
+    // then keep it in slow memory.
     const int32_t before = at->component == 0   ? at->dc[0]
                            : at->component == 1 ? at->dc[1]
                                                 : at->dc[2];
@@ -396,7 +395,7 @@ TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader
   return at->coefficient > 64 ? Step::kBad : Step::kDecoded;
 }
 
-// Reports whether the reader and the predictors are where the next entry says.
+// Reports whether the reader and the predictors agree with the next entry.
 TS_HOST_DEVICE bool meets(const Entry& entry, uint32_t shift, const BitReader& reader,
                           const int32_t (&dc)[kMaxComponents]) {
   int32_t part;
@@ -407,12 +406,12 @@ TS_HOST_DEVICE bool meets(const Entry& entry, uint32_t shift, const BitReader& r
   return same;
 }
 
-// Reads the bytes of a segment by words, of which one is loaded ahead.
+// Reads the bytes of a segment in words, and loads one word ahead.
 struct SegmentReader : BitReader {
-  uint32_t ahead[2];  // the bytes from `next` on, as load_ahead left them
+  uint32_t ahead[2];  // the bytes from `next` on, as load_ahead has loaded them
 };
 
-// The bytes that load_ahead needs.
+// The number of bytes that load_ahead needs.
 constexpr uint32_t kAheadBytes = 8;
 
 TS_HOST_DEVICE void load_ahead(SegmentReader* reader) {
@@ -428,7 +427,7 @@ TS_HOST_DEVICE void load_ahead(SegmentReader* reader) {
 #endif
 }
 
-// Returns the four bytes that were loaded ahead, the first one on top, and the byte behind them.
+// Returns the four bytes loaded ahead, the first one on top, and the byte after them.
 TS_HOST_DEVICE uint32_t word_ahead(const SegmentReader& reader, uint32_t* behind) {
 #if defined(__CUDA_ARCH__)
   const uint32_t shift =
@@ -441,8 +440,8 @@ TS_HOST_DEVICE uint32_t word_ahead(const SegmentReader& reader, uint32_t* behind
 #endif
 }
 
-// Loads once, if at most 32 bits are there. A byte 0xFF ends what is loaded, and the stuffed byte
-// behind it is passed, without a branch.
+// Loads once, if there are at most 32 bits. A 0xFF byte ends the load, and the stuffed byte after
+// it is skipped, without a branch.
 TS_HOST_DEVICE void refill_once(SegmentReader* reader) {
   if (reader->count > 32) return;
   if (reader->next + kAheadBytes > reader->limit) return refill_slowly(reader);
@@ -464,20 +463,20 @@ TS_HOST_DEVICE void refill_once(SegmentReader* reader) {
 
 constexpr uint32_t kNotNeeded = UINT32_MAX;
 
-// Decodes the blocks of a segment, one behind the other.
+// Decodes the blocks of a segment, one after the other.
 struct SegmentDecoder {
   SegmentReader reader;
-  uint32_t mcu, end;     // the MCU, and the one behind the segment
-  uint32_t column, row;  // of the MCU, among those that the crop needs
+  uint32_t mcu, end;     // the MCU, and the first one after the segment
+  uint32_t column, row;  // of the MCU, among the MCUs that the crop needs
   uint32_t block;        // of the MCU
   BlockOfMcu of;         // the block
-  uint32_t place;        // of the block among those of the crop, or kNotNeeded
-  uint32_t coefficient;  // the next one of the block; 64 or more at its end
-  uint32_t written;      // coefficients that are written: 64; 0 of a block that is not needed
+  uint32_t place;        // position of the block among the crop's blocks, or kNotNeeded
+  uint32_t coefficient;  // the next coefficient of the block; 64 or more at its end
+  uint32_t written;      // coefficients to write: 64, or 0 for a block that is not needed
   uint32_t marker, to_restart;
   int32_t dc[kMaxComponents];
   int16_t* values;  // 64 coefficients of the block, column by column
-  bool good;        // not: the host must decode the image, and the blocks that are left are zeros
+  bool good;        // false: the host must decode the image, and the remaining blocks are zeros
 };
 
 TS_HOST_DEVICE void enter_block(const Plan& plan, const HuffmanTables& tables,
@@ -491,13 +490,13 @@ TS_HOST_DEVICE void enter_block(const Plan& plan, const HuffmanTables& tables,
   decoder->written = decoder->place != kNotNeeded ? 64 : 0;
 }
 
-// Writes a coefficient, by its place in zigzag order.
+// Writes a coefficient at its position in zigzag order.
 TS_HOST_DEVICE void write_coefficient(const HuffmanTables& tables, const SegmentDecoder& decoder,
                                       uint32_t place, int32_t value) {
   decoder.values[tables.places[place]] = static_cast<int16_t>(value);
 }
 
-// Begins segment `index` of the plan, which is at `base`. `values` are zeros.
+// Starts segment `index` of the plan, which is at `base`. `values` are zeros.
 TS_HOST_DEVICE SegmentDecoder begin_segment(const Plan& plan, const uint8_t* base,
                                             const HuffmanTables& tables, uint32_t index,
                                             int16_t* values) {
@@ -507,8 +506,8 @@ TS_HOST_DEVICE SegmentDecoder begin_segment(const Plan& plan, const uint8_t* bas
   SegmentDecoder decoder;
   SegmentReader& reader = decoder.reader;
   reader.data = base + plan.scan_at;
-  // What lies behind the segment is loaded too, and is never a part of it: its last bit must be
-  // where the next entry begins.
+  // Bytes after the segment are loaded too, but never become part of it: its last bit must be at
+  // the next entry.
   reader.limit = reader.end = plan.scan_bytes;
   reader.next = (entry.bit >> 3) + segment.shift;
   // The next entry may be within the last byte.
@@ -541,8 +540,8 @@ TS_HOST_DEVICE SegmentDecoder begin_segment(const Plan& plan, const uint8_t* bas
   return decoder;
 }
 
-// Decodes a DC difference, or a code that the look-up does not hold, if its bits are there. `step`
-// is what the look-up holds. Returns false for a bad code.
+// Decodes a DC difference, or a code that is not in the look-up table, if its bits are there.
+// `step` is the table's entry. Returns false for a bad code.
 TS_HOST_DEVICE bool decode_rare(const HuffmanTables& tables, uint32_t step,
                                 SegmentDecoder* decoder) {
   SegmentReader& reader = decoder->reader;
@@ -559,8 +558,8 @@ TS_HOST_DEVICE bool decode_rare(const HuffmanTables& tables, uint32_t step,
   reader.bits = behind << size;
   reader.count -= static_cast<int32_t>(step_bits(step));
   if (dc) {
-    // Wraps like libjpeg's predictor. No array is indexed by a variable, which would put it into
-    // slow memory on the device.
+    // Wraps like libjpeg's predictor. No array is indexed by a variable, because the device would
+    // then keep it in slow memory.
     int32_t sum = 0;
     for (uint32_t c = 0; c < kMaxComponents; ++c) {
       const bool same = c == decoder->of.component;
@@ -595,7 +594,7 @@ TS_HOST_DEVICE bool decode_symbols(const HuffmanTables& tables, SegmentDecoder* 
     decoder->good = false;
     return true;
   }
-  // Without a branch, for which a warp would wait: what is not decoded has no bits.
+  // Without a branch, for which a warp would wait: a symbol that is not decoded has no bits.
   TS_UNROLL
   for (int i = 0; i < kSegmentSymbols; ++i) {
     const uint32_t step = look[reader.bits >> (64 - kLookBits)];
@@ -612,11 +611,11 @@ TS_HOST_DEVICE bool decode_symbols(const HuffmanTables& tables, SegmentDecoder* 
     reader.count -= static_cast<int32_t>(taken);
   }
   const uint32_t at = decoder->coefficient;
-  if (at > 64 && at < kBlockEnd) decoder->good = false;  // a run out of the block
+  if (at > 64 && at < kBlockEnd) decoder->good = false;  // a run beyond the block's end
   return at >= 64;
 }
 
-// Passes to the next block. The values are zeros again. Returns false at the end of the segment.
+// Moves to the next block. The values are zeros again. Returns false at the end of the segment.
 TS_HOST_DEVICE bool next_block(const Plan& plan, const HuffmanTables& tables,
                                SegmentDecoder* decoder) {
   if (++decoder->block == plan.blocks) {
@@ -628,7 +627,7 @@ TS_HOST_DEVICE bool next_block(const Plan& plan, const HuffmanTables& tables,
       decoder->column = 0u - plan.mcu_x;
       ++decoder->row;
     }
-    // The entry behind a restart marker stands behind it.
+    // The entry after a restart marker is positioned after the marker.
     if (--decoder->to_restart == 0 && decoder->mcu != plan.mcus) {
       if (decoder->good) decoder->good = restart(&reader, decoder->marker);
       load_ahead(&reader);

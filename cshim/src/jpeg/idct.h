@@ -1,6 +1,7 @@
-// The dequantisation and the inverse DCT of libjpeg-turbo's JDCT_ISLOW, as its SIMD code for x86
-// computes them (simd/x86_64/jidctint-avx2.asm). In range they are those of jidctint.c. Out of
-// range, which only absurd coefficients reach, 16-bit values wrap and saturate where they do there.
+// The dequantisation and the inverse DCT of libjpeg-turbo's JDCT_ISLOW, with the results of its
+// SIMD code for x86 (simd/x86_64/jidctint-avx2.asm). Within range these are the results of
+// jidctint.c. Out of range, which only absurd coefficients reach, 16-bit values wrap and saturate
+// where they do in the SIMD code.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ TS_HOST_DEVICE int32_t wrap16(int32_t value) {
   return static_cast<int16_t>(static_cast<uint32_t>(value) & 0xFFFF);
 }
 
-// Returns a half of a word, a number of 16 bits.
+// Returns half of a word, a 16-bit number.
 TS_HOST_DEVICE int32_t lower_half(uint32_t word) { return wrap16(static_cast<int32_t>(word)); }
 TS_HOST_DEVICE int32_t upper_half(uint32_t word) { return static_cast<int32_t>(word) >> 16; }
 
@@ -31,10 +32,10 @@ TS_HOST_DEVICE void dequantise(const uint32_t coefficients[4], const uint32_t qu
 constexpr int kFirstPass = 11;   // the bits that the columns' pass drops
 constexpr int kSecondPass = 18;  // the bits that the rows' pass drops
 
-// Transforms eight values of 16 bits in place, and drops `shift` bits. No sum reaches 2^31. What
-// comes out may have more than 16 bits.
+// Transforms eight 16-bit values in place, and drops `shift` bits. No sum reaches 2^31. The results
+// may have more than 16 bits.
 TS_HOST_DEVICE void idct8(int32_t v[8], int shift) {
-  // Fixed-point constants with 13 bits behind the point.
+  // Fixed-point constants with 13 fractional bits.
   constexpr int32_t k0298 = 2446, k0390 = 3196, k0541 = 4433, k0765 = 6270, k0899 = 7373,
                     k1175 = 9633, k1501 = 12299, k1847 = 15137, k1961 = 16069, k2053 = 16819,
                     k2562 = 20995, k3072 = 25172;
@@ -63,9 +64,9 @@ TS_HOST_DEVICE void idct8(int32_t v[8], int shift) {
   for (int i = 0; i < 8; ++i) v[i] = out[i] >> shift;
 }
 
-// Without AC coefficients in rows 1 to 7 of a block the columns' pass makes four times its DC of
-// each column. The SIMD code leaves the pass out, which differs only by its overflow: it wraps, and
-// the pass saturates. So a column of such a block is passed without the bits that do not count.
+// Without AC coefficients in rows 1 to 7 of a block, the columns' pass multiplies each column's DC
+// by four. The SIMD code skips the pass, which differs only in its overflow: skipping wraps, the
+// pass saturates. So the bits that do not count are dropped before such a column's pass.
 TS_HOST_DEVICE int32_t flat_column(int32_t value) {
   return static_cast<int32_t>(static_cast<uint32_t>(value) << 18) >> 18;
 }
@@ -79,7 +80,7 @@ TS_HOST_DEVICE bool has_rows(const uint32_t coefficients[4]) {
          0;
 }
 
-// Packs two numbers into a word, as the nearest ones of 16 bits.
+// Packs two numbers into a word, each clamped to 16 bits.
 TS_HOST_DEVICE uint32_t packed_halves(int32_t lower, int32_t upper) {
 #if defined(__CUDA_ARCH__)
   uint32_t word;
@@ -91,7 +92,7 @@ TS_HOST_DEVICE uint32_t packed_halves(int32_t lower, int32_t upper) {
 #endif
 }
 
-// Packs four numbers into a word of samples, which are those between -128 and 127, plus 128.
+// Packs four numbers into a word of samples: clamped to -128 to 127, plus 128.
 TS_HOST_DEVICE uint32_t packed_samples(int32_t a, int32_t b, int32_t c, int32_t d) {
 #if defined(__CUDA_ARCH__)
   uint32_t high, all;
@@ -108,14 +109,14 @@ TS_HOST_DEVICE uint32_t packed_samples(int32_t a, int32_t b, int32_t c, int32_t 
 #endif
 }
 
-// Transforms a column of dequantised values, two of which each word gets.
+// Transforms a column of dequantised values. Each word receives two of the results.
 TS_HOST_DEVICE void transform_column(int32_t v[8], uint32_t column[4]) {
   idct8(v, kFirstPass);
   TS_UNROLL
   for (int i = 0; i < 4; ++i) column[i] = packed_halves(v[2 * i], v[2 * i + 1]);
 }
 
-// Transforms a row of what transform_column has made to eight samples.
+// Transforms a row of transform_column's results to eight samples.
 TS_HOST_DEVICE void transform_row(int32_t v[8], uint32_t samples[2]) {
   idct8(v, kSecondPass);
   samples[0] = packed_samples(v[0], v[1], v[2], v[3]);

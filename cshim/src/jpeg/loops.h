@@ -1,4 +1,4 @@
-// The stages of decoding a plan on the host, with loops in the place of the device's grids.
+// The stages of decoding a plan on the host, with loops instead of the device's grids.
 #pragma once
 
 #include <cstdint>
@@ -40,11 +40,10 @@ inline void follow_paths(const Plan& plan, const uint8_t* base, const SearchTabl
   walk_paths(plan, memory.links, memory);
 }
 
-// Finds the states at the beginnings of all subsequences, with blocks of `threads` threads, as the
-// kernel of decode/sync.cu does, from the guesses of `paths` if they are there. memory.borders has
-// two states for each block. Returns the cost;
-// its rounds are those that follow each other on the device, of each launch those of its slowest
-// block.
+// Finds the states at the starts of all subsequences, with blocks of `threads` threads, as the
+// kernel of decode/sync.cu does. Starts from the guesses in `paths`, if there are any.
+// memory.borders has two states for each block. Returns the cost. Its rounds are those that run one
+// after the other on the device: for each launch, the rounds of its slowest block.
 inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                             const SyncMemory& memory, uint32_t threads, uint32_t launches,
                             bool backwards = false, const PathMemory* paths = nullptr) {
@@ -81,8 +80,8 @@ inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const SearchT
   return cost;
 }
 
-// Sums what lies before each subsequence. Returns false if a state is not the one in which the
-// subsequence before ends, or if blocks are missing.
+// Sums everything before each subsequence. Returns false if a state differs from the end of the
+// previous subsequence, or if blocks are missing.
 inline bool sum_subsequences(const Plan& plan, const SyncMemory& memory) {
   SyncSum sum = {};
   bool good = true;
@@ -107,8 +106,7 @@ inline bool write_all_entries(const Plan& plan, const uint8_t* base, const Searc
   return good;
 }
 
-// Decodes all segments, and with them all blocks that the crop needs. Returns false if one of them
-// fails.
+// Decodes all segments, and so all blocks that the crop needs. Returns false if a segment fails.
 inline bool decode_segments(const Plan& plan, const uint8_t* base, const HuffmanTables& tables,
                             int16_t* coefficients) {
   bool good = true;

@@ -8,12 +8,13 @@
 
 namespace ts::jpeg {
 
-// A component's samples: sample (x, y) of the component is `origin` + y * stride + x, modulo 2^32,
-// of the image's, which are those of the crop's MCUs alone.
+// A component's samples. Sample (x, y) of the component is at `origin` + y * stride + x, modulo
+// 2^32, among the image's samples. Only the samples of the crop's MCUs are in memory.
 struct Plane {
   uint32_t origin, stride;
-  int32_t first_x;         // the first column of those in memory
-  int32_t last_x, last_y;  // the last sample of a row and of a column; outside the nearest counts
+  int32_t first_x;  // the first column in memory
+  // The last sample of a row and of a column; the nearest one is used outside.
+  int32_t last_x, last_y;
   int32_t expand_x, expand_y;  // pixels of a sample
   bool fancy_x, fancy_y;       // whether samples are interpolated between neighbours
 };
@@ -33,22 +34,22 @@ TS_HOST_DEVICE Plane plane_of(const Plan& plan, const Component& component) {
           component.fancy_y != 0};
 }
 
-// Reports whether the pixels have their values from the same places of both planes.
+// Reports whether the pixels use the same positions in both planes.
 TS_HOST_DEVICE bool alike(const Plane& a, const Plane& b) {
   return a.stride == b.stride && a.last_x == b.last_x && a.last_y == b.last_y &&
          a.expand_x == b.expand_x && a.expand_y == b.expand_y && a.fancy_x == b.fancy_x &&
          a.fancy_y == b.fancy_y;
 }
 
-// The samples of a plane, from its origin on, that a pixel's value comes from: the one that covers
-// the pixel, and for the triangle filter its nearest neighbours.
+// The samples of a plane, from its origin on, that a pixel's value is computed from: the sample
+// that covers the pixel and, for the triangle filter, its nearest neighbours.
 struct Reach {
   uint32_t here, beside, below, diagonal;
   int32_t right, lower;  // whether the pixel is in the sample's right half, and in its lower half
 };
 
-// Returns the sample that covers a pixel, of which each expands to so many: mostly to one. A GPU
-// has no instruction that divides.
+// Returns the sample that covers a pixel, if each sample expands to `expand` pixels, usually one. A
+// GPU has no division instruction.
 TS_HOST_DEVICE int32_t covering(int32_t pixel, int32_t expand) {
   return expand == 1 ? pixel : pixel / expand;
 }
@@ -74,8 +75,8 @@ TS_HOST_DEVICE Reach reach_of(const Plane& plane, int32_t x, int32_t y) {
   return reach;
 }
 
-// Returns a plane's value at a pixel, as jdsample.c computes it: the triangle filter if the
-// component has half as many samples, or else the sample that covers the pixel.
+// Returns a plane's value at a pixel, as jdsample.c computes it: by the triangle filter if the
+// component has half as many samples, otherwise the sample that covers the pixel.
 TS_HOST_DEVICE int32_t upsampled(const Plane& plane, const uint8_t* samples, const Reach& reach) {
   const auto at = [&](uint32_t place) -> int32_t { return samples[plane.origin + place]; };
   if (!plane.fancy_x && !plane.fancy_y) return at(reach.here);
@@ -86,8 +87,7 @@ TS_HOST_DEVICE int32_t upsampled(const Plane& plane, const uint8_t* samples, con
   return (3 * here + beside + 8 - reach.right) >> 4;
 }
 
-// Packs three numbers into the low bytes of a word, of which those outside of 0 to 255 become the
-// nearest of these.
+// Packs three numbers, clamped to 0 to 255, into the low bytes of a word.
 TS_HOST_DEVICE uint32_t packed_rgb(int32_t red, int32_t green, int32_t blue) {
 #if defined(__CUDA_ARCH__)
   uint32_t high, all;
@@ -111,7 +111,7 @@ TS_HOST_DEVICE uint32_t rgb_of_ycc(int32_t y, int32_t cb, int32_t cr) {
   return packed_rgb(red, green, blue);
 }
 
-// What all pixels of an image have in common.
+// Data shared by all pixels of an image.
 struct Picture {
   int32_t stored_x, stored_y, x_by_x, x_by_y, y_by_x, y_by_y;  // as in the plan
   uint8_t color;
@@ -142,7 +142,7 @@ TS_HOST_DEVICE uint32_t pixel_of(const Picture& picture, int32_t first, int32_t 
                                : packed_rgb(first, second, third);
 }
 
-// Returns pixel (x, y) of those that the resize needs.
+// Returns pixel (x, y) of the pixels that the resize needs.
 TS_HOST_DEVICE uint32_t pixel_at(const Picture& picture, const uint8_t* samples, int32_t x,
                                  int32_t y) {
   const int32_t column = picture.stored_x + x * picture.x_by_x + y * picture.x_by_y;
@@ -192,7 +192,7 @@ TS_HOST_DEVICE Samples eight_samples(const Plane& plane, const uint8_t* samples,
 #endif
 }
 
-// Writes the values of a plane with half of the columns and rows at eight pixels, by the triangle
+// Writes the values at eight pixels of a plane with half the columns and rows, by the triangle
 // filter: see upsampled.
 TS_HOST_DEVICE void eight_upsampled(const Plane& plane, const uint8_t* samples, int32_t x,
                                     int32_t y, int32_t values[kGroup]) {
@@ -203,8 +203,8 @@ TS_HOST_DEVICE void eight_upsampled(const Plane& plane, const uint8_t* samples, 
     return 3 * samples[plane.origin + place_at(plane, at, row)] +
            samples[plane.origin + place_at(plane, at, next)];
   };
-  // Of the samples left of the four, the four, and the one right of them. Those of pixels that
-  // nobody needs may be any, but lie in the plane.
+  // Sums for the sample to the left of the four, the four, and the sample to their right. Sums for
+  // pixels that nobody needs may use any sample inside the plane.
   int32_t sums[6];
   sums[0] = sum(larger(column - 1, plane.first_x));
   const uint32_t near = four_samples(samples + (plane.origin + place_at(plane, column, row)));
@@ -231,13 +231,14 @@ struct GroupedPicture {
   TS_HOST_DEVICE explicit GroupedPicture(const Plan& plan) : layout(plan.layout) {
     for (int c = 0; c < kMaxComponents; ++c) {
       plane[c] = plane_of(plan, plan.component[c]);
-      // Of eight pixels those that nobody needs may lie beside what is in memory.
+      // Of eight pixels, unneeded ones may be outside the memory.
       plane[c].last_x =
           smaller(plane[c].last_x, plane[c].first_x + static_cast<int32_t>(plane[c].stride) - 1);
     }
   }
 
-  // Writes the pixels of eight columns from a multiple of eight on, of a row of the stored image.
+  // Writes eight pixels of a row of the stored image, starting at a column that is a multiple of
+  // eight.
   TS_HOST_DEVICE void write(const uint8_t* samples, int32_t column, int32_t row,
                             uint32_t pixels[kGroup]) const {
     const Samples first = eight_samples(plane[0], samples, column, row);

@@ -1,9 +1,8 @@
-// A plan says how the crop of one JPEG is decoded from its segments, the parts of its scan between
-// two entry points. The host writes the plan and the segments' bytes into one piece of memory,
-// which travels to the device unchanged.
-//
-// Nothing in a plan but the compressed bytes and the entry points is untrusted: the planner
-// (image/jpeg_plan.h) has checked sizes, tables and offsets. The decoder checks the rest.
+// A plan describes how the crop of one JPEG is decoded from its segments, the parts of its scan
+// between two entry points. The host writes the plan and the segments' bytes into one piece of
+// memory, which is copied to the device unchanged.
+// Only a plan's compressed bytes and entry points are untrusted: the planner (image/jpeg_plan.h)
+// has checked sizes, tables and offsets. The decoder checks the rest.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +14,21 @@ namespace ts::jpeg {
 constexpr int kMaxComponents = 3;
 constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
 constexpr int kMaxTables = 4;   // Huffman tables of an image
-// Changes with what a plan has: two libraries write and read it.
+// Changes with the contents of a plan: one library writes it and another reads it.
 constexpr uint32_t kPlanMagic = 0x36505354;
-// Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
+// Every part of a plan, and the plan itself, starts at a multiple of this number of bytes.
 constexpr uint32_t kPlanAlign = 16;
-// Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
-// parts that jpeg/sync.h cuts the scan into, a multiple of four, and of an entry, which is a bit
-// (uint32_t) and three predictors (int16_t).
+// For a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of a
+// subsequence, the parts that jpeg/sync.h divides the scan into, a multiple of four; and the bytes
+// of an entry, which is a bit (uint32_t) and three predictors (int16_t).
 constexpr uint32_t kSubsequenceBytes = 256;
 constexpr uint32_t kScanEntryBytes = 10;
-// Bytes behind the compressed bytes that loads may touch.
+// Bytes after the compressed bytes that loads may touch.
 constexpr uint32_t kScanSlack = 16;
 
-// The place of a coefficient, or of a quantiser, among the 64 of a block: column by column, so that
-// a thread of the inverse DCT reads its column as 16 bytes. `natural` counts row by row.
+// Returns the position of a coefficient, or of a quantiser, among the 64 of a block: column by
+// column, so that a thread of the inverse DCT reads its column as 16 bytes. `natural` counts row by
+// row.
 TS_HOST_DEVICE uint32_t column_place(uint32_t natural) { return natural % 8 * 8 + natural / 8; }
 
 // The number of codes of each length from 1 to 16, and their symbols in order.
@@ -38,29 +38,30 @@ struct HuffmanCode {
 };
 
 struct Component {
-  int32_t width, height;       // samples, without those that fill up the last blocks
+  int32_t width, height;       // samples, without padding of the last blocks
   int32_t across, down;        // blocks in an MCU
   int32_t expand_x, expand_y;  // pixels of a sample
   int32_t fancy_x, fancy_y;    // whether samples are interpolated between neighbours
-  uint32_t block_columns;      // of the plane that is decoded
-  uint32_t column_reciprocal;  // (2^32 - 1) / block_columns: a GPU has no instruction that divides
-  uint32_t block_rows;         // of the plane that is decoded
+  uint32_t block_columns;      // of the decoded plane
+  uint32_t column_reciprocal;  // (2^32 - 1) / block_columns: a GPU has no division instruction
+  uint32_t block_rows;         // of the decoded plane
   uint32_t first_block;        // of the plane, among the image's blocks
 };
 
 enum Color : uint8_t { kGrey = 0, kYcc = 1, kRgb = 2 };
 
-// How pixels are computed: eight of a row at once if they are neighbours in the stored image too.
+// How pixels are computed. Eight pixels of a row are computed at once if they are neighbours in the
+// stored image too.
 enum class Layout : int32_t {
   kAny,     // one by one
   kGrey,    // eight at once, with a sample for each
-  kWhole,   // likewise, with a sample in each of three planes
-  kHalved,  // likewise, but the planes of chrominance have half as many rows and columns
+  kWhole,   // the same, with a sample in each of three planes
+  kHalved,  // the same, but the planes of chrominance have half as many rows and columns
 };
 constexpr int32_t kGroup = 8;  // pixels at once
 
-// The maximum number of pixels of a strip: source rows that are in a block's shared memory
-// together, from which the columns are resampled.
+// The maximum number of pixels of a strip: source rows that are together in a block's shared
+// memory, and from which the columns are resampled.
 constexpr int32_t kStripPixels = 4096;
 
 enum Filter : int32_t { kIdentity = 0, kNearest = 1, kBilinear = 2, kBicubic = 3 };
@@ -69,15 +70,15 @@ enum Filter : int32_t { kIdentity = 0, kNearest = 1, kBilinear = 2, kBicubic = 3
 struct Axis {
   int32_t filter;        // Filter
   int32_t in, out;       // samples of the crop box, and outputs
-  int32_t begin, size;   // the outputs that are wanted
-  int32_t reversed;      // whether the last wanted output comes first
+  int32_t begin, size;   // the wanted outputs
+  int32_t reversed;      // 1: the last wanted output is first
   int32_t source_begin;  // the first sample that a wanted output needs
-  int32_t source_size;   // the number of samples from there to the last one
-  int32_t pitch;         // the maximum number of taps of an output, and one more if that is odd
+  int32_t source_size;   // the number of samples from there to the last needed one
+  int32_t pitch;         // the maximum number of taps of an output, rounded up to even
 };
 
-// A run of entries whose bytes lie together. Byte b of the scan is byte b + shift (modulo 2^32) of
-// the plan's bytes.
+// A run of entries with consecutive bytes. Byte b of the scan is byte b + shift (modulo 2^32) of
+// the plan.
 struct Segment {
   uint32_t entry;
   uint32_t shift;
@@ -85,7 +86,7 @@ struct Segment {
 
 struct Plan {
   uint32_t magic;
-  uint32_t bytes;  // of the plan with all its parts
+  uint32_t bytes;  // size of the plan with all its parts
 
   // The scan.
   uint32_t mcus, mcus_per_row;
@@ -93,7 +94,7 @@ struct Plan {
   uint8_t components, blocks, color, tables;
   uint8_t block_component[kMaxBlocks];
   uint8_t block_dc[kMaxBlocks], block_ac[kMaxBlocks];  // indexes of tables
-  uint8_t block_x[kMaxBlocks], block_y[kMaxBlocks];    // place in the component's part of the MCU
+  uint8_t block_x[kMaxBlocks], block_y[kMaxBlocks];  // position in the component's part of the MCU
   uint8_t padding[2];
   Component component[kMaxComponents];
 
@@ -109,31 +110,32 @@ struct Plan {
   uint8_t mixes;  // 1: one of the operations is a mixture of images
   uint8_t padding2;
 
-  // Parts of the plan: bytes from its beginning.
+  // Parts of the plan: bytes from its start.
   uint32_t codes_at;       // HuffmanCode[tables]
   uint32_t quantisers_at;  // uint16_t[components][64], column by column
   uint32_t entries_at;     // the packed entries
   uint32_t segments_at;    // Segment[segments]
   uint32_t scan_at;        // the bytes
   uint32_t segments, scan_bytes;
-  // Parts of the whole scan, which is in the plan without gaps. The device finds the entries and
+  // The parts of a whole scan, which is in the plan without gaps. The device finds the entries and
   // writes them to entries_at before it decodes segments. 0: the plan has the entries.
   uint32_t subsequences, subsequence_bytes;
 
-  // The pixels that the resize needs, in the upright frame: pixel (x, y) of them is pixel
-  // (stored_x + x * x_by_x + y * x_by_y, stored_y + x * y_by_x + y * y_by_y) of the stored image.
+  // The pixels that the resize needs, in the upright frame: their pixel (x, y) is pixel (stored_x +
+  // x * x_by_x + y * x_by_y, stored_y + x * y_by_x + y * y_by_y) of the stored image.
   int32_t stored_x, stored_y, x_by_x, x_by_y, y_by_x, y_by_y;
   Axis x, y;
   Layout layout;
-  // Of a strip: a row's first pixel, the pixels of a row, and its rows. 0 rows: one has no room.
+  // Of a strip: a row's first pixel, the pixels of a row, and the number of rows. 0 rows: a strip
+  // has no room for a row.
   int32_t strip_offset, strip_pitch, strip_rows;
 
-  // Operations on the resized pixels (jpeg/steps.h), which keep their size: ts_augment_op[steps],
-  // and behind them the weights of blurs. They are the last part of the plan.
+  // Operations on the resized pixels (jpeg/steps.h), which keep the image's size:
+  // ts_augment_op[steps], followed by the weights of blurs. They are the last part of the plan.
   uint32_t steps, steps_at;
 };
 
-// The device memory that an image needs while it is decoded, in bytes. Each part is a multiple of
+// The device memory that decoding an image needs, in bytes. Each part is a multiple of
 // kScratchAlign.
 struct Scratch {
   uint64_t coefficients, samples, room, columns, weights, tables, sync;
@@ -144,16 +146,16 @@ struct Scratch {
 
 constexpr uint64_t kScratchAlign = 256;
 
-// The maximum of Scratch::total of a plan, so that a decoder with so much scratch memory takes any
-// plan. It is enough for a crop of 29 million pixels of 4:4:4, or 58 million of 4:2:0.
+// The maximum of Scratch::total for a plan, so that a decoder with this much scratch memory accepts
+// any plan. It is enough for a crop of 29 million pixels of 4:4:4, or 58 million of 4:2:0.
 constexpr uint64_t kMaxPlanScratch = uint64_t{256} << 20;
 
 TS_HOST_DEVICE uint64_t aligned_scratch(uint64_t bytes) {
   return (bytes + kScratchAlign - 1) / kScratchAlign * kScratchAlign;
 }
 
-// The layout of an axis' weights: the precision in 16 bytes, then int32_t first[size],
-// count[size], and int16_t weights[size][pitch], of which one behind an odd count is 0.
+// The layout of an axis's weights: the precision in 16 bytes, then int32_t first[size],
+// count[size], and int16_t weights[size][pitch]. The weight after an odd count is 0.
 constexpr uint64_t kWeightsHeader = 16;
 
 TS_HOST_DEVICE uint64_t weights_bytes(const Axis& axis) {
@@ -170,8 +172,8 @@ constexpr uint64_t kTablesScratch = 34560;  // SearchTables of jpeg/huffman.h
 constexpr uint32_t kSyncThreads = 128;
 constexpr uint64_t kSubsequenceScratch = 56;
 constexpr uint64_t kSyncBlockScratch = 16;
-// The search's paths: the subsequences that one passes at most, and its bytes, of which there is
-// one for each block of the MCU; and further bytes of a subsequence.
+// The search's paths: the maximum number of subsequences that a path passes; the bytes of a path,
+// of which there is one for each block of the MCU; and further bytes for each subsequence.
 constexpr uint32_t kPathReach = 4;
 constexpr uint64_t kPathScratch = 33;
 constexpr uint64_t kRouteScratch = 2;
@@ -185,10 +187,10 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   Scratch scratch = {};
   scratch.coefficients = aligned_scratch(uint64_t{plan.total_blocks} * 64 * sizeof(int16_t));
   scratch.samples = aligned_scratch(uint64_t{plan.total_blocks} * 64);
-  if (plan.steps != 0) {  // one of its operations may need room for its result
+  if (plan.steps != 0) {  // an operation may need room for its result
     const auto result = aligned_scratch(static_cast<uint64_t>(plan.x.size) *
                                         static_cast<uint64_t>(plan.y.size) * 3);
-    // Of a mixture, room for the image that it began with, and for its sum too.
+    // A mixture needs room for the original image, and for its sum too.
     const uint64_t room = result * (plan.mixes != 0 ? 1 + 1 + sizeof(float) : 1);
     scratch.room = aligned_scratch(room);
   }
@@ -201,7 +203,7 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   return scratch;
 }
 
-// Where an image's plan, scratch memory and result are, as byte offsets.
+// The positions of an image's plan, scratch memory and result, as byte offsets.
 struct Place {
   uint64_t plan;                                                         // in the staging memory
   uint64_t coefficients, samples, room, columns, weights, tables, sync;  // in the scratch memory

@@ -1,4 +1,4 @@
-// The resize of image/resize.h as functions of one output or four. The weights are those of its
+// The resize of image/resize.h as functions of one output or four. The weights equal those of its
 // Axis::plan, operation by operation, and the sums are the same integers.
 #pragma once
 
@@ -25,7 +25,7 @@ TS_HOST_DEVICE double support_of(const Axis& axis) {
   return scale >= 1.0 ? multiply(filter_reach(axis), scale) : filter_reach(axis);
 }
 
-// The sample of output i in LibTorch's "nearest", in its float32 arithmetic.
+// Returns the sample of output i in LibTorch's "nearest", in its float32 arithmetic.
 TS_HOST_DEVICE int32_t nearest_sample(const Axis& axis, int32_t i) {
   if (axis.out == 2 * int64_t{axis.in}) return i / 2;
   const float scale = static_cast<float>(axis.in) / static_cast<float>(axis.out);
@@ -36,7 +36,7 @@ TS_HOST_DEVICE double center_of(const Axis& axis, int32_t i) {
   return multiply(scale_of(axis), i + 0.5);
 }
 
-// Returns the samples of output i, of all outputs of the axis.
+// Returns the samples of output i, among all outputs of the axis.
 TS_HOST_DEVICE Taps taps_of(const Axis& axis, int32_t i) {
   if (axis.filter == kIdentity) return {i, 1};
   if (axis.filter == kNearest) return {nearest_sample(axis, i), 1};
@@ -50,7 +50,7 @@ TS_HOST_DEVICE Taps taps_of(const Axis& axis, int32_t i) {
   return {static_cast<int32_t>(from), static_cast<int32_t>(count)};
 }
 
-// Returns the filter at a distance from its centre that is not negative.
+// Returns the filter's value at a non-negative distance from its centre.
 TS_HOST_DEVICE double filter_at(int32_t filter, double x) {
   if (filter == kBilinear) return x < 1.0 ? 1.0 - x : 0.0;
   constexpr double a = -0.5;
@@ -91,7 +91,7 @@ TS_HOST_DEVICE double largest_weight(const Axis& axis, int32_t i) {
   return largest;
 }
 
-// Returns the bits behind the point of the weights of an axis, from the largest of all its outputs.
+// Returns the fractional bits of an axis's weights, from the largest weight of all its outputs.
 TS_HOST_DEVICE int32_t precision_of(double largest) {
   int32_t precision = 0;
   for (; precision < 22; ++precision) {
@@ -119,7 +119,7 @@ TS_HOST_DEVICE Weights weights_at(const Axis& axis, uint8_t* memory) {
   return weights;
 }
 
-// Writes the taps of place `place` of the wanted outputs.
+// Writes the taps of wanted output `place`.
 TS_HOST_DEVICE void write_weights(const Axis& axis, int32_t precision, int32_t place,
                                   const Weights& to) {
   const int32_t i = axis.begin + (axis.reversed != 0 ? axis.size - 1 - place : place);
@@ -144,7 +144,7 @@ struct Sums {
   int32_t red, green, blue;
 };
 
-// Adds two pixels by their weights, which lie at a multiple of four bytes.
+// Adds two pixels by their weights, which are at a multiple of four bytes.
 TS_HOST_DEVICE void add_pixels(const int16_t* weights, uint32_t first, uint32_t second,
                                Sums* sums) {
 #if defined(__CUDA_ARCH__)
@@ -164,12 +164,12 @@ TS_HOST_DEVICE void add_pixels(const int16_t* weights, uint32_t first, uint32_t 
 #endif
 }
 
-// Returns the bits behind the point of the weights; 0 without any.
+// Returns the fractional bits of the weights; 0 without weights.
 TS_HOST_DEVICE int32_t precision_at(const Axis& axis, const Weights& weights) {
   return axis.filter == kIdentity ? 0 : *weights.precision;
 }
 
-// Returns the output of the place for pixels of one word each, `step` words apart.
+// Returns output `place` for pixels of one word each, `step` words apart.
 TS_HOST_DEVICE uint32_t resampled(const Axis& axis, const Weights& weights, int32_t precision,
                                   int32_t place, const uint32_t* pixels, int32_t step) {
   if (axis.filter == kIdentity) {
@@ -185,10 +185,10 @@ TS_HOST_DEVICE uint32_t resampled(const Axis& axis, const Weights& weights, int3
   return packed_rgb(sums.red >> precision, sums.green >> precision, sums.blue >> precision);
 }
 
-// The rows that one thread resamples at once, with the same weights.
+// The number of rows that one thread resamples at once, with the same weights.
 constexpr int32_t kRowsAtOnce = 4;
 
-// Returns the output of the place for each of four rows of pixels. Behind a row is another pixel.
+// Returns output `place` for each of four rows of pixels. Each row is followed by another pixel.
 TS_HOST_DEVICE void resample_rows(const Axis& axis, const Weights& weights, int32_t precision,
                                   int32_t place, const uint32_t* (&row)[kRowsAtOnce],
                                   uint32_t (&out)[kRowsAtOnce]) {
@@ -207,12 +207,12 @@ TS_HOST_DEVICE void resample_rows(const Axis& axis, const Weights& weights, int3
     row[i] += first;
   }
   const int16_t* weight = weights.weights + place * axis.pitch;
-  int32_t left = weights.count[place];  // at least one, and mostly at most four
+  int32_t left = weights.count[place];  // at least one, and usually at most four
   TS_NO_UNROLL
   do {
     TS_UNROLL
     for (int32_t i = 0; i < kRowsAtOnce; ++i) {
-      // The weight behind the last one is 0.
+      // The weight after the last one is 0.
       add_pixels(weight, row[i][0], row[i][1], &sums[i]);
       row[i] += 2;
     }
@@ -226,7 +226,7 @@ TS_HOST_DEVICE void resample_rows(const Axis& axis, const Weights& weights, int3
   }
 }
 
-// Four pixels that are neighbours, from a multiple of four.
+// Four neighbouring pixels, starting at a multiple of four.
 struct FourPixels {
   uint32_t at[4];
 };
@@ -240,7 +240,7 @@ TS_HOST_DEVICE FourPixels four_pixels(const uint32_t* from) {
 #endif
 }
 
-// Returns the outputs of the place for four columns, whose rows are `step` words apart.
+// Returns output `place` for four columns, whose rows are `step` words apart.
 TS_HOST_DEVICE FourPixels resample_columns(const Axis& axis, const Weights& weights,
                                            int32_t precision, int32_t place,
                                            const uint32_t* columns, int32_t step) {
@@ -257,7 +257,7 @@ TS_HOST_DEVICE FourPixels resample_columns(const Axis& axis, const Weights& weig
   TS_NO_UNROLL
   do {
     const FourPixels first = four_pixels(row);
-    // Behind the last row may be no memory.
+    // There may be no memory after the last row.
     const FourPixels second = four_pixels(left > 1 ? row + step : row);
     TS_UNROLL
     for (int i = 0; i < 4; ++i) add_pixels(weight, first.at[i], second.at[i], &sums[i]);
@@ -274,8 +274,8 @@ TS_HOST_DEVICE FourPixels resample_columns(const Axis& axis, const Weights& weig
   return out;
 }
 
-// Computes one output of resample_rows, for pixels of one row that take long: no code is there
-// twice.
+// Computes one output of resample_rows, for pixels of one row with long code: the code exists only
+// once.
 template <typename Pixel>
 TS_HOST_DEVICE uint32_t resample_slowly(const Axis& axis, const Weights& weights, int32_t precision,
                                         int32_t place, Pixel pixel) {

@@ -1,4 +1,4 @@
-// The stages of decoding a plan, as functions of one thread's work each. The device's kernels
+// The stages of decoding a plan, as functions of one thread's work. The device's kernels
 // (decode/decode.cu) and the tests' loops over the same indexes call them.
 #pragma once
 
@@ -17,9 +17,9 @@ struct Memory {
   const uint8_t* base;  // the plan
   int16_t* coefficients;
   uint8_t* samples;
-  uint8_t* room;      // of operations
+  uint8_t* room;      // for operations
   uint32_t* columns;  // source rows of resized columns
-  uint8_t* weights;   // of x, then of y
+  uint8_t* weights;   // of x, followed by those of y
   uint8_t* result;
 };
 
@@ -45,7 +45,7 @@ TS_HOST_DEVICE const uint16_t* quantisers_of(const Plan& plan, const Memory& mem
   return reinterpret_cast<const uint16_t*>(memory.base + plan.quantisers_at) + component * 64;
 }
 
-// Where block `index` of an image is: its component, and its top left sample.
+// The position of block `index` of an image: its component, and its top left sample.
 struct BlockPlace {
   int32_t component;
   uint32_t sample;
@@ -59,7 +59,7 @@ TS_HOST_DEVICE BlockPlace place_of_block(const Plan& plan, uint32_t index) {
   const Component& component = plan.component[c];
   const uint32_t block = index - component.first_block;
   const uint32_t columns = component.block_columns;
-  uint32_t row = high_product(block, component.column_reciprocal);  // or one less
+  uint32_t row = high_product(block, component.column_reciprocal);  // or one too few
   uint32_t column = block - row * columns;
   if (column >= columns) {
     column -= columns;
@@ -68,13 +68,13 @@ TS_HOST_DEVICE BlockPlace place_of_block(const Plan& plan, uint32_t index) {
   return {c, (component.first_block + row * columns) * 64 + column * 8, columns * 8};
 }
 
-// The places of a picture that one thread works on: from index `first` on and `step` apart, so that
+// The pixels of a picture that one thread processes: from index `first` on, `step` apart, so that
 // the threads of a warp have neighbours.
 struct Places {
   int32_t first, step;
 };
 
-// Goes through places of a picture that is so wide. It divides twice.
+// Iterates over pixels of a picture of this width. It divides twice.
 class Walk {
  public:
   TS_HOST_DEVICE Walk(const Places& places, int32_t width)
@@ -85,7 +85,7 @@ class Walk {
         rows_(quotient(places.step, width)),
         columns_(places.step - rows_ * width) {}
 
-  // Calls use(index, x, y) for the places before index `end`.
+  // Calls use(index, x, y) for the pixels before index `end`.
   template <typename Use>
   TS_HOST_DEVICE void each(int32_t end, Use use) const {
     int32_t y = y_;
@@ -114,8 +114,8 @@ class Walk {
 // The stages below copy what they need of the plan, since a compiler must expect a store to change
 // what a reference refers to, and would load it again for each pixel.
 
-// The words of a strip in memory. Weights come in pairs, so that a pixel behind the last may be
-// read: it counts with weight 0, whatever the memory has there.
+// The words of a strip in memory. Weights are in pairs, so the pixel after the last may be read:
+// its weight is 0, whatever the memory contains.
 constexpr int32_t kStripWords = kStripPixels + 4;
 
 // Returns the number of strips of an image.
@@ -134,8 +134,8 @@ TS_HOST_DEVICE void copy_group(uint32_t* to, const uint32_t pixels[kGroup]) {
 #endif
 }
 
-// Computes a thread's part of the pixels of strips from `first` to `end`, and calls
-// filled(index) for each; a team of threads meets there.
+// Computes a thread's part of the pixels of strips from `first` to `end`, and calls filled(index)
+// after each. A team of threads synchronises in that call.
 template <typename Filled>
 TS_HOST_DEVICE void fill_strips(const Plan& plan, const Memory& memory, const Places& places,
                                 int32_t first, int32_t end, uint32_t* strip, Filled filled) {
@@ -174,7 +174,8 @@ TS_HOST_DEVICE void fill_strips(const Plan& plan, const Memory& memory, const Pl
   }
 }
 
-// Resamples a thread's part of the columns of a strip, or of a row that has no room for its pixels.
+// Resamples a thread's part of the columns of a strip, or of a row whose pixels have no room in the
+// strip.
 class ColumnWriter {
  public:
   TS_HOST_DEVICE ColumnWriter(const Plan& plan, const Memory& memory, const Places& places)
@@ -251,8 +252,8 @@ TS_HOST_DEVICE void write_four(uint8_t* to, const FourPixels& rgb) {
 #endif
 }
 
-// Writes a thread's pixels of the result to `to`: those from index `begin` to `end`, of which a
-// team of `threads` threads has all. Both are multiples of four, or the end is that of the result.
+// Writes a thread's pixels of the result to `to`: from index `begin` to `end`, which a team of
+// `threads` threads covers together. Both are multiples of four, or `end` is the result's end.
 TS_HOST_DEVICE void write_results(const Plan& plan, const Memory& memory, int32_t thread,
                                   int32_t threads, int32_t begin, int32_t end, uint8_t* to) {
   const Axis axis = plan.y;

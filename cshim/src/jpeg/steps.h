@@ -1,11 +1,9 @@
-// The steps of a plan: operations of torchvision's transforms on the pixels behind the resize, by a
-// team of threads. A team is a block of a GPU (decode/decode.cu) or a loop of the host
-// (jpeg/loops.h). It has
-//
+// The steps of a plan: operations of torchvision's transforms on the resized pixels, by a team of
+// threads. A team is a block of a GPU (decode/decode.cu) or a loop on the host (jpeg/loops.h). It
+// has
 //   each(count, f)   calls f(0) to f(count - 1), in any order; then all threads have done so
 //   add(at)          adds one to a number that several threads add to
-//
-// Every access is inside of the image or its room, whatever the parameters.
+// Every access is inside the image or its room, whatever the parameters.
 #pragma once
 
 #include <cstdint>
@@ -21,27 +19,27 @@ constexpr bool has_step(int32_t kind) {
   return kind >= TS_AUGMENT_FLIP_HORIZONTAL && kind <= TS_AUGMENT_MIX;
 }
 
-// The maximum number of pixels that a blur blurs at a time, with those beside them, and of rows. A
-// thread computes a byte of each row.
+// The maximum number of pixels that a blur processes at a time, including the margins, and of rows.
+// A thread computes a byte of each row.
 constexpr int32_t kBlurPixels = 2048;
 constexpr int32_t kBlurRows = 8;
 static_assert(kBlurPixels > kMaxBlur, "a tile has more pixels than those beside it");
 
-// What the threads of a team share.
+// The data that the threads of a team share.
 struct StepState {
-  int32_t counts[3][256];  // of the values of each channel, or of the grey values in the first
-  uint8_t table[3][256];   // what becomes of the values of each channel
-  float blurred[kBlurPixels * 3];              // from above to below only
+  int32_t counts[3][256];  // for the values of each channel, or for the grey values in the first
+  uint8_t table[3][256];   // the replacement of the values of each channel
+  float blurred[kBlurPixels * 3];              // blurred vertically only
   float across[kMaxBlur];                      // the weights of a blur
-  float down[kMaxBlur + 2 * (kBlurRows - 1)];  // with zeros before and behind them
+  float down[kMaxBlur + 2 * (kBlurRows - 1)];  // with zeros before and after them
 };
 
-// An image, and room for another of its size.
+// An image, and room for another one of its size.
 struct Canvas {
   uint8_t* image;
   uint8_t* room;
   int32_t width, height;
-  // The image that a mixture began with, and the sum of images: null if the plan has none.
+  // The original image of a mixture, and the sum of images: null if the plan has no mixture.
   uint8_t* kept;
   float* sum;
 };
@@ -59,14 +57,14 @@ TS_DEVICE void each_pixel(Team& team, const Canvas& canvas, uint8_t* pixels, F f
   });
 }
 
-// Makes the room the image.
+// Swaps the image and the room.
 TS_HOST_DEVICE void exchange(Canvas* canvas) {
   uint8_t* const image = canvas->room;
   canvas->room = canvas->image;
   canvas->image = image;
 }
 
-// Calls f(x, y, pixel) for each pixel of the room, which then is the image.
+// Calls f(x, y, pixel) for each pixel of the room, which then becomes the image.
 template <typename Team, typename F>
 TS_DEVICE void redraw(Team& team, Canvas* canvas, F f) {
   each_pixel(team, *canvas, canvas->room, f);
@@ -79,7 +77,7 @@ TS_HOST_DEVICE void copy_pixel(const uint8_t* from, uint8_t* to) {
   to[2] = from[2];
 }
 
-// Returns the image as the source of an operation, with the colour of what is outside of it.
+// Returns the image as the source of an operation, with the colour of the surroundings.
 TS_HOST_DEVICE Sampled source_of(const Canvas& canvas, const int32_t* fill) {
   Sampled from = {canvas.image, canvas.width, canvas.height, {}, true};
   for (int c = 0; c < 3; ++c) from.fill[c] = static_cast<uint8_t>(fill[c]);
@@ -129,7 +127,7 @@ TS_HOST_DEVICE uint8_t equalized_by(const int32_t* counts, int32_t pixels, int32
   return equalized(byte, below, (pixels - counts[highest_value(counts)]) / 255);
 }
 
-// Returns what becomes of a byte whose channel has these counts.
+// Returns the replacement of a byte whose channel has these counts.
 TS_HOST_DEVICE uint8_t replaced(const ts_augment_op& op, const StepState& state, int32_t channel,
                                 int32_t byte, int32_t pixels) {
   const int32_t* const counts = state.counts[channel];
@@ -285,15 +283,15 @@ TS_DEVICE void warp(Team& team, const ts_augment_op& op, Canvas* canvas) {
 
 // ---- blur --------------------------------------------------------------------------------------
 
-// The kernel of a blur. Its weights are in the plan, because a device has another exponential
-// function than the host: i[2] of the operation is their place, as plan_augment has written it.
+// The kernel of a blur. Its weights are in the plan, because the device's exponential function
+// differs from the host's: i[2] of the operation is their position, written by plan_augment.
 struct BlurKernel {
   int32_t width, height;
   const float* across;
   const float* down;
 };
 
-// Returns the bytes of a kernel's weights: those of a row, then those of a column.
+// Returns the size in bytes of a kernel's weights: for a row, then for a column.
 TS_HOST_DEVICE uint32_t blur_bytes(int32_t width, int32_t height) {
   return static_cast<uint32_t>(width + height) * static_cast<uint32_t>(sizeof(float));
 }
@@ -317,7 +315,7 @@ TS_HOST_DEVICE bool find_kernel(const Plan& plan, const uint8_t* base, const ts_
   return true;
 }
 
-// Copies the weights of a blur. A weight of 0 adds nothing, to the bit.
+// Copies the weights of a blur. A weight of 0 adds exactly nothing.
 template <typename Team>
 TS_DEVICE void copy_weights(Team& team, const BlurKernel& kernel, StepState* state) {
   constexpr int32_t kZeros = kBlurRows - 1;
@@ -352,7 +350,7 @@ TS_DEVICE void blur_tile(Team& team, const BlurKernel& kernel, const Canvas& can
     }
   });
   team.each(columns * 3, [&](int32_t i) {
-    int32_t from[kBlurRows];  // of rows behind the last one: the last one
+    int32_t from[kBlurRows];  // after the last row, the last row
     float sums[kBlurRows] = {};
     for (int32_t row = 0; row < kBlurRows; ++row) {
       from[row] = smaller(row, rows - 1) * pitch + i;
@@ -377,7 +375,7 @@ TS_DEVICE void blur(Team& team, const Plan& plan, const uint8_t* base, const ts_
   BlurKernel kernel;
   if (!find_kernel(plan, base, op, *canvas, &kernel)) return;
   copy_weights(team, kernel, state);
-  // A tile has kBlurRows rows, unless the pixels beside it take most of the memory.
+  // A tile has kBlurRows rows, unless the margins take most of the memory.
   const int32_t margins = kernel.width / 2 * 2;
   const int32_t span =
       margins < kBlurPixels / kBlurRows / 2 ? kBlurPixels / kBlurRows : kBlurPixels;
@@ -395,7 +393,7 @@ TS_DEVICE void blur(Team& team, const Plan& plan, const uint8_t* base, const ts_
 
 // ---- mixtures ----------------------------------------------------------------------------------
 
-// Begins a mixture, goes on to its next image, or ends it: i[0] is 0, 1 or 2.
+// Starts a mixture, moves to its next image, or ends it: i[0] is 0, 1 or 2.
 template <typename Team>
 TS_DEVICE void mix(Team& team, const ts_augment_op& op, const Canvas& canvas) {
   if (canvas.sum == nullptr) return;

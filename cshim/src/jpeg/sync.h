@@ -1,19 +1,17 @@
 // Finds the entry points of a scan that has none, with many threads: after Weissenberger and
 // Schmidt, "Accelerating JPEG Decompression on GPUs" (arXiv 2111.09219), on bytes as they are
 // stored, with restart markers.
-//
-// The scan is cut into subsequences of equal size. One thread decodes each, from a guess: that a
-// block begins with the subsequence. Huffman codes synchronise: after some symbols a decoder that
-// began at a wrong place mostly stands where the right one does. So each thread hands the state in
-// which it leaves its subsequence to the next one, which decodes again if it began with another
-// state, until no state changes. The first thread's state is true, so then all are. Sums over the
-// threads give the number of blocks before each subsequence, and its DC predictors. With these
-// each thread decodes its subsequence once more, and writes the entries of the MCUs that begin in
+// The scan is divided into subsequences of equal size. One thread decodes each, from the guess that
+// a block starts with the subsequence. Huffman codes synchronise: a decoder that started at a wrong
+// position usually reaches the right one after some symbols. So each thread passes its state at the
+// end of its subsequence to the next thread, which decodes again if it started with another state.
+// This repeats until no state changes. The first thread's state is true, so then all are. Sums over
+// the threads give the number of blocks before each subsequence, and its DC predictors. With these,
+// each thread decodes its subsequence once more, and writes the entries of the MCUs that start in
 // it.
-//
-// Whatever the bytes, a pass through a subsequence loads no byte outside of the scan, and ends. The
-// last step finds every anomaly that end_segment would find, or returns that the host must
-// decode the image.
+// Whatever the bytes, a pass through a subsequence loads no byte outside the scan, and ends. The
+// last step finds every anomaly that end_segment would find, or returns that the host must decode
+// the image.
 #pragma once
 
 #include <cstdint>
@@ -23,25 +21,26 @@
 
 namespace ts::jpeg {
 
-// Where a decoder stands before a symbol.
+// The decoder's state before a symbol.
 struct SyncState {
-  uint32_t bit;    // of the scan, in the byte that holds the next bit; never in a stuffed byte
-  uint16_t place;  // 64 * the block of the MCU + the coefficient; 0 of a block is its DC difference
-  uint16_t ended;  // 1: the data have ended
+  uint32_t bit;    // of the scan, in the byte with the next bit; never in a stuffed byte
+  uint16_t place;  // 64 * the block of the MCU + the coefficient; coefficient 0 is the block's DC
+                   // difference
+  uint16_t ended;  // 1: the data has ended
 };
 
 TS_HOST_DEVICE bool operator==(const SyncState& a, const SyncState& b) {
   return a.bit == b.bit && a.place == b.place && a.ended == b.ended;
 }
 
-// What lies between two states.
+// The sum of everything between two states.
 struct SyncSum {
-  uint32_t blocks;             // that end there
+  uint32_t blocks;             // blocks that end there
   uint32_t markers;            // restart markers
   int32_t dc[kMaxComponents];  // sums of DC differences, since the last marker if there is one
 };
 
-// Returns the sum of two parts that follow each other.
+// Returns the sum of two consecutive parts.
 TS_HOST_DEVICE SyncSum joined(const SyncSum& a, const SyncSum& b) {
   SyncSum sum;
   sum.blocks = a.blocks + b.blocks;
@@ -53,14 +52,14 @@ TS_HOST_DEVICE SyncSum joined(const SyncSum& a, const SyncSum& b) {
   return sum;
 }
 
-// A block of threads synchronises kSyncThreads subsequences that follow each other in one launch.
-// The blocks' last states synchronise the blocks, in this many launches: the first decodes, the
-// second mends the beginnings of blocks, and for nearly all images changes no block's last state.
+// In one launch a block of threads synchronises kSyncThreads consecutive subsequences. The blocks'
+// last states synchronise the blocks, in this many launches. The first decodes. The second corrects
+// the starts of blocks, and for nearly all images changes no block's last state.
 constexpr uint32_t kSyncLaunches = 4;
 
-// The memory of an image's search. Of each subsequence: the states in which it begins and ends, its
-// sum, and that of all before it. Of each block of threads: its last state after the latest launch,
-// and after the launch before, in turns.
+// The memory of an image's search. For each subsequence: its first and last state, its sum, and the
+// sum of everything before it. For each block of threads: its last state after the latest launch
+// and after the previous one, alternating.
 struct SyncMemory {
   SyncState *starts, *ends, *borders;
   SyncSum *sums, *before;
@@ -80,9 +79,9 @@ TS_HOST_DEVICE SyncMemory sync_memory(const Plan& plan, uint8_t* scratch) {
   return memory;
 }
 
-// The memory of an image's paths. Of the path from each subsequence and block of the MCU: the
-// states in which it ends each subsequence that it passes, and where it meets another path (see
-// extend_path). Of each subsequence: the path that ends it (see walk_paths).
+// The memory of an image's paths. For the path from each subsequence and block of the MCU: its
+// states at the end of each subsequence that it passes, and where it meets another path (see
+// extend_path). For each subsequence: the path that ends it (see walk_paths).
 struct PathMemory {
   SyncState* ends;
   uint16_t* routes;
@@ -104,8 +103,8 @@ TS_HOST_DEVICE PathMemory path_memory(const Plan& plan, uint8_t* scratch) {
   return memory;
 }
 
-// Reports whether the block of threads from subsequence `first` on has begun with the right state.
-// `before` has the blocks' last states after the launch before.
+// Reports whether the block of threads that starts at subsequence `first` started with the right
+// state. `before` has the blocks' last states after the previous launch.
 TS_HOST_DEVICE bool begins_well(const SyncMemory& memory, uint32_t first, uint32_t block,
                                 const SyncState* before) {
   return block == 0 || before[block - 1] == memory.starts[first];
@@ -116,11 +115,11 @@ TS_HOST_DEVICE uint32_t end_of_subsequence(const Plan& plan, uint32_t index) {
   return index + 1 >= plan.subsequences ? UINT32_MAX : (index + 1) * plan.subsequence_bytes * 8;
 }
 
-// Returns the state from which subsequence `index` is decoded first: the true one of the first
+// Returns the state from which subsequence `index` is decoded first: the true one for the first
 // subsequence, a guess for the others.
 TS_HOST_DEVICE SyncState first_state(const Plan& plan, const uint8_t* base, uint32_t index) {
   uint32_t byte = index * plan.subsequence_bytes;
-  // The byte behind 0xFF is stuffed, or belongs to a marker.
+  // The byte after 0xFF is stuffed, or belongs to a marker.
   if (index != 0 && base[plan.scan_at + byte - 1] == 0xFF) ++byte;
   return {byte * 8, 0, 0};
 }
@@ -138,13 +137,13 @@ TS_HOST_DEVICE BitReader reader_at(const Plan& plan, const uint8_t* base, uint32
   return reader;
 }
 
-// Returns a bit that the next one does not lie behind. It lies before it by the stuffed bytes among
-// those that were loaded.
+// Returns an upper bound of the next bit's position. The next bit is earlier by the stuffed bytes
+// among the loaded ones.
 TS_HOST_DEVICE uint32_t bound_of(const BitReader& reader) {
   return reader.next * 8 - static_cast<uint32_t>(reader.count - reader.zeros);
 }
 
-// The bits of kSymbolsAtOnce symbols.
+// The maximum bits of kSymbolsAtOnce symbols.
 constexpr uint32_t kMaxStepBits = kSymbolsAtOnce * 31;
 
 // Fills in the block's members.
@@ -166,11 +165,11 @@ TS_HOST_DEVICE SyncState state_of(const BitReader& reader, const Cursor& at) {
   return {position_of(reader), static_cast<uint16_t>(at.block << 6 | at.coefficient), 0};
 }
 
-// The maximum number of bytes 0xFF before a restart marker's number. The host decodes an image with
-// more: every thread that begins among them would look at all.
+// The maximum number of 0xFF bytes before a restart marker's number. The host decodes an image with
+// more, since every thread that starts among them would read all of them.
 constexpr uint32_t kMaxFill = 64;
 
-// Passes from the end of the data to behind the restart marker there. Returns false if there is
+// Moves from the end of the data to the end of the restart marker there. Returns false if there is
 // none.
 TS_HOST_DEVICE bool pass_marker(const Plan& plan, const uint8_t* base, BitReader* reader) {
   uint32_t byte = reader->next;
@@ -184,7 +183,7 @@ TS_HOST_DEVICE bool pass_marker(const Plan& plan, const uint8_t* base, BitReader
   return true;
 }
 
-// Computes pass_subsequence, whatever the bytes.
+// Does pass_subsequence, whatever the bytes.
 TS_HOST_DEVICE_RARE SyncSum pass_carefully(const Plan& plan, const uint8_t* base,
                                            const HuffmanTables& tables, uint32_t until,
                                            SyncState* state) {
@@ -196,7 +195,7 @@ TS_HOST_DEVICE_RARE SyncSum pass_carefully(const Plan& plan, const uint8_t* base
     refill(&reader);
     const uint32_t bound = bound_of(reader);
     if (bound >= until && position_of(reader) >= until) break;
-    // Close to the end of the subsequence, or of the data, every symbol is looked at by itself.
+    // Near the end of the subsequence, or of the data, every symbol is checked separately.
     const bool close = reader.zeros != 0 || bound >= until - smaller(until, kMaxStepBits);
     bool ended = false;
     for (int i = 0; i < (close ? 1 : kSymbolsAtOnce) && at.coefficient < 64; ++i) {
@@ -212,10 +211,10 @@ TS_HOST_DEVICE_RARE SyncSum pass_carefully(const Plan& plan, const uint8_t* base
         ended = true;
         break;
       }
-      if (unknown) {  // no code
+      if (unknown) {  // not a code
         reader.bits <<= 1;
         --reader.count;
-      } else if (step == Step::kBad) {  // a run out of the block
+      } else if (step == Step::kBad) {  // a run beyond the block's end
         at.coefficient = 64;
       }
     }
@@ -240,23 +239,24 @@ TS_HOST_DEVICE_RARE SyncSum pass_carefully(const Plan& plan, const uint8_t* base
   return sum;
 }
 
-// Returns the byte, a multiple of four, up to which a pass to bit `until` may take words.
+// Returns the byte, a multiple of four, up to which a pass to bit `until` may read words.
 TS_HOST_DEVICE uint32_t end_of_words(const Plan& plan, uint32_t until) {
   const uint32_t end = plan.scan_bytes < kWordMargin ? 0 : plan.scan_bytes - kWordMargin;
   return smaller(until >> 3, end) & ~3u;
 }
 
-// Returns the bit of the scan `count` bits behind byte `from`, without the stuffed bytes between.
+// Returns the bit of the scan that is `count` bits after byte `from`, without the stuffed bytes
+// between.
 TS_HOST_DEVICE uint32_t bit_behind(const uint8_t* data, uint32_t from, uint32_t count) {
   uint32_t byte = from + (data[from - 1] == 0xFF ? 1 : 0);
   for (; count >= 8; count -= 8) byte += data[byte] == 0xFF ? 2 : 1;
   return byte * 8 + count;
 }
 
-// Decodes from *state, before byte `until`, to the first symbol that begins at or behind that byte.
-// Calls use->mcu() where an MCU begins, before its first symbol. Returns false, with *state and
-// *sum as they were, if there is more to the bytes than words, if use->mcu() does, or, with
-// Use::kStrict, at whatever is no symbol. *sum is zero before.
+// Decodes from *state, before byte `until`, to the first symbol that starts at or after that byte.
+// Calls use->mcu() where an MCU starts, before its first symbol. Returns false, with *state and
+// *sum unchanged, in three cases: words are not enough for these bytes, use->mcu() returns false,
+// or, with Use::kStrict, there is no valid symbol. *sum is zero before.
 template <typename Use>
 TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                                uint32_t until, SyncState* state, SyncSum* sum, Use* use) {
@@ -275,11 +275,11 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Sear
     const HuffmanTable& table = tables.table[coefficient == 0 ? dc_table : ac_table];
     uint32_t step = table.look[next_look(reader)];
     if (coefficient == 0 || step == 0) {
-      // A DC difference, or a long code. One more word is enough for any.
+      // A DC difference, or a long code. One more word is enough for either.
       if (reader.count <= 32) continue;
       if (coefficient == 0 && block == 0 && !use->mcu(plan, reader, part)) return false;
       if (step == 0) step = find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
-      if (step == 0) {  // no code
+      if (step == 0) {  // not a code
         if (Use::kStrict) return false;
         skip_bits(&reader, 1);
         continue;
@@ -296,12 +296,12 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Sear
       }
       skip_bits(&reader, step_bits(step));
     }
-    // Without a branch, for which a warp would wait: what is not decoded has no bits.
+    // Without a branch, for which a warp would wait: a symbol that is not decoded has no bits.
     const uint16_t* const pairs = tables.pairs[ac_table];
     const uint16_t* const singles = tables.table[ac_table].look;
     TS_UNROLL
     for (int i = 0; i < kSymbolsAtOnce; ++i) {
-      // A second symbol must begin before `until`, and in the block.
+      // A second symbol must start before `until`, and in the block.
       const bool pair = reader.count - reader.behind >= kLookBits && coefficient <= kMaxPairPlace;
       const uint32_t both = (pair ? pairs : singles)[next_look(reader)];
       const uint32_t bits = step_bits(both);
@@ -311,7 +311,7 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Sear
       skip_bits(&reader, decoded ? bits : 0);
     }
     if (coefficient < 64) continue;
-    // A run out of the block ends it too.
+    // A run beyond the block's end ends it too.
     if (Use::kStrict && coefficient != 64 && coefficient < kBlockEnd) return false;
     coefficient = 0;
     ++part.blocks;
@@ -326,7 +326,7 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Sear
   return true;
 }
 
-// Does nothing where an MCU begins.
+// Does nothing where an MCU starts.
 struct Passing {
   static constexpr bool kStrict = false;
   TS_HOST_DEVICE bool mcu(const Plan& /*plan*/, const WordReader& /*reader*/,
@@ -335,9 +335,9 @@ struct Passing {
   }
 };
 
-// Decodes from *state to the first symbol that begins at or behind bit `until`, and leaves *state
-// there. Goes on behind whatever is no symbol: in a state that is wrong, nothing means anything.
-// What the next symbol is depends on the state and the bytes alone, so a pass may be cut anywhere.
+// Decodes from *state to the first symbol that starts at or after bit `until`, and sets *state to
+// its position. Continues after invalid symbols: in a wrong state nothing has a meaning. The next
+// symbol depends only on the state and the bytes, so a pass may be divided anywhere.
 TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
                                         const SearchTables& tables, uint32_t until,
                                         SyncState* state) {
@@ -354,22 +354,20 @@ TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
 }
 
 // ---- paths -------------------------------------------------------------------------------------
-//
-// The guess that an MCU begins with a subsequence is wrong for long where its blocks have the same
-// codes: a decoder that has met the right bits counts other blocks than the right one. So for a few
-// images, for which a GPU has more threads than there are subsequences, a thread decodes each
-// subsequence from the guess for each block of the MCU. One of these paths has nearly always met
-// the right state at the end of the subsequence. Each then goes on until it stands where a path of
-// a subsequence behind stands, and the right path leads from one to the next. What it finds are
-// better guesses, and no more: `synchronise_block` begins with them, and decodes again what was
-// wrong.
+// The guess that an MCU starts with a subsequence stays wrong for long if its blocks have the same
+// codes: a decoder that has reached the right bits still counts other blocks than the right one. So
+// for a few images, for which a GPU has more threads than there are subsequences, a thread decodes
+// each subsequence from the guess for each block of the MCU. One of these paths has nearly always
+// reached the right state at the end of the subsequence. Each path continues until it is where a
+// path of a later subsequence is, and the right path leads from one to the next. The result is only
+// better guesses: `synchronise_block` starts with them, and decodes wrong ones again.
 
 TS_HOST_DEVICE SyncState* path_at(const Plan& plan, const PathMemory& memory, uint32_t index,
                                   uint32_t block) {
   return memory.ends + (uint64_t{index} * plan.blocks + block) * kPathReach;
 }
 
-// Passes the first subsequence of a path.
+// Decodes the first subsequence of a path.
 TS_HOST_DEVICE void begin_path(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                                uint32_t index, uint32_t block, const PathMemory& memory) {
   SyncState state = first_state(plan, base, index);
@@ -378,8 +376,8 @@ TS_HOST_DEVICE void begin_path(const Plan& plan, const uint8_t* base, const Sear
   path_at(plan, memory, index, block)[0] = state;
 }
 
-// Goes on with a path, after begin_path of all. Writes its link: the number of subsequences to the
-// one at whose end it meets another path << 4 | the block of that, or 0 if it meets none.
+// Continues a path, after begin_path of all. Writes its link: the number of subsequences to the one
+// at whose end it meets another path << 4 | that path's block, or 0 if it meets none.
 TS_HOST_DEVICE void extend_path(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                                 uint32_t index, uint32_t block, const PathMemory& memory) {
   SyncState* const path = path_at(plan, memory, index, block);
@@ -395,15 +393,15 @@ TS_HOST_DEVICE void extend_path(const Plan& plan, const uint8_t* base, const Sea
   memory.links[index * plan.blocks + block] = static_cast<uint8_t>(link);
 }
 
-// Goes along the links from the first subsequence. Writes the route of each subsequence: the block
-// of the path that ends it << 4 | the number of subsequences that the path has passed before.
-// `links` are those of the memory, or a copy.
+// Follows the links from the first subsequence. Writes the route of each subsequence: the block of
+// the path that ends it << 4 | the number of subsequences that the path has passed before. `links`
+// are the memory's, or a copy.
 TS_HOST_DEVICE void walk_paths(const Plan& plan, const uint8_t* links, const PathMemory& memory) {
   uint32_t block = 0;
   for (uint32_t index = 0; index < plan.subsequences;) {
     const uint32_t link = links[index * plan.blocks + block];
     const uint32_t left = plan.subsequences - index;
-    // A path that meets no other is left after its last state, for any.
+    // A path that meets no other one is abandoned after its last state, for any other path.
     const uint32_t passed = link == 0 ? smaller(kPathReach, left) : link >> 4;
     for (uint32_t i = 0; i < passed; ++i) {
       memory.routes[index + i] = static_cast<uint16_t>(block << 4 | i);
@@ -413,7 +411,7 @@ TS_HOST_DEVICE void walk_paths(const Plan& plan, const uint8_t* links, const Pat
   }
 }
 
-// Returns the state in which the path before subsequence `index` leaves it, after walk_paths.
+// Returns the state in which the path enters subsequence `index`, after walk_paths.
 TS_HOST_DEVICE SyncState guessed_state(const Plan& plan, const uint8_t* base, uint32_t index,
                                        const PathMemory& memory) {
   if (index == 0) return first_state(plan, base, 0);
@@ -424,30 +422,30 @@ TS_HOST_DEVICE SyncState guessed_state(const Plan& plan, const uint8_t* base, ui
 
 // ---- blocks of threads -------------------------------------------------------------------------
 
-// The subsequences of a block of threads, while it synchronises them.
+// The subsequences of a block of threads during synchronisation.
 struct SyncBlock {
   SyncState *starts, *ends;
   SyncSum* sums;
-  uint32_t* work;    // those to decode
-  uint32_t* counts;  // of them, and of the round before or behind, in turns
+  uint32_t* work;    // the subsequences to decode
+  uint32_t* counts;  // their number, and the number of the previous or next round, alternating
 };
 
-// What a search costs: the subsequences that were decoded, some of them several times, and the
+// The cost of a search: the number of decoded subsequences, counting repetitions, and the number of
 // rounds.
 struct SyncCost {
   uint64_t passes = 0;
   uint64_t rounds = 0;
 };
 
-// Synchronises `size` subsequences from `first` on, whose starts are there. In each round those are
-// decoded whose beginning is not the state in which the one before has ended: all of them in a
-// first launch, whose starts are guesses, and the first one of any other, whose states are there.
-// Few subsequences are left after some rounds, so the threads take them from a list, and whole
-// warps are done. After n rounds the states of the first n subsequences no longer change, so there
-// are no more rounds than subsequences, and one.
-//
-// A team has each(count, f), which calls f for each number below count, in any order or at once,
-// and ends when all calls have; and add(at), which counts and returns the count before.
+// Synchronises `size` subsequences from `first` on, whose starts are set. A round decodes those
+// whose start differs from the end of the previous one. In a first launch, whose starts are
+// guesses, these are all. In any other launch, which has states, it is the first one. Few
+// subsequences are left after some rounds, so the threads take them from a list, and whole warps
+// are done. After n rounds the states of the first n subsequences no longer change, so there is at
+// most one round more than subsequences.
+// A team has each(count, f), which calls f for each number below count, in any order or
+// concurrently, and returns when all calls have ended. It also has add(at), which counts and
+// returns the count before.
 template <typename Team>
 TS_DEVICE SyncCost synchronise_block(Team& team, const Plan& plan, const uint8_t* base,
                                      const SearchTables& tables, uint32_t first, uint32_t size,
@@ -480,7 +478,7 @@ TS_DEVICE SyncCost synchronise_block(Team& team, const Plan& plan, const uint8_t
   return cost;
 }
 
-// Writes entry `index` in the form of a plan that plans a scan (see kScanEntryBytes). Returns false
+// Writes entry `index` in the format of a plan of a whole scan (see kScanEntryBytes). Returns false
 // if a predictor does not fit.
 TS_HOST_DEVICE bool write_entry(uint8_t* entries, uint32_t index, uint32_t bit,
                                 const int32_t dc[kMaxComponents]) {
@@ -495,13 +493,13 @@ TS_HOST_DEVICE bool write_entry(uint8_t* entries, uint32_t index, uint32_t bit,
   return fits;
 }
 
-// Computes write_entries, whatever the bytes.
+// Does write_entries, whatever the bytes.
 TS_HOST_DEVICE_RARE bool write_carefully(const Plan& plan, const uint8_t* base,
                                          const HuffmanTables& tables, uint32_t until,
                                          const SyncState& state, const SyncSum& before,
                                          const SyncState& end, uint8_t* entries) {
   const uint32_t total = plan.mcus * plan.blocks;
-  if (before.blocks >= total) return true;  // behind the last MCU
+  if (before.blocks >= total) return true;  // after the last MCU
   if (state.ended != 0) return false;
   uint32_t mcu = before.blocks / plan.blocks;
   Cursor at = cursor_at(plan, state);
@@ -512,7 +510,7 @@ TS_HOST_DEVICE_RARE bool write_carefully(const Plan& plan, const uint8_t* base,
   if (interval != 0) {
     to_restart = interval - mcu % interval;
     uint32_t markers = mcu / interval;
-    // At the end of an interval the marker may be the next thing to pass.
+    // At the end of an interval the marker may be next.
     if (markers == before.markers + 1 && to_restart == interval && state.place == 0) {
       to_restart = 0;
       --markers;
@@ -557,11 +555,11 @@ TS_HOST_DEVICE_RARE bool write_carefully(const Plan& plan, const uint8_t* base,
   return state_of(reader, at) == end;
 }
 
-// Writes the entries of the MCUs that begin in words.
+// Writes the entries of the MCUs that start in words.
 struct Writing {
   static constexpr bool kStrict = true;
   uint8_t* entries;
-  uint32_t next_mcu;  // the next one that begins
+  uint32_t next_mcu;  // the next MCU to start
   SyncSum before;
 
   TS_HOST_DEVICE bool mcu(const Plan& plan, const WordReader& reader, const SyncSum& part) {
@@ -574,9 +572,9 @@ struct Writing {
   }
 };
 
-// Decodes a subsequence from its true state, and writes the entries of the MCUs that begin in it.
-// `before` is the sum of all subsequences before it, `end` the state in which it was left. Returns
-// false if the host must decode the image.
+// Decodes a subsequence from its true state, and writes the entries of the MCUs that start in it.
+// `before` is the sum over all subsequences before it, `end` its last state. Returns false if the
+// host must decode the image.
 TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base, const SearchTables& tables,
                                   uint32_t until, const SyncState& state, const SyncSum& before,
                                   const SyncState& end, uint8_t* entries) {
@@ -584,7 +582,7 @@ TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base, const S
   SyncSum sum = before;
   const uint32_t words = end_of_words(plan, until);
   const uint32_t mcu = before.blocks / plan.blocks;
-  // Where restart markers belong only the careful way knows, and it decodes again what is odd.
+  // Only the careful way knows where restart markers belong, and it decodes unusual data again.
   if (plan.restart_interval == 0 && state.ended == 0 && state.bit < words * 8 &&
       before.blocks < plan.mcus * plan.blocks &&
       before.blocks - mcu * plan.blocks == state.place >> 6) {

@@ -1,4 +1,4 @@
-// Small functions of the host and the device.
+// Small functions for the host and the device.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Decodes Huffman codes from whole words: nearly all of a scan is codes and stuffed bytes, far from
-// its end. There is no look at the end of the data, and no position: bits are only counted.
-// Whatever else there may be is left to those who decode carefully.
+// its end. This code does not check for the end of the data and tracks no position: it only counts
+// bits. The careful functions handle everything else.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace ts::jpeg {
 
-// Bytes before the end of the scan that no word is taken from: the bits of two words, each byte of
-// them stuffed, and a word that is loaded ahead, have room between there and the end.
+// The number of bytes before the end of the scan from which no word is taken. It has room for the
+// bits of two words whose bytes are all stuffed, and for a word loaded ahead.
 constexpr uint32_t kWordMargin = 48;
 
 struct WordReader {
   const uint8_t* data;
-  uint32_t next;   // the byte behind those that were taken, a multiple of four
-  uint32_t until;  // the byte at which the pass ends, a multiple of four
+  uint32_t next;   // the byte after the words that were taken, a multiple of four
+  uint32_t until;  // the byte where the pass ends, a multiple of four
   uint32_t ahead;  // the word at `next`
   bool stuffed;    // the byte at `next` is a stuffed one
-  uint64_t bits;   // the next bits, from the top down; zeros behind them
+  uint64_t bits;   // the next bits, from the top down; followed by zeros
   int32_t count;   // the number of bits
-  int32_t behind;  // of the bits that were taken, those from behind `until`
+  int32_t behind;  // of the bits that were taken, those after `until`
 };
 
 // Loads the word at a multiple of four bytes.
@@ -34,8 +34,8 @@ TS_HOST_DEVICE uint32_t load_word(const uint8_t* from) {
 #endif
 }
 
-// Takes the word ahead, from its byte `first` on. Needs room for 32 bits. Returns false for a byte
-// 0xFF that no stuffed byte follows.
+// Takes the word loaded ahead, from its byte `first` on. Needs room for 32 bits. Returns false for
+// a 0xFF byte without a stuffed byte after it.
 TS_HOST_DEVICE bool take_word(WordReader* reader, uint32_t first) {
   const uint32_t word = reader->ahead;
   const int32_t before = reader->count;
@@ -63,15 +63,15 @@ TS_HOST_DEVICE bool take_word(WordReader* reader, uint32_t first) {
   return good && (!reader->stuffed || reader->ahead >> 24 == 0);
 }
 
-// Returns the place of the next bit.
+// Returns the position of the next bit.
 TS_HOST_DEVICE uint32_t position_of(const BitReader& reader) {
   int32_t part;
   const uint32_t byte = current_byte(reader, &part);
   return byte * 8 + (part == 0 ? 0 : 8 - static_cast<uint32_t>(part));
 }
 
-// Returns the place of the bit that lies `count` bits before byte `next`. By values: whose address
-// a call takes lies in the slow memory of its thread.
+// Returns the position of the bit that is `count` bits before byte `next`. Parameters are values,
+// because a variable whose address is taken is kept in the thread's slow memory.
 TS_HOST_DEVICE_RARE uint32_t position_before(const uint8_t* data, uint32_t next, int32_t count) {
   BitReader bytes = {};
   bytes.data = data;
@@ -80,14 +80,14 @@ TS_HOST_DEVICE_RARE uint32_t position_before(const uint8_t* data, uint32_t next,
   return position_of(bytes);
 }
 
-// Takes bits that the reader has.
+// Consumes bits that the reader has.
 TS_HOST_DEVICE void skip_bits(WordReader* reader, uint32_t count) {
   reader->bits <<= count;
   reader->count -= static_cast<int32_t>(count);
 }
 
-// Begins at a bit of the data, in a byte that is no stuffed one. The data are at a multiple of four
-// bytes. Returns what take_word does.
+// Starts at a bit of the data, in a byte that is not a stuffed one. The data is at a multiple of
+// four bytes. Returns take_word's result.
 TS_HOST_DEVICE bool begin_words(const uint8_t* data, uint32_t bit, uint32_t until,
                                 WordReader* reader) {
   reader->data = data;
@@ -102,12 +102,12 @@ TS_HOST_DEVICE bool begin_words(const uint8_t* data, uint32_t bit, uint32_t unti
   return good;
 }
 
-// Returns the index of the next look-up.
+// Returns the index for the next look-up.
 TS_HOST_DEVICE uint32_t next_look(const WordReader& reader) {
   return static_cast<uint32_t>(reader.bits >> (64 - kLookBits));
 }
 
-// Returns the value behind the code of a step, from the next bits.
+// Returns the value after a step's code, from the next bits.
 TS_HOST_DEVICE int32_t value_of(uint32_t step, const WordReader& reader) {
   const uint32_t size = value_bits(step);
   const uint64_t value = reader.bits << (step_bits(step) - size) >> 1 >> (63 - size);
