@@ -20,10 +20,10 @@
 // torchvision's ImageFolder. Options.Classes, if given, are the classes in their order, and an
 // image in any other directory is an *UnknownClassError.
 //
-// Members in the directory of a class that are not images (README, .DS_Store, links, empty files)
-// are bad samples: see [BadSamplePolicy]. Other members (at the root of the archive, in directories
-// without images) are ignored, and Stats counts them. The loader extracts no file, so no member's
-// path can do harm.
+// A member that claims to be an image and cannot be decoded (a damaged or empty file, a link in a
+// tar) is a bad sample: see [BadSamplePolicy]. Other members (a README, images at the root of the
+// archive) are ignored, and Stats counts them. The loader extracts no file, so no member's path can
+// do harm.
 //
 // # Order
 //
