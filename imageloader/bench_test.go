@@ -152,7 +152,7 @@ func BenchmarkDCTScaling(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			var spent [2]float64 // CPU µs
 			var squares, values float64
-			plan, err := transform.Compile(c.transform)
+			compiled, err := transform.Compile(c.transform)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -170,7 +170,7 @@ func BenchmarkDCTScaling(b *testing.B) {
 					b.Fatal(err)
 				}
 				var g imagecapi.Geometry
-				if err := plan.Geometry(rng, &info, &g); err != nil {
+				if err := compiled.Geometry(rng, &info, &g); err != nil {
 					b.Fatal(err)
 				}
 				var pixels [2][]byte

@@ -163,7 +163,7 @@ func (l *Loader) epochConfig(x *index.Index, kind order.Kind) (*epoch.Config, er
 	}
 	o := &l.o
 	c := &epoch.Config{
-		Batch:   epoch.Batch{Share: o.share(), Transform: l.plan, Side: o.Transform.Size},
+		Batch:   epoch.Batch{Share: o.share(), Transform: l.compiled, Side: o.Transform.Size},
 		Order:   epoch.Order{Kind: kind, Seed: o.Seed, Repeat: o.Repeat, Weights: l.weights, Buffer: epoch.Buffer{Samples: o.ShuffleBuffer, Bytes: o.ShuffleBytes}},
 		Labels:  labels,
 		Policy:  epoch.Policy{BadSamples: o.BadSamples, Damaged: o.Damaged},
@@ -273,7 +273,7 @@ func (p *devicePlanner) EntryBytes() int {
 
 // StepsOnDevice reports whether a GPU that decodes runs every step of Transform.Ops, with any
 // random parameters.
-func (p *devicePlanner) StepsOnDevice() bool { return p.plan.StepsOnDevice() }
+func (p *devicePlanner) StepsOnDevice() bool { return p.compiled.StepsOnDevice() }
 
 // planFiller is the consumer of FillPlans.
 type planFiller struct{ decodeplan.Consumer }

@@ -232,11 +232,11 @@ func TestGoTorchTransformDefects(t *testing.T) {
 	t.Run("RandomResizedCrop ignores its scale and ratio", func(t *testing.T) {
 		train := Train(224)
 		crop := func(rng *rand.Rand, side int32) (g imagecapi.Geometry) {
-			plan, err := transform.Compile(train)
+			compiled, err := transform.Compile(train)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := plan.Geometry(rng, &imagecapi.Info{Width: side, Height: side}, &g); err != nil {
+			if err := compiled.Geometry(rng, &imagecapi.Info{Width: side, Height: side}, &g); err != nil {
 				t.Fatal(err)
 			}
 			return g

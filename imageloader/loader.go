@@ -26,7 +26,7 @@ const queueBytes = 64 << 20
 type Loader struct {
 	path     string
 	o        Options
-	plan     *transform.Plan                         // of o.Transform
+	compiled *transform.Compiled                     // of o.Transform
 	openFile func(path string) (archive.File, error) // nil: the file system's; set in tests
 	codec    sample.Codecs
 	rules    sample.Rules
@@ -71,11 +71,11 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	if err != nil {
 		return nil, err
 	}
-	plan, err := transform.Compile(o.Transform)
+	compiled, err := transform.Compile(o.Transform)
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, plan: plan, openFile: file, rules: newRules(path, &o), codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
+	l := &Loader{path: path, o: o, compiled: compiled, openFile: file, rules: newRules(path, &o), codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
 	a, err := archive.Open(ctx, path, l.archiveConfig())
 	if err != nil {
 		return nil, archive.StopCause(ctx, err)

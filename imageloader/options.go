@@ -173,11 +173,11 @@ func (o Options) withDefaults() (Options, error) {
 	if err := o.checkIndexFile(); err != nil {
 		return o, err
 	}
-	plan, err := transform.Compile(o.Transform)
+	compiled, err := transform.Compile(o.Transform)
 	if err != nil {
 		return o, fmt.Errorf("imageloader: Options.Transform: %w", err)
 	}
-	o.Transform = plan.Transform()
+	o.Transform = compiled.Transform()
 	if err := o.setNumbers(); err != nil {
 		return o, err
 	}
@@ -185,7 +185,7 @@ func (o Options) withDefaults() (Options, error) {
 	if err := threads.Check(); err != nil {
 		return o, err
 	}
-	if err := cmp.Or(o.check(), o.checkList(), o.checkMasks(plan), o.checkTarget()); err != nil {
+	if err := cmp.Or(o.check(), o.checkList(), o.checkMasks(compiled), o.checkTarget()); err != nil {
 		return o, err
 	}
 	o.Classes = slices.Clone(o.Classes)
@@ -343,12 +343,12 @@ func (m *Masks) pairs() (*index.Pairs, error) {
 }
 
 // checkMasks returns an error for wrong masks, and for options that can't be used with masks.
-func (o *Options) checkMasks(plan *transform.Plan) error {
+func (o *Options) checkMasks(compiled *transform.Compiled) error {
 	m := &o.Masks
 	if _, err := m.pairs(); err != nil || !m.masked() {
 		return err
 	}
-	if err := plan.ForMasks(); err != nil {
+	if err := compiled.ForMasks(); err != nil {
 		return fmt.Errorf("imageloader: Options.Masks: Options.Transform: %w", err)
 	}
 	without := func(option string) error {

@@ -84,13 +84,13 @@ type Decoder struct {
 
 // pool is the part of a Decoder that running calls keep reachable.
 type pool struct {
-	made    origin.Origin
-	o       Options
-	plan    *transform.Plan
-	slots   *semaphore.Weighted // Workers
-	memory  *semaphore.Weighted // MaxMemory
-	row     int                 // bytes of a transformed image
-	workers int
+	made     origin.Origin
+	o        Options
+	compiled *transform.Compiled
+	slots    *semaphore.Weighted // Workers
+	memory   *semaphore.Weighted // MaxMemory
+	row      int                 // bytes of a transformed image
+	workers  int
 
 	mu     sync.Mutex
 	idle   []*worker
@@ -112,14 +112,14 @@ type worker struct {
 // New makes a decoder. It fails if an option is wrong, and with [ErrNoLibrary] without the image
 // library.
 func New(o Options) (*Decoder, error) {
-	plan, err := transform.Compile(o.Transform)
+	compiled, err := transform.Compile(o.Transform)
 	if err != nil {
 		return nil, fmt.Errorf("decode: Options.Transform: %w", err)
 	}
 	if len(o.Transform.Mix) > 0 {
 		return nil, errors.New("decode: Options.Transform: field Mix mixes the samples of a batch: leave it out")
 	}
-	o.Transform = plan.Transform()
+	o.Transform = compiled.Transform()
 	if err := o.setLimits(); err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func New(o Options) (*Decoder, error) {
 	}
 	size := o.Transform.Size
 	p := &pool{
-		made: origin.New("image decoder"), o: o, plan: plan, row: 3 * size * size, workers: o.Workers,
+		made: origin.New("image decoder"), o: o, compiled: compiled, row: 3 * size * size, workers: o.Workers,
 		slots: semaphore.NewWeighted(int64(o.Workers)), memory: semaphore.NewWeighted(o.MaxMemory),
 	}
 	d := &Decoder{pool: p}
@@ -193,7 +193,7 @@ func (p *pool) close() {
 func (d *Decoder) Bytes() int { return d.row }
 
 // Transform returns the transform with its defaults filled in.
-func (d *Decoder) Transform() transform.Transform { return d.plan.Transform() }
+func (d *Decoder) Transform() transform.Transform { return d.compiled.Transform() }
 
 // Decode decodes and transforms images. It writes the result of images[i] to dst[i*Bytes() :
 // (i+1)*Bytes()], as uint8 [Size, Size, 3], or [3, Size, Size] with Options.Planar. len(dst) must
@@ -268,7 +268,7 @@ func (p *pool) decode(ctx context.Context, i int, data, row []byte) error {
 // draw draws the geometry and the operations of image i of a call.
 func (w *worker) draw(p *pool, i int) error {
 	order.Seed(&w.source, p.o.Seed, order.OfSample, 0, i)
-	if err := p.plan.Geometry(w.rng, &w.info, &w.geometry); err != nil {
+	if err := p.compiled.Geometry(w.rng, &w.info, &w.geometry); err != nil {
 		return fault(ErrUnsupported, err)
 	}
 	w.augmenter.Draw(w.rng)
@@ -456,7 +456,7 @@ func (p *pool) take() (*worker, error) {
 		err = w.d.SetDamaged(p.o.Damaged)
 	}
 	if err == nil {
-		w.augmenter, err = p.plan.NewAugmenter()
+		w.augmenter, err = p.compiled.NewAugmenter()
 	}
 	if err != nil {
 		w.close()

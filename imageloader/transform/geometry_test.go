@@ -196,16 +196,16 @@ func TestRandomCropOfResize(t *testing.T) {
 // TestGeometryOfTurnedImage: if an image is stored on its side, its crop is drawn in the upright
 // frame.
 func TestGeometryOfTurnedImage(t *testing.T) {
-	plan, err := Compile(Transform{Size: 8, RandomResizedCrop: true, ApplyEXIFOrientation: true})
+	compiled, err := Compile(Transform{Size: 8, RandomResizedCrop: true, ApplyEXIFOrientation: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	info := imagecapi.Info{Width: 40, Height: 30, Orientation: 6}
 	var g, h imagecapi.Geometry
-	if err := plan.Geometry(rand.New(rand.NewPCG(1, 2)), &info, &g); err != nil {
+	if err := compiled.Geometry(rand.New(rand.NewPCG(1, 2)), &info, &g); err != nil {
 		t.Fatal(err)
 	}
-	if err := plan.t.geometry(rand.New(rand.NewPCG(1, 2)), 30, 40, &h); err != nil {
+	if err := compiled.t.geometry(rand.New(rand.NewPCG(1, 2)), 30, 40, &h); err != nil {
 		t.Fatal(err)
 	}
 	if h.Orientation = 6; g != h {

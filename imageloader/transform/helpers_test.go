@@ -149,11 +149,11 @@ func meanStd(v []float64) (mean, std float64) {
 // newAugmenter makes an augmenter that the end of the test closes.
 func newAugmenter(t *testing.T, transform Transform) *Augmenter {
 	t.Helper()
-	plan, err := Compile(transform)
+	compiled, err := Compile(transform)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := plan.NewAugmenter()
+	a, err := compiled.NewAugmenter()
 	if err != nil {
 		t.Fatal(err)
 	}

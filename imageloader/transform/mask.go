@@ -10,7 +10,7 @@ import (
 
 // ForMasks returns an error that names the field of the transform that can't be applied to an image
 // and its mask, or nil if all fields can.
-func (p *Plan) ForMasks() error {
+func (p *Compiled) ForMasks() error {
 	if len(p.t.Mix) > 0 {
 		return errors.New("field Mix mixes the labels of images, which masks have none of: leave it out")
 	}

@@ -22,7 +22,7 @@ type Config struct {
 // Batch describes this process's samples, and their conversion to pixels.
 type Batch struct {
 	Share     order.Share
-	Transform *transform.Plan
+	Transform *transform.Compiled
 	Side      int // rows and columns of an image in a batch
 }
 

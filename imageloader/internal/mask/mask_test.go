@@ -98,12 +98,12 @@ func TestMaskCropsEqualTorchvision(t *testing.T) {
 		}
 	}
 	for _, c := range golden.Resizes {
-		plan, err := transform.Compile(transform.Transform{Size: c[3], Resize: c[2]})
+		compiled, err := transform.Compile(transform.Transform{Size: c[3], Resize: c[2]})
 		if err != nil {
 			t.Fatal(err)
 		}
 		var g imagecapi.Geometry
-		if err := plan.Geometry(rand.New(rand.NewPCG(1, 1)), &imagecapi.Info{Width: int32(c[0]), Height: int32(c[1])}, &g); err != nil {
+		if err := compiled.Geometry(rand.New(rand.NewPCG(1, 1)), &imagecapi.Info{Width: int32(c[0]), Height: int32(c[1])}, &g); err != nil {
 			t.Fatal(err)
 		}
 		got, err := decodeMask(archivetest.MaskPNG(t, c[0], c[1], 21), c[0], c[1], g, nil)
@@ -133,11 +133,11 @@ func TestMaskStepsEqualTorchvision(t *testing.T) {
 		t.Fatalf("%d kinds of moves are torchvision's, %d are compared", len(golden), len(moves))
 	}
 	for name, ops := range moves {
-		plan, err := transform.Compile(transform.Transform{Size: 32, Ops: ops})
+		compiled, err := transform.Compile(transform.Transform{Size: 32, Ops: ops})
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := plan.NewAugmenter()
+		a, err := compiled.NewAugmenter()
 		if err != nil {
 			t.Fatal(err)
 		}

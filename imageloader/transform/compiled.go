@@ -6,28 +6,28 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Plan is a checked Transform with its defaults, for package imageloader. Programs that load images
-// do not need it. A Plan is immutable and may be shared.
-type Plan struct{ t Transform }
+// Compiled is a checked Transform with its defaults, for package imageloader. Programs that load
+// images do not need it. A Compiled is immutable and may be shared.
+type Compiled struct{ t Transform }
 
 // Compile checks a transform. The error names the wrong field and its valid values.
-func Compile(t Transform) (*Plan, error) {
+func Compile(t Transform) (*Compiled, error) {
 	t = t.withDefaults()
 	if err := t.check(); err != nil {
 		return nil, err
 	}
-	return &Plan{t}, nil
+	return &Compiled{t}, nil
 }
 
 // StepsOnDevice reports whether a GPU that decodes runs every step of Ops, whatever is drawn.
-func (p *Plan) StepsOnDevice() bool { return onDevice(p.t.Ops, p.t.Size) }
+func (p *Compiled) StepsOnDevice() bool { return onDevice(p.t.Ops, p.t.Size) }
 
 // Transform returns the transform with its defaults filled in.
-func (p *Plan) Transform() Transform { return p.t }
+func (p *Compiled) Transform() Transform { return p.t }
 
 // Geometry draws the crop and the flip for an image with the given header, and writes them to g. An
 // error means that no geometry fits the image: it is too narrow.
-func (p *Plan) Geometry(rng *rand.Rand, info *imagecapi.Info, g *imagecapi.Geometry) error {
+func (p *Compiled) Geometry(rng *rand.Rand, info *imagecapi.Info, g *imagecapi.Geometry) error {
 	width, height, orientation := info.Width, info.Height, int32(0)
 	if p.t.ApplyEXIFOrientation && info.Orientation > 1 {
 		if orientation = info.Orientation; orientation >= 5 { // the image is stored on its side
@@ -48,7 +48,7 @@ type Augmenter struct {
 }
 
 // NewAugmenter makes an augmenter, which the caller closes; nil if the transform has no Ops.
-func (p *Plan) NewAugmenter() (*Augmenter, error) {
+func (p *Compiled) NewAugmenter() (*Augmenter, error) {
 	if len(p.t.Ops) == 0 {
 		return nil, nil
 	}
@@ -126,7 +126,7 @@ type Mixer struct {
 }
 
 // NewMixer makes a mixer; nil if the transform has no Mix.
-func (p *Plan) NewMixer() *Mixer {
+func (p *Compiled) NewMixer() *Mixer {
 	if len(p.t.Mix) == 0 {
 		return nil
 	}
