@@ -1,20 +1,20 @@
-// Package archive turns the bytes of an archive into its members.
+// Package archive reads the members of an archive.
 //
-// An [Archive] is a list of shards, each a .tar, a .tar.gz, a .tar.zst, or a directory, in a local
-// file or behind a [Source]. There are three ways to read one:
+// An [Archive] is a list of shards. Each shard is a .tar, a .tar.gz, a .tar.zst or a directory, on
+// the local file system or behind a [Source]. There are three ways to read an archive:
 //
 //   - [Archive.Members] walks every member once, from the first shard to the last. Peek, Content
 //     and Checksum read the current member.
-//   - [Archive.ReadForward] skips to members whose places an index knows, in their order,
-//     without reading their headers.
-//   - A [Reader] reads any place of any shard. In a .tar.gz it enters the stream at a [Mark], a
+//   - [Archive.ReadForward] skips to members whose offsets are known from an index, in ascending
+//     order, without parsing their headers.
+//   - A [Reader] has random access to every shard. In a .tar.gz it starts inflating at a [Mark], a
 //     [Checkpoint] that a walk has recorded.
 //
-// The first two move the archive's position and belong to one goroutine. Several readers may read
-// at the same time, also during a walk.
+// The first two move the archive's position, so they belong to one goroutine. Any number of Readers
+// may read at the same time, even during a walk.
 //
-// The package knows nothing of images, labels, indexes or loaders. It extracts no file: a member's
-// path is a name, never a place on disk.
+// The package knows nothing about images, labels, indexes or loaders. It extracts no files: a
+// member's path is only a name, never a path on disk.
 package archive
 
 import (
@@ -44,7 +44,7 @@ const (
 	Tree    = "directory"
 )
 
-// Limits that no archive of images exceeds, but a hostile archive might.
+// Limits that no real archive of images exceeds, but a hostile archive might.
 const (
 	MaxMembers   = 1 << 28
 	MaxNameBytes = 4096 // of a member's path, like PATH_MAX
@@ -60,10 +60,10 @@ const (
 	// member's content.
 	BlockBytes = 512
 
-	gzipReadBytes = 256 << 10 // compressed bytes of one read
+	gzipReadBytes = 256 << 10 // compressed bytes per read
 )
 
-// File is an open shard: an *os.File, a remote file, or a faulty file of a test.
+// File is an open shard: an *os.File, a remote file, or a faulty file in a test.
 type File interface {
 	io.ReadSeeker
 	io.ReaderAt
@@ -71,24 +71,24 @@ type File interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// Config sets how shards are found and opened. The zero value works.
+// Config sets how shards are found and opened. The zero value is valid.
 type Config struct {
 	// OpenFile opens a local file or directory; nil: safefile.OpenTree.
 	OpenFile func(path string) (File, error)
 	// OpenSource opens a URL; nil: OpenHTTP.
 	OpenSource func(ctx context.Context, url string) (Source, error)
-	// Again reports that the archive has been open before. Opening then waits for the server as
+	// Again reports that the archive was open before. Opening then retries a failing server for as
 	// long as reading does. Archive.Reopen sets it.
 	Again bool
-	// Requests records the failed requests for URLs; nil: they are not recorded.
+	// Requests records failed requests for URLs; nil: they are not recorded.
 	Requests *Requests
-	// Ignore reports whether a pattern like *.tar leaves out the file at path; nil: no file is left
-	// out.
+	// Ignore reports whether a pattern such as *.tar skips the file at path; nil: no file is
+	// skipped.
 	Ignore func(path string) bool
 }
 
-// Archive is an open archive. Like tar -i, it accepts several tar archives one after another, as
-// `cat a.tgz b.tgz` makes. It verifies every gzip checksum up to the end of the file.
+// Archive is an open archive. Like tar -i, it accepts a shard of several concatenated tar archives,
+// as `cat a.tgz b.tgz` makes it. It verifies every gzip checksum up to the end of the file.
 type Archive struct {
 	files
 	ctx    context.Context
@@ -98,10 +98,10 @@ type Archive struct {
 	at      openShard
 	member  currentMember
 	folders emptyFolders
-	scratch []byte // of room
+	scratch []byte // see room
 
-	keep     func(shard int, c Checkpoint) // takes checkpoints; nil: none are made
-	readTime time.Duration                 // spent on reading files in order, without inflating
+	keep     func(shard int, c Checkpoint) // receives the checkpoints; nil: none are made
+	readTime time.Duration                 // spent waiting for files during sequential reads, without inflating
 	shared   sharedFiles
 }
 
@@ -110,7 +110,7 @@ type files struct {
 	path    string
 	shards  []Shard
 	info    fs.FileInfo // of all shards together
-	inTrees int64       // sizes of the files of directories that the walk has reached
+	inTrees int64       // total size of the files that the walk has reached in directories
 }
 
 // openShard is the shard that a walk reads.
@@ -123,7 +123,7 @@ type openShard struct {
 	tar        *tar.Reader
 	gzip       *gzipReader
 	tree       *tree
-	release    func() // frees the memory that the shard's decompressor holds outside of Go
+	release    func() // frees the C memory of the shard's decompressor
 	checkpoint *checkpointer
 }
 
@@ -135,7 +135,7 @@ func (s *openShard) clear() {
 // streamed reports whether the shard is compressed, so that a walk reads all of it.
 func (s *openShard) streamed() bool { return s.format == TarGzip || s.format == TarZstd }
 
-// bytes returns the number of bytes of the file that were read.
+// bytes returns the number of bytes read from the file.
 func (s *openShard) bytes() int64 {
 	if s.streamed() {
 		return s.packed.count
@@ -170,12 +170,12 @@ func (s *openShard) close() error {
 type Shard struct {
 	Path   string
 	Info   fs.FileInfo
-	Format string // "" until the shard was read to its end
+	Format string // "" until the shard has been read to its end
 }
 
-// Open opens the archive at path, which [ShardPaths] expands, and identifies the first shard by its
-// first bytes. Every read first checks ctx, and returns [ErrStopped] after ctx has ended. The
-// caller closes the archive.
+// Open opens the archive at path, which [ShardPaths] expands, and detects the format of the first
+// shard. Every read first checks ctx, and returns [ErrStopped] once ctx is done. The caller closes
+// the archive.
 func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 	paths, err := ShardPaths(path, c.Ignore)
 	if err != nil {
@@ -192,7 +192,7 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 		if i > 0 && ctx.Err() != nil {
 			return nil, ErrStopped
 		}
-		file, err := a.open(path, c.Again || i > 0) // the server of the first shard has answered
+		file, err := a.open(path, c.Again || i > 0) // the first shard's server has already answered
 		if err != nil {
 			return nil, fmt.Errorf("imageloader: %w", err)
 		}
@@ -200,7 +200,7 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 		if i == 0 && err == nil {
 			a.at.file = file
 		} else {
-			_ = file.Close() // nothing was written
+			_ = file.Close() // only opened
 		}
 		if err != nil {
 			return nil, fmt.Errorf("imageloader: %w", err)
@@ -215,24 +215,24 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 	return a, nil
 }
 
-// Reopen opens the archive again, at its start. The caller closes both.
+// Reopen opens the archive again, positioned at its start. The caller closes both.
 func (a *Archive) Reopen() (*Archive, error) {
 	c := a.config
 	c.Again = true
 	return Open(a.ctx, a.path, c)
 }
 
-// Path returns the path that Open was given, as messages show it (see [Shown]).
+// Path returns the path that was passed to Open, as messages show it (see [Shown]).
 func (a *Archive) Path() string { return Shown(a.path) }
 
-// Context returns the context that Open was given.
+// Context returns the context that was passed to Open.
 func (a *Archive) Context() context.Context { return a.ctx }
 
-// Info describes all shards together, by the sum of their sizes and the latest of their times.
+// Info describes all shards together: the sum of their sizes and the latest of their times.
 func (a *Archive) Info() fs.FileInfo { return a.info }
 
-// FileBytes returns the sum of the sizes of all shards. A directory has the sizes of the files in
-// it that the walk has reached.
+// FileBytes returns the total size of all shards. Of a directory, it counts the files that the walk
+// has reached.
 func (a *Archive) FileBytes() int64 { return a.files.bytes() }
 
 func (f *files) bytes() int64 {
@@ -245,8 +245,8 @@ func (f *files) bytes() int64 {
 	return bytes
 }
 
-// MaxStreamBytes returns an upper bound of the (inflated) tar stream of a shard with the given
-// format and file size. A walk fails if a stream inflates to more.
+// MaxStreamBytes returns an upper bound of the size of the (inflated) tar stream of a shard with
+// this format and file size. A walk fails if a stream is larger.
 func MaxStreamBytes(format string, size int64) int64 {
 	switch {
 	case format == Tar:
@@ -266,23 +266,23 @@ func (a *Archive) Format() string { return cmp.Or(a.shards[0].Format, a.at.forma
 // Streamed reports whether the current shard is compressed, so that a walk reads all of it.
 func (a *Archive) Streamed() bool { return a.at.streamed() }
 
-// PlainTar reports whether the current shard is a .tar without compression.
+// PlainTar reports whether the current shard is an uncompressed .tar.
 func (a *Archive) PlainTar() bool { return a.at.format == Tar }
 
-// Position returns the number of members that the walk has reached, with the current member.
+// Position returns the number of members that the walk has reached, including the current one.
 func (a *Archive) Position() int { return a.member.position }
 
-// ReadTime returns the time that sequential reading has waited for files, without the time of
+// ReadTime returns the time that sequential reads have waited for files, without the time for
 // inflating.
 func (a *Archive) ReadTime() time.Duration { return a.readTime }
 
-// Progress is the part of an archive that has been read.
+// Progress tells how much of an archive has been read.
 type Progress struct {
 	Members           int
 	Bytes, TotalBytes int64 // of the files
 }
 
-// Progress returns the part of the archive that has been read.
+// Progress returns how much of the archive has been read.
 func (a *Archive) Progress() Progress {
 	p := Progress{Members: a.member.position, TotalBytes: a.info.Size()}
 	for i := range a.at.index {
@@ -292,7 +292,7 @@ func (a *Archive) Progress() Progress {
 	return p
 }
 
-// begin moves to a shard. Its file may already be open as a.at.file.
+// begin starts the walk of shard i. Its file may already be open as a.at.file.
 func (a *Archive) begin(i int) error {
 	a.at.index = i
 	if a.at.file == nil {
@@ -305,8 +305,8 @@ func (a *Archive) begin(i int) error {
 	return a.start(&a.shards[i])
 }
 
-// openAgain opens a shard, which must still be the file that Open saw, because an index does not
-// fit another file.
+// openAgain opens a shard, and returns an error if it is no longer the file that Open saw, because
+// an index would not match another file.
 func (a *Archive) openAgain(i int) (File, error) {
 	s := &a.shards[i]
 	file, err := a.open(s.Path, true)
@@ -326,7 +326,7 @@ func (a *Archive) openAgain(i int) (File, error) {
 	return file, nil
 }
 
-// start detects the format of the shard in a.at.file and makes its readers.
+// start detects the format of the shard in a.at.file and creates its readers.
 func (a *Archive) start(s *Shard) error {
 	a.at.clear()
 	a.member.sparse = false
@@ -372,7 +372,7 @@ func (a *Archive) startGzip() error {
 	a.at.format = TarGzip
 	gz, err := newGzipReader(a.at.packed)
 	var library *imagecapi.Error
-	if errors.As(err, &library) { // not the archive's fault: the library is missing, or memory
+	if errors.As(err, &library) { // the archive is fine: the library is missing, or out of memory
 		return fmt.Errorf("imageloader: %w", err)
 	}
 	if err != nil {
@@ -408,7 +408,7 @@ func isZstd(head []byte) bool {
 		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
 }
 
-// foreign lists formats that a user might pass by mistake, by their first bytes.
+// foreign lists formats that a user might pass by mistake, with their first bytes.
 var foreign = []struct {
 	name  string
 	magic []byte
@@ -424,8 +424,8 @@ var foreign = []struct {
 	{"a PNG image, not an archive", []byte("\x89PNG")},
 }
 
-// foreignError returns an error for a file or a stream that starts with another format, and nil
-// otherwise.
+// foreignError returns an error if a file or a stream starts with the first bytes of a foreign
+// format, and nil otherwise.
 func foreignError(head []byte) error {
 	for _, other := range foreign {
 		if bytes.HasPrefix(head, other.magic) {
@@ -447,8 +447,8 @@ func innerError(block []byte) error {
 	return nil
 }
 
-// Checkpoints makes the archive call keep, in order, with the checkpoints of its gzip shards that
-// [Archive.WantCheckpoint] chooses. It must be called before the first read.
+// Checkpoints makes the archive pass those checkpoints of its gzip shards that
+// [Archive.WantCheckpoint] selects to keep, in order. It must be called before the first read.
 func (a *Archive) Checkpoints(keep func(shard int, c Checkpoint)) error {
 	a.keep = keep
 	if a.at.gzip != nil {
@@ -463,7 +463,7 @@ func (a *Archive) noteCheckpoints() error {
 		if a.at.in == nil { // the first checkpoint
 			return 0
 		}
-		return max(0, a.at.in.offset-HeaderBytes) // the headers of the next member may be read already
+		return max(0, a.at.in.offset-HeaderBytes) // the headers of the next member may have been read already
 	})
 	return a.at.gzip.mark(a.at.checkpoint.note)
 }
@@ -483,8 +483,8 @@ func (a *Archive) advance() error {
 	return a.begin(a.at.index + 1)
 }
 
-// Fail returns an [*Error] that wraps err and names its place in the archive. It returns ErrStopped
-// unchanged.
+// Fail wraps err in an [*Error] that names the current position in the archive. It returns
+// ErrStopped unchanged.
 func (a *Archive) Fail(err error) error {
 	if errors.Is(err, ErrStopped) {
 		return err
@@ -501,7 +501,7 @@ func (a *Archive) Fail(err error) error {
 	return e
 }
 
-// Close closes every file of the archive. All readers must already be closed.
+// Close closes all files of the archive. All readers must already be closed.
 func (a *Archive) Close() error {
 	err := a.at.close()
 	if e := a.shared.close(); err == nil {
@@ -510,7 +510,7 @@ func (a *Archive) Close() error {
 	return err
 }
 
-// openFile opens a regular file or a directory, and never waits for a pipe.
+// openFile opens a regular file or a directory, and never blocks on a pipe.
 func openFile(path string) (File, error) {
 	f, err := safefile.OpenTree(path)
 	if errors.Is(err, safefile.ErrNotRegular) {

@@ -3,12 +3,13 @@ package archive
 import "io"
 
 // ReadForward skips to the content of a later member and fills p with it, without parsing headers.
-// m has the member's name, shard and offset from an index, and position is its ordinal, from 1,
-// for errors. ReadForward inflates all bytes from the last read to the end of p, so that checksums
-// are verified.
+// m has the member's name, shard and offset from an index. position is its ordinal, from 1, for
+// error messages. ReadForward inflates everything between the last read and the end of p, so
+// checksums are still verified.
 //
-// heads are the skipped bytes right before the content, for [Heads]: all of them, or HeaderBytes or
-// more. They are valid until the next read, and nil for a directory, whose files have no headers.
+// heads are the skipped bytes right before the content, for [Heads]: all of them, or at least
+// HeaderBytes. They are valid until the next read. For a directory, whose files have no headers,
+// heads is nil.
 func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, err error) {
 	a.member.position, a.member.name = position, m.Name
 	for a.at.index < m.Shard {
@@ -49,7 +50,7 @@ func (a *Archive) ReadToEnd() error {
 func (a *Archive) skipTo(offset int64) (last []byte, err error) {
 	for a.at.in.offset < offset {
 		n := offset - a.at.in.offset
-		if n > skipBytes { // leaves HeaderBytes or more for the last piece
+		if n > skipBytes { // leaves at least HeaderBytes for the last piece
 			n = min(skipBytes, n-HeaderBytes)
 		}
 		last = a.room()[:n]
@@ -60,7 +61,8 @@ func (a *Archive) skipTo(offset int64) (last []byte, err error) {
 	return last, nil
 }
 
-// finishShard reads to the end of the shard, for its checksum, and moves to the next shard, if any.
+// finishShard reads to the end of the shard, to verify its checksum, and moves to the next shard,
+// if any.
 func (a *Archive) finishShard() error {
 	for a.at.tree == nil {
 		if _, err := a.at.in.Read(a.room()); err == io.EOF {

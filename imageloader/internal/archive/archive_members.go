@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Member is an entry of an archive that is neither a directory nor metadata.
+// Member is an archive entry that is neither a directory nor metadata.
 type Member struct {
 	Name   string // path in the archive, cleaned
 	Shard  int
@@ -25,13 +25,13 @@ type Member struct {
 	Block uint32
 }
 
-// currentMember is the last member that was read, also for errors.
+// currentMember is the last member that was reached. Errors name it.
 type currentMember struct {
 	position int // its ordinal, from 1
 	name     string
-	size     int64 // of the content that is to be read
+	size     int64 // bytes of content to read
 	sparse   bool
-	peeked   []byte // the first bytes of its content, if already read
+	peeked   []byte // the first bytes of the content, if already read
 	magic    [magicBytes]byte
 }
 
@@ -45,21 +45,21 @@ const (
 	Symlink
 	Sparse
 	Other // a device, a pipe, or a part of a file
-	// Of a directory, whose links are followed:
+	// Kinds in a directory only, because its links are followed:
 	BrokenLink // a symbolic link to nothing
-	LinkLoop   // a symbolic link to a directory that it is in
+	LinkLoop   // a symbolic link to a directory that contains it
 )
 
 const (
 	// PeekBytes is the maximum number of bytes that Peek returns.
 	PeekBytes = skipBytes
 
-	skipBytes  = 256 << 10 // bytes that are skipped between two checks of the context
+	skipBytes  = 256 << 10 // bytes to skip between two checks of the context
 	magicBytes = 16        // enough to recognise an image
 )
 
-// Members walks the archive from its current place to its end. The last pair has the error that
-// ended the walk early, if there is one: an [*Error], or ErrStopped.
+// Members walks the archive from its current position to its end. If an error ends the walk early,
+// it is in the last pair: an [*Error], or ErrStopped.
 //
 // Peek, Content, Checksum and Pieces read the current member.
 func (a *Archive) Members() iter.Seq2[Member, error] {
@@ -117,15 +117,15 @@ func (a *Archive) nextOfTree() (m Member, found bool, err error) {
 	return m, true, nil
 }
 
-// EmptyFolders returns the paths of directories without an entry, sorted. Call it after a walk to
-// the end of the archive. In a tar, at most 65,536 directories whose entries have not come yet are
-// remembered.
+// EmptyFolders returns the sorted paths of directories without an entry. Call it after a walk to
+// the end of the archive. In a tar, at most 65,536 directories are remembered while they have no
+// entry.
 func (a *Archive) EmptyFolders() []string { return slices.Sorted(maps.Keys(a.folders.empty)) }
 
 // maxEmpty is the maximum number of directories that are remembered.
 const maxEmpty = 1 << 16
 
-// emptyFolders are the directories without an entry so far. Their names are clean.
+// emptyFolders are the directories that have had no entry so far. Their names are clean.
 type emptyFolders struct {
 	empty   map[string]struct{}
 	entered string // the directory of the last entry
@@ -142,7 +142,7 @@ func (f *emptyFolders) folder(name string) {
 	}
 }
 
-// entry records that the directories of name have an entry.
+// entry records that all directories above name have an entry.
 func (f *emptyFolders) entry(name string) {
 	slash := strings.LastIndexByte(name, '/')
 	if slash <= 0 || len(f.empty) == 0 || name[:slash] == f.entered {
@@ -157,8 +157,8 @@ func (f *emptyFolders) entry(name string) {
 	}
 }
 
-// nextOfTar moves to the next header of a tar. It finds no member if the header is a directory's or
-// metadata, or if the tar archive or the shard ends.
+// nextOfTar moves to the next header of a tar. It finds no member if the header belongs to a
+// directory or metadata, or at the end of the tar archive or the shard.
 func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	if err := a.skipContent(); err != nil {
 		return m, false, a.Fail(err)
@@ -167,7 +167,7 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	if err == io.EOF {
 		return m, false, a.endOfTar()
 	}
-	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // harmless, because no file is extracted
+	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // harmless: no file is extracted
 		return m, false, a.Fail(a.headerError(err))
 	}
 	a.member.position++
@@ -201,16 +201,16 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	return m, true, nil
 }
 
-// begin makes m the member that Peek, Content and Checksum read.
+// begin makes m the current member.
 func (c *currentMember) begin(m *Member) {
 	if m.Kind == Regular {
 		c.size = m.Size
 	}
 }
 
-// skipContent skips the rest of the current member in a stream. archive/tar would do so in small
-// steps. skipContent skips no sparse file, because archive/tar would return its holes as zeros, and
-// a header of 512 bytes may claim holes of any size.
+// skipContent skips the rest of the current member in a stream. archive/tar would skip it too, but
+// in small steps. skipContent refuses sparse files, because archive/tar would return their holes as
+// zeros, and a header of 512 bytes may claim holes of any size.
 func (a *Archive) skipContent() error {
 	if !a.Streamed() || a.member.position == 0 || a.member.sparse {
 		return nil
@@ -226,10 +226,10 @@ func (a *Archive) skipContent() error {
 	}
 }
 
-// Type flags of metadata of GNU tar and of Solaris, which are no files.
+// Type flags of metadata entries in GNU and Solaris tars.
 const (
-	typeContinued   = 'M' // a file that started in another volume
-	typeDumpDir     = 'D' // the names in a directory of an incremental archive
+	typeContinued   = 'M' // the rest of a file from another volume
+	typeDumpDir     = 'D' // the names in a directory of an incremental backup
 	typeVolumeLabel = 'V'
 	typeOldNames    = 'N'
 	typeACL         = 'A'
@@ -241,7 +241,7 @@ const (
 var errVolume = errors.New("it is a volume of a multi-volume tar, and has a part of a file: " +
 	"unpack all volumes together (tar -xM -f FIRST -f SECOND ...) and pack the files again")
 
-// headerError explains the error of a header. The first block of a compressed stream may be the
+// headerError explains an error in a header. The first block of a compressed stream may be the
 // start of another format.
 func (a *Archive) headerError(err error) error {
 	if n := a.at.in.offset; a.Streamed() && n <= BlockBytes {
@@ -275,7 +275,7 @@ func kindOf(h *tar.Header) (Kind, bool) {
 	return Other, true
 }
 
-// endOfTar continues after the end of a tar archive: with another tar archive in the same shard, or
+// endOfTar continues after the end of a tar archive, with another tar archive in the same shard or
 // with the next shard. It returns io.EOF after the last shard.
 func (a *Archive) endOfTar() error {
 	if a.at.in.clean && a.at.in.offset%BlockBytes != 0 { // in the padding, where archive/tar accepts the end
@@ -291,8 +291,8 @@ func (a *Archive) endOfTar() error {
 	return a.advance()
 }
 
-// another reports whether another tar archive follows in the shard. It reads the zeros that fill up
-// the last record, which also verifies the last gzip checksum.
+// another reports whether another tar archive follows in the shard. To find out, it reads the zeros
+// that pad the last record, which also verifies the last gzip checksum.
 func (a *Archive) another() (bool, error) {
 	block := make([]byte, BlockBytes)
 	for {
@@ -311,16 +311,16 @@ func (a *Archive) another() (bool, error) {
 	}
 }
 
-// Magic returns the first 16 bytes of the current member, or all bytes if it has fewer. They are
-// valid until the member's content is read, Peek is called, or the walk continues.
+// Magic returns the first 16 bytes of the current member, or all of it if it is shorter. They are
+// valid until Peek is called, the content is read, or the walk continues.
 func (a *Archive) Magic() ([]byte, error) { return a.peek(a.member.magic[:], magicBytes) }
 
-// Peek returns the first n bytes of the current member, at most PeekBytes, or all bytes if it has
-// fewer. It returns none if the member is not Regular. They are valid until the next read of the
-// archive.
+// Peek returns the first n bytes of the current member, at most PeekBytes, or all of it if it is
+// shorter. It returns nothing if the member is not Regular. The bytes are valid until the next read
+// from the archive.
 func (a *Archive) Peek(n int) ([]byte, error) { return a.peek(a.room(), n) }
 
-// peek is Peek into room.
+// peek implements Peek and Magic. It puts the bytes into room.
 func (a *Archive) peek(room []byte, n int) ([]byte, error) {
 	n = int(min(int64(n), a.member.size))
 	if have := len(a.member.peeked); have < n {
@@ -333,8 +333,8 @@ func (a *Archive) peek(room []byte, n int) ([]byte, error) {
 	return a.member.peeked, nil
 }
 
-// Content fills p, whose length is the current member's size, with the member's content. Each
-// member is read once: by Content, Checksum or Pieces.
+// Content fills p with the current member's content. The length of p must be the member's size. A
+// member can be read only once: by Content, Checksum or Pieces.
 func (a *Archive) Content(p []byte) error { return a.read(p[copy(p, a.member.peeked):]) }
 
 // Checksum reads the current member's content and returns its CRC-32 (IEEE).
@@ -346,8 +346,8 @@ func (a *Archive) Checksum() (crc uint32, err error) {
 	return crc, err
 }
 
-// Pieces reads the current member's content, of any size, and hands it to take piece by piece. It
-// returns an error of take as it is.
+// Pieces reads the current member's content, of any size, and calls take with each piece. It
+// returns an error from take unchanged.
 func (a *Archive) Pieces(take func(piece []byte) error) error {
 	left := a.member.size - int64(len(a.member.peeked))
 	if err := take(a.member.peeked); err != nil {

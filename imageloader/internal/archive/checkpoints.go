@@ -2,45 +2,45 @@ package archive
 
 import "slices"
 
-// Checkpoint is a place where a gzip file can be entered without inflating the bytes before it.
+// Checkpoint is a position in a gzip file where inflating can start, without the bytes before it.
 type Checkpoint struct {
 	Bit    int64 // start of a deflate block in the file, in bits
-	Output int64 // inflated bytes before it
-	// Window has the earlier output that later bytes copy from, packed by packWindow. It is empty
-	// at the beginning of a gzip member.
+	Output int64 // inflated bytes before the checkpoint
+	// Window has the earlier output that later bytes refer to, packed by packWindow. It is empty at
+	// the beginning of a gzip member.
 	Window []byte
 }
 
 // Mark is a Checkpoint whose window is stored elsewhere, for example in an index file.
 type Mark struct {
 	Bit, Output int64
-	At          int64 // of the window
+	At          int64 // position of the window in its file
 	Size        int32 // of the window, in bytes
 }
 
 // MaxWindowBytes is an upper bound of the size of a packed window.
 const MaxWindowBytes = 4 * windowBytes
 
-// minSpacing is the minimum distance of two checkpoints, in inflated bytes for each byte of the
-// second one's window. It limits windows to 1/48 of the inflated bytes.
+// minSpacing is the minimum distance between two checkpoints: this number of inflated bytes for
+// each byte of the second checkpoint's window. It limits windows to 1/48 of the inflated bytes.
 const minSpacing = 48
 
 // checkpointer keeps the checkpoints of a stream that are best for reading members: the last one
 // before each member.
 type checkpointer struct {
 	keep    func(Checkpoint)
-	reached func() int64 // later members start at or after this offset
-	last    int64        // Output of the last kept checkpoint; -1: none is kept
+	reached func() int64 // later members start at this offset or after it
+	last    int64        // Output of the last kept checkpoint; -1: none
 	pending []Checkpoint // in order; the first may already be kept
-	wanted  []int64      // offsets of members that wait for a decision
-	done    int          // number of wanted that are decided
+	wanted  []int64      // offsets of members that need a checkpoint
+	done    int          // number of members in wanted that have been decided
 }
 
 func newCheckpointer(keep func(Checkpoint), reached func() int64) *checkpointer {
 	return &checkpointer{keep: keep, reached: reached, last: -1}
 }
 
-// note takes the next checkpoint of the stream.
+// note adds the next checkpoint of the stream.
 func (k *checkpointer) note(c Checkpoint) {
 	k.pending = append(k.pending, c)
 	if k.last < 0 {
@@ -48,7 +48,7 @@ func (k *checkpointer) note(c Checkpoint) {
 		k.keep(c)
 	}
 	k.decide(false)
-	if len(k.wanted) == 0 { // in the middle of a member of any size
+	if len(k.wanted) == 0 { // in the middle of a large member
 		k.forget(k.reached())
 	}
 }
@@ -62,7 +62,7 @@ func (k *checkpointer) member(offset int64) {
 	}
 }
 
-// forget drops the checkpoints that no member from offset on needs.
+// forget drops the checkpoints that no member at or after offset needs.
 func (k *checkpointer) forget(offset int64) {
 	n := 0
 	for n+1 < len(k.pending) && k.pending[n+1].Output <= offset {
@@ -71,8 +71,8 @@ func (k *checkpointer) forget(offset int64) {
 	k.pending = slices.Delete(k.pending, 0, n)
 }
 
-// decide keeps a member's checkpoint once no better one can come. At the end of the stream this is
-// true for all members.
+// decide keeps a member's checkpoint once no better one can come. At the end of the stream that
+// holds for all members.
 func (k *checkpointer) decide(end bool) {
 	for k.done < len(k.wanted) {
 		offset := k.wanted[k.done]
@@ -93,5 +93,5 @@ func (k *checkpointer) decide(end bool) {
 	k.wanted, k.done = k.wanted[:0], 0
 }
 
-// finish decides all remaining members, because no more checkpoints come.
+// finish decides for all remaining members, because no more checkpoints come.
 func (k *checkpointer) finish() { k.decide(true) }

@@ -11,11 +11,11 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Error is damage to the archive itself. The members after the damage can't be read. The samples
-// before it were delivered.
+// Error is damage in the archive itself. The members after the damage can't be read. The samples
+// before it have been delivered.
 type Error struct {
 	File     string
-	Member   string // the last member whose header was read; "" if none was
+	Member   string // the last member whose header was read, or ""
 	Position int    // number of members that were read
 	Offset   int64  // in the (uncompressed) tar stream
 	Err      error
@@ -40,14 +40,14 @@ var (
 	ErrStopped = errors.New("imageloader: stopped")
 )
 
-// trailing is the error of bytes behind the last member of a gzip file that are neither a member
+// trailing is the error for bytes after the last member of a gzip file that are neither a member
 // nor padding.
 type trailing struct{ at int64 } // offset of these bytes in the file
 
 func (e trailing) Error() string      { return "bytes behind the last gzip member" }
 func (trailing) Is(target error) bool { return target == gzip.ErrHeader }
 
-// explainTrailing tells how many bytes of a file are trailing, and how to remove them.
+// explainTrailing says how many bytes of a file are trailing, and how to remove them.
 func explainTrailing(err error, size int64) error {
 	var e trailing
 	if !errors.As(err, &e) || size <= e.at {
@@ -57,7 +57,7 @@ func explainTrailing(err error, size int64) error {
 		"if `gzip -t` of the file names nothing else, cut them off with `truncate -s %d FILE`%w", size-e.at, e.at, quietly{err})
 }
 
-// Explain translates an error of a decompressor or of archive/tar into the user's words.
+// Explain rewords an error of a decompressor or of archive/tar for users.
 func Explain(err error) error {
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF), err == io.EOF:
@@ -74,8 +74,8 @@ func Explain(err error) error {
 	return err
 }
 
-// StopCause returns the context's cause if err only reports that the context has ended. Otherwise
-// it returns err.
+// StopCause returns the context's cause if err only reports that the context is done. Otherwise it
+// returns err.
 func StopCause(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil && (errors.Is(err, ErrStopped) || errors.Is(err, ctx.Err())) {
 		return CauseAfter(ctx, FailureOf(err))
@@ -83,8 +83,8 @@ func StopCause(ctx context.Context, err error) error {
 	return err
 }
 
-// CauseAfter returns the cause of the context's end. If failure is not nil, a request was being
-// repeated then, and the error names that failure.
+// CauseAfter returns the cause of the context's end. If failure is not nil, a failed request was
+// being retried, and the error names that failure.
 func CauseAfter(ctx context.Context, failure error) error {
 	if failure == nil {
 		return context.Cause(ctx)

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	inflateRoom    = 256 << 10 // bytes that are inflated at a time
-	inflateSpacing = 16 << 10  // minimum distance of two checkpoints, in bytes of output
+	inflateRoom    = 256 << 10 // bytes to inflate at a time
+	inflateSpacing = 16 << 10  // minimum distance between two checkpoints, in bytes of output
 	windowBytes    = imagecapi.InflateWindow
 )
 
@@ -21,11 +21,11 @@ const (
 type gzipReader struct {
 	in       gzipInput
 	inflater *imagecapi.Inflater
-	note     func(Checkpoint) // takes the checkpoints, in order; nil: none are made
+	note     func(Checkpoint) // called with the checkpoints, in order; nil: none are made
 
 	out      []byte
-	rd, wr   int   // out[rd:wr] is not read yet
-	produced int64 // bytes of output, all members
+	rd, wr   int   // out[rd:wr] has not been read yet
+	produced int64 // bytes of output, of all members
 	member   gzipMember
 	members  int
 	err      error
@@ -34,21 +34,21 @@ type gzipReader struct {
 // gzipInput buffers the compressed file.
 type gzipInput struct {
 	file   io.Reader
-	packed []byte // compressed bytes; packed[lo:hi] is not consumed yet
+	packed []byte // packed[lo:hi] is not consumed yet
 	lo, hi int
 	offset int64 // of packed[lo] in the file
 	end    bool  // the file ends with packed[:hi]
 }
 
-// gzipMember is the member that is inflated.
+// gzipMember is the member that is being inflated.
 type gzipMember struct {
-	open  bool // its end was not reached
+	open  bool // the member's end has not been reached
 	crc   uint32
 	first int64 // output offset of the member
 	start int64 // offset of its deflate stream in the file
 }
 
-// newGzipReader reads the first header. The reader holds memory outside of Go until close.
+// newGzipReader reads the first header. The reader holds C memory until it is closed.
 func newGzipReader(in io.Reader) (*gzipReader, error) {
 	inflater, err := imagecapi.NewInflater(0)
 	if err != nil {
@@ -115,7 +115,7 @@ func (in *gzipInput) more(n int) error {
 	return nil
 }
 
-// waiting returns the bytes that are read and not consumed.
+// waiting returns the bytes that have been read but not consumed.
 func (in *gzipInput) waiting() []byte { return in.packed[in.lo:in.hi] }
 
 func (in *gzipInput) consume(n int) {
@@ -190,7 +190,7 @@ func (r *gzipReader) header() error {
 	return nil
 }
 
-// fill inflates the next bytes into out, and may inflate none.
+// fill inflates the next bytes into out. It may inflate none.
 func (r *gzipReader) fill() error {
 	if !r.member.open {
 		if err := r.in.more(1); err != nil {

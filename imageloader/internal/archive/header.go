@@ -8,13 +8,13 @@ import (
 	"path"
 )
 
-// HeaderBytes is the number of bytes before a member's content in a tar that hold all its headers,
-// including the header of a long name, for nearly all members.
+// HeaderBytes is the number of bytes before a member's content in a tar that nearly always hold all
+// of its headers, including the header of a long name.
 const HeaderBytes = 8 << 10
 
-// Lead returns the number of bytes before a content that hold its headers, for nearly all members
-// of this name. It is one block, or three blocks if the name is too long for a block or has
-// characters that a block can't hold.
+// Lead returns the number of bytes before the content that nearly always hold all headers of a
+// member with this name: one block, or three if the name is too long for one block or has
+// characters that one block can't hold.
 func Lead(name string) int64 {
 	const room = 100
 	plain := len(name) <= room
@@ -28,8 +28,8 @@ func Lead(name string) int64 {
 }
 
 // Heads reports whether blocks, the bytes of a tar right before a content, end with the header of a
-// regular file with this name and size. One block is enough, unless the name is too long for a
-// block or has characters that a block can't hold. Then blocks must include the extended header.
+// regular file with this name and size. One block is enough, unless the name is too long for it or
+// has characters that it can't hold. In these cases blocks must include the extended header.
 func Heads(blocks []byte, name string, size int64) bool {
 	block := blocks[len(blocks)-BlockBytes:]
 	if headsAlone(block, name, size) {
@@ -56,7 +56,7 @@ func Heads(blocks []byte, name string, size int64) bool {
 }
 
 // headsAlone implements Heads for the header of a short name without allocating. If it returns
-// false, Heads must still parse the headers.
+// false, Heads still has to parse the headers.
 func headsAlone(block []byte, name string, size int64) bool {
 	sum := sumBytes(block) + 8*' ' // the checksum's own bytes count as spaces
 	for _, c := range block[148:156] {
@@ -74,8 +74,8 @@ func headsAlone(block []byte, name string, size int64) bool {
 	return string(last) == name
 }
 
-// sumBytes returns the sum of the bytes of a block. It adds eight bytes at a time in four sums of
-// 16 bits, which have room for twice as many.
+// sumBytes returns the sum of the bytes of a block. It adds eight bytes at a time, in four sums of
+// 16 bits, which can't overflow.
 func sumBytes(block []byte) int64 {
 	const even = 0x00ff00ff00ff00ff
 	var sums uint64
@@ -86,7 +86,7 @@ func sumBytes(block []byte) int64 {
 	return int64(sums&0xffff + sums>>16&0xffff + sums>>32&0xffff + sums>>48)
 }
 
-// field returns a field of a header without the NUL at its end.
+// field returns a header field without the trailing NUL.
 func field(b []byte) []byte {
 	if end := bytes.IndexByte(b, 0); end >= 0 {
 		return b[:end]
@@ -94,8 +94,8 @@ func field(b []byte) []byte {
 	return b
 }
 
-// octal returns the number in a field of a header, or -1 if the field has no number, or a number in
-// another form.
+// octal returns the number in a header field, or -1 if the field has no number, or one that is not
+// octal.
 func octal(b []byte) int64 {
 	b = bytes.Trim(b, " \x00")
 	n := int64(0)

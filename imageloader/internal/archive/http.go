@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// OpenHTTP opens the file at an http(s) URL. The server must answer range requests. client may be
-// nil. The caller keeps ownership of client.
+// OpenHTTP opens the file at an http(s) URL. The server must support range requests. client may be
+// nil. The caller still owns client.
 func OpenHTTP(ctx context.Context, address string, client *http.Client) (Source, error) {
 	if !strings.HasPrefix(address, "http://") && !strings.HasPrefix(address, "https://") {
 		scheme, _, _ := strings.Cut(address, "://")
@@ -29,7 +29,7 @@ func OpenHTTP(ctx context.Context, address string, client *http.Client) (Source,
 		transport, ok := http.DefaultTransport.(*http.Transport)
 		if ok {
 			transport = transport.Clone()
-		} else { // a program's own scheme
+		} else { // the program's own RoundTripper
 			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
 		}
 		transport.MaxIdleConnsPerHost = 2 * piecesAhead
@@ -44,12 +44,12 @@ func OpenHTTP(ctx context.Context, address string, client *http.Client) (Source,
 	return s, nil
 }
 
-// httpSource is a file behind a URL. Every response must be of the same version of the file: see
+// httpSource is a file behind a URL. All responses must be of the same version of the file: see
 // rangeInfo.
 type httpSource struct {
 	url    string
 	client *http.Client
-	idle   func() // closes connections
+	idle   func() // closes idle connections
 	info   SourceInfo
 }
 
@@ -60,8 +60,8 @@ func (s *httpSource) Close() error {
 	return nil
 }
 
-// ReadRange may read fewer bytes than n, because a server may send less than it is asked for (RFC
-// 9110, 15.3.7).
+// ReadRange may read fewer than n bytes, because a server may send less than requested (RFC 9110,
+// 15.3.7).
 func (s *httpSource) ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error) {
 	answer, err := s.answer(ctx, offset, n)
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *httpSource) ReadRange(ctx context.Context, offset, n int64) (io.ReadClo
 	return answer, nil
 }
 
-// answer requests n bytes from offset on, and checks the header of the response.
+// answer requests n bytes starting at offset, and checks the headers of the response.
 func (s *httpSource) answer(ctx context.Context, offset, n int64) (*httpAnswer, error) {
 	r, err := s.request(ctx, offset, n)
 	if err != nil {
@@ -91,8 +91,8 @@ func (s *httpSource) answer(ctx context.Context, offset, n int64) (*httpAnswer, 
 	return answer, nil
 }
 
-// httpAnswer is the body of a 206. It ends with io.EOF only where the range ends that the header
-// announces.
+// httpAnswer is the body of a 206 response. It returns io.EOF only at the end of the range that the
+// header announces.
 type httpAnswer struct {
 	body io.ReadCloser
 	info SourceInfo
@@ -112,10 +112,10 @@ func (a *httpAnswer) Read(p []byte) (int, error) {
 
 func (a *httpAnswer) Close() error { return a.body.Close() }
 
-// refuseEncoded returns an error for a body that is compressed for the transfer although its
-// Content-Range counts bytes of the file. A header that names the encoding of the file itself, as
-// some servers send for a .tgz, does no harm: the body then has as many bytes as the header
-// announces.
+// refuseEncoded returns an error if the body is compressed for the transfer although its
+// Content-Range counts bytes of the file. Some servers send a Content-Encoding header for a .tgz
+// that names the file's own compression. That is harmless: the body then has as many bytes as the
+// header announces.
 func (a *httpAnswer) refuseEncoded(r *http.Response) error {
 	encoding := r.Header.Get("Content-Encoding")
 	if encoding == "" || strings.EqualFold(encoding, "identity") {
@@ -136,7 +136,7 @@ func (a *httpAnswer) refuseEncoded(r *http.Response) error {
 	return nil
 }
 
-// request requests n bytes from offset on. Any other response is an error.
+// request requests n bytes starting at offset. Any response other than 206 is an error.
 func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
 	if err != nil {
@@ -160,7 +160,7 @@ func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Respon
 	return nil, err
 }
 
-// refusal returns the error of a response that is no 206.
+// refusal returns the error for a response that is not a 206.
 func refusal(r *http.Response) error {
 	switch code := r.StatusCode; {
 	case code == http.StatusOK, code == http.StatusRequestedRangeNotSatisfiable:
@@ -190,7 +190,7 @@ func refusal(r *http.Response) error {
 	return fmt.Errorf("the server answers %s: %w", r.Status, kind)
 }
 
-// storeError is an object store's name for an error, such as NoSuchBucket, or "".
+// storeError is an object store's error code, such as NoSuchBucket, or "".
 type storeError string
 
 // expiryCodes are the names that S3, Google Cloud Storage and Azure give to an expired signature or
@@ -201,9 +201,9 @@ var expiryCodes = []storeError{"AccessDenied", "AuthenticationFailed", "ExpiredT
 // secrets.
 var storeCodes = regexp.MustCompile(`<Code>\s*([A-Za-z0-9.]{1,64})\s*</Code>|"(?:code|Code|__type)"\s*:\s*"([A-Za-z0-9.]{1,64})"`)
 
-// storeCode finds the code of an error in the first bytes of a body.
+// storeCode finds the error code in the first bytes of a body.
 func storeCode(body io.Reader) storeError {
-	text, _ := io.ReadAll(io.LimitReader(body, 4<<10)) // what has come is enough
+	text, _ := io.ReadAll(io.LimitReader(body, 4<<10)) // what has arrived is enough
 	m := storeCodes.FindSubmatch(text)
 	if m == nil {
 		return ""
@@ -218,8 +218,8 @@ func (c storeError) shown() string {
 	return " (" + string(c) + ")"
 }
 
-// waitOf returns the time that a response's Retry-After, in seconds or as a date, asks to wait. It
-// returns 0 without a Retry-After.
+// waitOf returns how long a response's Retry-After, in seconds or as a date, asks the client to
+// wait. It returns 0 if there is no Retry-After.
 func waitOf(r *http.Response, now time.Time) time.Duration {
 	text := r.Header.Get("Retry-After")
 	if seconds, err := strconv.ParseUint(text, 10, 32); err == nil {
@@ -231,16 +231,16 @@ func waitOf(r *http.Response, now time.Time) time.Duration {
 	return 0
 }
 
-// quietly is an error that errors.Is finds, but that adds no text.
+// quietly is an error that errors.Is finds, but that adds no text to the message.
 type quietly struct{ error }
 
 func (quietly) Error() string   { return "" }
 func (q quietly) Unwrap() error { return q.error }
 
 // rangeInfo returns the version of the file that a response belongs to, and the length of the
-// response. The response must start at offset. The version is the ETag only without a
-// Last-Modified, because servers that share a name may have different ETags for the same file: weak
-// ones, or ones that contain an inode.
+// response. The response must start at offset. The version is the Last-Modified, or else the ETag.
+// The ETag comes second because servers behind one name may send different ETags for the same file:
+// weak ones, or ones that contain an inode number.
 func rangeInfo(r *http.Response, offset int64) (_ SourceInfo, length int64, err error) {
 	var first, last, size int64
 	text := r.Header.Get("Content-Range")

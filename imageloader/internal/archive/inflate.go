@@ -11,7 +11,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// rangeInflater reads parts of a gzip file from checkpoints. It is used by one goroutine at a time.
+// rangeInflater inflates parts of a gzip file, starting at checkpoints. Only one goroutine at a
+// time may use it.
 type rangeInflater struct {
 	inflater *imagecapi.Inflater
 	packed   []byte
@@ -29,10 +30,10 @@ func newRangeInflater() (*rangeInflater, error) {
 
 func (r *rangeInflater) close() { imagecapi.FreeInflater(r.inflater) }
 
-// restart puts the inflater at a mark, whose window is in windows.
+// restart resets the inflater to a mark whose window is in windows.
 func (r *rangeInflater) restart(windows io.ReaderAt, c *Mark) error {
 	r.packed = slices.Grow(r.packed[:0], int(c.Size))
-	window := r.packed[:c.Size] // free until the first compressed bytes
+	window := r.packed[:c.Size] // packed is free until the first compressed bytes are read
 	r.packed = r.packed[:cap(r.packed)]
 	if n, err := windows.ReadAt(window, c.At); n < len(window) {
 		return fmt.Errorf("reading the index: %w", err)
@@ -43,9 +44,9 @@ func (r *rangeInflater) restart(windows io.ReaderAt, c *Mark) error {
 	return imagecapi.ResetInflater(r.inflater, int(c.Bit&7), windowBytes)
 }
 
-// read fills head and then dst with the output from offset on. c is a mark at or before offset,
-// with its window in windows. until is an upper bound of the end of the compressed bytes in the
-// file.
+// read fills head and then dst with the output that starts at offset. c is a mark at or before
+// offset, with its window in windows. until is an upper bound of the end of the compressed bytes in
+// the file.
 func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, head, dst []byte) error {
 	r.end = 0
 	if err := r.restart(windows, c); err != nil {
@@ -96,7 +97,7 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 		if len(head)+len(dst) == 0 {
 			break
 		}
-		if done { // the next gzip member follows 8 bytes of checksum and length
+		if done { // the next gzip member comes after 8 bytes of checksum and length
 			if err := more(); err != nil {
 				return err
 			}

@@ -8,17 +8,17 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// Reader reads any place of an archive, in any order. It belongs to one goroutine. Several readers
-// may read one archive at the same time.
+// Reader reads any part of an archive, in any order. It belongs to one goroutine. Any number of
+// Readers may read from one archive at the same time.
 type Reader struct {
 	a       *Archive
-	file    File // of shard
+	file    File // the open shard
 	timed   timedFile
 	shard   int // -1: none
 	inflate *rangeInflater
 }
 
-// NewReader makes a Reader. The caller closes it before the archive.
+// NewReader returns a Reader. The caller closes it before the archive.
 func NewReader(a *Archive) *Reader { return &Reader{a: a, shard: -1} }
 
 // ReadAt reads the raw bytes of a shard's file, compressed or not, like [io.ReaderAt].
@@ -29,7 +29,7 @@ func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {
 	return r.file.ReadAt(p, at)
 }
 
-// ReadFile fills p with the first bytes of a file of a directory. name is the path below the
+// ReadFile fills p with the first bytes of a file in a directory. name is the path below the
 // directory, with slashes.
 func (r *Reader) ReadFile(shard int, name string, p []byte) error {
 	return readFile(r.a.shards[shard].Path, name, p)
@@ -45,8 +45,8 @@ func readFile(root, name string, p []byte) error {
 	return err
 }
 
-// Inflate fills head and then p from a gzip shard, with the inflated bytes from offset on. It
-// starts to inflate at from, a mark at or before offset whose window is in windows. until is an
+// Inflate fills head and then p with the inflated bytes of a gzip shard that start at offset. It
+// starts inflating at from, a mark at or before offset whose window is in windows. until is an
 // upper bound of the end of the compressed bytes in the file.
 func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, until int64, head, p []byte) error {
 	if err := r.enter(shard); err != nil {
@@ -62,7 +62,7 @@ func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, unt
 }
 
 // InflatedTo returns the offset in the file after the compressed bytes that the last call of
-// Inflate has inflated. It is 0 after an error, and if the bytes are of several gzip members.
+// Inflate consumed. It is 0 after an error, and if the bytes span several gzip members.
 func (r *Reader) InflatedTo() int64 {
 	if r.inflate == nil {
 		return 0
@@ -70,7 +70,7 @@ func (r *Reader) InflatedTo() int64 {
 	return r.inflate.end
 }
 
-// FileTime returns the time that Inflate has waited for files, without inflating.
+// FileTime returns the time that Inflate has waited for files, without the time for inflating.
 func (r *Reader) FileTime() time.Duration { return r.timed.spent }
 
 // enter opens a shard.
@@ -95,7 +95,7 @@ func (r *Reader) leave() {
 	}
 }
 
-// Close releases the shard, and memory outside of Go.
+// Close releases the open shard and the C memory.
 func (r *Reader) Close() {
 	if r.inflate != nil {
 		r.inflate.close()
@@ -104,7 +104,7 @@ func (r *Reader) Close() {
 	r.leave()
 }
 
-// timedFile counts the time that ReadAt takes.
+// timedFile adds up the time that ReadAt takes.
 type timedFile struct {
 	file  io.ReaderAt
 	spent time.Duration

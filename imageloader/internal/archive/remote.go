@@ -13,37 +13,37 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// The times and sizes of requests to a Source.
+// Timing and sizes of requests to a Source.
 const (
-	// A failed request is repeated until it has been made at least sourceTries times. The first
-	// pause is sourceBackoff. Each further pause is twice as long, up to sourcePause. A request to
-	// an archive that is or was open is also repeated until sourceBudget has passed since the last
-	// bytes came.
+	// A failed request is retried until it has been made at least sourceTries times. The first
+	// pause is sourceBackoff. Each further pause is twice as long, up to sourcePause. If the
+	// archive is or was open, the request is also retried until no bytes have arrived for
+	// sourceBudget.
 	sourceTries   = 6
 	sourceBackoff = 100 * time.Millisecond
 	sourcePause   = 10 * time.Second
 	sourceBudget  = 2 * time.Minute
 	sourceSilence = 30 * time.Second // before a response, and between minProgress bytes of it
-	minProgress   = firstPiece / 2   // a response of a few bytes a second counts as stopped
+	minProgress   = firstPiece / 2   // a response with less per sourceSilence counts as stopped
 
-	// Sequential reads request several pieces at a time, because one response of an object store is
-	// slower than the network. The first piece is small, because the reader may need only a few
+	// Sequential reads request several pieces at a time, because one response from an object store
+	// is slower than the network. The first piece is small, because the reader may need only a few
 	// bytes.
 	firstPiece  = 64 << 10
 	maxPiece    = 4 << 20
 	piecesAhead = 4
 )
 
-// openSource is a Config.OpenSource.
+// openSource is the type of Config.OpenSource.
 type openSource = func(ctx context.Context, url string) (Source, error)
 
-// sourceTimes are times of a request: the pause before its second try, the limit for a silent
-// store, and the limit for all waits.
+// sourceTimes are the times of a request: the pause before its second try, the limit for a silent
+// server, and the limit for all waits together.
 type sourceTimes struct{ backoff, silence, budget time.Duration }
 
 var defaultSourceTimes = sourceTimes{sourceBackoff, sourceSilence, sourceBudget}
 
-// retryAfter is the error of a server that asks to wait before the next request.
+// retryAfter is the error of a server that asks the client to wait before the next request.
 type retryAfter struct {
 	error
 	wait time.Duration
@@ -51,11 +51,11 @@ type retryAfter struct {
 
 func (e retryAfter) Unwrap() error { return e.error }
 
-// remoteFile implements File for an open Source. It reads ahead of a caller that reads in order. A
-// request that fails or breaks off is repeated from the byte where it broke off.
+// remoteFile implements File for an open Source. It reads ahead for sequential reads. A request
+// that fails or breaks off is retried from the byte where it broke off.
 //
-// No call waits for long. A response that pauses or trickles counts as broken off, and every call
-// returns ErrStopped when the context ends.
+// No call blocks for long. A response that pauses or trickles counts as broken off, and every call
+// returns ErrStopped once the context is done.
 type remoteFile struct {
 	ctx      context.Context
 	stop     context.CancelFunc
@@ -65,7 +65,7 @@ type remoteFile struct {
 	times    sourceTimes
 	requests *Requests
 
-	// The fields below are for Read and Seek, which one goroutine calls.
+	// Read and Seek, which belong to one goroutine, use the fields below.
 	at       int64
 	ahead    []*piece // without gaps; at is in the first piece
 	next     int64    // offset of the piece after ahead
@@ -79,18 +79,18 @@ type piece struct {
 	at    int64
 	data  []byte
 	stop  context.CancelFunc
-	ready chan struct{} // is closed when n and err are set
-	n     int           // number of bytes that have come
+	ready chan struct{} // closed once n and err are set
+	n     int           // number of bytes that have arrived
 	err   error         // why n is less than len(data)
 }
 
-// remoteOptions are the options of openRemote.
+// remoteOptions are options for openRemote.
 type remoteOptions struct {
-	again    bool // the archive has been open before
+	again    bool // the archive was open before
 	requests *Requests
 }
 
-// openRemote opens the Source called name, which open opens.
+// openRemote opens the Source called name by calling open.
 func openRemote(ctx context.Context, name string, open openSource, times sourceTimes, o remoteOptions) (*remoteFile, error) {
 	f := &remoteFile{name: name, times: times, requests: o.requests, size: firstPiece}
 	f.ctx, f.stop = context.WithCancel(ctx)
@@ -115,10 +115,10 @@ func openRemote(ctx context.Context, name string, open openSource, times sourceT
 	return f, nil
 }
 
-// persist calls try until it succeeds, fails with a lasting error, or has failed at least
-// sourceTries times in more than budget since the last progress. try reports progress as further.
-// persist waits as long as the server asks, but fails at once if the waits would exceed
-// times.budget in all.
+// persist calls try until it succeeds, until it fails with an error that a retry can't fix, or
+// until it has failed at least sourceTries times and for more than budget since the last progress.
+// try reports progress as further. persist waits as long as the server asks, but fails at once if
+// all waits together would exceed times.budget.
 func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func() (further bool, err error)) error {
 	q := &persistent{}
 	err := f.repeat(ctx, q, budget, try)
@@ -168,7 +168,7 @@ func (f *remoteFile) repeat(ctx context.Context, q *persistent, budget time.Dura
 	}
 }
 
-// lasting reports whether another try would end with the same error.
+// lasting reports whether a retry would end with the same error.
 func lasting(err error) bool {
 	for _, e := range []error{ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission, errors.ErrUnsupported} {
 		if errors.Is(err, e) {
@@ -178,8 +178,8 @@ func lasting(err error) bool {
 	return false
 }
 
-// read fills p from offset at on. All of these bytes must be in the file. Several goroutines may
-// call it.
+// read fills p with the bytes that start at offset at. They must all be in the file. read is safe
+// for concurrent use.
 func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err error) {
 	err = f.persist(ctx, f.times.budget, func() (bool, error) {
 		got, err := f.once(ctx, p[n:], at+int64(n))
@@ -189,8 +189,8 @@ func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err e
 	return n, err
 }
 
-// once requests p, from offset at on. If a response ends early without an error, it requests the
-// rest.
+// once requests p, starting at offset at. If a response ends early without an error, it requests
+// the rest.
 func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -213,7 +213,7 @@ func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err e
 	return n, nil
 }
 
-// progress counts the bytes of responses. Each minProgress bytes extend the deadline of the
+// progress counts the bytes of responses. Every minProgress bytes extend the deadline of the
 // request.
 type progress struct {
 	silent  *time.Timer
@@ -229,14 +229,14 @@ func (c *progress) add(n int) {
 	}
 }
 
-// response reads one response to a request for p, from offset at on. It returns fewer bytes than
-// len(p), but at least one, if the response ends early without an error.
+// response reads one response to a request for p, starting at offset at. If the response ends early
+// without an error, it returns fewer bytes than len(p), but at least one.
 func (f *remoteFile) response(ctx context.Context, p []byte, at int64, came *progress) (n int, err error) {
 	body, err := f.from.ReadRange(ctx, at, int64(len(p)))
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = body.Close() }() // nothing was written
+	defer func() { _ = body.Close() }() // only read
 	came.add(0)
 	for empty := 0; n < len(p); {
 		got, err := body.Read(p[n:])
@@ -260,13 +260,13 @@ func (f *remoteFile) response(ctx context.Context, p []byte, at int64, came *pro
 	return n, nil
 }
 
-// dropped returns the error of a response that ends too early. It does not wrap
-// io.ErrUnexpectedEOF, which means that the archive itself is cut off.
+// dropped returns the error for a response that ends too early. It does not wrap
+// io.ErrUnexpectedEOF, because that means that the archive itself is cut off.
 func dropped(at, size int64) error {
 	return fmt.Errorf("the connection was dropped at byte %d of %d", at, size)
 }
 
-// Read reads from the current offset on.
+// Read reads from the current offset.
 func (f *remoteFile) Read(p []byte) (int, error) {
 	if f.at >= f.info.Size {
 		return 0, io.EOF
@@ -310,7 +310,7 @@ func (f *remoteFile) ask() {
 	}
 }
 
-// recycle keeps a piece's memory for another piece, unless its request may still write there.
+// recycle keeps a piece's memory for reuse, unless its request may still write there.
 func (f *remoteFile) recycle(p *piece) {
 	p.stop()
 	select {
@@ -322,7 +322,7 @@ func (f *remoteFile) recycle(p *piece) {
 	}
 }
 
-// room returns memory for a piece.
+// room returns memory for a piece of n bytes.
 func (f *remoteFile) room(n int64) []byte {
 	if last := len(f.spare) - 1; n == maxPiece && last >= 0 {
 		p := f.spare[last]
@@ -334,7 +334,7 @@ func (f *remoteFile) room(n int64) []byte {
 
 func (p *piece) end() int64 { return p.at + int64(len(p.data)) }
 
-// drop cancels the requests for all pieces.
+// drop cancels the requests of all pieces.
 func (f *remoteFile) drop() {
 	for _, p := range f.ahead {
 		p.stop()
@@ -342,7 +342,7 @@ func (f *remoteFile) drop() {
 	f.ahead = nil
 }
 
-// Seek within the requested pieces costs no request.
+// Seek makes no request if the offset is in a requested piece.
 func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -360,10 +360,10 @@ func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// ReadAt makes a separate request. Several goroutines may call it.
+// ReadAt makes a separate request. It is safe for concurrent use.
 //
-// The body of a Source reads into Go's memory, because p may be unmapped later. A body that writes
-// after its Read has returned must not crash the process.
+// It reads the body of a Source into Go memory and copies it, because p may be unmapped later: a
+// body that still writes after its Read has returned must not crash the process.
 func (f *remoteFile) ReadAt(p []byte, at int64) (n int, err error) {
 	if at >= f.info.Size {
 		return 0, io.EOF

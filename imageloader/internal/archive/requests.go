@@ -11,8 +11,8 @@ import (
 // warnEvery is the time between two warnings about failed requests.
 const warnEvery = 10 * time.Second
 
-// Requests records the failed requests of an archive. The zero value works. Several goroutines may
-// use it.
+// Requests records the failed requests for an archive. The zero value is ready to use. It is safe
+// for concurrent use.
 type Requests struct {
 	Logger *slog.Logger // nil: silent
 
@@ -23,18 +23,18 @@ type Requests struct {
 	err    error       // its failure
 }
 
-// persistent is a request with all its repetitions.
+// persistent is a request together with its retries.
 type persistent struct{ tries int }
 
-// Failure returns the last failure of a request that is being repeated, or nil.
+// Failure returns the last failure of a request that is still being retried, or nil.
 func (r *Requests) Failure() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.err
 }
 
-// failed notes that a request for name has failed and will be repeated. It warns of the first
-// failure, and then every warnEvery.
+// failed records that a request for name has failed and will be retried. It logs a warning at the
+// first failure, and then every warnEvery.
 func (r *Requests) failed(q *persistent, name string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,7 +46,7 @@ func (r *Requests) failed(q *persistent, name string, err error) {
 	}
 }
 
-// ended notes that a request is no longer repeated.
+// ended records that a request is no longer retried.
 func (r *Requests) ended(q *persistent) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,8 +55,8 @@ func (r *Requests) ended(q *persistent) {
 	}
 }
 
-// stopped returns an error that is ErrStopped, and names the failure from which the request did not
-// recover.
+// stopped returns an error that is ErrStopped. If a request was still being retried, the error
+// names its failure.
 func (r *Requests) stopped() error {
 	if err := r.Failure(); err != nil {
 		return stopped{err}
@@ -64,15 +64,15 @@ func (r *Requests) stopped() error {
 	return ErrStopped
 }
 
-// stopped is ErrStopped with the failure of a request that was still being repeated when the
-// context ended.
+// stopped is ErrStopped with the failure of a request that was still being retried when the context
+// ended.
 type stopped struct{ failure error }
 
 func (stopped) Error() string        { return ErrStopped.Error() }
 func (stopped) Is(target error) bool { return target == ErrStopped }
 
-// FailureOf returns the failure in err, an ErrStopped, of a request that was still being repeated.
-// It returns nil if there is none.
+// FailureOf returns the failure of a request that was still being retried, if err is an ErrStopped
+// with one. Otherwise it returns nil.
 func FailureOf(err error) error {
 	if s := (stopped{}); errors.As(err, &s) {
 		return s.failure

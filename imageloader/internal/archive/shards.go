@@ -14,10 +14,10 @@ import (
 // ShardPaths returns the paths of the shards of the archive at path. A file, a directory or a URL
 // has one shard, the path itself.
 //
-// In any other path, {a,b} stands for a or b, and {000..015} for each number of the range, as in a
-// shell. A resulting path with *, ? or [ is a pattern for file names. If ignore is not nil, a
-// pattern leaves out the files for which ignore returns true. Shards keep the order of the expanded
-// path. The files of a pattern are sorted by name.
+// In any other path, {a,b} is expanded to a and b, and {000..015} to the numbers in that range, as
+// in a shell. If a resulting path has a *, ? or [, it is a pattern for file names. A pattern skips
+// the files for which ignore returns true, unless ignore is nil. The shards are in the order of the
+// expanded paths, and the files that match a pattern are sorted by name.
 func ShardPaths(path string, ignore func(path string) bool) ([]string, error) {
 	if !strings.ContainsAny(path, "{*?[") {
 		return []string{path}, nil
@@ -91,7 +91,7 @@ func expandBraces(s string, list []string) ([]string, error) {
 }
 
 // matchBrace returns the position of the } that closes the { at open, or -1, and the positions of
-// the commas between them outside of inner braces.
+// the commas between them that are not in inner braces.
 func matchBrace(s string, open int) (commas []int, end int) {
 	depth := 0
 	for i := open; i < len(s); i++ {

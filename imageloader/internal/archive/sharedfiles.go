@@ -6,7 +6,7 @@ import (
 )
 
 // maxIdleShards is the maximum number of open shards that no reader uses. Each reader may have one
-// more shard open. This limits the open files of an archive of thousands of shards.
+// more shard open. The limit matters for archives with thousands of shards.
 const maxIdleShards = 32
 
 // sharedFiles are the shards of an archive that readers have opened, by number.
@@ -17,14 +17,14 @@ type sharedFiles struct {
 }
 
 type sharedFile struct {
-	open  sync.Once // outside of the lock, because a server may be slow
+	open  sync.Once // without holding mu, because a server may be slow
 	file  File
 	err   error
 	users int
 }
 
-// acquire opens a shard, unless it is already open. Any number of goroutines may call ReadAt of the
-// file until they call release.
+// acquire opens a shard, unless it is already open. Any number of goroutines may call the file's
+// ReadAt until they call release.
 func (s *sharedFiles) acquire(shard int, open func(shard int) (File, error)) (File, error) {
 	s.mu.Lock()
 	f := s.files[shard]
@@ -48,7 +48,7 @@ func (s *sharedFiles) acquire(shard int, open func(shard int) (File, error)) (Fi
 	return f.file, nil
 }
 
-// release ends the use of a shard. It is called once for each acquire without an error, and before
+// release ends the use of a shard. It must be called once for each successful acquire, and before
 // close.
 func (s *sharedFiles) release(shard int) {
 	s.mu.Lock()
@@ -63,7 +63,7 @@ func (s *sharedFiles) release(shard int) {
 	}
 	s.idle = append(s.idle, shard)
 	if len(s.idle) > maxIdleShards {
-		_ = s.files[s.idle[0]].file.Close() // nothing was written
+		_ = s.files[s.idle[0]].file.Close() // only read
 		delete(s.files, s.idle[0])
 		s.idle = slices.Delete(s.idle, 0, 1)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// Source is an archive that is not a local file, such as an object of a store or a file of an HTTP
+// Source is an archive that is not a local file, such as an object in a store or a file on an HTTP
 // server. Config.OpenSource opens it (imageloader's Options.OpenSource). Package imageloader/blob
 // has a Source for S3, Google Cloud Storage and Azure.
 //
@@ -20,13 +20,13 @@ import (
 type Source interface {
 	// Info describes the version that was opened.
 	Info() SourceInfo
-	// ReadRange reads n bytes (at least 1) from offset on. All of them are in the archive. They
-	// must be of the opened version. If there is another version by now, ReadRange returns
-	// ErrSourceChanged. Several goroutines may call it at the same time. When ctx ends, which may
-	// be after the call, reading fails. The caller always closes the reader.
+	// ReadRange reads n bytes (at least 1) starting at offset. The caller asks only for bytes
+	// within the archive. They must be of the opened version: if that has been replaced, ReadRange
+	// returns ErrSourceChanged. It must be safe for concurrent use. Reads must fail once ctx is
+	// done, also after ReadRange has returned. The caller always closes the reader.
 	//
 	// A reader that returns io.EOF after at least one byte has sent a shorter range, and the caller
-	// requests the rest at once. For a broken connection it returns another error, such as
+	// requests the rest at once. For a broken connection it must return another error, such as
 	// io.ErrUnexpectedEOF.
 	//
 	// After an error the caller requests the range again, at least 6 times and for at least 2
@@ -45,8 +45,8 @@ type SourceInfo struct {
 	Version string // the store's name for this version, for example an ETag; "": none
 }
 
-// changed compares two descriptions of a file, or of all shards of an archive. If they are of
-// different versions, it returns an error that wraps ErrSourceChanged and describes the difference.
+// changed compares two descriptions of a file, or of all shards of an archive. If they describe
+// different versions, it returns an error that wraps ErrSourceChanged and names the difference.
 // Otherwise it returns nil.
 func changed(path string, now, before SourceInfo) error {
 	var difference string
@@ -74,11 +74,12 @@ func IsURL(path string) bool {
 	return found && scheme != "" && strings.Trim(scheme, letters) == ""
 }
 
-// Shown returns the path of an archive or a shard for messages. It removes secrets from a URL.
+// Shown returns the path of an archive or a shard as messages show it. It removes secrets from a
+// URL.
 func Shown(path string) string { return printable.Archive(path) }
 
-// opener returns a function that opens shards until ctx ends. again reports that the archive has
-// been open before.
+// opener returns a function that opens shards until ctx is done. again reports that the archive was
+// open before.
 func (c Config) opener(ctx context.Context) func(path string, again bool) (File, error) {
 	if c.OpenFile == nil {
 		c.OpenFile = openFile
@@ -101,7 +102,7 @@ func (c Config) opener(ctx context.Context) func(path string, again bool) (File,
 	}
 }
 
-// OpenFile opens a regular file or a URL, in the same way as an archive's shards.
+// OpenFile opens a regular file or a URL in the same way as an archive's shards.
 func OpenFile(ctx context.Context, path string, c Config) (File, error) {
 	if IsURL(path) {
 		return c.opener(ctx)(path, c.Again)
@@ -109,9 +110,9 @@ func OpenFile(ctx context.Context, path string, c Config) (File, error) {
 	return safefile.Open(path)
 }
 
-// Changed compares an open archive with an earlier description of it. If the version differs, it
-// returns an error that wraps ErrSourceChanged and describes the difference. Otherwise it returns
-// nil.
+// Changed compares an open archive with an earlier description of it. If they describe different
+// versions, it returns an error that wraps ErrSourceChanged and names the difference. Otherwise it
+// returns nil.
 func (a *Archive) Changed(before fs.FileInfo) error {
 	if err := changed(a.path, describe(a.info), describe(before)); err != nil {
 		return fmt.Errorf("imageloader: %s: %w", a.Path(), err)

@@ -27,7 +27,7 @@ func (r *contextReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ratioReader fails if a stream inflates to more than an archive of images can.
+// ratioReader fails if a stream inflates to more bytes than an archive of images can.
 type ratioReader struct {
 	reader io.Reader
 	packed *contextReader
@@ -42,8 +42,8 @@ func (r *ratioReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stream is a tar stream. It counts its bytes, can take back one block, and keeps the last block
-// that it returned.
+// stream is a tar stream. It counts its bytes, and one block can be pushed back. It keeps the last
+// block that it returned.
 type stream struct {
 	reader io.Reader
 	offset int64
@@ -75,7 +75,8 @@ func (s *stream) unread(block []byte) {
 	s.offset -= int64(len(block))
 }
 
-// seekableStream is the stream of a plain tar: archive/tar seeks over the content of members.
+// seekableStream is the stream of a plain tar. It lets archive/tar seek past the content of
+// members.
 type seekableStream struct {
 	stream
 	file io.Seeker

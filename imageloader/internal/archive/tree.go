@@ -15,8 +15,8 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// tree walks the files below a directory, in each directory in the order of the names. It follows
-// symbolic links to files and to directories, as torchvision's ImageFolder does.
+// tree walks the files below a directory. It visits each directory in the order of names, and
+// follows symbolic links to files and directories, as torchvision's ImageFolder does.
 type tree struct {
 	ctx    context.Context
 	root   string
@@ -38,8 +38,8 @@ func (t *tree) walk() error {
 	return t.list("", []fs.FileInfo{info})
 }
 
-// list lists the files of a directory, whose path below the root is name. above has the directories
-// on the way to it, itself included.
+// list lists the files of a directory. name is its path below the root. above has the directories
+// on the way to it, including itself.
 func (t *tree) list(name string, above []fs.FileInfo) error {
 	entries, err := os.ReadDir(filepath.Join(t.root, filepath.FromSlash(name)))
 	if err != nil {
@@ -56,7 +56,7 @@ func (t *tree) list(name string, above []fs.FileInfo) error {
 	return nil
 }
 
-// add adds a file, or all files of a directory.
+// add adds a file, or all files below a directory.
 func (t *tree) add(name string, entry fs.DirEntry, above []fs.FileInfo) error {
 	if t.count++; t.count > MaxMembers {
 		return fmt.Errorf("more than %d files and folders", MaxMembers)
@@ -84,7 +84,7 @@ func (t *tree) add(name string, entry fs.DirEntry, above []fs.FileInfo) error {
 	return nil
 }
 
-// leadsNowhere reports whether an error says that the target of a link does not exist.
+// leadsNowhere reports whether an error says that a link's target does not exist.
 func leadsNowhere(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
 }
@@ -116,7 +116,7 @@ func (t *tree) read(p []byte) error {
 
 func (t *tree) close() {
 	if t.file != nil {
-		_ = t.file.Close() // nothing was written
+		_ = t.file.Close() // only read
 		t.file = nil
 	}
 }

@@ -6,8 +6,8 @@ import (
 )
 
 // packWindow packs the used bytes of a window. For each run of used bytes it stores two varints,
-// the number of bytes left out since the previous run and the length of the run, and then the run's
-// bytes. A gap of up to 3 bytes costs less than a new run, and is stored.
+// the number of unused bytes since the previous run and the length of the run, and then the run's
+// bytes. It stores gaps of up to 3 bytes as well, because a new run would cost more.
 func packWindow(window []byte, used []uint64) []byte {
 	var packed []byte
 	from, to := -1, 0 // the current run
@@ -50,8 +50,8 @@ func appendUvarint(b []byte, v uint64) []byte {
 
 var errWindow = errors.New("damaged window of an inflate checkpoint")
 
-// unpackWindow is the inverse of packWindow. Bytes that were left out become 0. It writes only
-// inside of window, with any content of packed.
+// unpackWindow is the inverse of packWindow. Unused bytes become 0. It never writes outside of
+// window, whatever packed contains.
 func unpackWindow(packed, window []byte) error {
 	clear(window)
 	at := 0
