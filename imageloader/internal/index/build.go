@@ -8,9 +8,10 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Build reads a newly opened archive to its end, makes its index and writes the index file, if
-// possible. It fails if there is no sample. If another process makes the index, Build waits for it,
-// as long as that process runs and the archive's context lasts, and loads it.
+// Build reads a newly opened archive to its end, builds its index and writes the index file, if
+// possible. It fails if there are no samples. If another process is already building the index,
+// Build waits for it and loads the result. It waits until that process stops or the archive's
+// context is done.
 func Build(a *archive.Archive, c Config) (*Index, error) {
 	m, x, err := makeOrWait(a, &c, true)
 	if x != nil || err != nil {
@@ -30,7 +31,7 @@ func Build(a *archive.Archive, c Config) (*Index, error) {
 	return x, nil
 }
 
-// build is Build without other processes, and without contents that only fit as they are known now.
+// build implements Build without regard to other processes, and without holdAfter.
 func build(a *archive.Archive, c Config) (*Index, error) {
 	b, err := scan(a, c)
 	if err != nil {
@@ -45,26 +46,26 @@ func build(a *archive.Archive, c Config) (*Index, error) {
 		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
 	}
 	if x.Len() == 0 {
-		_ = x.Close() // no entry points were kept
+		_ = x.Close() // it has no entry points to save
 		return nil, x.noSamples(a.Path(), a.Position(), &c)
 	}
 	x.logMixedLabels(a.Path(), &c)
 	return x, nil
 }
 
-// holdAfter holds the samples in memory, if the samples alone fit, which is known only now. A
-// loader that finds the index would hold them too, and both loaders must have the same order of
-// epochs.
+// holdAfter keeps the samples in memory if they turn out to fit without the archive's other
+// members. A loader that loads the index file would keep them too, and both loaders must have the
+// same order of epochs.
 func holdAfter(a *archive.Archive, x *Index, c *Config) error {
 	again, err := a.Reopen()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = again.Close() }() // nothing was written
+	defer func() { _ = again.Close() }() // only read
 	return x.hold(again, c.HoldBytes, c.MaxSampleBytes)
 }
 
-// scan walks an archive only for its index. The caller closes the builder.
+// scan walks an archive only to index it. The caller closes the Builder.
 func scan(a *archive.Archive, c Config) (*Builder, error) {
 	began := time.Now()
 	c.Logger.Info("scanning archive", "archive", a.Path(), "bytes", a.Info().Size())
@@ -96,22 +97,22 @@ func scan(a *archive.Archive, c Config) (*Builder, error) {
 	return b, nil
 }
 
-// Report describes an index that Make has made.
+// Report describes an index that Make has built.
 type Report struct {
-	File        string // path of the index
-	Bytes       int64  // its size
+	File        string // path of the index file
+	Bytes       int64  // size of the index file
 	Samples     int
 	Classes     int
 	Checkpoints int // of gzip files
-	// Random reports whether samples can be read in any order. Work is the number of bytes that are
-	// then read or inflated for each byte of a sample, or 0 if the archive can be read only in its
-	// own order.
+	// Random reports whether samples can be read in any order. Work is the average number of bytes
+	// to read or inflate for each byte of a sample that is read in any order, or 0 if the archive
+	// can only be read in its own order.
 	Random bool
 	Work   float64
 }
 
-// Make reads a newly opened archive to its end and writes its index file, whether or not one
-// exists. It waits for no other process, but others that need the index wait for Make.
+// Make reads a newly opened archive to its end and writes its index file, even if there is one
+// already. It waits for no other process, but processes that need the index wait for Make.
 func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 	m, _, err := makeOrWait(a, &c, false)
 	if err != nil {
@@ -141,7 +142,7 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 	}
 	switch {
 	case c.List != nil:
-		classes, _, _ := c.List.classes(&c) // survey has found no error
+		classes, _, _ := c.List.classes(&c) // survey has already checked for errors
 		r.Classes = len(classes)
 	case c.Pairs == nil:
 		classes, _, _ := b.dirs.labels()
@@ -153,7 +154,7 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 		return nil, errors.New("imageloader: " + a.Path() +
 			": the index can't be written, neither beside the archive nor in the cache folder: give another place for it")
 	}
-	defer func() { _ = s.close() }() // no entry points were kept
+	defer func() { _ = s.close() }() // it has no entry points to save
 	info, err := s.file.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: %w", err)

@@ -9,47 +9,47 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// Builder collects an index member by member. It records the images of all directories, with or
-// without given classes, so that one sidecar serves both cases.
+// Builder collects an index member by member. It records the images of all directories, even if
+// classes are given, so that one index file serves both cases.
 //
-// The records are in spools, so that a Builder takes the same memory for any archive, except for
-// contents that are held.
+// The records are in spools, so that a Builder needs the same amount of memory for any archive,
+// except for contents that it keeps in memory.
 type Builder struct {
-	file    string // the archive, for errors
+	file    string // the archive, for error messages
 	config  Config
 	dirs    *directories
 	web     *webGroup // nil: directories are classes
-	samples int       // if directories are classes: the number of members that are samples
+	samples int       // if directories are classes: the number of samples among the members
 	ignored int
 	orphans int // images without a class
 	clues   clues
-	// unlisted are these images with a list.
+	// unlisted has the images that a list does not name.
 	unlisted unlisted
-	// orphansNamed has the first images without a label of WebDataset.
+	// orphansNamed has the first images that have no WebDataset label.
 	orphansNamed []Orphan
-	seconds      int    // ignored images that share a WebDataset group with a sample
-	second       string // name of the first of them
+	seconds      int    // ignored images whose WebDataset group already has a sample
+	second       string // member name of the first of them
 	lone         int    // WebDataset labels without an image
-	firstLone    string // name of the first of them
+	firstLone    string // member name of the first of them
 
 	count    int    // members
-	last     record // the newest member, still incomplete and not yet in members
+	last     record // the latest member, still incomplete and not yet in members
 	lastName []byte
 	lastHead header
-	marked   int // checkpoints
-	// The large sections of the index file.
+	marked   int // number of checkpoints
+	// the large sections of the index file
 	members, names, headers, marks, windows spool
 
-	// labelsOnly has nothing collected for an index: only labels and counts.
+	// labelsOnly collects only labels and counts, and no records for an index.
 	labelsOnly bool
-	// onGroup takes the number of the label of each WebDataset group with an image, -1 if the group
-	// has no label; nil: nothing takes it.
+	// onGroup, if not nil, is called with the label number of each WebDataset group that has an
+	// image, or -1 if the group has no label.
 	onGroup func(label int32) error
 
-	keeping   bool // contents, in held
+	keeping   bool // contents are kept, in held
 	held      [][]byte
 	arena     *arena.Arena // memory of held; nil before the first content
-	given     bool         // an Index frees the arena
+	given     bool         // an Index now owns the arena
 	heldBytes int64
 }
 
@@ -72,39 +72,40 @@ func NewBuilder(path string, c Config) (*Builder, error) {
 	return b, nil
 }
 
-// Labels describes classes and labels after the archive was read to its end.
+// Labels describes the classes and labels of an archive that has been read to its end.
 type Labels struct {
 	Classes []string
-	// OfDirectory has the label of each directory by number, or -1 for a directory that is not a
-	// class, whose members are not samples.
+	// OfDirectory has the label of each directory by number. It is -1 for a directory that is not a
+	// class, so its members are not samples.
 	OfDirectory []int32
 	Ignored     int // number of members that are not samples
-	Orphans     int // number of images without a class among them
-	// OrphansNamed are the first images without a label of WebDataset.
+	Orphans     int // number of ignored members that are images without a class
+	// OrphansNamed are the first images that have no WebDataset label.
 	OrphansNamed []Orphan
-	// Odd is the number of the first label of WebDataset that is an error, or -1 without an error.
+	// Odd is the number of the first WebDataset label that is an error, or -1.
 	Odd     int
 	LeftOut []LeftOut
 }
 
-// Labels returns the labels of all collected members. With WebDataset, a directory is a label.
+// Labels returns the labels of all collected members. With WebDataset, each directory in the result
+// stands for a label.
 func (b *Builder) Labels() Labels {
 	l := Labels{Ignored: b.ignored, Orphans: b.orphans, OrphansNamed: b.orphansNamed, Odd: -1, LeftOut: b.leftOut()}
 	if b.config.List != nil {
-		l.Classes, l.OfDirectory, _ = b.config.List.classes(&b.config) // NewBuilder has found no error
+		l.Classes, l.OfDirectory, _ = b.config.List.classes(&b.config) // NewBuilder has already checked for errors
 		return l
 	}
 	l.Classes, l.OfDirectory, l.Odd = b.dirs.labels()
 	return l
 }
 
-// Directory returns the name of a directory, or with WebDataset a label, by its number.
+// Directory returns the name of a directory, or with WebDataset of a label, by its number.
 func (b *Builder) Directory(number int) string { return b.dirs.names[number] }
 
-// Samples returns the number of collected samples, if directories are classes.
+// Samples returns the number of samples collected so far, if directories are classes.
 func (b *Builder) Samples() int { return b.samples }
 
-// Orphans returns the number of images without a class.
+// Orphans returns the number of images without a class so far.
 func (b *Builder) Orphans() int { return b.orphans }
 
 // spools returns the spools of the large sections.
@@ -112,14 +113,15 @@ func (b *Builder) spools() []*spool {
 	return []*spool{&b.members, &b.names, &b.headers, &b.marks, &b.windows}
 }
 
-// spoolTo makes the builder use files from create. With nil it uses only memory.
+// spoolTo makes the Builder put its spools into files from create. If create is nil, they stay in
+// memory.
 func (b *Builder) spoolTo(create func() (*os.File, error)) {
 	for _, s := range b.spools() {
 		s.create = create
 	}
 }
 
-// Close drops all collected records and contents.
+// Close frees all collected records and contents.
 func (b *Builder) Close() {
 	for _, s := range b.spools() {
 		s.close()
@@ -129,7 +131,7 @@ func (b *Builder) Close() {
 	}
 }
 
-// room returns memory for a content to hold.
+// room returns memory for a content to keep.
 func (b *Builder) room(size int64) []byte {
 	if b.arena == nil {
 		b.arena = arena.New()
@@ -137,10 +139,11 @@ func (b *Builder) room(size int64) []byte {
 	return b.arena.Alloc(int(size))
 }
 
-// wants reports whether the content of a member of this size would still be held in memory.
+// wants reports whether a content of this size can still be kept in memory.
 func (b *Builder) wants(size int64) bool { return b.keeping && b.heldBytes+size <= b.config.HoldBytes }
 
-// hold keeps the newest member's content. The first content without room drops all contents.
+// hold keeps the latest member's content. The first content that does not fit makes the Builder
+// drop all contents.
 func (b *Builder) hold(data []byte, size int64) {
 	if !b.wants(size) {
 		b.keeping, b.held = false, nil
@@ -152,7 +155,7 @@ func (b *Builder) hold(data []byte, size int64) {
 	b.heldBytes += size
 }
 
-// sum sets the checksum of the newest member. flag tells its kind: recordSummed or recordBlock.
+// sum sets the checksum of the latest member. flag is its kind: recordSummed or recordBlock.
 func (b *Builder) sum(crc uint32, flag uint8) {
 	b.last.crc = crc
 	b.last.flags |= flag
@@ -166,9 +169,9 @@ func (b *Builder) mark(shard int, c archive.Checkpoint) {
 	b.marked++
 }
 
-// add records a member, whose first bytes are magic, if it is a sample: it claims to be an image,
-// and is in a directory that is a class. It returns the sample's number and, with given classes,
-// the label. The number is -1 for any other member.
+// add records a member that may be a sample: it looks like an image and, if directories are
+// classes, is in a directory that may be a class. magic is the member's first bytes. add returns
+// the member's number and, with given classes, its label. The number is -1 for all other members.
 func (b *Builder) add(m *archive.Member, magic []byte) (number, label int, err error) {
 	class, image := classOf(m.Name), claims(m, magic)
 	if class == "" {
@@ -197,8 +200,8 @@ func (b *Builder) add(m *archive.Member, magic []byte) (number, label int, err e
 	return number, int(given), nil
 }
 
-// ignore counts a member that is no sample. It notes a link or an archive that may stand for a
-// class.
+// ignore counts a member that is not a sample. It records a link or an archive, because the user
+// may have meant it as a class.
 func (b *Builder) ignore(m *archive.Member, image bool) (number, label int, err error) {
 	b.ignored++
 	if image {
@@ -207,7 +210,7 @@ func (b *Builder) ignore(m *archive.Member, image bool) (number, label int, err 
 	return -1, 0, b.dirs.noteLeftOut(m)
 }
 
-// record makes a member the newest member.
+// record makes a member the latest member.
 func (b *Builder) record(m *archive.Member, dir int32, flags uint8) (number int, err error) {
 	b.flush()
 	if b.names.size()+int64(len(m.Name)) > math.MaxUint32 {
@@ -228,14 +231,14 @@ func (b *Builder) record(m *archive.Member, dir int32, flags uint8) (number int,
 	return b.count - 1, nil
 }
 
-// drop removes the newest member.
+// drop removes the latest member.
 func (b *Builder) drop() {
 	b.count--
 	b.lastName = b.lastName[:0]
 	b.held = b.held[:min(len(b.held), b.count)]
 }
 
-// flush moves the newest member to the other members.
+// flush adds the latest member to members.
 func (b *Builder) flush() {
 	if b.labelsOnly || b.members.size() == int64(b.count)*memberBytes {
 		return
@@ -246,7 +249,7 @@ func (b *Builder) flush() {
 	b.headers.write(b.lastHead[:])
 }
 
-// sections returns the large sections, as the sidecar will have them.
+// sections returns the large sections, as the index file will have them.
 func (b *Builder) sections() map[uint32]section {
 	b.flush()
 	return map[uint32]section{

@@ -7,8 +7,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Finish writes the index file of an archive that was walked to its end, and makes the Index from
-// the file, or from the builder's spools if the file can't be written.
+// Finish writes the index file of an archive that has been walked to its end, and makes the Index
+// from the file. If the file can't be written, it makes the Index from the Builder's spools.
 func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 	formats := make([]string, len(a.Shards()))
 	for i, s := range a.Shards() {
@@ -24,7 +24,7 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 				}
 			}
 		}
-		_ = s.close() // no entry points were kept
+		_ = s.close() // it has no entry points to save
 		if wrongLabel(err) {
 			return nil, err
 		}
@@ -33,8 +33,8 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 	return b.index(a, formats, b.sections())
 }
 
-// writeFile writes the sidecar of an archive that was walked to its end, in the first place where
-// it can, and opens the sidecar. It returns nil if no place can be written.
+// writeFile writes the index file of an archive that has been walked to its end into the first
+// place that is writable, and opens it. It returns nil if no place is.
 func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 	paths, log := indexPaths(&b.config, a), b.config.Logger
 	if b.count == 0 || len(paths) == 0 {
@@ -60,7 +60,7 @@ func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 		s.saving = saving{create: spoolBeside(paths), log: log}
 		for _, older := range paths[i+1:] {
 			if CheckFile(older) == nil {
-				_ = os.Remove(older) // if it stays, it is checked and not used
+				_ = os.Remove(older) // if it stays, Load checks it and does not use it
 			}
 			s.saving.elsewhere = append(s.saving.elsewhere, otherPlace{older, nil})
 		}
@@ -69,7 +69,7 @@ func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 	return nil
 }
 
-// labelError returns the error of labels from which no index can be made.
+// labelError returns an error if the labels are unusable for an index.
 func (b *Builder) labelError(a *archive.Archive) error {
 	formats := make([]string, len(a.Shards()))
 	for i, s := range a.Shards() {
@@ -82,8 +82,8 @@ func (b *Builder) labelError(a *archive.Archive) error {
 	return err
 }
 
-// survey returns the number of samples, and the work, that an Index of the collected members would
-// have.
+// survey returns the number of samples and the work (see Index.Work) of an Index of the collected
+// members.
 func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err error) {
 	sections := b.sections()
 	_, label, odd := b.dirs.labels()
@@ -117,7 +117,8 @@ func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err err
 	return samples, w.work(), err
 }
 
-// surveyLoaded is survey for images and masks and for lists: directories do not tell their samples.
+// surveyLoaded implements survey for pairs and for lists, where directories do not tell which
+// members are samples. So it loads the members.
 func (b *Builder) surveyLoaded(a *archive.Archive) (samples int, work float64, err error) {
 	x := &Index{}
 	for _, s := range a.Shards() {

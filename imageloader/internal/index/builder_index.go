@@ -9,10 +9,10 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// index makes the Index from sections that were collected in this run or in an earlier run. The
-// archive was read to its end in that run. formats are the formats of its shards.
+// index makes the Index from the sections that this run or an earlier run has collected by reading
+// the archive to its end. formats are the formats of the shards.
 //
-// The sections are untrusted, so every number in them is checked before its use. An error is
+// The sections are untrusted, so every number in them is checked before use. An error is
 // errIndexDamaged, an *UnknownClassError, a *LabelError, or a read error.
 func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint32]section) (*Index, error) {
 	x := &Index{info: a.Info(), ignored: b.ignored, orphans: b.orphans, orphansNamed: b.orphansNamed, clues: b.clues}
@@ -38,7 +38,7 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	return x, nil
 }
 
-// giveContents passes the held contents to x, which then frees them.
+// giveContents passes the contents in memory to x, which then owns them.
 func (b *Builder) giveContents(x *Index) {
 	if !b.keeping || len(b.held) == 0 {
 		return
@@ -52,7 +52,7 @@ func (b *Builder) giveContents(x *Index) {
 	}
 }
 
-// load reads the members, and makes the records of x.
+// load reads the members and makes the records of x.
 func (b *Builder) load(x *Index, sections map[uint32]section) error {
 	switch {
 	case b.config.Pairs != nil:
@@ -77,7 +77,7 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	}
 	w := workMeter{shards: x.shards, next: x.eachMark()}
 	kept := members.names[:0]
-	var wrong error // the error of the first wrong label or class
+	var wrong error // the error for the first wrong label or class
 	lost := b.web == nil && slices.Contains(b.dirs.claimed, false)
 	x.samples = make([]record, 0, sections[sectionMembers].count)
 	for i := 0; ; i++ {
@@ -107,18 +107,18 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		}
 		x.noteNumber(i, cap(x.samples))
 		m.label, m.name = l, uint32(len(kept))
-		kept = append(kept, name...) // never longer than the bytes read of names
+		kept = append(kept, name...) // in place: never longer than the names read so far
 		x.samples = append(x.samples, *m)
 		w.sample(m)
 	}
-	if wrong != nil { // reported only after the section's checksum was right
+	if wrong != nil { // reported only now, when the section's checksum is known to be right
 		return wrong
 	}
 	if odd >= 0 { // a label without a member
 		return errIndexDamaged
 	}
 	x.left = b.leftOut()
-	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept no longer changes
+	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
 	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
 	return nil
 }
@@ -165,8 +165,8 @@ func newMemberReader(shards []shard, directories int, sections map[uint32]sectio
 	return r, r.follow(0)
 }
 
-// next returns the next member and its name, both valid until the next call. It returns nil at the
-// end.
+// next returns the next member and its name. Both are valid until the next call. It returns nil at
+// the end.
 func (r *memberReader) next() (m *record, name []byte, err error) {
 	if !r.more {
 		return nil, nil, nil

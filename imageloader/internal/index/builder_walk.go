@@ -6,34 +6,34 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Found is a sample, or an image of WebDataset without a label, that a walk has reached.
+// Found is a sample, or an image without a WebDataset label, that a walk has reached.
 type Found struct {
 	archive.Member
-	Index    int // among the samples
-	Label    int // with given classes
-	Dir      int // the number of its directory: see Labels
+	Index    int // number among the samples
+	Label    int // only with given classes
+	Dir      int // number of its directory: see Labels
 	Position int // its ordinal among all members and directories of the archive, from 1
 	Group    int // the ordinal of its WebDataset group, from 1
 }
 
-// Visitor receives the samples of a walk, in order. If the classes are given, it knows each label
-// at once, and otherwise only at the end of the archive. With WebDataset's labels, WalkLabels
-// visits the image of each group when the group has ended. It also visits images without a label
-// and the less preferred images of a group. These have Dir -1 and are not samples.
+// Visitor receives the samples of a walk, in order. Their labels are known at once only if classes
+// are given, and otherwise at the end of the archive. With WebDataset, WalkLabels visits the image
+// of a group at the end of the group. It also visits images without a label, and the images of a
+// group that are not its sample. These have Dir -1.
 type Visitor interface {
-	// Buffer returns memory of the sample's size for its content, or nil if the content is not
-	// wanted.
+	// Buffer returns memory for the sample's content, of its size, or nil if the content is not
+	// needed.
 	Buffer(f *Found) ([]byte, error)
-	// Visit takes the sample, after its content has been read into the buffer.
+	// Visit is called after the sample's content has been read into the buffer.
 	Visit(f *Found, data []byte) error
 }
 
 // Walk reads the archive to its end, calls v for the samples, and collects the records of an index.
 // v may be nil.
 //
-// The samples of a plain .tar and of a directory can be read in any order without an index's help.
-// Walk reads only their headers, unless v wants the contents, so their records have no checksums.
-// It computes the checksum of every recorded member of a compressed shard.
+// The samples of a plain .tar or a directory can be read in any order without checkpoints. Walk
+// reads only their headers, unless v needs the contents, so their records have no checksums. In a
+// compressed shard, Walk computes the checksum of every recorded member.
 func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 	b.spoolTo(spoolBeside(indexPaths(&b.config, a)))
 	if err := a.Checkpoints(b.mark); err != nil {
@@ -47,8 +47,8 @@ func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 	return nil
 }
 
-// WalkLabels reads the archive to its end and calls v for the samples, but collects no records: the
-// Builder only has the Labels at the end.
+// WalkLabels reads the archive to its end and calls v for the samples, but collects no records. At
+// the end the Builder only has the Labels.
 func (b *Builder) WalkLabels(a *archive.Archive, v Visitor) error {
 	b.labelsOnly = true
 	w := walk{b: b, a: a, visitor: v}
@@ -61,19 +61,19 @@ func (b *Builder) WalkLabels(a *archive.Archive, v Visitor) error {
 	return w.run()
 }
 
-// walk is a walk over an archive.
+// walk is a walk through an archive.
 type walk struct {
 	b       *Builder
 	a       *archive.Archive
 	visitor Visitor // may be nil
-	record  bool    // collects records for an index
+	record  bool    // collect records for an index
 	found   Found
-	// waiting is the image of a WebDataset group whose label is not known yet, and waitingData its
+	// waiting is the image of a WebDataset group whose label is not known yet. waitingData is its
 	// content.
 	waiting     Found
 	waitingData []byte
-	samples     int    // of the groups that have ended, or of the list
-	listed      []bool // rows of the list that were met
+	samples     int    // in the groups that have ended, or in the list
+	listed      []bool // rows of the list whose member was found
 }
 
 func (w *walk) run() error {
@@ -111,7 +111,7 @@ func (w *walk) run() error {
 	return nil
 }
 
-// add adds a member to the builder and to w.found. The number is -1 if the member can't be a
+// add adds a member to the Builder and to w.found. The number is -1 if the member can't be a
 // sample.
 func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b, a := w.b, w.a
@@ -137,8 +137,7 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	return w.addWeb(m, magic)
 }
 
-// addOfList adds a member to w.found if the list names it, with the number of its label as its
-// directory.
+// addOfList adds a member to w.found if the list names it. Dir is the number of its label.
 func (w *walk) addOfList(m *archive.Member, magic []byte) (number int) {
 	list := w.b.config.List
 	row, listed := list.byPath[m.Name]
@@ -168,7 +167,7 @@ func (w *walk) endGroup(label int32) error {
 	return w.visitor.Visit(&f, data)
 }
 
-// visit reads the newest member as far as needed, completes its record, and passes it to the
+// visit reads as much of the latest member as necessary, completes its record, and passes it to the
 // visitor.
 func (w *walk) visit() error {
 	b, a, f := w.b, w.a, &w.found
@@ -193,7 +192,7 @@ func (w *walk) visit() error {
 	return err
 }
 
-// content returns the newest member's content if the visitor or the index wants it.
+// content returns the latest member's content, or nil if neither the visitor nor the index needs it.
 func (w *walk) content() ([]byte, error) {
 	b, a, f := w.b, w.a, &w.found
 	sample := f.Index >= 0
@@ -205,7 +204,7 @@ func (w *walk) content() ([]byte, error) {
 			return nil, err
 		}
 	case w.visitor == nil && !a.Streamed():
-		b.keeping = false // no contents need to be held
+		b.keeping = false // no need to keep contents in memory
 	case w.visitor == nil && sample && f.Size <= b.config.MaxSampleBytes && b.wants(f.Size):
 		data = b.room(f.Size)
 	}
@@ -215,8 +214,8 @@ func (w *walk) content() ([]byte, error) {
 	return data, a.Content(data)
 }
 
-// summarise completes the record of the newest member from its content. If data is nil, it reads as
-// much as needed.
+// summarise completes the record of the latest member from its content. If data is nil, it reads as
+// much as necessary.
 func (w *walk) summarise(data []byte) error {
 	b, a, f := w.b, w.a, &w.found
 	image := b.last.flags&recordImage != 0
@@ -246,7 +245,7 @@ func (w *walk) summarise(data []byte) error {
 	if f.Index >= 0 && f.Size > 0 && f.Size <= b.config.MaxSampleBytes {
 		if w.visitor != nil && b.wants(f.Size) {
 			kept := b.room(f.Size)
-			copy(kept, data) // a copy, because the buffer is the visitor's
+			copy(kept, data) // the visitor owns the buffer
 			data = kept
 		}
 		b.hold(data, f.Size)

@@ -11,12 +11,12 @@ import (
 // webGroup collects the members of one WebDataset sample: see [Groups].
 type webGroup struct {
 	groups  Groups
-	keys    digests // of the shard's groups with an image or a label
-	members digests // of the group: keys with extensions
+	keys    digests // keys of the shard's groups that have an image or a label
+	members digests // the group's members: keys with extensions
 
 	label   webLabel
-	noField bool // a .json without a label is among its members
-	image   int  // number of its member; -1: none yet
+	noField bool // the group has a .json without a label
+	image   int  // number of the image's member; -1: none yet
 	rank    int  // of the image: see webRank
 	keyed   bool // its key is in keys
 }
@@ -26,23 +26,23 @@ func newWebGroup() *webGroup {
 	return &webGroup{image: -1, keys: digests{seed: seed}, members: digests{seed: seed}}
 }
 
-// next makes g empty, for the group of the next member.
+// next resets g for the group of the next member.
 func (g *webGroup) next() {
 	*g = webGroup{groups: g.groups, image: -1, keys: g.keys, members: g.members}
 	g.members.clear()
 }
 
-// Groups numbers the WebDataset groups of an archive. Members must be given in order. A group is
-// the consecutive members of one shard whose paths are equal up to the first dot of the last part.
+// Groups numbers the WebDataset groups of an archive, whose members must be passed in order. A
+// group is a run of consecutive members of one shard whose paths are equal up to the first dot in
+// the base name.
 type Groups struct {
 	shard int
 	key   string
 	n     int
 }
 
-// Next takes the next member and returns the ordinal of its group, from 1. It returns 0 for a
-// member of no group: a hidden file, or a name without an extension. Such a member does not end a
-// group.
+// Next returns the ordinal, from 1, of the group of the next member m. It returns 0 if m belongs to
+// no group: a hidden file, or a name without an extension. Such a member does not end a group.
 func (g *Groups) Next(m *archive.Member) int {
 	key, _, grouped := webName(m.Name)
 	if !grouped {
@@ -55,11 +55,11 @@ func (g *Groups) Next(m *archive.Member) int {
 	return g.n
 }
 
-// Key returns the key of the group of the last member that is in a group.
+// Key returns the key of the current group.
 func (g *Groups) Key() string { return g.key }
 
-// webName splits a member's path as WebDataset does. grouped is false for a hidden file, and for a
-// name without an extension.
+// webName splits a member's path as WebDataset does. grouped is false for hidden files and for
+// names without an extension.
 func webName(name string) (key, extension string, grouped bool) {
 	slash := strings.LastIndexByte(name, '/') + 1
 	dot := strings.IndexByte(name[slash:], '.')
@@ -69,26 +69,26 @@ func webName(name string) (key, extension string, grouped bool) {
 	return name[:slash+dot], strings.ToLower(name[slash+dot+1:]), true
 }
 
-// webRank ranks an image within its group. The image with the highest rank is the sample. "0.jpg"
-// is preferred to "0.depth", and both to "0.depth.png".
+// webRank ranks an image within its group. The image with the highest rank is the sample: "0.jpg"
+// before "0.depth", and "0.depth" before "0.depth.png".
 func webRank(m *archive.Member, extension string) int {
 	switch {
 	case strings.Contains(extension, "."):
 		return 0
-	case !claims(m, nil): // an image by its first bytes alone
+	case !claims(m, nil): // an image only by its first bytes
 		return 1
 	}
 	return 2
 }
 
-// digests is a set of strings. It keeps 64 bits of each: two of 10 million strings have the same
-// bits once in 400,000 sets.
+// digests is a set of strings. It keeps only 64 bits of each: among 10 million strings, two have
+// the same bits with a probability of 1 in 400,000.
 type digests struct {
 	seed maphash.Seed
 	seen map[uint64]struct{}
 }
 
-// again reports whether a string was added before, and adds it.
+// again adds a string. It reports whether the string was already in the set.
 func (d *digests) again(s string) bool {
 	digest := maphash.String(d.seed, s)
 	if _, found := d.seen[digest]; found {
@@ -101,7 +101,7 @@ func (d *digests) again(s string) bool {
 	return false
 }
 
-// clear empties the set. It keeps the memory of a small set.
+// clear empties the set. It keeps the memory of a small set for reuse.
 func (d *digests) clear() {
 	const small = 16
 	if len(d.seen) > small {
@@ -110,14 +110,14 @@ func (d *digests) clear() {
 	clear(d.seen)
 }
 
-// addWeb is add by the conventions of WebDataset. It sets w.found if the member is the sample of
-// its group, as far as is known.
+// addWeb implements add for WebDataset. It sets w.found if the member is the best image of its
+// group so far.
 func (w *walk) addWeb(m *archive.Member, magic []byte) (number int, err error) {
 	b, g := w.b, w.b.web
 	shard, groups := g.groups.shard, g.groups.n
 	g.groups.Next(m)
 	if g.groups.n != groups {
-		if err := b.closeGroup(); err != nil { // it names its member
+		if err := b.closeGroup(); err != nil { // its error names the member
 			return -1, err
 		}
 		if g.next(); g.groups.shard != shard && !b.config.OneShard {
@@ -163,7 +163,7 @@ func (w *walk) addToGroup(m *archive.Member, magic []byte) (number int, err erro
 	return -1, nil
 }
 
-// keyAgain is the error of a member whose key an earlier group has.
+// keyAgain returns the error for a member whose key an earlier group has.
 func (b *Builder) keyAgain(name, key string) error {
 	if b.config.OneShard {
 		return fmt.Errorf("%q: the key %q has come before, in this shard or another: in one shard the samples would not be told apart: "+
@@ -173,7 +173,7 @@ func (b *Builder) keyAgain(name, key string) error {
 		"follow each other, and each sample needs its own key: sort the members by name, or rename a sample", name, key)
 }
 
-// addImage makes an image the sample of the group, unless the group has a better one.
+// addImage makes an image the group's sample, unless the group has a better one.
 func (w *walk) addImage(m *archive.Member, extension string) (number int, err error) {
 	b, g := w.b, w.b.web
 	rank := webRank(m, extension)
@@ -189,7 +189,7 @@ func (w *walk) addImage(m *archive.Member, extension string) (number int, err er
 		if rank <= g.rank {
 			return -1, nil
 		}
-		b.drop() // it is still the newest member
+		b.drop() // the previous image is still the latest member
 		if b.onGroup != nil {
 			if err := b.onGroup(-1); err != nil {
 				return -1, err
@@ -204,7 +204,7 @@ func (w *walk) addImage(m *archive.Member, extension string) (number int, err er
 	return number, nil
 }
 
-// addLabel reads the label of the group from a member.
+// addLabel reads the group's label from a member.
 func (w *walk) addLabel(m *archive.Member, extension string) error {
 	b, g := w.b, w.b.web
 	if err := checkWebLabel(m, extension); err != nil {
@@ -240,20 +240,20 @@ func (w *walk) addLabel(m *archive.Member, extension string) error {
 	return nil
 }
 
-// whyNoLabel returns the reason why the image of the group has no label.
+// whyNoLabel returns the reason why the group's image has no label.
 func (b *Builder) whyNoLabel() (reason int) {
 	switch g := b.web; {
 	case g.noField && b.dirs.lists:
 		return orphanNoFieldOfList
 	case g.noField:
 		return orphanNoField
-	case g.rank == 0: // a dot in the name may be meant as a part of the key
+	case g.rank == 0: // a dot in the name may be meant as part of the key
 		return orphanDotted
 	}
 	return orphanNoLabel
 }
 
-// closeGroup gives the image of a group its label. An image without a label is not a sample.
+// closeGroup sets the label of the group's image. An image without a label is not a sample.
 func (b *Builder) closeGroup() error {
 	g := b.web
 	if g.image < 0 {
@@ -267,7 +267,7 @@ func (b *Builder) closeGroup() error {
 	if g.label.text == "" {
 		b.addOrphan(string(b.lastName), b.whyNoLabel())
 		b.ignored++
-		b.drop() // it is still the newest member
+		b.drop() // it is still the latest member
 		if b.onGroup != nil {
 			return b.onGroup(-1)
 		}

@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// clues has the first member of each kind, so that errors can tell what an archive without samples
-// contains.
+// clues has the name of the first member of each suspicious kind. If an archive has no samples, the
+// error can then name the likely reason.
 type clues struct {
-	archive string // an archive inside the archive, such as a class of ImageNet or a part of a data set
-	label   string // a label of WebDataset
+	archive string // an archive in the archive, for example a class of ImageNet or a part of a data set
+	label   string // a WebDataset label
 	windows string // a path with backslashes
 }
 
-// note looks at the name of a member.
+// note checks the name of a member.
 func (c *clues) note(name string) {
 	first := func(to *string) {
 		if *to == "" {
@@ -32,8 +32,7 @@ func (c *clues) note(name string) {
 	}
 }
 
-// explain adds a guess to the error of an archive without samples: the archive's likely kind, and
-// the next step.
+// explain adds to the error for an archive without samples the likely reason, and the next step.
 func (c *clues) explain(err error) error {
 	switch {
 	case c.windows != "":

@@ -10,61 +10,62 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Config sets the content of an index and the place of its file.
+// Config sets what an index contains and where its file is.
 type Config struct {
-	// Classes are the directory names (with WebDataset the labels) of labels 0, 1, ... Without
-	// Classes, every directory with an image is a class.
+	// Classes are the directory names (with WebDataset the labels) that have the labels 0, 1, ...
+	// If Classes is empty, every directory with an image is a class.
 	Classes []string
 	// WebDataset reads labels from the other members of an image's group, not from directories.
 	WebDataset bool
-	// OneShard makes a WebDataset key that occurs in several shards an error, because the shards
-	// are to become one.
+	// OneShard makes it an error if a WebDataset key occurs in several shards, because the shards
+	// are to be merged into one.
 	OneShard bool
-	// MultiLabel gives each image of WebDataset a list of labels: see [Index.Labels].
+	// MultiLabel gives each WebDataset image a list of labels: see [Index.Labels].
 	MultiLabel bool
-	// Pairs, if not nil, makes pairs of images and masks the samples: see [Index.Mask]. They have
-	// no classes. It excludes Classes and WebDataset.
+	// Pairs, if not nil, makes pairs of an image and a mask the samples: see [Index.Mask]. They
+	// have no classes. Pairs excludes Classes and WebDataset.
 	Pairs *Pairs
 
-	// List, if not nil, has the samples and their labels. It excludes WebDataset and Pairs.
+	// List, if not nil, has the samples and their labels. List excludes WebDataset and Pairs.
 	List *List
 
 	MaxSampleBytes int64 // larger samples are never read
-	MaxPixels      int64 // the index marks images over this limit; 0: none
-	// HoldBytes is the maximum number of bytes of contents that an index of a stream keeps in
-	// memory. If the samples have more bytes in all, each is read from the archive every time.
+	MaxPixels      int64 // images over this limit are marked in the index; 0: none
+	// HoldBytes is the maximum number of bytes of samples that the index of a compressed archive
+	// keeps in memory. If the samples are larger in total, all of them are read from the archive
+	// each time.
 	HoldBytes int64
 
 	// File is the path of the index file. "" selects the archive's folder, or else the user's cache
 	// folder.
 	File string
-	// NoFile neither reads nor writes an index file.
+	// NoFile disables reading and writing of an index file.
 	NoFile bool
-	// RefuseOtherLabels makes Load fail if there is an index with labels of the other kind
-	// (WebDataset's or directories'). Otherwise Load ignores such an index.
+	// RefuseOtherLabels makes Load fail if it finds an index with labels of the other kind (of
+	// WebDataset or of directories). Otherwise Load ignores such an index.
 	RefuseOtherLabels bool
 
 	Codec    Codec
 	Logger   *slog.Logger
 	Progress func(archive.Progress) // called regularly during a walk; may be nil
 
-	// stall starts a timer for a sign of life from the process that makes the index; nil:
-	// makingStall.
+	// stall starts a timer that runs out if the process that builds the index shows no progress for
+	// too long; nil: makingStall.
 	stall func() <-chan time.Time
 }
 
-// Codec reads the headers of images. Several goroutines may call it.
+// Codec reads the headers of images. It must be safe for concurrent use.
 type Codec interface {
-	// Header reads an image's header from the first bytes, or all bytes, of the image. It fails if
-	// they are too few.
+	// Header reads an image's header from data, the first bytes or all bytes of the image. It fails
+	// if data is too short.
 	Header(data []byte) (imagecapi.Info, error)
 }
 
-// ErrNoSamples means that an archive or an epoch has no sample to deliver.
+// ErrNoSamples means that an archive or an epoch has no samples.
 var ErrNoSamples = errors.New("imageloader: no samples")
 
-// noLabels returns the ErrNoSamples of an archive with labels of WebDataset. orphans is the number
-// of its images without a label, and named are the first of them.
+// noLabels returns the ErrNoSamples for an archive with WebDataset labels. orphans is the number of
+// images without a label, and named has the first of them.
 func noLabels(path string, members, orphans int, named []Orphan) error {
 	detail := "it has no files"
 	switch {
@@ -76,7 +77,7 @@ func noLabels(path string, members, orphans int, named []Orphan) error {
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
 }
 
-// NoSamples returns the ErrNoSamples of an archive. orphans is the number of its images without a
+// NoSamples returns the ErrNoSamples for an archive. orphans is the number of images without a
 // class.
 func NoSamples(path string, members, orphans int) error {
 	detail := "it has no files"
@@ -90,7 +91,7 @@ func NoSamples(path string, members, orphans int) error {
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
 }
 
-// many returns a number with its noun.
+// many returns a number with its noun, in the singular or the plural.
 func many(n int, one, several string) string {
 	if n == 1 {
 		return "1 " + one
@@ -98,8 +99,8 @@ func many(n int, one, several string) string {
 	return fmt.Sprintf("%d %s", n, several)
 }
 
-// noSamples is the ErrNoSamples of an index without samples. members is how many members its
-// archive has, as far as is known.
+// noSamples returns the ErrNoSamples for an index without samples. members is the number of members
+// of its archive that are known.
 func (x *Index) noSamples(path string, members int, c *Config) error {
 	if c.Pairs != nil {
 		return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, x.unpaired)

@@ -8,19 +8,19 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// tarHeaderBytes is the number of bytes first read of a plain tar's member to find its image's
-// header. They nearly always suffice. Otherwise archive.PeekBytes are read. In streams
-// archive.PeekBytes are always read, because streams are inflated anyway.
+// tarHeaderBytes is the number of bytes of a plain tar's member that are read first to find the
+// image's header. They are nearly always enough. If not, archive.PeekBytes are read. In compressed
+// shards archive.PeekBytes are read at once, because everything is inflated anyway.
 const tarHeaderBytes = 4 << 10
 
 const headerBytes = 12
 
 // Formats of images in an index.
 const (
-	headerUnknown  = 0    // the header was not searched, or is not in the searched bytes
-	headerForeign  = 0xfd // the first bytes are those of an image that is not decoded
-	headerNoImage  = 0xfe // the first bytes are not an image's
-	headerUnusable = 0xff // the header is not in the member, which was searched to its end
+	headerUnknown  = 0    // the bytes that were searched do not have the header, or none were searched
+	headerForeign  = 0xfd // the member starts like an image of a format that is not decoded
+	headerNoImage  = 0xfe // the member does not start like an image
+	headerUnusable = 0xff // the whole member was searched, and has no usable header
 )
 
 var headerFormats = []struct {
@@ -39,10 +39,11 @@ var headerFormats = []struct {
 }
 
 // header is an image's header in the index. docs/index-format.md has its layout. Decoded pixels do
-// not depend on it, because the decoder reads the image's own header again.
+// not depend on it, because the decoder reads the header in the image again.
 type header [headerBytes]byte
 
-// headerOf searches an image's header in the first bytes of a member, or in all its bytes if whole.
+// headerOf looks for an image's header in the first bytes of a member. whole reports that first has
+// all of its bytes.
 func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 	info, err := c.Header(first)
 	if err != nil {
@@ -58,7 +59,7 @@ func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 		return h, false
 	}
 	if !whole && info.Orientation == 1 && info.Format != imagecapi.JPEG {
-		info.Orientation = 0 // EXIF may follow at the end of the file
+		info.Orientation = 0 // EXIF may come at the end of the file
 	}
 	binary.LittleEndian.PutUint32(h[0:], uint32(info.Width))
 	binary.LittleEndian.PutUint32(h[4:], uint32(info.Height))
@@ -74,7 +75,7 @@ func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 	return h, true
 }
 
-// info returns the header's content and the name of the format, or false if there is no header.
+// info returns the header's content and the name of the format. ok is false if there is no header.
 func (h *header) info() (info imagecapi.Info, format string, ok bool) {
 	for _, f := range headerFormats {
 		if f.number == h[8] {
@@ -87,7 +88,7 @@ func (h *header) info() (info imagecapi.Info, format string, ok bool) {
 	return info, format, format != "" && info.Width > 0 && info.Height > 0
 }
 
-// peekHeader searches an image's header in the archive's current member, and reads no more of the
+// peekHeader looks for an image's header in the archive's current member. It reads no more of the
 // member than necessary.
 func peekHeader(a *archive.Archive, c Codec, m *archive.Member) (header, error) {
 	n := tarHeaderBytes
@@ -108,19 +109,19 @@ func peekHeader(a *archive.Archive, c Codec, m *archive.Member) (header, error) 
 	}
 }
 
-// HeaderState says whether an index has a sample's header.
+// HeaderState tells whether an index has a sample's header.
 type HeaderState int
 
 // The states of headers.
 const (
-	HeaderUnknown  HeaderState = iota // the header is too far behind the beginning of the file
+	HeaderUnknown  HeaderState = iota // the header was not found in the first bytes of the file
 	HeaderNoImage                     // the member is not an image
 	HeaderForeign                     // the member is an image of a format that is not decoded
 	HeaderUnusable                    // the member starts like an image, but has no usable header
 	HeaderKnown
 )
 
-// Header describes a sample's image as far as an index knows it.
+// Header describes a sample's image, as far as the index knows it.
 type Header struct {
 	State  HeaderState
 	Format string         // "JPEG", "PNG", ..., of a known header

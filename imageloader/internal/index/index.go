@@ -13,54 +13,54 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Index has the places of an archive's samples. It takes 32 bytes and the name for each sample, in
-// two allocations for any number of samples, and 8 bytes more once entry points are used. Several
-// goroutines may call its methods.
+// Index records where an archive's samples are. For each sample it takes 32 bytes and the name, in
+// two allocations for all samples together, and 8 bytes more once entry points are used. It is safe
+// for concurrent use.
 type Index struct {
 	info    fs.FileInfo // describes all shards together, at the time of the walk
 	shards  []shard
 	classes []string // sorted, unless given
-	samples []record // with Config.Pairs the images and masks, in the archive's order
+	samples []record // with Config.Pairs: images and masks, in the archive's order
 	names   string
-	// places has the record of each sample, and then the record of each sample's mask. nil without
-	// Config.Pairs: sample i is record i.
+	// places has the number of the record of each sample, and then of each sample's mask. Without
+	// Config.Pairs it is nil: sample i is record i.
 	places   []int32
-	unpaired string // the reason why there are no pairs; "" if there are some
+	unpaired string // why there are no pairs; "" if there are some
 	ignored  int    // number of members that are not samples
-	orphans  int    // number of images among them
+	orphans  int    // number of ignored members that are images without a class
 	left     []LeftOut
 	clues    clues
-	// orphansNamed has the first images without a label of WebDataset.
+	// orphansNamed has the first images that have no WebDataset label.
 	orphansNamed []Orphan
 
-	// lists has the labels of each list, with Config.MultiLabel; the label of a record is the
+	// With Config.MultiLabel, lists has the labels of each list, and the label of a record is the
 	// number of its list.
 	lists [][]int32
 
-	// memory has the contents of samples, if they are kept in memory.
+	// memory has the contents of samples that are kept in memory.
 	memory contents
 
 	side *sidecar // nil: no index file
-	// windows has the windows of marks: the sidecar, or else a spool.
+	// windows has the windows of the marks: it is the sidecar or a spool.
 	windows io.ReaderAt
 	spool   spool
 	closing sync.Once
 
-	// oversize has the headers of samples over Config.MaxPixels, from the sidecar. These samples
+	// oversize has the headers, from the sidecar, of samples over Config.MaxPixels. These samples
 	// need not be read.
 	oversize map[int32]header
-	// numbers has the numbers of the samples among the members of the sidecar. nil: the same
-	// numbers.
+	// numbers has the number of each sample among the sidecar's members. nil: the numbers are the
+	// same.
 	numbers []int32
 
-	// work is the average number of bytes to inflate for each byte of a sample, from the existing
-	// checkpoints. 0: the archive can be read only in its own order.
+	// work is the average number of bytes to inflate for each byte of a sample, with the existing
+	// checkpoints. 0: the archive can only be read in its own order.
 	work float64
 	// reach is the average number of bytes to inflate for a sample.
 	reach float64
 }
 
-// Sample is a sample of an index.
+// Sample describes a sample of an index.
 type Sample struct {
 	Name  string // of the member
 	Label int
@@ -68,7 +68,7 @@ type Sample struct {
 	Kind  archive.Kind
 }
 
-// Len returns the number of samples, with bad samples.
+// Len returns the number of samples, including bad ones.
 func (x *Index) Len() int {
 	if x.places != nil {
 		return len(x.places) / 2
@@ -76,11 +76,11 @@ func (x *Index) Len() int {
 	return len(x.samples)
 }
 
-// Mask returns the number of the mask of sample i, with Config.Pairs. Methods that take the number
-// of a sample also take the number of a mask.
+// Mask returns the number of sample i's mask, with Config.Pairs. Methods that accept the number of
+// a sample also accept the number of a mask.
 func (x *Index) Mask(i int) int { return len(x.places)/2 + i }
 
-// at returns the record of sample or mask i.
+// at returns the number of the record of sample or mask i.
 func (x *Index) at(i int) int {
 	if x.places == nil {
 		return i
@@ -94,13 +94,13 @@ func (x *Index) Classes() []string { return x.classes }
 // Ignored returns the number of members that are not samples.
 func (x *Index) Ignored() int { return x.ignored }
 
-// Orphans returns the number of ignored members that are images without a class.
+// Orphans returns how many of the ignored members are images without a class.
 func (x *Index) Orphans() int { return x.orphans }
 
 // LeftOut returns the folders and links that are not classes, but may have been meant as classes.
 func (x *Index) LeftOut() []LeftOut { return x.left }
 
-// OrphansNamed returns the first [MaxOrphans] images without a label of WebDataset. The caller must
+// OrphansNamed returns the first [MaxOrphans] images that have no WebDataset label. The caller must
 // not change them.
 func (x *Index) OrphansNamed() []Orphan { return x.orphansNamed }
 
@@ -110,7 +110,7 @@ func (x *Index) Sample(i int) Sample {
 	return Sample{x.Name(i), x.Label(i), r.size, r.kind}
 }
 
-// Label returns the label of sample i; 0 with Config.MultiLabel.
+// Label returns the label of sample i, or 0 with Config.MultiLabel.
 func (x *Index) Label(i int) int {
 	if x.lists != nil {
 		return 0
@@ -136,8 +136,8 @@ func (x *Index) recordName(i int) string {
 	return x.names[x.samples[i].name:end]
 }
 
-// Oversize returns sample i's header from the index file, if it has more than Config.MaxPixels
-// pixels.
+// Oversize returns sample i's header from the index file if the image has more than
+// Config.MaxPixels pixels.
 func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
 	h, found := x.oversize[int32(x.at(i))]
 	if found {
@@ -146,41 +146,41 @@ func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
 	return info, found
 }
 
-// Changed returns an error that says how an open archive differs from the archive that was indexed,
-// or nil.
+// Changed returns an error if an open archive differs from the archive that was indexed. The error
+// says how.
 func (x *Index) Changed(a *archive.Archive) error { return a.Changed(x.info) }
 
 // HasFile reports whether there is an index file, so that entry points can be kept.
 func (x *Index) HasFile() bool { return x.side != nil }
 
 // Work returns the average number of bytes to read or inflate for each byte of a sample, if samples
-// are read in any order. It returns 0 if they can be read only in the archive's order.
+// are read in any order. It returns 0 if the archive can only be read in its own order.
 func (x *Index) Work() float64 { return x.work }
 
-// maxWork is the maximum average number of bytes to inflate for each byte of a sample. Above it,
-// reading the archive in its order is better.
+// maxWork is the maximum work for random access. Above it, reading the archive in its own order is
+// faster.
 const maxWork = 6
 
-// Random reports whether Readers can read the samples in any order. The answer never changes in the
-// life of an Index.
+// Random reports whether Readers can read the samples in any order. The answer never changes during
+// the life of an Index.
 func (x *Index) Random() bool { return x.memory.holds() || randomBy(x.work) }
 
-// randomBy reports whether work permits random access.
+// randomBy reports whether random access is worthwhile with this work.
 func randomBy(work float64) bool { return work > 0 && work <= maxWork }
 
-// ErrStale is the error of an archive that is damaged, or is not the archive that was indexed.
+// ErrStale means that an archive is damaged, or is not the archive that was indexed.
 var ErrStale = errors.New("the bytes differ from the checksum in the index: " +
 	"the archive is damaged, or has changed since it was indexed " +
 	"(`torchstream index` makes a new one, with -webdataset, -masks or -list for loaders with that option)")
 
-// ReadForward fills p, whose length is the size of sample i's content, with the content. It moves a
-// forward, so i must grow from call to call: see [archive.Archive.ReadForward]. The sample must be
-// a regular file, and there must be no Config.Pairs.
+// ReadForward fills p with the content of sample i. The length of p must be the sample's size. It
+// moves a forward, so i must increase from call to call: see [archive.Archive.ReadForward]. The
+// sample must be a regular file, and Config.Pairs must be nil.
 func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 	return x.readForward(a, x.at(i), p)
 }
 
-// readForward does the work of ReadForward for a record.
+// readForward implements ReadForward for a record.
 func (x *Index) readForward(a *archive.Archive, i int, p []byte) error {
 	r := &x.samples[i]
 	m := archive.Member{Name: x.recordName(i), Shard: int(r.shard), Offset: r.offset}
@@ -196,8 +196,8 @@ func (x *Index) readForward(a *archive.Archive, i int, p []byte) error {
 	return nil
 }
 
-// Headers yields each sample's header from the index file, in order. The last pair has the error
-// that ended the iteration early, if any. There must be an index file, and no Config.Pairs.
+// Headers yields each sample's header from the index file, in order. If an error ends the iteration
+// early, it is in the last pair. There must be an index file, and Config.Pairs must be nil.
 func (x *Index) Headers() iter.Seq2[Header, error] {
 	return func(yield func(Header, error) bool) {
 		s, err := x.side.section(sectionHeaders, headerBytes)
@@ -224,9 +224,9 @@ func (x *Index) Headers() iter.Seq2[Header, error] {
 	}
 }
 
-// EntryPoints returns the blob that KeepEntryPoints was given for sample i, in this run or in an
-// earlier run. It writes the blob over buffer, or into a larger buffer. It returns an empty blob if
-// there is none.
+// EntryPoints returns the blob that was passed to KeepEntryPoints for sample i, in this run or an
+// earlier run. It reuses the memory of buffer if the blob fits, and allocates otherwise. The blob
+// is empty if there is none.
 func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	if x.side == nil {
 		return nil
@@ -234,9 +234,9 @@ func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	return x.side.blob(x.number(x.at(i)), buffer)
 }
 
-// KeepEntryPoints keeps a copy of a blob of entry points for sample i, unless it was given one
-// before in this run. The copy replaces a blob of an earlier run. Close writes the copy to the
-// index file. KeepEntryPoints returns false if it keeps none: there is no index file, or no room.
+// KeepEntryPoints keeps a copy of a blob of entry points for sample i, unless it already has one
+// from this run. The copy replaces a blob from an earlier run. Close writes it to the index file.
+// KeepEntryPoints returns false if it can keep nothing: there is no index file, or no room.
 func (x *Index) KeepEntryPoints(i int, blob []byte) bool {
 	return x.side != nil && x.side.keep(x.number(x.at(i)), blob)
 }
@@ -261,7 +261,7 @@ func (x *Index) Close() error {
 	return x.side.close()
 }
 
-// InMemory returns the content of sample i if it is already in memory, and nil otherwise. The
-// content is read-only. Close and the collection of the Index free the memory, so the caller must
-// keep the Index alive while it reads.
+// InMemory returns the content of sample i if it is in memory, and nil otherwise. The content is
+// read-only. The memory is freed by Close, or when the Index is garbage collected, so the caller
+// must keep the Index alive while it uses the content.
 func (x *Index) InMemory(i int) []byte { return x.memory.of(x.at(i), x.Size(i)) }

@@ -34,7 +34,7 @@ func (x *Index) loadMarks(sections map[uint32]section) error {
 	return nil
 }
 
-// eachMark returns a function that returns the marks one by one.
+// eachMark returns a function that returns the next mark at each call.
 func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
 	shard, i := 0, 0
 	return func() (int, int64, bool) {
@@ -49,8 +49,8 @@ func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
 	}
 }
 
-// noteNumber records that the next sample is number i of the members. There is a list of numbers
-// only if they differ from the samples' indexes.
+// noteNumber records that the next sample is member i. It starts a list of numbers only if they
+// differ from the numbers of the samples.
 func (x *Index) noteNumber(i, members int) {
 	k := len(x.samples)
 	if x.numbers == nil && i != k {
@@ -64,7 +64,7 @@ func (x *Index) noteNumber(i, members int) {
 	}
 }
 
-// loadOversize records the headers of samples over maxPixels. With 0 it records none.
+// loadOversize reads the headers of samples over maxPixels, unless maxPixels is 0.
 func (x *Index) loadOversize(headers section, maxPixels int64) error {
 	if maxPixels == 0 {
 		return nil

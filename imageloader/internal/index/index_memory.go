@@ -8,23 +8,24 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// maxLazyWork is maxWork for samples that are read from the archive once, and then from memory.
+// maxLazyWork is the maximum work, as maxWork, for samples that are read from the archive only once
+// and then from memory.
 const maxLazyWork = 64
 
 // contents has contents of samples in memory outside of Go's heap, because the garbage collector
-// would let the process grow to twice the archive. The zero value is empty.
+// would let the heap grow to twice the archive's size. The zero value is empty.
 type contents struct {
-	arena *arena.Arena // memory of held and lazy; nil: both are empty
-	// held has all contents, for an index whose builder has read them.
+	arena *arena.Arena // the memory of held and lazy; nil: both are empty
+	// held has all contents, if the Builder of this index has read them.
 	held [][]byte
-	// lazy keeps contents after their first read, for an index from a file. Each pointer is to as
-	// many bytes as the record's size.
+	// lazy has the contents that have been read so far, for an index from a file. Each pointer is
+	// to as many bytes as the record's size.
 	lazy []atomic.Pointer[byte]
-	// claimed is the target of a pointer in lazy while a reader copies the content into the arena.
-	// Without it a second reader could allocate arena memory for the same sample, which would be
-	// lost.
+	// A pointer in lazy points to claimed while a reader copies the content into the arena.
+	// Otherwise a second reader could allocate arena memory for the same sample, which would be
+	// wasted.
 	claimed byte
-	// limit is the maximum size of a content of lazy, because larger samples are never read.
+	// limit is the maximum size of a content in lazy. Larger samples are never read.
 	limit int64
 }
 
@@ -44,7 +45,7 @@ func (c *contents) of(i int, size int64) []byte {
 	return nil
 }
 
-// keep keeps a copy of the content of sample i in lazy, unless it is empty, already there, or being
+// keep puts a copy of sample i's content into lazy, unless it is empty, already there, or being
 // copied by another reader.
 func (c *contents) keep(i int, data []byte) {
 	if len(data) > 0 && c.lazy[i].CompareAndSwap(nil, &c.claimed) {
@@ -52,8 +53,8 @@ func (c *contents) keep(i int, data []byte) {
 	}
 }
 
-// fits reports whether the archive is a stream whose samples take at most limit bytes. Samples of
-// more than maxSize bytes do not count, because they are never read.
+// fits reports whether the archive is compressed and its samples take at most limit bytes. It does
+// not count samples larger than maxSize, because they are never read.
 func (x *Index) fits(limit, maxSize int64) bool {
 	total, streamed := int64(0), false
 	for i := range x.samples {
@@ -70,8 +71,9 @@ func (x *Index) fits(limit, maxSize int64) bool {
 	return streamed
 }
 
-// hold keeps the samples in memory, if they fit. If marks make it cheap, each sample is kept from
-// its first read on. Otherwise hold reads all samples now. The archive must be newly opened.
+// hold keeps the samples in memory, if they fit. If the marks make random access cheap, each sample
+// is kept when it is first read. Otherwise hold reads all samples now. The archive must be newly
+// opened.
 func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 	if !x.fits(limit, maxSize) {
 		return nil

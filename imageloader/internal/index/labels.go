@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// maxDirBytes bounds the names of all directories, or all labels, which stay in memory.
+	// maxDirBytes limits the names of all directories, or all labels, because they stay in memory.
 	maxDirBytes = 128 << 20
-	// maxNumberedClasses is an exclusive bound of labels that are numbers.
+	// maxNumberedClasses is an exclusive upper bound of labels that are numbers.
 	maxNumberedClasses = 1 << 20
 )
 
-// UnknownClassError is the error of an image in a directory that is not one of the given classes.
+// UnknownClassError is the error for an image in a directory that is not one of the given classes.
 type UnknownClassError struct {
 	File  string
 	Name  string // the member
@@ -37,8 +37,8 @@ func (e *UnknownClassError) Error() string {
 		e.File, e.Name, e.Class, known, normalform.Hint([]string{e.Class}, e.Known))
 }
 
-// LabelError is the error of an image whose WebDataset label is a number, like all labels of the
-// archive, but not a possible number of a class.
+// LabelError is the error for an image whose WebDataset label is a number that no class can have,
+// while all labels of the archive are numbers.
 type LabelError struct {
 	File  string
 	Name  string // the image's member
@@ -52,22 +52,22 @@ func (e *LabelError) Error() string {
 		e.File, e.Name, e.Label, maxNumberedClasses-1)
 }
 
-// directories numbers the directories of members (with WebDataset the labels of images) and decides
-// which directories are classes: the given classes, or every directory with a member that claims to
-// be an image. Without given classes the answer is known only at the end.
+// directories numbers the directories of members (with WebDataset, the labels of images) and
+// decides which directories are classes: the given classes, or else every directory with a member
+// that looks like an image. Without given classes this is known only at the end.
 type directories struct {
-	file    string           // the archive, for errors
+	file    string           // the archive, for error messages
 	given   map[string]int32 // labels by name; nil: no classes are given
 	classes []string         // the given classes
-	web     bool             // the directories are labels of WebDataset
-	lists   bool             // the directories are lists of labels of WebDataset: see listOf
+	web     bool             // the directories are WebDataset labels
+	lists   bool             // the directories are lists of WebDataset labels: see listOf
 
 	numbers map[string]int32
 	names   []string        // by number
-	claimed []bool          // by number: whether a member claims to be an image
-	above   map[string]bool // names of directories that hold directories of samples
+	claimed []bool          // by number: whether a member looks like an image
+	above   map[string]bool // names of directories that contain directories of samples
 	entered string          // path of the last sample's directory
-	bytes   int             // size of the section in the sidecar
+	bytes   int             // size of the sidecar's section of directories
 }
 
 func newDirectories(file string, c *Config) (*directories, error) {
@@ -101,13 +101,13 @@ func (d *directories) number(name string) (int32, error) {
 	return number, nil
 }
 
-// unknown returns the error of an image whose class is not one of the given classes.
+// unknown returns the error for an image whose class is not one of the given classes.
 func (d *directories) unknown(name, class string) *UnknownClassError {
 	return &UnknownClassError{File: d.file, Name: name, Class: class, Known: d.classes}
 }
 
-// labels returns the classes, and the label of each directory by number, or -1 if the directory is
-// not a class. odd is the number of the first WebDataset label that is an error, or -1.
+// labels returns the classes, and the label of each directory by number: -1 if the directory is not
+// a class. odd is the number of the first WebDataset label that is an error, or -1.
 func (d *directories) labels() (classes []string, label []int32, odd int) {
 	label = make([]int32, len(d.names))
 	if d.lists {
@@ -145,8 +145,8 @@ func (d *directories) labels() (classes []string, label []int32, odd int) {
 	return classes, label, -1
 }
 
-// listOf returns the text of a list of labels, in which each label follows a line break. Without
-// labels the text is one line break.
+// listOf returns the text of a list of labels: a line break before each label. The text of an empty
+// list is one line break.
 func listOf(labels []string) (string, error) {
 	if len(labels) == 0 {
 		return "\n", nil
@@ -160,7 +160,7 @@ func listOf(labels []string) (string, error) {
 	return "\n" + strings.Join(labels, "\n"), nil
 }
 
-// labelsIn returns the labels of a list's text.
+// labelsIn returns the labels in a list's text.
 func labelsIn(text string) []string {
 	if len(text) <= 1 {
 		return nil
@@ -168,9 +168,9 @@ func labelsIn(text string) []string {
 	return strings.Split(text[1:], "\n")
 }
 
-// eachList returns the classes of lists of labels, and the labels of each list by its number. A
-// label that is not given is left out. odd is the number of the first list with a label that is an
-// error, or -1.
+// eachList returns the classes of lists of labels, and the labels of each list by its number. It
+// skips labels that are not given classes. odd is the number of the first list with a label that is
+// an error, or -1.
 func (d *directories) eachList() (classes []string, lists [][]int32, odd int) {
 	single := &directories{file: d.file, given: d.given, classes: d.classes, web: true, numbers: map[string]int32{}}
 	numbers := make([][]int32, len(d.names))
@@ -178,7 +178,7 @@ func (d *directories) eachList() (classes []string, lists [][]int32, odd int) {
 		for _, label := range labelsIn(text) {
 			number, err := single.number(label)
 			if err != nil {
-				return nil, numbers, i // no list is as long
+				return nil, numbers, i // no list is that long
 			}
 			single.claimed[number] = true
 			numbers[i] = append(numbers[i], number)
@@ -201,7 +201,7 @@ func (d *directories) eachList() (classes []string, lists [][]int32, odd int) {
 	return classes, numbers, odd
 }
 
-// unknownIn returns the first label of a list that is not among the given classes.
+// unknownIn returns the first label in a list that is not one of the given classes.
 func (d *directories) unknownIn(text string) (label string, found bool) {
 	if !d.lists || d.given == nil {
 		return "", false
@@ -214,8 +214,8 @@ func (d *directories) unknownIn(text string) (label string, found bool) {
 	return "", false
 }
 
-// isName reports whether a WebDataset label is a name: anything but a decimal number. A label that
-// looks like a number counts as a number, even if no class can have it.
+// isName reports whether a WebDataset label is a name, which is anything but a decimal number. A
+// number is not a name, even if no class can have it.
 func isName(label string) bool {
 	if strings.Trim(label, "0123456789+-.eE") != "" {
 		return true
@@ -224,9 +224,9 @@ func isName(label string) bool {
 	return errors.Is(err, strconv.ErrSyntax)
 }
 
-// numbered sets the labels of directories whose names are all numbers: the numbers themselves, with
-// or without leading zeros. The classes are "0" to the highest number. odd is the number of the
-// first directory without such a name, or -1.
+// numbered uses the numbers themselves as the labels of directories whose names are all numbers,
+// with or without leading zeros. The classes are "0" to the highest number. odd is the number of
+// the first directory whose name is not such a number, or -1.
 func (d *directories) numbered(label []int32) (classes []string, odd int) {
 	highest := -1
 	for i, name := range d.names {
@@ -244,8 +244,8 @@ func (d *directories) numbered(label []int32) (classes []string, odd int) {
 	return classes, -1
 }
 
-// classOf returns the name of a member's directory, or "" if there is none. If a directory at any
-// depth is hidden (see isHidden), classOf returns the name of the hidden directory. name must be
+// classOf returns the name of a member's directory, or "" if it has none. If a directory in the
+// member's path is hidden (see isHidden), classOf returns the hidden directory's name. name must be
 // clean.
 func classOf(name string) string {
 	slash := strings.LastIndexByte(name, '/')
@@ -266,7 +266,7 @@ func classOf(name string) string {
 	return class
 }
 
-// hiddenIn returns the first hidden directory of a path, or "".
+// hiddenIn returns the first hidden directory in a path, or "".
 func hiddenIn(path string) string {
 	at := 0
 	if !isHidden(path) {
@@ -282,17 +282,17 @@ func hiddenIn(path string) string {
 }
 
 // isHidden reports whether a directory's name starts with a dot, like .ipynb_checkpoints and
-// .Trash-1000. Programs use such directories for their own files. A hidden directory is a class
-// only if the classes are given and include it.
+// .Trash-1000. Programs keep their own files in such directories. A hidden directory is a class
+// only if it is one of the given classes.
 func isHidden(directory string) bool { return strings.HasPrefix(directory, ".") }
 
-// claims reports whether a member claims to be an image, by its first bytes or its name.
+// claims reports whether a member looks like an image, by its first bytes or its name.
 func claims(m *archive.Member, magic []byte) bool {
 	if codec.Claims(magic) {
 		return true
 	}
 	base := m.Name[strings.LastIndexByte(m.Name, '/')+1:]
-	if strings.HasPrefix(base, ".") { // .DS_Store, and the ._x.jpg of macOS
+	if strings.HasPrefix(base, ".") { // .DS_Store, and the ._x.jpg files of macOS
 		return false
 	}
 	switch dot := strings.LastIndexByte(base, '.'); strings.ToLower(base[dot+1:]) {

@@ -9,20 +9,21 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// LeftOut is a kind of folder or link that is not a class, but may have been meant as one.
+// LeftOut is a kind of folder or link that is not a class, although it may be meant as one.
 type LeftOut struct {
 	What  string
 	Count int
 	First []string // the first names, at most 10
 }
 
-// What is left out where directories are the classes.
+// What is left out if directories are the classes.
 const (
 	noImages   = "folders without an image (no file has the name or the first bytes of one)"
 	hiddenOnes = "hidden folders"
 )
 
-// memberKinds describes the members that are left out: links without an image's name, and archives.
+// memberKinds describes the members that are left out: links whose names are not an image's, and
+// archives.
 var memberKinds = map[archive.Kind]string{
 	archive.Symlink:    "symbolic links in a tar (tar --dereference packs what they lead to)",
 	archive.HardLink:   "hard links in a tar (tar --hard-dereference packs what they lead to)",
@@ -32,8 +33,8 @@ var memberKinds = map[archive.Kind]string{
 }
 
 const (
-	maxLeftOut = 10      // names of each kind
-	maxAbove   = 1 << 16 // names of directories that hold directories
+	maxLeftOut = 10      // number of names of each kind
+	maxAbove   = 1 << 16 // number of directories that contain directories
 )
 
 // add counts a name.
@@ -43,11 +44,11 @@ func (l *LeftOut) add(name string) {
 	}
 }
 
-// notePrefix starts the names under which directories keep links and archives. The kind stands
-// between the prefix and the name. No directory has such a name.
+// notePrefix starts the names under which directories keeps links and archives. The kind comes
+// after the prefix, and then the name. No directory has such a name.
 const notePrefix = "/"
 
-// nested is the kind of an archive in an archive. It is not a number of archive.Kind.
+// nested is the kind of an archive in an archive. It is not one of archive.Kind's values.
 const nested archive.Kind = 9
 
 // noteLeftOut records a member if it is a link or an archive.
@@ -63,14 +64,14 @@ func (d *directories) noteLeftOut(m *archive.Member) error {
 	return err
 }
 
-// isArchive reports whether a member has the name of an archive of images, as in ImageNet's
+// isArchive reports whether a member has the name of an archive, like the classes in ImageNet's
 // archives.
 func isArchive(name string) bool {
 	return slices.ContainsFunc([]string{".tar", ".tar.gz", ".tgz", ".tar.zst"}, func(suffix string) bool { return strings.HasSuffix(name, suffix) })
 }
 
-// leftOut returns the directories that are left out. A directory that holds only directories of
-// images does not count.
+// leftOut returns the directories that are left out. A directory that contains nothing but
+// directories of images does not count.
 func (d *directories) leftOut() (list []LeftOut) {
 	byWhat := map[string]*LeftOut{}
 	for i, name := range d.names {
@@ -96,7 +97,7 @@ func (d *directories) leftOut() (list []LeftOut) {
 	return list
 }
 
-// enter notes the directories above a sample's directory. name is the sample's.
+// enter records the directories above a sample's directory. name is the name of the sample.
 func (d *directories) enter(name string) {
 	path := name[:max(0, strings.LastIndexByte(name, '/'))]
 	if path == d.entered || len(d.above) >= maxAbove {
@@ -117,7 +118,7 @@ func (b *Builder) byDirectory() bool {
 	return b.web == nil && b.config.Pairs == nil && b.config.List == nil
 }
 
-// endDirectories adds the directories without an entry after a walk.
+// endDirectories adds the directories without an entry, after a walk.
 func (b *Builder) endDirectories(a *archive.Archive) error {
 	if !b.byDirectory() {
 		return nil
@@ -134,7 +135,7 @@ func (b *Builder) endDirectories(a *archive.Archive) error {
 	return nil
 }
 
-// leftOut returns the kinds that were left out. The archive must have been walked to its end.
+// leftOut returns the kinds that were left out, after a walk to the end of the archive.
 func (b *Builder) leftOut() []LeftOut {
 	if !b.byDirectory() {
 		return nil
@@ -142,14 +143,14 @@ func (b *Builder) leftOut() []LeftOut {
 	return b.dirs.leftOut()
 }
 
-// warn logs the kinds that are left out.
+// warn logs the kinds that were left out.
 func (c *Config) warn(path string, list []LeftOut) {
 	for _, l := range list {
 		c.Logger.Warn("left out, so not a class", "archive", path, "what", l.What, "count", l.Count, "first", l.First)
 	}
 }
 
-// leftOutError adds the kinds that were left out to an error about the samples.
+// leftOutError adds the kinds that were left out to an error about samples.
 func leftOutError(err error, list []LeftOut) error {
 	for _, l := range list {
 		err = fmt.Errorf("%w; left out: %d %s, the first is %q", err, l.Count, l.What, l.First[0])

@@ -17,18 +17,18 @@ import (
 	"github.com/torchstream/torchstream/internal/normalform"
 )
 
-// List names the samples and their labels. It is read from a CSV or TSV file. Several goroutines
-// may use it.
+// List names the samples and their labels. It is read from a CSV or TSV file. It is safe for
+// concurrent use.
 type List struct {
 	file   string
 	rows   []listRow
-	byPath map[string]int32 // ordinals of rows
+	byPath map[string]int32 // indexes of rows
 	labels []listLabel
 }
 
 type listRow struct{ label, line int32 }
 
-// listLabel is a label, with the first row that has it.
+// listLabel is a label and the path of the first row that has it.
 type listLabel struct {
 	name, path string
 	line       int32
@@ -47,18 +47,18 @@ func (e *ListError) Error() string {
 
 func (e *ListError) Unwrap() error { return e.Err }
 
-// listColumns are names of columns, in the order of preference.
+// listColumns are the possible names of the two columns, in order of preference.
 var listColumns = [2][]string{{"path", "file", "filename", "file_name", "image"}, {"label", "class"}}
 
-// ReadList reads a list in the format of RFC 4180 and ignores spaces around fields. The file's name
-// decides the separator: tabs for .tsv and .tab, commas otherwise. .json and .jsonl are errors. If
-// the first line names a column of paths and a column of labels, it is a header. Without a header,
-// the first column has the paths and the second the labels. Other columns are ignored. An error in
-// a line is a *ListError.
+// ReadList reads a list in the format of RFC 4180. It ignores spaces around fields. The file's name
+// determines the separator: tabs for .tsv and .tab, commas otherwise. .json and .jsonl files are
+// errors. If the first line names a column of paths and a column of labels, it is a header.
+// Otherwise the first column has the paths and the second the labels. All other columns are
+// ignored. An error in a line is a *ListError.
 func ReadList(file string, in io.Reader) (*List, error) {
 	b := bufio.NewReaderSize(in, 1<<16)
 	if mark, err := b.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // a byte order mark
-		_, _ = b.Discard(len(mark)) // it was peeked
+		_, _ = b.Discard(len(mark)) // Peek has buffered it
 	}
 	if mark, err := b.Peek(2); err == nil && (string(mark) == "\xff\xfe" || string(mark) == "\xfe\xff") {
 		return nil, fmt.Errorf("imageloader: %s: the list is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8 %s > NEW)", file, path.Base(file))
@@ -99,7 +99,7 @@ func ReadList(file string, in io.Reader) (*List, error) {
 	return l, nil
 }
 
-// readError names the line of an error of encoding/csv.
+// readError adds the line number to an error of encoding/csv.
 func (l *List) readError(err error) error {
 	var parse *csv.ParseError
 	if errors.As(err, &parse) {
@@ -108,7 +108,8 @@ func (l *List) readError(err error) error {
 	return fmt.Errorf("imageloader: %s: %w", l.file, err)
 }
 
-// headerColumns returns the columns of paths and of labels, if a record names both.
+// headerColumns returns the columns of paths and labels. header is false if the record does not
+// name both.
 func headerColumns(record []string) (columns [2]int, header bool) {
 	for i, names := range listColumns {
 		columns[i] = -1
@@ -142,7 +143,7 @@ func (l *List) add(record []string, columns [2]int, line int, labels map[string]
 	if before, twice := l.byPath[name]; twice {
 		return fmt.Errorf("%q is in line %d already", name, l.rows[before].line)
 	}
-	name = strings.Clone(name) // of the record, which the reader uses again
+	name = strings.Clone(name) // the csv.Reader reuses the record's memory
 	number, known := labels[label]
 	if !known {
 		number, label = int32(len(l.labels)), strings.Clone(label)
@@ -154,11 +155,11 @@ func (l *List) add(record []string, columns [2]int, line int, labels map[string]
 	return nil
 }
 
-// at names a line for errors that have a file.
+// at returns the list's file and a line number, for errors that have no file.
 func (l *List) at(line int32) string { return fmt.Sprintf("%s:%d", l.file, line) }
 
-// classes returns the classes, and the class of each label in the list. It numbers classes by the
-// same rule as WebDataset's labels.
+// classes returns the classes, and the class of each label in the list. Classes are numbered by the
+// rules for WebDataset labels.
 func (l *List) classes(c *Config) (classes []string, label []int32, err error) {
 	d, err := newDirectories(l.file, &Config{Classes: c.Classes, WebDataset: true})
 	if err != nil {
@@ -183,11 +184,12 @@ func (l *List) classes(c *Config) (classes []string, label []int32, err error) {
 	return classes, label, nil
 }
 
-// listDirectory is the only directory in the index file of a list, since a list does not use
+// listDirectory is the only directory in the index file of a list, because a list does not use
 // directories.
 const listDirectory = "*"
 
-// addListed is add for a list. It records every member, so that an index file serves all lists.
+// addListed implements add for a list. It records every member, so that one index file serves all
+// lists.
 func (b *Builder) addListed(m *archive.Member, magic []byte) (number int, err error) {
 	dir, err := b.dirs.number(listDirectory)
 	if err != nil {
@@ -201,7 +203,7 @@ func (b *Builder) addListed(m *archive.Member, magic []byte) (number int, err er
 	return b.record(m, dir, flags)
 }
 
-// loadListed reads the members, and makes the listed members the samples of x.
+// loadListed reads the members, and makes those in the list the samples of x.
 func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	list := b.config.List
 	classes, label, err := list.classes(&b.config)
@@ -238,7 +240,7 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		seen[row] = true
 		x.noteNumber(i, int(sections[sectionMembers].count))
 		m.label, m.name = label[list.rows[row].label], uint32(len(kept))
-		kept = append(kept, name...) // never longer than the bytes read of names
+		kept = append(kept, name...) // in place: never longer than the names read so far
 		x.samples = append(x.samples, *m)
 		w.sample(m)
 	}
@@ -248,16 +250,16 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	if x.orphans > 0 {
 		b.config.Logger.Warn("images that the list does not name are ignored", "archive", b.file, "list", list.file, "images", x.orphans)
 	}
-	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept no longer changes
+	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
 	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
 	return nil
 }
 
-// unlisted are the images that a list does not name.
+// unlisted has images that a list does not name.
 type unlisted struct {
 	first string // the name of the first image, or ""
-	twin  string // the first image whose name differs from a path of the list only in its normal form
-	path  string // the path of the list
+	twin  string // the first image whose name equals a path in the list after Unicode normalisation
+	path  string // that path
 	forms map[string]string
 }
 
@@ -275,7 +277,7 @@ func (u *unlisted) note(list *List, name string) {
 	}
 }
 
-// hint returns what to add to the error of a path that is no member.
+// hint explains why a path in the list may have no member. It is added to the error.
 func (u *unlisted) hint() string {
 	switch {
 	case u.twin != "":
@@ -286,7 +288,7 @@ func (u *unlisted) hint() string {
 	return ""
 }
 
-// missing returns the error of listed rows without a member.
+// missing returns the error for rows of the list without a member.
 func (l *List) missing(archive string, images *unlisted, seen []bool) error {
 	absent, first := 0, int32(0)
 	for i, found := range seen {

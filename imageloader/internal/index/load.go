@@ -11,20 +11,20 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Load looks for the index file of a newly opened archive. It returns nil without an error if no
-// file fits.
+// Load looks for the index file of a newly opened archive. It returns nil without an error if there
+// is none that it can use.
 func Load(a *archive.Archive, c Config) (*Index, error) {
 	l := loading{a: a, c: &c}
 	return l.search()
 }
 
-// loading looks for an index in several places.
+// loading is the search for an index in several places.
 type loading struct {
 	a           *archive.Archive
 	c           *Config
-	elsewhere   []otherPlace // places already searched, without an index that fits
-	otherLabels error        // error of an index with labels of the other kind, which must not be lost
-	again       bool         // an index that is not used was logged before
+	elsewhere   []otherPlace // places searched so far, without a usable index
+	otherLabels error        // error for an index with labels of the other kind, for search to return
+	again       bool         // an unusable index has been logged before
 }
 
 // search tries each place in turn.
@@ -38,7 +38,7 @@ func (l *loading) search() (*Index, error) {
 	return nil, l.otherLabels
 }
 
-// try opens the index at path. It returns nil without an error if no index fits.
+// try opens the index at path. It returns nil without an error if it can't use the index.
 func (l *loading) try(path string) (*Index, error) {
 	began := time.Now()
 	b, err := NewBuilder(l.a.Path(), *l.c)
@@ -50,7 +50,7 @@ func (l *loading) try(path string) (*Index, error) {
 		l.elsewhere = append(l.elsewhere, otherPlace{path, nil})
 		return nil, nil
 	}
-	was, _ := os.Stat(path) // nil if the file is gone by now; the place is then left alone
+	was, _ := os.Stat(path) // nil if the file is gone, so nothing is replaced there
 	if err == nil {
 		s.saving = saving{elsewhere: l.elsewhere, create: spoolBeside(indexPaths(l.c, l.a)), log: l.c.Logger}
 		var x *Index
@@ -59,7 +59,7 @@ func (l *loading) try(path string) (*Index, error) {
 				return l.accept(x, path, began)
 			}
 		}
-		_ = s.close() // no entry points were kept
+		_ = s.close() // it has no entry points to save
 	}
 	return nil, l.refuse(path, was, err)
 }
@@ -73,7 +73,7 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 		err = x.hold(l.a, l.c.HoldBytes, l.c.MaxSampleBytes)
 	}
 	if err != nil {
-		_ = x.Close() // no entry point was kept
+		_ = x.Close() // it has no entry points to save
 		return nil, err
 	}
 	if l.c.WebDataset {
@@ -86,8 +86,8 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 	return x, nil
 }
 
-// wrongLabel reports whether an error is about a label or a class, because a new index would have
-// the same error.
+// wrongLabel reports whether an error is about a label or a class. A new index would have the same
+// error.
 func wrongLabel(err error) bool {
 	var unknown *UnknownClassError
 	var label *LabelError
@@ -96,8 +96,8 @@ func wrongLabel(err error) bool {
 	return errors.As(err, &unknown) || errors.As(err, &label) || errors.As(err, &pair) || errors.As(err, &list)
 }
 
-// refuse records and logs the reason why the index at path is not used. An error that it returns
-// ends Load.
+// refuse records and logs why the index at path is not used. If it returns an error, Load fails
+// with it.
 func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 	var reason errIndex
 	if wrongLabel(err) {

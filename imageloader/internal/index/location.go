@@ -12,9 +12,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// indexPaths returns the possible paths of an archive's index, the best path for writing first.
-// Load tries them from the last to the first. An index in the user's own folder exists only because
-// no file could be written next to the archive, so it has the entry points.
+// indexPaths returns the possible paths of an archive's index, the preferred path for writing
+// first. Load tries them from last to first: an index in the user's own folder exists only because
+// no file could be written next to the archive, so that is the one with the entry points.
 func indexPaths(c *Config, a *archive.Archive) []string {
 	shards := a.Shards()
 	isDir := func(s archive.Shard) bool { return s.Info.IsDir() } // a directory needs no index
@@ -24,7 +24,7 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 	if c.File != "" {
 		return []string{c.File}
 	}
-	for _, s := range shards { // memory and other sources without files have no place for an index
+	for _, s := range shards { // memory and other sources that are not files have no place for an index
 		if !s.Info.Mode().IsRegular() || s.Info.ModTime().IsZero() && !archive.IsURL(s.Path) {
 			return nil
 		}
@@ -34,7 +34,7 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 	name := first
 	if !archive.IsURL(first) {
 		if _, err := os.Lstat(first); err != nil {
-			return nil // not opened by its name
+			return nil // it is not open under this name
 		}
 		beside := first + sidecarSuffix
 		if len(shards) > 1 {
@@ -61,16 +61,16 @@ func cacheFolder() string {
 	return filepath.Join(dir, "torchstream", "index")
 }
 
-// makeCacheFolder creates the folder of an index in the user's cache folder. It creates no other
-// folder. If another folder is missing, writing the file returns the error.
+// makeCacheFolder creates the folder for an index in the user's cache folder. It creates no other
+// folder: if another one is missing, writing the file fails.
 func makeCacheFolder(path string) {
 	if dir := filepath.Dir(path); dir == cacheFolder() {
 		_ = os.MkdirAll(dir, 0o755)
 	}
 }
 
-// indexMode returns the mode of an index file. The file has names and bytes of the archive, so it
-// must not be readable by users who may not read the archive.
+// indexMode returns the mode of an index file. The file contains names and bytes from the archive,
+// so users who can't read the archive must not be able to read it.
 func indexMode(a *archive.Archive) fs.FileMode {
 	mode := fs.FileMode(0o044)
 	for _, s := range a.Shards() {
@@ -79,8 +79,8 @@ func indexMode(a *archive.Archive) fs.FileMode {
 	return mode | 0o600
 }
 
-// spoolBeside returns a function that makes files without names in the index's places, or nil
-// without a place.
+// spoolBeside returns a function that creates unnamed files in the folder of the index. It returns
+// nil if there is no such folder.
 func spoolBeside(paths []string) func() (*os.File, error) {
 	if len(paths) == 0 {
 		return nil
@@ -96,7 +96,8 @@ func spoolBeside(paths []string) func() (*os.File, error) {
 	}
 }
 
-// namelessFile creates a file in the folder of path. The file disappears when it is closed.
+// namelessFile creates a file in the folder of path. The file has no name, and disappears when it
+// is closed.
 func namelessFile(path string) (*os.File, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {

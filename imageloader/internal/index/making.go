@@ -15,52 +15,52 @@ import (
 )
 
 const (
-	// makingSuffix ends the name of the lock file of a process that makes an index. The name looks
-	// like an unfinished index, so patterns of shards and sweep recognise it.
+	// makingSuffix ends the name of the lock file of a process that builds an index. The name looks
+	// like a temporary file of an index, so that patterns of shards skip it and sweep removes it.
 	makingSuffix = ".making.tmp"
 	makingMagic  = "torchstream makes an index: " // starts the file
-	makingBytes  = 128                            // of its text
-	makingFailed = "there is no index"            // the text of a process that leaves none
+	makingBytes  = 128                            // size of the text in the file
+	makingFailed = "there is no index"            // the text of a process that ends without an index
 
-	makingTick  = 100 * time.Millisecond // how often a waiting process looks
-	makingBeat  = time.Second            // how often the process that makes the index says so
-	makingStall = 30 * time.Second       // of silence, after which another process takes over
+	makingTick  = 100 * time.Millisecond // how often a waiting process checks
+	makingBeat  = time.Second            // how often the process that builds the index writes into the file
+	makingStall = 30 * time.Second       // time without a write, after which another process takes over
 	makingLog   = 10 * time.Second       // how often a waiting process logs
 
-	// makingTurns and makingTurn bound the wait for a turn to remove a name. A turn takes
-	// microseconds, but another program may have locked the folder for long.
+	// makingTurns and makingTurn limit the wait for a turn to remove a name. A turn takes
+	// microseconds, but another program may hold the folder's lock for long.
 	makingTurns = 100
 	makingTurn  = 10 * time.Millisecond
 
-	// makingRounds bounds how often a process locks a file that has lost its name. Normally another
-	// process has just removed the file, once or twice. On a file system that changes a file's
-	// number at each call, it would happen without end.
+	// makingRounds limits how often a process locks a file that has lost its name. Normally that
+	// happens once or twice, because another process has just removed the file. It would happen
+	// endlessly on a file system that changes a file's inode number at each call.
 	makingRounds = 100
 )
 
-// making is the right to make the index of an archive. One process has it at a time, and others
+// making is the right to build the index of an archive. One process has it at a time, and others
 // that open the archive wait for the index.
 //
 // The right is a lock on a file next to the index. The system releases the lock when the process
-// ends, however it ends. While the process runs, it keeps writing into the file, so that others can
-// tell a stopped process from a busy one. Releasing the right removes the file. A killed process
-// leaves the file, and the next process that makes the index removes it.
+// ends, even if it crashes. While the process runs, it keeps writing into the file, so that others
+// can tell a stopped process from a busy one. Releasing the right removes the file. A killed
+// process leaves the file behind, and the next process that builds the index removes it.
 type making struct {
 	path    string
 	file    *os.File
 	archive *archive.Archive
 	config  *Config
-	read    atomic.Int64 // bytes of the archive
+	read    atomic.Int64 // bytes of the archive read so far
 	stop    chan struct{}
 	beating sync.WaitGroup
 }
 
-// makeOrWait waits for the right to make an index of the archive. It returns the right, or the
-// index if another process has made it meanwhile.
+// makeOrWait waits for the right to build an index of the archive. It returns the right, or the
+// index if another process has built it in the meantime.
 //
 // Both are nil if no file can be locked, or if another process has found that the index can't be
-// made or written. Each process then reads the archive itself. If wait is false, makeOrWait returns
-// nothing instead of waiting. The caller calls end.
+// built or written. Each process then reads the archive by itself. If wait is false, makeOrWait
+// returns nil instead of waiting. The caller calls end.
 func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, error) {
 	for range makingRounds {
 		m := openMaking(a, c)
@@ -78,7 +78,7 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 			}
 		}
 		named, failed := m.named(), false
-		if !named { // its process has removed it, or another one that takes over
+		if !named { // removed by the process that had it, or by one that takes over
 			failed = strings.Contains(m.said(), makingFailed)
 			_ = m.file.Close() // nothing was written
 		}
@@ -103,8 +103,8 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 	return nil, nil, nil
 }
 
-// openMaking opens the lock file in the first usable place of the index. It returns nil if there is
-// none.
+// openMaking opens the lock file next to the first index path where that works. It returns nil if
+// there is none.
 func openMaking(a *archive.Archive, c *Config) *making {
 	for _, path := range indexPaths(c, a) {
 		makeCacheFolder(path)
@@ -118,13 +118,13 @@ func openMaking(a *archive.Archive, c *Config) *making {
 		if err == nil && info.Mode().IsRegular() && (info.Size() == 0 || strings.HasPrefix(m.said(), makingMagic)) {
 			return m
 		}
-		_ = f.Close() // another program's file, which stays as it is
+		_ = f.Close() // a file of another program, which must not be changed
 	}
 	return nil
 }
 
-// await waits until the lock is free, or the file has lost its name. It removes the name itself
-// when the lock's holder gives no more signs.
+// await waits until the lock is free, or the file has lost its name. If the lock's holder does not
+// write for too long, await removes the name itself.
 func (m *making) await() error {
 	log := m.config.Logger.With("archive", m.archive.Path(), "lock", m.path)
 	began, logged := time.Now(), time.Now()
@@ -138,7 +138,7 @@ func (m *making) await() error {
 			return archive.ErrStopped
 		case <-stall:
 			log.Warn("the process that makes the index says nothing any more: another one takes over", "process", said)
-			m.removeName() // if it stays, it is as good as locked
+			m.removeName() // if it stays, the file still counts as locked
 			return nil
 		case <-tick.C:
 		}
@@ -155,7 +155,7 @@ func (m *making) await() error {
 	}
 }
 
-// stallAfter starts a timer for the next sign of the process that makes the index.
+// stallAfter starts a timer for the next write by the process that builds the index.
 func (c *Config) stallAfter() <-chan time.Time {
 	if c.stall != nil {
 		return c.stall()
@@ -165,13 +165,13 @@ func (c *Config) stallAfter() <-chan time.Time {
 
 func (m *making) context() context.Context { return m.archive.Context() }
 
-// removeName removes the file's name, if it still is the file's. Processes that remove names take
-// turns by a lock on the folder, so that none removes the file of a process that has just taken
-// over. Where the folder cannot be locked, two processes may then make the index, as they would
-// without the lock.
+// removeName removes the file's name, if the name still belongs to this file. Processes that remove
+// names take turns, with a lock on the folder, so that none removes the file of a process that has
+// just taken over. If the folder can't be locked, two processes may build the index at the same
+// time, as they would without the lock.
 func (m *making) removeName() {
 	if folder, err := os.Open(filepath.Dir(m.path)); err == nil {
-		defer folder.Close() // unlocks it; it was only locked
+		defer folder.Close() // unlocks it
 		for range makingTurns {
 			if syscall.Flock(int(folder.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != syscall.EWOULDBLOCK {
 				break
@@ -197,16 +197,16 @@ func (m *making) named() bool {
 // said returns the text in the file.
 func (m *making) said() string {
 	text := make([]byte, makingBytes)
-	n, _ := m.file.ReadAt(text, 0) // the end of the file, or no text
+	n, _ := m.file.ReadAt(text, 0) // at the end of the file, or without a text
 	return strings.TrimSpace(string(text[:n]))
 }
 
-// say writes a text into the file. If writing fails, the others get no sign and take over.
+// say writes a text into the file. If that fails, another process will take over.
 func (m *making) say(text string) {
 	_, _ = m.file.WriteAt(fmt.Appendf(nil, "%-*s\n", makingBytes-1, makingMagic+text), 0)
 }
 
-// begin starts the goroutine that reports that the process runs.
+// begin starts the goroutine that writes into the file at intervals.
 func (m *making) begin() {
 	began := time.Now()
 	say := func() {
@@ -227,8 +227,8 @@ func (m *making) begin() {
 	})
 }
 
-// progress returns a Config that also reports the progress of the walk to the waiting processes. m
-// may be nil.
+// progress returns a copy of c that also writes the progress of the walk into the file. m may be
+// nil.
 func (m *making) progress(c Config) Config {
 	if m == nil {
 		return c
@@ -243,8 +243,9 @@ func (m *making) progress(c Config) Config {
 	return c
 }
 
-// end releases the right. If there is no index, and the process was not told to stop, the waiting
-// processes read the archive themselves. Waiting for each other would take longer. m may be nil.
+// end releases the right. If there is no index, although the process was not told to stop, the
+// waiting processes read the archive by themselves, because waiting for each other would take
+// longer. m may be nil.
 func (m *making) end(indexed bool) {
 	if m == nil {
 		return
@@ -255,11 +256,11 @@ func (m *making) end(indexed bool) {
 		m.say(makingFailed)
 	}
 	m.removeName()     // if it stays, the next process locks it
-	_ = m.file.Close() // only its text was written
+	_ = m.file.Close() // no data to lose
 }
 
-// busy reports whether another process has locked the file. Otherwise it locks the file until the
-// file is closed. A file system without locks leaves the file unlocked.
+// busy reports whether another process has locked the file. If not, it locks the file until the
+// file is closed. On a file system without locks, the file stays unlocked.
 func busy(f *os.File) bool {
 	locked, err := tryLock(f)
 	return err == nil && !locked

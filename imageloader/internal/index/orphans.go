@@ -7,16 +7,16 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Orphan is an image without a label, which is no sample.
+// Orphan is an image without a label. It is not a sample.
 type Orphan struct {
 	Name   string // of the member
 	Reason string
 }
 
-// MaxOrphans is the maximum number of images without a label that are named.
+// MaxOrphans is the maximum number of images without a label whose names are kept.
 const MaxOrphans = 10
 
-// Reasons of orphans: indexes into orphanReasons, and numbers in an index file.
+// Reasons of orphans: indexes of orphanReasons, and numbers in an index file.
 const (
 	orphanNoLabel = iota
 	orphanNoField
@@ -33,7 +33,7 @@ var orphanReasons = [...]string{
 	"no .cls or .json member with its key is next to it in the shard: a key ends at the first dot of the name",
 }
 
-// addOrphan counts an image without a label, and names the first ones.
+// addOrphan counts an image without a label, and keeps the names of the first ones.
 func (b *Builder) addOrphan(name string, reason int) {
 	b.orphans++
 	if len(b.orphansNamed) < MaxOrphans {
@@ -52,7 +52,7 @@ func warnOfOrphans(log *slog.Logger, archive string, count int, named []Orphan) 
 	}
 }
 
-// orphanHead is the size of an orphan in an index file, without the name.
+// orphanHead is the size of an orphan in an index file, without its name.
 const orphanHead = 8
 
 // encodeOrphans returns the section of orphans.

@@ -9,12 +9,12 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Pairs tells images and their masks from other members by name. An image and a mask are a pair if
-// the "*" of their patterns stands for the same text. They may be in one shard or, if a shard has
-// only one of the two, in two shards. A name that matches both patterns is a mask.
+// Pairs distinguishes images and their masks from other members by name. An image and a mask are a
+// pair if the "*" of their patterns stands for the same text. They may be in different shards, if
+// neither has a partner in its own shard. A name that matches both patterns is a mask.
 type Pairs struct{ Image, Mask Pattern }
 
-// pairsDirectory is the only directory in the index file of pairs, since pairs do not use
+// pairsDirectory is the only directory in the index file of pairs, because pairs do not use
 // directories.
 const pairsDirectory = "*"
 
@@ -22,7 +22,7 @@ const pairsDirectory = "*"
 type PairError struct {
 	File        string
 	Name, Other string // the two members
-	Pattern     string // which both match
+	Pattern     string // the pattern that both match
 }
 
 func (e *PairError) Error() string {
@@ -30,8 +30,8 @@ func (e *PairError) Error() string {
 		"remove one of them, or narrow the pattern", e.File, e.Name, e.Other, e.Pattern)
 }
 
-// addPair is add for images and masks. It records every member that claims to be an image, in any
-// directory, so that an index file serves all patterns.
+// addPair implements add for images and masks. It records every member that looks like an image, in
+// any directory, so that one index file serves all patterns.
 func (b *Builder) addPair(m *archive.Member, magic []byte) (number int, err error) {
 	if !claims(m, magic) {
 		b.ignored++
@@ -53,7 +53,7 @@ func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 		return err
 	}
 	p := pairing{x: x, pairs: *b.config.Pairs}
-	first := "" // the first member of the archive that claims to be an image
+	first := "" // the first member that looks like an image
 	var kept strings.Builder
 	for i := 0; ; i++ {
 		m, name, err := members.next()
@@ -97,20 +97,21 @@ func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 	return nil
 }
 
-// pairing pairs the records of an Index.
+// pairing finds the pairs among the records of an Index.
 type pairing struct {
 	x      *Index
 	pairs  Pairs
-	images []int32 // the records of the pairs
-	masks  []int32 // by pair
+	images []int32 // the record of each pair's image
+	masks  []int32 // the record of each pair's mask
 	single []int32 // records without a partner
 }
 
-// group has the records of one text: the first image and mask, and the second ones; -1: none.
+// group has the records with one text: the first image and mask, and the second image and mask, if
+// any; -1: none.
 type group struct{ image, mask, image2, mask2 int32 }
 
-// pair pairs the records. It first pairs those of each shard, because several shards may use the
-// same names, and then the remaining ones.
+// pair finds the pairs. It first looks within each shard, because several shards may use the same
+// names, and then among the remaining records.
 func (p *pairing) pair(file string) error {
 	x := p.x
 	list := make([]int32, 0, len(x.samples))
@@ -131,7 +132,7 @@ func (p *pairing) pair(file string) error {
 	if err := p.match(file, left); err != nil {
 		return err
 	}
-	order := make([]int, len(p.images)) // of the images in the archive
+	order := make([]int, len(p.images)) // sorts the pairs by the images' order in the archive
 	for i := range order {
 		order[i] = i
 	}
@@ -143,7 +144,7 @@ func (p *pairing) pair(file string) error {
 	return nil
 }
 
-// match pairs the records of a list.
+// match finds the pairs among the records of a list.
 func (p *pairing) match(file string, list []int32) error {
 	numbers := make(map[string]int32, len(list)/2)
 	var groups []group
@@ -189,7 +190,7 @@ func (p *pairing) match(file string, list []int32) error {
 	return nil
 }
 
-// unpaired logs which records have no partner, and returns the reason why an archive has no pair.
+// unpaired logs which records have no partner. It returns the reason if an archive has no pairs.
 func (p *pairing) unpaired(b *Builder, first string) string {
 	var images, masks []string
 	for _, k := range p.single {
@@ -220,14 +221,14 @@ func (p *pairing) unpaired(b *Builder, first string) string {
 		describe(p.pairs.Image, images), describe(p.pairs.Mask, masks), first)
 }
 
-// keepPaired drops the records without a partner.
+// keepPaired removes the records without a partner.
 func (p *pairing) keepPaired() {
 	x := p.x
 	x.ignored += len(p.single)
 	if len(p.single) == 0 {
 		return
 	}
-	place := make([]int32, len(x.samples)) // the new place of each record
+	place := make([]int32, len(x.samples)) // the new number of each record
 	for _, k := range x.places {
 		place[k] = 1
 	}

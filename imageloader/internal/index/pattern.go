@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// Pattern describes names of members: a name in which one "*" stands for any text, slashes
-// included. A ".*" at the end stands for any extension. The zero Pattern matches nothing.
+// Pattern describes names of members: it is a name in which one "*" stands for any text, including
+// slashes. A ".*" at the end stands for any extension. The zero Pattern matches nothing.
 type Pattern struct {
 	text           string
 	prefix, suffix string
 	anyExtension   bool
 }
 
-// ParsePattern reads a pattern. A pattern must have exactly one "*", apart from a ".*" at the end.
+// ParsePattern parses a pattern. Not counting a ".*" at the end, it must have exactly one "*".
 func ParsePattern(text string) (Pattern, error) {
 	p := Pattern{text: text}
 	rest := text
@@ -30,8 +30,8 @@ func ParsePattern(text string) (Pattern, error) {
 
 func (p Pattern) String() string { return p.text }
 
-// key returns the text that the "*" of the pattern matches in a name. ok is false if the name does
-// not match.
+// key returns the text for which the "*" of the pattern stands in a name. ok is false if the name
+// does not match.
 func (p Pattern) key(name string) (key string, ok bool) {
 	if p.text == "" {
 		return "", false

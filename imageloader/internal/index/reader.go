@@ -10,44 +10,45 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// segmentBytes is the number of bytes of a stream that are inflated at once for samples that stay
-// in memory. Samples between two marks are then inflated once, not again for each later sample.
+// segmentBytes is the number of bytes of a stream to inflate at once for samples that stay in
+// memory. Samples between two marks are then inflated once, and not again for each of them.
 const segmentBytes = 1 << 20
 
 // maxLead is more than the bytes of a member's headers: archive/tar accepts extended headers of up
 // to a megabyte.
 const maxLead = 1<<20 + archive.HeaderBytes
 
-// Reader reads the contents of an index's samples in any order. It belongs to one goroutine.
-// Several Readers may read one open archive at the same time.
+// Reader reads the contents of an index's samples in any order. It belongs to one goroutine. Any
+// number of Readers may read from one open archive at the same time.
 type Reader struct {
 	x       *Index
 	archive *archive.Reader
-	segment []byte // several samples, or the header and the content of a sample in a tar
-	content []byte // of Content, with room for headers before it
+	segment []byte // several samples, or a sample's header and content in a tar
+	content []byte // the result of Content, with room for headers before it
 
 	inflated   Inflated // of the sample that was inflated last
-	inflatedOf int      // this sample
+	inflatedOf int      // the number of that sample
 }
 
-// NewReader returns a Reader for an Index whose Random is true, and an open archive that has not
-// changed since it was indexed. The caller closes the Reader before the archive.
+// NewReader returns a Reader for an Index whose Random is true. The archive must be open and
+// unchanged since it was indexed. The caller closes the Reader before the archive.
 func NewReader(x *Index, a *archive.Archive) *Reader {
 	return &Reader{x: x, archive: archive.NewReader(a), inflatedOf: -1}
 }
 
-// FileTime returns the time that the Reader has waited for compressed files, without inflating.
+// FileTime returns the time that the Reader has waited for compressed files, without the time for
+// inflating.
 func (r *Reader) FileTime() time.Duration { return r.archive.FileTime() }
 
-// Close frees the reader's memory outside of Go.
+// Close frees the Reader's C memory.
 func (r *Reader) Close() { r.archive.Close() }
 
-// Read fills p, whose length is the size of sample i's content, with the content. The sample must
-// be a regular file. Errors are *archive.Error, or archive.ErrStopped.
+// Read fills p with the content of sample i. The length of p must be the sample's size, and the
+// sample must be a regular file. Errors are *archive.Error, or archive.ErrStopped.
 func (r *Reader) Read(i int, p []byte) error { return r.read(i, p, nil) }
 
-// Content returns the content of sample i, in memory that is valid until the next call, or the
-// index's. The caller must not change it. The sample and errors are as in Read.
+// Content returns the content of sample i. The slice is read-only and valid until the next call,
+// unless the Index has the content in memory. Requirements and errors are as in Read.
 func (r *Reader) Content(i int) ([]byte, error) {
 	if data := r.x.InMemory(i); data != nil {
 		return data, nil
@@ -61,12 +62,12 @@ func (r *Reader) Content(i int) ([]byte, error) {
 	return room[lead:], r.read(i, room[lead:], room)
 }
 
-// read implements Read. If room is not nil, p is its last part, and the first part is for the
-// headers before the content.
+// read implements Read. If room is not nil, p is its last part, and the headers before the content
+// go into its first part.
 func (r *Reader) read(i int, p, room []byte) error {
 	x, at := r.x, r.x.at(i)
 	m := &x.samples[at]
-	defer runtime.KeepAlive(x) // the collection of an index frees its memory
+	defer runtime.KeepAlive(x) // garbage collection of an Index frees its memory
 	if data := x.InMemory(i); data != nil {
 		copy(p, data)
 		return nil
@@ -99,8 +100,8 @@ func (r *Reader) read(i int, p, room []byte) error {
 	return nil
 }
 
-// Parts reports whether ReadPart reads parts of sample i: of a regular file in a local tar that is
-// not compressed, of an index that does not keep its samples in memory.
+// Parts reports whether ReadPart can be used for sample i: it must be a regular file in a local,
+// uncompressed tar, and the index must not keep samples in memory.
 func (x *Index) Parts(i int) bool {
 	defer runtime.KeepAlive(x)
 	m := &x.samples[x.at(i)]
@@ -108,9 +109,9 @@ func (x *Index) Parts(i int) bool {
 	return s.format == archive.Tar && m.kind == archive.Regular && !archive.IsURL(s.path) && !x.memory.holds()
 }
 
-// ReadPart fills p with bytes of sample i's content from an offset on. All of them must be within
-// the content, and Parts must have returned true. ReadPart does not compare the bytes with the
-// index. The caller checks them.
+// ReadPart fills p with the bytes of sample i's content that start at offset from. They must all be
+// within the content, and Parts must have returned true. ReadPart does not verify the bytes. The
+// caller does.
 func (r *Reader) ReadPart(i int, p []byte, from int) error {
 	defer runtime.KeepAlive(r.x)
 	m := &r.x.samples[r.x.at(i)]
@@ -120,15 +121,15 @@ func (r *Reader) ReadPart(i int, p []byte, from int) error {
 	return nil
 }
 
-// Inflated describes the compressed bytes of a sample of a gzip shard, as Read finds them.
+// Inflated describes the compressed bytes of a sample in a gzip shard, as Read has found them.
 type Inflated struct {
-	Lead uint32 // CRC-32 of the bytes before the content that Packed.Lead counts
+	Lead uint32 // CRC-32 of the Packed.Lead bytes before the content
 	// End is the offset in the shard after the content's compressed bytes. It is 0 if the sample
-	// spans several gzip members, so that Packed is of no use.
+	// spans several gzip members, in which case Packed can't be used.
 	End int64
 }
 
-// Inflated returns the details of sample i if it is the sample that Read or Content read last, from
+// Inflated returns the details of sample i if it is the sample that Read or Content last read from
 // a gzip shard. Otherwise End is 0.
 func (r *Reader) Inflated(i int) Inflated {
 	if r.inflatedOf != i {
@@ -137,22 +138,22 @@ func (r *Reader) Inflated(i int) Inflated {
 	return r.inflated
 }
 
-// Packed describes the bytes and the window that are needed to inflate a sample's headers and
+// Packed describes the compressed bytes and the window for inflating a sample's headers and
 // content.
 type Packed struct {
 	Lead     int // bytes of headers before the content
 	Skip     int // bytes of output before the headers
-	SkipBits int // of the first compressed byte: they belong to the block before
-	Window   int // bytes of the packed window
-	Input    int // compressed bytes: at least those up to the content's end
+	SkipBits int // bits of the first compressed byte that belong to the previous block
+	Window   int // size of the packed window, in bytes
+	Input    int // compressed bytes, at least up to the end of the content
 
 	shard  int
-	window int64 // place of the window
-	input  int64 // place in the shard
+	window int64 // offset of the window
+	input  int64 // offset in the shard
 }
 
 // Packed returns the description of the bytes to inflate for sample i. ok is false if the sample is
-// not a regular file of a gzip shard, or the index keeps its samples in memory.
+// not a regular file in a gzip shard, or if the index keeps its samples in memory.
 func (x *Index) Packed(i int) (p Packed, ok bool) {
 	defer runtime.KeepAlive(x)
 	m := &x.samples[x.at(i)]
@@ -164,13 +165,13 @@ func (x *Index) Packed(i int) (p Packed, ok bool) {
 	mark, until := s.enter(m.offset-lead, m.offset+m.size)
 	p = Packed{Lead: int(lead), Skip: int(m.offset - lead - mark.Output), SkipBits: int(mark.Bit & 7), Window: int(mark.Size),
 		Input: int(until - mark.Bit>>3), shard: int(m.shard), window: mark.At, input: mark.Bit >> 3}
-	return p, p.Input > 0 // marks are the index's
+	return p, p.Input > 0 // the marks are untrusted
 }
 
 // EndAt drops the compressed bytes after the sample's Inflated.End.
 func (p *Packed) EndAt(end int64) { p.Input = int(max(0, min(int64(p.Input), end-p.input))) }
 
-// ReadPacked fills window and input, of the sizes in p.
+// ReadPacked fills window and input, which must have the sizes in p.
 func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {
 	defer runtime.KeepAlive(r.x)
 	if n, err := r.x.windows.ReadAt(window, p.window); n < len(window) {
@@ -182,7 +183,7 @@ func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {
 	return nil
 }
 
-// readFrom reads the content of a record from its shard. room is as in read.
+// readFrom reads a record's content from its shard. room is as in read.
 func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) error {
 	switch s.format {
 	case archive.Tree:
@@ -193,9 +194,9 @@ func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) erro
 	return r.readGzip(s, m, name, p)
 }
 
-// readGzip reads the content of a record of a .tar.gz. The content must directly follow a header of
-// the record's name and size. Nearly always the first lead has all headers, and inflating starts
-// before them anyway.
+// readGzip reads a record's content from a .tar.gz. The content must come directly after a header
+// with the record's name and size. The first lead nearly always includes all headers, and costs
+// nothing, because inflating starts before them anyway.
 func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 	end := m.offset + m.size
 	for _, lead := range []int64{archive.Lead(name), archive.HeaderBytes, maxLead} {
@@ -214,22 +215,22 @@ func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 		if archive.Heads(r.segment[lead%archive.BlockBytes:], name, m.size) {
 			return nil
 		}
-		p, end = nil, m.offset // p is filled: only headers are missing
+		p, end = nil, m.offset // p has been filled: only headers are missing
 	}
 	return ErrStale
 }
 
-// readTar reads the content of a record of a plain tar. A file of the same size and time may still
-// be another file, also behind a URL (in another run), and the index may be forged. So the header
-// before the content must be the header that was indexed, and must have the record's name and size.
-// room is as in read: with room, one request reads headers and content.
+// readTar reads a record's content from a plain tar. The file may have been exchanged for another
+// of the same size and time (behind a URL: between runs), and the index may be forged. So the
+// header before the content must be the one that was indexed, and must have the record's name and
+// size. room is as in read. If it is not nil, one request reads headers and content.
 func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error {
 	shard := int(m.shard)
 	lead := min(m.offset, archive.Lead(name))
 	if lead < archive.BlockBytes {
 		return ErrStale
 	}
-	var segment []byte // the headers, with the content if it is read at the same time
+	var segment []byte // the headers, and the content if it is read with them
 	switch {
 	case room != nil:
 		segment = room[len(room)-len(p)-int(lead):]
@@ -252,7 +253,7 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 		copy(p, segment[lead:])
 	}
 	headed := archive.Heads(heads, name, m.size)
-	for _, lead := range []int64{archive.HeaderBytes, maxLead} { // the name may be in an earlier header
+	for _, lead := range []int64{archive.HeaderBytes, maxLead} { // a long name is in an earlier header
 		if headed {
 			break
 		}
@@ -274,9 +275,9 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 	return nil
 }
 
-// readSegment reads sample i into memory, with its neighbours between two marks, if that pays.
-// After a failure, and for samples whose bytes differ from the index, it keeps no content. Read
-// then reads the sample alone, and finds the error.
+// readSegment reads sample i into memory, together with its neighbours between two marks, if that
+// is worthwhile. If it fails, or for samples whose bytes differ from the index, it keeps nothing.
+// Read then reads the sample alone, and reports the error.
 func (r *Reader) readSegment(i int) {
 	x := r.x
 	shard := x.samples[i].shard
@@ -306,14 +307,14 @@ func (r *Reader) readSegment(i int) {
 	}
 }
 
-// head returns the offset where the headers of a record start, for nearly all records.
+// head returns the offset where a record's headers start, for nearly all records.
 func (x *Index) head(i int) int64 {
 	return max(0, x.samples[i].offset-archive.Lead(x.recordName(i)))
 }
 
 // neighbours returns the first and the last of the samples that are inflated together with sample
-// i, and the mark where inflating starts. The samples are between two marks and have at most a
-// segment's bytes.
+// i, and the mark where inflating starts. These samples are between two marks, and take at most
+// segmentBytes.
 func (r *Reader) neighbours(s *shard, i int) (first, last int, mark *archive.Mark) {
 	x := r.x
 	m := &x.samples[i]

@@ -9,11 +9,11 @@ import (
 
 // record describes a member that is a sample, or may become one.
 type record struct {
-	offset int64 // position of the content in the shard's tar stream
+	offset int64 // of the content in the shard's tar stream
 	size   int64
-	name   uint32 // start of the name in the names; the next record's name is its end
-	label  int32  // in a builder: number of the directory
-	crc    uint32 // CRC-32 (IEEE) of the bytes that the flags tell
+	name   uint32 // start of the name in the names; it ends where the next record's name starts
+	label  int32  // in a Builder: number of the directory
+	crc    uint32 // CRC-32 (IEEE), see the flags
 	shard  uint16
 	kind   archive.Kind
 	flags  uint8
@@ -21,9 +21,9 @@ type record struct {
 
 // Flags of records.
 const (
-	recordImage  = 1 << iota // the member claims to be an image
-	recordSummed             // crc is the content's
-	recordBlock              // crc is the checksum of the tar header before the content
+	recordImage  = 1 << iota // the member looks like an image
+	recordSummed             // crc is of the content
+	recordBlock              // crc is of the tar header before the content
 )
 
 func (r *record) encode() (b [memberBytes]byte) {
@@ -73,12 +73,12 @@ func decodeMark(b []byte) (shard uint32, m archive.Mark) {
 	}
 }
 
-// matches reports whether p has the checksum of the record, if the record has one.
+// matches reports whether p has the record's checksum. It is true if the record has none.
 func (r *record) matches(p []byte) bool {
 	return r.flags&recordSummed == 0 || crc32.ChecksumIEEE(p) == r.crc
 }
 
-// header returns the Header of a sample from its header in the index file.
+// header returns a sample's Header, decoded from the index file.
 func (r *record) header(h header) Header {
 	info, format, ok := h.info()
 	switch {

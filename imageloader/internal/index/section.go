@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// Kinds of sections: docs/index-format.md.
+// Kinds of sections: see docs/index-format.md.
 const (
 	sectionShards      = 1
 	sectionDirs        = 2
@@ -21,7 +21,7 @@ const (
 	sectionOrphans     = 12
 )
 
-// Bytes of an item of a section.
+// Size of an item of each section, in bytes.
 const (
 	memberBytes     = 32
 	checkpointBytes = 32
@@ -30,15 +30,15 @@ const (
 	shardBytes      = 32 // plus its name
 )
 
-// largeSections are the sections with an item for every member or checkpoint.
+// largeSections are the sections that have an item for every member or checkpoint.
 var largeSections = []uint32{sectionMembers, sectionNames, sectionHeaders, sectionCheckpoints, sectionWindows}
 
-// section is a part of an index, in its file or in a spool.
+// section is a part of an index, in the index file or in a spool.
 type section struct {
 	at    io.ReaderAt
 	size  int64
 	count int
-	// crc is the CRC-32 of the bytes, if checked.
+	// crc is the CRC-32 of the bytes. checked reports whether reading verifies it.
 	crc     uint32
 	checked bool
 }
@@ -58,10 +58,10 @@ func (s section) copyTo(w io.Writer) error {
 	return err
 }
 
-// items is the number of items that are read at a time.
+// items is the number of items to read at a time.
 const items = 4096
 
-// reader reads the section item by item. Each item has the given number of bytes.
+// reader reads the section item by item. item is the size of an item in bytes.
 func (s section) reader(item int) *itemReader { return &itemReader{s: s, item: item} }
 
 type itemReader struct {
@@ -73,7 +73,7 @@ type itemReader struct {
 	crc  uint32
 }
 
-// next returns the next item, which is valid until the next call. It returns nil at the end, with
+// next returns the next item, which is valid until the next call. At the end it returns nil, with
 // an error if the section is damaged.
 func (r *itemReader) next() (item []byte, err error) {
 	if len(r.rest) == 0 {
@@ -103,7 +103,7 @@ func (r *itemReader) next() (item []byte, err error) {
 	return item, nil
 }
 
-// damagedBy returns the error of a section that could not be read in full.
+// damagedBy returns the error for a section that could not be read completely.
 func damagedBy(err error) error {
 	if err == nil || err == io.EOF {
 		return errIndexDamaged

@@ -12,14 +12,14 @@ type shard struct {
 	path   string
 	info   fs.FileInfo
 	format string
-	marks  []archive.Mark // in a gzip file; the first mark is the beginning
+	marks  []archive.Mark // of a gzip file; the first mark is the beginning
 }
 
 // maxStreamBytes returns an upper bound of the size of the shard's tar stream.
 func (s *shard) maxStreamBytes() int64 { return archive.MaxStreamBytes(s.format, s.info.Size()) }
 
-// addMark adds the next mark. It returns false if the mark does not follow the previous mark, or is
-// outside of the file.
+// addMark adds the next mark. It returns false if the mark is not after the previous mark, or not
+// within the file.
 func (s *shard) addMark(m archive.Mark) bool {
 	if m.Bit < 0 || m.Bit>>3 > s.info.Size() || m.Output < 0 {
 		return false
@@ -31,8 +31,8 @@ func (s *shard) addMark(m archive.Mark) bool {
 	return true
 }
 
-// enter returns the mark where inflating must start to reach begin, and an upper bound of the
-// offset where the compressed bytes up to end stop.
+// enter returns the last mark at or before output offset begin, and an upper bound of the file
+// offset where the compressed bytes before output offset end stop.
 func (s *shard) enter(begin, end int64) (m *archive.Mark, until int64) {
 	until = s.info.Size()
 	if last := s.beyond(end - 1); last < len(s.marks) {
@@ -41,7 +41,7 @@ func (s *shard) enter(begin, end int64) (m *archive.Mark, until int64) {
 	return &s.marks[s.beyond(begin)-1], until
 }
 
-// beyond returns the number of the first mark beyond an offset.
+// beyond returns the number of the first mark after an offset.
 func (s *shard) beyond(offset int64) int {
 	n, _ := slices.BinarySearchFunc(s.marks, offset, func(m archive.Mark, offset int64) int {
 		if m.Output <= offset {

@@ -21,11 +21,11 @@ const (
 	sidecarMagic   = "TSIDX\x00\r\n"
 	sidecarVersion = 3
 	sidecarHeader  = 32
-	sectionBytes   = 32 // bytes of the table for each section
+	sectionBytes   = 32 // size of the table's entry for a section, in bytes
 	maxSections    = 64
 )
 
-// errIndex is the reason why a sidecar is not used, but made again.
+// errIndex is the reason why a sidecar is not used, but replaced.
 type errIndex string
 
 func (e errIndex) Error() string { return string(e) }
@@ -43,10 +43,10 @@ const (
 	errIndexPairs       = errIndex("the index is one of Options.Masks, without labels")
 )
 
-// labelErrors has the reasons by the number of the labels' source: see labelling.
+// labelErrors has the reasons by the number that labelling returns.
 var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs, errIndexList, errIndexLists}
 
-// place is the place of a section in a sidecar.
+// place describes a section of a sidecar.
 type place struct {
 	kind, crc           uint32
 	offset, size, count uint64
@@ -58,15 +58,15 @@ type sidecar struct {
 	file   *os.File
 	places map[uint32]place
 	saving saving
-	sums   *sums // nil: the archive has no plain tars
+	sums   *sums // nil: no shard is a plain tar
 
-	// ends has the section of the blobs' ends. It is read when a blob is first used. It saves a
-	// system call for each blob.
+	// ends has the section of the blobs' ends. It is read when the first blob is used, because one
+	// system call is better than one for each blob.
 	loadEnds sync.Once
 	ends     []byte
 
-	// blobs has the members' blobs that are not yet in the file, one after another. kept has their
-	// places: 0, or place<<24 | size.
+	// blobs has the members' blobs that are not in the file yet, one after another. kept has the
+	// place of each member's blob: 0, or offset<<24 | size.
 	mu    sync.RWMutex
 	blobs spool
 	kept  []uint64 // nil: no blobs
@@ -75,22 +75,22 @@ type sidecar struct {
 	err   error // error of close
 }
 
-// saving sets how a sidecar saves blobs.
+// saving configures how a sidecar is saved.
 type saving struct {
-	elsewhere []otherPlace             // further places, if the sidecar's own path can't be written
-	create    func() (*os.File, error) // makes files without names; nil: impossible
+	elsewhere []otherPlace             // places to try if the sidecar's own path can't be written
+	create    func() (*os.File, error) // creates unnamed files; nil: impossible
 	log       *slog.Logger
-	// starts a timer for another process that saves; nil: lockWait
+	// wait starts a timer that limits the wait for another process that saves; nil: lockWait.
 	wait func() <-chan time.Time
 }
 
-// otherPlace is another place where an index may be saved.
+// otherPlace is another place for an index.
 type otherPlace struct {
 	path string
-	was  fs.FileInfo // a useless file at path that may be replaced; nil: no file
+	was  fs.FileInfo // an unusable file at path that may be replaced; nil: no file
 }
 
-// openSidecar opens an index file and checks its header and table, but no section.
+// openSidecar opens an index file. It checks the header and the table, but no section.
 func openSidecar(path string) (*sidecar, error) {
 	f, err := safefile.Open(path)
 	if err != nil {
@@ -99,7 +99,7 @@ func openSidecar(path string) (*sidecar, error) {
 	return newSidecar(path, f)
 }
 
-// newSidecar is openSidecar for an open file. It takes ownership of the file.
+// newSidecar implements openSidecar for an open file, which it owns from then on.
 func newSidecar(path string, f *os.File) (_ *sidecar, err error) {
 	defer func() {
 		if err != nil {
@@ -117,7 +117,7 @@ func newSidecar(path string, f *os.File) (_ *sidecar, err error) {
 	return &sidecar{path: path, file: f, places: places}, nil
 }
 
-// readTable reads the header and the table of sections of a file of the given size.
+// readTable reads the header and the table of sections of a file of this size.
 func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
 	head := make([]byte, sidecarHeader)
 	if _, err := r.ReadAt(head, 0); err != nil || string(head[:8]) != sidecarMagic {
@@ -147,7 +147,7 @@ func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
 	return places, nil
 }
 
-// section returns a section of the file. Its items must have at least minItem bytes each.
+// section returns a section of the file. Each of its items must have at least minItem bytes.
 func (s *sidecar) section(kind uint32, minItem uint64) (section, error) {
 	p, ok := s.places[kind]
 	if !ok || minItem > 0 && p.count > p.size/minItem {
@@ -178,7 +178,7 @@ func (s *sidecar) large() (sections map[uint32]section, err error) {
 	return sections, nil
 }
 
-// close saves the kept blobs. It may be called more than once.
+// close saves the kept blobs and closes the file. It may be called more than once.
 func (s *sidecar) close() error {
 	s.once.Do(func() {
 		s.save()

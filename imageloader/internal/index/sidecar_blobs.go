@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	maxBlobBytes  = 1 << 24   // maximum bytes of a member's blob
-	maxBlobMemory = 512 << 20 // maximum bytes of all blobs, if no file can be made for them
+	maxBlobBytes  = 1 << 24   // maximum size of a member's blob
+	maxBlobMemory = 512 << 20 // maximum size of all blobs, if they have to stay in memory
 )
 
-// blob returns the blob of a member, written over buffer or into a larger buffer. It is empty if
-// there is none.
+// blob returns a member's blob, or an empty one if there is none. It reuses the memory of buffer if
+// the blob fits, and allocates otherwise.
 func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	if b := s.keptBlob(number, buffer); b != nil {
 		return b
@@ -32,8 +32,8 @@ func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	return b
 }
 
-// placeOfBlob returns where a member's blob is in the section of blobs. ok is false if there is
-// none.
+// placeOfBlob returns the offsets of a member's blob in the section of blobs. ok is false if there
+// is none.
 func (s *sidecar) placeOfBlob(number int32) (begin, end uint64, ok bool) {
 	s.loadEnds.Do(func() {
 		p := s.places[sectionBlobEnds]
@@ -56,8 +56,8 @@ func (s *sidecar) placeOfBlob(number int32) (begin, end uint64, ok bool) {
 	return begin, end, begin < end && end <= s.places[sectionBlobs].size && end-begin <= maxBlobBytes
 }
 
-// keptBlob returns the blob that keep was given for a member, written over buffer or into a larger
-// buffer, or nil if there is none.
+// keptBlob returns the blob that was passed to keep for a member, or nil if there is none. It
+// reuses the memory of buffer like blob.
 func (s *sidecar) keptBlob(number int32, buffer []byte) []byte {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -72,8 +72,8 @@ func (s *sidecar) keptBlob(number int32, buffer []byte) []byte {
 	return b
 }
 
-// keep copies a blob of a member until save, unless there is one. Without a file it keeps only as
-// many blobs as fit in memory. It returns whether one is kept.
+// keep copies a member's blob for save, unless it already has one. If no file can be created, it
+// keeps only as many blobs as fit in memory. It reports whether a blob of the member is kept.
 func (s *sidecar) keep(number int32, blob []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,9 +91,10 @@ func (s *sidecar) keep(number int32, blob []byte) bool {
 	return true
 }
 
-// save writes the file again with the kept blobs and checksums, and those that other processes have
-// saved since, or another file if its own folder can't be written. The open file stays valid. A
-// failure is only logged, because the next run then makes them again.
+// save writes the index file again, with the kept blobs and checksums and with those that other
+// processes have saved in the meantime. If the folder is not writable, it writes to another place.
+// The open file stays valid. If save fails, it only logs the error, because the next run can
+// compute everything again.
 func (s *sidecar) save() {
 	s.mu.Lock()
 	dirty := s.dirty
@@ -110,7 +111,7 @@ func (s *sidecar) save() {
 		s.saving.log.Info("entry points are not kept", "index", s.path, "reason", err.Error())
 		return
 	}
-	defer other.file.Close() // nothing was written
+	defer other.file.Close() // only read
 	if err = s.saveTo(s.path, mode, other); err == nil {
 		return
 	}
@@ -123,16 +124,16 @@ func (s *sidecar) save() {
 		"index", s.path, "error", err)
 }
 
-// saveElsewhere saves in another place. It includes the contents of the other file, or of an index
-// of the same archive that another process has written there since. It reports whether it has
-// saved.
+// saveElsewhere saves in another place. It adds the blobs of the other file, or of an index of the
+// same archive that another process has written there in the meantime. It reports whether it was
+// successful.
 func (s *sidecar) saveElsewhere(p otherPlace, mode fs.FileMode, other *sidecar) bool {
 	if now, err := os.Stat(p.path); err == nil && (p.was == nil || !os.SameFile(now, p.was)) {
 		there, _, err := s.current(p.path)
 		if err != nil {
 			return false
 		}
-		defer there.file.Close() // nothing was written
+		defer there.file.Close() // only read
 		if !s.describesAs(there) {
 			return false
 		}
@@ -141,14 +142,14 @@ func (s *sidecar) saveElsewhere(p otherPlace, mode fs.FileMode, other *sidecar) 
 		}
 		other = there
 	}
-	_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // the next call says more
+	_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // if it fails, so does saveTo
 	return s.saveTo(p.path, mode, other) == nil
 }
 
-// merges returns the locked file at the sidecar's path, and its mode. The blobs and checksums of
-// that file are saved together with those that this process has made. If the file is not the one
-// that the sidecar has open, it must be an index of the same archive, since each rank of a host
-// makes and saves one.
+// merges returns the locked file at the sidecar's path, and the mode for the new file. save writes
+// the locked file's blobs and checksums together with this process's own. If it is not the file
+// that the sidecar has open, it must be an index of the same archive, because each rank on a host
+// builds and saves one.
 func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
 	mine, err := s.file.Stat()
 	if err != nil {
@@ -159,7 +160,7 @@ func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
 		return nil, 0, err
 	}
 	if !os.SameFile(mine, now) && !s.describesAs(other) {
-		_ = other.file.Close() // the next error says more
+		_ = other.file.Close() // the next error is more useful
 		return nil, 0, errors.New("another process has written another index since")
 	}
 	if s.sums != nil && !os.SameFile(mine, now) {
@@ -168,7 +169,8 @@ func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
 	return other, mine.Mode().Perm(), nil
 }
 
-// saveTo writes the index with the kept blobs, and the other file's blobs of other members.
+// saveTo writes the index to path with the kept blobs. Blobs of other members come from the other
+// file, or else from the sidecar's own.
 func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 	var list []output
 	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts, sectionOrphans}, largeSections...) {
@@ -183,13 +185,14 @@ func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 	defer ends.close()
 	ends.create = s.saving.create
 	at := uint64(0)
-	// A forged file may name the same bytes for several members, which would be written for each.
+	// In a forged file, several members' blobs may be the same bytes, which would be written for
+	// each of them.
 	limit := s.places[sectionBlobs].size + other.places[sectionBlobs].size + uint64(s.blobs.size())
 	blobs := output{sectionBlobs, 0, func(w io.Writer) error {
 		var b []byte
 		var end [8]byte
 		for i := range n {
-			// The other file is newer: its blob may have replaced a wrong one.
+			// The other file is newer: a wrong blob may have been replaced there.
 			kept := s.keptBlob(i, b)
 			if len(kept) == 0 {
 				kept = other.blob(i, b)

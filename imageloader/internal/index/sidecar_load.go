@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// load makes the Index of an archive with an empty Builder. An errIndex means that the sidecar is
-// useless.
+// load makes the Index of an archive with an empty Builder. If it returns an errIndex, the sidecar
+// is unusable.
 func (s *sidecar) load(a *archive.Archive, b *Builder) (*Index, error) {
 	formats, err := s.loadShards(a)
 	if err != nil {
@@ -37,7 +37,7 @@ func (s *sidecar) load(a *archive.Archive, b *Builder) (*Index, error) {
 	return b.index(a, formats, sections)
 }
 
-// loadShards checks that the archive has the shards that were indexed, and returns their formats.
+// loadShards checks that the archive has the shards that were indexed. It returns their formats.
 func (s *sidecar) loadShards(a *archive.Archive) (formats []string, err error) {
 	size := 0
 	for _, shard := range a.Shards() {
@@ -67,11 +67,12 @@ func (s *sidecar) loadShards(a *archive.Archive) (formats []string, err error) {
 	return formats, nil
 }
 
-// shardName returns the name of a shard in an index: without its folder, and of a URL without what
-// may be secret, since others may read the file. An index serves a URL with another signature too.
+// shardName returns the name of a shard as an index has it: without the folder and, for a URL,
+// without possible secrets, because others may read the index file. So an index also fits a URL
+// with another signature.
 func shardName(path string) string { return filepath.Base(archive.Shown(path)) }
 
-// nextShard splits the next item, with a known format, off the section of shards.
+// nextShard splits off the first item of the section of shards. The item's format must be known.
 func nextShard(data []byte) (item []byte, name string, rest []byte, ok bool) {
 	if len(data) < shardBytes {
 		return nil, "", nil, false
@@ -84,7 +85,7 @@ func nextShard(data []byte) (item []byte, name string, rest []byte, ok bool) {
 	return item, string(rest[:n]), rest[n:], true
 }
 
-// checkShard checks that a shard is the shard that an item describes.
+// checkShard checks that a shard is the one that an item describes.
 func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, name, format string) error {
 	le := binary.LittleEndian
 	now := &a.Shards()[shard]
@@ -94,8 +95,9 @@ func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, n
 	if int64(le.Uint64(item[8:])) == now.Info.ModTime().UnixNano() && !now.Info.ModTime().IsZero() {
 		return nil
 	}
-	// A copied archive has another time, and some archives have no time. In these cases the ends of
-	// the shards decide, except for a tar, whose samples have no checksums.
+	// The times differ if the archive was copied, and some archives have none. In these cases the
+	// first and last bytes of the shards decide. They can't decide for a plain tar, whose samples
+	// have no checksums.
 	if format == archive.Tar {
 		return errIndexStale
 	}
@@ -109,7 +111,7 @@ func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, n
 	return nil
 }
 
-// edgeBytes is the number of bytes of a shard's beginning, and of its end, in its digest.
+// edgeBytes is the number of bytes at each end of a shard that its digest covers.
 const edgeBytes = 64 << 10
 
 // shardDigest returns the CRC-32 of a shard's first and last bytes.
@@ -133,7 +135,7 @@ var shardFormats = []string{archive.Tar, archive.TarGzip, archive.TarZstd}
 func formatNumber(format string) uint32 { return uint32(slices.Index(shardFormats, format)) }
 
 // plausible reports whether an archive of this size can have sections of the claimed sizes. It is
-// called before memory of these sizes is allocated, because a sparse file may claim terabytes.
+// called before allocating memory for them, because a sparse file can claim terabytes.
 func (s *sidecar) plausible(a *archive.Archive, formats []string) bool {
 	members := int64(0) // each member has a header
 	for i, shard := range a.Shards() {
@@ -175,7 +177,7 @@ func (s *sidecar) loadDirectories(d *directories) error {
 	return nil
 }
 
-// loadCounts reads the section of counts, which also has the source of the labels.
+// loadCounts reads the section of counts, which also tells where the labels are from.
 func (s *sidecar) loadCounts(b *Builder) error {
 	le := binary.LittleEndian
 	counts, _, err := s.read(sectionCounts, 8)
@@ -194,9 +196,9 @@ func (s *sidecar) loadCounts(b *Builder) error {
 	return nil
 }
 
-// labelling returns the number of a source of labels in a sidecar: 0 for directories, 1 for
-// WebDataset's members, 2 for images and masks, which have no labels, 3 for a list, 4 for
-// lists of labels of WebDataset's members.
+// labelling returns the number that tells in a sidecar where the labels are from: 0 for
+// directories, 1 for WebDataset members, 2 for images and masks, which have no labels, 3 for a
+// list, 4 for WebDataset members with lists of labels.
 func labelling(c *Config) uint64 {
 	switch {
 	case c.MultiLabel:

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// lockWait is how long saving waits for each other process that saves into the same file. A process
-// that is stopped while it saves holds up no other for longer.
+// lockWait limits the wait for each other process that saves into the same file, in case that
+// process has been stopped.
 const lockWait = 10 * time.Second
 
-// lockTick is how often a lock is tried.
+// lockTick is the time between two tries to lock a file.
 const lockTick = 10 * time.Millisecond
 
-// current opens the index file that is now at a path, and locks it, since the processes
-// of a host that train together close their indexes at the same time. Closing its file unlocks it.
-// Where the file system has no locks the file is not locked.
+// current opens and locks the index file that is at path now, because the processes of a
+// distributed training close their indexes at the same time. Closing the file releases the lock. On
+// a file system without locks, the file stays unlocked.
 func (s *sidecar) current(path string) (now *sidecar, info fs.FileInfo, err error) {
 	for {
 		if now, err = openToLock(path); err != nil {
@@ -33,12 +33,12 @@ func (s *sidecar) current(path string) (now *sidecar, info fs.FileInfo, err erro
 		if at, err := os.Stat(path); err == nil && os.SameFile(at, info) {
 			return now, info, nil
 		}
-		_ = now.file.Close() // another process has saved meanwhile: its file is the one to lock
+		_ = now.file.Close() // another process has just replaced this file: the new one has to be locked
 	}
 }
 
-// openToLock opens an index file for writing, since NFS gives nobody else an exclusive lock, or for
-// reading if nobody may write it.
+// openToLock opens an index file for writing, because NFS allows exclusive locks only then. It
+// opens a file that is not writable for reading.
 func openToLock(path string) (*sidecar, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -47,10 +47,10 @@ func openToLock(path string) (*sidecar, error) {
 	return newSidecar(path, f)
 }
 
-// errBusy is the error of a lock that another process has for too long.
+// errBusy means that another process has held a lock for too long.
 var errBusy = errors.New("another process is saving into the index")
 
-// lock locks an open file for this process alone, until it is closed.
+// lock locks an open file exclusively. Closing the file releases the lock.
 func lock(f *os.File, deadline <-chan time.Time) error {
 	tick := time.NewTicker(lockTick)
 	defer tick.Stop()
@@ -67,8 +67,8 @@ func lock(f *os.File, deadline <-chan time.Time) error {
 	}
 }
 
-// tryLock locks an open file for this process alone, until it is closed, unless another process has
-// locked it. A file of a file system without locks counts as locked.
+// tryLock locks an open file exclusively, unless another process has locked it. Closing the file
+// releases the lock. On a file system without locks, tryLock also returns true.
 func tryLock(f *os.File) (locked bool, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -79,7 +79,7 @@ func tryLock(f *os.File) (locked bool, err error) {
 	return err == nil && failed != syscall.EWOULDBLOCK && failed != syscall.EINTR, err
 }
 
-// deadline starts a timer for the process that saves now.
+// deadline starts a timer that limits the wait for the process that is saving.
 func (s *saving) deadline() <-chan time.Time {
 	if s.wait != nil {
 		return s.wait()
@@ -87,7 +87,7 @@ func (s *saving) deadline() <-chan time.Time {
 	return time.After(lockWait)
 }
 
-// describesAs reports whether two index files are of the same members, labels and checkpoints.
+// describesAs reports whether two index files have the same members, labels and checkpoints.
 func (s *sidecar) describesAs(other *sidecar) bool {
 	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts}, largeSections...) {
 		p, q := s.places[kind], other.places[kind]
@@ -98,11 +98,11 @@ func (s *sidecar) describesAs(other *sidecar) bool {
 	return true
 }
 
-// adopt takes the checksums of contents that the other file has and this process does not know.
+// adopt adds the checksums of contents that only the other file has.
 func (s *sums) adopt(other *sidecar) {
 	theirs, err := other.loadSums()
 	if err != nil {
-		return // it has none that can be read
+		return // it has no readable checksums
 	}
 	for i := range min(len(s.known), len(theirs.known)) {
 		s.known[i].CompareAndSwap(0, theirs.known[i].Load())

@@ -13,8 +13,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestIndexesOfOneArchiveAreMerged: each rank of a host makes an index, keeps the entry points and
-// checksums of its own samples, and all close it at the same time. The next run has all of them.
+// TestIndexesOfOneArchiveAreMerged: each rank on a host makes an index and keeps the entry points
+// and checksums of its own samples. Then all of them close their indexes at the same time. The next
+// run must find everything.
 func TestIndexesOfOneArchiveAreMerged(t *testing.T) {
 	const ranks, samples = 4, 40
 	for _, name := range []string{"a.tgz", "a.tar"} {

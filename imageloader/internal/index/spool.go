@@ -5,13 +5,12 @@ import (
 	"os"
 )
 
-// spoolBytes is the maximum number of bytes of a spool in memory.
+// spoolBytes is the maximum number of bytes that a spool keeps in memory.
 const spoolBytes = 1 << 20
 
-// spool collects bytes: the last bytes in memory, earlier bytes in a file without a name, which
-// disappears when it is closed, however the program ends. If no file can be made or written, all
-// bytes stay in memory. One goroutine at a time may call its methods, except that several may read
-// while none writes.
+// spool collects bytes. The last bytes are in memory, and the earlier ones in an unnamed file,
+// which disappears even if the program crashes. If no file can be created or written, all bytes
+// stay in memory. A spool is for one goroutine at a time, but several may read while none writes.
 type spool struct {
 	create func() (*os.File, error) // nil: memory only
 	file   *os.File
@@ -63,7 +62,7 @@ func (s *spool) section(count int) section { return section{at: s, size: s.size(
 
 func (s *spool) close() {
 	if s.file != nil {
-		_ = s.file.Close() // the file is gone
+		_ = s.file.Close() // the file disappears
 	}
 	*s = spool{}
 }

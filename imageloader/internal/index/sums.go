@@ -10,18 +10,18 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// sums has checksums of the contents of a plain tar's members. Making the index reads headers only,
-// so a checksum is made when a sample is read for the first time, and kept in the index file when
-// the index is closed. A later process compares a sample when it first reads it, which finds out
-// contents that were exchanged under the same headers. Several goroutines may use it.
+// sums has checksums of the contents of a plain tar's members. Building the index reads only
+// headers, so a member's checksum is computed when it is first read as a sample, and saved when the
+// index is closed. Later processes compare it when they first read the sample, and so detect
+// contents that were exchanged under the same headers. sums is safe for concurrent use.
 type sums struct {
-	known []atomic.Uint32 // by member: the CRC-32, with 1 stored for a CRC-32 of 0; 0: not known
-	seen  []atomic.Uint32 // a bit for each member: made or compared in this process
-	dirty atomic.Bool     // there are sums that the index file does not have
+	known []atomic.Uint32 // by member: the CRC-32, but 1 instead of 0; 0: not known
+	seen  []atomic.Uint32 // one bit for each member: computed or compared in this process
+	dirty atomic.Bool     // some sums are not in the index file yet
 }
 
-// same compares a member's content with its checksum, or keeps the checksum of a content that has
-// none. It looks at each member once in a process.
+// same compares a member's content with its checksum. If there is no checksum yet, it records the
+// content's. In each process, it does so only once for each member.
 func (s *sums) same(number int32, content []byte) bool {
 	word, bit := &s.seen[number/32], uint32(1)<<(number%32)
 	if word.Load()&bit != 0 {
@@ -37,7 +37,7 @@ func (s *sums) same(number int32, content []byte) bool {
 	return true
 }
 
-// write writes the section of an index file.
+// write writes the section of checksums.
 func (s *sums) write(w io.Writer) error {
 	b := make([]byte, 0, items*sumBytes)
 	for i := range s.known {
@@ -52,7 +52,7 @@ func (s *sums) write(w io.Writer) error {
 	return nil
 }
 
-// attach makes s the index file of x, with the checksums of contents that it has.
+// attach makes s the index file of x, and reads the checksums of contents from it.
 func (x *Index) attach(s *sidecar) error {
 	if slices.ContainsFunc(x.shards, func(s shard) bool { return s.format == archive.Tar }) {
 		var err error
@@ -64,7 +64,7 @@ func (x *Index) attach(s *sidecar) error {
 	return nil
 }
 
-// loadSums reads the checksums of contents. An index file that no epoch has used has none.
+// loadSums reads the checksums of contents. An index file has none until an epoch has used it.
 func (s *sidecar) loadSums() (*sums, error) {
 	n := s.places[sectionMembers].count
 	all := &sums{known: make([]atomic.Uint32, n), seen: make([]atomic.Uint32, (n+31)/32)}
@@ -91,7 +91,8 @@ func (s *sidecar) loadSums() (*sums, error) {
 	}
 }
 
-// sameContent compares the content of a record of a plain tar with the content of earlier runs.
+// sameContent reports whether the content of a record of a plain tar is the same as in earlier
+// runs.
 func (x *Index) sameContent(i int, content []byte) bool {
 	return x.side == nil || x.side.sums == nil || x.shards[x.samples[i].shard].format != archive.Tar || x.side.sums.same(x.number(i), content)
 }

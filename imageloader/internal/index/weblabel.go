@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Maximum sizes of members that are read as labels.
+// Maximum sizes of members with labels.
 const (
 	maxClsBytes  = 1 << 20
 	maxJSONBytes = 16 << 20
@@ -22,15 +22,15 @@ const (
 
 // webLabel is the label of a WebDataset sample.
 type webLabel struct {
-	text   string // with Config.MultiLabel a list: see listOf; "": none
+	text   string // with Config.MultiLabel the text of a list: see listOf; "": none
 	member string
-	cls    bool // the member is a .cls, not a .json
+	cls    bool // the member is a .cls file, and not a .json file
 }
 
-// isWebLabel reports whether a member with an extension has the label of its group.
+// isWebLabel reports whether a member with this extension has the label of its group.
 func isWebLabel(extension string) bool { return extension == "cls" || extension == "json" }
 
-// checkWebLabel returns an error if the content of a member can't be read as a label.
+// checkWebLabel returns an error if a member can't be read as a label.
 func checkWebLabel(m *archive.Member, extension string) error {
 	limit := int64(maxClsBytes)
 	if extension == "json" {
@@ -48,8 +48,8 @@ func checkWebLabel(m *archive.Member, extension string) error {
 	return nil
 }
 
-// agrees reports whether two labels of one sample do not contradict each other. Numbers do not
-// contradict names: the number of a class may be in a .cls, and the name of the class in a .json.
+// agrees reports whether two labels of one sample are consistent. Numbers and names are always
+// consistent: a .cls may have the number of a class, and a .json its name.
 func (l *webLabel) agrees(other *webLabel, lists bool) bool {
 	var labels [2][]string
 	var names [2]int
@@ -76,14 +76,14 @@ func (l *webLabel) agrees(other *webLabel, lists bool) bool {
 	return numbersAndNames(0, 1) || numbersAndNames(1, 0)
 }
 
-// shownLabel returns a label, or a list of labels, for messages.
+// shownLabel returns a label, or a list of labels, as messages show it.
 func shownLabel(text string) string {
 	return strings.ReplaceAll(strings.TrimPrefix(text, "\n"), "\n", " ")
 }
 
-// readWebLabel reads a label, or a list of labels as the text of listOf. It returns "" for a .json
-// without a label. A list is the words of a .cls, between white space or commas, or a string, a
-// whole number, or an array of these in a .json.
+// readWebLabel reads a label, or the text of a list of labels (see listOf). It returns "" for a
+// .json without a label. The list in a .cls is its words, separated by white space or commas. In a
+// .json it is a string, a whole number, or an array of them.
 func readWebLabel(extension string, content []byte, lists bool) (string, error) {
 	if extension == "json" {
 		return readJSONLabel(content, lists)
@@ -101,10 +101,10 @@ func readWebLabel(extension string, content []byte, lists bool) (string, error) 
 	return text, nil
 }
 
-// byteOrderMark is UTF-8's, which some editors write at the beginning of a text.
+// byteOrderMark is the byte order mark in UTF-8, which some editors write at the start of a file.
 const byteOrderMark = "\xef\xbb\xbf"
 
-// clsText returns the text of a .cls, without a byte order mark.
+// clsText returns the text of a .cls file, without the byte order mark.
 func clsText(content []byte) (string, error) {
 	text := bytes.TrimPrefix(content, []byte(byteOrderMark))
 	lead := len(content) - len(text)
@@ -118,7 +118,7 @@ func clsText(content []byte) (string, error) {
 	return string(text), nil
 }
 
-// readJSONLabel is readWebLabel for a .json.
+// readJSONLabel implements readWebLabel for a .json.
 func readJSONLabel(content []byte, lists bool) (string, error) {
 	text := bytes.TrimPrefix(content, []byte(byteOrderMark))
 	lead := len(content) - len(text)
@@ -143,8 +143,8 @@ func readJSONLabel(content []byte, lists bool) (string, error) {
 	return jsonLabel(field, plain[at:end], text[at:end], lead+at, lists)
 }
 
-// withoutNaN replaces the numbers NaN, Infinity and -Infinity, which Python's json writes, by
-// objects of the same lengths. JSON has no such numbers, and no label is an object.
+// withoutNaN replaces the numbers NaN, Infinity and -Infinity, which Python's json module writes,
+// with objects of the same length. They are not valid JSON, and an object is never a label.
 func withoutNaN(text []byte) []byte {
 	if !bytes.Contains(text, []byte("NaN")) && !bytes.Contains(text, []byte("Infinity")) {
 		return text
@@ -170,8 +170,8 @@ func withoutNaN(text []byte) []byte {
 	return text
 }
 
-// findLabel returns the first field of a valid JSON text that has a label, and the place of its
-// value. field is "" if there is none.
+// findLabel finds the best field for a label in a valid JSON text. It returns the name of the field
+// and the offsets of its value. field is "" if there is none.
 func findLabel(text []byte, lists bool) (field string, at, end int, err error) {
 	fields := []string{"label", "cls", "class"}
 	if lists {
@@ -207,7 +207,8 @@ func findLabel(text []byte, lists bool) (field string, at, end int, err error) {
 	return field, at, end, nil
 }
 
-// jsonLabel reads the value of a field, which shown has as it is in the file, from a byte on.
+// jsonLabel reads the value of a field. For errors, shown is the value's text in the file, and at
+// is its offset.
 func jsonLabel(field string, value, shown []byte, at int, lists bool) (string, error) {
 	odd := func(what string) error {
 		return fmt.Errorf("%q %s: %q (byte %d)", field, what, shown[:min(len(shown), 40)], at)
@@ -240,7 +241,7 @@ func jsonLabel(field string, value, shown []byte, at int, lists bool) (string, e
 	return listOf(labels)
 }
 
-// jsonText returns a string or a whole number of JSON as text.
+// jsonText returns a JSON string or whole number as text.
 func jsonText(value []byte) (text string, ok bool) {
 	var n int64
 	switch {
@@ -252,8 +253,8 @@ func jsonText(value []byte) (text string, ok bool) {
 	return text, json.Unmarshal(value, &text) == nil
 }
 
-// logMixedLabels logs the first label of WebDataset that is a name, if others are numbers: all are
-// names of classes then.
+// logMixedLabels logs the first WebDataset label that is a name if other labels are numbers,
+// because then the numbers count as names, too.
 func (x *Index) logMixedLabels(archive string, c *Config) {
 	if !c.WebDataset || len(c.Classes) > 0 {
 		return

@@ -2,8 +2,8 @@ package index
 
 import "github.com/torchstream/torchstream/imageloader/internal/archive"
 
-// workMeter measures the cost of reading samples in any order. Samples and marks come in the
-// archive's order.
+// workMeter measures the cost of reading samples in any order. Samples and marks must be passed in
+// the archive's order.
 type workMeter struct {
 	shards []shard
 	next   func() (shard int, output int64, ok bool) // the next mark
@@ -14,7 +14,7 @@ type workMeter struct {
 	left      bool  // there is a next mark
 	from      int64 // output offset of the last mark before the sample
 	fromShard int
-	stream    bool // a sample has no mark
+	stream    bool // there is a sample without a mark before it
 
 	inflated, wanted float64 // bytes
 	samples          float64
@@ -30,7 +30,7 @@ func (w *workMeter) sample(r *record) {
 	if f := w.shards[r.shard].format; f == archive.Tar || f == archive.Tree {
 		return
 	}
-	begin := max(0, r.offset-archive.BlockBytes) // of the header, which is read too
+	begin := max(0, r.offset-archive.BlockBytes) // includes the sample's header, which is read too
 	if !w.begun {
 		w.begun, w.fromShard = true, -1
 		w.shard, w.output, w.left = w.next()
@@ -47,7 +47,7 @@ func (w *workMeter) sample(r *record) {
 }
 
 // work returns the average number of bytes to read or inflate for each byte of a sample, or 0 if
-// the archive can be read only in its own order.
+// the archive can only be read in its own order.
 func (w *workMeter) work() float64 {
 	switch {
 	case w.stream:

@@ -14,18 +14,18 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// indexFile is the kind of file that an index may replace.
+// indexFile is the kind of file that an index may overwrite.
 var indexFile = safefile.Prefix("an index", sidecarMagic)
 
 // CheckFile returns an error if the file at path is neither empty nor an index.
 func CheckFile(path string) error { return safefile.Check(path, indexFile) }
 
-// IsFile reports whether a path is the path of an index file, or of its temporary file.
+// IsFile reports whether path names an index file, or a temporary file of one.
 func IsFile(path string) bool {
 	return strings.HasSuffix(path, sidecarSuffix) || unfinished(filepath.Base(path))
 }
 
-// unfinished reports whether a file is the temporary file of an index.
+// unfinished reports whether name belongs to a temporary file of an index.
 func unfinished(name string) bool {
 	return strings.Contains(name, sidecarSuffix+".") && strings.HasSuffix(name, ".tmp")
 }
@@ -37,9 +37,9 @@ type output struct {
 	write func(io.Writer) error
 }
 
-// writeSidecar writes an index file under another name and renames it, so that a reader sees the
-// whole file or no file, however the program or the machine ends. It returns the written file still
-// open, because another process may already have replaced the file at path.
+// writeSidecar writes an index file under another name and then renames it. So readers see the
+// whole file or none, even if the program or the machine crashes. It returns the written file,
+// still open, because another process may already have replaced the file at path.
 func writeSidecar(path string, mode fs.FileMode, sections []output) (*os.File, error) {
 	f, err := safefile.Replace(path, indexFile, mode, func(f *os.File) error { return writeSections(f, sections) })
 	if err != nil {
@@ -49,7 +49,7 @@ func writeSidecar(path string, mode fs.FileMode, sections []output) (*os.File, e
 	return f, nil
 }
 
-// writeSections fills a new index file.
+// writeSections writes the header, the table and the sections of an index file.
 func writeSections(f *os.File, sections []output) error {
 	w := &sectionWriter{file: f, at: uint64(sidecarHeader + len(sections)*sectionBytes)}
 	w.buffer = make([]byte, 0, 256<<10)
@@ -82,10 +82,11 @@ func writeSections(f *os.File, sections []output) error {
 	return err
 }
 
-// leftAfter is the age at which a temporary file counts as left by a killed process.
+// leftAfter is the age of a temporary file after which sweep removes it, because its process must
+// have been killed.
 const leftAfter = 24 * time.Hour
 
-// sweep removes the temporary files of processes that were killed while they wrote this index.
+// sweep removes temporary files of this index that killed processes have left behind.
 func sweep(path string) {
 	list, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
@@ -101,11 +102,11 @@ func sweep(path string) {
 	}
 }
 
-// sectionWriter writes sections one after another, through a buffer.
+// sectionWriter writes sections one after another. It is buffered.
 type sectionWriter struct {
 	file   *os.File
 	at     uint64
-	crc    uint32 // checksum of the section
+	crc    uint32 // CRC-32 of the section so far
 	buffer []byte
 }
 
@@ -130,7 +131,7 @@ func (w *sectionWriter) flush() error {
 	return err
 }
 
-// outputs returns the sections of the index that a Builder has collected. The archive was read to
+// outputs returns the sections for the index file of a Builder. The archive must have been read to
 // its end.
 func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 	shards, err := encodeShards(a)
