@@ -1,4 +1,4 @@
-// Helpers of the shim's tests: handles that free themselves, errors as values, operator calls in
+// Helpers for the shim's tests: handles that free themselves, errors as values, operator calls in
 // one line, and a gate that holds a stream until the test opens it.
 #pragma once
 
@@ -338,12 +338,12 @@ inline ts_stream stream_on(int32_t device) {
   return device == TS_DEVICE_CPU ? ts_stream{0, device} : pool_stream(device);
 }
 
-// Waits for all work of the device, which for the CPU is done.
+// Waits for all work of the device; the CPU has none to wait for.
 inline void synchronize(int32_t device) {
   if (device != TS_DEVICE_CPU) EXPECT_OK(ts_device_synchronize(device));
 }
 
-// Host memory that the calls for a device take: pinned, or for TS_DEVICE_CPU any that is aligned.
+// Host memory for calls with a device: pinned, or for TS_DEVICE_CPU any aligned memory.
 class HostMemory {
  public:
   HostMemory(int32_t device, size_t bytes) {
@@ -366,8 +366,8 @@ class HostMemory {
 };
 
 // Returns a stream that runs while other streams wait. Its priority differs from theirs, so that it
-// shares no hardware queue with them. (The driver spreads streams over few queues, in which waiting
-// work blocks the work behind it.)
+// shares no hardware queue with them. (The driver distributes streams over few queues, in which
+// waiting work blocks the work after it.)
 inline ts_stream free_stream() { return pool_stream(0, -1); }
 
 // Returns a function of the CUDA runtime that the library loads. The tests do not link the runtime.
@@ -395,8 +395,8 @@ class Gate {
   }
   ~Gate() {
     open();
-    // The callback uses this object, so wait for it; not through the stream, which the test may
-    // have released.
+    // The callback uses this object, so wait for it. The wait is not on the stream, which the test
+    // may have released.
     std::unique_lock<std::mutex> lock(mutex_);
     EXPECT_TRUE(left_.wait_for(lock, std::chrono::seconds(20), [&] { return passed_; }));
   }

@@ -112,7 +112,7 @@ uintptr_t address(ts_tensor* x) {
   return data;
 }
 
-// Reports whether the allocator reuses the memory of a small tensor of the default stream.
+// Reports whether the allocator reuses the memory of a small tensor on the default stream.
 bool handed_out(uintptr_t data) {
   std::vector<test::Tensor> others;
   for (int i = 0; i < 64; ++i) {
@@ -169,7 +169,7 @@ TEST(GraphGpu, ACaptureIsRefusedInsideAMemoryPool) {
   EXPECT_OK(ts_memory_pool_destroy(pool));
 }
 
-// A pool may end at any time. Its memory returns to the driver at the next opportunity.
+// A pool may be destroyed at any time. Its memory returns to the driver at the next opportunity.
 TEST(GraphGpu, MemoryPoolsEndBesideCapturesAndEachOther) {
   NEEDS_GPUS(1);
   constexpr int64_t kElements = 64 << 20;  // more than captures leave in the cache (cuBLAS)
@@ -208,7 +208,7 @@ TEST(GraphGpu, MemoryPoolsEndBesideCapturesAndEachOther) {
   std::thread([&] {
     EXPECT_OK(ts_memory_pool_destroy(beside_pool));
     EXPECT_FAILS(TS_ERROR_BUSY, "inside a memory pool", ts_allocator_empty_cache());
-    Capture capture;  // possible beside another thread's pool
+    Capture capture;  // possible during another thread's pool
     EXPECT_OK(add_one(x));
     capture.end();
   }).join();
@@ -292,7 +292,8 @@ TEST(GraphGpu, AHeldStorageIsGivenMemoryWithinACapture) {
   ASSERT_OK(ts_device_synchronize(0));
   ASSERT_OK(ts_tensor_resize_storage(passing, 0));
   Capture capture;
-  const test::Tensor view = test::Call("aten::view").tensor(passing).ints({2, 2}).one();  // holds
+  // The capture holds the tensor.
+  const test::Tensor view = test::Call("aten::view").tensor(passing).ints({2, 2}).one();
   for (int i = 0; i < 2; ++i) {
     EXPECT_OK(ts_tensor_resize_storage(passing, 16));
     EXPECT_OK(ts_tensor_copy(passing, kept, true));
@@ -309,7 +310,7 @@ TEST(GraphGpu, AHeldStorageIsGivenMemoryWithinACapture) {
   EXPECT_EQ(test::read<float>(out), (std::vector<float>{6, 6, 6, 6}));
 }
 
-// Memory that a tensor has within a capture alone is the graph's, in each replay.
+// Memory that a tensor has only within a capture belongs to the graph, in each replay.
 TEST(GraphGpu, AStorageHasMemoryWithinACapture) {
   NEEDS_GPUS(1);
   test::Tensor kept = zeros();
@@ -382,8 +383,8 @@ TEST(GraphGpu, ACapturedCopyKeepsItsTensors) {
   }
 }
 
-// The memory of a graph's operands outlives a graph that is freed while its replay runs, also
-// memory that several graphs share.
+// The memory of a graph's operands outlives a graph that is freed while its replay runs, including
+// memory shared by several graphs.
 TEST(GraphGpu, OperandsOutliveTheGraphForItsReplays) {
   NEEDS_GPUS(1);
   for (const bool beside_a_capture : {false, true}) {
@@ -475,8 +476,8 @@ TEST(GraphGpu, MakesNothingOnAnotherGpu) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not captured", ts_graph_replay(capture.graph, {0, 0}));
 }
 
-// CUDA may give a new stream the address of a destroyed one, whose work is not done yet. Devices
-// that do nothing always do so.
+// CUDA may give a new stream the address of a destroyed one whose work is not done yet. Null
+// devices always do so.
 TEST(GraphGpu, ReplaysWaitForThoseOfADestroyedStreamAtTheSameAddress) {
   NEEDS_GPUS(1);
   using Waits = unsigned long long();

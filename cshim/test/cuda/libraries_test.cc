@@ -1,4 +1,5 @@
-// The threads that use cuBLAS and its kin: calls of all others run on threads that stand in.
+// The threads that use cuBLAS and related libraries: calls of all other threads run on stand-in
+// threads.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -11,7 +12,7 @@ namespace {
 using test::Call;
 using test::Tensor;
 
-constexpr int kMaxThreads = 20;  // of ts_library_thread_count
+constexpr int kMaxThreads = 20;  // the maximum of ts_library_thread_count
 
 TEST(Libraries, NoThreadHasHandlesWithoutAGpu) {
   Tensor a = test::full({2, 2}, 1);
@@ -29,7 +30,7 @@ size_t free_bytes() {
   return memory.free_bytes;
 }
 
-// Threads that have handles, as long as it exists: so many that no other thread gets any.
+// While it exists, its threads have all handles, so that no other thread gets any.
 class AllSeats {
  public:
   AllSeats() : product_(test::full({16, 16}, 1, 0)) {
@@ -75,7 +76,7 @@ TEST(LibrariesGpu, ThreadsBeyondTheMaximumGetResultsAndNoHandles) {
   NEEDS_GPUS(1);
   const AllSeats taken;
   EXPECT_LE(ts_library_thread_count(), kMaxThreads);
-  // Many at once, on streams of their own.
+  // Many at once, each on its own stream.
   std::vector<std::thread> threads;
   for (int i = 0; i < 32; ++i) {
     threads.emplace_back([i] {

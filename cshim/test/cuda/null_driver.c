@@ -1,4 +1,5 @@
-/* The functions of CUDA's driver that LibTorch looks up by name, for the devices of null_runtime.cc. */
+/* The functions of CUDA's driver that LibTorch looks up by name, for the null devices of
+ * null_runtime.cc. */
 
 int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   (void)device;

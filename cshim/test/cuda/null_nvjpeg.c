@@ -1,7 +1,7 @@
-/* A libnvjpeg.so.13 for the devices of null_runtime.cc, whose memory is the host's. It decodes
- * nothing: of each image of a batch it writes the first and the last byte. It refuses what nvJPEG
- * may not be asked for: another size of batch than that of the initialisation, too narrow rows, two
- * calls at a time with one state. */
+/* A libnvjpeg.so.13 for the null devices of null_runtime.cc, whose memory is host memory. It
+ * decodes nothing: for each image of a batch it writes the first and the last byte. It refuses
+ * calls that nvJPEG forbids: a batch of another size than at the initialisation, rows that are too
+ * narrow, two calls at a time with one state. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -38,11 +38,11 @@ typedef struct header {
 static atomic_int live;
 static atomic_int decoded;
 
-/* For tests: the objects that were created and not destroyed, and the images that were decoded. */
+/* For tests: the number of objects created and not destroyed, and of images decoded. */
 int null_nvjpeg_live(void) { return live; }
 int null_nvjpeg_decoded(void) { return decoded; }
 
-/* The frame of a JPEG of 3 components, as its marker's last byte, or 0. */
+/* Returns the last byte of the frame marker of a JPEG with 3 components, or 0. */
 static int frame(const unsigned char* data, size_t bytes, int* width, int* height) {
   size_t at = 2;
   if (bytes < 4 || data[0] != 0xFF || data[1] != 0xD8) return 0;

@@ -1,14 +1,13 @@
 // CUDA's runtime, and the functions of cuBLAS, cuDNN and NCCL that captures, products, convolutions
-// and groups of one rank call, for devices that do nothing:
-// their memory is the host's, kernels and products write nothing, and a copy is done when its call
-// returns. So everything that the host does for a GPU can run without one: the caching allocator,
-// the current streams, events, captures, and the stream sanitizer. Results of computations are
-// meaningless. tools/null-device.sh puts this library in front of the real one.
-//
-// What CUDA refuses during a capture, and the capture that it then breaks, are those of CUDA.
-//
-// Calls that allocate, free or wait are noted, for tests that bound them, and copies of pageable
-// memory, which may wait.
+// and groups of one rank call, for null devices. Their memory is host memory, kernels and products
+// write nothing, and a copy is done when its call returns. So everything that the host does for a
+// GPU can run without one: the caching allocator, the current streams, events, captures, and the
+// stream sanitizer. Results of computations are meaningless. tools/null-device.sh loads this
+// library before the real one.
+// During a capture it refuses the calls that CUDA refuses, and invalidates the capture when CUDA
+// does.
+// It records calls that allocate, free or wait, for tests that limit their number, and copies of
+// pageable memory, which may wait.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -30,12 +29,12 @@
 struct CUstream_st {
   int device = 0;
   int priority = 0;
-  unsigned long long id = 0;       // no other stream has it, also not a later one at this address
+  unsigned long long id = 0;       // unique, even among later streams at this address
   unsigned long long capture = 0;  // 0: the stream is not captured
 };
 
 struct CUevent_st {
-  unsigned long long capture = 0;  // that the latest record is in
+  unsigned long long capture = 0;  // the capture of the latest record
 };
 
 struct CUgraphNode_st {
@@ -62,8 +61,8 @@ struct State {
   std::deque<CUstream_st> streams;
   std::vector<CUstream_st*> destroyed;
   unsigned long long streams_made = 0;
-  unsigned long long waits = 0;                                        // of streams for events
-  std::map<unsigned long long, std::unique_ptr<CUgraph_st>> captures;  // under way
+  unsigned long long waits = 0;  // waits of streams for events
+  std::map<unsigned long long, std::unique_ptr<CUgraph_st>> captures;  // running captures
   unsigned long long captures_begun = 0;
   Blocks device_memory;
   Blocks pinned_memory;
@@ -91,11 +90,11 @@ int device_count() {
   return count;
 }
 
-// A file in memory. A test finds it among its descriptors by its name, and needs no symbol of this
+// A file in memory. A test finds it by name among its descriptors, and needs no symbol of this
 // library.
 const int calls = memfd_create("null_calls", MFD_CLOEXEC);
 
-// Writes the name of a function and of its thread to the file, as a line.
+// Writes a line with the name of a function and of its thread to the file.
 void note(const char* function) {
   char thread[16] = "";
   prctl(PR_GET_NAME, thread);
@@ -104,7 +103,7 @@ void note(const char* function) {
   if (write(calls, line, static_cast<size_t>(bytes)) != bytes) std::abort();
 }
 
-// The caller holds the mutex in what follows.
+// For the functions below the caller holds the mutex.
 
 CUstream_st& stream_of(cudaStream_t stream) {
   static auto* defaults = new std::vector<CUstream_st>(kMaxDevices);
@@ -115,13 +114,13 @@ CUstream_st& stream_of(cudaStream_t stream) {
   return found;
 }
 
-// The graph that the stream's work goes into, or NULL.
+// Returns the graph that captures the stream's work, or NULL.
 CUgraph_st* graph_of(cudaStream_t stream) {
   const auto found = state().captures.find(stream_of(stream).capture);
   return found == state().captures.end() ? nullptr : found->second.get();
 }
 
-// Breaks the capture of a call that asks for the end of captured work.
+// Invalidates the capture of a call that waits for captured work.
 cudaError_t refuse_captured(unsigned long long capture) {
   const auto found = state().captures.find(capture);
   if (capture == 0 || found == state().captures.end()) return cudaSuccess;
@@ -148,14 +147,15 @@ bool contains(const Blocks& blocks, const void* address) {
   return static_cast<const char*>(address) < after->first + after->second;
 }
 
-// Whether CUDA may make the host wait for a copy of the memory: it is neither a device's nor
+// Whether CUDA may make the host wait for a copy of the memory: it is neither device memory nor
 // pinned.
 bool pageable(const void* address) {
   const std::lock_guard<std::mutex> lock(state().mutex);
   return !contains(state().device_memory, address) && !contains(state().pinned_memory, address);
 }
 
-// Work on a stream. True if it happens now, and not at a replay, which does nothing.
+// Enqueues work on a stream. Returns true if the work happens now, and not at a replay, which does
+// nothing.
 bool enqueue(cudaStream_t stream, cudaGraphNodeType type) {
   const std::lock_guard<std::mutex> lock(state().mutex);
   CUgraph_st* graph = graph_of(stream);
@@ -176,7 +176,7 @@ int active_context(int /*device*/, unsigned* flags, int* active) {
 
 int driver_success() { return 0; }
 
-// Parts of the multiprocessors: those of an H100, in eights.
+// Parts of the multiprocessors: an H100's, in multiples of eight.
 constexpr unsigned kMultiprocessors = 132;
 constexpr unsigned kPart = 8;
 
@@ -206,7 +206,7 @@ CUresult green_stream(CUstream* stream, CUgreenCtx /*context*/, unsigned flags, 
   return static_cast<CUresult>(cudaStreamCreateWithPriority(stream, flags, priority));
 }
 
-// Functions of the driver that do something. All others do nothing.
+// Functions of the driver with an effect. All others do nothing.
 void* driver_function(const char* symbol) {
   const std::pair<const char*, void*> functions[] = {
       {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(&active_context)},
@@ -243,7 +243,7 @@ cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 
-// The numbers by which LibTorch divides are those of an H100.
+// The numbers by which LibTorch divides are an H100's.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
   *properties = cudaDeviceProp{};
   std::snprintf(properties->name, sizeof properties->name, "null device");
@@ -312,7 +312,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
                                              unsigned long long /*flags*/,
                                              cudaDriverEntryPointQueryResult* result) {
-  // As with the real one, a function is missing for a version before its first.
+  // As in the real driver, a function is missing for versions before its first one.
   constexpr unsigned kStreamsOfGreenContexts = 12050;
   const bool later = std::strcmp(symbol, "cuGreenCtxStreamCreate") == 0;
   *function = later && version < kStreamsOfGreenContexts ? nullptr : driver_function(symbol);
@@ -408,7 +408,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
   return cudaSuccess;
 }
 
-// Any handle but zeros is one of another process, and each opening is new memory.
+// Any handle except zeros belongs to another process, and each opening is new memory.
 cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsigned /*flags*/) {
   const auto zero = [](char byte) { return byte == 0; };
   if (std::all_of(std::begin(handle.reserved), std::end(handle.reserved), zero)) {
@@ -447,7 +447,7 @@ cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   return cudaSuccess;
 }
 
-// For tests, which find it by its name.
+// For tests, which find it by name.
 unsigned long long null_stream_waits() {
   const std::lock_guard<std::mutex> lock(state().mutex);
   return state().waits;
@@ -625,7 +625,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t /*start*/, cud
   return cudaSuccess;
 }
 
-// ---- Kernels. The stubs of compiled kernels call the functions that begin with underscores.
+// ---- Kernels. The stubs of compiled kernels call the functions that start with underscores.
 
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
@@ -651,7 +651,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*
   *attributes = cudaFuncAttributes{};
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
-  attributes->ptxVersion = attributes->binaryVersion = 90;  // by which CUB chooses its kernels
+  attributes->ptxVersion = attributes->binaryVersion = 90;  // CUB chooses its kernels by these
   return cudaSuccess;
 }
 
@@ -690,7 +690,7 @@ int cublasSetPointerMode_v2(void* /*handle*/, int /*mode*/) { return 0; }
 int cublasSetStream_v2(void* /*handle*/, cudaStream_t /*stream*/) { return 0; }
 int cublasSetWorkspace_v2(void* /*handle*/, void* /*memory*/, size_t /*bytes*/) { return 0; }
 
-// The arguments of a product are read by nobody, so these functions have none.
+// Nobody reads the arguments of a product, so these functions have none.
 int cublasGemmEx() { return 0; }
 int cublasGemmStridedBatchedEx() { return 0; }
 int cublasSgemm_v2() { return 0; }

@@ -1,4 +1,4 @@
-// A libnvidia-ml.so.1 for cuda_readings_test, with one GPU, "FAKE:00", whose readings are made up.
+// A libnvidia-ml.so.1 for cuda_readings_test, with one GPU, "FAKE:00", and invented readings.
 #include <string.h>
 
 typedef struct gpu* device;
@@ -21,7 +21,7 @@ int nvmlInit_v2(void) {
   return OK;
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char* id, device* found) {
-  if (initialised != 1) return INVALID;  // once for the process
+  if (initialised != 1) return INVALID;  // initialised once in the process
   lost = strcmp(id, "LOST:00") == 0;
   if (!lost && strcmp(id, "FAKE:00") != 0) return NOT_FOUND;
   *found = &the_gpu;
@@ -58,7 +58,7 @@ int nvmlDeviceGetUtilizationRates(device d, utilization* u) {
   u->memory = 43;
   return d == &the_gpu ? OK : INVALID;
 }
-// The name before that of nvmlDeviceGetCurrentClocksEventReasons.
+// The older name of nvmlDeviceGetCurrentClocksEventReasons.
 int nvmlDeviceGetCurrentClocksThrottleReasons(device d, unsigned long long* reasons) {
   *reasons = 0x4 | 0x40;
   return d == &the_gpu ? OK : INVALID;

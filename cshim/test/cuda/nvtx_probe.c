@@ -1,4 +1,4 @@
-/* An NVTX tool for nvtx_test.cc, which NVTX loads in place of a profiler. */
+/* An NVTX tool for nvtx_test.cc, which NVTX loads instead of a profiler. */
 #include <nvtx3/nvToolsExt.h>
 #include <stdio.h>
 #include <string.h>

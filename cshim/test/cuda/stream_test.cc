@@ -151,7 +151,7 @@ TEST(StreamGpu, WrappedHandlesAreStreams) {
   void* made = nullptr;
   ASSERT_EQ(test::cuda_function<Create>("cudaStreamCreateWithFlags")(&made, 1), 0);
   const auto handle = reinterpret_cast<uintptr_t>(made);
-  // A handle that is not wrapped is no stream.
+  // A handle that is not wrapped is not a stream.
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "was not made by",
                ts_set_cuda_stream({static_cast<int64_t>(handle), 0}));
   ts_stream stream{};
@@ -242,7 +242,7 @@ TEST(StreamGpu, AcquiredStreamsAreExclusive) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_acquire", ts_stream_release({0, 0}));
 }
 
-// Streams with a bound are lent like others, and only with their bound again.
+// Bounded streams are lent like others, and later only for the same bound.
 TEST(StreamGpu, BoundedStreams) {
   NEEDS_GPUS(1);
   int32_t all = 0;
@@ -313,7 +313,7 @@ TEST(StreamGpu, ACapturedStreamIsLeftAlone) {
   ASSERT_OK(ts_notifier_new(&notifier));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_stream_notify(stream, notifier, 1));
   ts_notifier_free(notifier);
-  // None of these calls broke the capture.
+  // None of these calls invalidated the capture.
   void* graph = nullptr;
   EXPECT_EQ(test::cuda_function<End>("cudaStreamEndCapture")(raw, &graph), 0);
   ASSERT_NE(graph, nullptr);
@@ -385,7 +385,7 @@ TEST(StreamGpu, GuardsBelongToTheirThread) {
     EXPECT_OK(ts_stream_guard_enter(a, &guard));
     std::thread([&] {
       EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_stream_guard_exit(guard));
-      // Also if that thread has a guard with the same serial.
+      // The same holds if that thread has a guard with the same serial.
       ts_stream_guard own{};
       EXPECT_OK(ts_stream_guard_enter(a, &own));
       EXPECT_EQ(own.serial, guard.serial);
@@ -460,7 +460,7 @@ TEST(StreamGpu, WaitOrdersOneStreamAfterAnother) {
     copy(second, result, middle);
     EXPECT_FALSE(test::idle(first));
     EXPECT_FALSE(test::idle(second)) << "the second stream waits for the first";
-    // The event of the wait is reused at once, which must not release the second stream.
+    // The wait's event is reused at once, which must not release the second stream.
     ASSERT_OK(ts_wait_cuda_stream(first, {0, 0}));
     ASSERT_OK(ts_wait_cuda_stream(pool_stream(), {0, 0}));
     EXPECT_FALSE(test::idle(second));
@@ -491,7 +491,7 @@ TEST(StreamGpu, WaitingForItselfOrForAnIdleStreamSucceeds) {
   const ts_stream stream = pool_stream();
   ASSERT_OK(ts_wait_cuda_stream(stream, stream));
   for (int i = 0; i < 1000; ++i) ASSERT_OK(ts_wait_cuda_stream(stream, {0, 0}));
-  // Threads start and end; each reuses the event of the thread before.
+  // Threads start and end; each reuses the previous thread's event.
   for (int i = 0; i < 100; ++i) {
     std::thread([&] { EXPECT_OK(ts_wait_cuda_stream({0, 0}, stream)); }).join();
   }

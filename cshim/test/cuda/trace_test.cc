@@ -110,8 +110,8 @@ TEST(Trace, RangesEndOnAnyThread) {
   EXPECT_EQ(trace.named("open", TS_TRACE_KIND_RANGE).size(), 0U) << "the range had not ended";
 }
 
-// A copy and a kernel, each on a stream of its own, enqueued by a thread that is not the one that
-// starts and stops.
+// A copy and a kernel, each on its own stream, enqueued by another thread than the one that starts
+// and stops the recording.
 TEST(TraceGpu, RecordsDeviceWorkWithItsCalls) {
   NEEDS_GPUS(1);
   const ts_stream copying = pool_stream();
@@ -184,8 +184,8 @@ TEST(TraceGpu, RecordsDeviceWorkWithItsCalls) {
   }
 }
 
-// A thread that runs no operator has the kernel's thread id too, also if it reuses the pthread_t of
-// a thread that ended.
+// A thread that runs no operator is named by the kernel's thread id too, even if it reuses the
+// pthread_t of a thread that ended.
 TEST(TraceGpu, CallsNameTheirThreads) {
   NEEDS_GPUS(1);
   const ts_stream stream = pool_stream();

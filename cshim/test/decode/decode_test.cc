@@ -1,4 +1,5 @@
-// The decoder of plans, on a GPU and on the CPU: the pixels of the host's decoder, byte for byte.
+// The decoder of plans, on a GPU and on the CPU, gives the pixels of the host's decoder, byte for
+// byte.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -22,7 +23,7 @@ constexpr size_t kGap = 6;  // between the entries of some images
 struct Job {
   Bytes file, blob, expected;
   ts_image_geometry geometry;
-  Ops ops = {};  // on the pixels
+  Ops ops = {};  // operations on the pixels
 };
 
 // Returns a file with its entries (or none), a geometry, and the host's pixels.
@@ -47,8 +48,8 @@ Job job_of(Random& random, ts_image_decoder* host, Bytes file, const ts_image_ge
   return job;
 }
 
-// Returns a job with a file of the size, and a geometry whose results have at most so many pixels a
-// side.
+// Returns a job with a file of the given size, and a geometry with results of at most this many
+// pixels a side.
 Job draw_job_of(Random& random, ts_image_decoder* host, const Kind& kind, int width, int height,
                 int side, bool entries) {
   Bytes file = usual(random, kind, width, height);
@@ -108,8 +109,8 @@ struct Staged {
     std::memcpy(&plan, memory.data() + images[image].plan, sizeof plan);
     return plan;
   }
-  // Reports whether the search settles the image, even if no guess meets a true state, as in noise
-  // of the best quality. The host may have to decode the image otherwise.
+  // Reports whether the search surely settles the image, even if no guess reaches a true state, as
+  // in noise of the highest quality. Otherwise the host may have to decode the image.
   bool surely_found(size_t image) const {
     return plan(image).subsequences <= ts::jpeg::kSyncLaunches * ts::jpeg::kSyncThreads;
   }
@@ -179,8 +180,8 @@ TEST_P(DecodeOn, CropsEqualTheHostsDecoder) {
   }
 }
 
-// The kernels' own code for what ordinary photographs don't reach: an inverse DCT that overflows,
-// and rows that have no room in shared memory.
+// The kernels' code for cases that ordinary photographs do not reach: an inverse DCT that
+// overflows, and rows without room in shared memory.
 TEST_P(DecodeOn, AbsurdQuantisersAndWideCropsGiveTheHostsPixels) {
   Random random(87);
   const Decoder host = new_decoder();
@@ -200,7 +201,7 @@ TEST_P(DecodeOn, AbsurdQuantisersAndWideCropsGiveTheHostsPixels) {
       Bytes file = usual(random, kind, width, height);
       if (!wide || random() % 2 == 0) make_quantisers_absurd(random, &file);
       ts_image_geometry g = draw_geometry(random, width, height, 150);
-      if (wide && g.orientation < 5) {  // else a row of the crop is a column of the file
+      if (wide && g.orientation < 5) {  // otherwise a row of the crop is a column of the file
         g.crop_x = static_cast<int32_t>(random() % 40);
         g.crop_width = kWidth - g.crop_x;
       }
@@ -220,7 +221,7 @@ TEST_P(DecodeOn, AbsurdQuantisersAndWideCropsGiveTheHostsPixels) {
   }
 }
 
-// Operations on the pixels, beside images that have none.
+// Operations on the pixels, in a batch with images that have none.
 TEST_P(DecodeOn, AugmentedCropsEqualTheHosts) {
   Random random(86);
   const Decoder host = new_decoder();
@@ -253,8 +254,8 @@ TEST_P(DecodeOn, AugmentedCropsEqualTheHosts) {
   }
 }
 
-// Any bytes in the place of some images' segments or entries: they are flagged or not, nothing
-// faults, and the images beside them are right. Every position of a batch has its turn.
+// Arbitrary bytes replace some images' segments or entries. They are flagged or not, nothing
+// faults, and the other images are right. Every position of a batch is damaged once.
 TEST_P(DecodeOn, DamagedSegmentsDisturbNoNeighbour) {
   Random random(82);
   const Decoder host = new_decoder();
@@ -273,7 +274,7 @@ TEST_P(DecodeOn, DamagedSegmentsDisturbNoNeighbour) {
     for (size_t i = batch % 2; i < jobs.size(); i += 2) {
       uint8_t* const plan = staged.memory.data() + staged.images[i].plan;
       const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan);
-      // No entries: one segment begins with the scan.
+      // No entries: one segment starts with the scan.
       const uint32_t entries = header.segments_at - header.entries_at;
       const bool forge = entries != 0 && random() % 4 == 0;
       const uint32_t begin = forge ? header.entries_at : header.scan_at;
@@ -299,8 +300,8 @@ TEST_P(DecodeOn, DamagedSegmentsDisturbNoNeighbour) {
   EXPECT_GT(flagged, 20 * kBatch / 4);
 }
 
-// Damaged images have the same pixels whatever was decoded before: no memory is zeroed, so every
-// block that a segment does not reach must be written all the same.
+// Damaged images give the same pixels whatever was decoded before: no memory is zeroed, so even
+// blocks that a segment does not reach must be written.
 TEST_P(DecodeOn, DamagedSegmentsShowNothingOfEarlierBatches) {
   Random random(87);
   const Decoder host = new_decoder();
@@ -329,7 +330,7 @@ TEST_P(DecodeOn, DamagedSegmentsShowNothingOfEarlierBatches) {
       ASSERT_TRUE(staged.add(host.get(), draw_job(random, host.get(), kKinds[random() % 8])));
     }
     for (size_t i = 0; i < staged.images.size(); ++i) {
-      if (staged.plan(i).subsequences != 0) continue;  // what a search leaves depends on time
+      if (staged.plan(i).subsequences != 0) continue;  // a search's remains depend on timing
       uint8_t* const plan = staged.memory.data() + staged.images[i].plan;
       const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan);
       for (int changes = uniform(random, 1, 60); changes > 0; --changes) {
@@ -356,12 +357,12 @@ TEST_P(DecodeOn, DamagedSegmentsShowNothingOfEarlierBatches) {
   EXPECT_GT(flagged, tried / 2);
 }
 
-// Plans without entries, beside plans with entries.
+// Plans without entries, in a batch with plans that have entries.
 TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
   Random random(84);
   const Decoder host = new_decoder();
-  constexpr int64_t kBatch = 48;  // racecheck takes a hundred times as long
-  int left = 0;                   // to the host
+  constexpr int64_t kBatch = 48;  // under racecheck this takes a hundred times as long
+  int left = 0;                   // images left to the host
   for (const size_t scratch : {size_t{512} << 20, size_t{8} << 20}) {
     const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 48 << 20, scratch);
     ASSERT_NE(decoder, nullptr);
@@ -391,7 +392,8 @@ TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
   EXPECT_LE(left, rounds());
 }
 
-// What a run has found in whole scans comes back, and makes the blobs that the host makes.
+// The entries that a run found in whole scans are copied back, and give the blobs that the host
+// makes.
 TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
   Random random(85);
   const Decoder host = new_decoder();
@@ -434,7 +436,7 @@ TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
     test::Tensor results =
         test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, staged.device);
     const test::HostMemory flags(staged.device, kBatch * sizeof(int32_t));
-    // As often as fills the scratch memory, from which they are copied.
+    // Often enough to fill the scratch memory, from which they are copied.
     const size_t turns = 1 + (batch == 0 ? kScratch / wanted + 1 : 0);
     const size_t once = entries.size();
     for (size_t turn = 1; turn < turns; ++turn) {
@@ -497,8 +499,8 @@ TEST_P(DecodeOn, FoundEntriesAreTheHosts) {
   EXPECT_GT(packed, 10);
 }
 
-// Images whose search takes longest, between others. The host decodes those that it does not reach
-// the end of.
+// Images whose search takes longest, among others. The host decodes those whose search does not
+// finish.
 TEST_P(DecodeOn, UnsynchronisedImagesEqualTheHosts) {
   const Decoder host = new_decoder();
   Random random(28);
@@ -534,7 +536,7 @@ TEST_P(DecodeOn, UnsynchronisedImagesEqualTheHosts) {
   }
 }
 
-// Any bytes in the place of some scans: the images beside them are right, and nothing faults.
+// Arbitrary bytes replace some scans: the other images are right, and nothing faults.
 TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
   Random random(85);
   const Decoder host = new_decoder();
@@ -577,7 +579,7 @@ TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
   EXPECT_GT(flagged, 4 * kBatch / 4);
 }
 
-// Images in deflate streams, beside images in their plans.
+// Images in deflate streams, in a batch with images in plans.
 struct StagedMembers {
   Staged staged;
   std::vector<Job> jobs;
@@ -596,8 +598,8 @@ StagedMembers new_members(int32_t device, size_t images) {
   return batch;
 }
 
-// Stages the batch's last job in a deflate stream of its own, which begins some bytes before the
-// file and goes on behind it.
+// Stages the batch's last job in its own deflate stream, which starts some bytes before the file
+// and continues after it.
 void add_member(Random& random, ts_image_decoder* host, StagedMembers* batch) {
   Staged& staged = batch->staged;
   const Job& job = batch->jobs.back();
@@ -689,7 +691,7 @@ TEST_P(DecodeOn, MembersOfStreamsEqualTheHostsDecoder) {
   ASSERT_NE(decoder, nullptr);
   for (int round = 0; round < 6 * rounds(); ++round) {
     const StagedMembers batch = draw_members(GetParam(), random, host.get());
-    for (int turn = 0; turn < 2; ++turn) {  // the second one on plans that have been run
+    for (int turn = 0; turn < 2; ++turn) {  // the second time with plans that have been run
       std::vector<int32_t> failed;
       std::vector<ts_gpu_inflate_result> inflated;
       const Bytes results = run_members(decoder.get(), batch, &failed, &inflated);
@@ -708,8 +710,8 @@ TEST_P(DecodeOn, MembersOfStreamsEqualTheHostsDecoder) {
   }
 }
 
-// Any bytes in the place of some streams: their failure or their checksum says so, nothing faults,
-// and the images beside them are right.
+// Arbitrary bytes replace some streams: their failure or their checksum reports it, nothing faults,
+// and the other images are right.
 TEST_P(DecodeOn, DamagedMembersDisturbNoNeighbour) {
   Random random(87);
   const Decoder host = new_decoder();
@@ -744,10 +746,10 @@ TEST_P(DecodeOn, DamagedMembersDisturbNoNeighbour) {
           << "round " << round << ", image " << i;
     }
   }
-  EXPECT_GT(found, damaged * 3 / 4);  // changes behind the range are not noticed
+  EXPECT_GT(found, damaged * 3 / 4);  // changes after the range are not detected
 }
 
-// Puts other bytes in the place of some, or of all. At least one is another than before.
+// Overwrites some or all of the bytes. At least one changes.
 void spoil(Random& random, uint8_t* bytes, size_t count) {
   ASSERT_GT(count, 0U);
   const Bytes before(bytes, bytes + count);
@@ -762,8 +764,8 @@ void spoil(Random& random, uint8_t* bytes, size_t count) {
 
 // Fuzzed images and forged indexes, in every position of a batch, of every kind that a device
 // decodes: with entries, with operations, whole scans, and members of deflate streams. The images
-// are small, since compute-sanitizer makes every access slow, and the test has parts that it can
-// check side by side.
+// are small, because compute-sanitizer makes every access slow, and the test has parts that can be
+// checked in parallel.
 constexpr int kFuzzedParts = 16;
 constexpr int kFuzzedBatches = 10;
 constexpr size_t kFuzzedBatch = 128;
@@ -782,12 +784,12 @@ INSTANTIATE_TEST_SUITE_P(Cpu, FuzzedOn,
                          testing::Combine(testing::Values(TS_DEVICE_CPU),
                                           testing::Range(0, kFuzzedParts)));
 
-// The four kinds of images take turns.
+// The four kinds of images alternate.
 enum { kWithEntries, kWithOperations, kWholeScan, kMember, kFuzzedKinds };
 
-// Returns a batch with gaps between the results. Each kind is at other positions in the next part.
-// Some whole scans of a `larger` batch have up to several blocks of threads in the search, and more
-// guesses than the search follows as paths.
+// Returns a batch with gaps between the results. In the next part each kind is at other positions.
+// In a `larger` batch the search of some whole scans has up to several blocks of threads, and more
+// guesses than it follows as paths.
 StagedMembers draw_fuzzed(Random& random, ts_image_decoder* host, ts_augmenter* augmenter,
                           int32_t device, int part, bool larger) {
   StagedMembers batch = new_members(device, kFuzzedBatch);
@@ -983,8 +985,8 @@ TEST_P(DecodeOn, WrongArgumentsAreErrors) {
                                   large.images.data(), 1, room, failed, stream));
 }
 
-// LibTorch forgets the streams of memory that is used and freed while a thread is inside of a
-// memory pool, or captures (cuda/allocator.h). So the memory is kept until then.
+// If memory is used and freed while a thread is inside a memory pool or captures, LibTorch forgets
+// the streams that used it (cuda/allocator.h). So the memory is kept until that ends.
 TEST(DecodeGpu, ResultsThatEndBesideAMemoryPoolAreKept) {
   NEEDS_GPUS(1);
   const int64_t kBytes = 8 << 20;

@@ -1,5 +1,5 @@
-// The inflater of ranges, on a GPU and on the CPU: the bytes, checksums and verdicts of the team of
-// the tests, which deflate/parallel_test.cc compares with zlib.
+// The inflater of ranges, on a GPU and on the CPU, gives the bytes, checksums and verdicts of the
+// tests' team, which deflate/parallel_test.cc compares with zlib.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -38,7 +38,7 @@ struct Job {
   uint32_t skip_bits = 0, skip = 0, bytes = 0;
 };
 
-// Sets a job to begin at a random checkpoint of the stream of `size` bytes, or at its beginning.
+// Sets a job to start at a random checkpoint of the stream of `size` bytes, or at its start.
 void enter(Random& random, const Bytes& stream, size_t size, Job* job) {
   ts_inflater* made = nullptr;
   EXPECT_OK(ts_inflater_new(8192, &made));
@@ -80,7 +80,7 @@ team::Inflated by_host(const Job& job) {
   return team::inflate<team::Loop>(job.input, job.skip_bits, job.window, job.skip, job.bytes);
 }
 
-// A batch in host memory, whose rooms have gaps between them.
+// A batch in host memory, with gaps between its rooms.
 struct Staged {
   int32_t device;
   test::HostMemory memory;
@@ -137,11 +137,11 @@ Bytes run(ts_gpu_inflater* inflater, const Staged& staged,
   return test::read<uint8_t>(rooms);
 }
 
-// Expects the host's outcome of each job, zeros as the output of one that failed, and the poison
+// Expects the host's outcome of each job, zeros as the output of a failed one, and the poison
 // between the rooms.
 void expect_outcomes(const std::vector<team::Inflated>& expected, const Staged& staged,
                      const std::vector<ts_gpu_inflate_result>& results, const Bytes& rooms) {
-  size_t end = 0;  // of the room before
+  size_t end = 0;  // end of the previous room
   for (size_t i = 0; i < expected.size(); ++i) {
     ASSERT_EQ(results[i].failed, expected[i].failed ? 1 : 0) << "range " << i;
     const size_t room = staged.ranges[i].room;
@@ -179,8 +179,8 @@ class InflateOn : public testing::TestWithParam<int32_t> {
 INSTANTIATE_TEST_SUITE_P(Gpu, InflateOn, testing::Values(0));
 INSTANTIATE_TEST_SUITE_P(Cpu, InflateOn, testing::Values(TS_DEVICE_CPU));
 
-// The CPU takes as long as the threads of a GPU do in turn, and runs the code that the expected
-// outcomes come from: a few batches show that they are staged and handed back right.
+// On the CPU a GPU's threads run one after the other, and with the code that the expected outcomes
+// come from. So a few batches are enough to show that they are staged and returned correctly.
 size_t batches_on(int32_t device, size_t on_gpu) { return device == TS_DEVICE_CPU ? 2 : on_gpu; }
 
 TEST_P(InflateOn, BytesEqualTheHosts) {
@@ -208,7 +208,7 @@ TEST_P(InflateOn, BytesEqualTheHosts) {
 }
 
 // Damaged inputs and windows in every position of a batch have the host's verdict, nothing faults,
-// and the ranges beside them are right.
+// and the other ranges are right.
 TEST_P(InflateOn, DamagedRangesDisturbNoNeighbour) {
   Random random(92);
   constexpr size_t kBatch = 64;
@@ -242,8 +242,8 @@ TEST_P(InflateOn, DamagedRangesDisturbNoNeighbour) {
   EXPECT_GT(failed, batches * kBatch / 8);
 }
 
-// One small batch, good and damaged, with steps behind steps: for compute-sanitizer's racecheck,
-// under which the tests above take too long.
+// One small batch, good and damaged, with several steps, for compute-sanitizer's racecheck, under
+// which the tests above take too long.
 TEST_P(InflateOn, SmallBatchEqualsTheHosts) {
   Random random(93);
   constexpr size_t kBatch = 16;

@@ -1,5 +1,5 @@
 // Compares the inflater with zlib: the same bytes from streams of every kind, in steps of every
-// size, from the beginning and from every checkpoint, and the same verdict on damaged streams.
+// size, from the start and from every checkpoint, and the same verdict on damaged streams.
 #include "deflate/inflate.h"
 
 #include <gtest/gtest.h>
@@ -45,8 +45,8 @@ struct Stop {
   Bytes window;  // with the unused bytes overwritten
 };
 
-// Inflates a stream in steps of `in` bytes of input and `out` bytes of room. Lets the inflater's
-// exceptions pass.
+// Inflates a stream in steps of `in` bytes of input and `out` bytes of room. The inflater's
+// exceptions pass through.
 Bytes by_us(Inflater* inflater, const Bytes& stream, size_t first, size_t in, size_t out,
             const Bytes& history, size_t most, std::vector<Stop>* stops) {
   Bytes result;

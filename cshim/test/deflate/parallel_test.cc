@@ -1,6 +1,6 @@
-// Compares the team's inflater with ours of the host, which is compared with zlib: the same bytes
-// from streams of every kind, from the beginning and from checkpoints, and the same verdict on
-// damaged streams.
+// Compares the team's inflater with our host inflater, which is compared with zlib: the same bytes
+// from streams of every kind, from the start and from checkpoints, and the same verdict on damaged
+// streams.
 #include "deflate/parallel.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ struct Expected {
   Bytes output;
 };
 
-// The first bytes of a stream, by the host's inflater.
+// Returns the first bytes of a stream, inflated by the host's inflater.
 Expected by_host(const Bytes& stream, uint32_t skip_bits, const Bytes& window, size_t bytes) {
   Inflater inflater(0);
   inflater.reset(skip_bits, kWindow);
@@ -88,7 +88,7 @@ Inflated inflate(std::mt19937* rng, const Bytes& stream, uint32_t skip_bits, con
   const auto way = (*rng)() % 2 == 0 ? &team::inflate<team::Loop> : &team::inflate<team::Reverse>;
   Inflated inflated =
       way(stream, skip_bits, window, static_cast<uint32_t>(skip), static_cast<uint32_t>(bytes));
-  // Also where the range fails.
+  // So it does where the range fails.
   EXPECT_EQ(inflated.behind, Bytes(inflated.behind.size(), 0));
   return inflated;
 }
@@ -194,7 +194,7 @@ TEST(ParallelInflate, RefusesManyTinyBlocks) {
     if (!got.failed) {
       EXPECT_EQ(got.room.back(), 42);
     }
-    // Input behind the range does not make more blocks welcome than the maximum.
+    // Input after the range does not raise the maximum number of blocks.
     stream.resize(stream.size() + (size_t{2} << 20));
     EXPECT_EQ(inflate(&rng, stream, 0, {}, 0, 1).failed, blocks > ts::deflate::kMaxBlocks);
   }
@@ -226,7 +226,7 @@ bool unpacked(const Bytes& packed, Bytes* window) {
   return true;
 }
 
-// Packed windows of any bytes: right ones of one run to thousands, and damaged ones.
+// Arbitrary packed windows: correct ones of one run to thousands, and damaged ones.
 TEST(ParallelInflate, UnpacksWindows) {
   std::mt19937 rng(8);
   const Bytes stream = deflated({1, 2, 3}, 6, Z_DEFAULT_STRATEGY);
@@ -247,7 +247,7 @@ TEST(ParallelInflate, UnpacksWindows) {
     }
     Bytes window;
     const bool whole = unpacked(packed, &window);
-    // An odd number of skipped bits puts the window last: skip the bit in front of the stream.
+    // An odd number of skipped bits places the window last: skip the bit before the stream.
     Bytes shifted;
     for (size_t i = 0; i <= stream.size(); ++i) {
       const unsigned low = i > 0 ? stream[i - 1] >> 7 : 0;
@@ -264,7 +264,7 @@ TEST(ParallelInflate, UnpacksWindows) {
   EXPECT_GT(refused, 300);
 }
 
-// Windows of empty runs say nothing, whatever their size: one that is too large is refused.
+// Windows of empty runs contain nothing, whatever their size: one that is too large is refused.
 TEST(ParallelInflate, RefusesLongWindows) {
   std::mt19937 rng(9);
   const Bytes stream = deflated({1, 2, 3}, 6, Z_DEFAULT_STRATEGY);

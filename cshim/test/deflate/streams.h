@@ -1,4 +1,4 @@
-// Bytes of several kinds, and deflate streams of them by zlib.
+// Bytes of several kinds, and zlib's deflate streams of them.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The team of deflate/loop.h with its threads in the opposite order, and what the tests of
-// deflate/parallel.h need: streams, checkpoints and packed windows.
+// The team of deflate/loop.h with its threads in reverse order, and helpers for the tests of
+// deflate/parallel.h: streams, checkpoints and packed windows.
 #pragma once
 
 #include <zlib.h>
@@ -19,7 +19,7 @@ using ts::deflate::kThreads;
 
 using ts::deflate::Loop;
 
-// Loop, with the threads in the opposite order.
+// Loop, with the threads in reverse order.
 struct Reverse : Loop {
   template <typename F>
   void each(F f) {
@@ -62,11 +62,11 @@ struct Inflated {
   bool failed;
   uint32_t checksum;
   Bytes room;    // the window, the skipped bytes and the range
-  Bytes behind;  // what lies behind the range: zeros
+  Bytes behind;  // the bytes after the range: zeros
 };
 
-// Inflates a range. The input, or the window for odd `skip_bits`, lies at the end of its memory,
-// so that a sanitizer sees accesses behind it.
+// Inflates a range. The input, or the window if `skip_bits` is odd, is at the end of its memory, so
+// that a sanitizer detects accesses after it.
 template <typename Team>
 Inflated inflate(const Bytes& input, uint32_t skip_bits, const Bytes& window, uint32_t skip,
                  uint32_t bytes) {
@@ -89,7 +89,7 @@ Inflated inflate(const Bytes& input, uint32_t skip_bits, const Bytes& window, ui
   range.behind = 16;
   Inflated inflated = {};
   inflated.room.assign(size_t{ts::deflate::kWindow} + skip + bytes + range.behind, 0xa5);
-  // The state has any content at first.
+  // The state has arbitrary content at first.
   const auto state = std::make_unique<ts::deflate::State>();
   std::memset(static_cast<void*>(state.get()), 0, sizeof *state);
   Team team;

@@ -38,7 +38,7 @@ std::vector<double> values_of(const ts_tensor* tensor, size_t count) {
   return values;
 }
 
-// Runs `body` as both ranks of a group.
+// Runs `body` on both ranks of a group.
 void both(const std::function<void(ts_group*, int32_t)>& body) {
   ts_store* store = local_store();
   std::array<std::thread, 2> threads;
@@ -61,7 +61,7 @@ void both(const std::function<void(ts_group*, int32_t)>& body) {
 
 void finish(ts_work* work) {
   EXPECT_OK(ts_work_wait(work));
-  EXPECT_OK(ts_work_wait(work));  // again: nothing happens
+  EXPECT_OK(ts_work_wait(work));  // a second time: nothing happens
   ts_work_free(work);
 }
 
@@ -198,7 +198,7 @@ TEST(Group, RefusesMembers) {
   ts_store_free(store);
 }
 
-// Rank 1 comes when rank 0 has given up.
+// Rank 1 calls after rank 0 has given up.
 TEST(Group, AbortEndsAWait) {
   std::promise<void> given_up;
   std::future<void> wait = given_up.get_future();
@@ -219,7 +219,7 @@ TEST(Group, AbortEndsAWait) {
   });
 }
 
-// Rank 1 comes when rank 0 has given up.
+// Rank 1 calls after rank 0 has given up.
 TEST(Group, AReceiveThatNobodyAnswersFails) {
   std::promise<void> given_up;
   std::future<void> wait = given_up.get_future();
@@ -240,7 +240,7 @@ TEST(Group, AReceiveThatNobodyAnswersFails) {
   });
 }
 
-// Devices that do nothing have an NCCL that can refuse to end a communicator.
+// The null devices' NCCL can refuse to end a communicator.
 TEST(GroupGpu, IsFreedWhereItsCommunicatorsDoNotEnd) {
   NEEDS_GPUS(1);
   ASSERT_EQ(setenv("NULL_NCCL_ABORT", "fails", /*replace=*/1), 0);

@@ -96,11 +96,11 @@ TEST(Reducer, AveragesGradients) {
     int64_t count = 0;
     ASSERT_OK(ts_reducer_get_order(reducer, made, &count));
     EXPECT_EQ(count, 2);
-    // Without begin, gradients stay this rank's.
+    // Without ts_reducer_begin, gradients stay on this rank.
     model.backward(1 + rank);
     EXPECT_EQ(grad(model.b), (Floats{2 + 2 * rank, 2 + 2 * rank}));
     ts_reducer_free(reducer);
-    // A freed reducer has left the parameters.
+    // A freed reducer has removed its hooks from the parameters.
     model.backward(1);
   });
 }
@@ -142,8 +142,8 @@ TEST(Reducer, AJoinThatFailsLeavesItsOutput) {
   });
 }
 
-// A reduction that goes on after a cancel writes to no gradient: the parameters of its bucket have
-// none, and later ones have memory of their own.
+// A reduction that continues after a cancel writes to no gradient: the parameters of its bucket
+// have none, and later gradients have separate memory.
 TEST(Reducer, CanceledReductionsLeaveTheGradients) {
   std::promise<void> canceled;
   both([&](ts_group* group, float rank) {

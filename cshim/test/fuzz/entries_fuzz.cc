@@ -57,7 +57,7 @@ void store(Bytes* to, size_t at, T value) {
   if (at + sizeof value <= to->size()) std::memcpy(to->data() + at, &value, sizeof value);
 }
 
-// Plans the decode. Returns nothing for what only the host decodes.
+// Plans the decode. Returns nothing if only the host can decode the image.
 Bytes plan_of(ts_image_decoder* decoder, const Bytes& file, const Bytes& blob,
               const ts_image_geometry& g, uint64_t* proof) {
   size_t size = 0;
@@ -75,7 +75,7 @@ Bytes plan_of(ts_image_decoder* decoder, const Bytes& file, const Bytes& blob,
   return {plan, plan + size};
 }
 
-// Decodes the plan, and again with some of its untrusted bytes changed.
+// Decodes the plan, and decodes it again with some of its untrusted bytes changed.
 void decode_plan(const Bytes& plan, Choices* choices, bool proven, const Bytes& expected) {
   emulate::Device device(plan);
   const bool good = device.entropy();

@@ -122,7 +122,7 @@ class Slow {
 
 // ---- scans
 
-// The usual codes: those of the standard's annex K for luminance.
+// The usual codes: the luminance codes of the standard's annex K.
 const HuffmanCode kDc = {{0, 0, 1, 5, 1, 1, 1, 1, 1, 1}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
 const HuffmanCode kAc = {
     {0, 0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125},

@@ -1,5 +1,5 @@
-// libFuzzer: the check of HEIC and AVIF files, which is all of their reading that is ours. A file
-// that passes with few pixels passes with more.
+// libFuzzer: the check of HEIC and AVIF files, the only part of reading them that is ours. A file
+// that passes with a limit of few pixels passes with a limit of more.
 #include "base/error.h"
 #include "fuzz.h"
 #include "image/heif_check.h"

@@ -1,5 +1,5 @@
-// libFuzzer: deflate streams. Compares our inflaters with zlib's, that of the host in steps that
-// follow from a hash of the input, from the beginning and from every checkpoint.
+// libFuzzer: deflate streams. Compares our inflaters with zlib's: the host's in steps chosen by a
+// hash of the input, from the start and from every checkpoint.
 #include <zlib.h>
 
 #include "../deflate/team.h"

@@ -1,7 +1,7 @@
-// libFuzzer: JPEGs. Compares our entropy decoder, without and with entry points, with libjpeg-turbo
-// alone, tolerated damaged files with libjpeg-turbo's whole decode, the GPU's decoder of a whole
-// scan, emulated, with both, and baseline copies of progressive files with the files.
-//
+// libFuzzer: JPEGs. Compares four decoders with references. Our entropy decoder, with and without
+// entry points, is compared with libjpeg-turbo alone. Tolerated damaged files are compared with
+// libjpeg-turbo's whole decode. The GPU's decoder of a whole scan, emulated, is compared with both.
+// Baseline copies of progressive files are compared with the files.
 // A hash of the file determines the operations on it, so that any JPEG is a seed.
 #include "../image/emulate.h"
 #include "../image/libjpeg_whole.h"
@@ -51,8 +51,8 @@ void same(const Result& a, const Result& b) {
   demand(a.pixels == b.pixels);
 }
 
-// Finds the entries of the scan as the GPU does. Those that are found are the ones that the host's
-// decoder makes, and so are the pixels of the box.
+// Finds the entries of the scan as the GPU does. They must equal the entries that the host's
+// decoder makes, and the box must have the same pixels.
 void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_info& info,
             const Box& box, const Result& expected, fuzz::Choices choices) {
   const ts_image_geometry g = {sizeof g,     box.x0, box.y0, box.width(), box.height(), box.width(),
@@ -75,7 +75,7 @@ void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_i
   if (plan.empty()) return;
   PlanMemory none = {};
   if (own->plan_scan(file.data(), file.size(), info, g, &none, {true, nullptr}) != 0) {
-    // The file is good, whatever its scan has.
+    // The file is good, whatever its scan contains.
     Resizer resizer;
     std::vector<uint8_t> pixels(static_cast<size_t>(g.window_width) *
                                 static_cast<size_t>(g.window_height) * 3);
@@ -105,7 +105,7 @@ void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_i
   demand(expected.code == TS_ERROR_NONE && device.result == expected.pixels);
 }
 
-// Writes the file as a baseline one. That is only possible if the file is good, and changes no
+// Rewrites the file as a baseline one. That is only possible if the file is good, and changes no
 // pixel.
 void transcode(JpegDecoder* own, const std::vector<uint8_t>& file, const Box& box,
                const Result& expected) {

@@ -1,5 +1,5 @@
-// libFuzzer: PNGs, as they are and with every checksum corrected, so that inputs reach the code
-// behind the checksums. A resized and turned part must equal the same part of the whole image.
+// libFuzzer: PNGs, unchanged and with every checksum corrected, so that inputs reach the code after
+// the checks. A resized and turned part must equal the same part of the whole image.
 #include <zlib.h>
 
 #include "fuzz.h"
@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (good.size() == size && std::memcmp(good.data(), data, size) == 0) return 0;
   Picture as_it_is(1, 1);
   if (image_file(decoder, data, size, kMaxPixels, &as_it_is)) {
-    // A file that decodes as it is decodes the same after the repair.
+    // A file that decodes unchanged decodes the same after the repair.
     demand(whole && as_it_is.pixels == picture.pixels);
   }
   return 0;

@@ -110,7 +110,7 @@ TEST(Augment, EqualsTorchvision) {
   }
 }
 
-// A mixture that is not whole, nests or changes sizes is refused, and leaves the pixels alone.
+// A mixture that is incomplete, nested or changes sizes is refused, and the pixels stay unchanged.
 TEST(Augment, BrokenMixturesAreRefused) {
   const Augmenter augmenter = new_augmenter();
   const auto part = [](int32_t which, double weight = 0.25) {
@@ -230,7 +230,7 @@ TEST(Augment, RefusesParametersOutOfRange) {
 }
 
 // Any operation with any numbers gives a result or an error, without a report of the sanitizers.
-// The memory beside the pixels does not affect the result.
+// The memory around the pixels does not affect the result.
 TEST(Augment, AnyNumbersGiveAResultOrAnError) {
   const Augmenter augmenter = new_augmenter();
   Random random(7);

@@ -202,7 +202,7 @@ TEST(Damage, EachKindOfJpegDamageHasItsVerdict) {
   EXPECT_EQ(tolerated(decoder), "");
 }
 
-// Returns a chunk of a PNG with its checksum, which `wrong` makes wrong.
+// Returns a PNG chunk with its checksum, wrong if `wrong` is set.
 Bytes chunk(const char* name, const Bytes& data, bool wrong = false) {
   Bytes out(12 + data.size());
   const auto put = [&](size_t at, uLong value) {
@@ -230,7 +230,7 @@ TEST(Damage, EachKindOfPngDamageHasItsVerdict) {
   packed.resize(size);
   const Bytes half(packed.begin(), packed.begin() + static_cast<std::ptrdiff_t>(size / 2));
   const Bytes rest(packed.begin() + static_cast<std::ptrdiff_t>(size / 2), packed.end());
-  const Bytes unchecked(packed.begin(), packed.end() - 4);  // without the checksum of zlib
+  const Bytes unchecked(packed.begin(), packed.end() - 4);  // without zlib's checksum
   Bytes wrong(packed);
   wrong.back() = static_cast<uint8_t>(wrong.back() ^ 1);
   Bytes palette(3 * 7);

@@ -1,4 +1,4 @@
-// Decodes plans on the host, by jpeg/loops.h.
+// Decodes plans on the host, with jpeg/loops.h.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace emulate {
 
 using namespace ts::jpeg;
 
-// The device's memory of one image. Every part is an allocation of exactly its size, so that the
-// address sanitizer sees an access beyond it.
+// One image's device memory. Every part is a separate allocation of exactly its size, so that the
+// address sanitizer detects an access beyond it.
 struct Device {
   static constexpr int16_t kUnwritten = 0x5A5A;
 
@@ -44,8 +44,8 @@ struct Device {
   }
 
   // Finds the entries of a plan of a whole scan, as decode/sync.cu does with blocks of `threads`
-  // threads, from the guesses of paths if `guessed` is set. Returns false if the host must decode
-  // the image.
+  // threads. Starts from the guesses of paths if `guessed` is set. Returns false if the host must
+  // decode the image.
   bool synchronise(uint32_t threads, uint32_t launches, bool backwards = false,
                    bool guessed = false) {
     const Plan& p = plan();
@@ -73,8 +73,8 @@ struct Device {
   // Decodes all segments. Returns false if one of them fails.
   bool entropy() { return decode_segments(plan(), base(), *build_tables(), coefficients.data()); }
 
-  // Returns the number of blocks of which entropy has written nothing: 0, whatever the bytes, since
-  // the device's memory is not zeroed.
+  // Returns the number of blocks that entropy has not written: 0, whatever the bytes, since the
+  // device's memory is not zeroed.
   size_t unwritten() const {
     size_t blocks = 0;
     for (size_t i = 0; i < coefficients.size(); i += 64) {
@@ -84,7 +84,7 @@ struct Device {
     return blocks;
   }
 
-  // Computes the pixels after the entropy decoder, whatever it has left.
+  // Computes the pixels after the entropy decoder, whatever it produced.
   void finish() {
     transform_blocks(plan(), memory());
     weigh_axes(plan(), memory());
@@ -92,18 +92,18 @@ struct Device {
     write_results(plan(), memory());
   }
 
-  // Runs the operations on the result, the threads in one order or the other.
+  // Runs the operations on the result, with the threads in either order.
   void augment(bool backwards) {
     StepState state;
     StepLoop team = {backwards};
     run_steps(team, plan(), memory(), &state);
   }
 
-  // Of the subsequences, after synchronise, and the number of times that one was decoded.
+  // For the subsequences, after synchronise; and how often one was decoded.
   std::vector<SyncState> starts, ends;
   std::vector<SyncSum> sums;
   uint64_t passes = 0;
-  uint64_t rounds = 0;  // of decodes behind one another
+  uint64_t rounds = 0;  // decodes that must run one after the other
 
   std::vector<uint64_t> plan_memory;
   size_t plan_size;

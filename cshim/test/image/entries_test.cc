@@ -190,7 +190,7 @@ TEST(Entries, EntriesOfAnotherFileAreRefused) {
       ASSERT_EQ(got.message, expected.message);
       ASSERT_EQ(got.pixels, expected.pixels);
       ASSERT_EQ(unproven, 0u);
-      // Damage may be found before or after the entries are judged.
+      // Damage may be found before or after the entries are checked.
       refused += got.code == TS_ERROR_NONE;
     }
   }
@@ -222,7 +222,7 @@ TEST(Entries, ForgedEntriesGiveTheSamePixels) {
       seal(&forgery, file);
     } else {
       // Points of this file that are one MCU further than they claim: each segment ends where the
-      // next begins.
+      // next one starts.
       const Blob all = make_blob(&decoder, file, 1);
       Entries points;
       ASSERT_TRUE(points.attach(all.bytes.data(), all.bytes.size()));
@@ -256,7 +256,7 @@ TEST(Entries, ForgedEntriesGiveTheSamePixels) {
       ASSERT_EQ(a.count(), b.count());
       for (uint32_t k = 0; k < a.count(); ++k) ASSERT_TRUE(a.at(k) == b.at(k));
     }
-    // A forgery that is trusted by its digests alone may give other pixels, but no other harm.
+    // A forgery that is trusted only by its digests may give other pixels, but does no other harm.
     const EntriesIn trusted = {forgery.data(), forgery.size(), nullptr};
     ASSERT_EQ(decode_by(&decoder, file, box, &trusted).code, TS_ERROR_NONE);
   }

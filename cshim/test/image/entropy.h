@@ -1,6 +1,6 @@
 // JPEG files of every usual kind, and the ways to decode them, for the tests of the entropy decoder
 // and of entry points. TS_TEST_ROUNDS=N multiplies the number of rounds by N, for long runs, which
-// begin with the same seeds.
+// start with the same seeds.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ inline Bytes usual(Random& random, const Kind& kind, int width, int height) {
   JpegOptions options;
   const int qualities[] = {1, 5, 20, 50, 75, 90, 97, 100};
   options.quality = qualities[random() % 8];
-  options.baseline = random() % 2 == 0;  // else quantisers of 16 bits at low qualities
+  options.baseline = random() % 2 == 0;  // otherwise 16-bit quantisers at low qualities
   options.optimize = random() % 2 == 0;
   if (random() % 3 == 0) options.restart_interval = uniform(random, 1, 12);
   for (int c = 0; c < 3; ++c) {
@@ -53,7 +53,7 @@ inline Bytes usual(Random& random, const Kind& kind, int width, int height) {
     for (auto& byte : image.pixels) byte = static_cast<uint8_t>(random());
   }
   Bytes bytes = encode_jpeg(image, options);
-  if (random() % 4 == 0) {  // fill bytes before markers, restart markers among them
+  if (random() % 4 == 0) {  // fill bytes before markers, including restart markers
     for (size_t i = 2; i + 1 < bytes.size(); ++i) {
       if (bytes[i] != 0xFF || bytes[i + 1] == 0 || bytes[i + 1] == 0xFF) continue;
       const auto fill = static_cast<size_t>(uniform(random, 0, 3));
@@ -132,7 +132,7 @@ inline Box draw_box(Random& random, int width, int height) {
   return {x, y, x + w, y + h};
 }
 
-// Returns any geometry for an image of this size, resized to at most `side` pixels a side.
+// Returns a random geometry for an image of this size, resized to at most `side` pixels a side.
 inline ts_image_geometry draw_geometry(Random& random, int width, int height, int side) {
   ts_image_geometry g = {};
   g.size = sizeof g;

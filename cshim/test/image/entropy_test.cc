@@ -72,7 +72,7 @@ TEST(Entropy, CoefficientsEqualLibjpegs) {
         int width, height;
         draw_size(random, &width, &height);
         if (i == 0) width = height = 1;
-        if (i == 1) width = 700, height = 500;  // exceeds one window of the bit stream
+        if (i == 1) width = 700, height = 500;  // larger than one window of the bit stream
         compare_coefficients(usual(random, kind, width, height), &decoder,
                              std::string(kind.name) + " round " + std::to_string(i));
         if (HasFatalFailure()) return;
@@ -139,8 +139,8 @@ TEST(Entropy, UnusualFilesAreLeftToLibjpeg) {
   }
 }
 
-// For damage of every kind after the headers, the verdict, the message, and the pixels where
-// libjpeg decodes in spite of the damage, equal those without our own decoder.
+// For damage of every kind after the headers, the verdict and the message equal those without our
+// decoder. So do the pixels where libjpeg decodes in spite of the damage.
 TEST(Entropy, DamageGetsLibjpegsVerdict) {
   Random random(24);
   JpegDecoder own(1 << 24);

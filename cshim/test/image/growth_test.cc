@@ -13,7 +13,7 @@ using samples::Decoder;
 using samples::Outcome;
 using samples::Random;
 
-// The struct of a caller whose header has more members than the library's.
+// A struct of a caller whose header has more members than the library's.
 template <typename Struct>
 struct Grown {
   Struct known;
@@ -64,8 +64,8 @@ TEST(Growth, StatsHeedTheirSize) {
   });
 }
 
-// A caller whose header ends before the geometry's interpolation gets the default one, and the
-// bytes behind its struct are not read.
+// A caller whose header ends before the geometry's interpolation gets the default, and the bytes
+// after its struct are not read.
 TEST(Growth, GeometryOfEarlierHeadersIsAccepted) {
   Random random(1);
   const Bytes file = samples::encode_jpeg(samples::picture(random, 20, 10), {});

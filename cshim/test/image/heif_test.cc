@@ -27,7 +27,7 @@ int32_t code_of(const Bytes& file, int64_t max_pixels) {
   return TS_ERROR_NONE;
 }
 
-// Returns the place behind a box's type and version.
+// Returns the position after a box's type and version.
 size_t behind(const Bytes& file, const std::string& type) {
   const auto at = std::search(file.begin(), file.end(), type.begin(), type.end());
   return static_cast<size_t>(at - file.begin()) + type.size() + 4;
@@ -55,7 +55,7 @@ TEST(HeifCheck, GridsAreBounded) {
   EXPECT_EQ(code_of(file, 1 << 16), TS_ERROR_UNSUPPORTED) << "a width of 65390";
 }
 
-// Returns a box of a type around the content.
+// Returns a box of the type with the content.
 Bytes box(const std::string& type, const Bytes& content) {
   Bytes bytes(8 + content.size());
   for (size_t i = 0; i < 4; ++i) {
@@ -66,14 +66,14 @@ Bytes box(const std::string& type, const Bytes& content) {
   return bytes;
 }
 
-// Returns a list of items that consists of one box.
+// Returns a list of items with one box.
 Bytes meta_of(const Bytes& content) {
   Bytes list(4 + content.size());
   std::copy(content.begin(), content.end(), list.begin() + 4);
   return box("meta", list);
 }
 
-// libheif 1.15 follows references in a circle until its stack is full.
+// libheif 1.15 follows cyclic references until its stack overflows.
 TEST(HeifCheck, CirclesAreRefused) {
   const Bytes file = file_of(kGridHeic);
   const size_t references = behind(file, "dimg") - 4;  // from, count, four parts; 16 bits each
@@ -98,8 +98,8 @@ TEST(HeifCheck, CirclesAreRefused) {
       << "no properties";
 }
 
-// A few bytes promise 20,000 items of 65,535 pieces, and a million items: the check must not take
-// memory for them.
+// A few bytes announce 20,000 items of 65,535 pieces, and a million items: the check must not
+// allocate memory for them.
 TEST(HeifCheck, CountsWithoutBytesAreRefused) {
   Bytes places = {0, 0, 0, 0, 0, 0, 0x4E, 0x20};  // version 0, numbers of 0 bytes, 20,000 items
   for (int i = 0; i < 20000; ++i) {
@@ -112,7 +112,7 @@ TEST(HeifCheck, CountsWithoutBytesAreRefused) {
   EXPECT_EQ(code_of(meta_of(many), 1 << 20), TS_ERROR_UNSUPPORTED) << "items";
 }
 
-// A sequence parameter set of HEVC of 64 x 4,194,304 pixels, in the configuration alone.
+// A sequence parameter set of HEVC of 64 x 4,194,304 pixels, in the configuration only.
 TEST(HeifCheck, NarrowPicturesAreBounded) {
   Bytes bits;
   const auto put = [&](uint64_t value, int count) {

@@ -105,8 +105,8 @@ TEST(Jpeg, CropsEqualTheWholeDecode) {
   EXPECT_GT(boxes, 20000);
 }
 
-// The pixels of a box equal those of the whole decode at every reduction too, with our entropy
-// decoder, with entries and with libjpeg-turbo alone.
+// The pixels of a box equal the whole decode's at every reduction too, with our entropy decoder,
+// with entries and with libjpeg-turbo alone.
 TEST(Jpeg, ReducedCropsEqualTheReducedWhole) {
   ts::image::JpegDecoder own(1 << 20);
   ts::image::JpegDecoder libjpeg(1 << 20);
@@ -166,8 +166,8 @@ TEST(Jpeg, ReducedCropsEqualTheReducedWhole) {
   EXPECT_GT(own.stats().entries_used, 1000);
 }
 
-// What a side of the result is computed from: weights of the samples of the reduced image, by the
-// definition, for each output of the upright image.
+// Returns the weights that one side of the result is computed from: weights of the reduced image's
+// samples, by the definition, for each output of the upright image.
 std::vector<std::vector<double>> weights_of(int at, int size, int outputs, int samples,
                                             int reduction, bool mirrored, bool cubic) {
   const double begin = static_cast<double>(at) / reduction;
@@ -197,7 +197,7 @@ std::vector<std::vector<double>> weights_of(int at, int size, int outputs, int s
 }
 
 // dct_scaling gives the resized box of the reduced image, at the reduction that the header
-// promises, for every orientation.
+// documents, for every orientation.
 TEST(Jpeg, DctScalingResizesTheReducedImage) {
   const Decoder decoder = new_decoder();
   Random random(12);
@@ -277,8 +277,8 @@ TEST(Jpeg, DctScalingResizesTheReducedImage) {
   for (const int reduction : {1, 2, 4, 8}) EXPECT_GT(seen[reduction], 4) << reduction;
 }
 
-// Where dct_scaling takes no part it changes no pixel: for small crops, nearest, other formats, and
-// damaged images.
+// Where dct_scaling does not apply it changes no pixel: for small crops, nearest, other formats,
+// and damaged images.
 TEST(Jpeg, DctScalingIsForLargeGoodJpegsAlone) {
   Random random(13);
   const Image source = picture(random, 200, 160);
@@ -329,7 +329,7 @@ TEST(Jpeg, GreyIsTripled) {
   }
 }
 
-// Images of four components take a code path of their own, also cropped and subsampled.
+// Images with four components have a separate code path, also when cropped and subsampled.
 TEST(Jpeg, CmykAndYcckAreConvertedLikePillow) {
   Random random(3);
   const Decoder decoder = new_decoder();
@@ -430,7 +430,7 @@ TEST(Jpeg, MisplacedRestartMarkersAreFoundWithAnyCrop) {
   EXPECT_NE(outcome.message.find("restart marker"), std::string::npos) << outcome.message;
 }
 
-// Damage to entropy-coded data below the crop is not searched for, and changes no pixel above it.
+// Damage to entropy-coded data below the crop is not detected, and changes no pixel above it.
 TEST(Jpeg, DamageBelowTheCropIsIgnored) {
   Random random(11);
   const Decoder decoder = new_decoder();
@@ -464,7 +464,7 @@ TEST(Jpeg, WarningsAreDamage) {
 }
 
 // libjpeg keeps tables for the next image. The pixels of a file without tables must not depend on
-// the image before.
+// the previous image.
 TEST(Jpeg, TablesAreNotInheritedFromTheImageBefore) {
   Random random(12);
   JpegOptions options;
@@ -510,7 +510,7 @@ TEST(Jpeg, LimitsAreCheckedBeforeMemoryIsAllocated) {
   const Decoder enough = new_decoder(64 * 64);
   EXPECT_EQ(decode(enough.get(), bytes, crop(0, 0, 1, 1), &got).code, TS_ERROR_NONE);
 
-  // The header promises far more pixels than the bytes can hold.
+  // The header claims far more pixels than the bytes can hold.
   Bytes huge(bytes);
   const size_t frame = find(huge, 0xC2);
   huge[frame + 5] = huge[frame + 7] = 0x30;  // 12,352 x 12,352
@@ -520,7 +520,7 @@ TEST(Jpeg, LimitsAreCheckedBeforeMemoryIsAllocated) {
   EXPECT_NE(outcome.message.find("too few"), std::string::npos) << outcome.message;
 }
 
-// A file may repeat scans without end, each of which costs a pass over all coefficients.
+// A file may repeat scans without end, and each costs a pass over all coefficients.
 TEST(Jpeg, TooManyScansAreRefused) {
   Random random(9);
   const Bytes bytes =

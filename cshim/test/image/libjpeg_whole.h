@@ -1,5 +1,5 @@
-// Decodes a whole JPEG with libjpeg and ignores its warnings. The result with tolerated damage must
-// equal this.
+// Decodes a whole JPEG with libjpeg and ignores its warnings: the expected result for tolerated
+// damage.
 #pragma once
 
 #include <csetjmp>

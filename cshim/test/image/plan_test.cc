@@ -1,5 +1,5 @@
-// The decoder of plans (src/jpeg), emulated on the host: the pixels of the host's decoder, and no
-// access outside of its memory whatever the bytes.
+// The decoder of plans (src/jpeg), emulated on the host, gives the pixels of the host's decoder,
+// and never accesses memory other than its own, whatever the bytes.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -14,7 +14,8 @@ namespace {
 
 using namespace samples;
 
-// Plans in memory of exactly the plan's size. Returns nothing for an image of the host's.
+// Plans in memory of exactly the plan's size. Returns nothing if only the host can decode the
+// image.
 Bytes plan_of(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& geometry,
               const Bytes& blob, uint64_t* proof) {
   const Bytes exact(file);
@@ -70,7 +71,7 @@ TEST(Plan, CropsEqualTheHostsDecoder) {
   }
 }
 
-// A row of the crop that has no room in a block's shared memory is resampled without it.
+// A row of the crop without room in a block's shared memory is resampled outside it.
 TEST(Plan, WideCropsEqualTheHostsDecoder) {
   Random random(72);
   JpegDecoder decoder(1 << 24);
@@ -98,7 +99,7 @@ TEST(Plan, WideCropsEqualTheHostsDecoder) {
   }
 }
 
-// One block of threads does not have all of a result that is much wider than its crop.
+// A result that is much wider than its crop is divided among several blocks of threads.
 TEST(Plan, WideResultsHaveSeveralStrips) {
   Random random(74);
   JpegDecoder decoder(1 << 24);
@@ -154,8 +155,9 @@ TEST(Plan, ForgedEntriesDoNoHarm) {
     const Blob blob = make_blob(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 4)));
     Bytes forgery = blob.bytes;
     for (int changes = uniform(random, 1, 3); changes > 0; --changes) {
-      // Of the header only numbers that decide where entries are. The lowest predictors (bytes 44
-      // to 49) change all entries alike, so that they still meet: only the proof finds that.
+      // In the header, only numbers that determine the entries' positions. The lowest predictors
+      // (bytes 44 to 49) change all entries alike, so that the entries still agree: only the proof
+      // detects that.
       const size_t at = 36 + random() % (forgery.size() - 36 - 8);
       if (at >= 44 && at < 50) continue;
       forgery[at] = static_cast<uint8_t>(forgery[at] ^ 1 << random() % 8);
@@ -163,7 +165,7 @@ TEST(Plan, ForgedEntriesDoNoHarm) {
     seal(&forgery, file);
     if (forgery == blob.bytes) continue;
     const ts_image_geometry g = draw_geometry(random, width, height, 90);
-    // A proof of other entries, and none at all, make no plan.
+    // Neither a proof of other entries nor a missing proof gives a plan.
     uint64_t other = blob.proof;
     ASSERT_EQ(plan_of(&decoder, file, g, forgery, &other).size(), 0u);
     other = 0;
@@ -180,11 +182,11 @@ TEST(Plan, ForgedEntriesDoNoHarm) {
   }
   EXPECT_GT(planned, 200);
   EXPECT_GT(failed, planned / 4);
-  // Nothing meets the end of an image's last segment. Its entry is proven, or trusted.
+  // Nothing checks the end of an image's last segment. Its entry is proven, or trusted.
   EXPECT_LT(wrong, planned / 10);
 }
 
-// Bytes that change on their way to the device.
+// Bytes that change on the way to the device.
 TEST(Plan, DamagedSegmentsDoNoHarm) {
   Random random(74);
   JpegDecoder decoder(1 << 24);
@@ -214,8 +216,8 @@ TEST(Plan, DamagedSegmentsDoNoHarm) {
   EXPECT_GT(failed, tried / 2);
 }
 
-// Plans from what a file has in front of its scan, and adds the scan where the decoder finds it.
-// Returns nothing for an image of the host's.
+// Plans from the part of a file before its scan, and adds the scan where the decoder finds it.
+// Returns nothing if only the host can decode the image.
 Bytes plan_of_head(JpegDecoder* decoder, const Bytes& file, size_t scan,
                    const ts_image_geometry& geometry, const Bytes& blob) {
   const Bytes front(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(scan));
@@ -231,7 +233,7 @@ Bytes plan_of_head(JpegDecoder* decoder, const Bytes& file, size_t scan,
   auto& header = *reinterpret_cast<ts::jpeg::Plan*>(plan.data());
   EXPECT_EQ(header.scan_at, 0u);
   EXPECT_EQ(header.scan_bytes, file.size() - scan);
-  header.scan_at = static_cast<uint32_t>(size) + 3;  // at no multiple of anything
+  header.scan_at = static_cast<uint32_t>(size) + 3;  // not aligned
   plan.resize(size + 3);
   plan.insert(plan.end(), file.begin() + static_cast<std::ptrdiff_t>(scan), file.end());
   plan.resize(plan.size() + ts::jpeg::kScanSlack);
@@ -247,12 +249,12 @@ TEST(Plan, HeadsGiveTheHostsPixels) {
       int width, height;
       draw_size(random, &width, &height);
       Bytes file = usual(random, kind, width, height);
-      if (i % 3 == 0) file.insert(file.end(), {0xFF, 0xD9, 1, 2, 0xFF, 0, 7});  // behind the end
+      if (i % 3 == 0) file.insert(file.end(), {0xFF, 0xD9, 1, 2, 0xFF, 0, 7});  // after the end
       const Blob blob = make_blob(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 9)));
       ASSERT_GT(blob.bytes.size(), 0u);
       Entries entries;
       ASSERT_TRUE(entries.attach(blob.bytes.data(), blob.bytes.size()));
-      if (i % 4 == 0) {  // the image before is cut off
+      if (i % 4 == 0) {  // truncates the previous image
         const Bytes cut(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(file.size() / 2));
         Resizer sink;
         EXPECT_THROW(decoder.decode(cut.data(), cut.size(), {0, 0, 1, 1}, &sink), ts::Failure);
@@ -330,7 +332,7 @@ TEST(Plan, WrongHeadsDoNoHarm) {
 }
 
 // The geometry is checked with a header that another parser has read. A plan for an image of
-// another size would read outside of it, however well the entries are proven.
+// another size would read outside it, however well the entries are proven.
 TEST(Plan, AnotherHeadersImageHasNone) {
   Random random(79);
   JpegDecoder decoder(1 << 24);
@@ -371,7 +373,7 @@ TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
   Blob blob = make_blob(&decoder, file, 4);
   EXPECT_GT(plan_of(&decoder, file, g, blob.bytes, &blob.proof).size(), 0u);
   EXPECT_EQ(plan_of(&decoder, file, g, {}, nullptr).size(), 0u);
-  Blob far = make_blob(&decoder, file, 1000);  // segments that are too long for a thread
+  Blob far = make_blob(&decoder, file, 1000);  // segments too long for a thread
   ASSERT_GT(far.bytes.size(), 0u);
   EXPECT_EQ(plan_of(&decoder, file, g, far.bytes, &far.proof).size(), 0u);
   ts_image_geometry huge = g;  // more pixels than a plan can count
@@ -393,7 +395,7 @@ TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
   EXPECT_EQ(plan_of(&decoder, progressive, g, claimed, nullptr).size(), 0u);
 }
 
-// What a plan has of an image's headers.
+// The facts that a plan takes from an image's headers.
 struct Headers {
   Frame frame;
   Scan scan;
@@ -468,7 +470,7 @@ bool read_with_libjpeg(const Bytes& file, Headers* headers) {
   return good;
 }
 
-// Usual headers are read without libjpeg. Any that are read so are as libjpeg reads them.
+// Usual headers are read without libjpeg. The result must equal libjpeg's.
 TEST(Plan, HeadersAreLibjpegs) {
   Random random(77);
   int read = 0, refused = 0;
@@ -544,7 +546,7 @@ TEST(Plan, SharedMemoryIsFilledByThreads) {
     EXPECT_EQ(all[i], i * alone.size());
     EXPECT_EQ(Bytes(data + all[i], data + all[i] + alone.size()), alone);
   }
-  // A refused call takes no memory.
+  // A refused call reserves no memory.
   const Decoder decoder = new_decoder();
   const auto append = [&](uint64_t token, ts_image_plans plans, size_t* planned) {
     size_t at;

@@ -119,7 +119,7 @@ TEST(Png, LimitsAreCheckedBeforeMemoryIsAllocated) {
         decode(decoder.get(), with_size(bytes, 0x7FFFFFFF, 0x7FFFFFFF), crop(0, 0, 1, 1), &got)
             .code,
         TS_ERROR_UNSUPPORTED);
-    // One long side costs memory too, for rows and weights.
+    // One long side needs memory too, for rows and weights.
     EXPECT_EQ(decode(decoder.get(), with_size(bytes, 1000000, 1), crop(0, 0, 1, 1), &got).code,
               TS_ERROR_DECODE);
     for (const uint32_t side : {1000001u, 178000000u}) {
@@ -153,7 +153,7 @@ TEST(Format, UnknownFormatsAreRefusedByName) {
     const Outcome header(ts_image_get_info(c.bytes.data(), c.bytes.size(), &info));
     EXPECT_EQ(header.code, TS_ERROR_UNSUPPORTED);
     EXPECT_NE(header.message.find(c.text), std::string::npos) << header.message;
-    EXPECT_EQ(info.width, 77);  // untouched
+    EXPECT_EQ(info.width, 77);  // unchanged
     Image got;
     EXPECT_EQ(decode(decoder.get(), c.bytes, crop(0, 0, 1, 1), &got).code, TS_ERROR_UNSUPPORTED);
   }

@@ -14,8 +14,8 @@ using ts::image::Box;
 using ts::image::Kernel;
 using ts::image::Resizer;
 
-// Returns a random geometry for an image of the size: any crop, any resize up to `max_side` pixels
-// a side, any window.
+// Returns a random geometry for an image of the given size: any crop, any resize up to `max_side`
+// pixels a side, any window.
 ts_image_geometry random_geometry(Random& random, int width, int height, int max_side) {
   ts_image_geometry g = {};
   g.size = sizeof g;
@@ -116,7 +116,7 @@ TEST(Resize, WindowIsAPartOfTheWholeAndFlipMirrorsIt) {
   }
 }
 
-// Resizing an image as it is stored gives the same bytes as turning the image upright first.
+// Resizing a stored image gives the same bytes as turning it upright first.
 TEST(Resize, TurnedImagesAreResizedUpright) {
   Random random(6);
   const Decoder decoder = new_decoder();
@@ -176,7 +176,7 @@ TEST(Resize, TurnedImagesAreNotHeld) {
   EXPECT_LT(allocated() - before, 4 << 20);
 }
 
-// The C function takes rows of any stride, and accesses no byte beside them.
+// The C function accepts rows of any stride, and accesses no byte between or around them.
 TEST(Resize, StridesAreKept) {
   Random random(3);
   const Decoder decoder = new_decoder();

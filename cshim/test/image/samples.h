@@ -24,7 +24,7 @@ namespace samples {
 using Bytes = std::vector<uint8_t>;
 using Random = std::mt19937;
 
-// Returns a number from low to high, inclusive; the same on every platform.
+// Returns a number from low to high, inclusive, the same on every platform.
 inline int uniform(Random& random, int low, int high) {
   return low + static_cast<int>(random() % static_cast<uint32_t>(high - low + 1));
 }
@@ -66,7 +66,7 @@ struct JpegOptions {
   J_COLOR_SPACE stored = JCS_UNKNOWN;  // unknown: libjpeg chooses
   bool optimize = false;               // makes Huffman tables for this image
   bool baseline = true;                // limits quantisers to 8 bits at any quality
-  std::vector<jpeg_scan_info> scans;   // of kProgressive; none: libjpeg's
+  std::vector<jpeg_scan_info> scans;   // for kProgressive; none: libjpeg's
 };
 
 inline Bytes encode_jpeg(const Image& image, const JpegOptions& options) {
@@ -151,7 +151,7 @@ struct PngSample {
 };
 
 // Returns a PNG of random samples, and its pixels by the rules of torchstream_image.h, which this
-// function implements a second time.
+// function implements independently.
 inline PngSample encode_png(Random& random, int width, int height, const PngOptions& options) {
   const int samples = png_samples(options.color_type);
   const size_t row_bytes = (static_cast<size_t>(width) * static_cast<size_t>(samples) *
@@ -177,7 +177,7 @@ inline PngSample encode_png(Random& random, int width, int height, const PngOpti
             (static_cast<size_t>(x) * static_cast<size_t>(samples) + static_cast<size_t>(s)) *
             static_cast<size_t>(options.depth);
         const uint8_t byte =
-            raw[static_cast<size_t>(y) * row_bytes + bit / 8];  // of 16 bits the high byte
+            raw[static_cast<size_t>(y) * row_bytes + bit / 8];  // the high byte of 16 bits
         value[s] =
             options.depth >= 8
                 ? byte

@@ -44,7 +44,7 @@ inline void draw_perspective(Random& random, ts_augment_op* op) {
   if (random() % 8 == 0) op->values[6] = -1;  // divides by zero
 }
 
-// Draws an operation of the kind for images of the size, which it keeps.
+// Draws an operation of the kind for images of the given size, which the operation keeps.
 inline ts_augment_op draw_step(Random& random, int32_t kind, int32_t width, int32_t height) {
   ts_augment_op op = {};
   op.kind = kind;
@@ -100,13 +100,13 @@ inline ts_augment_op draw_step(Random& random, int32_t kind, int32_t width, int3
   return op;
 }
 
-// Draws an operation of any kind, but no part of a mixture.
+// Draws an operation of any kind, except parts of a mixture.
 inline ts_augment_op draw_step(Random& random, int32_t width, int32_t height) {
   const int32_t kind = uniform(random, TS_AUGMENT_FLIP_HORIZONTAL, TS_AUGMENT_MIX - 1);
   return draw_step(random, kind, width, height);
 }
 
-// Draws up to so many operations, some of them in mixtures.
+// Draws at most `max` operations, some of them in mixtures.
 inline Ops draw_steps(Random& random, int32_t max, int32_t width, int32_t height) {
   Ops ops;
   bool mixing = false;

@@ -1,4 +1,4 @@
-// The operations that a device runs behind the resize (jpeg/steps.h), emulated on the host: the
+// The operations that a device runs after the resize (jpeg/steps.h), emulated on the host, give the
 // bytes of the host's operations, whatever the order of the threads.
 #include "jpeg/steps.h"
 
@@ -25,7 +25,7 @@ Image draw_image(Random& random) {
   return image;
 }
 
-// A plan of an image of the size, without anything that decodes one.
+// Returns a plan of an image of the given size, without the parts for decoding.
 std::vector<uint64_t> bare_plan(int32_t width, int32_t height, size_t room) {
   ts::jpeg::Plan plan = {};
   plan.magic = ts::jpeg::kPlanMagic;
@@ -71,7 +71,7 @@ TEST(Steps, EachEqualsTheHosts) {
   Random random(91);
   const HostAugmenter augmenter = new_host_augmenter();
   for (int32_t kind = TS_AUGMENT_FLIP_HORIZONTAL; kind <= ts::image::kAugmentKinds; ++kind) {
-    if (kind == TS_AUGMENT_MIX) continue;  // in lists alone
+    if (kind == TS_AUGMENT_MIX) continue;  // only in lists
     int changed = 0;
     for (int i = 0; i < 300 * rounds(); ++i) {
       const Image image = draw_image(random);
@@ -100,7 +100,7 @@ TEST(Steps, ListsEqualTheHosts) {
   }
 }
 
-// A tile of a blur has a part of a wide image's row, and of a high image's column.
+// A tile of a blur is part of a wide image's row, and of a high image's column.
 TEST(Steps, LargeBlursEqualTheHosts) {
   Random random(94);
   const HostAugmenter augmenter = new_host_augmenter();
@@ -117,7 +117,7 @@ TEST(Steps, LargeBlursEqualTheHosts) {
   }
 }
 
-// A device's accesses are inside of its memory even if something damages the parameters.
+// A device accesses only its memory, even if something damages the parameters.
 TEST(Steps, AnyParametersDoNoHarm) {
   Random random(93);
   for (int i = 0; i < 4000 * rounds(); ++i) {
@@ -134,7 +134,8 @@ TEST(Steps, AnyParametersDoNoHarm) {
     for (int32_t& v : op.integers) {
       v = random() % 2 == 0 ? uniform(random, -300, 300) : static_cast<int32_t>(random() / 4);
     }
-    if (kind == TS_AUGMENT_BLUR && random() % 2 == 0) {  // whose weights are anything in the plan
+    // Its weights are arbitrary bytes of the plan.
+    if (kind == TS_AUGMENT_BLUR && random() % 2 == 0) {
       op.integers[0] = 1 + 2 * uniform(random, 0, image.width - 1);
       op.integers[1] = 1 + 2 * uniform(random, 0, image.height - 1);
       op.integers[2] = uniform(random, -8, static_cast<int>(plan->bytes));
@@ -186,7 +187,7 @@ TEST(Steps, CFunctionChecksItsArguments) {
   };
   EXPECT_EQ(call(base, bare, {}).code, TS_ERROR_NONE);
   EXPECT_EQ(planned, bare);
-  EXPECT_EQ(call(base, bare, {invert}).code, TS_ERROR_NONE);  // no room
+  EXPECT_EQ(call(base, bare, {invert}).code, TS_ERROR_NONE);  // no room left
   EXPECT_GT(planned, bare);
   const size_t needed = planned;
   EXPECT_EQ(call(base, needed - 1, {invert}).code, TS_ERROR_NONE);
@@ -212,7 +213,7 @@ TEST(Steps, CFunctionChecksItsArguments) {
   EXPECT_EQ(planned, needed);
   EXPECT_EQ(call(base, 4096, {invert}).code, TS_ERROR_INVALID_ARGUMENT);  // it has operations
   memory[0] = 0;
-  EXPECT_EQ(call(base, 4096, {invert}).code, TS_ERROR_INVALID_ARGUMENT);  // it is no plan
+  EXPECT_EQ(call(base, 4096, {invert}).code, TS_ERROR_INVALID_ARGUMENT);  // not a plan
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The search for the entry points of a scan (jpeg/sync.h), emulated on the host: the states and the
-// entries of a decoder that reads the scan from its beginning, and no access outside of the scan
+// The search for a scan's entry points (jpeg/sync.h), emulated on the host, finds the states and
+// entries of a decoder that reads the scan from its start, and accesses nothing outside the scan,
 // whatever the bytes.
 #include <cstring>
 #include <tuple>
@@ -29,8 +29,7 @@ uint32_t spacing_of(const Bytes& plan) {
   return reinterpret_cast<const ts::jpeg::Plan*>(plan.data())->spacing;
 }
 
-// Returns the states at the beginnings of the subsequences of a decoder that goes through the whole
-// scan.
+// Returns the states at the starts of the subsequences of a decoder that reads the whole scan.
 std::vector<SyncState> sequential(const emulate::Device& device) {
   const auto tables = device.build_tables();
   const ts::jpeg::Plan& plan = device.plan();
@@ -44,7 +43,7 @@ std::vector<SyncState> sequential(const emulate::Device& device) {
   return states;
 }
 
-// Compares the entries that were found with a blob's. Returns the number of entries that differ.
+// Compares the found entries with a blob's. Returns the number of different entries.
 int other_entries(const emulate::Device& device, const Bytes& blob) {
   Entries entries;
   if (!entries.attach(blob.data(), blob.size())) return -1;
@@ -94,8 +93,8 @@ TEST(Sync, EntriesAreTheIndexes) {
   EXPECT_LT(passes, 9 * subsequences);  // 7.4: half of the files are noise
 }
 
-// From any state, true or not, over good bytes and damaged ones, words lead where the careful way
-// does.
+// From any state, true or not, over good bytes and damaged ones, reading words gives the same
+// result as the careful way.
 TEST(Sync, WordsAreTheCarefulWay) {
   Random random(97);
   JpegDecoder decoder(1 << 24);
@@ -111,7 +110,7 @@ TEST(Sync, WordsAreTheCarefulWay) {
     for (int changes = i % 3 == 0 ? 0 : uniform(random, 1, 40); changes > 0; --changes) {
       const size_t at = random() % header.scan_bytes;
       scan[at] = static_cast<uint8_t>(random());
-      // Stuffed bytes in a row, and bytes 0xFF that nothing is stuffed behind.
+      // Consecutive stuffed bytes, and 0xFF bytes without a stuffed byte after them.
       for (size_t k = at; k + 1 < header.scan_bytes && random() % 2 == 0; k += 2) {
         scan[k] = 0xFF;
         scan[k + 1] = random() % 8 == 0 ? static_cast<uint8_t>(random()) : 0;
@@ -178,8 +177,8 @@ TEST(Sync, CropsEqualTheHostsDecoder) {
   }
 }
 
-// Any bytes in the place of a scan's: the entries that are found are those of the host's decoder,
-// or the host is told to decode the image.
+// Arbitrary bytes replace a scan's: the found entries equal the host decoder's, or the host is told
+// to decode the image.
 TEST(Sync, DamagedScansAreFound) {
   Random random(93);
   JpegDecoder decoder(1 << 24);
@@ -202,7 +201,7 @@ TEST(Sync, DamagedScansAreFound) {
       ++found;
       continue;
     }
-    // What is left is a scan without an anomaly: the segments meet each other too.
+    // The remaining case is a scan without an anomaly: the segments agree with each other too.
     ++good;
     ASSERT_TRUE(device.entropy()) << i;
   }
@@ -210,7 +209,7 @@ TEST(Sync, DamagedScansAreFound) {
   EXPECT_GT(good, tried / 100);
 }
 
-// The same damage in a file: the host's decoder finds it, or has the same entries.
+// The same damage in a file: the host's decoder detects it, or has the same entries.
 TEST(Sync, VerdictsAreTheHosts) {
   Random random(94);
   JpegDecoder decoder(1 << 24);
@@ -250,7 +249,7 @@ TEST(Sync, VerdictsAreTheHosts) {
 }
 
 // Nothing synchronises a decoder in the equal bits of a flat image: its subsequences are decoded
-// one behind the other, within a block of threads in one launch.
+// one after the other, within a block of threads in one launch.
 TEST(Sync, FlatImagesAreFound) {
   JpegDecoder decoder(1 << 24);
   uint64_t passes = 0, subsequences = 0;
@@ -274,8 +273,8 @@ TEST(Sync, FlatImagesAreFound) {
   EXPECT_LT(passes, 14 * subsequences);  // 11.7
 }
 
-// The worst case: every subsequence waits for the one before. What all launches reach is found, at
-// a bounded cost, and the host decodes a longer scan.
+// The worst case: every subsequence waits for the previous one. Everything that the launches reach
+// is found, at a bounded cost, and the host decodes a longer scan.
 TEST(Sync, UnsynchronisedImagesEnd) {
   Random random(97);
   JpegDecoder decoder(1 << 24);
@@ -299,7 +298,7 @@ TEST(Sync, UnsynchronisedImagesEnd) {
       const bool reached = subsequences <= kReach;
       EXPECT_EQ(device.synchronise(kThreads, ts::jpeg::kSyncLaunches, false, guessed), reached)
           << subsequences;
-      // Photographs take 2.5.
+      // Photographs need 2.5.
       EXPECT_GT(device.passes, (guessed ? 10 : 40) * subsequences);
       EXPECT_LE(device.passes, kReach * (kThreads + 1) / 2 * ts::jpeg::sync_blocks(device.plan()));
       if (!reached) continue;
@@ -310,7 +309,7 @@ TEST(Sync, UnsynchronisedImagesEnd) {
   EXPECT_EQ(found, 6);
 }
 
-// Paths spare a few images the rounds in which the states of 4:2:0 find the right block.
+// For a few images, paths save the rounds in which the states of 4:2:0 find the right block.
 TEST(Sync, PathsSpareRounds) {
   Random random(98);
   JpegDecoder decoder(1 << 24);
@@ -332,7 +331,7 @@ TEST(Sync, PathsSpareRounds) {
   EXPECT_GT(plain, 2 * guessed) << guessed;  // 109 and 46
 }
 
-// A scan whose bits are too few for the blocks of its frame is the host's: a plan of it would have
+// A scan with too few bits for the blocks of its frame is left to the host: a plan of it would have
 // entries for all of them.
 TEST(Sync, FewerBitsThanBlocksHaveNoPlan) {
   JpegDecoder decoder(1 << 24);
@@ -406,8 +405,8 @@ Bytes search_plan(JpegDecoder* decoder, const Bytes& file, const ts_image_geomet
   return plan;
 }
 
-// The blob of the entries that are found in a file is the one that its whole decode makes, and so
-// is its proof.
+// The blob of the entries found in a file equals the one that its whole decode makes, and so does
+// its proof.
 TEST(Sync, BlobsAreTheHosts) {
   Random random(98);
   JpegDecoder decoder(1 << 24);
@@ -434,7 +433,7 @@ TEST(Sync, BlobsAreTheHosts) {
     EXPECT_EQ(at, 0u);
     emulate::Device device(Bytes(plans.data, plans.data + planned));
     if (!device.synchronise(ts::jpeg::kSyncThreads, ts::jpeg::kSyncLaunches)) {
-      ++given_up;  // of several blocks of threads, with bits that synchronise too slowly
+      ++given_up;  // several blocks of threads, with bits that synchronise too slowly
       continue;
     }
     const ts::jpeg::Plan& plan = device.plan();
@@ -458,7 +457,7 @@ TEST(Sync, BlobsAreTheHosts) {
         ts_image_pack_entries(&search, found, found_bytes, {small.data(), small.size(), 0}, &got));
     EXPECT_EQ(got.bytes, made.size());
     EXPECT_EQ(small, before);
-    // Entries in an impossible order, as of a device that computes nothing.
+    // Entries in an impossible order, as from a null device.
     const Bytes zeros(found_bytes);
     if (blob.bytes.size() < 100) continue;
     ASSERT_NO_ERROR(ts_image_pack_entries(&search, zeros.data(), zeros.size(),
@@ -470,8 +469,8 @@ TEST(Sync, BlobsAreTheHosts) {
   EXPECT_LT(given_up, packed / 10);
 }
 
-// Whatever bytes of a file change, a file with a plan is one that a decoder which tolerates damage
-// decodes; and its pixels are the host's unless the device flags it.
+// Whichever bytes of a file change, a decoder that tolerates damage can decode a file that has a
+// plan, and the pixels equal the host's unless the device flags the image.
 TEST(Sync, PlannedFilesAreGood) {
   Random random(99);
   JpegDecoder decoder(1 << 24);
@@ -545,7 +544,7 @@ TEST(Sync, PlannedFilesAreGood) {
   EXPECT_GT(good, 500);
 }
 
-// libjpeg-turbo warns about the header, so the image is damaged, whatever its scan has.
+// libjpeg-turbo warns about the header, so the image is damaged, whatever its scan contains.
 TEST(Sync, OtherVersionsOfJfifHaveNoPlan) {
   Random random(101);
   JpegDecoder decoder(1 << 24);

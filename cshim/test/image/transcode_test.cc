@@ -1,4 +1,4 @@
-// A progressive JPEG is written as a baseline one with the same coefficients, or not at all.
+// A progressive JPEG is rewritten as a baseline one with the same coefficients, or not at all.
 #include <algorithm>
 #include <cstdlib>
 
@@ -10,7 +10,7 @@ namespace {
 using namespace samples;
 
 // Adds the scans of coefficients `first` to `last` of some components: one without their lowest
-// bits, and one for each of those.
+// bits, and one for each of the lowest bits.
 void add_scans(Random& random, const std::vector<int>& components, int first, int last,
                std::vector<jpeg_scan_info>* scans) {
   for (int low = uniform(random, 0, 3), high = 0; low >= 0; high = low--) {
@@ -67,7 +67,7 @@ Bytes progressive(Random& random, const Kind& kind, int width, int height) {
   return encode_jpeg(image, options);
 }
 
-// Writes to memory of exactly the size that the file needs, which is a byte more than its own.
+// Writes to memory of exactly the size that the call needs, a byte more than the file's own.
 Bytes transcoded(JpegDecoder* decoder, const Bytes& file) {
   const Bytes exact(file);
   Bytes to(2 * file.size() + 4096);
@@ -85,7 +85,7 @@ Bytes transcoded(JpegDecoder* decoder, const Bytes& file) {
 
 struct Coefficients {
   std::vector<int> frame;       // sizes, sampling factors and colours
-  std::vector<int16_t> values;  // of the blocks that hold samples of the image
+  std::vector<int16_t> values;  // of the blocks that contain samples of the image
   std::vector<uint16_t> quantisers;
 };
 
@@ -207,7 +207,7 @@ TEST(Transcode, LeavesFractionalSamplingAlone) {
   EXPECT_EQ(transcoded(&decoder, file).size(), 0u);
 }
 
-// A file that lacks its last scans has a good beginning. Without them it is another image.
+// A file that lacks its last scans starts like a good one. Without them it is another image.
 TEST(Transcode, NeedsEveryScan) {
   Random random(113);
   JpegDecoder decoder(1 << 24);
@@ -241,7 +241,7 @@ Bytes one_block(int dc, int ac) {
     while (std::abs(value) >> size != 0) ++size;
     return size;
   };
-  // Two codes: 0 is a value of so many bits, and 10 the end of the block.
+  // Two codes: 0 is a value of this many bits, and 10 the end of the block.
   const auto scan = [&](int table, int first, int last, int value) {
     file.insert(file.end(), {0xFF, 0xC4, 0, 21, static_cast<uint8_t>(table << 4), 1, 1});
     file.insert(file.end(), 14, 0);
@@ -293,8 +293,8 @@ TEST(Transcode, RefusesCoefficientsOutsideOfTheBaselineRange) {
   }
 }
 
-// Whatever the bytes: a file that is written is that of an image which decodes without a warning,
-// to the same pixels.
+// Whatever the bytes are, a rewritten file comes from an image that decodes without a warning, and
+// has the same pixels.
 TEST(Transcode, DamagedFilesAreRefusedOrTheSame) {
   Random random(114);
   JpegDecoder decoder(1 << 20);

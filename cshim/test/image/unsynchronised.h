@@ -13,9 +13,10 @@ using Bytes = std::vector<uint8_t>;
 
 constexpr int kBlockBytes = 65;
 
-// Returns an image of so many MCUs, with 4:2:0 if `subsampled` is set, else 4:4:4. A symbol of its
-// scan has 8 bits, the DC difference 16, and each bit but the last of a byte is 0. A decoder that
-// begins at a wrong byte finds blocks of 65 bytes as the right one does, and never meets it.
+// Returns an image of this many MCUs, with 4:2:0 if `subsampled` is set, else 4:4:4. A symbol of
+// its scan has 8 bits, the DC difference 16, and each bit except the last of a byte is 0. A decoder
+// that starts at a wrong byte finds blocks of 65 bytes like the right one, but never reaches the
+// right position.
 inline Bytes image(std::mt19937& random, int columns, int rows, bool subsampled) {
   const int side = subsampled ? 16 : 8;
   const int width = columns * side;

@@ -1,4 +1,4 @@
-// Backward and gradients, the seed.
+// Backward, gradients and the seed.
 #include <functional>
 
 #include "support.h"

@@ -1,5 +1,5 @@
-// The batch normalisation with ReLU: the arithmetic of its kernels, with loops in the place of a
-// device's threads, and the tensors that the call takes.
+// Batch normalisation with ReLU: the arithmetic of its kernels, with loops instead of a device's
+// threads, and the tensors that the call supports.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -30,7 +30,7 @@ void each_block(const Plan& plan, const Parts& parts, F f) {
   }
 }
 
-// Values that a thread must not read before one has written them.
+// Values that a thread must not read before they are written.
 template <typename Memory>
 std::unique_ptr<Memory> undefined() {
   auto memory = std::make_unique<Memory>();
@@ -62,7 +62,7 @@ void run(const Backward& pass, bool backwards) {
   });
 }
 
-// Elements in memory as aligned as a GPU's, with NaN behind them.
+// Elements in memory aligned like a GPU's, followed by NaN.
 template <typename E>
 class Elements {
  public:
@@ -101,7 +101,7 @@ struct Channel {
 constexpr float kMomentum = 0.3F;
 constexpr float kEps = 1e-5F;
 
-// One pass forward and backward, beside float64.
+// One pass forward and backward, compared with float64.
 template <typename E, bool kResidual>
 void compare(const Case& c, bool backwards) {
   SCOPED_TRACE(testing::Message() << c << " residual " << kResidual << " of " << E::kVector);
@@ -159,7 +159,7 @@ void compare(const Case& c, bool backwards) {
     of.inverse = 1 / std::sqrt(of.variance + kEps);
     const double deviation = std::sqrt(of.variance);
     ASSERT_NEAR(saved[k], of.mean, 2e-7 * std::abs(of.mean) + 1e-6 * deviation) << k;
-    // Means of parts are float32, so a mean that is far from 0 hides some of the deviation.
+    // Means of parts are float32, so a mean far from 0 hides some of the deviation.
     const double hidden = deviation > 0 ? 6e-8 * std::abs(of.mean) / deviation : 0;
     ASSERT_NEAR(saved[channels + k], of.inverse, (1e-5 + hidden) * of.inverse) << k;
     ASSERT_EQ(saved[kWeight * channels + k], weight[k]) << k;
@@ -199,7 +199,7 @@ void compare(const Case& c, bool backwards) {
   run<E, kResidual>(backward, backwards);
   ASSERT_TRUE(dx.ends_at(n * channels));
 
-  // How far the result may be from float64's, of the size of its terms: the sums' bound, or the
+  // The bound on the distance from float64's result, relative to the terms: the sums' bound, or the
   // type's precision.
   const double unit = E::kVector == 4 ? 1e-5 : 1.0 / 128;
   for (size_t k = 0; k < channels; ++k) {
@@ -238,12 +238,12 @@ void compare(const Case& c, bool backwards) {
 
 const Case kCases[] = {
     {2, 8},               // the fewest rows
-    {7, 24},              // fewer rows than threads, a part of a group
+    {7, 24},              // fewer rows than threads, part of a group
     {513, 40},            // two parts of unequal sizes
     {1568, 64},           // the last layers of a ResNet-50 with 32 images
     {12345, 8},           // many parts
     {3000, 32, 1e4F},     // a mean far from 0
-    {3000, 32, 0, 1e6F},  // a first row that is far from the mean
+    {3000, 32, 0, 1e6F},  // a first row far from the mean
     {3000, 32, 0, 0, false},
 };
 
@@ -261,7 +261,7 @@ TEST(BatchNormBlocks, EqualFloat64InBFloat16) {
   }
 }
 
-// Threads that ran in the opposite order have the same results.
+// Threads in the opposite order give the same results.
 TEST(BatchNormBlocks, HaveOneOrderOfSums) {
   const int64_t rows = 700;
   const int32_t channels = 8;
@@ -289,7 +289,7 @@ TEST(BatchNormBlocks, HaveOneOrderOfSums) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-// A NaN in a channel is in all its values, and ReLU keeps it, as LibTorch's does.
+// A NaN in a channel spreads to all its values, and ReLU preserves it, as LibTorch's does.
 TEST(BatchNormBlocks, KeepNaN) {
   const int32_t channels = 8;
   Floats values(10 * channels, 1);
@@ -310,7 +310,7 @@ TEST(BatchNormBlocks, KeepNaN) {
   for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(std::isnan(y[i]), i % channels == 2) << i;
 }
 
-// Each row is in one part, and the blocks are about as many as were asked for.
+// Each row is in one part, and the number of blocks is about the requested one.
 TEST(BatchNormPlan, HasEachRowOnce) {
   for (const int64_t rows : {2, 511, 512, 513, 100352, 401408, 3211264}) {
     for (const int32_t channels : {8, 64, 72, 256, 2048, 16384}) {

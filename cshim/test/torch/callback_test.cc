@@ -13,7 +13,7 @@ using test::read;
 using test::Tensor;
 using Floats = std::vector<float>;
 
-// The functions of a test by their contexts.
+// The functions of a test, by context.
 using Body = std::function<ts_error*(int32_t flags, ts_tensor* const* tensors, int64_t count,
                                      ts_tensor** results, int64_t result_count)>;
 std::map<int64_t, Body>& bodies() {
@@ -96,7 +96,8 @@ TEST(Callback, AnAccumulationHookSeesTheSum) {
   for (int i = 0; i < 2; ++i) ASSERT_OK(ts_tensor_backward(square_sum(x), nullptr, false));
   EXPECT_EQ(calls, 2);
   x.free();
-  EXPECT_EQ(taken(), std::set<int64_t>{2});  // with the tensor, since it was not removed
+  // Returned with the tensor, since the hook was not removed.
+  EXPECT_EQ(taken(), std::set<int64_t>{2});
 }
 
 TEST(Callback, ErrorsEndThePass) {
@@ -249,7 +250,7 @@ TEST(Callback, RefusedArguments) {
   refused("only a leaf", ts_tensor_add_accumulation_hook(result, dispatch, 1, &hook));
   refused("callback is NULL", ts_backward_add_callback(nullptr, 1));
   refused("no backward pass", ts_backward_add_callback(dispatch, 1));
-  EXPECT_EQ(taken(), std::set<int64_t>{});  // contexts of failed calls are the caller's
+  EXPECT_EQ(taken(), std::set<int64_t>{});  // contexts of failed calls stay with the caller
   EXPECT_EQ(ts_callbacks_take(nullptr, 1), 0);
   ts_hook_remove(nullptr);
   ts_hook_free(nullptr);

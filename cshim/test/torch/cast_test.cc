@@ -40,7 +40,7 @@ TEST(CastAll, CastsAndItsGradients) {
   EXPECT_EQ(read<float>(gradient), (Floats{2, 6}));
 }
 
-// Casts lie in one allocation, each where an allocation of its own could be, and none in another.
+// Casts are in one allocation, without overlaps, each aligned as a separate allocation would be.
 TEST(CastAll, CastsAreApartAndAligned) {
   Tensor first = make<float>({1, 2, 3}, {3});
   Tensor second = make<float>(Floats(300, 5), {300});

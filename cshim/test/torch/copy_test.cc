@@ -243,8 +243,8 @@ TEST(CopyBatchGpu, IsAsynchronousAndOrdered) {
     ASSERT_OK(ts_tensor_copy_batch(third, nullptr, &peek[0], &peek[1], 1, nullptr));
     ASSERT_OK(ts_stream_synchronize(third));
     EXPECT_EQ(probe.floats()[0], -1.0F);
-    // The source is not read yet, so bytes that are written now are copied. A staged copy would
-    // have read the source already.
+    // The source has not been read yet, so bytes written now are copied. A staged copy would
+    // already have read the source.
     std::fill_n(in.floats(), kCount, 5.0F);
   }
   ASSERT_OK(ts_event_synchronize(done));

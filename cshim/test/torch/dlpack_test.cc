@@ -1,4 +1,4 @@
-// DLPack: structs out, structs in, structs that are wrong, and order.
+// DLPack: exported structs, imported structs, invalid structs, and order.
 #include <ATen/dlpack.h>
 #include <unistd.h>
 
@@ -18,7 +18,8 @@ namespace {
 
 constexpr ts_stream kDefault = {0, 0};
 
-// A struct of another library, which counts calls of its deleter and keeps the thread of the last.
+// Another library's struct, which counts calls of its deleter and records the thread of the last
+// call.
 struct Producer {
   std::vector<int64_t> shape = {2, 3};
   std::vector<int64_t> strides = {3, 1};
@@ -59,7 +60,7 @@ struct Producer {
   }
 };
 
-// What is given back as the process begins to end is given back before the rest of its end.
+// Memory returned when the process starts to exit reaches its owner before the rest of the exit.
 TEST(DLPackDeathTest, TheEndOfTheProcessWaitsForADeleter) {
   static std::atomic<bool> ends{false};
   static std::atomic<bool> deleted{false};
@@ -69,7 +70,7 @@ TEST(DLPackDeathTest, TheEndOfTheProcessWaitsForADeleter) {
     const std::vector<char> work(size_t{32} << 20, 1);  // takes longer than the rest of the end
     deleted = work.back() == 1;
   };
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process of its own
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a separate process
   EXPECT_EXIT(
       {
         std::atexit([] { _exit(deleted ? 0 : 1); });
@@ -105,7 +106,7 @@ TEST(DLPack, AnImportedStructIsTheSameMemory) {
     }
     ASSERT_TRUE(producer.wait_for_delete());
     EXPECT_EQ(producer.deletes, 1);
-    // A Go deleter must not run inside of a cgo call that promises not to call back.
+    // A Go deleter must not run inside a cgo call that promises not to call back.
     EXPECT_NE(producer.thread, std::this_thread::get_id());
   }
 }
@@ -137,7 +138,7 @@ TEST(DLPack, WithoutStridesItIsContiguous) {
 TEST(DLPack, EmptyTensorsAndScalars) {
   Producer empty;
   empty.shape = {0, INT64_MAX / 8};
-  empty.strides = {-5, 0};  // without meaning, as there are no elements
+  empty.strides = {-5, 0};  // meaningless, as there are no elements
   empty.managed.dl_tensor.data = nullptr;
   Producer scalar;
   scalar.managed.dl_tensor.ndim = 0;
@@ -166,7 +167,7 @@ TEST(DLPack, ANullDeleterIsNotCalled) {
   ts_dlpack_free_versioned(nullptr);
 }
 
-// A struct that is wrong is refused by name, and stays the caller's.
+// An invalid struct is refused with the reason, and stays with the caller.
 TEST(DLPack, HostileStructs) {
   const struct {
     const char* says;

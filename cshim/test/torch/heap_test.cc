@@ -1,4 +1,4 @@
-// What becomes of the memory that a step frees.
+// The memory that a step frees is kept for the next step.
 #include <link.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -17,7 +17,7 @@
 
 #include "support.h"
 
-// Whether operator new has no memory on this thread. The library uses the one below too.
+// Whether operator new fails on this thread. The library uses the operator below too.
 thread_local bool without_memory = false;
 
 void* operator new(size_t bytes) {
@@ -51,7 +51,8 @@ int64_t faults_of_a_step() {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// A tensor whose memory says whether it is the kernel's, which is zero, or an earlier tensor's.
+// A tensor whose memory shows its origin: memory from the kernel is zero, an earlier tensor's is
+// not.
 class Marked {
  public:
   explicit Marked(int64_t bytes) {
@@ -72,15 +73,15 @@ class Marked {
 
 bool was_used(int64_t bytes) { return Marked(bytes).was_used(); }
 
-// The tests of large tensors begin without kept memory: a tensor larger than all of it takes it
-// away, and is not kept itself.
+// The tests of large tensors start without kept memory: a tensor larger than all of it evicts it,
+// and is not kept itself.
 class LargeTensors : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_EQ(ts_abi_version(), TS_ABI_VERSION);  // the library is loaded
     if (std::getenv("GLIBC_TUNABLES") != nullptr) GTEST_SKIP() << "malloc has settings";
     was_used(1025 * kMiB);
-    malloc_trim(0);  // or large tensors lie in memory that another test has freed
+    malloc_trim(0);  // otherwise large tensors would use memory that another test has freed
   }
 };
 
@@ -93,7 +94,7 @@ TEST(Heap, AStepTakesTheMemoryOfTheOneBefore) {
   EXPECT_LT(faults_of_a_step(), first / 10);
 }
 
-// LibTorch stays where a program closes the library, and calls its allocator.
+// LibTorch stays loaded when a program closes the library, and calls its allocator.
 TEST(Heap, TheLibraryIsNeverUnloaded) {
   void* const library = dlopen("libtorchstream.so", RTLD_NOW | RTLD_NOLOAD);
   ASSERT_NE(library, nullptr);
@@ -155,7 +156,7 @@ TEST_F(LargeTensors, OfMoreThanOneGiBAreNotKept) {
   EXPECT_TRUE(was_used(48 * kMiB));
 }
 
-// malloc adds its header and the alignment to a block, and maps it from 32 MiB on.
+// malloc adds its header and the alignment to a block, and maps blocks from 32 MiB on.
 TEST_F(LargeTensors, BeginWhereMallocMapsThem) {
   for (const int64_t bytes : {32 * kMiB - 64, 32 * kMiB, 32 * kMiB + 64}) {
     was_used(bytes);
@@ -163,7 +164,7 @@ TEST_F(LargeTensors, BeginWhereMallocMapsThem) {
   }
 }
 
-// Sets the process's limit of address space to so many bytes more than it has.
+// Limits the process's address space to this many bytes more than it uses.
 class AddressSpace {
  public:
   explicit AddressSpace(int64_t more) {
@@ -199,7 +200,7 @@ TEST_F(LargeTensors, AreFreedWithoutMemory) {
   EXPECT_FALSE(was_used(48 * kMiB));
 }
 
-// A child has one thread, and what the others had locked at the fork stays locked there.
+// A child has one thread, and locks that other threads held at the fork stay locked in it.
 TEST_F(LargeTensors, AreThereInAForkedChild) {
   std::atomic<bool> done{false};
   std::thread other([&] {

@@ -1,4 +1,4 @@
-// LibTorch's switches, of the process and of a call.
+// LibTorch's switches, for the process and for a call.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -14,12 +14,12 @@ using test::Tensor;
 
 constexpr int32_t kAll = 15;
 
-// The flags of a call under these switches.
+// The flags of a call with its own switches.
 constexpr int32_t own(int32_t switches) {
   return switches * TS_NUMERICS_ON + (kAll - switches) * TS_NUMERICS_OFF;
 }
 
-// An operator that LibTorch refuses where kernels must be deterministic. The boxed call runs it.
+// An operator that LibTorch refuses if kernels must be deterministic. The boxed call runs it.
 bool is_refused(int32_t flags) {
   Tensor x = make<float>({1, 2}, {2});
   Tensor index = make<int64_t>({0}, {1});
@@ -83,8 +83,8 @@ TEST(Numerics, HalfOfTheSwitchesAreRefused) {
   }
 }
 
-// Threads under four values of the switches, of short and of long calls, boxed and unboxed. Each
-// goes on until all have done their part, so none can be kept out.
+// Threads under four values of the switches, with short and long calls, boxed and unboxed. Each
+// continues until all have done their part, so none can be locked out.
 TEST(Numerics, OfThreadsDoNotMix) {
   constexpr int kCalls = 1000;
   const std::vector<int32_t> flags{0, 0, own(TS_NUMERICS_FLAG_DETERMINISTIC), own(kAll), own(0)};

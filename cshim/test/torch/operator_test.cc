@@ -69,7 +69,8 @@ TEST(Operator, TakesTensorsAndScalars) {
 }
 
 TEST(Operator, AScalarKeepsItsKind) {
-  // An int times a bool scalar stays int, times a double becomes float: type promotion sees it.
+  // An int times a bool scalar stays int, times a double becomes float: type promotion sees the
+  // scalar.
   Tensor ints = make<int64_t>({2}, {1});
   EXPECT_EQ(test::describe(Call("aten::mul", "Scalar").tensor(ints).boolean(true).one()).dtype,
             TS_DTYPE_INT64);
@@ -97,7 +98,7 @@ TEST(Operator, TakesListsOfTensors) {
   Tensor b = make<float>({3}, {1});
   EXPECT_EQ(read<float>(Call("aten::cat").tensors({a, b, a}).integer(0).one()),
             (Floats{1, 2, 3, 1, 2}));
-  // Tensor?[]: NULL stands for an index that is absent, as in x[:, idx].
+  // Tensor?[]: NULL means an absent index, as in x[:, idx].
   Tensor x = make<float>({1, 2, 3, 4, 5, 6}, {2, 3});
   Tensor index = make<int64_t>({2, 0}, {2});
   EXPECT_EQ(read<float>(Call("aten::index", "Tensor").tensor(x).tensors({nullptr, index}).one()),
@@ -190,7 +191,7 @@ TEST(Operator, ChecksTheRoomForResults) {
   ts_tensor* ten[10] = {};
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "call ts_operator_call_list",
                Call("aten::split", "Tensor").tensor(x).integer(1).run(ten, 10, &count));
-  // It returns a tensor, and perhaps a second one.
+  // It returns a tensor, and sometimes a second one.
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "call ts_operator_call_list",
                Call("quantized::linear_unpack", "legacy").tensor(x).run(ten, 1, &count));
   EXPECT_EQ(ten[0], nullptr);
@@ -217,7 +218,7 @@ TEST(Operator, AListOfResultsThatIsNotTakenIsFreed) {
 TEST(Operator, AListOfResultsIsWrittenWhereThereIsRoom) {
   Tensor x = make<float>({3, 1, 2}, {3});
   const int64_t before = ts_tensor_count();
-  // Called unboxed, boxed, and of an operator that returns no list.
+  // Called unboxed, boxed, and for an operator that returns no list.
   const auto lists = [&] {
     return std::vector<std::pair<Call, int64_t>>{
         {Call("aten::unbind", "int").tensor(x), 3},
@@ -274,9 +275,9 @@ void expect_same(const ts_tensor* got, const ts_tensor* want) {
   EXPECT_EQ(bytes(got), bytes(want));
 }
 
-// Counts this thread's calls of operators, without those that operators make. LibTorch shows an
-// observer the arguments as boxed values: those of the caller, on the heap, if the call is boxed,
-// and otherwise copies on the thread's stack.
+// Counts this thread's operator calls, without calls made by operators. LibTorch shows an observer
+// the arguments as boxed values. In a boxed call these are the caller's, on the heap; otherwise
+// they are copies on the thread's stack.
 class CallCounter {
  public:
   CallCounter() {
@@ -297,7 +298,7 @@ class CallCounter {
   }
 
  private:
-  // A function of LibTorch, which torchstream has loaded. The program has no path to link it by.
+  // A function of LibTorch, which torchstream has loaded. The program does not link it.
   template <typename F>
   static F* function(const char* mangled) {
     void* found = dlsym(RTLD_DEFAULT, mangled);
@@ -331,8 +332,8 @@ thread_local int CallCounter::depth = 0;
 thread_local int CallCounter::boxed = 0;
 thread_local int CallCounter::unboxed = 0;
 
-// Operators that are called unboxed, with every type of argument that they have. The call of a list
-// of results, which is boxed for an operator that returns none, says what they return.
+// Operators that are called unboxed, with every type of argument that they have. The call for lists
+// of results, which is boxed for an operator that returns none, gives the expected results.
 TEST(Operator, UnboxedCallsEqualBoxedOnes) {
   Tensor a = make<float>({1, -2, 3, 4, -5, 6}, {2, 3});
   Tensor b = make<float>({2, 7, 1, 8, 2, 8}, {2, 3});
@@ -437,7 +438,7 @@ TEST(Operator, UnboxedCallsEqualBoxedOnes) {
   }
 }
 
-// An operator that is no frequent one, arguments that are wrong, a flag and random numbers: what
+// An infrequent operator, wrong arguments, a flag and random numbers: cases that
 // ts_operator_call_one leaves to the general call.
 TEST(Operator, CallsOfOneResultThatAreNotUsual) {
   Tensor a = make<float>({1, 2, 3}, {3});
@@ -496,7 +497,7 @@ TEST(Operator, CallsOfOneResultThatAreNotUsual) {
   EXPECT_EQ(none, nullptr);
 }
 
-// LibTorch keeps such a number in memory of its own, which an unboxed call would have to free.
+// LibTorch keeps such a number in separate memory, which an unboxed call would have to free.
 TEST(Operator, AVeryNegativeIntIsCalledBoxed) {
   Tensor a = make<float>({1, 2, 3}, {3});
   const CallCounter counter;
@@ -561,8 +562,8 @@ TEST(Operator, UnboxedListsEqualBoxedOnes) {
   }
 }
 
-// The memory's token comes back once no tensor refers to it: an unboxed call neither keeps a
-// reference to an operand nor gives one back that is the caller's.
+// The memory's token is returned once no tensor refers to it: an unboxed call neither keeps a
+// reference to an operand nor drops one of the caller's.
 TEST(Operator, UnboxedCallsKeepReferenceCounts) {
   std::vector<float> memory = {1, 2, 3, 4};
   const int64_t size[1] = {4};
@@ -715,7 +716,7 @@ TEST(Operator, LibTorchsRefusalIsAnOperatorError) {
 }
 
 TEST(Operator, WarningsDoNotReachStderr) {
-  // non_blocking nothing: torch.range is deprecated and warns.
+  // torch.range is deprecated and warns.
   testing::internal::CaptureStderr();
   Tensor a = Call("aten::range").integer(0).integer(3).one();
   Tensor grown = make<float>({0}, {1});
@@ -856,7 +857,7 @@ void capture_beside(Beside&& beside) {
 }
 
 // A capture owns the generators. A call on another thread that would draw from them returns
-// TS_ERROR_BUSY, whichever argument says that it works on a GPU.
+// TS_ERROR_BUSY, whichever argument shows that it uses a GPU.
 TEST(OperatorGpu, RandomNumbersWaitForTheEndOfACapture) {
   NEEDS_GPUS(1);
   Tensor on_gpu = test::full({1, 1, 1}, 1, 0);
@@ -919,7 +920,7 @@ TEST(OperatorGpu, AGraphKeepsTheIndicesOfAnIndex) {
   EXPECT_OK(ts_graph_end(graph));
   ASSERT_OK(ts_stream_guard_exit(guard));
   reversed.free();
-  std::vector<Tensor> others;  // would reuse the memory of the indices
+  std::vector<Tensor> others;  // would otherwise reuse the memory of the indices
   for (int i = 0; i < 8; ++i) others.push_back(indices({0, 0, 0, 0}));
   ASSERT_OK(ts_device_synchronize(0));
   EXPECT_OK(ts_graph_replay(graph, stream));
@@ -1002,7 +1003,7 @@ TEST(OperatorGpu, ACaptureMayDrawFromAGeneratorOfItsOwn) {
   ts_graph* graph = nullptr;
   ASSERT_OK(ts_graph_begin(stream, nullptr, &graph));
   EXPECT_OK(draw().drop());
-  Tensor result = Call("aten::neg").tensor(values).one();  // the capture goes on
+  Tensor result = Call("aten::neg").tensor(values).one();  // the capture continues
   EXPECT_OK(ts_graph_end(graph));
   ASSERT_OK(ts_stream_guard_exit(guard));
   ts_graph_destroy(graph);

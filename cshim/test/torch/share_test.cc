@@ -1,4 +1,4 @@
-// Memory that processes share. Two processes meet in package torch's tests.
+// Memory that processes share. Package torch's tests use two processes.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -48,7 +48,7 @@ TEST(Share, MappingsOfOneFileAreTheSameMemory) {
   EXPECT_TRUE(test::read<float>(empty).empty());
 }
 
-// The descriptor is closed after the last tensor, on another thread, and not before.
+// The descriptor is closed after the last tensor is freed, on another thread, and not before.
 TEST(Share, TheLastTensorClosesTheFile) {
   const File file(4096);
   const int given = file.another();
@@ -116,7 +116,7 @@ TEST(ShareGpu, AHandleThatIsNoneIsRefused) {
       ts_ipc_open(0, handle.data(), 0, four.data(), one.data(), 1, TS_DTYPE_FLOAT32, -1, &opened));
 }
 
-// The handle is invented, so devices that compute nothing open it.
+// The handle is invented, and null devices open it.
 TEST(ShareGpu, EachDeviceHasAMappingOfItsOwn) {
   NEEDS_GPUS(2);
   std::array<uint8_t, TS_IPC_HANDLE_BYTES> handle{};

@@ -190,7 +190,7 @@ TEST(Tensor, BorrowedMemoryComesBackAfterTheLastTensor) {
   EXPECT_EQ(ts_borrowed_take(nullptr, 8), 0);
   EXPECT_EQ(taken(), Ints{41});
   EXPECT_EQ(taken(), Ints{});
-  // A refused call does not take the memory.
+  // A refused call does not take ownership of the memory.
   const auto borrow = [&](size_t count, const Ints& shape, const Ints& steps) {
     return ts_tensor_borrow(bytes, count, shape.data(), steps.data(),
                             static_cast<int64_t>(shape.size()), TS_DTYPE_FLOAT32, 42, view.out());
@@ -202,7 +202,7 @@ TEST(Tensor, BorrowedMemoryComesBackAfterTheLastTensor) {
                ts_tensor_borrow(bytes + 1, 8, sizes.data(), strides.data(), 0, TS_DTYPE_FLOAT32, 42,
                                 view.out()));
   EXPECT_EQ(taken(), Ints{});
-  // No element needs no memory.
+  // A tensor without elements needs no memory.
   const Ints none{0, 5};
   ASSERT_OK(ts_tensor_borrow(nullptr, 0, none.data(), strides.data(), 2, TS_DTYPE_FLOAT32, 43,
                              view.out()));
