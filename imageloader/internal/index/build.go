@@ -77,7 +77,7 @@ func scan(a *archive.Archive, c Config) (*Builder, error) {
 		b.Close()
 		return nil, err
 	}
-	c.Logger.Info("scanned archive", "archive", a.Path(), "members", b.count, "ignored", b.ignored,
+	c.Logger.Info("scanned archive", "archive", a.Path(), "members", b.records.count, "ignored", b.ignored,
 		"seconds", time.Since(began).Seconds())
 	switch {
 	case c.WebDataset:
@@ -86,13 +86,13 @@ func scan(a *archive.Archive, c Config) (*Builder, error) {
 		c.Logger.Warn("images outside of any directory have no class and are ignored",
 			"archive", a.Path(), "images", b.orphans)
 	}
-	if b.seconds > 0 {
+	if b.lacking.seconds > 0 {
 		c.Logger.Warn("images beside the sample of their group are ignored",
-			"archive", a.Path(), "images", b.seconds, "first", b.second)
+			"archive", a.Path(), "images", b.lacking.seconds, "first", b.lacking.second)
 	}
-	if b.lone > 0 {
+	if b.lacking.lone > 0 {
 		c.Logger.Warn("labels without an image in their group are ignored",
-			"archive", a.Path(), "labels", b.lone, "first", b.firstLone)
+			"archive", a.Path(), "labels", b.lacking.lone, "first", b.lacking.firstLone)
 	}
 	return b, nil
 }
@@ -124,7 +124,7 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 		return nil, err
 	}
 	defer b.Close()
-	r := &Report{Checkpoints: b.marked}
+	r := &Report{Checkpoints: b.records.marked}
 	survey := b.survey
 	if c.Pairs != nil || c.List != nil {
 		survey = b.surveyLoaded

@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
-	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
 // Builder collects an index member by member. It records the images of all directories, even if
@@ -20,37 +19,43 @@ type Builder struct {
 	dirs    *directories
 	web     *webGroup // nil: directories are classes
 	samples int       // if directories are classes: the number of samples among the members
-	ignored int
-	orphans int // images without a class
-	clues   clues
-	// unlisted has the images that a list does not name.
-	unlisted unlisted
-	// orphansNamed has the first images that have no WebDataset label.
-	orphansNamed []Orphan
-	seconds      int    // ignored images whose WebDataset group already has a sample
-	second       string // member name of the first of them
-	lone         int    // WebDataset labels without an image
-	firstLone    string // member name of the first of them
 
-	count    int    // members
-	last     record // the latest member, still incomplete and not yet in members
-	lastName []byte
-	lastHead header
-	marked   int // number of checkpoints
-	// the large sections of the index file
-	members, names, headers, marks, windows spool
+	nonSamples
+	unlisted unlisted // the orphans with a list
+	lacking  webLacks
 
-	// labelsOnly collects only labels and counts, and no records for an index.
-	labelsOnly bool
+	records records
+	held    heldContents
+
 	// onGroup, if not nil, is called with the label number of each WebDataset group that has an
 	// image, or -1 if the group has no label.
 	onGroup func(label int32) error
+}
 
-	keeping   bool // contents are kept, in held
-	held      [][]byte
-	arena     *arena.Arena // memory of held; nil before the first content
-	given     bool         // an Index now owns the arena
-	heldBytes int64
+// nonSamples describes the members of an archive that are not samples.
+type nonSamples struct {
+	ignored int // their number
+	orphans int // number of ignored members that are images without a class
+	clues   clues
+	// orphansNamed has the first images that have no WebDataset label.
+	orphansNamed []Orphan
+}
+
+// records collects the large sections of an index file.
+type records struct {
+	discard bool // collects nothing: only labels and counts are wanted
+	count   int  // members
+	newest  newestMember
+	marked  int // number of checkpoints
+
+	members, names, headers, marks, windows spool
+}
+
+// newestMember is the last member of the records, still incomplete and not in the spools.
+type newestMember struct {
+	record
+	path []byte
+	head header
 }
 
 // NewBuilder returns a Builder for the archive at path. It fails if a class is given twice. The
@@ -65,7 +70,7 @@ func NewBuilder(path string, c Config) (*Builder, error) {
 			return nil, err
 		}
 	}
-	b := &Builder{file: path, config: c, dirs: dirs, keeping: c.HoldBytes > 0}
+	b := &Builder{file: path, config: c, dirs: dirs, held: heldContents{keeping: c.HoldBytes > 0, limit: c.HoldBytes}}
 	if c.WebDataset {
 		b.web = newWebGroup()
 	}
@@ -108,65 +113,20 @@ func (b *Builder) Samples() int { return b.samples }
 // Orphans returns the number of images without a class so far.
 func (b *Builder) Orphans() int { return b.orphans }
 
-// spools returns the spools of the large sections.
-func (b *Builder) spools() []*spool {
-	return []*spool{&b.members, &b.names, &b.headers, &b.marks, &b.windows}
-}
-
 // spoolTo makes the Builder put its spools into files from create. If create is nil, they stay in
 // memory.
 func (b *Builder) spoolTo(create func() (*os.File, error)) {
-	for _, s := range b.spools() {
+	for _, s := range b.records.spools() {
 		s.create = create
 	}
 }
 
 // Close frees all collected records and contents.
 func (b *Builder) Close() {
-	for _, s := range b.spools() {
+	for _, s := range b.records.spools() {
 		s.close()
 	}
-	if !b.given {
-		b.arena.Free()
-	}
-}
-
-// room returns memory for a content to keep.
-func (b *Builder) room(size int64) []byte {
-	if b.arena == nil {
-		b.arena = arena.New()
-	}
-	return b.arena.Alloc(int(size))
-}
-
-// wants reports whether a content of this size can still be kept in memory.
-func (b *Builder) wants(size int64) bool { return b.keeping && b.heldBytes+size <= b.config.HoldBytes }
-
-// hold keeps the latest member's content. The first content that does not fit makes the Builder
-// drop all contents.
-func (b *Builder) hold(data []byte, size int64) {
-	if !b.wants(size) {
-		b.keeping, b.held = false, nil
-		b.arena.Free()
-		return
-	}
-	b.held = append(b.held, make([][]byte, b.count-len(b.held))...)
-	b.held[b.count-1] = data
-	b.heldBytes += size
-}
-
-// sum sets the checksum of the latest member. flag is its kind: recordSummed or recordBlock.
-func (b *Builder) sum(crc uint32, flag uint8) {
-	b.last.crc = crc
-	b.last.flags |= flag
-}
-
-// mark records a checkpoint of a shard.
-func (b *Builder) mark(shard int, c archive.Checkpoint) {
-	item := encodeMark(shard, archive.Mark{Bit: c.Bit, Output: c.Output, At: b.windows.size(), Size: int32(len(c.Window))})
-	b.marks.write(item[:])
-	b.windows.write(c.Window)
-	b.marked++
+	b.held.free()
 }
 
 // add records a member that may be a sample: it looks like an image and, if directories are
@@ -212,51 +172,84 @@ func (b *Builder) ignore(m *archive.Member, image bool) (number, label int, err 
 
 // record makes a member the latest member.
 func (b *Builder) record(m *archive.Member, dir int32, flags uint8) (number int, err error) {
-	b.flush()
-	if b.names.size()+int64(len(m.Name)) > math.MaxUint32 {
+	number, ok := b.records.add(m, dir, flags)
+	if !ok {
 		return -1, fmt.Errorf("imageloader: %s: more than 4 GB of member names", b.file)
 	}
-	b.last = record{
+	return number, nil
+}
+
+// drop removes the latest member.
+func (b *Builder) drop() {
+	b.records.drop()
+	b.held.truncate(b.records.count)
+}
+
+// spools returns the spools of the large sections.
+func (r *records) spools() []*spool {
+	return []*spool{&r.members, &r.names, &r.headers, &r.marks, &r.windows}
+}
+
+// add makes a member the newest member. ok is false if the names would be too long for an index.
+func (r *records) add(m *archive.Member, dir int32, flags uint8) (number int, ok bool) {
+	r.flush()
+	if r.names.size()+int64(len(m.Name)) > math.MaxUint32 {
+		return -1, false
+	}
+	r.newest.record = record{
 		offset: m.Offset,
 		size:   m.Size,
-		name:   uint32(b.names.size()),
+		name:   uint32(r.names.size()),
 		label:  dir,
 		shard:  uint16(m.Shard),
 		kind:   m.Kind,
 		flags:  flags,
 	}
-	b.lastName = append(b.lastName[:0], m.Name...)
-	b.lastHead = header{}
-	b.count++
-	return b.count - 1, nil
+	r.newest.path = append(r.newest.path[:0], m.Name...)
+	r.newest.head = header{}
+	r.count++
+	return r.count - 1, true
 }
 
 // drop removes the latest member.
-func (b *Builder) drop() {
-	b.count--
-	b.lastName = b.lastName[:0]
-	b.held = b.held[:min(len(b.held), b.count)]
+func (r *records) drop() {
+	r.count--
+	r.newest.path = r.newest.path[:0]
+}
+
+// sum sets the checksum of the latest member. flag is its kind: recordSummed or recordBlock.
+func (n *newestMember) sum(crc uint32, flag uint8) {
+	n.crc = crc
+	n.flags |= flag
+}
+
+// mark records a checkpoint of a shard.
+func (r *records) mark(shard int, c archive.Checkpoint) {
+	item := encodeMark(shard, archive.Mark{Bit: c.Bit, Output: c.Output, At: r.windows.size(), Size: int32(len(c.Window))})
+	r.marks.write(item[:])
+	r.windows.write(c.Window)
+	r.marked++
 }
 
 // flush adds the latest member to members.
-func (b *Builder) flush() {
-	if b.labelsOnly || b.members.size() == int64(b.count)*memberBytes {
+func (r *records) flush() {
+	if r.discard || r.members.size() == int64(r.count)*memberBytes {
 		return
 	}
-	item := b.last.encode()
-	b.members.write(item[:])
-	b.names.write(b.lastName)
-	b.headers.write(b.lastHead[:])
+	item := r.newest.encode()
+	r.members.write(item[:])
+	r.names.write(r.newest.path)
+	r.headers.write(r.newest.head[:])
 }
 
 // sections returns the large sections, as the index file will have them.
-func (b *Builder) sections() map[uint32]section {
-	b.flush()
+func (r *records) sections() map[uint32]section {
+	r.flush()
 	return map[uint32]section{
-		sectionMembers:     b.members.section(b.count),
-		sectionNames:       b.names.section(int(b.names.size())),
-		sectionHeaders:     b.headers.section(b.count),
-		sectionCheckpoints: b.marks.section(b.marked),
-		sectionWindows:     b.windows.section(b.marked),
+		sectionMembers:     r.members.section(r.count),
+		sectionNames:       r.names.section(int(r.names.size())),
+		sectionHeaders:     r.headers.section(r.count),
+		sectionCheckpoints: r.marks.section(r.marked),
+		sectionWindows:     r.windows.section(r.marked),
 	}
 }

@@ -30,14 +30,14 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 		}
 		b.config.Logger.Warn("index that was just written is not readable", "index", s.path, "error", err)
 	}
-	return b.index(a, formats, b.sections())
+	return b.index(a, formats, b.records.sections())
 }
 
 // writeFile writes the index file of an archive that has been walked to its end into the first
 // place that is writable, and opens it. It returns nil if no place is.
 func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 	paths, log := indexPaths(&b.config, a), b.config.Logger
-	if b.count == 0 || len(paths) == 0 {
+	if b.records.count == 0 || len(paths) == 0 {
 		return nil
 	}
 	list, err := outputs(a, b)
@@ -75,7 +75,7 @@ func (b *Builder) labelError(a *archive.Archive) error {
 	for i, s := range a.Shards() {
 		formats[i] = s.Format
 	}
-	x, err := b.index(a, formats, b.sections())
+	x, err := b.index(a, formats, b.records.sections())
 	if err == nil {
 		err = cmp.Or(x.Close(), error(errIndexDamaged))
 	}
@@ -85,7 +85,7 @@ func (b *Builder) labelError(a *archive.Archive) error {
 // survey returns the number of samples and the work (see Index.Work) of an Index of the collected
 // members.
 func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err error) {
-	sections := b.sections()
+	sections := b.records.sections()
 	_, label, odd := b.dirs.labels()
 	if odd >= 0 {
 		return 0, 0, b.labelError(a)
@@ -124,7 +124,7 @@ func (b *Builder) surveyLoaded(a *archive.Archive) (samples int, work float64, e
 	for _, s := range a.Shards() {
 		x.shards = append(x.shards, shard{path: s.Path, info: s.Info, format: s.Format})
 	}
-	sections := b.sections()
+	sections := b.records.sections()
 	if err := x.loadMarks(sections); err != nil {
 		return 0, 0, err
 	}

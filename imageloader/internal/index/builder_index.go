@@ -15,7 +15,7 @@ import (
 // The sections are untrusted, so every number in them is checked before use. An error is
 // errIndexDamaged, an *UnknownClassError, a *LabelError, or a read error.
 func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint32]section) (*Index, error) {
-	x := &Index{info: a.Info(), ignored: b.ignored, orphans: b.orphans, orphansNamed: b.orphansNamed, clues: b.clues}
+	x := &Index{indexedArchive: indexedArchive{info: a.Info()}, nonSamples: b.nonSamples}
 	for i, s := range a.Shards() {
 		x.shards = append(x.shards, shard{path: s.Path, info: s.Info, format: formats[i]})
 	}
@@ -28,11 +28,10 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	if err := x.loadOversize(sections[sectionHeaders], b.config.MaxPixels); err != nil {
 		return nil, err
 	}
-	if windows := sections[sectionWindows]; windows.at == io.ReaderAt(&b.windows) {
-		x.spool, b.windows = b.windows, spool{}
-		x.windows = &x.spool
+	if windows := sections[sectionWindows]; windows.at == io.ReaderAt(&b.records.windows) {
+		x.windows.take(&b.records.windows)
 	} else {
-		x.windows = windows.at
+		x.windows.ReaderAt = windows.at
 	}
 	b.giveContents(x)
 	return x, nil
@@ -40,14 +39,14 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 
 // giveContents passes the contents in memory to x, which then owns them.
 func (b *Builder) giveContents(x *Index) {
-	if !b.keeping || len(b.held) == 0 {
+	if !b.held.keeping || len(b.held.contents) == 0 {
 		return
 	}
-	x.memory.arena, b.given = b.arena, true
+	held := b.held.give(x)
 	x.memory.held = make([][]byte, len(x.samples))
 	for k := range x.memory.held {
-		if i := int(x.number(k)); i < len(b.held) {
-			x.memory.held[k] = b.held[i]
+		if i := int(x.number(k)); i < len(held) {
+			x.memory.held[k] = held[i]
 		}
 	}
 }
@@ -119,7 +118,7 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	}
 	x.left = b.leftOut()
 	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
-	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
+	x.readCost = w.cost()
 	return nil
 }
 

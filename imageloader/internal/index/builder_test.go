@@ -69,17 +69,17 @@ func TestBuilderMemoryIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	for name, s := range map[string]*spool{"members": &b.members, "names": &b.names, "headers": &b.headers} {
+	for name, s := range map[string]*spool{"members": &b.records.members, "names": &b.records.names, "headers": &b.records.headers} {
 		if s.filed < spoolBytes || cap(s.mem) > 2*spoolBytes {
 			t.Errorf("%s: %d bytes in a file, room for %d in memory", name, s.filed, cap(s.mem))
 		}
 	}
-	if b.count != members || len(b.held) > 0 || len(b.dirs.names) != 10 {
-		t.Errorf("%d members, %d contents, %d directories", b.count, len(b.held), len(b.dirs.names))
+	if b.records.count != members || len(b.held.contents) > 0 || len(b.dirs.names) != 10 {
+		t.Errorf("%d members, %d contents, %d directories", b.records.count, len(b.held.contents), len(b.dirs.names))
 	}
 	// The index from the spools equals the index from the file.
 	var made [2]*Index
-	if made[0], err = b.index(a, []string{archive.Tar}, b.sections()); err != nil {
+	if made[0], err = b.index(a, []string{archive.Tar}, b.records.sections()); err != nil {
 		t.Fatal(err)
 	}
 	s := b.writeFile(a)

@@ -36,7 +36,7 @@ type Visitor interface {
 // compressed shard, Walk computes the checksum of every recorded member.
 func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 	b.spoolTo(spoolBeside(indexPaths(&b.config, a)))
-	if err := a.Checkpoints(b.mark); err != nil {
+	if err := a.Checkpoints(b.records.mark); err != nil {
 		return err
 	}
 	w := walk{b: b, a: a, visitor: v, record: true}
@@ -50,7 +50,7 @@ func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 // WalkLabels reads the archive to its end and calls v for the samples, but collects no records. At
 // the end the Builder only has the Labels.
 func (b *Builder) WalkLabels(a *archive.Archive, v Visitor) error {
-	b.labelsOnly = true
+	b.records.discard = true
 	w := walk{b: b, a: a, visitor: v}
 	switch {
 	case b.web != nil:
@@ -117,7 +117,7 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b, a := w.b, w.a
 	b.clues.note(m.Name)
 	w.found = Found{Member: *m, Position: a.Position()}
-	if b.config.List != nil && b.labelsOnly {
+	if b.config.List != nil && b.records.discard {
 		return w.addOfList(m, magic), nil
 	}
 	if b.config.Pairs != nil || b.config.List != nil {
@@ -131,7 +131,7 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	}
 	if b.web == nil {
 		number, w.found.Label, err = b.add(m, magic)
-		w.found.Dir, w.found.Index = int(b.last.label), number
+		w.found.Dir, w.found.Index = int(b.records.newest.label), number
 		return number, err
 	}
 	return w.addWeb(m, magic)
@@ -204,9 +204,9 @@ func (w *walk) content() ([]byte, error) {
 			return nil, err
 		}
 	case w.visitor == nil && !a.Streamed():
-		b.keeping = false // no need to keep contents in memory
-	case w.visitor == nil && sample && f.Size <= b.config.MaxSampleBytes && b.wants(f.Size):
-		data = b.room(f.Size)
+		b.held.keeping = false // no need to keep contents in memory
+	case w.visitor == nil && sample && f.Size <= b.config.MaxSampleBytes && b.held.wants(f.Size):
+		data = b.held.room(f.Size)
 	}
 	if data == nil {
 		return nil, nil
@@ -218,37 +218,37 @@ func (w *walk) content() ([]byte, error) {
 // much as necessary.
 func (w *walk) summarise(data []byte) error {
 	b, a, f := w.b, w.a, &w.found
-	image := b.last.flags&recordImage != 0
+	image := b.records.newest.flags&recordImage != 0
 	if data != nil {
 		if image {
-			b.lastHead, _ = headerOf(b.config.Codec, data, true)
+			b.records.newest.head, _ = headerOf(b.config.Codec, data, true)
 		}
-		b.sum(crc32.ChecksumIEEE(data), recordSummed)
+		b.records.newest.sum(crc32.ChecksumIEEE(data), recordSummed)
 	} else if a.Streamed() || a.PlainTar() {
 		if image {
 			h, err := peekHeader(a, b.config.Codec, &f.Member)
 			if err != nil {
 				return err
 			}
-			b.lastHead = h
+			b.records.newest.head = h
 		}
 		if a.PlainTar() {
-			b.sum(f.Block, recordBlock)
+			b.records.newest.sum(f.Block, recordBlock)
 			return nil
 		}
 		crc, err := a.Checksum()
 		if err != nil {
 			return err
 		}
-		b.sum(crc, recordSummed)
+		b.records.newest.sum(crc, recordSummed)
 	}
 	if f.Index >= 0 && f.Size > 0 && f.Size <= b.config.MaxSampleBytes {
-		if w.visitor != nil && b.wants(f.Size) {
-			kept := b.room(f.Size)
+		if w.visitor != nil && b.held.wants(f.Size) {
+			kept := b.held.room(f.Size)
 			copy(kept, data) // the visitor owns the buffer
 			data = kept
 		}
-		b.hold(data, f.Size)
+		b.held.hold(b.records.count, data, f.Size)
 	}
 	return nil
 }

@@ -21,6 +21,28 @@ type webGroup struct {
 	keyed   bool // its key is in keys
 }
 
+// webLacks counts the members of WebDataset groups that lack the other half of a sample.
+type webLacks struct {
+	seconds   int    // ignored images that share a group with a sample
+	second    string // member name of the first of them
+	lone      int    // labels without an image
+	firstLone string // member name of the first of them
+}
+
+// noteSecond counts an image that shares a group with a sample.
+func (l *webLacks) noteSecond(name string) {
+	if l.seconds++; l.seconds == 1 {
+		l.second = name
+	}
+}
+
+// noteLone counts a label without an image.
+func (l *webLacks) noteLone(name string) {
+	if l.lone++; l.lone == 1 {
+		l.firstLone = name
+	}
+}
+
 func newWebGroup() *webGroup {
 	seed := maphash.MakeSeed()
 	return &webGroup{image: -1, keys: digests{seed: seed}, members: digests{seed: seed}}
@@ -180,11 +202,9 @@ func (w *walk) addImage(m *archive.Member, extension string) (number int, err er
 	if g.image >= 0 {
 		other := m.Name
 		if rank > g.rank {
-			other = string(b.lastName)
+			other = string(b.records.newest.path)
 		}
-		if b.seconds++; b.seconds == 1 {
-			b.second = other
-		}
+		b.lacking.noteSecond(other)
 		b.ignored++
 		if rank <= g.rank {
 			return -1, nil
@@ -258,14 +278,12 @@ func (b *Builder) closeGroup() error {
 	g := b.web
 	if g.image < 0 {
 		if g.label.text != "" {
-			if b.lone++; b.lone == 1 {
-				b.firstLone = g.label.member
-			}
+			b.lacking.noteLone(g.label.member)
 		}
 		return nil
 	}
 	if g.label.text == "" {
-		b.addOrphan(string(b.lastName), b.whyNoLabel())
+		b.addOrphan(string(b.records.newest.path), b.whyNoLabel())
 		b.ignored++
 		b.drop() // it is still the latest member
 		if b.onGroup != nil {
@@ -274,16 +292,16 @@ func (b *Builder) closeGroup() error {
 		return nil
 	}
 	if label, unknown := b.dirs.unknownIn(g.label.text); unknown {
-		return b.dirs.unknown(string(b.lastName), label)
+		return b.dirs.unknown(string(b.records.newest.path), label)
 	}
 	if _, known := b.dirs.given[g.label.text]; b.dirs.given != nil && !known && !b.dirs.lists {
-		return b.dirs.unknown(string(b.lastName), g.label.text)
+		return b.dirs.unknown(string(b.records.newest.path), g.label.text)
 	}
 	dir, err := b.dirs.number(g.label.text)
 	if err != nil {
 		return err
 	}
-	b.last.label, b.dirs.claimed[dir] = dir, true
+	b.records.newest.label, b.dirs.claimed[dir] = dir, true
 	if b.onGroup != nil {
 		return b.onGroup(dir)
 	}

@@ -17,42 +17,61 @@ import (
 // two allocations for all samples together, and 8 bytes more once entry points are used. It is safe
 // for concurrent use.
 type Index struct {
-	info    fs.FileInfo // describes all shards together, at the time of the walk
-	shards  []shard
-	classes []string // sorted, unless given
-	samples []record // with Config.Pairs: images and masks, in the archive's order
-	names   string
-	// places has the number of the record of each sample, and then of each sample's mask. Without
-	// Config.Pairs it is nil: sample i is record i.
-	places   []int32
-	unpaired string // why there are no pairs; "" if there are some
-	ignored  int    // number of members that are not samples
-	orphans  int    // number of ignored members that are images without a class
-	left     []LeftOut
-	clues    clues
-	// orphansNamed has the first images that have no WebDataset label.
-	orphansNamed []Orphan
+	indexedArchive
+	recordTable
+	nonSamples
+	readCost
 
+	classes []string // sorted, unless given
 	// With Config.MultiLabel, lists has the labels of each list, and the label of a record is the
 	// number of its list.
-	lists [][]int32
+	lists    [][]int32
+	left     []LeftOut
+	unpaired string // why there are no pairs; "" if there are some
 
 	// memory has the contents of samples that are kept in memory.
 	memory contents
 
-	side *sidecar // nil: no index file
-	// windows has the windows of the marks: it is the sidecar or a spool.
-	windows io.ReaderAt
-	spool   spool
+	side    *sidecar // nil: no index file
+	windows windows
 	closing sync.Once
+}
 
-	// oversize has the headers, from the sidecar, of samples over Config.MaxPixels. These samples
-	// need not be read.
-	oversize map[int32]header
+// indexedArchive describes the archive at the time of the walk.
+type indexedArchive struct {
+	info   fs.FileInfo // describes all shards together
+	shards []shard
+}
+
+// recordTable holds the records of samples.
+type recordTable struct {
+	samples []record // with Config.Pairs: images and masks, in the archive's order
+	names   string
+	// places has the number of the record of each sample, and then of each sample's mask. Without
+	// Config.Pairs it is nil: sample i is record i.
+	places []int32
 	// numbers has the number of each sample among the sidecar's members. nil: the numbers are the
 	// same.
 	numbers []int32
+	// oversize has the headers, from the sidecar, of samples over Config.MaxPixels. These samples
+	// need not be read.
+	oversize map[int32]header
+}
 
+// windows are the windows of marks, in the sidecar or in a spool.
+type windows struct {
+	io.ReaderAt
+	spool spool
+}
+
+// take moves the windows of a builder's spool.
+func (w *windows) take(s *spool) {
+	w.spool, *s = *s, spool{}
+	w.ReaderAt = &w.spool
+}
+
+// readCost is the cost of reading samples in any order.
+type readCost struct {
 	// work is the average number of bytes to inflate for each byte of a sample, with the existing
 	// checkpoints. 0: the archive can only be read in its own order.
 	work float64
@@ -69,23 +88,23 @@ type Sample struct {
 }
 
 // Len returns the number of samples, including bad ones.
-func (x *Index) Len() int {
-	if x.places != nil {
-		return len(x.places) / 2
+func (t *recordTable) Len() int {
+	if t.places != nil {
+		return len(t.places) / 2
 	}
-	return len(x.samples)
+	return len(t.samples)
 }
 
 // Mask returns the number of sample i's mask, with Config.Pairs. Methods that accept the number of
 // a sample also accept the number of a mask.
-func (x *Index) Mask(i int) int { return len(x.places)/2 + i }
+func (t *recordTable) Mask(i int) int { return len(t.places)/2 + i }
 
 // at returns the number of the record of sample or mask i.
-func (x *Index) at(i int) int {
-	if x.places == nil {
+func (t *recordTable) at(i int) int {
+	if t.places == nil {
 		return i
 	}
-	return int(x.places[i])
+	return int(t.places[i])
 }
 
 // Classes returns the class names by label. The caller must not change them.
@@ -128,12 +147,12 @@ func (x *Index) Size(i int) int64 { return x.samples[x.at(i)].size }
 func (x *Index) Name(i int) string { return x.recordName(x.at(i)) }
 
 // recordName returns the name of a record's member.
-func (x *Index) recordName(i int) string {
-	end := uint32(len(x.names))
-	if i+1 < len(x.samples) {
-		end = x.samples[i+1].name
+func (t *recordTable) recordName(i int) string {
+	end := uint32(len(t.names))
+	if i+1 < len(t.samples) {
+		end = t.samples[i+1].name
 	}
-	return x.names[x.samples[i].name:end]
+	return t.names[t.samples[i].name:end]
 }
 
 // Oversize returns sample i's header from the index file if the image has more than
@@ -242,17 +261,17 @@ func (x *Index) KeepEntryPoints(i int, blob []byte) bool {
 }
 
 // number returns the number of record i among the members of the sidecar.
-func (x *Index) number(i int) int32 {
-	if x.numbers == nil {
+func (t *recordTable) number(i int) int32 {
+	if t.numbers == nil {
 		return int32(i)
 	}
-	return x.numbers[i]
+	return t.numbers[i]
 }
 
 // Close saves the kept entry points and closes the index file. It may be called more than once.
 func (x *Index) Close() error {
 	x.closing.Do(func() {
-		x.spool.close()
+		x.windows.spool.close()
 		x.memory.arena.Free()
 	})
 	if x.side == nil {

@@ -51,16 +51,16 @@ func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
 
 // noteNumber records that the next sample is member i. It starts a list of numbers only if they
 // differ from the numbers of the samples.
-func (x *Index) noteNumber(i, members int) {
-	k := len(x.samples)
-	if x.numbers == nil && i != k {
-		x.numbers = make([]int32, k, members)
-		for j := range x.numbers {
-			x.numbers[j] = int32(j)
+func (t *recordTable) noteNumber(i, members int) {
+	k := len(t.samples)
+	if t.numbers == nil && i != k {
+		t.numbers = make([]int32, k, members)
+		for j := range t.numbers {
+			t.numbers[j] = int32(j)
 		}
 	}
-	if x.numbers != nil {
-		x.numbers = append(x.numbers, int32(i))
+	if t.numbers != nil {
+		t.numbers = append(t.numbers, int32(i))
 	}
 }
 

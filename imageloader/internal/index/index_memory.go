@@ -99,3 +99,53 @@ func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 	x.memory.held = held
 	return a.ReadToEnd()
 }
+
+// heldContents are the contents of members that a Builder has read and keeps in memory.
+type heldContents struct {
+	keeping  bool // contents are kept
+	limit    int64
+	bytes    int64
+	contents [][]byte     // by member
+	arena    *arena.Arena // their memory; nil before the first content
+	given    bool         // an Index now owns the arena
+}
+
+// room returns memory for a content.
+func (h *heldContents) room(size int64) []byte {
+	if h.arena == nil {
+		h.arena = arena.New()
+	}
+	return h.arena.Alloc(int(size))
+}
+
+// wants reports whether a content of this size can still be kept in memory.
+func (h *heldContents) wants(size int64) bool { return h.keeping && h.bytes+size <= h.limit }
+
+// hold keeps the content of the last of count members. The first content without room drops all
+// contents.
+func (h *heldContents) hold(count int, data []byte, size int64) {
+	if !h.wants(size) {
+		h.keeping, h.contents = false, nil
+		h.arena.Free()
+		return
+	}
+	h.contents = append(h.contents, make([][]byte, count-len(h.contents))...)
+	h.contents[count-1] = data
+	h.bytes += size
+}
+
+// truncate drops the contents of members from count on.
+func (h *heldContents) truncate(count int) { h.contents = h.contents[:min(len(h.contents), count)] }
+
+// give returns the contents, whose memory x then frees.
+func (h *heldContents) give(x *Index) [][]byte {
+	x.memory.arena, h.given = h.arena, true
+	return h.contents
+}
+
+// free frees the contents, unless an Index does.
+func (h *heldContents) free() {
+	if !h.given {
+		h.arena.Free()
+	}
+}

@@ -251,7 +251,7 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		b.config.Logger.Warn("images that the list does not name are ignored", "archive", b.file, "list", list.file, "images", x.orphans)
 	}
 	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
-	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
+	x.readCost = w.cost()
 	return nil
 }
 

@@ -73,14 +73,14 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 				err = m.await()
 			}
 			if !wait || err != nil {
-				_ = m.file.Close() // nothing was written
+				_ = m.file.Close() // only read
 				return nil, nil, err
 			}
 		}
 		named, failed := m.named(), false
 		if !named { // removed by the process that had it, or by one that takes over
 			failed = strings.Contains(m.said(), makingFailed)
-			_ = m.file.Close() // nothing was written
+			_ = m.file.Close() // only read
 		}
 		if wait {
 			l := loading{a: a, c: c, again: true}

@@ -90,7 +90,7 @@ func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 	for k := range x.samples {
 		w.sample(&x.samples[k])
 	}
-	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
+	x.readCost = w.cost()
 	if len(x.places) == 0 {
 		x.unpaired = unpaired
 	}

@@ -206,7 +206,7 @@ func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 		}
 		r.segment = slices.Grow(r.segment[:0], int(lead))[:lead]
 		mark, until := s.enter(m.offset-lead, end)
-		if err := r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset-lead, until, r.segment, p); err != nil {
+		if err := r.archive.Inflate(int(m.shard), r.x.windows.ReaderAt, mark, m.offset-lead, until, r.segment, p); err != nil {
 			return err
 		}
 		if p != nil {
@@ -293,7 +293,7 @@ func (r *Reader) readSegment(i int) {
 	}
 	_, until := s.enter(begin, end)
 	r.segment = slices.Grow(r.segment[:0], int(end-begin))[:end-begin]
-	if r.archive.Inflate(int(shard), x.windows, mark, begin, until, nil, r.segment) != nil {
+	if r.archive.Inflate(int(shard), x.windows.ReaderAt, mark, begin, until, nil, r.segment) != nil {
 		return
 	}
 	for j := first; j <= last; j++ {

@@ -60,19 +60,43 @@ type sidecar struct {
 	saving saving
 	sums   *sums // nil: no shard is a plain tar
 
-	// ends has the section of the blobs' ends. It is read when the first blob is used, because one
-	// system call is better than one for each blob.
-	loadEnds sync.Once
-	ends     []byte
+	ends  blobEnds
+	blobs unsavedBlobs
 
-	// blobs has the members' blobs that are not in the file yet, one after another. kept has the
-	// place of each member's blob: 0, or offset<<24 | size.
+	once sync.Once
+	err  error // error of close
+}
+
+// blobEnds is the section of the blobs' ends. It is read when a blob is first used. It saves a
+// system call for each blob.
+type blobEnds struct {
+	load  sync.Once
+	bytes []byte
+}
+
+// unsavedBlobs has the members' blobs that are not yet in the file, one after another.
+type unsavedBlobs struct {
 	mu    sync.RWMutex
-	blobs spool
-	kept  []uint64 // nil: no blobs
+	spool spool
+	kept  []uint64 // their places: 0, or place<<24 | size; nil: no blobs
 	dirty bool
-	once  sync.Once
-	err   error // error of close
+}
+
+// close drops the blobs.
+func (u *unsavedBlobs) close() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.spool.close()
+	u.kept = nil
+}
+
+// takeDirty reports whether there are blobs that no save has seen.
+func (u *unsavedBlobs) takeDirty() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	dirty := u.dirty
+	u.dirty = false
+	return dirty
 }
 
 // saving configures how a sidecar is saved.
@@ -182,10 +206,7 @@ func (s *sidecar) large() (sections map[uint32]section, err error) {
 func (s *sidecar) close() error {
 	s.once.Do(func() {
 		s.save()
-		s.mu.Lock()
 		s.blobs.close()
-		s.kept = nil
-		s.mu.Unlock()
 		if err := s.file.Close(); err != nil {
 			s.err = fmt.Errorf("imageloader: %w", err)
 		}

@@ -18,7 +18,7 @@ const (
 // blob returns a member's blob, or an empty one if there is none. It reuses the memory of buffer if
 // the blob fits, and allocates otherwise.
 func (s *sidecar) blob(number int32, buffer []byte) []byte {
-	if b := s.keptBlob(number, buffer); b != nil {
+	if b := s.blobs.blob(number, buffer); b != nil {
 		return b
 	}
 	begin, end, ok := s.placeOfBlob(number)
@@ -35,59 +35,71 @@ func (s *sidecar) blob(number int32, buffer []byte) []byte {
 // placeOfBlob returns the offsets of a member's blob in the section of blobs. ok is false if there
 // is none.
 func (s *sidecar) placeOfBlob(number int32) (begin, end uint64, ok bool) {
-	s.loadEnds.Do(func() {
+	s.ends.load.Do(func() {
 		p := s.places[sectionBlobEnds]
 		if p.count > p.size/8 {
 			return
 		}
 		ends := make([]byte, 8*p.count)
 		if _, err := s.file.ReadAt(ends, int64(p.offset)); err == nil {
-			s.ends = ends
+			s.ends.bytes = ends
 		}
 	})
-	if int(number) >= len(s.ends)/8 {
+	begin, end, ok = s.ends.of(number)
+	return begin, end, ok && begin < end && end <= s.places[sectionBlobs].size && end-begin <= maxBlobBytes
+}
+
+// of returns where the blob of a member starts and ends. ok is false if the section does not have
+// the member.
+func (e *blobEnds) of(number int32) (begin, end uint64, ok bool) {
+	if int(number) >= len(e.bytes)/8 {
 		return 0, 0, false
 	}
 	le := binary.LittleEndian
 	if number > 0 {
-		begin = le.Uint64(s.ends[8*int(number-1):])
+		begin = le.Uint64(e.bytes[8*int(number-1):])
 	}
-	end = le.Uint64(s.ends[8*int(number):])
-	return begin, end, begin < end && end <= s.places[sectionBlobs].size && end-begin <= maxBlobBytes
-}
-
-// keptBlob returns the blob that was passed to keep for a member, or nil if there is none. It
-// reuses the memory of buffer like blob.
-func (s *sidecar) keptBlob(number int32, buffer []byte) []byte {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.kept == nil || s.kept[number] == 0 {
-		return nil
-	}
-	at, size := s.kept[number]>>24, int(s.kept[number]&(maxBlobBytes-1))
-	b := slices.Grow(buffer[:0], size)[:size]
-	if _, err := s.blobs.ReadAt(b, int64(at)); err != nil {
-		return nil
-	}
-	return b
+	return begin, le.Uint64(e.bytes[8*int(number):]), true
 }
 
 // keep copies a member's blob for save, unless it already has one. If no file can be created, it
 // keeps only as many blobs as fit in memory. It reports whether a blob of the member is kept.
 func (s *sidecar) keep(number int32, blob []byte) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.kept == nil {
-		s.kept = make([]uint64, s.places[sectionMembers].count)
-		s.blobs.create = s.saving.create
+	return s.blobs.keep(number, blob, s.places[sectionMembers].count, s.saving.create)
+}
+
+// blob returns the blob that keep was given for a member, written over buffer or into a larger
+// buffer, or nil if there is none.
+func (u *unsavedBlobs) blob(number int32, buffer []byte) []byte {
+	u.mu.RLock()
+	defer u.mu.RUnlock()
+	if u.kept == nil || u.kept[number] == 0 {
+		return nil
 	}
-	if len(blob) == 0 || len(blob) >= maxBlobBytes || s.kept[number] != 0 ||
-		s.blobs.size() >= 1<<40 || len(s.blobs.mem)+len(blob) > maxBlobMemory {
-		return s.kept[number] != 0
+	at, size := u.kept[number]>>24, int(u.kept[number]&(maxBlobBytes-1))
+	b := slices.Grow(buffer[:0], size)[:size]
+	if _, err := u.spool.ReadAt(b, int64(at)); err != nil {
+		return nil
 	}
-	s.kept[number] = uint64(s.blobs.size())<<24 | uint64(len(blob))
-	s.blobs.write(blob)
-	s.dirty = true
+	return b
+}
+
+// keep copies a blob of one of so many members, unless there is one. create makes the file of the
+// blobs; see sidecar.keep.
+func (u *unsavedBlobs) keep(number int32, blob []byte, members uint64, create func() (*os.File, error)) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.kept == nil {
+		u.kept = make([]uint64, members)
+		u.spool.create = create
+	}
+	if len(blob) == 0 || len(blob) >= maxBlobBytes || u.kept[number] != 0 ||
+		u.spool.size() >= 1<<40 || len(u.spool.mem)+len(blob) > maxBlobMemory {
+		return u.kept[number] != 0
+	}
+	u.kept[number] = uint64(u.spool.size())<<24 | uint64(len(blob))
+	u.spool.write(blob)
+	u.dirty = true
 	return true
 }
 
@@ -96,10 +108,7 @@ func (s *sidecar) keep(number int32, blob []byte) bool {
 // The open file stays valid. If save fails, it only logs the error, because the next run can
 // compute everything again.
 func (s *sidecar) save() {
-	s.mu.Lock()
-	dirty := s.dirty
-	s.dirty = false
-	s.mu.Unlock()
+	dirty := s.blobs.takeDirty()
 	if s.sums != nil && s.sums.dirty.Swap(false) {
 		dirty = true
 	}
@@ -187,13 +196,13 @@ func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 	at := uint64(0)
 	// In a forged file, several members' blobs may be the same bytes, which would be written for
 	// each of them.
-	limit := s.places[sectionBlobs].size + other.places[sectionBlobs].size + uint64(s.blobs.size())
+	limit := s.places[sectionBlobs].size + other.places[sectionBlobs].size + uint64(s.blobs.spool.size())
 	blobs := output{sectionBlobs, 0, func(w io.Writer) error {
 		var b []byte
 		var end [8]byte
 		for i := range n {
 			// The other file is newer: a wrong blob may have been replaced there.
-			kept := s.keptBlob(i, b)
+			kept := s.blobs.blob(i, b)
 			if len(kept) == 0 {
 				kept = other.blob(i, b)
 			}

@@ -185,7 +185,7 @@ func TestIndexGoesToTheCacheFolder(t *testing.T) {
 			if !x.KeepEntryPoints(round, blob) || !x.KeepEntryPoints(round, nil) || x.KeepEntryPoints(2, make([]byte, maxBlobBytes)) {
 				t.Error("KeepEntryPoints does not say what is kept")
 			}
-			if filed := x.side.blobs.filed > 0; filed != cache {
+			if filed := x.side.blobs.spool.filed > 0; filed != cache {
 				t.Errorf("cache folder %v: entry points wait in a file: %v", cache, filed)
 			}
 			x.KeepEntryPoints(1, blob)

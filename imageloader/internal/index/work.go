@@ -57,3 +57,8 @@ func (w *workMeter) work() float64 {
 	}
 	return w.inflated / w.wanted
 }
+
+// cost returns the cost of reading the samples in any order.
+func (w *workMeter) cost() readCost {
+	return readCost{work: w.work(), reach: w.inflated / max(1, w.samples)}
+}

@@ -158,7 +158,7 @@ func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 		{sectionCounts, 3, whole(counts)},
 		{sectionOrphans, uint64(len(b.orphansNamed)), whole(encodeOrphans(b.orphansNamed))},
 	}
-	large := b.sections()
+	large := b.records.sections()
 	for _, kind := range largeSections {
 		list = append(list, output{kind, uint64(large[kind].count), large[kind].copyTo})
 	}
