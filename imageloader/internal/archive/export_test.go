@@ -42,11 +42,11 @@ func AskedToWait(err error) time.Duration {
 }
 
 // Offset returns the offset of the next read.
-func (f *remoteFile) Offset() int64 { return f.at }
+func (f *remoteFile) Offset() int64 { return f.ahead.at }
 
 // Await waits until all requested pieces have come.
 func (f *remoteFile) Await() {
-	for _, p := range f.ahead {
+	for _, p := range f.ahead.pieces {
 		<-p.ready
 	}
 }

@@ -65,13 +65,76 @@ type remoteFile struct {
 	times    sourceTimes
 	requests *Requests
 
-	// Read and Seek, which belong to one goroutine, use the fields below.
+	ahead readAhead
+}
+
+// readAhead holds the pieces that are requested ahead of a position. One goroutine calls Read and
+// Seek, which use it.
+type readAhead struct {
 	at       int64
-	ahead    []*piece // without gaps; at is in the first piece
-	next     int64    // offset of the piece after ahead
+	pieces   []*piece // without gaps; at is in the first piece
+	next     int64    // offset of the piece after pieces
 	size     int64    // size of the piece at next
 	spare    [][]byte // memory of consumed pieces, for reuse
 	fetching sync.WaitGroup
+}
+
+// advance drops the pieces before the position. If none is left, the next piece starts there.
+func (r *readAhead) advance() {
+	for len(r.pieces) > 0 && r.pieces[0].end() <= r.at {
+		r.recycle(r.pieces[0])
+		r.pieces = r.pieces[1:]
+	}
+	if len(r.pieces) == 0 && r.next != r.at {
+		r.next, r.size = r.at, firstPiece
+	}
+}
+
+// add adds the next piece of a file of the given size.
+func (r *readAhead) add(fileSize int64) *piece {
+	p := &piece{at: r.next, data: r.room(min(r.size, fileSize-r.next)), ready: make(chan struct{})}
+	r.pieces = append(r.pieces, p)
+	r.next = p.end()
+	r.size = min(2*r.size, maxPiece)
+	return p
+}
+
+// recycle keeps a piece's memory for reuse, unless its request may still write there.
+func (r *readAhead) recycle(p *piece) {
+	p.stop()
+	select {
+	case <-p.ready:
+		if len(p.data) == maxPiece {
+			r.spare = append(r.spare, p.data)
+		}
+	default:
+	}
+}
+
+// room returns memory for a piece of n bytes.
+func (r *readAhead) room(n int64) []byte {
+	if last := len(r.spare) - 1; n == maxPiece && last >= 0 {
+		p := r.spare[last]
+		r.spare = r.spare[:last]
+		return p
+	}
+	return make([]byte, n)
+}
+
+// seek moves the position. Pieces that do not have it are dropped.
+func (r *readAhead) seek(at int64) {
+	if len(r.pieces) > 0 && (at < r.pieces[0].at || at >= r.next) {
+		r.drop()
+	}
+	r.at = at
+}
+
+// drop cancels the requests of all pieces.
+func (r *readAhead) drop() {
+	for _, p := range r.pieces {
+		p.stop()
+	}
+	r.pieces = nil
 }
 
 // piece is a requested range.
@@ -92,7 +155,7 @@ type remoteOptions struct {
 
 // openRemote opens the Source called name by calling open.
 func openRemote(ctx context.Context, name string, open openSource, times sourceTimes, o remoteOptions) (*remoteFile, error) {
-	f := &remoteFile{name: name, times: times, requests: o.requests, size: firstPiece}
+	f := &remoteFile{name: name, times: times, requests: o.requests, ahead: readAhead{size: firstPiece}}
 	f.ctx, f.stop = context.WithCancel(ctx)
 	var budget time.Duration
 	if o.again {
@@ -268,95 +331,53 @@ func dropped(at, size int64) error {
 
 // Read reads from the current offset.
 func (f *remoteFile) Read(p []byte) (int, error) {
-	if f.at >= f.info.Size {
+	if f.ahead.at >= f.info.Size {
 		return 0, io.EOF
 	}
 	f.ask()
-	first := f.ahead[0]
+	first := f.ahead.pieces[0]
 	select {
 	case <-first.ready:
 	case <-f.ctx.Done():
 		return 0, f.requests.stopped()
 	}
-	begin := f.at - first.at
+	begin := f.ahead.at - first.at
 	if begin >= int64(first.n) && len(p) > 0 {
 		return 0, first.err
 	}
 	n := copy(p, first.data[begin:first.n])
-	f.at += int64(n)
+	f.ahead.at += int64(n)
 	return n, nil
 }
 
 // ask requests the next pieces.
 func (f *remoteFile) ask() {
-	for len(f.ahead) > 0 && f.ahead[0].end() <= f.at {
-		f.recycle(f.ahead[0])
-		f.ahead = f.ahead[1:]
-	}
-	if len(f.ahead) == 0 && f.next != f.at {
-		f.next, f.size = f.at, firstPiece
-	}
-	for len(f.ahead) < piecesAhead && f.next < f.info.Size {
-		p := &piece{at: f.next, data: f.room(min(f.size, f.info.Size-f.next)), ready: make(chan struct{})}
+	f.ahead.advance()
+	for len(f.ahead.pieces) < piecesAhead && f.ahead.next < f.info.Size {
+		p := f.ahead.add(f.info.Size)
 		var ctx context.Context
 		ctx, p.stop = context.WithCancel(f.ctx)
-		f.fetching.Go(func() {
+		f.ahead.fetching.Go(func() {
 			p.n, p.err = f.read(ctx, p.data, p.at)
 			close(p.ready)
 		})
-		f.ahead = append(f.ahead, p)
-		f.next = p.end()
-		f.size = min(2*f.size, maxPiece)
 	}
-}
-
-// recycle keeps a piece's memory for reuse, unless its request may still write there.
-func (f *remoteFile) recycle(p *piece) {
-	p.stop()
-	select {
-	case <-p.ready:
-		if len(p.data) == maxPiece {
-			f.spare = append(f.spare, p.data)
-		}
-	default:
-	}
-}
-
-// room returns memory for a piece of n bytes.
-func (f *remoteFile) room(n int64) []byte {
-	if last := len(f.spare) - 1; n == maxPiece && last >= 0 {
-		p := f.spare[last]
-		f.spare = f.spare[:last]
-		return p
-	}
-	return make([]byte, n)
 }
 
 func (p *piece) end() int64 { return p.at + int64(len(p.data)) }
-
-// drop cancels the requests of all pieces.
-func (f *remoteFile) drop() {
-	for _, p := range f.ahead {
-		p.stop()
-	}
-	f.ahead = nil
-}
 
 // Seek makes no request if the offset is in a requested piece.
 func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
-		offset += f.at
+		offset += f.ahead.at
 	case io.SeekEnd:
 		offset += f.info.Size
 	}
 	if offset < 0 {
-		return f.at, errors.New("seek before the beginning")
+		return f.ahead.at, errors.New("seek before the beginning")
 	}
-	if len(f.ahead) > 0 && (offset < f.ahead[0].at || offset >= f.next) {
-		f.drop()
-	}
-	f.at = offset
+	f.ahead.seek(offset)
 	return offset, nil
 }
 
@@ -378,9 +399,9 @@ func (f *remoteFile) ReadAt(p []byte, at int64) (n int, err error) {
 }
 
 func (f *remoteFile) Close() error {
-	f.drop()
+	f.ahead.drop()
 	f.stop()
-	f.fetching.Wait()
+	f.ahead.fetching.Wait()
 	return f.from.Close()
 }
 
