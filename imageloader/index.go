@@ -56,7 +56,7 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, codec: sample.Library{}}
+	l := &Loader{archiveFile: archiveFile{path: path}, o: o, decoding: decoding{codec: sample.Library{}}}
 	a, err := archive.Open(ctx, path, l.archiveConfig())
 	if err != nil {
 		return nil, archive.StopCause(ctx, err)

@@ -88,7 +88,7 @@ func inspectedBy(path string, o Options, file func(string) (archive.File, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Loader{path: path, o: o, openFile: file, codec: c, rules: newRules(path, &o)}, nil
+	return &Loader{archiveFile: archiveFile{path: path, openFile: file}, o: o, decoding: decoding{codec: c, rules: newRules(path, &o)}}, nil
 }
 
 // inspect inspects the archive. If there was no error, it finally calls take, if not nil, for each
@@ -114,15 +114,14 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 	defer b.Close()
 
 	in := inspection{
-		l:       l,
-		ctx:     ctx,
-		stop:    stop,
-		buffers: arena.NewBuffers(queueBytes),
-		budget:  arena.NewBudget(queueBytes, nil),
-		items:   make(chan inspectItem, 2*l.o.Workers),
-		names:   names,
-		judging: take != nil,
-		census:  newCensus(&l.o),
+		l:        l,
+		ctx:      ctx,
+		stop:     stop,
+		buffers:  arena.NewBuffers(queueBytes),
+		budget:   arena.NewBudget(queueBytes, nil),
+		items:    make(chan inspectItem, 2*l.o.Workers),
+		names:    names,
+		findings: findings{judging: take != nil, census: newCensus(&l.o)},
 	}
 	defer in.buffers.Close() // no worker is running
 	defer context.AfterFunc(ctx, in.budget.Stop)()
@@ -146,12 +145,12 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 		}
 		return nil, err
 	}
-	for _, v := range in.verdicts {
+	for _, v := range in.findings.verdicts {
 		if err == nil {
 			take(v)
 		}
 	}
-	return in.census.report(a, labels), err
+	return in.findings.census.report(a, labels), err
 }
 
 // inspection is a running Inspect. It is the visitor of the walk over the archive, and runs the
@@ -169,10 +168,25 @@ type inspection struct {
 	names      *audit.Names
 	firstNames []string // with WebDataset: name of the first image of each label
 
+	findings findings
+}
+
+// findings are the results of the workers.
+type findings struct {
 	mu       sync.Mutex
 	census   *census
 	judging  bool // verdicts are collected
 	verdicts []verdict
+}
+
+// add adds the result for a sample.
+func (s *findings) add(r inspected, f *index.Found, names *audit.Names) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.census.add(r)
+	if s.judging && (r.bad != nil || r.warned != nil) {
+		s.verdicts = append(s.verdicts, verdict{int32(f.Position), int32(f.Group), int32(f.Dir), names.Digest(f.Name), r.bad != nil})
+	}
 }
 
 // inspectItem is a sample that is sent to a worker.
@@ -248,13 +262,7 @@ func (in *inspection) work() {
 		if err != nil {
 			in.stop(err)
 		}
-		in.mu.Lock()
-		in.census.add(r)
-		if in.judging && (r.bad != nil || r.warned != nil) {
-			f := &it.found
-			in.verdicts = append(in.verdicts, verdict{int32(f.Position), int32(f.Group), int32(f.Dir), in.names.Digest(f.Name), r.bad != nil})
-		}
-		in.mu.Unlock()
+		in.findings.add(r, &it.found, in.names)
 		in.recycle(it.data)
 	}
 }
@@ -312,7 +320,7 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, codec: sample.Library{}, rules: newRules(path, &o)}
+	l := &Loader{archiveFile: archiveFile{path: path}, o: o, decoding: decoding{codec: sample.Library{}, rules: newRules(path, &o)}}
 	for tried := false; ; tried = true {
 		r, err := inspectIndex(ctx, l)
 		switch {

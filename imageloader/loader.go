@@ -24,32 +24,93 @@ const queueBytes = 64 << 20
 // Loader is an open archive. It is safe for concurrent use; several epochs may run at the same
 // time.
 type Loader struct {
-	path     string
-	o        Options
-	compiled *transform.Compiled                     // of o.Transform
-	openFile func(path string) (archive.File, error) // nil: the file system's; set in tests
-	codec    sample.Codecs
-	rules    sample.Rules
-	index    atomic.Pointer[index.Index]         // nil until the archive has been read through
-	points   atomic.Pointer[devplan.EntryPoints] // entry points of the index; nil until an epoch needs them
-	searched atomic.Pointer[devplan.Searches]    // searches of the index; nil until an epoch needs them
-	weights  *order.Weights                      // nil: every sample once
-	list     *index.List                         // nil: there is none
+	archiveFile
+	o Options
+	decoding
+	indexStore
+	weights  *order.Weights // nil: every sample once
+	list     *index.List    // nil: there is none
 	counters count.Counters
 	spare    spareSlots
 	repeated rereader
 
 	queueBytes int64 // the constant, or less in a test
 
-	bytes  int64      // size of the archive when it was opened
 	opened order.Kind // order chosen by Open
+	loaderState
+}
 
+// archiveFile is the archive of a loader.
+type archiveFile struct {
+	path     string
+	bytes    int64                                   // size when it was opened
+	openFile func(path string) (archive.File, error) // nil: the file system's; set in tests
+}
+
+// decoding describes how a loader makes pixels. It does not change after Open.
+type decoding struct {
+	compiled *transform.Compiled // of Options.Transform
+	codec    sample.Codecs
+	rules    sample.Rules
+}
+
+// indexStore is the index of a loader, and the knowledge that belongs to the index.
+type indexStore struct {
+	index    atomic.Pointer[index.Index]         // nil until the archive has been read through
+	points   atomic.Pointer[devplan.EntryPoints] // entry points of the index; nil until an epoch needs them
+	searched atomic.Pointer[devplan.Searches]    // searches of the index; nil until an epoch needs them
+}
+
+// close frees the copies of images, and saves and closes the index.
+func (x *indexStore) close() error {
+	if p := x.points.Load(); p != nil {
+		p.FreeCopies()
+	}
+	if x := x.index.Load(); x != nil {
+		return x.Close()
+	}
+	return nil
+}
+
+// loaderState is the part of a loader that changes between epochs. mu guards it.
+type loaderState struct {
 	mu      sync.Mutex
 	order   order.Kind   // order of epochs from now on: opened, or the order of a restored state
 	resume  *epoch.Start // nil: every epoch is whole
 	digest  string       // digest of the index, computed at its first use
 	closed  chan struct{}
-	running sync.WaitGroup
+	running sync.WaitGroup // calls that Close waits for
+}
+
+// startCall counts a call that Close waits for, until running.Done. It returns false if the loader
+// is closed.
+func (s *loaderState) startCall() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isClosed() {
+		return false
+	}
+	s.running.Add(1)
+	return true
+}
+
+func (s *loaderState) isClosed() bool {
+	select {
+	case <-s.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// end ends running calls and waits for them.
+func (s *loaderState) end() {
+	s.mu.Lock()
+	if !s.isClosed() {
+		close(s.closed)
+	}
+	s.mu.Unlock()
+	s.running.Wait()
 }
 
 // Open is OpenContext without a context.
@@ -75,7 +136,9 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, compiled: compiled, openFile: file, rules: newRules(path, &o), codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
+	l := &Loader{archiveFile: archiveFile{path: path, openFile: file}, o: o,
+		decoding: decoding{compiled: compiled, codec: c, rules: newRules(path, &o)}, queueBytes: queueBytes}
+	l.closed = make(chan struct{})
 	a, err := archive.Open(ctx, path, l.archiveConfig())
 	if err != nil {
 		return nil, archive.StopCause(ctx, err)
@@ -212,42 +275,10 @@ func (l *Loader) BatchSize() int { return l.o.BatchSize }
 // Close ends running epochs, which return ErrClosed, and waits for them. It may be called more than
 // once, and by several goroutines.
 func (l *Loader) Close() error {
-	l.mu.Lock()
-	if !l.isClosed() {
-		close(l.closed)
-	}
-	l.mu.Unlock()
-	l.running.Wait()
+	l.loaderState.end()
 	l.repeated.mu.Lock()
 	l.repeated.close()
 	l.repeated.mu.Unlock()
 	l.spare.close()
-	if p := l.points.Load(); p != nil {
-		p.FreeCopies()
-	}
-	if x := l.index.Load(); x != nil {
-		return x.Close()
-	}
-	return nil
-}
-
-// startCall counts a call that Close waits for, until running.Done. It returns false if the loader
-// is closed.
-func (l *Loader) startCall() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.isClosed() {
-		return false
-	}
-	l.running.Add(1)
-	return true
-}
-
-func (l *Loader) isClosed() bool {
-	select {
-	case <-l.closed:
-		return true
-	default:
-		return false
-	}
+	return l.indexStore.close()
 }
