@@ -1,15 +1,15 @@
-// Package arena holds compressed images outside of Go's heap. The garbage collector lets the heap
-// grow to a multiple of its live bytes, so an archive of 600 MB that is kept in the heap may cost
-// 1.2 GB and more. The memory of an [Arena] does not count for the collector, and returns to the
-// system as soon as the arena is freed.
+// Package arena keeps compressed images outside of Go's heap. The garbage collector lets the heap
+// grow to a multiple of its live bytes, so an archive of 600 MB in the heap may cost 1.2 GB and
+// more. The collector ignores the memory of an [Arena], and the system gets it back as soon as the
+// arena is freed.
 //
-// An [Arena] holds bytes that live as long as the whole arena, such as an archive that is kept in
-// memory. [Buffers] recycle the memory of samples, each of which lives for a short time.
+// An [Arena] is for bytes that live as long as the whole arena, such as an archive that is kept in
+// memory. [Buffers] recycle the memory of samples, which are short-lived.
 //
 // Builds with the race detector use Go's heap, because the detector ignores all other memory.
 //
-// The garbage collector does not track references into an arena. No code may use the bytes of an
-// arena after Free, and a loader must never hand them to its user.
+// The garbage collector does not track references into an arena. The bytes of an arena must not be
+// used after Free, so a loader must never pass them to its user.
 package arena
 
 import (
@@ -17,8 +17,8 @@ import (
 	"sync"
 )
 
-// Arena allocates memory that is freed all at once. It is safe for concurrent use. The garbage
-// collector frees an arena that becomes unreachable. The zero value is not usable: see New.
+// Arena allocates memory that is freed all at once. It is safe for concurrent use. An unreachable
+// arena is freed by the garbage collector. The zero value is not usable: see New.
 type Arena struct {
 	mu     sync.Mutex
 	rest   []byte // unused part of the last chunk
@@ -39,15 +39,15 @@ func (m *mapping) free() {
 	m.chunks, m.freed = nil, true
 }
 
-// New returns an empty arena. It maps no memory before the first Alloc.
+// New returns an empty arena. The first Alloc maps its memory.
 func New() *Arena {
 	a := &Arena{mapped: &mapping{}}
 	runtime.AddCleanup(a, (*mapping).free, a.mapped)
 	return a
 }
 
-// Alloc returns n zero bytes at an address that is a multiple of 16. They are valid until Free. If
-// the system has no memory to map, and after Free, Alloc returns memory of Go's heap.
+// Alloc returns n zero bytes at an address that is a multiple of 16. They are valid until Free.
+// After Free, or if the system can't map memory, Alloc returns memory from Go's heap.
 func (a *Arena) Alloc(n int) []byte {
 	if p := a.alloc(n, 16); p != nil {
 		return p
@@ -56,7 +56,7 @@ func (a *Arena) Alloc(n int) []byte {
 }
 
 // alloc returns n zero bytes at an address that is a multiple of align, a power of 2 up to the size
-// of a page. It returns nil if n <= 0, after Free, or if the system has no memory to map.
+// of a page. It returns nil if n <= 0, after Free, or if the system can't map memory.
 func (a *Arena) alloc(n, align int) []byte {
 	if n <= 0 {
 		return nil
@@ -88,7 +88,7 @@ func (a *Arena) alloc(n, align int) []byte {
 	return p
 }
 
-// grow maps more memory. It returns nil if the system has none.
+// grow maps more memory. It returns nil if the system can't map it.
 func (m *mapping) grow(size int) []byte {
 	p := mapPages(size)
 	if p != nil {
@@ -104,7 +104,7 @@ func (a *Arena) Clone(data []byte) []byte {
 	return p
 }
 
-// Free returns all memory of the arena to the system. No code may use that memory afterwards. Free
+// Free returns all memory of the arena to the system. The memory must not be used afterwards. Free
 // may be called more than once, and on a nil arena.
 func (a *Arena) Free() {
 	if a == nil {

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Budget bounds the compressed bytes that wait for a worker or are being decoded. It always admits
-// one sample of any size.
+// Budget limits the compressed bytes of samples that are waiting for a worker or being decoded. If
+// none are, it admits a sample of any size.
 type Budget struct {
 	mu      sync.Mutex
 	room    sync.Cond
@@ -16,8 +16,7 @@ type Budget struct {
 	total   *atomic.Int64 // of all epochs, for Stats; may be nil
 }
 
-// NewBudget returns a budget of so many bytes. It adds the bytes in use to total, unless that is
-// nil.
+// NewBudget returns a budget of limit bytes. If total is not nil, the bytes in use are added to it.
 func NewBudget(limit int64, total *atomic.Int64) *Budget {
 	b := &Budget{limit: limit, total: total}
 	b.room.L = &b.mu
@@ -43,7 +42,7 @@ func (b *Budget) Acquire(n int) bool {
 	return !b.stopped
 }
 
-// Release makes room again.
+// Release returns n bytes to the budget.
 func (b *Budget) Release(n int) {
 	b.mu.Lock()
 	b.add(-int64(n))
@@ -51,7 +50,7 @@ func (b *Budget) Release(n int) {
 	b.mu.Unlock()
 }
 
-// Stop ends all waiting.
+// Stop makes Acquire return false, also where it is waiting.
 func (b *Budget) Stop() {
 	b.mu.Lock()
 	b.stopped = true
@@ -59,7 +58,7 @@ func (b *Budget) Stop() {
 	b.mu.Unlock()
 }
 
-// Abandon releases all bytes in use, when no caller will release them any more.
+// Abandon releases all bytes in use. It is for the time when no caller will release them any more.
 func (b *Budget) Abandon() {
 	b.mu.Lock()
 	b.add(-b.used)

@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// Buffers recycle the memory of samples. Buffers have four capacities per octave, in whole pages,
-// so that a buffer fits many later samples. They are safe for concurrent use.
+// Buffers recycle the memory of samples. There are four capacities per power of two, in whole
+// pages, so that a buffer fits many later samples. Buffers are safe for concurrent use.
 type Buffers struct {
 	mu    sync.Mutex
 	arena *Arena             // nil before the first Get
 	free  [maxClass][][]byte // unused buffers that keep their pages
-	cold  [maxClass][][]byte // unused buffers whose pages went back to the system
+	cold  [maxClass][][]byte // unused buffers whose pages have gone back to the system
 	bytes int64              // capacity of all buffers in free
 	limit int64              // maximum of bytes
 }
@@ -19,10 +19,10 @@ type Buffers struct {
 const (
 	pageBytes  = 4096
 	maxClass   = 4 * 40
-	fitsWithin = 4 // number of classes that Get searches: one octave, so at most twice the bytes
+	fitsWithin = 4 // number of classes that Get searches: up to twice the size
 )
 
-// NewBuffers returns an empty set of buffers. Unused buffers keep up to limit bytes of memory.
+// NewBuffers returns an empty set of buffers. Unused buffers keep at most limit bytes of memory.
 func NewBuffers(limit int64) *Buffers { return &Buffers{limit: limit} }
 
 // classFor returns the smallest class whose capacity is at least n.
@@ -62,7 +62,7 @@ func (b *Buffers) Get(n int) []byte {
 	if p := b.arena.alloc(capacityOf(class), pageBytes); p != nil {
 		return p[:n]
 	}
-	return make([]byte, n, capacityOf(class)+1) // Put recognizes Go's memory by this capacity, which no class has
+	return make([]byte, n, capacityOf(class)+1) // Put recognizes heap memory by this capacity, which no class has
 }
 
 func pop(list *[][]byte) (p []byte, ok bool) {
@@ -75,10 +75,10 @@ func pop(list *[][]byte) (p []byte, ok bool) {
 	return p, true
 }
 
-// Put takes back a buffer that Get returned. No code may use the buffer afterwards.
+// Put takes back a buffer that Get has returned. The buffer must not be used afterwards.
 func (b *Buffers) Put(p []byte) {
 	class := classFor(cap(p))
-	if cap(p) != capacityOf(class) { // nil, or Go's memory
+	if cap(p) != capacityOf(class) { // nil, or heap memory
 		return
 	}
 	b.mu.Lock()
@@ -88,12 +88,12 @@ func (b *Buffers) Put(p []byte) {
 		b.bytes += int64(cap(p))
 		return
 	}
-	dropPages(p[:cap(p)]) // the address space stays for a later Get
+	dropPages(p[:cap(p)]) // the addresses stay mapped for a later Get
 	b.cold[class] = append(b.cold[class], p)
 }
 
 // Close returns the memory of all buffers to the system, including buffers that were not put back.
-// No code may use any buffer afterwards.
+// No buffer may be used afterwards.
 func (b *Buffers) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

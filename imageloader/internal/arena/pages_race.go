@@ -2,11 +2,11 @@
 
 package arena
 
-// chunkBytes is the size of one allocation. Go zeroes all of it, and the race detector writes
-// several times as much shadow memory. So a chunk is small: most arenas of tests hold some KiB.
+// chunkBytes is the size of one allocation. It is small because Go zeroes all of it, and the race
+// detector writes several times as much shadow memory, while most arenas in tests hold a few KiB.
 const chunkBytes = 256 << 10
 
-// mapPages allocates from Go's heap, where an allocation of this size starts at a page.
+// mapPages allocates from Go's heap, where an allocation of this size starts at a page boundary.
 func mapPages(size int) []byte {
 	size = (size + pageBytes - 1) &^ (pageBytes - 1)
 	return make([]byte, size)
