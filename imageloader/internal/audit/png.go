@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// RGB is an image of RGB rows, as decoders make them.
+// RGB is an image of RGB rows, as the decoders return it.
 type RGB struct {
 	Pix           []byte
 	Width, Height int
@@ -18,14 +18,14 @@ type RGB struct {
 
 func (RGB) ColorModel() color.Model   { return color.RGBAModel }
 func (m RGB) Bounds() image.Rectangle { return image.Rect(0, 0, m.Width, m.Height) }
-func (RGB) Opaque() bool              { return true } // makes the encoder write no alpha
+func (RGB) Opaque() bool              { return true } // makes the encoder omit the alpha channel
 
 func (m RGB) At(x, y int) color.Color {
 	p := m.Pix[3*(y*m.Width+x):]
 	return color.RGBA{p[0], p[1], p[2], 0xff}
 }
 
-// PNG encodes the image, with an EXIF orientation if that is not 0 or 1.
+// PNG encodes the image. It adds an EXIF orientation, unless that is 0 or 1.
 func (m RGB) PNG(orientation int32) ([]byte, error) {
 	var b bytes.Buffer
 	if err := png.Encode(&b, m); err != nil {

@@ -1,4 +1,4 @@
-// Package audit Describes the images of an archive for a report on it, and writes images again.
+// Package audit describes the images of an archive for a report on it, and encodes images as PNG.
 package audit
 
 import (
@@ -13,14 +13,14 @@ import (
 // UnknownFormat is the format of an image whose header an index does not know.
 const UnknownFormat = "unknown"
 
-// Bounds beyond which an image is rare.
+// Limits beyond which an image is rare.
 const (
 	hugePixels = 50_000_000
 	tinySide   = 32
 	thinFactor = 10
 )
 
-// Describe names the kind of an image, for Report.Formats.
+// Describe returns the name for an image's kind in Report.Formats.
 func Describe(format string, i imagecapi.Info) string {
 	if i.BitDepth != 8 {
 		format += " " + strconv.Itoa(int(i.BitDepth)) + "-bit"
@@ -44,7 +44,7 @@ func Describe(format string, i imagecapi.Info) string {
 	return format
 }
 
-// Rarities lists the rare properties of an image by its header and its name.
+// Rarities lists the rare properties of an image, judging by its header and its name.
 func Rarities(name, format string, i imagecapi.Info) (list []string) {
 	if i.Orientation > 1 {
 		list = append(list, "EXIF orientation (turned only with Transform.ApplyEXIFOrientation)")
@@ -71,7 +71,7 @@ func Rarities(name, format string, i imagecapi.Info) (list []string) {
 	return list
 }
 
-// extension is the extension of a member's name, in lower case and without the dot.
+// extension returns the extension of a member's name, in lower case and without the dot.
 func extension(name string) string {
 	return strings.ToLower(name[strings.LastIndexByte(name, '.')+1:])
 }
@@ -81,14 +81,15 @@ var formatOfExtension = map[string]string{
 	"avif": "AVIF", "heic": "HEIC", "heif": "HEIC",
 }
 
-// Animated reports whether an image of a format that codec.Sniff knows has several frames.
+// Animated reports whether an image has several frames. format is the format that codec.Sniff
+// returns.
 func Animated(format string, data []byte) bool {
 	switch format {
 	case "GIF":
 		return animatedGIF(data)
 	case "PNG":
 		return animatedPNG(data)
-	case "WebP": // the flag in the extended header
+	case "WebP": // a flag in the extended header
 		return len(data) > 20 && string(data[12:16]) == "VP8X" && data[20]&2 != 0
 	}
 	return false
@@ -100,7 +101,7 @@ func animatedGIF(data []byte) bool {
 	if len(data) < screen {
 		return false
 	}
-	table := func(flags byte) int { // the bytes of a colour table
+	table := func(flags byte) int { // returns the size of a colour table
 		if flags&0x80 == 0 {
 			return 0
 		}
@@ -116,13 +117,13 @@ func animatedGIF(data []byte) bool {
 			if len(data)-at < descriptor {
 				return false
 			}
-			at += descriptor + table(data[at+9]) + 1 // and the size of a code
+			at += descriptor + table(data[at+9]) + 1 // the last byte is a code size
 		case '!':
 			at += 2
 		default:
 			return false
 		}
-		for at < len(data) && data[at] != 0 { // blocks, each behind its length
+		for at < len(data) && data[at] != 0 { // blocks, each after its length
 			at += 1 + int(data[at])
 		}
 		at++
@@ -130,7 +131,7 @@ func animatedGIF(data []byte) bool {
 	return false
 }
 
-// animatedPNG looks for an acTL chunk of more than one frame before the image data.
+// animatedPNG looks for an acTL chunk with more than one frame before the image data.
 func animatedPNG(data []byte) bool {
 	const signature, lead, crc = 8, 8, 4
 	for at := int64(signature); at+lead+crc <= int64(len(data)); {
@@ -146,7 +147,7 @@ func animatedPNG(data []byte) bool {
 	return false
 }
 
-// Names finds names that come again. It keeps a digest of 64 bits of each.
+// Names detects names that occur again. It keeps a 64-bit digest of each name.
 type Names struct {
 	seed maphash.Seed
 	seen map[uint64]struct{}
@@ -155,10 +156,10 @@ type Names struct {
 // NewNames returns an empty set.
 func NewNames() *Names { return &Names{maphash.MakeSeed(), map[uint64]struct{}{}} }
 
-// Digest returns the digest of a name, which is the same for the life of the set.
+// Digest returns the digest of a name, which does not change during the life of the set.
 func (s *Names) Digest(name string) uint64 { return maphash.String(s.seed, name) }
 
-// Again reports whether a name was already there, and adds the name.
+// Again adds a name. It reports whether the name was already in the set.
 func (s *Names) Again(name string) bool {
 	digest := s.Digest(name)
 	_, found := s.seen[digest]
@@ -166,5 +167,5 @@ func (s *Names) Again(name string) bool {
 	return found
 }
 
-// NameAgain is the finding of a sample with the name of an earlier one.
+// NameAgain is the finding for a sample with the name of an earlier one.
 const NameAgain = "the name of an earlier sample"
