@@ -1,7 +1,7 @@
-// Package codec decodes one compressed image to pixels. The image library decodes JPEG, PNG, WebP,
-// AVIF and HEIC, and package raster decodes GIF, BMP and TIFF. The loader and package decode share
-// this package, so the same bytes give the same pixels in both. The package knows nothing of
-// archives.
+// Package codec decodes a single compressed image to pixels. The image library decodes JPEG, PNG,
+// WebP, AVIF and HEIC, and package raster decodes GIF, BMP and TIFF. The loader and package decode
+// share this package, so the same bytes give the same pixels in both. The package knows nothing
+// about archives.
 package codec
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// DamagePolicy selects the damaged images that are decoded. Package imageloader documents it.
+// DamagePolicy selects which damaged images are decoded. Package imageloader documents it.
 type DamagePolicy int
 
 // The policies.
@@ -33,20 +33,20 @@ func (p DamagePolicy) String() string {
 	return "DamagePolicy(" + strconv.Itoa(int(p)) + ")"
 }
 
-// Decoder decodes images of all formats. Only one goroutine at a time may use it. Errors with the
-// codes imagecapi.CodeDecode and imagecapi.CodeUnsupported report a fault of the image. Other
-// errors report a fault of the machine.
+// Decoder decodes images of all formats. It is not safe for concurrent use. Errors with the codes
+// imagecapi.CodeDecode and imagecapi.CodeUnsupported report a problem with the image, and all other
+// errors a problem with the machine.
 type Decoder struct {
 	d         *imagecapi.Decoder
 	maxPixels int64
-	strict    *imagecapi.Decoder // of JPEGs inside other files, without tolerance of damage; nil before the first
+	strict    *imagecapi.Decoder // for JPEGs inside other files, never tolerates damage; nil before the first
 	rgb       []byte             // pixels of a rare format; reused
 	// rare reports whether the last image had a rare format. The image library does not decode rare
 	// formats.
 	rare bool
 }
 
-// New makes a decoder that refuses damaged images. maxPixels bounds an image's width * height.
+// New returns a decoder that rejects damaged images. maxPixels limits width * height of an image.
 func New(maxPixels int64) (*Decoder, error) {
 	if err := imagecapi.Check(); err != nil {
 		return nil, err
@@ -66,10 +66,11 @@ func Header(data []byte) (imagecapi.Info, error) {
 	return imagecapi.Header(data)
 }
 
-// Header is the function Header.
+// Header calls the function Header.
 func (*Decoder) Header(data []byte) (imagecapi.Info, error) { return Header(data) }
 
-// Decode writes the pixels that g selects to dst. Rows start stride bytes apart.
+// Decode writes the pixels that g selects to dst. stride is the distance between the starts of two
+// rows in bytes.
 func (d *Decoder) Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	f := rare(data)
 	if d.rare = f != nil; d.rare {
@@ -89,7 +90,7 @@ func (d *Decoder) SetDamaged(p DamagePolicy) error {
 	}[p])
 }
 
-// Tolerated returns the damage of the image that was decoded last, or "" if it had none.
+// Tolerated returns the damage of the last decoded image, or "" if it had none.
 func (d *Decoder) Tolerated() string {
 	if d.rare {
 		return ""
@@ -105,7 +106,7 @@ func (d *Decoder) Close() {
 	}
 }
 
-// jpeg decodes the top left part of a JPEG inside a file of another format.
+// jpeg decodes the top left part of a JPEG that is inside a file of another format.
 func (d *Decoder) jpeg(data []byte, width, height int, dst []byte, stride int) (err error) {
 	if d.strict == nil {
 		if d.strict, err = imagecapi.NewDecoder(d.maxPixels); err != nil {
@@ -117,13 +118,14 @@ func (d *Decoder) jpeg(data []byte, width, height int, dst []byte, stride int) (
 	return imagecapi.Decode(d.strict, data, &g, dst, stride)
 }
 
-// maxRoom is the most memory, in bytes, that a decoder keeps for later images that are far smaller.
+// maxRoom is the most memory, in bytes, that a decoder keeps for reuse although the next images are
+// far smaller.
 const maxRoom = 16 << 20
 
-// room returns memory for the pixels of an image. Its content is undefined.
+// room returns memory for the pixels of an image. The content is undefined.
 func (d *Decoder) room(bytes int) []byte {
 	if cap(d.rgb) < bytes || cap(d.rgb) > max(4*bytes, maxRoom) {
-		d.rgb = nil // so that it can be collected before more is allocated
+		d.rgb = nil // lets the garbage collector free it before the next allocation
 		d.rgb = make([]byte, bytes)
 	}
 	return d.rgb[:bytes]
@@ -132,42 +134,44 @@ func (d *Decoder) room(bytes int) []byte {
 // Stats returns the decoder's counts of images so far.
 func (d *Decoder) Stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(d.d) }
 
-// DecodeByEntryPoints is Decode with a blob of entry points. *proof is the proof that an earlier
-// call or DecodeMakingEntryPoints returned for these bytes, or 0. With 0 the call compares the blob
-// with the image, and sets *proof. If proof is nil, the call relies on the blob's own digests.
+// DecodeByEntryPoints is like Decode, but uses a blob of entry points. *proof is the proof that an
+// earlier call or DecodeMakingEntryPoints has returned for the same data, or 0. If it is 0, the
+// call compares the blob with the image and sets *proof. If proof is nil, the call trusts the
+// digests in the blob.
 func (d *Decoder) DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
 	d.rare = false
 	return imagecapi.DecodeEntries(d.d, data, g, dst, stride, blob, proof)
 }
 
-// DecodeMakingEntryPoints is Decode, and also writes a blob of n bytes to buffer. It writes no blob
-// if n is 0 or exceeds len(buffer).
+// DecodeMakingEntryPoints is like Decode, but also writes a blob of entry points to buffer and
+// returns its size n and its proof. There is no blob if n is 0 or exceeds len(buffer).
 func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
 	d.rare = false
 	return imagecapi.DecodeMakeEntries(d.d, data, g, dst, stride, 0, buffer)
 }
 
-// MakeEntryPoints makes the blob of DecodeMakingEntryPoints without decoding pixels, with an entry
-// point for every spacing-th MCU.
+// MakeEntryPoints makes a blob as DecodeMakingEntryPoints does, but without decoding pixels. It
+// makes an entry point for every spacing-th MCU.
 func (d *Decoder) MakeEntryPoints(data []byte, spacing int, buffer []byte) (int, uint64, error) {
 	return imagecapi.MakeEntries(d.d, data, spacing, buffer)
 }
 
-// Transcode writes a progressive JPEG as a baseline one with the same pixels: see
+// Transcode converts a progressive JPEG to a baseline JPEG with the same pixels: see
 // imagecapi.Transcode.
 func (d *Decoder) Transcode(data, buffer []byte) (n int, err error) {
 	return imagecapi.Transcode(d.d, data, buffer)
 }
 
 // PlanAugmented writes a plan to buffer: the decoding that DecodeByEntryPoints would do, followed
-// by ops. buffer is aligned to 16 bytes. n is the plan's size. n is 0 if only the host decodes the
-// image or runs one of ops, and while *proof is 0. If n exceeds len(buffer), the plan did not fit.
+// by ops. buffer must be aligned to 16 bytes. n is the size of the plan. If n exceeds len(buffer),
+// the plan did not fit. n is 0 if the image or one of ops must be processed on the host, or if
+// *proof is still 0.
 func (d *Decoder) PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
 	return augmented(n, err, ops, buffer)
 }
 
-// augmented appends ops to a plan of n bytes in buffer, if there is a plan: see PlanAugmented.
+// augmented appends ops to the plan of n bytes in buffer, if there is one: see PlanAugmented.
 func augmented(n int, err error, ops []imagecapi.AugmentOp, buffer []byte) (int, error) {
 	if err != nil || n == 0 || n > len(buffer) || len(ops) == 0 {
 		return n, err
@@ -175,35 +179,35 @@ func augmented(n int, err error, ops []imagecapi.AugmentOp, buffer []byte) (int,
 	return imagecapi.PlanAugment(buffer, ops)
 }
 
-// AppendPlan appends a plan of the decoding that DecodeByEntryPoints would do to the plans in
-// memory. Other goroutines may append at the same time. memory is aligned to 16 bytes, and used
-// counts its used bytes. n is the plan's size, and at its offset. n is 0 if only the host decodes
-// the image, while *proof is 0, and if there is no room.
+// AppendPlan plans the decoding that DecodeByEntryPoints would do, and appends the plan to those
+// already in memory. It is safe for concurrent use with the same memory. memory must be aligned to
+// 16 bytes, and used counts its used bytes. n is the size of the plan and at its offset. n is 0 if
+// the image must be decoded on the host, if *proof is still 0, or if there is no room.
 func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
 	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }
 
-// PlanScan is PlanAugmented without entry points, which another decoder finds: see
-// imagecapi.PlanScan.
+// PlanScan is like PlanAugmented, but without entry points. The decoder that runs the plan finds
+// them: see imagecapi.PlanScan.
 func (d *Decoder) PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search, buffer []byte) (n int, err error) {
 	_, n, err = imagecapi.PlanScan(d.d, data, g, buffer, nil, search)
 	return augmented(n, err, ops, buffer)
 }
 
-// AppendScan is AppendPlan without entry points, which another decoder finds: see
-// imagecapi.PlanScan.
+// AppendScan is like AppendPlan, but without entry points. The decoder that runs the plan finds
+// them: see imagecapi.PlanScan.
 func (d *Decoder) AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64, search *imagecapi.Search) (at, n int, err error) {
 	return imagecapi.PlanScan(d.d, data, g, memory, used, search)
 }
 
-// PlanHead is PlanAugmented for an image whose compressed data another decoder inflates: see
+// PlanHead is like PlanAugmented for an image that the decoder that runs the plan inflates: see
 // imagecapi.PlanHead.
 func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanHead(d.d, head, fileBytes, scan, g, blob, buffer)
 	return augmented(n, err, ops, buffer)
 }
 
-// PlanPart writes a plan, behind the plans in memory, of an image of which a part is read after the
+// PlanPart appends a plan to those in memory, for an image of which a part is read only after the
 // call: see imagecapi.PlanPart.
 func (d *Decoder) PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int, memory []byte, used *atomic.Uint64) (imagecapi.Part, error) {
 	return imagecapi.PlanPart(d.d, head, fileBytes, scan, g, blob, piece, memory, used)

@@ -8,19 +8,19 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Package raster decodes formats that few training sets have. It decodes whole images, and the shim
-// only resizes them. The formats' C libraries would add more code, and more danger from hostile
-// bytes, than speed. (Debian's libtiff.a alone pulls in five others.)
+// Package raster decodes formats that few training sets have. It decodes whole images, and the C
+// library only resizes them. C libraries for these formats would be faster, but would add much code
+// and the risk of hostile bytes. (Debian's libtiff.a alone needs five other libraries.)
 //
-// A decoder uses 3 bytes a pixel for the RGB, and reuses this memory for the next image. The
-// maximum of ts_image_decoder is 8 bytes a pixel.
+// A decoder uses 3 bytes of memory for each pixel, and reuses them for the next image.
+// ts_image_decoder uses up to 8 bytes for each pixel.
 
 type rareFormat struct {
 	number int32
 	parse  func(data []byte) (raster.Image, error)
 }
 
-// rare returns the format of an image that is decoded in Go, and nil for all other bytes.
+// rare returns the format of an image that is decoded in Go, or nil for other data.
 func rare(data []byte) *rareFormat {
 	switch Sniff(data) {
 	case "GIF":
@@ -33,10 +33,10 @@ func rare(data []byte) *rareFormat {
 	return nil
 }
 
-// failed turns an error of package raster into one of the image library's two kinds. A panic of a
-// decoder counts as damage too, because no file may crash the program.
+// failed turns an error from package raster into one of the image library's two kinds. A decoder's
+// panic also counts as damage, because no file may crash the program.
 func (f *rareFormat) failed(err error) error {
-	var fromLibrary *imagecapi.Error // of a JPEG inside a TIFF
+	var fromLibrary *imagecapi.Error // from a JPEG inside a TIFF
 	if errors.As(err, &fromLibrary) {
 		if fromLibrary.Code != imagecapi.CodeDecode {
 			return err
@@ -77,7 +77,7 @@ func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 	}, nil
 }
 
-// pixels decodes to rows of RGB without gaps. room has the memory for them.
+// pixels decodes the image to packed rows of RGB. room returns the memory for them.
 func (f *rareFormat) pixels(data []byte, room func(bytes int) []byte, jpeg raster.JPEG) (rgb []byte, w, h int, err error) {
 	defer f.protect(&err)
 	image, err := f.parse(data)

@@ -8,14 +8,15 @@ import (
 	"slices"
 )
 
-// Numbers of image formats in imagecapi.Info.Format, in addition to the image library's numbers.
+// Numbers of image formats in imagecapi.Info.Format that extend the image library's numbers.
 const (
 	GIF = 100 + iota
 	BMP
 	TIFF
 )
 
-// Sniff returns the format of an image by its first bytes, or "" for bytes that no decoder accepts.
+// Sniff returns the format of an image, judging by its first bytes. It returns "" if no decoder
+// accepts it.
 func Sniff(b []byte) string {
 	switch {
 	case len(b) >= 3 && b[0] == 0xff && b[1] == 0xd8 && b[2] == 0xff:
@@ -32,7 +33,7 @@ func Sniff(b []byte) string {
 	return sniffRare(b)
 }
 
-// sniffRare is Sniff for the formats that package raster decodes.
+// sniffRare implements Sniff for the formats that package raster decodes.
 func sniffRare(b []byte) string {
 	switch {
 	case len(b) >= 6 && (string(b[:6]) == "GIF87a" || string(b[:6]) == "GIF89a"):
@@ -48,8 +49,8 @@ func sniffRare(b []byte) string {
 	return ""
 }
 
-// isDIB recognises a BMP without its file header by three fields of the header that follows: its
-// size, the number of planes, which is 1, and the bits of a pixel.
+// isDIB recognises a BMP without its file header by three fields of the second header: its size,
+// the number of planes, which is 1, and the number of bits per pixel.
 func isDIB(b []byte) bool {
 	size := binary.LittleEndian.Uint32(b)
 	planes := b[12:]
@@ -62,7 +63,7 @@ func isDIB(b []byte) bool {
 	return binary.LittleEndian.Uint16(planes) == 1 && slices.Contains(depths, binary.LittleEndian.Uint16(planes[2:]))
 }
 
-// foreign lists files that are often found instead of images, by their first bytes.
+// foreign lists other files that are often mistaken for images, by their first bytes.
 var foreign = []struct {
 	at          int
 	magic, what string
@@ -80,8 +81,8 @@ var foreign = []struct {
 	{0, "\x00\x05\x16\x07", "an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1", false},
 }
 
-// Claims reports whether a file's first bytes look like an image, in a decoded format or in one
-// that is only recognised. 16 bytes are enough. Two bytes are too few.
+// Claims reports whether a file's first bytes look like an image, in a format that is decoded or
+// only recognised. 16 bytes are enough, but two are not.
 func Claims(b []byte) bool {
 	if Sniff(b) != "" {
 		return true
@@ -94,8 +95,8 @@ func Claims(b []byte) bool {
 	return false
 }
 
-// NotDecoded describes bytes for which Sniff returns "". image reports whether they are an image,
-// in a format that is not decoded.
+// NotDecoded describes data for which Sniff returns "". image reports whether it is an image in a
+// format that is not decoded.
 func NotDecoded(b []byte) (image bool, err error) {
 	for _, f := range foreign {
 		switch {
