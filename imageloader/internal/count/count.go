@@ -1,5 +1,5 @@
-// Package count has the counters of a loader: what its epochs read, decoded and delivered, and how
-// long that took. Counting is always on. All methods may be called by several goroutines.
+// Package count has the counters of a loader: what its epochs have read, decoded and delivered, and
+// how long that took. They are always on. All methods are safe for concurrent use.
 package count
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// DecodePath is a way to decode an image. The pixels are the same on each.
+// DecodePath is a way to decode an image. All of them give the same pixels.
 type DecodePath string
 
 // The paths. Package imageloader documents them.
@@ -32,7 +32,7 @@ const (
 // Paths has every DecodePath, in the order of reports.
 var Paths = [...]DecodePath{ByEntryPoints, ByPlan, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByLibHEIF, ByGo}
 
-// maxNamed is the maximum number of bad samples that Problems names, and of tolerated ones.
+// maxNamed is the maximum number of bad samples, and of tolerated ones, that Problems names.
 const maxNamed = 100
 
 // Counters are the counters of a loader, over all epochs. The zero value is ready for use.
@@ -50,19 +50,19 @@ type Counters struct {
 	running  map[*time.Time]struct{} // when each running epoch started
 }
 
-// Delivered counts what the consumer got.
+// Delivered counts what the consumer has received.
 type Delivered struct{ Samples, Batches atomic.Int64 }
 
-// Queue counts samples that were read and that no worker has taken yet, and the compressed bytes
-// that were read and not decoded yet.
+// Queue counts samples that have been read but not taken by a worker, and compressed bytes that
+// have been read but not decoded.
 type Queue struct{ Samples, Bytes atomic.Int64 }
 
 // Decoded counts decoded images.
 type Decoded struct {
 	Bytes          atomic.Int64 // compressed
-	Cropped        atomic.Int64 // images of which a crop was wanted
-	GaveUp         atomic.Int64 // JPEGs that our Huffman decoder left to libjpeg-turbo
-	EntriesMade    atomic.Int64 // JPEGs whose entry points were noted
+	Cropped        atomic.Int64 // images that were decoded only in part, for a crop
+	GaveUp         atomic.Int64 // JPEGs that our Huffman decoder has passed on to libjpeg-turbo
+	EntriesMade    atomic.Int64 // JPEGs whose entry points were recorded
 	EntriesRefused atomic.Int64 // JPEGs whose entry points did not match their bytes
 	by             [len(Paths)]atomic.Int64
 }
@@ -70,14 +70,14 @@ type Decoded struct {
 // Times are sums over goroutines, in nanoseconds.
 type Times struct{ Read, Inflate, Decode, WaitData, WaitSlot, ConsumerWait atomic.Int64 }
 
-// By counts n images that were decoded on a path.
+// By counts n images that were decoded in this way.
 func (d *Decoded) By(p DecodePath, n int64) {
 	if n > 0 {
 		d.by[slices.Index(Paths[:], p)].Add(n)
 	}
 }
 
-// Paths returns the number of images by path, without the paths that no image took.
+// Paths returns the number of images by path. It omits paths without images.
 func (d *Decoded) Paths() map[DecodePath]int64 {
 	by := map[DecodePath]int64{}
 	for i, p := range Paths {
@@ -88,8 +88,8 @@ func (d *Decoded) Paths() map[DecodePath]int64 {
 	return by
 }
 
-// Fetched counts a sample of a random-access read. all is the time for the whole sample. read is
-// the part of it that was spent on the disk, if the sample was inflated, and 0 if it was not.
+// Fetched counts a sample of a random-access read. all is the total time for the sample. read is
+// the time spent on the disk if the sample was inflated, and 0 otherwise.
 func (t *Times) Fetched(all, read time.Duration) {
 	if read == 0 {
 		read = all
@@ -98,8 +98,8 @@ func (t *Times) Fetched(all, read time.Duration) {
 	t.Inflate.Add(int64(all - read))
 }
 
-// Streamed counts a sample of a sequential read. all is the time for the whole sample. before is
-// the archive's ReadTime before that sample.
+// Streamed counts a sample of a sequential read. all is the total time for the sample. before is
+// the archive's ReadTime before the sample.
 func (t *Times) Streamed(a *archive.Archive, all, before time.Duration) {
 	read := all
 	if a.Streamed() {
@@ -109,7 +109,7 @@ func (t *Times) Streamed(a *archive.Archive, all, before time.Duration) {
 	t.Inflate.Add(int64(all - read))
 }
 
-// StartEpoch starts the clock of an epoch. The caller calls stop once, at the epoch's end.
+// StartEpoch starts the clock of an epoch. The caller calls stop once, when the epoch ends.
 func (c *Counters) StartEpoch() (stop func()) {
 	start := time.Now()
 	c.mu.Lock()
@@ -126,7 +126,7 @@ func (c *Counters) StartEpoch() (stop func()) {
 	}
 }
 
-// Elapsed returns the time in epochs. Epochs that run at the same time count each.
+// Elapsed returns the total time of all epochs, even if some ran at the same time.
 func (c *Counters) Elapsed() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,8 +137,9 @@ func (c *Counters) Elapsed() time.Duration {
 	return all
 }
 
-// Problems counts bad samples, and good ones whose damage was tolerated, each in every epoch that
-// met it. It names the first different ones, in the order met.
+// Problems counts bad samples and samples whose damage was tolerated. A sample counts once for each
+// epoch in which it occurred. Problems also names the first of them, each once, in the order in
+// which they occurred.
 type Problems struct {
 	Bad         int64
 	BadBy       map[sample.Reason]int64
@@ -176,7 +177,7 @@ func (c *Counters) Met(e *sample.Error, p sample.BadSamplePolicy, log *slog.Logg
 	log.Warn("bad sample", "archive", e.File, "name", e.Name, "index", e.Index, "reason", string(e.Reason), "error", e.Err, "policy", p.String())
 }
 
-// Tolerated counts and logs a damaged sample that was decoded despite its damage.
+// Tolerated counts and logs a sample that was decoded despite its damage.
 func (c *Counters) Tolerated(e *sample.Error, p sample.DamagePolicy, log *slog.Logger) {
 	c.mu.Lock()
 	if c.warned == nil {
