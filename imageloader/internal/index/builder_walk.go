@@ -192,7 +192,8 @@ func (w *walk) visit() error {
 	return err
 }
 
-// content returns the latest member's content, or nil if neither the visitor nor the index needs it.
+// content returns the latest member's content, or nil if neither the visitor nor the index needs
+// it.
 func (w *walk) content() ([]byte, error) {
 	b, a, f := w.b, w.a, &w.found
 	sample := f.Index >= 0
