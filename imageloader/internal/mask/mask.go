@@ -1,5 +1,5 @@
 // Package mask decodes masks: greyscale or palette PNGs whose values are the classes of an image's
-// pixels. A mask is transformed with the same geometry as its image.
+// pixels. It transforms a mask with the geometry of its image.
 package mask
 
 import (
@@ -17,7 +17,8 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// MaxClass is the highest class number of a mask of a dtype: tensor.Uint8 or tensor.Int64.
+// MaxClass returns the highest class number that a mask of dtype d can have. d is tensor.Uint8 or
+// tensor.Int64.
 func MaxClass(d tensor.DType) int {
 	if d == tensor.Int64 {
 		return math.MaxUint16
@@ -25,16 +26,16 @@ func MaxClass(d tensor.DType) int {
 	return math.MaxUint8
 }
 
-// Decoder makes the masks of samples. It is not safe for concurrent use.
+// Decoder decodes the masks of samples. It is not safe for concurrent use.
 type Decoder struct {
-	DType   tensor.DType // of a result: tensor.Uint8, or tensor.Int64, which masks of 16 bits need
-	Fill    int          // class of pixels outside of the mask
+	DType   tensor.DType // of the results: tensor.Uint8, or tensor.Int64, which 16-bit masks need
+	Fill    int          // class of the pixels outside of the mask
 	classes []uint16     // the result
-	columns []int        // the source position of each column
-	moving  []byte       // the result as pixels of three bytes, while Ops move them
+	columns []int        // the source column of each result column
+	moving  []byte       // the result as 3-byte pixels, while the augmenter moves them
 }
 
-// newError returns an error of a mask, with a code of the image library.
+// newError returns an error of a mask, with one of the image library's codes.
 func newError(code imagecapi.Code, format string, args ...any) error {
 	return &imagecapi.Error{Code: code, Origin: "mask", Message: fmt.Sprintf(format, args...)}
 }
@@ -42,9 +43,9 @@ func newError(code imagecapi.Code, format string, args ...any) error {
 // ErrSize means that a mask and its image differ in size.
 var ErrSize = errors.New("the mask and its image have different sizes")
 
-// Decode decodes the mask of an image of the given size, in the geometry's orientation. It crops
-// and resizes the mask by the geometry. If the augmenter is not nil, it moves the mask's pixels
-// like the image's. dst has the size of the geometry's window.
+// Decode decodes the mask of an image of the given size, in the geometry's orientation, and crops
+// and resizes it by the geometry. If the augmenter is not nil, it moves the mask's pixels in the
+// same way as the image's. dst must have the size of the geometry's window.
 func (m *Decoder) Decode(data []byte, width, height int, g *imagecapi.Geometry, a *transform.Augmenter, dst []byte) error {
 	levels, err := m.levels(data, width, height)
 	if err != nil {
@@ -68,7 +69,7 @@ func (m *Decoder) Decode(data []byte, width, height int, g *imagecapi.Geometry, 
 	return nil
 }
 
-// sample fills classes with the nearest pixels of a mask.
+// sample fills classes with the nearest pixels of the mask.
 func (m *Decoder) sample(l levels, g *imagecapi.Geometry) {
 	m.classes, m.columns = m.classes[:0], m.columns[:0]
 	for x := range g.WindowWidth {
@@ -85,8 +86,8 @@ func (m *Decoder) sample(l levels, g *imagecapi.Geometry) {
 	}
 }
 
-// nearest returns the source of output pixel i when a side is resized from in to out pixels. It is
-// LibTorch's "nearest", which torchvision uses for masks, in the same float32 arithmetic.
+// nearest returns the source of output pixel i if a side is resized from in to out pixels. It is
+// LibTorch's "nearest", which torchvision uses for masks, with the same float32 arithmetic.
 func nearest(i, in, out int) int {
 	switch {
 	case in == out:
@@ -115,9 +116,9 @@ func (m *Decoder) move(a *transform.Augmenter) error {
 // levels are the pixels of a mask.
 type levels struct {
 	pixels       []byte
-	stride, step int   // bytes from row to row, and from pixel to pixel
-	wide         bool  // two bytes per pixel, the high one first
-	unit         uint8 // the factor of a class in one byte
+	stride, step int   // bytes between rows, and between pixels
+	wide         bool  // two bytes per pixel, the high byte first
+	unit         uint8 // value of class 1, for one byte per pixel
 }
 
 func (l *levels) class(pixel []byte) uint16 {
@@ -127,7 +128,7 @@ func (l *levels) class(pixel []byte) uint16 {
 	return uint16(pixel[0] / l.unit)
 }
 
-// PNG's colour types without colours.
+// PNG colour types without colours.
 const (
 	pngGrey    = 0
 	pngPalette = 3
@@ -137,12 +138,12 @@ const (
 const maxInflation = 1032
 
 // levels decodes a greyscale or palette PNG to its values. Before it allocates memory for pixels,
-// it compares their number with the image's and with the size of the file.
+// it compares their number with the image's, and with the size of the file.
 //
-// Go's decoder is memory-safe, and rejects damage of every kind.
+// Go's decoder is memory-safe and rejects any damage.
 func (m *Decoder) levels(data []byte, width, height int) (l levels, err error) {
 	defer func() {
-		if p := recover(); p != nil { // no file may end the program
+		if p := recover(); p != nil { // no file may crash the program
 			err = newError(imagecapi.CodeDecode, "the decoder failed: %v", p)
 		}
 	}()
@@ -174,7 +175,7 @@ func (m *Decoder) levels(data []byte, width, height int) (l levels, err error) {
 		return l, newError(imagecapi.CodeDecode, "%v", err)
 	}
 	unit := uint8(1)
-	if color == pngGrey && depth < 8 { // Go stretches levels to 0 to 255
+	if color == pngGrey && depth < 8 { // Go scales levels to the range 0 to 255
 		unit = 255 / (1<<depth - 1)
 	}
 	switch p := decoded.(type) {
