@@ -5,29 +5,30 @@ import (
 	"sort"
 )
 
-// Share is one process's part of an epoch.
+// Share tells which part of an epoch a process gets.
 type Share struct {
-	Rank, World int  // this process is rank Rank, from 0, of World processes
-	Batch       int  // samples a batch
-	DropLast    bool // leaves out a last batch that is short
-	PadLast     bool // fills a last batch that is short with the epoch's first samples
+	Rank, World int  // this process has rank Rank, from 0, of World processes
+	Batch       int  // samples per batch
+	DropLast    bool // skip the last batch if it is short
+	PadLast     bool // fill the last batch with the epoch's first samples if it is short
 }
 
-// Deal assigns positions of an epoch to a rank. The positions that are not in Done are numbered 0,
-// 1, 2, ... and dealt in turn. Number Rank + t*World is the rank's turn t. After the last position
-// the numbers start again with the first position, as padding.
+// Deal assigns the positions of an epoch to ranks, like cards. It numbers the positions that are
+// not in Done 0, 1, 2, ... Turn t of a rank is number Rank + t*World. After the last position, the
+// numbers start over at the first position, as padding.
 //
-// All ranks take the same number of turns. A rank that skips a bad sample takes another turn, so
-// that it has as many batches as the others. A Deal is immutable.
+// All ranks take the same number of turns. A rank that skips a bad sample takes one more turn, so
+// that it gets as many batches as the others. A Deal is immutable.
 type Deal struct {
 	Share
 	Done  Positions // taken before the deal
 	Left  int       // number of positions that are not in Done, or Unknown
-	Turns int       // number of turns that this rank takes if no sample is bad, or Unknown
-	Fixed bool      // the rank delivers Turns samples, whichever samples are bad
+	Turns int       // number of turns that this rank takes if there are no bad samples, or Unknown
+	Fixed bool      // the rank delivers Turns samples, even if some are bad
 }
 
-// NewDeal deals the rest of an epoch. total is the epoch's number of positions, or Unknown.
+// NewDeal returns a Deal of the rest of an epoch. total is the epoch's number of positions, or
+// Unknown.
 func NewDeal(s Share, total int, done Positions) Deal {
 	d := Deal{Share: s, Done: done, Left: Unknown, Turns: Unknown, Fixed: s.World > 1 || s.PadLast}
 	if total == Unknown {
@@ -48,7 +49,7 @@ func NewDeal(s Share, total int, done Positions) Deal {
 	return d
 }
 
-// Batches returns the number of batches of the turns.
+// Batches returns the number of batches in the turns.
 func (d *Deal) Batches() int {
 	n := d.Turns / d.Batch
 	if d.Turns%d.Batch != 0 && !d.DropLast {
@@ -58,7 +59,7 @@ func (d *Deal) Batches() int {
 }
 
 // MaxTurns returns the maximum number of turns of a rank, including turns with bad samples. A rank
-// that needs more turns has met as many bad samples as there are samples.
+// that needs more turns has found as many bad samples as there are samples.
 func (d *Deal) MaxTurns() int {
 	if d.Fixed && d.Left < Unknown {
 		return d.Turns + d.Left
@@ -66,15 +67,15 @@ func (d *Deal) MaxTurns() int {
 	return d.Turns
 }
 
-// At returns the position of a turn, and the number of times that the position was dealt before.
+// At returns the position of a turn, and how often that position was dealt before.
 func (d *Deal) At(turn int) (position, before int) {
 	number := d.Rank + turn*d.World
 	return d.Done.Without(number % d.Left), number / d.Left
 }
 
 // Turn is the inverse of At, for a walk over the positions in order. It returns the turn in which
-// the rank takes a position that was dealt `before` times before. mine is false if another rank
-// takes the position.
+// the rank takes a position that was dealt `before` times before. mine is false if the position
+// belongs to another rank.
 func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 	number, done := d.Done.Rank(position)
 	if done {
@@ -89,11 +90,12 @@ func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 	return (number - d.Rank) / d.World, true
 }
 
-// MaxAhead bounds Positions.Ahead. Ranks that are further apart did not train together.
+// MaxAhead limits Positions.Ahead. Ranks that are further apart can't be from the same training
+// run.
 const MaxAhead = 1 << 20
 
-// Take returns Done plus the positions that all ranks have taken since. turns has each rank's
-// number of turns.
+// Take returns Done plus the positions that all ranks have taken since. turns has the number of
+// turns of each rank.
 func (d *Deal) Take(turns []int) (Positions, error) {
 	first := d.Left // the smallest number that no rank has taken
 	for rank, t := range turns {

@@ -5,7 +5,7 @@ import (
 	"sort"
 )
 
-// Unknown is a number of positions that is unknown until the end of the archive.
+// Unknown is a number of positions that is not known before the end of the archive.
 const Unknown = math.MaxInt
 
 // Positions is a set of positions of an epoch. The zero value is empty.
@@ -17,14 +17,14 @@ type Positions struct {
 // Len returns the size of the set.
 func (s *Positions) Len() int { return s.Next + len(s.Ahead) }
 
-// Without returns the j-th position that is not in the set, counted from 0.
+// Without returns the j-th position, from 0, of those not in the set.
 func (s *Positions) Without(j int) int {
 	k := sort.Search(len(s.Ahead), func(k int) bool { return s.Ahead[k]-s.Next-k > j })
 	return s.Next + j + k
 }
 
 // Rank returns the number of positions before p that are not in the set, and whether p is in the
-// set. The number is 0 for a p before Next.
+// set. The number is 0 if p is before Next.
 func (s *Positions) Rank(p int) (j int, in bool) {
 	if p < s.Next {
 		return 0, true

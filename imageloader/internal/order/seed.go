@@ -2,14 +2,14 @@ package order
 
 import "math/rand/v2"
 
-// Purpose separates the random choices that are made for the same sample.
+// Purpose separates different random choices for the same sample.
 type Purpose uint64
 
-// The purposes. Their numbers are part of every epoch's bytes: they never change.
+// The purposes. Their values determine every epoch's batches, so they must never change.
 const (
 	OfEpoch   Purpose = 1 // the order of the samples in an epoch; the index is 0
-	OfSample  Purpose = 2 // the crop, the flip and the operations of one sample
-	OfDraw    Purpose = 3 // the sample that a weighted draw takes; the index is the draw's position
+	OfSample  Purpose = 2 // the sample of a weighted draw; the index is the draw's position
+	OfDraw    Purpose = 3 // the mixing of a batch; the index is its first sample's
 	OfMixture Purpose = 4 // the mixing of a batch; the index is the first sample's
 )
 
@@ -19,8 +19,8 @@ func Seed(g *rand.PCG, seed uint64, p Purpose, epoch, index int) {
 	g.Seed(s, mix64(s))
 }
 
-// SeedRepeat is Seed for a sample that comes several times in an epoch. Each number repeat gives
-// another generator; repeat 0 gives the generator of Seed.
+// SeedRepeat is Seed for a sample that occurs several times in an epoch. Each value of repeat gives
+// another generator. Repeat 0 gives the same generator as Seed.
 func SeedRepeat(g *rand.PCG, seed uint64, p Purpose, epoch, index int, repeat uint64) {
 	s := chain(seed, p, epoch, index)
 	if repeat != 0 {

@@ -2,18 +2,18 @@ package order
 
 import "math/rand/v2"
 
-// Kind is the way to put the samples of an epoch into sequence. Its text is part of a saved state.
+// Kind is a way to order the samples of an epoch. Its text is part of a saved state.
 type Kind string
 
 // The kinds.
 const (
 	Archive  Kind = "archive"     // in the archive's order
-	Permuted Kind = "permutation" // shuffled evenly; needs random access
+	Permuted Kind = "permutation" // shuffled uniformly; needs random access
 	Buffered Kind = "buffer"      // through a shuffle buffer, for a stream
 	Drawn    Kind = "draws"       // weighted, with replacement; needs random access
 )
 
-// Permutation returns the numbers 0 to n-1 in the order of an epoch.
+// Permutation returns the numbers 0 to n-1 in the order for an epoch.
 func Permutation(n int, seed uint64, epoch int) []int32 {
 	order := make([]int32, n)
 	for i := range order {
@@ -25,24 +25,24 @@ func Permutation(n int, seed uint64, epoch int) []int32 {
 	return order
 }
 
-// Sequence gives the sample at each position of an epoch, for archives with random access. It
+// Sequence returns the sample at each position of an epoch, for archives with random access. It
 // belongs to one goroutine.
 type Sequence struct {
 	Kind     Kind
 	Seed     uint64
 	Epoch    int
-	Rounds   int                     // number of passes of the epoch over the samples, at least 1
-	PerRound int                     // number of positions of a round
+	Rounds   int                     // how often the epoch goes through the samples, at least 1
+	PerRound int                     // number of positions in a round
 	Weights  *Weights                // for Drawn
 	Shuffled func(epoch int) []int32 // for Permuted and Buffered: returns the order of one round
 
-	round int // the round of order, if order is not nil
+	round int // the round that order is of, if order is not nil
 	order []int32
 }
 
-// At returns the sample at a position, and the seeds of its random choices: an epoch, and a number
-// (see SeedRepeat) that separates several draws of the same sample. Round j of epoch e has the
-// choices of epoch e*Rounds + j.
+// At returns the sample at a position, and the arguments of SeedRepeat for its random choices: an
+// epoch, and a number that distinguishes repeated draws of one sample. Round j of epoch e has the
+// same choices as epoch e*Rounds + j.
 func (s *Sequence) At(position int) (index, epoch int, repeat uint64) {
 	round, i := position/s.PerRound, position%s.PerRound
 	epoch = s.Epoch*s.Rounds + round

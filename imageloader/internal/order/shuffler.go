@@ -2,14 +2,14 @@ package order
 
 import "math/rand/v2"
 
-// Shuffler is a shuffle buffer for a stream. It holds a limited number of elements and bytes.
-// Before another element comes, random elements leave. The order depends only on the seed and the
-// sizes. A stream that fits into the buffer is shuffled evenly. A Shuffler belongs to one
-// goroutine.
+// Shuffler is a shuffle buffer for a stream. It holds a limited number of elements and bytes. When
+// it is full, random elements leave before another one is added. The order depends only on the seed
+// and the sizes. A stream that fits into the buffer is shuffled uniformly. A Shuffler belongs to
+// one goroutine.
 type Shuffler[T any] struct {
-	// Ramp lets one element leave for every two that come while the buffer fills, so that a stream
-	// that is much larger than the buffer yields its first element at once. Its first elements are
-	// then mixed with fewer other elements.
+	// Ramp makes one element leave for every two that are added while the buffer fills. A stream
+	// that is much larger than the buffer then yields its first element at once, but its first
+	// elements are mixed with fewer others.
 	Ramp bool
 
 	max      int
@@ -35,8 +35,8 @@ func NewShuffler[T any](max int, maxBytes int64, seed uint64, epoch int) *Shuffl
 // Len returns the number of elements in the buffer.
 func (s *Shuffler[T]) Len() int { return len(s.held) }
 
-// Full reports whether an element must leave before an element of the given size comes. An empty
-// buffer is never full, even for a larger element.
+// Full reports whether an element must leave before an element of this size is added. An empty
+// buffer is never full, even for an element over the limit.
 func (s *Shuffler[T]) Full(bytes int64) bool {
 	n := len(s.held)
 	return n > 0 && (n >= s.max || s.bytes+bytes > s.maxBytes || s.Ramp && 2*n > s.added)
@@ -62,7 +62,7 @@ func (s *Shuffler[T]) Take() T {
 }
 
 // Through returns the order in which elements 0 to n-1, added in ascending order, leave an empty
-// buffer. size returns an element's size in bytes.
+// buffer s. size returns an element's size in bytes.
 func Through(s *Shuffler[int32], n int, size func(i int) int64) []int32 {
 	order := make([]int32, 0, n)
 	for i := range n {

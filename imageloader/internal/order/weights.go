@@ -10,15 +10,15 @@ import (
 	"sort"
 )
 
-// Weights draws samples with replacement, each with a probability proportional to its weight. It is
-// immutable and may be shared.
+// Weights draws samples with replacement. A sample's probability is proportional to its weight.
+// Weights is immutable, so it can be shared.
 type Weights struct {
 	sums   []float64 // sums[i] is the sum of the weights of samples 0 to i
 	digest string
 }
 
-// NewWeights calls weight for each of n samples. A weight that is negative or not finite is an
-// error, and so are weights whose sum is 0 or overflows.
+// NewWeights calls weight for each of n samples. It returns an error if a weight is negative or not
+// finite, or if the sum is 0 or overflows.
 func NewWeights(n int, weight func(i int) float64) (*Weights, error) {
 	w := &Weights{sums: make([]float64, n)}
 	sum := 0.0
@@ -41,7 +41,7 @@ func NewWeights(n int, weight func(i int) float64) (*Weights, error) {
 	return w, nil
 }
 
-// Digest returns a digest that differs for different weights.
+// Digest returns a digest of the weights.
 func (w *Weights) Digest() string { return w.digest }
 
 // Draw returns the sample at a position of an epoch. It is a pure function of its arguments.
@@ -49,8 +49,8 @@ func (w *Weights) Draw(seed uint64, epoch, position int) int {
 	var g rand.PCG
 	Seed(&g, seed, OfDraw, epoch, position)
 	x := rand.New(&g).Float64() * w.sums[len(w.sums)-1]
-	// The first sample whose sum exceeds x. A sample of weight 0 has the sum of the sample before
-	// it, so it is never the first.
+	// Find the first sample whose sum exceeds x. A sample of weight 0 has the same sum as the
+	// sample before it, so it is never found.
 	i := sort.Search(len(w.sums), func(i int) bool { return w.sums[i] > x })
 	return min(i, len(w.sums)-1)
 }
