@@ -17,18 +17,18 @@ const (
 	bmpAlphaBitFields = 6
 )
 
-// bmpFileHeader is the size of the header before the header of a DIB.
+// bmpFileHeader is the size of the file header, which is before the header of the DIB.
 const bmpFileHeader = 14
 
-// bmp is a Windows bitmap, or the same without its file header (a DIB).
+// bmp is a Windows bitmap, or one without its file header (a DIB).
 type bmp struct {
 	data          []byte
 	width, height int
-	bits          int // a pixel
+	bits          int // per pixel
 	compression   uint32
 	topDown       bool
 	offset        int       // of the pixels
-	masks         [3]uint32 // red, green, blue; of 16, 24 and 32 bits
+	masks         [3]uint32 // red, green, blue, for 16, 24 and 32 bits
 	alpha         bool
 	colours       colourTable
 }
@@ -47,7 +47,7 @@ func ParseBMP(data []byte) (Image, error) {
 	switch size {
 	case 12: // BITMAPCOREHEADER
 		b.width, b.height, b.bits, entry = r.u16(at+4), r.u16(at+6), r.u16(at+10), 3
-	case 40, 52, 56, 64, 108, 124: // BITMAPINFOHEADER, its second to fifth versions, and OS/2's second
+	case 40, 52, 56, 64, 108, 124: // BITMAPINFOHEADER, its versions 2 to 5, and version 2 of OS/2
 		b.width, b.height = int(int32(r.u32(at+4))), int(int32(r.u32(at+8)))
 		b.bits, b.compression = r.u16(at+14), r.u32(at+16)
 		colours = int(min(r.u32(at+32), 256))
@@ -75,7 +75,7 @@ func ParseBMP(data []byte) (Image, error) {
 		if colours == 0 {
 			colours = 1 << b.bits
 		}
-		if b.offset == after { // the palette is there; the pixels follow it
+		if b.offset == after { // the palette is there, with the pixels after it
 			b.offset = 0
 		}
 		for i := range colours {
@@ -98,7 +98,7 @@ func ParseBMP(data []byte) (Image, error) {
 	return b, nil
 }
 
-// check refuses unsupported features.
+// check returns an error for unsupported features.
 func (b *bmp) check(headerSize int) error {
 	allowed := map[uint32][]int{
 		bmpUncompressed: {1, 2, 4, 8, 16, 24, 32}, bmpRLE8: {8}, bmpRLE4: {4},
@@ -122,7 +122,8 @@ func (b *bmp) check(headerSize int) error {
 	return unsupported("BMP: %d bits a pixel with compression %d", b.bits, b.compression)
 }
 
-// readMasks finds the bits of red, green and blue in a pixel. It returns the end of the headers.
+// readMasks finds out which bits of a pixel are red, green and blue. It returns the end of the
+// headers.
 func (b *bmp) readMasks(r *littleEndian, at, size int) (end int) {
 	b.masks = [3]uint32{0xff0000, 0xff00, 0xff}
 	if b.bits == 16 {
@@ -132,7 +133,7 @@ func (b *bmp) readMasks(r *littleEndian, at, size int) (end int) {
 	if b.compression == bmpUncompressed {
 		return end
 	}
-	if size == 40 { // the masks follow the header
+	if size == 40 { // the masks are after the header
 		end += 12
 		if b.compression == bmpAlphaBitFields {
 			end += 4
@@ -157,15 +158,15 @@ func (b *bmp) Header() Header {
 	return h
 }
 
-// rowBytes is the size of a row without its padding.
+// rowBytes returns the size of a row without its padding.
 func (b *bmp) rowBytes() int { return (b.width*b.bits + 7) / 8 }
 
-// stride is the distance between the starts of two rows, in bytes.
+// stride returns the distance between the starts of two rows, in bytes.
 func (b *bmp) stride() int { return (b.width*b.bits + 31) / 32 * 4 }
 
 func (b *bmp) runs() bool { return b.compression == bmpRLE8 || b.compression == bmpRLE4 }
 
-// Check accepts every run-length encoded image: one may end at any pixel.
+// Check accepts every run-length encoded image, because it may end at any pixel.
 func (b *bmp) Check() error {
 	need := b.offset + b.stride()*(b.height-1) + b.rowBytes()
 	if b.offset > len(b.data) || !b.runs() && need > len(b.data) {
@@ -174,7 +175,7 @@ func (b *bmp) Check() error {
 	return nil
 }
 
-// row returns the part of rgb for row y of the file.
+// row returns the part of rgb for row y in the file.
 func (b *bmp) row(rgb []byte, y int) []byte {
 	if !b.topDown {
 		y = b.height - 1 - y
@@ -218,7 +219,7 @@ func (b *bmp) bgr(to, from []byte) {
 	}
 }
 
-// fields scales fields of any width to 8 bits, rounding down as Pillow does.
+// fields scales fields of any width to 8 bits, and rounds down like Pillow.
 func (b *bmp) fields(to, from []byte) {
 	var shift [3]int
 	var limit [3]uint64
@@ -238,7 +239,7 @@ func (b *bmp) fields(to, from []byte) {
 	}
 }
 
-// decodeRuns decodes RLE8 and RLE4. Pixels that the file skips have the palette's first colour.
+// decodeRuns decodes RLE8 and RLE4. Pixels that the file skips get the palette's first colour.
 func (b *bmp) decodeRuns(rgb []byte) error {
 	for at := 0; at < len(rgb); at += 3 {
 		copy(rgb[at:at+3], b.colours[0][:])
@@ -283,8 +284,8 @@ func (b *bmp) decodeRuns(rgb []byte) error {
 	return nil
 }
 
-// put writes up to count pixels from (x, y) on, at most to the end of the row, and returns their
-// number. octet returns the byte that contains pixel i.
+// put writes up to count pixels starting at (x, y), but not past the end of the row, and returns
+// their number. octet returns the byte that contains pixel i.
 func (b *bmp) put(rgb []byte, x, y, count int, octet func(i int) byte) int {
 	count = min(count, b.width-x)
 	to := b.row(rgb, y)[3*x:]

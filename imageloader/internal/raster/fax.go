@@ -8,17 +8,17 @@ import (
 	"sync"
 )
 
-// fax decodes the compressions of fax machines (ITU-T T.4 and T.6; TIFF 6.0, sections 10 and 11) to
-// rows of one bit a pixel: 1 is black, as the fax machine sees it.
+// fax decodes the compression formats of fax machines (ITU-T T.4 and T.6; TIFF 6.0, sections 10 and
+// 11) to rows of one bit per pixel. 1 is black, as in a fax machine.
 type fax struct {
 	in       faxBits
 	kind     uint64 // tiffHuffman, tiffGroup3 or tiffGroup4
-	plane    bool   // rows of group 3 may be coded by the row before
+	plane    bool   // rows of group 3 may be coded relative to the row before
 	width    int
 	tables   *faxTables
 	row      []byte
-	left     []byte  // of row: not read yet
-	old, new []int32 // columns where the colour changes in the row before, and in this one
+	left     []byte  // bytes of row that have not been read yet
+	old, new []int32 // columns where the colour changes, in the previous row and in this one
 }
 
 var errFax = errors.New("a bad fax code")
@@ -50,7 +50,7 @@ func (f *fax) next() error {
 	case tiffHuffman:
 		f.in.at = (f.in.at + 7) &^ 7
 	case tiffGroup3:
-		if f.in.peek(11) == 0 { // an end of line comes before the row; more zeros may fill it up
+		if f.in.peek(11) == 0 { // an end of line comes before the row, perhaps with more zeros as padding
 			for f.in.peek(1) == 0 {
 				if f.in.at++; f.in.spent() {
 					return io.ErrUnexpectedEOF
@@ -80,7 +80,7 @@ func (f *fax) next() error {
 	return nil
 }
 
-// oneDimensional decodes a row of runs, alternately white and black.
+// oneDimensional decodes a row of runs that are alternately white and black.
 func (f *fax) oneDimensional() error {
 	for column, black := 0, false; column < f.width; black = !black {
 		run, err := f.run(black)
@@ -98,12 +98,12 @@ func (f *fax) oneDimensional() error {
 	return nil
 }
 
-// twoDimensional decodes a row relative to the changes of the previous row.
+// twoDimensional decodes a row relative to the changes in the previous row.
 func (f *fax) twoDimensional() error {
 	column, black := -1, false
 	for i := 0; column < f.width; {
-		// b1 is the previous row's first change to the other colour to the right of column. b2 is
-		// the change after b1.
+		// b1 is the first change in the previous row that is to the right of column and to the
+		// other colour. b2 is the change after b1.
 		for i > 0 && f.change(i-1) > column {
 			i--
 		}
@@ -144,8 +144,8 @@ func (f *fax) twoDimensional() error {
 	return nil
 }
 
-// change returns the column of change i in the previous row, or the end of the row after the last
-// change.
+// change returns the column of change i in the previous row. After the last change it returns the
+// end of the row.
 func (f *fax) change(i int) int {
 	if i < len(f.old) {
 		return int(f.old[i])
@@ -153,7 +153,7 @@ func (f *fax) change(i int) int {
 	return f.width
 }
 
-// run returns the length of a run: makeup codes, and the code that ends it.
+// run returns the length of a run: any number of makeup codes, and the terminating code.
 func (f *fax) run(black bool) (length int, err error) {
 	table := f.tables.white
 	if black {
@@ -174,7 +174,7 @@ func (f *fax) run(black bool) (length int, err error) {
 	}
 }
 
-// paint fills the row from its changes.
+// paint fills the row according to its changes.
 func (f *fax) paint() {
 	clear(f.row)
 	for i := 0; i < len(f.new); i += 2 {
@@ -197,14 +197,14 @@ func (f *fax) paint() {
 // faxBits reads bits. It returns zeros after the end.
 type faxBits struct {
 	data     []byte
-	reversed bool // the lowest bit of a byte comes first
+	reversed bool // the lowest bit of a byte is the first
 	at       int  // bits
 }
 
-// spent reports whether more bits were read than exist.
+// spent reports whether more bits were read than there are.
 func (b *faxBits) spent() bool { return b.at > 8*len(b.data) }
 
-// peek returns the next count bits, 13 at most.
+// peek returns the next count bits, at most 13.
 func (b *faxBits) peek(count int) int {
 	value := 0
 	for i := range 3 {
@@ -227,7 +227,7 @@ const (
 	faxExtension
 )
 
-// faxCodes maps each value of faxLongest bits to the code at its start: the code's meaning and its
+// faxCodes maps each value of faxLongest bits to the code with which it starts: its meaning and its
 // length.
 type faxCodes [1 << faxLongest]struct{ value, bits int16 }
 
@@ -283,7 +283,7 @@ func newFaxCodes(codes map[string]int) *faxCodes {
 	return table
 }
 
-// The codes of T.4, tables 2 and 3: runs of 0 to 63, then of 64, 128, ... pixels.
+// The codes of T.4, tables 2 and 3: runs of 0 to 63 pixels, then runs of 64, 128, ... pixels.
 const (
 	faxWhite = `00110101 000111 0111 1000 1011 1100 1110 1111 10011 10100 00111 01000 001000 000011 110100 110101
 		101010 101011 0100111 0001100 0001000 0010111 0000011 0000100 0101000 0101011 0010011 0100100 0011000 00000010 00000011 00011010

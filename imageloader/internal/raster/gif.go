@@ -11,14 +11,14 @@ import (
 
 // gif is the first frame of a GIF.
 type gif struct {
-	width, height int             // of the canvas, which grows to hold the frame, as in Pillow
-	frame         image.Rectangle // on the canvas
+	width, height int             // of the canvas, which is enlarged to contain the frame, as in Pillow
+	frame         image.Rectangle // position on the canvas
 	interlaced    bool
-	background    byte // the index where the frame has no pixels
+	background    byte // the index for pixels outside of the frame
 	colours       colourTable
-	size          int    // of the file
-	codeBits      int    // of the pixels in LZW codes
-	blocks        []byte // what is left of the file, from the frame's data on
+	size          int    // size of the file
+	codeBits      int    // initial code size of the LZW data
+	blocks        []byte // the rest of the file, starting with the frame's data
 }
 
 // ParseGIF reads a GIF up to the pixels of its first frame.
@@ -30,7 +30,7 @@ func ParseGIF(data []byte) (Image, error) {
 	if flags&0x80 != 0 {
 		at = g.readPalette(r, at, flags)
 	} else {
-		for i := range g.colours { // without any palette, indices are grey
+		for i := range g.colours { // without a palette, indices are grey levels
 			g.colours[i] = [3]byte{byte(i), byte(i), byte(i)}
 		}
 	}
@@ -41,7 +41,7 @@ func ParseGIF(data []byte) (Image, error) {
 		case ',':
 			return g.readFrame(r, at)
 		case '!':
-			// Pillow shows the transparent colour where the frame has no pixels.
+			// Outside of the frame, Pillow shows the transparent colour.
 			if control := r.bytes(at, 1)[0] == 0xf9; control && r.bytes(at+1, 1)[0] >= 4 && r.bytes(at+2, 1)[0]&1 != 0 {
 				g.background = r.bytes(at+5, 1)[0]
 			}
@@ -57,7 +57,7 @@ func ParseGIF(data []byte) (Image, error) {
 	return nil, r.err
 }
 
-// readPalette reads the palette at an offset, and returns its end.
+// readPalette reads the palette at offset at, and returns its end.
 func (g *gif) readPalette(r *littleEndian, at int, flags byte) (end int) {
 	g.colours = colourTable{}
 	for i := range 2 << (flags & 7) {
@@ -94,7 +94,7 @@ func (g *gif) Header() Header {
 	return Header{Width: g.width, Height: g.height, Components: 3, BitDepth: 8, Orientation: 1}
 }
 
-// Check accepts every image: pixels may take next to no bits.
+// Check accepts every image, because pixels may take almost no bits.
 func (g *gif) Check() error { return nil }
 
 func (g *gif) Decode(rgb []byte, _ JPEG) error {
@@ -105,9 +105,9 @@ func (g *gif) Decode(rgb []byte, _ JPEG) error {
 	}
 	blocks := gifBlocks{left: g.blocks}
 	pixels := lzw.NewReader(&blocks, lzw.LSB, g.codeBits)
-	defer pixels.Close() // gives memory back, and cannot fail
+	defer pixels.Close() // frees memory, and can't fail
 	row := make([]byte, g.frame.Dx())
-	passes := [][2]int{{0, 1}} // the first row, and their distance
+	passes := [][2]int{{0, 1}} // the first row of each pass, and the distance between its rows
 	if g.interlaced {
 		passes = [][2]int{{0, 8}, {4, 8}, {2, 4}, {1, 2}}
 	}
@@ -128,7 +128,8 @@ func (g *gif) Decode(rgb []byte, _ JPEG) error {
 	return nil
 }
 
-// gifBlocks reads data that is stored in blocks of up to 255 bytes. Each block follows its size.
+// gifBlocks reads data that is stored in blocks of up to 255 bytes. Each block comes after a byte
+// with its size.
 type gifBlocks struct {
 	block bytes.Reader
 	left  []byte

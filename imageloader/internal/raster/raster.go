@@ -1,10 +1,11 @@
 // Package raster decodes GIF, BMP and TIFF to rows of 8-bit RGB. Few training sets have these
-// formats. The decoders are memory-safe Go, so hostile bytes can only make them fail.
+// formats. The decoders are written in memory-safe Go, so hostile bytes can only make them fail.
 //
-// The pixels equal those of Pillow's convert("RGB"): grey is tripled, alpha dropped, CMYK converted
-// without a colour profile. Samples of more than 8 bits keep their high byte.
+// The pixels are the same as those from Pillow's convert("RGB"): grey becomes three equal values,
+// alpha is dropped, and CMYK is converted without a colour profile. Values of more than 8 bits keep
+// only their high byte.
 //
-// A decoder uses the memory of a few rows, in addition to the caller's 3 bytes a pixel.
+// A decoder needs memory for a few rows, in addition to the caller's 3 bytes per pixel.
 package raster
 
 import (
@@ -13,30 +14,30 @@ import (
 	"io"
 )
 
-// MaxSide is the maximum of an image's width and of its height, in pixels. A row's memory depends
-// on the width alone.
+// MaxSide is the maximum width and height of an image in pixels. The memory for a row depends only
+// on the width.
 const MaxSide = 1_000_000
 
 // Header describes an image.
 type Header struct {
 	Width, Height int
-	Components    int // 1 grey, 3 RGB or palette, 4 CMYK or with alpha
-	BitDepth      int // of a component
-	Orientation   int // EXIF's, 1 to 8
+	Components    int // 1 for grey, 3 for RGB or a palette, 4 for CMYK or with alpha
+	BitDepth      int // bits of a component
+	Orientation   int // EXIF orientation, 1 to 8
 }
 
 // Image is an image whose header has been read. It refers to the bytes of the file.
 type Image interface {
 	Header() Header
-	// Check refuses a file that is too short for its pixels, so that a few bytes cannot claim the
-	// memory of a large image.
+	// Check returns an error for a file that is too short for its pixels, so that a few bytes can't
+	// claim the memory of a large image.
 	Check() error
-	// Decode fills rgb with rows without gaps: 3 bytes a pixel. The caller must call Check first.
+	// Decode fills rgb with packed rows of 3 bytes per pixel. The caller must call Check first.
 	Decode(rgb []byte, jpeg JPEG) error
 }
 
-// JPEG decodes the top left width x height pixels of a JPEG to rows of RGB. Rows start stride bytes
-// apart.
+// JPEG decodes the top left width x height pixels of a JPEG to rows of RGB. stride is the distance
+// between the starts of two rows in bytes.
 type JPEG func(data []byte, width, height int, dst []byte, stride int) error
 
 // UnsupportedError names a feature that is not decoded.
@@ -59,10 +60,10 @@ func (e *DamageError) Error() string { return fmt.Sprintf("%v at byte %d", e.Err
 // Unwrap returns the underlying error.
 func (e *DamageError) Unwrap() error { return e.Err }
 
-// cutOff returns the error of a file that ends early.
+// cutOff returns the error for a file that ends early.
 func cutOff(data []byte) error { return &DamageError{io.ErrUnexpectedEOF, len(data)} }
 
-// checkSides refuses impossible sizes.
+// checkSides returns an error for impossible sizes.
 func checkSides(width, height int) error {
 	if width < 1 || height < 1 {
 		return fmt.Errorf("an impossible size of %d x %d pixels", width, height)
@@ -73,12 +74,12 @@ func checkSides(width, height int) error {
 	return nil
 }
 
-// colourTable has a colour for each index of a palette. An index beyond the palette is black, as in
+// colourTable has a colour for each index. An index that is not in the palette is black, as in
 // Pillow.
 type colourTable [256][3]byte
 
-// littleEndian reads numbers at any offset of a file. It keeps the error of the first offset
-// outside of the file.
+// littleEndian reads numbers at any offset of a file. It keeps the error of the first read outside
+// of the file.
 type littleEndian struct {
 	data []byte
 	err  error

@@ -48,9 +48,9 @@ const (
 
 const (
 	tiffMaxSamples = 16
-	tiffMaxEntries = 65535 // of a directory, in a BigTIFF too
-	tiffMaxShared  = 64    // bytes of all JPEGs, in sizes of the file: strips without counts may overlap
-	tiffAssociated = 1     // an extra sample is alpha that the colours have been multiplied by
+	tiffMaxEntries = 65535 // in a directory, even of a BigTIFF
+	tiffMaxShared  = 64    // limit for the total size of all JPEGs, in file sizes, because strips without counts may overlap
+	tiffAssociated = 1     // an extra sample is alpha, by which the colours have been multiplied
 )
 
 // tiff is the first image of a TIFF or BigTIFF.
@@ -60,34 +60,34 @@ type tiff struct {
 	big           bool // a BigTIFF
 	width, height int
 	photometric   uint64
-	samples       int  // a pixel
-	colours       int  // of these; the others are alpha, or more
-	associated    bool // the sample after the colours is alpha, by which they were multiplied
-	depth         int  // bits of a sample
+	samples       int  // per pixel
+	colours       int  // samples that are colours; the others are alpha or unknown
+	associated    bool // the sample after the colours is alpha, by which they have been multiplied
+	depth         int  // bits per sample
 	compression   uint64
 	predictor     bool
-	separate      bool // each sample has separate blocks
-	reversed      bool // the lowest bit of a byte comes first
-	twoDimensions bool // rows of fax group 3 may be coded by the row before
+	separate      bool // each sample has its own blocks
+	reversed      bool // the lowest bit of a byte is the first
+	twoDimensions bool // rows of fax group 3 may be coded relative to the row before
 	jpegTables    []byte
 	orientation   int
 
 	tiled           bool
 	block           image.Point // columns and rows of a tile or strip; the last strip may have fewer rows
-	across, down    int         // blocks
-	offsets, counts tiffValues  // of blocks; a file may lack the counts
+	across, down    int         // number of blocks in each direction
+	offsets, counts tiffValues  // of blocks; some files have no counts
 
-	known  int         // colours in table
-	table  colourTable // by the only colour's value, or by its high byte
-	scale  [256]byte   // of one of several colours of up to 8 bits
-	values []byte      // of a row: the colours, and associated alpha, of a pixel after the other
+	known  int         // number of colours in table
+	table  colourTable // for a single colour, by its value or its high byte
+	scale  [256]byte   // for several colours of up to 8 bits each
+	values []byte      // of a row: the colours, and associated alpha, pixel after pixel
 }
 
-// tiffValues are whole numbers in the file.
+// tiffValues are integers in the file.
 type tiffValues struct {
 	order       binary.ByteOrder
 	data        []byte
-	size, count int // size: bytes of each
+	size, count int // size is the size of each value in bytes
 }
 
 func (v tiffValues) get(i int) uint64 {
@@ -129,14 +129,14 @@ func (t *tiff) directory() ([]byte, error) {
 	return from[size : size+count*entry], nil
 }
 
-// tag returns up to limit values of a tag, which may be anywhere in the directory; none if the tag
-// is missing, or has no whole numbers.
+// tag returns up to limit values of a tag, which may be anywhere in the directory. It returns none
+// if the tag is missing or its values are not integers.
 func (t *tiff) tag(number uint16, limit int) (none tiffValues) {
 	entries, err := t.directory()
 	if err != nil {
 		return none
 	}
-	head, entry := 8, 12 // bytes before the value, and with the value
+	head, entry := 8, 12 // bytes before the value, and including the value
 	if t.big {
 		head, entry = 12, 20
 	}
@@ -198,7 +198,7 @@ func ParseTIFF(data []byte) (Image, error) {
 	if err := checkSides(t.width, t.height); err != nil {
 		return nil, err
 	}
-	t.photometric = t.first(tiffPhotometric, tiffWhiteIsZero) // the tag is required, and Pillow's default
+	t.photometric = t.first(tiffPhotometric, tiffWhiteIsZero) // the tag is required; Pillow uses this default
 	t.compression = t.first(tiffCompression, tiffUncompressed)
 	t.separate = t.first(tiffPlanar, 1) == 2
 	t.reversed = t.first(tiffFillOrder, 1) == 2
@@ -219,14 +219,14 @@ func ParseTIFF(data []byte) (Image, error) {
 	return t, t.readColours()
 }
 
-// readSamples reads the number, the depth and the meaning of samples.
+// readSamples reads the number, the depth and the meaning of the samples.
 func (t *tiff) readSamples() error {
 	samples := t.first(tiffSamplesPerPixel, 1)
 	if samples < 1 || samples > tiffMaxSamples {
 		return unsupported("TIFF: %d samples a pixel", samples)
 	}
 	t.samples, t.depth = int(samples), 1
-	depths := t.tag(tiffBitsPerSample, t.samples) // one value may stand for all samples
+	depths := t.tag(tiffBitsPerSample, t.samples) // one value may be for all samples
 	for i := range depths.count {
 		depth := depths.get(i)
 		if i > 0 && depth != depths.get(0) {
@@ -240,7 +240,7 @@ func (t *tiff) readSamples() error {
 	formats := t.tag(tiffSampleFormat, t.samples)
 	for i := range formats.count {
 		switch formats.get(i) {
-		case 1, 4: // whole numbers, or undefined
+		case 1, 4: // integers, or undefined
 		case 2:
 			return unsupported("TIFF: signed samples")
 		case 3:
@@ -257,7 +257,7 @@ func (t *tiff) readSamples() error {
 	return nil
 }
 
-// has reports whether the directory has a tag, even if the tag's values are outside the data.
+// has reports whether the directory has a tag, even if the tag's values are outside of the data.
 func (t *tiff) has(number uint16) bool {
 	entries, err := t.directory()
 	entry := 12
@@ -277,7 +277,7 @@ var tiffColourModels = map[uint64]string{
 	32844: "LogL", 32845: "LogLuv", 34892: "linear raw samples",
 }
 
-// checkFeatures refuses unsupported features.
+// checkFeatures returns an error for unsupported features.
 func (t *tiff) checkFeatures() error {
 	switch t.photometric {
 	case tiffWhiteIsZero, tiffBlackIsZero, tiffPalette:
@@ -312,7 +312,7 @@ func (t *tiff) checkFeatures() error {
 	return t.checkCompression()
 }
 
-// readColours makes the table of grey or of a palette, or the scale of several colours.
+// readColours makes the table for grey or a palette, or the scale for several colours.
 func (t *tiff) readColours() error {
 	levels := 1 << min(t.depth, 8)
 	for value := range levels {
@@ -335,7 +335,7 @@ func (t *tiff) readColours() error {
 		return errors.New("TIFF: no palette")
 	}
 	for i := range t.known {
-		for c := range 3 { // the reds, the greens, the blues
+		for c := range 3 { // first all reds, then all greens, then all blues
 			t.table[i][c] = byte(palette.get(c*t.known+i) >> 8)
 		}
 	}
@@ -392,20 +392,20 @@ func (t *tiff) planes() int {
 	return 1
 }
 
-// bytes returns the size of a number of pixels of a row of a block.
+// bytes returns the size of a number of pixels in a row of a block.
 func (t *tiff) bytes(pixels int) int { return (pixels*t.samples/t.planes()*t.depth + 7) / 8 }
 
-// visible returns the part of block (i, j) inside the image.
+// visible returns the part of block (i, j) that is inside the image.
 func (t *tiff) visible(i, j int) image.Rectangle {
 	at := image.Pt(i*t.block.X, j*t.block.Y)
 	return image.Rectangle{at, at.Add(t.block)}.Intersect(image.Rect(0, 0, t.width, t.height))
 }
 
-// source returns the bytes of a block, as far as the file has them.
+// source returns the bytes of a block, or as many as the file has.
 func (t *tiff) source(plane, i, j int) []byte {
 	k := (plane*t.down+j)*t.across + i
 	left := t.data[min(t.offsets.get(k), uint64(len(t.data))):]
-	if t.counts.count == 0 || t.counts.get(k) == 0 { // as some writers leave them
+	if t.counts.count == 0 || t.counts.get(k) == 0 { // as written by some programs
 		return left
 	}
 	return left[:min(t.counts.get(k), uint64(len(left)))]
@@ -424,13 +424,14 @@ func (t *tiff) Check() error {
 				packed := t.source(plane, i, j)
 				part := t.visible(i, j)
 				need := (part.Dy()-1)*t.bytes(t.block.X) + t.bytes(part.Dx())
-				if t.fax() { // a blank row takes a bit
+				if t.fax() { // a blank row takes one bit
 					ratio, need = 8, part.Dy()
 				}
 				if len(packed) == 0 || (len(packed)+1)*ratio < need {
 					return errors.New("TIFF: too little image data")
 				}
-				// Each JPEG is read whole: the time would grow with the square of the file's size.
+				// Each JPEG is read whole, so the time could grow with the square of the file's
+				// size.
 				if jpegs += len(packed); t.compression == tiffJPEG && jpegs > tiffMaxShared*len(t.data) {
 					return unsupported("TIFF: JPEGs that share their bytes")
 				}
@@ -461,7 +462,7 @@ func (t *tiff) Decode(rgb []byte, jpeg JPEG) error {
 	return nil
 }
 
-// decodeBlock fills in a block row by row. It reads the rows of all planes in step.
+// decodeBlock decodes a block row by row. It reads the rows of all planes in parallel.
 func (t *tiff) decodeBlock(rgb []byte, rows [][]byte, i, j int) error {
 	readers := make([]io.Reader, len(rows))
 	for plane := range readers {
@@ -492,7 +493,7 @@ func (t *tiff) decodeBlock(rgb []byte, rows [][]byte, i, j int) error {
 	if !t.deflated() {
 		return nil
 	}
-	for _, reader := range readers { // the checksum follows what is left of the block
+	for _, reader := range readers { // the checksum comes after the rest of the block
 		left := int64(t.bytes(t.block.X)) * int64(t.block.Y)
 		if _, err := io.Copy(io.Discard, io.LimitReader(reader, left)); err != nil {
 			return err
@@ -514,8 +515,8 @@ func readRow(r io.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// sum undoes the horizontal predictor, which stores each sample as the difference from the previous
-// pixel's sample.
+// sum reverses the horizontal predictor, which stores each sample as the difference from the
+// previous pixel's sample.
 func (t *tiff) sum(row []byte) {
 	samples := t.samples / t.planes()
 	if t.depth == 8 {
@@ -532,7 +533,7 @@ func (t *tiff) sum(row []byte) {
 // convert fills to with the first pixels of a row.
 func (t *tiff) convert(to []byte, rows [][]byte) error {
 	pixels := len(to) / 3
-	values, size := rows[0], t.samples // of pixels one after the other, and of a pixel
+	values, size := rows[0], t.samples // pixel after pixel; size is the number of values per pixel
 	if t.depth != 8 || t.separate {
 		size = t.colours
 		if t.associated {
@@ -574,10 +575,11 @@ func (t *tiff) convert(to []byte, rows [][]byte) error {
 	return nil
 }
 
-// extract writes sample number first of every pixel of a row to every step-th byte. It writes the
-// high byte. Samples of less than 8 bits are written unchanged for a table, and scaled otherwise.
+// extract writes sample number first of every pixel in a row to every step-th byte of to. Of 16-bit
+// samples it writes the high byte. Samples of less than 8 bits are written unchanged for a table,
+// and scaled otherwise.
 func (t *tiff) extract(to []byte, step int, row []byte, first, samples, pixels int) {
-	high := 0 // the place of the high byte of 16 bits
+	high := 0 // position of the high byte in 16 bits
 	if t.order == binary.ByteOrder(binary.LittleEndian) {
 		high = 1
 	}
@@ -603,7 +605,7 @@ func (t *tiff) extract(to []byte, step int, row []byte, first, samples, pixels i
 	}
 }
 
-// divide undoes the multiplication of grey or RGB by alpha, as Pillow does.
+// divide reverses the multiplication of grey or RGB by alpha, as Pillow does.
 func (t *tiff) divide(to, values []byte, size int) {
 	for x := range len(to) / 3 {
 		v := values[x*size:]
@@ -625,7 +627,7 @@ func (t *tiff) divide(to, values []byte, size int) {
 	}
 }
 
-// convertCMYK is Pillow's conversion, without a colour profile.
+// convertCMYK converts like Pillow, without a colour profile.
 func convertCMYK(to, values []byte, size int) {
 	for x := range len(to) / 3 {
 		v := values[x*size:]

@@ -30,8 +30,8 @@ var tiffCompressions = map[uint64]string{
 	34925: "LZMA", 50000: "Zstandard", 50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL",
 }
 
-// tiffMaxRatio is the maximum number of bytes that one byte can become. A JPEG's decoder checks its
-// own sizes; a block of 8 x 8 samples takes a bit or more.
+// tiffMaxRatio is the maximum number of bytes that one compressed byte can become. The JPEG decoder
+// checks its sizes itself: a block of 8 x 8 samples takes at least a bit.
 var tiffMaxRatio = map[uint64]int{
 	0: 1, tiffUncompressed: 1, tiffLZW: 4096 * 8 / 9, tiffDeflate: 1032, tiffDeflateOld: 1032, tiffPackBits: 64, tiffJPEG: 64 * 3 * 8,
 	tiffHuffman: 1, tiffGroup3: 1, tiffGroup4: 1, // checked by rows
@@ -43,7 +43,7 @@ func (t *tiff) deflated() bool {
 	return t.compression == tiffDeflate || t.compression == tiffDeflateOld
 }
 
-// checkCompression refuses unsupported features.
+// checkCompression returns an error for unsupported features.
 func (t *tiff) checkCompression() error {
 	switch {
 	case tiffMaxRatio[t.compression] == 0:
@@ -61,8 +61,8 @@ func (t *tiff) checkCompression() error {
 	return t.checkPredictor()
 }
 
-// checkPredictor reads the predictor of LZW and deflate. With the other compressions it is ignored,
-// as in libtiff.
+// checkPredictor reads the predictor of LZW and deflate. For other compressions it is ignored, as
+// in libtiff.
 func (t *tiff) checkPredictor() error {
 	if t.compression != tiffLZW && !t.deflated() {
 		return nil
@@ -126,12 +126,12 @@ func (r *reversedBits) ReadByte() (byte, error) {
 	return b[0], err
 }
 
-// packBits unpacks PackBits (TIFF 6.0, section 9). A run is a length and literals, or a length and
-// a byte to repeat.
+// packBits unpacks PackBits (TIFF 6.0, section 9). A run is a length followed by literal bytes, or
+// a length and a byte to repeat.
 type packBits struct {
 	in     io.ByteReader
-	left   int  // bytes of the run
-	repeat bool // value, rather than literals
+	left   int  // bytes left in the run
+	repeat bool // repeat value, rather than read literals
 	value  byte
 }
 
@@ -155,7 +155,7 @@ func (p *packBits) Read(to []byte) (n int, err error) {
 	return n, nil
 }
 
-// next starts a run. It returns io.EOF if the input ends between runs.
+// next starts a run. It returns io.EOF if the input ends between two runs.
 func (p *packBits) next() error {
 	code, err := p.in.ReadByte()
 	switch {
@@ -179,14 +179,14 @@ const (
 	jpegScan  = 0xda
 )
 
-// decodeJPEG fills in a block that is a JPEG. The JPEG's tables may be in the directory.
+// decodeJPEG decodes a block that is a JPEG. The JPEG's tables may be in the directory.
 func (t *tiff) decodeJPEG(rgb []byte, i, j int, jpeg JPEG) error {
 	if jpeg == nil {
 		return unsupported("JPEG compression")
 	}
 	part := t.visible(i, j)
 	file := []byte{0xff, jpegStart}
-	if t.colours == 3 { // Adobe's marker defines the colours
+	if t.colours == 3 { // Adobe's marker tells the colour space
 		transform := byte(0)
 		if t.photometric == tiffYCbCr {
 			transform = 1
@@ -239,7 +239,7 @@ func appendJPEG(file, data []byte, components int) (joined []byte, width, height
 			return file, 0, 0, checkTables(components)
 		case marker == jpegScan && (width == 0 || at+5 > len(data)):
 			return nil, 0, 0, errors.New("a JPEG without a frame")
-		case marker == jpegScan && int(data[at+4]) != components: // takes the memory of progressive JPEG
+		case marker == jpegScan && int(data[at+4]) != components: // would take the memory of a progressive JPEG
 			return nil, 0, 0, unsupported("JPEG compression with a scan for each component")
 		case marker == jpegScan:
 			return append(file, data[at:]...), width, height, nil
@@ -262,7 +262,7 @@ func appendJPEG(file, data []byte, components int) (joined []byte, width, height
 	return file, 0, 0, checkTables(components)
 }
 
-// checkTables allows a JPEG to end without scans if none are expected.
+// checkTables returns an error if scans were expected, because the JPEG has ended without one.
 func checkTables(components int) error {
 	if components != 0 {
 		return io.ErrUnexpectedEOF
