@@ -5,16 +5,16 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Codecs makes decoders. [Library] is the real one. Tests of order and threads use others.
+// Codecs makes decoders. [Library] makes the real ones. Tests of order and threads use others.
 type Codecs interface {
-	// Header reads an image's header as a decoder does. Any goroutine may call it.
+	// Header reads an image's header as a decoder does. It is safe for concurrent use.
 	Header(data []byte) (imagecapi.Info, error)
 	NewDecoder(maxPixels int64) (Decoder, error)
 }
 
-// Decoder decodes compressed bytes to the pixels of a geometry. It is not safe for concurrent use.
-// Errors with the codes imagecapi.CodeDecode and imagecapi.CodeUnsupported are the image's fault.
-// Other errors are the machine's.
+// Decoder decodes compressed bytes to the pixels that a geometry selects. It is not safe for
+// concurrent use. Errors with the codes imagecapi.CodeDecode and imagecapi.CodeUnsupported report a
+// problem with the image, and all other errors a problem with the machine.
 type Decoder interface {
 	Header(data []byte) (imagecapi.Info, error)
 	Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error
@@ -28,7 +28,8 @@ type damageDecoder interface {
 	Tolerated() string
 }
 
-// NewDecoder makes a decoder with a policy for damaged images, if the codecs support one.
+// NewDecoder returns a decoder. It sets the policy for damaged images, if the decoder supports
+// that.
 func NewDecoder(c Codecs, maxPixels int64, p DamagePolicy) (Decoder, error) {
 	d, err := c.NewDecoder(maxPixels)
 	if err != nil {
@@ -43,7 +44,7 @@ func NewDecoder(c Codecs, maxPixels int64, p DamagePolicy) (Decoder, error) {
 	return d, nil
 }
 
-// Tolerated returns the damage of d's last decoded image, or "" if it had none.
+// Tolerated returns the damage of the last image that d decoded, or "" if it had none.
 func Tolerated(d Decoder) string {
 	if t, ok := d.(damageDecoder); ok {
 		return t.Tolerated()
@@ -51,10 +52,10 @@ func Tolerated(d Decoder) string {
 	return ""
 }
 
-// Library makes decoders of package codec.
+// Library makes the decoders of package codec.
 type Library struct{}
 
-// NewDecoder makes a decoder that refuses images of more than maxPixels pixels.
+// NewDecoder returns a decoder that rejects images of more than maxPixels pixels.
 func (Library) NewDecoder(maxPixels int64) (Decoder, error) { return codec.New(maxPixels) }
 
 // Header reads an image's header.

@@ -6,7 +6,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 )
 
-// BadSamplePolicy selects the treatment of bad samples. Package imageloader documents it.
+// BadSamplePolicy selects what happens to bad samples. Package imageloader documents it.
 type BadSamplePolicy int
 
 // The policies.
@@ -28,5 +28,5 @@ func (p BadSamplePolicy) String() string {
 	return "BadSamplePolicy(" + strconv.Itoa(int(p)) + ")"
 }
 
-// DamagePolicy decides which damaged images are bad samples. Package imageloader documents it.
+// DamagePolicy selects which damaged images are bad samples. Package imageloader documents it.
 type DamagePolicy = codec.DamagePolicy

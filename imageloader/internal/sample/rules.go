@@ -9,19 +9,19 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Rules decide which samples of an archive are bad, and why. Several goroutines use them.
+// Rules determine which samples of an archive are bad, and why. They are safe for concurrent use.
 type Rules struct {
 	File      string // the archive, as messages show it
 	MaxBytes  int64  // Options.MaxSampleBytes
 	MaxPixels int64  // Options.MaxPixels
 }
 
-// Bad returns the error of a bad sample.
+// Bad returns the error for a bad sample.
 func (r *Rules) Bad(s *Sample, why Reason, err error) *Error {
 	return &Error{File: r.File, Name: s.Name, Index: s.Index, Reason: why, Err: err}
 }
 
-// Member judges a member by its kind and size, before its content is read. It returns nil if the
+// Member checks a member by its kind and size, before its content is read. It returns nil if the
 // content can be read.
 func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
 	switch {
@@ -45,7 +45,7 @@ func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
 	return nil
 }
 
-// NotImage returns the error of a member that is not a supported image, judged by its first bytes.
+// NotImage returns the error for a member whose first bytes do not start a supported image.
 func (r *Rules) NotImage(s *Sample, data []byte) *Error {
 	image, err := codec.NotDecoded(data)
 	if image {
@@ -54,7 +54,7 @@ func (r *Rules) NotImage(s *Sample, data []byte) *Error {
 	return r.Bad(s, NotImage, err)
 }
 
-// Header judges an image by its size in pixels. It returns nil if the image can be decoded.
+// Header checks an image by its size in pixels. It returns nil if the image can be decoded.
 func (r *Rules) Header(s *Sample, info *imagecapi.Info) *Error {
 	if int64(info.Width)*int64(info.Height) <= r.MaxPixels {
 		return nil
@@ -62,12 +62,13 @@ func (r *Rules) Header(s *Sample, info *imagecapi.Info) *Error {
 	return r.Bad(s, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width, info.Height, r.MaxPixels))
 }
 
-// Tolerated returns the damage of an image that was decoded despite the damage.
+// Tolerated returns the error for an image that was decoded despite its damage.
 func (r *Rules) Tolerated(s *Sample, damage string) *Error {
 	return r.Bad(s, Damaged, errors.New(damage))
 }
 
-// Decoding judges an error of decoding an image. An error that is not the image's fault is fatal.
+// Decoding classifies an error from decoding an image. If the error is not the image's fault, it is
+// fatal.
 func (r *Rules) Decoding(s *Sample, err error) (bad *Error, fatal error) {
 	switch {
 	case errors.Is(err, imagecapi.CodeDecode):
@@ -78,8 +79,8 @@ func (r *Rules) Decoding(s *Sample, err error) (bad *Error, fatal error) {
 	return nil, fmt.Errorf("imageloader: %s: decoding %q: %w", r.File, s.Name, err)
 }
 
-// plain removes the C function's name from the text of an image library's error. The name says
-// nothing about the image, and the sample's reason has the words of the code.
+// plain removes the name of the C function from the text of an image library error. It says nothing
+// about the image, and the sample's reason already says what the error code means.
 func plain(err error) error {
 	if library, ok := err.(*imagecapi.Error); ok {
 		return plainError{library}

@@ -1,4 +1,4 @@
-// Package sample names the samples of an archive, decides which of them are bad, and defines the
+// Package sample names the samples of an archive, determines which of them are bad, and defines the
 // decoders that turn them into pixels. The other packages of the loader build on it.
 package sample
 
@@ -9,11 +9,11 @@ import (
 // Sample identifies a row of a batch. Package imageloader documents it.
 type Sample struct {
 	Name  string // of the archive's member
-	Index int    // its position among the samples of the archive
+	Index int    // number among the samples of the archive
 	Label int    // 0 with masks
 }
 
-// Reason is the reason why a sample is bad.
+// Reason is why a sample is bad.
 type Reason string
 
 // The reasons. Package imageloader documents them.
@@ -29,11 +29,11 @@ const (
 	MaskSize    Reason = "mask size"
 )
 
-// Error is a bad sample: a member of the archive, in the directory of a class, that does not become
-// an image, or the mask of an image. Package imageloader documents it as SampleError.
+// Error is a bad sample: a member of the archive, in the directory of a class, that can't be turned
+// into an image, or the mask of an image. Package imageloader documents it as SampleError.
 type Error struct {
 	File   string // the archive
-	Name   string // the member: the mask's if the mask is bad
+	Name   string // the member, or the mask's member if the mask is bad
 	Index  int    // the sample's index
 	Reason Reason
 	Err    error // details; may be nil
@@ -52,7 +52,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // advice is added to an error that ends an epoch.
 const advice = "(remove the member from the archive, or set Options.BadSamples to Skip or Substitute)"
 
-// Fatal is an Error that ends an epoch under the policy Fail. Its text also gives advice.
+// Fatal is an Error that ends an epoch under the policy Fail. Its text includes advice.
 type Fatal struct{ Bad *Error }
 
 func (e Fatal) Error() string { return e.Bad.Error() + " " + advice }
