@@ -1,6 +1,6 @@
-// The capture registry: whether a graph is being captured, by which thread, and what the rest of
-// the shim may do meanwhile. The process has at most one capture at a time. The graph itself is in
-// graph.cc, which opens and closes the registry's only entry.
+// The capture registry: whether a graph is being captured, by which thread, and which calls the
+// rest of the shim may make meanwhile. The process has at most one capture at a time. The graph
+// itself is in graph.cc, which opens and closes the registry's only entry.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,16 +1,16 @@
-// How fast a GPU decodes crops of JPEGs: decode_bench [IMAGES [ROUNDS [ARCHIVE.tar[.gz]]]]
-//
+// The rate at which a GPU decodes crops of JPEGs: decode_bench [IMAGES [ROUNDS [ARCHIVE.tar[.gz]]]]
 // Decodes a batch of IMAGES (256) photographs of the archive, or of synthetic ones of about 109 KB,
 // three quarters of them 4:4:4, to RandomResizedCrop(224). Compares every pixel with the host's.
-// Prints a JSON object with the milliseconds of each stage, for the entries of an index (spacing
-// -1), for an entry every 8 and every 16 MCUs, and (spacing 0) for images without entries, which
-// the GPU finds in the stages "sync", "sums" and "entries", with subsequences of the planner's size
-// and of others. "passes" is the number of times that a subsequence is decoded for its state, and
-// "rounds" that of decodes behind one another, of the first images, counted on the host. The images
-// of "unsynchronised" are those whose search takes longest. "turns" is a batch's time where two
-// decoders on two streams take turns, and "issue" the host's part of it. "operations" has the
-// milliseconds of each operation of Transform.Ops on all images of the batch ("augment"), and of
-// the batch with it, and the host's microseconds an image. Exits with 1 if a pixel differs.
+// Exits with 1 if a pixel differs.
+// Prints a JSON object with the milliseconds of each stage: for the entries of an index (spacing
+// -1), for an entry every 8 and every 16 MCUs, and (spacing 0) for images without entries. The GPU
+// finds their entries in the stages "sync", "sums" and "entries", with subsequences of the
+// planner's size and of other sizes. "passes" is how often a subsequence is decoded for its state.
+// "rounds" is the number of decodes that must run one after the other. Both are for the first
+// images, counted on the host. "unsynchronised" has images whose search takes longest. "turns" is a
+// batch's time if two decoders on two streams alternate, and "issue" the host's part of it.
+// "operations" has the milliseconds of each operation of Transform.Ops on all images of the batch
+// ("augment"), the milliseconds of the batch with it, and the host's microseconds for each image.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -43,7 +43,7 @@ struct Batch {
   std::vector<ts_image_geometry> crops;
 };
 
-// Cuts the scan of a plan without entries into other subsequences than the planner.
+// Divides the scan of a plan without entries into other subsequences than the planner does.
 void cut(uint8_t* memory, uint32_t subsequence_bytes) {
   auto& plan = *reinterpret_cast<ts::jpeg::Plan*>(memory);
   plan.subsequence_bytes = subsequence_bytes;
@@ -61,7 +61,7 @@ Bytes entries_of(ts_image_decoder* host, const Bytes& file, int64_t spacing) {
   return blob;
 }
 
-// Counts what the search costs, over images of their own.
+// Counts the cost of the search, over separate images.
 class SearchCost {
  public:
   void add(const uint8_t* memory) {
@@ -95,8 +95,8 @@ class SearchCost {
   uint64_t passes_ = 0, subsequences_ = 0, rounds_ = 0, max_rounds_ = 0, images_ = 0;
 };
 
-// The figures of one spacing, as a JSON object. Spacing 0: no entries, and subsequences of so many
-// bytes. Counts images that differ from the host's.
+// Returns the figures of one spacing, as a JSON object. Spacing 0: no entries, and subsequences of
+// subsequence_bytes bytes. Counts images that differ from the host's.
 std::string measure(const Batch& batch, int64_t spacing, uint32_t subsequence_bytes, int rounds,
                     int* wrong) {
   const size_t count = batch.files.size();
@@ -167,7 +167,7 @@ std::string measure(const Batch& batch, int64_t spacing, uint32_t subsequence_by
   double times[TS_BENCH_DECODE_PIECES] = {};
   check(ts_bench_gpu_decode(decoder, staging, used, images.data(), static_cast<int64_t>(count),
                             results, failed, stream, rounds, times));
-  // Two decoders take turns, as a prefetcher's slots would: one copies while the other decodes.
+  // Two decoders alternate, as a prefetcher's slots would: one copies while the other decodes.
   ts_gpu_decoder* second = nullptr;
   check(ts_gpu_decoder_new(0, static_cast<int64_t>(count), capacity, count << 22, &second));
   ts_stream beside = {};
@@ -179,7 +179,7 @@ std::string measure(const Batch& batch, int64_t spacing, uint32_t subsequence_by
       check(ts_stream_synchronize(beside));
       turns = std::chrono::steady_clock::now();
     }
-    // Both write the same places into the staging memory, and the same pixels.
+    // Both write the same positions in the staging memory, and the same pixels.
     check(ts_gpu_decoder_run(round % 2 == 0 ? decoder : second, staging, used, images.data(),
                              static_cast<int64_t>(count), results, failed,
                              round % 2 == 0 ? stream : beside));
@@ -228,7 +228,7 @@ std::string measure(const Batch& batch, int64_t spacing, uint32_t subsequence_by
   return json + "}";
 }
 
-// Returns images of 106 KB, each of whose subsequences waits for the one before in the search.
+// Returns images of 106 KB. In the search, each of their subsequences waits for the previous one.
 Batch unsynchronised_batch(size_t count) {
   constexpr int kColumns = 26;
   constexpr int kRows = 21;
@@ -241,8 +241,8 @@ Batch unsynchronised_batch(size_t count) {
   return batch;
 }
 
-// The milliseconds of each operation on the pixels of a batch, and the host's microseconds an
-// image, as JSON objects. Counts images that differ from the host's.
+// Returns the milliseconds of each operation on the pixels of a batch, and the host's microseconds
+// for each image, as JSON objects. Counts images that differ from the host's.
 std::string measure_operations(const Batch& batch, int rounds, int* wrong) {
   const size_t count = batch.files.size();
   ts_image_decoder* host = nullptr;

@@ -1,9 +1,8 @@
-// What each operation of ts_augmenter_run costs on a 224 x 224 picture.
-//
+// The cost of each operation of ts_augmenter_run on a 224 x 224 picture.
 //   image_augment_bench [REPETITIONS]
-//
-// Prints CPU nanoseconds per image, the best of ten rounds. The copy into the operation's buffer
-// and back, which a chain of operations pays once, is in all of them, and is what "nothing" costs.
+// Prints CPU nanoseconds for each image, the best of ten rounds. All of them include the copy into
+// the operation's buffer and back, which a chain of operations pays once; "nothing" is this copy
+// alone.
 #include <algorithm>
 
 #include "image_bench.h"

@@ -1,8 +1,7 @@
-// What an image costs, on one thread: image_bench ARCHIVE.tar[.gz] [PASSES]
-//
-// Prints CPU milliseconds per image, the best of the passes: header; whole decode to RGB; the crop
-// of a RandomResizedCrop(224) decoded without a resize; the same with the resize and flip (what a
-// training loader does); the resize alone.
+// The cost of an image on one thread: image_bench ARCHIVE.tar[.gz] [PASSES]
+// Prints CPU milliseconds for each image, the best of the passes: header; whole decode to RGB; the
+// crop of a RandomResizedCrop(224) decoded without a resize; the same with the resize and flip (the
+// work of a training loader); the resize alone.
 #include "image_bench.h"
 
 #include <algorithm>

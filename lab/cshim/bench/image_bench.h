@@ -1,4 +1,4 @@
-// What the image benchmarks share: an archive's files, and the crops that a training loader draws.
+// Shared by the image benchmarks: an archive's files, and the crops that a training loader draws.
 #pragma once
 
 #include <time.h>
@@ -54,7 +54,7 @@ inline std::vector<Bytes> members(const char* path) {
   return out;
 }
 
-// As torchvision draws it: area from 8 % to 100 %, aspect ratio from 3/4 to 4/3, ten attempts.
+// Drawn as in torchvision: area from 8 % to 100 %, aspect ratio from 3/4 to 4/3, ten attempts.
 inline ts_image_geometry random_resized_crop(std::mt19937& random, int width, int height,
                                              int side) {
   std::uniform_real_distribution<double> area(0.08, 1);

@@ -1,10 +1,8 @@
-// What each step of decoding a JPEG costs, on one thread: image_jpeg_bench ARCHIVE.tar[.gz]
+// The cost of each step of decoding a JPEG, on one thread: image_jpeg_bench ARCHIVE.tar[.gz]
 // [PASSES]
-//
-// A third argument leaves only the rows whose names contain it.
-//
-// Prints CPU milliseconds per image, the median of the passes, which take turns. The crop is that
-// of a RandomResizedCrop(224), the same for every row.
+// A third argument selects the rows whose names contain it.
+// Prints CPU milliseconds for each image, the median of the passes, which alternate. The crop is a
+// RandomResizedCrop(224), the same for every row.
 #include <algorithm>
 #include <cstring>
 #include <functional>

@@ -1,11 +1,9 @@
-// How fast a GPU inflates the members of a .tgz: inflate_bench [MEMBERS [ROUNDS
+// The rate at which a GPU inflates the members of a .tgz: inflate_bench [MEMBERS [ROUNDS
 // [ARCHIVE.tar[.gz]]]]
-//
 // Packs MEMBERS (256) photographs of the archive, or synthetic ones of about 109 KB, into a gzip
 // stream as tar does, and inflates each from the checkpoint that an index would have for it.
 // Compares every byte and checksum. Prints a JSON object with the milliseconds of each piece, and
-// the host's time for the same on one core.
-// Exits with 1 if a byte differs.
+// the host's time for the same work on one core. Exits with 1 if a byte differs.
 #include <zlib.h>
 
 #include <algorithm>
@@ -23,7 +21,7 @@ namespace {
 
 constexpr size_t kBlock = 512;  // of a tar
 constexpr size_t kAlign = 16;
-constexpr size_t kSpacing = 16 << 10;  // as the index has it
+constexpr size_t kSpacing = 16 << 10;  // as in an index
 
 size_t aligned(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -46,13 +44,13 @@ struct Checkpoint {
   Bytes window;
 };
 
-// Inflates the whole stream. The first checkpoint is its beginning.
+// Inflates the whole stream. The first checkpoint is its start.
 std::vector<Checkpoint> checkpoints(const Bytes& stream, size_t bytes, double* seconds) {
   ts_inflater* inflater = nullptr;
   check(ts_inflater_new(kSpacing, &inflater));
   check(ts_inflater_reset(inflater, 0, 0));
   std::vector<Checkpoint> found = {{0, 0, {}}};
-  // Without room behind the output the inflater would not look for the end of the stream.
+  // Without room after the output the inflater would not look for the end of the stream.
   Bytes output(bytes + 1);
   const double begin = cpu_seconds();
   size_t in = 0;

@@ -1,4 +1,4 @@
-// Synthetic photographs as JPEGs, for benchmarks where no archive is.
+// Synthetic photographs as JPEGs, for benchmarks without an archive.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +65,7 @@ inline Bytes encode(const Bytes& pixels, int width, int height, int quality, boo
   codec.in_color_space = JCS_RGB;
   jpeg_set_defaults(&codec);
   jpeg_set_quality(&codec, quality, TRUE);
-  codec.optimize_coding = TRUE;  // every image has tables of its own
+  codec.optimize_coding = TRUE;  // every image has its own tables
   codec.comp_info[0].h_samp_factor = codec.comp_info[0].v_samp_factor = subsampled ? 2 : 1;
   jpeg_start_compress(&codec, TRUE);
   while (codec.next_scanline < codec.image_height) {

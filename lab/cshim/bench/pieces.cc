@@ -1,4 +1,4 @@
-// How long each stage of decoding or inflating a batch on a GPU takes.
+// The time of each stage of decoding or inflating a batch on a GPU.
 #include "pieces.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -46,8 +46,8 @@ double median(std::vector<double> values) {
 
 using Mark = std::function<void(int piece)>;
 
-// Does a run `rounds` times, twice: behind one another, for its whole time, and each by itself with
-// a mark after each piece of work.
+// Does a run `rounds` times, twice: first one after the other, for the time of a whole run, and
+// then each separately, with a mark after each piece of work.
 void time_pieces(cudaStream_t stream, int32_t rounds, int pieces,
                  const std::function<void(const Mark&)>& run, double* milliseconds) {
   Timer begin, end;
@@ -77,7 +77,7 @@ void time_pieces(cudaStream_t stream, int32_t rounds, int pieces,
   for (size_t k = 0; k < took.size(); ++k) milliseconds[k] = median(took[k]);
 }
 
-// Throws what a call of the library returned.
+// Throws the error that a call of the library returned.
 void checked(ts_error* error) {
   if (error != nullptr) throw_error(error);
 }

@@ -1,6 +1,5 @@
-// The time of each piece of a GPU decoder's and an inflater's work. The
-// functions reach inside of these objects, so a program that calls them is
-// linked with the library's objects.
+// The time of each piece of a GPU decoder's and an inflater's work. The functions use the internals
+// of these objects, so a program that calls them is linked with the library's objects.
 #pragma once
 
 #include "torchstream.h"
@@ -10,7 +9,7 @@ enum {
   TS_BENCH_DECODE_COPY = 0, /* the staging memory to the device */
   TS_BENCH_DECODE_TABLES = 1,
   TS_BENCH_DECODE_SYNC = 2,    /* the states in whole scans */
-  TS_BENCH_DECODE_SUMS = 3,    /* what lies before each subsequence of them */
+  TS_BENCH_DECODE_SUMS = 3,    /* the sums before each of their subsequences */
   TS_BENCH_DECODE_ENTRIES = 4, /* their entries */
   TS_BENCH_DECODE_ENTROPY = 5,
   TS_BENCH_DECODE_TRANSFORM = 6,
@@ -18,7 +17,7 @@ enum {
   TS_BENCH_DECODE_COLUMNS = 8,
   TS_BENCH_DECODE_RESULTS = 9,
   TS_BENCH_DECODE_AUGMENT = 10, /* nothing without steps */
-  TS_BENCH_DECODE_ALL = 11,     /* a whole run, of several that are enqueued behind one another */
+  TS_BENCH_DECODE_ALL = 11,     /* a whole run, of several enqueued one after the other */
   TS_BENCH_DECODE_PIECES = 12
 };
 
@@ -34,7 +33,7 @@ ts_error* ts_bench_gpu_decode(ts_gpu_decoder* decoder, uint8_t* staging, size_t 
 enum {
   TS_BENCH_INFLATE_COPY = 0,   /* the staging memory to the device */
   TS_BENCH_INFLATE_KERNEL = 1, /* the inflating and the checksums */
-  TS_BENCH_INFLATE_ALL = 2,    /* a whole run, of several that are enqueued behind one another */
+  TS_BENCH_INFLATE_ALL = 2,    /* a whole run, of several enqueued one after the other */
   TS_BENCH_INFLATE_PIECES = 3
 };
 

@@ -1,4 +1,4 @@
-// The C++ peer of benchmarks of the operator call.
+// The C++ peer for benchmarks of the operator call.
 #include <ATen/ops/add.h>
 #include <ATen/ops/ones.h>
 

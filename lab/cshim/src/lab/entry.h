@@ -1,5 +1,4 @@
-// What libtorchstream's functions do before they reach LibTorch, by its
-// exported functions.
+// The steps of libtorchstream's functions before they use LibTorch, done by its exported functions.
 #pragma once
 
 #include <ATen/Context.h>
@@ -12,11 +11,10 @@
 
 namespace ts::lab {
 
-// Enters LibTorch, as each call that reaches it does: LibTorch's warnings stay
-// off the thread.
+// Enters LibTorch, as every call that uses it does: LibTorch's warnings stay off the thread.
 inline void enter() { static_cast<void>(ts_parallelism()); }
 
-// NO_DEVICE unless `device` is the index of a GPU. Readies LibTorch for it.
+// Throws NO_DEVICE unless `device` is the index of a GPU. Initialises LibTorch for it.
 inline void require_gpu(int32_t device) {
   ts_device_info info{};
   info.size = sizeof info;
@@ -24,8 +22,8 @@ inline void require_gpu(int32_t device) {
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
 }
 
-// The device of the header's index, TS_DEVICE_CPU included; NO_DEVICE for what
-// does not exist.
+// Returns the device of the header's index, TS_DEVICE_CPU included. Throws NO_DEVICE for a device
+// that does not exist.
 inline c10::Device checked_device(int32_t device) {
   if (device == TS_DEVICE_CPU) return c10::Device(c10::DeviceType::CPU);
   require_gpu(device);

@@ -17,8 +17,8 @@ inline void finish(c10::Device device) {
   c10::cuda::device_synchronize();
 }
 
-// Nanoseconds a call on the host. The device has nothing queued at the start; what it still has to
-// do at the end is not counted.
+// Returns nanoseconds for each call on the host. The device has nothing queued at the start; its
+// unfinished work at the end is not counted.
 template <typename Call>
 double host_nanoseconds(c10::Device device, int32_t rounds, Call&& call) {
   constexpr int32_t kWarm = 100;

@@ -40,7 +40,7 @@ class Loaded {
       throw;
     }
   }
-  // It is never unloaded, as no library of CUDA is.
+  // Never unloaded, like every CUDA library.
   Loaded(const Loaded&) = delete;
   Loaded& operator=(const Loaded&) = delete;
 

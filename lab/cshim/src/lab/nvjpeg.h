@@ -1,6 +1,6 @@
 // The part of nvJPEG's interface that the measurement uses, as NVIDIA documents it
 // (docs.nvidia.com/cuda/nvjpeg, nvjpeg.h of CUDA 13.0). The library is loaded when it is first
-// needed, so its header is not needed to build, and LibTorch's dependencies do not include it.
+// needed, so the build does not need its header, and LibTorch's dependencies do not include it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 
 namespace ts::nvjpeg {
 
-// nvjpegStatus_t. Values that this library tells apart.
+// nvjpegStatus_t. The values that this library distinguishes.
 using Status = int;
 constexpr Status kSuccess = 0;
 constexpr Status kArchMismatch = 7;
@@ -29,9 +29,9 @@ struct Image {
 
 using Handle = struct nvjpegHandle*;
 using State = struct nvjpegJpegState*;
-using Stream = struct nvjpegJpegStream*;  // a parsed header, no CUDA stream
+using Stream = struct nvjpegJpegStream*;  // a parsed header, not a CUDA stream
 
-// The functions of the library. They never go away: it is not unloaded.
+// The functions of the library. They stay valid: it is never unloaded.
 struct Library {
   Status (*create)(Backend, void*, void*, unsigned flags, Handle*);
   Status (*destroy)(Handle);
@@ -49,11 +49,11 @@ struct Library {
                          cudaStream_t);
 };
 
-// Loads libnvjpeg of the CUDA that runs. UNSUPPORTED, with the way to install it, if it is not
-// there or lacks a function. A failed load is tried again at the next call.
+// Loads the libnvjpeg of the running CUDA. Throws UNSUPPORTED, with the way to install it, if it is
+// missing or lacks a function. If loading fails, the next call tries again.
 const Library& library();
 
-// Throws what a status says, unless it is kSuccess: UNSUPPORTED if the GPU or the driver lacks the
+// Throws an error for a status other than kSuccess: UNSUPPORTED if the GPU or the driver lacks the
 // implementation, else CUDA.
 void check(Status status, const char* call);
 

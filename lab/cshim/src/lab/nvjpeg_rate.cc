@@ -1,4 +1,4 @@
-// How many JPEGs a second NVIDIA's nvJPEG decodes: a peer of the GPU decoder.
+// The number of JPEGs that NVIDIA's nvJPEG decodes in a second: a peer of the GPU decoder.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
@@ -26,7 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kAlignment = 256;  // of an image's pixels in the device's memory
+constexpr size_t kAlignment = 256;  // of an image's pixels in device memory
 
 at::Tensor memory_on(int32_t device, size_t bytes) {
   return at::empty({static_cast<int64_t>(bytes)},
@@ -64,7 +64,7 @@ class Nvjpeg {
   const nvjpeg::Library& operator*() const { return library_; }
   nvjpeg::Handle handle() const { return handle_; }
 
-  // Whether the implementation decodes the image in a batch. Its size is then filled in.
+  // Whether the implementation decodes the image in a batch. If so, fills in its size.
   bool takes(Jpeg& jpeg) {
     int components = 0;
     int subsampling = 0;
@@ -80,8 +80,8 @@ class Nvjpeg {
   }
 
  private:
-  // The engines decode baseline JPEGs of one scan. The other implementation decodes what the GPU
-  // cannot on the host.
+  // The engines decode baseline JPEGs of one scan. The other implementation decodes on the host
+  // what the GPU cannot.
   bool engines_take(const Jpeg& jpeg) {
     int unsupported = 1;
     return library_.stream_parse(handle_, jpeg.data, jpeg.bytes, 0, 0, header_) ==
@@ -96,8 +96,8 @@ class Nvjpeg {
   nvjpeg::Stream header_ = nullptr;
 };
 
-// What a thread decodes with: a state, a stream, and memory for the pixels of a batch. The calls of
-// one decoder follow one another.
+// A thread's decoder: a state, a stream, and memory for the pixels of a batch. The calls of one
+// decoder run one after the other.
 class Decoder {
  public:
   Decoder(const Nvjpeg& nvjpeg, int32_t device, size_t batch, size_t room)
@@ -120,7 +120,7 @@ class Decoder {
 
   int32_t device() const { return device_; }
 
-  // Decodes a batch, and waits until its pixels are there.
+  // Decodes a batch, and waits for its pixels.
   void decode(const Jpeg* jpegs) {
     auto* to = pixels_.mutable_data_ptr<uint8_t>();
     for (size_t i = 0; i < images_.size(); ++i) {
@@ -146,8 +146,7 @@ class Decoder {
   nvjpeg::State state_ = nullptr;
 };
 
-// Runs body(k) for each decoder in a thread of its own. Throws the first error after all have
-// ended.
+// Runs body(k) for each decoder in a separate thread. Throws the first error after all have ended.
 template <typename Body>
 void in_threads(const std::vector<std::unique_ptr<Decoder>>& decoders, const Body& body) {
   std::mutex mutex;
@@ -157,8 +156,8 @@ void in_threads(const std::vector<std::unique_ptr<Decoder>>& decoders, const Bod
   const auto run = [&](size_t k) {
     try {
       const DeviceScope scope(decoders[k]->device());
-      // A new thread has no context until it calls the runtime, and DeviceScope leaves out the call
-      // for device 0. The engines' implementation may go to the driver, which would find none.
+      // A new thread has no context until it calls the runtime, and DeviceScope skips the call for
+      // device 0. The engines' implementation may call the driver, which would find none.
       C10_CUDA_CHECK(cudaSetDevice(decoders[k]->device()));
       body(k);
     } catch (...) {
@@ -171,7 +170,7 @@ void in_threads(const std::vector<std::unique_ptr<Decoder>>& decoders, const Bod
   };
   try {
     for (size_t k = 0; k < decoders.size(); ++k) threads.emplace_back(run, k);
-  } catch (...) {  // no more threads
+  } catch (...) {  // no more threads available
     join();
     throw;
   }
@@ -179,14 +178,15 @@ void in_threads(const std::vector<std::unique_ptr<Decoder>>& decoders, const Bod
   if (error) std::rethrow_exception(error);
 }
 
-// CPU seconds of all threads of the process.
+// Returns the CPU seconds of all threads of the process.
 double cpu_seconds() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// The images that the implementation takes, in whole batches, or in one if there are too few.
+// Returns the images that the implementation decodes, in whole batches, or in one if there are too
+// few.
 std::vector<Jpeg> batches_of(Nvjpeg& nvjpeg, const uint8_t* data, const size_t* sizes,
                              int64_t count, size_t& batch, int64_t& left_out) {
   std::vector<Jpeg> jpegs;
@@ -231,9 +231,9 @@ ts_bench_nvjpeg_rate measure(int32_t device, nvjpeg::Backend backend, const uint
   for (int32_t k = 0; k < threads; ++k) {
     decoders.push_back(std::make_unique<Decoder>(nvjpeg, device, batch, room));
   }
-  // The caching allocator may have given out memory that another stream still uses.
+  // The caching allocator may have returned memory that another stream still uses.
   finish(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
-  // nvJPEG allocates for the largest batch that a state has met.
+  // nvJPEG allocates for the largest batch that a state has had.
   in_threads(decoders, [&](size_t k) {
     for (size_t b = 0; b < batches; ++b) decoders[k]->decode(&jpegs[b * batch]);
   });

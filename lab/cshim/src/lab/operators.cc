@@ -43,8 +43,8 @@ struct Operands {
   }
 };
 
-// Calls of a round, whose results are freed together, as those of a training step are. The queue of
-// a GPU has room for them.
+// The calls of a round, whose results are freed together, as in a training step. They fit into a
+// GPU's queue.
 constexpr int32_t kHeldCalls = 400;
 
 // The results of a round.

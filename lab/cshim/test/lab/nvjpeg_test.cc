@@ -1,5 +1,5 @@
-// The measurement of nvJPEG: on a GPU with the library, or on devices that do
-// nothing with a stand-in for the library (cshim/test/cuda/null_nvjpeg.c).
+// The measurement of nvJPEG: on a GPU with the library, or on null devices with a stand-in for the
+// library (cshim/test/cuda/null_nvjpeg.c).
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// Images behind one another.
+// Consecutive images.
 struct Images {
   std::vector<uint8_t> data;
   std::vector<size_t> sizes;
@@ -31,7 +31,7 @@ ts_error* measure(const Images& images, int32_t backend, int64_t batch, int32_t 
                          static_cast<int64_t>(images.sizes.size()), batch, threads, 0.02, rate);
 }
 
-// A count of the stand-in for nvJPEG, or -1 if that is not what is loaded.
+// Returns a count of the stand-in for nvJPEG, or -1 if another library is loaded.
 int stand_in(const char* name) {
   void* const library = dlopen("libnvjpeg.so.13", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) return -1;
@@ -85,7 +85,7 @@ TEST_P(NvjpegOn, DecodesWholeBatches) {
   ASSERT_EQ(outcome.code, TS_ERROR_NONE) << outcome;
   EXPECT_EQ(rate.left_out, 1);
   EXPECT_EQ(rate.batch, 4);
-  EXPECT_GE(rate.images, 3 * 4);  // each thread decodes a batch at least
+  EXPECT_GE(rate.images, 3 * 4);  // each thread decodes at least a batch
   EXPECT_EQ(rate.images % 4, 0);
   EXPECT_GE(rate.seconds, 0.02);
   EXPECT_GE(rate.cpu_seconds, 0);
