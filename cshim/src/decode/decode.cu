@@ -26,7 +26,8 @@ constexpr uint32_t kResultsEach = 8;  // results of each thread of the resize
 constexpr uint32_t kWeightThreads = 128;
 constexpr int32_t kStepThreads = 512;
 
-// The iterations of a block of threads. With few images each thread does fewer.
+// The iterations of a block of threads: one if there are few images, since a GPU then has idle
+// threads.
 struct Each {
   uint32_t blocks, strips;
 };

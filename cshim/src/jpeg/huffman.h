@@ -52,9 +52,9 @@ struct HuffmanTables {
 };
 
 // Look-ups of two symbols at once, for the search for entries (jpeg/sync.h), which needs no values.
-// Indexed by the next kLookBits bits. An entry has the bits of the first symbol, the bits of the
-// second one, and the number of coefficients of both << 8. There is a second symbol if its code is
-// among the bits and the first one does not end the block. The entry is 0 for longer codes.
+// Indexed by the next kLookBits bits. An entry has the bits of both symbols, and the number of
+// coefficients that they advance << 8. It has only the first symbol if that ends the block, or if
+// the second one's code is not all among the bits. It is 0 if the first code is longer.
 struct SearchTables : HuffmanTables {
   uint16_t pairs[kMaxTables][1 << kLookBits];
 };
