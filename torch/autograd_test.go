@@ -33,7 +33,7 @@ func TestCopyBatchAndNormalizeOnTheGPU(t *testing.T) {
 	src, err := torch.FromMemory(p.Bytes(), torch.Uint8, 2, 4, 4, 3)
 	must(t, src, err)
 	if !src.IsPinned() {
-		t.Error("the tensor over pinned memory is not pinned")
+		t.Error("IsPinned() of a tensor over pinned memory = false, want true")
 	}
 	dev, err := torch.Empty(gpu, torch.Uint8, 2, 4, 4, 3)
 	must(t, dev, err)
@@ -148,7 +148,7 @@ func TestBackwardAccumulatesGradients(t *testing.T) {
 		t.Fatal(err)
 	}
 	if g := w.Grad(); g != nil {
-		t.Fatal("a gradient after ClearGrads")
+		t.Fatalf("Grad() after ClearGrads = %v, want nil", g)
 	}
 	if err := w.Mul(x).BackwardWith(torch.BackwardOptions{Gradient: floats(t, []float32{1, 10})}); err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func TestBackwardAccumulatesGradients(t *testing.T) {
 		t.Fatal(err)
 	}
 	if loss.Backward() == nil {
-		t.Fatal("a third backward succeeded on freed data")
+		t.Fatal("Backward() after the graph's data was freed = nil, want an error")
 	}
 }
 
@@ -196,7 +196,7 @@ func TestNoGradTravelsWithTheData(t *testing.T) {
 	w, b := leaf(t, []float32{1, 2, 3, 4}, 2, 2), leaf(t, []float32{1, 1})
 	x := floats(t, []float32{1, 0}, 1, 2)
 	if y := x.Linear(w, b); !y.RequiresGrad() {
-		t.Fatal("nothing was recorded without the mark")
+		t.Fatal("RequiresGrad() of Linear without NoGrad = false, want true")
 	}
 	marked := x.NoGrad()
 	y := marked.Linear(w, b)
@@ -209,21 +209,21 @@ func TestNoGradTravelsWithTheData(t *testing.T) {
 				t.Error(err)
 			}
 			if z.RequiresGrad() {
-				t.Error("the tensor requires gradients")
+				t.Error("RequiresGrad() = true, want false")
 			}
 		})
 	}
 	if err := y.Sum().Backward(); err == nil {
-		t.Error("backward succeeded without recorded data")
+		t.Error("Backward() without recorded data = nil, want an error")
 	}
 	if !w.RequiresGrad() {
-		t.Error("the parameter itself no longer requires gradients")
+		t.Error("RequiresGrad() of the parameter itself = false, want true")
 	}
 	// In place: under the mark a leaf may be changed, no matter which operand is marked, and the
 	// mark propagates.
 	step := floats(t, []float32{1, 1})
 	if err := b.Sub_(step).Err(); err == nil {
-		t.Error("a leaf was changed in place while recording")
+		t.Error("Sub_ on a leaf while recording: got no error, want one")
 	}
 	if err := b.NoGrad().Sub_(step).Err(); err != nil {
 		t.Error(err)
@@ -234,7 +234,8 @@ func TestNoGradTravelsWithTheData(t *testing.T) {
 	}
 	wantValues(t, b, -2, -2)
 	if !b.RequiresGrad() || got.RequiresGrad() {
-		t.Error("b must require gradients and the result must not")
+		t.Errorf("RequiresGrad() of the leaf and of the result = %v, %v, want true, false",
+			b.RequiresGrad(), got.RequiresGrad())
 	}
 	if err := x.Linear(w, b).Sum().Backward(); err != nil {
 		t.Fatal(err)
@@ -324,8 +325,11 @@ func TestGradientsBelongToTheScope(t *testing.T) {
 	if values, err := got[0].Float64s(); err != nil || !reflect.DeepEqual(values, []float64{2, 4}) || got[1] != nil {
 		t.Errorf("got %v %v, %v", got, values, err)
 	}
-	if got[0].Scope() != step || got[0].MulScalar(2).Scope() != step || got[0].Mul(a).RequiresGrad() {
-		t.Error("the gradient is not in the scope, or lost the mark of its leaf")
+	if of, product := got[0].Scope(), got[0].MulScalar(2).Scope(); of != step || product != step {
+		t.Errorf("the gradient and its product are in %v and %v, want both in %v", of, product, step)
+	}
+	if got[0].Mul(a).RequiresGrad() {
+		t.Error("RequiresGrad() of a product with a NoGrad leaf's gradient = true, want false")
 	}
 	step.Close()
 	if _, err := got[0].Float64s(); !errors.Is(err, torch.ErrClosed) {

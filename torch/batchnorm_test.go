@@ -161,11 +161,11 @@ func TestBatchNormReLUErrors(t *testing.T) {
 	bad := floats(t, make([]float32, 6), 6)
 	o.residual = bad
 	if y := o.fused(); y.Err() == nil {
-		t.Error("a residual of another shape is accepted")
+		t.Error("fused() with a residual of another shape: got no error, want one")
 	}
 	o.residual.Close()
 	if y := o.fused(); y.Err() == nil {
-		t.Error("a closed residual is accepted")
+		t.Error("fused() with a closed residual: got no error, want one")
 	}
 	o.x = torch.Fail("x", cuda.ErrInvalidArgument)
 	if y := o.fused(); y.Err() != o.x.Err() {
@@ -357,14 +357,14 @@ func TestBatchNormReLUChecksItsInput(t *testing.T) {
 		}
 	}
 	if err := first.BackwardWith(torch.BackwardOptions{Gradient: o.gradient}); err == nil {
-		t.Error("a second backward pass finds what the first one has freed")
+		t.Error("a second backward pass, whose data the first has freed: got no error, want one")
 	}
 	third := must(t, o.fused(), nil)
 	if x := o.x.NoGrad().MulScalar_(2); x.Err() != nil {
 		t.Fatal(x.Err())
 	}
 	if err := third.BackwardWith(torch.BackwardOptions{Gradient: o.gradient}); err == nil {
-		t.Error("backward takes a changed input")
+		t.Error("backward of an input that was changed in place: got no error, want one")
 	}
 }
 

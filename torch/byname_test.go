@@ -95,7 +95,7 @@ func TestCallTakesPartInBackwardAndNoGrad(t *testing.T) {
 	}
 	wantValues(t, w.In(s).Grad(), 2, 4)
 	if torch.Call1("square", w.In(s).NoGrad()).RequiresGrad() {
-		t.Error("recorded under NoGrad")
+		t.Error("RequiresGrad() of a call under NoGrad = true, want false")
 	}
 	x := floats(t, []float32{1, 2})
 	out := call(t, "add_.Tensor", x, x)
@@ -105,12 +105,12 @@ func TestCallTakesPartInBackwardAndNoGrad(t *testing.T) {
 	wantValues(t, x, 2, 4)
 	dst := floats(t, []float32{0, 0})
 	if out := call(t, "exp.out", floats(t, []float32{0, 0}), torch.Keywords{"out": dst}); out[0] != dst {
-		t.Error("the result is not the argument out")
+		t.Errorf("the result = %v, want the argument out, %v", out[0], dst)
 	}
 	wantValues(t, dst, 1, 1)
 	noise := floats(t, []float32{1, 1}) // an argument that is written to and not returned
 	if out := call(t, "rrelu_with_noise.out", floats(t, []float32{-1, 2}), noise, torch.Keywords{"out": dst}); out[0] != dst {
-		t.Error("the result is the argument noise, not out")
+		t.Errorf("the result = %v, want the argument out, %v, not noise", out[0], dst)
 	}
 	before := settled(t)
 	call(t, "add_.Tensor", x, x)
@@ -153,7 +153,7 @@ func TestCallRefusesWhatTheSchemaDoesNotTake(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := torch.Call(c.op, c.args...)
 			if err == nil {
-				t.Fatal("no error")
+				t.Fatalf("Call(%q) = %v and no error, want an error with %q", c.op, out, c.text)
 			}
 			for _, text := range c.text {
 				if !strings.Contains(err.Error(), text) {
@@ -166,7 +166,7 @@ func TestCallRefusesWhatTheSchemaDoesNotTake(t *testing.T) {
 				}
 			}
 			if one := torch.Call1(c.op, c.args...); one.Err() == nil {
-				t.Error("Call1 reports no error")
+				t.Errorf("Call1(%q) = %v, want a failed tensor", c.op, one)
 			}
 		})
 	}
@@ -184,7 +184,7 @@ func TestSchemaReturnsLibTorchsText(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	if _, err := torch.Schema("no_such"); err == nil {
-		t.Error("no error")
+		t.Error("Schema of an unknown operator: got no error, want one")
 	}
 }
 

@@ -200,7 +200,7 @@ func TestParameterCastsRefuse(t *testing.T) {
 		t.Errorf("to float32: %v", err)
 	}
 	if _, err := torch.NewParameterCasts(torch.BFloat16, []*torch.Tensor{nil}); err == nil {
-		t.Error("a nil parameter is accepted")
+		t.Error("NewParameterCasts with a nil parameter: got no error, want one")
 	}
 	casts, err := torch.NewParameterCasts(torch.BFloat16, n.parameters())
 	if err != nil {

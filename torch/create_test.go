@@ -54,7 +54,7 @@ func TestCreateAndRead(t *testing.T) {
 	transposed := floats(t, []float32{1, 2, 3, 4, 5, 6}, 2, 3).T()
 	wantValues(t, transposed, 1, 4, 2, 5, 3, 6)
 	if _, err := transposed.Bytes(); err == nil {
-		t.Error("Bytes of a transposed tensor: no error")
+		t.Error("Bytes() of a transposed tensor: got no error, want one")
 	}
 }
 
@@ -74,7 +74,7 @@ func TestFromMemorySharesTheMemory(t *testing.T) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	if _, err := torch.FromMemory(p.Bytes(), torch.Int32, 5); err == nil {
-		t.Error("more elements than the memory holds: no error")
+		t.Error("FromMemory of more elements than the memory holds: got no error, want one")
 	}
 }
 
@@ -90,13 +90,13 @@ func TestConstructorsCompute(t *testing.T) {
 	wantValues(t, must2(o.RandInt(3, 9, 2, 3))(t), 4, 8, 3, 5, 4, 4)
 	wantValues(t, must2(o.RandPerm(5))(t), 1, 2, 4, 3, 0)
 	before := settled(t)
-	for _, c := range []func() (*torch.Tensor, error){
+	for i, c := range []func() (*torch.Tensor, error){
 		func() (*torch.Tensor, error) { return o.RandInt(5, 5, 2) },
 		func() (*torch.Tensor, error) { return o.Linspace(0, 1, -1) },
 		func() (*torch.Tensor, error) { return o.Eye(-1) },
 	} {
 		if x, err := c(); err == nil || x.Err() == nil {
-			t.Error("no error")
+			t.Errorf("case %d: got the errors %v and %v, want both", i, err, x.Err())
 		}
 	}
 	if n := torch.LiveTensors(); n > before {

@@ -92,10 +92,10 @@ func TestFromSliceKeepsTheElements(t *testing.T) {
 		}
 	}
 	if _, err := torch.FromMatrix(nil); err == nil {
-		t.Error("a nil matrix: no error")
+		t.Error("FromMatrix(nil): got no error, want one")
 	}
 	if _, err := torch.FromSlice([]int32{1, 2}, 3); err == nil {
-		t.Error("two elements for the shape [3]: no error")
+		t.Error("FromSlice of two elements with the shape [3]: got no error, want one")
 	}
 }
 
@@ -162,7 +162,7 @@ func TestBorrowedMemoryStaysUntilTheLastTensor(t *testing.T) {
 	}
 	select {
 	case <-freed:
-		t.Fatal("the slice was freed under a view")
+		t.Fatal("the slice was freed under a view, want it to live as long as the view")
 	default:
 	}
 	wantValues(t, row.Index(torch.From(98)), 6, 7)
@@ -176,7 +176,7 @@ func TestBorrowedMemoryStaysUntilTheLastTensor(t *testing.T) {
 			return false
 		}
 	}) {
-		t.Error("the slice was never freed")
+		t.Error("the slice was not freed after its last view, want it to be freed")
 	}
 }
 

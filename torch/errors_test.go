@@ -99,7 +99,7 @@ func TestErrorsNameTheirKindAndCause(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			err := c.do()
 			if err == nil {
-				t.Fatal("no error")
+				t.Fatalf("got no error, want %v with %q", c.is, c.text)
 			}
 			if c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("got %v, want %v", err, c.is)

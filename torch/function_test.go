@@ -105,7 +105,7 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 	wantValues(t, got[0], 1, 1)
 	wantValues(t, got[1], 0, 0)
 	if got[2] != nil || got[3] != nil {
-		t.Error("gradients of outputs that have none")
+		t.Errorf("the gradients of outputs without one are %v and %v, want nil", got[2], got[3])
 	}
 	if fmt.Sprint(needs) != "[true true false false]" {
 		t.Errorf("needs %v", needs)
@@ -113,7 +113,7 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 	wantGrad(t, a, 3, 4)
 	wantGrad(t, b, 10, 20)
 	if g := c.Grad(); g != nil {
-		t.Error("a constant input has a gradient")
+		t.Errorf("Grad() of a constant input = %v, want nil", g)
 	}
 }
 
@@ -212,7 +212,7 @@ func TestErrorsOfFunctions(t *testing.T) {
 			}
 			err := y.Sum().Backward()
 			if err == nil {
-				t.Fatal("no error")
+				t.Fatalf("Backward() = nil, want the error %v with %q", c.is, c.says)
 			}
 			if c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, want %v with %q", err, c.is, c.says)

@@ -26,16 +26,16 @@ func TestGeneratorCloseWaitsForNoCall(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("Close waits for a call")
+		t.Fatal("Close has not returned after 10 s, want it not to wait for a call")
 	}
 	if _, err := g.acquire(); !errors.Is(err, ErrClosed) {
 		t.Errorf("a call after Close: %v", err)
 	}
 	if g.c == nil {
-		t.Error("the generator was freed while a call uses it")
+		t.Error("the generator was freed during a call, want it kept until the call's end")
 	}
 	g.release()
 	if g.c != nil {
-		t.Error("the last call has not freed the generator")
+		t.Error("the generator is not freed after the last call, want it freed")
 	}
 }

@@ -43,20 +43,20 @@ func TestGenerators(t *testing.T) {
 		t.Run(d.String(), func(t *testing.T) {
 			a, b := newGenerator(t, d, 5), newGenerator(t, d, 5)
 			first := drawn(t, a)
-			if !slices.Equal(first, drawn(t, b)) {
-				t.Error("equal seeds draw different numbers")
+			if got := drawn(t, b); !slices.Equal(got, first) {
+				t.Errorf("two generators with seed 5 draw %v and %v, want equal numbers", first, got)
 			}
 			state, err := a.State()
 			must(t, state, err)
 			second := drawn(t, a)
 			if slices.Equal(first, second) {
-				t.Error("the second numbers are the first")
+				t.Errorf("the second numbers %v are the first, want others", second)
 			}
 			if err := b.SetState(state); err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(second, drawn(t, b)) {
-				t.Error("the state of one generator gives another one other numbers")
+			if got := drawn(t, b); !slices.Equal(got, second) {
+				t.Errorf("after SetState the next numbers are %v, want %v", got, second)
 			}
 			if seed, err := a.InitialSeed(); err != nil || seed != 5 {
 				t.Errorf("seed %d, %v", seed, err)
@@ -64,8 +64,8 @@ func TestGenerators(t *testing.T) {
 			if err := a.Seed(5); err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(first, drawn(t, a)) {
-				t.Error("Seed does not start the sequence")
+			if got := drawn(t, a); !slices.Equal(got, first) {
+				t.Errorf("after Seed(5) the next numbers are %v, want %v", got, first)
 			}
 			if d == cuda.CPU {
 				return
@@ -77,8 +77,9 @@ func TestGenerators(t *testing.T) {
 			if err := errors.Join(a.SetOffset(0), b.SetOffset(offset)); err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(first, drawn(t, a)) || !slices.Equal(second, drawn(t, b)) {
-				t.Error("the offset is not the place in the sequence")
+			if gotA, gotB := drawn(t, a), drawn(t, b); !slices.Equal(gotA, first) || !slices.Equal(gotB, second) {
+				t.Errorf("at the offsets 0 and %d the next numbers are %v and %v, want %v and %v",
+					offset, gotA, gotB, first, second)
 			}
 			if err := a.SetOffset(3); !errors.Is(err, cuda.ErrInvalidArgument) {
 				t.Errorf("offset 3: %v", err)
@@ -98,8 +99,8 @@ func TestDefaultGeneratorIsThatOfOperators(t *testing.T) {
 	}
 	x, err := torch.Rand(cuda.CPU, torch.Float32, 8)
 	must(t, x, err)
-	if !slices.Equal(read(t, x), drawn(t, newGenerator(t, cuda.CPU, 9))) {
-		t.Error("operators draw other numbers")
+	if got, want := read(t, x), drawn(t, newGenerator(t, cuda.CPU, 9)); !slices.Equal(got, want) {
+		t.Errorf("Rand after the default generator's Seed(9) = %v, want %v", got, want)
 	}
 }
 
@@ -121,7 +122,7 @@ func TestWrongGeneratorsAreRefused(t *testing.T) {
 		t.Errorf("Seed: %v", err)
 	}
 	if _, err := newGenerator(t, cuda.CPU, 1).Offset(); err == nil {
-		t.Error("a CPU generator has an offset")
+		t.Error("Offset() of a CPU generator: got no error, want one")
 	}
 	if _, err := torch.NewGenerator(cuda.Device(cuda.DeviceCount()), 1); !errors.Is(err, cuda.ErrNoDevice) {
 		t.Errorf("no device: %v", err)
@@ -232,7 +233,7 @@ func TestGrad(t *testing.T) {
 	}
 	wantValues(t, second[0], 4, 4, 4)
 	if _, err := torch.Grad([]*torch.Tensor{x.Sum()}, []*torch.Tensor{unused}, torch.GradOptions{}); err == nil {
-		t.Error("an unused input is no error")
+		t.Error("Grad for an unused input: got no error, want one")
 	}
 	none, err := torch.Grad([]*torch.Tensor{x.Sum()}, []*torch.Tensor{unused}, torch.GradOptions{AllowUnused: true})
 	if err != nil || len(none) != 1 || none[0] != nil {

@@ -323,7 +323,7 @@ func TestGraphedModuleCapturesAgain(t *testing.T) {
 	}
 	want(3, 2, 2)
 	if g := b.Grad(); g == nil {
-		t.Error("a parameter that was unfrozen has no gradient")
+		t.Error("Grad() of an unfrozen parameter = nil, want a gradient")
 	} else {
 		g.Close()
 	}

@@ -127,11 +127,11 @@ func TestGraphedCapturesForEachKindOfArgument(t *testing.T) {
 			n++
 			call(y)
 			if r.captured != n {
-				t.Error("the first call did not capture")
+				t.Errorf("%d captures after the first call, want %d", r.captured, n)
 			}
 			call(y)
 			if r.captured != n {
-				t.Error("the second call captured again")
+				t.Errorf("%d captures after the second call, want %d", r.captured, n)
 			}
 		})
 	}
@@ -486,7 +486,7 @@ func TestGraphedCallEager(t *testing.T) {
 		t.Errorf("%d captures, %+v", r.captured, s)
 	}
 	if _, err := g.CallEager(nil); err == nil {
-		t.Error("a nil argument is no error")
+		t.Error("CallEager(nil): got no error, want one")
 	}
 	g.Close()
 	if _, err := g.CallEager(x); !errors.Is(err, ErrClosed) {

@@ -92,7 +92,7 @@ func wantValues(t testing.TB, x *torch.Tensor, want ...float64) {
 func here(t testing.TB) (file string, line int) {
 	_, file, line, ok := runtime.Caller(1)
 	if !ok {
-		t.Fatal("no caller")
+		t.Fatal("runtime.Caller(1) knows no caller, want the test's line")
 	}
 	return filepath.Base(file), line
 }

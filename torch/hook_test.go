@@ -146,7 +146,7 @@ func TestStepInAHook(t *testing.T) {
 	}
 	wantValues(t, w, 0.5)
 	if g := w.Grad(); g != nil {
-		t.Error("a gradient is left")
+		t.Errorf("Grad() after the hook's SetGrad(nil) = %v, want nil", g)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestErrorsOfHooksAreBackwards(t *testing.T) {
 			err = w.Square().Sum().Backward()
 			made.Close()
 			if err == nil {
-				t.Fatal("no error")
+				t.Fatalf("Backward() = nil, want the hook's error %v", c.is)
 			}
 			if c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("%v is not %v", err, c.is)
@@ -291,7 +291,7 @@ func TestModesInHooks(t *testing.T) {
 			square := other.Square()
 			defer square.Close()
 			if !square.RequiresGrad() {
-				t.Error("an operator on a parameter is not recorded")
+				t.Error("RequiresGrad() of a parameter's square in a hook = false, want true")
 			}
 			return nil, nil
 		})

@@ -62,7 +62,7 @@ func TestIndexAsInPyTorch(t *testing.T) {
 		t.Run(c.Index, func(t *testing.T) {
 			at, ok := indices[c.Index]
 			if !ok {
-				t.Fatal("no such case")
+				t.Fatalf("the test has no indices for the case %q, want some for every case", c.Index)
 			}
 			start := func() *torch.Tensor {
 				if strings.HasPrefix(c.Index, "scalar ") {
@@ -123,12 +123,12 @@ func TestIndexInScopesAndBackward(t *testing.T) {
 	}
 	wantValues(t, w.In(s).Grad(), 1, 2, 0, 2)
 	if got := x.NoGrad().Index(x.GtScalar(2)); got.RequiresGrad() {
-		t.Error("recorded under NoGrad")
+		t.Error("RequiresGrad() of Index under NoGrad = true, want false")
 	} else {
 		wantValues(t, got, 3, 4)
 	}
 	if err := x.SetIndex_(0, 0).Err(); err == nil {
-		t.Error("a leaf that requires gradients was changed")
+		t.Error("SetIndex_ on a leaf that requires gradients: got no error, want one")
 	}
 	wantValues(t, x.NoGrad().SetIndex_(9.5, 0, torch.From(1)), 1, 9.5, 3, 4)
 	wantValues(t, x.NoGrad().SetIndex_(floats(t, []float32{5, 6}), x.LtScalar(3).LogicalNot().Index(torch.All, 1), 0), 5, 9.5, 6, 4)

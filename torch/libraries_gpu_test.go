@@ -145,7 +145,7 @@ func TestProductsBeforeAGraphOfTheirStream(t *testing.T) {
 		o.check(errors.Join(err, gpu.Synchronize()))
 		if began { // the products may have been done before the replay
 			if delay *= 2; delay > 8*time.Second {
-				t.Fatal("the host is too slow: the products began before the replay was queued")
+				t.Fatalf("the products began after %v, want the replay queued before: the host is too slow", delay/2)
 			}
 			continue
 		}

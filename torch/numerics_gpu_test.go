@@ -133,7 +133,7 @@ func TestGPUNumericsOfGraphs(t *testing.T) {
 		}
 	}
 	if slices.Equal(results[false], results[true]) {
-		t.Error("TF32 makes no difference")
+		t.Error("the product has the same bits with and without TF32, want others")
 	}
 	if s := g.Stats(); s.Captures != 2 {
 		t.Errorf("%+v", s)

@@ -105,10 +105,10 @@ func (t *operatorTest) call(c operatorCase) []reflect.Value {
 	var fn reflect.Value
 	if c.Self != "" {
 		if fn = reflect.ValueOf(t.tensor(c.Self)).MethodByName(c.Method); !fn.IsValid() {
-			t.Fatal("no such method")
+			t.Fatalf("Tensor has no method %s, want the operator's", c.Method)
 		}
 	} else if fn = reflect.ValueOf(functions[c.Method]); !fn.IsValid() {
-		t.Fatal("no such function")
+		t.Fatalf("the test's table has no function %s, want the operator's", c.Method)
 	}
 	var in []reflect.Value
 	for i := range fn.Type().NumIn() {

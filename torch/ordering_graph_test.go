@@ -107,6 +107,6 @@ func TestRandomReplaysAreOrdered(t *testing.T) {
 		}
 	}
 	if x[0] == y[0] {
-		t.Error("both graphs drew the same numbers")
+		t.Errorf("both graphs drew %v first, want different numbers", x[0])
 	}
 }

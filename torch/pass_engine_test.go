@@ -165,8 +165,8 @@ func TestBackwardOfATiedWeightEqualsGrad(t *testing.T) {
 	}
 	defer g[0].Close()
 	backward(t, tiedLoss(t, w, scope))
-	if got := w.In(scope).Grad(); !slices.Equal(read(t, got), read(t, g[0])) {
-		t.Error("the gradient has other bits than Grad's")
+	if got, want := read(t, w.In(scope).Grad()), read(t, g[0]); !slices.Equal(got, want) {
+		t.Errorf("Backward's gradient = %v, want Grad's bits, %v", got, want)
 	}
 }
 

@@ -276,7 +276,7 @@ func TestBackwardOfGradients(t *testing.T) {
 	backward(t, g[0].Sum())
 	wantGrad(t, x, 6, 12)
 	if grad := x.Grad(); grad.RequiresGrad() {
-		t.Error("Backward recorded the gradient")
+		t.Error("RequiresGrad() of the gradient = true, want false")
 	}
 }
 
@@ -369,7 +369,7 @@ func TestBackwardFreesAsItGoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if atEnd < 0 {
-			t.Fatal("the hook was not called")
+			t.Fatal("the hook was not called, want one call")
 		}
 		return before - atEnd
 	}

@@ -159,7 +159,7 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 		})
 		wantFinding(t, found, cuda.FindingRace, ".Wait("+toDefault)
 		if len(found) == 0 || found[0].Kind != cuda.FindingNotRecorded {
-			t.Error("the wait for the event is not noted")
+			t.Errorf("got the findings %v, want %v first", found, cuda.FindingNotRecorded)
 		}
 		wantNone(t, sanitized(t, func() error {
 			return errors.Join(p.x.AddScalar_(1).Err(), p.event.Record(defaultStream), p.side.WaitEvent(p.event), p.on(p.side.Stream, p.y, p.x))
@@ -302,7 +302,7 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 			}
 		}
 		if races == 0 {
-			t.Error("nothing is found")
+			t.Error("found 0 races with the default stream, want at least 1")
 		}
 		wantNone(t, sanitized(t, program(true)))
 	})
@@ -522,7 +522,7 @@ func TestSanitizerKnowsTheOrderOfBackward(t *testing.T) {
 			}
 		}
 		if races == 0 {
-			t.Error("nothing is found")
+			t.Error("found 0 races, want at least 1")
 		}
 	})
 	t.Run("the caller reads a gradient", func(t *testing.T) {

@@ -321,8 +321,13 @@ func TestShareRefuses(t *testing.T) {
 	if err := errors.Join(none.Close(), (&torch.Shared{}).Close()); err != nil {
 		t.Error(err)
 	}
-	if none.Tensor().Err() == nil || none.Ready() == nil || none.Handle().Check() == nil || none.String() != "closed shared tensor" {
-		t.Error("a nil Shared is usable")
+	if tensor, ready, handle := none.Tensor().Err(), none.Ready(), none.Handle().Check(); tensor == nil ||
+		ready == nil || handle == nil {
+		t.Errorf("errors of a nil Shared's Tensor, Ready and Handle: %v, %v, %v, want one each",
+			tensor, ready, handle)
+	}
+	if got := none.String(); got != "closed shared tensor" {
+		t.Errorf("String() of a nil Shared = %q, want %q", got, "closed shared tensor")
 	}
 }
 

@@ -21,7 +21,7 @@ func FuzzSharedHandle(f *testing.F) {
 		var h SharedHandle
 		if h.UnmarshalBinary(b) != nil {
 			if h.h.pid != 0 {
-				t.Error("a refused handle has changed")
+				t.Errorf("a refused handle has the process %d, want 0 as before", h.h.pid)
 			}
 			return
 		}

@@ -26,7 +26,7 @@ func TestOperatorsOnTheGPU(t *testing.T) {
 	}
 	err := x.Add(floats(t, []float32{1, 2, 3, 4}, 2, 2)).Err()
 	if err == nil {
-		t.Error("Add of operands on two devices: no error")
+		t.Error("Add of operands on two devices: got no error, want one")
 	}
 	w := leaf(t, []float32{2, 3})
 	if err := w.In(s).To(gpu).Square().Sum().Backward(); err != nil { // gradients flow through To
@@ -88,11 +88,11 @@ func TestNoMethodPanics(t *testing.T) {
 					switch r.Type() {
 					case tensor:
 						if r.IsNil() || r.Interface().(*torch.Tensor).Err() == nil {
-							t.Error("the result has no error")
+							t.Errorf("the result = %v, want a failed tensor", r)
 						}
 					case failure:
 						if r.IsNil() {
-							t.Error("the error is nil")
+							t.Error("the error = nil, want one")
 						}
 					}
 				}
@@ -104,10 +104,10 @@ func TestNoMethodPanics(t *testing.T) {
 func TestInPlaceFailureLeavesTheTarget(t *testing.T) {
 	x := floats(t, []float32{1, 2, 3})
 	if x.Add_(floats(t, []float32{1, 2})).Err() == nil {
-		t.Fatal("no error")
+		t.Fatal("Add_ of another shape: got no error, want one")
 	}
 	if x.Add_(x.MatMul(nil)).Err() == nil {
-		t.Fatal("no error")
+		t.Fatal("Add_ of a failed tensor: got no error, want one")
 	}
 	if err := x.Err(); err != nil {
 		t.Fatal(err)
@@ -162,7 +162,8 @@ func TestCloseIsIdempotent(t *testing.T) {
 		t.Errorf("%d more references than before", live-before)
 	}
 	if x.Shape() != nil || x.DType() != -1 || x.Device() != cuda.CPU || x.Elements() != 0 {
-		t.Error("a closed tensor has a shape")
+		t.Errorf("a closed tensor has the shape %v, dtype %v, device %v and %d elements, want nil, -1, cpu, 0",
+			x.Shape(), x.DType(), x.Device(), x.Elements())
 	}
 }
 

@@ -116,7 +116,7 @@ func TestTidyPassesErrorsOn(t *testing.T) {
 		t.Errorf("of the function: %v", err)
 	}
 	if torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return nil }, x).Err() == nil {
-		t.Error("a function returned no tensor, and there is no error")
+		t.Error("Tidy of a function that returns nil: got no error, want one")
 	}
 	x.Close()
 	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return in[0] }, x).Err(); !errors.Is(err, torch.ErrClosed) {

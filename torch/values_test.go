@@ -350,8 +350,11 @@ func TestForeachChangesAllTensors(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantValues(t, b, 0)
-	if torch.ForeachAdd_([]*torch.Tensor{a, b}, []*torch.Tensor{c}, 1) == nil || torch.ForeachAdd_([]*torch.Tensor{a, nil}, []*torch.Tensor{c, d}, 1) == nil {
-		t.Error("lists of different lengths, or with nil, succeeded")
+	if torch.ForeachAdd_([]*torch.Tensor{a, b}, []*torch.Tensor{c}, 1) == nil {
+		t.Error("ForeachAdd_ of lists of 2 and 1 tensors: got no error, want one")
+	}
+	if torch.ForeachAdd_([]*torch.Tensor{a, nil}, []*torch.Tensor{c, d}, 1) == nil {
+		t.Error("ForeachAdd_ with a nil tensor: got no error, want one")
 	}
 }
 
