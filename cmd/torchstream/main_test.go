@@ -49,7 +49,7 @@ func TestCommandLine(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		status int
-		says   string // on stderr
+		says   string // on stdout if status is 0, and on stderr otherwise
 	}{
 		{nil, 2, "a command is needed"},
 		{[]string{"dokter"}, 2, `no command "dokter": did you mean doctor?`},
@@ -78,14 +78,17 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"preview", missing}, 2, "did you mean -archive " + missing + "?"},
 	} {
 		status, stdout, stderr := command(t, c.args...)
+		if c.status == 0 {
+			stdout, stderr = stderr, stdout
+		}
 		if status != c.status || !strings.Contains(stderr, c.says) {
-			t.Errorf("torchstream %q: status %d, want %d; stderr %q does not say %q", c.args, status, c.status, stderr, c.says)
+			t.Errorf("torchstream %q: got status %d, want %d; got %q, want %q in it", c.args, status, c.status, stderr, c.says)
 		}
 		if c.status == 2 && strings.Contains(stderr, "usage:") {
 			t.Errorf("torchstream %q: the list of options hides the mistake:\n%s", c.args, stderr)
 		}
 		if stdout != "" {
-			t.Errorf("torchstream %q: errors belong on stderr, stdout has %q", c.args, stdout)
+			t.Errorf("torchstream %q: got %q on the wrong one of stdout and stderr", c.args, stdout)
 		}
 	}
 }
@@ -114,10 +117,10 @@ func TestHelpFitsATerminal(t *testing.T) {
 	}
 	for name, args := range texts {
 		status, stdout, stderr := command(t, args...)
-		if status != 0 || stdout != "" || !strings.HasPrefix(stderr, "usage: torchstream "+name) {
+		if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "usage: torchstream "+name) {
 			t.Errorf("%s -h: status %d, %s%s", name, status, stdout, stderr)
 		}
-		for line := range strings.Lines(stderr) {
+		for line := range strings.Lines(stdout) {
 			if n := utf8.RuneCountInString(line) - 1; n > 100 {
 				t.Errorf("%s -h: %d columns: %s", name, n, line)
 			}

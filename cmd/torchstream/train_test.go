@@ -836,7 +836,7 @@ func TestKindsOfArchives(t *testing.T) {
 		"shards": {filepath.Join(shards, "train-{0..1}.tar"), 12}, "URL": {server.URL + "/x.tgz", 6},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, _, help := command(t, "train", "-h"); !strings.Contains(help, name) {
+			if _, help, _ := command(t, "train", "-h"); !strings.Contains(help, name) {
 				t.Errorf("-h does not name it: %s", help)
 			}
 			var out, errs bytes.Buffer

@@ -9,7 +9,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -48,8 +47,12 @@ func (p *Program) Run(ctx context.Context, args []string, stdout, stderr io.Writ
 	err := p.dispatch(ctx, args, stdout, stderr)
 	var wrong UsageError
 	var interrupted InterruptedError
+	var help helpError
+	if errors.As(err, &help) {
+		_, err = io.WriteString(stdout, help.text)
+	}
 	switch {
-	case err == nil || errors.Is(err, flag.ErrHelp):
+	case err == nil:
 		return 0
 	case errors.Is(err, ErrFound):
 		return 1

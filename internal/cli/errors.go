@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"strings"
@@ -9,6 +10,13 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/printable"
 )
+
+// helpError ends a command that was asked for its help, which [Program.Run] prints.
+type helpError struct{ text string }
+
+func (helpError) Error() string { return flag.ErrHelp.Error() }
+
+func (helpError) Unwrap() error { return flag.ErrHelp }
 
 // ErrFound is returned by a command that completed and found a problem. The command has already
 // reported it.

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// Flags returns the flag set of a command. Its help is written to stderr. line is a command line
+// Flags returns the flag set of a command, for [Parse]. line is a command line
 // with the required arguments, such as "torchstream inspect FILE".
 func Flags(line, about string, stderr io.Writer) *flag.FlagSet {
 	_, command, _ := strings.Cut(line, " ")
@@ -21,8 +21,9 @@ func Flags(line, about string, stderr io.Writer) *flag.FlagSet {
 	set := flag.NewFlagSet(command, flag.ContinueOnError)
 	set.SetOutput(stderr)
 	set.Usage = func() {
-		fmt.Fprintf(stderr, "usage: %s\n%s", line, wrapped(about, ""))
-		printOptions(set, stderr)
+		w := set.Output()
+		fmt.Fprintf(w, "usage: %s\n%s", line, wrapped(about, ""))
+		printOptions(set, w)
 	}
 	return set
 }
@@ -138,8 +139,11 @@ func parseOptions(set *flag.FlagSet, args []string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, flag.ErrHelp):
+		var text strings.Builder
+		set.SetOutput(&text)
 		list()
-		return err
+		set.SetOutput(out)
+		return helpError{text.String()}
 	}
 	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
 	if !unknown {

@@ -57,7 +57,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 		if !strings.Contains(list, "\n  torchstream-lab "+c.Name+" ") {
 			t.Errorf("help does not list %s:\n%s", c.Name, list)
 		}
-		status, _, help := command(t, c.Name, "-h")
+		status, help, _ := command(t, c.Name, "-h")
 		if status != 0 || !strings.HasPrefix(help, "usage: torchstream-lab "+c.Name) {
 			t.Errorf("%s -h: got status %d, %s", c.Name, status, help)
 		}
