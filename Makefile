@@ -16,6 +16,10 @@ SHELL := bash
 
 export LIBTORCH TORCHSTREAM_LIBTORCH TORCHSTREAM_CACHE JOBS ARCHIVE TEST DEVICE CHECKPOINT FUZZ_TIME FUZZ_SEEDS
 
+# Built without cgo, torchstream consists of its installer and its doctor, and needs no C compiler. It prints LibTorch's folder.
+BOOTSTRAP = CGO_ENABLED=0 GOOS= GOARCH= GOFLAGS=-buildvcs=false GOWORK=off go run ./cmd/torchstream
+INSTALL_LIBTORCH = $(BOOTSTRAP) setup -only-libtorch
+
 .PHONY: help
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '  make %-14s %s\n' "$$t" "$$d"; done
@@ -23,7 +27,7 @@ help: ## list the targets
 .PHONY: setup
 setup: ## install missing system packages and LibTorch
 	@cshim/setup/packages.sh
-	@python3 cshim/setup/libtorch.py path >/dev/null
+	@[[ -n "$$LIBTORCH" ]] && ! command -v go >/dev/null || $(INSTALL_LIBTORCH) >/dev/null
 
 .PHONY: image
 image: ## build the image library alone, which needs no LibTorch: cshim/build/lib/libtorchstream_image.so
@@ -161,11 +165,6 @@ lint: shim ## check formatting, layers, complexity, go vet, staticcheck, the C h
 	@cshim/setup/shim.sh cshim/build -- torchstream_lab
 	@tools/lint.sh
 
-.PHONY: golangci
-golangci: shim ## run the linters of .golangci.yml with an installed golangci-lint 2; CI runs make lint
-	@command -v golangci-lint >/dev/null || { echo "golangci: error: golangci-lint is not in PATH: https://golangci-lint.run/docs/welcome/install" >&2; exit 1; }
-	golangci-lint run ./...
-
 .PHONY: tidy
 tidy: setup ## run clang-tidy with cshim/.clang-tidy on the C++ sources
 	@cshim/setup/packages.sh tidy
@@ -175,11 +174,17 @@ tidy: setup ## run clang-tidy with cshim/.clang-tidy on the C++ sources
 
 .PHONY: generate
 generate: setup ## regenerate the typed operators from LibTorch's native_functions.yaml
-	TORCHSTREAM_NATIVE_FUNCTIONS="$$(python3 cshim/setup/libtorch.py show | sed -n 's/^NATIVE_FUNCTIONS=//p')" go generate ./...
+	go generate ./...
 
+# `torchstream doctor` itself exits with 1 if something is missing. It tries the libraries if they are built.
 .PHONY: doctor
 doctor: ## show what is installed, what is missing and how to get it; works before anything is built
-	@tools/doctor.sh
+	@command -v go >/dev/null || { echo "missing  Go  not in PATH -> install Go 1.25 or newer: https://go.dev/dl" && exit; }; \
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT; \
+	if [[ -e cshim/build/lib/libtorchstream_image.so || -n "$${TORCHSTREAM_LIBRARY-}" ]]; then go build -o "$$folder" ./cmd/torchstream; fi || \
+	  echo "doctor: the program above does not compile, so no library is tried" >&2; \
+	[[ -e "$$folder/torchstream" ]] || $(subst run,build -o "$$folder",$(BOOTSTRAP)); \
+	"$$folder/torchstream" doctor || [[ $$? == 1 ]]
 
 # The benchmarks of torchstream itself are a module of their own, which is not released.
 .PHONY: lab
@@ -214,7 +219,7 @@ fuzz: fuzz-bundle ## run every fuzzer for FUZZ_TIME (60) seconds, one per core a
 
 .PHONY: libtorch-path
 libtorch-path: ## print the folder of LibTorch (like a site-packages), and install LibTorch if needed
-	@python3 cshim/setup/libtorch.py path
+	@$(INSTALL_LIBTORCH)
 
 .PHONY: clean
 clean: ## remove build outputs and the indexes of archives in this folder; keep LibTorch's cache

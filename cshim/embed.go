@@ -6,5 +6,5 @@ import "embed"
 
 // Sources has all that building the libraries needs, without their tests. Files lose their modes.
 //
-//go:embed CMakeLists.txt libtorch-*.lock cmake include setup/*.py setup/*.sh src
+//go:embed CMakeLists.txt libtorch-*.lock cmake include setup/*.sh src
 var Sources embed.FS

@@ -42,7 +42,7 @@ for library in "$prefix"/lib/*.so; do
   done <<<"$run_path:"
   ! readelf -S "$library" | grep -qE '\.(symtab|debug_)' || fail "$library is not stripped"
 done
-ln -s "$(python3 cshim/setup/libtorch.py path)" "$prefix/lib/libtorch"
+ln -s "$(make -s libtorch-path)" "$prefix/lib/libtorch"
 rm -rf "${folders[@]}" # nothing of a build may be needed
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 cp -R examples/06-c "$scratch/06-c"

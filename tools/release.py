@@ -25,8 +25,6 @@ from urllib.parse import quote
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(ROOT, "cshim", "build-release")
-sys.path.insert(0, os.path.join(ROOT, "cshim", "setup"))
-import libtorch  # noqa: E402
 
 # The codecs that are linked statically, by their CMake names, with the SPDX names of their licences.
 CODECS = {
@@ -160,7 +158,7 @@ def sbom(stage, version, torch, time):
             description="inline functions, compiled into libtorchstream.so",
         )
     )  # fmt: skip
-    for line in libtorch.requirements():
+    for line in requirements():
         name, locked = line.split()[0].split("==")
         if name in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nvvm", "nvidia-nvjpeg"):
             continue  # only building needs them
@@ -200,9 +198,25 @@ def iso(time):
     return subprocess.run(["date", "-u", "-d", "@%d" % time, "+%Y-%m-%dT%H:%M:%SZ"], stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
 
 
+def location(name):
+    """Return a location of LibTorch, such as CUDA_INCLUDE, that cshim/setup/libtorch.sh has written into the build folder."""
+    return re.search(r'^set\(TS_%s "(.*?)"' % name, read(os.path.join(BUILD, "libtorch.cmake")), re.MULTILINE).group(1)
+
+
+def lock():
+    """Return the path of the lock with the wheels of LibTorch."""
+    return os.path.join(ROOT, "cshim", "libtorch-%s.lock" % (os.environ.get("TORCHSTREAM_LIBTORCH") or "2.11"))
+
+
+def requirements():
+    """Return the lines of the lock without comments."""
+    lines = [line.strip() for line in read(lock()).splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def nvtx():
     """Return the version of the NVTX headers."""
-    text = read(os.path.join(libtorch.find()["CUDA_INCLUDE"], "nvtx3", "nvToolsExt.h"))
+    text = read(os.path.join(location("CUDA_INCLUDE"), "nvtx3", "nvToolsExt.h"))
     return re.search(r"#define NVTX_VERSION (\d+)", text).group(1)
 
 
@@ -214,7 +228,7 @@ def no_paths(stage):
             path = os.path.join(base, name)
             with open(path, "rb") as f:
                 content = f.read()
-            for secret in (ROOT, home if len(home) > 1 else ROOT, libtorch.find()["SITE"]):
+            for secret in (ROOT, home if len(home) > 1 else ROOT, location("SITE")):
                 if secret.encode() in content:
                     raise DistError("%s contains the path %s of this machine" % (os.path.relpath(path, stage), secret))
 
@@ -251,13 +265,15 @@ def main(args):
         print(__doc__.strip(), file=sys.stderr)
         return 2
     out = os.path.abspath(args[0] if args else os.path.join(ROOT, "release"))
-    if not libtorch.find()["CUDA"]:
+    os.makedirs(BUILD, exist_ok=True)
+    subprocess.run([os.path.join(ROOT, "cshim", "setup", "libtorch.sh"), os.path.join(BUILD, "libtorch.cmake")], check=True)
+    if not location("CUDA"):
         raise DistError("release archives are of the shim with CUDA: unset LIBTORCH and TORCHSTREAM_LIBTORCH, which name a LibTorch without it")
     time = epoch()
     os.environ["SOURCE_DATE_EPOCH"] = str(time)
     os.environ["CCACHE_BASEDIR"] = ""  # with it the compiler sees other paths, which errors name
     subprocess.run([os.path.join(ROOT, "cshim", "setup", "shim.sh"), BUILD, "-DTS_RELOCATABLE=ON"], check=True)
-    version, torch = cache("CMAKE_PROJECT_VERSION"), libtorch.find()["LIBTORCH_VERSION"]
+    version, torch = cache("CMAKE_PROJECT_VERSION"), location("LIBTORCH_VERSION")
     name = "torchstream-%s-libtorch-%s-linux-x86_64" % (version, torch)
     stage = os.path.join(BUILD, "stage")
     shutil.rmtree(stage, ignore_errors=True)
@@ -265,12 +281,12 @@ def main(args):
         output("cmake", "--install", BUILD, "--prefix", stage, "--component", part, "--strip")
     # The static library is for builds with the same codecs, which a program's own build has.
     os.remove(os.path.join(stage, "lib", "libtorchstream_image.a"))
-    write(os.path.join(stage, "share", "torchstream", os.path.basename(libtorch.lock())), read(libtorch.lock()))
+    write(os.path.join(stage, "share", "torchstream", os.path.basename(lock())), read(lock()))
     licences = os.path.join(stage, "share", "licenses", "torchstream")
     write(os.path.join(licences, "LICENSE"), read(os.path.join(ROOT, "LICENSE")))
     for codec, _, _, _, text in packages():
         write(os.path.join(licences, codec, "copyright"), read(text))
-    for file, text in torch_licences(libtorch.find()["SITE"], torch):  # many have the name LICENSE
+    for file, text in torch_licences(location("SITE"), torch):  # many have the name LICENSE
         write(os.path.join(licences, "libtorch", file), read(text))
     write(os.path.join(stage, "sbom.cdx.json"), json.dumps(sbom(stage, version, torch, time), indent=1) + "\n")
     no_paths(stage)
@@ -286,7 +302,7 @@ def main(args):
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (DistError, libtorch.SetupError) as e:
+    except DistError as e:
         print("release: error: %s" % e, file=sys.stderr)
         sys.exit(1)
     except subprocess.CalledProcessError as e:

@@ -5,7 +5,7 @@
 #   test-pytorch.sh python    print the Python that they would run in, and fail if there is none
 #
 # The Python's version is that of LibTorch's wheel, 3.12: python3.12, python3, or one of pyenv's. Its torch is the LibTorch
-# that libtorch.py installs, and what torch imports is installed once, beside it, from tools/test-pytorch.lock.
+# that `torchstream setup` installs, and what torch imports is installed once, beside it, from tools/test-pytorch.lock.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -31,7 +31,7 @@ if [[ ${1:-} == python ]]; then
   exit
 fi
 
-site=$(python3 cshim/setup/libtorch.py path)
+site=$(make -s libtorch-path)
 lock=tools/test-pytorch.lock
 cache=${TORCHSTREAM_CACHE:-$HOME/.cache/torchstream}
 venv=$cache/pytorch-tests-$(sha256sum "$lock" | cut -c1-12)

@@ -1,3 +1,5 @@
+//go:build cgo
+
 package main
 
 import (
@@ -20,17 +22,10 @@ import (
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/library"
+	"github.com/torchstream/torchstream/internal/machine"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/torch"
 )
-
-// A finding is one row of the doctor's report.
-type finding struct {
-	State string `json:"state"` // "ok", "note" (works, but something is absent) or "missing"
-	What  string `json:"what"`
-	Found string `json:"found"`
-	ToDo  string `json:"to_do,omitempty"`
-}
 
 // doctor prints what is installed and what is missing. Everything it reports as ok has been tried.
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -46,53 +41,44 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	if *links {
 		return doctorDist(ctx, *ranks, *cpu, *asJSON, stdout, stderr)
 	}
-	findings := examine()
-	missing := 0
-	for _, f := range findings {
-		if f.State == "missing" {
-			missing++
-		}
-	}
+	clone := library.Here(imagecapi.Version()).Clone
+	report := examine(ctx, clone)
+	missing := missingOf(report)
+	var err error
 	if *asJSON {
-		if err := cli.WriteJSON(stdout, map[string]any{"findings": findings, "missing": missing}); err != nil {
-			return err
-		}
+		err = cli.WriteJSON(stdout, map[string]any{"findings": report, "missing": missing})
 	} else {
-		table := printable.NewTable(stdout, 0)
-		for _, f := range findings {
-			fmt.Fprintf(table, "%s\t%s\t%s\n", f.State, f.What, f.Found)
-			if f.ToDo != "" {
-				fmt.Fprintf(table, "\t\t-> %s\n", f.ToDo)
-			}
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
-		if missing == 0 {
-			fmt.Fprintln(stdout, "\nAll that is needed is here.")
-		} else {
-			fmt.Fprintf(stdout, "\nMissing: %d.\n", missing)
-		}
+		_, err = printFindings(stdout, report, clone != "")
 	}
-	if missing > 0 {
-		return cli.ErrFound
+	if err == nil && missing > 0 {
+		err = cli.ErrFound
 	}
-	return nil
+	return err
 }
 
-func examine() []finding {
+// examine returns the findings about the machine, and about building the clone if the program was
+// built in one.
+func examine(ctx context.Context, clone string) []finding {
 	found := []finding{
 		{"ok", "program", programVersion(debug.ReadBuildInfo()), ""},
 	}
+	if clone != "" {
+		found = append(found, findings(machine.Clone(ctx, clone)...)...)
+		found = append(found, findings(machine.Builds(clone, false)...)...)
+	}
 	if err := capi.Check(); err != nil {
-		found = append(found, notLoaded("shim", err))
+		found = append(append(found, findings(machine.LibTorch(), machine.GPU(ctx))...), notLoaded("shim", err))
 	} else {
 		found = append(found, libtorch()...)
 	}
 	if err := imagecapi.Check(); err != nil {
-		return append(found, notLoaded("image library", err), cacheFolder())
+		return append(found, notLoaded("image library", err), installed())
 	}
-	return append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), cacheFolder(), finding{"ok", "Python", "not needed to run", ""})
+	found = append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), installed())
+	if clone == "" {
+		found = append(found, finding{"ok", "Python", "not needed to run", ""})
+	}
+	return found
 }
 
 // notLoaded returns the finding for a library that cannot be loaded. If the error has several
@@ -272,9 +258,9 @@ func tryCodec(encode func(io.Writer, image.Image) error) error {
 	return nil
 }
 
-// cacheFolder checks the folder in which `make` installs LibTorch. It need not exist: LibTorch may
-// be elsewhere.
-func cacheFolder() finding {
+// installed checks the folder in which `make` installs LibTorch. It need not exist: LibTorch may be
+// elsewhere.
+func installed() finding {
 	folder, err := library.Cache()
 	if err != nil {
 		return finding{"note", "cache", err.Error(), "set TORCHSTREAM_CACHE to a folder of your own if `make` is to install LibTorch"}

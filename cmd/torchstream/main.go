@@ -1,3 +1,5 @@
+//go:build cgo
+
 // Command torchstream examines the machine and image archives, and trains classifiers.
 //
 //	torchstream setup                       installs the shim and LibTorch

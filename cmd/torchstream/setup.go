@@ -1,3 +1,5 @@
+//go:build cgo
+
 package main
 
 import (
@@ -5,13 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/imagecapi"
-	"github.com/torchstream/torchstream/internal/library"
 	"github.com/torchstream/torchstream/internal/setup"
 )
 
@@ -19,32 +19,37 @@ import (
 func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.3 GB on disk; 4.8 GB for 2.15) into TORCHSTREAM_CACHE, default\n"+
 		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without -from it builds the libraries, which\n"+
-		"needs g++, cmake, ninja, python3 and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch: with CUDA 13, or\n"+
+		"needs g++, cmake, ninja and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch: with CUDA 13, or\n"+
 		"without CUDA, for which the shim is built without CUDA too. LibTorch's files come from pip's package index; neither pip nor Python is\n"+
 		"run for them. Of pip's options (PIP_INDEX_URL and others, pip.conf) index-url, extra-index-url, find-links, proxy and cert count.", stderr)
 	from := set.String("from", "", "release archive: a path, or an https or file URL")
 	sum := set.String("sha256", "", "SHA-256 of the release archive (default: from the file, or the URL, whose path has .sha256 at its end)")
 	image := set.Bool("image", false, "install only the image library, which package imageloader needs; no LibTorch")
-	release := set.String("libtorch", "", "LibTorch release to build for: "+strings.Join(setup.Releases(), " or "))
+	only := set.Bool("only-libtorch", false, "install only LibTorch, which a build of the shim needs, and print the folder that has it, like a site-packages")
+	release := set.String("libtorch", "", "LibTorch release to build for: "+releases())
 	cpu := set.Bool("cpu", false, "build for a LibTorch without CUDA, which is a fifth of the size: the same as -libtorch "+setup.DefaultRelease+setup.WithoutCUDA)
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
-	if *cpu {
-		if *release != "" || *from != "" || *image {
-			return cli.UsageError{Message: "setup: -cpu chooses the LibTorch of a build: it goes with neither -libtorch, -from nor -image"}
+	if *only && (*from != "" || *image) {
+		return cli.UsageError{Message: "setup: -only-libtorch installs LibTorch alone: it goes with neither -from nor -image"}
+	}
+	chosen := ""
+	if *from == "" || *cpu || *release != "" {
+		var err error
+		if chosen, err = releaseOf(*release, *cpu, *from != "" || *image); err != nil {
+			return cli.UsageError{Message: err.Error()}
 		}
-		*release = setup.DefaultRelease + setup.WithoutCUDA
 	}
-	if *release == "" && *from == "" {
-		*release = os.Getenv("TORCHSTREAM_LIBTORCH")
+	if *only {
+		return libTorchOnly(ctx, chosen, stdout, stderr)
 	}
-	cache, err := library.Cache()
+	cache, err := cacheFolder()
 	if err != nil {
-		return fmt.Errorf("%w: set TORCHSTREAM_CACHE to a folder of your own", err)
+		return err
 	}
 	folder, err := setup.Run(ctx, setup.Options{
-		From: *from, SHA256: *sum, Image: *image, Release: *release,
+		From: *from, SHA256: *sum, Image: *image, Release: chosen,
 		LibTorch: os.Getenv("LIBTORCH"), Cache: cache, Version: imagecapi.Version(), Log: stderr,
 		Try: func(folder string) error { return tryLibraries(folder, *image) },
 	})

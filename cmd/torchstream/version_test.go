@@ -33,7 +33,7 @@ func TestVersion(t *testing.T) {
 			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
 		}
 	}
-	if f := examine()[0]; f.What != "program" || f.Found != want {
+	if f := examine(t.Context(), "")[0]; f.What != "program" || f.Found != want {
 		t.Errorf("got %+v, want the program to be %s", f, want)
 	}
 }
@@ -41,7 +41,7 @@ func TestVersion(t *testing.T) {
 // help with a command's name prints the command's -h text to standard output.
 func TestHelpOfACommand(t *testing.T) {
 	for _, args := range [][]string{{"train"}, {"version"}, {"bench", "loader"}} {
-		_, _, want := command(t, append(args, "-h")...)
+		_, want, _ := command(t, append(args, "-h")...)
 		if status, stdout, stderr := command(t, append([]string{"help"}, args...)...); status != 0 || stdout != want || !strings.HasPrefix(want, "usage: torchstream "+strings.Join(args, " ")) || stderr != "" {
 			t.Errorf("help %q: status %d, %q, %s", args, status, stderr, stdout)
 		}

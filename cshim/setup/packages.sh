@@ -17,11 +17,14 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-have go || fail "Go is not installed or not in PATH: install Go 1.25 or newer"
-# Go 1.21 and newer download the Go version that go.mod asks for; older versions cannot read the file.
-go=$(GOTOOLCHAIN=local go version | sed -n 's/.* go1\.\([0-9]*\).*/\1/p')
-((${go:-99} >= 21)) || fail "$(command -v go) is Go 1.$go: install Go 1.25 or newer, or put it first in PATH"
-[[ ${1:-} == image ]] || have python3 || fail "python3 is not installed: apt-get install python3 python3-venv"
+# The C++ side itself needs Go only to install LibTorch.
+if have go; then
+  # Go 1.21 and newer download the Go version that go.mod asks for; older versions cannot read the file.
+  go=$(GOTOOLCHAIN=local go version | sed -n 's/.* go1\.\([0-9]*\).*/\1/p')
+  ((${go:-99} >= 21)) || fail "$(command -v go) is Go 1.$go: install Go 1.25 or newer, or put it first in PATH"
+elif [[ ${1:-} != image && -z ${LIBTORCH:-} ]]; then
+  fail "Go, which installs LibTorch, is not in PATH: install Go 1.25 or newer, or set LIBTORCH to an installed LibTorch"
+fi
 
 missing=()
 have g++ || missing+=(g++)
@@ -36,13 +39,11 @@ for pair in "${headers[@]}"; do
   [[ -e /usr/include/$header || -e /usr/include/x86_64-linux-gnu/$header || -e /usr/local/include/$header ]] ||
     missing+=("${pair##*:}")
 done
-# pip installs LibTorch in a virtual environment. On Debian and Ubuntu the module venv exists without its package, but cannot
-# make a working environment.
-if [[ ${1:-} != image && ! -e ${VIRTUAL_ENV:-/nonexistent}/bin/pip ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
-  missing+=(python3-venv)
-fi
 case ${1:-} in
-  lint) have clang-format || missing+=(clang-format) ;;
+  lint)
+    have clang-format || missing+=(clang-format)
+    have python3 || missing+=(python3) # tools/lint
+    ;;
   tidy) have clang-tidy || missing+=(clang-tidy) ;;
 esac
 [[ ${1:-} == image ]] || have pkg-config || missing+=(pkg-config) # tools/test-install.sh

@@ -42,7 +42,7 @@ sanitize=OFF
 if ((image)) && [[ -e $build/build.ninja && -e $build/libtorch.cmake ]]; then
   image=0 # this configuration includes the image library
 elif ((!image)); then
-  python3 "$cshim/setup/libtorch.py" cmake "$build/libtorch.cmake"
+  "$cshim/setup/libtorch.sh" "$build/libtorch.cmake"
 fi
 options=(-DTS_IMAGE_ONLY="$( ((image)) && echo ON || echo OFF)" -DTS_SANITIZE="$sanitize" "${options[@]}")
 

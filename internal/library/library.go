@@ -42,13 +42,23 @@ func Here(version string) Search {
 // ~/.cache/torchstream.
 func Cache() (string, error) {
 	if folder := os.Getenv("TORCHSTREAM_CACHE"); folder != "" {
-		return filepath.Abs(folder)
+		return Absolute(folder)
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
 		return "", err
 	}
 	return filepath.Join(home, ".cache", "torchstream"), nil
+}
+
+// Absolute returns the absolute path of a folder in an environment variable. It replaces a leading
+// ~ by the user's home, as a shell does.
+func Absolute(path string) (string, error) {
+	if below, ok := strings.CutPrefix(path, "~/"); ok {
+		home, err := os.UserHomeDir()
+		return filepath.Join(home, below), err
+	}
+	return filepath.Abs(path)
 }
 
 // Installed returns the folder in the cache for the libraries of a version on this platform.

@@ -3,7 +3,6 @@
 package setup
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -202,26 +201,18 @@ func (o Options) libtorch(ctx context.Context, lockText string) (string, error) 
 	if o.LibTorch == "" {
 		return installer{o.Cache, environmentIndex(), o.Log}.install(ctx, lockText)
 	}
-	given, err := filepath.Abs(o.LibTorch)
+	folder, err := given(o.LibTorch)
 	if err != nil {
 		return "", err
 	}
-	for _, folder := range []string{filepath.Join(given, "torch"), given} {
-		torch := filepath.Join(folder, "lib", "libtorch_cpu.so")
-		if _, err := os.Stat(torch); err != nil {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join(folder, "lib", "libtorch_cuda.so")); err != nil && !wheels(lockText).cpu() {
-			return "", fmt.Errorf("LIBTORCH=%s is a LibTorch without CUDA, and the shim of this archive is for one with CUDA, which also runs on a CPU: unset LIBTORCH", given)
-		}
-		want, have := wheels(lockText).release(), library.LibTorchVersion(torch)
-		if have != "" && !strings.HasPrefix(have+".", want+".") {
-			return "", fmt.Errorf("LIBTORCH=%s is LibTorch %s, and LibTorch %s is wanted: point LIBTORCH at one, or unset it", given, have, want)
-		}
-		return folder, nil
+	if !hasCUDA(folder) && !wheels(lockText).cpu() {
+		return "", fmt.Errorf("LIBTORCH=%s is a LibTorch without CUDA, and the shim of this archive is for one with CUDA, which also runs on a CPU: unset LIBTORCH", o.LibTorch)
 	}
-	return "", fmt.Errorf("LIBTORCH=%s: neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it: give the site-packages that contains torch/, the torch package folder, "+
-		"or an unpacked libtorch zip (the folder with include/ and lib/), or unset LIBTORCH to have one installed", given)
+	want, have := wheels(lockText).release(), library.LibTorchVersion(filepath.Join(folder, "lib", "libtorch_cpu.so"))
+	if have != "" && !strings.HasPrefix(have+".", want+".") {
+		return "", fmt.Errorf("LIBTORCH=%s is LibTorch %s, and LibTorch %s is wanted: point LIBTORCH at one, or unset it", o.LibTorch, have, want)
+	}
+	return folder, nil
 }
 
 // link creates the folder at path with links to LibTorch and to the CUDA libraries installed with
@@ -242,15 +233,14 @@ func link(torch, path string) error {
 
 // build compiles the libraries from the sources embedded in the program.
 func (o Options) build(ctx context.Context, stage string) error {
-	release := o.Release
-	if release == "" {
-		release = DefaultRelease
-	}
-	lockText, err := cshim.Sources.ReadFile("libtorch-" + release + ".lock")
+	lockText, err := lockOf(o.Release)
 	if err != nil {
-		return fmt.Errorf("there is no LibTorch %s to install: want %s", release, strings.Join(Releases(), " or "))
+		return err
 	}
-	if err := needs(o.Image); err != nil {
+	if err := usable("TORCHSTREAM_CACHE", o.Cache); err != nil {
+		return err
+	}
+	if err := needs(); err != nil {
 		return err
 	}
 	root := stage + ".src"
@@ -266,9 +256,9 @@ func (o Options) build(ctx context.Context, stage string) error {
 	if o.Image {
 		args = append([]string{"--image"}, args...)
 	} else {
-		torch := o.LibTorch // setup/libtorch.py checks it
+		torch := o.LibTorch // setup/libtorch.sh checks it
 		if torch == "" {
-			if torch, err = o.libtorch(ctx, string(lockText)); err != nil {
+			if torch, err = o.libtorch(ctx, lockText); err != nil {
 				return err
 			}
 		}
@@ -296,24 +286,11 @@ func (o Options) command(ctx context.Context, environment []string, name string,
 	return nil
 }
 
-// Releases returns the LibTorch releases that can be installed for a build. Releases without CUDA
-// are last.
-func Releases() []string {
-	names, _ := fs.Glob(cshim.Sources, "libtorch-*.lock") // the pattern is valid
-	for i, name := range names {
-		names[i] = strings.TrimSuffix(strings.TrimPrefix(name, "libtorch-"), ".lock")
-	}
-	slices.SortStableFunc(names, func(a, b string) int {
-		return cmp.Compare(strings.Count(a, WithoutCUDA), strings.Count(b, WithoutCUDA))
-	})
-	return names
-}
-
 // needs returns an error that names the system packages that a build lacks.
-func needs(image bool) error {
+func needs() error {
 	var missing []string
-	for _, p := range [][2]string{{"g++", "g++"}, {"cmake", "cmake"}, {"ninja", "ninja-build"}, {"python3", "python3"}} {
-		if _, err := exec.LookPath(p[0]); err != nil && !(image && p[0] == "python3") {
+	for _, p := range [][2]string{{"g++", "g++"}, {"cmake", "cmake"}, {"ninja", "ninja-build"}} {
+		if _, err := exec.LookPath(p[0]); err != nil {
 			missing = append(missing, p[1])
 		}
 	}

@@ -69,8 +69,8 @@ func (l lockLines) release() string {
 	return strings.Join(numbers[:min(2, len(numbers))], ".")
 }
 
-// folder returns the folder where the lock's wheels are installed. cshim/setup/libtorch.py uses the
-// same rule, so each finds what the other has installed.
+// folder returns the folder where the lock's wheels are installed. Its name depends on the lock's
+// contents. Earlier versions installed into folders of the same names, which are used again.
 func (l lockLines) folder(cache, version string) string {
 	digest := sha256.Sum256([]byte(strings.Join(l, "\n")))
 	return filepath.Join(cache, "libtorch-"+version+"-"+hex.EncodeToString(digest[:])[:12])
@@ -137,6 +137,7 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 	if err := i.room(files, size); err != nil {
 		return "", err
 	}
+	i.from.files = append(slices.Clip(i.from.files), files) // earlier versions kept wheels there under pip's names
 	if extra := described(lockText, "index"); extra != "" {
 		i.from.urls = append(slices.Clip(i.from.urls), extra)
 	}

@@ -33,6 +33,7 @@ LAYERS = {
     "internal/setup": ["cshim", "internal/library", "internal/printable"],
     "cshim/include/torchstream": [],
     "cshim/include": ["cshim/include/torchstream"],
+    "internal/machine": ["internal/library", "internal/setup"],
     "internal/imagecapi": ["cshim/include", "internal/library"],
     "internal/capi": [
         "cshim/include",
@@ -200,6 +201,7 @@ LAYERS = {
         "internal/interrupt",
         "internal/library",
         "internal/loaderbench",
+        "internal/machine",
         "internal/normalform",
         "internal/printable",
         "internal/safefile",
