@@ -6,7 +6,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 )
 
-// BadSamplePolicy selects what happens to bad samples. Package imageloader documents it.
+// BadSamplePolicy selects how the loader treats bad samples. Package imageloader documents it.
 type BadSamplePolicy int
 
 // The policies.

@@ -80,7 +80,7 @@ func (r *Rules) Decoding(s *Sample, err error) (bad *Error, fatal error) {
 }
 
 // plain removes the name of the C function from the text of an image library error. It says nothing
-// about the image, and the sample's reason already says what the error code means.
+// about the image, and the sample's reason already has the meaning of the error code.
 func plain(err error) error {
 	if library, ok := err.(*imagecapi.Error); ok {
 		return plainError{library}
