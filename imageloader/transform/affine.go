@@ -8,11 +8,11 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// RandomRotation turns the image counter-clockwise by an angle in degrees that is uniform in
-// Degrees, about its centre or about Center (pixels from the left and from the top). Pixels from
-// outside get the colour Fill. With Expand the image becomes as large as it must be to hold the
-// whole turned image, and a CenterCrop has to follow. A GPU that decodes runs it too. With Expand
-// it keeps its samples on the host.
+// RandomRotation rotates the image counter-clockwise by an angle in degrees that is uniform in
+// Degrees, around its centre or around Center (in pixels from the left and from the top). Pixels
+// from outside get the colour Fill. With Expand, the image grows until it contains the whole
+// rotated image, so a CenterCrop has to follow. A GPU that decodes runs it too. With Expand it
+// keeps its samples on the host.
 type RandomRotation struct {
 	Degrees       [2]float64
 	Interpolation Interpolation
@@ -37,10 +37,10 @@ func (o RandomRotation) draw(rng *rand.Rand, p *program) {
 	p.rotate(between(rng, o.Degrees), o.Center, o.Expand, o.Interpolation, &o.Fill)
 }
 
-// RandomAffine turns by an angle in degrees that is uniform in Degrees, moves by up to Translate
-// (parts of the width and of the height) either way, magnifies by a factor that is uniform in Scale
-// (zero value: 1), and shears by angles in degrees that are uniform in Shear[0] to Shear[1] along x
-// and in Shear[2] to Shear[3] along y. A GPU that decodes runs it too.
+// RandomAffine rotates by an angle in degrees that is uniform in Degrees, moves by up to Translate
+// (fractions of the width and of the height) in either direction, scales by a factor that is
+// uniform in Scale (zero value: 1), and shears by angles in degrees that are uniform in Shear[0] to
+// Shear[1] along x and in Shear[2] to Shear[3] along y. A GPU that decodes runs it too.
 type RandomAffine struct {
 	Degrees       [2]float64
 	Translate     [2]float64
@@ -97,7 +97,7 @@ func checkCenter(c *[2]float64) error {
 }
 
 // fill returns the integers of a grid transform. With a nil colour, pixels from outside are black.
-// torchvision's arithmetic for a given colour differs, even if the colour is black.
+// With a colour, torchvision's arithmetic differs, even if the colour is black.
 func fill(interpolation int32, c *Color) [9]int32 {
 	if c == nil {
 		return [9]int32{interpolation}
@@ -105,7 +105,7 @@ func fill(interpolation int32, c *Color) [9]int32 {
 	return [9]int32{interpolation, 1, int32(c[0]), int32(c[1]), int32(c[2])}
 }
 
-// affine holds the parameters of torchvision's F.affine.
+// affine has the parameters of torchvision's F.affine.
 type affine struct {
 	angle     float64 // degrees, clockwise
 	translate [2]float64
@@ -114,15 +114,15 @@ type affine struct {
 	centre    *[2]float64 // pixels from the upper left corner; nil: the middle
 }
 
-// inverse is torchvision's _get_inverse_affine_matrix, operation by operation.
+// inverse computes torchvision's _get_inverse_affine_matrix, operation by operation.
 func (a affine) inverse(w, h int) [6]float64 {
 	var cx, cy float64
 	if a.centre != nil {
 		cx, cy = a.centre[0]-float64(w)*0.5, a.centre[1]-float64(h)*0.5
 	}
 	rot, sx, sy := a.angle*(math.Pi/180), a.shear[0]*(math.Pi/180), a.shear[1]*(math.Pi/180)
-	// The conversions to float64 keep the compiler from fusing a product with a sum, which would
-	// round differently on some processors.
+	// The conversions to float64 keep the compiler from fusing a product with a sum, because that
+	// would round differently on some processors.
 	ra := math.Cos(rot-sy) / math.Cos(sy)
 	rb := -(float64(ra*math.Tan(sx)) + math.Sin(rot))
 	rc := math.Sin(rot-sy) / math.Cos(sy)
@@ -139,8 +139,8 @@ func (p *program) affine(a affine, i Interpolation, c *Color) {
 	p.add(imagecapi.AugmentAffine, fill(i.or(Nearest), c), m[:]...)
 }
 
-// rotate is torchvision's F.rotate: quarter turns about the middle move pixels, other angles sample
-// them.
+// rotate is torchvision's F.rotate: quarter turns around the middle move whole pixels, and other
+// angles resample them.
 func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Interpolation, c *Color) {
 	degrees = math.Mod(degrees, 360)
 	if degrees < 0 {
@@ -164,8 +164,8 @@ func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Int
 	}
 }
 
-// expanded is torchvision's _compute_affine_output_size, in its float32 arithmetic: the size that
-// holds a whole turned image.
+// expanded returns the size that contains a whole rotated image. It is torchvision's
+// _compute_affine_output_size, with the same float32 arithmetic.
 func expanded(m [6]float64, w, h int) (int, int) {
 	var size [2]int
 	for axis := range size {

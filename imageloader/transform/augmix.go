@@ -10,10 +10,10 @@ import (
 
 // AugMix blends the image with the results of MixtureWidth (0: 3) chains of operations, as in
 // Hendrycks et al., "AugMix: A Simple Data Processing Method to Improve Robustness and
-// Uncertainty". A chain has ChainDepth operations (0: 1 to 3, each as likely). Each operation has
-// one of the Severity (0: 3) weakest of ten strengths. The weights are drawn from Dirichlet
-// distributions whose parameters are all Alpha (0: 1). PartialOps leaves out brightness, color,
-// contrast and sharpness: it is torchvision's all_ops=False. A GPU that decodes runs it too.
+// Uncertainty". A chain has ChainDepth operations (0: 1, 2 or 3, with equal probability). Each
+// operation has one of the Severity (0: 3) weakest of ten strengths. The weights are drawn from
+// Dirichlet distributions whose parameters are all Alpha (0: 1). PartialOps excludes brightness,
+// color, contrast and sharpness, like torchvision's all_ops=False. A GPU that decodes runs it too.
 type AugMix struct {
 	Severity     int
 	MixtureWidth int
@@ -22,7 +22,7 @@ type AugMix struct {
 	PartialOps   bool
 	// Interpolation is Bilinear by default.
 	Interpolation Interpolation
-	Fill          Color // black stands for torchvision's fill=None
+	Fill          Color // black is torchvision's fill=None
 }
 
 const (
@@ -60,16 +60,16 @@ func (o AugMix) check(w, h int) (int, int, error) {
 	return w, h, o.Interpolation.check()
 }
 
-// mixes reports whether the result is a sum of images whose pixels were moved in different ways.
+// mixes reports that the result is a sum of images whose pixels were moved in different ways.
 func (AugMix) mixes() bool { return true }
 
-// augMixOps are the operations in torchvision's order. Those of PartialOps come first.
+// augMixOps are the operations in torchvision's order. The operations of PartialOps are the first.
 var augMixOps = []policyOp{opShearX, opShearY, opTranslateX, opTranslateY, opRotate, opPosterize, opSolarize, opAutoContrast, opEqualize,
 	opBrightness, opColor, opContrast, opSharpness}
 
 const augMixPartial = 9
 
-// augMixSpace has the greatest strengths of all operations except Posterize.
+// augMixSpace has the maximum strengths of all operations except Posterize.
 var augMixSpace = space{shear: 0.3, translate: func(side int) float64 { return float64(side) / 3 }, rotate: 30, color: 0.9}
 
 // augMixMagnitude returns strength number bin of ten.
@@ -80,7 +80,7 @@ func augMixMagnitude(op policyOp, bin, w, h int) float64 {
 	return augMixSpace.magnitude(op, bin, augMixBins, w, h)
 }
 
-// augMixStep is an operation of a chain.
+// augMixStep is one operation in a chain.
 type augMixStep struct {
 	op policyOp
 	m  float64
@@ -112,7 +112,7 @@ func (o AugMix) draw(rng *rand.Rand, p *program) {
 	o.add(p, weights, chains)
 }
 
-// add adds the operations of the chains. The first weight is the image's own.
+// add adds the operations of the chains to p. The first weight is for the image itself.
 func (o AugMix) add(p *program, weights []float32, chains [][]augMixStep) {
 	p.add(imagecapi.AugmentMix, [9]int32{0}, float64(weights[0]))
 	for i, chain := range chains {

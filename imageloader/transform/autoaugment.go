@@ -5,15 +5,15 @@ import (
 	"math/rand/v2"
 )
 
-// AutoAugment applies one of the 25 rules of a Policy, drawn at random: up to two operations. A GPU
-// that decodes runs it too.
+// AutoAugment applies a random one of the 25 rules of a Policy. A rule has up to two operations. A
+// GPU that decodes runs it too.
 type AutoAugment struct {
 	Policy        AutoAugmentPolicy
 	Interpolation Interpolation
 	Fill          Color
 }
 
-// AutoAugmentPolicy names the data set for which the rules of AutoAugment were learned.
+// AutoAugmentPolicy names the data set on which the rules of AutoAugment were learned.
 type AutoAugmentPolicy int
 
 // The policies of the paper.
@@ -45,7 +45,7 @@ func (o AutoAugment) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// policyStep is a step of a rule of AutoAugment.
+// policyStep is one step of a rule of AutoAugment.
 type policyStep struct {
 	op  policyOp
 	p   float64

@@ -7,11 +7,11 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// ColorJitter multiplies brightness, contrast and saturation by random factors and turns the hue,
-// in random order. Each factor is uniform in 1-x to 1+x, but not negative, where x is the field of
-// that name. The hue turns by a part of the circle that is uniform in -Hue to Hue (at most 1/2). A
-// field that is 0 changes nothing. A range that is not zero replaces the interval. A GPU that
-// decodes runs it too.
+// ColorJitter multiplies brightness, contrast and saturation by random factors and rotates the hue,
+// in random order. Each factor is uniform in 1-x to 1+x, but not negative, where x is the field
+// with that name. The hue is rotated by a fraction of the circle that is uniform in -Hue to Hue (at
+// most 1/2). A field that is 0 changes nothing. A range that is not zero replaces the interval. A
+// GPU that decodes runs it too.
 type ColorJitter struct {
 	Brightness, Contrast, Saturation, Hue                     float64
 	BrightnessRange, ContrastRange, SaturationRange, HueRange [2]float64
@@ -56,7 +56,7 @@ func (o ColorJitter) check(w, h int) (int, int, error) {
 
 func (o ColorJitter) draw(rng *rand.Rand, p *program) {
 	var order [4]int
-	for i := range order { // Fisher-Yates, inside out
+	for i := range order { // Fisher-Yates shuffle, inside-out variant
 		j := rng.IntN(i + 1)
 		order[i], order[j] = order[j], i
 	}
@@ -131,7 +131,7 @@ func (RandomChannelPermutation) check(w, h int) (int, int, error) { return w, h,
 
 func (RandomChannelPermutation) draw(rng *rand.Rand, p *program) {
 	var order [9]int32
-	for i := range 3 { // Fisher-Yates, inside out
+	for i := range 3 { // Fisher-Yates shuffle, inside-out variant
 		j := rng.IntN(i + 1)
 		order[i], order[j] = order[j], int32(i)
 	}
@@ -156,7 +156,7 @@ func (o RandomGrayscale) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomInvert replaces every byte by 255 minus it, with probability P (0: 1/2). A GPU that decodes
+// RandomInvert replaces every byte b with 255-b, with probability P (0: 1/2). A GPU that decodes
 // runs it too.
 type RandomInvert struct{ P float64 }
 
@@ -188,7 +188,7 @@ func (o RandomPosterize) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomSolarize inverts the bytes that are Threshold or more (0 to 255; 0 inverts all), with
+// RandomSolarize inverts the bytes that are at least Threshold (0 to 255; 0 inverts all), with
 // probability P (0: 1/2). A GPU that decodes runs it too.
 type RandomSolarize struct{ Threshold, P float64 }
 
@@ -205,8 +205,8 @@ func (o RandomSolarize) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomAutocontrast stretches the values of every channel to 0 to 255, with probability P (0:
-// 1/2). A GPU that decodes runs it too.
+// RandomAutocontrast stretches the values of each channel to the range 0 to 255, with probability P
+// (0: 1/2). A GPU that decodes runs it too.
 type RandomAutocontrast struct{ P float64 }
 
 func (o RandomAutocontrast) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
@@ -217,7 +217,7 @@ func (o RandomAutocontrast) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomEqualize evens out the histogram of every channel, with probability P (0: 1/2). A GPU that
+// RandomEqualize equalises the histogram of each channel, with probability P (0: 1/2). A GPU that
 // decodes runs it too.
 type RandomEqualize struct{ P float64 }
 

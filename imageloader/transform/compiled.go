@@ -6,8 +6,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Compiled is a checked Transform with its defaults, for package imageloader. Programs that load
-// images do not need it. A Compiled is immutable and may be shared.
+// Compiled is a checked Transform with its defaults filled in, for package imageloader. Programs
+// that load images do not need it. A Compiled is immutable, so it can be shared.
 type Compiled struct{ t Transform }
 
 // Compile checks a transform. The error names the wrong field and its valid values.
@@ -19,14 +19,15 @@ func Compile(t Transform) (*Compiled, error) {
 	return &Compiled{t}, nil
 }
 
-// StepsOnDevice reports whether a GPU that decodes runs every step of Ops, whatever is drawn.
+// StepsOnDevice reports whether a GPU that decodes can run all steps of Ops, whatever parameters
+// are drawn.
 func (p *Compiled) StepsOnDevice() bool { return onDevice(p.t.Ops, p.t.Size) }
 
 // Transform returns the transform with its defaults filled in.
 func (p *Compiled) Transform() Transform { return p.t }
 
-// Geometry draws the crop and the flip for an image with the given header, and writes them to g. An
-// error means that no geometry fits the image: it is too narrow.
+// Geometry draws the crop and the flip for an image with this header, and writes them to g. It
+// returns an error if no geometry is possible, because the image is too narrow.
 func (p *Compiled) Geometry(rng *rand.Rand, info *imagecapi.Info, g *imagecapi.Geometry) error {
 	width, height, orientation := info.Width, info.Height, int32(0)
 	if p.t.ApplyEXIFOrientation && info.Orientation > 1 {
@@ -39,7 +40,7 @@ func (p *Compiled) Geometry(rng *rand.Rand, info *imagecapi.Info, g *imagecapi.G
 	return err
 }
 
-// Augmenter runs Transform.Ops for one goroutine.
+// Augmenter runs Transform.Ops. It belongs to one goroutine.
 type Augmenter struct {
 	t       *Transform
 	c       *imagecapi.Augmenter
@@ -47,7 +48,8 @@ type Augmenter struct {
 	moved   []imagecapi.AugmentOp // scratch of ApplyMoves
 }
 
-// NewAugmenter makes an augmenter, which the caller closes; nil if the transform has no Ops.
+// NewAugmenter returns an Augmenter, which the caller closes. It returns nil if the transform has
+// no Ops.
 func (p *Compiled) NewAugmenter() (*Augmenter, error) {
 	if len(p.t.Ops) == 0 {
 		return nil, nil
@@ -66,13 +68,14 @@ func (a *Augmenter) Close() {
 	}
 }
 
-// FuncError is an error that a [Func] returned, or its panic.
+// FuncError is an error from a [Func], or its panic.
 type FuncError struct{ Err error }
 
 func (e FuncError) Error() string { return e.Err.Error() }
 func (e FuncError) Unwrap() error { return e.Err }
 
-// Draw draws the parameters of the Ops for an image from rng. A nil augmenter draws nothing.
+// Draw draws the parameters of the Ops for one image from rng. With a nil augmenter it does
+// nothing.
 func (a *Augmenter) Draw(rng *rand.Rand) {
 	if a == nil {
 		return
@@ -83,21 +86,21 @@ func (a *Augmenter) Draw(rng *rand.Rand) {
 	}
 }
 
-// Apply does Draw and Run.
+// Apply calls Draw and Run.
 func (a *Augmenter) Apply(rng *rand.Rand, pixels []byte) error {
 	a.Draw(rng)
 	return a.Run(rng, pixels)
 }
 
-// Operations returns the operations drawn last, valid until the next Draw. ok is false if they
-// include Go code, which only Run can execute.
+// Operations returns the operations from the last Draw. They are valid until the next Draw. ok is
+// false if they include Go code, which only Run can execute.
 func (a *Augmenter) Operations() (ops []imagecapi.AugmentOp, ok bool) {
 	return a.program.ops, len(a.program.calls) == 0
 }
 
-// Run runs the operations drawn last on Size x Size x 3 bytes, in place. rng must be the generator
-// that was used for drawing. An error of a Func is a [FuncError]; the pixels are then undefined. A
-// nil augmenter changes nothing.
+// Run applies the operations from the last Draw to Size x Size x 3 bytes, in place. rng must be the
+// generator that was passed to Draw. An error from a Func is a [FuncError], after which the pixels
+// are undefined. With a nil augmenter it does nothing.
 func (a *Augmenter) Run(rng *rand.Rand, pixels []byte) error {
 	if a == nil {
 		return nil
@@ -119,13 +122,13 @@ func (a *Augmenter) run(pixels []byte, ops []imagecapi.AugmentOp) error {
 	return imagecapi.Augment(a.c, pixels, a.t.Size, a.t.Size, 3*a.t.Size, ops)
 }
 
-// Mixer runs Transform.Mix for one goroutine.
+// Mixer runs Transform.Mix. It belongs to one goroutine.
 type Mixer struct {
 	t       *Transform
 	scratch []byte
 }
 
-// NewMixer makes a mixer; nil if the transform has no Mix.
+// NewMixer returns a Mixer, or nil if the transform has no Mix.
 func (p *Compiled) NewMixer() *Mixer {
 	if len(p.t.Mix) == 0 {
 		return nil
@@ -134,8 +137,8 @@ func (p *Compiled) NewMixer() *Mixer {
 }
 
 // Mix mixes n samples of Size x Size x 3 bytes, in place: each with the previous sample, and the
-// first with the last. It draws the operation and its parameters from rng. It returns the share, 0
-// to 1, that each sample keeps of its own pixels.
+// first with the last. It draws the operation and its parameters from rng. It returns the share,
+// from 0 to 1, that each sample keeps of its own pixels.
 func (m *Mixer) Mix(rng *rand.Rand, images []byte, n int) (share float64) {
 	op := m.t.Mix[rng.IntN(len(m.t.Mix))]
 	return op.mix(rng, images, n, m.t.Size, &m.scratch)

@@ -7,9 +7,9 @@ import (
 	"math/rand/v2"
 )
 
-// RandomApply does all of Ops, which together must keep the size, with probability P (0: 1/2), or
-// none. A GPU that decodes runs it too, unless one of the Ops that it does keeps its samples on the
-// host.
+// RandomApply applies all of Ops, with probability P (0: 1/2), or none of them. Together they must
+// keep the image's size. A GPU that decodes runs it too, unless one of the Ops that it applies
+// keeps its samples on the host.
 type RandomApply struct {
 	Ops []Op
 	P   float64
@@ -30,9 +30,9 @@ func (o RandomApply) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomChoice does one of Ops, each of which must keep the size. P has their probabilities, which
-// are divided by their sum; if P is empty, all are equally likely. A GPU that decodes runs it too,
-// unless the one that it does keeps its samples on the host.
+// RandomChoice applies one of Ops. Each of them must keep the image's size. P has their
+// probabilities, which are divided by their sum. If P is empty, all are equally likely. A GPU that
+// decodes runs it too, unless the one that it applies keeps its samples on the host.
 type RandomChoice struct {
 	Ops []Op
 	P   []float64
@@ -76,8 +76,8 @@ func (o RandomChoice) draw(rng *rand.Rand, p *program) {
 	o.Ops[last].draw(rng, p)
 }
 
-// RandomOrder does all of Ops, each of which must keep the size, in random order. A GPU that
-// decodes runs it too, unless one of the Ops that it does keeps its samples on the host.
+// RandomOrder applies all of Ops in random order. Each of them must keep the image's size. A GPU
+// that decodes runs it too, unless one of the Ops that it applies keeps its samples on the host.
 type RandomOrder struct{ Ops []Op }
 
 func (o RandomOrder) check(w, h int) (int, int, error) { return w, h, checkEach(o.Ops, w, h) }

@@ -12,17 +12,17 @@ type PaddingMode int
 
 // The padding modes.
 const (
-	PadConstant  PaddingMode = iota // one colour
-	PadEdge                         // the nearest pixel of the edge
+	PadConstant  PaddingMode = iota // a single colour
+	PadEdge                         // the nearest pixel at the edge
 	PadReflect                      // the image mirrored at its edge pixels, which are not repeated
-	PadSymmetric                    // the image mirrored, edge pixels repeated
+	PadSymmetric                    // the image mirrored, with its edge pixels repeated
 )
 
-// Pad adds Padding pixels at the left, top, right and bottom. A crop has to follow, since the steps
-// together must keep the size. It keeps its samples on the host.
+// Pad adds Padding pixels at the left, top, right and bottom. A crop has to follow, because all
+// steps together must keep the image's size. It keeps its samples on the host.
 type Pad struct {
 	Padding [4]int
-	Fill    Color // of PadConstant
+	Fill    Color // for PadConstant
 	Mode    PaddingMode
 }
 
@@ -35,11 +35,11 @@ func (o Pad) draw(_ *rand.Rand, p *program) {
 	p.crop(-o.Padding[0], -o.Padding[1], w, h, o.Mode, o.Fill)
 }
 
-// RandomCrop takes a random square of Size pixels a side out of the image with Padding pixels
-// (left, top, right, bottom) around it. Size 0 keeps the image's size: CIFAR-10 is trained with
-// RandomCrop{Padding: [4]int{4, 4, 4, 4}}. For a random crop of a larger image,
-// Transform.RandomCrop costs less. A GPU that decodes runs it too. Where it changes the image's
-// size it keeps its samples on the host.
+// RandomCrop crops the image, with Padding pixels (left, top, right, bottom) added around it, to a
+// random square of Size x Size pixels. Size 0 keeps the image's size: training on CIFAR-10 uses
+// RandomCrop{Padding: [4]int{4, 4, 4, 4}}. To crop from a larger image, Transform.RandomCrop is
+// faster. A GPU that decodes runs it too. If it changes the image's size, it keeps its samples on
+// the host.
 type RandomCrop struct {
 	Size    int
 	Padding [4]int
@@ -72,8 +72,9 @@ func (o RandomCrop) draw(rng *rand.Rand, p *program) {
 	p.crop(x-o.Padding[0], y-o.Padding[1], w, h, o.Mode, o.Fill)
 }
 
-// CenterCrop takes the middle square of Size pixels a side; a smaller image gets a black border. A
-// GPU that decodes runs it too. Where it changes the image's size it keeps its samples on the host.
+// CenterCrop crops the image to the square of Size x Size pixels in its middle. A smaller image
+// gets a black border. A GPU that decodes runs it too. If it changes the image's size, it keeps its
+// samples on the host.
 type CenterCrop struct{ Size int }
 
 func (o CenterCrop) check(w, h int) (int, int, error) {

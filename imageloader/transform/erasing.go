@@ -8,14 +8,14 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// RandomErasing replaces, with probability P (0: 1/2), a box by one colour. The box's share of the
-// area is uniform in Scale (zero value: 0.02 to 0.33). The logarithm of its height/width is uniform
-// between the logarithms of Ratio (zero value: 0.3 to 3.3).
+// RandomErasing fills a random box with one colour, with probability P (0: 1/2). The box's share of
+// the image's area is uniform in Scale (zero value: 0.02 to 0.33). The logarithm of its
+// height/width is uniform between the logarithms of Ratio (zero value: 0.3 to 3.3).
 //
-// Value is the colour before normalisation, as everywhere in Ops: torchvision's value=0 after
-// Normalize is 255 * Mean here. Random is torchvision's value="random" instead: the bytes are
-// standard normal after normalisation, within the range of 0 to 255. A GPU that decodes runs it
-// too. With Random it keeps its samples on the host.
+// Value is the colour before normalisation, like all colours in Ops: torchvision's value=0 after
+// Normalize is 255 * Mean here. With Random, as with torchvision's value="random", the bytes are
+// random instead: they have a standard normal distribution after normalisation, clipped to the
+// range 0 to 255. A GPU that decodes runs it too. With Random it keeps its samples on the host.
 type RandomErasing struct {
 	P            float64
 	Scale, Ratio [2]float64
@@ -61,7 +61,7 @@ func (o RandomErasing) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// noise fills a box with bytes that are standard normal after normalisation.
+// noise fills a box with bytes that have a standard normal distribution after normalisation.
 func (p *program) noise(x, y, w, h int) {
 	mean, std := p.mean, p.std
 	p.call(func(rng *rand.Rand, image *Pixels) error {

@@ -8,12 +8,12 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// maxResized bounds the longer side after Resize, as the image library does: an image of 1 x
+// maxResized limits the longer side after Resize, as the image library does: an image of 1 x
 // 100,000,000 pixels is an attack, not a photograph.
 const maxResized = 1<<16 - 1
 
-// geometry selects the pixels of a width x height image that become the result. It is a pure
-// function of its arguments and of rng's numbers. t has its defaults.
+// geometry selects the pixels of a width x height image that become the result. It depends only on
+// its arguments and rng's numbers. t must have its defaults.
 func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *imagecapi.Geometry) error {
 	size := int32(t.Size)
 	if t.RandomResizedCrop {
@@ -33,7 +33,7 @@ func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *imagecapi.G
 		}
 	}
 	g.Interpolation, g.DCTScaling = int32(t.Interpolation), t.DCTScaling
-	// Probabilities 0 and 1 draw a number too, so that changing FlipP changes nothing else.
+	// Draw a number even for probabilities 0 and 1, so that changing FlipP changes nothing else.
 	g.Flip = rng.Float64() < t.FlipP
 	return nil
 }
@@ -54,7 +54,7 @@ func (t *Transform) randomBox(rng *rand.Rand, width, height int32) (x, y, w, h i
 			return x, y, w, h
 		}
 	}
-	w, h = width, height // the middle, as much of it as Ratio allows
+	w, h = width, height // the middle of the image, as much as Ratio allows
 	switch ratio := float64(width) / float64(height); {
 	case ratio < t.Ratio[0]:
 		h = max(1, int32(math.RoundToEven(float64(width)/t.Ratio[0])))
@@ -65,7 +65,7 @@ func (t *Transform) randomBox(rng *rand.Rand, width, height int32) (x, y, w, h i
 }
 
 // shortSide returns the size that torchvision's Resize(to) gives an image: the shorter side becomes
-// to, the longer one is cut to whole pixels.
+// to, and the longer side is rounded down.
 func shortSide(width, height int32, to int) (w, h int) {
 	if width <= height {
 		return to, int(int64(to) * int64(height) / int64(width))
@@ -73,8 +73,8 @@ func shortSide(width, height int32, to int) (w, h int) {
 	return int(int64(to) * int64(width) / int64(height)), to
 }
 
-// centre returns the offset of torchvision's CenterCrop: Python's round((side - size) / 2), which
-// rounds halves to even.
+// centre returns the offset that torchvision's CenterCrop uses: Python's round((side - size) / 2),
+// which rounds halves to even.
 func centre(side, size int) int32 {
 	return int32(math.RoundToEven(float64(side-size) / 2))
 }

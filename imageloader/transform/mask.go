@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// ForMasks returns an error that names the field of the transform that can't be applied to an image
-// and its mask, or nil if all fields can.
+// ForMasks returns an error that names a field of the transform that can't be applied to an image
+// and its mask together. It returns nil if there is none.
 func (p *Compiled) ForMasks() error {
 	if len(p.t.Mix) > 0 {
 		return errors.New("field Mix mixes the labels of images, which masks have none of: leave it out")
@@ -27,19 +27,19 @@ func mixes(op Op) bool {
 	return ok && o.mixes()
 }
 
-// moves are the operations that move pixels. All others change colours, and leave masks alone, as
-// in torchvision.
+// moves are the operations that move pixels. All others change colours and do not apply to masks,
+// as in torchvision.
 var moves = []int32{imagecapi.AugmentFlipHorizontal, imagecapi.AugmentFlipVertical, imagecapi.AugmentQuarterTurns,
 	imagecapi.AugmentCrop, imagecapi.AugmentAffine, imagecapi.AugmentPerspective}
 
-// Moves reports whether the operations drawn last move pixels. A [Func] does not count.
+// Moves reports whether the operations from the last Draw move pixels. A [Func] does not count.
 func (a *Augmenter) Moves() bool {
 	return slices.ContainsFunc(a.program.ops, func(op imagecapi.AugmentOp) bool { return slices.Contains(moves, op.Kind) })
 }
 
-// ApplyMoves applies the moves drawn last for an image to its mask of Size x Size x 3 bytes, in
-// place. Every pixel is a copy of the nearest one, all three bytes together. Pixels from outside of
-// the mask are fill, unless the image's are copies of its edge.
+// ApplyMoves applies the moves from the last Draw, which was for an image, to the image's mask of
+// Size x Size x 3 bytes, in place. Every pixel becomes a copy of all three bytes of the nearest
+// one. Pixels from outside of the mask get fill, unless the image gets copies of its edge there.
 func (a *Augmenter) ApplyMoves(mask []byte, fill Color) error {
 	a.moved = a.moved[:0]
 	for _, op := range a.program.ops {

@@ -8,25 +8,25 @@ import (
 )
 
 // BatchOp mixes the samples of a batch and their labels: [MixUp] or [CutMix]. As in torchvision,
-// each sample is mixed with the previous sample of the batch, and the first with the last, so an
+// each sample is mixed with the previous sample of the batch, and the first with the last. So the
 // epoch should be shuffled.
 //
-// The bytes are mixed on the host, before the batch is copied. Random choices depend on
-// (Options.Seed, epoch, index of the batch's first sample) alone.
+// The bytes are mixed on the host, before the batch is copied to the device. Random choices depend
+// only on (Options.Seed, epoch, index of the batch's first sample).
 type BatchOp interface {
 	checkMix() error
-	// mix changes n images of size x size pixels, and returns the share, 0 to 1, of the original
-	// image in each result.
+	// mix mixes n images of size x size pixels. It returns the share, from 0 to 1, that each image
+	// keeps of itself.
 	mix(rng *rand.Rand, images []byte, n, size int, scratch *[]byte) float64
 }
 
 // MixUp makes every sample a weighted sum of itself and its neighbour. The weight is drawn from a
-// Beta distribution whose two parameters are Alpha (0: 1).
+// Beta distribution whose two parameters are both Alpha (0: 1).
 type MixUp struct{ Alpha float64 }
 
-// CutMix replaces a box of every sample by the same box of its neighbour. The share of the area
-// that the sample keeps is drawn from a Beta distribution whose two parameters are Alpha (0: 1).
-// The box's centre is uniform in the image. Parts of the box outside of the image are cut off.
+// CutMix replaces a box in every sample with the same box of its neighbour. The share of its area
+// that a sample keeps is drawn from a Beta distribution whose two parameters are both Alpha (0: 1).
+// The box's centre is uniform in the image, and parts of the box outside of the image are cut off.
 type CutMix struct{ Alpha float64 }
 
 func checkAlpha(alpha float64) error {
@@ -76,8 +76,8 @@ func (m CutMix) box(rng *rand.Rand, size int) (x0, y0, x1, y1 int) {
 	return max(x-half, 0), max(y-half, 0), min(x+half, size), min(y+half, size)
 }
 
-// rolled calls f with every image and the previous image's original content. row is the size of an
-// image in bytes.
+// rolled calls f with every image and the original content of the image before it. row is the size
+// of an image in bytes.
 func rolled(images []byte, n, row int, scratch *[]byte, f func(to, from []byte)) {
 	if n == 0 {
 		return
@@ -90,9 +90,9 @@ func rolled(images []byte, n, row int, scratch *[]byte, f func(to, from []byte))
 	f(at(0), *scratch)
 }
 
-// blend computes to = share * to + (1-share) * from, with share rounded to 1/256, which is within
-// one level of the exact sum. It takes eight bytes at a time: four in the even and four in the odd
-// halves of 16 bits.
+// blend computes to = share * to + (1-share) * from, with share rounded to 1/256. The result is
+// within one level of the exact sum. It processes eight bytes at a time, the even ones and the odd
+// ones in separate words of four 16-bit lanes.
 func blend(to, from []byte, share float64) {
 	const (
 		even = 0x00ff00ff00ff00ff
@@ -119,8 +119,8 @@ func beta(rng *rand.Rand, alpha float64) float64 {
 	return 1 / (1 + math.Exp(y-x))
 }
 
-// logGamma returns the logarithm of a draw from Gamma(alpha, 1), by Marsaglia and Tsang's method.
-// The draw itself would be 0 in float64 for a small alpha.
+// logGamma returns the logarithm of a draw from Gamma(alpha, 1), by the method of Marsaglia and
+// Tsang. For a small alpha the draw itself would underflow to 0.
 func logGamma(rng *rand.Rand, alpha float64) float64 {
 	boost := 0.0
 	if alpha < 1 {

@@ -10,20 +10,20 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Op is a step of Transform.Ops. This package's operations follow torchvision.transforms.v2 on
+// Op is a step of Transform.Ops. The operations of this package follow torchvision.transforms.v2 on
 // uint8 tensors: they have the same names, parameters and distributions, and the same results for
 // the same parameters. Results are equal to the bit, except for GaussianBlur and the hue of
-// ColorJitter, where one byte in a thousand may differ by 1. The zero values have torchvision's
-// defaults. If torchvision has no default, the comment gives the meaning of zero. [Func] is a step
-// that the caller writes.
+// ColorJitter, where one byte in a thousand may differ by 1. Zero values select torchvision's
+// defaults. If torchvision has no default, the comment says what zero means. [Func] is a step that
+// the caller writes.
 //
 // The parameters of a step are drawn from (Options.Seed, epoch, sample index), after those of the
-// crop and the flip, so that adding steps changes neither.
+// crop and the flip. So adding a step changes neither the crop nor the flip.
 //
-// A GPU that decodes (prefetcher.Options.Decode) runs the steps after its decoding, with the same
-// bits, if it can run all that are drawn for a sample. Otherwise the sample is decoded on the host,
-// and its steps run there. The comment of each step tells which applies. If a step with a
-// probability is not drawn for a sample, it does not keep the sample on the host.
+// A GPU that decodes (prefetcher.Options.Decode) also runs the steps, with the same results to the
+// bit, if it can run all those that are drawn for a sample. Otherwise the sample is decoded on the
+// host, and its steps run there. The comment of each step says which is the case. A step with a
+// probability keeps only those samples on the host for which it is drawn.
 type Op interface {
 	// check returns the size of the step's result for images of width x height pixels, or an error
 	// that names the wrong field.
@@ -32,7 +32,8 @@ type Op interface {
 	draw(rng *rand.Rand, p *program)
 }
 
-// program holds the steps for one image: operations of the image library, and calls between them.
+// program has the steps for one image: operations of the image library, and calls of Funcs between
+// them.
 type program struct {
 	ops           []imagecapi.AugmentOp
 	calls         []call
@@ -60,9 +61,9 @@ func (p *program) add(kind int32, integers [9]int32, values ...float64) {
 func (p *program) call(f Func) { p.calls = append(p.calls, call{len(p.ops), f}) }
 
 // Pixels is an image in memory: Height rows of Width pixels of three bytes, red, green and blue.
-// The pixel of row y and column x starts at Pix[y*Stride+3*x]. Stride is at least 3*Width. The
-// bytes between rows are not part of the image. The loader owns the memory. A [Func] may use it
-// until it returns.
+// The pixel in row y and column x starts at Pix[y*Stride+3*x]. Stride is at least 3*Width. The
+// bytes between rows are not part of the image. The loader owns the memory, which a [Func] may use
+// only until it returns.
 type Pixels struct {
 	Pix           []byte
 	Width, Height int
@@ -70,11 +71,11 @@ type Pixels struct {
 }
 
 // Func is a step that the caller writes. It changes an image of Size x Size pixels in place. rng is
-// the sample's generator. A Func that draws random numbers only from rng gives the same result with
-// any number of workers and after a resume. An error or a panic makes the sample a bad one, with
-// the reason Rejected. Several goroutines call a Func at the same time, each with another image.
-// With Options.Masks a Func gets only the image, so it must not move pixels. It keeps its samples
-// on the host.
+// the sample's generator. If a Func draws random numbers only from rng, its results are the same
+// for any number of workers, and after resuming. An error or a panic makes the sample a bad one,
+// with the reason Rejected. A Func is called from several goroutines at the same time, each with
+// another image. With Options.Masks a Func gets only the image, so it must not move pixels. It
+// keeps its samples on the host.
 type Func func(rng *rand.Rand, image *Pixels) error
 
 func (f Func) check(w, h int) (int, int, error) {
@@ -86,8 +87,8 @@ func (f Func) check(w, h int) (int, int, error) {
 
 func (f Func) draw(_ *rand.Rand, p *program) { p.call(f) }
 
-// call runs f. It returns a panic as an error, since no caller of a loader could recover it: f runs
-// in the loader's goroutines.
+// call runs f. It returns a panic as an error. The caller of a loader couldn't recover it, because
+// f runs in the loader's goroutines.
 func (f Func) call(rng *rand.Rand, image *Pixels) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -97,7 +98,7 @@ func (f Func) call(rng *rand.Rand, image *Pixels) (err error) {
 	return f(rng, image)
 }
 
-// checkOps checks steps that together must keep the size.
+// checkOps checks steps that must keep the size together.
 func checkOps(ops []Op, width, height int) error {
 	w, h := width, height
 	for i, op := range ops {
@@ -129,7 +130,7 @@ func checkOps(ops []Op, width, height int) error {
 	return nil
 }
 
-// checkEach checks steps each of which must keep the size.
+// checkEach checks steps that must each keep the size.
 func checkEach(ops []Op, w, h int) error {
 	for i := range ops {
 		if err := checkOps(ops[i:i+1], w, h); err != nil {
@@ -147,7 +148,7 @@ func at(ops []Op, i int) Op {
 	return nil
 }
 
-// has reports whether a step, or a step within it, is of a kind.
+// has reports whether kind is true for a step or for a step inside it.
 func has(op Op, kind func(Op) bool) bool {
 	if isNil(op) {
 		return false
@@ -160,16 +161,16 @@ func (o RandomApply) steps() []Op  { return o.Ops }
 func (o RandomChoice) steps() []Op { return o.Ops }
 func (o RandomOrder) steps() []Op  { return o.Ops }
 
-// onPixels reports whether a step may work on the image in Go's memory, which has Size x Size
+// onPixels reports whether a step may access the image in Go's memory, where it has Size x Size
 // pixels.
 func onPixels(op Op) bool {
 	o, ok := op.(interface{ onPixels() bool })
 	return ok && o.onPixels()
 }
 
-// onDevice reports whether a GPU that decodes runs all steps on images of size x size pixels, with
-// any parameters, and the steps keep an image's size. The comment of each step says the same, and
-// TestGPURunsWhatItsCommentSays compares them.
+// onDevice reports whether a GPU that decodes can run all steps on images of size x size pixels,
+// whatever parameters are drawn, and whether the steps keep the image's size. The comment of each
+// step says the same, and TestGPURunsWhatItsCommentSays compares the two.
 func onDevice(ops []Op, size int) bool {
 	for _, op := range ops {
 		if w, h, err := op.check(size, size); err != nil || w != size || h != size {
@@ -185,7 +186,7 @@ func onDevice(ops []Op, size int) bool {
 	return true
 }
 
-// expands reports whether a step makes images of any size.
+// expands reports whether the size of a step's result may vary.
 func expands(op Op) bool {
 	o, ok := op.(interface{ expands() bool })
 	return ok && o.expands()
@@ -195,27 +196,27 @@ func (Func) onPixels() bool            { return true }
 func (GaussianNoise) onPixels() bool   { return true }
 func (o RandomErasing) onPixels() bool { return o.Random }
 
-// isNil reports whether a step is nil, or a nil pointer to one. Pointers to steps are steps too.
+// isNil reports whether a step is nil or a nil pointer. Pointers to steps are steps too.
 func isNil(op any) bool {
 	v := reflect.ValueOf(op)
 	return op == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// Interpolation selects how a pixel is computed from the pixels around its source position.
+// Interpolation selects how a pixel is computed from the pixels around its position in the source.
 type Interpolation int
 
 // The interpolations.
 const (
-	// DefaultInterpolation is the step's default: Bilinear for resizing and RandomPerspective,
+	// DefaultInterpolation is the step's default: Bilinear for resizing and RandomPerspective, and
 	// Nearest for all others.
 	DefaultInterpolation Interpolation = iota
 	Nearest
 	Bilinear
-	// Bicubic is for Transform.Interpolation alone.
+	// Bicubic can be used only for Transform.Interpolation.
 	Bicubic
 )
 
-// or returns the image library's number of the interpolation, with d for the default.
+// or returns the image library's number for the interpolation. d replaces DefaultInterpolation.
 func (i Interpolation) or(d Interpolation) int32 {
 	if i == DefaultInterpolation {
 		i = d
@@ -233,7 +234,7 @@ func (i Interpolation) check() error {
 // Color is a red, a green and a blue byte; the zero value is black.
 type Color [3]uint8
 
-// probability returns p, or the default of a field that is 0.
+// probability returns p, or fallback if p is 0.
 func probability(p, fallback float64) float64 {
 	if p == 0 {
 		return fallback
@@ -248,13 +249,13 @@ func checkP(p float64) error {
 	return nil
 }
 
-// hit is true with probability p.
+// hit returns true with probability p.
 func hit(rng *rand.Rand, p float64) bool { return rng.Float64() < p }
 
 // between draws uniformly from an interval.
 func between(rng *rand.Rand, r [2]float64) float64 { return r[0] + rng.Float64()*(r[1]-r[0]) }
 
-// interval returns r, or the default of a field that is zero.
+// interval returns r, or fallback if r is zero.
 func interval(r, fallback [2]float64) [2]float64 {
 	if r == [2]float64{} {
 		return fallback

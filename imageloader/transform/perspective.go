@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// RandomPerspective moves, with probability P (0: 1/2), each corner inwards by up to half of
-// DistortionScale (0: 1/2) of the side. A GPU that decodes runs it too.
+// RandomPerspective moves each corner inwards by up to half of DistortionScale (0: 1/2) of the
+// side, with probability P (0: 1/2). A GPU that decodes runs it too.
 type RandomPerspective struct {
 	DistortionScale float64
 	P               float64
@@ -48,9 +48,8 @@ func (o RandomPerspective) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// perspective is torchvision's _get_perspective_coeffs for the corners of a w x h image that move
-// to `to` (top left, top right, bottom right, bottom left). ok is false if the corners are on a
-// line.
+// perspective computes torchvision's _get_perspective_coeffs. The corners of a w x h image move to
+// `to` (top left, top right, bottom right, bottom left). ok is false if the corners are on a line.
 func perspective(w, h int, to [4][2]int) (c [8]float64, ok bool) {
 	from := [4][2]int{{0, 0}, {w - 1, 0}, {w - 1, h - 1}, {0, h - 1}}
 	var m [8][9]float64

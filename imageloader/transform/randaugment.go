@@ -8,12 +8,12 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// RandAugment does NumOps (0: 2) random operations, each with strength Magnitude (0: 9) out of
-// NumMagnitudeBins (0: 31). A GPU that decodes runs it too.
+// RandAugment applies NumOps (0: 2) random operations, each with strength Magnitude (0: 9) on a
+// scale of NumMagnitudeBins (0: 31). A GPU that decodes runs it too.
 type RandAugment struct {
 	NumOps, Magnitude, NumMagnitudeBins int
 	Interpolation                       Interpolation
-	Fill                                Color // of pixels from outside of the image
+	Fill                                Color // for pixels from outside of the image
 }
 
 func (o RandAugment) withDefaults() RandAugment {
@@ -53,8 +53,8 @@ func (o RandAugment) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// TrivialAugmentWide does one random operation with a random strength out of NumMagnitudeBins (0:
-// 31). A GPU that decodes runs it too.
+// TrivialAugmentWide applies one random operation with a random strength on a scale of
+// NumMagnitudeBins (0: 31). A GPU that decodes runs it too.
 type TrivialAugmentWide struct {
 	NumMagnitudeBins int
 	Interpolation    Interpolation
@@ -81,8 +81,8 @@ func (o TrivialAugmentWide) draw(rng *rand.Rand, p *program) {
 	p.policy(op, signed(rng, op, m), o.Interpolation, outside(o.Fill))
 }
 
-// outside returns torchvision's fill of the policies. Its default None differs from black where
-// pixels are blended.
+// outside returns the fill of torchvision's policies for c. For black it is torchvision's default
+// None, which differs from black where pixels are blended.
 func outside(c Color) *Color {
 	if c == (Color{}) {
 		return nil
@@ -90,7 +90,7 @@ func outside(c Color) *Color {
 	return &c
 }
 
-// policyOp is one of the operations of the policies.
+// policyOp is an operation of the policies.
 type policyOp int
 
 const ( // in torchvision's order
@@ -112,13 +112,13 @@ const ( // in torchvision's order
 	opInvert     = numRandomOps
 )
 
-// space holds the greatest strengths of a policy's operations.
+// space has the maximum strengths of a policy's operations.
 type space struct {
 	shear     float64
 	translate func(side int) float64
 	rotate    float64
 	color     float64
-	posterize float64 // bits that are cleared
+	posterize float64 // number of bits to clear
 }
 
 var (
@@ -126,7 +126,7 @@ var (
 	wideSpace = space{0.99, func(int) float64 { return 32 }, 135, 0.99, 6}
 )
 
-// magnitude returns strength number bin out of bins.
+// magnitude returns the strength with number bin on a scale of bins.
 func (s *space) magnitude(op policyOp, bin, bins, w, h int) float64 {
 	switch op {
 	case opShearX, opShearY:
@@ -147,8 +147,8 @@ func (s *space) magnitude(op policyOp, bin, bins, w, h int) float64 {
 	return 0
 }
 
-// linspace returns element i of torch.linspace(start, end, n), in its float32 arithmetic. The
-// rounding decides on which side of an integer a threshold is.
+// linspace returns element i of torch.linspace(start, end, n), with the same float32 arithmetic,
+// because rounding decides on which side of an integer a threshold is.
 func linspace(start, end float64, i, n int) float64 {
 	from, to := float32(start), float32(end)
 	step := (to - from) / float32(n-1)

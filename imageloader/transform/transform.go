@@ -9,66 +9,68 @@ import (
 )
 
 // Transform turns an image of any size into Size x Size pixels. [Train] and [Eval] return the two
-// usual transforms. Their fields can be changed afterwards. The zero value is Eval(256, 224).
+// usual transforms, whose fields can then be changed. The zero value is Eval(256, 224).
 //
-// The geometry, the results and the distributions are torchvision's (RandomResizedCrop, Resize,
-// CenterCrop, RandomHorizontalFlip, on decoded uint8 RGB with antialias=True). The crop is drawn
-// from the image's header, so pixels outside of the crop are not decoded where the format allows.
+// The geometry, the results and the distributions are the same as in torchvision
+// (RandomResizedCrop, Resize, CenterCrop, RandomHorizontalFlip, on decoded uint8 RGB with
+// antialias=True). The crop is drawn from the image's header, so pixels outside of the crop are not
+// decoded if the format allows that.
 type Transform struct {
 	// Size is the width and height of the result in pixels; 0 is 224.
 	Size int
 
-	// RandomResizedCrop takes a random box and resizes it to Size x Size. The box's share of the
+	// RandomResizedCrop crops to a random box and resizes it to Size x Size. The box's share of the
 	// image's area is uniform in Scale (zero value: 0.08 to 1). The logarithm of its width/height
 	// is uniform between the logarithms of Ratio (zero value: 3/4 to 4/3).
 	RandomResizedCrop bool
 	Scale, Ratio      [2]float64
-	// Resize is the length in pixels of the resized shorter side. It applies without
-	// RandomResizedCrop, before the crop of Size x Size. It is at least Size; 0 is 256 * Size /
-	// 224, rounded.
+	// Resize is the length of the shorter side after resizing, in pixels. It is used without
+	// RandomResizedCrop, before the crop to Size x Size. It must be at least Size. 0 means 256 *
+	// Size / 224, rounded.
 	Resize int
 	// Interpolation selects how RandomResizedCrop and Resize compute pixels: Bilinear (also the
-	// default) or Bicubic, both antialiased, or Nearest. The results are torchvision's for uint8
-	// tensors, to the bit. Pillow's are within one level (bilinear), on photographs within five
-	// (bicubic). Nearest takes the sample at the upper left corner of each pixel, like
-	// torchvision's "nearest". Pillow takes the sample at the centre, like torchvision's
-	// "nearest-exact".
+	// default) or Bicubic, both antialiased, or Nearest. The results are the same as torchvision's
+	// for uint8 tensors, to the bit. Pillow's results differ by at most one level (bilinear), or on
+	// photographs by at most five (bicubic). Nearest samples the upper left corner of each pixel,
+	// like torchvision's "nearest". Pillow samples the centre, like torchvision's "nearest-exact".
 	Interpolation Interpolation
-	// DCTScaling decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the result is far smaller, which
-	// is faster. The crop must be at least four times as large as the result in both directions,
-	// and the reduced crop is still at least twice as large. The pixels differ from a full-size
-	// decode, and so from torchvision's. All paths through this loader give the same pixels.
-	// DCTScaling does not apply to Nearest, to damaged images, or to other formats.
+	// DCTScaling decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the result is much smaller, which
+	// is faster. It applies if the crop is at least four times as large as the result in both
+	// directions. The reduced crop is still at least twice as large as the result. The pixels
+	// differ from a full-size decode, and so from torchvision, but they are the same in all modes
+	// of this loader. DCTScaling does not apply to Nearest, to damaged images, or to other formats.
 	DCTScaling bool
-	// ApplyEXIFOrientation first turns an image upright. The orientation is in a tag of a JPEG,
+	// ApplyEXIFOrientation first turns the image upright. The orientation is in a tag of a JPEG,
 	// PNG, WebP or TIFF file, or in the XMP packet of one of the first three. Without
-	// ApplyEXIFOrientation, images are decoded as stored, as in torchvision. AVIF and HEIC are
-	// always upright.
+	// ApplyEXIFOrientation, images are decoded as stored, as in torchvision. AVIF and HEIC images
+	// are always upright.
 	ApplyEXIFOrientation bool
 
-	// RandomCrop takes a random window of Size x Size after Resize instead of the centre, without
-	// RandomResizedCrop.
+	// RandomCrop crops to a random window of Size x Size after Resize, instead of the centre. It is
+	// used without RandomResizedCrop.
 	RandomCrop bool
-	// FlipP is the probability that left and right are exchanged.
+	// FlipP is the probability of a flip from left to right.
 	FlipP float64
 	// Ops run after crop, resize and flip, in order, on Size x Size pixels of red, green and blue
-	// bytes. Together they keep the size. They must not change while a loader uses them.
+	// bytes. Together they must keep the size. They must not change while a loader uses them.
 	Ops []Op
-	// Mix, if not empty, mixes the samples of every batch by one of these, drawn at random, after
-	// Ops. The field "labels" of a batch is then float32 [classes], with sum 1, instead of int64.
+	// Mix, if not empty, has the operations that mix the samples of a batch after Ops. For each
+	// batch, one of them is chosen at random. The field "labels" of a batch is then float32
+	// [classes], with sum 1, instead of int64.
 	Mix []BatchOp
 
 	// Mean and Std normalise values from 0 to 1, in the order red, green, blue: a result is
-	// (byte/255 - Mean) / Std. The zero value of Std stands for ImageNet's Mean and Std. The device
-	// applies them: see Loader.Finishes in package imageloader.
+	// (byte/255 - Mean) / Std. If Std is zero, ImageNet's Mean and Std are used. The normalisation
+	// is done on the device: see Loader.Finishes in package imageloader.
 	Mean, Std [3]float32
-	// DType is the finish's output type: Float32 (also for the zero value), Float16 or BFloat16.
+	// DType is the dtype of the normalised result: Float32 (also for the zero value), Float16 or
+	// BFloat16.
 	DType tensor.DType
-	// Bytes omits the normalisation: the finish returns uint8, in the selected layout. DType must
-	// not be set.
+	// Bytes disables the normalisation: the result is uint8, in the selected layout. DType must not
+	// be set.
 	Bytes bool
-	// Contiguous selects NCHW memory for the finish. The default is channels last (NHWC memory with
-	// the shape [3, Size, Size] all the same), which convolutions on a GPU prefer.
+	// Contiguous selects NCHW memory for the result. The default is channels last (NHWC memory,
+	// although the shape is still [3, Size, Size]), which convolutions on a GPU prefer.
 	Contiguous bool
 }
 
@@ -102,17 +104,17 @@ func (t Transform) withDefaults() Transform {
 	if t.Std == [3]float32{} {
 		t.Mean, t.Std = imageNetMean, imageNetStd
 	}
-	if t.DType == 0 && !t.Bytes { // 0 is also Uint8
+	if t.DType == 0 && !t.Bytes { // 0 is also the value of Uint8
 		t.DType = tensor.Float32
 	}
 	return t
 }
 
-// maxSide bounds the sides of the result. It is far larger than any network's input, and no product
-// of sides overflows.
+// maxSide limits the sides of the result. It is much larger than any network's input, and products
+// of sides can't overflow.
 const maxSide = 1 << 15
 
-// check returns an error that names the wrong field. t has its defaults.
+// check returns an error that names the wrong field. t must have its defaults.
 func (t Transform) check() error {
 	if err := t.checkSize(); err != nil {
 		return err
@@ -136,7 +138,7 @@ func (t Transform) check() error {
 	return checkOps(t.Ops, t.Size, t.Size)
 }
 
-// checkSize checks the fields that choose how the image gets its size.
+// checkSize checks the fields that determine how the image gets its size.
 func (t Transform) checkSize() error {
 	switch {
 	case t.Size < 1 || t.Size > maxSide:
