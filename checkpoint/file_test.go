@@ -108,7 +108,7 @@ func TestDamagedCheckpoints(t *testing.T) {
 			file, err := checkpoint.Open(path)
 			if err == nil {
 				file.Close()
-				t.Fatal("no error")
+				t.Fatalf("Open of a damaged file: got no error, want one with %q", c.text)
 			}
 			if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("%v does not say %s and %q", err, path, c.text)
@@ -318,7 +318,7 @@ func TestCheckpointRejectsPipes(t *testing.T) {
 				t.Error(err)
 			}
 		case <-ctx.Done():
-			t.Fatal("it blocks")
+			t.Fatal("Open or Save of a pipe blocks, want an error")
 		}
 	}
 }
@@ -378,7 +378,7 @@ func TestFailedSaveLeavesTheOldFile(t *testing.T) {
 		})
 	}
 	if err := checkpoint.Save(path, nil, map[string]string{"a": "\xff"}); err == nil {
-		t.Error("metadata that is not UTF-8 passed")
+		t.Error("Save of metadata that is not UTF-8: got no error, want one")
 	}
 	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(old, now) {
 		t.Errorf("the old file changed, %v", err)

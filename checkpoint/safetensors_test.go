@@ -120,7 +120,7 @@ func TestForeignFilesAreNamed(t *testing.T) {
 			c, err := checkpoint.Open(filepath.Join("testdata/foreign", file))
 			if err == nil {
 				c.Close()
-				t.Fatal("no error")
+				t.Fatalf("Open: got no error, want one with %q", want)
 			}
 			if !strings.Contains(err.Error(), filepath.Base(file)) || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %q", err, want)

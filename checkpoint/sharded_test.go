@@ -272,13 +272,13 @@ func TestMap(t *testing.T) {
 		t.Errorf("%d handles of %d tensors and the file", n-live, len(tensors))
 	}
 	if _, err := c.Map("none"); err == nil {
-		t.Error("a name that is not there is no error")
+		t.Error("Map of an unknown name: got no error, want one")
 	}
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Map("w"); err == nil {
-		t.Error("a closed Checkpoint maps")
+		t.Error("Map of a closed Checkpoint: got no error, want one")
 	}
 	for _, n := range tensors {
 		m := mapped[n.Name]

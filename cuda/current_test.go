@@ -167,7 +167,7 @@ func TestUnlockedGoroutinesLoseTheirStream(t *testing.T) {
 	all.Wait()
 	t.Logf("unlocked: wrong stream in %.1f %% of %d rounds", 100*float64(wrong.Load())/(goroutines*rounds), goroutines*rounds)
 	if wrong.Load() == 0 {
-		t.Error("no round found a wrong stream: the locked test proves nothing")
+		t.Error("got no round with a wrong stream, want at least one: the locked test proves nothing")
 	}
 	var left atomic.Int64
 	eachThread(t, &used, func() error {
@@ -177,7 +177,7 @@ func TestUnlockedGoroutinesLoseTheirStream(t *testing.T) {
 		return capi.SetCUDAStream(DefaultStream(0).s)
 	})
 	if left.Load() == 0 {
-		t.Error("no thread was left on another stream: the visit of the locked test proves nothing")
+		t.Error("got no thread on another stream, want one: the visit of the locked test proves nothing")
 	}
 	requireDefaultStreams(t, &used)
 }

@@ -113,10 +113,10 @@ func TestEventCloseBesideUse(t *testing.T) {
 						return
 					}
 					if after {
-						t.Error("used after Close had returned")
+						t.Error("use after Close had returned: got no error, want ErrClosed")
 					}
-					if e.refs.Load() < 1 {
-						t.Error("freed while in use")
+					if refs := e.refs.Load(); refs < 1 {
+						t.Errorf("%d references during a use, want at least 1", refs)
 					}
 					e.done()
 					runtime.Gosched()
@@ -168,7 +168,7 @@ func TestQueryAndElapsed(t *testing.T) {
 		}
 	}
 	if _, err := Elapsed(start, end); err == nil {
-		t.Error("Elapsed of work that runs: no error")
+		t.Error("Elapsed of work that runs: got no error, want one")
 	}
 	check(t, end.Synchronize())
 	wall := time.Since(begin)
@@ -253,7 +253,7 @@ func TestEventBetweenProcesses(t *testing.T) {
 		check(t, stream.WaitEvent(e))
 		check(t, stream.Synchronize())
 		if done := must[bool](t)(e.Query()); !done {
-			t.Error("the parent's work is not done after the wait for its event")
+			t.Error("Query after the wait for the parent's event = false, want true")
 		}
 		return
 	}
@@ -265,7 +265,7 @@ func TestEventBetweenProcesses(t *testing.T) {
 		t.Errorf("export of a plain event: got %v, want ErrInvalidArgument", err)
 	}
 	if _, err := ImportEvent(0, EventHandle{}); err == nil {
-		t.Error("import of a zero handle: no error")
+		t.Error("ImportEvent of a zero handle: got no error, want one")
 	}
 	check(t, WithStream(stream, load.queue))
 	check(t, e.Record(stream))

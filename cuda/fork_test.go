@@ -104,7 +104,7 @@ func TestForkTwoDevices(t *testing.T) {
 			check(t, reached.Record(order.to))
 			check(t, reached.Synchronize())
 			if done := must[bool](t)(order.from.Query()); !done {
-				t.Errorf("the waiting stream did not wait")
+				t.Error("Query of the stream waited for = false, want true")
 			}
 			check(t, reached.Close())
 			check(t, Device(0).Synchronize())

@@ -157,6 +157,6 @@ func TestConfigureAllocator(t *testing.T) {
 	check(t, ConfigureAllocator("garbage_collection_threshold:0.9"))
 	check(t, ConfigureAllocator(""))
 	if err := ConfigureAllocator("no_such_setting:1"); err == nil {
-		t.Error("an unknown setting is no error")
+		t.Error("ConfigureAllocator with an unknown setting: got no error, want one")
 	}
 }

@@ -19,8 +19,8 @@ func TestNilGraphIsRefused(t *testing.T) {
 		if _, err := Capture(CaptureOptions{SharePool: g}, func() error { return nil }); g != nil && DeviceCount() > 0 && !errors.Is(err, ErrInvalidArgument) {
 			t.Errorf("SharePool: %v", err)
 		}
-		if g.Nodes() != 0 || g.Device() != 0 || g.Close() != nil {
-			t.Error("the methods of a nil Graph do not return zero values")
+		if nodes, device, err := g.Nodes(), g.Device(), g.Close(); nodes != 0 || device != 0 || err != nil {
+			t.Errorf("Nodes, Device, Close of a nil Graph = %d, %v, %v, want 0, cuda:0, nil", nodes, device, err)
 		}
 	}
 	if _, err := Capture(CaptureOptions{}, nil); !errors.Is(err, ErrInvalidArgument) {
@@ -106,7 +106,7 @@ func TestCaptureAndReplay(t *testing.T) {
 		t.Errorf("got %v, want %v", got, 40+8*50*5)
 	}
 	if err := g.Replay(DefaultStream(1)); err == nil {
-		t.Error("Replay on a stream of another device: no error")
+		t.Error("Replay on a stream of another device: got no error, want one")
 	}
 	check(t, g.Close())
 	if err := g.Replay(streams[0]); !errors.Is(err, ErrClosed) {
@@ -163,7 +163,7 @@ func TestCaptureBesideOtherWork(t *testing.T) {
 		all.Go(func() {
 			fail := func(err error) bool {
 				if err != nil {
-					t.Error("beside a capture:", err)
+					t.Errorf("a call beside a capture: got %v, want no error", err)
 				}
 				return err != nil
 			}
@@ -243,7 +243,7 @@ func TestDeviceWaitsForTheEndOfACapture(t *testing.T) {
 		<-ended
 		check(t, waited)
 		if g.Nodes() == 0 {
-			t.Error("the graph has no nodes")
+			t.Error("Nodes() = 0, want at least 1")
 		}
 		check(t, g.Replay(DefaultStream(0)))
 		check(t, g.Close())
@@ -428,7 +428,7 @@ func TestCaptureBesidePools(t *testing.T) {
 				p, filling := filled()
 				registered, pinning := RegisterPinned(memory)
 				if err := errors.Join(filling, pinning, p.Close(), registered.Close()); err != nil {
-					t.Error("beside a capture:", err)
+					t.Errorf("pinning beside a capture: got %v, want no error", err)
 					return
 				}
 			}
@@ -501,7 +501,7 @@ func TestFailedCapture(t *testing.T) {
 			func() {
 				defer func() {
 					if recover() == nil {
-						t.Error("Capture swallowed the panic")
+						t.Error("recover() = nil, want the panic from inside Capture")
 					}
 				}()
 				Capture(CaptureOptions{Stream: stream}, func() error { c.increase(); panic(k.name) })

@@ -301,3 +301,16 @@ func sleepsIn(t *testing.T, thread int64, function string, ended <-chan struct{}
 		runtime.Gosched()
 	}
 }
+
+// firstDifference returns the index of the first byte in which a and b differ, or -1.
+func firstDifference(a, b []byte) int {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	if len(a) != len(b) {
+		return min(len(a), len(b))
+	}
+	return -1
+}

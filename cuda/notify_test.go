@@ -23,7 +23,7 @@ func wait(t *testing.T, done <-chan struct{}) {
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
-		t.Fatal("no notice within 20 s")
+		t.Fatal("got no notice within 20 s, want one")
 	}
 }
 
@@ -100,7 +100,7 @@ func TestNotify(t *testing.T) {
 	idle := must[<-chan struct{}](t)(side[1].Notify())
 	wait(t, idle)
 	if done := must[bool](t)(side[0].Query()); !done && isClosed(busy) {
-		t.Error("the notice arrived while the work before it runs")
+		t.Error("got the notice while the work before it runs, want it after the work")
 	}
 	wait(t, busy)
 	check(t, side[0].Synchronize())
@@ -131,7 +131,7 @@ func TestNoticesOfALostDevice(t *testing.T) {
 	// A device that does not exist is not a lost device.
 	b.close(true)
 	if isClosed(done) {
-		t.Error("closed without a failure of the device")
+		t.Error("the channel is closed without a failure of the device, want it open")
 	}
 	b.mu.Lock()
 	b.lost = func(Stream) bool { return true }

@@ -119,6 +119,6 @@ func TestOwnedStreamGoesBeforeItsMemory(t *testing.T) {
 	next := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{}))
 	defer next.Close()
 	if next.Stream == own.Stream {
-		t.Error("a stream with work on it was handed out")
+		t.Errorf("NewOwnedStream returned %v, which has work on it, want another stream", next.Stream)
 	}
 }

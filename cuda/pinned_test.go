@@ -43,7 +43,7 @@ func TestPinned(t *testing.T) {
 	}
 	host := must[*capi.Tensor](t)(capi.TensorFromMemory(memory, []int64{n}, capi.Uint8))
 	if info := must[capi.TensorInfo](t)(capi.DescribeTensor(host)); !info.Pinned {
-		t.Error("LibTorch does not see that the memory is pinned")
+		t.Error("Pinned of LibTorch's tensor over the memory = false, want true")
 	}
 	device := must[*capi.Tensor](t)(capi.EmptyTensor([]int64{n}, capi.Uint8, 0, capi.Contiguous))
 	defer capi.FreeTensor(device)
@@ -51,14 +51,14 @@ func TestPinned(t *testing.T) {
 	back := make([]byte, n)
 	check(t, capi.ReadTensor(device, back))
 	if !bytes.Equal(memory, back) {
-		t.Error("the bytes changed on their way to the device and back")
+		t.Errorf("byte %d is not the one sent to the device, want equal bytes", firstDifference(memory, back))
 	}
 	capi.FreeTensor(host)
 	for range 2 {
 		check(t, p.Close())
 	}
-	if p.Bytes() != nil {
-		t.Error("Bytes after Close is not nil")
+	if got := p.Bytes(); got != nil {
+		t.Errorf("Bytes after Close has %d bytes, want nil", len(got))
 	}
 	if got := PinnedBytes(); got != before {
 		t.Errorf("%d bytes are pinned, %d were before", got, before)
@@ -76,20 +76,21 @@ func TestPinnedStaysOpenWhenTheDriverFails(t *testing.T) {
 	before := PinnedBytes()
 	for range 2 {
 		if err := p.Close(); err == nil {
-			t.Error("Pinned.Close: got no error")
+			t.Error("Pinned.Close: got no error, want one")
 		}
 		if err := s.Close(); err == nil {
-			t.Error("Slab.Close: got no error")
+			t.Error("Slab.Close: got no error, want one")
 		}
 	}
-	if p.Bytes() == nil || PinnedBytes() != before {
-		t.Error("the buffer is not open after a Close that failed")
+	if got := PinnedBytes(); p.Bytes() == nil || got != before {
+		t.Errorf("after a failed Close: buffer nil: %v, %d bytes pinned, want false, %d",
+			p.Bytes() == nil, got, before)
 	}
 	p.c = nil
 	check(t, s.Close())
 	check(t, p.Close())
-	if p.Bytes() != nil {
-		t.Error("Bytes after Close is not nil")
+	if got := p.Bytes(); got != nil {
+		t.Errorf("Bytes after Close has %d bytes, want nil", len(got))
 	}
 }
 
@@ -132,7 +133,7 @@ func TestRegisterPinned(t *testing.T) {
 	}
 	host := must[*capi.Tensor](t)(capi.TensorFromMemory(p.Bytes(), []int64{int64(len(memory))}, capi.Uint8))
 	if info := must[capi.TensorInfo](t)(capi.DescribeTensor(host)); !info.Pinned {
-		t.Error("LibTorch does not see that the memory is pinned")
+		t.Error("Pinned of LibTorch's tensor over the memory = false, want true")
 	}
 	capi.FreeTensor(host)
 	check(t, p.Close())
@@ -140,6 +141,6 @@ func TestRegisterPinned(t *testing.T) {
 	host = must[*capi.Tensor](t)(capi.TensorFromMemory(memory, []int64{int64(len(memory))}, capi.Uint8))
 	defer capi.FreeTensor(host)
 	if info := must[capi.TensorInfo](t)(capi.DescribeTensor(host)); info.Pinned {
-		t.Error("the memory is still pinned after Close")
+		t.Error("Pinned of a tensor over the memory after Close = true, want false")
 	}
 }

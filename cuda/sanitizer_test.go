@@ -24,12 +24,12 @@ func TestStartSanitizer(t *testing.T) {
 		}
 		running.Stop() // does nothing
 		if RunningSanitizer() == nil {
-			t.Error("Stop of another handle ended the sanitizer")
+			t.Error("RunningSanitizer after Stop of another handle = nil, want the sanitizer")
 		}
 		s.Stop()
 		s.Stop()
-		if RunningSanitizer() != nil {
-			t.Error("the sanitizer runs after Stop")
+		if got := RunningSanitizer(); got != nil {
+			t.Errorf("RunningSanitizer after Stop = %v, want nil", got)
 		}
 	}
 	if _, err := os.Stat(dir); err != nil {
@@ -37,8 +37,8 @@ func TestStartSanitizer(t *testing.T) {
 	}
 	var none *Sanitizer
 	none.Stop()
-	if none.Errors() != 0 {
-		t.Error("no sanitizer has findings")
+	if n := none.Errors(); n != 0 {
+		t.Errorf("Errors of a nil Sanitizer = %d, want 0", n)
 	}
 }
 
@@ -47,6 +47,6 @@ func TestStartSanitizerWithoutItsFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	check(t, os.WriteFile(file, nil, 0o666))
 	if _, err := StartSanitizer(SanitizerOptions{Dir: filepath.Join(file, "findings")}); err == nil {
-		t.Error("a folder in a file")
+		t.Error("StartSanitizer with a folder below a file: got no error, want one")
 	}
 }

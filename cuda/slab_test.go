@@ -146,7 +146,7 @@ func TestSlab(t *testing.T) {
 	got := make([]byte, n)
 	check(t, capi.ReadTensor(device, got))
 	if !bytes.Equal(got, want) {
-		t.Error("the bytes that arrived differ")
+		t.Errorf("byte %d on the device is not the host's, want equal bytes", firstDifference(got, want))
 	}
 	check(t, s.Close())
 	if got := PinnedBytes(); got != before {

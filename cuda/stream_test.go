@@ -20,8 +20,8 @@ func TestDevicesAndStreamsHaveNames(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	if DefaultStream(0) != (Stream{}) {
-		t.Error("the zero Stream is not the default stream of the first GPU")
+	if got := DefaultStream(0); got != (Stream{}) {
+		t.Errorf("DefaultStream(0) = %v, want the zero Stream", got)
 	}
 }
 
@@ -93,9 +93,9 @@ func TestPoolAndPriorities(t *testing.T) {
 		}
 	}
 	first := must[Stream](t)(NewStream(0, StreamOptions{}))
-	for range 31 {
+	for i := range 31 {
 		if s := must[Stream](t)(NewStream(0, StreamOptions{})); s == first {
-			t.Error("the first stream came back among the first 32")
+			t.Errorf("stream %d of the first 32 is %v, the first one, want another", i+2, s)
 		}
 	}
 	if s := must[Stream](t)(NewStream(0, StreamOptions{})); s != first {
@@ -124,7 +124,7 @@ func TestExternalStream(t *testing.T) {
 	}
 	check(t, WithStream(wrapped, func() error { requireCurrent(t, wrapped); return nil }))
 	if made := (Stream{capi.Stream{ID: 1 << 40, Device: 0}}); WaitCUDAStream(made, pool) == nil {
-		t.Error("a stream that was never made was accepted")
+		t.Error("WaitCUDAStream of a stream that was never made: got no error, want one")
 	}
 }
 

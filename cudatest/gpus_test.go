@@ -51,6 +51,6 @@ func TestStreamIsClosedAfterTheTest(t *testing.T) {
 	var s cuda.Stream
 	inner(t, func(t testing.TB) { s = Stream(t, gpu) }).mustPass(t)
 	if err := s.Synchronize(); err == nil {
-		t.Error("the stream of a test that is over can be used")
+		t.Error("Synchronize of a stream whose test is over: got no error, want one")
 	}
 }

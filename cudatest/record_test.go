@@ -55,7 +55,7 @@ func (r *record) Skipf(format string, args ...any) {
 func (r *record) mustFail(t *testing.T, words ...string) {
 	t.Helper()
 	if !r.failed {
-		t.Error("the inner test passed")
+		t.Errorf("the inner test passed and said %q, want a failure", r.text())
 	}
 	for _, word := range words {
 		if !strings.Contains(r.text(), word) {

@@ -17,15 +17,15 @@ func TestStartSanitizerUntilTheEndOfTheTest(t *testing.T) {
 		inner(t, func(t testing.TB) {
 			start(t)
 			if cuda.RunningSanitizer() == nil {
-				t.Errorf("no sanitizer runs")
+				t.Error("RunningSanitizer() = nil, want the test's sanitizer")
 			}
 			second := inner(t.(*record).TB.(*testing.T), start)
 			if !second.skipped || second.failed {
 				t.Errorf("a second sanitizer: %s", second.text())
 			}
 		}).mustPass(t)
-		if cuda.RunningSanitizer() != nil {
-			t.Error("the sanitizer runs after its test")
+		if got := cuda.RunningSanitizer(); got != nil {
+			t.Errorf("RunningSanitizer() after its test = %v, want nil", got)
 		}
 	}
 }

@@ -78,7 +78,7 @@ func TestBatchCountsAreThoseOfEachForward(t *testing.T) {
 
 	counts.Begin(s)
 	if norms[1].Forward(norms[0].Forward(x).Flatten(1, -1)).Err() == nil {
-		t.Error("a batch norm took an input of two dimensions")
+		t.Error("a batch norm of an input with two dimensions: got no error, want one")
 	}
 	check("at the end of a pass that failed", counts.End(), 7, 6, 12)
 }

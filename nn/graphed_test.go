@@ -99,8 +99,8 @@ func TestGraphedTakesThePlaceOfItsModule(t *testing.T) {
 		t.Errorf("with a part in evaluation mode: %v, %d calls", err, g.Stats().Calls)
 	}
 	Train(net, false) // the Graphed itself keeps its mode, and its parts do not
-	if g.training() != true || g.sameModes() {
-		t.Error("the parts' modes are those of training")
+	if training, same := g.training(), g.sameModes(); !training || same {
+		t.Errorf("training(), sameModes() = %v, %v, want true, false", training, same)
 	}
 }
 

@@ -221,7 +221,7 @@ func TestCopiesOfTransformerLayersKeepTheMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if slices.Equal(before, after) {
-		t.Error("the copy has no dropout in training")
+		t.Errorf("two outputs of the copy in training are both %v, want dropout to make them differ", before)
 	}
 }
 
@@ -415,7 +415,7 @@ head           Linear       [2 2]      8
 		t.Errorf("got %v", err)
 	}
 	if _, err := nn.Summary(nil, x); err == nil {
-		t.Error("a nil module has a summary")
+		t.Error("Summary of a nil module: got no error, want one")
 	}
 }
 
@@ -642,8 +642,8 @@ func TestPartialLoadReportsTheDifferences(t *testing.T) {
 	if _, err := nn.LoadWith(path, net, nn.LoadOptions{}); err == nil || !strings.Contains(err.Error(), "tensor 1.weight is float32[5 4] in the file and float32[2 4] in the module") {
 		t.Errorf("strict: %v", err)
 	}
-	if !slices.Equal(values(0), trunk) {
-		t.Error("a refused file changed the module")
+	if got := values(0); !slices.Equal(got, trunk) {
+		t.Errorf("after a refused file the weight = %v, want %v as before", got, trunk)
 	}
 	r, err := nn.LoadWith(path, net, nn.LoadOptions{Partial: true})
 	if err != nil {
@@ -663,8 +663,11 @@ tensor 2.weight is not in the module`
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(values(0), loaded) || slices.Equal(values(0), trunk) || !slices.Equal(values(2), head) {
-		t.Error("Partial loaded other tensors than the common ones")
+	if got := values(0); !slices.Equal(got, loaded) || slices.Equal(got, trunk) {
+		t.Errorf("after Partial the common weight = %v, want the file's, %v", got, loaded)
+	}
+	if got := values(2); !slices.Equal(got, head) {
+		t.Errorf("after Partial the head's weight = %v, want %v as before", got, head)
 	}
 	other := nn.NewSequential(nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewLinear(1, 1, nn.LinearOptions{}))
 	defer nn.Close(other)

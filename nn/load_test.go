@@ -266,7 +266,7 @@ func TestSaveAndLoad(t *testing.T) {
 		}
 	}
 	if !nn.Parameters(other)[0].RequiresGrad() {
-		t.Error("a loaded parameter requires no gradients")
+		t.Error("RequiresGrad() of a loaded parameter = false, want true")
 	}
 	// Saving the same state gives the same file, and its data is aligned.
 	first, err := os.ReadFile(path)
@@ -280,8 +280,8 @@ func TestSaveAndLoad(t *testing.T) {
 	if err != nil || !bytes.Equal(first, second) {
 		t.Errorf("the same state gave another file, %v", err)
 	}
-	if binary.LittleEndian.Uint64(first)%8 != 0 {
-		t.Error("the data is not aligned")
+	if n := binary.LittleEndian.Uint64(first); n%8 != 0 {
+		t.Errorf("the header has %d bytes, want a multiple of 8", n)
 	}
 	left, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(left) != 1 {
@@ -304,7 +304,7 @@ func TestLoadReportsEveryMismatch(t *testing.T) {
 	}
 	_, err = nn.Load(path, net)
 	if err == nil {
-		t.Fatal("no error")
+		t.Fatal("Load of another network's file: got no error, want one")
 	}
 	for _, text := range []string{path, "tensor 0.weight is float32[2 3] in the file and float32[2 4] in the module", "tensor 1.weight is not in the file", "tensor 2.bias is not in the module"} {
 		if !strings.Contains(err.Error(), text) {

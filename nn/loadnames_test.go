@@ -95,7 +95,7 @@ func TestLoadOptionsRename(t *testing.T) {
 	// With Rename, only Rename changes names.
 	same := func(name string) string { return name }
 	if _, err := nn.LoadWith(loading("data_parallel.pt"), net, nn.LoadOptions{Rename: same}); err == nil {
-		t.Error("with Rename the prefix was removed too")
+		t.Error("Load of prefixed names with a Rename that keeps them: got no error, want one")
 	}
 	one := func(string) string { return "0.bias" }
 	_, err = nn.LoadWith(loading("detector.safetensors"), net, nn.LoadOptions{Rename: one, Partial: true})

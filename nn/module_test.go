@@ -141,10 +141,10 @@ func TestModulesReportErrors(t *testing.T) {
 				t.Errorf("Err %v", err)
 			}
 			if _, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{}); err == nil {
-				t.Error("an optimizer accepted the module")
+				t.Error("NewSGD of the failed module: got no error, want one")
 			}
 			if err := nn.To(net, cuda.CPU); err == nil {
-				t.Error("To accepted the module")
+				t.Error("To of the failed module: got no error, want one")
 			}
 		})
 	}
@@ -160,12 +160,12 @@ func TestModulesReportErrors(t *testing.T) {
 	for name, m := range map[string]nn.Module{"nil in a sequence": nn.NewSequential(nil), "nil function": nn.Func(nil)} {
 		t.Run(name, func(t *testing.T) {
 			if m.Forward(x).Err() == nil {
-				t.Error("Forward reports no error")
+				t.Error("Forward: got no error, want one")
 			}
 		})
 	}
 	if nn.To(net, 99) == nil {
-		t.Error("moved to a device that does not exist")
+		t.Error("To a device that does not exist: got no error, want one")
 	}
 }
 

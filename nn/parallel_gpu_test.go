@@ -165,7 +165,7 @@ func TestParallelOutputMayBeFreed(t *testing.T) {
 		defer p.Close()
 		ys := p.Outputs(x)
 		if side == s.caller {
-			t.Fatal("the second branch ran on the caller's stream")
+			t.Fatalf("the second branch ran on %v, the caller's stream, want another", side)
 		}
 		s.check(gpu.Synchronize())
 		s.busy()
@@ -368,7 +368,7 @@ func TestParallelPanics(t *testing.T) {
 	panics := func() {
 		defer func() { recover() }()
 		p.Forward(x.NoGrad())
-		t.Error("no panic")
+		t.Error("Forward returned, want the branch's panic")
 	}
 	s.on(s.caller, func() {
 		panics()

@@ -202,8 +202,8 @@ func TestParallelErrors(t *testing.T) {
 	if err := ys[1].Err(); !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "1: Linear made at parallel_test.go") || ys[0].Err() != nil || ys[2].Err() != nil || ran != 2 {
 		t.Errorf("%v, %v, %v; %d ran", ys[0].Err(), ys[1].Err(), ys[2].Err(), ran)
 	}
-	if p := nn.NewParallel(nn.Sum()); len(p.Outputs(x)) != 0 {
-		t.Error("outputs of no branches")
+	if ys := nn.NewParallel(nn.Sum()).Outputs(x); len(ys) != 0 {
+		t.Errorf("%d outputs of no branches, want 0", len(ys))
 	}
 }
 

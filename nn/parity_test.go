@@ -187,7 +187,7 @@ func TestFiveStepsOfSGDMatchPyTorch(t *testing.T) {
 				defer scope.Close()
 				out := net.Forward(x.In(scope).NoGrad())
 				if out.RequiresGrad() {
-					t.Error("evaluation under NoGrad was recorded")
+					t.Error("RequiresGrad() of the evaluation's output under NoGrad = true, want false")
 				}
 				p.near(name+"/evaluated", out, 1e-5)
 			})

@@ -42,8 +42,8 @@ func TestClipGradNorm(t *testing.T) {
 			if live := torch.LiveTensors(); live != before {
 				t.Errorf("%d references left behind", live-before)
 			}
-			if still.Grad() != nil {
-				t.Error("a parameter without a gradient got one")
+			if g := still.Grad(); g != nil {
+				t.Errorf("Grad() of a parameter without a gradient = %v, want nil", g)
 			}
 			for p, want := range map[*torch.Tensor][]float32{a: c.a, b: c.b} {
 				g := p.Grad()

@@ -108,8 +108,8 @@ func TestEMA(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, w, 4, 8)
-	if !w.RequiresGrad() || ema.State()[0].Tensor.RequiresGrad() {
-		t.Error("Swap changed what requires gradients")
+	if param, average := w.RequiresGrad(), ema.State()[0].Tensor.RequiresGrad(); !param || average {
+		t.Errorf("after Swap RequiresGrad() of parameter, average = %v, %v, want true, false", param, average)
 	}
 
 	path := filepath.Join(t.TempDir(), "ema.safetensors")

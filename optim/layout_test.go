@@ -127,7 +127,7 @@ func TestStepCopiesNoGradientInChannelsLast(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(recorded.Events) == 0 {
-			t.Error("no operator was recorded")
+			t.Error("0 events were recorded, want the step's operators")
 		}
 		for _, e := range recorded.Events {
 			if e.Name == "aten::clone" {

@@ -188,7 +188,7 @@ func TestLoadOlderStates(t *testing.T) {
 	}
 	save([]any{})
 	if err := optim.Load(path, opt); err == nil {
-		t.Error("a list is no state")
+		t.Error("Load of a list in place of a state: got no error, want one")
 	}
 	// The file is small, but reading every reference to the tensor needs 800 MB.
 	large, err := torch.Zeros(cuda.CPU, torch.Float32, 1<<18)

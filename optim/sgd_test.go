@@ -65,8 +65,8 @@ func TestStep(t *testing.T) {
 	}
 	want(t, w, 0.25, -0.5) // 1 - 0.25*(2+1)
 	want(t, still, 5)      // a parameter without a gradient does not decay
-	if w.Grad() != nil {
-		t.Error("Step left a gradient")
+	if g := w.Grad(); g != nil {
+		t.Errorf("Grad() after Step = %v, want nil", g)
 	}
 	if err := opt.SetLR(0); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestStep(t *testing.T) {
 	}
 	want(t, w, 0.25, -0.5)
 	if !w.RequiresGrad() {
-		t.Error("the parameter no longer requires gradients")
+		t.Error("RequiresGrad() of the parameter after Step = false, want true")
 	}
 }
 

@@ -188,7 +188,7 @@ func TestStatesThatDoNotFit(t *testing.T) {
 				t.Errorf("%v does not say %q", err, c.text)
 			}
 			if after := values(t, good.Tensors[1].Tensor); !reflect.DeepEqual(after, before) || opt.LR() != 0.5 {
-				t.Error("the state changed")
+				t.Errorf("after a refused state: exp_avg %v, rate %v, want %v, 0.5 as before", after, opt.LR(), before)
 			}
 		})
 	}

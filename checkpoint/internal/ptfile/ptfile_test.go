@@ -379,8 +379,8 @@ func TestWriteRefuses(t *testing.T) {
 
 func TestDict(t *testing.T) {
 	var d ptfile.Dict
-	if _, ok := d.Get("a"); ok || d.Len() != 0 {
-		t.Error("an empty dict has a key")
+	if v, ok := d.Get("a"); ok || d.Len() != 0 {
+		t.Errorf("an empty Dict: Get = %v, %v, Len = %d, want nil, false, 0", v, ok, d.Len())
 	}
 	for _, key := range []any{"b", int64(1), "a", nil, true, 1.5} {
 		if !d.Set(key, "first") || !d.Set(key, key) {
