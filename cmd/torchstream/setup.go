@@ -21,7 +21,7 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without -from it builds the libraries, which\n"+
 		"needs g++, cmake, ninja and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch: with CUDA 13, or\n"+
 		"without CUDA, for which the shim is built without CUDA too. LibTorch's files come from pip's package index; neither pip nor Python is\n"+
-		"run for them. Of pip's options (PIP_INDEX_URL and others, pip.conf) index-url, extra-index-url, find-links, proxy and cert count.", stderr)
+		"run for them. Of pip's options (PIP_INDEX_URL and others, pip.conf) index-url, extra-index-url, find-links, no-index, trusted-host, proxy and cert count, and the passwords of .netrc.", stderr)
 	from := set.String("from", "", "release archive: a path, or an https or file URL")
 	sum := set.String("sha256", "", "SHA-256 of the release archive (default: from the file, or the URL, whose path has .sha256 at its end)")
 	image := set.Bool("image", false, "install only the image library, which package imageloader needs; no LibTorch")

@@ -190,6 +190,32 @@ func (a awake) Read(p []byte) (int, error) {
 	return a.Reader.Read(p)
 }
 
+// reportEvery is the time between two lines about the progress of a download.
+const reportEvery = 15 * time.Second
+
+// progress is a reader that reports how much of a file is there.
+type progress struct {
+	io.Reader
+	log        io.Writer
+	name       string
+	have, size int64 // bytes; size 0 is unknown
+	next       time.Time
+}
+
+func (p *progress) Read(b []byte) (int, error) {
+	n, err := p.Reader.Read(b)
+	p.have += int64(n)
+	if now := time.Now(); now.After(p.next) {
+		p.next = now.Add(reportEvery)
+		of := ""
+		if p.size > 0 {
+			of = fmt.Sprintf(" of %d", p.size/1e6)
+		}
+		fmt.Fprintf(p.log, "setup: downloading %s: %d%s MB\n", p.name, p.have/1e6, of)
+	}
+	return n, err
+}
+
 // continued downloads the missing tail of a partly downloaded file.
 func continued(ctx context.Context, client *http.Client, address, part string, log io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -226,10 +252,11 @@ func continued(ctx context.Context, client *http.Client, address, part string, l
 		}
 		at = 0
 	}
-	if answer.ContentLength > 50<<20 {
-		fmt.Fprintf(log, "setup: downloading %s, %d MB\n", filepath.Base(part[:len(part)-len(".part")]), (at+answer.ContentLength)/1e6)
+	body := &progress{Reader: awake{answer.Body, end}, log: log, name: strings.TrimSuffix(filepath.Base(part), ".part"), have: at, next: time.Now().Add(reportEvery)}
+	if answer.ContentLength > 0 {
+		body.size = at + answer.ContentLength
 	}
-	_, err = io.Copy(f, awake{answer.Body, end})
+	_, err = io.Copy(f, body)
 	if errors.Is(err, context.Canceled) {
 		err = context.Cause(ctx)
 	}

@@ -272,6 +272,10 @@ func TestIndexIsPips(t *testing.T) {
 	if err := os.WriteFile(conf, []byte("[install]\nindex-url = https://wrong\n[global]\nindex-url = https://conf/simple\nfind-links = /wheels file:///more https://page\n"), 0o666); err != nil {
 		t.Fatal(err)
 	}
+	download := filepath.Join(folder, "download.conf")
+	if err := os.WriteFile(download, []byte("[download]\n# a comment\nindex_url: https://own/simple\nextra-index-url =\n    https://d\n    https://e\ntrusted-host = host:8443\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name        string
 		environment map[string]string
@@ -280,10 +284,15 @@ func TestIndexIsPips(t *testing.T) {
 	}{
 		{"nothing", nil, nil, index{urls: []string{"https://pypi.org/simple"}}},
 		{"the environment", map[string]string{"PIP_INDEX_URL": "https://a/simple", "PIP_EXTRA_INDEX_URL": "https://b https://c"}, []string{conf},
-			index{urls: []string{"https://a/simple", "https://b", "https://c"}, files: []string{"/wheels", "/more"}}},
-		{"a file", nil, []string{conf}, index{urls: []string{"https://conf/simple"}, files: []string{"/wheels", "/more"}}},
+			index{urls: []string{"https://a/simple", "https://b", "https://c"}, links: []string{"https://page"}, files: []string{"/wheels", "/more"}}},
+		{"a file", nil, []string{conf}, index{urls: []string{"https://conf/simple"}, links: []string{"https://page"}, files: []string{"/wheels", "/more"}}},
 		{"no file", map[string]string{"PIP_CONFIG_FILE": os.DevNull}, []string{conf}, index{urls: []string{"https://pypi.org/simple"}}},
-		{"a named file", map[string]string{"PIP_CONFIG_FILE": conf}, nil, index{urls: []string{"https://conf/simple"}, files: []string{"/wheels", "/more"}}},
+		{"the section of the command", nil, []string{download, conf}, index{urls: []string{"https://own/simple", "https://d", "https://e"}, links: []string{"https://page"}, files: []string{"/wheels", "/more"}, trusted: []string{"host:8443"}}},
+		{"no index", map[string]string{"PIP_NO_INDEX": "True", "PIP_FIND_LINKS": "/w"}, []string{conf}, index{files: []string{"/w"}}},
+		{"an index in spite of no-index", map[string]string{"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "/w"}, []string{conf}, index{urls: []string{"https://conf/simple"}, files: []string{"/w"}}},
+		{"certificates of other programs", map[string]string{"REQUESTS_CA_BUNDLE": "/r.pem", "CURL_CA_BUNDLE": "/c.pem", "HOME": "/h"}, nil, index{urls: []string{"https://pypi.org/simple"}, cert: "/r.pem", netrc: "/h/.netrc"}},
+		{"pip's certificates", map[string]string{"REQUESTS_CA_BUNDLE": "/r.pem", "PIP_CERT": "/p.pem", "HOME": "/h", "NETRC": "/n"}, nil, index{urls: []string{"https://pypi.org/simple"}, cert: "/p.pem", netrc: "/n"}},
+		{"a named file", map[string]string{"PIP_CONFIG_FILE": conf}, nil, index{urls: []string{"https://conf/simple"}, links: []string{"https://page"}, files: []string{"/wheels", "/more"}}},
 	} {
 		got := readIndex(func(name string) string { return c.environment[name] }, c.files)
 		if fmt.Sprint(got) != fmt.Sprint(c.want) {
@@ -338,6 +347,8 @@ func TestIndexIsAskedByPipsProxyWithPipsCertificates(t *testing.T) {
 		{"no certificate", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple"}, "certificate"},
 		{"no file", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": cert + "s"}, "pip's option cert"},
 		{"a file without certificates", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": "setup_test.go"}, "no certificate in PEM"},
+		{"a trusted host", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_TRUSTED_HOST": "other 127.0.0.1"}, ""},
+		{"another trusted host", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_TRUSTED_HOST": "other"}, "certificate"},
 		{"no URL", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_PROXY": "http://a:secret@b:c"}, "pip's option proxy: http://b:c is no"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,11 +1,8 @@
 package setup
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -142,12 +139,14 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 		i.from.urls = append(slices.Clip(i.from.urls), extra)
 	}
 	fmt.Fprintf(i.log, "setup: installing LibTorch %s into %s (once; packages: %d; on disk: %s)\n", all[0].version, target, len(all), size)
-	for _, w := range all {
+	for n, w := range all {
+		fmt.Fprintf(i.log, "setup: %d of %d: %s %s\n", n+1, len(all), w.name, w.version)
 		file := filepath.Join(files, w.name+"-"+w.version+".whl")
 		if err := i.from.wheel(ctx, w, file, i.log); err != nil {
 			return "", fmt.Errorf("%s %s: %w", w.name, w.version, err)
 		}
 	}
+	fmt.Fprintf(i.log, "setup: unpacking %d packages\n", len(all))
 	for _, w := range all {
 		if ctx.Err() != nil {
 			return "", ctx.Err()
@@ -203,113 +202,6 @@ func (i installer) room(files, size string) error {
 	return nil
 }
 
-// index has the places to look for Python packages, as in pip's options.
-type index struct {
-	urls  []string // simple indexes
-	files []string // folders with wheels
-	proxy string   // URL; "": as HTTPS_PROXY and HTTP_PROXY say
-	cert  string   // file of trusted certificates; "": the system's certificates
-}
-
-// client returns an HTTP client with the index's proxy and certificates.
-func (i index) client() (*http.Client, error) {
-	transport, ok := http.DefaultTransport.(*http.Transport)
-	if !ok || i.proxy == "" && i.cert == "" {
-		return http.DefaultClient, nil
-	}
-	transport = transport.Clone()
-	if i.proxy != "" {
-		address := i.proxy
-		if !strings.Contains(address, "://") { // pip accepts this too
-			address = "http://" + address
-		}
-		proxy, err := url.Parse(address)
-		if err != nil {
-			return nil, fmt.Errorf("pip's option proxy: %w", invalid(address))
-		}
-		transport.Proxy = http.ProxyURL(proxy)
-	}
-	if i.cert != "" {
-		text, err := os.ReadFile(i.cert)
-		if err != nil {
-			return nil, fmt.Errorf("pip's option cert: %w", err)
-		}
-		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("pip's option cert: %s has no certificate in PEM", i.cert)
-		}
-		transport.TLSClientConfig = &tls.Config{RootCAs: roots}
-	}
-	return &http.Client{Transport: transport}, nil
-}
-
-// environmentIndex returns the index that the environment or pip's configuration files name, or the
-// public index.
-func environmentIndex() index {
-	var files []string
-	if home, err := os.UserHomeDir(); err == nil {
-		files = []string{filepath.Join(home, ".config", "pip", "pip.conf"), filepath.Join(home, ".pip", "pip.conf")}
-	}
-	return readIndex(os.Getenv, append(files, "/etc/xdg/pip/pip.conf", "/etc/pip.conf"))
-}
-
-func readIndex(getenv func(string) string, files []string) index {
-	switch file := getenv("PIP_CONFIG_FILE"); file {
-	case "":
-	case os.DevNull: // pip reads no file at all then
-		files = nil
-	default:
-		files = append([]string{file}, files...)
-	}
-	option := func(name string) []string {
-		if v := getenv("PIP_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))); v != "" {
-			return strings.Fields(v)
-		}
-		for _, file := range files {
-			if v := configured(file, name); len(v) > 0 {
-				return v
-			}
-		}
-		return nil
-	}
-	var i index
-	for _, place := range option("find-links") {
-		if path, ok := strings.CutPrefix(place, "file://"); ok || !strings.Contains(place, "://") {
-			i.files = append(i.files, path)
-		}
-	}
-	i.urls = option("index-url")
-	if len(i.urls) == 0 {
-		i.urls = []string{"https://pypi.org/simple"}
-	}
-	i.urls = append(i.urls, option("extra-index-url")...)
-	i.proxy = strings.Join(option("proxy"), "")
-	i.cert = strings.Join(option("cert"), " ")
-	return i
-}
-
-// configured returns the values of an option in the [global] section of a pip configuration file.
-func configured(file, name string) []string {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	section := ""
-	for s := bufio.NewScanner(f); s.Scan(); {
-		line := strings.TrimSpace(s.Text())
-		if strings.HasPrefix(line, "[") {
-			section = line
-			continue
-		}
-		key, value, ok := strings.Cut(line, "=")
-		if ok && section == "[global]" && strings.TrimSpace(key) == name {
-			return strings.Fields(value)
-		}
-	}
-	return nil
-}
-
 // wheel finds a wheel, by download or in a folder, and stores it at path.
 func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) error {
 	if verify(path, w.sha256) == nil {
@@ -331,7 +223,7 @@ func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) e
 		return err
 	}
 	failed := fmt.Errorf("no package index has the file with the SHA-256 %s", w.sha256)
-	for _, at := range i.urls {
+	for _, at := range i.pages(w) {
 		address, err := find(ctx, client, at, w)
 		if err == nil && address != "" {
 			if err = download(ctx, client, address, path, w.sha256, log); err == nil {
@@ -364,12 +256,21 @@ var (
 	separators = regexp.MustCompile(`[-_.]+`)
 )
 
-// find returns the URL of the file with the wheel's SHA-256 in a simple index (PEP 503 and PEP
-// 691), or "" if the index does not have it.
-func find(ctx context.Context, client *http.Client, indexURL string, w wheel) (string, error) {
-	page, err := url.Parse(strings.TrimSuffix(indexURL, "/") + "/" + separators.ReplaceAllString(strings.ToLower(w.name), "-") + "/")
+// pages returns the pages that may have a link to a wheel's file.
+func (i index) pages(w wheel) []string {
+	all := slices.Clone(i.links)
+	for _, at := range i.urls {
+		all = append(all, strings.TrimSuffix(at, "/")+"/"+separators.ReplaceAllString(strings.ToLower(w.name), "-")+"/")
+	}
+	return all
+}
+
+// find returns the URL of the file with the wheel's SHA-256 on a page of a simple index (PEP 503
+// and PEP 691), or "" if the page does not have it.
+func find(ctx context.Context, client *http.Client, address string, w wheel) (string, error) {
+	page, err := url.Parse(address)
 	if err != nil {
-		return "", fmt.Errorf("the package index: %w", invalid(indexURL))
+		return "", fmt.Errorf("the package index: %w", invalid(address))
 	}
 	text, err := get(ctx, client, page.String(), "application/vnd.pypi.simple.v1+json, text/html;q=0.5")
 	var status *statusError
