@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Count phrases that make comments hard to read, per 1,000 words of a package's Go comments, against a budget.
+"""Count phrases that make comments hard to read, per 1,000 words of comments, against a budget. Counts each Go package
+and each folder of C++.
 
   voice.py            check every package
   voice.py -update    lower the budgets to today's counts; a budget never rises
@@ -32,6 +33,7 @@ PHRASES = {
 REGEXPS = [re.compile(phrase, re.I) for phrase in PHRASES]
 DEFAULT = 1.0  # of a package without a row
 BUDGETS = pathlib.Path(__file__).with_name("voice_budgets.txt")
+SOURCES = ["*.go", "*.h", "*.cc", "*.cu"]
 TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|`[^`]*`|\'(?:\\.|[^\'\\\n])+\'|//(?P<line>[^\n]*)|/\*(?P<block>.*?)\*/', re.S)
 
 
@@ -44,8 +46,8 @@ def comments(source):
 
 
 def packages():
-    """Returns the Go files that git tracks, by folder. Generated files are left out."""
-    tracked = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.go"], capture_output=True, text=True,
+    """Returns the Go and C++ files of git, by folder. Generated files are left out."""
+    tracked = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *SOURCES], capture_output=True, text=True,
                              check=True).stdout.split()
     found = {}
     for path in map(pathlib.Path, tracked):

@@ -1,5 +1,5 @@
 // Observers of failed device allocations. LibTorch calls its observers on the allocating thread,
-// which may be one of its own, and inside any call, so no code of the program runs there. An entry
+// which may be LibTorch's, and inside any call, so no code of the program runs there. An entry
 // is added to a queue, and the queue's descriptor wakes waiters.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <sys/eventfd.h>

@@ -21,9 +21,9 @@ void log_access(const at::Tensor& tensor, c10::cuda::CUDAStream stream, bool wri
 // Logs that the tensor's memory is recorded as used on `stream`.
 void log_use(const at::Tensor& tensor, c10::cuda::CUDAStream stream) noexcept;
 
-// Says whose work the calling thread does while this object exists: that of a caller's call, or the
-// library's own, as in a backward pass outside its hooks. Without such an object, LibTorch's own
-// threads do the library's work, and all other threads do the work of calls.
+// Says whose work the calling thread does while this object exists: a call's, or the library's own,
+// as in a backward pass outside its hooks. Without such an object, LibTorch's own threads do the
+// library's work, and all other threads do the work of calls.
 class LoggedFor {
  public:
   enum class Doer : int8_t { kUnknown, kCall, kLibrary };
