@@ -12,35 +12,35 @@ import (
 
 type lease = ring.Lease[cuda.Stream, *cuda.Event]
 
-// Batch is one minibatch, which the consumer gets in one turn of the loop. It is valid until the
-// turn ends, unless it is retained.
+// Batch is one minibatch, which the consumer gets in one iteration of the loop, its turn. It is
+// valid until the turn ends, unless it is retained.
 type Batch struct {
 	// Images and Labels are the fields "images" and "labels", as the source's Outputs describe
-	// them, with N rows; nil if the source has no such field. They belong to the batch's scope: the
-	// program does not close them. Rows are valid only on streams that the batch is ready on: see
-	// Use.
+	// them, with N rows. They are nil if the source has no such field. They belong to the batch's
+	// scope, so the program does not close them. Rows are valid only on streams that wait for the
+	// batch: see Use.
 	Images, Labels *torch.Tensor
 
 	N     int // number of samples: the source's BatchSize, or fewer in the last batch
 	Epoch int
 	Index int // position in the epoch, from 0
-	Slot  int // index of the batch's device slot: the same slot has the same addresses
+	Slot  int // index of the batch's device slot; a slot's addresses never change
 	Info  any // the info that the source passed to deliver
 
 	tenure  tenure
 	tensors []*torch.Tensor
 }
 
-// tenure is the time that a batch has its slot. It ends with the last reference.
+// tenure is the time during which a batch has its slot. It ends with the last reference.
 type tenure struct {
 	made  origin.Origin
 	holds origin.Holds
-	p     *Prefetcher // stays reachable
+	p     *Prefetcher // keeps the Prefetcher reachable
 	lease *lease
 	scope *torch.Scope
 }
 
-// end is called once, with the last reference.
+// end is called once, when the last reference is dropped.
 func (t *tenure) end() {
 	t.holds.DropAll()
 	t.made.Closed()
@@ -57,7 +57,7 @@ func (t *tenure) retain() error {
 }
 
 func (t *tenure) release() error {
-	t.holds.Drop() // first: with the last release the batch may end
+	t.holds.Drop() // first, because the last release may end the batch
 	return t.lease.Release()
 }
 
@@ -91,8 +91,8 @@ func (p *Prefetcher) newBatch(l *lease, epoch int) (*Batch, error) {
 // Tensors returns the batch's fields in the source's order.
 func (b *Batch) Tensors() []*torch.Tensor { return slices.Clone(b.tensors) }
 
-// String returns a name for messages, without reading a tensor: "batch 3 of epoch 0: 256 samples in
-// slot 1".
+// String returns a description for messages, for example "batch 3 of epoch 0: 256 samples in slot
+// 1". It reads no tensor.
 func (b *Batch) String() string {
 	if b == nil {
 		return "no batch"
@@ -100,31 +100,31 @@ func (b *Batch) String() string {
 	return fmt.Sprintf("batch %d of epoch %d: %d samples in slot %d", b.Index, b.Epoch, b.N, b.Slot)
 }
 
-// Scope returns the scope that all tensors computed from the batch join. It ends with the turn, or
-// with the last Release.
+// Scope returns the scope to which all tensors computed from the batch belong. It ends with the
+// turn, or with the last Release.
 func (b *Batch) Scope() *torch.Scope { return b.tenure.scope }
 
 // Use makes the stream wait until the batch is ready, and makes the slot's next copy wait for all
-// work that is queued on the stream by the end of the turn (or the last Release). Call it for every
-// stream except the one that was current when the batch was handed over. The host does not wait. On
+// work that is on the stream at the end of the turn (or at the last Release). Call it for every
+// stream except the one that was current when the loop got the batch. The host does not wait. On
 // the CPU Use does nothing.
 func (b *Batch) Use(stream cuda.Stream) error {
 	return b.error("use", b.tenure.lease.Use(stream))
 }
 
 // Retain keeps the batch, its tensors and its slot beyond the turn, until Release has been called
-// once per Retain. Meanwhile the slot is missing from the ring: if all slots are retained, the next
-// turn fails with [ErrRetained], even if another goroutine is about to call Release. A consumer
-// that passes batches to other goroutines must therefore keep fewer than Options.Depth of them
-// retained. Close does not wait for a Release: it takes the slots back.
+// once for each Retain. In the meantime the ring lacks that slot: if all slots are retained, the
+// next turn fails with [ErrRetained], even if another goroutine is about to call Release. So a
+// consumer that passes batches to other goroutines must always have fewer than Options.Depth of
+// them retained. Close does not wait for a Release: it takes the slots back.
 func (b *Batch) Retain() error {
 	return b.error("retain", b.tenure.retain())
 }
 
-// Release undoes one Retain. Any goroutine may call it: its current stream counts as a stream that
-// used the batch, like those passed to Use. If the turn is over, the last Release frees everything
-// computed from the batch. If another goroutine may call Close, a stream that only Release names
-// must be idle, or Use must name it before.
+// Release undoes one Retain. Any goroutine may call it. Its current stream counts as a stream that
+// used the batch, as if it had been passed to Use. If the turn is over, the last Release frees
+// everything computed from the batch. If another goroutine may call Close, a stream that was not
+// passed to Use must be idle when Release is called on it.
 func (b *Batch) Release() error {
 	return b.error("release", b.tenure.release())
 }

@@ -55,16 +55,16 @@ type Decode int
 const (
 	// Host decodes in the source's workers.
 	Host Decode = iota
-	// Auto decodes on the device if the device is a GPU and the source can leave images to it, with
-	// every step on their pixels (imageloader's Transform.Ops). Otherwise Auto is Host. It is Host
-	// too if the documentation of a step says that the step keeps some or all samples on the host.
-	// The source's workers decode as many of the images as they have time for. If the loop takes
-	// batches more slowly than they can be made, the GPU decodes only the images that the workers
-	// can't.
+	// Auto decodes on the device if the device is a GPU, the source can leave images to it, and the
+	// GPU can run every step on their pixels (imageloader's Transform.Ops). Otherwise Auto is the
+	// same as Host. It is also the same as Host if the documentation of a step says that the step
+	// keeps some or all samples on the host. The source's workers decode as many of the images as
+	// they have time for. If the loop consumes batches more slowly than they can be made, the GPU
+	// decodes only the images that the workers can't.
 	Auto
-	// Device decodes on the device. The source's workers decode the images that the device can't
-	// decode, and images with a step that it can't run. New returns an error if the device is the
-	// CPU, or if the source cannot leave images to it.
+	// Device decodes on the device. The source's workers decode only the images that the device
+	// can't decode, and images with a step that it can't run. New returns an error if the device is
+	// the CPU, or if the source can't leave images to it.
 	Device
 )
 
@@ -81,8 +81,8 @@ func (d Decode) String() string {
 	return fmt.Sprintf("Decode(%d)", int(d))
 }
 
-// plannerOf returns the interface through which the prefetcher decodes a source's images, or nil if
-// the source has none.
+// plannerOf returns the interface through which the prefetcher decodes a source's images. It
+// returns nil if the source does not have it.
 func plannerOf(source Source) decodeplan.Planner {
 	s, ok := source.(interface{ Planner() decodeplan.Planner })
 	if !ok {
@@ -91,17 +91,18 @@ func plannerOf(source Source) decodeplan.Planner {
 	return s.Planner()
 }
 
-// decoding is the device-independent state of decoding on a device. Only the ring's goroutine uses
-// it, except for plans, which belong to the lent slots, and count.
+// decoding is the state of decoding on a device that does not depend on the kind of device. Only
+// the ring's goroutine uses it, except for plans, whose elements belong to the lent slots, and
+// count.
 type decoding struct {
 	source  decodeplan.Planner
 	images  imageField
 	sizes   decodeSizes
-	mix     *mixture           // nil if the device decodes all that it can
+	mix     *mixture           // nil if the device decodes everything that it can
 	plans   []decodeplan.Plans // by host slot
 	slots   []decodedSlot      // by device slot
-	request decodeRequest      // for the batch that is decoded next; reused
-	kept    entryPoints        // of the batch whose entry points are kept; reused
+	request decodeRequest      // for the next batch to decode; reused
+	kept    entryPoints        // of the batch whose entry points are being kept; reused
 	count   decodeCounters
 }
 
@@ -109,16 +110,16 @@ type decoding struct {
 type imageField struct {
 	index  int
 	finish tensor.Finish
-	row    int // bytes of a row's pixels
+	row    int // size of a row's pixels in bytes
 }
 
 // decodeSizes are the sizes in bytes of the memory that decoding needs.
 type decodeSizes struct {
-	plans int // of a slot's memory for plans
-	head  int // that a run of a decoder writes in front of the plans
-	// rooms is the device memory that a batch's members are inflated into. 0: the source inflates.
+	plans int // a slot's memory for plans
+	head  int // the part that a decoder writes before the plans
+	// rooms is the device memory for the inflated members of a batch. 0: the source inflates.
 	rooms int
-	// entries is the memory of a slot for entry points that the device finds.
+	// entries is a slot's memory for entry points that the device finds.
 	entries int
 }
 
@@ -143,14 +144,14 @@ func (s decodeSizes) newDecoder(device int32, batch, scratch int) (*capi.GPUDeco
 	return capi.NewGPUDecoder(device, batch, s.staging(), scratch)
 }
 
-// decodeCounters are the decoder's part of Stats. Any goroutine may read them.
+// decodeCounters are the decoders' part of Stats. They may be read from any goroutine.
 type decodeCounters struct {
 	decoded, again, inflated atomic.Int64
 	memory                   atomic.Int64 // DecoderBytes
-	multiprocessors          int          // that decode; 0: all. Open sets it.
+	multiprocessors          int          // maximum for decoding; 0: all. Open sets it.
 }
 
-// addTo sets the decoder's part of the statistics.
+// addTo sets the decoders' part of the statistics.
 func (c *decodeCounters) addTo(s *Stats) {
 	s.Decoded, s.DecodedAgain, s.DecoderBytes = c.decoded.Load(), c.again.Load(), c.memory.Load()
 	s.Inflated = c.inflated.Load()
@@ -159,8 +160,8 @@ func (c *decodeCounters) addTo(s *Stats) {
 
 // decodedSlot is the part of a device slot that the device decodes.
 type decodedSlot struct {
-	rows  []int   // the row of each image that the device was to decode
-	flags []int32 // for each of them: not 0 if the host must decode it
+	rows  []int   // the row of each image for the device to decode
+	flags []int32 // for each of these images: not 0 if the host must decode it
 
 	// The expected and the actual results of the inflated members.
 	members  []member
@@ -180,7 +181,7 @@ type member struct {
 // find is an image in which the device finds entry points.
 type find struct {
 	image     int // among those that the device decodes
-	at, bytes int // of the slot's memory for entry points
+	at, bytes int // position in the slot's memory for entry points
 }
 
 // judge flags the images whose inflated bytes are wrong. The results must already be on the host.
@@ -190,11 +191,11 @@ func (s *decodedSlot) judge() {
 			s.flags[m.image] = 1
 		}
 	}
-	s.members = s.members[:0] // once is enough
+	s.members = s.members[:0] // so that they are not judged again
 }
 
-// takeEntryPoints sets e to the entry points that the device has found in intact images. They must
-// already be on the host.
+// takeEntryPoints sets e to the entry points that the device has found in undamaged images. They
+// must already be on the host.
 func (s *decodedSlot) takeEntryPoints(e *entryPoints) {
 	e.rows, e.bytes = e.rows[:0], e.bytes[:0]
 	for _, f := range s.finds {
@@ -206,12 +207,12 @@ func (s *decodedSlot) takeEntryPoints(e *entryPoints) {
 	s.finds = s.finds[:0]
 }
 
-// hostRuns calls use with each run of rows whose pixels the source has written.
+// hostRuns calls use with each run of consecutive rows whose pixels the source has written.
 func (s *decodedSlot) hostRuns(n int, use func(first, rows int) error) error {
 	return decodeplan.Gaps(s.rows, n, use)
 }
 
-// entryPoints are found entry points, and the rows of their images.
+// entryPoints are entry points that the device has found, and the rows of their images.
 type entryPoints struct {
 	rows  []int
 	bytes [][]byte
@@ -220,15 +221,15 @@ type entryPoints struct {
 // decodeRequest lists the work of one run of a decoder.
 type decodeRequest struct {
 	images  []capi.GPUDecodeImage
-	members []capi.GPUDecodeMember  // the images among them to inflate first
-	entries []capi.GPUDecodeEntries // to find
+	members []capi.GPUDecodeMember  // the images that have to be inflated first
+	entries []capi.GPUDecodeEntries // the entry points to find
 }
 
 func (r *decodeRequest) clear() {
 	r.images, r.members, r.entries = r.images[:0], r.members[:0], r.entries[:0]
 }
 
-// addMember adds the range to inflate for the next image, whose plan is at the given position. The
+// addMember adds the bytes to inflate for the next image, whose plan is at position at. The
 // inflated bytes go to room.
 func (r *decodeRequest) addMember(m *decodeplan.Member, at, room int) {
 	r.members = append(r.members, capi.GPUDecodeMember{Image: uintptr(len(r.images)), Scan: uintptr(m.Scan), Range: capi.GPUInflateRange{
@@ -236,10 +237,10 @@ func (r *decodeRequest) addMember(m *decodeplan.Member, at, room int) {
 		Skip: uintptr(m.Skip), Bytes: uintptr(m.Bytes), Room: uintptr(room), SkipBits: int32(m.SkipBits)}})
 }
 
-// maxDecoded is the maximum of the argument max_images of ts_gpu_decoder_new.
+// maxDecoded is the maximum of ts_gpu_decoder_new's argument max_images.
 const maxDecoded = 65535
 
-// newDecoding returns nil if the host decodes. err is then the reason.
+// newDecoding returns nil if the host decodes. In that case err is the reason.
 func newDecoding(source Source, s *slots) (*decoding, error) {
 	p := plannerOf(source)
 	if p == nil {
@@ -267,7 +268,7 @@ func (d *decoding) fill(ctx context.Context, epoch int, s *slots, lend func(cont
 	return d.source.FillPlans(ctx, epoch, planConsumer{d: d, slots: s, lend: lend, deliver: deliver})
 }
 
-// planConsumer lends host slots with their memory for plans.
+// planConsumer lends host slots together with their memory for plans.
 type planConsumer struct {
 	d       *decoding
 	slots   *slots
@@ -275,7 +276,7 @@ type planConsumer struct {
 	deliver func(int, any) error
 }
 
-// Lend is a method of decodeplan.Consumer.
+// Lend implements decodeplan.Consumer.
 func (c planConsumer) Lend(ctx context.Context) (decodeplan.Slot, error) {
 	asked := time.Now()
 	k, err := c.lend(ctx)
@@ -287,14 +288,14 @@ func (c planConsumer) Lend(ctx context.Context) (decodeplan.Slot, error) {
 	return decodeplan.Slot{Images: fields[d.images.index], Labels: fields[1-d.images.index], Plans: &d.plans[k]}, nil
 }
 
-// Deliver is a method of decodeplan.Consumer.
+// Deliver implements decodeplan.Consumer.
 func (c planConsumer) Deliver(n int, info any) error {
 	c.d.mix.delivers(time.Now())
 	return c.deliver(n, info)
 }
 
-// planned finds the images of the first n rows of a host slot that the device decodes into a device
-// slot. It calls use for each of them in order.
+// planned calls use, in order, for each of the first n rows of a host slot whose image the device
+// decodes into a device slot.
 func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 	s := &d.slots[slot]
 	s.rows = s.rows[:0]
@@ -307,7 +308,7 @@ func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 	d.count.decoded.Add(int64(len(s.rows)))
 }
 
-// requests sets request to the images of the first n rows of a host slot that the device decodes
+// requests sets request to the images among the first n rows of a host slot that the device decodes
 // into a device slot. The results of a run are rows of pixels, one for each row of the batch.
 func (d *decoding) requests(slot, host, n int) {
 	s, r := &d.slots[slot], &d.request
@@ -321,7 +322,7 @@ func (d *decoding) requests(slot, host, n int) {
 			s.members = append(s.members, member{len(r.images), m.Checksum})
 			room += m.Room()
 		}
-		// Entry points without room are found again in a later epoch.
+		// If there is no room for entry points, a later epoch finds them again.
 		if bytes := d.plans[host].Rows[row].Found; bytes > 0 && bytes <= d.sizes.entries-found {
 			r.entries = append(r.entries, capi.GPUDecodeEntries{Plan: uintptr(at), To: uintptr(found), Bytes: uintptr(bytes)})
 			s.finds = append(s.finds, find{len(r.images), found, bytes})
@@ -332,8 +333,8 @@ func (d *decoding) requests(slot, host, n int) {
 	d.count.inflated.Add(int64(len(r.members)))
 }
 
-// run decodes the images that requests has set, writes the results to images, and copies the entry
-// points that the decoder has found to the host.
+// run decodes the images that requests has collected and writes the results to images. It copies
+// the entry points that the decoder has found to the host.
 func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, images *torch.Tensor, on capi.Stream) error {
 	s, r := &d.slots[slot], &d.request
 	err := torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
@@ -349,9 +350,9 @@ func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, image
 	return capi.CopyGPUDecoderEntries(decoder, staging, r.entries, s.found[:last.at+last.bytes], on)
 }
 
-// mend decodes the flagged images of a slot on the host. It passes their pixels to put, which may
-// not keep them. The flags must already be on the host. mend reports whether there were any. bad is
-// an error of the source, err an error of put.
+// mend decodes the flagged images of a slot on the host. It passes their pixels to put, which must
+// not keep them. The flags must already be on the host. mended reports whether there were any. bad
+// is an error of the source, and err an error from put.
 func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, put func(row int) error) (mended bool, bad, err error) {
 	s := &d.slots[slot]
 	s.judge()
@@ -374,7 +375,7 @@ func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, 
 	return mended, nil, nil
 }
 
-// finishRow enqueues the finish of one image, src, into a row of a batch.
+// finishRow queues the finish of one image, src, into a row of a batch.
 func (f *imageField) finishRow(batch *torch.Tensor, row int, src *torch.Tensor) error {
 	dst := batch.Narrow(0, int64(row), 1)
 	defer dst.Close()

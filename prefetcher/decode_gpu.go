@@ -19,8 +19,8 @@ import (
 // decodes.
 const decoders = 2
 
-// Sizes of a decoder's memory for coefficients, samples and columns, in bytes. minScratch suffices
-// for the largest plan (kMaxPlanScratch of cshim/src/jpeg/plan.h). A batch that needs more than a
+// Sizes of a decoder's memory for coefficients, samples and columns, in bytes. minScratch is enough
+// for the largest plan (kMaxPlanScratch in cshim/src/jpeg/plan.h). A batch that needs more than the
 // decoder has is decoded in parts.
 const (
 	scratchPerImage = 2 << 20
@@ -28,25 +28,26 @@ const (
 	maxScratch      = 512 << 20
 )
 
-// gpuDecoding decodes batches on a GPU, with decoders that take turns. Each decoder has a separate
-// stream of the lowest priority. P waits for the decoded images before it copies the other rows and
-// enqueues the finish. The decoder's stream waits for that finish before the decoder's next batch.
+// gpuDecoding decodes batches on a GPU, with decoders that take turns. Each decoder has a stream
+// for itself, with the lowest priority. P waits for the decoded images before it copies the other
+// rows and runs the finish. The decoder's stream waits for that finish before it decodes its next
+// batch.
 type gpuDecoding struct {
 	*decoding
 	units   [decoders]gpuDecoder
-	turn    int           // of the unit that has the batch between Copy and Finish
-	staging [][]byte      // by host slot: pinned memory of the plans, with the head
+	turn    int           // the unit for the batch between Copy and Finish
+	staging [][]byte      // by host slot: pinned memory for the plans, including the head
 	arrived []*cuda.Event // by device slot: its images are decoded, and their flags are on the host
 	mended  imageUpload   // for the images that the host decodes again
 }
 
 // imageUpload copies one image at a time from pinned memory to the device.
 type imageUpload struct {
-	pixels       []byte // of host
+	pixels       []byte // memory of host
 	host, device *torch.Tensor
 }
 
-// open allocates the memory of an image with the given spec. The slots own the memory.
+// open allocates the memory for an image with this spec. The slots own the memory.
 func (u *imageUpload) open(s *slots, device cuda.Device, spec torch.Spec) error {
 	pinned, err := s.pin(int(spec.Bytes()))
 	if err != nil {
@@ -60,7 +61,7 @@ func (u *imageUpload) open(s *slots, device cuda.Device, spec torch.Spec) error 
 	return err
 }
 
-// copy enqueues the copy of pixels on the stream. pixels must stay unchanged until it has ended.
+// copy queues the copy of pixels on the stream. pixels must not change until the copy is complete.
 func (u *imageUpload) copy(on cuda.Stream) error {
 	return torch.CopyBatch(on, nil, []*torch.Tensor{u.device}, []*torch.Tensor{u.host}, nil)
 }
@@ -70,8 +71,8 @@ type gpuDecoder struct {
 	stream   *cuda.OwnedStream
 	decoder  *capi.GPUDecoder
 	staged   *torch.Tensor     // images of a batch before the finish
-	to       [][]*torch.Tensor // gpuDevice.copyTo with these images
-	finished *cuda.Event       // recorded on P: the finish has read staged
+	to       [][]*torch.Tensor // gpuDevice.copyTo, but with these images
+	finished *cuda.Event       // recorded on P after the finish has read staged
 }
 
 // openDecoding allocates the decoders and their memory. P is current.
@@ -118,7 +119,7 @@ func (d *gpuDevice) openDecoding() error {
 		if u.finished, err = cuda.NewEvent(cuda.EventOptions{}); err != nil {
 			return err
 		}
-		// P used the memory until now.
+		// P may have used the memory until now.
 		if err := u.finished.Record(d.p); err != nil {
 			return err
 		}
@@ -127,8 +128,8 @@ func (d *gpuDevice) openDecoding() error {
 	return nil
 }
 
-// openDecodedSlots allocates the state of the device slots. They share the pinned buffers of flags
-// and of results of inflating.
+// openDecodedSlots allocates the state of the device slots. They share the pinned buffers for flags
+// and for results of inflating.
 func (d *gpuDevice) openDecodedSlots(g *gpuDecoding) error {
 	batch := int(d.batch)
 	flags, err := pinSlice[int32](d.slots, batch*d.depth)
@@ -176,7 +177,7 @@ func pinSlice[T any](s *slots, n int) ([]T, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p.Bytes()))), n), nil
 }
 
-// close frees everything that slots does not own, after all work on P is done.
+// close frees everything that the slots do not own. All work on P must be complete.
 func (g *gpuDecoding) close() error {
 	var errs []error
 	for i := range g.units {
@@ -195,15 +196,15 @@ func (g *gpuDecoding) close() error {
 	return errors.Join(errs...)
 }
 
-// copy enqueues the decoding of a batch's planned images and the copies of all other data, and then
+// copy queues the decoding of a batch's planned images and the copies of all other data, and then
 // records copied. P has already waited for the slot.
 func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) error {
 	g.turn = (g.turn + 1) % decoders
 	u := &g.units[g.turn]
 	g.requests(slot, host, n)
 	if len(g.request.images) > 0 {
-		// An epoch that was left early may still have a batch on the other decoder. That batch
-		// writes the flags of the same slot.
+		// If the loop has left an epoch early, the other decoder may still be decoding a batch and
+		// writing the flags of the same slot.
 		for _, e := range []*cuda.Event{u.finished, g.arrived[slot]} {
 			if err := u.stream.WaitEvent(e); err != nil {
 				return err
@@ -227,7 +228,7 @@ func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) 
 	}, u.to[slot], d.host[host].tensors)
 }
 
-// copyRest copies n rows of dst and src, except for images that the device decodes.
+// copyRest copies n rows of src to dst, except for images that the device decodes.
 func (g *gpuDecoding) copyRest(d *gpuDevice, slot, n int, dst, src []*torch.Tensor, copied *cuda.Event) error {
 	var to, from, views []*torch.Tensor
 	defer func() {
@@ -290,7 +291,7 @@ func (g *gpuDecoding) check(ctx context.Context, d *gpuDevice, slot int, info an
 		if err := g.images.finishRow(d.out[slot][g.images.index], row, g.mended.device); err != nil {
 			return err
 		}
-		return d.p.Synchronize() // the next image uses the same memory; this is no steady state
+		return d.p.Synchronize() // the next image uses the same memory; speed does not matter in this rare case
 	})
 	if mended {
 		return ring.Mended, bad, err

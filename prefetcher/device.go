@@ -15,12 +15,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// align is the alignment of fields in a slot, in bytes. Copy engines, vector loads and LibTorch's
-// own allocations need no larger alignment.
+// align is the alignment of fields in a slot, in bytes. It is enough for copy engines, vector loads
+// and LibTorch's own allocations.
 const align = 256
 
-// slots holds the ring's memory and the operations on it that both kinds of device share. Open
-// fills it; it is constant until Close.
+// slots has the ring's memory, and the operations on it that both kinds of device share. Open fills
+// it. It does not change until Close.
 type slots struct {
 	layout
 	depth, hosts int
@@ -28,7 +28,7 @@ type slots struct {
 
 	allocations
 	host []hostSlot
-	out  [][]*torch.Tensor // the tensors that the consumer sees, by device slot
+	out  [][]*torch.Tensor // the tensors for the consumer, by device slot
 
 	count copyCounters
 }
@@ -39,17 +39,17 @@ type hostSlot struct {
 }
 
 // layout describes a slot: the fields that the source fills, and the outputs that the finish makes
-// of them.
+// from them.
 type layout struct {
 	fields, outputs []torch.Spec
 	batch           int64  // samples per slot
-	images, labels  int    // index of the field of that name; -1 if there is none
-	work            []bool // field i needs the finish
-	// enqueue executes the finish; nil if no field ever needs work.
+	images, labels  int    // index of the field with that name; -1 if there is none
+	work            []bool // whether field i needs the finish
+	// enqueue queues the finish. It is nil if no field needs work.
 	enqueue func(dst, src []*torch.Tensor) error
 }
 
-// copyCounters are the copies' part of Stats. Any goroutine may read them.
+// copyCounters are the copies' part of Stats. They may be read from any goroutine.
 type copyCounters struct {
 	bytes    atomic.Int64 // copied to the device
 	copyTime atomic.Int64 // nanoseconds
@@ -64,7 +64,7 @@ func (c *copyCounters) addTo(s *Stats) {
 
 // allocations are the tensors and buffers of a device, which close frees.
 type allocations struct {
-	owned  []*torch.Tensor // each once
+	owned  []*torch.Tensor // each one once
 	pinned []*cuda.Pinned
 }
 
@@ -88,7 +88,7 @@ func (a *allocations) pin(bytes int) (*cuda.Pinned, error) {
 	return p, err
 }
 
-// close frees everything, the tensors first, because they may use pinned memory.
+// close frees everything. The tensors are first, because they may use pinned memory.
 func (a *allocations) close() error {
 	var errs []error
 	for _, t := range a.owned {
@@ -162,7 +162,7 @@ func cloneSpecs(specs []torch.Spec) []torch.Spec {
 	return specs
 }
 
-// overMemory returns a tensor for a batch of the spec that uses the given C memory.
+// overMemory returns a tensor for a batch with this spec that uses the given C memory.
 func (s *slots) overMemory(memory []byte, spec torch.Spec) (*torch.Tensor, error) {
 	shape := append([]int64{s.batch}, spec.Shape...)
 	if spec.MemoryFormat != torch.ChannelsLast {
@@ -176,8 +176,8 @@ func (s *slots) overMemory(memory []byte, spec torch.Spec) (*torch.Tensor, error
 	return s.own(t.Permute(0, 3, 1, 2), nil)
 }
 
-// results allocates the device slots. Without fields that need work the device slots can be
-// omitted: the consumer then gets the host slot itself.
+// results allocates the device slots. It need not be called if no field needs work: the consumer
+// then gets the host slot itself.
 func (s *slots) results(device cuda.Device) error {
 	for range s.depth {
 		var out []*torch.Tensor
@@ -196,7 +196,7 @@ func (s *slots) results(device cuda.Device) error {
 	return nil
 }
 
-// result returns the tensors that the consumer sees, with all rows.
+// result returns the tensors for the consumer, with all rows.
 func (s *slots) result(slot, host int) []*torch.Tensor {
 	if s.out == nil {
 		return s.host[host].tensors
@@ -204,8 +204,8 @@ func (s *slots) result(slot, host int) []*torch.Tensor {
 	return s.out[slot]
 }
 
-// rows calls fn with the first n rows of the tensors of each list. For a short batch it closes the
-// views afterwards.
+// rows calls fn with the first n rows of the tensors in each list. For a short batch these are
+// views, which it closes afterwards.
 func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]*torch.Tensor) error {
 	if int64(n) == s.batch {
 		return fn(lists...)
@@ -241,22 +241,22 @@ func (s *slots) finish(dst, src []*torch.Tensor, n int) error {
 	return s.rows(n, func(lists ...[]*torch.Tensor) error { return s.enqueue(lists[0], lists[1]) }, dst, src)
 }
 
-// gpuDevice is the ring's device on a GPU. ring.Device says which goroutine calls which method.
+// gpuDevice is the ring's device for a GPU. ring.Device says which goroutine calls which method.
 type gpuDevice struct {
 	*slots
-	options Options // New's, with the GPU as Device
+	options Options // the options of New, with the GPU as Device
 
 	copyStream
 	starved *starved
-	begun   []*cuda.Event     // the beginning of the copies, by host slot, for CopyTime
-	copyTo  [][]*torch.Tensor // the copies' destinations, by device slot
+	begun   []*cuda.Event     // by host slot: the start of the copies, for CopyTime
+	copyTo  [][]*torch.Tensor // by device slot: the destinations of the copies
 	gpu     *gpuDecoding      // nil: the source decodes
 }
 
 // copyStream is P, the current stream of the ring's goroutine between open and close.
 type copyStream struct {
 	p       cuda.Stream       // the stream's value
-	stream  *cuda.OwnedStream // exclusive, so that no other work delays a batch
+	stream  *cuda.OwnedStream // not shared, so that no other work delays a batch
 	restore func() error      // nil unless P is current
 }
 
@@ -301,8 +301,8 @@ func (d *gpuDevice) streams() map[string]cuda.Stream {
 }
 
 func (d *gpuDevice) Open() (err error) {
-	// The goroutine stays locked until it ends, which ends its thread too: LibTorch's per-thread
-	// caches are freed with the thread.
+	// The goroutine stays locked until it exits. Its thread then exits too, which frees LibTorch's
+	// per-thread caches.
 	runtime.LockOSThread()
 	nameThread()
 	if err = d.copyStream.open(d.options.Device, d.options.Priority); err != nil {
@@ -318,11 +318,11 @@ func (d *gpuDevice) Open() (err error) {
 			return err
 		}
 	}
-	// P is current here, so the allocator also orders the memory by P.
+	// P is current here, so the allocator also orders reuse of the memory by P.
 	if err := d.results(d.options.Device); err != nil {
 		return err
 	}
-	staged := make([]*torch.Tensor, len(d.fields)) // one set, since only P uses it
+	staged := make([]*torch.Tensor, len(d.fields)) // one set is enough, because only P uses it
 	for i, spec := range d.fields {
 		if d.work[i] && (d.decode == nil || i != d.decode.images.index) {
 			if staged[i], err = d.own(torch.EmptySpec(d.options.Device, spec, d.batch)); err != nil {
@@ -345,11 +345,11 @@ func (d *gpuDevice) Open() (err error) {
 	return nil
 }
 
-// nameThread names the calling goroutine's locked thread for top, perf, and reports of CPU times by
-// thread. A failure has no other effect.
+// nameThread names the calling goroutine's locked thread for top, perf and reports of CPU time by
+// thread. Nothing else depends on it, so errors are ignored.
 func nameThread() { _ = os.WriteFile("/proc/thread-self/comm", []byte("prefetcher"), 0) }
 
-// openHostSlot allocates one host slot: a single buffer that holds all fields.
+// openHostSlot allocates one host slot: a single buffer for all fields.
 func (d *gpuDevice) openHostSlot() error {
 	size := 0
 	var at []int
@@ -406,8 +406,8 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 			return err
 		}
 	}
-	// The start of the copies is recorded between the wait and the copies, so CopyBatch cannot do
-	// the wait.
+	// The start of the copies has to be recorded after the wait and before the copies, so CopyBatch
+	// can't do the wait.
 	if err := d.begun[host].Record(d.p); err != nil {
 		return err
 	}
@@ -435,7 +435,7 @@ func (d *gpuDevice) Finish(slot, host, n int) error {
 	if d.enqueue != nil {
 		err = d.finish(d.out[slot], from, n)
 	}
-	if d.gpu != nil { // also after an error, because a part of the finish may be enqueued
+	if d.gpu != nil { // even after an error, because part of the finish may have been queued
 		err = errors.Join(err, d.gpu.units[d.gpu.turn].finished.Record(d.p))
 	}
 	if err != nil {
@@ -448,8 +448,8 @@ func (d *gpuDevice) Check(ctx context.Context, slot, _ int, info any, busy func(
 	return d.gpu.check(ctx, d, slot, info, busy)
 }
 
-// HostWait polls, because a thread that waits inside CUDA cannot be interrupted when the context
-// ends. In most calls the copy finished long ago.
+// HostWait polls, because a thread that waits inside CUDA can't be interrupted when the context
+// ends. In most calls the copy was complete long before.
 func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) error {
 	const shortest, longest = 20 * time.Microsecond, 200 * time.Microsecond
 	for pause := shortest; ; pause = min(2*pause, longest) {
@@ -469,11 +469,11 @@ func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) er
 	}
 }
 
-// cpuDevice is the ring's device without a GPU. It has no streams: every call has finished its work
-// when it returns, and the ring's lock orders the accesses.
+// cpuDevice is the ring's device without a GPU. It has no streams: every call has completed its
+// work when it returns, and the ring's lock orders the accesses.
 type cpuDevice struct {
 	*slots
-	src [][]*torch.Tensor // Finish's inputs, by host slot and device slot
+	src [][]*torch.Tensor // the inputs of Finish, by host slot and device slot
 }
 
 func (d *cpuDevice) Open() error {
@@ -525,12 +525,13 @@ func (d *cpuDevice) Record(*cuda.Event, cuda.Stream) error         { return nil 
 func (d *cpuDevice) Wait(cuda.Stream, *cuda.Event) error           { return nil }
 func (d *cpuDevice) HostWait(int, *cuda.Event, func() error) error { return nil }
 
-// Check is not called: only a GPU decodes.
+// Check is never called, because only a GPU decodes.
 func (d *cpuDevice) Check(context.Context, int, int, any, func() bool) (ring.Checked, error, error) {
 	return ring.Good, nil, nil
 }
 
-// Copy copies the fields without work, such as labels, if another field has work. They are small.
+// Copy copies the fields that need no work, such as labels, if another field needs work. They are
+// small.
 func (d *cpuDevice) Copy(slot, host, n int, _ []*cuda.Event, _ *cuda.Event) error {
 	if d.out == nil {
 		return nil

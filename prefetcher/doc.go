@@ -65,7 +65,7 @@
 // With [Options.Decode] a GPU decodes the images of a source that can plan them (imageloader). Two
 // decoders, on separate streams, take turns. Their images go through the same finish on P. The
 // prefetcher hands a batch out when the GPU has reported the images that it could not decode, and
-// the host has decoded these. The batches equal those of the source's workers, to the bit.
+// the host has decoded these. The batches are the same as from the source's workers, to the bit.
 //
 // # Without a GPU
 //

@@ -7,9 +7,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// finishes returns the function that carries out a Describer's finish. fields, outputs and finishes
-// are the Describer's; work[i] says whether field i needs work. The function allocates nothing on
-// the device.
+// finishes returns the function that executes a Describer's finish. fields, outputs and finishes
+// come from the Describer. work[i] says whether field i needs work. The returned function allocates
+// nothing on the device.
 func finishes(fields, outputs []tensor.Spec, finishes []tensor.Finish, work []bool) (func(dst, src []*torch.Tensor) error, error) {
 	if len(finishes) != len(fields) {
 		return nil, fmt.Errorf("the source has %d fields and %d finishes: there must be one finish for each field", len(fields), len(finishes))
@@ -63,7 +63,7 @@ func checkFinish(field, output tensor.Spec, f tensor.Finish) error {
 	return fmt.Errorf("with Mean and Std the output is float32, float16 or bfloat16, not %v", output.DType)
 }
 
-// finishField queues the work on one field of n rows on the current stream.
+// finishField queues the work for n rows of one field on the current stream.
 func finishField(dst, src *torch.Tensor, f tensor.Finish) error {
 	if len(f.Mean) > 0 {
 		return torch.NormalizeImages(dst, src, f.Mean, f.Std)

@@ -7,24 +7,24 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// mixture decides how many images the source's workers decode while the device decodes the rest: as
-// many as they have time for. If the source waits for a slot after it has delivered all earlier
-// slots, its workers were idle and could have decoded more. If it gets a slot without waiting, the
-// consumer needs its batches sooner. On a nil mixture the methods leave all images to the device.
+// mixture determines how many images the source's workers decode while the device decodes the rest:
+// as many as they have time for. If the source has delivered all earlier slots and waits for the
+// next one, its workers are idle and could have decoded more. If it gets a slot without waiting,
+// the consumer needs its batches sooner. With a nil mixture, all images are left to the device.
 type mixture struct {
 	mu    sync.Mutex
-	most  int // rows of a group at most
-	rows  int // of each decodeplan.Group
+	most  int // maximum of rows
+	rows  int // number of rows in each decodeplan.Group for the workers
 	loans loans
 	tally tally // since the last decision
 }
 
 // loans are the slots that the source has and has not delivered.
 type loans struct {
-	free int       // slots that the source gets at the beginning of an epoch without waiting
+	free int       // slots that the source can still get without waiting, at the start of an epoch
 	lent int       // slots that the source has
-	last time.Time // when the source delivered a slot
-	got  time.Time // when the source got a slot
+	last time.Time // when the source last delivered a slot
+	got  time.Time // when the source last got a slot
 }
 
 // deliver records that the source delivers a slot.
@@ -34,8 +34,8 @@ func (l *loans) deliver(now time.Time) {
 }
 
 // lend records that the source gets a slot that it asked for. It returns the time since the source
-// got the last slot, and the part of it without anything to do. waits is false for the slots that
-// the source gets without waiting.
+// got the previous slot, and how much of that time the source was idle. waits is false for the
+// slots that the source gets without waiting.
 func (l *loans) lend(asked, now time.Time) (passed, nothing time.Duration, waits bool) {
 	passed = now.Sub(l.got)
 	if l.lent == 0 {
@@ -50,11 +50,11 @@ func (l *loans) lend(asked, now time.Time) (passed, nothing time.Duration, waits
 	return passed, nothing, true
 }
 
-// tally counts the slots since the last decision, which may span several short epochs. Batches take
-// different times, and the slots between the source and the loop even that out. So the sums decide,
-// not a single slot.
+// tally adds up the slots since the last decision, possibly over several short epochs. Batches take
+// different times, and the slots between the source and the loop even that out. So decisions are
+// based on the sums, and not on a single slot.
 type tally struct {
-	slots, late   int // late: the source had next to nothing to do before the slot
+	slots, late   int // late: the source was hardly idle before the slot
 	nothing, both time.Duration
 }
 
@@ -70,10 +70,10 @@ func (t *tally) add(passed, nothing time.Duration) {
 
 // full reports whether a decision is due.
 func (t *tally) full() bool {
-	return t.slots >= decisionSlots && t.both != 0 // a coarse clock may stand still
+	return t.slots >= decisionSlots && t.both != 0 // a coarse clock may not have advanced
 }
 
-// rows returns the number of rows, at most most, that follows the given one.
+// rows returns the new number of rows after the given one, at most most.
 func (t *tally) rows(rows, most int) int {
 	switch {
 	case t.late == t.slots:
@@ -87,9 +87,10 @@ func (t *tally) rows(rows, most int) int {
 	return rows
 }
 
-// mixture decides after every decisionSlots slots. If the source was idle for at least 1/idleShare
-// of the time, the workers get more rows, in proportion to the idle time. If it was idle for less
-// than 1/busyShare of the time, they get fewer: a quarter fewer if every slot was late.
+// mixture makes a decision after every decisionSlots slots. If the source was idle for at least
+// 1/idleShare of the time, the workers get more rows, in proportion to the idle time. If it was
+// idle for less than 1/busyShare of the time, they get one row fewer, or a quarter fewer if that is
+// true for every slot.
 const (
 	decisionSlots = 4
 	idleShare     = 16
@@ -119,7 +120,7 @@ func (m *mixture) delivers(now time.Time) {
 	m.loans.deliver(now)
 }
 
-// lends returns Plans.HostRows for a slot that the source asked for and now gets.
+// lends returns Plans.HostRows for a slot that the source has asked for and now gets.
 func (m *mixture) lends(asked, now time.Time) int {
 	if m == nil {
 		return 0

@@ -26,105 +26,105 @@ type Source interface {
 	// BatchSize returns the number of samples in a full batch.
 	BatchSize() int
 	// Fill produces the epoch's batches in order. It returns nil at the end of the epoch, or the
-	// first error. It runs in its own goroutine.
+	// first error. It runs in a goroutine for itself.
 	//
 	// lend blocks until a slot is free and returns its memory: for each field BatchSize() samples,
-	// one after another. The memory is C memory, starts at a multiple of 64 bytes, and holds an
-	// earlier batch's bytes. It belongs to the source until deliver. The order of the lend calls is
-	// the order of the batches. Several slots may be lent and filled at once, by any goroutines.
+	// one after another. This is C memory. It starts at a multiple of 64 bytes, and still contains
+	// the bytes of an earlier batch. It belongs to the source until deliver. The order of the calls
+	// of lend is the order of the batches. Any number of goroutines may fill several lent slots at
+	// once.
 	//
-	// deliver hands over the oldest lent slot, whose first n samples (1 to BatchSize) are filled.
-	// info travels with the batch. deliver does not block.
+	// deliver hands over the slot that was lent first, with n samples (1 to BatchSize). info
+	// becomes Batch.Info. deliver does not block.
 	//
-	// When ctx ends, or lend or deliver fails, Fill must stop its goroutines, wait for them and
-	// return: the end of an epoch waits for Fill.
+	// When ctx is done, or lend or deliver fails, Fill must stop its goroutines, wait for them and
+	// return, because the epoch ends only when Fill has returned.
 	Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error
 }
 
 // Describer is a Source whose fields need work on the device before the consumer gets them. It
-// leaves this work to the prefetcher, so the bus transfers bytes, and the GPU converts them. A
+// leaves this work to the prefetcher, so only bytes cross the bus, and the GPU converts them. A
 // Describer needs no LibTorch.
 type Describer interface {
-	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224
-	// 224], ChannelsLast}. A field whose output has the same dtype, shape and memory format needs
-	// no work.
+	// Outputs describes the results of the work, one for each field, for example {"images",
+	// Float32, [3 224 224], ChannelsLast}. A field needs no work if its output has the same dtype,
+	// shape and memory format.
 	Outputs() []tensor.Spec
-	// Finishes describes the work, one value for each field. The value of a field without work is
-	// ignored.
+	// Finishes describes the work, one value for each field. For a field that needs no work, the
+	// value is ignored.
 	Finishes() []tensor.Finish
 }
 
 // Finisher is a Source whose fields need work that a [Describer] cannot describe. It does the work
 // itself.
 type Finisher interface {
-	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224
-	// 224], ChannelsLast}. A field whose output has the same dtype, shape and memory format needs
-	// no work.
+	// Outputs describes the results of the work, one for each field, for example {"images",
+	// Float32, [3 224 224], ChannelsLast}. A field needs no work if its output has the same dtype,
+	// shape and memory format.
 	Outputs() []torch.Spec
 	// Finish queues the work on the current stream and returns. The prefetcher calls it in its own
-	// goroutine, always on the same OS thread, with a batch of n rows: src holds the copied fields,
-	// dst the fields that the consumer will see. dst[i] and src[i] are one tensor if field i needs
+	// goroutine, always on the same OS thread, with a batch of n rows. src has the copied fields,
+	// and dst the fields for the consumer. dst[i] and src[i] are the same tensor if field i needs
 	// no work. Finish must not wait for the device, and should not allocate on it. The tensors
-	// belong to the prefetcher: Finish neither closes nor keeps them.
+	// belong to the prefetcher: Finish must neither close nor keep them.
 	Finish(dst, src []*torch.Tensor) error
 }
 
 // Options are the options of [New]. The zero value suits most programs.
 type Options struct {
-	// Device is the device that the batches are delivered on. The zero value selects the first GPU,
-	// or the CPU on a machine without GPUs; cuda.CPU always selects the CPU.
+	// Device is the device on which the batches are delivered. The zero value selects the first
+	// GPU, or the CPU on a machine without GPUs. cuda.CPU always selects the CPU.
 	Device cuda.Device
-	// Depth is the number of device slots, at least 1, which hold batches in use, ready, or being
-	// copied or decoded. 0 selects 2: the consumer works on one while the next is copied. If the
-	// device decodes, 0 selects 3: a batch is handed out once it is decoded, while two more are
-	// being decoded.
+	// Depth is the number of device slots, at least 1. They hold batches that are in use, ready, or
+	// being copied or decoded. 0 selects 2, so that the next batch is copied while the consumer
+	// works on one. If the device decodes, 0 selects 3: a batch is delivered once it is decoded,
+	// while two more are being decoded.
 	Depth int
-	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 stands for
-	// Depth + 1: while copies are in flight one slot remains to fill.
+	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 selects Depth
+	// + 1, so that the source can fill one while the others are being copied.
 	HostSlots int
 	// Decode selects where images are decoded. The zero value is Host: the source's workers decode
 	// them. The comment of type [Decode] lists the images that a GPU decodes and the memory that it
 	// needs.
 	//
-	// Use Auto if the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the workers,
-	// and uses time of the GPU. Device uses more time of the GPU, and less of the host. The GPU's
-	// decoding has the lowest priority. So compute takes precedence on a stream with
+	// Use Auto if the loader's Stats.Bottleneck is imageloader.Decoding. It takes load off the
+	// workers, and uses time on the GPU. Device uses more time on the GPU, and less on the host.
+	// Decoding on the GPU has the lowest priority. It yields to compute on a stream with
 	// cuda.StreamOptions.Priority of -1, but not on the default stream.
 	Decode Decode
-	// DecodeMultiprocessors bounds the number of the GPU's multiprocessors that decode, and leaves
-	// the others to training. It is MaxMultiprocessors of the decoders' cuda.StreamOptions. 0 is no
-	// bound: the decoders' streams have the lowest priority, but a running kernel is not
-	// interrupted. Fewer than the driver's minimum are refused with cuda.ErrInvalidArgument.
-	// Without Decode on the device it has no effect.
+	// DecodeMultiprocessors limits how many of the GPU's multiprocessors decode, so that training
+	// always has the others. It is MaxMultiprocessors in the decoders' cuda.StreamOptions. 0 means
+	// no limit: the decoders' streams then only have the lowest priority, which does not interrupt
+	// a kernel that is already running. A value below the driver's minimum is a
+	// cuda.ErrInvalidArgument. It has no effect if the device does not decode.
 	DecodeMultiprocessors int
-	// Priority is the priority of the stream P, as in cuda.StreamOptions: with -1 and lower the
+	// Priority is the priority of the stream P, as in cuda.StreamOptions. With -1 or lower, the
 	// finish runs before compute that is already queued.
 	Priority int
-	// Trace records some batches of an epoch to a file: a timeline of the whole process. The loop
-	// pauses where the recording starts and ends, while the profiler is set up and read out. If the
-	// file cannot be written, New returns an error; Close returns later errors of the recording.
-	// The zero value records nothing, unless the environment requests a recording: see
+	// Trace records some batches of an epoch to a file, as a timeline of the whole process. The
+	// loop pauses at the start and the end of the recording, while the profiler is set up and read
+	// out. If the file can't be written, New returns an error. Close returns later errors of the
+	// recording. The zero value records nothing, unless the environment requests a recording: see
 	// trace.FromEnvironment.
 	Trace trace.Window
 	// Logger receives the prefetcher's sizes (Debug), the message that a recording was written
-	// (Info), and a warning about a Prefetcher that was never closed (Warn). nil discards all
-	// messages.
+	// (Info), and a warning if a Prefetcher is never closed (Warn). nil discards all messages.
 	Logger *slog.Logger
 }
 
 var (
-	// ErrClosed is wrapped by the error of every use of a prefetcher after Close, or of a batch
-	// after its turn. It is the same value as cuda.ErrClosed.
+	// ErrClosed means that a prefetcher was used after Close, or a batch after its turn. It is the
+	// same value as cuda.ErrClosed.
 	ErrClosed = cuda.ErrClosed
-	// ErrRunning is wrapped by the error of Epoch and Close while an epoch runs.
+	// ErrRunning means that Epoch or Close was called while an epoch was running.
 	ErrRunning = errors.New("an epoch is running")
-	// ErrRetained ends an epoch whose consumer retains so many batches that no device slot is left
-	// for the next copy.
+	// ErrRetained means that the consumer retains so many batches that no device slot is left for
+	// the next copy. It ends the epoch.
 	ErrRetained = errors.New("every device slot is held by a retained batch")
 )
 
-// Prefetcher delivers a source's batches on a device, ahead of their use. Any goroutine may call
-// its methods, but only one epoch runs at a time.
+// Prefetcher delivers a source's batches on a device, ahead of their use. It is safe for concurrent
+// use, but only one epoch can run at a time.
 //
 // A Prefetcher must be closed. If it becomes unreachable without Close, the garbage collector
 // closes it at some later time, and logs a warning to Options.Logger.
@@ -138,23 +138,24 @@ type Prefetcher struct {
 	ring    *ring.Ring[cuda.Stream, *cuda.Event]
 }
 
-// handle records that a Prefetcher is open, and holds the cleanup of one that is never closed.
+// handle records that a Prefetcher is open. It has the cleanup of a Prefetcher that is never
+// closed.
 type handle struct {
 	made    origin.Origin
 	cleanup runtime.Cleanup
 	closed  sync.Once
 }
 
-// close records the end. Any number of calls count as one.
+// close records that the Prefetcher is closed. It may be called more than once.
 func (h *handle) close() {
 	h.cleanup.Stop()
 	h.closed.Do(h.made.Closed)
 }
 
 // New allocates the slots and starts the goroutine that drives the copies. It blocks while it pins
-// host memory: about 0.1 s per gigabyte.
+// host memory, which takes about 0.1 s per gigabyte.
 //
-// The source serves one epoch at a time. The caller keeps ownership of it: Close does not close it.
+// The source serves one epoch at a time. The caller still owns it: Close does not close it.
 func New(source Source, o Options) (*Prefetcher, error) {
 	p, err := open(source, o, func(d ringDevice) ringDevice { return d })
 	if err != nil {
@@ -165,7 +166,7 @@ func New(source Source, o Options) (*Prefetcher, error) {
 
 type ringDevice = ring.Device[cuda.Stream, *cuda.Event]
 
-// open implements New. wrap lets tests leave out an edge.
+// open implements New. With wrap, tests can remove an edge.
 func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetcher, error) {
 	if source == nil {
 		return nil, errors.New("the source is nil")
@@ -275,17 +276,21 @@ func (p *Prefetcher) Device() cuda.Device { return p.device }
 // Epoch returns the batches of an epoch in order. The source gets the number and uses it for
 // shuffling. Every range over the sequence runs the epoch again.
 //
-// The sequence yields at most one error, as its last pair, with a nil batch: the source's error,
-// after all good batches before it (a panic in the source becomes an error); ctx's cause, within a
-// moment after ctx ends, whatever is in flight; [ErrRunning] if another epoch runs; [ErrRetained];
-// [ErrClosed]; or a failure of the device, after which the prefetcher is unusable.
+// The sequence yields at most one error, as its last pair, with a nil batch. The error is one of
+// these:
+//
+//   - the source's error, after all good batches before it (a panic in the source becomes an error)
+//   - ctx's cause, shortly after ctx is done, whatever is in progress
+//   - [ErrRunning] if another epoch is running
+//   - [ErrRetained] or [ErrClosed]
+//   - a failure of the device, after which the prefetcher is unusable
 //
 // Leaving the loop, by break, return, panic or runtime.Goexit, stops the source, waits until its
-// Fill has returned, and releases everything in flight. The next epoch can start at once. A source
-// that does not stop when its context ends delays the end of the loop.
+// Fill has returned, and releases everything in progress. The next epoch can start at once. A
+// source that does not stop when its context is done delays the end of the loop.
 //
-// The loop's body runs on the current stream of its goroutine: batches are ready on it, and their
-// release is recorded on it.
+// The loop's body runs on the current stream of its goroutine: batches are ready on that stream,
+// and their release is recorded on it.
 func (p *Prefetcher) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		if err := p.run(ctx, epoch, yield); err != nil {
@@ -294,7 +299,7 @@ func (p *Prefetcher) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, err
 	}
 }
 
-// run returns nil if the consumer has left the loop: it accepts no further pair.
+// run returns nil if the consumer has left the loop, because it then accepts no more pairs.
 func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, error) bool) error {
 	var failed error
 	left := false
@@ -314,7 +319,7 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	if p.starved != nil {
 		defer idle.leave()
 	}
-	// Only this epoch sets it: a refused second epoch must leave the recording alone.
+	// Only this epoch sets recording: a second epoch, which is refused, must not end the recording.
 	recording := false
 	turn := func() {} // ends the trace range of the current batch
 	defer func() {
@@ -357,8 +362,8 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 }
 
 // Close releases batches that are still retained, waits until the device has finished with the
-// slots, frees them, and ends the prefetcher's goroutine and its thread. While an epoch runs Close
-// does nothing and returns [ErrRunning]: leave the loop, or cancel its context, first. Close
+// slots, frees them, and ends the prefetcher's goroutine and its thread. While an epoch is running,
+// Close does nothing and returns [ErrRunning]: first leave the loop, or cancel its context. Close
 // returns the device's failure if no epoch has returned it. A second Close does nothing.
 func (p *Prefetcher) Close() error {
 	err := p.ring.Close()
@@ -373,7 +378,8 @@ func (p *Prefetcher) Close() error {
 	return nil
 }
 
-// String returns a name for messages: "prefetcher on cuda:0 with 2 slots of 256 samples".
+// String returns a description for messages, for example "prefetcher on cuda:0 with 2 slots of 256
+// samples".
 func (p *Prefetcher) String() string {
 	if p == nil || p.slots == nil {
 		return "no prefetcher"
@@ -381,52 +387,52 @@ func (p *Prefetcher) String() string {
 	return fmt.Sprintf("prefetcher on %v with %d slots of %d samples", p.device, p.slots.depth, p.slots.batch)
 }
 
-// Stats holds counts and times since New.
+// Stats has counts and times since New.
 type Stats struct {
-	Batches, Images int64 // handed to the consumer; Images counts samples
+	Batches, Images int64 // delivered to the consumer; Images counts samples
 	Bytes           int64 // copied to the GPU; 0 on the CPU
 	// CopyTime is the device time of the copies that the source has waited for so far; 0 on the
 	// CPU. With Options.Decode on the device it includes the decoding.
 	CopyTime time.Duration
-	// Decoded counts the images that the device was given to decode (Options.Decode). DecodedAgain
-	// counts the images that it handed back, because their bytes were damaged or did not end where
-	// their entry points say. The host has decoded these.
+	// Decoded is the number of images that the device was given to decode (Options.Decode).
+	// DecodedAgain is how many of them it returned, because their bytes were damaged or did not end
+	// where their entry points say. The host has decoded these.
 	Decoded, DecodedAgain int64
-	// Inflated counts the images in Decoded that the device also inflated, from members of a .tgz.
-	// Images whose checksum then differs from the checksum that the host has read count in
-	// DecodedAgain.
+	// Inflated is how many of the Decoded images the device has also inflated, from members of a
+	// .tgz. If an image's checksum then differs from the checksum that the host has read, the image
+	// also counts in DecodedAgain.
 	Inflated     int64
-	DecoderBytes int64 // device memory of the decoders, with their results
-	// DecodeMultiprocessors is the maximum number of the GPU's multiprocessors that decode, by
-	// Options.DecodeMultiprocessors. 0: all.
+	DecoderBytes int64 // device memory of the decoders, including their results
+	// DecodeMultiprocessors is the maximum number of the GPU's multiprocessors that decode, as
+	// limited by Options.DecodeMultiprocessors. 0: all.
 	DecodeMultiprocessors int
-	// FinishTime is the host time for queueing the finish; on the CPU, for executing it.
+	// FinishTime is the host time for queueing the finish, or for executing it on the CPU.
 	FinishTime time.Duration
 	Elapsed    time.Duration // in epochs
 
-	// ConsumerWait is the time that the consumer was idle because the next batch was not ready: the
-	// figure to keep near zero. On a GPU it is measured on the GPU, from the end of the work on one
-	// batch (on the stream that is current when the turn ends) to the next batch's readiness. It is
-	// complete once that work is done. On the CPU it is the loop's wait. It includes the loop's
-	// wait before the first batch of each epoch, and FirstWait is only that part.
+	// ConsumerWait is the time during which the consumer was idle because the next batch was not
+	// ready. It should be close to zero. On a GPU it is measured on the GPU, from the end of the
+	// work on one batch (on the stream that is current when the turn ends) until the next batch is
+	// ready. It is up to date once that work is complete. On the CPU it is the time that the loop
+	// waits. It includes FirstWait, the time that the loop waits for the first batch of each epoch.
 	ConsumerWait, FirstWait time.Duration
-	// HostWait is the time that the loop's goroutine waited in Epoch. On a GPU most of it is no
-	// loss: a loop that queues work faster than the GPU executes it waits here.
+	// HostWait is the time that the loop's goroutine has waited in Epoch. On a GPU most of it is
+	// harmless: a loop that queues work faster than the GPU executes it waits here.
 	HostWait time.Duration
-	// SourceWait is the time that the source waited for a free slot. A high value means that the
-	// loader is faster than necessary.
+	// SourceWait is the time that the source has waited for a free slot. A high value means that
+	// the loader is faster than necessary.
 	SourceWait time.Duration
 }
 
-// String returns the counts and times in one line: "40 batches of 10240 samples, 1470 MiB copied in
-// 31ms, consumer waited 2ms, loop 1.2s, source 30ms".
+// String returns the counts and times in one line, for example "40 batches of 10240 samples, 1470
+// MiB copied in 31ms, consumer waited 2ms, loop 1.2s, source 30ms".
 func (s Stats) String() string {
 	return fmt.Sprintf("%d batches of %d samples, %d MiB copied in %v, consumer waited %v, loop %v, source %v",
 		s.Batches, s.Images, s.Bytes>>20, s.CopyTime.Round(time.Microsecond), s.ConsumerWait.Round(time.Microsecond),
 		s.HostWait.Round(time.Microsecond), s.SourceWait.Round(time.Microsecond))
 }
 
-// Stats returns the counts so far, including a running epoch's.
+// Stats returns the counts so far, including a running epoch.
 func (p *Prefetcher) Stats() Stats {
 	r := p.ring.Stats()
 	s := Stats{
@@ -444,8 +450,8 @@ func (p *Prefetcher) Stats() Stats {
 	return s
 }
 
-// WaitShare returns the share of the time in epochs, 0 to 1, that the consumer waited for data
-// after the first batch of each epoch.
+// WaitShare returns the share of the time in epochs, from 0 to 1, that the consumer waited for
+// data. It does not count the wait for the first batch of each epoch.
 func (s Stats) WaitShare() float64 {
 	if s.Elapsed <= s.FirstWait {
 		return 0
@@ -453,7 +459,7 @@ func (s Stats) WaitShare() float64 {
 	return float64(s.ConsumerWait-s.FirstWait) / float64(s.Elapsed-s.FirstWait)
 }
 
-// Stall describes in words what limits the speed.
+// Stall says in words what limits the speed.
 func (s Stats) Stall() string {
 	switch wait := s.WaitShare(); {
 	case s.Batches < 2:

@@ -7,27 +7,27 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// starved measures how long a GPU was idle because the next batch was not ready: the time from the
-// point where the consumer's stream has finished its work on one batch to the point where the next
-// batch is ready on P, if that comes later.
+// starved measures how long a GPU was idle because the next batch was not ready. That is the time
+// from the point where the consumer's stream has completed its work on one batch to the point where
+// the next batch is ready on P, if that is later.
 //
-// The host's waiting time does not show this: a loop that queues work faster than the GPU executes
-// it always waits for the GPU in the next turn. So two timed events are recorded for every batch
-// and read some turns later, when they have completed. Nothing waits for them.
+// The time that the host waits does not show this: a loop that queues work faster than the GPU
+// executes it always waits for the GPU in the next turn. So two timed events are recorded for every
+// batch, and read some turns later, when they have completed. Nothing waits for them.
 type starved struct {
 	device cuda.Device
 
 	mu       sync.Mutex
-	arrivals map[int]*cuda.Event // by device slot: recorded after the finish, not yet paired
+	arrivals map[int]*cuda.Event // by device slot: recorded after the finish, not paired yet
 	pairs    []starvedPair       // oldest first
 	events   timedEvents
 	total    time.Duration
 }
 
-// timedEvents are events that are used again and again, so their number stays small.
+// timedEvents are events that are reused, so there are only a few.
 type timedEvents struct{ all, free []*cuda.Event }
 
-// take returns a free or new event.
+// take returns a free event or a new one.
 func (t *timedEvents) take() (*cuda.Event, error) {
 	if n := len(t.free); n > 0 {
 		e := t.free[n-1]
@@ -41,7 +41,7 @@ func (t *timedEvents) take() (*cuda.Event, error) {
 	return e, err
 }
 
-// put frees events for later calls of take.
+// put makes events free for later calls of take.
 func (t *timedEvents) put(events ...*cuda.Event) { t.free = append(t.free, events...) }
 
 // used returns the number of events that are not free.
@@ -53,8 +53,8 @@ func (t *timedEvents) close() {
 	}
 }
 
-// starvedEpoch is the state of one epoch. A second epoch, which is refused while one runs, has a
-// separate state.
+// starvedEpoch is the state of one epoch. A second epoch while one is running, which is refused,
+// has its own state.
 type starvedEpoch struct {
 	*starved
 	last *cuda.Event // the end of the previous turn
@@ -62,11 +62,11 @@ type starvedEpoch struct {
 
 type starvedPair struct{ idle, arrival *cuda.Event }
 
-// arrive records a batch's arrival. The ring calls it after the batch's finish is queued.
+// arrive records that a batch has arrived. The ring calls it after queueing the batch's finish.
 func (s *starved) arrive(slot int, p cuda.Stream) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.arrivals[slot] // belongs to a batch that the consumer never got
+	e := s.arrivals[slot] // of a batch that the consumer never got
 	if e == nil {
 		var err error
 		if e, err = s.events.take(); err != nil {
@@ -81,7 +81,7 @@ func (s *starved) arrive(slot int, p cuda.Stream) error {
 }
 
 // begin is called when the consumer has a batch. It pairs the batch's arrival with the end of the
-// previous turn, if this epoch had one.
+// previous turn, if this epoch has one.
 func (s *starvedEpoch) begin(slot int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +133,8 @@ func (s *starvedEpoch) end() error {
 	return s.last.Record(stream)
 }
 
-// leave is called after an epoch: the pause before the next epoch is not the loader's fault.
+// leave is called after an epoch, because the pause before the next epoch is not the loader's
+// fault.
 func (s *starvedEpoch) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,8 +148,8 @@ func (s *starvedEpoch) drop() {
 	}
 }
 
-// time returns the sum so far, which is complete once the consumer has waited for its own work. A
-// device that fails reports its error in the next turn or in Close.
+// time returns the sum so far. It is complete once the consumer has waited for its own work. If the
+// device fails, the next turn or Close returns the error.
 func (s *starved) time() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,10 +11,10 @@ import (
 	"github.com/torchstream/torchstream/trace"
 )
 
-// tracer records the batches that Options.Trace names. A nil tracer does nothing.
+// tracer records the batches that Options.Trace selects. A nil tracer does nothing.
 type tracer struct {
 	window     trace.Window
-	first, end int                           // batches: first included, end exclusive
+	first, end int                           // batches: first is included, end is not
 	streams    func() map[string]cuda.Stream // by their names in the recording; nil on the CPU
 	logger     *slog.Logger
 
@@ -22,7 +22,7 @@ type tracer struct {
 	recorder *trace.Recorder // nil while nothing is recorded
 	last     int             // the last recorded batch
 	over     bool
-	failed   error // returned by Close: a recording that fails does not end an epoch
+	failed   error // returned by Close, because a failed recording does not end an epoch
 }
 
 func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
@@ -42,9 +42,9 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
 }
 
-// writable checks early for a problem that would otherwise be an error after the epoch. It leaves
-// an existing file unchanged, and creates none. A dangling link, and a path that is neither a file
-// nor a folder, can only be checked by writing.
+// writable checks early for errors that would otherwise be found only after the epoch. It leaves an
+// existing file unchanged, and creates none. A dangling link, and a path that is neither a file nor
+// a folder, can only be checked by writing.
 func writable(name string) error {
 	flags := os.O_WRONLY
 	if info, err := os.Stat(name); err == nil {
@@ -67,14 +67,14 @@ func writable(name string) error {
 	return err
 }
 
-// name sets the function that returns the streams named in the recording.
+// name sets the function that returns the streams to name in the recording.
 func (t *tracer) name(streams func() map[string]cuda.Stream) {
 	if t != nil {
 		t.streams = streams
 	}
 }
 
-// turn is called before the consumer gets a batch. The function that it returns is called after the
+// turn is called before the consumer gets a batch. It returns a function that is called after the
 // batch's turn.
 func (t *tracer) turn(epoch, batch int) (end func()) {
 	none := func() {}
@@ -138,7 +138,8 @@ func (t *tracer) stop() {
 	t.fail(err)
 }
 
-// title names the recorded batches: an epoch may be shorter than the window, or end early.
+// title names the recorded batches, which may be fewer than the window's, because an epoch may be
+// shorter or end early.
 func (t *tracer) title() string {
 	if t.last == t.first {
 		return fmt.Sprintf("epoch %d, batch %d", t.window.Epoch, t.first)
@@ -162,7 +163,7 @@ func (t *tracer) leave() {
 	}
 }
 
-// close returns the recording's errors, once.
+// close returns the recording's errors. A second call returns none.
 func (t *tracer) close() error {
 	if t == nil {
 		return nil
