@@ -56,7 +56,7 @@ func TestRecordsNodesOfBackward(t *testing.T) {
 		}
 	}
 	if sums == 0 {
-		t.Error("no sum of gradients was recorded")
+		t.Error("0 sums of gradients were recorded, want some")
 	}
 	for _, node := range []string{"SumBackward0", "TanhBackward0", "torch::autograd::AccumulateGrad"} {
 		events := 0

@@ -73,8 +73,9 @@ func TestRanksWaitForTheLastOne(t *testing.T) {
 	if all := threeRanks(Kernel, "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)").Collectives(); len(all) != 0 {
 		t.Errorf("sends are no collectives: %v", all)
 	}
-	if (Ranks{}).Collectives() != nil || len((Ranks{}).Waits()) != 0 {
-		t.Error("no ranks wait")
+	collectives, waits := (Ranks{}).Collectives(), (Ranks{}).Waits()
+	if collectives != nil || len(waits) != 0 {
+		t.Errorf("no ranks have the collectives %v and the waits %v, want none", collectives, waits)
 	}
 }
 

@@ -89,7 +89,7 @@ func FuzzSpans(f *testing.F) {
 		check(t, "a and b", a.and(b), func(i int) bool { return inA[i] && inB[i] })
 		check(t, "a without b", a.without(b), func(i int) bool { return inA[i] && !inB[i] })
 		if !slices.Equal(a, keepA) || !slices.Equal(b, keepB) {
-			t.Error("an operand was changed")
+			t.Errorf("the operands became %v and %v, want %v and %v as before", a, b, keepA, keepB)
 		}
 	})
 }

@@ -54,7 +54,7 @@ func TestRecordsOperatorsOfAllGoroutines(t *testing.T) {
 		t.Errorf("%d products were recorded, want 3", products)
 	}
 	if !slices.IsSortedFunc(tr.Events, func(a, b trace.Event) int { return int(a.Start - b.Start) }) {
-		t.Error("the events are not sorted")
+		t.Error("the events are in another order, want them sorted by their start")
 	}
 	if d := time.Since(tr.Begin); d < tr.Duration || d > time.Hour {
 		t.Errorf("the recording began %v ago and took %v", d, tr.Duration)
@@ -70,7 +70,7 @@ func TestOneRecordingAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := trace.Start(trace.Options{}); err == nil {
-		t.Error("a second Start succeeded")
+		t.Error("a second Start: got no error, want one")
 	}
 	if _, err := r.Stop(); err != nil {
 		t.Fatal(err)

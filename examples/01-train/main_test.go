@@ -255,7 +255,7 @@ func TestInterruptWritesNoCheckpoint(t *testing.T) {
 		t.Errorf("status %d, %q", status, stderr.String())
 	}
 	if _, err := os.Stat(checkpoint); err == nil {
-		t.Error("an interrupted training wrote a checkpoint")
+		t.Error("an interrupted training wrote a checkpoint, want none")
 	}
 }
 

@@ -44,8 +44,8 @@ func TestPeerNamesTheCombinations(t *testing.T) {
 			}
 		})
 	}
-	if !strings.Contains(peer, "STEPS, GEMMS, N = 10, 2, 4096") {
-		t.Error("peer.py measures another experiment")
+	if want := "STEPS, GEMMS, N = 10, 2, 4096"; !strings.Contains(peer, want) {
+		t.Errorf("peer.py measures another experiment, want one with %q", want)
 	}
 }
 

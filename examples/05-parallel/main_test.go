@@ -25,7 +25,7 @@ func TestTable(t *testing.T) {
 			t.Errorf("row %d: %s, want %s", i, got, want)
 		}
 	}
-	if (figures)(nil).ratios() != nil {
-		t.Error("ratios without figures")
+	if got := (figures)(nil).ratios(); got != nil {
+		t.Errorf("ratios of no figures = %v, want nil", got)
 	}
 }

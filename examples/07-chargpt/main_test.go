@@ -83,7 +83,7 @@ func TestGenerationEqualsWholePasses(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if _, err := net.generate(prompt, 18, 0, cuda.CPU); err == nil {
-		t.Error("more tokens than positions: no error")
+		t.Error("generate more tokens than positions: got no error, want one")
 	}
 }
 

@@ -303,7 +303,7 @@ func requireEqual(t *testing.T, got, want history, rounding float64) {
 		t.Fatalf("%d places", len(want.names))
 	}
 	if !reflect.DeepEqual(got.names, want.names) {
-		t.Error("the batches have other samples")
+		t.Errorf("the batches have the samples\n%v\nwant\n%v", got.names, want.names)
 	}
 	for epoch := range 2 {
 		seen := map[string]int{}

@@ -290,8 +290,8 @@ func TestBlockingCopiesPassTheWaitingGate(t *testing.T) {
 	if DeviceCount() > 0 {
 		want = waiting
 	}
-	if copying(false) != want || copying(true) != computing {
-		t.Error("a copy passes the wrong gate")
+	if wait, async := copying(false), copying(true); wait != want || async != computing {
+		t.Errorf("blocking and other copies pass the gates %v, %v, want %v, %v", wait, async, want, computing)
 	}
 }
 

@@ -260,13 +260,13 @@ func TestCapturesFollowEachOther(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-began:
-			t.Error("the second capture has begun before the first has ended")
+			t.Error("the second capture has begun during the first, want it to wait for the first one's end")
 		default:
 		}
 		l.s.ended(first, true)
 		<-began
 		if l.s.graph != second {
-			t.Error("the second capture is not the one under way")
+			t.Errorf("the sanitizer's capture is of the graph %p, want the second, %p", l.s.graph, second)
 		}
 	})
 }
@@ -283,13 +283,13 @@ func TestFreedGraphDoesNotEndACaptureAtItsAddress(t *testing.T) {
 	l.s.began(g, Stream{}, nil)
 	l.s.freedGraph(g, captured)
 	if l.s.graph != g {
-		t.Fatal("the end of a graph has ended the capture of the next one")
+		t.Fatalf("after the end of a graph the capture is of %p, want %p, the next one", l.s.graph, g)
 	}
 	if captured = l.s.freeing(g); !captured {
-		t.Error("a graph that is being captured is taken for one whose capture has ended")
+		t.Error("freeing of a graph that is being captured = false, want true")
 	}
 	l.s.freedGraph(g, captured)
 	if l.s.graph != nil {
-		t.Error("a capture that failed has not ended")
+		t.Errorf("after a failed capture the capture is of %p, want nil", l.s.graph)
 	}
 }

@@ -31,7 +31,7 @@ func compile(t *testing.T, folder, name, source string, options ...string) strin
 // An unusable library is an error that names the library found, the requirement and the remedy. The
 // loaded library's functions stay bound.
 func TestOpenLibraryExplainsFailures(t *testing.T) {
-	bound := func(unsafe.Pointer) string { t.Error("the library was used"); return "" }
+	bound := func(unsafe.Pointer) string { t.Error("bind was called, want no use of the library"); return "" }
 	open := func(folder string, bind func(unsafe.Pointer) string) error {
 		_, err := OpenLibrary(library.Search{Program: folder, Clone: "/no/clone"}, LibraryName, "ts_image_abi_version", 3, bind)
 		return err
@@ -106,8 +106,8 @@ func TestOpenLibraryExplainsFailures(t *testing.T) {
 			}
 		})
 	}
-	if JPEGVersion() == "" {
-		t.Error("the library that was loaded is gone")
+	if v := JPEGVersion(); v == "" {
+		t.Errorf("JPEGVersion() of the loaded library = %q, want its version", v)
 	}
 }
 

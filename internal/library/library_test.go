@@ -72,8 +72,13 @@ func TestHere(t *testing.T) {
 	if s.Clone != "" && !exists(filepath.Join(s.Clone, "internal", "library", "library_test.go")) {
 		t.Errorf("the clone is not at %s", s.Clone)
 	}
-	if !inModuleCache("/home/me/go/pkg/mod/github.com/torchstream/torchstream@v0.1.0") || inModuleCache("/home/me/torchstream") {
-		t.Error("a downloaded module and a clone are not told apart")
+	for path, want := range map[string]bool{
+		"/home/me/go/pkg/mod/github.com/torchstream/torchstream@v0.1.0": true,
+		"/home/me/torchstream": false,
+	} {
+		if got := inModuleCache(path); got != want {
+			t.Errorf("inModuleCache(%s) = %v, want %v", path, got, want)
+		}
 	}
 }
 
@@ -111,8 +116,8 @@ func TestLibTorchVersion(t *testing.T) {
 			t.Errorf("%v are different releases", same)
 		}
 	}
-	if release("2.1.0") == release("2.11.0") {
-		t.Error("2.1 and 2.11 are one release")
+	if got, other := release("2.1.0"), release("2.11.0"); got == other {
+		t.Errorf("release of 2.1.0 and 2.11.0 = %s, want two releases", got)
 	}
 }
 

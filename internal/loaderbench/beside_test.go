@@ -20,7 +20,7 @@ func TestLoaderRunsBeside(t *testing.T) {
 		t.Errorf("%v images a second, %v; %d images of the body, %v", rate, err, body.Result.Images, failed)
 	}
 	m.archive = clitest.WriteTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture"})
-	if _, err := m.Beside(t.Context(), func() { t.Error("nothing to run beside") }); err == nil {
-		t.Error("no error of an archive without good samples")
+	if _, err := m.Beside(t.Context(), func() { t.Error("body was called, want no call") }); err == nil {
+		t.Error("Beside with an archive without good samples: got no error, want one")
 	}
 }

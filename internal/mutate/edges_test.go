@@ -57,7 +57,7 @@ func TestDocumentIsUpToDate(t *testing.T) {
 	_, after, ok := strings.Cut(doc, "<!-- edges: go run ./internal/mutate -list -->\n")
 	listed, _, ok2 := strings.Cut(after, "<!-- end of edges -->")
 	if !ok || !ok2 || strings.TrimSpace(listed) != strings.TrimSpace(table()) {
-		t.Error("the list of edges is not what `go run ./internal/mutate -list` prints")
+		t.Errorf("the list of edges is\n%s\nwant what `go run ./internal/mutate -list` prints:\n%s", listed, table())
 	}
 	exist := map[string]bool{}
 	defined := regexp.MustCompile(`(?m)^func (Test\w+)\(|^TEST\((\w+), (\w+)\)`)

@@ -48,7 +48,7 @@ func TestExternalWaitIsPassedOn(t *testing.T) {
 		p.Record(1, p.first, nil)
 		p.replay(p.side)
 		if !p.WaitEvent(p.last, 2) {
-			t.Fatal("the replay has recorded nothing")
+			t.Fatal("WaitEvent after the replay = false, want true: the replay records the event")
 		}
 		p.use(p.last, 5, false)
 		want := 1
@@ -69,7 +69,7 @@ func TestExternalEventIsRecordedByReplays(t *testing.T) {
 		p.Record(1, p.side, p.Here("Event.Record", 0))
 	})
 	if p.WaitEvent(p.last, 1) {
-		t.Error("the capture counts as a record")
+		t.Error("WaitEvent after the capture = true, want false: only a replay records the event")
 	}
 	p.replay(p.side)
 	p.Drop(1, p.Here("Event.Close", 0))

@@ -42,7 +42,7 @@ func within(t *testing.T, f func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		t.Fatal("the call blocks")
+		t.Fatal("the call has not returned after 30 s, want it not to block")
 		return nil
 	}
 }
@@ -282,7 +282,7 @@ func TestReplaceIsAtomic(t *testing.T) {
 		t.Errorf("%q, %v, %v", now, e, err)
 	}
 	if _, err := Replace(path, kind, 0o640, fill("hello")); err == nil {
-		t.Error("a file of another kind was replaced")
+		t.Error("Replace of a file of another kind: got no error, want one")
 	}
 	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 1 {
 		t.Errorf("%v is left, %v", list, err)

@@ -197,8 +197,8 @@ func TestWheelsAreInstalled(t *testing.T) {
 			if err != nil || len(left) != 2 {
 				t.Errorf("the cache has %v, want the folder and its lock", left)
 			}
-			if s.ranges.Load() < 2 {
-				t.Error("no interrupted download was continued")
+			if n := s.ranges.Load(); n < 2 {
+				t.Errorf("%d interrupted downloads were resumed, want at least 2", n)
 			}
 			if err := os.Mkdir(site+".wheels", 0o777); err != nil { // left by a set-up that was killed at its end
 				t.Fatal(err)
@@ -208,7 +208,7 @@ func TestWheelsAreInstalled(t *testing.T) {
 				t.Errorf("a second set-up: %s, %v, %d requests", again, err, s.requests.Load()-before)
 			}
 			if _, err := os.Stat(site + ".wheels"); err == nil {
-				t.Error("the wheels are left")
+				t.Error("the folder of wheels is left, want it removed")
 			}
 		})
 	}
@@ -360,7 +360,7 @@ func TestIndexIsAskedByPipsProxyWithPipsCertificates(t *testing.T) {
 		})
 	}
 	if asked.Load() == 0 {
-		t.Error("the proxy was not asked")
+		t.Error("the proxy got no request, want some")
 	}
 }
 
@@ -490,7 +490,7 @@ func TestReleaseIsInstalled(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := os.Stat(filepath.Join(lib, "libtorchstream.so")); err == nil {
-			t.Error("the new installation has files of the old one")
+			t.Error("the new installation has libtorchstream.so of the old one, want only the new files")
 		}
 	}
 }
@@ -506,7 +506,7 @@ func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 		}
 		before := s.requests.Load()
 		if err := download(t.Context(), http.DefaultClient, s.URL+"/x", path, strings.Repeat("0", 64), io.Discard); err == nil {
-			t.Error("it is accepted")
+			t.Error("download of a file with another checksum: got no error, want one")
 		}
 		if n := s.requests.Load() - before; n > 3 { // one is interrupted, one is resumed, one is complete
 			t.Errorf("after the part %q: %d requests", part, n)
@@ -523,7 +523,7 @@ func TestLocalReleaseStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
-		t.Error("the user's archive: ", err)
+		t.Errorf("Stat of the user's archive: got %v, want it to be there", err)
 	}
 }
 
@@ -601,7 +601,7 @@ func TestReleasesThatAreRefused(t *testing.T) {
 				t.Errorf("got %q, %v, want %q", lib, err, c.want)
 			}
 			if _, err := os.Stat(library.Installed(o.Cache, "0.1.0")); err == nil {
-				t.Error("something is installed")
+				t.Error("a library is installed after the failure, want none")
 			}
 		})
 	}

@@ -367,7 +367,7 @@ func TestMissingEdgeIsReported(t *testing.T) {
 		}
 	}
 	if edges == 0 {
-		t.Error("no edges")
+		t.Error("0 edges were left out, want some")
 	}
 	t.Logf("%d edges left out, all reported", edges)
 }

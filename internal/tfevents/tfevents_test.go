@@ -65,6 +65,6 @@ func TestCreate(t *testing.T) {
 		}
 	}
 	if _, err := Create(filepath.Join(dir, "none"), 1); err == nil {
-		t.Error("a folder that is missing is no error")
+		t.Error("Create in a missing folder: got no error, want one")
 	}
 }

@@ -105,8 +105,9 @@ func TestShardedGPTIsTheGPT(t *testing.T) {
 	if err != nil || !same {
 		t.Errorf("equal: %v, %v", same, err)
 	}
-	if _, ok := chain.Parts().Modules[0].Module.(*distributed.ShardedBlock); !ok {
-		t.Error("the first module is no block")
+	first := chain.Parts().Modules[0].Module
+	if _, ok := first.(*distributed.ShardedBlock); !ok {
+		t.Errorf("the first module is a %T, want a *distributed.ShardedBlock", first)
 	}
 }
 
@@ -122,7 +123,7 @@ func TestRanksThatFailGiveTheirReason(t *testing.T) {
 		}
 	}
 	if _, ok := any(&lockedBuffer{}).(io.ReaderFrom); ok {
-		t.Error("io.Copy writes to the buffer without its lock")
+		t.Error("the buffer is an io.ReaderFrom, want io.Copy to write through the lock of Write")
 	}
 }
 

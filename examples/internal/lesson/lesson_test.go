@@ -102,8 +102,9 @@ func TestExplainMissing(t *testing.T) {
 	if _, err := os.Stat("../../../" + TestArchive); err != nil {
 		t.Error(err)
 	}
-	if failed := errors.New("failed"); ExplainMissing(failed, "99-test", "-archive", TrainArchive) != failed {
-		t.Error("another error is explained")
+	failed := errors.New("failed")
+	if got := ExplainMissing(failed, "99-test", "-archive", TrainArchive); got != failed {
+		t.Errorf("ExplainMissing of another error = %v, want the error itself", got)
 	}
 }
 
