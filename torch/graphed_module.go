@@ -68,18 +68,53 @@ type GraphedModule struct {
 
 	mu     sync.Mutex
 	entry  *moduleEntry // nil until a capture; guarded by mu, as are the following fields
-	kin    string       // of the arguments of the first call
-	args   []argument   // of the first call, for messages
-	warm   int          // eager calls with these arguments
-	busy   bool         // a goroutine is capturing
+	calls  moduleCalls
+	busy   bool // a goroutine is capturing
 	stats  GraphedModuleStats
 	closed bool
 
-	// The forward pass whose backward is possible, by its number; 0 for none. mu does not guard it,
-	// since the end of a graph's node may come in any call.
-	pendingMu sync.Mutex
-	pending   uint64
-	passes    uint64 // guarded by mu
+	pending pendingPass
+	passes  uint64 // guarded by mu
+}
+
+// moduleCalls describes the calls before a capture.
+type moduleCalls struct {
+	kin  string     // of the arguments of the first call
+	args []argument // of the first call, for messages
+	warm int        // eager calls with these arguments
+}
+
+// note records the arguments of the first call.
+func (c *moduleCalls) note(args []argument) {
+	if c.kin == "" {
+		c.kin, c.args = kin(args), args
+	}
+}
+
+// differ reports whether the arguments are of another kind than the first call's.
+func (c *moduleCalls) differ(args []argument) bool { return c.kin != "" && c.kin != kin(args) }
+
+// pendingPass is the forward pass whose backward is possible, by its number; 0 for none. It has a
+// separate lock, since the end of a graph's node may come in any call.
+type pendingPass struct {
+	mu   sync.Mutex
+	pass uint64
+}
+
+// number returns the pass whose backward has not run yet, or 0.
+func (p *pendingPass) number() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pass
+}
+
+// replace replaces the pass whose backward has not run yet, if it is from.
+func (p *pendingPass) replace(from, to uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pass == from {
+		p.pass = to
+	}
 }
 
 // GraphedModuleOptions are the options of [NewGraphedModule].
@@ -132,7 +167,7 @@ type modulePool struct {
 // run, so only entries that were captured later are in danger. The caller holds order.
 func (p *modulePool) overwrites(e *moduleEntry) bool {
 	later := p.entries[slices.Index(p.entries, e)+1:]
-	return slices.ContainsFunc(later, func(l *moduleEntry) bool { return l.module.isPending() != 0 })
+	return slices.ContainsFunc(later, func(l *moduleEntry) bool { return l.module.pending.number() != 0 })
 }
 
 // overwritten reports whether another entry has had a pass since the entry's forward pass that may
@@ -257,19 +292,17 @@ func (m *GraphedModule) begin(arguments []*Tensor) (run int, err error) {
 	if err != nil || m.stats.Fallback != nil {
 		return runEager, err
 	}
-	if m.kin == "" {
-		m.kin, m.args = kin(args), args
-	}
+	m.calls.note(args)
 	switch {
-	case m.isPending() != 0:
+	case m.pending.number() != 0:
 		return 0, ErrPendingBackward
 	case m.entry != nil && m.moved():
 		dropped = m.drop()
 		return runEager, nil
 	case m.entry != nil:
 		return runReplay, nil
-	case m.warm < m.o.Warmup-1:
-		m.warm++
+	case m.calls.warm < m.o.Warmup-1:
+		m.calls.warm++
 		return runEager, nil
 	}
 	m.busy = true
@@ -335,8 +368,8 @@ func (m *GraphedModule) refusal(args []argument) (reason, err error) {
 	if !recorded {
 		return invalid("nothing requires gradients"), nil
 	}
-	if m.kin != "" && m.kin != kin(args) {
-		return otherKind(m.args, args), nil
+	if m.calls.differ(args) {
+		return otherKind(m.calls.args, args), nil
 	}
 	if m.busy {
 		return invalid("another goroutine captures the function"), nil
@@ -516,7 +549,7 @@ func (m *GraphedModule) replay(arguments []*Tensor) ([]*Tensor, error) {
 	switch { // other goroutines may have been faster
 	case e == nil:
 		return nil, ErrClosed
-	case m.isPending() != 0:
+	case m.pending.number() != 0:
 		return nil, ErrPendingBackward
 	}
 	m.pool.order.Lock()
@@ -571,14 +604,14 @@ func (m *GraphedModule) attach(e *moduleEntry, arguments []*Tensor) ([]*Tensor, 
 		found, err = capi.AttachFunction(capi.Function{
 			Name: "GraphedModule", Inputs: c[:inputs], Outputs: c[inputs:], Constant: constant,
 			Backward: callback(op, func(in []*Tensor) ([]*Tensor, error) { return m.backward(e, pass, in) }),
-			Ended:    func() { m.setPending(pass, 0) },
+			Ended:    func() { m.pending.replace(pass, 0) },
 		})
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	m.setPending(m.isPending(), pass)
+	m.pending.replace(m.pending.number(), pass)
 	out := make([]*Tensor, len(found))
 	for i, c := range found {
 		out[i] = provenance{owner, e.recorded[i].marks}.result(c)
@@ -601,7 +634,7 @@ func (m *GraphedModule) backward(e *moduleEntry, pass uint64, gradients []*Tenso
 	m.pool.order.Lock()
 	defer m.pool.order.Unlock()
 	if m.pool.overwritten(e) {
-		m.setPending(pass, 0)
+		m.pending.replace(pass, 0)
 		return nil, ErrOverwritten
 	}
 	e.passedAt = m.pool.tick()
@@ -634,25 +667,9 @@ func (m *GraphedModule) backward(e *moduleEntry, pass uint64, gradients []*Tenso
 			return nil, err
 		}
 	}
-	m.setPending(pass, 0)
+	m.pending.replace(pass, 0)
 	m.stats.Backward++
 	return results, nil
-}
-
-// isPending returns the pass whose backward has not run yet, or 0.
-func (m *GraphedModule) isPending() uint64 {
-	m.pendingMu.Lock()
-	defer m.pendingMu.Unlock()
-	return m.pending
-}
-
-// setPending replaces the pass whose backward has not run yet, if it is from.
-func (m *GraphedModule) setPending(from, to uint64) {
-	m.pendingMu.Lock()
-	defer m.pendingMu.Unlock()
-	if m.pending == from {
-		m.pending = to
-	}
 }
 
 // Stats returns the counts so far.
@@ -695,7 +712,7 @@ func (m *GraphedModule) drop() *moduleEntry {
 	e := m.entry
 	m.entry = nil
 	m.stats.Stale++
-	m.warm = m.o.Warmup - 1
+	m.calls.warm = m.o.Warmup - 1
 	return e
 }
 

@@ -76,7 +76,7 @@ func (r *runner) openDir(ctx context.Context) error {
 	if r.Dir == "" {
 		return nil
 	}
-	r.made = missing(r.Dir)
+	r.folder.made = missing(r.Dir)
 	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
@@ -113,7 +113,7 @@ func (r *runner) openDir(ctx context.Context) error {
 	if err := r.saveLast("training"); err != nil {
 		return err
 	}
-	r.first = true
+	r.folder.first = true
 	return nil
 }
 
@@ -142,7 +142,7 @@ func busyDir(dir string, err error) error {
 
 // claimDir reserves the folder for this run. Two runs would overwrite each other's files.
 func (r *runner) claimDir() (err error) {
-	r.claim, err = safefile.NewClaim(r.path(lockFile))
+	r.folder.claim, err = safefile.NewClaim(r.path(lockFile))
 	if errors.Is(err, safefile.ErrNoLocks) {
 		if r.Log != nil {
 			r.Log.Warn("train: the folder cannot be locked against a second run: start none in it; on NFS, mount with local_lock=flock or run the server's lock daemon",
@@ -154,14 +154,6 @@ func (r *runner) claimDir() (err error) {
 		return fmt.Errorf("train: %w", err)
 	}
 	return busyDir(r.Dir, err)
-}
-
-// release makes the folder available to other runs.
-func (r *runner) release() {
-	if r.claim != nil {
-		r.claim.Release() // the next run replaces a file that remains
-		r.claim = nil
-	}
 }
 
 // missing returns the missing folders among dir and its parents, innermost first.
@@ -179,11 +171,11 @@ func missing(dir string) (paths []string) {
 // does not refuse the next run. It also removes the empty folders that the run made. A killed
 // process leaves the file, and the next run resumes from it.
 func (r *runner) removeFirst() {
-	if r.first {
+	if r.folder.first {
 		os.Remove(r.path(lastFile)) // if this fails, the next new run is refused and says why
 	}
-	r.release()
-	for _, dir := range r.made {
+	r.folder.release()
+	for _, dir := range r.folder.made {
 		if os.Remove(dir) != nil {
 			return // it has files of this run or of another program
 		}
@@ -249,7 +241,7 @@ func (r *runner) saveLast(of string) error {
 			return err
 		}
 	}
-	r.first = false // even if Save fails: the new file may exist
+	r.folder.first = false // even if Save fails: the new file may exist
 	return r.checkpoint(&s).Save(r.path(lastFile))
 }
 
@@ -258,7 +250,7 @@ func (r *runner) saveBest(e Epoch) error {
 	if r.Dir == "" {
 		return nil
 	}
-	r.first = false // best.pt belongs to last.pt
+	r.folder.first = false // best.pt belongs to last.pt
 	tensors := nn.State(r.Model)
 	if r.EMA != nil {
 		tensors = r.EMA.State()

@@ -197,7 +197,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return r.report, err
 	}
 	defer r.stepper.Close()
-	defer r.release()
+	defer r.folder.release()
 	if err := r.openDir(ctx); err != nil {
 		r.removeFirst()
 		return r.report, err
@@ -226,10 +226,23 @@ type runner struct {
 	batch     *prefetcher.Batch // of the current step
 	events    *tfevents.Writer  // nil without TensorBoard, and before the first epoch
 	criterion criterion
-	leftOut   bool            // a last batch was left out, and this was logged
-	first     bool            // the folder has only this run's initial last.pt
-	claim     *safefile.Claim // on Dir
-	made      []string        // folders that the run made: Dir and its parents
+	leftOut   bool // a last batch was left out, and this was logged
+	folder    runFolder
+}
+
+// runFolder is the run's hold on Config.Dir.
+type runFolder struct {
+	first bool            // the folder has only this run's initial last.pt
+	claim *safefile.Claim // on the folder
+	made  []string        // folders that the run made: Dir and its parents
+}
+
+// release makes the folder available to other runs.
+func (f *runFolder) release() {
+	if f.claim != nil {
+		f.claim.Release() // the next run replaces a file that remains
+		f.claim = nil
+	}
 }
 
 func (c *Config) check() error {
@@ -327,7 +340,7 @@ func (r *runner) ended(ctx context.Context, err error) error {
 		return r.failed(err)
 	}
 	r.report.Stopped = r.at.Epoch < r.Epochs
-	if r.at.Step == 0 && r.first {
+	if r.at.Step == 0 && r.folder.first {
 		return &InterruptedError{Epoch: r.at.Epoch + 1, Err: ctx.Err()}
 	}
 	if saved := r.saveLast("training"); saved != nil {

@@ -38,11 +38,35 @@ type Sanitizer struct {
 	streams map[Stream]racecheck.Queue
 	handles map[queueKey]racecheck.Queue
 	notices map[uint64][]uint64 // clocks by token
-	graph   *Graph              // the one being captured
-	share   *Graph
-	ends    sync.Cond // on mu: graph is nil again, or stopped is set
-	stopped bool
+	capture capturing
 	pass    *racecheck.Place // the latest backward pass
+}
+
+// capturing is the capture whose end is not reported yet. The sanitizer's mu guards it.
+type capturing struct {
+	graph, share *Graph    // graph is nil if there is none
+	ends         sync.Cond // on mu: graph is nil again, or stopped is set
+	stopped      bool      // ends are no longer reported
+}
+
+// begin waits until the previous capture has ended, and makes g the graph being captured. Captures
+// exclude each other, but the end of the previous one may not be reported yet.
+func (c *capturing) begin(g, share *Graph) {
+	for c.graph != nil && !c.stopped {
+		c.ends.Wait()
+	}
+	c.graph, c.share = g, share
+}
+
+func (c *capturing) end() {
+	c.graph, c.share = nil, nil
+	c.ends.Broadcast()
+}
+
+// stop ends all waiting: no capture must wait for another's end, which is no longer reported.
+func (c *capturing) stop() {
+	c.stopped = true
+	c.ends.Broadcast()
 }
 
 type queueKey struct {
@@ -69,7 +93,7 @@ func newSanitizer(check *racecheck.Checker) *Sanitizer {
 		check: check, log: takeLog,
 		streams: map[Stream]racecheck.Queue{}, handles: map[queueKey]racecheck.Queue{}, notices: map[uint64][]uint64{},
 	}
-	s.ends.L = &s.mu
+	s.capture.ends.L = &s.mu
 	return s
 }
 
@@ -91,8 +115,7 @@ func (s *Sanitizer) Stop() {
 		C.ts_sanitizer_stop()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.stopped = true // no capture must wait for another's end, which is no longer reported
-		s.ends.Broadcast()
+		s.capture.stop()
 	}
 }
 
@@ -584,11 +607,7 @@ func graphKey(g *Graph) uintptr { return uintptr(unsafe.Pointer(g)) }
 func (s *Sanitizer) began(g *Graph, st Stream, share *Graph) {
 	q := s.queue(st)
 	s.mu.Lock()
-	// Captures exclude each other, but the end of the previous one may not be reported yet.
-	for s.graph != nil && !s.stopped {
-		s.ends.Wait()
-	}
-	s.graph, s.share = g, share
+	s.capture.begin(g, share)
 	s.mu.Unlock()
 	s.check.Begin(q)
 }
@@ -599,15 +618,14 @@ func (s *Sanitizer) ended(g *Graph, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.graph != g:
+	case s.capture.graph != g:
 		return
 	case ok:
-		s.check.End(graphKey(g), graphKey(s.share))
+		s.check.End(graphKey(g), graphKey(s.capture.share))
 	default:
 		s.check.End(0, 0)
 	}
-	s.graph, s.share = nil, nil
-	s.ends.Broadcast()
+	s.capture.end()
 }
 
 func (s *Sanitizer) replayed(g *Graph, st Stream) {
@@ -621,7 +639,7 @@ func (s *Sanitizer) freeing(g *Graph) (captured bool) {
 	s.check.FreeGraph(graphKey(g))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return g != nil && s.graph == g
+	return g != nil && s.capture.graph == g
 }
 
 // freedGraph follows the destruction of a graph, or a failed capture. captured is the result of

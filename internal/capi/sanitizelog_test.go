@@ -265,8 +265,8 @@ func TestCapturesFollowEachOther(t *testing.T) {
 		}
 		l.s.ended(first, true)
 		<-began
-		if l.s.graph != second {
-			t.Errorf("the sanitizer's capture is of the graph %p, want the second, %p", l.s.graph, second)
+		if l.s.capture.graph != second {
+			t.Errorf("the sanitizer's capture is of the graph %p, want the second, %p", l.s.capture.graph, second)
 		}
 	})
 }
@@ -282,14 +282,14 @@ func TestFreedGraphDoesNotEndACaptureAtItsAddress(t *testing.T) {
 	captured := l.s.freeing(g)
 	l.s.began(g, Stream{}, nil)
 	l.s.freedGraph(g, captured)
-	if l.s.graph != g {
-		t.Fatalf("after the end of a graph the capture is of %p, want %p, the next one", l.s.graph, g)
+	if l.s.capture.graph != g {
+		t.Fatalf("after the end of a graph the capture is of %p, want %p, the next one", l.s.capture.graph, g)
 	}
 	if captured = l.s.freeing(g); !captured {
 		t.Error("freeing of a graph that is being captured = false, want true")
 	}
 	l.s.freedGraph(g, captured)
-	if l.s.graph != nil {
-		t.Errorf("after a failed capture the capture is of %p, want nil", l.s.graph)
+	if l.s.capture.graph != nil {
+		t.Errorf("after a failed capture the capture is of %p, want nil", l.s.capture.graph)
 	}
 }
