@@ -3,6 +3,7 @@ package distributed
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -44,7 +45,7 @@ func (c *call) backend() *capi.Group {
 	if c.gpu != nil {
 		return c.gpu
 	}
-	return c.g.cpu
+	return c.g.comms.cpu
 }
 
 // begin enters a collective on tensors, which are all on one device. It locks g.mu, and call.end
@@ -56,8 +57,7 @@ func (g *Group) begin(name string, detail any, tensors ...*torch.Tensor) (*call,
 	if err := g.lock(); err != nil {
 		return nil, err
 	}
-	g.seq++
-	c := &call{g: g, key: g.name, of: g.ranks, call: control.Call{Seq: g.seq, Name: name, Line: caller()}}
+	c := &call{g: g, key: g.name, of: g.ranks, call: control.Call{Seq: g.calls.next(), Name: name, Line: caller()}}
 	if g.job.o.Debug {
 		c.call.What = describe(tensors[0], detail)
 	}
@@ -83,8 +83,7 @@ func (g *Group) beginPair(name string, from, to int, t *torch.Tensor) (*call, er
 		return nil, err
 	}
 	key := fmt.Sprintf("%s from %d to %d", g.name, from, to)
-	g.pairs[key]++
-	c := &call{g: g, key: key, of: []int{g.ranks[from], g.ranks[to]}, call: control.Call{Seq: g.pairs[key], Name: name, Line: caller()}}
+	c := &call{g: g, key: key, of: []int{g.ranks[from], g.ranks[to]}, call: control.Call{Seq: g.calls.nextOf(key), Name: name, Line: caller()}}
 	c.enter()
 	return c, nil
 }
@@ -159,14 +158,14 @@ func (c *call) start(own bool, tensors []*torch.Tensor, run launch) (work *capi.
 		})
 		return work, nil, c.local(err)
 	}
-	c.gpu = c.g.gpu
+	c.gpu = c.g.comms.gpu
 	current, err := cuda.GetCurrentCUDAStream(c.g.job.device)
 	if err != nil {
 		return nil, nil, err
 	}
 	on := current
 	if own {
-		on = c.g.stream.Stream
+		on = c.g.comms.stream.Stream
 		if err := on.Wait(current); err != nil {
 			return nil, nil, err
 		}
@@ -249,7 +248,7 @@ func (c *call) explained(err error) error {
 			return j.member.Verdict()
 		case <-ended:
 			ended = nil
-			if j.isClosed() {
+			if j.open.isClosed() {
 				return fmt.Errorf("%w: %v", ErrClosed, err)
 			}
 		case <-timer.C:
@@ -559,8 +558,7 @@ func (g *Group) Barrier() error {
 		return err
 	}
 	defer g.mu.Unlock()
-	g.seq++
-	c := &call{g: g, key: g.name, of: g.ranks, call: control.Call{Seq: g.seq, Name: "Barrier", Line: caller()}}
+	c := &call{g: g, key: g.name, of: g.ranks, call: control.Call{Seq: g.calls.next(), Name: "Barrier", Line: caller()}}
 	c.enter()
 	return c.arrive()
 }
@@ -585,15 +583,10 @@ func (g *Group) BarrierBeside(name string) error { return g.ReserveBeside(name)(
 // the barriers reserved under that name before it, on this rank too. Every rank reserves the same
 // barriers in the same order.
 func (g *Group) ReserveBeside(name string) (barrier func() error) {
-	g.beside.Lock()
-	defer g.beside.Unlock()
-	done := make(chan struct{})
-	before := g.besides[name]
-	own := besidePlace{before.seq + 1, done}
-	g.besides[name] = own
+	before, own := g.besides.reserve(name)
 	c := &call{g: g, key: g.name + ", beside: " + name, of: g.ranks, call: control.Call{Seq: own.seq, Name: "BarrierBeside(" + name + ")", Line: caller()}}
 	return func() error {
-		defer close(done)
+		defer close(own.done)
 		if err := g.check("BarrierBeside", nil); err != nil {
 			return err
 		}
@@ -607,6 +600,22 @@ func (g *Group) ReserveBeside(name string) (barrier func() error) {
 		g.job.member.Enter(c.key, c.call)
 		return c.arrive()
 	}
+}
+
+// besideBarriers reserves the barriers of BarrierBeside.
+type besideBarriers struct {
+	mu   sync.Mutex
+	last map[string]besidePlace // the last reserved barrier, by name
+}
+
+// reserve reserves the next barrier with the name. before is the barrier reserved before.
+func (b *besideBarriers) reserve(name string) (before, own besidePlace) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	before = b.last[name]
+	own = besidePlace{before.seq + 1, make(chan struct{})}
+	b.last[name] = own
+	return before, own
 }
 
 // besidePlace is a barrier's place in the order of the barriers with its name.

@@ -455,7 +455,7 @@ func TestStoreOutlivesAbandonedCalls(t *testing.T) {
 			}
 			return err == nil
 		}
-		j := &job{store: store}
+		j := &job{connections: connections{store: store}}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		answer := make(chan struct{})

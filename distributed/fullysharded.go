@@ -81,29 +81,104 @@ type FullyShardedStats struct {
 // and has separate memory for gathered parameters. Close the graphs before the
 // FullyShardedDataParallel. One goroutine at a time uses it.
 type FullyShardedDataParallel struct {
+	shardedNet
 	g      *Group
-	net    nn.Module
 	o      FullyShardedOptions
 	stream *cuda.OwnedStream             // for the collectives; nil on the CPU
-	blocks []*ShardedBlock               // in the order of the network, then root
-	root   *ShardedBlock                 // holds the parameters outside of blocks; nil if there are none
-	params []*blockParameter             // in the order of nn.Parameters(net), each once
 	empty  map[torch.DType]*torch.Tensor // placeholders that modules hold while their blocks are not gathered
 	link   *torch.Tensor                 // a leaf without elements, whose only use is to make the blocks' outputs require gradients
 	stats  FullyShardedStats
 	closed bool
 
+	passes  blockPasses
+	version parameterVersion
+	whole   wholeTensors
+}
+
+// shardedNet is a network with its blocks.
+type shardedNet struct {
+	net    nn.Module
+	blocks []*ShardedBlock   // in the order of the network, then root
+	root   *ShardedBlock     // holds the parameters outside of blocks; nil if there are none
+	params []*blockParameter // in the order of nn.Parameters(net), each once
+}
+
+// blockPasses follows the forward and backward passes through the blocks. The order of a forward
+// pass predicts the order of the next one.
+type blockPasses struct {
 	on        cuda.Stream // the current stream in the latest Forward
 	inForward bool
 	visited   []*ShardedBlock // blocks of the current forward pass so far
-	order     []*ShardedBlock // blocks of the previous forward pass; the prediction for the next one
+	order     []*ShardedBlock // blocks of the previous forward pass
 	backward  bool            // a backward pass is running
 	at        int             // index in order of the block that backward has reached
-	stepped   bool            // no gradients exist since Step or ZeroGrad
-	changes   int             // number of times the parameters have changed
-	computed  int             // value of changes at the latest Forward
-	state     []*torch.Tensor // returned by State
-	averages  []*torch.Tensor // returned by EMAState
+}
+
+func (p *blockPasses) beginForward()  { p.inForward, p.visited = true, nil }
+func (p *blockPasses) beginBackward() { p.backward, p.at = true, len(p.order) }
+
+// endForward makes the blocks of the forward pass the prediction for the next one.
+func (p *blockPasses) endForward() {
+	p.inForward = false
+	p.order, p.visited = p.visited, nil
+	p.at = len(p.order)
+}
+
+// enter records that a forward pass has reached a block. It returns the block that is expected
+// next, or nil.
+func (p *blockPasses) enter(b *ShardedBlock) (next *ShardedBlock) {
+	i := len(p.visited)
+	p.visited = append(p.visited, b)
+	if i+1 < len(p.order) && p.order[i] == b {
+		return p.order[i+1]
+	}
+	return nil
+}
+
+// reach records that a backward pass has reached a block. It returns the block that is expected
+// next, or nil.
+func (p *blockPasses) reach(b *ShardedBlock) (next *ShardedBlock) {
+	for i := min(p.at, len(p.order)) - 1; i >= 0; i-- {
+		if p.order[i] != b {
+			continue
+		}
+		p.at = i
+		if i > 0 && p.order[i-1].used {
+			return p.order[i-1]
+		}
+		break
+	}
+	return nil
+}
+
+// parameterVersion counts the changes of the parameters.
+type parameterVersion struct {
+	changes  int  // number of times the parameters have changed
+	computed int  // value of changes at the latest Forward
+	stepped  bool // no gradients exist since Step or ZeroGrad
+}
+
+// stale reports whether the parameters have changed since the latest Forward.
+func (v *parameterVersion) stale() bool { return v.computed != v.changes }
+
+// wholeTensors are the whole tensors that belong to the FullyShardedDataParallel.
+type wholeTensors struct {
+	state    []*torch.Tensor // returned by State
+	averages []*torch.Tensor // returned by EMAState
+}
+
+func (w *wholeTensors) dropState() {
+	for _, t := range w.state {
+		t.Close()
+	}
+	w.state = nil
+}
+
+func (w *wholeTensors) dropAverages() {
+	for _, t := range w.averages {
+		t.Close()
+	}
+	w.averages = nil
 }
 
 // NewFullyShardedDataParallel shards the parameters of a network over the ranks, with rank 0's
@@ -127,7 +202,7 @@ type FullyShardedDataParallel struct {
 // Close it before the group. The network cannot be used afterwards. After an error, too, the
 // parameters may be lost.
 func NewFullyShardedDataParallel(g *Group, net nn.Module, o FullyShardedOptions) (*FullyShardedDataParallel, error) {
-	d := &FullyShardedDataParallel{g: g, net: net, o: o, stepped: true, empty: map[torch.DType]*torch.Tensor{}}
+	d := &FullyShardedDataParallel{shardedNet: shardedNet{net: net}, g: g, o: o, version: parameterVersion{stepped: true}, empty: map[torch.DType]*torch.Tensor{}}
 	err := d.agree()
 	if err == nil {
 		if err = d.construct(); err != nil {
@@ -301,7 +376,7 @@ func (d *FullyShardedDataParallel) construct() (err error) {
 		}
 		b.list()
 		if b != d.root {
-			d.order = append(d.order, b)
+			d.passes.order = append(d.passes.order, b)
 		}
 	}
 	return nil
@@ -506,15 +581,13 @@ func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
 	returned := false
 	defer func() {
 		if !returned { // The other ranks wait, although the program may recover from the panic.
-			d.inForward = false
+			d.passes.inForward = false
 			d.g.abort("FullyShardedDataParallel.Forward", errors.New("a panic"))
 		}
 	}()
 	y := d.net.Forward(x)
 	returned = true
-	d.inForward = false
-	d.order, d.visited = d.visited, nil
-	d.at = len(d.order)
+	d.passes.endForward()
 	y, err := d.ownOutput(y)
 	if err = errors.Join(err, d.freeAll(d.stays), d.rejoin()); err != nil {
 		return torch.Fail("distributed.FullyShardedDataParallel", d.fail("FullyShardedDataParallel.Forward", err))
@@ -545,7 +618,7 @@ func (d *FullyShardedDataParallel) ready(call string) error {
 	switch {
 	case d.closed:
 		return errClosedModel
-	case d.inForward || d.backward:
+	case d.passes.inForward || d.passes.backward:
 		return fmt.Errorf("distributed: FullyShardedDataParallel.%s inside of another pass: %w", call, cuda.ErrInvalidArgument)
 	}
 	return d.g.check("FullyShardedDataParallel."+call, nil)
@@ -557,11 +630,11 @@ func (d *FullyShardedDataParallel) begin() error {
 	if err != nil {
 		return err
 	}
-	if d.on, err = d.current(); err != nil {
+	if d.passes.on, err = d.current(); err != nil {
 		return err
 	}
 	if d.stream != nil && slices.ContainsFunc(d.blocks, func(b *ShardedBlock) bool { return b.whole }) {
-		if capturing, err := d.on.Capturing(); err != nil || capturing {
+		if capturing, err := d.passes.on.Capturing(); err != nil || capturing {
 			return errors.Join(err, fmt.Errorf("distributed: FullyShardedDataParallel.Forward: a graph cannot free the parameters that an earlier pass has gathered: call Backward after Forward, or compute under NoGrad: %w", cuda.ErrCapture))
 		}
 	}
@@ -584,7 +657,8 @@ func (d *FullyShardedDataParallel) begin() error {
 			return d.fail("FullyShardedDataParallel.Forward", err)
 		}
 	}
-	d.inForward, d.visited, d.computed = true, nil, d.changes
+	d.passes.beginForward()
+	d.version.computed = d.version.changes
 	return nil
 }
 
@@ -601,12 +675,12 @@ func (d *FullyShardedDataParallel) freeAll(stays func(*ShardedBlock) bool) error
 
 // enter prepares a block for its forward pass and starts to gather the block that is expected next.
 func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
-	if !d.inForward {
+	if !d.passes.inForward {
 		return fmt.Errorf("the block computes outside of FullyShardedDataParallel.Forward, or again in backward: call that, and make checkpoints inside of blocks: %w", cuda.ErrInvalidArgument)
 	}
 	on, err := d.current()
-	if err == nil && on != d.on {
-		err = fmt.Errorf("the block computes on %v, and Forward was called on %v: an nn.Parallel belongs inside of a block: %w", on, d.on, cuda.ErrInvalidArgument)
+	if err == nil && on != d.passes.on {
+		err = fmt.Errorf("the block computes on %v, and Forward was called on %v: an nn.Parallel belongs inside of a block: %w", on, d.passes.on, cuda.ErrInvalidArgument)
 	}
 	if err == nil {
 		// Free a block that was gathered ahead and not used.
@@ -615,10 +689,8 @@ func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
 	if err == nil {
 		err = b.show()
 	}
-	i := len(d.visited)
-	d.visited = append(d.visited, b)
-	if err == nil && i+1 < len(d.order) && d.order[i] == b {
-		err = d.order[i+1].gather()
+	if next := d.passes.enter(b); err == nil && next != nil {
+		err = next.gather()
 	}
 	if err != nil {
 		return d.fail("FullyShardedDataParallel.Forward", err)
@@ -640,7 +712,7 @@ func (d *FullyShardedDataParallel) leave(b *ShardedBlock, recorded bool) error {
 // reach prepares a block for its backward pass and starts to gather the block that is expected
 // next.
 func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
-	if !d.backward {
+	if !d.passes.backward {
 		return fmt.Errorf("distributed: %s: its backward pass is not one of FullyShardedDataParallel.Backward, or of Around: %w", b.name, cuda.ErrInvalidArgument)
 	}
 	err := d.freeAll(func(other *ShardedBlock) bool { return other == b || other == d.root || d.stays(other) })
@@ -650,15 +722,8 @@ func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
 	if err != nil {
 		return err
 	}
-	for i := min(d.at, len(d.order)) - 1; i >= 0; i-- {
-		if d.order[i] != b {
-			continue
-		}
-		d.at = i
-		if i > 0 && d.order[i-1].used {
-			return d.order[i-1].gather()
-		}
-		break
+	if next := d.passes.reach(b); next != nil {
+		return next.gather()
 	}
 	return nil
 }
@@ -692,12 +757,12 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	// Nothing is freed here on this rank alone: the blocks that stay gathered are the same on all
 	// ranks.
 	on, err := d.current()
-	if err == nil && on != d.on {
-		return fmt.Errorf("distributed: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.on, cuda.ErrInvalidArgument)
+	if err == nil && on != d.passes.on {
+		return fmt.Errorf("distributed: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.passes.on, cuda.ErrInvalidArgument)
 	}
 	returned := false
 	defer func() {
-		d.backward = false
+		d.passes.backward = false
 		if !returned || err != nil {
 			err = errors.Join(err, d.cancel())
 		}
@@ -705,7 +770,7 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 			d.g.abort("FullyShardedDataParallel.Backward", errors.New("a panic"))
 		}
 	}()
-	d.backward, d.at = true, len(d.order)
+	d.passes.beginBackward()
 	if err == nil {
 		err = d.reachRoot()
 	}
@@ -717,7 +782,7 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	}
 	returned = true
 	if err == nil {
-		d.stepped = false
+		d.version.stepped = false
 		return nil
 	}
 	if v := d.g.job.member.Verdict(); v != nil {
@@ -735,7 +800,7 @@ func (d *FullyShardedDataParallel) reachRoot() error {
 	switch {
 	case d.root == nil:
 		return nil
-	case d.computed != d.changes:
+	case d.version.stale():
 		return d.root.changed()
 	}
 	return d.root.show()
@@ -793,7 +858,7 @@ func (d *FullyShardedDataParallel) cancel() error {
 // release frees the averaged gradients. The collectives' stream may reuse their memory after the
 // work enqueued on the current stream so far.
 func (d *FullyShardedDataParallel) release() error {
-	d.stepped = true
+	d.version.stepped = true
 	if d.stats.GradientBytes == 0 {
 		return nil
 	}
@@ -844,8 +909,8 @@ func (d *FullyShardedDataParallel) Close() error {
 		return nil
 	}
 	d.closed = true
-	d.dropState()
-	d.dropAverages()
+	d.whole.dropState()
+	d.whole.dropAverages()
 	errs := []error{d.precede(), d.link.Close()}
 	for _, b := range d.blocks {
 		errs = append(errs, b.close())

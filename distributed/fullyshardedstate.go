@@ -61,11 +61,11 @@ func (o *FullyShardedOptimizer) Step() error {
 	if err := o.d.ready("Step"); err != nil {
 		return err
 	}
-	if o.d.stepped {
+	if o.d.version.stepped {
 		return fmt.Errorf("distributed: FullyShardedOptimizer.Step: %w", optim.ErrNoGradients)
 	}
 	o.dropGathered()
-	o.d.changes++
+	o.d.version.changes++
 	err := o.inner.Step()
 	if errors.Is(err, optim.ErrNoGradients) { // all shards of this rank are empty
 		err = nil
@@ -126,7 +126,7 @@ func (d *FullyShardedDataParallel) State() ([]torch.Named, error) {
 	if err := d.ready("State"); err != nil {
 		return nil, err
 	}
-	d.dropState()
+	d.whole.dropState()
 	if err := errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede()); err != nil {
 		return nil, d.fail("FullyShardedDataParallel.State", err)
 	}
@@ -160,32 +160,18 @@ func (d *FullyShardedDataParallel) wholeOf(b *ShardedBlock, whole map[*shardedPa
 		if d.stream == nil {
 			host = p.view.NoGrad().Clone()
 		}
-		d.state = append(d.state, host)
+		d.whole.state = append(d.whole.state, host)
 		if err := host.Err(); err != nil {
 			return err
 		}
 		whole[&p.shardedParameter] = host
 	}
 	for _, f := range b.flats {
-		if err := d.gatherWhole("FullyShardedDataParallel.State", f, own[f], &d.state, whole); err != nil {
+		if err := d.gatherWhole("FullyShardedDataParallel.State", f, own[f], &d.whole.state, whole); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (d *FullyShardedDataParallel) dropState() {
-	for _, t := range d.state {
-		t.Close()
-	}
-	d.state = nil
-}
-
-func (d *FullyShardedDataParallel) dropAverages() {
-	for _, t := range d.averages {
-		t.Close()
-	}
-	d.averages = nil
 }
 
 // LoadState loads this rank's shards and the buffers from whole tensors: from State, from nn.State
@@ -293,7 +279,7 @@ func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(s
 			return fmt.Errorf("the network has no tensor %s: %w", name, cuda.ErrInvalidArgument)
 		}
 	}
-	d.changes++
+	d.version.changes++
 	for _, n := range state {
 		if err := d.loadOne(n, parts[n.Name], read); err != nil {
 			return fmt.Errorf("%s: %w", n.Name, err)
@@ -329,7 +315,7 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]torch.Named, error)
 	if err := d.ready("EMAState"); err != nil {
 		return nil, err
 	}
-	d.dropAverages()
+	d.whole.dropAverages()
 	state, parts := e.State(), d.byName()
 	if err := d.agreeOnAverages(state, parts); err != nil {
 		return nil, fmt.Errorf("distributed: %s: %w", call, err)
@@ -343,7 +329,7 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]torch.Named, error)
 	whole := map[*shardedParameter]*torch.Tensor{}
 	for _, b := range d.blocks {
 		for _, f := range b.flats {
-			if err := d.gatherWhole(call, f, own[&f.flatParameters], &d.averages, whole); err != nil {
+			if err := d.gatherWhole(call, f, own[&f.flatParameters], &d.whole.averages, whole); err != nil {
 				return nil, d.fail(call, fmt.Errorf("%s: %w", b.name, err))
 			}
 		}

@@ -104,7 +104,7 @@ func orderOnGPUs(g *Group) error {
 				return err
 			}
 			// The collective itself is delayed.
-			if err := errors.Join(y.Fill_(float64(g.Rank()+1)).Err(), d.Synchronize(), capi.DelayStream(g.stream.Stream.CAPI(), delay)); err != nil {
+			if err := errors.Join(y.Fill_(float64(g.Rank()+1)).Err(), d.Synchronize(), capi.DelayStream(g.comms.stream.Stream.CAPI(), delay)); err != nil {
 				return err
 			}
 			if w, err = g.AllReduceAsync(y, Sum); err != nil {

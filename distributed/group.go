@@ -71,19 +71,55 @@ type Group struct {
 	ranks []int // the members, as ranks of the job
 	rank  int   // of this process in the group; -1 if it is not a member
 
+	comms communicators
+
+	last  atomic.Pointer[control.Call]
+	mu    sync.Mutex // held while a collective is launched, and until a blocking one returns
+	freed bool       // comms is freed
+	calls callNumbers
+
+	besides besideBarriers
+}
+
+// communicators are LibTorch's objects of a group.
+type communicators struct {
 	cpu, gpu *capi.Group
 	stream   *cuda.OwnedStream // for asynchronous collectives; nil without a GPU
 	aborting sync.WaitGroup    // running calls that abort cpu and gpu
+}
 
-	last      atomic.Pointer[control.Call]
-	mu        sync.Mutex // held while a collective is launched, and until a blocking one returns
-	freed     bool       // cpu and gpu are freed
-	seq       uint64
-	pairs     map[string]uint64 // sequence numbers of sends and receives, by call.key
-	subgroups int
+// abort aborts the work of the group. It does not wait for LibTorch, which may hang.
+func (c *communicators) abort() {
+	for _, group := range []*capi.Group{c.cpu, c.gpu} {
+		if group != nil {
+			c.aborting.Go(func() { capi.AbortGroup(group) })
+		}
+	}
+}
 
-	beside  sync.Mutex
-	besides map[string]besidePlace // the last reserved barrier of BarrierBeside, by name; guarded by beside
+// callNumbers numbers the calls of a group. The group's mu guards it.
+type callNumbers struct {
+	collectives uint64
+	pairs       map[string]uint64 // sends and receives, by call.key
+	subgroups   int
+}
+
+// next returns the sequence number of the next collective.
+func (n *callNumbers) next() uint64 {
+	n.collectives++
+	return n.collectives
+}
+
+// nextOf returns the sequence number of the next send and receive of a pair of ranks.
+func (n *callNumbers) nextOf(pair string) uint64 {
+	n.pairs[pair]++
+	return n.pairs[pair]
+}
+
+// nextSubgroup returns the number of the next subgroup.
+func (n *callNumbers) nextSubgroup() int {
+	n.subgroups++
+	return n.subgroups
 }
 
 // job is the state that all groups of a process share.
@@ -91,10 +127,7 @@ type job struct {
 	env    Environment
 	o      Options
 	device cuda.Device
-	member *control.Member
-	hub    *control.Hub // nil except on rank 0
-	store  *capi.Store
-	start  string // prefix of this start's group keys in the store
+	connections
 
 	stop    context.CancelCauseFunc
 	ended   <-chan struct{} // closed when the job or the caller's context ends
@@ -103,9 +136,49 @@ type job struct {
 
 	told    atomic.Bool // a call has returned the reason why the job ended
 	closing sync.Mutex  // held by Close
-	mu      sync.Mutex
-	groups  []*Group
-	closed  bool
+	open    openGroups
+}
+
+// connections are the connections of a rank to the rest of the job.
+type connections struct {
+	member *control.Member
+	hub    *control.Hub // nil except on rank 0
+	store  *capi.Store
+	start  string // prefix of this start's group keys in the store
+}
+
+// openGroups are the groups of a job until it is closed.
+type openGroups struct {
+	mu     sync.Mutex
+	groups []*Group
+	closed bool
+}
+
+func (o *openGroups) add(g *Group) {
+	o.mu.Lock()
+	o.groups = append(o.groups, g)
+	o.mu.Unlock()
+}
+
+// all returns the groups in the order in which they were made.
+func (o *openGroups) all() []*Group {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.groups)
+}
+
+// close closes the job and returns its groups.
+func (o *openGroups) close() []*Group {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	return o.groups
+}
+
+func (o *openGroups) isClosed() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.closed
 }
 
 // Init makes this process a rank of the job that its environment describes (see [ReadEnvironment]),
@@ -462,7 +535,7 @@ func (j *job) watch(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			if !j.isClosed() {
+			if !j.open.isClosed() {
 				j.member.Abort(context.Cause(ctx).Error())
 				j.abort()
 			}
@@ -481,13 +554,13 @@ func (j *job) watch(ctx context.Context) {
 
 // checkFaults reports NCCL failures, which no call returns.
 func (j *job) checkFaults() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for _, g := range j.groups {
-		if g.gpu == nil {
+	j.open.mu.Lock()
+	defer j.open.mu.Unlock()
+	for _, g := range j.open.groups {
+		if g.comms.gpu == nil {
 			continue
 		}
-		fault, err := capi.GroupFault(g.gpu)
+		fault, err := capi.GroupFault(g.comms.gpu)
 		if err != nil || fault == capi.FaultNone {
 			continue
 		}
@@ -501,14 +574,10 @@ func (j *job) checkFaults() {
 
 // abort aborts the work of all groups. It does not wait for LibTorch, which may hang.
 func (j *job) abort() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for _, g := range j.groups {
-		for _, c := range []*capi.Group{g.cpu, g.gpu} {
-			if c != nil {
-				g.aborting.Go(func() { capi.AbortGroup(c) })
-			}
-		}
+	j.open.mu.Lock()
+	defer j.open.mu.Unlock()
+	for _, g := range j.open.groups {
+		g.comms.abort()
 	}
 }
 
@@ -517,21 +586,15 @@ func (j *job) failure() error {
 	if v := j.member.Verdict(); v != nil {
 		return verdict{v}
 	}
-	if j.isClosed() {
+	if j.open.isClosed() {
 		return ErrClosed
 	}
 	return nil
 }
 
-func (j *job) isClosed() bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.closed
-}
-
 // newGroup connects this rank to the other ranks of the group.
 func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, error) {
-	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), pairs: map[string]uint64{}, besides: map[string]besidePlace{}}
+	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), calls: callNumbers{pairs: map[string]uint64{}}, besides: besideBarriers{last: map[string]besidePlace{}}}
 	if g.rank < 0 {
 		return g, nil
 	}
@@ -550,14 +613,12 @@ func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, e
 		}, capi.FreeGroup)
 	}
 	var err error
-	if g.cpu, err = connect(cuda.CPU); err == nil && j.device != cuda.CPU {
-		if g.gpu, err = connect(j.device); err == nil {
-			g.stream, err = cuda.NewOwnedStream(j.device, cuda.StreamOptions{Priority: -1})
+	if g.comms.cpu, err = connect(cuda.CPU); err == nil && j.device != cuda.CPU {
+		if g.comms.gpu, err = connect(j.device); err == nil {
+			g.comms.stream, err = cuda.NewOwnedStream(j.device, cuda.StreamOptions{Priority: -1})
 		}
 	}
-	j.mu.Lock()
-	j.groups = append(j.groups, g)
-	j.mu.Unlock()
+	j.open.add(g)
 	if err != nil {
 		return nil, j.reason(err)
 	}
@@ -574,10 +635,7 @@ func (j *job) reason(err error) error {
 
 // close disconnects this rank from the job. orderly says that no call of LibTorch is running.
 func (j *job) close(orderly bool) {
-	j.mu.Lock()
-	j.closed = true
-	groups := j.groups
-	j.mu.Unlock()
+	groups := j.open.close()
 	j.stop(ErrClosed)
 	<-j.watched
 	// From here on, nothing starts to abort the groups.
@@ -593,19 +651,19 @@ func (j *job) close(orderly bool) {
 
 // free frees the group's LibTorch objects when no call uses them any more.
 func (g *Group) free() {
-	g.aborting.Wait()
+	g.comms.aborting.Wait()
 	g.job.running.Wait()
 	g.mu.Lock()
-	cpu, gpu := g.cpu, g.gpu
-	g.cpu, g.gpu, g.freed = nil, nil, true
+	cpu, gpu := g.comms.cpu, g.comms.gpu
+	g.comms.cpu, g.comms.gpu, g.freed = nil, nil, true
 	g.mu.Unlock()
 	for _, c := range []*capi.Group{cpu, gpu} {
 		if c != nil {
 			capi.FreeGroup(c)
 		}
 	}
-	if g.stream != nil {
-		g.stream.Close()
+	if g.comms.stream != nil {
+		g.comms.stream.Close()
 	}
 }
 
@@ -648,7 +706,7 @@ func (g *Group) Close() error {
 	j := g.job
 	j.closing.Lock()
 	defer j.closing.Unlock()
-	if j.isClosed() {
+	if j.open.isClosed() {
 		return nil
 	}
 	told := j.told.Load()
@@ -680,12 +738,9 @@ func (j *job) shutdown() error {
 	if err := j.member.Part(ctx, caller(), j.o.Timeout); err != nil {
 		return j.reason(err)
 	}
-	j.mu.Lock()
-	groups := slices.Clone(j.groups)
-	j.mu.Unlock()
-	for _, g := range slices.Backward(groups) {
-		if g.gpu != nil {
-			shutdown := func() (none struct{}, err error) { return none, capi.ShutdownGroup(g.gpu) }
+	for _, g := range slices.Backward(j.open.all()) {
+		if g.comms.gpu != nil {
+			shutdown := func() (none struct{}, err error) { return none, capi.ShutdownGroup(g.comms.gpu) }
 			if _, err := await(ctx, j, shutdown, func(struct{}) {}); err != nil {
 				return err
 			}
@@ -756,8 +811,7 @@ func (g *Group) Subgroup(ranks ...int) (*Group, error) {
 	if err := g.lock(); err != nil {
 		return nil, err
 	}
-	g.subgroups++
-	name := fmt.Sprintf("%s/%d", g.name, g.subgroups)
+	name := fmt.Sprintf("%s/%d", g.name, g.calls.nextSubgroup())
 	g.mu.Unlock()
 	sub, err := g.job.newGroup(context.Background(), name, inJob)
 	if err != nil {

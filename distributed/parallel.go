@@ -189,12 +189,12 @@ func (d *DataParallel) prepare() (err error) {
 		return err
 	}
 	defer d.g.mu.Unlock()
-	group, on := d.g.cpu, capi.Stream{}
-	if d.g.gpu != nil {
+	group, on := d.g.comms.cpu, capi.Stream{}
+	if d.g.comms.gpu != nil {
 		if d.stream, err = cuda.NewOwnedStream(d.g.Device(), cuda.StreamOptions{Priority: -1}); err != nil {
 			return err
 		}
-		group, on = d.g.gpu, d.stream.CAPI()
+		group, on = d.g.comms.gpu, d.stream.CAPI()
 	}
 	dtype := int32(-1)
 	if d.o.ReduceDType != 0 {
@@ -337,8 +337,7 @@ func (d *DataParallel) enter() (*call, error) {
 		return nil, err
 	}
 	defer d.g.mu.Unlock()
-	d.g.seq++
-	c := &call{g: d.g, key: d.g.name, of: d.g.ranks, call: control.Call{Seq: d.g.seq, Name: "DataParallel.Backward", Line: caller()}}
+	c := &call{g: d.g, key: d.g.name, of: d.g.ranks, call: control.Call{Seq: d.g.calls.next(), Name: "DataParallel.Backward", Line: caller()}}
 	c.enter()
 	if !d.g.job.o.Debug {
 		return c, nil

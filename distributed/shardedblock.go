@@ -40,13 +40,17 @@ type ShardedBlock struct {
 	named   []torch.Named // the shards, by parameter name in the module
 	buffers []torch.Named
 
-	whole bool    // the parameters are gathered, or being gathered
-	shown bool    // the module holds the gathered parameters
-	works []*Work // running gathers, on the CPU
-	used  bool    // a backward pass is expected
-	made  bool    // the current backward pass has reached the block
+	gathering
+	used bool // a backward pass is expected
+	made bool // the current backward pass has reached the block
+}
 
-	failed error // error of works: the job has ended
+// gathering is the state of a block's gathered parameters.
+type gathering struct {
+	whole  bool    // the parameters are gathered, or being gathered
+	shown  bool    // the module holds the gathered parameters
+	works  []*Work // running gathers, on the CPU
+	failed error   // error of works: the job has ended
 }
 
 // blockFlat is the memory of a block's parameters of one dtype. Trained and frozen parameters have
@@ -127,7 +131,7 @@ func (b *ShardedBlock) forward(c *torch.FunctionContext, in []*torch.Tensor) ([]
 	}
 	if recorded = recorded && y.RequiresGrad(); recorded {
 		c.SaveForBackward(y, x)
-		c.Data = b.d.changes
+		c.Data = b.d.version.changes
 		b.used = true
 	} else {
 		c.MarkNonDifferentiable(y)
@@ -164,7 +168,7 @@ func (b *ShardedBlock) own(y *torch.Tensor) (*torch.Tensor, error) {
 
 // back runs the backward pass of the module.
 func (b *ShardedBlock) back(c *torch.FunctionContext, gradients []*torch.Tensor) ([]*torch.Tensor, error) {
-	if c.Data != b.d.changes {
+	if c.Data != b.d.version.changes {
 		return nil, b.changed()
 	}
 	if err := b.d.reach(b); err != nil {
@@ -277,16 +281,16 @@ func (b *ShardedBlock) show() error {
 }
 
 // await waits for the gathers on the CPU.
-func (b *ShardedBlock) await() error {
+func (g *gathering) await() error {
 	var errs []error
-	for _, w := range b.works {
+	for _, w := range g.works {
 		errs = append(errs, w.Wait(), w.Close())
 	}
-	b.works = nil
-	if b.failed == nil {
-		b.failed = errors.Join(errs...)
+	g.works = nil
+	if g.failed == nil {
+		g.failed = errors.Join(errs...)
 	}
-	return b.failed
+	return g.failed
 }
 
 // free removes the gathered parameters from the module and frees their memory. The collectives'

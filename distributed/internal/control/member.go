@@ -24,14 +24,60 @@ type Member struct {
 	left    chan struct{} // closed when all ranks have left
 	running sync.WaitGroup
 
-	mu       sync.Mutex
-	heard    time.Time
-	begun    map[string]time.Time // when each call in calls was entered
-	calls    map[string]Call
-	waiting  map[arrivalKey]chan struct{}
+	mu     sync.Mutex // guards the fields below
+	closed bool
+	hub    hubState
+	memberCalls
+}
+
+// hubState is what the hub has sent.
+type hubState struct {
+	heard    time.Time // the time of the last message
+	admitted bool      // a message shows that the hub admitted this rank
 	verdict  *Verdict
-	admitted bool // a message from the hub shows that it admitted this rank
-	closed   bool
+}
+
+// hear records a message.
+func (h *hubState) hear(kind string) {
+	h.heard = time.Now()
+	h.admitted = h.admitted || kind != kindRefused
+}
+
+// memberCalls are the rank's calls and arrivals.
+type memberCalls struct {
+	calls   map[string]Call              // the latest call of each group
+	begun   map[string]time.Time         // when each call in calls was entered
+	waiting map[arrivalKey]chan struct{} // closed when all ranks have arrived
+}
+
+func (c *memberCalls) enter(group string, call Call) {
+	c.calls[group], c.begun[group] = call, time.Now()
+}
+
+// leave marks the call with the number seq as done, unless a later one was entered.
+func (c *memberCalls) leave(group string, seq uint64) {
+	if call := c.calls[group]; call.Seq == seq {
+		call.Done = true
+		c.calls[group] = call
+	}
+}
+
+// aged returns the calls with their ages.
+func (c *memberCalls) aged() map[string]Call {
+	calls := maps.Clone(c.calls)
+	for group, call := range calls {
+		call.Age = time.Since(c.begun[group])
+		calls[group] = call
+	}
+	return calls
+}
+
+// arrived ends the wait for an arrival.
+func (c *memberCalls) arrived(key arrivalKey) {
+	if done := c.waiting[key]; done != nil {
+		delete(c.waiting, key)
+		close(done)
+	}
 }
 
 // Dial connects the rank to the hub, at the first address that answers.
@@ -53,8 +99,8 @@ func Dial(ctx context.Context, addresses []string, token string, rank int, o Opt
 	host, _ := os.Hostname()
 	m := &Member{
 		o: o, rank: rank, conn: conn, out: make(chan message, queueLength), stop: make(chan struct{}),
-		failed: make(chan struct{}), left: make(chan struct{}), heard: time.Now(),
-		begun: map[string]time.Time{}, calls: map[string]Call{}, waiting: map[arrivalKey]chan struct{}{},
+		failed: make(chan struct{}), left: make(chan struct{}), hub: hubState{heard: time.Now()},
+		memberCalls: memberCalls{calls: map[string]Call{}, begun: map[string]time.Time{}, waiting: map[arrivalKey]chan struct{}{}},
 	}
 	m.out <- message{Kind: kindHello, Token: token, Rank: rank, Name: fmt.Sprintf("rank %d (pid %d on %s)", rank, os.Getpid(), host)}
 	m.running.Add(3)
@@ -71,7 +117,7 @@ func (m *Member) Failed() <-chan struct{} { return m.failed }
 func (m *Member) Verdict() *Verdict {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.verdict
+	return m.hub.verdict
 }
 
 // Refused reports whether there is a verdict and the hub never admitted this rank. Either the hub
@@ -79,14 +125,14 @@ func (m *Member) Verdict() *Verdict {
 func (m *Member) Refused() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.verdict != nil && !m.admitted
+	return m.hub.verdict != nil && !m.hub.admitted
 }
 
 // Enter records that the rank has entered a call in the group. The next beat reports it to the hub.
 func (m *Member) Enter(group string, c Call) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.calls[group], m.begun[group] = c, time.Now()
+	m.enter(group, c)
 }
 
 // Leave records that the rank has left its call in the group, unless it has already entered another
@@ -94,10 +140,7 @@ func (m *Member) Enter(group string, c Call) {
 func (m *Member) Leave(group string, seq uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if c := m.calls[group]; c.Seq == seq {
-		c.Done = true
-		m.calls[group] = c
-	}
+	m.leave(group, seq)
 }
 
 // Arrive blocks until all members have called it with the same name and sequence number. The name
@@ -173,19 +216,15 @@ func (m *Member) status(msg message) message {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	msg.Calls = maps.Clone(m.calls)
-	for group, c := range msg.Calls {
-		c.Age = time.Since(m.begun[group])
-		msg.Calls[group] = c
-	}
+	msg.Calls = m.aged()
 	return msg
 }
 
 func (m *Member) fail(v *Verdict) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.verdict == nil && !m.closed {
-		m.verdict = v
+	if m.hub.verdict == nil && !m.closed {
+		m.hub.verdict = v
 		close(m.failed)
 	}
 }
@@ -208,8 +247,7 @@ func (m *Member) read() {
 			return
 		}
 		m.mu.Lock()
-		m.heard = time.Now()
-		m.admitted = m.admitted || msg.Kind != kindRefused
+		m.hub.hear(msg.Kind)
 		m.mu.Unlock()
 		switch msg.Kind {
 		case kindVerdict, kindRefused:
@@ -232,10 +270,7 @@ func (m *Member) read() {
 func (m *Member) done(key arrivalKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if done := m.waiting[key]; done != nil {
-		delete(m.waiting, key)
-		close(done)
-	}
+	m.arrived(key)
 }
 
 // write sends queued messages. On Close it sends the rest and closes the connection, which stops
@@ -280,7 +315,7 @@ func (m *Member) beat() {
 		case <-ticker.C:
 		}
 		m.mu.Lock()
-		silence := time.Since(m.heard)
+		silence := time.Since(m.hub.heard)
 		m.mu.Unlock()
 		if silence > m.o.Silence {
 			m.fail(&Verdict{Silent, 0, fmt.Sprintf("rank 0, which serves the job, has given no sign of life for %v: it is stopped, or its host or network is gone", m.o.Silence)})
