@@ -37,6 +37,9 @@ python3 tools/lint/comment_width.py || fail "comments above are wider than 100 c
 check "phrases that make comments hard to read"
 python3 tools/lint/voice.py || fail "comments above have more such phrases than tools/lint/voice_budgets.txt allows"
 
+check "fields of Go structs"
+python3 tools/lint/fat_types.py || fail "structs above have too many fields"
+
 check "cyclomatic complexity of Go functions"
 python3 tools/lint/complexity.py || fail "functions above are too complex"
 
