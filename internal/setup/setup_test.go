@@ -149,7 +149,7 @@ func (s *server) page(w http.ResponseWriter, r *http.Request, name string) {
 func libtorchWheels(t *testing.T) (files map[string][]byte, lock string) {
 	torch := zipped(t, entry{"torch/lib/libtorch_cpu.so", "cpu", 0}, entry{"torch/lib/libtorch_cuda.so", "cuda", 0}, entry{"torch/version.py", "__version__ = '2.11.0+cu130'\n", 0},
 		entry{"torch-2.11.0.data/purelib/extra/a.py", "a", 0}, entry{"torch-2.11.0.data/scripts/run", "#!", 0o111})
-	nvcc := zipped(t, entry{"nvidia/cu13/bin/nvcc", "#!", 0o111})
+	nvcc := zipped(t, entry{"nvidia/cu13/bin/nvcc", "#!", 0o100})
 	other := zipped(t, entry{"nothing", "of interest", 0})
 	files = map[string][]byte{
 		"/files/torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl":                     torch,
@@ -190,7 +190,7 @@ func TestWheelsAreInstalled(t *testing.T) {
 			if torch != filepath.Join(site, "torch") || read(t, filepath.Join(torch, "lib", "libtorch_cpu.so")) != "cpu" || read(t, filepath.Join(site, "extra", "a.py")) != "a" {
 				t.Errorf("LibTorch is in %s", torch)
 			}
-			if info, err := os.Stat(filepath.Join(site, "nvidia", "cu13", "bin", "nvcc")); err != nil || info.Mode()&0o111 == 0 {
+			if info, err := os.Stat(filepath.Join(site, "nvidia", "cu13", "bin", "nvcc")); err != nil || info.Mode()&0o011 == 0 {
 				t.Errorf("nvcc cannot be run: %v", err)
 			}
 			left, err := filepath.Glob(filepath.Join(i.cache, "*"))

@@ -63,12 +63,17 @@ func unpack(archive, folder string) error {
 	}
 }
 
-// write writes a file and creates the folders above it. It keeps only the executable bits of mode.
+// write writes a file and creates the folders above it. A file that its owner may run can be run by
+// everyone, as pip installs it.
 func write(root *os.Root, name string, from io.Reader, mode fs.FileMode) error {
 	if err := root.MkdirAll(filepath.Dir(name), 0o777); err != nil {
 		return err
 	}
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666|mode&0o111)
+	permissions := fs.FileMode(0o666)
+	if mode&0o111 != 0 {
+		permissions = 0o777
+	}
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, permissions)
 	if err != nil {
 		return err
 	}
