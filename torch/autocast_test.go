@@ -18,7 +18,7 @@ func TestAutocastTravels(t *testing.T) {
 	defer scope.Close()
 	a := x.In(scope).Autocast(torch.BFloat16)
 	if d := a.DType(); d != torch.Float32 {
-		t.Errorf("the marked tensor itself is %v", d)
+		t.Errorf("the marked tensor itself is %v, want float32", d)
 	}
 	parts, err := torch.Call("chunk", a, 2, 1)
 	if err != nil {
@@ -46,7 +46,7 @@ func TestAutocastTravels(t *testing.T) {
 		"in place by name":           {torch.Call1("add_.Tensor", x.Clone().In(scope), a).MatMul(w), torch.BFloat16},
 	} {
 		if err := c.y.Err(); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want no error", name, err)
 		} else if d := c.y.DType(); d != c.want {
 			t.Errorf("%s: %v, want %v", name, d, c.want)
 		}
@@ -69,7 +69,7 @@ func TestAutocastOfAParameter(t *testing.T) {
 		wantValues(t, y, want)
 		g := w.Grad()
 		if g.DType() != torch.Float32 || w.DType() != torch.Float32 {
-			t.Errorf("parameter %v with gradient %v", w.DType(), g.DType())
+			t.Errorf("parameter %v with gradient %v, want float32, float32", w.DType(), g.DType())
 		}
 		wantValues(t, g, 2*want+2) // d(2ww + 2w) = 4w + 2
 		g.Close()
@@ -118,17 +118,17 @@ func TestAutocastOnGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 		if a, b := out[0].DType(), out[1].DType(); a != torch.BFloat16 || b != torch.Float32 {
-			t.Fatalf("call %d: %v and %v", i, a, b)
+			t.Fatalf("call %d: %v and %v, want bfloat16, float32", i, a, b)
 		}
 		wantValues(t, out[0], 1, 2, 3, 4)
 	}
 	// Another mark is another graph.
 	out, err := g.Call(x)
 	if err != nil || out[0].DType() != torch.Float32 {
-		t.Errorf("%v, %v", out, err)
+		t.Errorf("%v, %v, want float32, nil", out, err)
 	}
 	if s := g.Stats(); s.Captures != 2 || s.Hits != 3 {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want Captures 2, Hits 3", s)
 	}
 }
 
@@ -151,7 +151,7 @@ func TestGeneratorState(t *testing.T) {
 			t.Fatal(err)
 		}
 		if state.Device() != cuda.CPU || state.DType() != torch.Uint8 {
-			t.Errorf("%v: the state is %v", device, state)
+			t.Errorf("%v: the state is %v, want cpu, uint8", device, state)
 		}
 		first := draw()
 		if next := draw(); next == first {

@@ -134,7 +134,7 @@ func TestBackwardAccumulatesGradients(t *testing.T) {
 	w := leaf(t, []float32{2, 3})
 	x := floats(t, []float32{5, 7})
 	if g := w.Grad(); g != nil {
-		t.Fatalf("a gradient before backward: %v", g)
+		t.Fatalf("a gradient before backward: %v, want nil", g)
 	}
 	for range 2 {
 		if err := w.Mul(x).Sum().Backward(); err != nil {
@@ -163,7 +163,7 @@ func TestBackwardAccumulatesGradients(t *testing.T) {
 	defer g.Close()
 	wantValues(t, g, 5, 7)
 	if err := w.SetGrad(nil); err != nil || w.Grad() != nil {
-		t.Fatalf("SetGrad(nil): %v", err)
+		t.Fatalf("SetGrad(nil) = %v and then Grad() = %v, want nil, nil", err, w.Grad())
 	}
 	loss := w.Square().Sum()
 	if err := loss.BackwardWith(torch.BackwardOptions{RetainGraph: true}); err != nil {
@@ -259,7 +259,7 @@ func TestConcurrentBackward(t *testing.T) {
 			defer g.Close()
 			v, err := g.Float32s()
 			if err != nil || !reflect.DeepEqual(v, []float32{400, 400, 600, 600}) {
-				t.Errorf("got %v, %v", v, err)
+				t.Errorf("got %v, %v, want [400 400 600 600], nil", v, err)
 			}
 		})
 	}
@@ -301,7 +301,7 @@ func TestNormalizeImages(t *testing.T) {
 		})
 	}
 	if err := torch.NormalizeImages(src, src, mean, std); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want cuda.ErrInvalidArgument", err)
 	}
 }
 
@@ -323,7 +323,7 @@ func TestGradientsBelongToTheScope(t *testing.T) {
 		t.Fatal(err)
 	}
 	if values, err := got[0].Float64s(); err != nil || !reflect.DeepEqual(values, []float64{2, 4}) || got[1] != nil {
-		t.Errorf("got %v %v, %v", got, values, err)
+		t.Errorf("got %v %v, %v, want [2 4], nil, nil", got, values, err)
 	}
 	if of, product := got[0].Scope(), got[0].MulScalar(2).Scope(); of != step || product != step {
 		t.Errorf("the gradient and its product are in %v and %v, want both in %v", of, product, step)
@@ -333,25 +333,25 @@ func TestGradientsBelongToTheScope(t *testing.T) {
 	}
 	step.Close()
 	if _, err := got[0].Float64s(); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("after the scope: %v", err)
+		t.Errorf("after the scope: %v, want torch.ErrClosed", err)
 	}
 	if g := a.Grad(); g == nil || g.Err() != nil {
 		t.Errorf("the gradient ended with the scope: %v", g)
 	}
 	before := torch.LiveTensors()
 	if _, err := torch.Gradients(step, a, b, a); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("in a closed scope: %v", err)
+		t.Errorf("in a closed scope: %v, want torch.ErrClosed", err)
 	}
 	if n := torch.LiveTensors(); n != before {
-		t.Errorf("a closed scope left %d references", n-before)
+		t.Errorf("a closed scope left %d references, want 0", n-before)
 	}
 	if _, err := torch.Gradients(nil, a); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("without a scope: %v", err)
+		t.Errorf("without a scope: %v, want cuda.ErrInvalidArgument", err)
 	}
 	other := torch.NewScope("another")
 	defer other.Close()
 	b.Close()
 	if _, err := torch.Gradients(other, a, b); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("of a closed tensor: %v", err)
+		t.Errorf("of a closed tensor: %v, want torch.ErrClosed", err)
 	}
 }

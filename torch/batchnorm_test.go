@@ -107,7 +107,7 @@ func (b batchNorm) results(t testing.TB, device cuda.Device, forward func(operan
 		}
 		v, err := x.Float64s()
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: %v, want no error", name, err)
 		}
 		values[name] = v
 	}
@@ -353,7 +353,7 @@ func TestBatchNormReLUChecksItsInput(t *testing.T) {
 	first, composed, second := must(t, o.fused(), nil), must(t, o.composed(), nil), must(t, o.fused(), nil)
 	for i, y := range []*torch.Tensor{first, composed, second} {
 		if err := y.BackwardWith(torch.BackwardOptions{Gradient: o.gradient}); err != nil {
-			t.Errorf("backward %d: %v", i, err)
+			t.Errorf("backward %d: %v, want no error", i, err)
 		}
 	}
 	if err := first.BackwardWith(torch.BackwardOptions{Gradient: o.gradient}); err == nil {
@@ -449,10 +449,11 @@ func TestBatchNormReLUChecksItsWeight(t *testing.T) {
 		y = must(t, o.fused(), nil)
 		grads, err := torch.Grad([]*torch.Tensor{y.Sum()}, []*torch.Tensor{o.bias}, torch.GradOptions{CreateGraph: createGraph})
 		if err != nil {
-			t.Fatalf("a bias without a weight, CreateGraph %v: %v", createGraph, err)
+			t.Fatalf("a bias without a weight, CreateGraph %v: %v, want no error", createGraph, err)
 		}
 		if got := must(t, grads[0], nil); got.DType() != torch.Float32 || !slices.Equal(got.Shape(), []int64{8}) {
-			t.Errorf("the gradient of a bias without a weight is %v %v", got.DType(), got.Shape())
+			t.Errorf("the gradient of a bias without a weight is %v %v, want float32, [8]",
+				got.DType(), got.Shape())
 		}
 	}
 }
@@ -484,7 +485,7 @@ func TestSanitizerOfBatchNormReLU(t *testing.T) {
 				}
 			}
 			if (races > 0) != (name != "") {
-				t.Errorf("%d races: %v", races, findings)
+				t.Errorf("%d races: %v, want some: %v", races, findings, name != "")
 			}
 		})
 	}

@@ -57,7 +57,8 @@ func TestBoundedStreamLeavesMultiprocessors(t *testing.T) {
 	}
 	all, some := took(cuda.StreamOptions{}), took(cuda.StreamOptions{MaxMultiprocessors: 16})
 	if t.Logf("%v on all multiprocessors, %v on 16", all, some); some < 3*all {
-		t.Errorf("a product takes %v on all multiprocessors, and %v on 16", all, some)
+		t.Errorf("a product takes %v on all multiprocessors, and %v on 16, want at least %v",
+			all, some, 3*all)
 	}
 }
 

@@ -115,7 +115,7 @@ func TestCallTakesPartInBackwardAndNoGrad(t *testing.T) {
 	before := settled(t)
 	call(t, "add_.Tensor", x, x)
 	if n := torch.LiveTensors(); n != before {
-		t.Errorf("an operator in place left %d references", n-before)
+		t.Errorf("an operator in place left %d references, want 0", n-before)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestCallRefusesWhatTheSchemaDoesNotTake(t *testing.T) {
 			}
 			for _, r := range out {
 				if !errors.Is(r.Err(), err) {
-					t.Errorf("a result carries %v", r.Err())
+					t.Errorf("a result carries %v, want %v", r.Err(), err)
 				}
 			}
 			if one := torch.Call1(c.op, c.args...); one.Err() == nil {
@@ -171,7 +171,8 @@ func TestCallRefusesWhatTheSchemaDoesNotTake(t *testing.T) {
 		})
 	}
 	if err := torch.Call1("max.dim", x, 1).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "not one tensor") {
-		t.Errorf("Call1 of an operator with two results: %v", err)
+		t.Errorf("Call1 of an operator with two results: %v,"+
+			" want cuda.ErrInvalidArgument with \"not one tensor\"", err)
 	}
 	if out, err := torch.Call("max.dim", x, 7); err == nil || len(out) != 2 || out[1].Err() == nil {
 		t.Errorf("got %v, %v, want two failed tensors", out, err)
@@ -181,7 +182,7 @@ func TestCallRefusesWhatTheSchemaDoesNotTake(t *testing.T) {
 func TestSchemaReturnsLibTorchsText(t *testing.T) {
 	got, err := torch.Schema("relu")
 	if err != nil || got != "aten::relu(Tensor self) -> Tensor" {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("got %q, %v, want \"aten::relu(Tensor self) -> Tensor\", nil", got, err)
 	}
 	if _, err := torch.Schema("no_such"); err == nil {
 		t.Error("Schema of an unknown operator: got no error, want one")
@@ -221,7 +222,7 @@ func TestCallTellsNamesApart(t *testing.T) {
 		}
 		y := x.ToDType(torch.Float64)
 		if z := torch.Call1(both, y); z != y || z.Err() != nil {
-			t.Fatalf("%s returned another tensor, or failed: %v", both, z.Err())
+			t.Fatalf("%s returned %v: %v, want its operand", both, z, z.Err())
 		}
 	}
 }

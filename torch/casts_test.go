@@ -106,7 +106,7 @@ func (n *castNet) gradients(t *testing.T, begin func(*torch.Scope) error) (loss 
 			continue
 		}
 		if g.DType() != torch.Float32 {
-			t.Errorf("a gradient of %v", g.DType())
+			t.Errorf("a gradient of %v, want float32", g.DType())
 		}
 		all, err := g.Float32s()
 		if err != nil {
@@ -151,7 +151,7 @@ func TestParameterCastsKeepTheBits(t *testing.T) {
 		}
 	}
 	if now := torch.LiveTensors(); now != live {
-		t.Errorf("%d tensors are left", now-live)
+		t.Errorf("%d tensors are left, want 0", now-live)
 	}
 }
 
@@ -187,17 +187,17 @@ func TestParameterCastsFollowTheParameters(t *testing.T) {
 	}
 	x := scope.Own(ones)
 	if y := x.Linear(n.tied, nil); y.DType() != torch.Float32 {
-		t.Errorf("without autocast the result is %v: %v", y.DType(), y.Err())
+		t.Errorf("without autocast the result is %v: %v, want float32", y.DType(), y.Err())
 	}
 	if y := x.Autocast(torch.Float16).Linear(n.tied, nil); y.DType() != torch.Float16 {
-		t.Errorf("under autocast to float16 the result is %v: %v", y.DType(), y.Err())
+		t.Errorf("under autocast to float16 the result is %v: %v, want float16", y.DType(), y.Err())
 	}
 }
 
 func TestParameterCastsRefuse(t *testing.T) {
 	n := newCastNet(t)
 	if _, err := torch.NewParameterCasts(torch.Float32, n.parameters()); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("to float32: %v", err)
+		t.Errorf("to float32: %v, want cuda.ErrInvalidArgument", err)
 	}
 	if _, err := torch.NewParameterCasts(torch.BFloat16, []*torch.Tensor{nil}); err == nil {
 		t.Error("NewParameterCasts with a nil parameter: got no error, want one")
@@ -208,15 +208,15 @@ func TestParameterCastsRefuse(t *testing.T) {
 	}
 	n.gradients(t, casts.Begin)
 	if err := casts.Begin(nil); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("no scope: %v", err)
+		t.Errorf("no scope: %v, want cuda.ErrInvalidArgument", err)
 	}
 	n.tied.Close()
 	scope := torch.NewScope("pass")
 	defer scope.Close()
 	if err := casts.Begin(scope); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("a closed parameter: %v", err)
+		t.Errorf("a closed parameter: %v, want torch.ErrClosed", err)
 	}
 	if n := scope.Len(); n != 16 { // the casts of the first call
-		t.Errorf("%d casts", n)
+		t.Errorf("%d casts, want 16", n)
 	}
 }

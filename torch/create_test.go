@@ -15,16 +15,16 @@ func TestCreateAndRead(t *testing.T) {
 			x, err := torch.Ones(cuda.CPU, d, 2, 3)
 			must(t, x, err)
 			if x.DType() != d || !reflect.DeepEqual(x.Shape(), []int64{2, 3}) || x.Device() != cuda.CPU || x.Elements() != 6 {
-				t.Errorf("got %v", x)
+				t.Errorf("got %v, want %v, [2 3], cpu, 6", x, d)
 			}
 			wantValues(t, x, 1, 1, 1, 1, 1, 1)
 			b, err := x.Bytes()
 			if err != nil || len(b) != 6*d.Size() {
-				t.Errorf("%d bytes, %v", len(b), err)
+				t.Errorf("%d bytes, %v, want %v, nil", len(b), err, 6*d.Size())
 			}
 			v, err := x.Sum().Float64()
 			if err != nil || v != 6 {
-				t.Errorf("sum %v, %v", v, err)
+				t.Errorf("sum %v, %v, want 6, nil", v, err)
 			}
 		})
 	}
@@ -37,19 +37,20 @@ func TestCreateAndRead(t *testing.T) {
 	scalar, err := torch.Full(cuda.CPU, torch.Int64, 41)
 	must(t, scalar, err)
 	if v, err := scalar.AddInt(1).Int64(); v != 42 || err != nil || scalar.AddInt(1).DType() != torch.Int64 || len(scalar.Shape()) != 0 {
-		t.Errorf("got %v, %v", v, err)
+		t.Errorf("AddInt(1) = %v, %v with %v, want 42, nil with int64 and no dimensions",
+			v, err, scalar.AddInt(1))
 	}
 	r, err := torch.Arange(4)
 	if got, err := must(t, r, err).Int64s(); err != nil || !reflect.DeepEqual(got, []int64{0, 1, 2, 3}) {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v, want [0 1 2 3], nil", got, err)
 	}
 	u, err := torch.FromBytes([]byte{1, 2, 255})
 	if got, err := must(t, u, err).Int64s(); err != nil || !reflect.DeepEqual(got, []int64{1, 2, 255}) {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v, want [1 2 255], nil", got, err)
 	}
 	empty := floats(t, nil, 0, 3)
 	if got, err := empty.Float32s(); err != nil || len(got) != 0 {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v, want length 0, nil", got, err)
 	}
 	transposed := floats(t, []float32{1, 2, 3, 4, 5, 6}, 2, 3).T()
 	wantValues(t, transposed, 1, 4, 2, 5, 3, 6)
@@ -71,7 +72,7 @@ func TestFromMemorySharesTheMemory(t *testing.T) {
 	must(t, x, err)
 	p.Bytes()[4] = 7
 	if got, err := x.Int64s(); err != nil || !reflect.DeepEqual(got, []int64{0, 7, 0, 0}) {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v, want [0 7 0 0], nil", got, err)
 	}
 	if _, err := torch.FromMemory(p.Bytes(), torch.Int32, 5); err == nil {
 		t.Error("FromMemory of more elements than the memory holds: got no error, want one")
@@ -100,6 +101,6 @@ func TestConstructorsCompute(t *testing.T) {
 		}
 	}
 	if n := torch.LiveTensors(); n > before {
-		t.Errorf("refused calls left %d tensors", n-before)
+		t.Errorf("refused calls left %d tensors, want none", n-before)
 	}
 }

@@ -66,7 +66,7 @@ func TestFromDLPack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if x.AddScalar_(1).Err() != nil || !slices.Equal(values, []float32{2, 3, 4, 5, 6, 7}) || !slices.Equal(x.Shape(), []int64{2, 3}) {
-		t.Errorf("got %v and %v", x, values)
+		t.Errorf("got %v and %v, want [2 3 4 5 6 7], [2 3], nil", x, values)
 	}
 	x.Close()
 

@@ -41,7 +41,7 @@ func testDType(t *testing.T, device cuda.Device, d torch.DType) {
 	} {
 		x := must2(c.x())(t)
 		if x.DType() != d || x.Device() != device {
-			t.Errorf("%s made %v on %v", c.name, x.DType(), x.Device())
+			t.Errorf("%s made %v on %v, want %v, %v", c.name, x.DType(), x.Device(), d, device)
 		}
 		values, err := x.Complex128s()
 		if err != nil {
@@ -57,13 +57,13 @@ func testDType(t *testing.T, device cuda.Device, d torch.DType) {
 		}
 		y := x.To(cuda.CPU).ToDType(torch.Complex128).ToDType(torch.Complex64)
 		if err := y.Err(); err != nil {
-			t.Errorf("%s: conversion: %v", c.name, err)
+			t.Errorf("%s: conversion: %v, want no error", c.name, err)
 		}
 		if one, err := x.At(1, 2).Float64(); err != nil || one != c.want {
-			t.Errorf("%s: an element is %v (%v)", c.name, one, err)
+			t.Errorf("%s: an element is %v, %v, want %v, nil", c.name, one, err, c.want)
 		}
 		if got := x.At(0).SetIndex_(1, 2); got.Err() != nil {
-			t.Errorf("%s: SetIndex_: %v", c.name, got.Err())
+			t.Errorf("%s: SetIndex_: %v, want no error", c.name, got.Err())
 		}
 	}
 }
@@ -119,10 +119,10 @@ func TestReadersRefuseOtherDTypes(t *testing.T) {
 		}
 	}
 	if got, err := c.Complex128s(); err != nil || !reflect.DeepEqual(got, []complex128{1 + 2i, 3}) {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v, want %v, nil", got, err, []complex128{1 + 2i, 3})
 	}
 	if got, err := c.Mul(c).Abs().Float64s(); err != nil || math.Abs(got[0]-5) > 1e-6 {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v, want 5, nil", got, err)
 	}
 }
 
@@ -228,18 +228,18 @@ func TestGeneratorsDrawTheirOwnNumbers(t *testing.T) {
 	}
 	x := floats(t, []float32{1, 1})
 	if _, err := torch.Call("bernoulli", x, torch.Keywords{"generator": (*torch.Generator)(nil)}); err != nil {
-		t.Errorf("nil, the default generator: %v", err)
+		t.Errorf("nil, the default generator: %v, want no error", err)
 	}
 	g.Close()
 	g.Close()
 	if _, err := torch.Call("bernoulli", x, torch.Keywords{"generator": g}); !errors.Is(err, torch.ErrClosed) || !strings.Contains(err.Error(), "argument generator") {
-		t.Errorf("a closed generator: %v", err)
+		t.Errorf("a closed generator: %v, want torch.ErrClosed with \"argument generator\"", err)
 	}
 	if err := g.Seed(1); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("Seed of a closed generator: %v", err)
+		t.Errorf("Seed of a closed generator: %v, want torch.ErrClosed", err)
 	}
 	if _, err := torch.NewGenerator(cuda.Device(99), 1); !errors.Is(err, cuda.ErrNoDevice) {
-		t.Errorf("a generator of GPU 99: %v", err)
+		t.Errorf("a generator of GPU 99: %v, want cuda.ErrNoDevice", err)
 	}
 	if cuda.DeviceCount() > 0 {
 		on, err := torch.NewGenerator(gpu, 5)
@@ -276,7 +276,7 @@ func TestCallValuesReturnsEveryType(t *testing.T) {
 		out, err := torch.CallValues(c.name, c.args...)
 		if c.want == nil {
 			if err == nil {
-				t.Errorf("%s: no error, and %v", c.name, out)
+				t.Errorf("%s: got %v and no error, want an error", c.name, out)
 			}
 			continue
 		}
@@ -286,7 +286,7 @@ func TestCallValuesReturnsEveryType(t *testing.T) {
 	}
 	out, err := torch.CallValues("add_.Tensor", x, x)
 	if err != nil || out[0] != x {
-		t.Errorf("in place: %v, %v", out, err)
+		t.Errorf("in place: %v, %v, want the operand %v, nil", out, err, x)
 	}
 	out, err = torch.CallValues("unbind.int", x)
 	if list, ok := out[0].([]*torch.Tensor); err != nil || !ok || len(list) != 2 || list[1].Scope() != s {
@@ -294,9 +294,9 @@ func TestCallValuesReturnsEveryType(t *testing.T) {
 	}
 	out, err = torch.CallValues("_linalg_check_errors", ints(t, []int64{0}).ToDType(torch.Int32), "x", torch.Keywords{"is_matrix": true})
 	if err != nil || len(out) != 0 {
-		t.Errorf("no results: %v, %v", out, err)
+		t.Errorf("no results: %v, %v, want length 0, nil", out, err)
 	}
 	if got, err := call(t, "add.Scalar", z, 1i)[0].Complex128s(); err != nil || got[0] != 1+3i {
-		t.Errorf("a complex argument: %v, %v", got, err)
+		t.Errorf("a complex argument: %v, %v, want %v, nil", got, err, 1+3i)
 	}
 }

@@ -49,10 +49,10 @@ func TestFunctionHasGradientsOfGradients(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := capi.LiveCallbacks(); n != before {
-		t.Errorf("%d callbacks are left", n-before)
+		t.Errorf("%d callbacks are left, want 0", n-before)
 	}
 	if n := torch.LiveTensors(); n != live+1 {
-		t.Errorf("%d tensors are left", n-live-1)
+		t.Errorf("%d tensors are left, want 0", n-live-1)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := []bool{out[0].RequiresGrad(), out[1].RequiresGrad(), out[2].RequiresGrad(), out[3].RequiresGrad()}; fmt.Sprint(r) != "[true true false false]" {
-		t.Errorf("outputs that require gradients: %v", r)
+		t.Errorf("outputs that require gradients: %v, want \"[true true false false]\"", r)
 	}
 	wantValues(t, out[3], 2, 4)
 	backward(t, out[0].Sum()) // out[1] is not used
@@ -108,7 +108,7 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 		t.Errorf("the gradients of outputs without one are %v and %v, want nil", got[2], got[3])
 	}
 	if fmt.Sprint(needs) != "[true true false false]" {
-		t.Errorf("needs %v", needs)
+		t.Errorf("needs %v, want \"[true true false false]\"", needs)
 	}
 	wantGrad(t, a, 3, 4)
 	wantGrad(t, b, 10, 20)
@@ -219,7 +219,7 @@ func TestErrorsOfFunctions(t *testing.T) {
 			}
 			scope.Close()
 			if n := capi.LiveCallbacks(); n != before {
-				t.Errorf("%d callbacks are left", n-before)
+				t.Errorf("%d callbacks are left, want 0", n-before)
 			}
 		})
 	}
@@ -239,7 +239,7 @@ func TestFunctionBackwardTwice(t *testing.T) {
 	}
 	wantGrad(t, w, 24)
 	if err := loss.Backward(); err == nil || !strings.Contains(err.Error(), "second time") {
-		t.Errorf("a third pass: %v", err)
+		t.Errorf("a third pass: %v, want an error with \"second time\"", err)
 	}
 }
 
@@ -252,12 +252,12 @@ func TestFunctionUnderAutocast(t *testing.T) {
 		},
 		Backward: func(c *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
 			if g[0].DType() != torch.BFloat16 {
-				t.Errorf("a gradient of %v", g[0].DType())
+				t.Errorf("a gradient of %v, want bfloat16", g[0].DType())
 			}
 			saved, to := c.SavedTensors(), g[0].ToDType(torch.Float32)
 			a, b := to.MatMul(saved[1].T()), saved[0].T().MatMul(to)
 			if a.DType() != torch.Float32 {
-				t.Errorf("Backward computes in %v", a.DType())
+				t.Errorf("Backward computes in %v, want float32", a.DType())
 			}
 			return []*torch.Tensor{a, b}, nil
 		},
@@ -267,7 +267,8 @@ func TestFunctionUnderAutocast(t *testing.T) {
 	defer scope.Close()
 	y := f.Apply1(a.In(scope).Autocast(torch.BFloat16), b)
 	if y.DType() != torch.BFloat16 || y.MatMul(b).DType() != torch.BFloat16 {
-		t.Errorf("the output is %v, and a product of it %v", y.DType(), y.MatMul(b).DType())
+		t.Errorf("the output is %v, and a product of it %v, want bfloat16, bfloat16",
+			y.DType(), y.MatMul(b).DType())
 	}
 	backward(t, y.ToDType(torch.Float32).Sum())
 	wantGrad(t, a, 1, 1, 1, 1)
@@ -326,7 +327,7 @@ func TestFunctionOfManyGoroutines(t *testing.T) {
 				if err = errors.Join(err, w.SetRequiresGrad(true), cube.Apply1(w).Sum().Backward()); err != nil {
 					t.Error(err)
 				} else if v, err := w.Grad().Float32s(); err != nil || v[2] != 12 {
-					t.Errorf("gradient %v, %v", v, err)
+					t.Errorf("gradient %v, %v, want 12, nil", v, err)
 				}
 				scope.Close()
 			}
@@ -335,7 +336,7 @@ func TestFunctionOfManyGoroutines(t *testing.T) {
 	wg.Wait()
 	capi.ReleaseCallbacks()
 	if n := capi.LiveCallbacks(); n != before {
-		t.Errorf("%d callbacks are left", n-before)
+		t.Errorf("%d callbacks are left, want 0", n-before)
 	}
 }
 

@@ -36,10 +36,10 @@ func TestGaussianNLLLossReduces(t *testing.T) {
 		}
 	}
 	if v, err := variance.Float32s(); err != nil || v[1] != -1 {
-		t.Errorf("the variance is %v afterwards, %v", v, err)
+		t.Errorf("the variance is %v afterwards, %v, want -1, nil", v, err)
 	}
 	bad := x.GaussianNLLLoss(target, variance, torch.GaussianNLLLossOptions{Reduction: 7})
 	if err := bad.Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("a reduction of 7: %v", err)
+		t.Errorf("a reduction of 7: %v, want cuda.ErrInvalidArgument", err)
 	}
 }

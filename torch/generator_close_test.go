@@ -29,7 +29,7 @@ func TestGeneratorCloseWaitsForNoCall(t *testing.T) {
 		t.Fatal("Close has not returned after 10 s, want it not to wait for a call")
 	}
 	if _, err := g.acquire(); !errors.Is(err, ErrClosed) {
-		t.Errorf("a call after Close: %v", err)
+		t.Errorf("a call after Close: %v, want ErrClosed", err)
 	}
 	if g.c == nil {
 		t.Error("the generator was freed during a call, want it kept until the call's end")

@@ -59,7 +59,7 @@ func TestGenerators(t *testing.T) {
 				t.Errorf("after SetState the next numbers are %v, want %v", got, second)
 			}
 			if seed, err := a.InitialSeed(); err != nil || seed != 5 {
-				t.Errorf("seed %d, %v", seed, err)
+				t.Errorf("seed %d, %v, want 5, nil", seed, err)
 			}
 			if err := a.Seed(5); err != nil {
 				t.Fatal(err)
@@ -82,7 +82,7 @@ func TestGenerators(t *testing.T) {
 					offset, gotA, gotB, first, second)
 			}
 			if err := a.SetOffset(3); !errors.Is(err, cuda.ErrInvalidArgument) {
-				t.Errorf("offset 3: %v", err)
+				t.Errorf("offset 3: %v, want cuda.ErrInvalidArgument", err)
 			}
 		})
 	}
@@ -110,22 +110,22 @@ func TestWrongGeneratorsAreRefused(t *testing.T) {
 	x := floats(t, []float32{1})
 	with := func(g any) error { return torch.Call1("normal_", x, 0.0, 1.0, torch.Keywords{"generator": g}).Err() }
 	if err := with(g); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("closed: %v", err)
+		t.Errorf("closed: %v, want torch.ErrClosed", err)
 	}
 	if err := with(&torch.Generator{}); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("zero: %v", err)
+		t.Errorf("zero: %v, want torch.ErrClosed", err)
 	}
 	if err := with(7); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("a number: %v", err)
+		t.Errorf("a number: %v, want cuda.ErrInvalidArgument", err)
 	}
 	if _, err := g.InitialSeed(); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("Seed: %v", err)
+		t.Errorf("Seed: %v, want torch.ErrClosed", err)
 	}
 	if _, err := newGenerator(t, cuda.CPU, 1).Offset(); err == nil {
 		t.Error("Offset() of a CPU generator: got no error, want one")
 	}
 	if _, err := torch.NewGenerator(cuda.Device(cuda.DeviceCount()), 1); !errors.Is(err, cuda.ErrNoDevice) {
-		t.Errorf("no device: %v", err)
+		t.Errorf("no device: %v, want cuda.ErrNoDevice", err)
 	}
 }
 
@@ -151,7 +151,7 @@ func TestSeveralGeneratorsInAGraph(t *testing.T) {
 			}
 		}
 		if err := graphed[0].Seed(1); !errors.Is(err, cuda.ErrCapture) {
-			t.Errorf("Seed in the captured function: %v", err)
+			t.Errorf("Seed in the captured function: %v, want cuda.ErrCapture", err)
 		}
 		return nil
 	})
@@ -181,7 +181,7 @@ func TestManualSeedBesideACapture(t *testing.T) {
 	begun := make(chan struct{})
 	g, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
 		if err := torch.ManualSeed(3); !errors.Is(err, cuda.ErrCapture) || !strings.Contains(err.Error(), "random generator") {
-			t.Errorf("in the captured function: %v", err)
+			t.Errorf("in the captured function: %v, want cuda.ErrCapture with \"random generator\"", err)
 		}
 		other.Go(func() {
 			close(begun)
@@ -196,7 +196,7 @@ func TestManualSeedBesideACapture(t *testing.T) {
 	defer g.Close()
 	other.Wait()
 	if seeded != nil {
-		t.Errorf("beside the capture: %v", seeded)
+		t.Errorf("beside the capture: %v, want nil", seeded)
 	}
 	if err := g.Replay(cuda.DefaultStream(gpu)); err != nil {
 		t.Fatal(err)
@@ -225,7 +225,7 @@ func TestGrad(t *testing.T) {
 	wantValues(t, grads[0], 4, 8, 12)
 	wantValues(t, grads[1], 2, 2, 2)
 	if g := x.Grad(); g != nil {
-		t.Errorf("the leaf has accumulated %v", g)
+		t.Errorf("the leaf has accumulated %v, want nil", g)
 	}
 	second, err := torch.Grad(grads[:1], []*torch.Tensor{x}, torch.GradOptions{Gradients: []*torch.Tensor{floats(t, []float32{1, 1, 1})}})
 	if err != nil {
@@ -237,7 +237,7 @@ func TestGrad(t *testing.T) {
 	}
 	none, err := torch.Grad([]*torch.Tensor{x.Sum()}, []*torch.Tensor{unused}, torch.GradOptions{AllowUnused: true})
 	if err != nil || len(none) != 1 || none[0] != nil {
-		t.Errorf("an unused input: %v, %v", none, err)
+		t.Errorf("an unused input: %v, %v, want length 1, nil, nil", none, err)
 	}
 	for name, call := range map[string]func() ([]*torch.Tensor, error){
 		"no outputs": func() ([]*torch.Tensor, error) { return torch.Grad(nil, []*torch.Tensor{x}, torch.GradOptions{}) },
@@ -252,7 +252,7 @@ func TestGrad(t *testing.T) {
 		},
 	} {
 		if _, err := call(); !errors.Is(err, cuda.ErrInvalidArgument) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want cuda.ErrInvalidArgument", name, err)
 		}
 	}
 }

@@ -141,7 +141,7 @@ func TestGraphedTrainingStepEqualsEager(t *testing.T) {
 		}
 	}
 	if stats.Hits != 19 || stats.Captures != 1 {
-		t.Errorf("got %+v", stats)
+		t.Errorf("got %+v, want Hits 19, Captures 1", stats)
 	}
 }
 
@@ -247,7 +247,7 @@ func TestGraphedDetectsMovedTensors(t *testing.T) {
 	}
 	for _, g := range []*torch.Graphed{fixed, again, fixed, again} {
 		if v, err := call(g); err != nil || v != 210 {
-			t.Fatalf("got %v, %v", v, err)
+			t.Fatalf("got %v, %v, want 210, nil", v, err)
 		}
 	}
 	wantValues(t, must(t, w.Grad(), nil), 40, 400) // one eager call and one replay of each
@@ -259,7 +259,7 @@ func TestGraphedDetectsMovedTensors(t *testing.T) {
 		t.Errorf("a parameter that moved: got %v, want ErrStale", err)
 	}
 	if v, err := call(again); err != nil || v != 430 {
-		t.Errorf("got %v, %v", v, err)
+		t.Errorf("got %v, %v, want 430, nil", v, err)
 	}
 	if err := torch.ClearGrads(w); err != nil {
 		t.Fatal(err)
@@ -269,7 +269,7 @@ func TestGraphedDetectsMovedTensors(t *testing.T) {
 	}
 	wantValues(t, must(t, w.Grad(), nil), 10, 100)
 	if s := again.Stats(); s.Stale != 2 || s.Captures != 3 {
-		t.Errorf("got %+v", s)
+		t.Errorf("got %+v, want Stale 2, Captures 3", s)
 	}
 }
 
@@ -314,7 +314,7 @@ func TestGraphKeepsItsOperands(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v := read(t, out); v[0] != 9 || v[1023] != 9 {
-		t.Errorf("got %v", v[:4])
+		t.Errorf("got %v and at the end %v, want 9", v[:4], v[1023])
 	}
 }
 
@@ -427,7 +427,7 @@ func TestGraphedBesideAPrefetcher(t *testing.T) {
 		n++
 	}
 	if s := g.Stats(); n != 200 || s.Captures != 3 || s.Hits != 197 {
-		t.Errorf("%d batches, %+v", n, s)
+		t.Errorf("%d batches, %+v, want 200, Captures 3, Hits 197", n, s)
 	}
 	wantValues(t, small, 21)
 }

@@ -146,7 +146,8 @@ func TestGraphedModulesTrainAsWithoutGraphs(t *testing.T) {
 					replays /= 2
 				}
 				if s := m.Stats(); s.Captures != 1 || s.Replays != replays || s.Backward != replays || s.Refused != nil {
-					t.Errorf("module %d: %+v", i, s)
+					t.Errorf("module %d: %+v, want Captures 1, Replays %v, Backward %v, Refused nil",
+						i, s, replays, replays)
 				}
 			}
 			if graphed.hooks != 2*steps || graphed.sums != 2*steps {
@@ -306,7 +307,7 @@ func TestGraphedModuleMayBeClosed(t *testing.T) {
 			return nil
 		})
 		if a, b := closed.Stats(), next.Stats(); a.Replays != 1 || b.Replays != 1 {
-			t.Fatalf("no replay: %+v, %+v", a, b)
+			t.Fatalf("no replay: %+v, %+v, want Replays 1, Replays 1", a, b)
 		}
 		o.check(gpu.Synchronize())
 		for i, x := range out {

@@ -153,7 +153,8 @@ func TestGraphedModuleTrainsAsItsFunction(t *testing.T) {
 			forward = m.Forward
 			defer func() {
 				if s := m.Stats(); s.Calls != 10 || s.Eager != 2 || s.Replays != 8 || s.Backward != 8 || s.Captures != 1 || r.captured != 2 {
-					t.Errorf("%+v, %d captures", s, r.captured)
+					t.Errorf("%+v, %d captures,"+
+						" want Calls 10, Eager 2, Replays 8, Backward 8, Captures 1, 2", s, r.captured)
 				}
 			}()
 		}
@@ -169,7 +170,7 @@ func TestGraphedModuleTrainsAsItsFunction(t *testing.T) {
 		}
 	}
 	if n := capi.LiveCallbacks(); n != before {
-		t.Errorf("%d callbacks are left", n-before)
+		t.Errorf("%d callbacks are left, want 0", n-before)
 	}
 }
 
@@ -228,7 +229,7 @@ func TestGraphedModuleFallsBack(t *testing.T) {
 	}
 	r.outer = false
 	if _, err := m.Forward(x.In(s)); err != nil || m.Stats().Fallback != nil || m.Stats().Captures != 1 {
-		t.Errorf("%v, %+v", err, m.Stats())
+		t.Errorf("Forward: %v, %+v, want nil, Fallback nil, Captures 1", err, m.Stats())
 	}
 	onCPU := NewGraphedModule(affine(w, b), []*Tensor{w, b}, GraphedModuleOptions{})
 	defer onCPU.Close()
@@ -238,7 +239,7 @@ func TestGraphedModuleFallsBack(t *testing.T) {
 		}
 	}
 	if st := onCPU.Stats(); st.Eager != 5 || !strings.Contains(st.Fallback.Error(), "graphs are for GPUs") {
-		t.Errorf("on the CPU: %+v", st)
+		t.Errorf("on the CPU: %+v, want Eager 5 and a Fallback with \"graphs are for GPUs\"", st)
 	}
 }
 
@@ -263,7 +264,7 @@ func TestGraphedModuleNeedsTheBackwardOfItsLastPass(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := loss.BackwardWith(BackwardOptions{RetainGraph: true}); err != nil {
-		t.Errorf("the same pass again: %v", err)
+		t.Errorf("the same pass again: %v, want no error", err)
 	}
 	second := NewScope("second")
 	if _, err := m.Forward(x.In(second)); err != nil {
@@ -274,7 +275,7 @@ func TestGraphedModuleNeedsTheBackwardOfItsLastPass(t *testing.T) {
 	}
 	second.Close() // its pass has no backward
 	if out, err = m.Forward(x.In(first)); err != nil {
-		t.Fatalf("after a pass without backward: %v", err)
+		t.Fatalf("after a pass without backward: %v, want no error", err)
 	}
 	if _, err := Grad([]*Tensor{out[0].Sum()}, []*Tensor{w}, GradOptions{CreateGraph: true}); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("CreateGraph: got %v, want ErrInvalidArgument", err)
@@ -329,7 +330,7 @@ func TestGraphedModuleCapturesAgain(t *testing.T) {
 	}
 	m.Close()
 	if r.open != 0 {
-		t.Errorf("%d graphs are open", r.open)
+		t.Errorf("%d graphs are open, want 0", r.open)
 	}
 }
 
@@ -355,7 +356,8 @@ func TestGraphedModuleThatCannotBeCaptured(t *testing.T) {
 		_, err = missing.Forward(x.In(s))
 	}
 	if !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "a leaf that is not given") {
-		t.Errorf("a parameter that is not listed: %v", err)
+		t.Errorf("a parameter that is not listed: %v,"+
+			" want cuda.ErrInvalidArgument with \"a leaf that is not given\"", err)
 	}
 
 	failing, _ := module(t, func([]*Tensor) ([]*Tensor, error) { return nil, errTest }, []*Tensor{w}, GraphedModuleOptions{Warmup: 1})
@@ -379,11 +381,11 @@ func TestGraphedModuleThatCannotBeCaptured(t *testing.T) {
 	}()
 	for range 2 {
 		if _, err := broken.Forward(x.In(s)); err != nil {
-			t.Errorf("after a panic in the capture: %v", err)
+			t.Errorf("after a panic in the capture: %v, want no error", err)
 		}
 	}
 	if st := broken.Stats(); st.Replays != 1 {
-		t.Errorf("after a panic in the capture: %+v", st)
+		t.Errorf("after a panic in the capture: %+v, want Replays 1", st)
 	}
 }
 
@@ -400,15 +402,15 @@ func TestGraphedModulesShareAPool(t *testing.T) {
 	r.m = second
 	passes(t, second, x)
 	if r.captured != 4 || r.shared != 2 || r.open != 2 {
-		t.Errorf("%d captures, %d share, %d open", r.captured, r.shared, r.open)
+		t.Errorf("%d captures, %d share, %d open, want 4, 2, 2", r.captured, r.shared, r.open)
 	}
 	second.Close()
 	second.Close()
 	if r.open != 0 || second.pool.users != 0 {
-		t.Errorf("%d graphs and %d users are left", r.open, second.pool.users)
+		t.Errorf("%d graphs and %d users are left, want 0, 0", r.open, second.pool.users)
 	}
 	if n := LiveTensors(); n > live { // the collector may free tensors of other tests
-		t.Errorf("%d tensors are left", n-live)
+		t.Errorf("%d tensors are left, want none", n-live)
 	}
 }
 
@@ -441,14 +443,15 @@ func TestGraphedModulesOfAPoolDoNotOverwriteEachOther(t *testing.T) {
 	before := first.Stats()
 	early := loss(first)
 	if s := first.Stats(); s.Fallback != errOverwrites || s.Replays != before.Replays || s.Eager != before.Eager+1 {
-		t.Errorf("the earlier module while the later one waits: %+v, before %+v", s, before)
+		t.Errorf("the earlier module while the later one waits: %+v, before %+v,"+
+			" want Fallback %v, Replays %v, Eager %v", s, before, errOverwrites, before.Replays, before.Eager+1)
 	}
 	if err := errors.Join(early.Backward(), backward(second, late)); err != nil {
 		t.Error(err)
 	}
 	early, late = loss(first), loss(second)
 	if s := first.Stats(); s.Fallback != nil || s.Replays != before.Replays+1 {
-		t.Errorf("the earlier module first: %+v", s)
+		t.Errorf("the earlier module first: %+v, want Fallback nil, Replays %v", s, before.Replays+1)
 	}
 	if err := backward(first, early); err != nil {
 		t.Error(err)
@@ -478,7 +481,7 @@ func TestGraphedModuleFollowsItsLastStream(t *testing.T) {
 		scope.Close()
 	}
 	if len(r.follows) != 2 {
-		t.Errorf("waits: %v", r.follows)
+		t.Errorf("waits: %v, want length 2", r.follows)
 	}
 }
 

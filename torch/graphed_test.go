@@ -108,7 +108,7 @@ func TestGraphedCapturesForEachKindOfArgument(t *testing.T) {
 	}
 	call(x.In(s)) // another handle to the same tensor
 	if r.captured != 1 || r.replays != 3 {
-		t.Fatalf("%d captures and %d replays", r.captured, r.replays)
+		t.Fatalf("%d captures and %d replays, want 1, 3", r.captured, r.replays)
 	}
 	if err := x.SetRequiresGrad(true); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestGraphedCapturesForEachKindOfArgument(t *testing.T) {
 		})
 	}
 	if _, err := g.Call(x, x); err != nil || r.captured != n+1 {
-		t.Errorf("another argument: %v", err)
+		t.Errorf("another argument: %v, want %v, nil", err, n+1)
 	}
 	captures := int64(n + 1)
 	want := GraphedStats{Calls: 2*captures + 1, Hits: captures + 1, Eager: captures, Captures: captures, Evicted: max(0, captures-8), Graphs: int(min(8, captures))}
@@ -179,7 +179,7 @@ func TestGraphedIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.open > 2 {
-			t.Fatalf("%d graphs", r.open)
+			t.Fatalf("%d graphs, want at most 2", r.open)
 		}
 	}
 	if want := (GraphedStats{Calls: 6, Hits: 2, Eager: 4, Captures: 4, Evicted: 2, Graphs: 2}); g.Stats() != want {
@@ -194,7 +194,7 @@ func TestGraphedIsBounded(t *testing.T) {
 		}
 	}
 	if r.open != 0 || LiveTensors() != live {
-		t.Errorf("%d graphs and %d tensors after Close", r.open, LiveTensors()-live)
+		t.Errorf("%d graphs and %d tensors after Close, want 0, 0", r.open, LiveTensors()-live)
 	}
 	if _, err := g.Call(a); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: got %v, want ErrClosed", err)
@@ -255,18 +255,18 @@ func TestGraphedFollowsItsOptions(t *testing.T) {
 		}
 	}
 	if r.captured != 1 || r.replays != 2 {
-		t.Errorf("%d captures, %d replays", r.captured, r.replays)
+		t.Errorf("%d captures, %d replays, want 1, 2", r.captured, r.replays)
 	}
 
 	g, r = graphed(count, GraphedOptions{ReplayFirst: true})
 	defer g.Close()
 	first, err := g.Call(x)
 	if err != nil || r.replays != 1 {
-		t.Fatalf("%d replays, %v", r.replays, err)
+		t.Fatalf("%d replays, %v, want 1, nil", r.replays, err)
 	}
 	again, err := g.Call(x)
 	if err != nil || again[0] != first[0] {
-		t.Errorf("the first call did not return the graph's results: %v", err)
+		t.Errorf("the first call did not return the graph's results: %v, want %v, nil", err, first[0])
 	}
 
 	g, r = graphed(count, GraphedOptions{FixedArguments: true})
@@ -286,7 +286,7 @@ func TestGraphedFollowsItsOptions(t *testing.T) {
 		t.Errorf("a parameter that moved: got %v, want ErrStale", err)
 	}
 	if _, err := g.Call(x); err != nil || r.captured != 1 {
-		t.Errorf("the first arguments again: %v", err)
+		t.Errorf("the first arguments again: %v, want 1, nil", err)
 	}
 }
 
@@ -301,7 +301,7 @@ func TestGraphedCapturesAgainWhenSomethingMoved(t *testing.T) {
 			t.Fatal(err)
 		}
 		if v, err := out[0].Float32s(); err != nil || v[1] != 2 {
-			t.Errorf("got %v, %v", v, err)
+			t.Errorf("got %v, %v, want 2, nil", v, err)
 		}
 	}
 	if want := (GraphedStats{Calls: 4, Hits: 2, Eager: 2, Captures: 2, Stale: 1, Graphs: 1}); g.Stats() != want {
@@ -330,24 +330,25 @@ func TestGraphedReturnsErrors(t *testing.T) {
 	}
 	r.refuse = nil
 	if _, err := g.Call(x, x); err != nil || r.captured != 1 {
-		t.Errorf("the next capture: %v", err)
+		t.Errorf("the next capture: %v, %d captures, want nil, 1", err, r.captured)
 	}
 	if _, err := g.Call(x, nil); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "argument 2") {
-		t.Errorf("nil: %v", err)
+		t.Errorf("nil: %v, want cuda.ErrInvalidArgument with \"argument 2\"", err)
 	}
 	if _, err := g.Call(x, Fail("x", broken)); !errors.Is(err, broken) {
-		t.Errorf("a failed argument: %v", err)
+		t.Errorf("a failed argument: %v, want %v", err, broken)
 	}
 	g.Close()
 	if LiveTensors() != live {
-		t.Errorf("%d tensors remain", LiveTensors()-live)
+		t.Errorf("%d tensors remain, want 0", LiveTensors()-live)
 	}
 	var none *Graphed
 	if _, err := none.Call(x); !errors.Is(err, cuda.ErrInvalidArgument) || none.Close() != nil || none.Stats() != (GraphedStats{}) {
-		t.Errorf("nil: %v", err)
+		t.Errorf("a nil Graphed: %v, want cuda.ErrInvalidArgument, Close without an error and zero Stats",
+			err)
 	}
 	if _, err := NewGraphed(nil, GraphedOptions{}).Call(x); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("no function: %v", err)
+		t.Errorf("no function: %v, want cuda.ErrInvalidArgument", err)
 	}
 }
 
@@ -359,7 +360,7 @@ func TestGraphedResultsJoinTheArgumentsScope(t *testing.T) {
 		turn := NewScope("turn")
 		out, err := g.Call(x.In(turn))
 		if err != nil || out[0].Scope() != turn {
-			t.Fatalf("%v, %v", out, err)
+			t.Fatalf("Call = %v, %v, want results in %v, nil", out, err, turn)
 		}
 		sum := out[0].Sum()
 		turn.Close()
@@ -392,7 +393,7 @@ func TestGraphedRunsTheFunctionOnTheCPU(t *testing.T) {
 		x.MulScalar_(2)
 	}
 	if want := (GraphedStats{Calls: 3, Eager: 3}); g.Stats() != want {
-		t.Errorf("got %+v", g.Stats())
+		t.Errorf("got %+v, want %v", g.Stats(), want)
 	}
 }
 
@@ -432,7 +433,7 @@ func TestGraphedLeavesItsArgumentsOpen(t *testing.T) {
 		}
 	}
 	if got, err := x.Float64s(); err != nil || got[0] != 2 {
-		t.Errorf("after the calls: %v, %v", got, err)
+		t.Errorf("after the calls: %v, %v, want 2, nil", got, err)
 	}
 }
 
@@ -449,11 +450,11 @@ func TestGraphedFallback(t *testing.T) {
 			t.Fatal(err)
 		}
 		if v, err := out[0].Float64s(); err != nil || v[0] != 2 {
-			t.Fatalf("%v, %v", v, err)
+			t.Fatalf("%v, %v, want 2, nil", v, err)
 		}
 	}
 	if s := g.Stats(); s.Eager != 3 || s.Captures != 0 || s.Hits != 0 || !errors.Is(s.Refused, cuda.ErrCapture) {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want Eager 3, Captures 0, Hits 0, cuda.ErrCapture", s)
 	}
 	r.refuse = cuda.ErrOutOfMemory
 	if _, err := g.Call(vector(t, 3)); !errors.Is(err, cuda.ErrOutOfMemory) {
@@ -479,11 +480,11 @@ func TestGraphedCallEager(t *testing.T) {
 			t.Fatal(err)
 		}
 		if v, err := out[0].Float64s(); err != nil || v[0] != 2 || out[0].Scope() != in.Scope() {
-			t.Errorf("%v of %v, %v", v, out[0].Scope().Name(), err)
+			t.Errorf("%v of %v, %v, want 2, %v, nil", v, out[0].Scope().Name(), err, in.Scope())
 		}
 	}
 	if s := g.Stats(); r.captured != 0 || s.Eager != 2 || s.Calls != 2 {
-		t.Errorf("%d captures, %+v", r.captured, s)
+		t.Errorf("%d captures, %+v, want 0, Eager 2, Calls 2", r.captured, s)
 	}
 	if _, err := g.CallEager(nil); err == nil {
 		t.Error("CallEager(nil): got no error, want one")
@@ -512,7 +513,8 @@ func TestGraphedWarmOnce(t *testing.T) {
 		got := g.Stats()
 		got.Refused = nil
 		if r.captured != captured || r.replays != replays || runs != ran || got != s {
-			t.Errorf("%s: %d captures, %d replays, %d runs, %+v", what, r.captured, r.replays, runs, got)
+			t.Errorf("%s: %d captures, %d replays, %d runs, %+v, want %v, %v, %v, %v",
+				what, r.captured, r.replays, runs, got, captured, replays, ran, s)
 		}
 	}
 	call(a) // runs, and runs again in the capture

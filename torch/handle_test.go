@@ -50,7 +50,7 @@ func TestCloseRacesWithOperators(t *testing.T) {
 									t.Error(err)
 								}
 							} else if v[3] != 5 {
-								t.Errorf("got %v", v)
+								t.Errorf("got %v, want 5", v)
 							}
 							z.Close()
 						}
@@ -66,7 +66,7 @@ func TestCloseRacesWithOperators(t *testing.T) {
 			}
 			y.Close()
 			if live := torch.LiveTensors(); live != before {
-				t.Errorf("%d more references than before", live-before)
+				t.Errorf("%d more references than before, want 0", live-before)
 			}
 		})
 	}

@@ -168,20 +168,20 @@ func TestRemovedHooksAreNotCalled(t *testing.T) {
 	backward(t, w.Square().Sum())
 	backward(t, w.Square().Sum())
 	if calls != [3]int{1, 0, 1} {
-		t.Errorf("calls %v", calls)
+		t.Errorf("calls %v, want [1 0 1]", calls)
 	}
 	if n := capi.LiveCallbacks(); n != before {
-		t.Errorf("%d callbacks are left", n-before)
+		t.Errorf("%d callbacks are left, want 0", n-before)
 	}
 	if _, err := w.RegisterHook(nil); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("a nil hook: %v", err)
+		t.Errorf("a nil hook: %v, want cuda.ErrInvalidArgument", err)
 	}
 	constant := floats(t, []float32{1})
 	if _, err := constant.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) { return nil, nil }); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("on a constant: %v", err)
+		t.Errorf("on a constant: %v, want cuda.ErrInvalidArgument", err)
 	}
 	if n := capi.LiveCallbacks(); n != before {
-		t.Errorf("%d callbacks are left of registrations that failed", n-before)
+		t.Errorf("%d callbacks are left of registrations that failed, want 0", n-before)
 	}
 }
 
@@ -255,7 +255,7 @@ func TestErrorsOfHooksAreBackwards(t *testing.T) {
 				t.Errorf("%v is not an error of Backward", err)
 			}
 			if !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%q does not say %q", err, c.says)
+				t.Errorf("got %q, want it to contain %q", err, c.says)
 			}
 			// A refused result is found after the hook's call.
 			if place := fmt.Sprintf("%s:%d", file, line-4); c.is != cuda.ErrInvalidArgument && !strings.Contains(err.Error(), place) {
@@ -267,7 +267,7 @@ func TestErrorsOfHooksAreBackwards(t *testing.T) {
 		})
 	}
 	if n := settled(t); n != live {
-		t.Errorf("%d tensors are left", n-live)
+		t.Errorf("%d tensors are left, want 0", n-live)
 	}
 }
 
@@ -348,7 +348,8 @@ func TestBackwardInsideOfHooks(t *testing.T) {
 	refused, err := v.RegisterPostAccumulateGradHook(func(p *torch.Tensor) error { return w.Square().Sum().Backward() })
 	register(t, refused, err)
 	if err := v.Square().Sum().Backward(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "post-accumulate-gradient hook") {
-		t.Errorf("in a post-accumulate-gradient hook: %v", err)
+		t.Errorf("in a post-accumulate-gradient hook: %v,"+
+			" want cuda.ErrInvalidArgument with \"post-accumulate-gradient hook\"", err)
 	}
 }
 
@@ -417,7 +418,7 @@ func TestCallbacksAtTheEndOfBackward(t *testing.T) {
 		t.Fatal(err)
 	}
 	if fmt.Sprint(order) != "[first second]" {
-		t.Errorf("callbacks %v", order)
+		t.Errorf("callbacks %v, want \"[first second]\"", order)
 	}
 	fail = true
 	if err := pass(); !errors.Is(err, errPlanned) {
@@ -425,7 +426,7 @@ func TestCallbacksAtTheEndOfBackward(t *testing.T) {
 	}
 	h.Remove()
 	if n := capi.LiveCallbacks(); n != before {
-		t.Errorf("%d callbacks are left", n-before)
+		t.Errorf("%d callbacks are left, want 0", n-before)
 	}
 }
 
@@ -465,7 +466,7 @@ func TestHooksOfManyGoroutines(t *testing.T) {
 				}
 			}
 			if v, err := w.Grad().Float64(); err != nil || v != 20 {
-				t.Errorf("gradient %v, %v", v, err)
+				t.Errorf("gradient %v, %v, want 20, nil", v, err)
 			}
 		})
 	}
@@ -477,7 +478,7 @@ func TestOperatorsThatRunBackwardAreRefused(t *testing.T) {
 	loss := w.Square().Sum()
 	defer loss.Close()
 	if _, err := torch.Call("_backward", loss, []*torch.Tensor{w}); err == nil || !strings.Contains(err.Error(), "call torch.Tensor.Backward instead") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error with \"call torch.Tensor.Backward instead\"", err)
 	}
 }
 

@@ -80,7 +80,7 @@ func TestIndexAsInPyTorch(t *testing.T) {
 				return
 			}
 			if n := torch.LiveTensors(); n > before+1 { // the collector may have freed others
-				t.Errorf("Index left %d tensors", n-before-1)
+				t.Errorf("Index left %d tensors, want none", n-before-1)
 			}
 			elements, err := got.Int64s()
 			if err != nil || !reflect.DeepEqual(got.Shape(), c.Shape) || !reflect.DeepEqual(elements, c.Values) && len(elements)+len(c.Values) > 0 {
@@ -170,6 +170,6 @@ func TestIndexRefusesOtherTypes(t *testing.T) {
 		}
 	}
 	if err := closed.Index(0).Err(); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("a closed tensor: %v", err)
+		t.Errorf("a closed tensor: %v, want torch.ErrClosed", err)
 	}
 }

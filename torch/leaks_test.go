@@ -39,7 +39,7 @@ func TestLeaksNameTheirMaker(t *testing.T) {
 	if !leaks.Enabled {
 		forgetTensors(t)
 		if n := len(leaks.Open()) + len(leaks.Caught()); n != 0 {
-			t.Errorf("%d sites without the tag debug", n)
+			t.Errorf("%d sites without the tag debug, want 0", n)
 		}
 		return
 	}
@@ -64,7 +64,7 @@ func TestLeaksNameTheirMaker(t *testing.T) {
 		}
 	}
 	if open := countOf(leaks.Open(), "tensor", "", "forgetTensors"); open != 0 {
-		t.Errorf("%d caught tensors are still open", open)
+		t.Errorf("%d caught tensors are still open, want 0", open)
 	}
 }
 

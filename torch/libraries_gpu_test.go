@@ -50,7 +50,8 @@ func flat(t *testing.T, warm, times int, bound int64, step func(i int) error) {
 	grown := usedMemory(t) - before
 	t.Logf("%d times: %d MiB more", times, grown>>20)
 	if grown > bound {
-		t.Errorf("device memory has grown by %d MiB in %d times, at most %d are allowed", grown>>20, times, bound>>20)
+		t.Errorf("device memory has grown by %d MiB in %d times, want at most %d",
+			grown>>20, times, bound>>20)
 	}
 }
 
@@ -97,7 +98,7 @@ func TestGraphedRecapturesKeepDeviceMemoryFlat(t *testing.T) {
 		return err
 	})
 	if s := g.Stats(); s.Captures < 500 {
-		t.Errorf("%d captures", s.Captures)
+		t.Errorf("%d captures, want at least 500", s.Captures)
 	}
 }
 

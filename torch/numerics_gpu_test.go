@@ -136,7 +136,7 @@ func TestGPUNumericsOfGraphs(t *testing.T) {
 		t.Error("the product has the same bits with and without TF32, want others")
 	}
 	if s := g.Stats(); s.Captures != 2 {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want Captures 2", s)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestGPUNumericsOfWaitingOperators(t *testing.T) {
 			for range 200 {
 				found := torch.Call1("masked_select", x, torch.Call1("gt.Scalar", x, 0))
 				if v, err := found.Float32s(); err != nil || len(v) != 2 {
-					t.Errorf("%+v: %v, %v", n, v, err)
+					t.Errorf("%+v: %v, %v, want length 2, nil", n, v, err)
 					return
 				}
 			}

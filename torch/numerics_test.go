@@ -66,15 +66,15 @@ func TestNumericsTravel(t *testing.T) {
 	} {
 		y := put(c.x)
 		if refused(t, y.Err()) != c.refuses {
-			t.Errorf("%s: %v", name, y.Err())
+			t.Errorf("%s: got %v, want a refusal: %v", name, y.Err(), c.refuses)
 		}
 		y.Close()
 	}
 	if err := a.Add(x.Numerics(measured)).Err(); err == nil || !strings.Contains(err.Error(), "different switches") {
-		t.Errorf("operands of different switches: %v", err)
+		t.Errorf("operands of different switches: %v, want an error with \"different switches\"", err)
 	}
 	if err := a.Add(x.Numerics(deterministic)).Err(); err != nil {
-		t.Errorf("operands of equal switches: %v", err)
+		t.Errorf("operands of equal switches: %v, want no error", err)
 	}
 }
 
@@ -90,7 +90,7 @@ func TestProcessNumerics(t *testing.T) {
 		t.Fatal(err)
 	}
 	if before != (torch.Numerics{ConvolutionTF32: true}) {
-		t.Errorf("at the start: %+v", before)
+		t.Errorf("at the start: %+v, want %v", before, (torch.Numerics{ConvolutionTF32: true}))
 	}
 	defer torch.SetProcessNumerics(before)
 	x, put := floats(t, []float32{1, 2}), putter(t)
@@ -144,7 +144,7 @@ func TestNumericsOfNeighbours(t *testing.T) {
 					}
 					err := forwardAndBackward(t, put, x, n, backward)
 					if err != nil {
-						t.Errorf("%s under %+v: %v", way, n, err)
+						t.Errorf("%s under %+v: %v, want no error", way, n, err)
 						if i < passes {
 							working.Add(-1)
 						}
@@ -227,7 +227,7 @@ func TestNumericsOfHooks(t *testing.T) {
 					}
 				}
 				if len(called) != 5 {
-					t.Errorf("%d operators of the hook", len(called))
+					t.Errorf("%d operators of the hook, want 5", len(called))
 				}
 			}
 		})
@@ -309,7 +309,7 @@ func TestNumericsOfCallbacks(t *testing.T) {
 		defer hook.Remove()
 		loss := must(t, must(t, f.Apply1(x), nil).Sum(), nil)
 		if err := backward(loss.Numerics(deterministic), x); err != nil || waited != nil || ended != nil {
-			t.Errorf("%s: %v, %v, %v", way, err, waited, ended)
+			t.Errorf("%s: %v, %v, %v, want nil, nil, nil", way, err, waited, ended)
 		}
 		if !refused(t, ofGradient) {
 			t.Errorf("%s: the gradient is not marked", way)

@@ -57,11 +57,11 @@ func TestOperatorsTakeAnyNumberOfOperands(t *testing.T) {
 		}
 		sum, err := Cat(in, 0).Sum().Float64()
 		if err != nil || sum != float64(count) {
-			t.Errorf("the sum of %d ones is %g, %v", count, sum, err)
+			t.Errorf("the sum of %d ones is %g, %v, want %v, nil", count, sum, err, float64(count))
 		}
 		// The named call's lists grow differently.
 		if sum, err = Call1("cat", in).Sum().Float64(); err != nil || sum != float64(count) {
-			t.Errorf("the sum of %d ones by Call1 is %g, %v", count, sum, err)
+			t.Errorf("the sum of %d ones by Call1 is %g, %v, want %v, nil", count, sum, err, float64(count))
 		}
 	}
 }
@@ -94,11 +94,11 @@ func TestParseReadsSchemas(t *testing.T) {
 		{Name: "mode", Type: "str?", Default: `"a,b"`, HasDefault: true}, {Name: "v", Type: "Scalar", Default: "1", HasDefault: true},
 	}, Returns: []schema.Return{{Type: "Tensor", Written: true, Alias: "a"}, {Type: "Tensor[]"}}}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v", got)
+		t.Errorf("got %+v, want %v", got, want)
 	}
 	for _, bad := range []string{"", "x", "x(", "x(Tensor) -> Tensor", "x(Tensor a)"} {
 		if _, err := schema.Parse(bad); err == nil {
-			t.Errorf("Parse(%q): no error", bad)
+			t.Errorf("Parse(%q): got no error, want one", bad)
 		}
 	}
 }

@@ -29,24 +29,24 @@ func TestConstructorsTakeAScopeAndAMemoryFormat(t *testing.T) {
 			t.Errorf("%s: scope %v, channels last %v", name, x.Scope(), x.IsContiguous(torch.ChannelsLast))
 		}
 		if sum, err := x.Sum().Float64(); err != nil || sum != c.sum {
-			t.Errorf("%s: sum %v, %v", name, sum, err)
+			t.Errorf("%s: sum %v, %v, want %v, nil", name, sum, err, c.sum)
 		}
 	}
 	for name, make := range map[string]func(...int64) (*torch.Tensor, error){"Empty": o.Empty, "Rand": o.Rand, "Randn": o.Randn} {
 		if x, err := make(1, 2, 3, 4); err != nil || x.Scope() != scope {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s in %v: %v, want it in %v, nil", name, x.Scope(), err, scope)
 		}
 	}
 	if _, err := o.Ones(3); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("channels last with one dimension: %v", err)
+		t.Errorf("channels last with one dimension: %v, want cuda.ErrInvalidArgument", err)
 	}
 	scope.Close()
 	if _, err := o.Ones(1, 1, 1, 1); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("a closed scope: %v", err)
+		t.Errorf("a closed scope: %v, want torch.ErrClosed", err)
 	}
 	o.Scope = &torch.Scope{}
 	if _, err := o.Ones(1, 1, 1, 1); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("a zero scope: %v", err)
+		t.Errorf("a zero scope: %v, want cuda.ErrInvalidArgument", err)
 	}
 }
 
@@ -59,13 +59,13 @@ func TestArangeTakesADeviceAndADType(t *testing.T) {
 		x, err := torch.TensorOptions{Device: d, DType: torch.Float32}.Arange(4)
 		must(t, x, err)
 		if v := read(t, x); len(v) != 4 || v[0] != 0 || v[3] != 3 {
-			t.Errorf("on %v: %v", d, v)
+			t.Errorf("on %v: %v, want length 4, 0, 3", d, v)
 		}
 	}
 	for _, n := range []int64{0, -1} {
 		x, err := torch.Arange(n)
 		if must(t, x, err).Elements() != 0 {
-			t.Errorf("Arange(%d) has %d elements", n, x.Elements())
+			t.Errorf("Arange(%d) has %d elements, want 0", n, x.Elements())
 		}
 	}
 }
@@ -75,13 +75,13 @@ func TestPinnedTensorsNeedAGPU(t *testing.T) {
 		t.Skip("there is a GPU")
 	}
 	if _, err := (torch.TensorOptions{DType: torch.Float32, Pinned: true}).Ones(2); !errors.Is(err, cuda.ErrNoDevice) {
-		t.Errorf("Pinned: %v", err)
+		t.Errorf("Pinned: %v, want cuda.ErrNoDevice", err)
 	}
 	if err := floats(t, []float32{1}).PinMemory().Err(); !errors.Is(err, cuda.ErrNoDevice) {
-		t.Errorf("PinMemory: %v", err)
+		t.Errorf("PinMemory: %v, want cuda.ErrNoDevice", err)
 	}
 	if _, err := cuda.PinnedAllocator(); !errors.Is(err, cuda.ErrNoDevice) {
-		t.Errorf("PinnedAllocator: %v", err)
+		t.Errorf("PinnedAllocator: %v, want cuda.ErrNoDevice", err)
 	}
 }
 
@@ -158,16 +158,17 @@ func TestCopiesToTheHostAreThereWhenRead(t *testing.T) {
 	last := int64(orderedElements - 1)
 	for name, copy := range map[string]func() *torch.Tensor{"ToWith": to, "CopyFrom": into} {
 		if v := read(t, late(copy)); v[0] != freshValue || v[last] != freshValue {
-			t.Errorf("%s, Float32s: %v, %v", name, v[0], v[last])
+			t.Errorf("%s, Float32s: %v, %v, want %v, %v", name, v[0], v[last], freshValue, freshValue)
 		}
 		if v, err := late(copy).Narrow(0, last, 1).Float64(); err != nil || v != freshValue {
-			t.Errorf("%s, Float64: %v, %v", name, v, err)
+			t.Errorf("%s, Float64: %v, %v, want %v, nil", name, v, err, freshValue)
 		}
 		if b, err := late(copy).Bytes(); err != nil || b[len(b)-1] != 0x40 || b[len(b)-2] != 0xe0 { // 7 is 0x40e00000
-			t.Errorf("%s, Bytes: %v, %v", name, b[len(b)-4:], err)
+			t.Errorf("%s, Bytes: %v, %v, want %v, %v, nil", name, b[len(b)-4:], err, 0x40, 0xe0)
 		}
 		if v := read(t, late(copy).AddScalar(1)); v[0] != freshValue+1 || v[last] != freshValue+1 {
-			t.Errorf("%s, an operator: %v, %v", name, v[0], v[last])
+			t.Errorf("%s, an operator: %v, %v, want %v, %v",
+				name, v[0], v[last], freshValue+1, freshValue+1)
 		}
 	}
 }

@@ -245,7 +245,7 @@ func TestBackwardNeedsARealScalar(t *testing.T) {
 	y := w.Mul(w)
 	must(t, y, y.Err())
 	if err := y.Backward(); err == nil || !strings.Contains(err.Error(), "real scalar") {
-		t.Errorf("a complex scalar without a gradient: got %v", err)
+		t.Errorf("a complex scalar without a gradient: got %v, want an error with \"real scalar\"", err)
 	}
 }
 

@@ -103,7 +103,8 @@ func TestBackwardHasTheBitsOfGrad(t *testing.T) {
 			}
 		}
 		if err := loss.Backward(); err == nil || !strings.Contains(err.Error(), "second time") {
-			t.Errorf("seed %d: backward through a graph that is gone: %v", seed, err)
+			t.Errorf("seed %d: backward through a graph that is gone: %v,"+
+				" want an error with \"second time\"", seed, err)
 		}
 	}
 	here := func(step func()) { step() }
@@ -297,7 +298,7 @@ func TestBackwardWithoutSomeGradients(t *testing.T) {
 	backward(t, stopped.Sum().Add(x.In(scope).Sum()))
 	wantGrad(t, x, 1, 1)
 	if g := only.Grad(); g != nil {
-		t.Errorf("a leaf without gradients has %v", g)
+		t.Errorf("a leaf without gradients has %v, want nil", g)
 	}
 }
 
@@ -386,6 +387,7 @@ func TestBackwardFreesAsItGoes(t *testing.T) {
 	})
 	const size = 1 << 18 // of a result
 	if ours < engines-size/2 || ours < 15*size {
-		t.Errorf("near its end a pass has freed %d bytes, the engine's %d", ours, engines)
+		t.Errorf("near its end a pass has freed %d bytes, want at least %d and near the engine's %d",
+			ours, 15*size, engines)
 	}
 }

@@ -107,18 +107,18 @@ func TestFormatVerbs(t *testing.T) {
 	}
 	bad := x.MatMul(floats(t, []float32{1, 2}))
 	if got := fmt.Sprint(bad); !strings.Contains(got, "torch.Tensor: torch: MatMul(float32[3] cpu, float32[2] cpu) at print_test.go:") {
-		t.Errorf("a failed tensor prints %q", got)
+		t.Errorf("a failed tensor prints %q, want its error with the operator, operands and line", got)
 	}
 	if got := fmt.Sprint((*torch.Tensor)(nil)); !strings.Contains(got, "nil") {
-		t.Errorf("nil prints %q", got)
+		t.Errorf("nil prints %q, want it to contain \"nil\"", got)
 	}
 	closed := floats(t, []float32{1})
 	closed.Close()
 	if got := fmt.Sprint(closed); !strings.Contains(got, "closed") {
-		t.Errorf("a closed tensor prints %q", got)
+		t.Errorf("a closed tensor prints %q, want it to contain \"closed\"", got)
 	}
 	if got := x.LogValue(); got.Kind() != slog.KindString || got.String() != "float32[3] cpu" {
-		t.Errorf("LogValue: %v", got)
+		t.Errorf("LogValue: %v of the kind %v, want the String \"float32[3] cpu\"", got, got.Kind())
 	}
 }
 
@@ -138,11 +138,11 @@ func TestPrintingIsBounded(t *testing.T) {
 	}
 	huge := fmt.Sprint(x.In(s).Expand(1<<40, 1<<20))
 	if strings.Count(huge, "1") < 36 || strings.Count(huge, "...") != 7 {
-		t.Errorf("got %q", huge)
+		t.Errorf("got %q, want at least 36 ones and 7 ellipses", huge)
 	}
 	s.Close()
 	if n := torch.LiveTensors(); n != before {
-		t.Errorf("%d tensors are left", n-before)
+		t.Errorf("%d tensors are left, want 0", n-before)
 	}
 }
 

@@ -153,7 +153,7 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 		found := sanitized(t, func() error {
 			err := p.x.AddScalar_(1).Err()
 			if e := p.side.WaitEvent(p.event); !errors.Is(e, cuda.ErrNotRecorded) {
-				t.Errorf("the wait returns %v", e)
+				t.Errorf("the wait returns %v, want cuda.ErrNotRecorded", e)
 			}
 			return errors.Join(err, p.on(p.side.Stream, p.y, p.x))
 		})
@@ -358,7 +358,7 @@ func TestSanitizerSeesReplays(t *testing.T) {
 	}
 	defer graph.Close()
 	if found := sanitized(t, func() error { return graph.Replay(p.side.Stream) }); len(found) > 0 {
-		t.Errorf("a graph that was captured before the sanitizer's start: %v", found)
+		t.Errorf("a graph that was captured before the sanitizer's start: got %v, want no finding", found)
 	}
 	program := func(wait bool) func() error {
 		return func() error {

@@ -49,7 +49,7 @@ func TestDeviceMemoryIsFlat(t *testing.T) {
 		t.Fatal(err)
 	}
 	if last.Allocated != first.Allocated || last.PeakAllocated != first.PeakAllocated || last.Reserved != first.Reserved {
-		t.Errorf("turn 10: %+v, turn 2000: %+v", first, last)
+		t.Errorf("turn 2000: %+v, want turn 10's memory: %+v", last, first)
 	}
 }
 
@@ -149,11 +149,12 @@ func TestScopeFreesEverything(t *testing.T) {
 	}
 	wg.Wait()
 	if got := torch.LiveTensors() - before; got != int64(s.Len()) || got < 8*100 {
-		t.Errorf("%d references, but %d tensors in the scope", got, s.Len())
+		t.Errorf("%d references, %d tensors in the scope, want as many, and at least %d",
+			got, s.Len(), 8*100)
 	}
 	s.Close()
 	if live := torch.LiveTensors(); live != before {
-		t.Errorf("%d references remain", live-before)
+		t.Errorf("%d references remain, want 0", live-before)
 	}
 }
 
@@ -205,7 +206,7 @@ func TestTrainingLoopIsFlat(t *testing.T) {
 	}
 	runtime.GC()
 	if got := torch.Caught(); got != caught {
-		t.Errorf("%d tensors were left to the garbage collector", got-caught)
+		t.Errorf("%d tensors were left to the garbage collector, want 0", got-caught)
 	}
 }
 
@@ -238,11 +239,11 @@ func TestInLeavesNothingBehind(t *testing.T) {
 		turn()
 	}
 	if live := torch.LiveTensors(); live != before {
-		t.Errorf("%d references remain", live-before)
+		t.Errorf("%d references remain, want 0", live-before)
 	}
 	settled(t)
 	if got := torch.Caught(); got != caught {
-		t.Errorf("%d tensors were left to the garbage collector", got-caught)
+		t.Errorf("%d tensors were left to the garbage collector, want 0", got-caught)
 	}
 }
 
@@ -265,11 +266,11 @@ func TestInEndsResultsWithoutAScope(t *testing.T) {
 		s := torch.NewScope("turn")
 		for _, x := range []*torch.Tensor{w, kept, parameter, owned} {
 			if err := x.In(s).Err(); err != nil {
-				t.Errorf("turn %d: %v", turn, err)
+				t.Errorf("turn %d: %v, want no error", turn, err)
 			}
 		}
 		if err := s.Own(borrowed.Keep()).Err(); err != nil {
-			t.Errorf("turn %d: %v", turn, err)
+			t.Errorf("turn %d: %v, want no error", turn, err)
 		}
 		if turn == 0 {
 			wantValues(t, scaled.In(s), 2, 4)

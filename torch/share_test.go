@@ -122,7 +122,7 @@ func handleOf(t *testing.T, text string) (h torch.SharedHandle) {
 		err = h.UnmarshalBinary(b)
 	}
 	if err != nil {
-		t.Fatalf("%q: %v", text, err)
+		t.Fatalf("%q: %v, want no error", text, err)
 	}
 	return h
 }
@@ -205,11 +205,11 @@ func TestSharedHostTensor(t *testing.T) {
 	p.tell("")
 	p.hear("closed")
 	if err := s.Wait(soon(t)); err != nil {
-		t.Errorf("Wait: %v", err)
+		t.Errorf("Wait: %v, want no error", err)
 	}
 	p.end()
 	if err := s.Close(); err != nil {
-		t.Errorf("a second Close: %v", err)
+		t.Errorf("a second Close: %v, want no error", err)
 	}
 	if _, err := s.InUse(); !errors.Is(err, torch.ErrClosed) {
 		t.Errorf("InUse returns %v, want ErrClosed", err)

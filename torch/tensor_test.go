@@ -113,7 +113,7 @@ func TestInPlaceFailureLeavesTheTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := x.Add_(x); got != x {
-		t.Fatalf("an in-place operator returned %v", got)
+		t.Fatalf("an in-place operator returned %v, want %v", got, x)
 	}
 	wantValues(t, x, 2, 4, 6)
 }
@@ -125,21 +125,22 @@ func TestDevicesAndDTypes(t *testing.T) {
 	b := a.ToDType(torch.Float64)
 	devices, dtypes, err := torch.DevicesAndDTypes(a, b, a)
 	if err != nil || !slices.Equal(devices, []cuda.Device{cuda.CPU, cuda.CPU, cuda.CPU}) || !slices.Equal(dtypes, []torch.DType{torch.Float32, torch.Float64, torch.Float32}) {
-		t.Errorf("got %v %v, %v", devices, dtypes, err)
+		t.Errorf("got %v %v, %v, want %v, %v, nil",
+			devices, dtypes, err, []cuda.Device{cuda.CPU, cuda.CPU, cuda.CPU}, []torch.DType{torch.Float32, torch.Float64, torch.Float32})
 	}
 	if devices, dtypes, err := torch.DevicesAndDTypes(); err != nil || len(devices) != 0 || len(dtypes) != 0 {
-		t.Errorf("of none: %v %v, %v", devices, dtypes, err)
+		t.Errorf("of none: %v %v, %v, want length 0, length 0, nil", devices, dtypes, err)
 	}
 	bad := a.Add(floats(t, []float32{1, 2, 3}, 3))
 	if _, _, err := torch.DevicesAndDTypes(a, bad); err == nil || err.Error() != bad.Err().Error() {
 		t.Errorf("of a failed tensor: %v", err)
 	}
 	if _, _, err := torch.DevicesAndDTypes(a, nil); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("of nil: %v", err)
+		t.Errorf("of nil: %v, want cuda.ErrInvalidArgument", err)
 	}
 	b.Close()
 	if _, _, err := torch.DevicesAndDTypes(a, b); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("of a closed tensor: %v", err)
+		t.Errorf("of a closed tensor: %v, want torch.ErrClosed", err)
 	}
 }
 
@@ -159,7 +160,7 @@ func TestCloseIsIdempotent(t *testing.T) {
 		t.Errorf("the marked handle of a closed tensor: got %v, want ErrClosed", err)
 	}
 	if live := torch.LiveTensors(); live != before {
-		t.Errorf("%d more references than before", live-before)
+		t.Errorf("%d more references than before, want 0", live-before)
 	}
 	if x.Shape() != nil || x.DType() != -1 || x.Device() != cuda.CPU || x.Elements() != 0 {
 		t.Errorf("a closed tensor has the shape %v, dtype %v, device %v and %d elements, want nil, -1, cpu, 0",
@@ -199,9 +200,9 @@ func TestString(t *testing.T) {
 	}
 	// The cases hold four references.
 	if live := torch.LiveTensors() - before; live != 4 {
-		t.Errorf("String left %d references", live-4)
+		t.Errorf("String left %d references, want 0", live-4)
 	}
 	if got := floats(t, []float32{1}).In(scope).String(); !strings.Contains(got, "has ended") {
-		t.Errorf("got %q", got)
+		t.Errorf("got %q, want it to contain \"has ended\"", got)
 	}
 }

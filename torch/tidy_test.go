@@ -28,10 +28,10 @@ func TestTidyEndsWhatAFunctionComputes(t *testing.T) {
 		t.Errorf("%d tensors are left, want the result", live)
 	}
 	if y.Scope() != scope {
-		t.Errorf("the result is in %v", y.Scope())
+		t.Errorf("the result is in %v, want %v", y.Scope(), scope)
 	}
 	if err := left.Add(x).Err(); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("an operator on a tensor of the function: %v", err)
+		t.Errorf("an operator on a tensor of the function: %v, want torch.ErrClosed", err)
 	}
 	if err := y.Backward(); err != nil {
 		t.Fatal(err)
@@ -61,16 +61,17 @@ func TestTidyResultBelongsToTheYoungestScope(t *testing.T) {
 		{"a tensor without a scope", []*torch.Tensor{loose, a}, older}, {"no scope", []*torch.Tensor{loose}, nil}} {
 		y := torch.Tidy(same, c.in...)
 		if y.Err() != nil || y.Scope() != c.want {
-			t.Errorf("%s: the result is in %v: %v", c.name, y.Scope(), y.Err())
+			t.Errorf("%s: the result is in %v: %v, want %v, nil", c.name, y.Scope(), y.Err(), c.want)
 		}
 		y.Close()
 		y = torch.Tidy(func(...*torch.Tensor) *torch.Tensor { return c.in[0] })
 		if want := c.in[0].Scope(); y.Err() != nil || y.Scope() != want {
-			t.Errorf("%s: a tensor of the caller's is in %v: %v", c.name, y.Scope(), y.Err())
+			t.Errorf("%s: a tensor of the caller's is in %v: %v, want %v, nil",
+				c.name, y.Scope(), y.Err(), want)
 		}
 		y.Close()
 		if c.in[0].Add(c.in[0]).Err() != nil {
-			t.Errorf("%s: the end of the result ended the operand", c.name)
+			t.Errorf("%s: the end of the result ended the operand, want it open", c.name)
 		}
 	}
 }
@@ -113,14 +114,14 @@ func TestTidyPassesErrorsOn(t *testing.T) {
 		t.Errorf("of an operand: %v, called: %v", err, called)
 	}
 	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return bad }, x).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("of the function: %v", err)
+		t.Errorf("of the function: %v, want cuda.ErrInvalidArgument", err)
 	}
 	if torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return nil }, x).Err() == nil {
 		t.Error("Tidy of a function that returns nil: got no error, want one")
 	}
 	x.Close()
 	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return in[0] }, x).Err(); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("of a closed operand: %v", err)
+		t.Errorf("of a closed operand: %v, want torch.ErrClosed", err)
 	}
 }
 

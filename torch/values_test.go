@@ -50,30 +50,30 @@ func TestOperatorsReturnLists(t *testing.T) {
 	x := floats(t, []float32{1, 2, 3, 4, 5}).In(s)
 	split, err := x.Split(2, 0)
 	if err != nil || len(split) != 3 || split[0].Scope() != s {
-		t.Fatalf("Split: %v, %v", split, err)
+		t.Fatalf("Split: %v, %v, want 3 in the scope %v, nil", split, err, s)
 	}
 	wantValues(t, split[1], 3, 4)
 	wantValues(t, split[2], 5)
 	chunks, err := x.Chunk(2, 0)
 	if err != nil || len(chunks) != 2 {
-		t.Fatalf("Chunk: %v, %v", chunks, err)
+		t.Fatalf("Chunk: %v, %v, want length 2, nil", chunks, err)
 	}
 	wantValues(t, chunks[0], 1, 2, 3)
 	rows, err := x.Unbind(0)
 	if err != nil || len(rows) != 5 {
-		t.Fatalf("Unbind: %v, %v", rows, err)
+		t.Fatalf("Unbind: %v, %v, want length 5, nil", rows, err)
 	}
 	rows[3].MulScalar_(10) // a view
 	wantValues(t, x, 1, 2, 3, 40, 5)
 	norms, err := torch.ForeachNorm([]*torch.Tensor{x, split[0]}, 1)
 	if err != nil || len(norms) != 2 {
-		t.Fatalf("ForeachNorm: %v, %v", norms, err)
+		t.Fatalf("ForeachNorm: %v, %v, want length 2, nil", norms, err)
 	}
 	wantValues(t, norms[0], 51)
 	wantValues(t, norms[1], 3)
 	more, err := torch.ForeachMulTensor(split[:2], norms[1])
 	if err != nil || len(more) != 2 {
-		t.Fatalf("ForeachMulTensor: %v, %v", more, err)
+		t.Fatalf("ForeachMulTensor: %v, %v, want length 2, nil", more, err)
 	}
 	wantValues(t, more[0], 3, 6)
 	if none, err := torch.ForeachNorm(nil, 2); err == nil && len(none) != 0 {
@@ -329,7 +329,7 @@ func TestOperatorsThatReport(t *testing.T) {
 		}
 	}
 	if _, err := x.Equal(x.MatMul(nan)); err == nil || !strings.Contains(err.Error(), "MatMul") {
-		t.Errorf("a failed operand: %v", err)
+		t.Errorf("a failed operand: %v, want an error with \"MatMul\"", err)
 	}
 }
 

@@ -61,7 +61,7 @@ func TestGenerateWritesMethods(t *testing.T) {
 			}
 			got, err := generate(ops)
 			if err != nil || !strings.Contains(string(got), c.want) {
-				t.Errorf("%v\n%s", err, got)
+				t.Errorf("got %v\n%s\nwant it to contain %q", err, got, c.want)
 			}
 		})
 	}
@@ -71,7 +71,7 @@ func TestCommentIsWrapped(t *testing.T) {
 	long := strings.Repeat("word ", 30) + "end."
 	for line := range strings.SplitSeq(strings.TrimSuffix(comment(long), "\n"), "\n") {
 		if len(line) > 100 || !strings.HasPrefix(line, "// ") {
-			t.Errorf("got the line %q", line)
+			t.Errorf("got the line %q, want at most 100 columns that begin with \"// \"", line)
 		}
 	}
 	if got := strings.Join(strings.Fields(strings.ReplaceAll(comment(long), "//", "")), " "); got != long {
